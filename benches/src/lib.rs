@@ -4,7 +4,7 @@
 //! [`load`] (connections, closed and open loops), [`server`] (child processes under measurement),
 //! [`process`] (their CPU time and memory), then the binaries in `src/bin/`, one per question asked.
 //!
-//! Non-goals: driving a cluster, TLS, and anything that asserts a time. A bench prints; people judge.
+//! Non-goals: driving a cluster, and anything that asserts a time. A bench prints; people judge.
 
 pub mod args;
 pub mod canned;
@@ -21,4 +21,5 @@ pub mod server;
 pub mod statistics;
 pub mod svg;
 pub mod text_client;
+pub mod tls;
 pub mod zipf;

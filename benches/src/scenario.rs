@@ -49,6 +49,8 @@ pub struct Scenario {
     pub bar: Option<f64>,
     /// The same after the canned server's figure is subtracted from both.
     pub bar_over_floor: Option<f64>,
+    /// Through TLS.
+    pub is_tls: bool,
     /// Left out unless all are asked for.
     pub is_extra: bool,
 }
@@ -67,8 +69,12 @@ const BASE: Scenario = Scenario {
     zipf: None,
     bar: None,
     bar_over_floor: None,
+    is_tls: false,
     is_extra: false,
 };
+
+/// As [`BASE`], through TLS.
+const TLS: Scenario = Scenario { is_tls: true, bar: Some(0.8), ..BASE };
 
 /// As [`BASE`], without a bar, and only run when all scenarios are asked for.
 const EXTRA: Scenario = Scenario { is_extra: true, ..BASE };
@@ -85,6 +91,12 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario { name: "4 KiB values", value_bytes: 4 << 10, keys: 20_000, bar: Some(0.85), ..BASE },
     Scenario { name: "64 KiB values", value_bytes: 64 << 10, keys: 2_000, bar: Some(1.0), ..BASE },
     Scenario { name: "p99 open loop", measure: Measure::TailLatency, bar: Some(1.1), ..BASE },
+    Scenario { name: "TLS: one get", ..TLS },
+    Scenario { name: "TLS: 16 pipelined", pipeline: 16, ..TLS },
+    Scenario { name: "TLS: 4 KiB", value_bytes: 4 << 10, keys: 20_000, ..TLS },
+    Scenario { name: "TLS: 16 x 4 KiB", value_bytes: 4 << 10, keys: 20_000, pipeline: 16, ..TLS },
+    Scenario { name: "TLS: 64 KiB", value_bytes: 64 << 10, keys: 2_000, ..TLS },
+    Scenario { name: "TLS: 16 x 64 KiB", value_bytes: 64 << 10, keys: 2_000, pipeline: 16, ..TLS },
     Scenario { name: "one get, Zipf 1.0", zipf: Some(1.0), ..EXTRA },
     Scenario { name: "90/10, one at a time", set_share: 0.1, ..EXTRA },
     Scenario { name: "one meta get", protocol: Protocol::Meta, ..EXTRA },
@@ -131,7 +143,7 @@ impl Scenario {
 
     /// Whether the canned server can answer it.
     pub fn has_floor(&self) -> bool {
-        self.protocol == Protocol::Text && self.measure == Measure::CpuPerKey
+        !self.is_tls && self.protocol == Protocol::Text && self.measure == Measure::CpuPerKey
     }
 }
 

@@ -21,6 +21,7 @@ use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_dea
 use crate::cpu;
 use crate::load::Target;
 use crate::text_client::TextClient;
+use crate::tls;
 
 /// Longest wait for a server to listen; one under valgrind takes seconds.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -46,6 +47,8 @@ pub struct ServerSpec {
     pub connections_max: usize,
     /// `-I` in bytes, where not the default of 1 MiB.
     pub item_bytes_max: Option<usize>,
+    /// Clients use TLS.
+    pub is_tls: bool,
     /// Further flags.
     pub extra: Vec<OsString>,
 }
@@ -61,8 +64,19 @@ impl ServerSpec {
             memory_mib: 1024,
             connections_max: 4096,
             item_bytes_max: None,
+            is_tls: false,
             extra: Vec::new(),
         }
+    }
+
+    /// The same with TLS.
+    ///
+    /// # Errors
+    /// When there is no certificate.
+    pub fn with_tls(&self) -> Result<Self> {
+        let mut spec = Self { is_tls: true, ..self.clone() };
+        spec.extra.extend(tls::server_flags()?.into_iter().map(OsString::from));
+        Ok(spec)
     }
 
     /// Starts it on a free loopback port and waits until it answers.
@@ -87,7 +101,8 @@ impl ServerSpec {
             words.extend(["-I".into(), bytes.to_string()].map(OsString::from));
         }
         words.extend(self.extra.iter().cloned());
-        Server::spawn(&self.name, &words, self.cpu, address)
+        let target = if self.is_tls { Target::Tls(address) } else { Target::Tcp(address) };
+        Server::spawn_at(&self.name, &words, self.cpu, address, target)
     }
 }
 
@@ -97,6 +112,7 @@ pub struct Server {
     name: String,
     child: Child,
     address: SocketAddr,
+    target: Target,
     messages: File,
 }
 
@@ -106,13 +122,23 @@ impl Server {
     /// # Errors
     /// As [`ServerSpec::start`].
     pub fn spawn(name: &str, words: &[OsString], cpu: Option<usize>, address: SocketAddr) -> Result<Self> {
+        Self::spawn_at(name, words, cpu, address, Target::Tcp(address))
+    }
+
+    fn spawn_at(
+        name: &str,
+        words: &[OsString],
+        cpu: Option<usize>,
+        address: SocketAddr,
+        target: Target,
+    ) -> Result<Self> {
         let messages = tempfile::tempfile().context("a file for the server's messages")?;
         let (program, arguments) = words.split_first().context("no program to start")?;
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(messages.try_clone()?);
         bind_to_parent(&mut command, cpu);
         let child = command.spawn().with_context(|| format!("starting {name}: {}", program.display()))?;
-        let mut server = Self { name: name.to_owned(), child, address, messages };
+        let mut server = Self { name: name.to_owned(), child, address, target, messages };
         server.wait_until_listening()?;
         Ok(server)
     }
@@ -129,7 +155,7 @@ impl Server {
 
     /// Where it listens.
     pub fn target(&self) -> Target {
-        Target::Tcp(self.address)
+        self.target.clone()
     }
 
     /// Where it listens, as an address.
@@ -254,7 +280,7 @@ pub fn workspace_cached(is_built: bool) -> Result<PathBuf> {
     let profile_directory = own.parent().context("this program lies in no directory")?;
     let target_directory = profile_directory.parent().context("this program lies in no target directory")?;
     if !is_built {
-        eprintln!("building cached (--no-build to leave that out, --cached PATH for another one)");
+        eprintln!("building cached (--no-build leaves that out)");
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");
         let status = Command::new(cargo)
@@ -266,7 +292,10 @@ pub fn workspace_cached(is_built: bool) -> Result<PathBuf> {
             .context("starting cargo")?;
         anyhow::ensure!(status.success(), "cargo build -p cached-server failed: {status}");
     }
-    find_program(&target_directory.join("release/cached"), "build it, or give its path with --cached PATH")
+    find_program(
+        &target_directory.join("release/cached"),
+        "build it, or give the path of another one (--help names the option)",
+    )
 }
 
 #[cfg(test)]

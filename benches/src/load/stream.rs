@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use super::Target;
+use crate::tls::TlsStream;
 
 /// Longest wait for a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
@@ -18,6 +19,8 @@ pub enum Stream {
     Tcp(TcpStream),
     /// A unix socket.
     Unix(UnixStream),
+    /// TLS over TCP.
+    Tls(Box<TlsStream>),
 }
 
 impl Stream {
@@ -33,6 +36,7 @@ impl Stream {
                 Self::Tcp(stream)
             }
             Target::Unix(path) => Self::Unix(UnixStream::connect(path)?),
+            Target::Tls(address) => Self::Tls(Box::new(TlsStream::connect(address)?)),
         })
     }
 
@@ -44,6 +48,7 @@ impl Stream {
         match self {
             Self::Tcp(stream) => stream.set_nonblocking(nonblocking),
             Self::Unix(stream) => stream.set_nonblocking(nonblocking),
+            Self::Tls(stream) => stream.socket().set_nonblocking(nonblocking),
         }
     }
 
@@ -59,6 +64,10 @@ impl Stream {
             Self::Unix(stream) => {
                 stream.set_read_timeout(Some(limit)).and(stream.set_write_timeout(Some(limit)))
             }
+            Self::Tls(stream) => {
+                let socket = stream.socket();
+                socket.set_read_timeout(Some(limit)).and(socket.set_write_timeout(Some(limit)))
+            }
         }
     }
 }
@@ -68,6 +77,7 @@ impl Read for Stream {
         match self {
             Self::Tcp(stream) => stream.read(buffer),
             Self::Unix(stream) => stream.read(buffer),
+            Self::Tls(stream) => stream.read(buffer),
         }
     }
 }
@@ -77,6 +87,7 @@ impl Write for Stream {
         match self {
             Self::Tcp(stream) => stream.write(bytes),
             Self::Unix(stream) => stream.write(bytes),
+            Self::Tls(stream) => stream.write(bytes),
         }
     }
 
@@ -90,6 +101,7 @@ impl AsFd for Stream {
         match self {
             Self::Tcp(stream) => stream.as_fd(),
             Self::Unix(stream) => stream.as_fd(),
+            Self::Tls(stream) => stream.as_fd(),
         }
     }
 }

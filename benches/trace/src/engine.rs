@@ -9,6 +9,7 @@
 //! where fewer are asked for, the comparison is made there.
 
 use anyhow::{Context, Result};
+use cached_core::insight::Sampling;
 use cached_core::kv::policy::by_name;
 use cached_core::kv::{ARENA_BYTES_MIN, Kv, KvConfig};
 
@@ -54,7 +55,7 @@ impl Scale {
 
     fn with_arena(self, arena_bytes: usize) -> Result<Scale> {
         let mut scale = Scale { arena_bytes, capacity: 0, ..self };
-        let kv = scale.store("lru")?;
+        let kv = scale.store("lru", 1.0, false)?;
         let value = vec![0; scale.value_bytes];
         let keys_max = (arena_bytes / scale.value_bytes) as u32;
         let (mut held, mut looks) = (0, 0);
@@ -69,15 +70,22 @@ impl Scale {
         Ok(scale)
     }
 
-    fn store(&self, policy: &str) -> Result<Kv> {
+    /// The value of every object.
+    pub(crate) fn value(&self) -> Vec<u8> {
+        vec![0; self.value_bytes]
+    }
+
+    /// A store with `factor` times the memory.
+    pub(crate) fn store(&self, policy: &str, factor: f64, insight: bool) -> Result<Kv> {
         let policy = by_name(policy).with_context(|| format!("the engine has no policy `{policy}`"))?;
         let config = KvConfig {
-            arena_bytes: self.arena_bytes,
+            arena_bytes: (self.arena_bytes as f64 * factor) as usize,
             item_bytes_max: 64 << 10,
             lanes: 1,
             cas: false,
             policy,
             hash_seed: Some(HASH_SEED),
+            insight: if insight { Sampling::Share(1.0) } else { Sampling::Off },
             ..KvConfig::default()
         };
         Ok(Kv::new(config)?)
@@ -95,17 +103,31 @@ pub(crate) struct Replay {
 /// Replays a trace: a miss stores the object. Never inlined, so that a profiler shows it separately.
 #[inline(never)]
 pub(crate) fn replay(trace: &Trace, scale: &Scale, policy: &str) -> Result<Replay> {
-    let kv = scale.store(policy)?;
+    let kv = scale.store(policy, 1.0, false)?;
+    let misses = replay_into(&kv, trace, scale, |_, _| ())?;
+    Ok(Replay { misses, regions_walked: kv.stats().regions_reclaimed })
+}
+
+/// Replays a trace into a store, and calls `each` with the numbers of requests and of misses after each
+/// request. Returns the number of misses.
+#[inline(always)]
+pub(crate) fn replay_into(
+    kv: &Kv,
+    trace: &Trace,
+    scale: &Scale,
+    mut each: impl FnMut(u64, u64),
+) -> Result<u64> {
     let value = vec![0; scale.value_bytes];
     let mut misses = 0;
-    for object in &trace.requests {
+    for (at, object) in trace.requests.iter().enumerate() {
         let key = object.to_be_bytes();
         if kv.read(&key, kv.hash(&key), |_| ()).is_err() {
             misses += 1;
             kv.set(&key, &value).context("storing")?;
         }
+        each(at as u64 + 1, misses);
     }
-    Ok(Replay { misses, regions_walked: kv.stats().regions_reclaimed })
+    Ok(misses)
 }
 
 /// A hash as good as the engine's, for policies outside of it.

@@ -7,6 +7,8 @@
 mod decode;
 mod engine;
 mod made_up;
+mod predict;
+mod predict_mixed;
 mod published;
 mod report;
 mod simulator;
@@ -49,6 +51,16 @@ struct Options {
     /// Count bytes, not objects: the file's sizes, or made-up ones between 64 B and 64 KiB.
     #[arg(long)]
     bytes: bool,
+    /// Compare the miss ratios that the engine predicts for other amounts of memory with those of real runs;
+    /// fail where they differ by more than 0.02 at twice the memory, or by 0.01 at one time.
+    #[arg(long)]
+    predict: bool,
+    /// With --predict: all traces at once, each a namespace of one cache.
+    #[arg(long, requires = "predict")]
+    mixed: bool,
+    /// With --predict: through the object cache, each number of the trace a bucket of 4 KiB.
+    #[arg(long, requires = "predict")]
+    objects: bool,
     /// The published figures to print beside, `miss-ratios.csv`.
     #[arg(long, value_name = "FILE")]
     miss_ratios: Option<PathBuf>,
@@ -86,17 +98,40 @@ fn run(options: &Options) -> Result<()> {
     };
     let machine = Machine::read();
     println!("{machine}");
-    let mut outcomes = Vec::new();
+    let (mut outcomes, mut wrong) = (Vec::new(), 0);
+    // The policies of the engine that are asked for, the default without any.
+    let mut policies: Vec<&str> = options.policy.iter().filter_map(|name| name.strip_prefix("kv:")).collect();
+    if policies.is_empty() {
+        policies.push(policy::NAMES[0]);
+    }
     let read = |path: &PathBuf| Trace::read(path).with_context(|| format!("reading {}", path.display()));
     let made_up = if options.made_up { made_up::all() } else { Vec::new() };
+    if options.predict && (options.mixed || options.objects) {
+        let traces = options.files.iter().map(read).chain(made_up.into_iter().map(Ok));
+        let traces = traces.collect::<Result<Vec<_>>>()?;
+        let loads = if options.mixed { vec![&traces[..]] } else { traces.chunks(1).collect() };
+        for traces in loads {
+            wrong += predict_mixed::compare(traces, &options.sizes, &policies, options.objects)?;
+        }
+        ensure!(wrong == 0, "{wrong} predictions are beyond the bars");
+        return Ok(());
+    }
     for trace in options.files.iter().map(read).chain(made_up.into_iter().map(Ok)) {
         let trace = trace?;
         println!("\n{}: {} requests for {} objects", trace.name, trace.requests.len(), trace.objects);
+        if options.predict {
+            wrong += predict::compare(&trace, &options.sizes, &policies)?;
+            continue;
+        }
         report::print_head();
         for size in &options.sizes {
             measure(&trace, *size, options.bytes, &subjects, &published, &mut outcomes)
                 .with_context(|| format!("{} at {}", trace.name, report::size_name(*size)))?;
         }
+    }
+    if options.predict {
+        ensure!(wrong == 0, "{wrong} predictions are beyond the bars");
+        return Ok(());
     }
     report::print_summary(&outcomes);
     if let Some(path) = &options.json {

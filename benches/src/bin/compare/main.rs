@@ -7,6 +7,7 @@
 mod measure;
 mod memcaslap;
 mod table;
+mod tls;
 
 use std::fs;
 use std::path::PathBuf;
@@ -161,13 +162,25 @@ fn run(options: &Options) -> Result<()> {
             false => options.only.iter().any(|part| scenario.name.contains(part.as_str())),
         })
         .collect();
-    ensure!(!scenarios.is_empty() || options.memcaslap.is_some(), "no scenario has such a name");
+    let is_tls =
+        options.only.iter().any(|part| "TLS: full handshake, TLS: idle connection".contains(part.as_str()));
+    ensure!(!scenarios.is_empty() || is_tls || options.memcaslap.is_some(), "no scenario has such a name");
     table::print_head();
     let mut comparisons = Vec::new();
     for scenario in scenarios {
         let comparison = bench.compare(scenario).with_context(|| format!("scenario `{}`", scenario.name))?;
         table::print_row(&comparison);
         comparisons.push(comparison);
+    }
+    type Connections = fn(&Bench) -> Result<Comparison>;
+    let connections: [(&str, Connections); 2] =
+        [("TLS: full handshake", tls::compare_handshakes), ("TLS: idle connection", tls::compare_idle)];
+    for (name, compare) in connections {
+        if options.only.is_empty() || options.only.iter().any(|part| name.contains(part.as_str())) {
+            let comparison = compare(&bench).context(name)?;
+            table::print_row(&comparison);
+            comparisons.push(comparison);
+        }
     }
     if let Some(program) = &options.memcaslap {
         let program = find_program(program, "install libmemcached-tools")?;

@@ -169,7 +169,7 @@ impl Bench {
 
     /// Starts a server with all keys of the scenario in it.
     fn start(&self, spec: &ServerSpec, scenario: &Scenario) -> Result<Server> {
-        let server = spec.start()?;
+        let server = if scenario.is_tls { spec.with_tls()?.start()? } else { spec.start()? };
         let preload = load::preload(&self.load(scenario, &server, self.measured, 0)?)
             .with_context(|| format!("preloading {}", spec.name))?;
         ensure!(

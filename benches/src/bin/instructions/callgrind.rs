@@ -21,14 +21,19 @@ pub(crate) struct Instructions {
     pub(crate) of_all: u64,
 }
 
-/// Instructions of `server` from start to end, with `load` in between.
+/// Instructions of `server` from start to end, with `load` in between. With `memory_file_in` its items are in a file in that
+/// directory.
 pub(crate) fn count_instructions(
     valgrind: &Path,
     server: &Path,
+    memory_file_in: Option<&Path>,
     load: impl FnOnce(Target) -> Result<()>,
 ) -> Result<Instructions> {
     let directory = tempfile::tempdir().context("a directory for callgrind's output")?;
     let output = directory.path().join("callgrind.out");
+    let memory =
+        memory_file_in.map(tempfile::tempdir_in).transpose().context("a directory for the memory file")?;
+    let memory_file = memory.iter().flat_map(|memory| ["-e".into(), memory.path().join("memory").into()]);
     let spec = ServerSpec {
         wrapper: vec![
             valgrind.into(),
@@ -40,6 +45,7 @@ pub(crate) fn count_instructions(
         ],
         memory_mib: 64,
         connections_max: DESCRIPTORS_MAX as usize,
+        extra: memory_file.collect(),
         ..ServerSpec::new("the server", server)
     };
     cpu::limit_descriptors(DESCRIPTORS_MAX)?;

@@ -41,6 +41,9 @@ struct Options {
     /// Keys (requests for `one get` and `one set`) in the shorter of the two runs.
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1_600..=10_000_000))]
     keys_per_run: u64,
+    /// Have the server keep its items in a new memory file in this directory, which is removed afterwards.
+    #[arg(long, value_name = "DIR")]
+    memory_file_in: Option<PathBuf>,
     /// Only figures whose name contains this.
     #[arg(long, default_value = "")]
     only: String,
@@ -110,7 +113,8 @@ fn run(options: &Options) -> Result<()> {
     for subject in SUBJECTS.iter().filter(|subject| subject.name.contains(&options.only)) {
         let count = |factor: u64| {
             let requests = options.keys_per_run / subject.keys_per_get as u64;
-            count_instructions(&valgrind, &server, |target| put_load(subject, target, requests * factor))
+            let load = |target| put_load(subject, target, requests * factor);
+            count_instructions(&valgrind, &server, options.memory_file_in.as_deref(), load)
                 .with_context(|| format!("`{}` under valgrind", subject.name))
         };
         let keys = options.keys_per_run / subject.keys_per_get as u64 * subject.keys_per_get as u64;

@@ -1,12 +1,13 @@
 //! The object cache in process, beside bare memcpy over the same addresses and beside the bare store.
 //!
-//! `cargo run --release --manifest-path benches/Cargo.toml --bin objects [-- --only hits,churn,index,threads,depth,twice,foyer,memory]`.
+//! `cargo run --release --manifest-path benches/Cargo.toml --bin objects [-- --only hits,churn,index,threads,depth,twice,foyer,memory,isolation]`.
 //! One line per figure; rounds alternate between the two that are compared, and medians are printed.
 
 mod copies;
 mod depth;
 mod foyer;
 mod index;
+mod isolation;
 mod memory;
 mod setup;
 mod slow;
@@ -17,7 +18,7 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(about = "The object cache beside memcpy, its store, and foyer")]
 struct Args {
-    /// Which figures: hits, churn, index, threads, depth, twice, foyer, memory
+    /// Which figures: hits, churn, index, threads, depth, twice, foyer, memory, isolation
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Rounds; the median is printed
@@ -32,7 +33,7 @@ fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     setup::HUGE_PAGES.store(args.huge_pages, std::sync::atomic::Ordering::Relaxed);
     type Part = fn(u32) -> anyhow::Result<()>;
-    let parts: [(&str, Part); 8] = [
+    let parts: [(&str, Part); 9] = [
         ("hits", copies::hits),
         ("churn", copies::churn),
         ("index", index::index),
@@ -41,6 +42,7 @@ fn main() -> anyhow::Result<()> {
         ("twice", twice::twice),
         ("foyer", foyer::foyer),
         ("memory", memory::memory),
+        ("isolation", isolation::isolation),
     ];
     // What `memory` starts processes of its own for.
     let children: [(&str, Part); 3] =
@@ -52,7 +54,7 @@ fn main() -> anyhow::Result<()> {
     }
     if let Some(unknown) = args.only.iter().find(|name| parts.iter().all(|(part, _)| part != name)) {
         anyhow::bail!(
-            "--only {unknown}: must be some of hits, churn, index, threads, depth, twice, foyer, memory"
+            "--only {unknown}: must be some of hits, churn, index, threads, depth, twice, foyer, memory, isolation"
         );
     }
     for (name, part) in parts {

@@ -63,8 +63,8 @@ impl Synapsed {
     fn start(program: &Path, directory: &Path, conf: &Path) -> Result<Self> {
         let config: PathBuf = directory.join("synapsed.toml");
         let text = format!(
-            "backend = \"rados:cached,conf={}\"\nlisten = [\"127.0.0.1:0\"]\nlog_level = \"error\"\nthreads = 1\n\
-             [cache]\nmemory_bytes_max = \"768 MiB\"\ndirty_bytes_max = \"512 MiB\"\ndirty_age_ms_max = 120000\n\
+            "backend = \"rados:cached,conf={}\"\n[synapse]\nlisten = [\"127.0.0.1:0\"]\nthreads = 1\n[log]\nlevel = \"error\"\n\
+             [objects]\nmemory_bytes_max = \"768 MiB\"\ndirty_bytes_max = \"512 MiB\"\ndirty_age_ms_max = 120000\n\
              write = \"back\"\n",
             conf.display()
         );

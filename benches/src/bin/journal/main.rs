@@ -1,0 +1,105 @@
+//! What the journal costs, and what it is worth: each figure as a ratio to something measured in the same run
+//! on the same disk.
+//!
+//! ```text
+//! cargo run --release --manifest-path benches/Cargo.toml --bin journal -- --dir DIR          # about 3 minutes
+//! cargo run --release --manifest-path benches/Cargo.toml --bin journal -- --dir DIR --only commit --seconds 1
+//! ```
+//!
+//! | part | question | bar |
+//! |---|---|---|
+//! | `commit` | group commit beside an ideal one: the same blocks by one thread that writes and syncs | 0.85 alone, 0.6 at 16 and 64 writers, goal 0.8 |
+//! | `commit` | bytes written per byte of payload, in batches of 16 × 4 KiB | 1.10 |
+//! | `cpu` | CPU time of a journaled write of 4 KiB beside a cached one, a CRC and a share of the write | 1.5 |
+//! | `rados` | journaled write-back beside write-through over a one-node Ceph, 16 writers | 10 |
+//! | `replay` | a full journal read and verified beside a sequential read of its files | 0.7 |
+//! | `replay` | the same until all is applied to a cache, which serves meanwhile | none |
+//!
+//! Writers are tasks, as the connections of a server are: those of one thread are polled by that thread.
+
+mod cache;
+#[path = "../rados/ceph.rs"]
+#[allow(dead_code, reason = "of the other bench: here only the cluster is wanted")]
+mod ceph;
+mod commit;
+mod disk;
+#[path = "../rados/load.rs"]
+#[allow(dead_code, reason = "of the other bench: here only some loads are wanted")]
+mod load;
+mod replay;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use cached_benches::args::parse_duration;
+use cached_benches::machine::Machine;
+use clap::Parser;
+
+/// Measure the journal.
+#[derive(Parser)]
+struct Arguments {
+    /// A directory on the disk to measure; what is made in it is removed.
+    #[arg(long)]
+    dir: PathBuf,
+    /// Only parts whose name contains this: commit, cpu, rados, replay.
+    #[arg(long, default_value = "")]
+    only: String,
+    /// How long each measurement takes.
+    #[arg(long, default_value = "2", value_parser = parse_duration)]
+    seconds: Duration,
+    /// How often each is repeated, with what it is compared to in turn.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// The threads that the writers share.
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
+    /// How much the journal of the part `replay` holds, in MiB.
+    #[arg(long, default_value_t = 256)]
+    replay_mib: u64,
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    println!("{}", Machine::read());
+    let dir = arguments.dir.join(format!("journal-bench-{}", std::process::id()));
+    std::fs::create_dir_all(&dir)?;
+    type Part = fn(&Arguments, &std::path::Path) -> Result<()>;
+    let parts: [(&str, Part); 4] =
+        [("commit", commit::run), ("cpu", cache::cpu), ("replay", replay::run), ("rados", cache::rados)];
+    let mut outcome = Ok(());
+    for (name, part) in parts {
+        if outcome.is_ok() && name.contains(&arguments.only) {
+            println!("--- {name}");
+            outcome = part(&arguments, &dir);
+        }
+    }
+    std::fs::remove_dir_all(&dir)?;
+    outcome
+}
+
+/// Prints a ratio with its bar. `is_least`: the bar is the least that is good.
+fn verdict(name: &str, ratio: f64, bar: f64, is_least: bool) {
+    let is_met = if is_least { ratio >= bar } else { ratio <= bar };
+    let word = if is_met { "pass" } else { "MISS" };
+    println!("{name:<64} {ratio:>7.2}  bar {} {bar}: {word}", if is_least { ">=" } else { "<=" });
+}
+
+/// Returns how often something happened per second, and the CPU time of the process for each, in seconds.
+fn measure(run: impl FnOnce() -> Result<u64>) -> Result<(f64, f64)> {
+    let (begun, cpu) = (Instant::now(), cpu_seconds());
+    let count = run()? as f64;
+    Ok((count / begun.elapsed().as_secs_f64(), (cpu_seconds() - cpu) / count))
+}
+
+/// The CPU time of all threads so far.
+fn cpu_seconds() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// Returns the middle one.
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}

@@ -1,0 +1,129 @@
+//! `prefixes`: user instructions of a get and a set of the embedded store while flushes of prefixes are pending,
+//! counted by valgrind; repeatable where time is not.
+//!
+//! Each figure comes from two runs of this program under callgrind that make the same store, enter the same
+//! prefixes, and do N and 2N operations: (run of 2N − run of N) ÷ N. Nothing sweeps, so that every prefix stays
+//! pending.
+
+use std::hint::black_box;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use cached_benches::figure::Figure;
+use cached_benches::server::find_program;
+use cached_core::kv::Kv;
+use clap::{Parser, ValueEnum};
+
+/// Counts user instructions per operation while flushes of prefixes are pending.
+#[derive(Parser)]
+#[command(name = "prefixes", version)]
+struct Options {
+    /// valgrind.
+    #[arg(long, default_value = "valgrind")]
+    valgrind: PathBuf,
+    /// Operations of the shorter of the two runs.
+    #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1_000..=10_000_000))]
+    operations: u64,
+    /// Be the program that is counted: the prefixes, the operation, and how many of them.
+    #[arg(long, hide = true, num_args = 3, value_names = ["PREFIXES", "OPERATION", "COUNT"])]
+    counted: Option<Vec<String>>,
+}
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Operation {
+    /// Of a key that has none of the prefixes.
+    Get,
+    /// Of such a key, replaced by a value of the same size.
+    Set,
+    /// Of a key that has one of the prefixes and was stored again.
+    GetMarked,
+    /// Of such a key.
+    SetMarked,
+}
+
+const KEYS: u64 = 1_000;
+const PENDING: [u32; 4] = [0, 1, 16, 256];
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let result = match &options.counted {
+        Some(words) => counted(words),
+        None => run(&options),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("prefixes: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<()> {
+    let valgrind = find_program(&options.valgrind, "install it, or give its path with --valgrind PATH")?;
+    for operation in Operation::value_variants() {
+        for prefixes in PENDING {
+            if prefixes == 0 && matches!(operation, Operation::GetMarked | Operation::SetMarked) {
+                continue;
+            }
+            let of = |count| instructions(&valgrind, prefixes, *operation, count);
+            let (longer, shorter) = (of(2 * options.operations)?, of(options.operations)?);
+            let name = format!("{}, {prefixes} prefixes pending", name(*operation));
+            let value = (longer as f64 - shorter as f64) / options.operations as f64;
+            println!("{}", Figure::new(name, value, "instructions"));
+        }
+    }
+    Ok(())
+}
+
+fn name(operation: Operation) -> String {
+    operation.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
+/// Returns the instructions of a run from its start to its end.
+fn instructions(valgrind: &Path, prefixes: u32, operation: Operation, count: u64) -> Result<u64> {
+    let directory = tempfile::tempdir().context("a directory for callgrind's output")?;
+    let output = directory.path().join("callgrind.out");
+    let status = Command::new(valgrind)
+        .args(["--tool=callgrind", &format!("--callgrind-out-file={}", output.display())])
+        .arg(std::env::current_exe().context("finding this program")?)
+        .args(["--counted", &prefixes.to_string(), &name(operation), &count.to_string()])
+        .stderr(Stdio::null())
+        .status()
+        .context("valgrind")?;
+    ensure!(status.success(), "the run under valgrind ended with {status}");
+    let text = std::fs::read_to_string(&output).context("reading callgrind's output")?;
+    let total = text.lines().rev().find_map(|line| line.strip_prefix("totals: "));
+    total.and_then(|total| total.trim().parse().ok()).context("callgrind wrote no total")
+}
+
+fn counted(words: &[String]) -> Result<()> {
+    let [prefixes, operation, count] = words else { bail!("three words are needed") };
+    let prefixes: u64 = prefixes.parse()?;
+    let operation = Operation::from_str(operation, false).map_err(anyhow::Error::msg)?;
+    let count: u64 = count.parse()?;
+    let kv = Kv::with_capacity_bytes(64 << 20)?;
+    let keys: Vec<Vec<u8>> = (0..KEYS).map(|number| format!("user:{number:015}").into_bytes()).collect();
+    let value = [b'v'; 100];
+    keys.iter().try_for_each(|key| kv.set(key, &value))?;
+    let is_marked = matches!(operation, Operation::GetMarked | Operation::SetMarked);
+    for number in 0..prefixes {
+        let prefix = if is_marked && number == 0 { "user:".to_owned() } else { format!("page{number}:") };
+        kv.flush_prefix(prefix.as_bytes())?;
+    }
+    if is_marked {
+        keys.iter().try_for_each(|key| kv.set(key, &value))?;
+    }
+    for key in keys.iter().cycle().take(usize::try_from(count)?) {
+        match operation {
+            Operation::Get | Operation::GetMarked => {
+                ensure!(black_box(kv.get(key)).is_some(), "a key is missing");
+            }
+            Operation::Set | Operation::SetMarked => kv.set(key, &value)?,
+        }
+    }
+    ensure!(kv.prefix_flushes().pending == prefixes, "the prefixes are not pending any more");
+    Ok(())
+}
