@@ -1,6 +1,6 @@
 """Everyday use of python-binary-memcached (binary protocol).
 
-usage: everyday_bmemcached.py HOST PORT
+usage: everyday_bmemcached.py HOST PORT [USER PASSWORD]
 """
 
 import sys
@@ -8,7 +8,8 @@ import sys
 import bmemcached
 
 host, port = sys.argv[1], sys.argv[2]
-c = bmemcached.Client((f"{host}:{port}",), socket_timeout=30)
+# With a user and a password after them, by SASL.
+c = bmemcached.Client((f"{host}:{port}",), *sys.argv[3:5], socket_timeout=30)
 
 assert c.set("k", "value") is True
 assert c.get("k") == "value"

@@ -7,7 +7,7 @@ end
 
 protocols = Gem::Version.new(Dalli::VERSION) < Gem::Version.new("3.2") ? [:binary] : [:meta, :binary]
 protocols.each do |protocol|
-  options = { protocol: protocol, namespace: "rb-#{protocol}", compress: false, value_max_bytes: 4 * 1024 * 1024 }
+  options = { protocol: protocol, namespace: "rb-#{protocol}", compress: false, value_max_bytes: 4 * 1024 * 1024, socket_timeout: 60 }
   client = Dalli::Client.new("#{ARGV[0]}:#{ARGV[1]}", options)
   client.set("a", { "nested" => [1, 2, 3] })
   check(client.get("a") == { "nested" => [1, 2, 3] }, "objects, and with them flags")

@@ -1,11 +1,21 @@
 """What an application does with a cache, by pylibmc (libmemcached), in both protocols: HOST PORT."""
 
+import os
 import sys
 
 import pylibmc
 
-for binary in (False, True):
-    client = pylibmc.Client([f"{sys.argv[1]}:{sys.argv[2]}"], binary=binary, behaviors={"cas": True, "tcp_nodelay": True})
+# With a password, SASL: binary only.
+user, password = os.environ.get("MEMCACHE_USERNAME"), os.environ.get("MEMCACHE_PASSWORD")
+for binary in (True,) if user else (False, True):
+    client = pylibmc.Client(
+        [f"{sys.argv[1]}:{sys.argv[2]}"],
+        binary=binary,
+        username=user,
+        password=password,
+        # In milliseconds. The machine may be busy: not four and five seconds, as is the default.
+        behaviors={"cas": True, "tcp_nodelay": True, "connect_timeout": 60_000, "_poll_timeout": 60_000},
+    )
     prefix = "lib-b:" if binary else "lib-t:"
     a, n = prefix + "a", prefix + "n"
     assert client.set(a, {"nested": [1, 2, 3]})

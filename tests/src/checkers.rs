@@ -20,6 +20,8 @@ pub struct Arguments {
     pub server: Option<PathBuf>,
     /// The memcached to compare with.
     pub reference: Option<PathBuf>,
+    /// Whether clients of the server give a password first.
+    pub password: bool,
 }
 
 /// A run of a checker, as its command line describes it.
@@ -70,6 +72,7 @@ impl Arguments {
             seed: rand::random::<u32>().into(),
             server: None,
             reference: None,
+            password: false,
         };
         while let Some(flag) = words.next() {
             let value = words.next().ok_or_else(|| format!("{flag} needs a value"))?;
@@ -80,9 +83,11 @@ impl Arguments {
                 "--seed" => arguments.seed = number()?,
                 "--only" => arguments.only = Some(value),
                 "--server" => arguments.server = Some(program(&value)?),
+                "--password" if matches!(value.as_str(), "yes" | "no") => arguments.password = value == "yes",
+                "--password" => return Err(format!("--password {value}: must be yes or no")),
                 "--reference" => arguments.reference = Some(program(&value)?),
                 _ => {
-                    let known = "--seconds, --operations, --seed, --only, --server, --reference";
+                    let known = "--seconds, --operations, --seed, --only, --server, --reference, --password";
                     return Err(format!("{flag} is unknown; there are {known}"));
                 }
             }

@@ -22,6 +22,13 @@ pub struct Configuration {
     pub value_bytes_max: usize,
 }
 
+impl Configuration {
+    /// Returns whether the clients that are checked or compared are the only ones.
+    pub fn is_alone(&self) -> bool {
+        self.lossless && !self.flushes && self.half_sent == 0 && self.floods == 0
+    }
+}
+
 const USUAL: Configuration = Configuration {
     name: "usual",
     args: "-m 256 -t 4",

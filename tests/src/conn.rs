@@ -6,8 +6,10 @@
 use crate::bytes::show;
 use crate::pattern::{Captures, Match, Pattern};
 use crate::server::Address;
+use crate::tls::TlsClient;
+use crate::udp::UdpClient;
 use std::io::{ErrorKind, Read};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -21,6 +23,8 @@ const SENT_KEPT_MAX: usize = 4096;
 enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
+    Tls(Box<TlsClient>),
+    Udp(UdpClient),
 }
 
 /// A client connection.
@@ -44,8 +48,21 @@ impl Conn {
                 Stream::Tcp(stream)
             }
             Address::Unix(path) => Stream::Unix(UnixStream::connect(path)?),
+            Address::Tls(address, config) => Stream::Tls(Box::new(TlsClient::connect(*address, config)?)),
         };
-        Ok(Self { stream, received: Vec::new(), ended: false, sent: Vec::new() })
+        Ok(Self::over(stream))
+    }
+
+    /// Returns a client that sends each write in a datagram, and takes the datagrams of replies for a stream.
+    ///
+    /// # Errors
+    /// The error of the operating system.
+    pub fn datagrams(address: SocketAddr) -> std::io::Result<Self> {
+        UdpClient::connect(address).map(Stream::Udp).map(Self::over)
+    }
+
+    fn over(stream: Stream) -> Self {
+        Self { stream, received: Vec::new(), ended: false, sent: Vec::new() }
     }
 
     /// Sends all bytes. A peer that has closed is no failure here: reading checks what it replied.
@@ -89,9 +106,15 @@ impl Conn {
 
     /// Closes the sending side.
     pub fn finish_sending(&mut self) {
-        let _ = match &self.stream {
+        let _ = match &mut self.stream {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Write),
             Stream::Unix(stream) => stream.shutdown(Shutdown::Write),
+            Stream::Tls(stream) => {
+                stream.finish_sending();
+                Ok(())
+            }
+            // Datagrams have no end.
+            Stream::Udp(_) => Ok(()),
         };
     }
 
@@ -244,6 +267,8 @@ impl Conn {
         match &self.stream {
             Stream::Tcp(stream) => stream.as_raw_fd(),
             Stream::Unix(stream) => stream.as_raw_fd(),
+            Stream::Tls(stream) => stream.fd(),
+            Stream::Udp(stream) => stream.fd(),
         }
     }
 
@@ -289,6 +314,11 @@ impl Conn {
 
     /// Writes what fits without waiting.
     fn write_some(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        match &mut self.stream {
+            Stream::Tls(stream) => return stream.write_some(bytes),
+            Stream::Udp(stream) => return stream.send(bytes).map(|()| bytes.len()),
+            _ => {}
+        }
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         // SAFETY: a live buffer of that length and a descriptor that self owns.
         let count = unsafe { libc::send(self.fd(), bytes.as_ptr().cast(), bytes.len(), flags) };
@@ -323,6 +353,8 @@ impl Conn {
                 Stream::Unix(stream) => {
                     stream.set_read_timeout(Some(left)).and_then(|()| stream.read(&mut chunk))
                 }
+                Stream::Tls(stream) => stream.read_some(&mut chunk, left),
+                Stream::Udp(stream) => stream.read_some(&mut chunk, left),
             };
             match read {
                 Ok(0) => self.ended = true,

@@ -9,13 +9,25 @@
 //! |---|---|
 //! | [`program`] | which server binary is under test, and building it |
 //! | [`server`] | one running server: start, readiness, memory, stop |
+//! | [`tls`] | certificates, and the client's side of TLS |
+//! | [`password`] | servers that require passwords, and what a client sends first to them |
+//! | [`udp`] | the client's side of UDP |
 //! | [`conn`] | one client connection with deadlines and fragmented writes |
 //! | [`bytes`] | writing bytes as text and back |
 //! | [`frame`] | binary protocol frames |
 //! | [`pattern`] | expected bytes with wildcards |
 //! | [`script`], [`play`] | the wire script language and the runner of its cases |
 //! | [`differences`] | the deliberate differences from memcached 1.6.45 |
+//! | [`suite`] | memcached's own test suite, with the server under test in memcached's place |
+//! | [`ceph`] | a one-node Ceph for tests |
+//! | [`kill9`] | kill -9 of the real process under load, and what must be there after it |
+//! | [`warm`] | kill -9 of the real process with a memory file, and what each key may show after it |
+//! | [`upgrade`] | new processes that take over from running ones under load |
+//! | [`site`] | `cached` or `synapsed` with a journal over a file store |
+//! | [`http`] | a client of the admin listener |
+//! | [`python`] | Python's packages for a test, in a virtual environment of their own |
 //! | [`outside`] | programs and files from outside the repository; without them tests are skipped loudly |
+//! | [`browser`] | a headless Chromium, for the console |
 //! | [`abuse`] | shared by the tests of abusive clients |
 //! | [`generate`] | seeded random command sequences |
 //! | [`configurations`] | the servers that the two checkers run against |
@@ -26,20 +38,33 @@
 //! | [`mutations`] | small wrong changes to the product, each of which some test must notice |
 
 pub mod abuse;
+pub mod browser;
 pub mod bytes;
+pub mod ceph;
 pub mod check;
 pub mod checkers;
 pub mod configurations;
 pub mod conn;
+pub mod daemon;
 pub mod differences;
 pub mod frame;
 pub mod generate;
+pub mod http;
+pub mod kill9;
 pub mod lockstep;
 pub mod modules;
 pub mod mutations;
 pub mod outside;
+pub mod password;
 pub mod pattern;
 pub mod play;
 pub mod program;
+pub mod python;
 pub mod script;
 pub mod server;
+pub mod site;
+pub mod suite;
+pub mod tls;
+pub mod udp;
+pub mod upgrade;
+pub mod warm;

@@ -8,6 +8,7 @@ use crate::configurations::Configuration;
 use crate::conn::Conn;
 use crate::frame::{Request, op};
 use crate::generate::{self, BINARY_FENCE, CasValues, Dialect, Generated, TEXT_FENCE};
+use crate::password;
 use crate::program::Program;
 use crate::server::{Server, Start};
 use rand::rngs::SmallRng;
@@ -47,6 +48,9 @@ pub struct Play<'a> {
     pub connections: usize,
     /// The number of batches of requests.
     pub batches: usize,
+    /// Whether clients of the server under test give a password first. Only for configurations without load beside
+    /// the comparison.
+    pub password: bool,
 }
 
 /// One server with its connections and the CAS values it has returned.
@@ -58,8 +62,8 @@ struct Side<'a> {
 }
 
 impl<'a> Side<'a> {
-    fn new(name: &'static str, server: &'a Server, play: &Play<'_>) -> Self {
-        let conns = (0..play.connections).map(|_| server.connect()).collect();
+    fn new(name: &'static str, server: &'a Server, connections: usize) -> Self {
+        let conns = (0..connections).map(|_| server.connect()).collect();
         Self { name, conns, server, returned: CasValues::new() }
     }
 
@@ -146,11 +150,21 @@ fn keys_by_opaque(sent: &[u8]) -> HashMap<u32, String> {
 /// The first batch whose replies differ.
 pub fn play(play: &Play<'_>, kind: Kind, seed: u64) -> Result<u64, String> {
     let mut random = SmallRng::seed_from_u64(seed);
-    let start =
-        |program: &Program| Start::program(program.clone()).args(play.configuration.compared_args).start();
-    let servers = [start(play.program), start(play.reference)];
-    let mut ours = Side::new("under test", &servers[0], play);
-    let mut theirs = Side::new("reference", &servers[1], play);
+    let start = |program: &Program| Start::program(program.clone()).args(play.configuration.compared_args);
+    let is_binary = matches!(kind, Kind::Binary);
+    let tested = match play.password {
+        true => password::require(start(play.program), play.program.flavour, is_binary),
+        false => start(play.program),
+    };
+    // Without its own threads: `flush_all` leaves an item that one of them holds at that moment.
+    let reference = start(play.reference).args("-o no_lru_maintainer,no_lru_crawler");
+    let servers = [tested.start(), reference.start()];
+    let mut ours = Side::new("under test", &servers[0], play.connections);
+    let mut theirs = Side::new("reference", &servers[1], play.connections);
+    if play.password {
+        let (request, reply) = password::login(is_binary);
+        ours.conns.iter_mut().for_each(|conn| conn.ask(&request, &reply));
+    }
     let mut asker = theirs.server.connect();
     asker.send(b"version\r\n");
     let dialect = if asker.read_line() == b"VERSION 1.6.18" { Dialect::Debian } else { Dialect::Full };

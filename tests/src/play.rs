@@ -3,6 +3,7 @@
 use crate::conn::Conn;
 use crate::differences;
 use crate::frame::{Request, Response, op};
+use crate::password;
 use crate::pattern::{Captures, Pattern};
 use crate::program::{Flavour, Program};
 use crate::script::{Case, Step};
@@ -36,10 +37,45 @@ impl Shape {
     }
 }
 
+/// What lies between client and server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wire {
+    /// TCP, and a unix socket for pipelined requests.
+    Plain,
+    /// TLS.
+    Tls,
+    /// Datagrams: whole requests, and what belongs to one reply in one datagram.
+    Udp,
+    /// As [`Wire::Plain`], with a password before the first request of each connection.
+    Password,
+}
+
+impl Wire {
+    /// Returns the wire with this name.
+    ///
+    /// # Errors
+    /// A text that names the unknown wire.
+    pub fn named(name: &str) -> Result<Self, String> {
+        match name {
+            "tls" => Ok(Self::Tls),
+            "udp" => Ok(Self::Udp),
+            "password" => Ok(Self::Password),
+            other => Err(format!("no wire called {other}")),
+        }
+    }
+
+    /// Returns whether a case can be played through it.
+    fn carries(self, case: &Case) -> bool {
+        // Datagrams have no connection.
+        let connected = case.steps.iter().any(|step| matches!(step, Step::Closed | Step::Connect));
+        !(case.not.contains(&self) || self == Wire::Udp && connected)
+    }
+}
+
 /// Plays all cases in all their shapes and panics with the names of those that failed.
 ///
 /// `CACHED_WIRE_ONLY` plays only cases whose name holds its value.
-pub fn play_all(cases: &[Case]) {
+pub fn play_all(cases: &[Case], wire: Wire) {
     // Once for all cases: without a server no case can be played.
     let _ = Program::under_test();
     let only = std::env::var("CACHED_WIRE_ONLY").unwrap_or_default();
@@ -50,21 +86,30 @@ pub fn play_all(cases: &[Case]) {
             waiting += 1;
             continue;
         }
+        if !wire.carries(case) {
+            continue;
+        }
         if let Some(name) = &case.differs {
             differences::known(name);
         }
-        for &shape in &case.shapes {
+        for &shape in case.shapes.iter().filter(|shape| wire != Wire::Udp || **shape == Shape::Whole) {
             played += 1;
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| play(case, shape))) {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| play(case, shape, wire))) {
                 let message = panic
                     .downcast_ref::<String>()
                     .cloned()
                     .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
                     .unwrap_or_default();
-                failed.push(format!("{} ({shape:?})\n  {}", case.name, message.replace('\n', "\n  ")));
+                failed.push(format!(
+                    "{} ({shape:?}, {wire:?})\n  {}",
+                    case.name,
+                    message.replace('\n', "\n  ")
+                ));
             }
         }
     }
+    // A script may be about connections alone.
+    assert!(played + waiting > 0 || !only.is_empty() || wire == Wire::Udp, "no case was played");
     println!("{played} plays of {} cases, {waiting} wait for later parts", cases.len());
     assert!(failed.is_empty(), "{} of {played} failed:\n\n{}", failed.len(), failed.join("\n\n"));
 }
@@ -77,37 +122,47 @@ pub fn waits_for(part: &str) -> bool {
     Program::under_test().flavour == Flavour::Cached && !is_tried
 }
 
-fn play(case: &Case, shape: Shape) {
-    let start = Start::new().args(&case.args);
-    let server = match shape {
-        Shape::Whole => start.start(),
-        Shape::Fragmented => start.args("-vv").start(),
-        Shape::Pipelined => start.unix().start(),
+fn play(case: &Case, shape: Shape, wire: Wire) {
+    let mut start = Start::new().args(&case.args);
+    if shape == Shape::Fragmented {
+        start = start.args("-vv");
+    }
+    let start = match wire {
+        Wire::Tls => start.tls(),
+        Wire::Udp => start.args("-U -1"),
+        Wire::Password => password::require(start, Program::under_test().flavour, case.is_binary()),
+        Wire::Plain => start,
     };
-    Player::new(&server, shape).play(case);
+    let server = if shape == Shape::Pipelined && wire != Wire::Tls { start.unix() } else { start }.start();
+    Player::new(&server, shape, wire).play(case);
 }
 
 /// The state of one play: the connection, and bytes that are collected but not yet sent or checked.
 struct Player<'a> {
     server: &'a Server,
     shape: Shape,
+    wire: Wire,
     conn: Conn,
     captures: Captures,
     to_send: Vec<u8>,
     to_expect: Vec<(Step, usize)>,
+    /// The reply to a password that has been sent, or is about to be.
+    login: Option<Vec<u8>>,
     is_binary: Option<bool>,
     steps_done: usize,
 }
 
 impl<'a> Player<'a> {
-    fn new(server: &'a Server, shape: Shape) -> Self {
+    fn new(server: &'a Server, shape: Shape, wire: Wire) -> Self {
         Self {
             server,
             shape,
-            conn: server.connect(),
+            wire,
+            conn: connect(server, wire),
             captures: Captures::default(),
             to_send: Vec::new(),
             to_expect: Vec::new(),
+            login: None,
             is_binary: None,
             steps_done: 0,
         }
@@ -126,9 +181,17 @@ impl<'a> Player<'a> {
             self.fence();
         }
         // The engine behind the connection still serves, whatever the case did to the connection.
-        self.conn = self.server.connect();
-        self.conn.send(b"mn\r\n");
-        self.conn.expect(b"MN\r\n", "a fresh connection after the case");
+        self.conn = connect(self.server, self.wire);
+        if self.wire == Wire::Password {
+            let (request, reply) = password::login(case.is_binary());
+            self.conn.ask(&request, &reply);
+        }
+        let (request, reply) = match self.wire {
+            Wire::Password if case.is_binary() => fence(true),
+            _ => fence(false),
+        };
+        self.conn.send(&request);
+        self.conn.expect_pattern(&reply, &mut self.captures, "a fresh connection after the case");
     }
 
     fn step(&mut self, step: &Step) {
@@ -159,20 +222,36 @@ impl<'a> Player<'a> {
             }
             Step::Connect => {
                 self.flush();
-                self.conn = self.server.connect();
+                self.conn = connect(self.server, self.wire);
                 self.is_binary = None;
             }
         }
     }
 
     fn send(&mut self, bytes: &[u8]) {
-        if let Some(&first) = bytes.first() {
-            self.is_binary.get_or_insert(first == 0x80);
+        if let (Some(&first), None) = (bytes.first(), self.is_binary) {
+            self.is_binary = Some(first == 0x80);
+            self.log_in();
         }
         match self.shape {
+            // What comes before a reply goes into one datagram.
+            _ if self.wire == Wire::Udp => self.to_send.extend_from_slice(bytes),
             Shape::Whole => self.conn.send(bytes),
             Shape::Fragmented => self.conn.send_fragments(bytes, fragment_sizes(bytes.len())),
             Shape::Pipelined => self.to_send.extend_from_slice(bytes),
+        }
+    }
+
+    /// Sends the password, if there is one, in front of the first request.
+    fn log_in(&mut self) {
+        if self.wire != Wire::Password {
+            return;
+        }
+        let (request, reply) = password::login(self.is_binary == Some(true));
+        self.login = Some(reply);
+        self.send(&request);
+        if self.shape != Shape::Pipelined {
+            self.flush();
         }
     }
 
@@ -180,6 +259,9 @@ impl<'a> Player<'a> {
     fn flush(&mut self) {
         if !self.to_send.is_empty() {
             self.conn.send(&std::mem::take(&mut self.to_send));
+        }
+        if let Some(reply) = self.login.take() {
+            self.conn.expect(&reply, "the reply to the password");
         }
         for (step, number) in std::mem::take(&mut self.to_expect) {
             let about = format!("step {number}");
@@ -195,18 +277,33 @@ impl<'a> Player<'a> {
 
     /// Sends a request with a known reply: if exactly that comes next, nothing else was sent before it.
     fn fence(&mut self) {
-        const FENCE_OPAQUE: u32 = 0x0fe1_ce00;
-        let noop = op("NOOP").expect("the operation NOOP");
-        let (request, reply) = if self.is_binary == Some(true) {
-            let request = Request { opaque: Some(FENCE_OPAQUE), ..Request::new(noop) };
-            (request.bytes(), Response { opaque: FENCE_OPAQUE, ..Response::new(noop) }.pattern())
-        } else {
-            (b"mn\r\n".to_vec(), Pattern::literal(b"MN\r\n"))
-        };
+        if self.is_binary.is_none() {
+            self.is_binary = Some(false);
+            self.log_in();
+        }
+        let (request, reply) = fence(self.is_binary == Some(true));
         self.to_send.extend_from_slice(&request);
         self.flush();
         self.conn.expect_pattern(&reply, &mut self.captures, "in step at the end of the case");
     }
+}
+
+fn connect(server: &Server, wire: Wire) -> Conn {
+    match wire {
+        Wire::Udp => Conn::datagrams(server.udp_address()).expect("a socket"),
+        _ => server.connect(),
+    }
+}
+
+/// Returns a request and its reply.
+fn fence(is_binary: bool) -> (Vec<u8>, Pattern) {
+    const FENCE_OPAQUE: u32 = 0x0fe1_ce00;
+    if !is_binary {
+        return (b"mn\r\n".to_vec(), Pattern::literal(b"MN\r\n"));
+    }
+    let noop = op("NOOP").expect("the operation NOOP");
+    let request = Request { opaque: Some(FENCE_OPAQUE), ..Request::new(noop) };
+    (request.bytes(), Response { opaque: FENCE_OPAQUE, ..Response::new(noop) }.pattern())
 }
 
 /// Single bytes for short sends; for long ones single bytes at both ends and pieces between.

@@ -1,7 +1,8 @@
 //! The server binary under test.
 //!
 //! `CACHED_TEST_SERVER` names one; without it the workspace's own `cached` is built once per test process,
-//! with the profile and target directory of this test; cargo itself reports its path.
+//! with the profile and target directory of this test; cargo itself reports its path. `CACHED_TEST_PROGRAMS` names
+//! a directory with all of the workspace's programs, for the tests that need several.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -43,7 +44,7 @@ impl Program {
         static PROGRAM: OnceLock<Result<Program, String>> = OnceLock::new();
         let program = PROGRAM.get_or_init(|| match std::env::var_os("CACHED_TEST_SERVER") {
             Some(path) if !path.is_empty() => Ok(Self::at(PathBuf::from(path))),
-            _ => build_cached().map(|path| Self { path, flavour: Flavour::Cached }),
+            _ => build("cached-server", "cached").map(|path| Self { path, flavour: Flavour::Cached }),
         });
         program.as_ref().unwrap_or_else(|problem| panic!("{problem}"))
     }
@@ -54,13 +55,35 @@ pub fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the package lies in the repository")
 }
 
-/// Builds `cached` and returns its path, or cargo's output if that fails.
-fn build_cached() -> Result<PathBuf, String> {
+/// Returns the directory with `cached`, `synapsed` and `cachectl`: `CACHED_TEST_PROGRAMS`, or where the first call
+/// builds this workspace's.
+///
+/// # Panics
+/// If one of them does not build; it is tried once.
+pub fn workspace_programs() -> &'static Path {
+    static FOLDER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| {
+        if let Some(folder) = std::env::var_os("CACHED_TEST_PROGRAMS") {
+            return Ok(PathBuf::from(folder));
+        }
+        let packages =
+            [("cached-server", "cached"), ("cached-synapsed", "synapsed"), ("cachectl", "cachectl")];
+        let mut folder = PathBuf::new();
+        for (package, program) in packages {
+            folder = build(package, program)?.parent().map(Path::to_path_buf).unwrap_or_default();
+        }
+        Ok(folder)
+    });
+    folder.as_deref().unwrap_or_else(|problem| panic!("{problem}"))
+}
+
+/// Builds a program and returns its path, or cargo's output if that fails.
+fn build(package: &str, program: &str) -> Result<PathBuf, String> {
     let (target_dir, profile) = this_build();
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo
         .current_dir(repository())
-        .args(["build", "--package", "cached-server", "--bin", "cached", "--message-format", "json"])
+        .args(["build", "--package", package, "--bin", program, "--message-format", "json"])
         .args(["--profile", &profile, "--target-dir"])
         .arg(target_dir);
     // Variables that `cargo test` sets for this package would make the inner cargo see a changed environment
@@ -79,11 +102,11 @@ fn build_cached() -> Result<PathBuf, String> {
     let path = stdout
         .lines()
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-        .filter(|message| message["target"]["name"] == "cached")
+        .filter(|message| message["target"]["name"] == program)
         .find_map(|message| message["executable"].as_str().map(PathBuf::from));
     match path {
         Some(path) if output.status.success() => Ok(path),
-        _ => Err(format!("`cached` does not build:\n{}", String::from_utf8_lossy(&output.stderr))),
+        _ => Err(format!("`{program}` does not build:\n{}", String::from_utf8_lossy(&output.stderr))),
     }
 }
 

@@ -5,6 +5,7 @@
 //! case set and gets            a new case, on a fresh server and connection
 //! args -I 2m                   more server arguments for this case
 //! shapes whole fragmented      only these ways of sending (default: whole fragmented pipelined)
+//! not tls udp password         not through these (`Wire`), on which the case differs or means nothing
 //! later drop-in                waits for a part that `cached` does not have; memcached plays it
 //! differs stray-crlf           names the entry of DIFFERENCES.md behind `<cached` and `<memcached` lines
 //! > set k 5 0 2                send this and \r\n
@@ -32,7 +33,7 @@
 use crate::bytes::{from_hex, unescape};
 use crate::frame::{CasField, OPAQUE, Request, Response, error_text, op};
 use crate::pattern::{Captures, Pattern, Piece};
-use crate::play::Shape;
+use crate::play::{Shape, Wire};
 use crate::program::Flavour;
 
 /// One named case of a script.
@@ -48,10 +49,22 @@ pub struct Case {
     pub differs: Option<String>,
     /// The part of `cached` that it waits for.
     pub later: Option<String>,
+    /// What it is not played through.
+    pub not: Vec<Wire>,
     /// Whether to check at the end that requests and replies are in step.
     pub fence: bool,
     /// The steps.
     pub steps: Vec<Step>,
+}
+
+impl Case {
+    /// Returns whether its first request is binary.
+    pub fn is_binary(&self) -> bool {
+        match self.steps.first() {
+            Some(Step::Send(template)) => template.bytes(&Captures::default()).first() == Some(&0x80),
+            first => matches!(first, Some(Step::SendFrame(_))),
+        }
+    }
 }
 
 /// One line of a case.
@@ -107,6 +120,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Case>, String> {
                 shapes: vec![Shape::Whole, Shape::Fragmented, Shape::Pipelined],
                 differs: None,
                 later: None,
+                not: Vec::new(),
                 fence: true,
                 steps: Vec::new(),
             });
@@ -135,6 +149,10 @@ fn parse_line(case: &mut Case, word: &str, rest: &str) -> Result<(), String> {
         }
         "later" => {
             case.later = Some(rest.to_owned());
+            return Ok(());
+        }
+        "not" => {
+            case.not = rest.split_whitespace().map(Wire::named).collect::<Result<_, _>>()?;
             return Ok(());
         }
         "nofence" => {

@@ -2,11 +2,15 @@
 
 use crate::conn::Conn;
 use crate::program::{Flavour, Program};
+use crate::tls::{BOTH, Certificates};
+use rustls::ClientConfig;
 use std::fs::File;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a server may take to listen, or to exit after it was requested. Generous: the machine may be
@@ -20,6 +24,8 @@ pub enum Address {
     Tcp(SocketAddr),
     /// A unix socket.
     Unix(PathBuf),
+    /// A loopback TCP port with TLS.
+    Tls(SocketAddr, Arc<ClientConfig>),
 }
 
 /// A running server; dropping it kills the process.
@@ -38,7 +44,10 @@ pub struct Server {
 pub struct Start {
     program: Program,
     args: Vec<String>,
+    variables: Vec<(String, PathBuf)>,
     unix: Option<Option<PathBuf>>,
+    tls: Option<Arc<ClientConfig>>,
+    is_early: bool,
 }
 
 impl Start {
@@ -49,12 +58,18 @@ impl Start {
 
     /// Returns another server, to compare with.
     pub fn program(program: Program) -> Self {
-        Self { program, args: Vec::new(), unix: None }
+        Self { program, args: Vec::new(), variables: Vec::new(), unix: None, tls: None, is_early: false }
     }
 
     /// Adds arguments, separated by blanks.
     pub fn args(mut self, args: &str) -> Self {
         self.args.extend(args.split_whitespace().map(str::to_owned));
+        self
+    }
+
+    /// Sets an environment variable to a path.
+    pub fn variable(mut self, name: &str, path: &Path) -> Self {
+        self.variables.push((name.to_owned(), path.to_path_buf()));
         self
     }
 
@@ -70,7 +85,25 @@ impl Start {
         self
     }
 
-    /// Starts the server and waits until it listens.
+    /// Listens with TLS, under the certificates that this process's servers share.
+    pub fn tls(self) -> Self {
+        let certificates = Certificates::shared();
+        self.tls_with(&certificates.server_args(), certificates.client(None, BOTH))
+    }
+
+    /// Listens with TLS; `args` name the certificates. The methods of the server connect as this client.
+    pub fn tls_with(mut self, args: &str, client: Arc<ClientConfig>) -> Self {
+        self.tls = Some(client);
+        self.args(args)
+    }
+
+    /// Lets [`start`](Self::start) return as soon as it listens, before it serves.
+    pub fn early(mut self) -> Self {
+        self.is_early = true;
+        self
+    }
+
+    /// Starts the server and waits until it listens, and has printed what it serves.
     ///
     /// # Panics
     /// If it does not, with its output.
@@ -124,19 +157,23 @@ impl Start {
         } else {
             let address = free_port();
             command.args(["-l", "127.0.0.1", "-p", &address.port().to_string()]);
-            Address::Tcp(address)
+            match &self.tls {
+                None => Address::Tcp(address),
+                Some(client) => Address::Tls(address, client.clone()),
+            }
         };
         command.args(as_root_args());
         let child =
             command.spawn().unwrap_or_else(|err| panic!("cannot run {}: {err}", self.program.path.display()));
         let mut server = Server { address, flavour: self.program.flavour, child, dir };
-        server.wait_until_listening().then_some(server)
+        server.wait_until_listening(self.is_early).then_some(server)
     }
 
     fn command(&self, dir: &tempfile::TempDir) -> Command {
         let stderr = File::create(dir.path().join("stderr")).expect("a log file");
         let stdout = stderr.try_clone().expect("a log file");
         let mut command = Command::new(&self.program.path);
+        command.envs(self.variables.iter().map(|(name, path)| (name, path)));
         command.args(&self.args).current_dir(dir.path()).stdin(Stdio::null()).stdout(stdout).stderr(stderr);
         // SAFETY: prctl is async-signal-safe and touches no memory of ours. The signal comes when the
         // thread that starts the server ends, so a test keeps its servers on the thread that made them.
@@ -167,13 +204,25 @@ impl Server {
         Conn::open(&self.address).unwrap_or_else(|err| panic!("connecting to {:?}: {err}", self.address))
     }
 
+    /// Returns the address of its UDP socket.
+    ///
+    /// # Panics
+    /// If it has none.
+    pub fn udp_address(&self) -> SocketAddr {
+        let mut conn = self.connect();
+        conn.send(b"stats conns\r\n");
+        conn.skip_until_seen(b":addr udp:", 1);
+        let address = String::from_utf8_lossy(&conn.read_line()).into_owned();
+        address.parse().unwrap_or_else(|err| panic!("{address}: {err}"))
+    }
+
     /// Returns the TCP port.
     ///
     /// # Panics
     /// For a unix socket.
     pub fn port(&self) -> u16 {
         match &self.address {
-            Address::Tcp(address) => address.port(),
+            Address::Tcp(address) | Address::Tls(address, _) => address.port(),
             Address::Unix(path) => panic!("{} has no port", path.display()),
         }
     }
@@ -252,15 +301,24 @@ impl Server {
             .unwrap_or_else(|| panic!("no {field} for the server: has it ended? Log:\n{}", self.log_tail()))
     }
 
-    /// Returns true once it listens, false if it ended before (usually because its port was in use).
-    fn wait_until_listening(&mut self) -> bool {
+    /// Returns true once it listens and, unless it `is_early`, has printed what it serves; false if it ended before
+    /// (usually because its port was in use).
+    fn wait_until_listening(&mut self, is_early: bool) -> bool {
         let deadline = Instant::now() + START_STOP_DEADLINE;
         loop {
-            let listening = match &self.address {
-                Address::Tcp(address) => listens_on(self.child.id(), address.port()),
+            // It prints that after it has opened its sockets.
+            let has_printed = || {
+                is_early
+                    || self.flavour == Flavour::Memcached
+                    || self.log().lines().any(|line| line.starts_with("memory: "))
+            };
+            let listens = || match &self.address {
+                Address::Tcp(address) | Address::Tls(address, _) => {
+                    listens_on(self.child.id(), address.port())
+                }
                 Address::Unix(_) => Conn::open(&self.address).is_ok(),
             };
-            if listening {
+            if has_printed() && listens() {
                 return true;
             }
             if let Some(status) = self.child.try_wait().expect("the state of the server") {
@@ -293,13 +351,32 @@ impl Drop for Server {
     }
 }
 
-/// Returns the arguments without which memcached refuses to run as root.
-fn as_root_args() -> &'static [&'static str] {
-    // SAFETY: geteuid has no preconditions.
-    if unsafe { libc::geteuid() } == 0 { &["-u", "root"] } else { &[] }
+/// Returns a loopback address with a port that no other test uses: the address is this process's own, and each
+/// call returns another port.
+pub fn own_address() -> SocketAddr {
+    const FIRST: u32 = u32::from_be_bytes([127, 64, 0, 0]);
+    static NEXT: AtomicU16 = AtomicU16::new(20_000);
+    // Process ids have 22 bits.
+    let address = Ipv4Addr::from(FIRST + (std::process::id() & 0x3f_ffff));
+    (address, NEXT.fetch_add(1, Ordering::Relaxed)).into()
 }
 
-fn free_port() -> SocketAddr {
+/// Returns the arguments without which memcached refuses to run as root.
+fn as_root_args() -> &'static [&'static str] {
+    if is_root() { &["-u", "root"] } else { &[] }
+}
+
+/// Returns whether the tests run as root.
+pub(crate) fn is_root() -> bool {
+    // SAFETY: geteuid has no preconditions.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// Returns a loopback address with a port that is free at this moment.
+///
+/// # Panics
+/// If the system has none.
+pub fn free_port() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port")
 }
 

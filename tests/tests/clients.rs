@@ -3,34 +3,54 @@
 //! Their packages are installed once into a virtual environment below the target directory.
 
 use cached_tests::outside;
-use cached_tests::server::Server;
-use std::path::PathBuf;
+use cached_tests::program::{Flavour, Program};
+use cached_tests::server::{Server, Start};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-const INSTALL_DEADLINE: Duration = Duration::from_secs(300);
 const CLIENT_DEADLINE: Duration = Duration::from_secs(120);
 
 #[test]
 fn pymemcache() {
-    run_python("pymemcache", "everyday_pymemcache.py");
+    run_python("pymemcache", "everyday_pymemcache.py", &Server::start(""), &[]);
+}
+
+/// Clients that find the nodes of a cluster by themselves find this server, at the address that they reached.
+#[test]
+fn clients_with_auto_discovery() {
+    if Program::under_test().flavour == Flavour::Cached {
+        let server = Server::start("-o cluster_discovery");
+        run_python("clients_with_auto_discovery", "everyday_elasticache.py", &server, &[]);
+    }
 }
 
 #[test]
 fn python_binary_memcached() {
-    run_python("python_binary_memcached", "everyday_bmemcached.py");
+    run_python("python_binary_memcached", "everyday_bmemcached.py", &Server::start(""), &[]);
 }
 
-fn run_python(test: &str, script: &str) {
+#[test]
+fn python_binary_memcached_with_a_password() {
+    if Program::under_test().flavour != Flavour::Cached {
+        return;
+    }
+    let users = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(users.path(), "app:secret word\n").expect("a file");
+    let server = Start::new().args("-S").variable("MEMCACHED_SASL_PWDB", users.path()).start();
+    let test = "python_binary_memcached_with_a_password";
+    run_python(test, "everyday_bmemcached.py", &server, &["app", "secret word"]);
+}
+
+fn run_python(test: &str, script: &str, server: &Server, more: &[&str]) {
     let python = match python() {
         Ok(python) => python,
         Err(why) => return outside::skip(test, why),
     };
-    let server = Server::start("");
     let port = server.port().to_string();
     let mut command = Command::new(python);
-    command.arg(folder().join(script)).args(["127.0.0.1", &port]);
+    command.arg(folder().join(script)).args(["127.0.0.1", &port]).args(more);
     let output = outside::run(&mut command, CLIENT_DEADLINE);
     assert!(output.status.success(), "{script}:\n{}", outside::text(&output));
     print!("{}", outside::text(&output));
@@ -47,27 +67,6 @@ fn python() -> Result<&'static PathBuf, &'static str> {
 }
 
 fn install() -> Result<PathBuf, String> {
-    let requirements = folder().join("requirements.txt");
-    let wanted = std::fs::read(&requirements).map_err(|err| err.to_string())?;
-    let environment = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("python-clients");
-    let python = environment.join("bin/python");
-    // Written last, so that an interrupted installation is repeated.
-    let done = environment.join("installed.txt");
-    if std::fs::read(&done).is_ok_and(|installed| installed == wanted) {
-        return Ok(python);
-    }
-    let system = outside::find_program("python3").ok_or("there is no python3")?;
-    let mut make = Command::new(system);
-    make.args(["-m", "venv", "--clear"]).arg(&environment);
-    let mut fill = Command::new(&python);
-    fill.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement"])
-        .arg(&requirements);
-    for step in [&mut make, &mut fill] {
-        let output = outside::run(step, INSTALL_DEADLINE);
-        if !output.status.success() {
-            return Err(format!("cannot install the clients: {}", outside::text(&output)));
-        }
-    }
-    std::fs::write(&done, wanted).map_err(|err| err.to_string())?;
-    Ok(python)
+    let environment = Path::new(env!("CARGO_TARGET_TMPDIR")).join("python-clients");
+    Ok(cached_tests::python::install(&environment, &folder().join("requirements.txt"))?.join("python"))
 }

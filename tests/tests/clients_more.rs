@@ -4,12 +4,14 @@
 //! skipped with a message if a runtime or the way to a registry is missing on this machine.
 
 use cached_tests::outside;
-use cached_tests::server::Server;
+use cached_tests::program::{Flavour, Program};
+use cached_tests::server::{Server, Start};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const INSTALL_DEADLINE: Duration = Duration::from_secs(400);
@@ -18,34 +20,51 @@ const CLIENT_DEADLINE: Duration = Duration::from_secs(120);
 /// libmemcached through Python, in both protocols.
 #[test]
 fn pylibmc() {
-    play("pylibmc", || {
-        let python = outside::find_program("python3").ok_or("there is no python3")?;
-        let environment = workshop("pylibmc");
-        let interpreter = environment.join("bin/python");
-        once(&environment, b"pylibmc==1.6.3", || {
-            install(Command::new(&python).args(["-m", "venv", "--clear"]).arg(&environment))?;
-            let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "pylibmc==1.6.3"];
-            install(Command::new(&interpreter).args(pip))
-        })?;
-        let mut command = Command::new(interpreter);
-        command.arg(clients().join("everyday_pylibmc.py"));
-        Ok((command, Form::HostPort))
-    });
+    play("pylibmc", prepare_pylibmc);
+}
+
+/// The same, with a password (`-S`).
+#[test]
+fn pylibmc_with_a_password() {
+    play_with_a_password("pylibmc", prepare_pylibmc);
+}
+
+fn prepare_pylibmc() -> Result<(Command, Form), String> {
+    let python = outside::find_program("python3").ok_or("there is no python3")?;
+    let environment = workshop("pylibmc");
+    let interpreter = environment.join("bin/python");
+    // Built against the system's libmemcached: the ready-made wheel brings a libsasl without PLAIN.
+    once(&environment, b"pylibmc==1.6.3 from source", || {
+        install(Command::new(&python).args(["-m", "venv", "--clear"]).arg(&environment))?;
+        let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-binary=pylibmc"];
+        install(Command::new(&interpreter).args(pip).arg("pylibmc==1.6.3"))
+    })?;
+    let mut command = Command::new(interpreter);
+    command.arg(clients().join("everyday_pylibmc.py"));
+    Ok((command, Form::HostPort))
 }
 
 /// Node, binary protocol.
 #[test]
 fn memjs() {
-    play("memjs", || {
-        let (npm, node) = (program("npm")?, program("node")?);
-        let folder = copied("node", &["package.json", "package-lock.json", "everyday.js"])?;
-        once(&folder, &read("node/package-lock.json"), || {
-            install(Command::new(npm).args(["ci", "--no-audit", "--no-fund"]).current_dir(&folder))
-        })?;
-        let mut command = Command::new(node);
-        command.arg("everyday.js").current_dir(folder);
-        Ok((command, Form::Joined))
-    });
+    play("memjs", prepare_memjs);
+}
+
+/// The same, with a password (`-S`).
+#[test]
+fn memjs_with_a_password() {
+    play_with_a_password("memjs", prepare_memjs);
+}
+
+fn prepare_memjs() -> Result<(Command, Form), String> {
+    let (npm, node) = (program("npm")?, program("node")?);
+    let folder = copied("node", &["package.json", "package-lock.json", "everyday.js"])?;
+    once(&folder, &read("node/package-lock.json"), || {
+        install(Command::new(npm).args(["ci", "--no-audit", "--no-fund"]).current_dir(&folder))
+    })?;
+    let mut command = Command::new(node);
+    command.arg("everyday.js").current_dir(folder);
+    Ok((command, Form::Joined))
 }
 
 /// Go, text protocol.
@@ -123,7 +142,7 @@ fn memcached_exporter() {
         TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port();
     let mut command = Command::new(exporter);
     command.arg(format!("--memcached.address=127.0.0.1:{}", server.port()));
-    command.arg(format!("--web.listen-address=127.0.0.1:{port}"));
+    command.arg(format!("--web.listen-address=127.0.0.1:{port}")).arg("--memcached.timeout=60s");
     let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
     let mut child = child.expect("the exporter starts");
     let page = metrics(port);
@@ -190,6 +209,28 @@ fn play(test: &str, prepare: impl FnOnce() -> Result<(Command, Form), String>) {
     server.assert_serves(test);
 }
 
+/// Does the same with a server that requires a password, by the variables that memjs reads.
+fn play_with_a_password(test: &str, prepare: impl FnOnce() -> Result<(Command, Form), String>) {
+    if Program::under_test().flavour != Flavour::Cached {
+        return;
+    }
+    let (mut command, form) = match prepare() {
+        Ok(prepared) => prepared,
+        Err(why) => return outside::skip(test, &why),
+    };
+    let users = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(users.path(), "app:secret word\n").expect("a file");
+    let server = Start::new().args("-S").variable("MEMCACHED_SASL_PWDB", users.path()).start();
+    let port = server.port();
+    match form {
+        Form::HostPort => command.args(["127.0.0.1", &port.to_string()]),
+        Form::Joined => command.arg(format!("127.0.0.1:{port}")),
+    };
+    command.envs([("MEMCACHE_USERNAME", "app"), ("MEMCACHE_PASSWORD", "secret word")]);
+    let output = outside::run(&mut command, CLIENT_DEADLINE);
+    assert!(output.status.success(), "{test}:\n{}", outside::text(&output));
+}
+
 fn clients() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("clients")
 }
@@ -219,6 +260,9 @@ fn copied(name: &str, files: &[&str]) -> Result<PathBuf, String> {
 
 /// Does work that has not been done for these sources yet; interrupted work is repeated.
 fn once(folder: &Path, sources: &[u8], work: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+    // Two tests may prepare the same client.
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let done = folder.join("installed.txt");
     if std::fs::read(&done).is_ok_and(|found| found == sources) {
         return Ok(());

@@ -34,6 +34,17 @@ fn binary() {
     compare("binary", Kind::Binary);
 }
 
+/// A password changes nothing for those that have given it.
+#[test]
+fn behind_a_password() {
+    let Some(reference) = reference() else {
+        return outside::skip("behind_a_password", "memcached is not installed");
+    };
+    for kind in Kind::ALL {
+        play(&reference, kind, SEEDS.start, true);
+    }
+}
+
 fn reference() -> Option<Program> {
     match std::env::var_os("CACHED_REFERENCE_MEMCACHED") {
         Some(path) => Some(Program::at(PathBuf::from(path))),
@@ -50,23 +61,23 @@ fn compare(test: &str, kind: Kind) {
         return outside::skip(test, "memcached is not installed");
     };
     if let Some(seed) = number_from_environment("CACHED_DIFFERENTIAL_SEED") {
-        return play(&reference, kind, seed);
+        return play(&reference, kind, seed, false);
     }
     for seed in SEEDS {
-        play(&reference, kind, seed);
+        play(&reference, kind, seed, false);
     }
     if let Some(seconds) = number_from_environment("CACHED_DIFFERENTIAL_SECONDS") {
         let end = Instant::now() + Duration::from_secs(seconds);
         while Instant::now() < end {
-            play(&reference, kind, rand::random());
+            play(&reference, kind, rand::random(), false);
         }
     }
 }
 
-fn play(reference: &Program, kind: Kind, seed: u64) {
+fn play(reference: &Program, kind: Kind, seed: u64, password: bool) {
     let configuration = configurations::named("usual").expect("a configuration");
     let program = Program::under_test();
-    let played = Play { program, reference, configuration, connections: 1, batches: BATCHES };
+    let played = Play { program, reference, configuration, connections: 1, batches: BATCHES, password };
     if let Err(problem) = lockstep::play(&played, kind, seed) {
         panic!("{problem}");
     }

@@ -42,7 +42,7 @@ fn a_thread_that_panics_ends_the_process_and_loses_nothing() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (store, socket) = (dir.path().join("store"), dir.path().join("socket"));
         let text = format!(
-            "[process]\nverbosity = 1\n[objects]\nwrite = \"back\"\ndirty_age_ms_max = 86400000\n[objects.backend]\n\
+            "[objects]\nwrite = \"back\"\ndirty_age_ms_max = 86400000\n[objects.backend]\n\
              kind = \"file\"\npath = \"{}\"\n[synapse]\nlisten = [\"unix:{}\"]\n",
             store.display(),
             socket.display()

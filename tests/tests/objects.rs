@@ -46,7 +46,7 @@ impl Place {
     /// Returns a cache with these settings over a backend, and a listener on a unix socket.
     fn configure(&self, objects: &str, backend: &str) -> String {
         let text = format!(
-            "[process]\nverbosity = 1\n[objects]\n{objects}\n[objects.backend]\n{backend}\n[synapse]\n\
+            "[objects]\n{objects}\n[objects.backend]\n{backend}\n[synapse]\n\
              listen = [\"unix:{}\"]\nthreads = 2\n",
             self.socket().display()
         );

@@ -3,57 +3,20 @@
 //! orderly end.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use blocker::executor::block_on;
 use blocker::{
     Blocker, Durability, Error, FlushRequest, InfoRequest, Name, Namespace, ObjectId, ReadRequest, Scope,
     WriteRequest,
 };
-use cached_tests::outside::{find_program, skip};
+use cached_tests::ceph::Cluster;
+
 use cached_tests::program::{Flavour, Program};
 use cached_tests::server::Server;
 use synapse::{Address, ClientConfig, SynapseBlocker};
 
-/// A cluster that ends with this process.
-struct Cluster {
-    dir: PathBuf,
-}
-
-impl Cluster {
-    /// Returns `None`, and prints a message, if Ceph is not installed.
-    fn up(test: &str) -> Option<Self> {
-        let missing =
-            ["ceph-mon", "ceph-osd", "ceph", "rados"].into_iter().find(|it| find_program(it).is_none());
-        if let Some(missing) = missing {
-            skip(test, &format!("{missing} is not installed"));
-            return None;
-        }
-        let name = format!("ceph-{}-{test}", std::process::id());
-        let cluster = Self { dir: Path::new(env!("CARGO_TARGET_TMPDIR")).join(name) };
-        let until = std::process::id().to_string();
-        cluster.dev("up", &["--store", "bluestore", "--size", "2147483648", "--until", &until]);
-        Some(cluster)
-    }
-
-    fn dev(&self, command: &str, arguments: &[&str]) {
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/dev/ceph-dev");
-        // Into a file: the daemons keep the descriptors that the script was given open.
-        let log = self.dir.with_extension("log");
-        let file = std::fs::File::options().create(true).append(true).open(&log).expect("a log file");
-        let both = file.try_clone().expect("a log file");
-        let mut process = Command::new(script);
-        process.arg(command).arg(&self.dir).args(arguments);
-        let status = process.stdin(Stdio::null()).stdout(both).stderr(file).status().expect("ceph-dev runs");
-        let said = std::fs::read_to_string(&log).unwrap_or_default();
-        assert!(status.success(), "ceph-dev {command} {arguments:?} failed:\n{said}");
-    }
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        self.dev("down", &["--wipe"]);
-    }
+fn cluster(test: &str) -> Option<Cluster> {
+    Cluster::up(test, Path::new(env!("CARGO_TARGET_TMPDIR")))
 }
 
 struct Place {
@@ -71,7 +34,7 @@ impl Place {
             "[objects]\nwrite = \"back\"\nwriter = \"{writer}\"\ndirty_age_ms_max = 86400000\n\
              [objects.backend]\nkind = \"rados\"\npool = \"cached\"\nconf = \"{}\"\nroot = \"{writer}\"\n\
              [synapse]\nlisten = [\"unix:{}\"]\n",
-            cluster.dir.join("ceph.conf").display(),
+            cluster.conf().display(),
             self.socket().display()
         );
         let path = self.dir.path().join("cached.toml");
@@ -124,7 +87,7 @@ fn stored_data_survive_the_process() {
     if Program::under_test().flavour != Flavour::Cached {
         return;
     }
-    let Some(cluster) = Cluster::up("stored") else { return };
+    let Some(cluster) = cluster("stored") else { return };
     for writer in ["callers", "cache"] {
         let place = Place { dir: tempfile::tempdir().expect("a temporary directory") };
         let server = place.start(&cluster, writer);

@@ -4,7 +4,7 @@
 use cached_tests::conn::Conn;
 use cached_tests::frame::{Request, op};
 use cached_tests::program::{Flavour, Program};
-use cached_tests::server::{Address, Server, Start};
+use cached_tests::server::{Address, Server, Start, own_address};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixDatagram, UnixListener};
@@ -90,7 +90,8 @@ fn pid_file_without_daemon() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let file = dir.path().join("pid");
     let mut server = Server::start(&format!("-P {}", file.display()));
-    let pid = wait_for("the pid file", || std::fs::read_to_string(&file).ok());
+    let pid =
+        wait_for("the pid file", || std::fs::read_to_string(&file).ok().filter(|text| text.ends_with('\n')));
     assert_eq!(pid, format!("{}\n", server.pid()));
     server.signal(libc::SIGINT);
     assert!(server.wait_exit().success());
@@ -133,8 +134,8 @@ fn inherited_sockets_replace_the_addresses() {
         (libc::fcntl(tcp.as_raw_fd(), libc::F_DUPFD, 100), libc::fcntl(unix.as_raw_fd(), libc::F_DUPFD, 100))
     };
     assert!(first > 0 && second > 0);
-    let unused = free_port();
-    let mut command = command(&["-p", &unused.to_string(), "-l", "127.0.0.1"]);
+    let unused = own_address();
+    let mut command = command(&["-l", &unused.to_string()]);
     command.env("LISTEN_FDS", "2").env_remove("NOTIFY_SOCKET").stderr(Stdio::null());
     // The variable names the process itself, whose number is only known after the fork: a shell sets it.
     let program = command.get_program().to_owned();
@@ -154,7 +155,7 @@ fn inherited_sockets_replace_the_addresses() {
     connect(&address).ask(b"mn\r\n", b"MN\r\n");
     let mut conn = connect(&Address::Unix(unix_path.clone()));
     conn.ask(b"set a 0 0 1\r\nx\r\nget a\r\n", b"STORED\r\nVALUE a 0 1\r\nx\r\nEND\r\n");
-    assert!(Conn::open(&at(unused)).is_err(), "the command line's address is listened on as well");
+    assert!(Conn::open(&Address::Tcp(unused)).is_err(), "the command line's address is listened on as well");
     // SAFETY: our own child, not waited for.
     unsafe { libc::kill(started.0.id() as i32, libc::SIGTERM) };
     assert!(started.0.wait().expect("its end").success());
@@ -170,8 +171,8 @@ fn the_service_manager_is_notified() {
     let path = dir.path().join("notify");
     let manager = UnixDatagram::bind(&path).expect("a socket");
     manager.set_read_timeout(Some(DEADLINE)).expect("a timeout");
-    let port = free_port().to_string();
-    let child = command(&["-l", "127.0.0.1", "-p", &port]).env("NOTIFY_SOCKET", &path).spawn();
+    let address = own_address();
+    let child = command(&["-l", &address.to_string()]).env("NOTIFY_SOCKET", &path).spawn();
     let mut started = Started(child.expect("it starts"));
     let hear = || {
         let mut bytes = [0; 1024];
@@ -182,10 +183,10 @@ fn the_service_manager_is_notified() {
     assert!(note.starts_with("READY=1\n"), "{note}");
     assert!(note.contains(&format!("MAINPID={}", started.0.id())), "{note}");
     // Ready means that a client can connect at the first attempt.
-    Conn::open(&at(port.parse().expect("a port"))).expect("a connection").ask(b"mn\r\n", b"MN\r\n");
+    Conn::open(&Address::Tcp(address)).expect("a connection").ask(b"mn\r\n", b"MN\r\n");
     // SAFETY: our own child, not waited for.
     unsafe { libc::kill(started.0.id() as i32, libc::SIGTERM) };
-    assert_eq!(hear(), "STOPPING=1");
+    assert_eq!(hear(), "STOPPING=1\nEXTEND_TIMEOUT_USEC=5000000\nSTATUS=Ending");
     assert!(started.0.wait().expect("its end").success());
 }
 
@@ -196,7 +197,8 @@ fn the_port_is_written_to_a_file() {
     let file = dir.path().join("ports");
     let child = command(&["-l", "127.0.0.1", "-p", "-1"]).env("MEMCACHED_PORT_FILENAME", &file).spawn();
     let _started = Started(child.expect("it starts"));
-    let text = wait_for("the file", || std::fs::read_to_string(&file).ok());
+    let text =
+        wait_for("the file", || std::fs::read_to_string(&file).ok().filter(|text| text.ends_with('\n')));
     let port = text.trim().strip_prefix("TCP INET: ").unwrap_or_else(|| panic!("{text}"));
     connect(&at(port.parse().expect("a port"))).ask(b"mn\r\n", b"MN\r\n");
 }
@@ -208,19 +210,19 @@ fn listeners_with_a_protocol_of_their_own() {
     if !is_cached() {
         return;
     }
-    let (text, binary) = (free_port(), free_port());
-    let list = format!("-l proto[ascii]:127.0.0.1:{text},proto[binary]:tag[x]:127.0.0.1:{binary}");
+    let (text, binary) = (own_address(), own_address());
+    let list = format!("-l proto[ascii]:{text},proto[binary]:tag[x]:{binary}");
     let server = Server::start(&list);
     let noop = Request::new(op("NOOP").unwrap()).bytes();
-    let mut conn = connect(&at(text));
+    let mut conn = connect(&Address::Tcp(text));
     conn.ask(b"mn\r\n", b"MN\r\n");
-    conn = connect(&at(binary));
+    conn = connect(&Address::Tcp(binary));
     conn.send(&noop);
     assert_eq!(conn.read_exact(24)[..2], [0x81, 0x0a]);
-    conn = connect(&at(binary));
+    conn = connect(&Address::Tcp(binary));
     conn.send(b"get a\r\nget a\r\nget a\r\nget a\r\n");
     conn.expect_closed("text to a binary listener");
-    conn = connect(&at(text));
+    conn = connect(&Address::Tcp(text));
     // This one has no line feed.
     conn.send(&Request::new(op("VERSION").unwrap()).bytes());
     conn.send(b"\r\n");

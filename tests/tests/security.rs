@@ -11,7 +11,7 @@
 //! | CVE-2011-4971, 229cf41be | `binary_broken.wire`, `abuse_senders.rs` |
 //! | CVE-2013-0179, -7290, -7291 | [`keys_longer_than_the_body`], [`strange_keys_in_the_log`] |
 //! | CVE-2016-8704, -8705, -8706, CVE-2017-9951 | `binary_broken.wire`, [`keys_longer_than_the_body`] |
-//! | CVE-2018-1000115 | [`no_udp_by_default`] |
+//! | CVE-2018-1000115 | [`no_udp_by_default`], `udp.rs` (limited replies, nothing but whole requests) |
 //! | CVE-2018-1000127, e3b7d33ce | `abuse_readers.rs` |
 //! | CVE-2019-11596, 0240ddee0, 6ab74b585 | `admin.wire` |
 //! | CVE-2019-15026 | [`stats_conns_over_a_long_unix_path`] |
@@ -25,6 +25,11 @@
 //! | d4fd459d6 | `lines.wire` |
 //! | aa352388a | `dumps.wire` |
 //! | 32ea7d8b5, 7eeac6e9a, 76dc58c6b | `security_admin.rs` |
+//! | 96e05b75f | `tls.rs` (a hundred sets in one record) |
+//! | e7793811f, 3bc58f6ea, 3a66ebeb1 | `watch.rs` (watchers under load) |
+//! | CVE-2011-4971, CVE-2013-7239, CVE-2016-8706 of SASL, ced9e1730, CVE-2021-37519, 9981d748f, 57934a1d0, 3791d9eda, af05c9302, e7c7a1089 | `auth.rs` |
+//! | CVE-2026-47783, -47784 | digests, all compared: `cached-server/src/auth/credentials.rs` |
+//! | CVE-2022-48571 | `udp.rs` |
 //! | 93b5e10fd, 152ddb68f | [`long_opaques_leak_nothing`] |
 //! | 17684bfa9, 7d8ef8fcd | [`flags_at_the_end_of_a_read`] |
 

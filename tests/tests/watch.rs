@@ -1,6 +1,7 @@
 //! `watch`: event lines in memcached's format, and no client waits for a watcher that does not read.
 
 use cached_tests::conn::Conn;
+use cached_tests::frame::{Request, op};
 use cached_tests::server::Server;
 use std::time::{Duration, Instant};
 
@@ -75,6 +76,16 @@ fn connection_events() {
     conn.send(b"quit\r\n");
     conn.expect_closed("quit");
     assert_eq!(event(&mut watcher), "conn_close rip=127.0.0.1 transport=tcp reason=normal");
+    // What the client sends ends the connection.
+    let get = Request::new(op("GET").expect("GET")).key(b"a key");
+    let broken = Request { bodylen: Some(3), ..get }.bytes();
+    for bytes in [&b"GET / HTTP/1.1\r\n"[..], &[b'x'; 3000], &broken] {
+        let mut conn = server.connect();
+        conn.send(bytes);
+        conn.read_to_end();
+        assert_eq!(event(&mut watcher), "conn_new rip=127.0.0.1 transport=tcp");
+        assert_eq!(event(&mut watcher), "conn_close rip=127.0.0.1 transport=tcp reason=error");
+    }
 }
 
 #[test]

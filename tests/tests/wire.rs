@@ -1,7 +1,7 @@
 //! Plays every wire script in `wire/`: the replies of memcached 1.6.45, byte by byte.
 
 use cached_tests::differences;
-use cached_tests::play::play_all;
+use cached_tests::play::{Wire, play_all};
 use cached_tests::script::{Case, parse};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -13,9 +13,42 @@ macro_rules! scripts {
         $(
             #[test]
             fn $name() {
-                play_all(&cases(stringify!($name)));
+                play_all(&cases(stringify!($name)), Wire::Plain);
             }
         )+
+
+        /// The same scripts through TLS.
+        mod tls {
+            use super::*;
+            $(
+                #[test]
+                fn $name() {
+                    play_all(&cases(stringify!($name)), Wire::Tls);
+                }
+            )+
+        }
+
+        /// The same scripts in datagrams.
+        mod udp {
+            use super::*;
+            $(
+                #[test]
+                fn $name() {
+                    play_all(&cases(stringify!($name)), Wire::Udp);
+                }
+            )+
+        }
+
+        /// The same scripts behind a password.
+        mod password {
+            use super::*;
+            $(
+                #[test]
+                fn $name() {
+                    play_all(&cases(stringify!($name)), Wire::Password);
+                }
+            )+
+        }
     };
 }
 
@@ -30,6 +63,7 @@ scripts! {
     delete_touch,
     dumps,
     exptime,
+    flush_prefix,
     lines,
     meta_arithmetic,
     meta_delete,
@@ -69,8 +103,13 @@ fn every_script_is_played() {
 
 #[test]
 fn every_listed_difference_is_shown_by_a_script() {
-    let shown: BTreeSet<String> =
+    let mut shown: BTreeSet<String> =
         SCRIPTS.iter().flat_map(|name| cases(name)).filter_map(|case| case.differs).collect();
+    // Datagrams and passwords have no scripts.
+    let tests = [include_str!("auth.rs"), include_str!("udp.rs")];
+    let marks =
+        tests.iter().flat_map(|text| text.lines()).filter_map(|line| line.trim().strip_prefix("// differs "));
+    shown.extend(marks.map(str::to_owned));
     let listed: BTreeSet<String> = differences::names().map(str::to_owned).collect();
     assert_eq!(shown, listed);
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"time"
 
 	"github.com/bradfitz/gomemcache/memcache"
 )
@@ -24,6 +25,8 @@ func must(err error, what string) {
 
 func main() {
 	client := memcache.New(os.Args[1])
+	// The machine may be busy: not half a second, as is the default.
+	client.Timeout = time.Minute
 	must(client.Ping(), "ping")
 	must(client.Set(&memcache.Item{Key: "go:a", Value: []byte("value"), Flags: 77}), "set")
 	item, err := client.Get("go:a")

@@ -3,7 +3,7 @@ const assert = require("assert");
 const memjs = require("memjs");
 
 async function main() {
-  const client = memjs.Client.create(process.argv[2], { retries: 0, timeout: 10 });
+  const client = memjs.Client.create(process.argv[2], { retries: 0, timeout: 60 });
   assert(await client.set("js:a", "value", { expires: 100 }));
   assert.strictEqual((await client.get("js:a")).value.toString(), "value");
   assert.strictEqual((await client.get("js:none")).value, null);

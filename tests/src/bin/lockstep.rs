@@ -1,12 +1,13 @@
 //! Compares a server with a memcached, request by request: see `cached_tests::lockstep`.
 //!
 //! ```text
-//! lockstep [--seconds N | --operations N] [--only NAME] [--seed N] [--server PATH] [--reference PATH]
+//! lockstep [--seconds N | --operations N] [--only NAME] [--seed N] [--server PATH] [--reference PATH] [--password yes]
 //! ```
 //! Plays random sequences of text, meta and binary requests in every configuration in turn (the time or the
 //! operations are shared among them), prints a line for each count, and exits with 1 if any reply differs.
 //! Without `--server` the workspace's own `cached` is built and tested; without `--reference` it is compared
-//! with the memcached that is installed.
+//! with the memcached that is installed. With `--password yes` clients of the server give a password first; the
+//! configurations with load of other clients are left out.
 
 use cached_tests::checkers::Run;
 use cached_tests::lockstep::{self, Kind, Play};
@@ -34,11 +35,15 @@ fn main() -> ExitCode {
     let count = configurations.len().max(1) as u64;
     let mut good = !configurations.is_empty();
     for configuration in configurations {
+        if arguments.password && !configuration.is_alone() {
+            continue;
+        }
         let play = Play {
             program: &program,
             reference: &reference,
             configuration,
             connections: CONNECTIONS,
+            password: arguments.password,
             batches: if arguments.operations.is_none() && arguments.seconds < 60 {
                 BATCHES_SHORT
             } else {

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! cargo run -p cached-tests --bin mutations                    all of them
-//! cargo run -p cached-tests --bin mutations -- kv- file-       those whose names begin so
 //! cargo run -p cached-tests --bin mutations -- kv- file-       those whose names begin with these
+//! cargo run -p cached-tests --bin mutations -- --list kv-      their names, and what each breaks
 //! ```
 //!
 //! The working tree stays as it is: changes are made in a copy of what git tracks, in `target/mutations`,
@@ -40,9 +40,18 @@ fn main() -> ExitCode {
 
 fn run(arguments: &[String]) -> Result<bool, String> {
     let mut all = read_all(&repository())?;
-    let is_list = arguments.iter().any(|argument| argument == "--list");
-    let wanted: Vec<_> = arguments.iter().filter(|argument| !argument.starts_with("--")).collect();
+    let (options, wanted): (Vec<_>, Vec<_>) =
+        arguments.iter().partition(|argument| argument.starts_with('-'));
+    if let Some(unknown) = options.iter().find(|option| option.as_str() != "--list") {
+        return Err(format!(
+            "{unknown} is no option; --list is the only one, and names may begin a mutation's"
+        ));
+    }
+    let is_list = !options.is_empty();
     all.retain(|mutation| wanted.is_empty() || wanted.iter().any(|start| mutation.name.starts_with(*start)));
+    if all.is_empty() {
+        return Err("no mutation's name begins so; --list shows all".into());
+    }
     if is_list {
         all.iter().for_each(|mutation| println!("{:<44} {}", mutation.name, mutation.breaks));
         return Ok(true);

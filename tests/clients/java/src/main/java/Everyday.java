@@ -6,9 +6,9 @@ import java.util.List;
 import java.util.Map;
 import net.rubyeye.xmemcached.GetsResponse;
 import net.rubyeye.xmemcached.XMemcachedClient;
-import net.spy.memcached.BinaryConnectionFactory;
 import net.spy.memcached.CASResponse;
 import net.spy.memcached.CASValue;
+import net.spy.memcached.ConnectionFactoryBuilder;
 import net.spy.memcached.MemcachedClient;
 
 public class Everyday {
@@ -19,7 +19,10 @@ public class Everyday {
     }
 
     static void spy(InetSocketAddress address) throws Exception {
-        MemcachedClient client = new MemcachedClient(new BinaryConnectionFactory(), List.of(address));
+        // In milliseconds. The machine may be busy: not 2.5 and 5 seconds, as is the default.
+        ConnectionFactoryBuilder builder =
+                new ConnectionFactoryBuilder().setProtocol(ConnectionFactoryBuilder.Protocol.BINARY).setOpTimeout(60_000);
+        MemcachedClient client = new MemcachedClient(builder.build(), List.of(address));
         check(client.set("spy:a", 0, "value").get(), "set");
         check("value".equals(client.get("spy:a")), "get");
         check(client.get("spy:none") == null, "miss");
@@ -51,6 +54,7 @@ public class Everyday {
 
     static void x(InetSocketAddress address) throws Exception {
         XMemcachedClient client = new XMemcachedClient(address);
+        client.setOpTimeout(60_000);
         check(client.set("x:a", 0, "value"), "set");
         check("value".equals(client.get("x:a")), "get");
         check(!client.add("x:a", 0, "y") && client.replace("x:a", 0, "next"), "add, replace");

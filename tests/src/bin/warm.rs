@@ -1,0 +1,45 @@
+//! kill -9 of a process with a memory file, as often as wanted: see `cached_tests::warm`.
+//!
+//! ```text
+//! cargo run --release -p cached-tests --bin warm -- [--rounds N] [--seed N] [--clients N] [--dir DIR] [ARGUMENTS OF THE SERVER]
+//! ```
+//! Prints a line for each round (100) and exits with 1 if anything was lost or wrong. Name a directory on a tmpfs.
+
+use cached_tests::warm;
+use clap::Parser;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(about = "kill -9 of a process with a memory file")]
+struct Arguments {
+    #[arg(long, default_value_t = 100)]
+    rounds: u64,
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Clients at a time
+    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u16).range(1..))]
+    clients: u16,
+    /// The directory of the memory file; the system's temporary one if it is not given
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// Arguments of the server
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, default_value = "-m 16 -t 4")]
+    server: Vec<String>,
+}
+
+fn main() -> ExitCode {
+    let Arguments { rounds, seed, clients, dir, server } = Arguments::parse();
+    let parent = dir.unwrap_or_else(std::env::temp_dir);
+    let directory = match tempfile::tempdir_in(&parent) {
+        Ok(directory) => directory,
+        Err(error) => {
+            eprintln!("{}: {error}", parent.display());
+            return ExitCode::from(2);
+        }
+    };
+    let report =
+        warm::run(&directory.path().join("memory"), &server.join(" "), rounds, clients.into(), seed, true);
+    println!("{report}");
+    if report.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,67 @@
+//! A one-node Ceph for tests, by `deploy/dev/ceph-dev`.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::outside::{find_program, skip};
+use crate::program::repository;
+
+/// A cluster that ends with this process.
+#[derive(Debug)]
+pub struct Cluster {
+    dir: PathBuf,
+}
+
+impl Cluster {
+    /// Starts a cluster below `parent`. Returns `None`, and prints that `test` is skipped, if Ceph is not
+    /// installed.
+    ///
+    /// # Panics
+    /// If the cluster does not come up.
+    pub fn up(test: &str, parent: &Path) -> Option<Self> {
+        let missing =
+            ["ceph-mon", "ceph-osd", "ceph", "rados"].into_iter().find(|it| find_program(it).is_none());
+        if let Some(missing) = missing {
+            skip(test, &format!("{missing} is not installed"));
+            return None;
+        }
+        let cluster = Self { dir: parent.join(format!("ceph-{}-{test}", std::process::id())) };
+        let until = std::process::id().to_string();
+        cluster.dev("up", &["--store", "bluestore", "--size", "2147483648", "--until", &until]);
+        Some(cluster)
+    }
+
+    /// Returns Ceph's configuration file.
+    pub fn conf(&self) -> PathBuf {
+        self.dir.join("ceph.conf")
+    }
+
+    /// Returns the directory of the cluster.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Runs `ceph-dev` with a command for this cluster.
+    ///
+    /// # Panics
+    /// If it fails.
+    pub fn dev(&self, command: &str, arguments: &[&str]) {
+        let script = repository().join("deploy/dev/ceph-dev");
+        // Into a file: the daemons keep the descriptors that the script was given open.
+        let log = self.dir.with_extension("log");
+        let file = File::options().create(true).append(true).open(&log).expect("a log file");
+        let both = file.try_clone().expect("a log file");
+        let mut process = Command::new(script);
+        process.arg(command).arg(&self.dir).args(arguments);
+        let status = process.stdin(Stdio::null()).stdout(both).stderr(file).status().expect("ceph-dev runs");
+        let said = std::fs::read_to_string(&log).unwrap_or_default();
+        assert!(status.success(), "ceph-dev {command} {arguments:?} failed:\n{said}");
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.dev("down", &["--wipe"]);
+    }
+}

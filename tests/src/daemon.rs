@@ -1,0 +1,187 @@
+//! `cached` or `synapsed` with a configuration file and an admin listener, and `cachectl` that asks it.
+
+use crate::http;
+use crate::outside::{run, text};
+use crate::program::workspace_programs;
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long a condition may take. Generous: the machine may be busy.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Waits until `get` returns something, and returns it.
+///
+/// # Panics
+/// If it returns nothing within [`DEADLINE`].
+pub fn wait_for<T>(what: &str, mut get: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        if let Some(found) = get() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what}: not in time");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A running program. It is killed when this is dropped.
+#[derive(Debug)]
+pub struct Daemon {
+    child: Child,
+    /// Its configuration, its log, its sockets.
+    dir: tempfile::TempDir,
+    /// The address of its admin listener.
+    pub admin: String,
+}
+
+impl Daemon {
+    /// Starts `cached`, whose memcached listener is the unix socket `memcached` in its directory, or
+    /// `synapsed`, and waits until its start is complete. `configuration` makes the file's text of the
+    /// program's directory; the admin listener is added.
+    ///
+    /// # Panics
+    /// If it does not start, with its log.
+    pub fn start(program: &str, configuration: impl FnOnce(&str) -> String) -> Daemon {
+        let mut daemon = Daemon::spawn(program, configuration);
+        wait_for("the start", || {
+            let probed = http::get(&daemon.admin, "/startupz").0 == 200;
+            assert!(
+                daemon.child.try_wait().expect("a child").is_none(),
+                "{program} has ended:\n{}",
+                daemon.log()
+            );
+            probed.then_some(())
+        });
+        daemon
+    }
+
+    /// Starts a program as [`start`](Self::start) does, and waits for its admin listener only.
+    ///
+    /// # Panics
+    /// If it does not start, with its log.
+    pub fn spawn(program: &str, configuration: impl FnOnce(&str) -> String) -> Daemon {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let place = dir.path().display().to_string();
+        let token = dir.path().join("token");
+        std::fs::write(&token, "0123456789abcdef0123\n").expect("a token");
+        let text = configuration(&place);
+        // Keys without a table come first.
+        let admin = format!("[admin]\nlisten = [\"127.0.0.1:0\"]\ntoken_file = \"{}\"\n", token.display());
+        let file = dir.path().join("config.toml");
+        std::fs::write(&file, format!("{text}\n{admin}")).expect("a configuration");
+        let log = File::create(dir.path().join("log")).expect("a log");
+        let mut command = Command::new(workspace_programs().join(program));
+        command.arg("--config").arg(&file).stdin(Stdio::null());
+        if program == "cached" {
+            command.arg("-s").arg(dir.path().join("memcached"));
+        }
+        command.stdout(log.try_clone().expect("a log")).stderr(log);
+        // SAFETY: prctl is async-signal-safe and touches no memory of ours.
+        unsafe {
+            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            });
+        }
+        let child = command.spawn().unwrap_or_else(|error| panic!("{program}: {error}"));
+        let mut daemon = Daemon { child, dir, admin: String::new() };
+        let path = daemon.path("log");
+        daemon.admin = wait_for("the admin listener", || {
+            let ended = daemon.child.try_wait().expect("a child").is_some();
+            let log = std::fs::read_to_string(&path).unwrap_or_default();
+            let address = log.lines().find_map(|line| line.split_once("http://127.0.0.1:"));
+            let address = address.map(|(_, port)| format!("127.0.0.1:{}", port.trim()));
+            assert!(address.is_some() || !ended, "{program} has ended:\n{log}");
+            address
+        });
+        daemon
+    }
+
+    /// Returns the path of a file in its directory.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Returns what it has logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+
+    /// Replaces its configuration by a changed one.
+    pub fn configure(&self, change: impl FnOnce(String) -> String) {
+        let text = std::fs::read_to_string(self.path("config.toml")).expect("its configuration");
+        std::fs::write(self.path("new.toml"), change(text)).expect("a configuration");
+        std::fs::rename(self.path("new.toml"), self.path("config.toml")).expect("a configuration");
+    }
+
+    /// Asks it with `cachectl`; returns the exit status and what that has written.
+    pub fn cachectl(&self, arguments: &[&str]) -> (i32, String) {
+        let mut command = Command::new(workspace_programs().join("cachectl"));
+        command
+            .args(["--admin", &self.admin])
+            .arg("--admin-token-file")
+            .arg(self.path("token"))
+            .args(arguments);
+        let output = run(&mut command, DEADLINE);
+        (output.status.code().expect("an exit status"), text(&output))
+    }
+
+    /// Returns a document of its admin listener, asked for with the token.
+    ///
+    /// # Panics
+    /// If it is not JSON.
+    pub fn json(&self, path: &str) -> serde_json::Value {
+        let token = std::fs::read_to_string(self.path("token")).expect("a token");
+        let header = format!("Authorization: Bearer {}\r\n", token.trim());
+        let (status, body) = http::get_with(&self.admin, path, &header);
+        assert_eq!(status, 200, "{path}: {body}");
+        serde_json::from_str(&body).unwrap_or_else(|error| panic!("{path}: {error}: {body}"))
+    }
+
+    /// Returns the value of a series of `/metrics`, by its name and labels as they are written.
+    pub fn metric(&self, series: &str) -> Option<f64> {
+        let token = std::fs::read_to_string(self.path("token")).expect("a token");
+        let header = format!("Authorization: Bearer {}\r\n", token.trim());
+        let (status, text) = http::get_with(&self.admin, "/metrics", &header);
+        assert_eq!(status, 200);
+        let value = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))?;
+        Some(value.parse().expect("a number"))
+    }
+
+    /// Returns the process id.
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).expect("a process id")
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: kill touches no memory; the child is waited for only by this value.
+        assert_eq!(unsafe { libc::kill(self.pid(), signal) }, 0, "a signal to the program");
+    }
+
+    /// Waits for its end; returns its status and its log.
+    ///
+    /// # Panics
+    /// If it does not end.
+    pub fn wait(mut self) -> (ExitStatus, String) {
+        let status = wait_for("the end", || self.child.try_wait().expect("a child"));
+        (status, self.log())
+    }
+
+    /// Requests its end, and waits for it.
+    pub fn end(self) -> (ExitStatus, String) {
+        self.signal(libc::SIGTERM);
+        self.wait()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It has ended already, unless the test has failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,52 @@
+//! A client of the admin listener: one request on a connection of its own.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+/// How long an answer may take. Generous: the machine may be busy.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Sends a GET with these further header lines, each ended by CRLF; returns the status and the body.
+///
+/// # Panics
+/// If the listener cannot be reached, or answers something that is not HTTP.
+pub fn get_with(address: &str, path: &str, headers: &str) -> (u16, String) {
+    ask(address, &format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n{headers}\r\n"))
+}
+
+/// Sends a POST with these further header lines, each ended by CRLF, and a body; returns the status and the
+/// body of the answer.
+///
+/// # Panics
+/// As [`get_with`].
+pub fn post(address: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
+    let length = body.len();
+    ask(
+        address,
+        &format!(
+            "POST {path} HTTP/1.0\r\nHost: {address}\r\n{headers}Content-Length: {length}\r\n\r\n{body}"
+        ),
+    )
+}
+
+fn ask(address: &str, request: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).unwrap_or_else(|error| panic!("{address}: {error}"));
+    stream.set_read_timeout(Some(DEADLINE)).expect("a timeout");
+    // A server of HTTP/1.0 sends the body as it is, and closes the connection after it.
+    stream.write_all(request.as_bytes()).expect("the request is sent");
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).expect("an answer in time");
+    let answer = String::from_utf8(answer).expect("text");
+    let status = answer.strip_prefix("HTTP/1.0 ").and_then(|rest| rest.get(..3)?.parse().ok());
+    let (_, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no body: {answer:?}"));
+    (status.unwrap_or_else(|| panic!("no status: {answer:?}")), body.to_owned())
+}
+
+/// Sends a GET; returns the status and the body.
+///
+/// # Panics
+/// As [`get_with`].
+pub fn get(address: &str, path: &str) -> (u16, String) {
+    get_with(address, path, "")
+}

@@ -1,0 +1,290 @@
+//! The load: one writer's changes, drawn from a seed, made to the reference and to the server.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use blocker::executor::block_on;
+use blocker::{
+    Blocker, CompareAndWriteRequest, CopyRequest, DeleteRequest, DiscardRequest, Durability, Error,
+    FlushRequest, Namespace, OrderDomain, Run, Scope, TruncateRequest, WriteFullRequest, WriteRequest,
+    WriteRunsRequest, WriteZeroesRequest,
+};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use super::model::{Model, OBJECT_BYTES};
+
+/// What all writers share in one round.
+#[derive(Debug, Default)]
+pub struct Round {
+    /// The server is about to be killed: an error is its end.
+    pub is_ending: AtomicBool,
+    /// The writers are to stop, between two changes.
+    pub is_over: AtomicBool,
+    /// Acknowledgements so far.
+    pub acknowledged: AtomicU64,
+}
+
+/// What one writer has seen in a round.
+#[derive(Debug, Default)]
+pub struct Seen {
+    /// Changes acknowledged as *cached*.
+    pub cached: u64,
+    /// Changes acknowledged as *journaled*.
+    pub journaled: u64,
+    /// Changes acknowledged as *stored*.
+    pub stored: u64,
+    /// Flushes answered.
+    pub flushed: u64,
+    /// What the server should not have answered.
+    pub wrong: Vec<String>,
+}
+
+/// How a writer works.
+#[derive(Clone, Copy, Debug)]
+pub struct Habits {
+    /// Payloads above this go to the store, and may be torn if they were not acknowledged.
+    pub journaled_bytes_max: u64,
+    /// Every change without an answer may be torn: it may have gone to the store.
+    pub is_through: bool,
+    /// The number of order domains.
+    pub order_domains: u64,
+}
+
+enum Operation {
+    Write(WriteRequest),
+    Zeroes(WriteZeroesRequest),
+    Discard(DiscardRequest),
+    Compare(CompareAndWriteRequest),
+    Runs(WriteRunsRequest),
+    Full(WriteFullRequest),
+    Truncate(TruncateRequest),
+    Delete(DeleteRequest),
+    Copy(CopyRequest),
+}
+
+impl Operation {
+    fn make(&self, store: &dyn Blocker) -> Result<Durability, Error> {
+        match self {
+            Self::Write(request) => block_on(store.write(request.clone())).map(|reply| reply.durability),
+            Self::Zeroes(request) => {
+                block_on(store.write_zeroes(request.clone())).map(|reply| reply.durability)
+            }
+            Self::Discard(request) => block_on(store.discard(request.clone())).map(|reply| reply.durability),
+            Self::Compare(request) => {
+                block_on(store.compare_and_write(request.clone())).map(|reply| reply.durability)
+            }
+            Self::Runs(request) => block_on(store.write_runs(request.clone())).map(|reply| reply.durability),
+            Self::Full(request) => block_on(store.write_full(request.clone())).map(|reply| reply.durability),
+            Self::Truncate(request) => {
+                block_on(store.truncate(request.clone())).map(|reply| reply.durability)
+            }
+            Self::Delete(request) => block_on(store.delete(request.clone())).map(|reply| reply.durability),
+            Self::Copy(request) => block_on(store.copy(request.clone())).map(|reply| reply.durability),
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Write(_) => "write",
+            Self::Zeroes(_) => "write_zeroes",
+            Self::Discard(_) => "discard",
+            Self::Compare(_) => "compare_and_write",
+            Self::Runs(_) => "write_runs",
+            Self::Full(_) => "write_full",
+            Self::Truncate(_) => "truncate",
+            Self::Delete(_) => "delete",
+            Self::Copy(_) => "copy",
+        }
+    }
+
+    fn payload_bytes(&self) -> u64 {
+        match self {
+            Self::Write(request) => request.data.len_bytes() as u64,
+            Self::Compare(request) => request.data.len_bytes() as u64,
+            Self::Runs(request) => request.runs.iter().map(Run::payload_bytes).sum(),
+            Self::Full(request) => request.data.len_bytes() as u64,
+            // Of a source of any length.
+            Self::Copy(_) => OBJECT_BYTES,
+            _ => 0,
+        }
+    }
+}
+
+/// Writes until the server ends, or the round is over.
+pub fn run(model: &mut Model, server: &dyn Blocker, round: &Round, habits: Habits, seed: u64) -> Seen {
+    let mut random = SmallRng::seed_from_u64(seed);
+    let mut seen = Seen::default();
+    while !round.is_over.load(Ordering::Relaxed) {
+        let at = random.random_range(0..model.len());
+        let done = match random.random_range(0..20) {
+            0 => flush(model, server, at, &mut random, &mut seen),
+            _ => change(model, server, at, habits, &mut random, &mut seen),
+        };
+        match done {
+            Ok(()) => {
+                round.acknowledged.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(_) if round.is_ending.load(Ordering::SeqCst) => return seen,
+            Err(line) => {
+                seen.wrong.push(line);
+                return seen;
+            }
+        }
+    }
+    seen
+}
+
+fn flush(
+    model: &mut Model,
+    server: &dyn Blocker,
+    at: usize,
+    random: &mut SmallRng,
+    seen: &mut Seen,
+) -> Result<(), String> {
+    let id = model.object(at).clone();
+    // As a guest does, which knows no other word than flush: mostly journaled.
+    let durability = if random.random_range(0..4) == 0 { Durability::Stored } else { Durability::Journaled };
+    let scope = match random.random_range(0..3) {
+        0 => Scope::Object(id.clone()),
+        1 => Scope::Namespace(id.namespace.clone()),
+        _ => Scope::All,
+    };
+    let request = FlushRequest::new(scope.clone()).durability(durability);
+    let reply = block_on(server.flush(request)).map_err(|error| format!("flush of {scope}: {error}"))?;
+    if reply.durability < durability {
+        return Err(format!("flush of {scope}: {durability} was asked for, and {} given", reply.durability));
+    }
+    seen.flushed += 1;
+    match scope {
+        Scope::Object(_) => model.durable(at),
+        Scope::Namespace(namespace) => model.all_durable(|id, _| id.namespace == namespace),
+        _ => model.all_durable(|_, _| true),
+    }
+    Ok(())
+}
+
+fn change(
+    model: &mut Model,
+    server: &dyn Blocker,
+    at: usize,
+    habits: Habits,
+    random: &mut SmallRng,
+    seen: &mut Seen,
+) -> Result<(), String> {
+    let is_journaled = model.is_journaled(at);
+    let durability = match random.random_range(0..8) {
+        0..4 if is_journaled => Durability::Cached,
+        0..7 => Durability::Journaled,
+        _ => Durability::Stored,
+    };
+    let operation = draw(model, at, durability, habits, random);
+    let may_be_torn =
+        !is_journaled || habits.is_through || operation.payload_bytes() > habits.journaled_bytes_max;
+    let expected = operation.make(model.reference());
+    if expected.is_ok() {
+        model.requested(at, may_be_torn);
+    }
+    let shown = || format!("{} of {}", operation.name(), model.object(at));
+    match (expected, operation.make(server)) {
+        (Ok(_), Ok(given)) if given < durability => {
+            Err(format!("{}: {durability} was asked for, and {given} given", shown()))
+        }
+        (Ok(_), Ok(given)) => {
+            model.answered(at);
+            match given {
+                Durability::Cached => seen.cached += 1,
+                Durability::Stored => seen.stored += 1,
+                _ => seen.journaled += 1,
+            }
+            if given > Durability::Cached {
+                model.durable(at);
+            }
+            Ok(())
+        }
+        (Err(expected), Err(found)) if expected.kind() == found.kind() => Ok(()),
+        (Err(expected), Ok(_)) => Err(format!("{}: done, and not refused with: {expected}", shown())),
+        (_, Err(error)) => Err(format!("{}: {error}", shown())),
+    }
+}
+
+/// Returns bytes that no other change has.
+fn bytes(random: &mut SmallRng, len: u64) -> Vec<u8> {
+    let word: [u8; 8] = random.random();
+    (0..len).map(|index| word[index as usize % 8] ^ (index / 8) as u8).collect()
+}
+
+fn range(random: &mut SmallRng) -> (u64, u64) {
+    let offset = match random.random_range(0..3) {
+        0 => random.random_range(0..OBJECT_BYTES - 1),
+        _ => random.random_range(0..OBJECT_BYTES / 4096) * 4096,
+    };
+    let len = match random.random_range(0..4) {
+        0 => random.random_range(1..OBJECT_BYTES),
+        1 => random.random_range(1..600),
+        _ => 4096,
+    };
+    (offset, len.min(OBJECT_BYTES - offset))
+}
+
+fn draw(
+    model: &Model,
+    at: usize,
+    durability: Durability,
+    habits: Habits,
+    random: &mut SmallRng,
+) -> Operation {
+    let id = model.object(at).clone();
+    let (offset, len) = range(random);
+    let domain = OrderDomain(random.random_range(0..habits.order_domains.max(1)));
+    let kind = random.random_range(0..24);
+    match kind {
+        0..10 => {
+            let request = WriteRequest::new(id, offset, bytes(random, len)).durability(durability);
+            Operation::Write(if kind < 5 { request.domain(domain) } else { request })
+        }
+        10 => Operation::Zeroes(WriteZeroesRequest::new(id, offset, len).durability(durability)),
+        11 => Operation::Discard(DiscardRequest::new(id, offset, len).durability(durability)),
+        12..14 => {
+            // Half of them match.
+            let content = model.content(at).unwrap_or_default();
+            let end = content.len().min((offset + len.min(512)) as usize);
+            let mut expected = content.get(offset as usize..end).unwrap_or_default().to_vec();
+            if expected.is_empty() || random.random_range(0..4) == 0 {
+                // Within the largest object: the reference knows no such limit.
+                expected = vec![0xee; (OBJECT_BYTES - offset).min(16) as usize];
+            }
+            let data = bytes(random, expected.len() as u64);
+            Operation::Compare(CompareAndWriteRequest::new(id, offset, expected, data).durability(durability))
+        }
+        14..17 => {
+            let (mut at, mut runs) = (random.random_range(0..OBJECT_BYTES / 8), Vec::new());
+            while at + 3000 < OBJECT_BYTES && runs.len() < 6 {
+                let len = random.random_range(1..3000);
+                runs.push(match random.random_range(0..4) {
+                    0 => Run::zeroes(at, len),
+                    _ => Run::data(at, bytes(random, len)),
+                });
+                at += len + random.random_range(0..9000);
+            }
+            Operation::Runs(WriteRunsRequest::new(id, runs).durability(durability))
+        }
+        17..20 => Operation::Full(WriteFullRequest::new(id, bytes(random, len)).durability(durability)),
+        20 => {
+            let size = random.random_range(0..OBJECT_BYTES);
+            Operation::Truncate(TruncateRequest::new(id, size).durability(durability))
+        }
+        21 => Operation::Delete(DeleteRequest::new(id).durability(durability)),
+        _ => {
+            let from = model.object(random.random_range(0..model.len())).clone();
+            if from == id {
+                return Operation::Delete(DeleteRequest::new(id).durability(durability));
+            }
+            Operation::Copy(CopyRequest::new(from, id).durability(durability))
+        }
+    }
+}
+
+/// Returns the namespaces of the load: the one whose changes are logged, and one whose changes are not.
+pub fn namespaces() -> [Namespace; 2] {
+    ["log", "plain"].map(|name| Namespace::new(name).expect("a namespace"))
+}

@@ -1,0 +1,334 @@
+//! kill -9 of the real process under load: what was acknowledged as *journaled* or *stored* is there after the
+//! next start, whole, and nothing that came after something lost.
+//!
+//! Writers change objects of their own over synapse, each change also on a reference in memory ([`load`]).
+//! After a drawn number of acknowledgements the process is killed; in some rounds again while it recovers.
+//! Then every object is read and compared with what each writer knows ([`model`]), and the load goes on, on
+//! the process that may still be recovering.
+//!
+//! Some rounds write back within milliseconds, others not at all; some log every change, others send large
+//! ones to the store; segments are small, so that they are used again in every round.
+
+pub mod load;
+pub mod model;
+pub mod process;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use blocker::Blocker;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use load::{Habits, Round, Seen};
+use model::{Faults, Model};
+use process::{Place, Process};
+
+/// Which store the server has.
+#[derive(Clone, Debug)]
+pub enum Backend {
+    /// A file store in the directory of the run.
+    File,
+    /// A pool of the cluster that this configuration file of Ceph names.
+    Rados(PathBuf),
+}
+
+/// A run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The `cached` to kill.
+    pub program: PathBuf,
+    /// The directory for journal, sockets and log; empty.
+    pub directory: PathBuf,
+    /// The store.
+    pub backend: Backend,
+    /// The number of rounds: load, kill, check.
+    pub rounds: u64,
+    /// The number of writers.
+    pub writers: usize,
+    /// The seed of everything that is drawn.
+    pub seed: u64,
+    /// Whether writes to the journal bypass the page cache.
+    pub direct: bool,
+    /// Whether to print a line for each round.
+    pub is_verbose: bool,
+}
+
+/// What came out of a run.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Rounds completed.
+    pub rounds: u64,
+    /// Processes killed, those that recovered included.
+    pub kills: u64,
+    /// Those that were killed while they recovered.
+    pub kills_in_recovery: u64,
+    /// Records that the starts after a kill found to replay.
+    pub replayed: u64,
+    /// What the writers saw.
+    pub seen: Seen,
+    /// What was wrong.
+    pub faults: Faults,
+    /// A line for each fault and each unexpected answer.
+    pub lines: Vec<String>,
+}
+
+impl Report {
+    /// Returns whether nothing was wrong.
+    pub fn is_good(&self) -> bool {
+        self.faults == Faults::default() && self.lines.is_empty()
+    }
+}
+
+impl std::fmt::Display for Report {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { rounds, kills, kills_in_recovery, replayed, seen, faults, lines } = self;
+        let Seen { cached, journaled, stored, flushed, .. } = seen;
+        writeln!(
+            f,
+            "{rounds} rounds, {kills} kills, {kills_in_recovery} of them during recovery, {replayed} records replayed"
+        )?;
+        writeln!(
+            f,
+            "acknowledged: {cached} cached, {journaled} journaled, {stored} stored, {flushed} flushes"
+        )?;
+        let Faults { lost, torn, disordered, reused_versions } = faults;
+        write!(
+            f,
+            "lost {lost}, torn {torn}, out of order {disordered}, versions reused {reused_versions}, other {}",
+            lines.len() as u64 - (lost + torn + disordered + reused_versions).min(lines.len() as u64)
+        )?;
+        lines.iter().take(LINES_MAX).try_for_each(|line| write!(f, "\n  {line}"))
+    }
+}
+
+/// How many faults are printed.
+const LINES_MAX: usize = 40;
+/// How many objects a writer has in each namespace.
+const OBJECTS: usize = 5;
+/// How long a round's load may take until it has its acknowledgements.
+const LOAD_DEADLINE: Duration = Duration::from_secs(120);
+
+/// Runs.
+///
+/// # Errors
+/// What kept the run from going on: a start that failed, a server that hangs.
+pub fn run(options: &Options) -> Result<Report, String> {
+    Run::new(options).run()
+}
+
+struct Run<'a> {
+    options: &'a Options,
+    place: Place,
+    random: SmallRng,
+    models: Vec<Model>,
+    report: Report,
+    habits: Habits,
+}
+
+impl<'a> Run<'a> {
+    fn new(options: &'a Options) -> Self {
+        let namespaces = load::namespaces();
+        let model = |writer| Model::new(writer, OBJECTS, &namespaces[0], &namespaces);
+        Self {
+            options,
+            place: Place::new(&options.directory, &options.program),
+            random: SmallRng::seed_from_u64(options.seed),
+            models: (0..options.writers).map(model).collect(),
+            report: Report::default(),
+            habits: Habits { journaled_bytes_max: u64::MAX, is_through: false, order_domains: 3 },
+        }
+    }
+
+    fn run(mut self) -> Result<Report, String> {
+        self.configure();
+        let mut process = self.start()?;
+        for round in 0..self.options.rounds {
+            self.load(&mut process)?;
+            self.report.kills += 1;
+            // The limits of the journal may change from start to start; so may what is flushed when.
+            self.configure();
+            for _ in 0..self.random.random_range(0..3_u32) {
+                self.kill_in_recovery()?;
+            }
+            process = self.start()?;
+            self.check()?;
+            self.report.rounds += 1;
+            if self.options.is_verbose {
+                println!("round {round}: {}", self.report.to_string().replace('\n', "; "));
+            }
+            if !self.report.is_good() {
+                return Ok(self.report);
+            }
+        }
+        self.end(process)?;
+        Ok(self.report)
+    }
+
+    /// Writes a configuration for the next start, drawn anew.
+    fn configure(&mut self) {
+        let random = &mut self.random;
+        let journaled_bytes_max = [16 << 10, 256 << 10][random.random_range(0..2_usize)];
+        let is_through = random.random_range(0..4) == 0;
+        let age_ms = [0, 5, 50, 86_400_000][random.random_range(0..4_usize)];
+        let limit_mib = random.random_range(8..14);
+        self.habits = Habits { journaled_bytes_max, is_through, ..self.habits };
+        let backend = match &self.options.backend {
+            Backend::File => format!("kind = \"file\"\npath = \"{}\"", self.place.path("store").display()),
+            Backend::Rados(conf) => {
+                format!(
+                    "kind = \"rados\"\npool = \"cached\"\nconf = \"{}\"\nroot = \"kill9\"",
+                    conf.display()
+                )
+            }
+        };
+        let text = format!(
+            "[objects]\nwrite = \"back\"\nwriter = \"cache\"\nmemory_bytes_max = \"16 MiB\"\n\
+             dirty_bytes_max = \"2 MiB\"\nobject_bytes_max = \"64 KiB\"\ndirty_age_ms_max = {age_ms}\n\
+             namespaces = [{{ name = \"plain\", write = \"back\", journal = false }}]\n\
+             [objects.journal]\ndirectory = \"{}\"\nsegment_bytes = \"1 MiB\"\nlimit_bytes = \"{limit_mib} MiB\"\n\
+             direct = {}\njournaled_bytes_max = {journaled_bytes_max}\nat_limit = \"{}\"\n\
+             [objects.backend]\n{backend}",
+            self.place.path("journal").display(),
+            self.options.direct,
+            if is_through { "through" } else { "wait" },
+        );
+        self.place.configure(&text);
+    }
+
+    fn start(&mut self) -> Result<Process, String> {
+        let mut process = self.place.spawn();
+        self.place.wait(&mut process)?;
+        Ok(process)
+    }
+
+    /// Lets the writers write until enough is acknowledged; they see the end of the server.
+    fn load(&mut self, process: &mut Process) -> Result<(), String> {
+        let client = Arc::new(self.place.connect().map_err(|error| format!("connecting: {error}"))?);
+        let round = Round::default();
+        let wanted = self.random.random_range(20..1500);
+        let habits = self.habits;
+        let seeds: Vec<u64> = self.models.iter().map(|_| self.random.random()).collect();
+        let seen = std::thread::scope(|scope| {
+            let writers: Vec<_> = (self.models.iter_mut().zip(seeds))
+                .map(|(model, seed)| {
+                    let (client, round) = (Arc::clone(&client), &round);
+                    scope.spawn(move || load::run(model, &*client, round, habits, seed))
+                })
+                .collect();
+            let begun = Instant::now();
+            let is_running = || writers.iter().any(|writer| !writer.is_finished());
+            while round.acknowledged.load(Ordering::Relaxed) < wanted
+                && is_running()
+                && begun.elapsed() < LOAD_DEADLINE
+            {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            round.is_ending.store(true, Ordering::SeqCst);
+            process.kill();
+            writers.into_iter().map(|writer| writer.join().expect("no writer panics")).collect::<Vec<_>>()
+        });
+        for seen in seen {
+            let all = &mut self.report.seen;
+            all.cached += seen.cached;
+            all.journaled += seen.journaled;
+            all.stored += seen.stored;
+            all.flushed += seen.flushed;
+            self.report.lines.extend(seen.wrong);
+        }
+        if round.acknowledged.load(Ordering::Relaxed) < wanted && self.report.lines.is_empty() {
+            return Err(format!("no progress within {LOAD_DEADLINE:?}: {}", process.log_tail()));
+        }
+        Ok(())
+    }
+
+    /// Starts a process and kills it while it recovers: before it listens, as soon as it does, or after a few
+    /// of its objects have been asked for.
+    fn kill_in_recovery(&mut self) -> Result<(), String> {
+        let mut process = self.place.spawn();
+        let reads = match self.random.random_range(0..3) {
+            0 => {
+                // Anywhere in the start: the time is what is drawn.
+                std::thread::sleep(Duration::from_micros(self.random.random_range(0..40_000)));
+                0
+            }
+            1 => {
+                self.place.wait(&mut process)?;
+                0
+            }
+            _ => {
+                self.place.wait(&mut process)?;
+                1 + self.random.random_range(0..2 * OBJECTS)
+            }
+        };
+        if reads > 0 {
+            let client = self.place.connect().map_err(|error| format!("connecting: {error}"))?;
+            let model = &self.models[self.random.random_range(0..self.models.len())];
+            for at in 0..reads.min(model.len()) {
+                let request = blocker::InfoRequest::new(model.object(at).clone());
+                match blocker::executor::block_on(client.info(request)) {
+                    Ok(_) | Err(blocker::Error::Missing) => {}
+                    Err(error) => return Err(format!("info during recovery: {error}")),
+                }
+            }
+        }
+        process.kill();
+        self.report.kills += 1;
+        self.report.kills_in_recovery += 1;
+        Ok(())
+    }
+
+    /// Compares what the server has with what every writer knows.
+    fn check(&mut self) -> Result<(), String> {
+        let client = self.place.connect().map_err(|error| format!("connecting: {error}"))?;
+        self.report.replayed += replay_records(&client)?;
+        for model in &mut self.models {
+            let lines = &mut self.report.lines;
+            let faults = model.check(&client, &mut |line| lines.push(line));
+            self.report.faults.add(faults.map_err(|error| format!("reading back: {error}"))?);
+        }
+        Ok(())
+    }
+
+    /// Ends the last process in order: then everything is in the store, and nothing in the journal.
+    fn end(&mut self, process: Process) -> Result<(), String> {
+        let status = process.end()?;
+        if !status.success() {
+            return Err(format!("the orderly end has failed: {status}"));
+        }
+        let journal = self.place.path("journal");
+        std::fs::remove_dir_all(&journal).map_err(|error| format!("{}: {error}", journal.display()))?;
+        let process = self.start()?;
+        self.check()?;
+        process.end().map(drop)
+    }
+}
+
+/// The metric with the number of records that a start found to replay.
+const REPLAY_RECORDS: &str = "cached_journal_replay_records";
+
+/// Returns how many records the server's start found to replay.
+fn replay_records(client: &dyn Blocker) -> Result<u64, String> {
+    let metrics = blocker::executor::block_on(client.control().metrics());
+    let metrics = metrics.map_err(|error| format!("metrics: {error}"))?;
+    let pairs = blocker::metrics::render::pairs(&metrics);
+    let found = pairs.iter().find(|pair| pair.name == REPLAY_RECORDS);
+    Ok(match found.map(|pair| &pair.value) {
+        Some(blocker::metrics::Number::Integer(number)) => *number,
+        Some(blocker::metrics::Number::Float(number)) => *number as u64,
+        None => 0,
+    })
+}
+
+/// Returns a directory for a run below the build's, on a real disk: `/tmp` may be in memory.
+///
+/// # Panics
+/// If it cannot be made.
+pub fn directory(parent: &Path, name: &str) -> PathBuf {
+    let directory = parent.join(format!("{name}-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&directory);
+    std::fs::create_dir_all(&directory).expect("a directory");
+    directory
+}

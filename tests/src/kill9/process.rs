@@ -1,0 +1,150 @@
+//! The process that is killed: `cached` with a journal, over a store, with its sockets in a directory.
+
+use std::fs::File;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use synapse::{Address, ClientConfig, SynapseBlocker};
+
+/// How long a start, or an orderly end, may take on a busy machine.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// The configuration of one start, in its own directory.
+#[derive(Debug)]
+pub struct Place {
+    directory: PathBuf,
+    program: PathBuf,
+}
+
+/// A started `cached`. It is killed when this is dropped.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Place {
+    /// Returns the place in `directory`, where `program` is started.
+    pub fn new(directory: &Path, program: &Path) -> Self {
+        Self { directory: directory.into(), program: program.into() }
+    }
+
+    /// Returns a path in the directory.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// Writes the configuration: `objects` are lines of `[objects]` and tables below it.
+    ///
+    /// # Panics
+    /// If the file cannot be written.
+    pub fn configure(&self, objects: &str) {
+        let text = format!(
+            "[log]\nlevel = \"info\"\n[memcached]\nthreads = 1\nlisten = []\nunix_path = \"{}\"\n{objects}\n\
+             [synapse]\nlisten = [\"unix:{}\"]\nthreads = 2\n",
+            self.path("memcached").display(),
+            self.path("socket").display()
+        );
+        std::fs::write(self.path("cached.toml"), text).expect("a configuration");
+    }
+
+    /// Starts the program. It may not listen yet.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn spawn(&self) -> Process {
+        // The socket of the process before is no sign of this one.
+        let _ = std::fs::remove_file(self.path("socket"));
+        let log = self.path("log");
+        let out = File::options().create(true).append(true).open(&log).expect("a log file");
+        let err = out.try_clone().expect("a log file");
+        let mut command = Command::new(&self.program);
+        command.arg(format!("--config={}", self.path("cached.toml").display()));
+        if crate::server::is_root() {
+            command.args(["-u", "root"]);
+        }
+        command.stdin(Stdio::null()).stdout(out).stderr(err);
+        // SAFETY: prctl is async-signal-safe and touches no memory of ours.
+        unsafe {
+            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            });
+        }
+        Process { child: command.spawn().expect("cached starts"), log }
+    }
+
+    /// Waits until the process listens.
+    ///
+    /// # Errors
+    /// What it wrote, if it ended instead or took too long.
+    pub fn wait(&self, process: &mut Process) -> Result<(), String> {
+        let begun = Instant::now();
+        while UnixStream::connect(self.path("socket")).is_err() {
+            if let Ok(Some(status)) = process.child.try_wait() {
+                return Err(format!("the server ended with {status}: {}", process.log_tail()));
+            }
+            if begun.elapsed() > DEADLINE {
+                return Err(format!("the server does not listen: {}", process.log_tail()));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// Connects a client that gives up soon after the server has gone.
+    ///
+    /// # Errors
+    /// The client's.
+    pub fn connect(&self) -> blocker::Result<SynapseBlocker> {
+        let mut config = ClientConfig::new(Address::Unix(self.path("socket")));
+        config.reconnect_timeout = Duration::from_millis(50);
+        config.call_timeout = Some(DEADLINE);
+        SynapseBlocker::connect_on_thread(config)
+    }
+}
+
+impl Process {
+    /// Kills the process as a crash would, and waits until it is gone.
+    pub fn kill(&mut self) {
+        // Fails only if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Ends the process in order.
+    ///
+    /// # Errors
+    /// What it wrote, if it does not end.
+    pub fn end(mut self) -> Result<ExitStatus, String> {
+        let pid = i32::try_from(self.child.id()).map_err(|error| error.to_string())?;
+        // SAFETY: our own child, not yet waited for, so the id is still its own.
+        unsafe { libc::kill(pid, libc::SIGTERM) };
+        let begun = Instant::now();
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return Ok(status),
+                _ if begun.elapsed() > DEADLINE => {
+                    return Err(format!("the server does not end: {}", self.log_tail()));
+                }
+                _ => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+
+    /// Returns the last lines that it wrote.
+    pub fn log_tail(&self) -> String {
+        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<_> = log.lines().collect();
+        lines[lines.len().saturating_sub(12)..].join("\n")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

@@ -1,0 +1,38 @@
+//! Python's packages for a test, in a virtual environment of their own.
+
+use crate::outside;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+const INSTALL_DEADLINE: Duration = Duration::from_secs(300);
+
+/// Installs what a file of requirements lists into a virtual environment at `environment`, unless it is there.
+/// Returns the folder of its programs.
+///
+/// # Errors
+/// Why there is no such environment: there is no Python, or what its installer has written.
+pub fn install(environment: &Path, requirements: &Path) -> Result<PathBuf, String> {
+    let wanted = std::fs::read(requirements).map_err(|error| error.to_string())?;
+    let programs = environment.join("bin");
+    // Written last, so that an interrupted installation is repeated.
+    let done = environment.join("installed.txt");
+    if std::fs::read(&done).is_ok_and(|installed| installed == wanted) {
+        return Ok(programs);
+    }
+    let system = outside::find_program("python3").ok_or("there is no python3")?;
+    let mut make = Command::new(system);
+    make.args(["-m", "venv", "--clear"]).arg(environment);
+    let mut fill = Command::new(programs.join("python"));
+    fill.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement"]);
+    fill.arg(requirements);
+    for step in [&mut make, &mut fill] {
+        let output = outside::run(step, INSTALL_DEADLINE);
+        if !output.status.success() {
+            let what = requirements.display();
+            return Err(format!("cannot install what {what} lists: {}", outside::text(&output)));
+        }
+    }
+    std::fs::write(&done, wanted).map_err(|error| error.to_string())?;
+    Ok(programs)
+}

@@ -1,0 +1,269 @@
+//! `cached` or `synapsed` with an object cache and a journal over a file store, all in one directory: for
+//! tests of what both programs do with a journal.
+
+use std::fs::File;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use blocker::Blocker;
+use blocker::executor::block_on;
+use blocker::metrics::{Number, render};
+use synapse::{Address, ClientConfig, SynapseBlocker};
+
+use crate::program::workspace_programs;
+
+/// How long a start, an end, or anything else that is waited for may take on a busy machine.
+pub const DEADLINE: Duration = Duration::from_secs(120);
+
+/// The two programs that have object caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Daemon {
+    /// `cached`.
+    Cached,
+    /// `synapsed`.
+    Synapsed,
+}
+
+impl Daemon {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Cached, Self::Synapsed];
+
+    /// Returns the name of the program.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cached => "cached",
+            Self::Synapsed => "synapsed",
+        }
+    }
+}
+
+/// A program's configuration, its journal, store, socket and log, in a directory.
+#[derive(Clone, Debug)]
+pub struct Site {
+    /// The program.
+    pub daemon: Daemon,
+    /// The directory of everything.
+    pub directory: PathBuf,
+    /// The journal's directory.
+    pub journal: PathBuf,
+    /// The store's directory.
+    pub store: PathBuf,
+    /// The system's user, by number, as which the program runs.
+    pub uid: Option<u32>,
+}
+
+/// A started program. It is killed when this is dropped.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    log: PathBuf,
+    /// The length of the log when the program was started.
+    log_begin: usize,
+}
+
+impl Site {
+    /// Returns the site in `directory`, which exists, with journal and store in it.
+    pub fn new(daemon: Daemon, directory: &Path) -> Self {
+        let directory = directory.to_path_buf();
+        let (journal, store) = (directory.join("journal"), directory.join("store"));
+        Self { daemon, directory, journal, store, uid: None }
+    }
+
+    /// Returns a path in the directory.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// Writes the configuration. The cache writes back after `age_ms`; `objects` are further lines of
+    /// `[objects]`, `journal` of `[objects.journal]`, `tables` further tables.
+    ///
+    /// # Panics
+    /// If the file cannot be written.
+    pub fn configure(&self, age_ms: u64, objects: &str, journal: &str, tables: &str) {
+        let objects = format!(
+            "[objects]\nwrite = \"back\"\nwriter = \"cache\"\nmemory_bytes_max = \"16 MiB\"\ndirty_bytes_max = \"2 MiB\"\n\
+             object_bytes_max = \"64 KiB\"\ndirty_age_ms_max = {age_ms}\n{objects}\n\
+             [objects.journal]\ndirectory = {:?}\nsegment_bytes = \"1 MiB\"\nlimit_bytes = \"8 MiB\"\n\
+             journaled_bytes_max = \"256 KiB\"\n{journal}\n",
+            self.journal
+        );
+        let (store, socket) = (&self.store, self.path("socket"));
+        let socket = format!("[synapse]\nlisten = [\"unix:{}\"]\nthreads = 1\n", socket.display());
+        let text = match self.daemon {
+            Daemon::Cached => format!(
+                "[memcached]\nthreads = 1\nlisten = []\nunix_path = {:?}\n{objects}\n\
+                 [objects.backend]\nkind = \"file\"\npath = {store:?}\n{socket}{tables}",
+                self.path("memcached")
+            ),
+            Daemon::Synapsed => format!("backend = \"file:{}\"\n{objects}{socket}{tables}", store.display()),
+        };
+        std::fs::write(self.path("config.toml"), text).expect("a configuration");
+    }
+
+    /// Starts the program. It may not listen yet.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn spawn(&self) -> Running {
+        // The socket of the process before is no sign of this one.
+        let _ = std::fs::remove_file(self.path("socket"));
+        let log = self.path("log");
+        let out = File::options().create(true).append(true).open(&log).expect("a log file");
+        let err = out.try_clone().expect("a log file");
+        let log_begin = out.metadata().expect("its length").len() as usize;
+        let mut command = Command::new(workspace_programs().join(self.daemon.name()));
+        command.arg(format!("--config={}", self.path("config.toml").display()));
+        if self.daemon == Daemon::Cached && self.uid.is_none() && crate::server::is_root() {
+            command.args(["-u", "root"]);
+        }
+        if let Some(uid) = self.uid {
+            command.uid(uid).gid(uid);
+        }
+        command.stdin(Stdio::null()).stdout(out).stderr(err);
+        // SAFETY: prctl is async-signal-safe and touches no memory of ours.
+        unsafe {
+            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            });
+        }
+        Running { child: command.spawn().expect("the program starts"), log, log_begin }
+    }
+
+    /// Starts the program, and waits until it listens.
+    ///
+    /// # Panics
+    /// If it ends instead, or takes too long.
+    pub fn start(&self) -> Running {
+        let mut running = self.spawn();
+        wait_for("the listener", || {
+            if let Some(status) = running.try_wait() {
+                panic!("{} ended with {status}:\n{}", self.daemon.name(), running.log());
+            }
+            UnixStream::connect(self.path("socket")).is_ok()
+        });
+        running
+    }
+
+    /// Starts the program, which refuses: returns its exit status and the line that states why.
+    ///
+    /// # Panics
+    /// If it starts, takes too long, panics, or ends with more or less than one such line.
+    pub fn refused(&self) -> (i32, String) {
+        let mut running = self.spawn();
+        let mut status = None;
+        wait_for("the end of a refused start", || {
+            status = running.try_wait();
+            status.is_some()
+        });
+        let log = running.log();
+        assert!(!log.contains("panicked"), "{log}");
+        // Lines of the log begin with the time.
+        let is_own = |line: &&str| !line.starts_with(|letter: char| letter.is_ascii_digit());
+        let lines: Vec<_> = log.lines().filter(is_own).collect();
+        assert_eq!(lines.len(), 1, "one line states why:\n{log}");
+        assert_eq!(log.lines().last(), Some(lines[0]), "it is the last one:\n{log}");
+        let code = status.and_then(|status| status.code());
+        (code.unwrap_or_else(|| panic!("{status:?}:\n{log}")), lines[0].to_owned())
+    }
+
+    /// Connects a client that gives up soon after the program has gone.
+    ///
+    /// # Panics
+    /// If it cannot connect.
+    pub fn connect(&self) -> SynapseBlocker {
+        let mut config = ClientConfig::new(Address::Unix(self.path("socket")));
+        config.reconnect_timeout = Duration::from_millis(50);
+        config.call_timeout = Some(DEADLINE);
+        SynapseBlocker::connect_on_thread(config).expect("a connection")
+    }
+
+    /// Runs `cachectl`, and returns its exit status and what it wrote.
+    ///
+    /// # Panics
+    /// If it cannot be run, or takes too long.
+    pub fn cachectl(&self, arguments: &[&str]) -> (i32, String) {
+        let mut command = Command::new(workspace_programs().join("cachectl"));
+        let output = crate::outside::run(command.args(arguments), DEADLINE);
+        let text = crate::outside::text(&output);
+        assert!(!text.contains("panicked"), "{text}");
+        (output.status.code().unwrap_or_else(|| panic!("{arguments:?}: {text}")), text)
+    }
+}
+
+impl Running {
+    /// Returns what the program has written since it was started.
+    ///
+    /// # Panics
+    /// If the log cannot be read.
+    pub fn log(&self) -> String {
+        let log = std::fs::read(&self.log).expect("the log");
+        String::from_utf8_lossy(&log[self.log_begin..]).into_owned()
+    }
+
+    /// Returns the exit status, if the program has ended.
+    ///
+    /// # Panics
+    /// If it cannot be waited for.
+    pub fn try_wait(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("a child")
+    }
+
+    /// Kills the program as a crash would, and waits until it is gone.
+    pub fn kill(&mut self) {
+        // Fails only if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Ends the program in order.
+    ///
+    /// # Panics
+    /// If it does not end, or not with status 0.
+    pub fn end(mut self) {
+        let pid = libc::pid_t::try_from(self.child.id()).expect("a process id");
+        // SAFETY: our own child, not yet waited for, so the id is still its own.
+        unsafe { libc::kill(pid, libc::SIGTERM) };
+        let mut status = None;
+        wait_for("an orderly end", || {
+            status = self.try_wait();
+            status.is_some()
+        });
+        assert!(status.is_some_and(|status| status.success()), "{status:?}:\n{}", self.log());
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Waits until a condition holds.
+///
+/// # Panics
+/// If it does not within [`DEADLINE`].
+pub fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < DEADLINE, "{what} did not come");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Returns a metric of a server, without the part behind the point.
+///
+/// # Panics
+/// If there is no such metric, or the server cannot be asked.
+pub fn metric(client: &dyn Blocker, name: &str) -> u64 {
+    let families = block_on(client.control().metrics()).expect("metrics");
+    let pairs = render::pairs(&families);
+    let found = pairs.iter().find(|pair| pair.name == name);
+    match found.unwrap_or_else(|| panic!("no metric {name}")).value {
+        Number::Integer(number) => number,
+        Number::Float(number) => number as u64,
+    }
+}

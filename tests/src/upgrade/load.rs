@@ -1,0 +1,176 @@
+//! Upgrades under load: clients that know what each key must be, and no reply that is missing or wrong.
+
+use super::{Upgradable, memory_directory};
+use crate::warm::client::{Client, Common, Connection};
+use crate::warm::history::{Flush, Verdict, judge};
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// What came out of a run.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Upgrades.
+    pub upgrades: u64,
+    /// Changes acknowledged.
+    pub changes: u64,
+    /// Runs of clients of others.
+    pub runs: u64,
+    /// Keys looked at in the end.
+    pub keys: u64,
+    /// The longest time in which a client had no reply, in each upgrade.
+    pub pauses: Vec<Duration>,
+    /// A line for each thing that was wrong.
+    pub lines: Vec<String>,
+}
+
+impl std::fmt::Display for Report {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut pauses = self.pauses.clone();
+        pauses.sort_unstable();
+        let at = |share: usize| pauses.get(pauses.len() * share / 100).or(pauses.last()).copied();
+        let millis = |pause: Option<Duration>| pause.unwrap_or_default().as_secs_f64() * 1e3;
+        write!(
+            f,
+            "{} upgrades, {} changes acknowledged, {} keys right; longest wait for a reply in an upgrade: \
+             median {:.1} ms, 90 % {:.1} ms, most {:.1} ms",
+            self.upgrades,
+            self.changes,
+            self.keys,
+            millis(at(50)),
+            millis(at(90)),
+            millis(pauses.last().copied())
+        )?;
+        self.lines.iter().try_for_each(|line| write!(f, "\n  {line}"))
+    }
+}
+
+/// The changes that must be acknowledged between two upgrades.
+const CHANGES_BETWEEN: u64 = 300;
+
+/// Runs `upgrades` upgrades under the load of `clients`. `args` are the server's beyond the memory file.
+///
+/// # Panics
+/// If the server does not start, or an upgrade fails.
+pub fn run(args: &str, upgrades: u64, clients: usize, seed: u64, is_verbose: bool) -> Report {
+    let memory = memory_directory();
+    let file = memory.path().join("memory");
+    let mut server = Upgradable::start(&format!("-e {} {args}", file.display()), "");
+    let common = Common::default();
+    let mut clients: Vec<Client> = (0..clients)
+        .map(|number| Client::new(number, SmallRng::seed_from_u64(seed * 1_000 + number as u64)))
+        .collect();
+    let mut report = Report::default();
+    let goes_on = AtomicBool::new(true);
+    let port = server.port;
+    std::thread::scope(|scope| {
+        let running: Vec<_> = clients
+            .iter_mut()
+            .map(|client| {
+                let (common, goes_on) = (&common, &goes_on);
+                scope.spawn(move || client.run_while(port, common, goes_on))
+            })
+            .collect();
+        // The clients stop, whatever happens.
+        let _stop = Stop(&goes_on);
+        // One more, whose longest wait is measured for each upgrade.
+        let mut observer = Some(Connection::open(port).expect("a connection"));
+        for round in 1..=upgrades {
+            let before = common.acknowledged.load(Ordering::Relaxed);
+            crate::daemon::wait_for("changes", || {
+                assert!(
+                    !running.iter().any(|client| client.is_finished()),
+                    "a client has lost its connection"
+                );
+                (common.acknowledged.load(Ordering::Relaxed) >= before + CHANGES_BETWEEN).then_some(())
+            });
+            let observed = std::sync::Arc::new(AtomicBool::new(true));
+            let watch = observer.take().map(|connection| {
+                let observed = observed.clone();
+                scope.spawn(move || observe(connection, &observed))
+            });
+            let took = server.upgrade();
+            observed.store(false, Ordering::Relaxed);
+            match watch.map(std::thread::ScopedJoinHandle::join) {
+                Some(Ok(Ok((connection, pause)))) => {
+                    report.pauses.push(pause);
+                    observer = Some(connection);
+                }
+                _ => {
+                    report.lines.push(format!("upgrade {round}: the observer has lost its connection"));
+                    observer = Connection::open(port).ok();
+                }
+            }
+            report.upgrades += 1;
+            if is_verbose {
+                let pause = report.pauses.last().copied().unwrap_or_default();
+                println!(
+                    "{round}: pause {:.1} ms, in all {:.0} ms",
+                    pause.as_secs_f64() * 1e3,
+                    took.as_secs_f64() * 1e3
+                );
+            }
+        }
+        goes_on.store(false, Ordering::Relaxed);
+        for (number, client) in running.into_iter().enumerate() {
+            match client.join() {
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => report.lines.push(format!("client {number}: {error}")),
+                Err(_) => report.lines.push(format!("client {number} has panicked")),
+            }
+        }
+    });
+    report.changes = common.acknowledged.load(Ordering::Relaxed);
+    let flushes: Vec<Flush> = clients.iter().flat_map(|client| client.flushes.clone()).collect();
+    let mut connection = Connection::open(port).expect("a connection");
+    let mut given = std::collections::HashSet::new();
+    for (number, client) in clients.iter_mut().enumerate() {
+        report.lines.append(&mut client.surprises);
+        for (key, before) in client.gone_while_running.drain(..) {
+            if before.flushed(&flushes) == crate::warm::history::Flushed::No {
+                report.lines.push(format!("{key} was gone, after {before:?}"));
+            }
+        }
+        for cas in client.cas_values.drain(..) {
+            if !given.insert(cas) {
+                report.lines.push(format!("CAS value {cas} was given twice"));
+            }
+        }
+        for key in Client::keys(number) {
+            let found = connection.look(&key).expect("a reply");
+            match judge(client.last.get(&key), None, &flushes, found.as_ref()) {
+                Verdict::Acknowledged | Verdict::MissingFlushed => report.keys += 1,
+                verdict => {
+                    report.lines.push(format!("{key}: {verdict:?}, after {:?}", client.last.get(&key)));
+                }
+            }
+        }
+    }
+    server.end();
+    report
+}
+
+/// Asks as often as it can while `observed`; returns the longest time that one reply took.
+pub(super) fn observe(
+    mut connection: Connection,
+    observed: &AtomicBool,
+) -> std::io::Result<(Connection, Duration)> {
+    let mut longest = Duration::ZERO;
+    while observed.load(Ordering::Relaxed) {
+        let begun = std::time::Instant::now();
+        connection.ask(b"mn\r\n")?;
+        longest = longest.max(begun.elapsed());
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    Ok((connection, longest))
+}
+
+/// Ends the load when it is dropped.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,256 @@
+//! New processes that take over from running ones: a server whose program is replaced, and a load that must not
+//! notice.
+//!
+//! The server runs from a directory of its own, in which its program can be replaced. Each new process is a child
+//! of the one before; once that has ended, this process is its parent (a subreaper).
+
+pub mod load;
+pub mod objects;
+pub mod others;
+
+use crate::daemon::wait_for;
+use crate::program::Program;
+use crate::server::is_root;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A server that can be upgraded. Its present process is killed when this is dropped.
+#[derive(Debug)]
+pub struct Upgradable {
+    dir: tempfile::TempDir,
+    /// The arguments beyond those of every such server.
+    args: String,
+    /// The TCP port; 0 if it has a unix socket as well.
+    pub port: u16,
+    /// The UDP port; 0 if it has none.
+    pub udp_port: u16,
+    /// The present process.
+    pub pid: i32,
+    /// What its processes have notified the service manager of.
+    notes: Arc<Mutex<Vec<String>>>,
+}
+
+impl Upgradable {
+    /// Starts the server under test with these arguments and this configuration, on any free port. `DIR` in both is the
+    /// server's directory.
+    ///
+    /// # Panics
+    /// If it does not start, with its log.
+    pub fn start(args: &str, configuration: &str) -> Upgradable {
+        // SAFETY: plain numbers; changes who the parent of orphans is.
+        let code = unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
+        assert_eq!(code, 0, "to be the parent of orphans");
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let (args, notes) = (args.to_owned(), Arc::default());
+        let mut server = Upgradable { dir, args, port: 0, udp_port: 0, pid: 0, notes };
+        server.collect_notes();
+        server.use_program();
+        server.configure(configuration);
+        server.start_again();
+        server
+    }
+
+    /// Starts a process in the place of the one that has ended.
+    ///
+    /// # Panics
+    /// If it does not start, with its log.
+    pub fn start_again(&mut self) {
+        let log = OpenOptions::new().create(true).append(true).open(self.path("log")).expect("a log");
+        let place = self.dir.path().display().to_string();
+        let mut command = Command::new(self.path("cached"));
+        command.args(["-l", "127.0.0.1", "-p", "-1", "--config"]).arg(self.path("config.toml"));
+        command.arg("-P").arg(self.path("pid")).env("MEMCACHED_PORT_FILENAME", self.path("ports"));
+        command.args(self.args.replace("DIR", &place).split_whitespace()).stdin(Stdio::null());
+        command.env("NOTIFY_SOCKET", self.path("notify"));
+        if is_root() {
+            command.args(["-u", "root"]);
+        }
+        command.stdout(log.try_clone().expect("a log")).stderr(log);
+        let mut child = command.spawn().expect("the server starts");
+        self.pid = i32::try_from(child.id()).expect("a process id");
+        wait_for("the start", || {
+            assert!(child.try_wait().expect("a child").is_none(), "it has ended:\n{}", self.log());
+            self.written_pid().filter(|pid| *pid == self.pid)
+        });
+        // Written before the pid file, unless there is a unix socket.
+        let ports = std::fs::read_to_string(self.path("ports")).unwrap_or_default();
+        let port = |kind: &str| ports.lines().find_map(|line| line.strip_prefix(kind)?.trim().parse().ok());
+        self.port = port("TCP INET:").unwrap_or_default();
+        self.udp_port = port("UDP INET:").unwrap_or_default();
+    }
+
+    /// Returns the path of a file in its directory.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Returns what its processes have logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+
+    /// Replaces its configuration.
+    pub fn configure(&self, text: &str) {
+        let text = text.replace("DIR", &self.dir.path().display().to_string());
+        std::fs::write(self.path("new.toml"), text).expect("a configuration");
+        std::fs::rename(self.path("new.toml"), self.path("config.toml")).expect("a configuration");
+    }
+
+    /// Puts the server under test in the program's place.
+    pub fn use_program(&self) {
+        let from = &Program::under_test().path;
+        // A rename over another name of the same file does nothing, and would leave this one, which a copy empties.
+        let _ = std::fs::remove_file(self.path("new"));
+        if std::fs::hard_link(from, self.path("new")).is_err() {
+            // On another file system. A copy would take long: a program with debug information is large.
+            std::os::unix::fs::symlink(from, self.path("new")).expect("a link to the program");
+        }
+        std::fs::rename(self.path("new"), self.path("cached")).expect("the program in its place");
+    }
+
+    /// Puts a shell script in the program's place; `$REAL` in it is the server under test.
+    pub fn use_script(&self, script: &str) {
+        let real = Program::under_test().path.display().to_string();
+        self.use_bytes(format!("#!/bin/sh\n{}\n", script.replace("$REAL", &real)).as_bytes());
+    }
+
+    /// Puts an executable file with these bytes in the program's place.
+    pub fn use_bytes(&self, bytes: &[u8]) {
+        // It may be a name of the server under test.
+        let _ = std::fs::remove_file(self.path("new"));
+        std::fs::write(self.path("new"), bytes).expect("a program");
+        std::fs::set_permissions(self.path("new"), std::fs::Permissions::from_mode(0o755))
+            .expect("a program");
+        std::fs::rename(self.path("new"), self.path("cached")).expect("the program in its place");
+    }
+
+    /// Collects what the server's processes send to the service manager: the log holds lines back that repeat.
+    fn collect_notes(&self) {
+        let manager = UnixDatagram::bind(self.path("notify")).expect("a socket");
+        manager.set_read_timeout(Some(Duration::from_millis(200))).expect("a timeout");
+        let notes = Arc::downgrade(&self.notes);
+        std::thread::spawn(move || {
+            let mut note = vec![0; 1 << 16];
+            while let Some(notes) = notes.upgrade() {
+                // Fails when nothing has come for a while.
+                if let Ok(bytes) = manager.recv(&mut note) {
+                    let text = String::from_utf8_lossy(&note[..bytes]).into_owned();
+                    notes.lock().unwrap_or_else(PoisonError::into_inner).push(text);
+                }
+            }
+        });
+    }
+
+    /// Returns what its processes have notified the service manager of, in order.
+    pub fn notes(&self) -> Vec<String> {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn written_pid(&self) -> Option<i32> {
+        std::fs::read_to_string(self.path("pid")).ok()?.trim().parse().ok()
+    }
+
+    /// Sends a signal to the present process.
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: our own descendant, which is waited for only by this value, so the id is still its own.
+        assert_eq!(unsafe { libc::kill(self.pid, signal) }, 0, "a signal to the server:\n{}", self.log());
+    }
+
+    /// Requests an upgrade, and waits until the new process has taken over and the old one has ended. Returns how long
+    /// that took.
+    ///
+    /// # Panics
+    /// If it does not, with the log.
+    pub fn upgrade(&mut self) -> Duration {
+        let begun = Instant::now();
+        let failed = self.failures();
+        self.signal(libc::SIGUSR2);
+        let old = self.pid;
+        let new = wait_for("another process", || {
+            assert_eq!(self.failures(), failed, "the upgrade has failed:\n{}", self.log());
+            self.written_pid().filter(|pid| *pid != old)
+        });
+        assert_eq!(self.wait_exit(), 0, "the end of the old process:\n{}", self.log());
+        self.pid = new;
+        begun.elapsed()
+    }
+
+    /// Requests an upgrade that must fail; returns what the service manager is notified of.
+    ///
+    /// # Panics
+    /// If it does not fail.
+    pub fn upgrade_in_vain(&mut self) -> String {
+        let failed = self.failures();
+        self.signal(libc::SIGUSR2);
+        wait_for("a failed upgrade", || {
+            assert_eq!(self.written_pid(), Some(self.pid), "another process has taken over:\n{}", self.log());
+            (self.failures() > failed).then_some(())
+        });
+        self.notes().into_iter().rfind(|note| note.contains(FAILED)).unwrap_or_default()
+    }
+
+    fn failures(&self) -> usize {
+        self.notes().iter().filter(|note| note.contains(FAILED)).count()
+    }
+
+    /// Waits for the end of the present process; returns its exit status, or 128 and the signal that has ended it.
+    ///
+    /// # Panics
+    /// If it does not end.
+    pub fn wait_exit(&self) -> i32 {
+        wait_for("the end of a process", || {
+            let mut status = 0;
+            // SAFETY: the pointer leads to an integer.
+            let waited = unsafe { libc::waitpid(self.pid, &raw mut status, libc::WNOHANG) };
+            assert!(waited >= 0, "no child: {}", std::io::Error::last_os_error());
+            let ended = if libc::WIFEXITED(status) {
+                libc::WEXITSTATUS(status)
+            } else {
+                128 + libc::WTERMSIG(status)
+            };
+            (waited == self.pid).then_some(ended)
+        })
+    }
+
+    /// Ends the server in order.
+    ///
+    /// # Panics
+    /// If it does not end well.
+    pub fn end(mut self) {
+        self.signal(libc::SIGTERM);
+        assert_eq!(self.wait_exit(), 0, "{}", self.log());
+        self.pid = 0;
+    }
+}
+
+/// What the service manager is notified of when an upgrade has failed.
+const FAILED: &str = "an upgrade has failed";
+
+impl Drop for Upgradable {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- the server's log ---\n{}\n---", self.log());
+        }
+        if self.pid > 0 {
+            // SAFETY: our own descendant, as above.
+            unsafe { libc::kill(self.pid, libc::SIGKILL) };
+            let mut status = 0;
+            // SAFETY: the pointer leads to an integer.
+            unsafe { libc::waitpid(self.pid, &raw mut status, 0) };
+        }
+    }
+}
+
+/// Returns a directory for a memory file, on a tmpfs where there is one.
+///
+/// # Panics
+/// If there is no room for a directory.
+pub fn memory_directory() -> tempfile::TempDir {
+    let fast = File::open("/dev/shm").is_ok().then(|| tempfile::tempdir_in("/dev/shm").ok()).flatten();
+    fast.unwrap_or_else(|| tempfile::tempdir().expect("a directory"))
+}

@@ -1,0 +1,148 @@
+//! Clients of other languages that do their everyday work while one process after the other takes over: the programs in
+//! `tests/clients`, each on a server of its own, because they flush.
+
+use super::load::{Report, observe};
+use super::{Upgradable, memory_directory};
+use crate::outside;
+use crate::program::repository;
+use crate::warm::client::Connection;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// How long one run of a client may take on a busy machine.
+const DEADLINE: Duration = Duration::from_secs(300);
+
+/// A client's program, which takes host and port behind its arguments.
+#[derive(Debug, Clone)]
+pub struct Script {
+    /// The libraries that it uses.
+    pub name: &'static str,
+    program: PathBuf,
+    arguments: Vec<PathBuf>,
+}
+
+/// Returns the clients that this machine has, and for each of the others why it is missing. Python's are installed below
+/// `workshop`.
+pub fn scripts(workshop: &Path) -> (Vec<Script>, Vec<String>) {
+    let clients = repository().join("tests/clients");
+    let (mut found, mut missing) = (Vec::new(), Vec::new());
+    match crate::python::install(&workshop.join("python-clients"), &clients.join("requirements.txt")) {
+        Ok(programs) => {
+            for (name, script) in [
+                ("pymemcache", "everyday_pymemcache.py"),
+                ("python-binary-memcached", "everyday_bmemcached.py"),
+            ] {
+                let arguments = vec![clients.join(script)];
+                found.push(Script { name, program: programs.join("python"), arguments });
+            }
+        }
+        Err(why) => missing.push(why),
+    }
+    let php = ["-r", "exit(extension_loaded('memcached') && extension_loaded('memcache') ? 0 : 1);"];
+    let perl = ["-MCache::Memcached", "-MCache::Memcached::Fast", "-MMemcached::libmemcached", "-e1"];
+    for (name, program, test, script) in [
+        ("dalli", "ruby", &["-rdalli", "-e", "exit"][..], "everyday_dalli.rb"),
+        ("PHP's memcached and memcache", "php", &php[..], "more/everyday.php"),
+        ("Perl's three", "perl", &perl[..], "more/everyday.pl"),
+    ] {
+        let known = outside::find_program(program).filter(|program| {
+            Command::new(program).args(test).output().is_ok_and(|output| output.status.success())
+        });
+        match known {
+            Some(program) => found.push(Script { name, program, arguments: vec![clients.join(script)] }),
+            None => missing.push(format!("{program} is missing, or {name}")),
+        }
+    }
+    (found, missing)
+}
+
+/// Runs all of them, each under `upgrades` upgrades.
+///
+/// # Panics
+/// If a server does not start, or an upgrade fails.
+pub fn run(scripts: &[Script], upgrades: u64) -> Report {
+    let memory = memory_directory();
+    let mut report = Report::default();
+    std::thread::scope(|scope| {
+        let running: Vec<_> = (scripts.iter().enumerate())
+            .map(|(number, script)| {
+                let file = memory.path().join(number.to_string());
+                scope.spawn(move || run_one(script, &file, upgrades))
+            })
+            .collect();
+        for (script, one) in scripts.iter().zip(running) {
+            let Ok(mut one) = one.join() else {
+                report.lines.push(format!("{}: an upgrade has failed", script.name));
+                continue;
+            };
+            println!("{}: {} runs, {one}", script.name, one.runs);
+            report.upgrades += one.upgrades;
+            report.runs += one.runs;
+            report.pauses.append(&mut one.pauses);
+            report.lines.append(&mut one.lines);
+        }
+    });
+    report
+}
+
+fn run_one(script: &Script, memory_file: &Path, upgrades: u64) -> Report {
+    let mut server = Upgradable::start(&format!("-m 64 -t 2 -e {}", memory_file.display()), "");
+    let (is_over, runs, is_observed) = (AtomicBool::new(false), AtomicU64::new(0), AtomicBool::new(true));
+    let mut report = Report::default();
+    let port = server.port;
+    let failed = std::thread::scope(|scope| {
+        let _over = Over(&is_over);
+        let client = scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) || runs.load(Ordering::Relaxed) == 0 {
+                // Some expect an empty server.
+                let flushed = Connection::open(port).and_then(|mut conn| conn.ask(b"flush_all\r\n"));
+                if let Err(error) = flushed {
+                    return Some(format!("{}: {error}", script.name));
+                }
+                let mut command = Command::new(&script.program);
+                command.args(&script.arguments).args(["127.0.0.1", &port.to_string()]);
+                let output = outside::run(&mut command, DEADLINE);
+                if !output.status.success() {
+                    return Some(format!("{}: {}", script.name, outside::text(&output)));
+                }
+                runs.fetch_add(1, Ordering::Relaxed);
+            }
+            None
+        });
+        let mut observer = Connection::open(port).expect("a connection");
+        for _ in 0..upgrades {
+            is_observed.store(true, Ordering::Relaxed);
+            let observing = scope.spawn(|| observe(observer, &is_observed));
+            server.upgrade();
+            is_observed.store(false, Ordering::Relaxed);
+            report.upgrades += 1;
+            match observing.join().expect("no panic") {
+                Ok((connection, pause)) => {
+                    report.pauses.push(pause);
+                    observer = connection;
+                }
+                Err(error) => {
+                    report.lines.push(format!("{}: the observer: {error}", script.name));
+                    break;
+                }
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+        client.join().unwrap_or_else(|_| Some(format!("{} has panicked", script.name)))
+    });
+    report.lines.extend(failed);
+    report.runs = runs.into_inner();
+    server.end();
+    report
+}
+
+/// Ends the client when it is dropped.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}

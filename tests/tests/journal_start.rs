@@ -1,0 +1,476 @@
+//! Starts of `cached` and of `synapsed` with a journal that cannot be used: each is refused with status 78 and
+//! one line that names the file, the byte where it applies, the reason and the way out; and the way out leads
+//! to a start that works.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use blocker::executor::block_on;
+use blocker::{
+    Blocker, ClaimRequest, Durability, Epoch, Error, FlushRequest, Name, Namespace, ObjectId, ReadRequest,
+    Scope, Stamp, WriteRequest, WriterId,
+};
+use cached_tests::kill9::directory;
+use cached_tests::outside::skip;
+use cached_tests::program::{Flavour, Program};
+use cached_tests::site::{Daemon, Site, metric, wait_for};
+use synapse::SynapseBlocker;
+
+/// The exit status of a configuration that cannot work.
+const CONFIGURATION: i32 = 78;
+/// An age at which nothing is stored within the test.
+const NEVER_MS: u64 = 86_400_000;
+const OBJECTS: usize = 4;
+const SEGMENT: &str = "segment-000000";
+
+/// Runs a test for both programs, each in a directory of its own.
+fn for_both(name: &str, test: impl Fn(&Site)) {
+    if Program::under_test().flavour != Flavour::Cached {
+        return;
+    }
+    for daemon in Daemon::ALL {
+        let place = directory(Path::new(env!("CARGO_TARGET_TMPDIR")), &format!("{name}-{}", daemon.name()));
+        let site = Site::new(daemon, &place);
+        site.configure(NEVER_MS, "", "", "");
+        test(&site);
+        let _ = std::fs::remove_dir_all(place);
+    }
+}
+
+fn namespace() -> Namespace {
+    Namespace::new("vm").expect("a namespace")
+}
+
+fn object(number: usize) -> ObjectId {
+    ObjectId::new(namespace(), Name::new(format!("object.{number}")).expect("a name"))
+}
+
+fn content(number: usize) -> Vec<u8> {
+    (0..5000).map(|index| (number * 31 + index) as u8).collect()
+}
+
+fn write(client: &SynapseBlocker, number: usize, durability: Durability) {
+    let request = WriteRequest::new(object(number), 0, content(number)).durability(durability);
+    let reply = block_on(client.write(request)).unwrap_or_else(|error| panic!("object {number}: {error}"));
+    assert_eq!(reply.durability, durability);
+}
+
+/// Returns whether an object has its content; it has that or is missing.
+fn is_there(client: &SynapseBlocker, number: usize) -> bool {
+    match block_on(client.read(ReadRequest::new(object(number), 0, 1 << 16))) {
+        Ok(reply) => {
+            assert!(reply.data.to_vec() == content(number), "object {number} has other bytes");
+            true
+        }
+        Err(Error::Missing) => false,
+        Err(error) => panic!("object {number}: {error}"),
+    }
+}
+
+/// Leaves a journal whose records the store has not, each in a batch of its own, as kill -9 does.
+fn crash(site: &Site) {
+    let mut running = site.start();
+    let client = site.connect();
+    for number in 0..OBJECTS {
+        write(&client, number, Durability::Journaled);
+    }
+    running.kill();
+}
+
+/// Copies a journal's files.
+fn copy(from: &Path, to: &Path) {
+    let _ = std::fs::remove_dir_all(to);
+    std::fs::create_dir(to).expect("a directory");
+    for entry in std::fs::read_dir(from).expect("a directory") {
+        let entry = entry.expect("an entry");
+        std::fs::copy(entry.path(), to.join(entry.file_name())).expect("a copy");
+    }
+}
+
+/// Flips a bit of a file.
+fn flip(path: &Path, offset: u64) {
+    let file = OpenOptions::new().read(true).write(true).open(path).expect("a file");
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, offset).expect("a byte");
+    file.write_all_at(&[byte[0] ^ 4], offset).expect("a byte");
+}
+
+/// Requires that a start is refused with one line that contains all of these.
+#[track_caller]
+fn assert_refused(site: &Site, contains: &[&str]) {
+    let (status, line) = site.refused();
+    println!("{line}");
+    assert_eq!(status, CONFIGURATION, "{line}");
+    assert!(line.contains("objects.journal.directory: "), "{line}");
+    for each in contains {
+        assert!(line.contains(each), "{each} is missing: {line}");
+    }
+}
+
+/// Requires that `cachectl journal COMMAND` ends with a status, and returns what it wrote.
+#[track_caller]
+fn journal(site: &Site, command: &str, more: &[&str], status: i32) -> String {
+    let directory = site.journal.to_str().expect("a path");
+    let (found, text) = site.cachectl(&[&["journal", command, directory], more].concat());
+    assert_eq!(found, status, "{command}: {text}");
+    text
+}
+
+/// Does what the refusal recommends: what is readable is saved, the journal is discarded, and the program
+/// starts. Returns which objects were saved.
+#[track_caller]
+fn export_and_discard(site: &Site, export_status: i32) -> Vec<usize> {
+    let saved = site.path("saved");
+    let _ = std::fs::remove_dir_all(&saved);
+    journal(site, "export", &[saved.to_str().expect("a path")], export_status);
+    // Asked for first, it states what would be lost, and keeps it.
+    let kept = site.journal.join(SEGMENT);
+    journal(site, "discard", &[], 2);
+    assert!(kept.exists());
+    journal(site, "discard", &["--yes"], 0);
+    let running = site.start();
+    let client = site.connect();
+    write(&client, 100, Durability::Journaled);
+    assert!(is_there(&client, 100));
+    drop(client);
+    running.end();
+    let backend = format!("file:{}", saved.display());
+    let is_saved = |number: &usize| {
+        let file = site.path("object");
+        let name = format!("object.{number}");
+        let arguments =
+            ["--backend", &backend, "--namespace", "vm", "get", &name, file.to_str().expect("a path")];
+        let (status, _) = site.cachectl(&arguments);
+        let is_saved = status == 0;
+        assert!(
+            !is_saved || std::fs::read(&file).expect("the object") == content(*number),
+            "object {number}"
+        );
+        is_saved
+    };
+    (0..OBJECTS).filter(is_saved).collect()
+}
+
+#[test]
+fn a_damaged_journal_is_refused_and_can_be_exported_and_discarded() {
+    for_both("journal-damaged", |site| {
+        crash(site);
+        let pristine = site.path("pristine");
+        copy(&site.journal, &pristine);
+        let text = journal(site, "inspect", &[], 0);
+        assert!(text.contains("the next start replays it"), "{text}");
+
+        let at_block =
+            |block: u64, byte: u64| move |journal: &Path| flip(&journal.join(SEGMENT), block * 4096 + byte);
+        let remove = |name: &'static str| {
+            move |journal: &Path| {
+                std::fs::remove_file(journal.join(name)).expect("a file");
+            }
+        };
+        type Damage<'a> = Box<dyn Fn(&Path) + 'a>;
+        let cases: [(Damage<'_>, &[&str], &[usize]); 7] = [
+            (
+                Box::new(|journal| flip(&journal.join("journal"), 13)),
+                &["journal at byte 0", "checksum"],
+                &[0, 1, 2, 3],
+            ),
+            (
+                Box::new(|journal| flip(&journal.join("journal"), 2)),
+                &["journal at byte 0", "first bytes"],
+                &[0, 1, 2, 3],
+            ),
+            (Box::new(remove("journal")), &["journal at byte 0", "is missing"], &[0, 1, 2, 3]),
+            // Two blocks of headers, then the claim, then a batch of three blocks for each object.
+            (Box::new(at_block(0, 20)), &["segment-000000 at byte 0", "damaged"], &[0, 1, 2, 3]),
+            (Box::new(at_block(3, 30)), &["segment-000000 at byte 12288", "written after"], &[1, 2, 3]),
+            (Box::new(at_block(6, 70)), &["segment-000000 at byte 24576", "written after"], &[0, 2, 3]),
+            (
+                Box::new(|journal| {
+                    let file = OpenOptions::new().write(true).open(journal.join(SEGMENT)).expect("a segment");
+                    file.set_len(9 * 4096).expect("a length");
+                }),
+                &["segment-000000 at byte 36864", "has 36864 bytes"],
+                &[0, 1],
+            ),
+        ];
+        for (damage, line, saved) in cases {
+            copy(&pristine, &site.journal);
+            let _ = std::fs::remove_dir_all(&site.store);
+            damage(&site.journal);
+            assert_refused(site, &[site.journal.to_str().expect("a path")]);
+            assert_refused(site, &[line, &["cachectl journal verify", "export", "discard"]].concat());
+            let verified = journal(site, "verify", &[], 1);
+            assert!(verified.contains(line[0]), "{verified}");
+            assert_eq!(export_and_discard(site, 1), saved, "{line:?}");
+        }
+
+        // And without damage, everything is replayed.
+        copy(&pristine, &site.journal);
+        let _ = std::fs::remove_dir_all(&site.store);
+        let running = site.start();
+        let client = site.connect();
+        assert!((0..OBJECTS).all(|number| is_there(&client, number)));
+        let found = metric(&client, "cached_journal_replay_records");
+        assert!(found >= OBJECTS as u64, "{found}");
+        wait_for("the end of the recovery", || metric(&client, "cached_journal_replayed_records") == found);
+        drop(client);
+        running.end();
+    });
+}
+
+/// The last batch cannot be told from one that a crash has torn, unless something was written behind it.
+#[test]
+fn every_flipped_bit_is_refused_or_loses_no_more_than_the_last_batch() {
+    // The scan is the same in both programs; one is enough.
+    if Program::under_test().flavour != Flavour::Cached {
+        return;
+    }
+    let place = directory(Path::new(env!("CARGO_TARGET_TMPDIR")), "journal-flipped");
+    let site = Site::new(Daemon::Cached, &place);
+    site.configure(NEVER_MS, "", "", "");
+    crash(&site);
+    let pristine = site.path("pristine");
+    copy(&site.journal, &pristine);
+    let (mut refused, mut started, mut late) = (0, 0, 0);
+    // In each block of the log, near its beginning and somewhere else.
+    for place in 0..2 * (2 + 1 + 3 * OBJECTS as u64) {
+        let block = place / 2;
+        let offset = block * 4096 + if place % 2 == 0 { 30 } else { (block * 977) % 4096 };
+        copy(&pristine, &site.journal);
+        let _ = std::fs::remove_dir_all(&site.store);
+        flip(&site.journal.join(SEGMENT), offset);
+        let mut running = site.spawn();
+        let mut status = None;
+        wait_for("a start or its end", || {
+            status = running.try_wait();
+            status.is_some() || std::os::unix::net::UnixStream::connect(site.path("socket")).is_ok()
+        });
+        if let Some(status) = status {
+            assert_eq!(status.code(), Some(CONFIGURATION), "byte {offset}: {}", running.log());
+            refused += 1;
+            continue;
+        }
+        started += 1;
+        let client = site.connect();
+        for number in 0..OBJECTS {
+            let is_last = number + 1 == OBJECTS;
+            match block_on(client.read(ReadRequest::new(object(number), 0, 1 << 16))) {
+                Ok(reply) => {
+                    assert!(reply.data.to_vec() == content(number), "byte {offset}: {number} is torn");
+                }
+                Err(Error::Missing) => assert!(is_last, "byte {offset}: {number} is lost without a word"),
+                // Found when the payload was read: this object's operations fail.
+                Err(Error::Corrupt(_)) => late += 1,
+                Err(error) => panic!("byte {offset}: {number}: {error}"),
+            }
+        }
+    }
+    println!("{refused} starts refused, {started} not; {late} objects found damaged later");
+    assert!(refused > 0 && late > 0);
+    let _ = std::fs::remove_dir_all(place);
+}
+
+#[test]
+fn a_journal_in_use_is_refused() {
+    for_both("journal-locked", |site| {
+        let mut running = site.start();
+        let client = site.connect();
+        write(&client, 0, Durability::Journaled);
+        let other = Site { directory: site.path("other"), store: site.path("other/store"), ..site.clone() };
+        std::fs::create_dir(&other.directory).expect("a directory");
+        other.configure(NEVER_MS, "", "", "");
+        assert_refused(
+            &other,
+            &[site.journal.to_str().expect("a path"), "another process has this journal open", "stop it"],
+        );
+        for command in ["inspect", "verify"] {
+            let text = journal(site, command, &[], 2);
+            assert!(text.contains("is in use"), "{text}");
+        }
+        journal(site, "discard", &["--yes"], 2);
+        write(&client, 1, Durability::Journaled);
+        running.kill();
+        // The way out: the other process is gone.
+        let running = site.start();
+        let client = site.connect();
+        assert!((0..2).all(|number| is_there(&client, number)));
+        drop(client);
+        running.end();
+    });
+}
+
+#[test]
+fn a_directory_of_other_files_is_refused_and_left_alone() {
+    for_both("journal-foreign", |site| {
+        std::fs::create_dir(&site.journal).expect("a directory");
+        let foreign = site.journal.join("photo.jpg");
+        std::fs::write(&foreign, b"mine").expect("a file");
+        assert_refused(site, &[site.journal.to_str().expect("a path"), "photo.jpg", "directory of its own"]);
+        let (_, line) = site.refused();
+        assert!(!line.contains("discard"), "it is not the journal's to discard: {line}");
+        journal(site, "discard", &["--yes"], 2);
+        assert_eq!(std::fs::read(&foreign).expect("the file"), b"mine");
+        assert_eq!(
+            std::fs::read_dir(&site.journal).expect("a directory").count(),
+            2,
+            "the file, and the lock"
+        );
+        std::fs::remove_file(foreign).expect("the file");
+        site.start().end();
+        // Beside a journal they do no harm.
+        std::fs::write(site.journal.join("notes"), b"mine").expect("a file");
+        site.start().end();
+        assert_eq!(std::fs::read(site.journal.join("notes")).expect("the file"), b"mine");
+    });
+}
+
+#[test]
+fn a_segment_of_another_journal_is_refused() {
+    for_both("journal-mixed", |site| {
+        crash(site);
+        let other = Site { journal: site.path("other"), store: site.path("other-store"), ..site.clone() };
+        other.configure(NEVER_MS, "", "", "");
+        crash(&other);
+        std::fs::copy(other.journal.join(SEGMENT), site.journal.join("segment-000001")).expect("a copy");
+        site.configure(NEVER_MS, "", "", "");
+        assert_refused(site, &["segment-000001 at byte 0", "another journal"]);
+        let text = journal(site, "verify", &[], 1);
+        assert!(text.contains("segment-000001"), "{text}");
+        assert_eq!(export_and_discard(site, 1), [0, 1, 2, 3]);
+    });
+}
+
+#[test]
+fn a_journal_that_was_overtaken_is_refused_and_what_it_holds_can_be_saved() {
+    for_both("journal-overtaken", |site| {
+        crash(site);
+        // Another writer takes the namespace over: past the cache, through a server without one.
+        let between =
+            Site { directory: site.path("between"), ..Site::new(Daemon::Synapsed, &site.directory) };
+        std::fs::create_dir(&between.directory).expect("a directory");
+        let socket = between.path("socket");
+        let text = format!(
+            "backend = \"file:{}\"\n[synapse]\nlisten = [\"unix:{}\"]\nthreads = 1\n",
+            site.store.display(),
+            socket.display()
+        );
+        std::fs::write(between.path("config.toml"), text).expect("a configuration");
+        let running = between.start();
+        let client = between.connect();
+        let claim = ClaimRequest::new(Scope::Namespace(namespace()), Epoch(1 << 50), WriterId(77));
+        block_on(client.claim(claim)).expect("a claim");
+        let newer = WriteRequest::new(object(0), 0, b"newer".to_vec());
+        block_on(client.write(newer.stamp(Stamp::new(1 << 50, 1)))).expect("a write");
+        block_on(client.flush(FlushRequest::new(Scope::All))).expect("a flush");
+        drop(client);
+        running.end();
+
+        let epoch = (1_u64 << 50).to_string();
+        assert_refused(
+            site,
+            &[
+                site.journal.to_str().expect("a path"),
+                "namespace vm",
+                &epoch,
+                "another writer",
+                "cachectl journal export",
+            ],
+        );
+        let text = journal(site, "inspect", &[], 0);
+        assert!(text.contains("vm: "), "{text}");
+        assert_eq!(export_and_discard(site, 0), [0, 1, 2, 3]);
+        // Nothing of the journal has reached the store.
+        let running = between.start();
+        let client = between.connect();
+        let read = block_on(client.read(ReadRequest::new(object(0), 0, 100))).expect("a read");
+        assert_eq!(read.data.to_vec(), b"newer");
+        assert!(!is_there(&client, 1));
+        drop(client);
+        running.end();
+    });
+}
+
+#[test]
+fn a_journal_without_exclusive_claims_is_refused() {
+    for_both("journal-callers", |site| {
+        let path = site.path("config.toml");
+        let text = std::fs::read_to_string(&path).expect("the configuration");
+        std::fs::write(&path, text.replace("writer = \"cache\"", "writer = \"callers\""))
+            .expect("a configuration");
+        let (status, line) = site.refused();
+        assert_eq!(status, CONFIGURATION, "{line}");
+        assert!(line.contains("objects.writer") && line.contains("writer = \"cache\""), "{line}");
+        assert!(!site.journal.exists(), "nothing is made");
+    });
+}
+
+#[test]
+fn a_directory_without_permission_is_refused() {
+    // SAFETY: geteuid has no preconditions.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    for_both("journal-denied", |site| {
+        // As the user nobody: root may do everything.
+        let site = Site { uid: is_root.then_some(65_534), ..site.clone() };
+        let open = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("permissions");
+        };
+        open(&site.directory, 0o777);
+        std::fs::create_dir(&site.journal).expect("a directory");
+        open(&site.journal, 0o555);
+        assert_refused(&site, &[site.journal.to_str().expect("a path"), "ermission denied", "user"]);
+        open(&site.journal, 0o777);
+        site.start().end();
+    });
+}
+
+#[test]
+fn a_directory_that_cannot_be_made_is_refused() {
+    for_both("journal-nowhere", |site| {
+        let nowhere = Site { journal: site.path("no/such/directory"), ..site.clone() };
+        nowhere.configure(NEVER_MS, "", "", "");
+        assert_refused(
+            &nowhere,
+            &[nowhere.journal.to_str().expect("a path"), "No such file or directory", "parent"],
+        );
+        // A file, where a directory should be.
+        std::fs::write(&site.journal, b"file").expect("a file");
+        site.configure(NEVER_MS, "", "", "");
+        assert_refused(site, &[site.journal.to_str().expect("a path")]);
+    });
+}
+
+/// A file system without `O_DIRECT`, unmounted when this is dropped.
+struct Mount(PathBuf);
+
+impl Mount {
+    fn new(path: PathBuf) -> Option<Self> {
+        std::fs::create_dir(&path).expect("a directory");
+        let mut command = Command::new("mount");
+        let mounted = command.args(["-t", "ramfs", "ramfs"]).arg(&path).output();
+        mounted.is_ok_and(|output| output.status.success()).then_some(Self(path))
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).output();
+    }
+}
+
+#[test]
+fn a_file_system_without_direct_writes_is_refused() {
+    const TEST: &str = "a_file_system_without_direct_writes_is_refused";
+    for_both("journal-direct", |site| {
+        let Some(mount) = Mount::new(site.path("ram")) else {
+            return skip(TEST, "a ramfs cannot be mounted here");
+        };
+        let site = Site { journal: mount.0.join("journal"), ..site.clone() };
+        site.configure(NEVER_MS, "", "", "");
+        assert_refused(&site, &[site.journal.to_str().expect("a path"), "O_DIRECT", "direct = false"]);
+        // The way out, in the directory as the refused start has left it.
+        site.configure(NEVER_MS, "", "direct = false", "");
+        site.start().end();
+    });
+}

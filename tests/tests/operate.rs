@@ -1,0 +1,337 @@
+//! `cachectl`'s commands for operators, each against a running `cached` and a running `synapsed`.
+
+use blocker::executor::block_on;
+use blocker::{Blocker, BlockerExt, ObjectId, ReadRequest, WriteRequest};
+use cached_tests::daemon::{DEADLINE, Daemon, wait_for};
+use cached_tests::program::workspace_programs;
+use cached_tests::server::Server;
+use cached_tests::tls::Certificates;
+use cached_tests::{http, outside};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use synapse::{Address, ClientConfig, SynapseBlocker};
+
+/// A cache that writes back, over a store that is a directory.
+const CACHE: &str = "[objects]\nwrite = \"back\"\ndirty_age_ms_max = 3600000\n";
+
+/// Where a test puts limits of the synapse listener.
+const LIMITS: &str = "# limits\n# end of limits\n";
+
+fn cached() -> Daemon {
+    Daemon::start("cached", |place| {
+        format!(
+            "[insight]\nsampled_share = 1.0\n{CACHE}[objects.backend]\nkind = \"file\"\npath = \"{place}/store\"\n\
+             [synapse]\nlisten = [\"unix:{place}/synapse\"]\n{LIMITS}"
+        )
+    })
+}
+
+fn synapsed() -> Daemon {
+    Daemon::start("synapsed", |place| {
+        format!(
+            "backend = \"file:{place}/store\"\n[insight]\nsampled_share = 1.0\n{CACHE}memory_bytes_max = \"1 MiB\"\n\
+             dirty_bytes_max = \"256 KiB\"\n[synapse]\nlisten = [\"unix:{place}/synapse\"]\n{LIMITS}"
+        )
+    })
+}
+
+fn connect(socket: &Path) -> SynapseBlocker {
+    let client = SynapseBlocker::connect_on_thread(ClientConfig::new(Address::Unix(socket.into())));
+    client.expect("a connection")
+}
+
+fn write(socket: &Path) {
+    let client = connect(socket);
+    let object: ObjectId = "vm/disk".parse().expect("a name");
+    block_on(client.write(WriteRequest::new(object, 0, vec![7; 8192]))).expect("it is written");
+}
+
+#[test]
+fn both_programs_are_watched_changed_and_ended_by_the_same_commands() {
+    for daemon in [cached(), synapsed()] {
+        assert_eq!(daemon.cachectl(&["health"]).0, 0);
+        write(&daemon.path("synapse"));
+        let status = daemon.json("/status.json");
+        let vm = &status["objects"]["namespaces"][0];
+        assert_eq!((vm["namespace"].as_str(), vm["write"].as_str()), (Some("vm"), Some("back")), "{status}");
+        assert_eq!(vm["dirty_bytes"], status["objects"]["dirty_bytes"]);
+        assert_eq!((vm["cached_bytes"].as_u64(), vm["writes_cached"].as_u64()), (Some(8192), Some(1)));
+        let series = |name: &str| daemon.metric(&format!("cached_objects_namespace_{name}"));
+        assert_eq!(series("dirty_bytes{namespace=\"vm\"}"), vm["dirty_bytes"].as_f64());
+        assert_eq!(series("writes_total{durability=\"cached\",namespace=\"vm\"}"), Some(1.0));
+        let (code, top) = daemon.cachectl(&["top", "--once"]);
+        assert_eq!((code, top.contains("vm")), (0, true), "{top}");
+        daemon.configure(|text| text.replace("dirty_age_ms_max = 3600000", "dirty_age_ms_max = 1800000"));
+        let (code, report) = daemon.cachectl(&["reload"]);
+        let is_named = report.contains("objects.dirty_age_ms_max 3600000 -> 1800000");
+        assert_eq!((code, is_named), (0, true), "{report}");
+        let (code, config) = daemon.cachectl(&["config", "dirty_age"]);
+        assert_eq!((code, config.contains("objects.dirty_age_ms_max = 1800000")), (0, true), "{config}");
+        daemon.configure(|text| text.replace("dirty_age_ms_max = 1800000", "dirty_age_ms_max = \"long\""));
+        let (code, report) = daemon.cachectl(&["reload"]);
+        assert_ne!(code, 0, "{report}");
+        assert!(report.contains("dirty_age_ms_max"), "{report}");
+        let (code, report) = daemon.cachectl(&["drain"]);
+        assert_eq!(code, 0, "{report}");
+        let (status, log) = daemon.wait();
+        assert!(status.success(), "{log}");
+    }
+}
+
+/// Clients read and write while the cache is taken out of their requests' path and put back: none fails, and each reads
+/// what it wrote last.
+#[test]
+fn the_cache_is_taken_out_and_put_back_under_load() {
+    for daemon in [cached(), synapsed()] {
+        let socket = daemon.path("synapse");
+        let is_over = AtomicBool::new(false);
+        let work = |client: usize| {
+            let (store, object) =
+                (connect(&socket), format!("vm/disk-{client}").parse::<ObjectId>().expect("a name"));
+            let mut round = 0_u8;
+            while !is_over.load(Ordering::Relaxed) {
+                round = round.wrapping_add(1);
+                let data = vec![round; 8192];
+                block_on(store.write(WriteRequest::new(object.clone(), 4096, data.clone())))
+                    .expect("a write");
+                let read =
+                    block_on(store.read(ReadRequest::new(object.clone(), 4096, 8192))).expect("a read");
+                assert_eq!(read.data.to_bytes(), data, "client {client}, round {round}");
+            }
+        };
+        std::thread::scope(|scope| {
+            let work = &work;
+            let clients: Vec<_> = (0..3).map(|client| scope.spawn(move || work(client))).collect();
+            for _ in 0..5 {
+                for (command, state) in
+                    [("detach", "detached: requests go"), ("attach", "attached: requests go")]
+                {
+                    let (code, shown) = daemon.cachectl(&["cache", command]);
+                    assert_eq!((code, shown.contains(state)), (0, true), "{shown}");
+                    let (code, shown) = daemon.cachectl(&["cache", "show"]);
+                    assert_eq!((code, shown.contains(state)), (0, true), "{shown}");
+                }
+            }
+            is_over.store(true, Ordering::Relaxed);
+            clients.into_iter().for_each(|client| client.join().expect("a client"));
+        });
+        assert_eq!(daemon.cachectl(&["cache", "detach"]).0, 0);
+        assert_eq!(daemon.json("/status.json")["objects"]["dirty_bytes"], 0, "all is stored");
+        assert_eq!(daemon.cachectl(&["cache", "attach"]).0, 0);
+    }
+}
+
+/// A quota that is set while it runs refuses what is beyond it, and dirty data are dropped on explicit request alone.
+#[test]
+fn a_namespace_gets_a_quota_and_is_removed_with_what_is_dirty() {
+    for daemon in [cached(), synapsed()] {
+        let socket = daemon.path("synapse");
+        write(&socket);
+        let (code, shown) = daemon.cachectl(&["namespace", "set", "vm", "quota_bytes_max=16KiB"]);
+        assert_eq!((code, shown.contains("quota_bytes_max=16384")), (0, true), "{shown}");
+        let beyond = WriteRequest::new("vm/other".parse::<ObjectId>().expect("a name"), 0, vec![1; 12 << 10]);
+        let refused = block_on(connect(&socket).write(beyond)).expect_err("beyond the quota");
+        assert!(matches!(refused, blocker::Error::OutOfSpace(_)), "{refused}");
+        let (code, shown) = daemon.cachectl(&["namespace", "set", "vm", "quota=1"]);
+        assert_eq!((code != 0, shown.contains("quota")), (true, true), "{shown}");
+        let (code, shown) = daemon.cachectl(&["namespace", "remove", "vm"]);
+        assert_eq!((code != 0, shown.contains("not stored")), (true, true), "{shown}");
+        let (code, shown) = daemon.cachectl(&["namespace", "remove", "vm", "--discard-dirty"]);
+        assert_eq!((code, shown.contains("were discarded")), (0, true), "{shown}");
+        let object: ObjectId = "vm/disk".parse().expect("a name");
+        let read = block_on(connect(&socket).read(ReadRequest::new(object, 0, 4096)));
+        assert!(matches!(read, Err(blocker::Error::Missing)), "it was never stored: {read:?}");
+    }
+}
+
+/// With TLS on the admin listener: only by https, and only where an authority that cachectl knows has signed.
+#[test]
+fn cachectl_asks_by_https() {
+    let (certificates, others) = (Certificates::new(), Certificates::new());
+    let path = |name: &str| certificates.path(name).display().to_string();
+    std::fs::write(certificates.path("token"), "0123456789abcdef0123\n").expect("a token");
+    let text = format!(
+        "[admin]\nlisten = [\"0.0.0.0:0\"]\ntoken_file = \"{}\"\n[admin.tls]\nchain_file = \"{}\"\nkey_file = \"{}\"\n",
+        path("token"),
+        path("server.pem"),
+        path("server.key")
+    );
+    std::fs::write(certificates.path("cached.toml"), text).expect("a configuration");
+    let server = Server::start(&format!("--config={}", path("cached.toml")));
+    let log = server.log();
+    let port =
+        log.lines().find_map(|line| line.strip_prefix("admin on https://0.0.0.0:")).expect("its address");
+    let ask = |scheme: &str, more: &[&str]| {
+        let url = format!("{scheme}://127.0.0.1:{}", port.trim());
+        let mut command = std::process::Command::new(workspace_programs().join("cachectl"));
+        command.args(["--admin", &url, "--admin-token-file", &path("token")]).args(more);
+        let output = outside::run(command.args(["config", "threads"]), DEADLINE);
+        (output.status.code().expect("an exit status"), outside::text(&output))
+    };
+    let (code, shown) = ask("https", &["--admin-ca-file", &path("ca.pem")]);
+    assert_eq!((code, shown.contains("memcached.threads = ")), (0, true), "{shown}");
+    let other = others.path("ca.pem").display().to_string();
+    let (code, shown) = ask("https", &["--admin-ca-file", &other]);
+    assert_eq!((code != 0, shown.contains("invalid peer certificate")), (true, true), "{shown}");
+    let (code, shown) = ask("https", &[]);
+    assert_eq!((code, shown.contains("https needs --admin-ca-file")), (2, true), "{shown}");
+    let (code, shown) = ask("http", &["--admin-ca-file", &path("ca.pem")]);
+    assert!(code != 0 && !shown.contains("memcached.threads"), "{shown}");
+}
+
+#[test]
+fn a_cache_knows_what_is_hot_what_was_missed_and_what_more_memory_would_give() {
+    let cached = cached();
+    let mut stream = UnixStream::connect(cached.path("memcached")).expect("a connection");
+    for _ in 0..2000 {
+        stream.write_all(b"get nothing\r\n").expect("a request");
+        let mut reply = [0; 5];
+        stream.read_exact(&mut reply).expect("a reply");
+    }
+    wait_for("a hot key", || cached.cachectl(&["hot"]).1.contains("nothing").then_some(()));
+    wait_for("the misses", || {
+        let (code, report) = cached.cachectl(&["misses"]);
+        assert_eq!(code, 0, "{report}");
+        report.contains("2000").then_some(())
+    });
+    let (code, curve) = cached.cachectl(&["mrc", "items"]);
+    assert_eq!((code, curve.contains("items")), (0, true), "{curve}");
+    let (code, slow) = cached.cachectl(&["slow"]);
+    assert_eq!(code, 0, "{slow}");
+    assert_eq!(cached.json("/status.json")["insight"], true);
+}
+
+#[test]
+fn synapsed_knows_which_objects_are_hot_why_they_were_missed_and_what_more_memory_would_give() {
+    let synapsed = synapsed();
+    let client = connect(&synapsed.path("synapse"));
+    let object = |name: &str| -> ObjectId { format!("vm/{name}").parse().expect("a name") };
+    // 4 MiB in a cache of 1 MiB, read twice in turn: all of it is evicted before it is read again.
+    let names: Vec<String> = (0..64).map(|n| format!("disk-{n}")).collect();
+    for (n, name) in names.iter().enumerate() {
+        // So that no queue of samples is full, however slow the server's own thread is.
+        if n % 16 == 0 {
+            synapsed.json("/mrc.json");
+        }
+        block_on(client.put(&object(name), &[7; 64 << 10])).expect("it is written");
+    }
+    for (n, name) in names.iter().chain(&names).enumerate() {
+        if n % 16 == 0 {
+            synapsed.json("/mrc.json");
+        }
+        assert_eq!(block_on(client.get(&object(name))).expect("it is there").len(), 64 << 10);
+    }
+    for _ in 0..2000 {
+        block_on(client.get(&object("disk-0"))).expect("it is there");
+    }
+    wait_for("a hot object", || {
+        let document = synapsed.json("/hot.json");
+        let is_found = document["keys"][0]["key"] == "vm/disk-0";
+        (is_found && document["prefixes"][0]["prefix"] == "vm").then_some(())
+    });
+    let (_, without_token) = http::get(&synapsed.admin, "/hot.json");
+    assert!(without_token.contains("vm/disk-…") && !without_token.contains("vm/disk-0"), "{without_token}");
+    let (code, hot) = synapsed.cachectl(&["hot"]);
+    assert_eq!((code, hot.contains("vm/disk-0")), (0, true), "{hot}");
+    let (code, misses) = synapsed.cachectl(&["misses"]);
+    assert_eq!((code, misses.contains("evicted")), (0, true), "{misses}");
+    let evicted =
+        synapsed.metric("cached_objects_misses_by_reason{reason=\"evicted\"}").expect("it is there");
+    assert!(evicted >= 512.0, "{evicted} of at least half of 2 x 1024 buckets");
+    let curve = synapsed.json("/mrc.json");
+    let point = |scope: &str, at: usize| -> f64 {
+        let curves = curve["curves"].as_array().expect("curves");
+        let curve = curves.iter().find(|one| one["scope"] == scope).expect("the curve");
+        curve["points"][at]["miss_ratio"].as_f64().expect("a ratio")
+    };
+    for scope in ["objects", "objects:vm"] {
+        assert!(point(scope, 4) < point(scope, 2), "more memory keeps them: {curve}");
+    }
+    let (code, mrc) = synapsed.cachectl(&["mrc", "objects"]);
+    assert_eq!((code, mrc.contains("the memory it has")), (0, true), "{mrc}");
+    assert_eq!(synapsed.cachectl(&["slow"]).0, 0);
+    assert_eq!(synapsed.json("/status.json")["insight"], true);
+    drop(client);
+    assert_eq!(synapsed.cachectl(&["drain"]).0, 0);
+    let (status, log) = synapsed.wait();
+    assert!(status.success(), "what is shown keeps no handle of the cache: {log}");
+}
+
+#[test]
+fn the_limits_of_the_synapse_listener_change_while_clients_are_connected() {
+    for daemon in [cached(), synapsed()] {
+        let socket = daemon.path("synapse");
+        let client = connect(&socket);
+        let disk: ObjectId = "vm/disk".parse().expect("a name");
+        block_on(client.put(&disk, &[7; 8192])).expect("it is written");
+        let of = |limits: &str| {
+            daemon.configure(|text| {
+                let (before, rest) = text.split_once("# limits\n").expect("the place");
+                let (_, after) = rest.split_once("# end of limits").expect("its end");
+                format!("{before}# limits\n{limits}\n# end of limits{after}")
+            });
+            daemon.cachectl(&["reload"])
+        };
+        let (code, report) = of("connections_max = 1");
+        assert_eq!((code, report.contains("synapse.connections_max 1024 -> 1")), (0, true), "{report}");
+        assert!(block_on(client.get(&disk)).is_ok(), "the client stays");
+        let mut config = ClientConfig::new(Address::Unix(socket.clone()));
+        config.connect_timeout = std::time::Duration::from_secs(1);
+        assert!(SynapseBlocker::connect_on_thread(config).is_err(), "there is no second place");
+        let (code, report) =
+            of("connections_max = 64\nbytes_max = \"64 MiB\"\nsession_bytes_max = \"32 MiB\"");
+        assert_eq!((code, report.contains("synapse.bytes_max")), (0, true), "{report}");
+        let second = connect(&socket);
+        for client in [&client, &second] {
+            assert_eq!(block_on(client.get(&disk)).expect("it is there").len(), 8192);
+        }
+        // A share for each of 4 000 connections is more than there is: refused as a whole.
+        let (code, report) = of(
+            "connections_max = 4000\nbytes_max = \"64 MiB\"\nsession_bytes_max = \"32 MiB\"\npeer_timeout_ms = 1234",
+        );
+        assert_ne!(code, 0, "{report}");
+        assert!(report.contains("synapse.bytes_max: must be at least"), "{report}");
+        let (_, config) = daemon.cachectl(&["config", "peer_timeout"]);
+        assert!(config.contains("30000"), "nothing of it is in force: {config}");
+    }
+}
+
+#[test]
+fn a_cache_whose_store_stalls_is_not_ready_until_its_dirty_data_are_stored() {
+    let store = Daemon::start("synapsed", |place| {
+        format!("backend = \"file:{place}/store\"\n[synapse]\nlisten = [\"unix:{place}/synapse\"]\n")
+    });
+    let below = store.path("synapse").display().to_string();
+    let cache = Daemon::start("cached", |place| {
+        format!(
+            "[objects]\nwrite = \"back\"\ndirty_age_ms_max = 100\n[objects.backend]\nkind = \"synapse\"\n\
+             address = \"unix:{below}\"\n[synapse]\nlisten = [\"unix:{place}/synapse\"]\n"
+        )
+    });
+    let client = connect(&cache.path("synapse"));
+    let disk: ObjectId = "vm/disk".parse().expect("a name");
+    let change = || block_on(client.write(WriteRequest::new(disk.clone(), 0, vec![7; 8192])));
+    change().expect("it is written");
+    let age = || cache.metric("cached_objects_dirty_age_seconds").expect("it is there");
+    wait_for("the flush of the first change", || (age() == 0.0).then_some(()));
+    assert_eq!(http::get(&cache.admin, "/readyz").0, 200);
+    // It keeps its connections, and answers nothing.
+    store.signal(libc::SIGSTOP);
+    change().expect("it is in the cache");
+    let reasons = || http::get(&cache.admin, "/readyz");
+    let waits_for = |words: &str| wait_for(words, || reasons().1.contains(words).then_some(()));
+    waits_for("the store has not answered for ");
+    // Twice the age at which it should have been flushed, and 30 s.
+    let is_named = reasons().1.contains("dirty data are");
+    assert!(!is_named || age() > 30.0, "too early: {:?}", reasons());
+    waits_for("dirty data are ");
+    assert_eq!((reasons().0, age() > 30.0), (503, true));
+    let (code, report) = cache.cachectl(&["health"]);
+    assert_eq!((code, report.contains("dirty data are")), (5, true), "{report}");
+    assert_eq!(http::get(&cache.admin, "/livez").0, 200, "a restart would lose them");
+    store.signal(libc::SIGCONT);
+    wait_for("the flush", || (reasons().0 == 200 && age() == 0.0).then_some(()));
+    assert!(cache.end().0.success());
+}

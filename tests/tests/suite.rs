@@ -1,0 +1,155 @@
+//! memcached 1.6.45's own test suite judges `cached`: every file of it passes, plain and through TLS, except what
+//! `suite/expected.toml` lists with a reason.
+//!
+//! The suite comes as a Debian source package, which the first run fetches into the target directory;
+//! `CACHED_MEMCACHED_SOURCE` names memcached's source elsewhere. `CACHED_SUITE_ONLY` runs the files whose names
+//! contain its value.
+
+use cached_tests::outside;
+use cached_tests::program::{Flavour, Program};
+use cached_tests::suite::{self, Failures, Pass};
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+const FETCH_DEADLINE: Duration = Duration::from_secs(300);
+/// The number of files that run at the same time. Most of their time is sleep.
+const AT_ONCE: usize = 6;
+/// The exit status of `fetch` if Debian has another version.
+const OTHER_VERSION: i32 = 3;
+
+const TEST: &str = "memcached_s_own_suite";
+
+/// Returns memcached's source, or `None` after saying why there is none.
+fn source() -> Option<PathBuf> {
+    if let Some(path) = std::env::var_os("CACHED_MEMCACHED_SOURCE") {
+        return Some(PathBuf::from(path));
+    }
+    let version = suite::expected().version;
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("memcached-{version}"));
+    if path.join("t/lib/MemcachedTest.pm").exists() {
+        return Some(path);
+    }
+    if outside::find_program("apt-get").is_none() {
+        outside::skip(TEST, "memcached's source is fetched by apt-get, which is missing");
+        return None;
+    }
+    let fetch = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("suite/fetch");
+    let output = outside::run(Command::new(fetch).arg(&path), FETCH_DEADLINE);
+    match output.status.code() {
+        Some(0) => Some(path),
+        // Not in this repository's hands, so no failure.
+        Some(OTHER_VERSION) => {
+            outside::announce_skip(TEST, &outside::text(&output));
+            None
+        }
+        _ => {
+            outside::skip(
+                TEST,
+                &format!("memcached's source cannot be fetched:\n{}", outside::text(&output)),
+            );
+            None
+        }
+    }
+}
+
+/// Returns whether Perl and its module for TLS are here.
+fn has_perl() -> bool {
+    let modules = Command::new("perl").args(["-MIO::Socket::SSL", "-MTest::More", "-e", "1"]).output();
+    let found = modules.is_ok_and(|output| output.status.success());
+    if !found {
+        outside::skip(
+            TEST,
+            "perl with IO::Socket::SSL is not installed (Debian package libio-socket-ssl-perl)",
+        );
+    }
+    found
+}
+
+#[test]
+fn memcached_s_own_suite() {
+    if !has_perl() {
+        return;
+    }
+    let Some(source) = source() else { return };
+    let expected = suite::expected();
+    let mut files: Vec<String> = std::fs::read_dir(source.join("t"))
+        .expect("the suite")
+        .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+        .filter(|name| name.ends_with(".t"))
+        .collect();
+    files.sort();
+    let there: BTreeSet<&str> = files.iter().map(String::as_str).collect();
+    let unknown: Vec<&str> = expected.files().difference(&there).copied().collect();
+    assert!(unknown.is_empty(), "expected.toml lists files that the suite does not have: {unknown:?}");
+
+    let only = std::env::var("CACHED_SUITE_ONLY").unwrap_or_default();
+    let program = Program::under_test();
+    let judged = program.flavour == Flavour::Cached;
+    let jobs: Vec<(&str, Pass)> = Pass::ALL
+        .into_iter()
+        .flat_map(|pass| files.iter().map(move |file| (file.as_str(), pass)))
+        .filter(|(file, pass)| file.contains(&only) && (!judged || expected.skip(file, *pass).is_none()))
+        .collect();
+    let next = AtomicUsize::new(0);
+    let done = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(&(file, pass)) = jobs.get(number) else { break };
+                    let outcome = suite::run(&source, file, pass, number as u32, program);
+                    done.lock().expect("a lock").push((pass, file, outcome));
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner().expect("a lock");
+    done.sort_by_key(|(pass, file, _)| (*pass, *file));
+
+    let mut problems = String::new();
+    let mut ran: BTreeSet<&str> = BTreeSet::new();
+    let mut passed = 0;
+    for (pass, file, outcome) in &mut done {
+        let listed = if judged { expected.failures(file, *pass) } else { Failures::default() };
+        if outcome.report.skipped.is_none()
+            && let Some(problem) = outcome.problem(&listed)
+        {
+            // Many sleep instead of waiting for what they need: once more, with the machine to itself.
+            println!("{pass:?} {file}: {problem}; once more, alone");
+            *outcome = suite::run(&source, file, *pass, 0, program);
+        }
+        let report = &outcome.report;
+        let mut line = format!("{pass:?} {file}: {} passed, {:.1} s", report.passed, outcome.seconds);
+        if let Some(reason) = &report.skipped {
+            println!("{line}; skips itself: {reason}");
+            continue;
+        }
+        ran.insert(file);
+        passed += report.passed;
+        if report.failures() > 0 {
+            let _ = write!(line, "; fails: {:?}", report.failed.keys().collect::<Vec<_>>());
+        }
+        println!("{line}");
+        if let Some(problem) = outcome.problem(&listed) {
+            let lines: Vec<&str> = outcome.log.lines().collect();
+            let end = lines[lines.len().saturating_sub(40)..].join("\n    ");
+            let _ = writeln!(problems, "{pass:?} {file}: {problem}\n    {end}\n");
+        }
+    }
+    println!("{passed} tests of {} files passed", ran.len());
+    assert!(problems.is_empty(), "\n{problems}");
+    if only.is_empty() && judged {
+        let neither: Vec<&&str> = there
+            .iter()
+            .filter(|file| !ran.contains(*file))
+            .filter(|file| Pass::ALL.into_iter().any(|pass| expected.skip(file, pass).is_none()))
+            .collect();
+        assert!(neither.is_empty(), "they skip themselves, and expected.toml has no reason: {neither:?}");
+    }
+}

@@ -1,0 +1,120 @@
+//! Upgrades of a server with an object cache.
+
+use crate::{Items, connect, is_memcached};
+use cached_tests::daemon::wait_for;
+use cached_tests::upgrade::objects::{Objects, configuration};
+use cached_tests::upgrade::{Upgradable, memory_directory};
+
+/// Objects: what was acknowledged is there after each upgrade, with the least durability, too; clients see a pause, and
+/// connections are not refused.
+#[test]
+fn objects_are_served_through_upgrades_and_none_is_lost() {
+    if is_memcached() {
+        return;
+    }
+    for has_journal in [true, false] {
+        let memory = memory_directory();
+        let args = format!("-m 64 -t 2 -e {}", memory.path().join("memory").display());
+        let mut server = Upgradable::start(&args, &configuration(has_journal));
+        let mut conn = connect(&server);
+        let items = Items::store(&mut conn);
+        let mut objects = Objects::new(3, 1);
+        let seen = objects.under_load(&mut server, |server, load| {
+            for round in 0..3 {
+                load.more(150);
+                load.longest();
+                server.upgrade();
+                load.more(20);
+                println!("journal {has_journal}, upgrade {round}: longest wait {:?}", load.longest());
+            }
+        });
+        println!("{} changes, {} connections", seen.changes, seen.connections);
+        assert_eq!(seen.lines, [""; 0], "journal {has_journal}");
+        assert_eq!(objects.check(&server, true), [""; 0], "journal {has_journal}");
+        items.check(&mut conn, "items beside objects");
+        if has_journal {
+            // The last process is as good as the first: what it has acknowledged survives kill -9.
+            let seen = objects.under_load(&mut server, |_, load| load.more(150));
+            assert_eq!(seen.lines, [""; 0]);
+            server.signal(libc::SIGKILL);
+            server.wait_exit();
+            server.start_again();
+            assert_eq!(objects.check(&server, false), [""; 0], "after kill -9 of the last process");
+        }
+        let socket = server.path("objects");
+        server.signal(libc::SIGTERM);
+        assert_eq!(server.wait_exit(), 0);
+        server.pid = 0;
+        assert!(!socket.exists(), "the last process removes the file");
+    }
+}
+
+/// Whatever is wrong with the new process, the old one opens its store again and serves all that it has acknowledged.
+#[test]
+fn the_old_process_opens_the_store_again_if_the_new_one_fails() {
+    if is_memcached() {
+        return;
+    }
+    // As long as a process that hangs takes.
+    let text = configuration(true).replace("upgrade_timeout_secs = 60", "upgrade_timeout_secs = 4");
+    let mut server = Upgradable::start("-m 64 -t 2 --debug-clock", &text);
+    let mut conn = connect(&server);
+    conn.send(b"debugtime stall-off\r\n");
+    let injects_faults = conn.read_line() == b"OK";
+    let mut objects = Objects::new(3, 7);
+    let seen = objects.under_load(&mut server, |server, load| {
+        let mut fail = |what: &str, server: &mut Upgradable| {
+            load.more(60);
+            let line = server.upgrade_in_vain();
+            load.more(60);
+            conn.ask(b"mn\r\n", b"MN\r\n");
+            println!("{what}: {line}; longest wait {:?}", load.longest());
+        };
+        for (what, wrong) in [
+            ("a wrong configuration", "[objects]\nno_such_key = 1\n".to_owned()),
+            ("a store that cannot be opened", text.replace("DIR/store", "DIR/config.toml")),
+            ("a journal that cannot be opened", text.replace("DIR/journal", "DIR/config.toml/x")),
+        ] {
+            server.configure(&wrong);
+            fail(what, server);
+        }
+        server.configure(&text);
+        // It has the store when it hangs, and must not serve it.
+        let faults = ["kill:listening", "kill:store", "kill:opened", "kill:ready", "stall:ready"];
+        for fault in faults.iter().filter(|_| injects_faults) {
+            server.use_script(&format!("CACHED_FAULT={fault} exec $REAL \"$@\""));
+            fail(fault, server);
+        }
+        server.use_program();
+        server.upgrade();
+        load.more(60);
+    });
+    assert_eq!(seen.lines, [""; 0]);
+    assert_eq!(objects.check(&server, true), [""; 0]);
+    let log = server.log();
+    let times = |line: &str| log.matches(line).count();
+    let (let_go, again) = (times("has let the store go"), times("the object cache serves again"));
+    assert_eq!(let_go, again + 1, "{log}");
+    assert!(again >= 2, "{log}");
+    server.end();
+}
+
+/// What would be lost is not handed over, nor memory that moves between items and objects.
+#[test]
+fn what_cannot_be_handed_over_stays_where_it_is() {
+    if is_memcached() {
+        return;
+    }
+    let shared = "[objects]\nmemory_bytes_max = \"64 MiB\"\n[objects.backend]\nkind = \"file\"\npath = \"DIR/store\"\n\
+                  [shared_memory]\n";
+    for (text, reason) in [
+        ("[objects]\n[objects.backend]\nkind = \"memory\"\n", "the store of objects is in memory"),
+        (shared, "items and objects share memory"),
+    ] {
+        let server = Upgradable::start("-m 64", text);
+        server.signal(libc::SIGUSR2);
+        wait_for("the reason", || server.log().contains(reason).then_some(()));
+        connect(&server).ask(b"mn\r\n", b"MN\r\n");
+        server.end();
+    }
+}
