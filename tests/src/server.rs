@@ -5,12 +5,12 @@ use crate::program::{Flavour, Program};
 use crate::tls::{BOTH, Certificates};
 use rustls::ClientConfig;
 use std::fs::File;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a server may take to listen, or to exit after it was requested. Generous: the machine may be
@@ -372,12 +372,30 @@ pub(crate) fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-/// Returns a loopback address with a port that is free at this moment.
+/// Returns a loopback address with a port on which nothing listens at this moment, for a program that cannot be
+/// given port 0.
+///
+/// The port lies below those that the system gives to outgoing connections, which would otherwise take it before
+/// the program does. Calls in one process return different ports.
 ///
 /// # Panics
-/// If the system has none.
+/// If all of them are taken.
 pub fn free_port() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port")
+    const PORTS: std::ops::Range<u32> = 10_000..20_000;
+    static TRIED: AtomicU32 = AtomicU32::new(0);
+    // Processes that run side by side start at different places.
+    let first = std::process::id().wrapping_mul(0x9e37_79b1) >> 8;
+    for _ in PORTS {
+        let number = first.wrapping_add(TRIED.fetch_add(1, Ordering::Relaxed)) % (PORTS.end - PORTS.start);
+        let port = u16::try_from(PORTS.start + number).expect("the range is one of ports");
+        // For every address and by both protocols, since the program may listen so.
+        let tcp = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port));
+        let udp = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port));
+        if tcp.is_ok() && udp.is_ok() {
+            return SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        }
+    }
+    panic!("all ports of {PORTS:?} are taken");
 }
 
 fn wait_for_exit(child: &mut Child) -> Option<ExitStatus> {

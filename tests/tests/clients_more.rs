@@ -5,10 +5,10 @@
 
 use cached_tests::outside;
 use cached_tests::program::{Flavour, Program};
-use cached_tests::server::{Server, Start};
+use cached_tests::server::{Server, Start, free_port};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -138,8 +138,7 @@ fn memcached_exporter() {
     let server = Server::start("");
     let mut conn = server.connect();
     conn.ask(b"set a 0 0 1\r\nx\r\nget a\r\n", b"STORED\r\nVALUE a 0 1\r\nx\r\nEND\r\n");
-    let port =
-        TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port();
+    let port = free_port().port();
     let mut command = Command::new(exporter);
     command.arg(format!("--memcached.address=127.0.0.1:{}", server.port()));
     command.arg(format!("--web.listen-address=127.0.0.1:{port}")).arg("--memcached.timeout=60s");

@@ -3,9 +3,9 @@
 
 use cached_tests::outside;
 use cached_tests::program::Program;
-use cached_tests::server::Server;
+use cached_tests::server::{Server, free_port};
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -257,10 +257,6 @@ impl Drop for Running {
     }
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port()
-}
-
 fn exchange(stream: &mut TcpStream, request: &[u8], reply: &[u8]) {
     stream.write_all(request).expect("a request");
     let mut found = vec![0; reply.len()];
@@ -274,7 +270,7 @@ fn twemproxy() {
     let Some(mut command) = tool("twemproxy", "nutcracker", "nutcracker") else { return };
     let servers = [Server::start(""), Server::start(""), Server::start("")];
     let directory = tempfile::tempdir().expect("a directory");
-    let (port, stats) = (free_port(), free_port());
+    let (port, stats) = (free_port().port(), free_port().port());
     let mut text = format!(
         "pool:\n  listen: 127.0.0.1:{port}\n  hash: md5\n  distribution: ketama\n  auto_eject_hosts: false\n  \
          timeout: 30000\n  servers:\n"
@@ -318,7 +314,7 @@ fn nginx() {
     let server = Server::start("");
     let directory = tempfile::tempdir().expect("a directory");
     let root = directory.path().display();
-    let (port, log) = (free_port(), directory.path().join("log"));
+    let (port, log) = (free_port().port(), directory.path().join("log"));
     let cache = server.port();
     let text = format!(
         "daemon off; master_process off; error_log stderr; pid {root}/pid;\nevents {{}}\nhttp {{\n  access_log off;\n  \

@@ -4,11 +4,12 @@
 
 use cached_tests::outside;
 use cached_tests::program::{repository, workspace_programs};
+use cached_tests::server::free_port;
 use cached_tests::tls::Certificates;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -119,9 +120,7 @@ impl Drop for Running {
 }
 
 fn free_ports<const COUNT: usize>() -> [u16; COUNT] {
-    // All at once, so that they differ.
-    let listeners = [(); COUNT].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
-    listeners.map(|listener| listener.local_addr().expect("its address").port())
+    [(); COUNT].map(|()| free_port().port())
 }
 
 /// Returns the body of the answer to a GET, if there is one with the status 200.

@@ -4,7 +4,7 @@
 use cached_tests::conn::Conn;
 use cached_tests::frame::{Request, op};
 use cached_tests::program::{Flavour, Program};
-use cached_tests::server::{Address, Server, Start, own_address};
+use cached_tests::server::{Address, Server, Start, free_port, own_address};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixDatagram, UnixListener};
@@ -48,11 +48,6 @@ fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
 
 fn connect(address: &Address) -> Conn {
     wait_for("a server", || Conn::open(address).ok())
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("its address").port()
 }
 
 fn at(port: u16) -> Address {
@@ -237,7 +232,7 @@ fn ipv6() {
         println!("this machine has no IPv6");
         return;
     }
-    let port = free_port();
+    let port = free_port().port();
     let _server = Server::start(&format!("-l [::1]:{port}"));
     connect(&Address::Tcp(format!("[::1]:{port}").parse().expect("an address"))).ask(b"mn\r\n", b"MN\r\n");
 }
