@@ -1,0 +1,478 @@
+//! One change, from request to reply: look, decide, put the bytes, put the head if what was seen still holds.
+//!
+//! ```text
+//! look (or recall) ── introduce? ── admit ── put blob ── put head ──┬─ applied: remember, reply, clean up
+//!    ▲                                                              └─ lost: another was first; look again,
+//!    └───────────────────────────────────────────────────────────────  the blob stays as it is
+//! ```
+//!
+//! The decision is [`blocker::admission::admit`]'s, on what was seen; the head is put on the condition that
+//! it is still what was seen. So decision and change are one step. Until the head is put, the blob is nothing
+//! to anyone.
+//!
+//! An object of up to 32 KiB that never was larger lies in its head: a change of it is one request. One that
+//! has come apart ([`Content::is_scattered`]) is written anew as part of the change that did it.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use blocker::admission::{Head as AdmissionHead, admit, range_end};
+use blocker::{
+    BUCKET_BYTES, Change, Condition, Epoch, Error, ObjectId, Result, Run, RunContent, Segments, Timestamp,
+    Version,
+};
+use bytes::{Bytes, BytesMut};
+
+use crate::content::{Blob, Content, Edit, INLINE_BYTES_MAX, Source};
+use crate::core::{Core, TRIES};
+use crate::fence::Scopes;
+use crate::head::Head;
+use crate::heads::Seen;
+use crate::swap::Swap;
+
+/// How long a blob may wait for its head: much less than a sweep takes for an orphan's age.
+const BLOB_AGE_MAX: Duration = Duration::from_secs(15 * 60);
+
+/// What is to be done with an object.
+pub(crate) enum Act {
+    Write {
+        offset: u64,
+        data: Segments,
+    },
+    Zeroes {
+        offset: u64,
+        len_bytes: u64,
+    },
+    /// Checked already: in order, none empty, within all limits.
+    Runs(Vec<Run>),
+    Discard {
+        offset: u64,
+        len_bytes: u64,
+    },
+    CompareAndWrite {
+        offset: u64,
+        expected: Segments,
+        data: Segments,
+    },
+    Full {
+        data: Segments,
+    },
+    Truncate {
+        size_bytes: u64,
+    },
+    Delete,
+    /// A new version of the same bytes.
+    Touch,
+}
+
+impl Act {
+    /// # Errors
+    /// `TooLarge`.
+    fn check(&self, object_bytes_max: u64) -> Result<()> {
+        let fits = |offset, len| range_end(offset, len, object_bytes_max).map(drop);
+        match self {
+            Self::Write { offset, data } => fits(*offset, data.len_bytes() as u64),
+            Self::Zeroes { offset, len_bytes } => fits(*offset, *len_bytes),
+            Self::CompareAndWrite { expected, .. } if expected.len_bytes() as u64 > BUCKET_BYTES => {
+                Err(Error::TooLarge { limit_bytes: BUCKET_BYTES })
+            }
+            Self::CompareAndWrite { offset, data, .. } => fits(*offset, data.len_bytes() as u64),
+            Self::Full { data } => fits(0, data.len_bytes() as u64),
+            Self::Truncate { size_bytes } => fits(0, *size_bytes),
+            Self::Runs(_) | Self::Discard { .. } | Self::Delete | Self::Touch => Ok(()),
+        }
+    }
+
+    fn creates(&self) -> bool {
+        matches!(self, Self::Write { .. } | Self::Zeroes { .. } | Self::Runs(_) | Self::Full { .. })
+    }
+
+    /// The object's size afterwards, where it has `size` bytes before.
+    fn new_size(&self, size: u64) -> u64 {
+        match self {
+            Self::Write { offset, data } | Self::CompareAndWrite { offset, data, .. } => {
+                let len = data.len_bytes() as u64;
+                if len == 0 { size } else { size.max(offset + len) }
+            }
+            Self::Zeroes { offset, len_bytes } if *len_bytes > 0 => size.max(offset + len_bytes),
+            Self::Runs(runs) => size.max(runs.last().map_or(0, Run::end)),
+            Self::Zeroes { .. } | Self::Discard { .. } | Self::Touch => size,
+            Self::Full { data } => data.len_bytes() as u64,
+            Self::Truncate { size_bytes } => *size_bytes,
+            Self::Delete => 0,
+        }
+    }
+
+    /// The ranges that get new content, and the new bytes in one piece.
+    fn edits(&self) -> (Vec<Edit>, Bytes) {
+        let data_at = |at, data: &Segments| {
+            let edit = Edit { at, len_bytes: data.len_bytes() as u64, from: Some(0) };
+            (vec![edit], data.to_bytes())
+        };
+        match self {
+            Self::Write { offset, data } | Self::CompareAndWrite { offset, data, .. } => {
+                data_at(*offset, data)
+            }
+            Self::Full { data } => data_at(0, data),
+            Self::Zeroes { offset, len_bytes } | Self::Discard { offset, len_bytes } => {
+                (vec![Edit { at: *offset, len_bytes: *len_bytes, from: None }], Bytes::new())
+            }
+            Self::Runs(runs) => {
+                let mut payload = BytesMut::new();
+                let edits = runs.iter().map(|run| {
+                    let from = match &run.content {
+                        RunContent::Data(data) => {
+                            let from = payload.len() as u64;
+                            data.iter().for_each(|segment| payload.extend_from_slice(segment.as_slice()));
+                            Some(from)
+                        }
+                        RunContent::Zeroes(_) => None,
+                    };
+                    Edit { at: run.offset, len_bytes: run.len_bytes(), from }
+                });
+                (edits.collect(), payload.freeze())
+            }
+            Self::Truncate { .. } | Self::Delete | Self::Touch => (Vec::new(), Bytes::new()),
+        }
+    }
+}
+
+/// Whether a change has been sent to the store, for a caller that stops waiting.
+#[derive(Clone, Default)]
+pub(crate) struct Begun(Arc<AtomicBool>);
+
+impl Begun {
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set(&self, begun: bool) {
+        self.0.store(begun, Ordering::Release);
+    }
+}
+
+/// What a change has made, kept from try to try.
+struct Work<'a> {
+    object: &'a ObjectId,
+    act: &'a Act,
+    change: &'a Change,
+    begun: &'a Begun,
+    edits: Vec<Edit>,
+    payload: Bytes,
+    /// The blob that holds the payload and nothing else, and since when.
+    blob: Option<(Blob, Timestamp)>,
+    /// Blobs that no head names, nor will.
+    orphans: Vec<u128>,
+}
+
+impl Core {
+    /// Applies one change. The object's version and size afterwards.
+    pub(crate) async fn change(
+        &self,
+        object: &ObjectId,
+        act: &Act,
+        change: &Change,
+        begun: &Begun,
+    ) -> Result<(Version, u64)> {
+        act.check(self.object_bytes_max)?;
+        let (edits, payload) = act.edits();
+        let (blob, orphans) = Default::default();
+        let mut work = Work { object, act, change, begun, edits, payload, blob, orphans };
+        let done = self.try_all(&mut work).await;
+        match &done {
+            // The head that names the blob may be there, or come.
+            Err(Error::OutcomeUnknown(_)) => {}
+            Err(_) => work.orphans.extend(work.blob.map(|(blob, _)| blob.id)),
+            Ok(_) => {}
+        }
+        self.remove_blobs(object, work.orphans).await;
+        done
+    }
+
+    async fn try_all(&self, work: &mut Work<'_>) -> Result<(Version, u64)> {
+        let is_unsettled = self.heads.is_unsettled(work.object);
+        let mut recalled = if is_unsettled { None } else { self.heads.recall(work.object) };
+        for attempt in 0..TRIES {
+            let is_fresh = recalled.is_none();
+            let seen = match recalled.take() {
+                Some(seen) => Some(seen),
+                None => self.look(work.object).await?,
+            };
+            if let Some(done) = self.try_change(work, seen, is_fresh).await? {
+                return Ok(done);
+            }
+            if attempt > 1 {
+                // Others are at it: let one of them through.
+                self.requests.delay((attempt / 4).min(3)).await;
+            }
+        }
+        Err(Error::Retryable("the object is changed by others all the time".into()))
+    }
+
+    /// One attempt from what was seen; `None` if that does not hold any more.
+    async fn try_change(
+        &self,
+        work: &mut Work<'_>,
+        seen: Option<Seen>,
+        is_fresh: bool,
+    ) -> Result<Option<(Version, u64)>> {
+        let Work { object, act, change, .. } = *work;
+        let mut seen = seen;
+        let lacks_fence = seen.as_ref().is_none_or(|seen| {
+            seen.head.fence.is_none()
+                || change.domain.is_some_and(|domain| seen.head.domain_fence(domain).is_none())
+        });
+        let mut scopes = Scopes::default();
+        if lacks_fence {
+            if !is_fresh {
+                return Ok(None);
+            }
+            let is_there = seen.as_ref().is_some_and(|seen| seen.head.is_there);
+            let wants_object = matches!(change.condition, Condition::Present | Condition::Version(_));
+            let may_come = is_there || act.creates() && !wants_object;
+            if seen.is_none() && may_come {
+                let Some(ghost) = self.introduce(object).await? else { return Ok(None) };
+                seen = Some(ghost);
+            }
+            scopes = self.scopes(&object.namespace, change.domain).await?;
+        }
+        let ghost;
+        let head = match &seen {
+            Some(seen) => &*seen.head,
+            None => {
+                ghost = Head::ghost();
+                &ghost
+            }
+        };
+        if let Err(error) = decide(act, change, head, scopes) {
+            return if is_fresh { Err(error) } else { Ok(None) };
+        }
+        let Some(base) = seen.clone() else {
+            // Admitted without a head to put another in place of: it is none that creates.
+            return Err(Error::Missing);
+        };
+        if let Act::CompareAndWrite { offset, expected, .. } = act {
+            match self.compare(object, &base.head, *offset, expected).await? {
+                None => return Ok(None),
+                Some(Some(_)) if !is_fresh => return Ok(None),
+                Some(Some(offset)) => return Err(Error::Mismatch { offset }),
+                Some(None) => {}
+            }
+        }
+        let Some((content, own)) = self.new_content(work, &base.head).await? else { return Ok(None) };
+        let next = after(act, change, &base.head, scopes, content)?;
+        let (version, size_bytes) = (Version(next.version), next.content.size_bytes);
+        let garbage = garbage(&base.head.content, &next.content);
+        work.begun.set(true);
+        let swapped = self.swap(object, &base, next).await;
+        if !matches!(swapped, Swap::Unknown(_)) {
+            work.begun.set(false);
+        }
+        match swapped {
+            Swap::Done(_) => {
+                // A blob that was put for an earlier try and is not in use now.
+                let unused = work.blob.filter(|(blob, _)| own != Some(blob.id));
+                work.orphans.extend(unused.map(|(blob, _)| blob.id));
+                work.orphans.extend(garbage);
+                Ok(Some((version, size_bytes)))
+            }
+            Swap::Lost => {
+                let other = own.filter(|own| work.blob.is_none_or(|(blob, _)| blob.id != *own));
+                work.orphans.extend(other);
+                Ok(None)
+            }
+            Swap::Failed(error) => {
+                work.orphans.extend(own);
+                work.blob = None;
+                Err(error)
+            }
+            Swap::Unknown(error) => Err(Error::OutcomeUnknown(
+                format!("{error}; the change may have been made, or be made later").into(),
+            )),
+        }
+    }
+
+    /// The content after the change, with every blob that it names in place, and which one is new. `None` if
+    /// the content before is not there any more.
+    async fn new_content(&self, work: &mut Work<'_>, head: &Head) -> Result<Option<(Content, Option<u128>)>> {
+        let size = head.content.size_bytes;
+        let new_size = work.act.new_size(size);
+        let mut content = match work.act {
+            Act::Full { .. } | Act::Delete => Content::default(),
+            _ => head.content.clone(),
+        };
+        // What is discarded beyond the end is nothing.
+        let edits: Vec<Edit> = match work.act {
+            Act::Discard { .. } => {
+                let clipped = |edit: &Edit| Edit {
+                    len_bytes: edit.len_bytes.min(size.saturating_sub(edit.at)),
+                    ..*edit
+                };
+                work.edits.iter().map(clipped).collect()
+            }
+            _ => work.edits.clone(),
+        };
+        if content.blobs.is_empty() && new_size <= INLINE_BYTES_MAX {
+            return Ok(Some((inline_content(&content, &edits, &work.payload, new_size), None)));
+        }
+        // The head holds bytes of small objects only: those of one that grows move out.
+        let moves_out = content.has_inline();
+        let mut own = None;
+        if moves_out {
+            let old = content.inline_bytes();
+            let moved = old.len() as u64;
+            let mut body = old;
+            body.extend_from_slice(&work.payload);
+            let (blob, source) = self.put(work.object, body.freeze()).await?;
+            content.inline = Bytes::new();
+            content.blobs.push(blob);
+            for extent in &mut content.extents {
+                (extent.from, extent.source) = (extent.at, source);
+            }
+            let shifted: Vec<Edit> =
+                edits.iter().map(|edit| Edit { from: edit.from.map(|from| from + moved), ..*edit }).collect();
+            content.apply(&shifted, new_size, source);
+            own = Some(blob.id);
+        } else {
+            let source = if work.payload.is_empty() {
+                Source::Inline
+            } else {
+                let now = self.clock.now();
+                if let Some((old, _)) = work.blob.take_if(|(_, since)| now.since(*since) > BLOB_AGE_MAX) {
+                    work.orphans.push(old.id);
+                }
+                let blob = match work.blob {
+                    Some((blob, _)) => blob,
+                    None => self.put(work.object, work.payload.clone()).await?.0,
+                };
+                work.blob.get_or_insert((blob, now));
+                content.blobs.push(blob);
+                own = Some(blob.id);
+                Source::Blob(blob.id)
+            };
+            content.apply(&edits, new_size, source);
+        }
+        content.tidy();
+        if content.is_scattered() {
+            let Some((anew, blob)) = self.write_anew(work.object, &content).await? else {
+                return Ok(None);
+            };
+            if moves_out {
+                work.orphans.extend(own);
+            }
+            (content, own) = (anew, Some(blob));
+        }
+        Ok(Some((content, own)))
+    }
+
+    /// All bytes of `content` in one blob. `None` if a blob is not there any more.
+    async fn write_anew(&self, object: &ObjectId, content: &Content) -> Result<Option<(Content, u128)>> {
+        self.requests.stats.compacted.fetch_add(1, Ordering::Relaxed);
+        let mut body = BytesMut::new();
+        let islands = content.islands();
+        for island in &islands {
+            let Some(bytes) = self.bytes(object, content, island.clone()).await? else { return Ok(None) };
+            body.extend_from_slice(&bytes);
+        }
+        let (blob, source) = self.put(object, body.freeze()).await?;
+        let mut anew = Content { blobs: vec![blob], ..Content::default() };
+        let mut from = 0;
+        let edits: Vec<Edit> = islands
+            .into_iter()
+            .map(|Range { start, end }| {
+                let edit = Edit { at: start, len_bytes: end - start, from: Some(from) };
+                from += end - start;
+                edit
+            })
+            .collect();
+        anew.apply(&edits, content.size_bytes, source);
+        Ok(Some((anew, blob.id)))
+    }
+
+    async fn put(&self, object: &ObjectId, body: Bytes) -> Result<(Blob, Source)> {
+        let blob = Blob { id: rand::random(), len_bytes: body.len() as u64 };
+        self.requests.put_blob(&self.layout.blob(object, blob.id), body).await?;
+        Ok((blob, Source::Blob(blob.id)))
+    }
+
+    async fn remove_blobs(&self, object: &ObjectId, blobs: Vec<u128>) {
+        if !blobs.is_empty() {
+            let paths = blobs.into_iter().map(|blob| self.layout.blob(object, blob)).collect();
+            self.requests.remove_later(paths).await;
+        }
+    }
+
+    /// Where the bytes at `offset` differ from those expected; `None` if they cannot be read any more.
+    async fn compare(
+        &self,
+        object: &ObjectId,
+        head: &Head,
+        offset: u64,
+        expected: &Segments,
+    ) -> Result<Option<Option<u64>>> {
+        let len = expected.len_bytes() as u64;
+        let end = offset.saturating_add(len).min(head.content.size_bytes).max(offset);
+        let Some(found) = self.bytes(object, &head.content, offset..end).await? else { return Ok(None) };
+        // A byte past the end differs from any.
+        let differs = expected.first_difference(&found).map(|at| offset + at as u64);
+        Ok(Some(differs))
+    }
+}
+
+/// Whether the change may be applied to what was seen.
+fn decide(act: &Act, change: &Change, head: &Head, scopes: Scopes) -> Result<()> {
+    let domain = change.domain.map_or(0, |domain| head.domain_fence(domain).unwrap_or(scopes.domain));
+    let claimed = head.fence.unwrap_or(scopes.whole).max(domain);
+    let version = head.contract_version();
+    admit(AdmissionHead { version, stamp: head.stamp }, Epoch(claimed), change)?;
+    if version.is_none() && !act.creates() { Err(Error::Missing) } else { Ok(()) }
+}
+
+/// The head that the change leaves.
+fn after(act: &Act, change: &Change, head: &Head, scopes: Scopes, content: Content) -> Result<Head> {
+    let mut next = head.next();
+    next.is_there = !matches!(act, Act::Delete);
+    next.version = head.version.wrapping_add(1);
+    next.stamp = change.stamp.or(head.stamp);
+    let epoch = change.stamp.map_or(0, |stamp| stamp.epoch.0);
+    next.fence = Some(head.fence.unwrap_or(scopes.whole).max(epoch));
+    if let Some(domain) = change.domain
+        && head.domain_fence(domain).is_none()
+        && !next.set_domain_fence(domain, scopes.domain)
+    {
+        return Err(Error::Unsupported("an object takes changes of 64 order domains at most".into()));
+    }
+    next.content = content;
+    Ok(next)
+}
+
+/// The blobs that a content names and its successor does not.
+fn garbage(before: &Content, after: &Content) -> Vec<u128> {
+    let gone = |blob: &&Blob| after.blobs.iter().all(|kept| kept.id != blob.id);
+    before.blobs.iter().filter(gone).map(|blob| blob.id).collect()
+}
+
+/// A content that lies in the head.
+fn inline_content(before: &Content, edits: &[Edit], payload: &[u8], new_size: u64) -> Content {
+    let mut bytes = before.inline_bytes();
+    let end = edits.iter().map(|edit| edit.at + edit.len_bytes).max().unwrap_or(0);
+    bytes.resize(bytes.len().max(end.min(INLINE_BYTES_MAX) as usize), 0);
+    for edit in edits {
+        let range = edit.at as usize..(edit.at + edit.len_bytes) as usize;
+        let Some(target) = bytes.get_mut(range) else { continue };
+        match edit.from {
+            Some(from) => target.copy_from_slice(&payload[from as usize..][..target.len()]),
+            None => target.fill(0),
+        }
+    }
+    bytes.resize(new_size as usize, 0);
+    // What is all zeros at the end is a hole.
+    let len = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    bytes.truncate(len);
+    let mut content = Content { size_bytes: new_size, inline: bytes.freeze(), ..Content::default() };
+    let edit = Edit { at: 0, len_bytes: len as u64, from: Some(0) };
+    content.apply(&[edit], new_size, Source::Inline);
+    content
+}

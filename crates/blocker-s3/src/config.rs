@@ -1,0 +1,210 @@
+//! Which bucket on which server, and the limits.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use blocker::{Error, OBJECT_BYTES_MAX_DEFAULT, Result};
+
+use crate::layout::check_prefix;
+
+/// The place and the limits of a store on S3. Written as text (`FromStr`) it is `BUCKET[,key=value]...`, with
+/// the keys that [`S3Config::KEYS`] names.
+///
+/// Credentials are taken from the environment as AWS's own tools do: `AWS_ACCESS_KEY_ID`,
+/// `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN`, a web identity token, a container's credentials, or the
+/// instance's metadata. They are no keys here, so that no configuration file holds them.
+#[derive(Clone, Debug)]
+pub struct S3Config {
+    /// The bucket.
+    pub bucket: String,
+    /// The server's URL; `None`: AWS.
+    pub endpoint: Option<String>,
+    /// The region; `None`: `AWS_REGION`, or `us-east-1`.
+    pub region: Option<String>,
+    /// What the keys of all objects begin with; empty: nothing.
+    pub prefix: String,
+    /// Whether the bucket is a part of the server's name instead of the path.
+    pub virtual_host: bool,
+    /// Whether the endpoint may be without TLS.
+    pub allow_http: bool,
+    /// Whether requests are sent without a signature, for a bucket that anyone may change.
+    pub anonymous: bool,
+    /// The largest object.
+    pub object_bytes_max: u64,
+    /// How long to wait for a connection.
+    pub connect_timeout: Duration,
+    /// After how long without an answer an attempt fails.
+    pub request_timeout: Duration,
+    /// How often a request that may be repeated is repeated.
+    pub retries: u32,
+    /// How many requests may be under way; others wait their turn.
+    pub requests_in_flight_max: u32,
+    /// How many heads are remembered between changes; one takes some hundred bytes, or up to 40 KiB if a
+    /// small object lies in it.
+    pub heads_remembered_max: usize,
+}
+
+impl Default for S3Config {
+    fn default() -> Self {
+        Self {
+            bucket: String::new(),
+            endpoint: None,
+            region: None,
+            prefix: String::new(),
+            virtual_host: false,
+            allow_http: false,
+            anonymous: false,
+            object_bytes_max: OBJECT_BYTES_MAX_DEFAULT,
+            connect_timeout: Duration::from_secs(5),
+            request_timeout: Duration::from_secs(30),
+            retries: 3,
+            requests_in_flight_max: 128,
+            heads_remembered_max: 4096,
+        }
+    }
+}
+
+impl S3Config {
+    /// The keys of the text form: name, value, meaning.
+    pub const KEYS: &[(&str, &str, &str)] = &[
+        ("endpoint", "URL", "the server; AWS without it"),
+        ("region", "NAME", "the region; AWS_REGION or us-east-1 without it"),
+        ("prefix", "TEXT", "what the keys of all objects begin with"),
+        ("virtual_host", "true|false", "the bucket is a part of the server's name, not of the path"),
+        ("allow_http", "true|false", "the endpoint may be without TLS"),
+        ("anonymous", "true|false", "requests are sent without a signature"),
+        ("object_bytes_max", "BYTES", "the largest object"),
+        ("connect_timeout_secs", "SECONDS", "how long to wait for a connection"),
+        ("request_timeout_secs", "SECONDS", "how long to wait for an answer"),
+        ("retries", "COUNT", "how often a request that may be repeated is repeated"),
+        ("requests_in_flight_max", "COUNT", "requests under way at once"),
+        ("heads_remembered_max", "COUNT", "objects remembered between changes"),
+    ];
+
+    /// Returns a configuration for `bucket`, all else by default.
+    #[must_use]
+    pub fn new(bucket: impl Into<String>) -> Self {
+        Self { bucket: bucket.into(), ..Self::default() }
+    }
+
+    /// # Errors
+    /// [`Error::Invalid`], with what is wrong and what would be right.
+    pub(crate) fn check(&self) -> Result<()> {
+        let wrong = |text: &str| Err(Error::Invalid(text.to_owned().into()));
+        let is_bucket = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+        if !(3..=255).contains(&self.bucket.len()) || !self.bucket.bytes().all(is_bucket) {
+            return wrong("a bucket must be named: s3:BUCKET, of 3 to 255 characters A-Z a-z 0-9 . - _");
+        }
+        check_prefix(&self.prefix)?;
+        match &self.endpoint {
+            Some(url) if url.starts_with("https://") => {}
+            Some(url) if url.starts_with("http://") && self.allow_http => {}
+            Some(url) if url.starts_with("http://") => {
+                return wrong("the endpoint is without TLS; allow_http=true allows that");
+            }
+            Some(_) => return wrong("the endpoint must be a URL: https://HOST[:PORT]"),
+            None => {}
+        }
+        if !(4096..=1 << 30).contains(&self.object_bytes_max) {
+            return wrong("object_bytes_max must be 4096 bytes to 1 GiB");
+        }
+        if !(1..=4096).contains(&self.requests_in_flight_max) {
+            return wrong("requests_in_flight_max must be 1 to 4096");
+        }
+        if self.request_timeout < Duration::from_secs(1) || self.connect_timeout < Duration::from_secs(1) {
+            return wrong("connect_timeout_secs and request_timeout_secs must be 1 or more");
+        }
+        if self.request_timeout > Duration::from_secs(300) {
+            return wrong("request_timeout_secs must be 300 at most");
+        }
+        if self.retries > 20 {
+            return wrong("retries must be 20 at most");
+        }
+        if !(16..=16 << 20).contains(&self.heads_remembered_max) {
+            return wrong("heads_remembered_max must be 16 to 16777216");
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for S3Config {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let mut parts = text.split(',');
+        let mut config = Self::new(parts.next().unwrap_or_default());
+        for part in parts {
+            let (key, value) = part.split_once('=').ok_or_else(|| format!("{part:?} is not KEY=VALUE"))?;
+            config.set(key, value)?;
+        }
+        config.check().map_err(|error| match error {
+            Error::Invalid(reason) => reason.into_owned(),
+            other => other.to_string(),
+        })?;
+        Ok(config)
+    }
+}
+
+impl S3Config {
+    fn set(&mut self, key: &str, value: &str) -> std::result::Result<(), String> {
+        fn number<T: FromStr>(key: &str, value: &str) -> std::result::Result<T, String> {
+            value.parse().map_err(|_| format!("{key}={value}: a whole number is wanted"))
+        }
+        let flag = || value.parse().map_err(|_| format!("{key}={value}: true or false"));
+        let seconds = || number::<u32>(key, value).map(|n| Duration::from_secs(n.into()));
+        match key {
+            "endpoint" => self.endpoint = Some(value.to_owned()),
+            "region" => self.region = Some(value.to_owned()),
+            "prefix" => value.clone_into(&mut self.prefix),
+            "virtual_host" => self.virtual_host = flag()?,
+            "allow_http" => self.allow_http = flag()?,
+            "anonymous" => self.anonymous = flag()?,
+            "object_bytes_max" => self.object_bytes_max = number(key, value)?,
+            "connect_timeout_secs" => self.connect_timeout = seconds()?,
+            "request_timeout_secs" => self.request_timeout = seconds()?,
+            "retries" => self.retries = number(key, value)?,
+            "requests_in_flight_max" => self.requests_in_flight_max = number(key, value)?,
+            "heads_remembered_max" => self.heads_remembered_max = number(key, value)?,
+            _ => {
+                let keys: Vec<_> = Self::KEYS.iter().map(|(key, ..)| *key).collect();
+                return Err(format!("{key:?} is no key of s3:; there are {}", keys.join(", ")));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_form_names_bucket_and_keys() {
+        let text =
+            "disks,endpoint=http://127.0.0.1:9000,allow_http=true,prefix=a/b,retries=5,virtual_host=true";
+        let config: S3Config = text.parse().unwrap();
+        assert_eq!((config.bucket.as_str(), config.prefix.as_str(), config.retries), ("disks", "a/b", 5));
+        assert!(config.virtual_host && config.allow_http);
+        for (key, ..) in S3Config::KEYS {
+            let error = format!("disks,{key}=\u{7f}").parse::<S3Config>().err().unwrap_or_default();
+            assert!(!error.contains("is no key"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, part) in [
+            ("", "a bucket must be named"),
+            ("disks,colour=red", "there are endpoint, region"),
+            ("disks,retries=many", "a whole number is wanted"),
+            ("disks,endpoint=http://host", "allow_http=true"),
+            ("disks,endpoint=host:9000", "https://HOST[:PORT]"),
+            ("disks,prefix=/a", "prefix takes"),
+            ("disks,object_bytes_max=1", "4096 bytes to 1 GiB"),
+            ("disks,retries", "is not KEY=VALUE"),
+        ] {
+            let error = text.parse::<S3Config>().unwrap_err();
+            assert!(error.contains(part) && !error.contains('\n'), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! Where the bytes of an object lie: pieces of blobs, or of the head itself, in the order of the object.
+//!
+//! A change cuts what it covers out of the pieces and lays its own over it. Nothing here does I/O.
+//!
+//! ```text
+//! object     0 ───────────── 4096 ───── 8192 ─ hole ─ 16384 ──── size
+//! extents    [blob a, from 0 ] [blob b, 0 ]           [blob a, 16384]
+//! ```
+
+use std::ops::Range;
+
+use bytes::{Bytes, BytesMut};
+
+/// The most pieces of one object: all buckets of 4 MiB. A flush of 16 scattered ranges makes up to 32 more, of
+/// about 8 bytes each in the head.
+pub(crate) const EXTENTS_MAX: usize = 1024;
+/// The most blobs of one object: what a read of all of it may have to ask for.
+pub(crate) const BLOBS_MAX: usize = 96;
+/// The largest object that lies in its head.
+pub(crate) const INLINE_BYTES_MAX: u64 = 32 * 1024;
+/// What may be garbage beside half of all bytes.
+const GARBAGE_BYTES_FREE: u64 = 256 * 1024;
+
+/// A blob that the object has bytes in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Blob {
+    pub(crate) id: u128,
+    pub(crate) len_bytes: u64,
+}
+
+/// Where the bytes of a piece are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Source {
+    /// In the head.
+    Inline,
+    /// In a blob.
+    Blob(u128),
+}
+
+/// A piece of an object.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Extent {
+    /// Where it begins in the object.
+    pub(crate) at: u64,
+    pub(crate) len_bytes: u64,
+    pub(crate) source: Source,
+    /// Where it begins in its source.
+    pub(crate) from: u64,
+}
+
+impl Extent {
+    pub(crate) fn end(&self) -> u64 {
+        self.at + self.len_bytes
+    }
+
+    /// The part of it within `range`; `None` if there is none.
+    pub(crate) fn within(&self, range: &Range<u64>) -> Option<Self> {
+        let (at, end) = (self.at.max(range.start), self.end().min(range.end));
+        let moved = at.checked_sub(self.at)?;
+        (at < end).then(|| Self { at, len_bytes: end - at, from: self.from + moved, ..*self })
+    }
+}
+
+/// The bytes of an object, by where they lie. Pieces are in order, none empty, none overlaps another, and
+/// none goes beyond the size; what none covers reads as zeros.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Content {
+    pub(crate) size_bytes: u64,
+    pub(crate) inline: Bytes,
+    pub(crate) blobs: Vec<Blob>,
+    pub(crate) extents: Vec<Extent>,
+}
+
+/// One range that a change gives new content.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Edit {
+    pub(crate) at: u64,
+    pub(crate) len_bytes: u64,
+    /// Where the new bytes begin in the payload of the change; `None`: zeros.
+    pub(crate) from: Option<u64>,
+}
+
+impl Content {
+    /// The pieces within `range`, cut to it.
+    pub(crate) fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = Extent> + '_ {
+        let first = self.extents.partition_point(|extent| extent.end() <= range.start);
+        self.extents[first..].iter().map_while(move |extent| extent.within(&range))
+    }
+
+    /// Makes a hole of `range`.
+    pub(crate) fn punch(&mut self, range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        let mut kept = Vec::with_capacity(self.extents.len() + 1);
+        for extent in &self.extents {
+            kept.extend(extent.within(&(0..range.start)));
+            kept.extend(extent.within(&(range.end..u64::MAX)));
+        }
+        self.extents = kept;
+    }
+
+    /// Lays a piece over what is there.
+    pub(crate) fn lay(&mut self, piece: Extent) {
+        if piece.len_bytes == 0 {
+            return;
+        }
+        self.punch(piece.at..piece.end());
+        let index = self.extents.partition_point(|extent| extent.at < piece.at);
+        self.extents.insert(index, piece);
+    }
+
+    /// Moves the end.
+    pub(crate) fn resize(&mut self, size_bytes: u64) {
+        self.punch(size_bytes..u64::MAX);
+        self.size_bytes = size_bytes;
+    }
+
+    /// Applies edits whose bytes lie in `source`, and then the size.
+    pub(crate) fn apply(&mut self, edits: &[Edit], size_bytes: u64, source: Source) {
+        for edit in edits {
+            let end = edit.at.saturating_add(edit.len_bytes);
+            match edit.from {
+                Some(from) => self.lay(Extent { at: edit.at, len_bytes: edit.len_bytes, source, from }),
+                None => self.punch(edit.at..end),
+            }
+        }
+        self.resize(size_bytes);
+    }
+
+    /// Joins neighbours, and forgets blobs and inline bytes that no piece is in.
+    pub(crate) fn tidy(&mut self) {
+        let mut joined: Vec<Extent> = Vec::with_capacity(self.extents.len());
+        for extent in self.extents.drain(..) {
+            match joined.last_mut() {
+                Some(last)
+                    if last.end() == extent.at
+                        && last.source == extent.source
+                        && last.from + last.len_bytes == extent.from =>
+                {
+                    last.len_bytes += extent.len_bytes;
+                }
+                _ => joined.push(extent),
+            }
+        }
+        self.extents = joined;
+        let extents = &self.extents;
+        self.blobs.retain(|blob| extents.iter().any(|extent| extent.source == Source::Blob(blob.id)));
+        if !self.has_inline() {
+            self.inline = Bytes::new();
+        }
+    }
+
+    pub(crate) fn has_inline(&self) -> bool {
+        self.extents.iter().any(|extent| extent.source == Source::Inline)
+    }
+
+    /// The bytes that pieces in blobs have.
+    pub(crate) fn live_blob_bytes(&self) -> u64 {
+        let in_blob = |extent: &&Extent| extent.source != Source::Inline;
+        self.extents.iter().filter(in_blob).map(|extent| extent.len_bytes).sum()
+    }
+
+    /// Whether it has come apart so far that it is to be written anew.
+    pub(crate) fn is_scattered(&self) -> bool {
+        let (live, all) = (self.live_blob_bytes(), self.blobs.iter().map(|blob| blob.len_bytes).sum::<u64>());
+        let garbage = all.saturating_sub(live);
+        self.extents.len() > EXTENTS_MAX
+            || self.blobs.len() > BLOBS_MAX
+            || garbage > live.saturating_add(GARBAGE_BYTES_FREE)
+    }
+
+    /// The ranges to write when all of it is written anew: those that are no holes, joined over gaps until
+    /// they are few.
+    pub(crate) fn islands(&self) -> Vec<Range<u64>> {
+        let mut gap = 0;
+        loop {
+            let mut islands: Vec<Range<u64>> = Vec::new();
+            for extent in &self.extents {
+                match islands.last_mut() {
+                    Some(last) if extent.at - last.end <= gap => last.end = extent.end(),
+                    _ => islands.push(extent.at..extent.end()),
+                }
+            }
+            if islands.len() <= EXTENTS_MAX / 4 {
+                return islands;
+            }
+            gap = (gap * 2).max(4096);
+        }
+    }
+
+    /// The bytes of a content that lies wholly in the head, `size_bytes` long.
+    pub(crate) fn inline_bytes(&self) -> BytesMut {
+        let mut bytes = BytesMut::zeroed(usize::try_from(self.size_bytes).unwrap_or(usize::MAX));
+        for extent in &self.extents {
+            let (at, from, len) = (extent.at as usize, extent.from as usize, extent.len_bytes as usize);
+            bytes[at..at + len].copy_from_slice(&self.inline[from..from + len]);
+        }
+        bytes
+    }
+
+    /// Whether the pieces are as the type promises, with sources that have them. For what was decoded.
+    pub(crate) fn is_sound(&self) -> bool {
+        let mut end = 0;
+        for extent in &self.extents {
+            let source_bytes = match extent.source {
+                Source::Inline => self.inline.len() as u64,
+                Source::Blob(id) => match self.blobs.iter().find(|blob| blob.id == id) {
+                    Some(blob) => blob.len_bytes,
+                    None => return false,
+                },
+            };
+            let fits = |at: u64, limit: u64| {
+                at.checked_add(extent.len_bytes).is_some_and(|extent_end| extent_end <= limit)
+            };
+            if extent.len_bytes == 0
+                || extent.at < end
+                || !fits(extent.at, self.size_bytes)
+                || !fits(extent.from, source_bytes)
+            {
+                return false;
+            }
+            end = extent.end();
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SIZE: usize = 96;
+
+    /// What the pieces read as, with the byte `i` of the source `s` being `s + i`.
+    fn read(content: &Content) -> Vec<u8> {
+        let mut bytes = vec![0; content.size_bytes as usize];
+        for piece in content.pieces(0..content.size_bytes) {
+            let base = match piece.source {
+                Source::Inline => 0,
+                Source::Blob(id) => id as u8,
+            };
+            for i in 0..piece.len_bytes {
+                bytes[(piece.at + i) as usize] = base.wrapping_add((piece.from + i) as u8);
+            }
+        }
+        bytes
+    }
+
+    proptest! {
+        #[test]
+        fn edits_do_what_they_do_to_an_array(
+            changes in prop::collection::vec((0..SIZE, 0..24_usize, any::<bool>(), 0..SIZE), 1..24),
+            cut in (0..SIZE, 0..SIZE),
+        ) {
+            let mut content = Content::default();
+            let mut model: Vec<u8> = Vec::new();
+            for (index, (at, len, is_hole, size)) in changes.into_iter().enumerate() {
+                let id = (index as u128 + 1) * 7;
+                let end = at + len;
+                // Every third change cuts.
+                let size = if index % 3 == 2 { size } else { model.len().max(end) };
+                content.blobs.push(Blob { id, len_bytes: len as u64 });
+                let edit = Edit { at: at as u64, len_bytes: len as u64, from: (!is_hole).then_some(0) };
+                content.apply(&[edit], size as u64, Source::Blob(id));
+                content.tidy();
+                model.resize(model.len().max(end), 0);
+                for i in 0..len {
+                    model[at + i] = if is_hole { 0 } else { (id as u8).wrapping_add(i as u8) };
+                }
+                model.resize(size, 0);
+                prop_assert!(content.is_sound());
+                prop_assert_eq!(read(&content), model.clone());
+                let islands = content.islands();
+                for extent in &content.extents {
+                    prop_assert!(islands.iter().any(|island| island.start <= extent.at && extent.end() <= island.end));
+                }
+            }
+            let (from, to) = (cut.0.min(cut.1) as u64, cut.0.max(cut.1) as u64);
+            let pieces: Vec<_> = content.pieces(from..to).collect();
+            let wanted: u64 = content.extents.iter().filter_map(|e| e.within(&(from..to))).map(|e| e.len_bytes).sum();
+            prop_assert_eq!(pieces.iter().map(|piece| piece.len_bytes).sum::<u64>(), wanted);
+        }
+    }
+
+    #[test]
+    fn what_is_scattered_is_written_in_few_pieces() {
+        let mut content = Content { size_bytes: 16 << 20, ..Content::default() };
+        content.blobs.push(Blob { id: 1, len_bytes: 16 << 20 });
+        for i in 0..=EXTENTS_MAX as u64 {
+            content.lay(Extent { at: i * 8192, len_bytes: 4096, source: Source::Blob(1), from: i * 4096 });
+        }
+        content.tidy();
+        assert!(content.is_scattered());
+        assert!(content.islands().len() <= EXTENTS_MAX / 4);
+        content.extents.truncate(1);
+        assert!(content.is_scattered(), "more than half of it is garbage");
+        content.blobs[0].len_bytes = 4096 + GARBAGE_BYTES_FREE;
+        assert!(!content.is_scattered());
+    }
+}

@@ -1,0 +1,26 @@
+//! What all operations of a store share.
+
+use std::sync::Arc;
+
+use blocker::Clock;
+use blocker::event::EventHub;
+
+use crate::heads::Heads;
+use crate::layout::Layout;
+use crate::requests::Requests;
+
+/// What the handle of a store and its calls under way share.
+pub(crate) struct Core {
+    pub(crate) layout: Layout,
+    pub(crate) requests: Arc<Requests>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) heads: Heads,
+    pub(crate) events: EventHub,
+    pub(crate) object_bytes_max: u64,
+}
+
+/// How many requests one call has under way at once where it needs many.
+pub(crate) const AT_ONCE: usize = 32;
+/// How often a call is prepared anew because others changed the object at the same time. Each of them means
+/// that a change of another client was applied.
+pub(crate) const TRIES: u32 = 200;

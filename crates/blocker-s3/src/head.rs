@@ -1,0 +1,449 @@
+//! The head of an object: all that is known of it, in one small S3 object that is compared and replaced.
+//!
+//! ```text
+//! magic [u8; 4] │ crc u32 │ kind u8 │ nonce u64 │ serial u64 │ recent [u64; 8] │ version u64
+//! │ stamp? │ fence? │ claim? │ domains u16 × (domain u64, epoch u64)
+//! │ size u64 │ blobs u16 × (id u128, length u64) │ extents u16 × (gap n, length n, source n, from n)
+//! │ inline u32 × u8
+//!
+//! kind = 1: an object; 2: a ghost     ? = u8, 0: nothing follows      source = number of a blob + 1; 0: inline
+//! stamp = epoch u64, sequence u64     fence = epoch u64               claim = state u8, epoch u64, writer u128
+//! ```
+//!
+//! Integers are little-endian; *n* is one in groups of seven bits, the lowest first, each but the last with its
+//! top bit set. The *gap* is the distance from the end of the extent before. The CRC-32 is of all that follows it.
+//!
+//! A *ghost* is a head that is no object to anyone: one that is being created, or the memory of a deletion.
+//! The *nonce* is drawn for every body that is sent, so that no two are alike: an ETag is a digest of the
+//! body, and would come back with it. With *serial*, which counts the bodies, and the *recent* nonces before
+//! this one, a writer whose answer was lost finds out whether its body has been there.
+
+use blocker::{Epoch, OrderDomain, Stamp, Version, WriterId};
+use bytes::{BufMut, Bytes, BytesMut};
+
+use crate::content::{BLOBS_MAX, Blob, Content, EXTENTS_MAX, Extent, INLINE_BYTES_MAX, Source};
+
+const MAGIC: &[u8; 4] = b"cs3\x01";
+/// How many nonces before its own a head remembers.
+pub(crate) const RECENT: usize = 8;
+/// The most order domains of one object.
+pub(crate) const DOMAINS_MAX: usize = 64;
+/// No head is larger.
+pub(crate) const HEAD_BYTES_MAX: u64 = 64 * 1024;
+
+/// What a claim has left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Claim {
+    /// 0 if nothing was claimed.
+    pub(crate) epoch: u64,
+    pub(crate) writer: u128,
+    /// Whether the claim has come through, as far as its record shows.
+    pub(crate) is_held: bool,
+}
+
+impl Claim {
+    pub(crate) fn asked((epoch, writer): (u64, WriterId)) -> Self {
+        Self { epoch, writer: writer.0, is_held: false }
+    }
+
+    /// Whether it prevents `writer` from claiming `epoch` in a scope that overlaps.
+    pub(crate) fn excludes(self, epoch: u64, writer: WriterId) -> bool {
+        self.epoch == epoch && epoch > 0 && self.writer != writer.0
+    }
+
+    pub(crate) fn is_held_by(self, epoch: u64, writer: WriterId) -> bool {
+        self.is_held && self.epoch == epoch && self.writer == writer.0
+    }
+}
+
+/// What is known of an object.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Head {
+    /// Whether it is an object, and no ghost.
+    pub(crate) is_there: bool,
+    pub(crate) nonce: u64,
+    pub(crate) serial: u64,
+    pub(crate) recent: [u64; RECENT],
+    pub(crate) version: u64,
+    pub(crate) stamp: Option<Stamp>,
+    /// The epoch below which no change is applied; `None`: not known yet.
+    pub(crate) fence: Option<u64>,
+    /// The last claim of the object by itself.
+    pub(crate) claim: Claim,
+    /// The same as `fence`, for changes in an order domain.
+    pub(crate) domains: Vec<(OrderDomain, u64)>,
+    pub(crate) content: Content,
+}
+
+impl Head {
+    /// A ghost that nothing is known of.
+    pub(crate) fn ghost() -> Self {
+        Self {
+            is_there: false,
+            nonce: rand::random(),
+            serial: rand::random::<u64>() >> 2,
+            recent: [0; RECENT],
+            // Random, so that a name whose head was removed does not count its versions anew.
+            version: rand::random::<u64>() >> 2,
+            stamp: None,
+            fence: None,
+            claim: Claim::default(),
+            domains: Vec::new(),
+            content: Content::default(),
+        }
+    }
+
+    /// A head to be put in place of this one, the same but for its nonce.
+    pub(crate) fn next(&self) -> Self {
+        let mut next = self.clone();
+        next.nonce = rand::random();
+        next.serial = self.serial.wrapping_add(1);
+        next.recent.copy_within(..RECENT - 1, 1);
+        next.recent[0] = self.nonce;
+        next
+    }
+
+    /// Whether the body with `nonce` is this one, or was there shortly before it. `None` where that is longer
+    /// ago than it remembers: `serial` is that of the body.
+    pub(crate) fn has_been(&self, nonce: u64, serial: u64) -> Option<bool> {
+        if self.nonce == nonce || self.recent.contains(&nonce) {
+            return Some(true);
+        }
+        let age = self.serial.wrapping_sub(serial);
+        // A head that was removed and made again counts from elsewhere; then the body is refused.
+        (age <= RECENT as u64 || age > 1 << 32).then_some(false)
+    }
+
+    pub(crate) fn contract_version(&self) -> Option<Version> {
+        self.is_there.then_some(Version(self.version))
+    }
+
+    pub(crate) fn domain_fence(&self, domain: OrderDomain) -> Option<u64> {
+        self.domains.iter().find(|(each, _)| *each == domain).map(|(_, epoch)| *epoch)
+    }
+
+    /// Sets the fence of a domain. Whether there was room.
+    pub(crate) fn set_domain_fence(&mut self, domain: OrderDomain, epoch: u64) -> bool {
+        self.domains.retain(|(each, _)| *each != domain);
+        let has_room = self.domains.len() < DOMAINS_MAX;
+        if has_room {
+            self.domains.push((domain, epoch));
+        }
+        has_room
+    }
+
+    pub(crate) fn encode(&self) -> Bytes {
+        let mut to = BytesMut::with_capacity(256 + self.content.inline.len());
+        to.put_slice(MAGIC);
+        to.put_u32_le(0);
+        to.put_u8(if self.is_there { 1 } else { 2 });
+        to.put_u64_le(self.nonce);
+        to.put_u64_le(self.serial);
+        self.recent.iter().for_each(|nonce| to.put_u64_le(*nonce));
+        to.put_u64_le(self.version);
+        to.put_u8(self.stamp.is_some().into());
+        if let Some(stamp) = self.stamp {
+            to.put_u64_le(stamp.epoch.0);
+            to.put_u64_le(stamp.sequence);
+        }
+        to.put_u8(self.fence.is_some().into());
+        if let Some(fence) = self.fence {
+            to.put_u64_le(fence);
+        }
+        put_claim(&mut to, self.claim);
+        to.put_u16_le(self.domains.len() as u16);
+        for (domain, epoch) in &self.domains {
+            to.put_u64_le(domain.0);
+            to.put_u64_le(*epoch);
+        }
+        let content = &self.content;
+        to.put_u64_le(content.size_bytes);
+        to.put_u16_le(content.blobs.len() as u16);
+        for blob in &content.blobs {
+            to.put_u128_le(blob.id);
+            to.put_u64_le(blob.len_bytes);
+        }
+        to.put_u16_le(content.extents.len() as u16);
+        let mut end = 0;
+        for extent in &content.extents {
+            let source = match extent.source {
+                Source::Inline => 0,
+                Source::Blob(id) => {
+                    1 + content.blobs.iter().position(|blob| blob.id == id).unwrap_or(0) as u64
+                }
+            };
+            [extent.at - end, extent.len_bytes, source, extent.from]
+                .map(|number| put_number(&mut to, number));
+            end = extent.end();
+        }
+        to.put_u32_le(content.inline.len() as u32);
+        to.put_slice(&content.inline);
+        seal(to)
+    }
+
+    /// The head that these bytes are; `None` if this program does not write them.
+    pub(crate) fn decode(bytes: &Bytes) -> Option<Self> {
+        let mut from = open(MAGIC, bytes)?;
+        let is_there = match from.u8()? {
+            1 => true,
+            2 => false,
+            _ => return None,
+        };
+        let (nonce, serial) = (from.u64()?, from.u64()?);
+        let mut recent = [0; RECENT];
+        for each in &mut recent {
+            *each = from.u64()?;
+        }
+        let version = from.u64()?;
+        let stamp = match from.flag()? {
+            true => Some(Stamp { epoch: Epoch(from.u64()?), sequence: from.u64()? }),
+            false => None,
+        };
+        let fence = if from.flag()? { Some(from.u64()?) } else { None };
+        let claim = from.claim()?;
+        let count = from.count(DOMAINS_MAX)?;
+        let domains =
+            (0..count).map(|_| Some((OrderDomain(from.u64()?), from.u64()?))).collect::<Option<_>>()?;
+        let size_bytes = from.u64()?;
+        let count = from.count(BLOBS_MAX)?;
+        let blobs = (0..count).map(|_| Some(Blob { id: from.u128()?, len_bytes: from.u64()? }));
+        let blobs = blobs.collect::<Option<Vec<_>>>()?;
+        let count = from.count(EXTENTS_MAX)?;
+        let mut extents = Vec::with_capacity(count);
+        let mut end = 0_u64;
+        for _ in 0..count {
+            let (at, len_bytes) = (end.checked_add(from.number()?)?, from.number()?);
+            let source = match from.number()? {
+                0 => Source::Inline,
+                number => Source::Blob(blobs.get(usize::try_from(number).ok()? - 1)?.id),
+            };
+            end = at.checked_add(len_bytes)?;
+            extents.push(Extent { at, len_bytes, source, from: from.number()? });
+        }
+        let inline = usize::try_from(from.u32()?).ok().filter(|len| *len as u64 <= INLINE_BYTES_MAX)?;
+        let inline = from.bytes(inline)?;
+        let content = Content { size_bytes, inline, blobs, extents };
+        let head = Self { is_there, nonce, serial, recent, version, stamp, fence, claim, domains, content };
+        let is_empty_ghost = is_there || head.content == Content::default();
+        (from.is_empty() && is_empty_ghost && head.content.is_sound()).then_some(head)
+    }
+}
+
+pub(crate) fn put_claim(to: &mut BytesMut, claim: Claim) {
+    match claim.epoch {
+        0 => to.put_u8(0),
+        epoch => {
+            to.put_u8(if claim.is_held { 2 } else { 1 });
+            to.put_u64_le(epoch);
+            to.put_u128_le(claim.writer);
+        }
+    }
+}
+
+/// Writes a number in groups of seven bits.
+fn put_number(to: &mut BytesMut, mut number: u64) {
+    while number >= 0x80 {
+        to.put_u8(number as u8 | 0x80);
+        number >>= 7;
+    }
+    to.put_u8(number as u8);
+}
+
+/// Sets the checksum of a body that begins with a magic and four bytes for it.
+pub(crate) fn seal(mut body: BytesMut) -> Bytes {
+    let crc = crc32fast::hash(&body[8..]);
+    body[4..8].copy_from_slice(&crc.to_le_bytes());
+    body.freeze()
+}
+
+/// What follows magic and checksum, if they are right.
+pub(crate) fn open(magic: &[u8; 4], bytes: &Bytes) -> Option<Reader> {
+    let mut from = Reader(bytes.clone());
+    let is_ours = from.bytes(4)? == magic[..];
+    let crc = from.u32()?;
+    (is_ours && crc == crc32fast::hash(&from.0)).then_some(from)
+}
+
+/// Takes values off the front of bytes that may be anything.
+pub(crate) struct Reader(Bytes);
+
+impl Reader {
+    pub(crate) fn bytes(&mut self, len: usize) -> Option<Bytes> {
+        (len <= self.0.len()).then(|| self.0.split_to(len))
+    }
+
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.bytes(N)?.as_ref().try_into().ok()
+    }
+
+    pub(crate) fn u8(&mut self) -> Option<u8> {
+        self.array().map(u8::from_le_bytes)
+    }
+
+    pub(crate) fn u16(&mut self) -> Option<u16> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    pub(crate) fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    pub(crate) fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn u128(&mut self) -> Option<u128> {
+        self.array().map(u128::from_le_bytes)
+    }
+
+    /// A number in groups of seven bits, at most 63 bits.
+    fn number(&mut self) -> Option<u64> {
+        let mut number = 0;
+        for shift in (0..63).step_by(7) {
+            let byte = self.u8()?;
+            number |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return Some(number);
+            }
+        }
+        None
+    }
+
+    fn flag(&mut self) -> Option<bool> {
+        match self.u8()? {
+            0 => Some(false),
+            1 => Some(true),
+            _ => None,
+        }
+    }
+
+    fn count(&mut self, max: usize) -> Option<usize> {
+        self.u16().map(usize::from).filter(|count| *count <= max)
+    }
+
+    pub(crate) fn claim(&mut self) -> Option<Claim> {
+        let is_held = match self.u8()? {
+            0 => return Some(Claim::default()),
+            1 => false,
+            2 => true,
+            _ => return None,
+        };
+        let claim = Claim { is_held, epoch: self.u64()?, writer: self.u128()? };
+        (claim.epoch > 0).then_some(claim)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sample() -> Head {
+        let mut head = Head::ghost();
+        head.is_there = true;
+        head.stamp = Some(Stamp::new(3, 4));
+        head.fence = Some(5);
+        head.claim = Claim { epoch: 5, writer: 9, is_held: true };
+        head.domains = vec![(OrderDomain(1), 2)];
+        head.content = Content {
+            size_bytes: 10_000,
+            inline: Bytes::from_static(b"abc"),
+            blobs: vec![Blob { id: 77, len_bytes: 4096 }],
+            extents: vec![
+                Extent { at: 1, len_bytes: 3, source: Source::Inline, from: 0 },
+                Extent { at: 4096, len_bytes: 96, source: Source::Blob(77), from: 4000 },
+            ],
+        };
+        head
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        for head in [sample(), Head::ghost(), Head::ghost().next()] {
+            assert_eq!(Head::decode(&head.encode()), Some(head));
+        }
+    }
+
+    #[test]
+    fn the_largest_head_is_below_the_limit() {
+        let mut head = sample();
+        head.domains = (0..DOMAINS_MAX as u64).map(|domain| (OrderDomain(domain), 1)).collect();
+        head.content.inline = vec![1; INLINE_BYTES_MAX as usize].into();
+        head.content.blobs = (0..BLOBS_MAX as u128).map(|id| Blob { id, len_bytes: 1 << 20 }).collect();
+        let piece = |index| {
+            // As far apart as objects of 1 GiB allow.
+            let (at, from) = (index << 20, (1 << 20) - 5000);
+            Extent { at, len_bytes: 4096, source: Source::Blob(BLOBS_MAX as u128 - 1), from }
+        };
+        head.content.extents = (0..EXTENTS_MAX as u64).map(piece).collect();
+        head.content.size_bytes = 1 << 30;
+        let bytes = head.encode();
+        assert!(bytes.len() as u64 <= HEAD_BYTES_MAX, "{} bytes", bytes.len());
+        assert_eq!(Head::decode(&bytes), Some(head.clone()));
+        head.content.inline = Bytes::new();
+        assert!(head.encode().len() <= 16_384, "{} bytes without inline bytes", head.encode().len());
+    }
+
+    #[test]
+    fn a_head_remembers_the_bodies_before_it() {
+        let first = Head::ghost();
+        let mut head = first.next();
+        for _ in 0..RECENT - 1 {
+            assert_eq!(head.has_been(first.nonce, first.serial), Some(true));
+            head = head.next();
+        }
+        assert_eq!(head.has_been(first.nonce, first.serial), Some(true));
+        assert_eq!(head.has_been(1, first.serial), Some(false), "one that never was, of the same serial");
+        assert_eq!(head.next().has_been(first.nonce, first.serial), None);
+    }
+
+    /// The inner decoder, past the checksum.
+    fn sealed(bytes: &[u8]) -> Bytes {
+        let mut body = BytesMut::from(&MAGIC[..]);
+        body.put_u32_le(0);
+        body.put_slice(bytes);
+        seal(body)
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_head_or_none(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            let _ = Head::decode(&Bytes::from(bytes.clone()));
+            if let Some(head) = Head::decode(&sealed(&bytes)) {
+                prop_assert!(head.content.is_sound());
+            }
+        }
+
+        #[test]
+        fn a_damaged_head_is_none_or_sound(at in 8_usize..300, value in any::<u8>(), cut in 0_usize..300) {
+            let good = sample().encode();
+            let mut bytes = good.to_vec();
+            if at < bytes.len() && bytes[at] != value {
+                bytes[at] = value;
+                prop_assert_eq!(Head::decode(&Bytes::from(bytes.clone())), None);
+                // With a checksum that fits, only the checks of each field are left.
+                if let Some(head) = Head::decode(&sealed(&bytes[8..])) {
+                    prop_assert!(head.content.is_sound());
+                    if head.content.blobs.is_empty() { head.content.inline_bytes_checked(); }
+                }
+            }
+            if cut < good.len() {
+                prop_assert_eq!(Head::decode(&good.slice(..cut)), None);
+                prop_assert_eq!(Head::decode(&sealed(&good[8..cut.max(8)])), None);
+            }
+        }
+    }
+
+    impl Content {
+        fn inline_bytes_checked(&self) {
+            if self.size_bytes < 1 << 20 {
+                let _ = self.inline_bytes();
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The storage contract on S3, and on servers that speak its protocol.
+//!
+//! An object of the contract is a small S3 object, its *head*, and *blobs* that the head names. A change puts
+//! the new bytes as a blob under a key that was never used, whatever the number of ranges, and then a new
+//! head in place of the one it has seen, on the condition that it is still there. So a flush of many
+//! scattered ranges is two requests that read nothing, and what is not named by a head was never written.
+//! `layout.rs` has the keys, `head.rs` and `record.rs` draw the bodies. The ideas, each in a module of its
+//! own:
+//!
+//! - `change.rs`: look, decide, put the bytes, put the head.
+//! - `content.rs`: which bytes of an object lie in which blob.
+//! - `swap.rs`: one head in place of another; what is done when the answer is lost.
+//! - `fence.rs`: how a claim reaches every object of a scope, those included that do not exist yet. With
+//!   proof.
+//! - `exclusive.rs`: why no two writers hold the same epoch in scopes that overlap.
+//! - `probe.rs`: what a server must be able to do, tried out at the start.
+//! - `requests.rs`: time limits, repetition, the number of requests at once.
+//! - `sweep.rs`: removes what writers have left that died in the middle of a change.
+//!
+//! Known limits: a listing reads every head that is not remembered; a deleted object leaves a head of some
+//! 150 bytes for ever, since its version and its fence must not be forgotten and servers have no conditional
+//! removal that can be relied on; a copy goes through the client; events of other clients are not received.
+//! Blobs carry no checksum of the store's own.
+//!
+//! The client that speaks HTTP is the feature `http`, off by default: it brings many crates. Without it a
+//! store is opened over another [`object_store::ObjectStore`].
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use blocker::{Blocker, Name, Namespace, ObjectId, SystemClock, WriteRequest};
+//! use blocker_s3::object_store::memory::InMemory;
+//! use blocker_s3::{S3Config, S3Store};
+//!
+//! let config = S3Config::new("disks");
+//! let store = S3Store::open_over(&config, Arc::new(InMemory::new()), Arc::new(SystemClock))?;
+//! let disk = ObjectId::new(Namespace::new("vm")?, Name::new("disk.0")?);
+//! blocker::executor::block_on(store.write(WriteRequest::new(disk, 0, b"hello")))?;
+//! # Ok::<_, blocker::Error>(())
+//! ```
+
+mod change;
+#[cfg(feature = "http")]
+mod client;
+mod config;
+mod content;
+mod copy;
+mod core;
+mod exclusive;
+mod fence;
+mod head;
+mod heads;
+mod layout;
+mod list;
+mod probe;
+mod read;
+mod record;
+mod requests;
+mod store;
+mod swap;
+mod sweep;
+
+pub use crate::config::S3Config;
+pub use crate::store::S3Store;
+pub use crate::sweep::Swept;
+/// The store that a [`S3Store`] may be opened over.
+pub use object_store;

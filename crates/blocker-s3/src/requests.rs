@@ -1,0 +1,444 @@
+//! Requests to the server: each bounded in time and number, repeated only where that is harmless.
+//!
+//! A request that has been sent runs to its end even if its caller has stopped waiting ([`Spawn`]), so a
+//! caller's deadline never leaves a connection in the middle of a request. Reads, listings, removals and puts
+//! of blobs are repeated after an error, with a delay that doubles and half of which is random. A conditional
+//! put is not: whether it has been applied is for the caller to find out (`swap.rs`).
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use blocker::{Clock, Error, Result};
+use bytes::{Bytes, BytesMut};
+use futures_util::StreamExt;
+use object_store::path::Path;
+use object_store::{
+    GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, UpdateVersion,
+};
+use tokio::sync::Semaphore;
+
+/// The first delay before a request is repeated.
+const DELAY: Duration = Duration::from_millis(50);
+/// The longest.
+const DELAY_MAX: Duration = Duration::from_secs(5);
+
+type Work<T> = Pin<Box<dyn Future<Output = object_store::Result<T>> + Send>>;
+
+/// Where requests run.
+#[derive(Clone, Debug)]
+pub(crate) enum Spawn {
+    /// On a runtime of the store's own, which HTTP needs.
+    #[cfg(feature = "http")]
+    On(tokio::runtime::Handle),
+    /// In the caller's poll: for stores that need no runtime.
+    Inline,
+}
+
+/// What requests have cost.
+#[derive(Debug, Default)]
+pub(crate) struct Stats {
+    pub(crate) gets: AtomicU64,
+    pub(crate) puts: AtomicU64,
+    pub(crate) lists: AtomicU64,
+    pub(crate) deletes: AtomicU64,
+    pub(crate) bytes_sent: AtomicU64,
+    pub(crate) bytes_received: AtomicU64,
+    pub(crate) failed: AtomicU64,
+    pub(crate) repeated: AtomicU64,
+    pub(crate) conflicts: AtomicU64,
+    pub(crate) introduced: AtomicU64,
+    pub(crate) compacted: AtomicU64,
+    pub(crate) left_behind: AtomicU64,
+}
+
+/// The limits of requests.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) timeout: Duration,
+    pub(crate) retries: u32,
+    pub(crate) in_flight: usize,
+}
+
+/// The server, with limits before it.
+pub(crate) struct Requests {
+    store: Arc<dyn ObjectStore>,
+    spawn: Spawn,
+    clock: Arc<dyn Clock>,
+    limits: Limits,
+    permits: Arc<Semaphore>,
+    /// Whether ETags are handed back without their quotes.
+    pub(crate) bare_etags: AtomicBool,
+    pub(crate) stats: Arc<Stats>,
+}
+
+/// The answer to a conditional put.
+pub(crate) enum Put {
+    /// It was applied; the new ETag, where the server states it.
+    Done(Option<String>),
+    /// The condition did not hold.
+    Lost,
+    /// It was refused for a reason that is none of the condition's: it has not been applied.
+    Refused(Error),
+    /// There was no answer, or one that leaves it open.
+    Unknown(Error),
+}
+
+/// The answer to a get.
+pub(crate) enum Got {
+    Found(Bytes, Option<String>),
+    /// It has the ETag that the caller named.
+    Same,
+    Missing,
+}
+
+/// Why one attempt failed.
+enum Failure {
+    Answer(object_store::Error),
+    Timeout,
+}
+
+impl Requests {
+    pub(crate) fn new(
+        store: Arc<dyn ObjectStore>,
+        spawn: Spawn,
+        clock: Arc<dyn Clock>,
+        limits: Limits,
+    ) -> Self {
+        let permits = Arc::new(Semaphore::new(limits.in_flight));
+        let (bare_etags, stats) = Default::default();
+        Self { store, spawn, clock, limits, permits, bare_etags, stats }
+    }
+
+    /// Makes one attempt.
+    async fn attempt<T: Send + 'static>(
+        &self,
+        request: impl FnOnce(Arc<dyn ObjectStore>) -> Work<T>,
+    ) -> Result<T, Failure> {
+        let permit = Arc::clone(&self.permits).acquire_owned().await;
+        let work = request(Arc::clone(&self.store));
+        let mut timer = self.clock.sleep(self.limits.timeout);
+        let answer = match &self.spawn {
+            #[cfg(feature = "http")]
+            Spawn::On(handle) => {
+                let mut task = handle.spawn(async move {
+                    let _permit = permit;
+                    work.await
+                });
+                std::future::poll_fn(move |cx| match Pin::new(&mut task).poll(cx) {
+                    Poll::Ready(Ok(answer)) => Poll::Ready(answer.map_err(Failure::Answer)),
+                    // The runtime ends with the store.
+                    Poll::Ready(Err(_)) => Poll::Ready(Err(Failure::Timeout)),
+                    Poll::Pending => timer.as_mut().poll(cx).map(|()| Err(Failure::Timeout)),
+                })
+                .await
+            }
+            Spawn::Inline => {
+                let _permit = permit;
+                let mut work = pin!(work);
+                std::future::poll_fn(move |cx| match work.as_mut().poll(cx) {
+                    Poll::Ready(answer) => Poll::Ready(answer.map_err(Failure::Answer)),
+                    Poll::Pending => timer.as_mut().poll(cx).map(|()| Err(Failure::Timeout)),
+                })
+                .await
+            }
+        };
+        if matches!(&answer, Err(Failure::Timeout | Failure::Answer(object_store::Error::Generic { .. }))) {
+            self.stats.failed.fetch_add(1, Ordering::Relaxed);
+        }
+        answer
+    }
+
+    /// Makes attempts until one is answered, or there were enough.
+    async fn repeat<T: Send + 'static>(
+        &self,
+        mut request: impl FnMut(Arc<dyn ObjectStore>) -> Work<T>,
+    ) -> Result<T, Failure> {
+        for retry in 0.. {
+            match self.attempt(&mut request).await {
+                Err(Failure::Timeout | Failure::Answer(object_store::Error::Generic { .. }))
+                    if retry < self.limits.retries =>
+                {
+                    self.stats.repeated.fetch_add(1, Ordering::Relaxed);
+                    self.delay(retry).await;
+                }
+                answer => return answer,
+            }
+        }
+        Err(Failure::Timeout)
+    }
+
+    /// Waits before an attempt is repeated.
+    pub(crate) async fn delay(&self, retry: u32) {
+        let longest = DELAY.saturating_mul(1 << retry.min(10)).min(DELAY_MAX);
+        self.clock.sleep(longest.mul_f64(rand::random_range(0.5..=1.0))).await;
+    }
+
+    /// Returns a small object, unless it has the ETag `known`.
+    ///
+    /// # Errors
+    /// Those of reads, but `Missing`; `Corrupt` if it is larger than `bytes_max`.
+    pub(crate) async fn get(&self, path: &Path, known: Option<&str>, bytes_max: u64) -> Result<Got> {
+        let request = |store: Arc<dyn ObjectStore>| -> Work<Got> {
+            self.stats.gets.fetch_add(1, Ordering::Relaxed);
+            let (path, stats) = (path.clone(), Arc::clone(&self.stats));
+            let mut options = GetOptions::default();
+            options.if_none_match = known.map(str::to_owned);
+            Box::pin(async move {
+                let got = store.get_opts(&path, options).await?;
+                if got.meta.size > bytes_max {
+                    return Err(object_store::Error::NotSupported { source: "too large".into() });
+                }
+                let etag = got.meta.e_tag.clone();
+                let bytes = collect(got.into_stream()).await?;
+                stats.bytes_received.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                Ok(Got::Found(bytes, etag))
+            })
+        };
+        match self.repeat(request).await {
+            Ok(got) => Ok(got),
+            Err(Failure::Answer(object_store::Error::NotModified { .. })) => Ok(Got::Same),
+            Err(Failure::Answer(object_store::Error::NotFound { .. })) => Ok(Got::Missing),
+            Err(Failure::Answer(object_store::Error::NotSupported { .. })) => {
+                Err(Error::Corrupt(format!("{path} is no object that this program writes").into()))
+            }
+            Err(failure) => Err(self.error(path, failure)),
+        }
+    }
+
+    /// Returns a range of a blob; `None` if there is none.
+    ///
+    /// # Errors
+    /// Those of reads; `Corrupt` if the blob is too short.
+    pub(crate) async fn get_range(&self, path: &Path, range: std::ops::Range<u64>) -> Result<Option<Bytes>> {
+        let len = range.end - range.start;
+        let request = |store: Arc<dyn ObjectStore>| -> Work<Bytes> {
+            self.stats.gets.fetch_add(1, Ordering::Relaxed);
+            let (path, range) = (path.clone(), range.clone());
+            Box::pin(async move {
+                let mut options = GetOptions::default();
+                options.range = Some(GetRange::Bounded(range));
+                collect(store.get_opts(&path, options).await?.into_stream()).await
+            })
+        };
+        match self.repeat(request).await {
+            Ok(bytes) if bytes.len() as u64 == len => {
+                self.stats.bytes_received.fetch_add(len, Ordering::Relaxed);
+                Ok(Some(bytes))
+            }
+            Ok(_) => Err(Error::Corrupt(format!("{path} is shorter than its head states").into())),
+            Err(Failure::Answer(object_store::Error::NotFound { .. })) => Ok(None),
+            Err(failure) => Err(self.error(path, failure)),
+        }
+    }
+
+    /// Puts a blob under a key that was never used.
+    ///
+    /// # Errors
+    /// Those of changes that have not begun.
+    pub(crate) async fn put_blob(&self, path: &Path, body: Bytes) -> Result<()> {
+        let put = self.repeat(|store| self.put(store, path, &body, PutMode::Overwrite)).await;
+        put.map(drop).map_err(|failure| self.error(path, failure))
+    }
+
+    /// Puts a small object if there is none.
+    pub(crate) async fn create(&self, path: &Path, body: &Bytes) -> Put {
+        let put = self.attempt(|store| self.put(store, path, body, PutMode::Create)).await;
+        self.put_answer(path, put)
+    }
+
+    /// Puts a small object if the one that is there has this ETag.
+    pub(crate) async fn replace(&self, path: &Path, body: &Bytes, etag: &str) -> Put {
+        let bare = self.bare_etags.load(Ordering::Relaxed);
+        let etag = if bare { etag.trim_matches('"') } else { etag };
+        let update = UpdateVersion { e_tag: Some(etag.to_owned()), version: None };
+        let put = self.attempt(|store| self.put(store, path, body, PutMode::Update(update))).await;
+        self.put_answer(path, put)
+    }
+
+    fn put(
+        &self,
+        store: Arc<dyn ObjectStore>,
+        path: &Path,
+        body: &Bytes,
+        mode: PutMode,
+    ) -> Work<Option<String>> {
+        self.stats.puts.fetch_add(1, Ordering::Relaxed);
+        self.stats.bytes_sent.fetch_add(body.len() as u64, Ordering::Relaxed);
+        let (path, body) = (path.clone(), body.clone());
+        Box::pin(async move {
+            let options = PutOptions { mode, ..PutOptions::default() };
+            store.put_opts(&path, body.into(), options).await.map(|put| put.e_tag)
+        })
+    }
+
+    fn put_answer(&self, path: &Path, answer: Result<Option<String>, Failure>) -> Put {
+        use object_store::Error as E;
+        match answer {
+            Ok(etag) => Put::Done(etag),
+            Err(Failure::Answer(
+                E::AlreadyExists { .. } | E::Precondition { .. } | E::NotModified { .. },
+            )) => {
+                self.stats.conflicts.fetch_add(1, Ordering::Relaxed);
+                Put::Lost
+            }
+            Err(failure @ (Failure::Timeout | Failure::Answer(E::Generic { .. }))) => {
+                Put::Unknown(self.error(path, failure))
+            }
+            Err(failure) => Put::Refused(self.error(path, failure)),
+        }
+    }
+
+    /// Removes an object. That it is not there is no error.
+    ///
+    /// # Errors
+    /// Those of reads.
+    pub(crate) async fn delete(&self, path: &Path) -> Result<()> {
+        let request = |store: Arc<dyn ObjectStore>| -> Work<()> {
+            self.stats.deletes.fetch_add(1, Ordering::Relaxed);
+            let path = path.clone();
+            Box::pin(async move { store.delete(&path).await })
+        };
+        match self.repeat(request).await {
+            Ok(()) | Err(Failure::Answer(object_store::Error::NotFound { .. })) => Ok(()),
+            Err(failure) => Err(self.error(path, failure)),
+        }
+    }
+
+    /// Has objects removed that nothing names any more, without waiting for it. What there is no room for is
+    /// left to a sweep.
+    pub(crate) async fn remove_later(self: &Arc<Self>, paths: Vec<Path>) {
+        match &self.spawn {
+            Spawn::Inline => {
+                for path in paths {
+                    self.remove_or_leave(&path).await;
+                }
+            }
+            #[cfg(feature = "http")]
+            // Half of the room is for callers who wait.
+            Spawn::On(_) if self.permits.available_permits() < self.limits.in_flight / 2 => {
+                self.stats.left_behind.fetch_add(paths.len() as u64, Ordering::Relaxed);
+            }
+            #[cfg(feature = "http")]
+            Spawn::On(handle) => {
+                let this = Arc::clone(self);
+                handle.spawn(async move {
+                    for path in paths {
+                        this.remove_or_leave(&path).await;
+                    }
+                });
+            }
+        }
+    }
+
+    async fn remove_or_leave(&self, path: &Path) {
+        if self.delete(path).await.is_err() {
+            self.stats.left_behind.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns what is below `under`, in order, after the key `after`, at most `count`.
+    ///
+    /// # Errors
+    /// Those of reads.
+    pub(crate) async fn list(
+        &self,
+        under: &Path,
+        after: Option<&Path>,
+        count: usize,
+    ) -> Result<Vec<ObjectMeta>> {
+        let request = |store: Arc<dyn ObjectStore>| -> Work<Vec<ObjectMeta>> {
+            self.stats.lists.fetch_add(1, Ordering::Relaxed);
+            let (under, after) = (under.clone(), after.cloned());
+            Box::pin(async move {
+                let listed = match &after {
+                    Some(after) => store.list_with_offset(Some(&under), after),
+                    None => store.list(Some(&under)),
+                };
+                let listed = listed.take(count).collect::<Vec<_>>().await;
+                listed.into_iter().collect()
+            })
+        };
+        match self.repeat(request).await {
+            Ok(listed) => Ok(listed),
+            Err(Failure::Answer(object_store::Error::NotFound { .. })) => Ok(Vec::new()),
+            Err(failure) => Err(self.error(under, failure)),
+        }
+    }
+
+    /// Returns the directories directly below `under`.
+    ///
+    /// # Errors
+    /// Those of reads.
+    pub(crate) async fn directories(&self, under: &Path) -> Result<Vec<Path>> {
+        let request = |store: Arc<dyn ObjectStore>| -> Work<Vec<Path>> {
+            self.stats.lists.fetch_add(1, Ordering::Relaxed);
+            let under = under.clone();
+            Box::pin(async move { Ok(store.list_with_delimiter(Some(&under)).await?.common_prefixes) })
+        };
+        self.repeat(request).await.map_err(|failure| self.error(under, failure))
+    }
+
+    /// Returns what is known of an object without its bytes.
+    ///
+    /// # Errors
+    /// Those of reads.
+    pub(crate) async fn meta(&self, path: &Path) -> Result<ObjectMeta> {
+        let request = |store: Arc<dyn ObjectStore>| -> Work<ObjectMeta> {
+            self.stats.gets.fetch_add(1, Ordering::Relaxed);
+            let path = path.clone();
+            Box::pin(async move { store.head(&path).await })
+        };
+        self.repeat(request).await.map_err(|failure| self.error(path, failure))
+    }
+
+    /// Why a request failed that has changed nothing, or nothing that matters.
+    fn error(&self, path: &Path, failure: Failure) -> Error {
+        use object_store::Error as E;
+        let answer = match failure {
+            Failure::Timeout => {
+                let text = format!("the server has not answered within {:?}", self.limits.timeout);
+                return Error::Retryable(text.into());
+            }
+            Failure::Answer(answer) => answer,
+        };
+        let text = one_line(&answer);
+        match answer {
+            E::NotFound { .. } => Error::Denied(format!("there is no bucket or no {path}: {text}").into()),
+            E::PermissionDenied { .. } | E::Unauthenticated { .. } => {
+                if text.contains("QuotaExceeded") {
+                    return Error::OutOfSpace(text.into());
+                }
+                Error::Denied(text.into())
+            }
+            E::NotSupported { .. } | E::NotImplemented { .. } => Error::Unsupported(text.into()),
+            E::Generic { .. } if text.contains("QuotaExceeded") || text.contains("507 ") => {
+                Error::OutOfSpace(text.into())
+            }
+            _ => Error::Retryable(text.into()),
+        }
+    }
+}
+
+/// The bytes of a stream in one piece, without a copy where they come in one.
+async fn collect(
+    mut stream: futures_util::stream::BoxStream<'static, object_store::Result<Bytes>>,
+) -> object_store::Result<Bytes> {
+    let Some(first) = stream.next().await.transpose()? else { return Ok(Bytes::new()) };
+    let Some(second) = stream.next().await.transpose()? else { return Ok(first) };
+    let mut all = BytesMut::from(first);
+    all.extend_from_slice(&second);
+    while let Some(next) = stream.next().await.transpose()? {
+        all.extend_from_slice(&next);
+    }
+    Ok(all.freeze())
+}
+
+/// An error with its causes as one line of limited length.
+pub(crate) fn one_line(error: &dyn std::error::Error) -> String {
+    let text = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+    text.chars().take(300).collect()
+}

@@ -1,0 +1,360 @@
+//! `impl Blocker` and `impl Control` for the store: each call is checked against its deadline and passed to
+//! the module that implements it.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use blocker::admission::runs_end;
+use blocker::event::Event;
+use blocker::metrics::{Collect, Families};
+use blocker::*;
+use object_store::ObjectStore;
+
+use crate::change::{Act, Begun};
+use crate::config::S3Config;
+use crate::core::Core;
+use crate::heads::Heads;
+use crate::layout::Layout;
+use crate::requests::{Limits, Requests, Spawn};
+use crate::sweep::Swept;
+
+/// The longest page of a listing.
+const LIST_ENTRIES_MAX: u32 = 10_000;
+/// The most runs of one change.
+const RUNS_MAX: u32 = 128;
+/// How many threads send requests.
+#[cfg(feature = "http")]
+const THREADS: usize = 2;
+
+/// A backend that keeps objects in a bucket of S3, or of a server that speaks its protocol.
+///
+/// What the server acknowledges is stored, so every reply states *stored*, and a flush has nothing to do.
+/// Several stores, in several processes, may use the same bucket and prefix: every change is decided by the
+/// server.
+pub struct S3Store {
+    core: Arc<Core>,
+    /// What requests run on; none where they run in the caller's poll.
+    #[cfg(feature = "http")]
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl fmt::Debug for S3Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("S3Store").finish_non_exhaustive()
+    }
+}
+
+impl S3Store {
+    /// Opens the store on the configured server and tries out what the server must be able to do. Blocks, at most for some attempts of
+    /// the time that the configuration gives to one.
+    ///
+    /// # Errors
+    /// One line that names what is missing: `Invalid` for a configuration that cannot be, `Unsupported` for a
+    /// server that ignores conditions of puts, `Denied` without bucket or rights, `Retryable` if the server
+    /// does not answer.
+    #[cfg(feature = "http")]
+    pub fn open(config: &S3Config) -> Result<Self> {
+        Self::open_with(config, Arc::new(SystemClock))
+    }
+
+    /// As [`Self::open`], with deadlines taken by `clock`.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    #[cfg(feature = "http")]
+    pub fn open_with(config: &S3Config, clock: Arc<dyn Clock>) -> Result<Self> {
+        config.check()?;
+        let client = config.client()?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .thread_name("blocker-s3")
+            .enable_all()
+            .build()
+            .map_err(|error| Error::from_io(&error, "starting the threads for requests"))?;
+        let spawn = Spawn::On(runtime.handle().clone());
+        let mut this = Self::start(config, Arc::new(client), spawn, clock);
+        match &mut this {
+            Ok(this) => this.runtime = Some(runtime),
+            Err(_) => runtime.shutdown_background(),
+        }
+        this
+    }
+
+    /// Opens a store over any implementation of [`ObjectStore`] that needs no runtime, such as
+    /// [`object_store::memory::InMemory`]: requests run in the caller's poll. Of the configuration, what
+    /// names bucket and server is ignored. Tries out what the store must be able to do; blocks.
+    ///
+    /// # Errors
+    /// One line that names what is missing: `Invalid` for a configuration that cannot be, `Unsupported` for a
+    /// store that ignores conditions of puts, `Denied` without rights, `Retryable` if it does not answer.
+    pub fn open_over(config: &S3Config, store: Arc<dyn ObjectStore>, clock: Arc<dyn Clock>) -> Result<Self> {
+        config.check()?;
+        Self::start(config, store, Spawn::Inline, clock)
+    }
+
+    fn start(
+        config: &S3Config,
+        store: Arc<dyn ObjectStore>,
+        spawn: Spawn,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self> {
+        let limits = Limits {
+            timeout: config.request_timeout,
+            retries: config.retries,
+            in_flight: config.requests_in_flight_max as usize,
+        };
+        let core = Core {
+            layout: Layout::new(&config.prefix),
+            requests: Arc::new(Requests::new(store, spawn, Arc::clone(&clock), limits)),
+            clock,
+            heads: Heads::new(config.heads_remembered_max),
+            events: EventHub::new(),
+            object_bytes_max: config.object_bytes_max,
+        };
+        let this = Self {
+            core: Arc::new(core),
+            #[cfg(feature = "http")]
+            runtime: None,
+        };
+        executor::block_on(Box::pin(this.core.probe()))?;
+        Ok(this)
+    }
+
+    /// Removes blobs that no head names and that are older than `age`: what writers have left that died in
+    /// the middle of a change. An hour is a good age, and 15 minutes the least that is safe beside other
+    /// writers. Returns what was found.
+    ///
+    /// # Errors
+    /// `Retryable`, `Denied`, `Corrupt`. What was removed until then stays removed.
+    pub fn sweep(&self, age: Duration) -> Reply<Swept> {
+        let core = Arc::clone(&self.core);
+        Reply::pending(async move { core.sweep(age).await })
+    }
+
+    fn check<T: 'static>(
+        &self,
+        call: &Call,
+        begun: Begun,
+        changed: Option<&ObjectId>,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Reply<T> {
+        let Some(deadline) = call.deadline else { return Reply::pending(work) };
+        if self.core.clock.now() >= deadline {
+            return Reply::err(Error::DeadlinePassed);
+        }
+        let (core, changed) = (Arc::clone(&self.core), changed.cloned());
+        Reply::pending(async move {
+            let mut work = pin!(work);
+            let mut timer = core.clock.sleep_until(deadline);
+            std::future::poll_fn(move |cx| {
+                if let Poll::Ready(answer) = work.as_mut().poll(cx) {
+                    return Poll::Ready(answer);
+                }
+                std::task::ready!(timer.as_mut().poll(cx));
+                if !begun.is_set() {
+                    return Poll::Ready(Err(Error::DeadlinePassed));
+                }
+                if let Some(object) = &changed {
+                    core.heads.unsettle(object, None);
+                }
+                let text = "the deadline passed before the server answered";
+                Poll::Ready(Err(Error::OutcomeUnknown(text.into())))
+            })
+            .await
+        })
+    }
+
+    fn change(&self, object: ObjectId, act: Act, change: Change, call: &Call) -> Reply<ChangeReply> {
+        let (core, begun) = (Arc::clone(&self.core), Begun::default());
+        let watched = begun.clone();
+        let id = object.clone();
+        self.check(call, watched, Some(&id), async move {
+            let (version, size_bytes) = core.change(&object, &act, &change, &begun).await?;
+            Ok(ChangeReply::new(version, size_bytes, Durability::Stored))
+        })
+    }
+}
+
+#[cfg(feature = "http")]
+impl Drop for S3Store {
+    /// Does not wait for requests that are under way: a runtime must not be dropped within another one
+    /// otherwise.
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Blocker for S3Store {
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::full(self.core.object_bytes_max);
+        capabilities.list_entries_max = LIST_ENTRIES_MAX;
+        capabilities.runs_max = RUNS_MAX;
+        capabilities.copy_native = false;
+        capabilities.survives = Survives::PowerLoss;
+        capabilities
+    }
+
+    fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
+        let (core, call) = (Arc::clone(&self.core), request.call);
+        self.check(&call, Begun::default(), None, async move { core.read(request).await })
+    }
+
+    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
+        let WriteRequest { object, offset, data, change, call, .. } = request;
+        self.change(object, Act::Write { offset, data }, change, &call)
+    }
+
+    fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
+        let WriteZeroesRequest { object, offset, len_bytes, change, call, .. } = request;
+        self.change(object, Act::Zeroes { offset, len_bytes }, change, &call)
+    }
+
+    fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
+        if let Err(error) = runs_end(&request.runs, &self.capabilities()) {
+            return Reply::err(error);
+        }
+        let WriteRunsRequest { object, runs, change, call, .. } = request;
+        self.change(object, Act::Runs(runs), change, &call)
+    }
+
+    fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {
+        let DiscardRequest { object, offset, len_bytes, change, call, .. } = request;
+        self.change(object, Act::Discard { offset, len_bytes }, change, &call)
+    }
+
+    fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
+        let CompareAndWriteRequest { object, offset, expected, data, change, call, .. } = request;
+        self.change(object, Act::CompareAndWrite { offset, expected, data }, change, &call)
+    }
+
+    fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
+        let WriteFullRequest { object, data, change, call, .. } = request;
+        self.change(object, Act::Full { data }, change, &call)
+    }
+
+    fn truncate(&self, request: TruncateRequest) -> Reply<ChangeReply> {
+        let TruncateRequest { object, size_bytes, change, call, .. } = request;
+        self.change(object, Act::Truncate { size_bytes }, change, &call)
+    }
+
+    fn delete(&self, request: DeleteRequest) -> Reply<DeleteReply> {
+        let DeleteRequest { object, change, call, .. } = request;
+        let done = self.change(object, Act::Delete, change, &call);
+        done.then(|reply| reply.map(|reply| DeleteReply::new(reply.durability)))
+    }
+
+    fn copy(&self, request: CopyRequest) -> Reply<ChangeReply> {
+        let (core, begun, call) = (Arc::clone(&self.core), Begun::default(), request.call);
+        let (watched, to) = (begun.clone(), request.to.clone());
+        self.check(&call, watched, Some(&to), async move {
+            let (version, size_bytes) = core.copy(&request, &begun).await?;
+            Ok(ChangeReply::new(version, size_bytes, Durability::Stored))
+        })
+    }
+
+    fn info(&self, request: InfoRequest) -> Reply<Info> {
+        let (core, call) = (Arc::clone(&self.core), request.call);
+        self.check(&call, Begun::default(), None, async move { core.info(request).await })
+    }
+
+    fn list(&self, request: ListRequest) -> Reply<ListReply> {
+        let (core, call) = (Arc::clone(&self.core), request.call);
+        let entries_max = request.entries_max.clamp(1, LIST_ENTRIES_MAX) as usize;
+        self.check(&call, Begun::default(), None, async move { core.list(request, entries_max).await })
+    }
+
+    fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
+        // What was acknowledged is stored.
+        match request.call.deadline {
+            Some(deadline) if self.core.clock.now() >= deadline => Reply::err(Error::DeadlinePassed),
+            _ => Reply::ok(FlushReply::new(Durability::Stored)),
+        }
+    }
+
+    fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> {
+        let (core, call) = (Arc::clone(&self.core), request.call);
+        let begun = Begun::default();
+        let watched = begun.clone();
+        self.check(&call, watched, None, async move {
+            // From its first step on it may have made a difference.
+            begun.set(true);
+            core.claim(request.scope, request.epoch, request.writer).await
+        })
+    }
+
+    fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
+        // Remembered heads are compared by every change and revalidated by every read.
+        self.core.heads.forget_all();
+        self.core.events.publish(&Event::Changed(request.scope));
+        Reply::ok(InvalidateReply::new(0))
+    }
+
+    fn subscribe(&self) -> Subscription {
+        self.core.events.subscribe()
+    }
+
+    fn control(&self) -> &dyn Control {
+        self
+    }
+}
+
+impl Collect for S3Store {
+    fn collect(&self, into: &mut Families) {
+        let stats = &self.core.requests.stats;
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        into.counter("s3_gets_total", "Reads sent to the server, of heads and of bytes.", read(&stats.gets));
+        into.counter("s3_puts_total", "Puts sent to the server, of heads and of bytes.", read(&stats.puts));
+        into.counter("s3_lists_total", "Listings asked of the server.", read(&stats.lists));
+        into.counter("s3_deletes_total", "Removals sent to the server.", read(&stats.deletes));
+        into.counter("s3_sent_bytes_total", "Bytes of bodies sent to the server.", read(&stats.bytes_sent));
+        let help = "Bytes of bodies received from the server.";
+        into.counter("s3_received_bytes_total", help, read(&stats.bytes_received));
+        let help = "Requests that failed, or that no answer came to in time.";
+        into.counter("s3_requests_failed_total", help, read(&stats.failed));
+        into.counter(
+            "s3_requests_repeated_total",
+            "Requests sent again after a failure.",
+            read(&stats.repeated),
+        );
+        let help = "Puts refused because the object had changed meanwhile.";
+        into.counter("s3_conflicts_total", help, read(&stats.conflicts));
+        let help = "Objects given a head, which they had not.";
+        into.counter("s3_objects_introduced_total", help, read(&stats.introduced));
+        let help = "Objects written anew because they had come apart.";
+        into.counter("s3_objects_compacted_total", help, read(&stats.compacted));
+        let help = "Blobs that are of no use any more and were left to a sweep.";
+        into.counter("s3_blobs_left_total", help, read(&stats.left_behind));
+        let help = "Objects with a change of unknown outcome that has not been read back yet.";
+        into.gauge("s3_objects_unsettled", help, self.core.heads.unsettled_count() as u64);
+    }
+}
+
+impl Control for S3Store {
+    fn attach(&self, namespace: Namespace) -> Reply<Attachment> {
+        let (core, capabilities) = (Arc::clone(&self.core), self.capabilities());
+        Reply::pending(async move {
+            let epoch = core.scopes(&namespace, None).await?.whole;
+            Ok(Attachment::new(capabilities, Epoch(epoch)))
+        })
+    }
+
+    fn detach(&self, _namespace: Namespace) -> Reply<()> {
+        Reply::ok(())
+    }
+
+    fn metrics(&self) -> Reply<Families> {
+        Reply::ok(self.families())
+    }
+
+    fn namespaces(&self) -> Reply<Vec<Namespace>> {
+        let core = Arc::clone(&self.core);
+        Reply::pending(async move { core.namespaces().await })
+    }
+}

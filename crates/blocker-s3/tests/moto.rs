@@ -1,0 +1,158 @@
+//! The conformance suite over HTTP, on moto's S3 server, which is installed from PyPI.
+
+#![cfg(feature = "http")]
+
+use std::io::{BufRead, BufReader, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use blocker::conformance::{Harness, Options, run};
+use blocker::{Blocker, Error};
+use blocker_s3::{S3Config, S3Store};
+
+/// The server; it ends with this.
+struct Moto {
+    child: Child,
+    port: u16,
+}
+
+impl Drop for Moto {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Reports that tests are skipped, past the test runner's capture.
+///
+/// # Panics
+/// With `CACHED_REQUIRE_ALL=1`.
+fn skip(why: &str) {
+    let all = std::env::var("CACHED_REQUIRE_ALL").is_ok_and(|value| value == "1");
+    assert!(!all, "tests on moto: {why}, and CACHED_REQUIRE_ALL=1 allows no skip");
+    let line = format!("\n*** SKIPPED tests on moto: {why} ***\n");
+    let _ = std::fs::File::options()
+        .write(true)
+        .open("/dev/stderr")
+        .and_then(|mut to| to.write_all(line.as_bytes()));
+}
+
+/// Installs moto, unless it is there. The folder of its programs.
+fn install() -> Result<PathBuf, String> {
+    let environment = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("moto");
+    let requirements = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/moto/requirements.txt");
+    let wanted = std::fs::read(requirements).map_err(|error| error.to_string())?;
+    let (programs, done) = (environment.join("bin"), environment.join("installed.txt"));
+    // Written last, so that an interrupted installation is repeated.
+    if std::fs::read(&done).is_ok_and(|installed| installed == wanted) {
+        return Ok(programs);
+    }
+    let mut make = Command::new("python3");
+    make.args(["-m", "venv", "--clear"]).arg(&environment);
+    let mut fill = Command::new(programs.join("python"));
+    fill.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", requirements]);
+    for step in [&mut make, &mut fill] {
+        let output = step.stdin(Stdio::null()).output().map_err(|error| error.to_string())?;
+        if !output.status.success() {
+            return Err(String::from_utf8_lossy(&output.stderr)
+                .lines()
+                .last()
+                .unwrap_or_default()
+                .to_owned());
+        }
+    }
+    std::fs::write(&done, wanted).map_err(|error| error.to_string())?;
+    Ok(programs)
+}
+
+impl Moto {
+    /// Starts the server and makes the bucket; `None`, and a loud word, where it cannot be installed.
+    fn up() -> Option<Self> {
+        let programs = match install() {
+            Ok(programs) => programs,
+            Err(why) => {
+                skip(&why);
+                return None;
+            }
+        };
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let child = Command::new(programs.join("moto_server"))
+            .args(["-H", "127.0.0.1", "-p", &port.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let moto = Self { child, port };
+        let start = Instant::now();
+        while moto.put("/bucket").is_none() {
+            assert!(start.elapsed() < Duration::from_secs(120), "moto does not answer");
+            std::thread::park_timeout(Duration::from_millis(100));
+        }
+        Some(moto)
+    }
+
+    /// The status line of a put without a body.
+    fn put(&self, path: &str) -> Option<String> {
+        let mut connection = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
+        let request = format!(
+            "PUT {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        );
+        connection.write_all(request.as_bytes()).ok()?;
+        let mut status = String::new();
+        BufReader::new(connection).read_line(&mut status).ok()?;
+        assert!(status.contains(" 200 "), "{status}");
+        Some(status)
+    }
+
+    fn config(&self, prefix: &str) -> S3Config {
+        let port = self.port;
+        let text =
+            format!("bucket,endpoint=http://127.0.0.1:{port},allow_http=true,anonymous=true,prefix={prefix}");
+        text.parse().unwrap()
+    }
+}
+
+/// Each case has a prefix of its own, so that whatever it claims binds no other.
+struct OnMoto<'a>(&'a Moto, AtomicU32);
+
+impl OnMoto<'_> {
+    fn open(&self) -> Arc<dyn Blocker> {
+        let prefix = format!("t{}", self.1.load(Ordering::Relaxed));
+        Arc::new(S3Store::open(&self.0.config(&prefix)).unwrap())
+    }
+}
+
+impl Harness for OnMoto<'_> {
+    fn backend(&self) -> Arc<dyn Blocker> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.open()
+    }
+
+    fn power_cycle(&self) -> Option<Arc<dyn Blocker>> {
+        Some(self.open())
+    }
+}
+
+#[test]
+fn the_conformance_suite_passes_on_moto() {
+    let Some(moto) = Moto::up() else { return };
+    let mut options = Options::default();
+    options.exclusive = true;
+    let report = run(&OnMoto(&moto, AtomicU32::new(0)), &options);
+    report.cases.iter().for_each(|case| println!("{case}"));
+    report.assert_passed();
+
+    // A bucket that is not there, and a server that is not.
+    let mut config = moto.config("");
+    config.bucket = "nowhere".into();
+    let error = S3Store::open(&config).map(drop).unwrap_err();
+    assert_eq!(error.kind(), "denied", "{error}");
+    drop(moto);
+    let error = S3Store::open(&config).map(drop).unwrap_err();
+    assert!(matches!(error, Error::Retryable(_)), "{error}");
+}

@@ -1,0 +1,392 @@
+//! A server in memory that fails as it is told: errors, lost answers, late puts, death, conditions ignored.
+//! And a scheduler that lets tasks and requests overtake each other by a seed.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::fmt;
+use std::future::{Future, IntoFuture};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use blocker::{Blocker, Clock, ManualClock, Name, Namespace, ObjectId, ReadRequest, Result};
+use blocker_s3::object_store::memory::InMemory;
+use blocker_s3::object_store::path::Path;
+use blocker_s3::object_store::*;
+use blocker_s3::{S3Config, S3Store};
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
+use parking_lot::Mutex;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+type Outcome<T> = blocker_s3::object_store::Result<T>;
+
+/// What happens to one request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fault {
+    /// It is not applied, and answered with an error that leaves that open.
+    Error,
+    /// It is applied, and its answer is lost.
+    LostAnswer,
+    /// Its answer is lost, and it is applied when all else is done, if it is a put.
+    Late,
+    /// Neither it nor anything after it arrives.
+    DeadBefore,
+    /// It is applied, and then nothing is answered any more.
+    DeadAfter,
+}
+
+/// A rule that a server does not keep.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Quirk {
+    None,
+    IgnoresIfNoneMatch,
+    IgnoresIfMatch,
+    /// Compares ETags without their quotes, as old versions of radosgw do.
+    BareEtags,
+    /// Has no answer to a put with `If-Match` but a refusal.
+    RefusesIfMatch,
+    NamesNoEtag,
+}
+
+/// One request, as it was met.
+#[derive(Clone, Debug)]
+pub(crate) struct Met {
+    pub(crate) kind: &'static str,
+    pub(crate) path: String,
+    pub(crate) sent_bytes: usize,
+}
+
+struct Plan {
+    faults: Vec<(usize, Fault)>,
+    /// How many of a thousand requests meet a fault.
+    permille: u32,
+    is_dead: bool,
+    rng: SmallRng,
+    /// The most times that a request lets others go first.
+    yields_max: u32,
+    quirk: Quirk,
+    met: Vec<Met>,
+    late: Vec<(Path, PutPayload, PutOptions)>,
+}
+
+/// The server.
+pub(crate) struct Server {
+    pub(crate) inner: InMemory,
+    plan: Mutex<Plan>,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Server")
+    }
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("server in memory")
+    }
+}
+
+fn broken() -> Error {
+    Error::Generic { store: "test", source: "the connection broke".into() }
+}
+
+impl Server {
+    pub(crate) fn new(seed: u64) -> Arc<Self> {
+        let plan = Plan {
+            faults: Vec::new(),
+            permille: 0,
+            is_dead: false,
+            rng: SmallRng::seed_from_u64(seed),
+            yields_max: 0,
+            quirk: Quirk::None,
+            met: Vec::new(),
+            late: Vec::new(),
+        };
+        Arc::new(Self { inner: InMemory::new(), plan: Mutex::new(plan) })
+    }
+
+    pub(crate) fn quirk(self: Arc<Self>, quirk: Quirk) -> Arc<Self> {
+        self.plan.lock().quirk = quirk;
+        self
+    }
+
+    /// The request number `at` from now on meets `fault`.
+    pub(crate) fn fail_at(&self, at: usize, fault: Fault) {
+        let mut plan = self.plan.lock();
+        let at = plan.met.len() + at;
+        plan.faults.push((at, fault));
+    }
+
+    /// Requests overtake each other, and some meet a fault.
+    pub(crate) fn disturb(&self, permille: u32, yields_max: u32) {
+        let mut plan = self.plan.lock();
+        (plan.permille, plan.yields_max) = (permille, yields_max);
+    }
+
+    /// Everything works again. Late puts stay late.
+    pub(crate) fn heal(&self) {
+        let mut plan = self.plan.lock();
+        (plan.permille, plan.yields_max, plan.is_dead) = (0, 0, false);
+        plan.faults.clear();
+    }
+
+    /// Late puts arrive, on their conditions.
+    pub(crate) fn land(&self) {
+        let late = std::mem::take(&mut self.plan.lock().late);
+        for (path, payload, options) in late {
+            let _ = blocker::executor::block_on(self.inner.put_opts(&path, payload, options));
+        }
+    }
+
+    /// What was met since the last time.
+    pub(crate) fn met(&self) -> Vec<Met> {
+        std::mem::take(&mut self.plan.lock().met)
+    }
+
+    /// The number of requests met since the last [`Self::met`].
+    pub(crate) fn met_count(&self) -> usize {
+        self.plan.lock().met.len()
+    }
+
+    /// All keys that begin with `prefix`.
+    pub(crate) fn keys(&self, prefix: &str) -> Vec<String> {
+        let all = blocker::executor::block_on(self.inner.list(None).collect::<Vec<_>>());
+        let keys = all.into_iter().map(|meta| meta.unwrap().location.to_string());
+        keys.filter(|key| key.starts_with(prefix)).collect()
+    }
+
+    async fn meet(&self, kind: &'static str, path: &Path, sent_bytes: usize) -> Outcome<Option<Fault>> {
+        let (fault, yields) = {
+            let mut plan = self.plan.lock();
+            let number = plan.met.len();
+            plan.met.push(Met { kind, path: path.to_string(), sent_bytes });
+            if plan.is_dead {
+                return Err(broken());
+            }
+            let planned = plan.faults.iter().find(|(at, _)| *at == number).map(|(_, fault)| *fault);
+            let permille = plan.permille;
+            let drawn = (plan.rng.random_range(0..1000) < permille)
+                .then(|| [Fault::Error, Fault::LostAnswer, Fault::Late][plan.rng.random_range(0..3)]);
+            let yields_max = plan.yields_max;
+            (planned.or(drawn), plan.rng.random_range(0..=yields_max))
+        };
+        for _ in 0..yields {
+            yield_now().await;
+        }
+        match fault {
+            Some(Fault::Error) => Err(broken()),
+            Some(Fault::Late) if kind != "put" => Err(broken()),
+            Some(Fault::DeadBefore) => {
+                self.plan.lock().is_dead = true;
+                Err(broken())
+            }
+            fault => Ok(fault),
+        }
+    }
+
+    async fn answer<T>(&self, fault: Option<Fault>, answer: Outcome<T>) -> Outcome<T> {
+        let yields = {
+            let mut plan = self.plan.lock();
+            plan.is_dead |= fault == Some(Fault::DeadAfter);
+            let yields_max = plan.yields_max;
+            plan.rng.random_range(0..=yields_max)
+        };
+        for _ in 0..yields {
+            yield_now().await;
+        }
+        if fault.is_some() { Err(broken()) } else { answer }
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Server {
+    async fn put_opts(&self, path: &Path, payload: PutPayload, options: PutOptions) -> Outcome<PutResult> {
+        let fault = self.meet("put", path, payload.content_length()).await?;
+        let quirk = self.plan.lock().quirk;
+        let mut options = options;
+        options.mode = match (quirk, options.mode) {
+            (Quirk::IgnoresIfNoneMatch, PutMode::Create) => PutMode::Overwrite,
+            (Quirk::IgnoresIfMatch, PutMode::Update(_)) => PutMode::Overwrite,
+            (Quirk::RefusesIfMatch, PutMode::Update(_)) => {
+                PutMode::Update(UpdateVersion { e_tag: Some("no".into()), version: None })
+            }
+            (Quirk::BareEtags, PutMode::Update(mut version)) => {
+                version.e_tag = version
+                    .e_tag
+                    .map(|etag| if etag.starts_with('"') { "never".into() } else { format!("\"{etag}\"") });
+                PutMode::Update(version)
+            }
+            (_, mode) => mode,
+        };
+        if fault == Some(Fault::Late) {
+            self.plan.lock().late.push((path.clone(), payload, options));
+            return Err(broken());
+        }
+        let mut answer = self.inner.put_opts(path, payload, options).await;
+        if let (Quirk::NamesNoEtag, Ok(answer)) = (quirk, &mut answer) {
+            answer.e_tag = None;
+        }
+        self.answer(fault, answer).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        path: &Path,
+        options: PutMultipartOptions,
+    ) -> Outcome<Box<dyn MultipartUpload>> {
+        self.inner.put_multipart_opts(path, options).await
+    }
+
+    async fn get_opts(&self, path: &Path, options: GetOptions) -> Outcome<GetResult> {
+        let fault = self.meet("get", path, 0).await?;
+        let answer = self.inner.get_opts(path, options).await;
+        self.answer(fault, answer).await
+    }
+
+    fn delete_stream(&self, paths: BoxStream<'static, Outcome<Path>>) -> BoxStream<'static, Outcome<Path>> {
+        let mut plan = self.plan.lock();
+        plan.met.push(Met { kind: "delete", path: String::new(), sent_bytes: 0 });
+        if plan.is_dead {
+            return futures_util::stream::once(async { Err(broken()) }).boxed();
+        }
+        self.inner.delete_stream(paths)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Outcome<ObjectMeta>> {
+        self.listed(self.inner.list(prefix))
+    }
+
+    fn list_with_offset(
+        &self,
+        prefix: Option<&Path>,
+        offset: &Path,
+    ) -> BoxStream<'static, Outcome<ObjectMeta>> {
+        self.listed(self.inner.list_with_offset(prefix, offset))
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Outcome<ListResult> {
+        let fault = self.meet("list", prefix.unwrap_or(&Path::default()), 0).await?;
+        let answer = self.inner.list_with_delimiter(prefix).await;
+        self.answer(fault, answer).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Outcome<()> {
+        self.inner.copy_opts(from, to, options).await
+    }
+}
+
+impl Server {
+    fn listed(
+        &self,
+        listed: BoxStream<'static, Outcome<ObjectMeta>>,
+    ) -> BoxStream<'static, Outcome<ObjectMeta>> {
+        let mut plan = self.plan.lock();
+        let number = plan.met.len();
+        plan.met.push(Met { kind: "list", path: String::new(), sent_bytes: 0 });
+        let planned = plan.faults.iter().find(|(at, _)| *at == number).map(|(_, fault)| *fault);
+        plan.is_dead |= matches!(planned, Some(Fault::DeadBefore | Fault::DeadAfter));
+        if plan.is_dead || planned.is_some() {
+            return futures_util::stream::once(async { Err(broken()) }).boxed();
+        }
+        listed
+    }
+}
+
+/// Lets others go first, once.
+pub(crate) async fn yield_now() {
+    let mut is_first = true;
+    std::future::poll_fn(|cx| {
+        if std::mem::take(&mut is_first) {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(())
+    })
+    .await;
+}
+
+#[derive(Default)]
+struct Flag(AtomicBool);
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// Steps a clock to its next timer, so that whoever sleeps goes on.
+fn step(clock: &ManualClock) {
+    let next = clock.next_timer().expect("a task waits for nothing");
+    clock.advance(next.since(clock.now()).max(Duration::from_nanos(1)));
+}
+
+/// Runs a future to its end; time passes when it has nothing to do.
+pub(crate) fn drive<F: IntoFuture>(clock: &ManualClock, future: F) -> F::Output {
+    let mut future = pin!(future.into_future());
+    let flag = Arc::new(Flag::default());
+    let waker = Waker::from(Arc::clone(&flag));
+    let mut cx = Context::from_waker(&waker);
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut cx) {
+            return output;
+        }
+        if !flag.0.swap(false, Ordering::Acquire) {
+            step(clock);
+        }
+    }
+}
+
+/// Runs all tasks to their ends, one poll at a time, in an order drawn from the seed.
+pub(crate) fn interleave<'a>(
+    clock: &ManualClock,
+    seed: u64,
+    tasks: Vec<Pin<Box<dyn Future<Output = ()> + 'a>>>,
+) {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let mut tasks: Vec<_> = tasks
+        .into_iter()
+        .map(|task| {
+            let flag = Arc::new(Flag(true.into()));
+            (task, Waker::from(Arc::clone(&flag)), flag)
+        })
+        .collect();
+    while !tasks.is_empty() {
+        let ready: Vec<usize> =
+            (0..tasks.len()).filter(|index| tasks[*index].2.0.load(Ordering::Acquire)).collect();
+        if ready.is_empty() {
+            step(clock);
+            continue;
+        }
+        let index = ready[rng.random_range(0..ready.len())];
+        let (task, waker, flag) = &mut tasks[index];
+        flag.0.store(false, Ordering::Release);
+        if task.as_mut().poll(&mut Context::from_waker(waker)).is_ready() {
+            tasks.swap_remove(index);
+        }
+    }
+}
+
+pub(crate) fn config() -> S3Config {
+    S3Config::new("bucket")
+}
+
+/// A store over the server, which must be in order for that.
+pub(crate) fn open(server: &Arc<Server>, clock: &ManualClock) -> S3Store {
+    S3Store::open_over(&config(), Arc::clone(server) as Arc<dyn ObjectStore>, Arc::new(clock.clone()))
+        .unwrap()
+}
+
+pub(crate) fn object(name: impl AsRef<[u8]>) -> ObjectId {
+    ObjectId::new(Namespace::new("vm").unwrap(), Name::copy_from(name.as_ref()).unwrap())
+}
+
+pub(crate) fn read(store: &S3Store, clock: &ManualClock, object: &ObjectId) -> Result<Vec<u8>> {
+    let max = store.capabilities().object_bytes_max;
+    drive(clock, store.read(ReadRequest::new(object.clone(), 0, max))).map(|reply| reply.data.to_vec())
+}
