@@ -172,8 +172,9 @@ impl Head {
                     1 + content.blobs.iter().position(|blob| blob.id == id).unwrap_or(0) as u64
                 }
             };
-            [extent.at - end, extent.len_bytes, source, extent.from]
-                .map(|number| put_number(&mut to, number));
+            for number in [extent.at - end, extent.len_bytes, source, extent.from] {
+                put_number(&mut to, number);
+            }
             end = extent.end();
         }
         to.put_u32_le(content.inline.len() as u32);
