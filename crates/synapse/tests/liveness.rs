@@ -163,9 +163,7 @@ fn every_call_returns_at_its_deadline() {
     let waits = host.runtime.spawn(waits.into_future());
     // To the deadline, and no further: the connection is not to be found silent meanwhile.
     clock.advance(Duration::from_secs(2));
-    until("the deadline has passed", || {
-        write.is_finished() && read.is_finished() && waits.is_finished()
-    });
+    until("the deadline has passed", || write.is_finished() && read.is_finished() && waits.is_finished());
     assert!(host.runtime.block_on(write).unwrap().unwrap_err().is_ambiguous());
     assert_eq!(host.runtime.block_on(read).unwrap().unwrap_err(), Error::DeadlinePassed);
     assert_eq!(host.runtime.block_on(waits).unwrap().unwrap_err(), Error::DeadlinePassed);

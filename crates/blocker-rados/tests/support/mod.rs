@@ -152,7 +152,10 @@ pub(crate) fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Result<T>) 
             Ok(value) => return value,
             Err(error) => {
                 assert!(error.is_retryable() || error.is_ambiguous(), "{what}: {error}");
-                assert!(start.elapsed() < Duration::from_secs(180), "{what}, after three minutes still: {error}");
+                assert!(
+                    start.elapsed() < Duration::from_secs(180),
+                    "{what}, after three minutes still: {error}"
+                );
                 std::thread::park_timeout(Duration::from_millis(20));
             }
         }
