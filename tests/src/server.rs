@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// How long a server may take to listen, or to exit after it was requested. Generous: the machine may be
 /// busy.
-pub const START_STOP_DEADLINE: Duration = Duration::from_secs(30);
+pub const START_STOP_DEADLINE: Duration = Duration::from_secs(120);
 
 /// The address of a server.
 #[derive(Clone, Debug)]

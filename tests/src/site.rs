@@ -16,7 +16,7 @@ use synapse::{Address, ClientConfig, SynapseBlocker};
 use crate::program::workspace_programs;
 
 /// How long a start, an end, or anything else that is waited for may take on a busy machine.
-pub const DEADLINE: Duration = Duration::from_secs(120);
+pub const DEADLINE: Duration = Duration::from_secs(240);
 
 /// The two programs that have object caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

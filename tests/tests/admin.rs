@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long a condition may take. Generous: the machine may be busy.
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(180);
 
 /// Whether the server under test has an admin listener: memcached has none.
 fn is_cached() -> bool {

@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const INSTALL_DEADLINE: Duration = Duration::from_secs(400);
-const CLIENT_DEADLINE: Duration = Duration::from_secs(120);
+const CLIENT_DEADLINE: Duration = Duration::from_secs(300);
 
 /// libmemcached through Python, in both protocols.
 #[test]

@@ -449,7 +449,7 @@ fn a_server_under_load_shows_what_its_clients_do() {
         [synapse]\nlisten = [\"127.0.0.1:0\"]\n";
     std::fs::write(&config, text).expect("a configuration");
     let server = Server::start(&format!("--config={} -t 2", config.display()));
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + cached_tests::conn::DEADLINE;
     let address = loop {
         let log = server.log();
         if let Some(line) = log.lines().find_map(|line| line.strip_prefix("admin on http://")) {

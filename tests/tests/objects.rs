@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use synapse::{Address, ClientConfig, Secret, SynapseBlocker};
 
-const DEADLINE: Duration = Duration::from_secs(30);
+const DEADLINE: Duration = Duration::from_secs(120);
 const OBJECT_BYTES: usize = 5000;
 
 /// Returns true for memcached, which has no object cache.

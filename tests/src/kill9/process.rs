@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use synapse::{Address, ClientConfig, SynapseBlocker};
 
 /// How long a start, or an orderly end, may take on a busy machine.
-const DEADLINE: Duration = Duration::from_secs(120);
+const DEADLINE: Duration = Duration::from_secs(240);
 
 /// The configuration of one start, in its own directory.
 #[derive(Debug)]

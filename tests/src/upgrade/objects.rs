@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use synapse::{Address, ClientConfig, SynapseBlocker};
 
 /// How long a client waits for a server that does not answer: longer than any test.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(240);
 
 /// The number of objects that each writer has in each namespace.
 const OBJECTS: usize = 4;
