@@ -24,6 +24,7 @@
 //! | [`warm`] | kill -9 of the real process with a memory file, and what each key may show after it |
 //! | [`upgrade`] | new processes that take over from running ones under load |
 //! | [`site`] | `cached` or `synapsed` with a journal over a file store |
+//! | [`object_client`] | clients of objects that wait for a slow server |
 //! | [`http`] | a client of the admin listener |
 //! | [`python`] | Python's packages for a test, in a virtual environment of their own |
 //! | [`outside`] | programs and files from outside the repository; without them tests are skipped loudly |
@@ -54,6 +55,7 @@ pub mod kill9;
 pub mod lockstep;
 pub mod modules;
 pub mod mutations;
+pub mod object_client;
 pub mod outside;
 pub mod password;
 pub mod pattern;

@@ -6,7 +6,7 @@ use cached_tests::daemon::{DEADLINE, Daemon, wait_for};
 use cached_tests::program::workspace_programs;
 use cached_tests::server::Server;
 use cached_tests::tls::Certificates;
-use cached_tests::{http, outside};
+use cached_tests::{http, object_client, outside};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -38,7 +38,7 @@ fn synapsed() -> Daemon {
 }
 
 fn connect(socket: &Path) -> SynapseBlocker {
-    let client = SynapseBlocker::connect_on_thread(ClientConfig::new(Address::Unix(socket.into())));
+    let client = SynapseBlocker::connect_on_thread(object_client::config(Address::Unix(socket.into())));
     client.expect("a connection")
 }
 

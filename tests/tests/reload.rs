@@ -2,6 +2,7 @@
 
 use blocker::executor::block_on;
 use blocker::*;
+use cached_tests::object_client;
 use cached_tests::program::{Flavour, Program};
 use cached_tests::server::{START_STOP_DEADLINE, Server, Start};
 use std::path::PathBuf;
@@ -182,7 +183,7 @@ fn write_modes_and_dirty_limits_change() {
     };
     file.write(&text("", ""));
     let server = file.start("");
-    let client = SynapseBlocker::connect_on_thread(ClientConfig::new(Address::Unix(socket.clone())))
+    let client = SynapseBlocker::connect_on_thread(object_client::config(Address::Unix(socket.clone())))
         .expect("a client");
     let mode = || block_on(client.control().policy(object(0).namespace)).expect("a policy").write;
     let write = |number| {
@@ -233,7 +234,7 @@ fn a_wrong_password_file_keeps_the_object_cache_as_it_was() {
     std::fs::write(&passwords, "user:password\n").expect("the passwords");
     file.write(&text("through"));
     let server = file.start("");
-    let client = SynapseBlocker::connect_on_thread(ClientConfig::new(Address::Unix(socket.clone())))
+    let client = SynapseBlocker::connect_on_thread(object_client::config(Address::Unix(socket.clone())))
         .expect("a client");
     let mode = || block_on(client.control().policy(object(0).namespace)).expect("a policy").write;
     std::fs::write(&passwords, "no colon\n").expect("the passwords");
@@ -298,7 +299,7 @@ fn a_hundred_reloads_under_load_disturb_no_client() {
     file.write(&text(0));
     let server = file.start("-t 2");
     let connect = || {
-        let mut config = ClientConfig::new(Address::Unix(socket.clone()));
+        let mut config = object_client::config(Address::Unix(socket.clone()));
         config.secret = Some(synapse::Secret::from_file(&secret).expect("a secret"));
         SynapseBlocker::connect_on_thread(config).expect("a client")
     };
