@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-const INSTALL_DEADLINE: Duration = Duration::from_secs(400);
+const INSTALL_DEADLINE: Duration = Duration::from_secs(600);
 const CLIENT_DEADLINE: Duration = Duration::from_secs(300);
 
 /// libmemcached through Python, in both protocols.
@@ -271,10 +271,9 @@ fn once(folder: &Path, sources: &[u8], work: impl FnOnce() -> Result<(), String>
 }
 
 fn install(command: &mut Command) -> Result<(), String> {
-    let output = outside::run(command, INSTALL_DEADLINE);
-    let text = outside::text(&output);
-    // The last lines name the reason.
-    let lines: Vec<&str> = text.trim().lines().collect();
-    let end = lines[lines.len().saturating_sub(5)..].join("\n");
-    if output.status.success() { Ok(()) } else { Err(format!("cannot be installed: {end}")) }
+    outside::fetch(command, INSTALL_DEADLINE).map_err(|text| {
+        // The last lines name the reason.
+        let lines: Vec<&str> = text.trim().lines().collect();
+        format!("cannot be installed: {}", lines[lines.len().saturating_sub(5)..].join("\n"))
+    })
 }
