@@ -249,20 +249,38 @@ fn expressions_find_their_metrics_and_no_alert_fires() {
         (count >= 4 && !query(port, "up{job=\"cached\"} == 1").is_empty()).then_some(())
     });
 
-    let exported: BTreeSet<String> = query(port, "count by (__name__) ({job=\"cached\"})")
-        .iter()
-        .filter_map(|one| one["metric"]["__name__"].as_str().map(str::to_owned))
-        .collect();
     let (alerts, panels) = (rules("expr"), dashboard());
     assert!(alerts.len() > 10 && panels.len() > 30);
     let used: BTreeSet<&str> =
         alerts.iter().chain(&panels).flat_map(|expression| metrics(expression)).collect();
+    // A scrape that takes longer than a second fails, and there is nothing until the next one: this machine may be busy.
+    let end = Instant::now() + DEADLINE;
+    while let Err(problem) = judge(port, &used, &panels) {
+        assert!(Instant::now() < end, "{problem}");
+        std::thread::sleep(Duration::from_millis(500));
+    }
+}
+
+/// Returns what is wrong with the figures of a healthy server.
+fn judge(prometheus: u16, used: &BTreeSet<&str>, panels: &[String]) -> Result<(), String> {
+    let exported: BTreeSet<String> = query(prometheus, "count by (__name__) ({job=\"cached\"})")
+        .iter()
+        .filter_map(|one| one["metric"]["__name__"].as_str().map(str::to_owned))
+        .collect();
     let missing: Vec<&&str> = used.iter().filter(|name| !exported.contains(**name)).collect();
-    assert!(missing.is_empty(), "{missing:?} are used and not exported; exported are {exported:#?}");
-    let empty: Vec<&String> = panels.iter().filter(|expression| query(port, expression).is_empty()).collect();
-    assert!(empty.is_empty(), "these show nothing: {empty:#?}");
+    if !missing.is_empty() {
+        return Err(format!("{missing:?} are used and not exported; exported are {exported:#?}"));
+    }
+    let is_empty = |expression: &&String| query(prometheus, expression).is_empty();
+    let empty: Vec<&String> = panels.iter().filter(is_empty).collect();
+    if !empty.is_empty() {
+        return Err(format!("these show nothing: {empty:#?}"));
+    }
     // Pending ones as well, except those that depend on how fast this machine is at present.
     let slow = "CachedLatencyHigh|CachedStoreSlow|CachedJournalSlow";
-    let firing = query(port, &format!("ALERTS{{alertname!~\"{slow}\"}} or ALERTS{{alertstate=\"firing\"}}"));
-    assert!(firing.is_empty(), "a healthy server has alerts: {firing:#?}");
+    let firing = format!("ALERTS{{alertname!~\"{slow}\"}} or ALERTS{{alertstate=\"firing\"}}");
+    match query(prometheus, &firing) {
+        firing if firing.is_empty() => Ok(()),
+        firing => Err(format!("a healthy server has alerts: {firing:#?}")),
+    }
 }
