@@ -2,6 +2,7 @@
 
 use blocker::executor::block_on;
 use blocker::*;
+use cached_tests::ending::SetOnDrop;
 use cached_tests::object_client;
 use cached_tests::program::{Flavour, Program};
 use cached_tests::server::{START_STOP_DEADLINE, Server, Start};
@@ -305,6 +306,7 @@ fn a_hundred_reloads_under_load_disturb_no_client() {
     };
     let (is_over, requests) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
+        let _end = SetOnDrop(&is_over);
         for client in 0..CLIENTS {
             let mut conn = server.connect();
             let (is_over, requests) = (&is_over, &requests);
@@ -346,7 +348,6 @@ fn a_hundred_reloads_under_load_disturb_no_client() {
             until("in force", &server, || setting(&server, "maxconns") == maxconns);
             until("clients work", &server, || requests.load(Ordering::Relaxed) > before);
         }
-        is_over.store(true, Ordering::Release);
     });
     assert_eq!(server.stat("rejected_connections"), 0);
     println!(
