@@ -80,7 +80,8 @@ fn memcaslap(test: &str, sets: &str, gets: &str, more: &[&str]) {
     )
     .expect("a configuration file");
     command
-        .args(["-s", &format!("127.0.0.1:{}", server.port()), "-x", "60000", "-T", "1", "-c", "16", "-v", "1.0"])
+        .args(["-s", &format!("127.0.0.1:{}", server.port()), "-x", "60000"])
+        .args(["-T", "1", "-c", "16", "-v", "1.0"])
         .arg("-F")
         .arg(&config)
         .args(more);
