@@ -85,7 +85,7 @@ fn a_client_detects_that_its_server_is_silent_and_connects_again() {
         std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-            let (mut hello, mut byte) = (Vec::new(), [0]);
+            let (mut hello, mut byte) = (Vec::<u8>::new(), [0]);
             while decode(&hello, 0).unwrap().is_none() {
                 stream.read_exact(&mut byte).unwrap();
                 hello.extend(byte);
@@ -112,7 +112,7 @@ fn a_client_detects_that_its_server_is_silent_and_connects_again() {
     // It sends a ping, and no more time passes before that.
     clock.advance(keep_alive);
     let mut first = first.join().unwrap();
-    let (mut received, mut byte) = (Vec::new(), [0]);
+    let (mut received, mut byte) = (Vec::<u8>::new(), [0]);
     while !received.windows(6).any(|bytes| bytes == [b'S', b'Y', b'N', b'A', VERSION, Op::Ping.code()]) {
         first.read_exact(&mut byte).expect("it sends a ping");
         received.extend(byte);
