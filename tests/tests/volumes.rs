@@ -153,6 +153,12 @@ fn mistakes_in_requests_are_one_line() {
             400,
             "give {\"name\": \"NAME\", \"size_bytes\": 1073741824}: missing",
         ),
+        (
+            "create",
+            json!({ "name": "x", "size_bytes": MIB, "settings": { "quota_bytes_max": 4096 } }),
+            400,
+            "settings.quota_bytes_max: this backend has no quotas",
+        ),
         ("delete", json!({ "name": "x" }), 404, "there is no volume \"x\""),
         ("resize", json!({ "name": "x", "size_bytes": 1 }), 404, "there is no volume \"x\""),
         (
