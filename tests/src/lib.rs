@@ -57,6 +57,7 @@ pub mod kill9;
 pub mod lockstep;
 pub mod modules;
 pub mod mutations;
+pub mod nbd;
 pub mod object_client;
 pub mod outside;
 pub mod password;
