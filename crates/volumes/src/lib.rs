@@ -46,6 +46,6 @@ pub use crate::frozen::Snapshot;
 pub use crate::settings::{
     Change, Extent, ExtentKind, Fencing, OpenOptions, Options, Settings, SnapshotInfo, Usage, VolumeInfo,
 };
-pub use crate::stream::{Export, Import};
+pub use crate::stream::{Export, Import, StreamHeader};
 pub use crate::volume::Volume;
 pub use crate::volumes::Volumes;
