@@ -82,7 +82,7 @@ impl Failure {
             Self::Refused { status, .. } => match status {
                 400 => 2,
                 404 => 3,
-                409 => 4,
+                401 | 403 | 409 => 4,
                 503 | 507 => 5,
                 _ => 1,
             },

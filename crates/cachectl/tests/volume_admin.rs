@@ -262,7 +262,7 @@ fn what_takes_long_is_followed_to_its_end() {
     assert_eq!((code, error.lines().count()), (Some(1), 1), "{error}");
     assert!(error.ends_with(": no space: the store is full\n"), "{error}");
     // Interrupted after the first question: the server goes on, and the number is named.
-    let listener = Listener::new(&[&[begun][..], &vec![running; 1000]].concat());
+    let listener = Listener::new(&[&[begun][..], &vec![running; 1000][..]].concat());
     let child = listener.command(&["flatten", "disk"]).stderr(Stdio::piped()).spawn().unwrap();
     listener.asked.recv().unwrap();
     listener.asked.recv().unwrap();

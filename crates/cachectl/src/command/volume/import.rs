@@ -1,5 +1,6 @@
 //! `volume import`: a volume from a raw image.
 
+use std::cell::Cell;
 use std::path::PathBuf;
 
 use blocker::executor::block_on;
@@ -12,7 +13,7 @@ use super::Context;
 use super::input::{Input, Piece, runs};
 use super::manage::Name;
 use super::name::{Setting, shown_size, size};
-use super::store::{StoreArguments, TakeOver, ended, removed};
+use super::store::{StoreArguments, TakeOver, ended, made, removed};
 use super::writes::Writes;
 use crate::exit::{About, Failure};
 use crate::interrupt::Interrupt;
@@ -56,6 +57,8 @@ struct Target<'a> {
     is_new: bool,
     /// Whether its size is that of the image, whatever that will be.
     grows: bool,
+    /// Whether anything was written yet.
+    is_touched: Cell<bool>,
 }
 
 impl Import {
@@ -72,23 +75,14 @@ impl Import {
         if input.len.is_some_and(|len| self.size.is_some_and(|size| size < len)) {
             return Err(Failure::Usage(format!("{} is larger than --size", input.name)));
         }
-        if !self.existing {
+        Setting::check_writable(&self.settings).map_err(Failure::Usage)?;
+        let volume = if self.existing {
+            block_on(volumes.open(name, self.take_over.options())).about(name)?
+        } else {
             if known == Some(0) || (known.is_none() && first.is_none()) {
                 return Err(Failure::Usage(format!("{} is empty, and a volume is not", input.name)));
             }
-            let size = known.unwrap_or(SIZE_BYTES);
-            block_on(volumes.create(name, size, Setting::settings(&self.settings))).about(name)?;
-        }
-        let volume = match block_on(volumes.open(name, self.take_over.options())).about(name) {
-            Ok(volume) => volume,
-            Err(failure) if self.existing => return Err(failure),
-            Err(failure) => {
-                let left = match block_on(volumes.delete(name)) {
-                    Ok(()) => format!("nothing is left of {name}"),
-                    Err(_) => format!("{name} is left empty"),
-                };
-                return Err(failure.leaves(left));
-            }
+            made(&volumes, name, known.unwrap_or(SIZE_BYTES), Setting::settings(&self.settings))?
         };
         let target = Target {
             volumes: &volumes,
@@ -96,13 +90,17 @@ impl Import {
             name,
             is_new: !self.existing,
             grows: !self.existing && known.is_none(),
+            is_touched: Cell::new(false),
         };
         let mut data_bytes = 0;
         let done = target.fill(&mut input, first, &interrupt, &mut data_bytes);
         let undo = || {
             if self.existing {
                 block_on(volume.close()).about(name)?;
-                return Ok(format!("{name} is a mixture of what it was and the image"));
+                return Ok(match target.is_touched.get() {
+                    true => format!("{name} is a mixture of what it was and the image"),
+                    false => format!("{name} is what it was"),
+                });
             }
             removed(&volumes, &volume, name)
         };
@@ -149,6 +147,7 @@ impl Target<'_> {
                 self.zero(written, begin)?;
                 written = offset + run.end as u64;
                 *data_bytes += run.len() as u64;
+                self.is_touched.set(true);
                 writes.begin(begin, data.slice(run)).about(self.name)?;
             }
             progress.add(data.len() as u64);
@@ -166,6 +165,7 @@ impl Target<'_> {
         if self.is_new || begin >= end {
             return Ok(());
         }
+        self.is_touched.set(true);
         block_on(self.volume.write_zeroes(begin, end - begin, true, false)).about(self.name)
     }
 

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 
@@ -28,15 +28,15 @@ pub(super) struct Input {
     pub(super) name: String,
     /// Its length, where that is known from the start.
     pub(super) len: Option<u64>,
+    is_file: bool,
     at: u64,
 }
 
 enum Source {
     /// A regular file, to be read around its holes.
     Sparse(File),
-    /// A file or a device.
-    File(File),
-    Standard(io::StdinLock<'static>),
+    /// A file, a device or a pipe, to be read from its begin to its end.
+    Stream(File),
 }
 
 impl Input {
@@ -46,9 +46,10 @@ impl Input {
     /// It cannot be read.
     pub(super) fn open(path: Option<&Path>) -> Result<Self, Failure> {
         let mut input = Self::open_stream(path)?;
-        if let Source::File(file) = input.source {
-            input.source = Source::Sparse(file);
-        }
+        input.source = match input.source {
+            Source::Stream(file) if input.is_file => Source::Sparse(file),
+            source => source,
+        };
         Ok(input)
     }
 
@@ -57,26 +58,28 @@ impl Input {
     /// # Errors
     /// It cannot be read.
     pub(super) fn open_stream(path: Option<&Path>) -> Result<Self, Failure> {
-        let Some(path) = path.filter(|path| path.as_os_str() != "-") else {
-            let source = Source::Standard(io::stdin().lock());
-            return Ok(Self { source, name: "standard input".into(), len: None, at: 0 });
-        };
-        let name = path.display().to_string();
+        let path = path.filter(|path| path.as_os_str() != "-");
+        let name = path.map_or("standard input".to_owned(), |path| path.display().to_string());
         let open = || {
+            let Some(path) = path else {
+                // Without the buffer of the standard library: what is in that, no wait would see.
+                return Ok((File::from(io::stdin().as_fd().try_clone_to_owned()?), None, false));
+            };
             let mut file = File::open(path)?;
             let metadata = file.metadata()?;
             if metadata.is_dir() {
                 return Err(io::Error::from(io::ErrorKind::IsADirectory));
             }
-            if !metadata.file_type().is_block_device() {
-                return Ok((file, metadata.is_file().then_some(metadata.len())));
-            }
-            let len = file.seek(SeekFrom::End(0))?;
+            let len = match metadata.file_type() {
+                kind if kind.is_file() => Some(metadata.len()),
+                kind if kind.is_block_device() => Some(file.seek(SeekFrom::End(0))?),
+                _ => return Ok((file, None, false)),
+            };
             file.rewind()?;
-            Ok((file, Some(len)))
+            Ok((file, len, metadata.is_file()))
         };
-        let (file, len) = open().map_err(Failure::io(name.clone()))?;
-        Ok(Self { source: Source::File(file), name, len, at: 0 })
+        let (file, len, is_file) = open().map_err(Failure::io(name.clone()))?;
+        Ok(Self { source: Source::Stream(file), name, len, is_file, at: 0 })
     }
 
     /// Returns the next piece that is not a hole; `None` at the end.
@@ -88,13 +91,12 @@ impl Input {
         let failed = || Failure::io(self.name.clone());
         let piece = match &mut self.source {
             Source::Sparse(file) => next_of_file(file, self.at, self.len.unwrap_or(0)).map_err(failed())?,
-            source => {
+            Source::Stream(file) => {
                 let mut data = Vec::new();
-                loop {
-                    let input = source.descriptor();
-                    interrupt.wait_for(input)?;
+                while (data.len() as u64) < PIECE_BYTES {
+                    interrupt.wait_for(file.as_fd())?;
                     let left = PIECE_BYTES - data.len() as u64;
-                    if left == 0 || source.read_once(left, &mut data).map_err(failed())? == 0 {
+                    if read_once(file, left, &mut data).map_err(failed())? == 0 {
                         break;
                     }
                 }
@@ -108,33 +110,20 @@ impl Input {
     }
 }
 
-impl Source {
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Sparse(file) | Self::File(file) => file.as_fd(),
-            Self::Standard(input) => input.as_fd(),
+/// Adds what one read gives, `most` bytes at most. Returns how many bytes that is; 0 at the end.
+fn read_once(file: &mut File, most: u64, data: &mut Vec<u8>) -> io::Result<usize> {
+    const STEP_BYTES: u64 = 256 << 10;
+    let begin = data.len();
+    // At most 256 KiB.
+    data.resize(begin + STEP_BYTES.min(most) as usize, 0);
+    let read = loop {
+        match file.read(&mut data[begin..]) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            read => break read,
         }
-    }
-
-    /// Adds what one read gives, `most` bytes at most. Returns how many bytes that is; 0 at the end.
-    fn read_once(&mut self, most: u64, data: &mut Vec<u8>) -> io::Result<usize> {
-        const STEP_BYTES: u64 = 256 << 10;
-        let begin = data.len();
-        // At most 256 KiB.
-        data.resize(begin + STEP_BYTES.min(most) as usize, 0);
-        let read = loop {
-            let read = match self {
-                Self::Sparse(file) | Self::File(file) => file.read(&mut data[begin..]),
-                Self::Standard(input) => input.read(&mut data[begin..]),
-            };
-            match read {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                read => break read,
-            }
-        };
-        data.truncate(begin + read.as_ref().map_or(0, |read| *read));
-        read
-    }
+    };
+    data.truncate(begin + read.as_ref().map_or(0, |read| *read));
+    read
 }
 
 /// Returns the next piece of a file from `at` on that is not a hole.

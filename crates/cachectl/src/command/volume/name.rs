@@ -156,6 +156,16 @@ impl Setting {
         )
     }
 
+    /// Checks that a volume with these settings can be filled.
+    pub(super) fn check_writable(all: &[Self]) -> Result<(), String> {
+        if all.contains(&Self::ReadOnly(true)) {
+            return Err(
+                "a volume that is read-only cannot be filled: `cachectl volume set` it afterwards".into()
+            );
+        }
+        Ok(())
+    }
+
     /// Returns settings as the library takes them.
     pub(super) fn settings(all: &[Self]) -> volumes::Settings {
         let add = |settings: volumes::Settings, one: &Self| match *one {

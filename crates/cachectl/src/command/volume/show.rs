@@ -102,7 +102,10 @@ pub(super) fn volume(of: &Value) -> String {
 
 /// Returns the ranges of a difference, one line each: where it begins, its length, and what is there now.
 pub(super) fn extents(all: &[Value]) -> String {
-    let line = |of: &Value| format!("{:>16} {:>14}  {}", of["offset"], of["bytes"], text(&of["kind"]));
+    let line = |of: &Value| {
+        let [offset, bytes] = ["offset", "bytes"].map(|key| of[key].as_u64().unwrap_or(0));
+        format!("{offset:>16} {bytes:>14}  {}", text(&of["kind"]))
+    };
     all.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
@@ -185,7 +188,7 @@ mod tests {
             "snapshots": [{ "name": "monday", "size_bytes": 512 << 20, "created_unix_secs": 1_795_437_605 }],
         });
         let listed = volumes(&json!({ "volumes": [base, clone] }));
-        let wanted = "base       20 GiB, not in use, read-only, 3 snapshots\n\
+        let wanted = "base      20 GiB, not in use, read-only, 3 snapshots\n\
                       a\u{fffd}[2J    512 MiB, 2 connections, clone of base@gold, not exported";
         assert_eq!(listed, wanted);
         let wanted = "a\u{fffd}[2J\n  size             512 MiB (536870912 bytes)\n  objects of       64 KiB\n  \

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use blocker::executor::block_on;
 use clap::Args;
-use volumes::{Fencing, OpenOptions, Options, Volume, Volumes};
+use volumes::{Fencing, OpenOptions, Options, Settings, Volume, Volumes};
 
 use super::Context;
 use crate::exit::{About, Failure};
@@ -51,6 +51,25 @@ impl StoreArguments {
     }
 }
 
+/// Makes a volume and opens it.
+///
+/// # Errors
+/// One of both failed, with what has become of the volume.
+pub(super) fn made(
+    volumes: &Volumes,
+    name: &str,
+    size_bytes: u64,
+    settings: Settings,
+) -> Result<Volume, Failure> {
+    block_on(volumes.create(name, size_bytes, settings)).about(name)?;
+    block_on(volumes.open(name, OpenOptions::default())).about(name).map_err(|failure| {
+        failure.leaves(match block_on(volumes.delete(name)) {
+            Ok(()) => format!("nothing is left of {name}"),
+            Err(_) => format!("{name} is left empty"),
+        })
+    })
+}
+
 /// Stores everything of a volume that was filled, and gives it up; after a failure, undoes what was done.
 ///
 /// # Errors
@@ -74,6 +93,8 @@ pub(super) fn ended(
 /// It cannot be removed.
 pub(super) fn removed(volumes: &Volumes, volume: &Volume, name: &str) -> Result<String, Failure> {
     block_on(async {
+        // Less to store at the end. What stays, the deletion removes.
+        let _ = volume.discard(0, volume.size_bytes()).await;
         volume.close().await?;
         volumes.delete(name).await
     })

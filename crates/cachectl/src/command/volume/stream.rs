@@ -12,7 +12,7 @@ use super::Context;
 use super::input::Input;
 use super::manage::Name;
 use super::name::{Setting, SnapshotName, shown_size, snapshot_name};
-use super::store::{StoreArguments, TakeOver, ended, removed};
+use super::store::{StoreArguments, TakeOver, ended, made, removed};
 use crate::command::get::write_file;
 use crate::exit::{About, Failure};
 use crate::interrupt::Interrupt;
@@ -107,6 +107,7 @@ impl ImportDiff {
         let interrupt = Interrupt::watch()?;
         let name = self.name.name.as_str();
         let mut input = Input::open_stream(self.file.as_deref())?;
+        Setting::check_writable(&self.settings).map_err(Failure::Usage)?;
         let (first, header) = begin(&mut input, &interrupt)?;
         let volumes = self.store.volumes(context)?;
         let is_there = match block_on(volumes.info(name)) {
@@ -114,13 +115,14 @@ impl ImportDiff {
             Err(Error::NoSuchVolume(_)) if header.from.is_none() => false,
             Err(error) => return Err(error).about(""),
         };
-        if !is_there {
-            let settings = Setting::settings(&self.settings);
-            block_on(volumes.create(name, header.size_bytes, settings)).about(name)?;
-        } else if !self.settings.is_empty() {
-            return Err(Failure::Usage(format!("{name} exists, and --set is for a volume that is made")));
-        }
-        let volume = block_on(volumes.open(name, self.take_over.options())).about(name)?;
+        let volume = if is_there {
+            if !self.settings.is_empty() {
+                return Err(Failure::Usage(format!("{name} exists, and --set is for a volume that is made")));
+            }
+            block_on(volumes.open(name, self.take_over.options())).about(name)?
+        } else {
+            made(&volumes, name, header.size_bytes, Setting::settings(&self.settings))?
+        };
         let stream = Stream { volumes: &volumes, volume: &volume, name, header: &header };
         let before = match is_there {
             true => stream.before(),
