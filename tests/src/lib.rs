@@ -54,6 +54,7 @@ pub mod kill9;
 pub mod lockstep;
 pub mod modules;
 pub mod mutations;
+pub mod nbd;
 pub mod outside;
 pub mod password;
 pub mod pattern;

@@ -9,7 +9,7 @@ use crate::catalog::{check_name, now_unix_seconds};
 use crate::entry::{Kind, VolumeId};
 use crate::error::{Error, Result};
 use crate::format::{Head, Origin};
-use crate::settings::{Change, Usage};
+use crate::settings::{Change, Settings, Usage};
 use crate::space::{Space, load_node};
 use crate::volume::{Inner, changes, snapshot_all};
 use crate::volumes::{Volumes, check_size};
@@ -125,6 +125,20 @@ impl Volumes {
             Ok(()) => lease.inner.resize(size_bytes).await,
             Err(error) => Err(error),
         };
+        lease.end(result).await
+    }
+
+    /// Changes how a volume is treated, from the next time on that it is opened. The size of its objects stays.
+    ///
+    /// # Errors
+    /// See [`Volumes`]; `NoSuchVolume`; `InUse` if it is open, here or at another owner; `Invalid` if another
+    /// size of objects is asked for.
+    pub async fn set(&self, name: &str, settings: Settings) -> Result<()> {
+        let lease = self.lease(self.pool.find(name).await?, false).await?;
+        if !lease.is_attached {
+            return Err(Error::InUse { owner: self.options.owner.clone() });
+        }
+        let result = lease.inner.set(settings).await;
         lease.end(result).await
     }
 
