@@ -12,10 +12,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{Server, ServerConfig};
 use crate::address::Address;
-use crate::export::Export;
+use crate::export::{Export, Exports, Lookup};
 use crate::memory::{MemoryExport, NamedExports};
 use crate::protocol::wire::{chunk, command, command_flag, option};
-use crate::protocol::{Context, Description, Extent, Request, Zeroes};
+use crate::protocol::{Context, Description, Extent, NoExport, Request, Zeroes};
 
 /// An export that holds every reply back until the test releases it.
 struct Held {
@@ -121,21 +121,9 @@ impl Site {
     /// Returns a client in the transmission phase.
     async fn client(&self, is_structured: bool) -> Client {
         let mut stream = self.connect().await;
-        let mut bytes = 3_u32.to_be_bytes().to_vec();
-        let mut expected = 18 + 10;
-        let mut push = |number: u32, data: &[u8]| {
-            bytes.extend_from_slice(b"IHAVEOPT");
-            bytes.extend_from_slice(&number.to_be_bytes());
-            bytes.extend_from_slice(&(data.len() as u32).to_be_bytes());
-            bytes.extend_from_slice(data);
-        };
-        if is_structured {
-            push(option::STRUCTURED_REPLY, b"");
-            expected += 20;
-        }
-        push(option::EXPORT_NAME, b"disk");
-        stream.write_all(&bytes).await.unwrap();
-        let mut greeting = vec![0; expected];
+        let all: [(u32, &[u8]); 2] = [(option::STRUCTURED_REPLY, b""), (option::EXPORT_NAME, b"disk")];
+        stream.write_all(&options(&all[usize::from(!is_structured)..])).await.unwrap();
+        let mut greeting = vec![0; if is_structured { 18 + 20 + 10 } else { 18 + 10 }];
         stream.read_exact(&mut greeting).await.unwrap();
         Client { stream }
     }
@@ -200,6 +188,18 @@ impl Client {
         self.stream.read_to_end(&mut rest).await.unwrap();
         assert_eq!(rest, b"");
     }
+}
+
+/// Returns options as a client sends them, after its flags.
+fn options(all: &[(u32, &[u8])]) -> Vec<u8> {
+    let mut bytes = 3_u32.to_be_bytes().to_vec();
+    for (number, data) in all {
+        bytes.extend_from_slice(b"IHAVEOPT");
+        bytes.extend_from_slice(&number.to_be_bytes());
+        bytes.extend_from_slice(&(data.len() as u32).to_be_bytes());
+        bytes.extend_from_slice(data);
+    }
+    bytes
 }
 
 #[tokio::test]
@@ -362,6 +362,40 @@ async fn a_shutdown_answers_what_has_begun_and_closes_every_connection() {
     assert!(ending.await.unwrap(), "every connection ended in order");
     let Address::Unix(path) = &site.address else { unreachable!("it listens at a unix socket") };
     assert!(!path.exists(), "a stale socket is left");
+}
+
+/// Exports with long names, which counts how often they are asked for.
+struct Many(AtomicUsize);
+
+impl Exports for Many {
+    fn list(&self) -> Lookup<Vec<String>> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Box::pin(std::future::ready(Ok((0..1000).map(|at| format!("{at:01000}")).collect())))
+    }
+    fn describe(&self, _name: &str) -> Lookup<Description> {
+        Box::pin(std::future::ready(Err(NoExport::Unknown)))
+    }
+    fn open(&self, _name: &str) -> Lookup<Arc<dyn Export>> {
+        Box::pin(std::future::ready(Err(NoExport::Unknown)))
+    }
+}
+
+#[tokio::test]
+async fn options_wait_for_the_client_to_take_the_replies_to_those_before() {
+    let exports = Arc::new(Many(AtomicUsize::new(0)));
+    let server = Server::new(Arc::clone(&exports) as _, ServerConfig::default()).unwrap();
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("nbd.sock");
+    server.listen(&Address::Unix(path.clone())).await.unwrap();
+    let mut stream = UnixStream::connect(&path).await.unwrap();
+    stream.write_all(&options(&[(option::LIST, &b""[..]); 1000])).await.unwrap();
+    settle().await;
+    // A reply is 1 MB, and is not taken.
+    assert_eq!(exports.0.load(Ordering::SeqCst), 1);
+    let replies = 18 + 3 * (1000 * (20 + 4 + 1000) + 20);
+    stream.read_exact(&mut vec![0; replies]).await.unwrap();
+    settle().await;
+    assert!((3..=4).contains(&exports.0.load(Ordering::SeqCst)));
 }
 
 #[tokio::test]
