@@ -27,8 +27,10 @@ use super::output::Output;
 use super::peer::Peer;
 use super::stream::Stream;
 use crate::export::Export;
+use crate::protocol::wire::EXTENTS_MAX;
 use crate::protocol::{
-    Command, Errno, Refusal, Request, Session, encode_block_status, encode_done, encode_error, encode_read,
+    Command, Errno, Extent, Refusal, Request, Session, encode_block_status, encode_done, encode_error,
+    encode_read, sent_extents,
 };
 
 /// With this many bytes to send, some are sent before more is executed: the client works on the first replies
@@ -73,7 +75,7 @@ pub(super) async fn run(shared: &Arc<Shared>, stream: Stream, peer: Peer) -> End
         input,
         output,
         export,
-        session,
+        session: Arc::new(session),
     };
     let end = tokio::select! {
         biased;
@@ -92,9 +94,9 @@ struct Transmission<'a> {
     input: Input,
     output: Output,
     export: Arc<dyn Export>,
-    session: Session,
+    session: Arc<Session>,
     in_flight: FuturesUnordered<InFlight>,
-    /// The payloads of the requests in flight: those that have arrived, and those to be returned.
+    /// The bytes of the requests in flight: payloads that have arrived, and what is to be returned.
     in_flight_bytes: u64,
     share: Share,
     /// Whether the client has requested the end.
@@ -117,9 +119,13 @@ enum Pause {
 }
 
 /// Returns the bytes that a request takes until its reply has been sent.
-fn cost_bytes(request: &Request, checked: Result<Command, Refusal>) -> u64 {
+fn cost_bytes(request: &Request, checked: Result<Command, Refusal>, session: &Session) -> u64 {
     match checked {
         Ok(Command::Read { .. }) => request.len_bytes.into(),
+        Ok(Command::BlockStatus { is_one }) => {
+            let extents = if is_one { 1 } else { EXTENTS_MAX.min(request.len_bytes as usize) };
+            (session.contexts.len() * extents * size_of::<Extent>()) as u64
+        }
         _ => request.payload_bytes().into(),
     }
 }
@@ -207,9 +213,8 @@ impl Transmission<'_> {
 
     /// Answers the requests that have become ready.
     fn answer_ready(&mut self, cx: &mut Context<'_>) {
-        while let Poll::Ready(Some((request, outcome))) = self.in_flight.poll_next_unpin(cx) {
-            let checked = request.check(&self.session, self.export.description());
-            self.in_flight_bytes -= cost_bytes(&request, checked);
+        while let Poll::Ready(Some((request, cost_bytes, outcome))) = self.in_flight.poll_next_unpin(cx) {
+            self.in_flight_bytes -= cost_bytes;
             self.answer(request, outcome);
         }
     }
@@ -227,7 +232,7 @@ impl Transmission<'_> {
     fn has_room_for_next(&mut self, cx: &mut Context<'_>) -> bool {
         let Ok(Some(request)) = self.input.peek() else { return true };
         let checked = request.check(&self.session, self.export.description());
-        self.admits(cost_bytes(&request, checked), cx)
+        self.admits(cost_bytes(&request, checked, &self.session), cx)
     }
 
     /// Executes every complete request. Returns why it stopped.
@@ -241,7 +246,7 @@ impl Transmission<'_> {
             }
             let Some(request) = self.input.peek()? else { return Ok(Pause::Arrival) };
             let checked = request.check(&self.session, self.export.description());
-            let cost = cost_bytes(&request, checked);
+            let cost = cost_bytes(&request, checked, &self.session);
             if !self.admits(cost, cx) {
                 return Ok(Pause::Room);
             }
@@ -260,8 +265,9 @@ impl Transmission<'_> {
             };
             match self.execute(request, command, payload) {
                 Step::Ready(outcome) => self.answer(request, outcome),
-                Step::Pending(in_flight) => {
+                Step::Pending(mut in_flight) => {
                     self.counts.waits += 1;
+                    in_flight.cost_bytes = cost;
                     self.in_flight_bytes += cost;
                     self.in_flight.push(in_flight);
                 }
@@ -304,13 +310,13 @@ impl Transmission<'_> {
 
     fn block_status(&self, request: Request, is_one: bool) -> Step {
         let Request { offset, len_bytes, .. } = request;
-        let ask =
-            |(id, context): &(u32, _)| (*id, self.export.block_status(context, offset, len_bytes, is_one));
-        let asked: Vec<_> = self.session.contexts.iter().map(ask).collect();
+        let (export, session) = (Arc::clone(&self.export), Arc::clone(&self.session));
         Step::later(request, async move {
-            let mut extents = Vec::with_capacity(asked.len());
-            for (id, reply) in asked {
-                extents.push((id, reply.await?));
+            let mut extents = Vec::with_capacity(session.contexts.len());
+            // One after the other, and of each what will be sent: an export may return any number.
+            for (id, context) in &session.contexts {
+                let all = export.block_status(context, offset, len_bytes, is_one).await?;
+                extents.push((*id, sent_extents(&all, len_bytes, is_one)));
             }
             Ok(Outcome::Status(extents, is_one))
         })
@@ -352,7 +358,7 @@ impl Transmission<'_> {
     /// there, it gets its replies.
     async fn finish(&mut self, end: &End) {
         let is_there = matches!(end, End::Ended | End::ShuttingDown);
-        while let Some((request, outcome)) = self.in_flight.next().await {
+        while let Some((request, _, outcome)) = self.in_flight.next().await {
             if is_there {
                 self.answer(request, outcome);
                 // Bounded, because nothing more is received: by what one connection may have outstanding.

@@ -118,6 +118,21 @@ impl Site {
         UnixStream::connect(path).await.unwrap()
     }
 
+    /// Returns a client that has selected `base:allocation`.
+    async fn client_of_extents(&self) -> Client {
+        let mut stream = self.connect().await;
+        let text = |text: &str| [&(text.len() as u32).to_be_bytes(), text.as_bytes()].concat();
+        let select = [text("disk"), 1_u32.to_be_bytes().to_vec(), text("base:allocation")].concat();
+        let all: [(u32, &[u8]); 3] = [
+            (option::STRUCTURED_REPLY, b""),
+            (option::SET_META_CONTEXT, &select),
+            (option::EXPORT_NAME, b"disk"),
+        ];
+        stream.write_all(&options(&all)).await.unwrap();
+        stream.read_exact(&mut vec![0; 18 + 20 + (20 + 4 + 15) + 20 + 10]).await.unwrap();
+        Client { stream }
+    }
+
     /// Returns a client in the transmission phase.
     async fn client(&self, is_structured: bool) -> Client {
         let mut stream = self.connect().await;
@@ -306,6 +321,27 @@ async fn no_more_bytes_are_outstanding_than_a_connection_may_have() {
         call.release.send(Ok(())).unwrap();
         assert_eq!(client.reply().await, (done as u64 - 1, 0));
         client.bytes(20 << 20).await;
+    }
+}
+
+#[tokio::test]
+async fn extents_count_among_the_bytes_that_a_connection_may_have_outstanding() {
+    let mut site = Site::new(true, |config| {
+        (config.connection_bytes_max, config.connection_requests_max) = (32 << 20, 1000);
+    })
+    .await;
+    let mut client = site.client_of_extents().await;
+    for cookie in 0..300 {
+        client.send(command::BLOCK_STATUS, cookie, 0, 256 << 20, b"").await;
+    }
+    settle().await;
+    // Each may return 8192 extents of 16 bytes.
+    assert_eq!(site.begun.load(Ordering::SeqCst), 256);
+    for cookie in 0..300 {
+        site.calls.recv().await.unwrap().release.send(Ok(())).unwrap();
+        let (flags, kind, of, payload) = client.chunk().await;
+        assert_eq!((flags, kind, of), (chunk::DONE, chunk::BLOCK_STATUS, cookie));
+        assert_eq!(payload[4..], [&(256_u32 << 20).to_be_bytes()[..], &[0, 0, 0, 3]].concat());
     }
 }
 
