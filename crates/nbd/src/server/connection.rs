@@ -38,6 +38,9 @@ use crate::protocol::{
 const SEND_BYTES: usize = 256 * 1024;
 /// How often a connection reads before other tasks of its thread run.
 const ROUNDS_MAX: u32 = 16;
+/// While other connections wait for room, a client has to send or to take this part of what it has outstanding
+/// within the stall timeout.
+const MOVED_PART: u64 = 8;
 /// The most time for the end of a connection: what is queued is sent, and what still arrives is received.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -64,6 +67,7 @@ pub(super) async fn run(shared: &Arc<Shared>, stream: Stream, peer: Peer) -> End
         stall: Box::pin(sleep(shared.config.stall_timeout)),
         is_stall_armed: false,
         progress_at: Instant::now(),
+        window: Window { begun_at: Instant::now(), outstanding_bytes: 0, moved_bytes: 0 },
         in_flight: FuturesUnordered::new(),
         in_flight_bytes: 0,
         is_ended: false,
@@ -105,9 +109,19 @@ struct Transmission<'a> {
     is_paused: bool,
     /// When bytes were received or taken last.
     progress_at: Instant,
+    window: Window,
     stall: Pin<Box<Sleep>>,
     is_stall_armed: bool,
     counts: Counts,
+}
+
+/// What a client has done since a point in time since when it was its turn all along.
+struct Window {
+    begun_at: Instant,
+    /// The bytes that the client had to send or to take then.
+    outstanding_bytes: u64,
+    /// The bytes that it has sent or taken since.
+    moved_bytes: u64,
 }
 
 /// Why no more requests are executed now.
@@ -145,7 +159,13 @@ impl Transmission<'_> {
         }
     }
 
-    /// Ready once the client has made no progress for too long, although it is its turn.
+    /// Returns the bytes that the client has to send, or to take.
+    fn client_bytes(&self) -> u64 {
+        self.input.receiving_bytes() + self.output.pending_bytes() as u64
+    }
+
+    /// Ready once the client has made no progress for too long, although it is its turn; or next to none, while
+    /// others wait for what it holds.
     fn poll_stall(&mut self, cx: &mut Context<'_>) -> Poll<End> {
         let is_in_request = !self.is_ended && !self.is_paused && self.input.is_in_request();
         if self.output.pending_bytes() == 0 && !is_in_request {
@@ -156,16 +176,35 @@ impl Transmission<'_> {
             self.is_stall_armed = true;
             // Until now it was the turn of this side.
             self.progress_at = Instant::now();
+            self.begin_window();
             self.stall.as_mut().reset(self.progress_at + self.shared.config.stall_timeout);
         }
         while self.stall.as_mut().poll(cx).is_ready() {
-            let deadline = self.progress_at + self.shared.config.stall_timeout;
-            if Instant::now() >= deadline {
+            let (now, timeout) = (Instant::now(), self.shared.config.stall_timeout);
+            if now >= self.progress_at + timeout {
                 return Poll::Ready(End::Stalled);
             }
-            self.stall.as_mut().reset(deadline);
+            if now >= self.window.begun_at + timeout {
+                let outstanding_bytes = self.window.outstanding_bytes.min(self.client_bytes());
+                if self.window.moved_bytes < outstanding_bytes / MOVED_PART && self.share.do_others_wait() {
+                    return Poll::Ready(End::Stalled);
+                }
+                self.begin_window();
+            }
+            self.stall.as_mut().reset(self.progress_at.min(self.window.begun_at) + timeout);
         }
         Poll::Pending
+    }
+
+    fn begin_window(&mut self) {
+        let outstanding_bytes = self.client_bytes();
+        self.window = Window { begun_at: Instant::now(), outstanding_bytes, moved_bytes: 0 };
+    }
+
+    /// Counts bytes that the client has sent or taken.
+    fn note_progress(&mut self, bytes: usize) {
+        self.progress_at = Instant::now();
+        self.window.moved_bytes += bytes as u64;
     }
 
     /// Pending when nothing is left to do; ready when there may be more to do, or at the end.
@@ -190,7 +229,7 @@ impl Transmission<'_> {
             }
             match self.input.poll_fill(cx, &mut self.stream) {
                 Poll::Ready(Ok(0)) => return Poll::Ready(Err(End::Closed(Ok(())))),
-                Poll::Ready(Ok(_)) => self.progress_at = Instant::now(),
+                Poll::Ready(Ok(count)) => self.note_progress(count),
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
                 Poll::Pending => return Poll::Pending,
             }
@@ -204,7 +243,7 @@ impl Transmission<'_> {
         let is_sent = self.output.poll_flush(cx, &mut self.stream)?.is_ready();
         let pending_bytes = self.output.pending_bytes();
         if pending_bytes < before {
-            self.progress_at = Instant::now();
+            self.note_progress(before - pending_bytes);
         }
         let held_bytes = self.in_flight_bytes + self.input.receiving_bytes() + pending_bytes as u64;
         self.share.release_beyond(held_bytes);
@@ -358,6 +397,13 @@ impl Transmission<'_> {
     /// there, it gets its replies.
     async fn finish(&mut self, end: &End) {
         let is_there = matches!(end, End::Ended | End::ShuttingDown);
+        // What began may take as long as the store does. Others do not wait for more than that.
+        self.share.stop_waiting();
+        self.input.forget_payload();
+        if !is_there {
+            self.output = Output::default();
+        }
+        self.share.release_beyond(self.in_flight_bytes + self.output.pending_bytes() as u64);
         while let Some((request, _, outcome)) = self.in_flight.next().await {
             if is_there {
                 self.answer(request, outcome);

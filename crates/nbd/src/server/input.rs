@@ -66,6 +66,11 @@ impl Input {
         self.body.as_ref().map_or(0, |(request, _)| request.payload_bytes().into())
     }
 
+    /// Frees the memory of the large payload that is arriving. Nothing can be received after this.
+    pub(super) fn forget_payload(&mut self) {
+        self.body = None;
+    }
+
     /// Performs one read, and returns its length. 0 is the end of the stream.
     pub(super) fn poll_fill(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<io::Result<usize>> {
         if let Some((_, lease)) = &mut self.body

@@ -510,3 +510,71 @@ fn settings_that_cannot_work_are_refused_with_what_would_be_right() {
     assert_eq!(wrong(|config| config.tls_required = true), "tls_required needs a certificate");
     assert_eq!(ServerConfig::default().check(), Ok(()));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_takes_next_to_nothing_is_disconnected_once_others_wait_for_what_it_holds() {
+    let limit = 32 << 20;
+    let site =
+        Site::new(false, |config| (config.bytes_max, config.connection_bytes_max) = (limit, limit)).await;
+    let mut slow = site.client(false).await;
+    slow.send(command::READ, 1, 0, 32 << 20, b"").await;
+    let taking = tokio::spawn(async move {
+        let mut bytes = vec![0; 256 * 1024];
+        let mut count = 0;
+        // In the end an error or the end of the stream: which one is the system's choice.
+        while let Ok(more @ 1..) = slow.stream.read(&mut bytes).await {
+            count += more;
+            tokio::time::sleep(Duration::from_secs(20)).await;
+        }
+        count
+    });
+    // Nobody waits, and it may be as slow as it likes.
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(site.server.metric("nbd_connections_open"), 1);
+    let mut other = site.client(false).await;
+    other.send(command::READ, 2, 0, 1 << 20, b"").await;
+    let reply = tokio::time::timeout(Duration::from_secs(150), other.reply()).await;
+    assert_eq!(reply, Ok((2, 0)), "it waits for a client that is too slow");
+    assert!(taking.await.unwrap() < 32 << 20);
+    assert_eq!(site.server.metric("nbd_connections_stalled_total"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_takes_its_part_is_not_disconnected_though_others_wait() {
+    let limit = 32 << 20;
+    let site =
+        Site::new(false, |config| (config.bytes_max, config.connection_bytes_max) = (limit, limit)).await;
+    let mut slow = site.client(false).await;
+    slow.send(command::READ, 1, 0, 32 << 20, b"").await;
+    let mut other = site.client(false).await;
+    other.send(command::READ, 2, 0, 32 << 20, b"").await;
+    assert_eq!(slow.reply().await, (1, 0));
+    for _ in 0..16 {
+        slow.bytes(2 << 20).await;
+        tokio::time::sleep(Duration::from_secs(20)).await;
+    }
+    assert_eq!(other.reply().await, (2, 0));
+    other.bytes(32 << 20).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_ends_keeps_only_what_its_requests_have() {
+    let limit = 64 << 20;
+    let mut site =
+        Site::new(true, |config| (config.bytes_max, config.connection_bytes_max) = (limit, limit)).await;
+    let (mut first, mut second, mut third) =
+        (site.client(false).await, site.client(false).await, site.client(false).await);
+    // A reply that is not taken, a request that the export never answers, and one that waits for room.
+    first.send(command::READ, 1, 0, 20 << 20, b"").await;
+    site.calls.recv().await.unwrap().release.send(Ok(())).unwrap();
+    first.send(command::READ, 2, 0, 1 << 20, b"").await;
+    let _hung = site.calls.recv().await.unwrap();
+    second.send(command::READ, 3, 0, 30 << 20, b"").await;
+    let _held = site.calls.recv().await.unwrap();
+    first.send(command::READ, 4, 0, 32 << 20, b"").await;
+    settle().await;
+    third.send(command::READ, 5, 0, 5 << 20, b"").await;
+    let call = tokio::time::timeout(Duration::from_secs(600), site.calls.recv()).await;
+    call.expect("it waits for a connection that has ended").unwrap().release.send(Ok(())).unwrap();
+    assert_eq!(third.reply().await, (5, 0));
+}
