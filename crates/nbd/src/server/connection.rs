@@ -260,6 +260,10 @@ impl Transmission<'_> {
 
     /// Returns whether the connection may have one more request of this cost outstanding.
     fn admits(&mut self, cost_bytes: u64, cx: &mut Context<'_>) -> bool {
+        if self.input.is_receiving() {
+            // It was admitted before its payload. A client may send all of that before it takes a reply.
+            return true;
+        }
         let outstanding_bytes = self.in_flight_bytes + self.output.pending_bytes() as u64;
         let is_alone = self.in_flight.is_empty() && outstanding_bytes == 0;
         let limits = &self.shared.config;

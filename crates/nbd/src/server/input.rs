@@ -61,6 +61,11 @@ impl Input {
         self.body.is_some() || self.start < self.end
     }
 
+    /// Returns whether a large payload is arriving, or has arrived.
+    pub(super) fn is_receiving(&self) -> bool {
+        self.body.is_some()
+    }
+
     /// Returns the length of the large payload that is arriving, in bytes.
     pub(super) fn receiving_bytes(&self) -> u64 {
         self.body.as_ref().map_or(0, |(request, _)| request.payload_bytes().into())

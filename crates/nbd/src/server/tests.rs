@@ -346,6 +346,27 @@ async fn extents_count_among_the_bytes_that_a_connection_may_have_outstanding() 
 }
 
 #[tokio::test]
+async fn a_payload_that_has_begun_is_received_though_replies_are_not_taken() {
+    let mut site = Site::new(true, |config| config.connection_bytes_max = 64 << 20).await;
+    let mut client = site.client(false).await;
+    client.send(command::READ, 1, 0, 32 << 20, b"").await;
+    let read = site.calls.recv().await.unwrap();
+    let payload = vec![7; 32 << 20];
+    let (first, rest) = payload.split_at(16 << 20);
+    client.send(command::WRITE, 2, 64 << 20, 32 << 20, first).await;
+    // Its reply has a head, with which both are more than the connection may have.
+    read.release.send(Ok(())).unwrap();
+    settle().await;
+    client.stream.write_all(rest).await.unwrap();
+    let write = site.calls.recv().await.unwrap();
+    assert_eq!(write.offset, 64 << 20);
+    write.release.send(Ok(())).unwrap();
+    assert_eq!(client.reply().await, (1, 0));
+    client.bytes(32 << 20).await;
+    assert_eq!(client.reply().await, (2, 0));
+}
+
+#[tokio::test]
 async fn connections_share_the_bytes_of_all_and_wait_for_each_other() {
     let limit = 32 << 20;
     let mut site =
