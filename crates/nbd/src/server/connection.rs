@@ -21,7 +21,7 @@ use super::budget::Share;
 use super::counters::Counts;
 use super::end::End;
 use super::in_flight::{InFlight, Outcome, Step};
-use super::input::Input;
+use super::input::{Input, payload_memory_bytes};
 use super::negotiate::Negotiating;
 use super::output::Output;
 use super::peer::Peer;
@@ -140,7 +140,7 @@ fn cost_bytes(request: &Request, checked: Result<Command, Refusal>, session: &Se
             let extents = if is_one { 1 } else { EXTENTS_MAX.min(request.len_bytes as usize) };
             (session.contexts.len() * extents * size_of::<Extent>()) as u64
         }
-        _ => request.payload_bytes().into(),
+        _ => payload_memory_bytes(request),
     }
 }
 

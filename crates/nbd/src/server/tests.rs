@@ -367,6 +367,36 @@ async fn a_payload_that_has_begun_is_received_though_replies_are_not_taken() {
 }
 
 #[tokio::test]
+async fn a_payload_counts_with_the_memory_that_it_takes() {
+    let mut site = Site::new(true, |config| config.connection_bytes_max = 32 << 20).await;
+    let mut client = site.client(false).await;
+    // A buffer of 4 MiB each.
+    let payload = vec![7; (2 << 20) + 1];
+    let mut bytes = Vec::new();
+    for cookie in 0..16 {
+        let len_bytes = payload.len() as u32;
+        Request { flags: 0, command: command::WRITE, cookie, offset: 0, len_bytes }.encode(&mut bytes);
+        bytes.extend_from_slice(&payload);
+    }
+    let writing = tokio::spawn(async move {
+        client.stream.write_all(&bytes).await.unwrap();
+        client
+    });
+    while site.begun.load(Ordering::SeqCst) < 8 {
+        settle().await;
+    }
+    settle().await;
+    assert_eq!(site.begun.load(Ordering::SeqCst), 8);
+    for _ in 0..16 {
+        site.calls.recv().await.unwrap().release.send(Ok(())).unwrap();
+    }
+    let mut client = writing.await.unwrap();
+    for _ in 0..16 {
+        client.reply().await;
+    }
+}
+
+#[tokio::test]
 async fn connections_share_the_bytes_of_all_and_wait_for_each_other() {
     let limit = 32 << 20;
     let mut site =
