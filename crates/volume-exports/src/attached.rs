@@ -1,9 +1,11 @@
 //! Which volumes are attached, and for how many connections.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::task::JoinSet;
 use volumes::Volume;
 
 /// The volumes that are attached. The lock of a name is held while its volume is opened or given up, so that
@@ -11,6 +13,8 @@ use volumes::Volume;
 #[derive(Default)]
 pub(crate) struct Table {
     places: parking_lot::Mutex<HashMap<String, Place>>,
+    /// Whether no volume is attached any more.
+    is_closed: AtomicBool,
 }
 
 type Place = Arc<Mutex<Option<Held>>>;
@@ -42,16 +46,22 @@ impl Table {
         Turn { table: Arc::clone(self), name: name.into(), held: place.lock_owned().await }
     }
 
-    /// Gives up all volumes. Returns those that could not be, with the reason.
+    /// Gives up all volumes, side by side, and lets none be attached from now on. Returns those that could not
+    /// be given up, with the reason.
     pub(crate) async fn close_all(self: &Arc<Self>) -> Vec<(String, volumes::Error)> {
+        // In this order: what had its turn before has its place in the table, and is waited for.
+        self.is_closed.store(true, Ordering::SeqCst);
         let names: Vec<_> = self.places.lock().keys().cloned().collect();
-        let mut failed = Vec::new();
+        let mut closing = JoinSet::new();
         for name in names {
-            let mut turn = self.turn(&name).await;
-            if let Err(error) = turn.close().await {
-                failed.push((name, error));
-            }
+            let table = Arc::clone(self);
+            closing.spawn(async move {
+                let closed = table.turn(&name).await.close().await;
+                closed.err().map(|error| (name, error))
+            });
         }
+        let mut failed: Vec<_> = closing.join_all().await.into_iter().flatten().collect();
+        failed.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         failed
     }
 }
@@ -64,6 +74,11 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
+    /// Returns whether no volume may be attached any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.table.is_closed.load(Ordering::SeqCst)
+    }
+
     /// Returns the volume, if it is attached.
     pub(crate) fn volume(&self) -> Option<&Volume> {
         self.held.as_ref().map(|held| &held.volume)

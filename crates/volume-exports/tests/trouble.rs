@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::Error;
+use nbd::protocol::NoExport;
 use nbd::{Export, Exports};
 use test_kit::steered::{Op, SteeredStore, Verdict};
 use volume_exports::VolumeExports;
@@ -67,4 +68,71 @@ async fn reading_ahead_has_one_part_in_memory_at_a_time_and_an_end() {
     }
     reading.await.unwrap().unwrap();
     assert_eq!(bytes, 32 << 20);
+}
+
+#[tokio::test]
+async fn clients_that_come_and_go_while_the_store_stalls_leave_one_opening() {
+    let site = Site::new().await;
+    site.store.hold(&[Op::Read, Op::Info]);
+    site.store.clear_log();
+    for _ in 0..20 {
+        let opening = tokio::spawn(site.exports.open("disk"));
+        settle().await;
+        opening.abort();
+    }
+    assert_eq!(site.store.log().len(), 1, "{:?}", site.store.log());
+    site.store.open();
+    // The one that had begun ends, and the volume, which nothing uses, is given up.
+    drop(site.open("disk").await);
+    while site.is_attached("disk").await {
+        settle().await;
+    }
+}
+
+#[tokio::test]
+async fn no_volume_is_attached_once_all_are_given_up() {
+    let site = Site::new().await;
+    let disk = site.open("disk").await;
+    disk.write(0, vec![7; 4096].into(), false).await.unwrap();
+    // One that is being opened when all are given up, and one that comes while they are.
+    site.store.hold(&[Op::Read]);
+    let early = tokio::spawn(site.exports.open("other"));
+    settle().await;
+    let exports = site.exports.clone();
+    let closing = tokio::spawn(async move { exports.close().await });
+    settle().await;
+    let late = tokio::spawn(site.exports.open("disk"));
+    settle().await;
+    site.store.open();
+    assert_eq!(closing.await.unwrap(), []);
+    assert_eq!(late.await.unwrap().err(), Some(NoExport::ShuttingDown));
+    drop(early.await.unwrap());
+    for name in NAMES {
+        assert!(!site.is_attached(name).await, "{name} stays attached");
+        assert_eq!(site.exports.open(name).await.err(), Some(NoExport::ShuttingDown));
+    }
+}
+
+#[tokio::test]
+async fn a_volume_that_cannot_be_given_up_does_not_keep_others_from_it() {
+    let site = Site::new().await;
+    let exports = [site.open("disk").await, site.open("other").await];
+    for export in &exports {
+        export.write(0, vec![7; 4096].into(), false).await.unwrap();
+    }
+    // The first flush is that of the volume whose turn comes first; it never ends.
+    let mut is_first = true;
+    site.store.rule(move |call| match call.op {
+        Op::Flush if std::mem::take(&mut is_first) => Verdict::Hold,
+        _ => Verdict::Pass,
+    });
+    let closing = tokio::spawn({
+        let exports = site.exports.clone();
+        async move { exports.close().await }
+    });
+    settle().await;
+    let attached = [site.is_attached("disk").await, site.is_attached("other").await];
+    assert_eq!(attached.iter().filter(|is_attached| **is_attached).count(), 1, "{attached:?}");
+    site.store.open();
+    assert_eq!(closing.await.unwrap(), []);
 }
