@@ -3,10 +3,14 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::task::JoinSet;
-use volumes::Volume;
+use volumes::{Error, Volume};
+
+/// The pause after which a volume without connections is given up again that could not be.
+const RETRY_PAUSE: Duration = Duration::from_secs(10);
 
 /// The volumes that are attached. The lock of a name is held while its volume is opened or given up, so that
 /// neither happens in the middle of the other.
@@ -23,6 +27,8 @@ type Place = Arc<Mutex<Option<Held>>>;
 pub(crate) struct Held {
     pub(crate) volume: Volume,
     users: Weak<Attached>,
+    /// Whether a task tries again and again to give it up.
+    is_retried: bool,
 }
 
 /// One use of an attached volume by some connections. When it is dropped, the volume is given up.
@@ -94,17 +100,49 @@ impl Turn {
                 runtime: tokio::runtime::Handle::current(),
             })
         });
-        *self.held = Some(Held { volume, users: Arc::downgrade(&users) });
+        let is_retried = self.held.as_ref().is_some_and(|held| held.is_retried);
+        *self.held = Some(Held { volume, users: Arc::downgrade(&users), is_retried });
         users
     }
 
-    /// Gives the volume up.
+    /// Gives the volume up. One that another owner has taken over is gone already.
     pub(crate) async fn close(&mut self) -> volumes::Result<()> {
         if let Some(held) = self.held.as_ref() {
-            held.volume.close().await?;
+            match held.volume.close().await {
+                Err(Error::Fenced { .. }) => tracing::warn!(
+                    volume = self.name,
+                    "another owner has taken the volume over: what was not stored here is lost",
+                ),
+                closed => closed?,
+            }
         }
         *self.held = None;
         Ok(())
+    }
+
+    /// Gives the volume up unless a connection uses it. Returns false if that is to be tried again later, by the
+    /// caller; `is_retry` says whether the caller does so already.
+    async fn give_up_unused(&mut self, is_retry: bool) -> bool {
+        // Another connection may have come meanwhile.
+        let is_used = self.is_used();
+        if let Some(held) = &mut *self.held
+            && (is_used || (held.is_retried && !is_retry))
+        {
+            held.is_retried &= !is_retry;
+            return true;
+        }
+        let Err(error) = self.close().await else {
+            tracing::debug!(volume = self.name, "volume detached");
+            return true;
+        };
+        tracing::warn!(
+            volume = self.name, cause = %error,
+            "a volume without connections stays attached, and is to be given up later",
+        );
+        if let Some(held) = &mut *self.held {
+            held.is_retried = true;
+        }
+        false
     }
 
     fn is_used(&self) -> bool {
@@ -116,19 +154,10 @@ impl Drop for Attached {
     fn drop(&mut self) {
         let (table, name) = (Arc::clone(&self.table), std::mem::take(&mut self.name));
         self.runtime.spawn(async move {
-            let mut turn = table.turn(&name).await;
-            // Another connection may have come meanwhile.
-            if turn.is_used() {
-                return;
-            }
-            match turn.close().await {
-                Ok(()) => tracing::debug!(volume = name, "volume detached"),
-                Err(error) => {
-                    tracing::warn!(
-                        volume = name, cause = %error,
-                        "a volume without connections stays attached",
-                    );
-                }
+            let mut is_retry = false;
+            while !table.turn(&name).await.give_up_unused(is_retry).await {
+                is_retry = true;
+                tokio::time::sleep(RETRY_PAUSE).await;
             }
         });
     }

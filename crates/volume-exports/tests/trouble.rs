@@ -136,3 +136,40 @@ async fn a_volume_that_cannot_be_given_up_does_not_keep_others_from_it() {
     site.store.open();
     assert_eq!(closing.await.unwrap(), []);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_that_could_not_be_given_up_is_given_up_later() {
+    let site = Site::new().await;
+    let flushes = || site.store.count(Op::Flush);
+    let fail = || {
+        site.store.rule(|call| match call.op {
+            Op::Flush => Verdict::Fail(Error::Retryable("the store is away".into())),
+            _ => Verdict::Pass,
+        });
+    };
+    fail();
+    // Connections that come and go meanwhile do not add up.
+    for _ in 0..5 {
+        let disk = site.open("disk").await;
+        disk.write(0, vec![7; 4096].into(), false).await.unwrap();
+        drop(disk);
+        settle().await;
+    }
+    let before = flushes();
+    tokio::time::sleep(Duration::from_secs(95)).await;
+    let tries = flushes() - before;
+    assert!((8..=10).contains(&tries), "{tries} in 95 s");
+    assert!(site.is_attached("disk").await);
+    // One that is used again is left alone.
+    let disk = site.open("disk").await;
+    let before = flushes();
+    tokio::time::sleep(Duration::from_secs(95)).await;
+    assert_eq!(flushes(), before);
+    drop(disk);
+    settle().await;
+    site.store.pass();
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    assert!(!site.is_attached("disk").await);
+    let disk = site.open("disk").await;
+    assert_eq!(disk.read(0, 4096).await.unwrap().to_vec(), [7; 4096]);
+}
