@@ -63,6 +63,7 @@ mod counters;
 mod deadline;
 mod detach;
 mod direct;
+mod dirty_line;
 mod dirty_pool;
 mod dirty_queue;
 mod dirty_room;
