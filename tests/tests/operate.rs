@@ -20,20 +20,28 @@ const CACHE: &str = "[objects]\nwrite = \"back\"\ndirty_age_ms_max = 3600000\n";
 const LIMITS: &str = "# limits\n# end of limits\n";
 
 fn cached() -> Daemon {
+    cached_with(|text| text)
+}
+
+fn cached_with(change: fn(String) -> String) -> Daemon {
     Daemon::start("cached", |place| {
-        format!(
+        change(format!(
             "[insight]\nsampled_share = 1.0\n{CACHE}[objects.backend]\nkind = \"file\"\npath = \"{place}/store\"\n\
              [synapse]\nlisten = [\"unix:{place}/synapse\"]\n{LIMITS}"
-        )
+        ))
     })
 }
 
 fn synapsed() -> Daemon {
+    synapsed_with(|text| text)
+}
+
+fn synapsed_with(change: fn(String) -> String) -> Daemon {
     Daemon::start("synapsed", |place| {
-        format!(
+        change(format!(
             "backend = \"file:{place}/store\"\n[insight]\nsampled_share = 1.0\n{CACHE}memory_bytes_max = \"1 MiB\"\n\
              dirty_bytes_max = \"256 KiB\"\n[synapse]\nlisten = [\"unix:{place}/synapse\"]\n{LIMITS}"
-        )
+        ))
     })
 }
 
@@ -120,6 +128,37 @@ fn the_cache_is_taken_out_and_put_back_under_load() {
         assert_eq!(daemon.cachectl(&["cache", "detach"]).0, 0);
         assert_eq!(daemon.json("/status.json")["objects"]["dirty_bytes"], 0, "all is stored");
         assert_eq!(daemon.cachectl(&["cache", "attach"]).0, 0);
+    }
+}
+
+/// A cache that the configuration has detached is so from the start on, and is named where an operator looks.
+#[test]
+fn a_cache_starts_detached_and_is_named_until_it_is_attached() {
+    let out = |text: String| text.replace("[objects]\n", "[objects]\nattached = false\n");
+    for daemon in [cached_with(out), synapsed_with(out)] {
+        wait_for("a detached cache", || {
+            (daemon.metric("cached_objects_attached") == Some(0.0)).then_some(())
+        });
+        let is_named = |is: bool| {
+            let (status, body) = http::get(&daemon.admin, "/readyz");
+            assert_eq!((status, body.contains("the object cache is detached")), (200, is), "{body}");
+            let (code, top) = daemon.cachectl(&["top", "--once"]);
+            assert_eq!((code, top.contains("the object cache is detached")), (0, is), "{top}");
+        };
+        is_named(true);
+        assert_eq!(daemon.json("/status.json")["objects"]["attach_state"], "detached");
+        assert!(daemon.log().contains("attached = false"), "{}", daemon.log());
+        write(&daemon.path("synapse"));
+        assert_eq!(daemon.json("/status.json")["objects"]["dirty_bytes"], 0);
+        daemon.configure(|text| text.replace("attached = false", "attached = true"));
+        let (code, report) = daemon.cachectl(&["reload"]);
+        assert_eq!((code, report.contains("objects.attached false -> true")), (0, true), "{report}");
+        wait_for("an attached cache", || {
+            (daemon.json("/status.json")["objects"]["attach_state"] == "attached").then_some(())
+        });
+        is_named(false);
+        write(&daemon.path("synapse"));
+        assert_eq!(daemon.json("/status.json")["objects"]["dirty_bytes"], 8192);
     }
 }
 

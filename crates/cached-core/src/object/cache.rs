@@ -189,9 +189,14 @@ impl ObjectCache {
         };
         let (replay, is_stepped) = replay.unzip();
         let recovery = Recovery::new(replay, log.as_ref(), is_stepped == Some(false));
+        let attached = config.attached;
         let shared = Arc::new(Shared::new(
             below, config, clock, hooks, namespaces, pool, queues, index, log, recovery,
         ));
+        if !attached {
+            // The background stores what an earlier process had logged, if there is anything, and goes on from there.
+            detach::put_in_force(&shared, false);
+        }
         let background = Background::new(Arc::clone(&shared));
         Ok((Self { inner: Arc::new(Inner { shared }) }, background))
     }
