@@ -10,6 +10,7 @@ use cached_tests::{http, outside};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use synapse::{Address, ClientConfig, SynapseBlocker};
 
@@ -159,6 +160,58 @@ fn a_cache_starts_detached_and_is_named_until_it_is_attached() {
         is_named(false);
         write(&daemon.path("synapse"));
         assert_eq!(daemon.json("/status.json")["objects"]["dirty_bytes"], 8192);
+    }
+}
+
+/// Returns the exit status and the text of `cachectl namespace` over synapse.
+fn over_synapse(socket: &Path, arguments: &[&str]) -> (i32, String) {
+    let mut command = Command::new(workspace_programs().join("cachectl"));
+    command.arg("-b").arg(format!("synapse:unix:{}", socket.display())).arg("namespace");
+    let output = outside::run(command.args(arguments), DEADLINE);
+    (output.status.code().expect("an exit status"), outside::text(&output))
+}
+
+/// Over synapse namespaces are listed by every client, and changed where the server's configuration lets them be.
+#[test]
+fn namespaces_are_managed_over_synapse() {
+    for daemon in [cached(), synapsed()] {
+        let socket = daemon.path("synapse");
+        let namespace = |arguments: &[&str]| over_synapse(&socket, arguments);
+        write(&socket);
+        let (code, listed) = namespace(&["list"]);
+        assert_eq!(
+            (code, listed.starts_with("vm  back, 1 objects, 8192 bytes cached")),
+            (0, true),
+            "{listed}"
+        );
+        let (code, refused) = namespace(&["set", "vm", "quota_bytes_max=16KiB"]);
+        assert_eq!((code, refused.contains("allow_namespace_changes")), (4, true), "{refused}");
+    }
+    let allowed = |text: String| text.replace(LIMITS, "allow_namespace_changes = true\n");
+    for daemon in [cached_with(allowed), synapsed_with(allowed)] {
+        let socket = daemon.path("synapse");
+        let namespace = |arguments: &[&str]| over_synapse(&socket, arguments);
+        write(&socket);
+        assert_eq!(namespace(&["create", "vm", "--write", "through"]).0, 4, "it is there");
+        let (code, set) = namespace(&["create", "new", "--write", "back", "store_weight=3"]);
+        assert_eq!((code, set.contains("store_weight=3")), (0, true), "{set}");
+        assert_eq!(namespace(&["set", "vm", "quota_bytes_max=16KiB"]).0, 0);
+        // As the admin listener has it.
+        for name in ["vm", "new"] {
+            let (code, by_admin) = daemon.cachectl(&["namespace", "show", name]);
+            let ages = |text: &str| -> Vec<String> {
+                text.lines().filter(|line| !line.contains("dirty_age_ms")).map(str::to_owned).collect()
+            };
+            assert_eq!(code, 0);
+            assert_eq!(ages(&namespace(&["show", name]).1), ages(&by_admin));
+        }
+        let (code, wrong) = namespace(&["set", "vm", "store_weight=0"]);
+        assert_eq!((code, wrong.contains("store_weight")), (2, true), "{wrong}");
+        let (code, refused) = namespace(&["remove", "vm"]);
+        assert_eq!((code, refused.contains("not stored")), (4, true), "{refused}");
+        let (code, removed) = namespace(&["remove", "vm", "--flush"]);
+        assert_eq!((code, removed.contains("8192 bytes were dropped")), (0, true), "{removed}");
+        assert_eq!(namespace(&["show", "none"]).0, 3);
     }
 }
 
