@@ -62,7 +62,13 @@ pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_secon
         }
         stored += 1;
     }
-    let Some(error) = error else { return Ok(()) };
+    let Some(error) = error else {
+        for (volume, frozen) in volumes.iter().zip(&frozen) {
+            // The snapshot is made whatever becomes of this: what is not removed now is removed by a later flush.
+            let _ = volume.remove_drops(frozen.drops).await;
+        }
+        return Ok(());
+    };
     for (at, (volume, recorder)) in volumes.iter().zip(&mut recorders).enumerate() {
         if at < stored {
             volume.delete_snapshot_named(recorder, name).await?;
@@ -109,6 +115,7 @@ impl Inner {
         state.drops.push(Kind::Root(frozen.id));
     }
 
+    /// Stores a snapshot. With an error it is not made, or a head is in flight.
     async fn store_snapshot(
         &self,
         recorder: &mut Recorder,
@@ -130,7 +137,7 @@ impl Inner {
         self.commit(recorder, head).await?;
         recorder.parent_root = recorder.head.root.clone();
         recorder.page_versions.clear();
-        self.remove_drops(frozen.drops).await
+        Ok(())
     }
 
     /// Makes the volume what the snapshot has. Later snapshots stay.

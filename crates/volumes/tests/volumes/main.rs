@@ -6,3 +6,4 @@ mod disk;
 mod model;
 mod operations;
 mod streams;
+mod trouble;
