@@ -153,6 +153,8 @@ impl Inner {
             let version = match recorder.page_versions.get(&page) {
                 Some(version) => *version,
                 None => {
+                    // A write of it may have failed in part, or been dropped: no sector is known.
+                    is_whole = true;
                     let info =
                         self.space.store().info(blocker::InfoRequest::new(self.space.object(kind))).await;
                     info.map_err(|error| self.noted(error))?.version

@@ -85,3 +85,24 @@ fn a_snapshot_is_whole_though_what_was_replaced_before_it_cannot_be_removed() {
     }
     assert_eq!(block_on(volumes.check(false)).unwrap().problems, []);
 }
+
+#[test]
+fn a_page_of_which_a_write_failed_names_nothing_that_is_removed() {
+    let store = SteeredStore::new();
+    let volumes = volumes_of(&store);
+    let disk = made(&volumes, 8);
+    flushed(&disk, 0, b"one");
+    written(&disk, OBJECT, b"two");
+    store.rule(|call| match call.op.is_change() && is_of(call, "m/") {
+        true => Verdict::DoAndFail(unknown()),
+        false => Verdict::Pass,
+    });
+    block_on(disk.flush()).unwrap_err();
+    store.pass();
+    block_on(disk.discard(OBJECT, OBJECT)).unwrap();
+    block_on(disk.flush()).unwrap();
+    drop((disk, volumes));
+    let (volumes, disk) = anew(&store);
+    assert_eq!([bytes(&disk, 0, 3), bytes(&disk, OBJECT, 3)].concat(), b"one\0\0\0");
+    assert_eq!(block_on(volumes.check(false)).unwrap().problems, []);
+}
