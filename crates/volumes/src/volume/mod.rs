@@ -45,7 +45,7 @@ pub(crate) struct Inner {
     object_bytes: u64,
     settings: Settings,
     flush_durability: Durability,
-    /// What is stored of the volume's shape, and the right to change it.
+    /// What is stored of the volume's shape, and the right to change it: see [`Self::recorder`].
     recorder: AsyncMutex<Recorder>,
     /// Changes of content share it; what needs an instant without any takes it alone.
     turn: RwLock<()>,
@@ -62,8 +62,6 @@ pub(crate) struct Recorder {
     parent_root: Vec<Entry>,
     /// The versions of pages that are this volume's own, where they are known.
     page_versions: HashMap<u32, Version>,
-    /// A head whose write was not seen to end.
-    in_flight: Option<Vec<u8>>,
 }
 
 /// What an open volume begins with.
@@ -103,11 +101,11 @@ impl Inner {
             birth,
             birth_limit: head.birth_limit,
             drops: Vec::new(),
+            in_flight: None,
             births_met: 0,
         };
         let (object_bytes, settings) = (head.object_bytes, head.settings);
-        let recorder =
-            Recorder { head, head_version, parent_root, page_versions: HashMap::new(), in_flight: None };
+        let recorder = Recorder { head, head_version, parent_root, page_versions: HashMap::new() };
         Self {
             space,
             object_bytes,

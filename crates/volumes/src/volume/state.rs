@@ -31,6 +31,9 @@ pub(super) struct State {
     pub(super) birth_limit: u64,
     /// Objects that no map has any more, removed once that is stored.
     pub(super) drops: Vec<Kind>,
+    /// A head whose write was not seen to end. As long as there is one, nothing is promised: what the volume
+    /// has in memory may not be what is stored.
+    pub(super) in_flight: Option<Vec<u8>>,
     /// How many births met an object of their name. None should.
     pub(super) births_met: u64,
 }
@@ -96,6 +99,7 @@ impl State {
 
     /// Returns the birth for an object to be born now.
     pub(super) fn current_birth(&self) -> Result<u64> {
+        self.check()?;
         if self.birth < self.birth_limit {
             return Ok(self.birth);
         }

@@ -65,6 +65,7 @@ impl Inner {
         is_recorded: bool,
         wanted: Durability,
     ) -> Result<Durability> {
+        let is_recorded = is_recorded && self.state.lock().in_flight.is_none();
         if is_recorded {
             return Ok(is);
         }
@@ -84,7 +85,7 @@ impl Inner {
         if has_enough() {
             return Ok(());
         }
-        let mut recorder = self.recorder.lock().await;
+        let mut recorder = self.recorder().await?;
         if has_enough() {
             return Ok(());
         }

@@ -87,6 +87,118 @@ fn a_snapshot_is_whole_though_what_was_replaced_before_it_cannot_be_removed() {
 }
 
 #[test]
+fn births_are_reserved_though_the_write_that_reserved_them_was_dropped() {
+    let store = SteeredStore::new();
+    let volumes = volumes_of(&store);
+    let disk = made(&volumes, 8);
+    // Each round uses up a birth.
+    let round = || {
+        written(&disk, 0, b"one");
+        block_on(disk.discard(0, OBJECT)).unwrap();
+    };
+    store.rule(|call| if is_head_change(call) { Verdict::Hold } else { Verdict::Pass });
+    loop {
+        let mut write = Box::pin(disk.write(0, b"one".into(), Durability::Cached));
+        if poll_times(write.as_mut(), 1, Duration::ZERO).is_none() {
+            break store.perform(store.held()[0].number);
+        }
+        block_on(disk.discard(0, OBJECT)).unwrap();
+    }
+    store.pass();
+    // The next head is another operation's.
+    block_on(disk.flush()).unwrap();
+    flushed(&disk, OBJECT, b"two");
+    (0..1000).for_each(|_| round());
+    block_on(volumes.snapshot("a", "s")).unwrap();
+    flushed(&disk, 0, b"three");
+    drop(volumes);
+    let (volumes, disk) = anew(&store);
+    assert_eq!([bytes(&disk, 0, 5), bytes(&disk, OBJECT, 3)].concat(), b"threetwo");
+    assert_eq!(block_on(volumes.check(false)).unwrap().problems, []);
+}
+
+/// Drops an operation that has sent a head, which the store has; returns what the volume answers then.
+fn dropped(store: &Arc<SteeredStore>, operation: impl Future<Output = volumes::Result<()>>) {
+    store.rule(|call| if is_head_change(call) { Verdict::Hold } else { Verdict::Pass });
+    let mut operation = Box::pin(operation);
+    assert!(poll_times(operation.as_mut(), 1, Duration::ZERO).is_none());
+    store.perform(store.held()[0].number);
+    drop(operation);
+    store.pass();
+}
+
+#[test]
+fn nothing_is_promised_that_a_dropped_rollback_has_undone() {
+    for durability in [Durability::Cached, Durability::Stored] {
+        for snapshot in ["first", "second"] {
+            let store = SteeredStore::new();
+            let volumes = volumes_of(&store);
+            let disk = made(&volumes, 8);
+            for content in ["first", "second"] {
+                flushed(&disk, 0, content.as_bytes());
+                block_on(volumes.snapshot("a", content)).unwrap();
+            }
+            flushed(&disk, 0, b"later");
+            dropped(&store, volumes.rollback("a", snapshot));
+            let kept = block_on(async {
+                let is = disk.write(0, b"newest".into(), durability).await?;
+                if is < Durability::Stored { disk.flush().await } else { Ok(()) }
+            });
+            drop((disk, volumes));
+            let (volumes, disk) = anew(&store);
+            let wanted = match kept {
+                Ok(()) => "newest",
+                Err(Error::Interrupted) => snapshot,
+                Err(error) => panic!("{error}"),
+            };
+            assert_eq!(bytes(&disk, 0, wanted.len() as u64), wanted.as_bytes(), "{snapshot} {kept:?}");
+            block_on(volumes.check(true)).unwrap();
+            assert_eq!(block_on(volumes.check(false)).unwrap().problems, []);
+        }
+    }
+}
+
+#[test]
+fn a_snapshot_that_was_dropped_is_not_written_to() {
+    let store = SteeredStore::new();
+    let volumes = volumes_of(&store);
+    let disk = made(&volumes, 8);
+    flushed(&disk, 0, b"one");
+    dropped(&store, volumes.snapshot("a", "s"));
+    written(&disk, 0, b"two");
+    assert_eq!(block_on(disk.flush()), Err(Error::Interrupted));
+    drop((disk, volumes));
+    let (volumes, disk) = anew(&store);
+    assert_eq!(bytes(&disk, 0, 3), b"one");
+    let snapshot = block_on(volumes.open_snapshot("a", "s")).unwrap();
+    assert_eq!(block_on(snapshot.read(0, 3)).unwrap().to_vec(), b"one");
+}
+
+#[test]
+fn a_volume_whose_close_failed_has_its_owner() {
+    let store = SteeredStore::new();
+    let volumes = volumes_of(&store);
+    let disk = made(&volumes, 8);
+    flushed(&disk, 0, b"one");
+    // The head is stored, and nothing is heard of it.
+    store.rule(|call| match (is_head_change(call), call.op) {
+        (true, _) => Verdict::DoAndFail(unknown()),
+        (_, Op::Read) => Verdict::Fail(Store::Retryable("for the test".into())),
+        _ => Verdict::Pass,
+    });
+    block_on(disk.close()).unwrap_err();
+    store.pass();
+    flushed(&disk, 0, b"two");
+    let other = Options::new("vol").owner("other");
+    let other = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, other).unwrap();
+    let refused = block_on(other.open("a", OpenOptions::default())).unwrap_err();
+    assert_eq!(refused, Error::InUse { owner: "local".into() });
+    block_on(disk.close()).unwrap();
+    let disk = block_on(other.open("a", OpenOptions::default())).unwrap();
+    assert_eq!(bytes(&disk, 0, 3), b"two");
+}
+
+#[test]
 fn a_page_of_which_a_write_failed_names_nothing_that_is_removed() {
     let store = SteeredStore::new();
     let volumes = volumes_of(&store);
@@ -105,4 +217,38 @@ fn a_page_of_which_a_write_failed_names_nothing_that_is_removed() {
     let (volumes, disk) = anew(&store);
     assert_eq!([bytes(&disk, 0, 3), bytes(&disk, OBJECT, 3)].concat(), b"one\0\0\0");
     assert_eq!(block_on(volumes.check(false)).unwrap().problems, []);
+}
+
+#[test]
+fn a_volume_that_is_closed_before_its_resize_begins_is_not_cut() {
+    let store = SteeredStore::new();
+    let volumes = volumes_of(&store);
+    let disk = made(&volumes, 8);
+    flushed(&disk, 0, &[1; OBJECT as usize]);
+    store.rule(|call| if is_head_change(call) { Verdict::Hold } else { Verdict::Pass });
+    let mut close = Box::pin(disk.close());
+    assert!(poll_times(close.as_mut(), 1, Duration::ZERO).is_none());
+    let mut resize = Box::pin(volumes.resize("a", 100));
+    assert!(poll_times(resize.as_mut(), 1, Duration::ZERO).is_none());
+    store.open();
+    block_on(close).unwrap();
+    assert_eq!(block_on(resize), Err(Error::Closed));
+    assert_eq!(bytes(&opened(&volumes, "a"), 0, OBJECT), [1; OBJECT as usize]);
+}
+
+#[test]
+fn a_page_that_was_born_in_vain_does_not_count_as_met() {
+    let store = SteeredStore::new();
+    let volumes = volumes_of(&store);
+    let disk = made(&volumes, 8);
+    written(&disk, 0, b"one");
+    store.rule(|call| match is_head_change(call) {
+        true => Verdict::Fail(Store::Retryable("for the test".into())),
+        false => Verdict::Pass,
+    });
+    block_on(disk.flush()).unwrap_err();
+    store.pass();
+    block_on(disk.flush()).unwrap();
+    let report = block_on(volumes.check(false)).unwrap();
+    assert_eq!((report.births_met, report.problems), (0, Vec::new()));
 }
