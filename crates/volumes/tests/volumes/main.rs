@@ -1,5 +1,6 @@
 //! Volumes over every backend and stack.
 
+mod beside;
 mod counting;
 mod crash;
 mod disk;
