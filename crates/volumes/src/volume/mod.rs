@@ -44,7 +44,7 @@ pub(crate) struct Inner {
     space: Space,
     object_bytes: u64,
     settings: Settings,
-    flush_durability: Durability,
+    promises: Promises,
     /// What is stored of the volume's shape, and the right to change it: see [`Self::recorder`].
     recorder: AsyncMutex<Recorder>,
     /// Changes of content share it; what needs an instant without any takes it alone.
@@ -74,7 +74,14 @@ pub(crate) struct Opened {
     pub(crate) parent: Map,
     /// The first birth that was never used.
     pub(crate) birth: u64,
+    pub(crate) promises: Promises,
+}
+
+/// What the volume's answers promise: see [`Options`](crate::Options).
+#[derive(Clone, Copy)]
+pub(crate) struct Promises {
     pub(crate) flush_durability: Durability,
+    pub(crate) records_at_once: bool,
 }
 
 /// A part of a range that lies within one object.
@@ -90,7 +97,7 @@ struct Piece {
 
 impl Inner {
     pub(crate) fn new(opened: Opened) -> Self {
-        let Opened { space, head, head_version, live, parent_root, parent, birth, flush_durability } = opened;
+        let Opened { space, head, head_version, live, parent_root, parent, birth, promises } = opened;
         let state = State {
             volume: space.volume,
             status: Status::Open,
@@ -110,7 +117,7 @@ impl Inner {
             space,
             object_bytes,
             settings,
-            flush_durability,
+            promises,
             recorder: AsyncMutex::new(recorder),
             turn: RwLock::new(()),
             objects: (0..LOCKS).map(|_| RwLock::new(())).collect(),

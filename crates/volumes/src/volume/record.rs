@@ -18,16 +18,14 @@ const TRIES: u32 = 3;
 impl Inner {
     /// Makes everything acknowledged before as durable as the volume's flushes are.
     pub(super) async fn flush(&self) -> Result<()> {
-        self.flush_as(self.flush_durability).await
+        self.flush_as(self.promises.flush_durability).await
     }
 
     pub(super) async fn flush_as(&self, durability: Durability) -> Result<()> {
         let has_births = {
             let state = self.state.lock();
             state.check()?;
-            !state.drops.is_empty()
-                || state.in_flight.is_some()
-                || (0..state.live.pages.len()).any(|page| !state.live.shares_page(&state.recorded, page))
+            state.has_unrecorded()
         };
         if !has_births {
             // Whatever is born from now on was not acknowledged before.

@@ -76,6 +76,14 @@ impl State {
         self.live.get(index) == self.recorded.get(index)
     }
 
+    /// Returns whether there is something that a flush has to record, or to find out.
+    pub(super) fn has_unrecorded(&self) -> bool {
+        let mut pages = 0..self.live.pages.len();
+        !self.drops.is_empty()
+            || self.in_flight.is_some()
+            || pages.any(|page| !self.live.shares_page(&self.recorded, page))
+    }
+
     /// Makes an entry that of an object born now.
     pub(super) fn set_born(&mut self, index: u32, birth: u64) {
         self.live.set(index, Entry::new(self.volume, birth));

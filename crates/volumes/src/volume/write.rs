@@ -58,7 +58,7 @@ impl Inner {
         self.settle(is, is_recorded, durability).await
     }
 
-    /// Records the births of a change that asks for more than *cached*; returns what it can promise.
+    /// Records the births of a change that promises more than *cached* in this process; returns what it promises.
     pub(super) async fn settle(
         &self,
         is: Durability,
@@ -69,7 +69,7 @@ impl Inner {
         if is_recorded {
             return Ok(is);
         }
-        if wanted == Durability::Cached {
+        if wanted == Durability::Cached && !self.promises.records_at_once {
             return Ok(Durability::Cached);
         }
         self.flush_as(Durability::Stored).await?;

@@ -252,3 +252,27 @@ fn a_page_that_was_born_in_vain_does_not_count_as_met() {
     let report = block_on(volumes.check(false)).unwrap();
     assert_eq!((report.births_met, report.problems), (0, Vec::new()));
 }
+
+#[test]
+fn what_is_recorded_at_once_outlives_the_process() {
+    for records_at_once in [false, true] {
+        let store = SteeredStore::new();
+        let options = || Options::new("vol").records_at_once(records_at_once);
+        let volumes = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, options()).unwrap();
+        let disk = made(&volumes, 8);
+        written(&disk, 0, b"one");
+        written(&disk, OBJECT, &[1; OBJECT as usize]);
+        let begin = store.log().len();
+        written(&disk, 1, b"w");
+        assert_eq!(store.log().len(), begin + 1, "an object that is recorded takes a write");
+        block_on(volumes.snapshot("a", "s")).unwrap();
+        block_on(disk.write_zeroes(OBJECT, OBJECT, true, false)).unwrap();
+        written(&disk, 0, b"two");
+        // The store keeps what it has taken, and the process ends without a word.
+        drop((disk, volumes));
+        let (_volumes, disk) = anew(&store);
+        let found = [bytes(&disk, 0, 3), bytes(&disk, OBJECT, 3)].concat();
+        let wanted = if records_at_once { b"two\0\0\0" } else { b"owe\x01\x01\x01" };
+        assert_eq!(found, wanted, "{records_at_once}");
+    }
+}
