@@ -185,7 +185,7 @@ mod tests {
         for (at, byte) in [(3, 4), (4, 4), (5, 65), (5 + 1 + 256, 2)] {
             assert!(changed(at, byte).is_err(), "{at}: {byte}");
         }
-        let settings = vec![NamespaceSetting::new("k", None); NAMESPACE_SETTINGS_MAX];
+        let settings = vec![NamespaceSetting::new("k".into(), None); NAMESPACE_SETTINGS_MAX];
         let most = encode_settings(&settings);
         assert_eq!(decode_settings(most.clone().into()).unwrap(), settings);
         let one = encode_settings(&settings[..1]);
