@@ -47,6 +47,6 @@ pub use crate::settings::{
     Change, Extent, ExtentKind, Fencing, OpenOptions, Options, OriginInfo, Settings, SnapshotInfo, Usage,
     VolumeInfo,
 };
-pub use crate::stream::{Export, Import};
+pub use crate::stream::{Export, Import, StreamHeader};
 pub use crate::volume::Volume;
 pub use crate::volumes::Volumes;
