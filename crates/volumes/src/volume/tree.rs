@@ -320,7 +320,12 @@ impl Inner {
             self.ensure_births().await?;
             let _turn = self.turn.read().await;
             let _alone = self.lock_of(index).write().await;
-            let entry = self.state.lock().live.get(index);
+            let entry = {
+                let state = self.state.lock();
+                // It may have been closed since: an object that is born after that stays without an entry.
+                state.check()?;
+                state.live.get(index)
+            };
             if !entry.is_hole() && entry.volume() != self.space.volume {
                 self.bear_copy(index, entry).await?;
             }
