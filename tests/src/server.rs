@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// How long a server may take to listen, or to exit after it was requested. Generous: the machine may be
 /// busy.
-pub const START_STOP_DEADLINE: Duration = Duration::from_secs(30);
+pub const START_STOP_DEADLINE: Duration = Duration::from_secs(120);
 
 /// The address of a server.
 #[derive(Clone, Debug)]
@@ -396,6 +396,17 @@ pub fn free_port() -> SocketAddr {
         }
     }
     panic!("all ports of {PORTS:?} are taken");
+}
+
+/// Brings a program up that cannot be given port 0. `attempt` gets a free port, and returns nothing if the program has
+/// ended: it does where another one has taken the port in between.
+///
+/// # Panics
+/// If no attempt succeeds.
+pub fn bring_up<T>(what: &str, mut attempt: impl FnMut(u16) -> Option<T>) -> T {
+    const ATTEMPTS: usize = 5;
+    let mut attempts = (0..ATTEMPTS).filter_map(|_| attempt(free_port().port()));
+    attempts.next().unwrap_or_else(|| panic!("{what} has ended, {ATTEMPTS} times"))
 }
 
 fn wait_for_exit(child: &mut Child) -> Option<ExitStatus> {

@@ -623,6 +623,6 @@ fn pythons_ssl_module_in_everyday_use() {
     let ca = Certificates::shared().path("ca.pem");
     let mut command = Command::new(python);
     command.arg(script).arg(server.port().to_string()).arg(ca);
-    let output = outside::run(&mut command, Duration::from_secs(120));
+    let output = outside::run(&mut command, Duration::from_secs(300));
     assert!(output.status.success(), "{}", outside::text(&output));
 }

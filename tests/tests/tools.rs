@@ -5,7 +5,7 @@ use cached_tests::server::{Server, Start};
 use std::process::Command;
 use std::time::Duration;
 
-const DEADLINE: Duration = Duration::from_secs(120);
+const DEADLINE: Duration = Duration::from_secs(300);
 
 /// Returns the program, or prints that the test is skipped.
 fn tool(test: &str, name: &str) -> Option<Command> {

@@ -153,6 +153,12 @@ fn mistakes_in_requests_are_one_line() {
             400,
             "give {\"name\": \"NAME\", \"size_bytes\": 1073741824}: missing",
         ),
+        (
+            "create",
+            json!({ "name": "x", "size_bytes": MIB, "settings": { "quota_bytes_max": 4096 } }),
+            400,
+            "settings.quota_bytes_max: this backend has no quotas",
+        ),
         ("delete", json!({ "name": "x" }), 404, "there is no volume \"x\""),
         ("resize", json!({ "name": "x", "size_bytes": 1 }), 404, "there is no volume \"x\""),
         (
@@ -279,7 +285,7 @@ fn clients_have_the_exports_that_are_named_and_are_counted() {
     assert_eq!(metric("cached_volume_read_bytes_total{volume=\"disk\"}"), 8192.0);
     for command in ["read", "write", "flush"] {
         assert_eq!(
-            metric(&format!("cached_volume_requests_total{{volume=\"disk\",command=\"{command}\"}}")),
+            metric(&format!("cached_volume_requests_total{{command=\"{command}\",volume=\"disk\"}}")),
             1.0
         );
     }

@@ -4,7 +4,6 @@
 //! them together.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use blocker::conformance::{Options, Plain, run};
 use blocker::file::FileConfig;
@@ -54,7 +53,6 @@ impl Chain {
     fn conforms(self) {
         let mut options = Options::default();
         options.seed = 11;
-        options.timeout = Duration::from_secs(30);
         let report = run(&Plain::new(Arc::clone(&self.top)), &options);
         report.cases.iter().for_each(|case| println!("{case}"));
         report.assert_passed();

@@ -263,9 +263,17 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `ReadOnly`; `Invalid` if it has snapshots.
     pub async fn flatten(&self, name: &str) -> Result<()> {
+        self.flatten_with(name, &|_, _| ()).await
+    }
+
+    /// As [`Self::flatten`], and calls `progress` with the number of objects that were copied, and of all that are to be.
+    ///
+    /// # Errors
+    /// As [`Self::flatten`].
+    pub async fn flatten_with(&self, name: &str, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<()> {
         let volume = self.pool.find(name).await?;
         let lease = self.lease(volume, false).await?;
-        let result = lease.inner.flatten().await;
+        let result = lease.inner.flatten(progress).await;
         match lease.end(result).await? {
             Some(origin) => self.release(origin, volume).await,
             None => Ok(()),

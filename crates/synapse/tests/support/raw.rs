@@ -55,7 +55,7 @@ impl Raw {
     pub(crate) fn over(stream: TcpStream) -> Self {
         stream.set_nodelay(true).unwrap();
         // A server that hangs fails the test instead of hanging it.
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         Self { stream, buffer: Vec::new() }
     }
 

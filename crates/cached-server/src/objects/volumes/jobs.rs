@@ -111,8 +111,8 @@ impl Jobs {
         };
         let (shared, work) = (Arc::clone(&self.shared), job(progress));
         // Also when it is aborted.
-        let mut end = End { shared, number, outcome: Some(Err(Failure::ended())) };
-        let task = self.runtime.spawn(async move { end.outcome = Some(work.await) });
+        let end = End { shared, number, outcome: Some(Err(Failure::ended())) };
+        let task = self.runtime.spawn(async move { end.with(work.await) });
         self.shared.started(number, task.abort_handle());
         match tokio::time::timeout(wait_max, task).await {
             Ok(_) => Answer::Outcome(self.shared.take(number).unwrap_or_else(|| Err(Failure::ended()))),
@@ -215,6 +215,13 @@ struct End {
     shared: Arc<Shared>,
     number: u64,
     outcome: Option<Outcome>,
+}
+
+impl End {
+    /// Ends the job with this outcome.
+    fn with(mut self, outcome: Outcome) {
+        self.outcome = Some(outcome);
+    }
 }
 
 impl Drop for End {

@@ -3,14 +3,18 @@
 use super::failure::Failure;
 use super::jobs::{Outcome, Progress};
 use super::{Managed, describe};
-use blocker::WriteMode;
+use blocker::{Blocker, Namespace, WriteMode};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
+use std::time::Duration;
 use volumes::{Error, OpenOptions, Settings};
 
 /// The most extents of one answer.
 const EXTENTS_MAX: usize = 10_000;
+/// How often, and at what interval, a volume is asked for that is being given up.
+const CLOSING_TRIES: u32 = 500;
+const CLOSING_DELAY: Duration = Duration::from_millis(10);
 
 /// The body of a request that changes something.
 pub(super) trait Body: for<'de> Deserialize<'de> + std::fmt::Debug + Send + 'static {
@@ -19,6 +23,21 @@ pub(super) trait Body: for<'de> Deserialize<'de> + std::fmt::Debug + Send + 'sta
 
     /// Does what is asked for.
     fn run(self, managed: Arc<Managed>, progress: Arc<Progress>) -> impl Future<Output = Outcome> + Send;
+}
+
+/// Does what meets a volume in whatever state it is. One that its last connection is giving up at this moment is waited for:
+/// until then it is open, and refuses what needs it.
+async fn steadily<T, F>(operation: impl Fn() -> F) -> volumes::Result<T>
+where
+    F: Future<Output = volumes::Result<T>>,
+{
+    for _ in 0..CLOSING_TRIES {
+        match operation().await {
+            Err(Error::Closed) => tokio::time::sleep(CLOSING_DELAY).await,
+            other => return other,
+        }
+    }
+    operation().await
 }
 
 /// Returns the answer of what has been done.
@@ -40,6 +59,7 @@ impl Body for Create {
 
     async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
         let settings = changed(Settings::default(), &self.settings)?;
+        check_quota(&managed, &settings).await?;
         managed.volumes.create(&self.name, self.size_bytes, settings).await?;
         Ok(done())
     }
@@ -57,7 +77,8 @@ impl Body for MakeClone {
     const FORM: &'static str = r#"{"source": "NAME", "snapshot": "SNAPSHOT", "name": "NEW"}"#;
 
     async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
-        managed.volumes.clone_volume(&self.source, self.snapshot.as_deref(), &self.name).await?;
+        let cloned = || managed.volumes.clone_volume(&self.source, self.snapshot.as_deref(), &self.name);
+        steadily(cloned).await?;
         Ok(done())
     }
 }
@@ -78,7 +99,7 @@ impl Body for Resize {
         let Resize { name, size_bytes, shrink } = self;
         let now = managed.volumes.info(&name).await?.size_bytes;
         if size_bytes >= now {
-            managed.volumes.resize(&name, size_bytes).await?;
+            steadily(|| managed.volumes.resize(&name, size_bytes)).await?;
             return Ok(done());
         }
         if !shrink {
@@ -106,9 +127,26 @@ impl Body for Set {
     async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
         let Set { name, settings } = self;
         let before = managed.volumes.info(&name).await?.settings;
-        let set = managed.volumes.set(&name, changed(before, &settings)?);
+        let after = changed(before, &settings)?;
+        check_quota(&managed, &after).await?;
+        let set = managed.volumes.set(&name, after);
         managed.served.volumes.while_unused(&name, set).await?;
         Ok(done())
+    }
+}
+
+/// Checks that the store has quotas if settings have one: a volume whose quota cannot be set could not be opened.
+async fn check_quota(managed: &Managed, settings: &Settings) -> Result<(), Failure> {
+    if settings.quota_bytes_max.is_none() {
+        return Ok(());
+    }
+    let any = Namespace::new("volumes").map_err(Error::from)?;
+    match managed.cache.control().quota(any).await {
+        Err(blocker::Error::Unsupported(why)) => {
+            let line = format!("settings.quota_bytes_max: {why}; leave it out");
+            Err(Failure::new(400, line))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -161,7 +199,7 @@ impl Body for MakeSnapshot {
             return Err(Failure::new(400, "volumes: is empty; name one at least"));
         }
         let names: Vec<&str> = self.volumes.iter().map(String::as_str).collect();
-        managed.volumes.snapshot_together(&names, &self.snapshot).await?;
+        steadily(|| managed.volumes.snapshot_together(&names, &self.snapshot)).await?;
         Ok(done())
     }
 }
@@ -177,7 +215,7 @@ impl Body for DeleteSnapshot {
     const FORM: &'static str = r#"{"name": "NAME", "snapshot": "SNAPSHOT"}"#;
 
     async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
-        managed.volumes.delete_snapshot(&self.name, &self.snapshot).await?;
+        steadily(|| managed.volumes.delete_snapshot(&self.name, &self.snapshot)).await?;
         Ok(done())
     }
 }
@@ -260,8 +298,9 @@ pub(super) struct Flatten {
 impl Body for Flatten {
     const FORM: &'static str = r#"{"name": "NAME"}"#;
 
-    async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
-        managed.volumes.flatten(&self.name).await?;
+    async fn run(self, managed: Arc<Managed>, progress: Arc<Progress>) -> Outcome {
+        let progress = |done, total| progress.set(done, total);
+        steadily(|| managed.volumes.flatten_with(&self.name, &progress)).await?;
         Ok(done())
     }
 }
@@ -277,7 +316,7 @@ impl Body for Check {
     const FORM: &'static str = r#"{"repair": false}"#;
 
     async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
-        Ok(describe::report(&managed.volumes.check(self.repair).await?))
+        Ok(describe::report(&steadily(|| managed.volumes.check(self.repair)).await?))
     }
 }
 
@@ -293,7 +332,7 @@ pub(super) async fn show(managed: Arc<Managed>, name: String) -> Outcome {
     let info = managed.volumes.info(&name).await?;
     let snapshots = managed.volumes.snapshots(&name).await?;
     // What a volume uses is known to its owner.
-    let usage = match managed.volumes.usage(&name).await {
+    let usage = match steadily(|| managed.volumes.usage(&name)).await {
         Ok(usage) => describe::usage(&usage),
         Err(Error::InUse { .. }) => Value::Null,
         Err(error) => return Err(error.into()),
