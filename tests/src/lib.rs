@@ -23,6 +23,7 @@
 //! | [`kill9`] | kill -9 of the real process under load, and what must be there after it |
 //! | [`warm`] | kill -9 of the real process with a memory file, and what each key may show after it |
 //! | [`upgrade`] | new processes that take over from running ones under load |
+//! | [`virtual_machine`] | a Linux guest under emulation, with a disk that a server of volumes has |
 //! | [`site`] | `cached` or `synapsed` with a journal over a file store |
 //! | [`ending`] | flags that end threads, also where a test fails |
 //! | [`object_client`] | clients of objects that wait for a slow server |
@@ -72,4 +73,5 @@ pub mod suite;
 pub mod tls;
 pub mod udp;
 pub mod upgrade;
+pub mod virtual_machine;
 pub mod warm;

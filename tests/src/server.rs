@@ -424,19 +424,20 @@ fn wait_for_exit(child: &mut Child) -> Option<ExitStatus> {
 fn listens_on(pid: u32, port: u16) -> bool {
     const LISTEN: &str = "0A";
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap_or_default();
-    let inode = table.lines().skip(1).find_map(|line| {
+    // Another process may have the port at another address.
+    let wanted = table.lines().skip(1).filter_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let local_port = fields.get(1)?.rsplit(':').next()?;
         let local_port = u16::from_str_radix(local_port, 16).ok()?;
-        (local_port == port && fields.get(3) == Some(&LISTEN))
-            .then(|| fields.get(9).map(|text| (*text).to_owned()))?
+        let is_listener = local_port == port && *fields.get(3)? == LISTEN;
+        is_listener.then(|| Some(format!("socket:[{}]", fields.get(9)?)))?
     });
-    let Some(inode) = inode else { return false };
-    let wanted = format!("socket:[{inode}]");
-    std::fs::read_dir(format!("/proc/{pid}/fd")).is_ok_and(|entries| {
-        entries
-            .filter_map(Result::ok)
-            .filter_map(|entry| std::fs::read_link(entry.path()).ok())
-            .any(|link| link.to_string_lossy() == wanted)
-    })
+    let wanted: Vec<String> = wanted.collect();
+    !wanted.is_empty()
+        && std::fs::read_dir(format!("/proc/{pid}/fd")).is_ok_and(|entries| {
+            entries
+                .filter_map(Result::ok)
+                .filter_map(|entry| std::fs::read_link(entry.path()).ok())
+                .any(|link| wanted.iter().any(|wanted| link.to_string_lossy() == *wanted))
+        })
 }

@@ -285,7 +285,8 @@ fn twemproxy() {
         let configuration = directory.path().join("nutcracker.yml");
         std::fs::write(&configuration, text).expect("a configuration");
         let mut command = Command::new(program.get_program());
-        command.arg("-c").arg(&configuration).args(["-s", &free_port().port().to_string(), "-a", "127.0.0.1"]);
+        let stats = free_port().port().to_string();
+        command.arg("-c").arg(&configuration).args(["-s", &stats, "-a", "127.0.0.1"]);
         let mut proxy = Running::start(&mut command, &log);
         let stream = proxy.connect(port, &log)?;
         Some((proxy, stream))

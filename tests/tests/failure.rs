@@ -29,7 +29,8 @@ fn object() -> ObjectId {
 }
 
 fn connect(socket: &Path) -> SynapseBlocker {
-    SynapseBlocker::connect_on_thread(object_client::config(Address::Unix(socket.into()))).expect("a connection")
+    SynapseBlocker::connect_on_thread(object_client::config(Address::Unix(socket.into())))
+        .expect("a connection")
 }
 
 /// The process names the thread, stores dirty data, and ends with a status of its own, whichever thread has

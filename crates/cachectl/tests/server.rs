@@ -30,7 +30,8 @@ impl Host {
     fn run(&self, arguments: &[&str]) -> Output {
         let backend = format!("synapse:{}", self.address);
         Command::new(env!("CARGO_BIN_EXE_cachectl"))
-            .args(["--backend", &backend])
+            // The server is in this process, which may be busy.
+            .args(["--backend", &backend, "--timeout", "60"])
             .args(arguments)
             .output()
             .unwrap()

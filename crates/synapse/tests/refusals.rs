@@ -251,6 +251,7 @@ fn with_secret(secret: &[u8]) -> Host {
 
 fn connect(host: &Host, secret: Option<&[u8]>) -> Result<SynapseBlocker> {
     let mut config = ClientConfig::new(host.address.clone());
+    config.connect_timeout = Duration::from_secs(60);
     config.secret = secret.map(|secret| Secret::new(secret).unwrap());
     host.runtime.block_on(SynapseBlocker::connect(config))
 }

@@ -277,7 +277,7 @@ fn made_by_the_next(place: &Address, is_late: bool) {
     let first = serve(&servers);
     let mut config = ClientConfig::new(socket.address().clone());
     config.connections = 1;
-    config.reconnect_timeout = Duration::from_secs(60);
+    (config.connect_timeout, config.reconnect_timeout) = (Duration::from_secs(60), Duration::from_secs(60));
     let (stop, stopped) = tokio::sync::oneshot::channel();
     let driven = drive(servers, stopped);
     let client = clients.block_on(SynapseBlocker::connect(config)).unwrap();

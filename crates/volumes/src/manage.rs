@@ -247,7 +247,21 @@ impl Volumes {
         if matches!(published, Err(Error::Exists(_))) {
             space.remove(Kind::Head).await?;
         }
-        published
+        published?;
+        // A check takes a volume without a name for one that was never made: it marks it, and then looks for its
+        // name, so one of the two finds the other.
+        let is_marked = match head.origin {
+            Some(origin) => self.pool.is_clone(origin, head.volume).await?,
+            None => true,
+        };
+        if is_marked
+            && self.pool.has_head(head.volume).await?
+            && !self.pool.is_in_remains(head.volume).await?
+        {
+            return Ok(());
+        }
+        self.pool.unpublish(name).await?;
+        Err(Error::Io(blocker::Error::Retryable("a check has removed the volume while it was made".into())))
     }
 
     pub(crate) async fn exists(&self, name: &str) -> Result<bool> {

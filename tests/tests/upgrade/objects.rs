@@ -75,11 +75,7 @@ impl Failing<'_> {
 
 /// Starts a server that waits this long for a new process at each of its steps, lets its upgrades `fail` under load, and
 /// then one succeed. Returns how often it has opened its store again.
-fn fail_under_load(
-    limit_secs: u64,
-    seed: u64,
-    fail: impl FnOnce(&mut Failing<'_>, &str, bool),
-) -> usize {
+fn fail_under_load(limit_secs: u64, seed: u64, fail: impl FnOnce(&mut Failing<'_>, &str, bool)) -> usize {
     let limit = format!("upgrade_timeout_secs = {limit_secs}");
     let text = configuration(true).replace("upgrade_timeout_secs = 60", &limit);
     let mut server = Upgradable::start("-m 64 -t 2 --debug-clock", &text);

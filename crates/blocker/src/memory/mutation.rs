@@ -83,6 +83,7 @@ mutations! {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::time::Duration;
 
     use super::*;
     use crate::conformance::{Options, Plain, run};

@@ -47,7 +47,8 @@ impl Host {
 
     pub(crate) fn client_config(&self) -> ClientConfig {
         let mut config = ClientConfig::new(self.address.clone());
-        config.reconnect_timeout = Duration::from_secs(60);
+        let minute = Duration::from_secs(60);
+        (config.connect_timeout, config.reconnect_timeout) = (minute, minute);
         config
     }
 

@@ -100,6 +100,8 @@ impl Raw {
                 Ok(count) => self.buffer.extend_from_slice(&chunk[..count]),
                 // The server has closed it while bytes were on their way there.
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return None,
+                // The process was suspended: a read with a timeout is not begun again by the system.
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => panic!("{error}"),
             }
         }

@@ -24,9 +24,14 @@ impl Inner {
     pub(crate) async fn resize(&self, size_bytes: u64) -> Result<()> {
         self.check_writable()?;
         self.ensure_births().await?;
-        let mut recorder = self.recorder.lock().await;
+        let mut recorder = self.recorder().await?;
         let turn = self.turn.write().await;
-        let old_bytes = self.state.lock().size_bytes;
+        let old_bytes = {
+            let state = self.state.lock();
+            // It may have been closed since.
+            state.check()?;
+            state.size_bytes
+        };
         let pages = pages_of(size_bytes, self.object_bytes);
         if size_bytes < old_bytes {
             self.cut(size_bytes, old_bytes).await?;
