@@ -174,8 +174,16 @@ fn names_are_encoded_and_differences_come_page_by_page() {
 fn what_would_lose_data_is_confirmed_first() {
     let disk = (200, json!({ "name": "disk", "size_bytes": 20_u64 << 30, "snapshots": [{}, {}] }));
     for (arguments, answers, wanted) in [
-        (&["delete", "disk"][..], &[disk.clone()][..], "its 20 GiB and its 2 snapshots would be lost; --yes"),
-        (&["resize", "disk", "15G"], &[disk.clone()], "has 20 GiB, and the last 5 GiB would be lost; --yes"),
+        (
+            &["delete", "disk"][..],
+            std::slice::from_ref(&disk),
+            "its 20 GiB and its 2 snapshots would be lost; --yes",
+        ),
+        (
+            &["resize", "disk", "15G"],
+            std::slice::from_ref(&disk),
+            "has 20 GiB, and the last 5 GiB would be lost; --yes",
+        ),
         (
             &["take-over", "disk"],
             &[(200, json!({ "owner": "node2" }))],
@@ -237,8 +245,8 @@ fn a_check_that_finds_something_fails() {
     let problem = |kind: &str| json!({ "kind": kind, "what": "volumes.0000001/d/1" });
     let report = |kind: &str, repaired: u64| json!({ "volumes": 1, "objects": 2, "problems": [problem(kind)], "repaired": repaired });
     for (found, code, text) in [
-        (report("leftover", 0), 1, "leftover: volumes.0000001/d/1\n1 volumes, 2 objects: 1 problems\n"),
-        (report("leftover", 1), 0, "in order, 1 leftovers removed\n"),
+        (report("leftover", 0), 1, "leftover: volumes.0000001/d/1\n1 volumes, 2 objects: 1 problem\n"),
+        (report("leftover", 1), 0, "in order, 1 leftover removed\n"),
         (report("missing", 0), 6, "missing: volumes.0000001/d/1\n"),
     ] {
         let (status, output, error, _) = run(&["check"], &[(200, found)]);

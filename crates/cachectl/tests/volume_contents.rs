@@ -130,7 +130,7 @@ fn an_image_comes_back_and_stays_sparse() {
 #[test]
 fn an_image_may_be_smaller_than_its_volume_and_come_from_a_pipe() {
     let place = Place::new();
-    place.sparse("in", 5 * MIB, &[(0, b"boot")]);
+    place.sparse("in", 5 * MIB, &[(0, &[7; 65536])]);
     let set = ["--json", "import", "--size", "20G", "--set", "object_bytes=64K", "--set", "write=none"];
     let output = place.ok("store", &[&set[..], &["disk", "FILE:in"]].concat());
     let value: Value = serde_json::from_slice(&output).unwrap();

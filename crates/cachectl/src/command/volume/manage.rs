@@ -193,7 +193,7 @@ impl<'a> Server<'a> {
                 let (has, lost) = (shown_size(has), shown_size(has - size));
                 return Err(kept(
                     name,
-                    &format!("has {has}, and the last {lost} would be lost; --yes cuts it"),
+                    &format!("it has {has}, and the last {lost} would be lost; --yes cuts it"),
                 ));
             }
         }

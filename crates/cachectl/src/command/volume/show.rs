@@ -122,10 +122,14 @@ pub(super) fn report(of: &Value) -> String {
     }
     let repaired = match count("repaired") {
         0 => String::new(),
+        1 => ", 1 leftover removed".to_owned(),
         repaired => format!(", {repaired} leftovers removed"),
     };
-    let problems = problems(of).0;
-    let verdict = if problems == 0 { "in order".to_owned() } else { format!("{problems} problems") };
+    let verdict = match problems(of).0 {
+        0 => "in order".to_owned(),
+        1 => "1 problem".to_owned(),
+        problems => format!("{problems} problems"),
+    };
     lines.push(format!("{} volumes, {} objects: {verdict}{repaired}", count("volumes"), count("objects")));
     lines.join("\n")
 }
@@ -208,12 +212,12 @@ mod tests {
             "births_met": 0, "skipped": ["disk"] });
         assert_eq!(problems(&found), (1, false));
         let wanted = "leftover: volumes.0000001/d/1\ndisk was not checked: another owner has it\n2 volumes, 7 \
-                      objects: 1 problems";
+                      objects: 1 problem";
         assert_eq!(report(&found), wanted);
         let mut repaired = found.clone();
         repaired["repaired"] = json!(1);
         assert_eq!(problems(&repaired), (0, false));
-        assert!(report(&repaired).ends_with("in order, 1 leftovers removed"));
+        assert!(report(&repaired).ends_with("in order, 1 leftover removed"));
         let lost = json!({ "problems": [{ "kind": "missing", "what": "x" }], "unlisted": 3 });
         assert_eq!(problems(&lost), (4, true));
     }
