@@ -25,6 +25,8 @@
 //! | [`upgrade`] | new processes that take over from running ones under load |
 //! | [`virtual_machine`] | a Linux guest under emulation, with a disk that a server of volumes has |
 //! | [`site`] | `cached` or `synapsed` with a journal over a file store |
+//! | [`ending`] | flags that end threads, also where a test fails |
+//! | [`object_client`] | clients of objects that wait for a slow server |
 //! | [`http`] | a client of the admin listener |
 //! | [`python`] | Python's packages for a test, in a virtual environment of their own |
 //! | [`outside`] | programs and files from outside the repository; without them tests are skipped loudly |
@@ -48,6 +50,7 @@ pub mod configurations;
 pub mod conn;
 pub mod daemon;
 pub mod differences;
+pub mod ending;
 pub mod frame;
 pub mod generate;
 pub mod http;
@@ -55,6 +58,8 @@ pub mod kill9;
 pub mod lockstep;
 pub mod modules;
 pub mod mutations;
+pub mod nbd;
+pub mod object_client;
 pub mod outside;
 pub mod password;
 pub mod pattern;

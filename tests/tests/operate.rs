@@ -3,10 +3,11 @@
 use blocker::executor::block_on;
 use blocker::{Blocker, BlockerExt, ObjectId, ReadRequest, WriteRequest};
 use cached_tests::daemon::{DEADLINE, Daemon, wait_for};
+use cached_tests::ending::SetOnDrop;
 use cached_tests::program::workspace_programs;
 use cached_tests::server::Server;
 use cached_tests::tls::Certificates;
-use cached_tests::{http, outside};
+use cached_tests::{http, object_client, outside};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -38,7 +39,7 @@ fn synapsed() -> Daemon {
 }
 
 fn connect(socket: &Path) -> SynapseBlocker {
-    let client = SynapseBlocker::connect_on_thread(ClientConfig::new(Address::Unix(socket.into())));
+    let client = SynapseBlocker::connect_on_thread(object_client::config(Address::Unix(socket.into())));
     client.expect("a connection")
 }
 
@@ -103,6 +104,7 @@ fn the_cache_is_taken_out_and_put_back_under_load() {
         };
         std::thread::scope(|scope| {
             let work = &work;
+            let end = SetOnDrop(&is_over);
             let clients: Vec<_> = (0..3).map(|client| scope.spawn(move || work(client))).collect();
             for _ in 0..5 {
                 for (command, state) in
@@ -114,7 +116,7 @@ fn the_cache_is_taken_out_and_put_back_under_load() {
                     assert_eq!((code, shown.contains(state)), (0, true), "{shown}");
                 }
             }
-            is_over.store(true, Ordering::Relaxed);
+            drop(end);
             clients.into_iter().for_each(|client| client.join().expect("a client"));
         });
         assert_eq!(daemon.cachectl(&["cache", "detach"]).0, 0);

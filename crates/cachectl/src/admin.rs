@@ -155,6 +155,12 @@ impl Admin {
         let body = response.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_string();
         let body = body.map_err(|error| failed(None, error.to_string()))?;
         if !status.is_success() {
+            // Some routes answer with the reason alone, as JSON.
+            let reason = serde_json::from_str::<Value>(&body).ok();
+            if let Some(reason) = reason.as_ref().and_then(|reason| reason["error"].as_str()) {
+                let text = line_of(reason);
+                return Err(Failure::Refused { what: self.base.clone(), status: status.as_u16(), text });
+            }
             return Err(failed(Some(status.as_u16()), reason_of(status, &body)));
         }
         serde_json::from_str(&body)
@@ -162,16 +168,15 @@ impl Admin {
     }
 }
 
+/// Returns the first line of a reason, without what a terminal would obey.
+pub(crate) fn line_of(reason: &str) -> String {
+    let line = reason.lines().next().unwrap_or_default();
+    line.chars().filter(|letter| !letter.is_control()).take(REASON_BYTES_MAX).collect()
+}
+
 /// Returns one line about an answer that reports a failure.
 fn reason_of(status: ureq::http::StatusCode, body: &str) -> String {
-    let reason: String = body
-        .lines()
-        .next()
-        .unwrap_or_default()
-        .chars()
-        .filter(|letter| !letter.is_control())
-        .take(REASON_BYTES_MAX)
-        .collect();
+    let reason = line_of(body);
     let hint = match status.as_u16() {
         401 | 403 => "; give the token with --admin-token-file",
         404 => "; this server has no such page",

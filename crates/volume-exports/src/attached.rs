@@ -83,17 +83,25 @@ impl Turn {
         users
     }
 
-    /// Gives the volume up.
+    /// Gives the volume up. One that another owner has taken over is given up already.
     pub(crate) async fn close(&mut self) -> volumes::Result<()> {
         if let Some(held) = self.held.as_ref() {
-            held.volume.close().await?;
+            match held.volume.close().await {
+                Ok(()) => {}
+                // There is nothing left to give up.
+                Err(volumes::Error::Fenced { .. }) => {
+                    tracing::warn!(volume = self.name, "another owner has taken the volume over");
+                }
+                Err(error) => return Err(error),
+            }
         }
         *self.held = None;
         Ok(())
     }
 
-    fn is_used(&self) -> bool {
-        self.held.as_ref().is_some_and(|held| held.users.strong_count() > 0)
+    /// Returns the number of connections that have the volume.
+    pub(crate) fn users(&self) -> usize {
+        self.held.as_ref().map_or(0, |held| held.users.strong_count())
     }
 }
 
@@ -103,7 +111,7 @@ impl Drop for Attached {
         self.runtime.spawn(async move {
             let mut turn = table.turn(&name).await;
             // Another connection may have come meanwhile.
-            if turn.is_used() {
+            if turn.users() > 0 {
                 return;
             }
             match turn.close().await {

@@ -156,8 +156,20 @@ pub struct VolumeInfo {
     pub snapshots: usize,
     /// Whether it is a clone that still depends on its origin.
     pub is_clone: bool,
+    /// What it was cloned from, if it is one.
+    pub origin: Option<OriginInfo>,
     /// How it is treated.
     pub settings: Settings,
+}
+
+/// What a clone was made of, by the names that there are still.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct OriginInfo {
+    /// The volume; `None` if it was deleted, and is kept for its clones.
+    pub volume: Option<String>,
+    /// The snapshot; `None` if it was deleted, or was made for this clone alone.
+    pub snapshot: Option<String>,
 }
 
 /// A snapshot.

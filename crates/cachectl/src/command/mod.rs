@@ -16,6 +16,7 @@ mod put;
 mod striped;
 mod top;
 mod until_done;
+mod volume;
 
 use std::time::Duration;
 
@@ -88,6 +89,9 @@ pub(crate) enum Command {
     /// Take the object cache of a running cached or synapsed out of the path of requests, or put it back, by its admin
     /// listener (--admin).
     Cache(cache::Cache),
+    /// Disks: make, list, show, change, snapshot, clone and delete the volumes of a running cached, by its admin listener
+    /// (--admin); import and export contents, on the store itself (--backend).
+    Volume(volume::Volume),
     /// Show the miss ratios that other amounts of memory would give a running cached or synapsed (--admin).
     Mrc(insight::Mrc),
     /// Show the keys and prefixes, or the objects and namespaces, that clients of a running cached or synapsed ask for
@@ -127,6 +131,7 @@ impl Command {
             Self::FlushPrefix(flush) => Some(flush.run(admin, timeout, output)),
             Self::Namespace(namespaces) => Some(namespaces.run(admin, timeout, output)),
             Self::Cache(cache) => Some(cache.run(admin, timeout, output)),
+            Self::Volume(volume) => volume.run_admin(admin, timeout, output),
             Self::Mrc(mrc) => Some(mrc.run(admin, timeout, output)),
             Self::Hot(hot) => Some(hot.run(admin, timeout, output)),
             Self::Misses(misses) => Some(misses.run(admin, timeout, output)),
@@ -155,6 +160,7 @@ impl Command {
             Self::Policy(policy) => policy.run(&context),
             Self::Lost(lost) => lost.run(&context),
             Self::Bench(bench) => bench.run(&context),
+            Self::Volume(volume) => volume.run(&context),
         }
     }
 }

@@ -295,9 +295,9 @@ impl Inner {
         Ok(recorder.head.origin)
     }
 
-    /// Makes the volume independent of what it was cloned from: it gets objects of its own. Returns the
-    /// origin.
-    pub(crate) async fn flatten(&self) -> Result<Option<Origin>> {
+    /// Makes the volume independent of what it was cloned from: it gets objects of its own. Calls `progress` with how
+    /// many of how many it has. Returns the origin.
+    pub(crate) async fn flatten(&self, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Option<Origin>> {
         self.check_writable()?;
         {
             let recorder = self.recorder().await?;
@@ -314,7 +314,9 @@ impl Inner {
             let foreign = state.live.objects().filter(|(_, entry)| entry.volume() != self.space.volume);
             foreign.map(|(index, _)| index).collect()
         };
-        for index in foreign {
+        let count = foreign.len() as u64;
+        for (done, index) in (0..).zip(foreign) {
+            progress(done, count);
             self.ensure_births().await?;
             let _turn = self.turn.read().await;
             let _alone = self.lock_of(index).write().await;

@@ -200,7 +200,7 @@ fn a_server_away_keeps_its_last_figures_marked_as_old() {
         &["http://127.0.0.1:9150", "✕ no answer yet; trying again: URL: connection refused"],
     );
     let mut screen = shown(example());
-    take(&mut screen, Err(failure()), std::time::Instant::now().checked_sub(Duration::from_secs(61)));
+    take(&mut screen, Err(failure()), Some(Duration::from_secs(61)));
     has(&text(&screen, 80, 24), &["✕ no answer for 1 min 1 s, the figures are old", "Hit ratio, 1 h 92.9 %"]);
     take(&mut screen, Ok((later(2, 0), Documents::default())), None);
     has(&text(&screen, 80, 24), &["✓ nothing at risk"]);
