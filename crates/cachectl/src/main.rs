@@ -77,7 +77,9 @@ fn main() -> std::process::ExitCode {
     if let Some(code) = arguments.command.run_alone(&output) {
         return code;
     }
-    let done = match arguments.command.run_admin(&arguments.admin, arguments.timeout(), &output) {
+    let has_server = arguments.backend.as_ref().is_some_and(BackendSpec::is_server);
+    let (admin, timeout) = (&arguments.admin, arguments.timeout());
+    let done = match arguments.command.run_admin(admin, has_server, timeout, &output) {
         Some(done) => done,
         None => run(arguments, &output),
     };

@@ -4,12 +4,18 @@ use std::sync::Arc;
 
 use blocker::{Durability, Reply, Segments};
 use nbd::Export;
-use nbd::protocol::wire::state;
+use nbd::protocol::wire::{PAYLOAD_BYTES_MAX, state};
 use nbd::protocol::{Context, Description, Extent, Zeroes};
 use volumes::{Change, ExtentKind, Result, Volume};
 
 use crate::attached::Attached;
 use crate::errors::of_request;
+
+/// The most bytes that one request reads ahead: as much as a read may return. More would only push each other out of the
+/// cache below.
+const CACHE_BYTES_MAX: u32 = PAYLOAD_BYTES_MAX;
+/// The bytes that are read at a time by a request to read ahead: they take up memory while they are here.
+const CACHE_PART_BYTES: u64 = 1 << 20;
 
 /// A volume, for one connection. The volume stays attached while there is one.
 pub(crate) struct VolumeExport {
@@ -69,7 +75,13 @@ impl Export for VolumeExport {
 
     fn cache(&self, offset: u64, len_bytes: u32) -> Reply<()> {
         // What is read stays in the cache below, and is not sent.
-        self.reply(|volume| async move { volume.read(offset, len_bytes.into()).await.map(drop) })
+        self.reply(move |volume| async move {
+            let end = offset + u64::from(len_bytes.min(CACHE_BYTES_MAX));
+            for at in (offset..end).step_by(CACHE_PART_BYTES as usize) {
+                volume.read(at, CACHE_PART_BYTES.min(end - at)).await?;
+            }
+            Ok(())
+        })
     }
 
     fn block_status(

@@ -39,7 +39,7 @@ use nbd::protocol::{Context, Description, NoExport};
 use nbd::{Export, Exports, Lookup};
 use volumes::{OpenOptions, SnapshotInfo, Volumes};
 
-use attached::Table;
+use attached::{Table, Turn};
 use errors::no_export;
 use export::VolumeExport;
 
@@ -91,8 +91,9 @@ impl VolumeExports {
         }
     }
 
-    /// Gives up every volume that is attached, everything stored. Call it when the server has ended. Returns
-    /// those that could not be given up, each with the reason.
+    /// Gives up every volume that is attached, everything stored, and lets none be attached from now on. Call it
+    /// when the server has ended. Returns those that could not be given up, each with the reason; a second call
+    /// tries those again.
     pub async fn close(&self) -> Vec<(String, volumes::Error)> {
         self.table.close_all().await
     }
@@ -119,9 +120,14 @@ impl Exports for VolumeExports {
     fn open(&self, name: &str) -> Lookup<Arc<dyn Export>> {
         let (this, name) = (self.clone(), name.to_owned());
         Box::pin(async move {
+            let turn = this.table.turn(&name).await;
+            if turn.is_closed() {
+                return Err(NoExport::ShuttingDown);
+            }
             // In a task of its own: a client that goes away in the middle must not leave the volume half
-            // attached.
-            let opening = tokio::spawn(async move { this.attach(&name).await });
+            // attached. Only with the turn, of which there is one: clients that come and go while the store
+            // stalls leave no more than that.
+            let opening = tokio::spawn(async move { this.attach(turn, &name).await });
             match opening.await {
                 Ok(opened) => opened.map(|export| Arc::new(export) as Arc<dyn Export>).map_err(no_export),
                 Err(error) => Err(NoExport::Refused(format!("opening the volume failed: {error}"))),
@@ -131,14 +137,12 @@ impl Exports for VolumeExports {
 }
 
 impl VolumeExports {
-    async fn attach(&self, name: &str) -> volumes::Result<VolumeExport> {
-        let mut turn = self.table.turn(name).await;
+    async fn attach(&self, mut turn: Turn, name: &str) -> volumes::Result<VolumeExport> {
         let is_attached = turn.volume().is_some();
         // One that is attached and works is returned again; one that was fenced off or interrupted is opened
         // anew.
         let volume = self.volumes.open(name, OpenOptions::default()).await?;
         let attached = turn.attach(volume.clone());
-        drop(turn);
         if !is_attached {
             tracing::debug!(volume = name, "volume attached");
         }

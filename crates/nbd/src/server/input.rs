@@ -11,7 +11,7 @@ use std::task::{Context, Poll, ready};
 use blocker::{Segment, Segments};
 use bytes::Bytes;
 
-use super::pool::{LARGE_BYTES, Lease, PayloadPool};
+use super::pool::{LARGE_BYTES, Lease, PayloadPool, buffer_bytes};
 use super::stream::Stream;
 use crate::protocol::wire::{PAYLOAD_BYTES_MAX, REQUEST_BYTES};
 use crate::protocol::{Request, Violation};
@@ -25,6 +25,12 @@ const READ_BYTES: usize = 64 * 1024;
 const HEAD_READ_BYTES: usize = 512;
 /// Payloads up to this size are copied into memory that the thread keeps for them.
 const BUCKET_BYTES: usize = 4096;
+
+/// Returns the bytes of memory of a request's payload.
+pub(super) fn payload_memory_bytes(request: &Request) -> u64 {
+    let len_bytes = request.payload_bytes() as usize;
+    if len_bytes < LARGE_BYTES { len_bytes as u64 } else { buffer_bytes(len_bytes) as u64 }
+}
 
 /// A connection's receiving side.
 pub(super) struct Input {
@@ -61,9 +67,19 @@ impl Input {
         self.body.is_some() || self.start < self.end
     }
 
-    /// Returns the length of the large payload that is arriving, in bytes.
+    /// Returns whether a large payload is arriving, or has arrived.
+    pub(super) fn is_receiving(&self) -> bool {
+        self.body.is_some()
+    }
+
+    /// Returns the bytes of memory of the large payload that is arriving.
     pub(super) fn receiving_bytes(&self) -> u64 {
-        self.body.as_ref().map_or(0, |(request, _)| request.payload_bytes().into())
+        self.body.as_ref().map_or(0, |(request, _)| payload_memory_bytes(request))
+    }
+
+    /// Frees the memory of the large payload that is arriving. Nothing can be received after this.
+    pub(super) fn forget_payload(&mut self) {
+        self.body = None;
     }
 
     /// Performs one read, and returns its length. 0 is the end of the stream.
@@ -123,6 +139,7 @@ impl Input {
             return Some(Segments::new());
         }
         if length < LARGE_BYTES {
+            self.read_bytes = READ_BYTES;
             let payload = self.arrived().get(REQUEST_BYTES..REQUEST_BYTES + length)?;
             let payload = if length <= BUCKET_BYTES {
                 Segment::copied(payload).into()
@@ -130,7 +147,6 @@ impl Input {
                 Bytes::copy_from_slice(payload).into()
             };
             self.take(REQUEST_BYTES + length);
-            self.read_bytes = READ_BYTES;
             return Some(payload);
         }
         let mut lease = self.pool.reserve(length);

@@ -26,6 +26,7 @@ impl PayloadPool {
         Arc::new(Self { classes: Default::default(), kept_bytes: AtomicUsize::new(0), kept_bytes_max })
     }
 
+    /// Returns a buffer for a payload of `len_bytes`.
     pub(super) fn reserve(self: &Arc<Self>, len_bytes: usize) -> Lease {
         let class = class_of(len_bytes);
         let kept = class.and_then(|class| self.classes[class].lock().pop());
@@ -34,8 +35,7 @@ impl PayloadPool {
                 self.kept_bytes.fetch_sub(memory.len(), Ordering::Relaxed);
                 memory
             }
-            (None, Some(class)) => vec![0; LARGE_BYTES << class],
-            (None, None) => vec![0; len_bytes],
+            (None, _) => vec![0; buffer_bytes(len_bytes)],
         };
         Lease { memory, filled: 0, len_bytes, pool: Arc::clone(self) }
     }
@@ -52,6 +52,11 @@ impl PayloadPool {
             self.kept_bytes.fetch_sub(memory.len(), Ordering::Relaxed);
         }
     }
+}
+
+/// Returns the length in bytes of the buffer of a payload of `len_bytes`.
+pub(super) fn buffer_bytes(len_bytes: usize) -> usize {
+    class_of(len_bytes).map_or(len_bytes, |class| LARGE_BYTES << class)
 }
 
 /// Returns the smallest class that holds `len_bytes`, if one does.
