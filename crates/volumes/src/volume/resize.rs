@@ -14,7 +14,7 @@ impl Inner {
             let why = format!("object_bytes is {}, and stays as long as the volume does", self.object_bytes);
             return Err(Error::Invalid(why));
         }
-        let mut recorder = self.recorder.lock().await;
+        let mut recorder = self.recorder().await?;
         let mut head = recorder.head.clone();
         head.settings = Settings { object_bytes, ..settings };
         self.commit(&mut recorder, head).await
