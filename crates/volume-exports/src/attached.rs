@@ -124,7 +124,7 @@ impl Turn {
     /// caller; `is_retry` says whether the caller does so already.
     async fn give_up_unused(&mut self, is_retry: bool) -> bool {
         // Another connection may have come meanwhile.
-        let is_used = self.is_used();
+        let is_used = self.users() > 0;
         if let Some(held) = &mut *self.held
             && (is_used || (held.is_retried && !is_retry))
         {
@@ -145,8 +145,9 @@ impl Turn {
         false
     }
 
-    fn is_used(&self) -> bool {
-        self.held.as_ref().is_some_and(|held| held.users.strong_count() > 0)
+    /// Returns the number of connections that have the volume.
+    pub(crate) fn users(&self) -> usize {
+        self.held.as_ref().map_or(0, |held| held.users.strong_count())
     }
 }
 

@@ -29,6 +29,7 @@
 mod attached;
 mod errors;
 mod export;
+mod unused;
 
 use std::fmt;
 use std::sync::Arc;
@@ -41,6 +42,8 @@ use volumes::{OpenOptions, SnapshotInfo, Volumes};
 use attached::{Table, Turn};
 use errors::no_export;
 use export::VolumeExport;
+
+pub use unused::Refused;
 
 /// The most snapshots of a volume that are contexts: the latest ones.
 const CONTEXTS_MAX: usize = 1024;
@@ -79,6 +82,26 @@ impl VolumeExports {
     pub fn receive_buffers(mut self, buffers: ReceiveBuffers) -> Self {
         self.buffers = Some(buffers);
         self
+    }
+
+    /// Runs `operation` while no connection has the volume of this name, and none can select it; connections that come
+    /// meanwhile wait. A volume that is attached without a connection is given up before.
+    ///
+    /// # Errors
+    /// [`Refused`]: then `operation` has not been run, or has failed.
+    pub async fn while_unused<T>(
+        &self,
+        name: &str,
+        operation: impl Future<Output = volumes::Result<T>>,
+    ) -> Result<T, Refused> {
+        let mut turn = self.table.turn(name).await;
+        match turn.users() {
+            0 => {
+                turn.close().await?;
+                Ok(operation.await?)
+            }
+            connections => Err(Refused::Used { connections }),
+        }
     }
 
     /// Gives up every volume that is attached, everything stored, and lets none be attached from now on. Call it
