@@ -52,6 +52,11 @@ impl Table {
         Turn { table: Arc::clone(self), name: name.into(), held: place.lock_owned().await }
     }
 
+    /// Lets volumes be attached again.
+    pub(crate) fn reopen(&self) {
+        self.is_closed.store(false, Ordering::SeqCst);
+    }
+
     /// Gives up all volumes, side by side, and lets none be attached from now on. Returns those that could not
     /// be given up, with the reason.
     pub(crate) async fn close_all(self: &Arc<Self>) -> Vec<(String, volumes::Error)> {

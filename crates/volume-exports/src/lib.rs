@@ -110,6 +110,11 @@ impl VolumeExports {
     pub async fn close(&self) -> Vec<(String, volumes::Error)> {
         self.table.close_all().await
     }
+
+    /// Lets volumes be attached again after [`Self::close`], for another server.
+    pub fn reopen(&self) {
+        self.table.reopen();
+    }
 }
 
 impl Exports for VolumeExports {

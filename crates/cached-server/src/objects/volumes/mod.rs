@@ -107,7 +107,11 @@ impl VolumesOpening {
         kept: Option<Kept>,
     ) -> Result<VolumeService, ObjectsError> {
         let Kept { volumes, exports, counts } = match kept {
-            Some(kept) => kept,
+            Some(kept) => {
+                // The service that had them has given all of them up.
+                kept.exports.reopen();
+                kept
+            }
             None => self.volumes(objects, cache)?,
         };
         let (is_serving, served) = watch::channel(false);
