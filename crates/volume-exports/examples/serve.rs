@@ -10,15 +10,31 @@
 //! clients have written is stored. What it has acknowledged outlives a kill as well.
 
 use std::error::Error;
-use std::io::BufRead;
+use std::io::{self, BufRead, IoSliceMut};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blocker::FileStore;
-use cached_core::object::ObjectCache;
-use nbd::{Address, Server, ServerConfig};
+use blocker::{FileStore, Segments};
+use cached_core::object::{self, ObjectCache};
+use nbd::{Address, ReceiveBuffer, Server, ServerConfig};
 use volume_exports::VolumeExports;
 use volumes::{Options, Settings, Volumes};
+
+/// Memory of the cache, for the payload of a write that is about to arrive.
+struct Buckets(object::ReceiveBuffer);
+
+impl ReceiveBuffer for Buckets {
+    fn fill(
+        &mut self,
+        read: &mut dyn FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        self.0.fill(read)
+    }
+
+    fn finish(self: Box<Self>) -> Segments {
+        self.0.finish()
+    }
+}
 
 const USAGE: &str = "the arguments are a directory, an address and any number of NAME=MEBIBYTES";
 
@@ -33,7 +49,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let options = Options::new("volumes").records_at_once(true);
-        let volumes = Arc::new(Volumes::new(Arc::new(cache), options)?);
+        let volumes = Arc::new(Volumes::new(Arc::new(cache.clone()), options)?);
         for disk in arguments {
             let (name, mebibytes) = disk.split_once('=').ok_or(USAGE)?;
             match volumes.create(name, mebibytes.parse::<u64>()? << 20, Settings::default()).await {
@@ -41,7 +57,12 @@ fn main() -> Result<(), Box<dyn Error>> {
                 Err(error) => return Err(error.into()),
             }
         }
-        let exports = VolumeExports::new(Arc::clone(&volumes));
+        let exports = VolumeExports::new(Arc::clone(&volumes)).receive_buffers(Arc::new(
+            move |object, offset, len_bytes| {
+                let buffer = cache.receive_buffer(object, offset, len_bytes)?;
+                Some(Box::new(Buckets(buffer)) as _)
+            },
+        ));
         let server = Server::new(Arc::new(exports.clone()), ServerConfig::default())?;
         println!("listening on {}", server.listen(&address).await?);
         while let Some(line) = tokio::task::spawn_blocking(|| std::io::stdin().lock().lines().next()).await? {

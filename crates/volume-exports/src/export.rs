@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use blocker::{Durability, Reply, Segments};
-use nbd::Export;
+use blocker::{Durability, ObjectId, Reply, Segments};
 use nbd::protocol::wire::{PAYLOAD_BYTES_MAX, state};
 use nbd::protocol::{Context, Description, Extent, Zeroes};
+use nbd::{Export, ReceiveBuffer};
 use volumes::{Change, ExtentKind, Result, Volume};
 
+use crate::ReceiveBuffers;
 use crate::attached::Attached;
 use crate::errors::of_request;
 
@@ -22,6 +23,8 @@ pub(crate) struct VolumeExport {
     pub(crate) volume: Volume,
     pub(crate) description: Description,
     pub(crate) fua_durability: Durability,
+    /// The memory of a cache below, and an object by whose name it is asked for.
+    pub(crate) buffers: Option<(ReceiveBuffers, ObjectId)>,
     /// Gives the volume up when the last one is dropped.
     pub(crate) _attached: Arc<Attached>,
 }
@@ -53,6 +56,14 @@ impl Export for VolumeExport {
     fn write(&self, offset: u64, data: Segments, fua: bool) -> Reply<()> {
         let durability = self.durability(fua);
         self.reply(|volume| async move { volume.write(offset, data, durability).await.map(|_| ()) })
+    }
+
+    fn receive_buffer(&self, offset: u64, len_bytes: u32) -> Option<Box<dyn ReceiveBuffer>> {
+        let (buffers, object) = self.buffers.as_ref()?;
+        let within = offset % self.volume.object_bytes();
+        // A payload of several objects is cut up, and none of them may have all of it.
+        let is_in_one = within + u64::from(len_bytes) <= self.volume.object_bytes();
+        is_in_one.then(|| buffers(object, within, len_bytes as usize)).flatten()
     }
 
     fn flush(&self) -> Reply<()> {

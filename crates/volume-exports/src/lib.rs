@@ -34,9 +34,9 @@ mod unused;
 use std::fmt;
 use std::sync::Arc;
 
-use blocker::Durability;
+use blocker::{Durability, Name, ObjectId};
 use nbd::protocol::{Context, Description, NoExport};
-use nbd::{Export, Exports, Lookup};
+use nbd::{Export, Exports, Lookup, ReceiveBuffer};
 use volumes::{OpenOptions, SnapshotInfo, Volumes};
 
 use attached::{Table, Turn};
@@ -48,19 +48,24 @@ pub use unused::Refused;
 /// The most snapshots of a volume that are contexts: the latest ones.
 const CONTEXTS_MAX: usize = 1024;
 
+/// Returns memory of a cache for a payload of so many bytes that is about to arrive, and is to be written at an
+/// offset of an object; `None` where it has none at once. Only the namespace of the object is that of the write.
+pub type ReceiveBuffers = Arc<dyn Fn(&ObjectId, u64, usize) -> Option<Box<dyn ReceiveBuffer>> + Send + Sync>;
+
 /// The volumes of a store, as exports.
 #[derive(Clone)]
 pub struct VolumeExports {
     volumes: Arc<Volumes>,
     table: Arc<Table>,
     fua_durability: Durability,
+    buffers: Option<ReceiveBuffers>,
 }
 
 impl VolumeExports {
     /// Returns the volumes as exports. What a client demands to be durable is *stored*.
     #[must_use]
     pub fn new(volumes: Arc<Volumes>) -> Self {
-        Self { volumes, table: Arc::default(), fua_durability: Durability::Stored }
+        Self { volumes, table: Arc::default(), fua_durability: Durability::Stored, buffers: None }
     }
 
     /// Sets what a write holds that a client demands to be durable: *journaled* is enough where the cache
@@ -68,6 +73,14 @@ impl VolumeExports {
     #[must_use]
     pub fn fua_durability(mut self, durability: Durability) -> Self {
         self.fua_durability = durability;
+        self
+    }
+
+    /// Sets where the payloads of large writes are received: in the memory of a cache below, which then has them
+    /// without a copy.
+    #[must_use]
+    pub fn receive_buffers(mut self, buffers: ReceiveBuffers) -> Self {
+        self.buffers = Some(buffers);
         self
     }
 
@@ -155,7 +168,10 @@ impl VolumeExports {
         let settings = volume.settings();
         let description =
             description(volume.size_bytes(), volume.object_bytes(), settings.is_read_only, &snapshots);
-        Ok(VolumeExport { volume, description, fua_durability: self.fua_durability, _attached: attached })
+        let object = Name::new("any").ok().map(|name| ObjectId::new(volume.namespace(), name));
+        let buffers = self.buffers.clone().zip(object);
+        let fua_durability = self.fua_durability;
+        Ok(VolumeExport { volume, description, fua_durability, buffers, _attached: attached })
     }
 }
 

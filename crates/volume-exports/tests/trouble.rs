@@ -111,6 +111,10 @@ async fn no_volume_is_attached_once_all_are_given_up() {
         assert!(!site.is_attached(name).await, "{name} stays attached");
         assert_eq!(site.exports.open(name).await.err(), Some(NoExport::ShuttingDown));
     }
+    // Where the end is called off, another server goes on with them.
+    site.exports.reopen();
+    let disk = site.open("disk").await;
+    assert_eq!(disk.read(0, 4096).await.unwrap().to_vec(), [7; 4096]);
 }
 
 #[tokio::test]

@@ -293,7 +293,12 @@ impl Transmission<'_> {
             if !self.admits(cost, cx) {
                 return Ok(Pause::Room);
             }
-            let Some(payload) = self.input.take_request(request) else { return Ok(Pause::Arrival) };
+            let export = &self.export;
+            let reserve = || {
+                let is_write = matches!(checked, Ok(Command::Write { .. }));
+                is_write.then(|| export.receive_buffer(request.offset, request.len_bytes)).flatten()
+            };
+            let Some(payload) = self.input.take_request(request, reserve) else { return Ok(Pause::Arrival) };
             self.counts.requests += 1;
             let command = match checked {
                 Ok(Command::Disconnect) => {

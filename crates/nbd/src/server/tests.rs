@@ -583,9 +583,10 @@ async fn a_client_that_takes_next_to_nothing_is_disconnected_once_others_wait_fo
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert_eq!(site.server.metric("nbd_connections_open"), 1);
     let mut other = site.client(false).await;
-    other.send(command::READ, 2, 0, 1 << 20, b"").await;
+    other.send(command::READ, 2, 0, 32 << 20, b"").await;
     let reply = tokio::time::timeout(Duration::from_secs(150), other.reply()).await;
     assert_eq!(reply, Ok((2, 0)), "it waits for a client that is too slow");
+    other.bytes(32 << 20).await;
     assert!(taking.await.unwrap() < 32 << 20);
     assert_eq!(site.server.metric("nbd_connections_stalled_total"), 1);
 }

@@ -3,7 +3,7 @@
 use super::counts::{Command, Connection, Counts};
 use blocker::{Reply, Segments};
 use nbd::protocol::{Context, Description, Extent, NoExport, Zeroes};
-use nbd::{Export, Exports, Lookup};
+use nbd::{Export, Exports, Lookup, ReceiveBuffer};
 use std::sync::Arc;
 use tokio::sync::watch;
 use volume_exports::VolumeExports;
@@ -89,6 +89,10 @@ impl Export for Counted {
     fn read(&self, offset: u64, len_bytes: u32) -> Reply<Segments> {
         self.connection.count(Command::Read, len_bytes.into());
         self.volume.read(offset, len_bytes)
+    }
+
+    fn receive_buffer(&self, offset: u64, len_bytes: u32) -> Option<Box<dyn ReceiveBuffer>> {
+        self.volume.receive_buffer(offset, len_bytes)
     }
 
     fn write(&self, offset: u64, data: Segments, fua: bool) -> Reply<()> {

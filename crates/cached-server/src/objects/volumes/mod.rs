@@ -22,6 +22,7 @@ mod describe;
 mod exports;
 mod failure;
 mod jobs;
+mod receive;
 mod requests;
 mod routes;
 mod source;
@@ -148,6 +149,7 @@ impl VolumesOpening {
         let volumes = Volumes::new(Arc::new(cache.clone()), options);
         let volumes = Arc::new(volumes.map_err(|error| ObjectsError::Volumes(error.to_string()))?);
         let exports = VolumeExports::new(Arc::clone(&volumes)).fua_durability(fua);
+        let exports = exports.receive_buffers(receive::buffers_of(cache));
         Ok(Kept { volumes, exports, counts: Arc::default() })
     }
 }
