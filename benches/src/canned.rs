@@ -185,9 +185,17 @@ impl Client {
 /// When it cannot listen there, or epoll fails. A connection's own error closes that connection only.
 pub fn serve(address: SocketAddr, replies: &Replies) -> Result<()> {
     let listener = TcpListener::bind(address).with_context(|| format!("listening on {address}"))?;
+    serve_on(&listener, replies)
+}
+
+/// As [`serve`], on a socket that listens already.
+///
+/// # Errors
+/// When epoll fails.
+pub fn serve_on(listener: &TcpListener, replies: &Replies) -> Result<()> {
     listener.set_nonblocking(true)?;
     let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-    epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
+    epoll::add(&epoll, listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
     let mut clients: Vec<Option<Client>> = Vec::new();
     let mut events: Vec<Event> = Vec::with_capacity(EVENTS_MAX);
     let mut buffer = vec![0; READ_BYTES];
@@ -201,7 +209,7 @@ pub fn serve(address: SocketAddr, replies: &Replies) -> Result<()> {
         for event in &events {
             let data = event.data.u64();
             if data == LISTENER {
-                accept(&listener, &epoll, &mut clients)?;
+                accept(listener, &epoll, &mut clients)?;
                 continue;
             }
             let Some(place) = clients.get_mut(data as usize) else { continue };

@@ -1,22 +1,19 @@
 //! The whole load generator against the canned server: counts must be exact, wrong replies must be errors.
 //! Nothing here asserts a time.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::thread;
 use std::time::Duration;
 
-use cached_benches::canned::{Replies, serve};
+use cached_benches::canned::{Replies, serve_on};
 use cached_benches::keyspace::{KeySpace, ValueBytes, Verify};
-use cached_benches::load::{self, Arrival, ArrivalKind, KeyChoice, Limit, LoadSpec, Stream, Target};
-use cached_benches::server::free_address;
+use cached_benches::load::{self, Arrival, ArrivalKind, KeyChoice, Limit, LoadSpec, Target};
 
-/// Starts a canned server that lives as long as the test process, and waits until it listens.
+/// Starts a canned server that lives as long as the test process.
 fn canned() -> SocketAddr {
-    let address = free_address().unwrap();
-    thread::spawn(move || serve(address, &Replies::new(20, 100)).unwrap());
-    while Stream::connect(&Target::Tcp(address)).is_err() {
-        thread::yield_now();
-    }
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || serve_on(&listener, &Replies::new(20, 100)).unwrap());
     address
 }
 
@@ -26,6 +23,7 @@ fn spec(address: SocketAddr) -> LoadSpec {
         verify: Verify::Length,
         connections: 8,
         limit: Limit::Requests(1_003),
+        stall_limit: Duration::from_secs(60),
         server_pid: Some(std::process::id()),
         ..LoadSpec::new(Target::Tcp(address), keys)
     }
@@ -75,7 +73,9 @@ fn values_that_were_never_stored_are_an_error() {
 
 #[test]
 fn nobody_listening_and_bad_bounds_are_errors() {
-    let base = spec(free_address().unwrap());
+    // At an address of its own: no other test's server is given its port meanwhile.
+    let free = TcpListener::bind("127.0.0.96:0").unwrap().local_addr().unwrap();
+    let base = spec(free);
     assert!(format!("{:#}", load::run(&base).unwrap_err()).contains("connecting"));
     for bad in [
         LoadSpec { connections: 0, ..base.clone() },

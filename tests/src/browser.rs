@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::outside::{find_program, skip};
 
 /// How long the browser may take for one answer, and a page to fulfil a condition. Generous: the machine may be busy.
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(180);
 
 /// The size of a window, and the preferences of its user that the page sees.
 #[derive(Clone, Copy, Debug)]

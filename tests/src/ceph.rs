@@ -47,6 +47,10 @@ impl Cluster {
     /// # Panics
     /// If it fails.
     pub fn dev(&self, command: &str, arguments: &[&str]) {
+        self.try_dev(command, arguments).unwrap_or_else(|problem| panic!("{problem}"));
+    }
+
+    fn try_dev(&self, command: &str, arguments: &[&str]) -> Result<(), String> {
         let script = repository().join("deploy/dev/ceph-dev");
         // Into a file: the daemons keep the descriptors that the script was given open.
         let log = self.dir.with_extension("log");
@@ -56,12 +60,19 @@ impl Cluster {
         process.arg(command).arg(&self.dir).args(arguments);
         let status = process.stdin(Stdio::null()).stdout(both).stderr(file).status().expect("ceph-dev runs");
         let said = std::fs::read_to_string(&log).unwrap_or_default();
-        assert!(status.success(), "ceph-dev {command} {arguments:?} failed:\n{said}");
+        match status.success() {
+            true => Ok(()),
+            false => Err(format!("ceph-dev {command} {arguments:?} failed:\n{said}")),
+        }
     }
 }
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        self.dev("down", &["--wipe"]);
+        let ended = self.try_dev("down", &["--wipe"]);
+        // Another panic would end the whole process, and hide the first.
+        if !std::thread::panicking() {
+            ended.unwrap_or_else(|problem| panic!("{problem}"));
+        }
     }
 }

@@ -15,7 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 /// How long an expected reply may take. Generous: the machine may be busy, and a hang is a failure anyway.
-pub const DEADLINE: Duration = Duration::from_secs(30);
+pub const DEADLINE: Duration = Duration::from_secs(120);
 
 /// The number of sent bytes kept for failure messages.
 const SENT_KEPT_MAX: usize = 4096;

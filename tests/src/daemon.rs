@@ -10,7 +10,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long a condition may take. Generous: the machine may be busy.
-pub const DEADLINE: Duration = Duration::from_secs(60);
+pub const DEADLINE: Duration = Duration::from_secs(240);
 
 /// Waits until `get` returns something, and returns it.
 ///
@@ -46,15 +46,31 @@ impl Daemon {
     /// If it does not start, with its log.
     pub fn start(program: &str, configuration: impl FnOnce(&str) -> String) -> Daemon {
         let mut daemon = Daemon::spawn(program, configuration);
+        daemon.wait_until_started();
+        daemon
+    }
+
+    fn wait_until_started(&mut self) {
         wait_for("the start", || {
-            let probed = http::get(&daemon.admin, "/startupz").0 == 200;
-            assert!(
-                daemon.child.try_wait().expect("a child").is_none(),
-                "{program} has ended:\n{}",
-                daemon.log()
-            );
+            let probed = http::get(&self.admin, "/startupz").0 == 200;
+            let ended = self.child.try_wait().expect("a child");
+            assert!(ended.is_none(), "the program has ended:\n{}", self.log());
             probed.then_some(())
         });
+    }
+
+    /// Ends it by a signal, and starts it again in its directory.
+    ///
+    /// # Panics
+    /// If it does not end, or does not start.
+    pub fn restart(self, program: &str, signal: i32) -> Daemon {
+        self.signal(signal);
+        let mut ended = self;
+        wait_for("the end", || ended.child.try_wait().expect("a child"));
+        let dir = std::mem::replace(&mut ended.dir, tempfile::tempdir().expect("a temporary directory"));
+        drop(ended);
+        let mut daemon = Daemon::launch(program, dir);
+        daemon.wait_until_started();
         daemon
     }
 
@@ -72,6 +88,12 @@ impl Daemon {
         let admin = format!("[admin]\nlisten = [\"127.0.0.1:0\"]\ntoken_file = \"{}\"\n", token.display());
         let file = dir.path().join("config.toml");
         std::fs::write(&file, format!("{text}\n{admin}")).expect("a configuration");
+        Daemon::launch(program, dir)
+    }
+
+    /// Starts a program in a directory with its configuration, and waits for its admin listener.
+    fn launch(program: &str, dir: tempfile::TempDir) -> Daemon {
+        let file = dir.path().join("config.toml");
         let log = File::create(dir.path().join("log")).expect("a log");
         let mut command = Command::new(workspace_programs().join(program));
         command.arg("--config").arg(&file).stdin(Stdio::null());
@@ -139,6 +161,18 @@ impl Daemon {
         let (status, body) = http::get_with(&self.admin, path, &header);
         assert_eq!(status, 200, "{path}: {body}");
         serde_json::from_str(&body).unwrap_or_else(|error| panic!("{path}: {error}: {body}"))
+    }
+
+    /// Sends a POST with the token; returns the status and the body of the answer, which is JSON.
+    ///
+    /// # Panics
+    /// If the answer is not JSON.
+    pub fn post(&self, path: &str, body: &serde_json::Value) -> (u16, serde_json::Value) {
+        let token = std::fs::read_to_string(self.path("token")).expect("a token");
+        let header = format!("Authorization: Bearer {}\r\n", token.trim());
+        let (status, body) = http::post(&self.admin, path, &header, &body.to_string());
+        let value = serde_json::from_str(&body).unwrap_or_else(|error| panic!("{path}: {error}: {body}"));
+        (status, value)
     }
 
     /// Returns the value of a series of `/metrics`, by its name and labels as they are written.

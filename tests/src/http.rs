@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 /// How long an answer may take. Generous: the machine may be busy.
-const DEADLINE: Duration = Duration::from_secs(30);
+const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Sends a GET with these further header lines, each ended by CRLF; returns the status and the body.
 ///

@@ -23,7 +23,10 @@
 //! | [`kill9`] | kill -9 of the real process under load, and what must be there after it |
 //! | [`warm`] | kill -9 of the real process with a memory file, and what each key may show after it |
 //! | [`upgrade`] | new processes that take over from running ones under load |
+//! | [`virtual_machine`] | a Linux guest under emulation, with a disk that a server of volumes has |
 //! | [`site`] | `cached` or `synapsed` with a journal over a file store |
+//! | [`ending`] | flags that end threads, also where a test fails |
+//! | [`object_client`] | clients of objects that wait for a slow server |
 //! | [`http`] | a client of the admin listener |
 //! | [`python`] | Python's packages for a test, in a virtual environment of their own |
 //! | [`outside`] | programs and files from outside the repository; without them tests are skipped loudly |
@@ -47,6 +50,7 @@ pub mod configurations;
 pub mod conn;
 pub mod daemon;
 pub mod differences;
+pub mod ending;
 pub mod frame;
 pub mod generate;
 pub mod http;
@@ -54,6 +58,8 @@ pub mod kill9;
 pub mod lockstep;
 pub mod modules;
 pub mod mutations;
+pub mod nbd;
+pub mod object_client;
 pub mod outside;
 pub mod password;
 pub mod pattern;
@@ -67,4 +73,5 @@ pub mod suite;
 pub mod tls;
 pub mod udp;
 pub mod upgrade;
+pub mod virtual_machine;
 pub mod warm;

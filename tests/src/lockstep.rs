@@ -6,6 +6,7 @@
 use crate::bytes::show;
 use crate::configurations::Configuration;
 use crate::conn::Conn;
+use crate::ending::SetOnDrop;
 use crate::frame::{Request, op};
 use crate::generate::{self, BINARY_FENCE, CasValues, Dialect, Generated, TEXT_FENCE};
 use crate::password;
@@ -172,11 +173,11 @@ pub fn play(play: &Play<'_>, kind: Kind, seed: u64) -> Result<u64, String> {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let over = &over;
+        let _end = SetOnDrop(over);
         for client in beside {
             scope.spawn(move || client.run(over));
         }
         let played = compare(play, kind, dialect, &mut random, &mut ours, &mut theirs);
-        over.store(true, Ordering::Relaxed);
         played.map_err(|problem| format!("{kind:?}, seed {seed}, {problem}"))
     })
 }

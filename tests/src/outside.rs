@@ -2,6 +2,7 @@
 //!
 //! `CACHED_REQUIRE_ALL=1`, as `.ci/run` sets it, turns every skip into a failure.
 
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -37,14 +38,43 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
 /// Runs a command to its end and returns its output.
 ///
 /// # Panics
-/// If it cannot be started or is still running at the deadline; then it is killed.
+/// If it cannot be started or is still running at the deadline; then it is killed, with what it has started.
 pub fn run(command: &mut Command, deadline: Duration) -> Output {
+    try_run(command, deadline).unwrap_or_else(|problem| panic!("{problem}"))
+}
+
+/// Runs a command that fetches something, several times if it fails or takes too long: networks and registries have bad
+/// moments.
+///
+/// # Errors
+/// What the last attempt has written.
+pub fn fetch(command: &mut Command, deadline: Duration) -> Result<(), String> {
+    const ATTEMPTS: u32 = 4;
+    let mut attempt = 1;
+    loop {
+        let problem = match try_run(command, deadline) {
+            Ok(output) if output.status.success() => return Ok(()),
+            Ok(output) => text(&output),
+            Err(problem) => problem,
+        };
+        if attempt == ATTEMPTS {
+            return Err(problem);
+        }
+        println!("attempt {attempt} has failed: {problem}");
+        std::thread::sleep(Duration::from_secs(5) * attempt);
+        attempt += 1;
+    }
+}
+
+fn try_run(command: &mut Command, deadline: Duration) -> Result<Output, String> {
     let child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
+        // A group of its own: what it has started may have the pipes open, which are read to their end.
+        .process_group(0)
         .spawn()
-        .unwrap_or_else(|err| panic!("{command:?}: {err}"));
+        .map_err(|error| format!("{command:?}: {error}"))?;
     let pid = child.id() as libc::pid_t;
     let (done, ended) = std::sync::mpsc::channel::<()>();
     let watchdog = std::thread::spawn(move || {
@@ -55,15 +85,16 @@ pub fn run(command: &mut Command, deadline: Duration) -> Output {
         if timed_out {
             // SAFETY: kill touches no memory. The child is waited for only just before this thread is
             // notified.
-            unsafe { libc::kill(pid, libc::SIGKILL) };
+            unsafe { libc::kill(-pid, libc::SIGKILL) };
         }
         timed_out
     });
     let output = child.wait_with_output().expect("output of a child");
     drop(done);
-    let timed_out = watchdog.join().expect("the watchdog");
-    assert!(!timed_out, "{command:?} did not end within {deadline:?}; it wrote:\n{}", text(&output));
-    output
+    match watchdog.join().expect("the watchdog") {
+        true => Err(format!("{command:?} did not end within {deadline:?}; it wrote:\n{}", text(&output))),
+        false => Ok(output),
+    }
 }
 
 /// Returns both streams of a program's output as text.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-const INSTALL_DEADLINE: Duration = Duration::from_secs(300);
+const INSTALL_DEADLINE: Duration = Duration::from_secs(600);
 
 /// Installs what a file of requirements lists into a virtual environment at `environment`, unless it is there.
 /// Returns the folder of its programs.
@@ -27,11 +27,8 @@ pub fn install(environment: &Path, requirements: &Path) -> Result<PathBuf, Strin
     fill.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement"]);
     fill.arg(requirements);
     for step in [&mut make, &mut fill] {
-        let output = outside::run(step, INSTALL_DEADLINE);
-        if !output.status.success() {
-            let what = requirements.display();
-            return Err(format!("cannot install what {what} lists: {}", outside::text(&output)));
-        }
+        outside::fetch(step, INSTALL_DEADLINE)
+            .map_err(|why| format!("cannot install what {} lists: {why}", requirements.display()))?;
     }
     std::fs::write(&done, wanted).map_err(|error| error.to_string())?;
     Ok(programs)

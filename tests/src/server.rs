@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// How long a server may take to listen, or to exit after it was requested. Generous: the machine may be
 /// busy.
-pub const START_STOP_DEADLINE: Duration = Duration::from_secs(30);
+pub const START_STOP_DEADLINE: Duration = Duration::from_secs(120);
 
 /// The address of a server.
 #[derive(Clone, Debug)]
@@ -398,6 +398,17 @@ pub fn free_port() -> SocketAddr {
     panic!("all ports of {PORTS:?} are taken");
 }
 
+/// Brings a program up that cannot be given port 0. `attempt` gets a free port, and returns nothing if the program has
+/// ended: it does where another one has taken the port in between.
+///
+/// # Panics
+/// If no attempt succeeds.
+pub fn bring_up<T>(what: &str, mut attempt: impl FnMut(u16) -> Option<T>) -> T {
+    const ATTEMPTS: usize = 5;
+    let mut attempts = (0..ATTEMPTS).filter_map(|_| attempt(free_port().port()));
+    attempts.next().unwrap_or_else(|| panic!("{what} has ended, {ATTEMPTS} times"))
+}
+
 fn wait_for_exit(child: &mut Child) -> Option<ExitStatus> {
     let deadline = Instant::now() + START_STOP_DEADLINE;
     while Instant::now() < deadline {
@@ -413,19 +424,20 @@ fn wait_for_exit(child: &mut Child) -> Option<ExitStatus> {
 fn listens_on(pid: u32, port: u16) -> bool {
     const LISTEN: &str = "0A";
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap_or_default();
-    let inode = table.lines().skip(1).find_map(|line| {
+    // Another process may have the port at another address.
+    let wanted = table.lines().skip(1).filter_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let local_port = fields.get(1)?.rsplit(':').next()?;
         let local_port = u16::from_str_radix(local_port, 16).ok()?;
-        (local_port == port && fields.get(3) == Some(&LISTEN))
-            .then(|| fields.get(9).map(|text| (*text).to_owned()))?
+        let is_listener = local_port == port && *fields.get(3)? == LISTEN;
+        is_listener.then(|| Some(format!("socket:[{}]", fields.get(9)?)))?
     });
-    let Some(inode) = inode else { return false };
-    let wanted = format!("socket:[{inode}]");
-    std::fs::read_dir(format!("/proc/{pid}/fd")).is_ok_and(|entries| {
-        entries
-            .filter_map(Result::ok)
-            .filter_map(|entry| std::fs::read_link(entry.path()).ok())
-            .any(|link| link.to_string_lossy() == wanted)
-    })
+    let wanted: Vec<String> = wanted.collect();
+    !wanted.is_empty()
+        && std::fs::read_dir(format!("/proc/{pid}/fd")).is_ok_and(|entries| {
+            entries
+                .filter_map(Result::ok)
+                .filter_map(|entry| std::fs::read_link(entry.path()).ok())
+                .any(|link| wanted.iter().any(|wanted| link.to_string_lossy() == *wanted))
+        })
 }

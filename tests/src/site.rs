@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 use blocker::Blocker;
 use blocker::executor::block_on;
 use blocker::metrics::{Number, render};
-use synapse::{Address, ClientConfig, SynapseBlocker};
+use synapse::{Address, SynapseBlocker};
 
+use crate::object_client;
 use crate::program::workspace_programs;
 
 /// How long a start, an end, or anything else that is waited for may take on a busy machine.
-pub const DEADLINE: Duration = Duration::from_secs(120);
+pub const DEADLINE: Duration = Duration::from_secs(240);
 
 /// The two programs that have object caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,7 +176,7 @@ impl Site {
     /// # Panics
     /// If it cannot connect.
     pub fn connect(&self) -> SynapseBlocker {
-        let mut config = ClientConfig::new(Address::Unix(self.path("socket")));
+        let mut config = object_client::config(Address::Unix(self.path("socket")));
         config.reconnect_timeout = Duration::from_millis(50);
         config.call_timeout = Some(DEADLINE);
         SynapseBlocker::connect_on_thread(config).expect("a connection")

@@ -16,7 +16,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long a file may take: the slowest take half a minute on an idle machine.
-const FILE_DEADLINE: Duration = Duration::from_secs(300);
+const FILE_DEADLINE: Duration = Duration::from_secs(600);
 /// Ports of all files, below those that the system gives to outgoing connections.
 const PORTS: std::ops::Range<u32> = 10_000..32_000;
 /// The number of ports of one file.

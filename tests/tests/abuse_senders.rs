@@ -2,6 +2,7 @@
 
 use cached_tests::abuse::{Memory, Witness, rounds};
 use cached_tests::conn::Conn;
+use cached_tests::daemon::wait_for;
 use cached_tests::frame::{Request, op};
 use cached_tests::program::Flavour;
 use cached_tests::server::Server;
@@ -430,9 +431,13 @@ fn with_full_memory_half_sent_values_are_given_up() {
     if server.flavour != Flavour::Cached {
         return;
     }
+    let mut conn = server.connect();
+    // Its value is to be a fresh one until the clock goes on, however long that takes here.
+    conn.ask(b"debugtime p\r\n", b"OK\r\n");
+    let before = server.stat("bytes_read");
     let mut half = server.connect();
     half.send(format!("set half 0 0 1000000\r\n{}", "h".repeat(900_000)).as_bytes());
-    let mut conn = server.connect();
+    wait_for("the half of a value", || (server.stat("bytes_read") >= before + 900_000).then_some(()));
     let value = "v".repeat(20_000);
     let mut refused = 0;
     for index in 0.. {
@@ -448,7 +453,7 @@ fn with_full_memory_half_sent_values_are_given_up() {
         assert!(index < 10_000, "memory does not become full");
     }
     // A connection whose value has only just begun is not closed; the next store without memory closes it.
-    conn.ask(b"debugtime 5\r\n", b"OK\r\n");
+    conn.ask(b"debugtime r\r\ndebugtime 5\r\n", b"OK\r\nOK\r\n");
     conn.send(format!("set more 0 0 20000\r\n{value}\r\n").as_bytes());
     conn.expect(b"SERVER_ERROR out of memory storing object\r\n", TEST);
     half.expect_closed(TEST);

@@ -4,7 +4,7 @@
 use cached_tests::http;
 use cached_tests::outside::{self, find_program, skip};
 use cached_tests::program::{Flavour, Program, repository};
-use cached_tests::server::{Server, Start};
+use cached_tests::server::{Server, Start, bring_up};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long a condition may take. Generous: the machine may be busy.
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(180);
 
 /// Whether the server under test has an admin listener: memcached has none.
 fn is_cached() -> bool {
@@ -303,11 +303,8 @@ fn prometheus(program: &Path, dir: &Path, target: &str) -> (Process, String) {
     );
     let path = dir.join("prometheus.yml");
     std::fs::write(&path, config).expect("a configuration");
-    // Prometheus cannot choose a port by itself; another process may take this one first, so there are several attempts.
-    for _ in 0..10 {
-        let socket = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = socket.local_addr().expect("an address").to_string();
-        drop(socket);
+    bring_up("prometheus", |port| {
+        let address = format!("127.0.0.1:{port}");
         let child = Command::new(program)
             .arg(format!("--config.file={}", path.display()))
             .arg(format!("--storage.tsdb.path={}", dir.join("data").display()))
@@ -318,15 +315,18 @@ fn prometheus(program: &Path, dir: &Path, target: &str) -> (Process, String) {
             .spawn()
             .expect("prometheus runs");
         let mut process = Process(child);
+        let log = || std::fs::read_to_string(dir.join("log")).unwrap_or_default();
         let deadline = Instant::now() + DEADLINE;
-        while Instant::now() < deadline && process.0.try_wait().expect("its state").is_none() {
+        while process.0.try_wait().expect("its state").is_none() {
             if std::net::TcpStream::connect(&address).is_ok() && http::get(&address, "/-/ready").0 == 200 {
-                return (process, address);
+                return Some((process, address));
             }
+            assert!(Instant::now() < deadline, "prometheus is not ready:\n{}", log());
             std::thread::sleep(Duration::from_millis(50));
         }
-    }
-    panic!("prometheus does not start:\n{}", std::fs::read_to_string(dir.join("log")).unwrap_or_default());
+        println!("prometheus has ended:\n{}", log());
+        None
+    })
 }
 
 /// A real Prometheus scrapes the listener, in the format that it prefers, and has every family of the plain text.
@@ -544,6 +544,9 @@ fn the_reference_names_every_metric() {
             "cached_tls_",
             "cached_namespace_bytes",
             "cached_restart_",
+            // A test of volumes compares these.
+            "cached_volume",
+            "cached_nbd_",
         ];
         others.iter().any(|prefix| name.starts_with(prefix))
     };

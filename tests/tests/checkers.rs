@@ -15,7 +15,7 @@ fn run(checker: &str) {
     let seconds = seconds();
     let mut command = Command::new(checker);
     command.args(["--seconds", &seconds.to_string()]).arg("--server").arg(&program.path);
-    let output = outside::run(&mut command, Duration::from_secs(300 + 4 * seconds));
+    let output = outside::run(&mut command, Duration::from_secs(900 + 4 * seconds));
     println!("{}", outside::text(&output));
     assert!(output.status.success(), "{}\n{}", output.status, outside::text(&output));
 }

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-const CLIENT_DEADLINE: Duration = Duration::from_secs(120);
+const CLIENT_DEADLINE: Duration = Duration::from_secs(300);
 
 #[test]
 fn pymemcache() {

@@ -5,17 +5,17 @@
 
 use cached_tests::outside;
 use cached_tests::program::{Flavour, Program};
-use cached_tests::server::{Server, Start, free_port};
+use cached_tests::server::{Server, Start, bring_up};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-const INSTALL_DEADLINE: Duration = Duration::from_secs(400);
-const CLIENT_DEADLINE: Duration = Duration::from_secs(120);
+const INSTALL_DEADLINE: Duration = Duration::from_secs(600);
+const CLIENT_DEADLINE: Duration = Duration::from_secs(300);
 
 /// libmemcached through Python, in both protocols.
 #[test]
@@ -138,16 +138,17 @@ fn memcached_exporter() {
     let server = Server::start("");
     let mut conn = server.connect();
     conn.ask(b"set a 0 0 1\r\nx\r\nget a\r\n", b"STORED\r\nVALUE a 0 1\r\nx\r\nEND\r\n");
-    let port = free_port().port();
-    let mut command = Command::new(exporter);
-    command.arg(format!("--memcached.address=127.0.0.1:{}", server.port()));
-    command.arg(format!("--web.listen-address=127.0.0.1:{port}")).arg("--memcached.timeout=60s");
-    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-    let mut child = child.expect("the exporter starts");
-    let page = metrics(port);
-    let _ = child.kill();
-    let _ = child.wait();
-    let page = page.expect("the exporter answers");
+    let page = bring_up("the exporter", |port| {
+        let mut command = Command::new(&exporter);
+        command.arg(format!("--memcached.address=127.0.0.1:{}", server.port()));
+        command.arg(format!("--web.listen-address=127.0.0.1:{port}")).arg("--memcached.timeout=60s");
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let mut child = child.expect("the exporter starts");
+        let page = metrics(&mut child, port);
+        let _ = child.kill();
+        let _ = child.wait();
+        page.expect("the exporter answers")
+    });
     let metrics: BTreeMap<&str, f64> = page
         .lines()
         .filter(|line| line.starts_with("memcached_"))
@@ -168,20 +169,28 @@ fn memcached_exporter() {
     println!("memcached_exporter: {} metrics, memcached_up 1", metrics.len());
 }
 
-/// Returns the page of metrics, once the exporter serves it.
-fn metrics(port: u16) -> Option<String> {
+/// Returns the page of metrics, once the exporter serves it; `None` if it has ended.
+///
+/// # Errors
+/// Why there is no page.
+fn metrics(exporter: &mut Child, port: u16) -> std::io::Result<Option<String>> {
     let deadline = Instant::now() + CLIENT_DEADLINE;
-    while Instant::now() < deadline {
-        if let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) {
-            stream.set_read_timeout(Some(CLIENT_DEADLINE)).ok()?;
-            stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").ok()?;
-            let mut page = String::new();
-            stream.read_to_string(&mut page).ok()?;
-            return Some(page);
+    loop {
+        if exporter.try_wait()?.is_some() {
+            return Ok(None);
         }
-        std::thread::sleep(Duration::from_millis(5));
+        match TcpStream::connect(("127.0.0.1", port)) {
+            Ok(mut stream) => {
+                stream.set_read_timeout(Some(CLIENT_DEADLINE))?;
+                stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
+                let mut page = String::new();
+                stream.read_to_string(&mut page)?;
+                return Ok(Some(page));
+            }
+            Err(error) if Instant::now() > deadline => return Err(error),
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
     }
-    None
 }
 
 /// The form in which a client takes the server's address.
@@ -271,10 +280,9 @@ fn once(folder: &Path, sources: &[u8], work: impl FnOnce() -> Result<(), String>
 }
 
 fn install(command: &mut Command) -> Result<(), String> {
-    let output = outside::run(command, INSTALL_DEADLINE);
-    let text = outside::text(&output);
-    // The last lines name the reason.
-    let lines: Vec<&str> = text.trim().lines().collect();
-    let end = lines[lines.len().saturating_sub(5)..].join("\n");
-    if output.status.success() { Ok(()) } else { Err(format!("cannot be installed: {end}")) }
+    outside::fetch(command, INSTALL_DEADLINE).map_err(|text| {
+        // The last lines name the reason.
+        let lines: Vec<&str> = text.trim().lines().collect();
+        format!("cannot be installed: {}", lines[lines.len().saturating_sub(5)..].join("\n"))
+    })
 }

@@ -3,7 +3,7 @@
 
 use cached_tests::outside;
 use cached_tests::program::Program;
-use cached_tests::server::{Server, free_port};
+use cached_tests::server::{Server, bring_up, free_port};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-const DEADLINE: Duration = Duration::from_secs(120);
+const DEADLINE: Duration = Duration::from_secs(300);
 
 fn clients() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("clients/more")
@@ -235,16 +235,19 @@ impl Running {
         Running(command.spawn().expect("the program starts"))
     }
 
-    /// Waits until it accepts connections.
-    fn connect(&mut self, port: u16, log: &Path) -> TcpStream {
+    /// Waits until it accepts connections; returns nothing if it has ended.
+    fn connect(&mut self, port: u16, log: &Path) -> Option<TcpStream> {
         let deadline = Instant::now() + DEADLINE;
         loop {
+            if self.0.try_wait().expect("its state").is_some() {
+                println!("it has ended: {:?}", std::fs::read_to_string(log));
+                return None;
+            }
             if let Ok(stream) = TcpStream::connect(("127.0.0.1", port)) {
                 stream.set_read_timeout(Some(DEADLINE)).expect("a timeout");
-                return stream;
+                return Some(stream);
             }
-            let ended = self.0.try_wait().expect("its state");
-            assert!(ended.is_none() && Instant::now() < deadline, "{:?}", std::fs::read_to_string(log));
+            assert!(Instant::now() < deadline, "{:?}", std::fs::read_to_string(log));
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -267,23 +270,27 @@ fn exchange(stream: &mut TcpStream, request: &[u8], reply: &[u8]) {
 /// twemproxy spreads keys over several servers, and takes one that ends out of the ring.
 #[test]
 fn twemproxy() {
-    let Some(mut command) = tool("twemproxy", "nutcracker", "nutcracker") else { return };
+    let Some(program) = tool("twemproxy", "nutcracker", "nutcracker") else { return };
     let servers = [Server::start(""), Server::start(""), Server::start("")];
     let directory = tempfile::tempdir().expect("a directory");
-    let (port, stats) = (free_port().port(), free_port().port());
-    let mut text = format!(
-        "pool:\n  listen: 127.0.0.1:{port}\n  hash: md5\n  distribution: ketama\n  auto_eject_hosts: false\n  \
-         timeout: 30000\n  servers:\n"
-    );
-    for server in &servers {
-        text += &format!("   - 127.0.0.1:{}:1\n", server.port());
-    }
-    let configuration = directory.path().join("nutcracker.yml");
-    std::fs::write(&configuration, text).expect("a configuration");
     let log = directory.path().join("log");
-    command.arg("-c").arg(&configuration).args(["-s", &stats.to_string(), "-a", "127.0.0.1"]);
-    let mut proxy = Running::start(&mut command, &log);
-    let mut stream = proxy.connect(port, &log);
+    let (_proxy, mut stream) = bring_up("twemproxy", |port| {
+        let mut text = format!(
+            "pool:\n  listen: 127.0.0.1:{port}\n  hash: md5\n  distribution: ketama\n  auto_eject_hosts: false\n  \
+             timeout: 60000\n  servers:\n"
+        );
+        for server in &servers {
+            text += &format!("   - 127.0.0.1:{}:1\n", server.port());
+        }
+        let configuration = directory.path().join("nutcracker.yml");
+        std::fs::write(&configuration, text).expect("a configuration");
+        let mut command = Command::new(program.get_program());
+        let stats = free_port().port().to_string();
+        command.arg("-c").arg(&configuration).args(["-s", &stats, "-a", "127.0.0.1"]);
+        let mut proxy = Running::start(&mut command, &log);
+        let stream = proxy.connect(port, &log)?;
+        Some((proxy, stream))
+    });
     for number in 0..200 {
         let request = format!("set many:{number} 3 0 {}\r\n{number}\r\n", number.to_string().len());
         exchange(&mut stream, request.as_bytes(), b"STORED\r\n");
@@ -310,31 +317,36 @@ fn twemproxy() {
 /// nginx answers from the cache, and sends what is missing to the application.
 #[test]
 fn nginx() {
-    let Some(mut command) = tool("nginx", "nginx", "nginx-light") else { return };
+    let Some(program) = tool("nginx", "nginx", "nginx-light") else { return };
     let server = Server::start("");
     let directory = tempfile::tempdir().expect("a directory");
     let root = directory.path().display();
-    let (port, log) = (free_port().port(), directory.path().join("log"));
-    let cache = server.port();
-    let text = format!(
-        "daemon off; master_process off; error_log stderr; pid {root}/pid;\nevents {{}}\nhttp {{\n  access_log off;\n  \
-         client_body_temp_path {root}/a; proxy_temp_path {root}/b; fastcgi_temp_path {root}/c; uwsgi_temp_path {root}/d; \
-         scgi_temp_path {root}/e;\n  upstream cache {{ server 127.0.0.1:{cache}; keepalive 4; }}\n  server {{\n    \
-         listen 127.0.0.1:{port};\n    location / {{ set $memcached_key page:$uri; memcached_pass cache; \
-         memcached_gzip_flag 2; default_type text/plain; error_page 404 502 504 = @missing; }}\n    \
-         location @missing {{ return 200 \"made by the application\"; }}\n  }}\n}}\n"
-    );
+    let (cache, log) = (server.port(), directory.path().join("log"));
+    let text = |port: u16| {
+        format!(
+            "daemon off; master_process off; error_log stderr; pid {root}/pid;\nevents {{}}\nhttp {{\n  access_log off;\n  \
+             client_body_temp_path {root}/a; proxy_temp_path {root}/b; fastcgi_temp_path {root}/c; uwsgi_temp_path {root}/d; \
+             scgi_temp_path {root}/e;\n  upstream cache {{ server 127.0.0.1:{cache}; keepalive 4; }}\n  server {{\n    \
+             listen 127.0.0.1:{port};\n    location / {{ set $memcached_key page:$uri; memcached_pass cache; \
+             memcached_gzip_flag 2; default_type text/plain; error_page 404 502 504 = @missing; }}\n    \
+             location @missing {{ return 200 \"made by the application\"; }}\n  }}\n}}\n"
+        )
+    };
     let configuration = directory.path().join("nginx.conf");
-    std::fs::write(&configuration, text).expect("a configuration");
-    command.arg("-c").arg(&configuration).arg("-p").arg(directory.path());
-    let mut running = Running::start(&mut command, &log);
-    drop(running.connect(port, &log));
+    let (port, mut running) = bring_up("nginx", |port| {
+        std::fs::write(&configuration, text(port)).expect("a configuration");
+        let mut command = Command::new(program.get_program());
+        command.arg("-c").arg(&configuration).arg("-p").arg(directory.path());
+        let mut running = Running::start(&mut command, &log);
+        running.connect(port, &log)?;
+        Some((port, running))
+    });
     let page = "page ".repeat(20_000);
     let mut conn = server.connect();
     conn.send(format!("set page:/known 0 0 {}\r\n{page}\r\n", page.len()).as_bytes());
     conn.expect(b"STORED\r\n", "set");
     let mut get = |path: &str| {
-        let mut stream = running.connect(port, &log);
+        let mut stream = running.connect(port, &log).expect("nginx runs");
         stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).expect("a request");
         let mut text = String::new();
         stream.read_to_string(&mut text).expect("an answer");

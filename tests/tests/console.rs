@@ -12,7 +12,7 @@ use cached_admin::{Access, AdminConfig, AdminServer, Response, Tokens};
 use cached_tests::browser::{Browser, Viewport};
 use cached_tests::http;
 use cached_tests::program::{Flavour, Program};
-use cached_tests::server::Server;
+use cached_tests::server::{Server, free_port};
 use serde_json::{Value, json};
 
 const DOCUMENTS: [&str; 6] =
@@ -410,7 +410,8 @@ fn a_token_is_asked_for_and_kept_in_the_tab() {
 #[test]
 fn a_server_away_is_shown_and_found_again() {
     let Some(mut browser) = Browser::start("a_server_away_is_shown_and_found_again") else { return };
-    let fixture = Fixture::start("127.0.0.1:0", &all_documents(), &[]);
+    // A port that no outgoing connection takes while the server is away.
+    let fixture = Fixture::start(&free_port().to_string(), &all_documents(), &[]);
     let address = fixture.address();
     open(&mut browser, &fixture.url(), Viewport::LAPTOP);
     drop(fixture);
@@ -449,7 +450,7 @@ fn a_server_under_load_shows_what_its_clients_do() {
         [synapse]\nlisten = [\"127.0.0.1:0\"]\n";
     std::fs::write(&config, text).expect("a configuration");
     let server = Server::start(&format!("--config={} -t 2", config.display()));
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + cached_tests::conn::DEADLINE;
     let address = loop {
         let log = server.log();
         if let Some(line) = log.lines().find_map(|line| line.strip_prefix("admin on http://")) {

@@ -3,11 +3,12 @@
 
 use blocker::executor::block_on;
 use blocker::{Blocker, Durability, Name, Namespace, ObjectId, ReadRequest, WriteRequest};
+use cached_tests::object_client;
 use cached_tests::program::{Flavour, Program};
 use cached_tests::server::{START_STOP_DEADLINE, Server, Start};
 use std::path::Path;
 use std::time::Instant;
-use synapse::{Address, ClientConfig, SynapseBlocker};
+use synapse::{Address, SynapseBlocker};
 
 /// `EX_SOFTWARE`.
 const DEFECT: i32 = 70;
@@ -28,7 +29,8 @@ fn object() -> ObjectId {
 }
 
 fn connect(socket: &Path) -> SynapseBlocker {
-    SynapseBlocker::connect_on_thread(ClientConfig::new(Address::Unix(socket.into()))).expect("a connection")
+    SynapseBlocker::connect_on_thread(object_client::config(Address::Unix(socket.into())))
+        .expect("a connection")
 }
 
 /// The process names the thread, stores dirty data, and ends with a status of its own, whichever thread has

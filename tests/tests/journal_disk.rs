@@ -16,6 +16,7 @@ use std::sync::atomic::Ordering;
 
 use blocker::executor::block_on;
 use blocker::{Blocker, Durability, ReadRequest, WriteRequest};
+use cached_tests::ending::SetOnDrop;
 use cached_tests::http;
 use cached_tests::kill9;
 use cached_tests::kill9::load::{self, Habits, Round};
@@ -127,6 +128,7 @@ fn a_full_disk_under_load_loses_nothing_and_the_journal_comes_back() {
     };
     let state = || metric(&*client, "cached_journal_state");
     let seen: Vec<_> = std::thread::scope(|scope| {
+        let _end = SetOnDrop(&round.is_over);
         let writers: Vec<_> = (models.iter_mut().enumerate())
             .map(|(writer, model)| {
                 let (client, round) = (Arc::clone(&client), &round);

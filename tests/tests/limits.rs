@@ -6,7 +6,7 @@ use cached_tests::program::{Flavour, Program};
 use cached_tests::server::{Server, Start};
 use std::time::{Duration, Instant};
 
-const DEADLINE: Duration = Duration::from_secs(30);
+const DEADLINE: Duration = Duration::from_secs(120);
 
 fn is_cached() -> bool {
     Program::under_test().flavour == Flavour::Cached

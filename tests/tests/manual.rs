@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(180);
 const PROGRAMS: [&str; 3] = ["cached", "synapsed", "cachectl"];
 
 fn output(command: &mut Command) -> String {

@@ -4,7 +4,7 @@
 
 use cached_tests::outside;
 use cached_tests::program::{repository, workspace_programs};
-use cached_tests::server::free_port;
+use cached_tests::server::{bring_up, free_port};
 use cached_tests::tls::Certificates;
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(180);
 
 fn monitoring() -> PathBuf {
     repository().join("deploy/monitoring")
@@ -119,10 +119,6 @@ impl Drop for Running {
     }
 }
 
-fn free_ports<const COUNT: usize>() -> [u16; COUNT] {
-    [(); COUNT].map(|()| free_port().port())
-}
-
 /// Returns the body of the answer to a GET, if there is one with the status 200.
 fn get(port: u16, path: &str) -> Option<String> {
     let mut socket = TcpStream::connect(SocketAddr::from(([127, 0, 0, 1], port))).ok()?;
@@ -171,9 +167,18 @@ fn query(prometheus: u16, expression: &str) -> Vec<serde_json::Value> {
     answer["data"]["result"].as_array().unwrap_or_else(|| panic!("{expression}: {answer}")).clone()
 }
 
-/// Starts a server with everything that has metrics, uses it, and returns it with its admin port.
-fn server_in_use(dir: &Path) -> (Running, u16) {
-    let [memcached, encrypted, synapse, admin] = free_ports();
+impl Running {
+    /// Waits until it answers a probe with status 200; returns it then, and nothing if it has ended.
+    fn once_ready(mut self, port: u16, probe: &str) -> Option<Running> {
+        let is_ready = wait("it is ready", || match self.0.try_wait().expect("its state") {
+            Some(_) => Some(false),
+            None => get(port, probe).map(|_| true),
+        });
+        is_ready.then_some(self)
+    }
+}
+
+fn start_server(dir: &Path, [memcached, encrypted, synapse, admin]: [u16; 4]) -> Running {
     let config = dir.join("cached.toml");
     let [chain, key] = ["server.pem", "server.key"].map(|name| Certificates::shared().path(name));
     let (store, journal) = (dir.join("store"), dir.join("journal"));
@@ -187,8 +192,16 @@ fn server_in_use(dir: &Path) -> (Running, u16) {
     fs::write(&config, text).expect("a file");
     let mut command = Command::new(workspace_programs().join("cached"));
     command.arg("--config").arg(&config).stdin(Stdio::null()).stdout(Stdio::null());
-    let server = Running(command.spawn().expect("the server starts"));
-    wait("the admin listener is ready", || get(admin, "/readyz"));
+    Running(command.spawn().expect("the server starts"))
+}
+
+/// Starts a server with everything that has metrics, uses it, and returns it with its admin port.
+fn server_in_use(dir: &Path) -> (Running, u16) {
+    let (server, [memcached, synapse, admin]) = bring_up("the server", |memcached| {
+        let [encrypted, synapse, admin] = [(); 3].map(|()| free_port().port());
+        let server = start_server(dir, [memcached, encrypted, synapse, admin]);
+        server.once_ready(admin, "/readyz").map(|server| (server, [memcached, synapse, admin]))
+    });
     let mut socket = TcpStream::connect(("127.0.0.1", memcached)).expect("a connection");
     for _ in 0..200 {
         socket.write_all(b"set k 0 0 5\r\nhello\r\nget k none\r\n").expect("requests");
@@ -215,7 +228,6 @@ fn expressions_find_their_metrics_and_no_alert_fires() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let (_server, admin) = server_in_use(dir.path());
 
-    let [port] = free_ports();
     let config = dir.path().join("prometheus.yml");
     let text = format!(
         "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: [{:?}]\nscrape_configs:\n- job_name: cached\n  \
@@ -223,32 +235,52 @@ fn expressions_find_their_metrics_and_no_alert_fires() {
         monitoring().join("cached.rules.yml")
     );
     fs::write(&config, text).expect("a file");
-    let mut command = Command::new(prometheus);
-    command.arg(format!("--config.file={}", config.display()));
-    command.arg(format!("--storage.tsdb.path={}", dir.path().join("tsdb").display()));
-    command.arg(format!("--web.listen-address=127.0.0.1:{port}")).arg("--log.level=warn");
-    let _prometheus = Running(command.stdin(Stdio::null()).spawn().expect("Prometheus starts"));
-    wait("Prometheus is ready", || get(port, "/-/ready"));
+    let (_prometheus, port) = bring_up("Prometheus", |port| {
+        let mut command = Command::new(&prometheus);
+        command.arg(format!("--config.file={}", config.display()));
+        command.arg(format!("--storage.tsdb.path={}", dir.path().join("tsdb").display()));
+        command.arg(format!("--web.listen-address=127.0.0.1:{port}")).arg("--log.level=warn");
+        let prometheus = Running(command.stdin(Stdio::null()).spawn().expect("Prometheus starts"));
+        prometheus.once_ready(port, "/-/ready").map(|prometheus| (prometheus, port))
+    });
     wait("four scrapes", || {
         let count = query(port, "count_over_time(up{job=\"cached\"}[5m])");
         let count = count.first()?["value"][1].as_str()?.parse::<u32>().ok()?;
         (count >= 4 && !query(port, "up{job=\"cached\"} == 1").is_empty()).then_some(())
     });
 
-    let exported: BTreeSet<String> = query(port, "count by (__name__) ({job=\"cached\"})")
-        .iter()
-        .filter_map(|one| one["metric"]["__name__"].as_str().map(str::to_owned))
-        .collect();
     let (alerts, panels) = (rules("expr"), dashboard());
     assert!(alerts.len() > 10 && panels.len() > 30);
     let used: BTreeSet<&str> =
         alerts.iter().chain(&panels).flat_map(|expression| metrics(expression)).collect();
+    // A scrape that takes longer than a second fails, and there is nothing until the next one: this machine may be busy.
+    let end = Instant::now() + DEADLINE;
+    while let Err(problem) = judge(port, &used, &panels) {
+        assert!(Instant::now() < end, "{problem}");
+        std::thread::sleep(Duration::from_millis(500));
+    }
+}
+
+/// Returns what is wrong with the figures of a healthy server.
+fn judge(prometheus: u16, used: &BTreeSet<&str>, panels: &[String]) -> Result<(), String> {
+    let exported: BTreeSet<String> = query(prometheus, "count by (__name__) ({job=\"cached\"})")
+        .iter()
+        .filter_map(|one| one["metric"]["__name__"].as_str().map(str::to_owned))
+        .collect();
     let missing: Vec<&&str> = used.iter().filter(|name| !exported.contains(**name)).collect();
-    assert!(missing.is_empty(), "{missing:?} are used and not exported; exported are {exported:#?}");
-    let empty: Vec<&String> = panels.iter().filter(|expression| query(port, expression).is_empty()).collect();
-    assert!(empty.is_empty(), "these show nothing: {empty:#?}");
+    if !missing.is_empty() {
+        return Err(format!("{missing:?} are used and not exported; exported are {exported:#?}"));
+    }
+    let is_empty = |expression: &&String| query(prometheus, expression).is_empty();
+    let empty: Vec<&String> = panels.iter().filter(is_empty).collect();
+    if !empty.is_empty() {
+        return Err(format!("these show nothing: {empty:#?}"));
+    }
     // Pending ones as well, except those that depend on how fast this machine is at present.
     let slow = "CachedLatencyHigh|CachedStoreSlow|CachedJournalSlow";
-    let firing = query(port, &format!("ALERTS{{alertname!~\"{slow}\"}} or ALERTS{{alertstate=\"firing\"}}"));
-    assert!(firing.is_empty(), "a healthy server has alerts: {firing:#?}");
+    let firing = format!("ALERTS{{alertname!~\"{slow}\"}} or ALERTS{{alertstate=\"firing\"}}");
+    match query(prometheus, &firing) {
+        firing if firing.is_empty() => Ok(()),
+        firing => Err(format!("a healthy server has alerts: {firing:#?}")),
+    }
 }

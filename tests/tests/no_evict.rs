@@ -1,6 +1,8 @@
 //! Full memory with `-M`: deletions and expiry make room, and changes without a new value need none.
 
 use cached_tests::conn::Conn;
+use cached_tests::daemon::wait_for;
+use cached_tests::ending::SetOnDrop;
 use cached_tests::server::Server;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -146,6 +148,7 @@ fn a_flush_falls_due_under_evictions() {
     std::thread::scope(|scope| {
         let mut flood = server.connect();
         let is_done = &is_done;
+        let done = SetOnDrop(is_done);
         scope.spawn(move || {
             let (value, large) = ("v".repeat(4_000), "v".repeat(500_000));
             for round in 0.. {
@@ -163,12 +166,12 @@ fn a_flush_falls_due_under_evictions() {
         for _ in 0..ROUNDS {
             // Each flush empties the memory: the next one comes when it is full again and items are evicted.
             let before = server.stat("evictions");
-            while server.stat("evictions") == before {}
+            wait_for("an eviction", || (server.stat("evictions") != before).then_some(()));
             other.ask(b"flush_all 5\r\n", b"OK\r\n");
             other.ask(b"debugtime 10\r\n", b"OK\r\n");
             watcher.read_until_quiet(Duration::from_millis(1));
         }
-        is_done.store(true, Ordering::Relaxed);
+        drop(done);
     });
     server.assert_serves("flushes that fell due under evictions");
 }

@@ -6,13 +6,14 @@ use blocker::{
     Blocker, ClaimRequest, Durability, Epoch, Error, FlushRequest, Name, Namespace, ObjectId, ReadRequest,
     Scope, WriteRequest, WriterId,
 };
+use cached_tests::object_client;
 use cached_tests::program::{Flavour, Program};
 use cached_tests::server::{Server, Start};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use synapse::{Address, ClientConfig, Secret, SynapseBlocker};
+use synapse::{Address, Secret, SynapseBlocker};
 
-const DEADLINE: Duration = Duration::from_secs(30);
+const DEADLINE: Duration = Duration::from_secs(120);
 const OBJECT_BYTES: usize = 5000;
 
 /// Returns true for memcached, which has no object cache.
@@ -65,7 +66,7 @@ impl Place {
 }
 
 fn connect(socket: &Path, secret: Option<&str>) -> blocker::Result<SynapseBlocker> {
-    let mut config = ClientConfig::new(Address::Unix(socket.into()));
+    let mut config = object_client::config(Address::Unix(socket.into()));
     config.secret = secret.map(|text| Secret::new(text.as_bytes()).expect("long enough"));
     SynapseBlocker::connect_on_thread(config)
 }

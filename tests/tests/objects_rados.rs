@@ -10,10 +10,10 @@ use blocker::{
     WriteRequest,
 };
 use cached_tests::ceph::Cluster;
-
+use cached_tests::object_client;
 use cached_tests::program::{Flavour, Program};
 use cached_tests::server::Server;
-use synapse::{Address, ClientConfig, SynapseBlocker};
+use synapse::{Address, SynapseBlocker};
 
 fn cluster(test: &str) -> Option<Cluster> {
     Cluster::up(test, Path::new(env!("CARGO_TARGET_TMPDIR")))
@@ -43,7 +43,7 @@ impl Place {
     }
 
     fn connect(&self) -> SynapseBlocker {
-        SynapseBlocker::connect_on_thread(ClientConfig::new(Address::Unix(self.socket())))
+        SynapseBlocker::connect_on_thread(object_client::config(Address::Unix(self.socket())))
             .expect("a connection")
     }
 }

@@ -3,13 +3,15 @@
 use blocker::executor::block_on;
 use blocker::{Blocker, BlockerExt, ObjectId, ReadRequest, WriteRequest};
 use cached_tests::daemon::{DEADLINE, Daemon, wait_for};
+use cached_tests::ending::SetOnDrop;
 use cached_tests::program::workspace_programs;
 use cached_tests::server::Server;
 use cached_tests::tls::Certificates;
-use cached_tests::{http, outside};
+use cached_tests::{http, object_client, outside};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use synapse::{Address, ClientConfig, SynapseBlocker};
 
@@ -20,25 +22,33 @@ const CACHE: &str = "[objects]\nwrite = \"back\"\ndirty_age_ms_max = 3600000\n";
 const LIMITS: &str = "# limits\n# end of limits\n";
 
 fn cached() -> Daemon {
+    cached_with(|text| text)
+}
+
+fn cached_with(change: fn(String) -> String) -> Daemon {
     Daemon::start("cached", |place| {
-        format!(
+        change(format!(
             "[insight]\nsampled_share = 1.0\n{CACHE}[objects.backend]\nkind = \"file\"\npath = \"{place}/store\"\n\
              [synapse]\nlisten = [\"unix:{place}/synapse\"]\n{LIMITS}"
-        )
+        ))
     })
 }
 
 fn synapsed() -> Daemon {
+    synapsed_with(|text| text)
+}
+
+fn synapsed_with(change: fn(String) -> String) -> Daemon {
     Daemon::start("synapsed", |place| {
-        format!(
+        change(format!(
             "backend = \"file:{place}/store\"\n[insight]\nsampled_share = 1.0\n{CACHE}memory_bytes_max = \"1 MiB\"\n\
              dirty_bytes_max = \"256 KiB\"\n[synapse]\nlisten = [\"unix:{place}/synapse\"]\n{LIMITS}"
-        )
+        ))
     })
 }
 
 fn connect(socket: &Path) -> SynapseBlocker {
-    let client = SynapseBlocker::connect_on_thread(ClientConfig::new(Address::Unix(socket.into())));
+    let client = SynapseBlocker::connect_on_thread(object_client::config(Address::Unix(socket.into())));
     client.expect("a connection")
 }
 
@@ -103,6 +113,7 @@ fn the_cache_is_taken_out_and_put_back_under_load() {
         };
         std::thread::scope(|scope| {
             let work = &work;
+            let end = SetOnDrop(&is_over);
             let clients: Vec<_> = (0..3).map(|client| scope.spawn(move || work(client))).collect();
             for _ in 0..5 {
                 for (command, state) in
@@ -114,12 +125,95 @@ fn the_cache_is_taken_out_and_put_back_under_load() {
                     assert_eq!((code, shown.contains(state)), (0, true), "{shown}");
                 }
             }
-            is_over.store(true, Ordering::Relaxed);
+            drop(end);
             clients.into_iter().for_each(|client| client.join().expect("a client"));
         });
         assert_eq!(daemon.cachectl(&["cache", "detach"]).0, 0);
         assert_eq!(daemon.json("/status.json")["objects"]["dirty_bytes"], 0, "all is stored");
         assert_eq!(daemon.cachectl(&["cache", "attach"]).0, 0);
+    }
+}
+
+/// A cache that the configuration has detached is so from the start on, and is named where an operator looks.
+#[test]
+fn a_cache_starts_detached_and_is_named_until_it_is_attached() {
+    let out = |text: String| text.replace("[objects]\n", "[objects]\nattached = false\n");
+    for daemon in [cached_with(out), synapsed_with(out)] {
+        wait_for("a detached cache", || {
+            (daemon.metric("cached_objects_attached") == Some(0.0)).then_some(())
+        });
+        let is_named = |is: bool| {
+            let (status, body) = http::get(&daemon.admin, "/readyz");
+            assert_eq!((status, body.contains("the object cache is detached")), (200, is), "{body}");
+            let (code, top) = daemon.cachectl(&["top", "--once"]);
+            assert_eq!((code, top.contains("the object cache is detached")), (0, is), "{top}");
+        };
+        is_named(true);
+        assert_eq!(daemon.json("/status.json")["objects"]["attach_state"], "detached");
+        assert!(daemon.log().contains("attached = false"), "{}", daemon.log());
+        write(&daemon.path("synapse"));
+        assert_eq!(daemon.json("/status.json")["objects"]["dirty_bytes"], 0);
+        daemon.configure(|text| text.replace("attached = false", "attached = true"));
+        let (code, report) = daemon.cachectl(&["reload"]);
+        assert_eq!((code, report.contains("objects.attached false -> true")), (0, true), "{report}");
+        wait_for("an attached cache", || {
+            (daemon.json("/status.json")["objects"]["attach_state"] == "attached").then_some(())
+        });
+        is_named(false);
+        write(&daemon.path("synapse"));
+        assert_eq!(daemon.json("/status.json")["objects"]["dirty_bytes"], 8192);
+    }
+}
+
+/// Returns the exit status and the text of `cachectl namespace` over synapse.
+fn over_synapse(socket: &Path, arguments: &[&str]) -> (i32, String) {
+    let mut command = Command::new(workspace_programs().join("cachectl"));
+    command.arg("-b").arg(format!("synapse:unix:{}", socket.display())).arg("namespace");
+    let output = outside::run(command.args(arguments), DEADLINE);
+    (output.status.code().expect("an exit status"), outside::text(&output))
+}
+
+/// Over synapse namespaces are listed by every client, and changed where the server's configuration lets them be.
+#[test]
+fn namespaces_are_managed_over_synapse() {
+    for daemon in [cached(), synapsed()] {
+        let socket = daemon.path("synapse");
+        let namespace = |arguments: &[&str]| over_synapse(&socket, arguments);
+        write(&socket);
+        let (code, listed) = namespace(&["list"]);
+        assert_eq!(
+            (code, listed.starts_with("vm  back, 1 objects, 8192 bytes cached")),
+            (0, true),
+            "{listed}"
+        );
+        let (code, refused) = namespace(&["set", "vm", "quota_bytes_max=16KiB"]);
+        assert_eq!((code, refused.contains("allow_namespace_changes")), (4, true), "{refused}");
+    }
+    let allowed = |text: String| text.replace(LIMITS, "allow_namespace_changes = true\n");
+    for daemon in [cached_with(allowed), synapsed_with(allowed)] {
+        let socket = daemon.path("synapse");
+        let namespace = |arguments: &[&str]| over_synapse(&socket, arguments);
+        write(&socket);
+        assert_eq!(namespace(&["create", "vm", "--write", "through"]).0, 4, "it is there");
+        let (code, set) = namespace(&["create", "new", "--write", "back", "store_weight=3"]);
+        assert_eq!((code, set.contains("store_weight=3")), (0, true), "{set}");
+        assert_eq!(namespace(&["set", "vm", "quota_bytes_max=16KiB"]).0, 0);
+        // As the admin listener has it.
+        for name in ["vm", "new"] {
+            let (code, by_admin) = daemon.cachectl(&["namespace", "show", name]);
+            let ages = |text: &str| -> Vec<String> {
+                text.lines().filter(|line| !line.contains("dirty_age_ms")).map(str::to_owned).collect()
+            };
+            assert_eq!(code, 0);
+            assert_eq!(ages(&namespace(&["show", name]).1), ages(&by_admin));
+        }
+        let (code, wrong) = namespace(&["set", "vm", "store_weight=0"]);
+        assert_eq!((code, wrong.contains("store_weight")), (2, true), "{wrong}");
+        let (code, refused) = namespace(&["remove", "vm"]);
+        assert_eq!((code, refused.contains("not stored")), (4, true), "{refused}");
+        let (code, removed) = namespace(&["remove", "vm", "--flush"]);
+        assert_eq!((code, removed.contains("8192 bytes were dropped")), (0, true), "{removed}");
+        assert_eq!(namespace(&["show", "none"]).0, 3);
     }
 }
 

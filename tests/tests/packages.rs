@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 /// A clean Debian may have to be fetched.
-const DEADLINE: Duration = Duration::from_secs(400);
+const DEADLINE: Duration = Duration::from_secs(1200);
 
 /// Returns whether root's rights and these programs of these Debian packages are here; else the test is skipped.
 fn possible(test: &str, programs: &[(&str, &str)]) -> bool {

@@ -2,6 +2,8 @@
 
 use blocker::executor::block_on;
 use blocker::*;
+use cached_tests::ending::SetOnDrop;
+use cached_tests::object_client;
 use cached_tests::program::{Flavour, Program};
 use cached_tests::server::{START_STOP_DEADLINE, Server, Start};
 use std::path::PathBuf;
@@ -182,7 +184,7 @@ fn write_modes_and_dirty_limits_change() {
     };
     file.write(&text("", ""));
     let server = file.start("");
-    let client = SynapseBlocker::connect_on_thread(ClientConfig::new(Address::Unix(socket.clone())))
+    let client = SynapseBlocker::connect_on_thread(object_client::config(Address::Unix(socket.clone())))
         .expect("a client");
     let mode = || block_on(client.control().policy(object(0).namespace)).expect("a policy").write;
     let write = |number| {
@@ -233,7 +235,7 @@ fn a_wrong_password_file_keeps_the_object_cache_as_it_was() {
     std::fs::write(&passwords, "user:password\n").expect("the passwords");
     file.write(&text("through"));
     let server = file.start("");
-    let client = SynapseBlocker::connect_on_thread(ClientConfig::new(Address::Unix(socket.clone())))
+    let client = SynapseBlocker::connect_on_thread(object_client::config(Address::Unix(socket.clone())))
         .expect("a client");
     let mode = || block_on(client.control().policy(object(0).namespace)).expect("a policy").write;
     std::fs::write(&passwords, "no colon\n").expect("the passwords");
@@ -298,12 +300,13 @@ fn a_hundred_reloads_under_load_disturb_no_client() {
     file.write(&text(0));
     let server = file.start("-t 2");
     let connect = || {
-        let mut config = ClientConfig::new(Address::Unix(socket.clone()));
+        let mut config = object_client::config(Address::Unix(socket.clone()));
         config.secret = Some(synapse::Secret::from_file(&secret).expect("a secret"));
         SynapseBlocker::connect_on_thread(config).expect("a client")
     };
     let (is_over, requests) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
+        let _end = SetOnDrop(&is_over);
         for client in 0..CLIENTS {
             let mut conn = server.connect();
             let (is_over, requests) = (&is_over, &requests);
@@ -345,7 +348,6 @@ fn a_hundred_reloads_under_load_disturb_no_client() {
             until("in force", &server, || setting(&server, "maxconns") == maxconns);
             until("clients work", &server, || requests.load(Ordering::Relaxed) > before);
         }
-        is_over.store(true, Ordering::Release);
     });
     assert_eq!(server.stat("rejected_connections"), 0);
     println!(

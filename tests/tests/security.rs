@@ -40,7 +40,6 @@ use cached_tests::server::{Address, Server, Start};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::path::PathBuf;
-use std::time::Duration;
 
 /// Runs a test on a silent server and on one that logs everything.
 fn with_and_without_log(test: impl Fn(&mut Server)) {
@@ -445,7 +444,7 @@ fn half_closed_connections_are_closed() {
             conn.finish_sending();
             conn.expect_closed("half closed");
         }
-        let deadline = std::time::Instant::now() + Duration::from_secs(30);
+        let deadline = std::time::Instant::now() + cached_tests::conn::DEADLINE;
         while server.stat("curr_connections") > 8 {
             assert!(std::time::Instant::now() < deadline, "connections are kept");
         }

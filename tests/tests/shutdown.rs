@@ -1,7 +1,9 @@
 //! Shutdown: accepted requests are answered completely; no client can keep the server from ending.
 
+use cached_tests::daemon::wait_for;
+use cached_tests::ending::SetOnDrop;
 use cached_tests::program::Flavour;
-use cached_tests::server::{Address, Server, Start};
+use cached_tests::server::{Address, START_STOP_DEADLINE, Server, Start};
 use std::io::Write;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -80,6 +82,7 @@ fn clients_that_flood_do_not_delay_the_end() {
         // All are connected before the first sends: the requests of one may bring the signal.
         let streams = [(); 2].map(|()| TcpStream::connect(address).expect("a connection"));
         for mut stream in streams {
+            stream.set_write_timeout(Some(START_STOP_DEADLINE)).expect("a limit");
             let (flood, sent) = (&flood, &sent);
             scope.spawn(move || {
                 // Until the server has ended.
@@ -88,9 +91,7 @@ fn clients_that_flood_do_not_delay_the_end() {
                 }
             });
         }
-        while sent.load(Ordering::Relaxed) < 20 {
-            std::thread::yield_now();
-        }
+        wait_for("floods", || (sent.load(Ordering::Relaxed) >= 20).then_some(()));
         server.signal(libc::SIGTERM);
         let status = server.wait_exit();
         println!("{status} after {} floods of 126 KB", sent.load(Ordering::Relaxed));
@@ -102,15 +103,20 @@ fn clients_that_flood_do_not_delay_the_end() {
 #[test]
 fn replies_are_whole_when_the_server_ends_under_load() {
     let mut server = Server::start("");
-    let stopping = AtomicBool::new(false);
+    let (stopping, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
     let (answered, running) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    std::thread::scope(|scope| {
+    let status = std::thread::scope(|scope| {
+        let _end = SetOnDrop(&is_over);
         for client in 0..8 {
             let mut conn = server.connect();
-            let (stopping, answered, running) = (&stopping, &answered, &running);
+            let (stopping, is_over) = (&stopping, &is_over);
+            let (answered, running) = (&answered, &running);
             scope.spawn(move || {
                 let mut counted = false;
                 for number in 0.. {
+                    if is_over.load(Ordering::Relaxed) {
+                        return;
+                    }
                     conn.send(format!("ms key{client} 5 Onumber{number}\r\n01234\r\n").as_bytes());
                     match conn.try_read_line() {
                         Some(line) => assert_eq!(line, format!("HD Onumber{number}").as_bytes()),
@@ -127,13 +133,11 @@ fn replies_are_whole_when_the_server_ends_under_load() {
                 }
             });
         }
-        while running.load(Ordering::Acquire) < 8 {
-            std::thread::yield_now();
-        }
+        wait_for("replies to all", || (running.load(Ordering::Acquire) == 8).then_some(()));
         stopping.store(true, Ordering::Release);
         server.signal(libc::SIGTERM);
+        server.wait_exit()
     });
-    let status = server.wait_exit();
     println!("{} requests answered, {status}", answered.load(Ordering::Relaxed));
     assert!(status.success(), "{status}");
 }
@@ -167,7 +171,7 @@ fn the_socket_of_a_new_server_stays() {
     let before = inode();
     // It listens on the path already, so only a new file shows that the new server does.
     let mut new = Start::new().unix_at(&path).start();
-    let deadline = Instant::now() + cached_tests::server::START_STOP_DEADLINE;
+    let deadline = Instant::now() + START_STOP_DEADLINE;
     while inode() == before || inode().is_none() {
         assert!(Instant::now() < deadline, "the new server does not listen");
     }

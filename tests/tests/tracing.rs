@@ -5,6 +5,7 @@ use blocker::executor::block_on;
 use blocker::trace::{FinishedSpan, SpanKind, Tracer};
 use blocker::{Blocker, ObjectId, ReadRequest, WriteRequest};
 use cached_tests::daemon::{Daemon, wait_for};
+use cached_tests::object_client;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value};
 use opentelemetry_proto::tonic::trace::v1::Span;
@@ -15,7 +16,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use synapse::{Address, ClientConfig, SynapseBlocker};
+use synapse::{Address, SynapseBlocker};
 
 /// A span, and the program that sent it.
 type Received = (String, Span);
@@ -110,7 +111,7 @@ fn objects(place: &str, backend: &str, tracing: &str) -> String {
 }
 
 fn client(socket: &Path, tracer: Option<Tracer>) -> SynapseBlocker {
-    let mut config = ClientConfig::new(Address::Unix(socket.into()));
+    let mut config = object_client::config(Address::Unix(socket.into()));
     config.tracer = tracer;
     SynapseBlocker::connect_on_thread(config).expect("a connection")
 }

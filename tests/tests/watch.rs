@@ -1,9 +1,9 @@
 //! `watch`: event lines in memcached's format, and no client waits for a watcher that does not read.
 
-use cached_tests::conn::Conn;
+use cached_tests::conn::{Conn, DEADLINE};
 use cached_tests::frame::{Request, op};
 use cached_tests::server::Server;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Reads one line and removes its time.
 fn event(watcher: &mut Conn) -> String {
@@ -114,7 +114,7 @@ fn a_watcher_that_does_not_read() {
     let mut conn = server.connect();
     let line = format!("get {}\r\n", "k".repeat(200));
     let batch = line.repeat(500);
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + DEADLINE;
     while server.stat("log_watcher_skipped") == 0 {
         conn.send(batch.as_bytes());
         conn.send(b"mn\r\n");
@@ -152,7 +152,7 @@ fn invalid_watch_commands_are_refused() {
     let watchers: Vec<Conn> = (0..20).map(|_| watch(&server, "sysevents rawcmds proxyreqs")).collect();
     server.connect().ask(b"watch\r\n", b"WATCHER_TOO_MANY log watcher limit reached\r\n");
     drop(watchers);
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + DEADLINE;
     while server.stat("log_watchers") > 0 {
         assert!(Instant::now() < deadline, "watchers that have left still count");
     }

@@ -78,11 +78,11 @@ fn cancelled_calls_leave_nothing_behind(cluster: &Cluster) {
     write(&*store, &last, b"x").unwrap();
     let start = Instant::now();
     while store.families().number("rados_operations_in_flight") != Some(Number::Integer(0)) {
-        assert!(start.elapsed() < Duration::from_secs(30), "operations never end: {:?}", store.families());
+        assert!(start.elapsed() < Duration::from_secs(180), "operations never end: {:?}", store.families());
         std::thread::yield_now();
     }
     let store = std::sync::Arc::into_inner(store).unwrap();
-    assert!(store.close(Duration::from_secs(30)), "the connection does not close");
+    assert!(store.close(Duration::from_secs(180)), "the connection does not close");
 }
 
 const KEYS: u64 = 6;
@@ -137,7 +137,7 @@ fn nothing_acknowledged_is_lost_when_the_osd_is_killed(cluster: &Cluster) {
             let before = total();
             let start = Instant::now();
             while total() < before + KEYS {
-                assert!(start.elapsed() < Duration::from_secs(60), "no recovery: {:?}", store.families());
+                assert!(start.elapsed() < Duration::from_secs(180), "no recovery: {:?}", store.families());
                 std::thread::yield_now();
             }
         }
@@ -157,7 +157,8 @@ fn nothing_acknowledged_is_lost_when_the_osd_is_killed(cluster: &Cluster) {
 }
 
 fn a_change_that_comes_late_is_refused(cluster: &Cluster) {
-    let mut config = cluster.config();
+    let patient = cluster.config();
+    let mut config = patient.clone();
     config.op_timeout = Duration::from_secs(1);
     let store = cluster.open(&config);
     let mut subscriber = store.subscribe();
@@ -166,7 +167,7 @@ fn a_change_that_comes_late_is_refused(cluster: &Cluster) {
         eventually("write", || write(&*store, id, b"first"));
     }
     // Another client, that has seen the object as it was before.
-    let other = cluster.open(&config);
+    let other = cluster.open(&patient);
     write(&*other, &one, b"first").unwrap();
     cluster.dev("osd", &["pause"]);
     let begun = Instant::now();
@@ -182,7 +183,8 @@ fn a_change_that_comes_late_is_refused(cluster: &Cluster) {
     assert!(matches!(unread, Err(Error::Retryable(_))), "{unread:?}");
     let next = write(&*store, &one, b"newer");
     assert!(matches!(next, Err(Error::Retryable(_))), "{next:?}");
-    assert!(begun.elapsed() < Duration::from_secs(10), "answers took {:?}", begun.elapsed());
+    // The OSD would never answer.
+    assert!(begun.elapsed() < Duration::from_secs(60), "answers took {:?}", begun.elapsed());
     assert_eq!(store.families().number("rados_objects_unsettled"), Some(Number::Integer(2)));
     assert!(matches!(subscriber.try_next(), Some(Event::Degraded(_))));
     cluster.dev("osd", &["resume"]);
@@ -214,7 +216,7 @@ fn a_full_cluster_says_so_and_recovers(cluster: &Cluster) {
     let error = loop {
         match write(&*store, &new, &[1; 4096]) {
             Err(error) => break error,
-            Ok(()) => assert!(start.elapsed() < Duration::from_secs(30), "a full cluster takes everything"),
+            Ok(()) => assert!(start.elapsed() < Duration::from_secs(180), "a full cluster takes everything"),
         }
         block_on(store.delete(DeleteRequest::new(new.clone()))).unwrap();
     };
@@ -250,7 +252,7 @@ fn a_deleted_pool_is_waited_for(cluster: &Cluster) {
                 );
                 break;
             }
-            Ok(_) => assert!(start.elapsed() < Duration::from_secs(30), "a deleted pool can be read"),
+            Ok(_) => assert!(start.elapsed() < Duration::from_secs(180), "a deleted pool can be read"),
         }
     }
     let refused = write(&*store, &id, b"nowhere");

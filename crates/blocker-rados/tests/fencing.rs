@@ -87,7 +87,7 @@ fn depose(cluster: &Cluster, scope: &Scope, domain: Option<OrderDomain>, round: 
         let wait_for = |counter: &AtomicU64, count: u64| {
             let start = Instant::now();
             while counter.load(Ordering::Relaxed) < count {
-                if start.elapsed() > Duration::from_secs(30) {
+                if start.elapsed() > Duration::from_secs(180) {
                     // The writers have failed, and report it themselves.
                     stop.store(true, Ordering::Release);
                     panic!("round {round}: the deposed writers do not come on");

@@ -111,7 +111,7 @@ fn through(cluster: &Cluster, config: &RadosConfig, trouble: impl FnOnce(&dyn Fn
                 let wanted = acknowledged.load(Ordering::Acquire) + rounds;
                 while acknowledged.load(Ordering::Acquire) < wanted {
                     let metrics = || store.families();
-                    assert!(start.elapsed() < Duration::from_secs(60), "no progress: {:?}", metrics());
+                    assert!(start.elapsed() < Duration::from_secs(180), "no progress: {:?}", metrics());
                     std::thread::park_timeout(Duration::from_millis(2));
                 }
             }

@@ -9,6 +9,7 @@ use cached_metrics::Families;
 use crate::capabilities::Capabilities;
 use crate::error::{Error, Reason, Result};
 use crate::name::{Namespace, ObjectId};
+use crate::namespace_state::{DirtyData, NamespacePage, NamespaceSetting, NamespaceState, RemovedNamespace};
 use crate::order::Epoch;
 use crate::reply::Reply;
 
@@ -152,6 +153,7 @@ pub struct LossPage {
 /// | `quota`, `set_quota`, `namespaces` | forwards | forwards |
 /// | `metrics` | its own and those from below | its own, if it has any, and those from below |
 /// | `losses` | answers | forwards |
+/// | `namespace_state`, `namespace_states`, `change_namespace`, `remove_namespace` | answers | forwards |
 ///
 /// [`delegate_control!`](crate::delegate_control) writes the forwarding methods; [`Reply::then`] or
 /// [`metrics_above`] adds to an answer from below.
@@ -233,6 +235,53 @@ pub trait Control: Send + Sync {
         Reply::ok(LossPage::default())
     }
 
+    /// Returns what the cache has of a namespace, and its settings.
+    ///
+    /// # Errors
+    /// `Missing` if it is neither configured nor has been used; `Unsupported` where nothing is cached; `Retryable`.
+    fn namespace_state(&self, namespace: Namespace) -> Reply<NamespaceState> {
+        drop(namespace);
+        Reply::err(no_cache())
+    }
+
+    /// Returns the first page of the namespaces after `after`, or of all, that are configured or have been used,
+    /// with what the cache has of them.
+    ///
+    /// # Errors
+    /// `Unsupported` where nothing is cached; `Retryable`.
+    fn namespace_states(&self, after: Option<Namespace>) -> Reply<NamespacePage> {
+        drop(after);
+        Reply::err(no_cache())
+    }
+
+    /// Sets the write mode of a namespace, other settings, or both; a namespace that is new comes into being with it.
+    /// Settings are in force at once; the answer comes as that of [`set_policy`](Self::set_policy). Executed again,
+    /// it changes nothing.
+    ///
+    /// # Errors
+    /// `Invalid` if a key is unknown, or a value does not go with the others: then nothing has changed; those of
+    /// [`set_policy`](Self::set_policy).
+    fn change_namespace(
+        &self,
+        namespace: Namespace,
+        write: Option<WriteMode>,
+        settings: Vec<NamespaceSetting>,
+    ) -> Reply<()> {
+        drop((namespace, write, settings));
+        Reply::err(no_cache())
+    }
+
+    /// Drops what the cache has of a namespace, and the write mode and settings that were set for it. What the store
+    /// has stays.
+    ///
+    /// # Errors
+    /// `Missing` if it has not been used; `Denied` if it has dirty data and they are to be refused; `Unsupported`
+    /// where nothing is cached; those of a flush of the namespace.
+    fn remove_namespace(&self, namespace: Namespace, dirty_data: DirtyData) -> Reply<RemovedNamespace> {
+        drop((namespace, dirty_data));
+        Reply::err(no_cache())
+    }
+
     /// Returns the namespaces that have objects or claims in the store, in bytewise order. One whose objects
     /// are all in a write-back cache is missing until they are stored.
     ///
@@ -241,6 +290,10 @@ pub trait Control: Send + Sync {
     fn namespaces(&self) -> Reply<Vec<Namespace>> {
         Reply::err(Error::Unsupported("this backend cannot list its namespaces".into()))
     }
+}
+
+fn no_cache() -> Error {
+    Error::Unsupported("this backend caches nothing, and has no settings of namespaces".into())
 }
 
 /// The control plane of a blocker that has none: every method is the trait's default.

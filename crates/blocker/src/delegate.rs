@@ -129,7 +129,8 @@ macro_rules! delegate_control {
     (|$this:ident| $below:expr) => { $crate::delegate_control!(|$this| $below, except); };
     (|$this:ident| $below:expr, except $($own:ident)*) => {
         $($crate::__delegate_unless! { $own [
-            attach detach policy set_policy quota set_quota metrics losses namespaces
+            attach detach policy set_policy quota set_quota metrics losses namespaces namespace_state
+            namespace_states change_namespace remove_namespace
         ] { compile_error! { concat!("`", stringify!($own), "` is no method of `Control`") } } })*
         $crate::__delegate_one! { [$($own)*] |$this| $below, Control
             attach(namespace: $crate::Namespace) -> $crate::Reply<$crate::Attachment>
@@ -157,6 +158,25 @@ macro_rules! delegate_control {
         }
         $crate::__delegate_one! { [$($own)*] |$this| $below, Control
             namespaces() -> $crate::Reply<Vec<$crate::Namespace>>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Control
+            namespace_state(namespace: $crate::Namespace) -> $crate::Reply<$crate::NamespaceState>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Control
+            namespace_states(after: Option<$crate::Namespace>) -> $crate::Reply<$crate::NamespacePage>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Control
+            change_namespace(
+                namespace: $crate::Namespace,
+                write: Option<$crate::WriteMode>,
+                settings: Vec<$crate::NamespaceSetting>
+            ) -> $crate::Reply<()>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Control
+            remove_namespace(
+                namespace: $crate::Namespace,
+                dirty_data: $crate::DirtyData
+            ) -> $crate::Reply<$crate::RemovedNamespace>
         }
     };
 }
@@ -208,6 +228,10 @@ macro_rules! __delegate_unless {
     (metrics [metrics $($rest:ident)*] $body:tt) => {};
     (losses [losses $($rest:ident)*] $body:tt) => {};
     (namespaces [namespaces $($rest:ident)*] $body:tt) => {};
+    (namespace_state [namespace_state $($rest:ident)*] $body:tt) => {};
+    (namespace_states [namespace_states $($rest:ident)*] $body:tt) => {};
+    (change_namespace [change_namespace $($rest:ident)*] $body:tt) => {};
+    (remove_namespace [remove_namespace $($rest:ident)*] $body:tt) => {};
     ($name:ident [] { $($body:tt)* }) => { $($body)* };
     ($name:ident [$other:ident $($rest:ident)*] $body:tt) => {
         $crate::__delegate_unless! { $name [$($rest)*] $body }

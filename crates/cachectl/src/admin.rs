@@ -20,15 +20,9 @@ const REASON_BYTES_MAX: usize = 500;
 #[derive(Args, Clone)]
 pub(crate) struct AdminArguments {
     /// The admin listener of a cached or synapsed: http://HOST:PORT or HOST:PORT, or https://HOST:PORT with
-    /// --admin-ca-file.
-    #[arg(
-        long = "admin",
-        value_name = "URL",
-        env = "CACHECTL_ADMIN",
-        default_value = "http://127.0.0.1:9150",
-        global = true
-    )]
-    url: String,
+    /// --admin-ca-file. Without it http://127.0.0.1:9150.
+    #[arg(long = "admin", value_name = "URL", env = "CACHECTL_ADMIN", global = true)]
+    url: Option<String>,
 
     /// The file with the token of the admin listener.
     #[arg(long = "admin-token-file", value_name = "FILE", env = "CACHECTL_ADMIN_TOKEN_FILE", global = true)]
@@ -37,6 +31,16 @@ pub(crate) struct AdminArguments {
     /// For https: the file (PEM) with the certificates of the authorities that the listener's must be signed by.
     #[arg(long = "admin-ca-file", value_name = "FILE", env = "CACHECTL_ADMIN_CA_FILE", global = true)]
     ca_file: Option<PathBuf>,
+}
+
+/// The admin listener that is asked unless another one is given.
+const URL_DEFAULT: &str = "http://127.0.0.1:9150";
+
+impl AdminArguments {
+    /// Returns whether an admin listener is given.
+    pub(crate) fn is_given(&self) -> bool {
+        self.url.is_some()
+    }
 }
 
 /// A client of one admin listener. It keeps its connection open between requests.
@@ -53,7 +57,7 @@ impl Admin {
     /// # Errors
     /// The URL, the token file or the file of authorities cannot be used.
     pub(crate) fn new(arguments: &AdminArguments, timeout: Option<Duration>) -> Result<Self, Failure> {
-        let base = base_of(&arguments.url)?;
+        let base = base_of(arguments.url.as_deref().unwrap_or(URL_DEFAULT))?;
         let tls = match (base.starts_with("https://"), &arguments.ca_file) {
             (true, Some(path)) => Some(tls(path)?),
             (true, None) => {
@@ -155,6 +159,12 @@ impl Admin {
         let body = response.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_string();
         let body = body.map_err(|error| failed(None, error.to_string()))?;
         if !status.is_success() {
+            // Some routes answer with the reason alone, as JSON.
+            let reason = serde_json::from_str::<Value>(&body).ok();
+            if let Some(reason) = reason.as_ref().and_then(|reason| reason["error"].as_str()) {
+                let text = line_of(reason);
+                return Err(Failure::Refused { what: self.base.clone(), status: status.as_u16(), text });
+            }
             return Err(failed(Some(status.as_u16()), reason_of(status, &body)));
         }
         serde_json::from_str(&body)
@@ -162,16 +172,15 @@ impl Admin {
     }
 }
 
+/// Returns the first line of a reason, without what a terminal would obey.
+pub(crate) fn line_of(reason: &str) -> String {
+    let line = reason.lines().next().unwrap_or_default();
+    line.chars().filter(|letter| !letter.is_control()).take(REASON_BYTES_MAX).collect()
+}
+
 /// Returns one line about an answer that reports a failure.
 fn reason_of(status: ureq::http::StatusCode, body: &str) -> String {
-    let reason: String = body
-        .lines()
-        .next()
-        .unwrap_or_default()
-        .chars()
-        .filter(|letter| !letter.is_control())
-        .take(REASON_BYTES_MAX)
-        .collect();
+    let reason = line_of(body);
     let hint = match status.as_u16() {
         401 | 403 => "; give the token with --admin-token-file",
         404 => "; this server has no such page",
@@ -256,7 +265,7 @@ mod tests {
     fn https_needs_the_certificates_of_authorities() {
         let new = |ca_file: Option<&Path>| {
             let ca_file = ca_file.map(Path::to_path_buf);
-            let arguments = AdminArguments { url: "https://node1:9150".into(), token_file: None, ca_file };
+            let arguments = AdminArguments { url: Some("https://node1:9150".into()), token_file: None, ca_file };
             Admin::new(&arguments, None).map(drop)
         };
         assert!(matches!(new(None), Err(Failure::Usage(line)) if line.contains("--admin-ca-file")));

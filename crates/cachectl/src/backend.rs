@@ -17,6 +17,13 @@ pub(crate) struct BackendSpec {
     faults: Vec<FaultPlan>,
 }
 
+impl BackendSpec {
+    /// Returns whether it is a server.
+    pub(crate) fn is_server(&self) -> bool {
+        matches!(self.store, BackendTable::Synapse(_))
+    }
+}
+
 impl FromStr for BackendSpec {
     type Err = String;
 

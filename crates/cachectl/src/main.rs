@@ -12,6 +12,7 @@ mod admin;
 mod backend;
 mod command;
 mod exit;
+mod interrupt;
 mod output;
 mod progress;
 
@@ -26,8 +27,8 @@ use output::Output;
 /// Try a storage backend of cached: put, get, copy, list, flush, or test it against the contract.
 ///
 /// Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such object, 4 refused (exists, condition, fenced,
-/// denied), 5 try again later (busy, out of space, not stored), 6 corrupt or lost, 7 outcome unknown. fsck
-/// and journal have their own.
+/// denied), 5 try again later (busy, out of space, not stored), 6 corrupt or lost, 7 outcome unknown, 130
+/// interrupted. fsck and journal have their own.
 #[derive(Parser)]
 #[command(name = "cachectl", version, max_term_width = 100)]
 struct Arguments {
@@ -76,7 +77,9 @@ fn main() -> std::process::ExitCode {
     if let Some(code) = arguments.command.run_alone(&output) {
         return code;
     }
-    let done = match arguments.command.run_admin(&arguments.admin, arguments.timeout(), &output) {
+    let has_server = arguments.backend.as_ref().is_some_and(BackendSpec::is_server);
+    let (admin, timeout) = (&arguments.admin, arguments.timeout());
+    let done = match arguments.command.run_admin(admin, has_server, timeout, &output) {
         Some(done) => done,
         None => run(arguments, &output),
     };

@@ -9,8 +9,9 @@ const STEP: Duration = Duration::from_millis(200);
 pub(crate) struct Progress {
     start: Instant,
     last: Instant,
-    done_bytes: u64,
-    total_bytes: Option<u64>,
+    done: u64,
+    total: Option<u64>,
+    are_bytes: bool,
     is_shown: bool,
     has_shown: bool,
 }
@@ -19,11 +20,34 @@ impl Progress {
     pub(crate) fn new(total_bytes: Option<u64>) -> Self {
         let now = Instant::now();
         let is_shown = std::io::stderr().is_terminal();
-        Self { start: now, last: now, done_bytes: 0, total_bytes, is_shown, has_shown: false }
+        Self {
+            start: now,
+            last: now,
+            done: 0,
+            total: total_bytes,
+            are_bytes: true,
+            is_shown,
+            has_shown: false,
+        }
+    }
+
+    /// Returns the progress of what is done elsewhere, in steps.
+    pub(crate) fn of_steps() -> Self {
+        Self { are_bytes: false, ..Self::new(None) }
     }
 
     pub(crate) fn add(&mut self, bytes: u64) {
-        self.done_bytes += bytes;
+        self.done += bytes;
+        self.show();
+    }
+
+    /// Takes how many steps are done, and how many there are.
+    pub(crate) fn reach(&mut self, done: u64, total: u64) {
+        (self.done, self.total) = (done, Some(total));
+        self.show();
+    }
+
+    fn show(&mut self) {
         if self.is_shown && self.last.elapsed() >= STEP {
             self.last = Instant::now();
             self.has_shown = true;
@@ -32,18 +56,22 @@ impl Progress {
     }
 
     fn line(&self) -> String {
+        let total = self.total.filter(|total| *total > 0);
+        let percent = total.map(|total| u128::from(self.done) * 100 / u128::from(total));
+        if !self.are_bytes {
+            return match (percent, total) {
+                (Some(percent), Some(total)) => format!("{percent:3} %  {} of {total}", self.done),
+                _ => format!("{:.0} s", self.start.elapsed().as_secs_f64()),
+            };
+        }
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        let rate = mib(self.done_bytes) / self.start.elapsed().as_secs_f64().max(0.001);
-        match self.total_bytes.filter(|total| *total > 0) {
-            Some(total) => {
-                let percent = self.done_bytes * 100 / total;
-                format!(
-                    "{percent:3} %  {:.1} of {:.1} MiB  {rate:.1} MiB/s",
-                    mib(self.done_bytes),
-                    mib(total)
-                )
+        let rate = mib(self.done) / self.start.elapsed().as_secs_f64().max(0.001);
+        match (percent, total) {
+            (Some(percent), Some(total)) => {
+                let (done, total) = (mib(self.done), mib(total));
+                format!("{percent:3} %  {done:.1} of {total:.1} MiB  {rate:.1} MiB/s")
             }
-            None => format!("{:.1} MiB  {rate:.1} MiB/s", mib(self.done_bytes)),
+            _ => format!("{:.1} MiB  {rate:.1} MiB/s", mib(self.done)),
         }
     }
 }

@@ -15,18 +15,23 @@ struct Host {
 
 impl Host {
     fn new(config: ServerConfig) -> Self {
+        Self::at("127.0.0.1:0", config)
+    }
+
+    fn at(address: &str, config: ServerConfig) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let memory = Arc::new(Memory::default());
         let server = Server::new(memory, config).unwrap();
-        let address = runtime.block_on(server.listen(&"127.0.0.1:0".parse().unwrap())).unwrap();
+        let address = runtime.block_on(server.listen(&address.parse().unwrap())).unwrap();
         Self { address, _server: server, _runtime: runtime }
     }
 
     fn run(&self, arguments: &[&str]) -> Output {
         let backend = format!("synapse:{}", self.address);
         Command::new(env!("CARGO_BIN_EXE_cachectl"))
-            .args(["--backend", &backend])
+            // The server is in this process, which may be busy.
+            .args(["--backend", &backend, "--timeout", "60"])
             .args(arguments)
             .output()
             .unwrap()
@@ -113,7 +118,8 @@ fn a_directory_that_cannot_be_made_is_not_called_corrupt() {
 
 #[test]
 fn a_server_that_is_not_there_is_told_in_one_line() {
-    let gone = Host::new(ServerConfig::default());
+    // At an address of its own: no other test's server is given its port meanwhile.
+    let gone = Host::at("127.0.0.94:0", ServerConfig::default());
     let address = gone.address.to_string();
     drop(gone);
     let output = Command::new(env!("CARGO_BIN_EXE_cachectl"))

@@ -57,7 +57,11 @@ pub(crate) fn add_routes(routes: &Routes, registry: &Registry, health: &Health, 
     });
     let state = health.clone();
     routes.get("/readyz", Access::Public, move |_| {
-        let response = probe(&state.not_ready());
+        let mut response = probe(&state.not_ready());
+        let notes = state.notes();
+        if response.status == 200 && !notes.is_empty() {
+            response = Response::text(format!("ok\n{}\n", notes.join("\n")));
+        }
         async move { response }
     });
     let state = health.clone();

@@ -27,6 +27,7 @@ struct Inner {
     draining: Option<String>,
     live: Vec<Check>,
     ready: Vec<Check>,
+    notes: Vec<Check>,
 }
 
 enum Starting {
@@ -66,6 +67,11 @@ impl Health {
     /// Adds a condition for liveness: one that only a restart mends.
     pub fn check_liveness(&self, check: impl Fn() -> Option<String> + Send + Sync + 'static) {
         self.inner.lock().live.push(Arc::new(check));
+    }
+
+    /// Adds what a reader of the readiness probe is to know, although the program is ready.
+    pub fn note_readiness(&self, note: impl Fn() -> Option<String> + Send + Sync + 'static) {
+        self.inner.lock().notes.push(Arc::new(note));
     }
 
     /// Records what the start waits for. Has no effect once it is complete.
@@ -122,6 +128,13 @@ impl Health {
         reasons
     }
 
+    /// Returns what is out of the ordinary although it keeps no client away.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        let notes = self.inner.lock().notes.clone();
+        run(&notes)
+    }
+
     /// Returns what the start waits for; `None` if it is complete.
     #[must_use]
     pub fn not_started(&self) -> Option<String> {
@@ -165,6 +178,8 @@ mod tests {
         assert_eq!(health.not_ready(), ["the store is away"]);
         is_away.store(false, Ordering::Relaxed);
         assert_eq!((health.not_ready(), health.stage()), (vec![], Stage::Serving));
+        health.note_readiness(|| Some("the cache is detached".into()));
+        assert_eq!((health.not_ready(), health.notes()), (vec![], vec!["the cache is detached".to_owned()]));
         health.set_draining("the end was requested");
         assert_eq!((health.not_ready().len(), health.stage()), (1, Stage::Draining));
         assert!(health.not_live().is_empty());

@@ -25,7 +25,7 @@ fn with_token(dir: &tempfile::TempDir) -> Tokens {
 fn connect(admin: &AdminServer) -> TcpStream {
     let address: SocketAddr = admin.addresses()[0];
     let stream = TcpStream::connect(address).expect("a connection");
-    stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+    stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
     stream
 }
 
@@ -208,9 +208,19 @@ fn heads_and_bodies_are_limited() {
 
 #[test]
 fn a_client_that_sends_nothing_and_an_answer_that_does_not_come_end_in_time() {
-    let admin = start(|config| config.request_timeout = Duration::from_secs(1));
+    let admin = start(|config| {
+        config.request_timeout = Duration::from_secs(1);
+        config.is_held = true;
+    });
     admin.routes().get("/slow", Access::Read, |_| std::future::pending::<Response>());
-    let answer = get(&admin, "/slow", "");
+    // Sent before it is accepted: a client that is held up meanwhile does not take too long itself.
+    let mut stream = connect(&admin);
+    stream
+        .write_all(b"GET /slow HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+        .expect("it is sent");
+    admin.accept();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
     assert_eq!((status(&answer), body(&answer)), (503, "the answer takes too long\n"));
     // Ends when the listener closes the connection.
     exchange(&admin, "GET /livez HTTP/1.1\r\nHo");
@@ -230,7 +240,7 @@ fn connections_are_limited() {
     let refused = exchange(&admin, "");
     assert_eq!((status(&refused), body(&refused)), (503, "the admin listener has no place free.\n"));
     drop((first, second));
-    let deadline = std::time::Instant::now() + Duration::from_secs(30);
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
     while status(&get(&admin, "/livez", "")) != 200 {
         assert!(std::time::Instant::now() < deadline, "no place becomes free");
     }
@@ -241,7 +251,8 @@ fn connections_are_limited() {
 
 #[test]
 fn it_ends_with_open_connections() {
-    let admin = start(|_| {});
+    // At an address of its own: no other test's listener is given its port meanwhile.
+    let admin = start(|config| config.listen = vec!["127.0.0.95:0".into()]);
     let mut stream = connect(&admin);
     let address = admin.addresses()[0];
     drop(admin);

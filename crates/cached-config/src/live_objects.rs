@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError, Weak};
 use synapse::{Secret, SecretHandle, Server};
 
 /// The keys that can change while a program runs, of the tables that `cached` and `synapsed` share.
-pub const LIVE_KEYS: [&str; 30] = [
+pub const LIVE_KEYS: [&str; 31] = [
     "process.drain_delay_secs",
     "process.drain_timeout_secs",
     "log.level",
@@ -24,6 +24,7 @@ pub const LIVE_KEYS: [&str; 30] = [
     "objects.bypass_write_bytes_min",
     "objects.retry_delay_ms_min",
     "objects.retry_delay_ms_max",
+    "objects.attached",
     "objects.write",
     "objects.namespaces",
     "objects.shutdown_flush_secs",

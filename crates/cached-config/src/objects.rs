@@ -54,6 +54,8 @@ pub struct ObjectsTable {
     pub eviction_policy: String,
     /// Whether to ask for huge pages.
     pub huge_pages: bool,
+    /// Whether requests go to the cache; if not, they go to the store.
+    pub attached: bool,
     /// How writes are treated.
     pub write: Write,
     /// Which writer makes the changes that reach the store.
@@ -206,6 +208,7 @@ impl From<&ObjectCacheConfig> for ObjectsTable {
             retry_delay_ms_max: millis(cache.retry_delay_max),
             eviction_policy: cache.eviction_policy.clone(),
             huge_pages: cache.huge_pages,
+            attached: cache.attached,
             write: cache.write.into(),
             writer: match cache.writer {
                 Writer::Callers => WriterName::Callers,
@@ -311,6 +314,7 @@ impl ObjectsTable {
             retry_delay_min: Duration::from_millis(self.retry_delay_ms_min),
             retry_delay_max: Duration::from_millis(self.retry_delay_ms_max),
             eviction_policy: self.eviction_policy.clone(),
+            attached: self.attached,
             write: self.write.into(),
             journal: None,
             durability: self.durability.into(),

@@ -23,6 +23,8 @@ pub struct SynapseTable {
     pub secret_file_previous: PathBuf,
     /// Allow addresses that other machines can reach without a secret.
     pub allow_exposed: bool,
+    /// Let clients set, create and remove the namespaces of the object cache.
+    pub allow_namespace_changes: bool,
     /// The number of threads that serve connections.
     pub threads: usize,
     /// The largest number of connections.
@@ -59,6 +61,7 @@ impl Default for SynapseTable {
             secret_file: PathBuf::new(),
             secret_file_previous: PathBuf::new(),
             allow_exposed: config.allow_exposed,
+            allow_namespace_changes: config.allow_namespace_changes,
             threads: THREADS,
             connections_max: config.connections_max,
             sessions_max: config.sessions_max,
@@ -137,6 +140,7 @@ impl SynapseTable {
     pub fn server(&self) -> ServerConfig {
         let mut config = ServerConfig::default();
         config.allow_exposed = self.allow_exposed;
+        config.allow_namespace_changes = self.allow_namespace_changes;
         config.connections_max = self.connections_max;
         config.sessions_max = self.sessions_max;
         config.session_linger = Duration::from_secs(self.session_linger_secs);

@@ -43,6 +43,7 @@ impl Environment {
     fn client(&self) -> SynapseBlocker {
         let mut config = ClientConfig::new(self.address.clone());
         config.connections = 1;
+        config.connect_timeout = std::time::Duration::from_secs(60);
         self.runtime.block_on(SynapseBlocker::connect(config)).unwrap()
     }
 }

@@ -90,7 +90,7 @@ fn what_is_dirty_obeys_a_new_age_and_a_new_limit() {
     let mut running = Running::new(back.clone());
     let dirty = |running: &Running| running.cache.counters().dirty_bytes;
     let wait_until_clean = |running: &Running| {
-        let deadline = std::time::Instant::now() + Duration::from_secs(30);
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
         while dirty(running) > 0 {
             assert!(std::time::Instant::now() < deadline, "{} bytes are dirty", dirty(running));
             std::thread::yield_now();
@@ -106,7 +106,7 @@ fn what_is_dirty_obeys_a_new_age_and_a_new_limit() {
     assert!(dirty(&running) >= 64 << 10);
     running.change(ObjectCacheConfig { dirty_bytes_max: 16 << 10, ..back.clone() });
     running.write("more", 4096);
-    let deadline = std::time::Instant::now() + Duration::from_secs(30);
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
     while dirty(&running) > 16 << 10 {
         assert!(std::time::Instant::now() < deadline, "{} bytes are dirty", dirty(&running));
         std::thread::yield_now();

@@ -36,7 +36,7 @@ fn object(name: &str, number: u64) -> ObjectId {
 /// A cache of 4 MiB with these shares, over a store with `objects` objects of 64 KiB in each of `names`.
 fn environment(names: &[&str], objects: u64, namespaces: Vec<NamespaceConfig>) -> Environment {
     let mut sim = Sim::new(None);
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(test_kit::memory(&sim.clock));
     for name in names {
         for number in 0..objects {
             fill(&store, &object(name, number), vec![number as u8; (BUCKETS * BUCKET) as usize]);

@@ -19,7 +19,7 @@ fn of<'a>(all: &'a [NamespaceCounters], name: &str) -> &'a NamespaceCounters {
 
 /// A cache whose namespace `back` is written back, over a store in memory; its background does not run.
 fn cache(clock: &Arc<ManualClock>) -> ObjectCache {
-    let store = Memory::default();
+    let store = test_kit::memory(clock);
     let back = Namespace::new("back").expect("a name");
     let cache = ObjectCache::builder(Arc::new(store)).memory_bytes(64 << 20).clock(Arc::clone(clock) as _);
     let (cache, background) = cache.namespace_write_mode(back, WriteMode::Back).build().expect("a cache");

@@ -10,7 +10,9 @@ use cached_process::signals::{Requested, Signals};
 use cached_process::{exit, panics};
 use cached_server::cli::{self, Request};
 use cached_server::config::{AdminTable, Secrets, TracingTable};
-use cached_server::objects::{ObjectSockets, Objects, ObjectsControl, ObjectsError, RunningObjects};
+use cached_server::objects::{
+    ObjectSockets, Objects, ObjectsControl, ObjectsError, RunningObjects, VolumesOpening,
+};
 use cached_server::reload::{self, Cached};
 use cached_server::{
     Config, Logging, MemoryFileStart, PreparedServer, Program, ServeError, Server, TakeOver, TakingOver,
@@ -103,6 +105,7 @@ fn serve(
     let tls =
         settings.load_tls().map_err(|error| Failure { line: error.to_string(), status: exit::USAGE })?;
     let admin_tls = config.admin_tls().map_err(|line| Failure { line, status: exit::CONFIGURATION })?;
+    let nbd_tls = config.nbd_tls().map_err(|line| Failure { line, status: exit::CONFIGURATION })?;
     let without_user = process::is_root() && settings.user.is_none();
     if let Some(user) = settings.user.as_deref().filter(|_| process::is_root()) {
         process::become_user(user).map_err(|error| {
@@ -156,12 +159,16 @@ fn serve(
     let admin = admin.map(Arc::new);
     let exporter = config.tracing.as_ref().map(|table| start_tracing(table, admin.as_deref())).transpose()?;
     let tracer = exporter.as_ref().map(|(exporter, _)| exporter.tracer());
-    let open_objects =
-        |sockets| match open_objects(&config, secrets, &signals, sockets, admin.as_ref(), tracer.as_ref()) {
+    let volumes =
+        config.volumes.clone().map(|volumes| VolumesOpening { volumes, nbd: config.nbd.clone(), nbd_tls });
+    let open_objects = |sockets| {
+        let (admin, tracer) = (admin.as_ref(), tracer.as_ref());
+        match open_objects(&config, volumes, secrets, &signals, sockets, admin, tracer) {
             Err(ObjectsError::Ended) => Ok(None),
             Err(ObjectsError::Config(line)) => Err(Failure { line, status: exit::CONFIGURATION }),
             objects => objects.map(Some).map_err(Failure::refused),
-        };
+        }
+    };
     let is_taking_over = take_over.is_some();
     let start = MemoryFileStart::new(admin.as_deref());
     let on_taking_over = |now: &TakingOver| {
@@ -242,6 +249,7 @@ fn serve(
 /// Opens the object cache, if one is configured; waits for a store that is away.
 fn open_objects(
     config: &Config,
+    volumes: Option<VolumesOpening>,
     secrets: Secrets,
     signals: &Signals,
     sockets: Option<ObjectSockets>,
@@ -251,7 +259,7 @@ fn open_objects(
     let Some(table) = &config.objects else { return Ok(None) };
     let (synapse, settings) = (config.synapse.as_ref(), &config.settings);
     let end = signals.end_requested("while the store is being opened");
-    Objects::open(table, synapse, settings, secrets, sockets, end, admin, tracer).map(Some)
+    Objects::open(table, synapse, volumes, settings, secrets, sockets, end, admin, tracer).map(Some)
 }
 
 /// Starts what sends spans to the collector, and shows its metrics until the result is dropped.
@@ -458,6 +466,9 @@ fn announce(server: &Server, objects: Option<&Objects>, admin: Option<&AdminServ
             false => listeners.join(", "),
         };
         let _ = writeln!(text, "objects on {listeners}");
+        if !objects.volume_addresses().is_empty() {
+            let _ = writeln!(text, "volumes on {} (NBD)", objects.volume_addresses().join(", "));
+        }
     }
     for url in admin.map(AdminServer::urls).unwrap_or_default() {
         let _ = writeln!(text, "admin on {url}");

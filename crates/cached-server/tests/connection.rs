@@ -4,7 +4,7 @@
 use cached_server::settings::{ListenAddress, ListenTls};
 use cached_server::{Logging, Server, Settings, Stopper};
 use socket2::{Domain, Socket, Type};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
@@ -106,6 +106,16 @@ impl<S: Read + Write> Client<S> {
     }
 }
 
+/// Reads once. If the process is suspended meanwhile, the system does not begin a read with a timeout again.
+fn read(stream: &mut TcpStream, into: &mut [u8]) -> usize {
+    loop {
+        match stream.read(into) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            done => return done.expect("more"),
+        }
+    }
+}
+
 impl Client<TcpStream> {
     /// Returns one number of plain `stats`.
     fn stat(&mut self, name: &str) -> u64 {
@@ -113,7 +123,7 @@ impl Client<TcpStream> {
         let mut report = Vec::new();
         let mut piece = [0; 4096];
         while !report.ends_with(b"END\r\n") {
-            let count = self.stream.read(&mut piece).expect("a report");
+            let count = read(&mut self.stream, &mut piece);
             assert!(count > 0, "the end came early");
             report.extend_from_slice(&piece[..count]);
         }
@@ -395,7 +405,7 @@ fn a_dump_continues_for_a_slow_reader() {
     let mut all = Vec::new();
     while !all.ends_with(b"EN\r\nMN\r\n") {
         let mut piece = [0; 8192];
-        let count = narrow.stream.read(&mut piece).expect("more");
+        let count = read(&mut narrow.stream, &mut piece);
         assert!(count > 0, "the end came early");
         all.extend_from_slice(&piece[..count]);
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use blocker::{Reply, Segments};
 
 use crate::protocol::{Context, Description, Extent, NoExport, Zeroes};
+use crate::receive::ReceiveBuffer;
 
 /// The future of an answer about exports.
 pub type Lookup<T> = Pin<Box<dyn Future<Output = Result<T, NoExport>> + Send>>;
@@ -45,6 +46,14 @@ pub trait Export: Send + Sync {
 
     /// Writes at `offset`. With `fua`, the change is durable when it is acknowledged.
     fn write(&self, offset: u64, data: Segments, fua: bool) -> Reply<()>;
+
+    /// Returns memory for the payload of a write that is about to arrive, of at least 32 KiB; `None` if there is
+    /// none at once, and the payload is received into a buffer of the server. It must not block. The write
+    /// follows, unless its client goes away before.
+    fn receive_buffer(&self, offset: u64, len_bytes: u32) -> Option<Box<dyn ReceiveBuffer>> {
+        let _ = (offset, len_bytes);
+        None
+    }
 
     /// Makes durable every change that was acknowledged before the call.
     fn flush(&self) -> Reply<()>;

@@ -12,8 +12,9 @@
 //! - Once the export has been asked, a request runs to its end, even if its client is gone.
 //! - What a client can make grow has a limit: options, names, payloads, requests and bytes outstanding,
 //!   connections, and the time for a negotiation. A client that makes no progress is disconnected.
-//! - The payload of a large write is read from the socket into the memory that the export is passed; the
-//!   payload of a large read is sent from the memory that the export returns.
+//! - The payload of a large write is read from the socket into the memory that the export is passed, which may
+//!   be the export's own ([`Export::receive_buffer`]); the payload of a large read is sent from the memory that
+//!   the export returns.
 //!
 //! What it leaves out: extended headers, which the specification calls experimental, the export of a size
 //! that changes (clients reconnect), and TLS with keys shared beforehand, which rustls does not have.
@@ -23,9 +24,11 @@ mod address;
 mod export;
 mod memory;
 pub mod protocol;
+mod receive;
 mod server;
 
 pub use address::{Address, AddressError, PORT_DEFAULT};
 pub use export::{Export, Exports, Lookup};
 pub use memory::{MemoryExport, NamedExports};
+pub use receive::ReceiveBuffer;
 pub use server::{ListenError, Server, ServerConfig, SettingError};

@@ -4,7 +4,6 @@
 //! them together.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use blocker::conformance::{Options, Plain, run};
 use blocker::file::FileConfig;
@@ -44,6 +43,7 @@ impl Chain {
         let address = self.runtime.block_on(server.listen(&Address::Tcp("127.0.0.1:0".into())));
         let mut config = ClientConfig::new(address.expect("a port"));
         config.payload_crc = true;
+        config.connect_timeout = std::time::Duration::from_secs(60);
         let client = self.runtime.block_on(SynapseBlocker::connect(config)).expect("a connection");
         self._servers.push(server);
         self.top = Arc::new(client);
@@ -54,7 +54,6 @@ impl Chain {
     fn conforms(self) {
         let mut options = Options::default();
         options.seed = 11;
-        options.timeout = Duration::from_secs(30);
         let report = run(&Plain::new(Arc::clone(&self.top)), &options);
         report.cases.iter().for_each(|case| println!("{case}"));
         report.assert_passed();

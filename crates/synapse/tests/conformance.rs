@@ -16,7 +16,6 @@ use synapse::ServerConfig;
 fn passes(host: &Host, backend: Arc<dyn Blocker>) {
     let mut options = Options::default();
     options.seed = 9;
-    options.timeout = Duration::from_secs(20);
     let report = run(&Plain::new(backend), &options);
     report.cases.iter().for_each(|case| println!("{case}"));
     report.assert_passed();

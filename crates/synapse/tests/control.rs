@@ -2,7 +2,8 @@
 
 mod support;
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 
 use blocker::metrics::{Families, Value};
 use blocker::*;
@@ -15,6 +16,8 @@ use synapse::codec::*;
 struct Controlled {
     memory: Memory,
     events: EventHub,
+    /// The namespaces, with what was set last.
+    namespaces: Mutex<BTreeMap<Namespace, NamespaceState>>,
 }
 
 impl Blocker for Controlled {
@@ -30,7 +33,46 @@ impl Blocker for Controlled {
 }
 
 impl Control for Controlled {
-    blocker::delegate_control!(|this| *this.memory.control(), except policy metrics losses);
+    blocker::delegate_control!(|this| *this.memory.control(), except policy metrics losses namespace_state
+        namespace_states change_namespace remove_namespace);
+
+    fn namespace_state(&self, namespace: Namespace) -> Reply<NamespaceState> {
+        match self.namespaces.lock().unwrap().get(&namespace) {
+            Some(state) => Reply::ok(state.clone()),
+            None => Reply::err(Error::Missing),
+        }
+    }
+
+    fn namespace_states(&self, after: Option<Namespace>) -> Reply<NamespacePage> {
+        let all = self.namespaces.lock().unwrap();
+        let mut page = NamespacePage::default();
+        page.states = all.values().filter(|of| after.as_ref() < Some(&of.namespace)).cloned().collect();
+        Reply::ok(page)
+    }
+
+    fn change_namespace(
+        &self,
+        namespace: Namespace,
+        write: Option<WriteMode>,
+        settings: Vec<NamespaceSetting>,
+    ) -> Reply<()> {
+        if settings.iter().any(|setting| setting.key == "colour") {
+            return Reply::err(Error::Invalid("no such key".into()));
+        }
+        let mut state = NamespaceState::new(namespace.clone(), write.unwrap_or_default());
+        (state.is_configured, state.settings) = (true, settings);
+        self.namespaces.lock().unwrap().insert(namespace, state);
+        Reply::ok(())
+    }
+
+    fn remove_namespace(&self, namespace: Namespace, dirty_data: DirtyData) -> Reply<RemovedNamespace> {
+        let mut removed = RemovedNamespace::default();
+        removed.discarded_bytes = dirty_data as u64;
+        match self.namespaces.lock().unwrap().remove(&namespace) {
+            Some(_) => Reply::ok(removed),
+            None => Reply::err(Error::Missing),
+        }
+    }
 
     fn policy(&self, _: Namespace) -> Reply<Policy> {
         let mut policy = Policy::default();
@@ -60,8 +102,90 @@ impl Control for Controlled {
 }
 
 fn host() -> (Host, Arc<Controlled>) {
-    let backend = Arc::new(Controlled { memory: Memory::default(), events: EventHub::new() });
-    (Host::new(Kind::Tcp, Arc::clone(&backend) as _, ServerConfig::default()), backend)
+    host_with(ServerConfig::default())
+}
+
+fn host_with(config: ServerConfig) -> (Host, Arc<Controlled>) {
+    let (memory, events) = (Memory::default(), EventHub::new());
+    let backend = Arc::new(Controlled { memory, events, namespaces: Mutex::default() });
+    (Host::new(Kind::Tcp, Arc::clone(&backend) as _, config), backend)
+}
+
+fn quota(bytes: u64) -> Vec<NamespaceSetting> {
+    vec![NamespaceSetting::new("quota_bytes_max".into(), Some(bytes))]
+}
+
+#[test]
+fn namespaces_are_listed_changed_and_removed_as_at_the_backend() {
+    let mut config = ServerConfig::default();
+    config.allow_namespace_changes = true;
+    let (host, backend) = host_with(config);
+    let client = host.client();
+    host.runtime.block_on(async {
+        let control = client.control();
+        // Long names: the answer takes more than one page.
+        let name = |number: u64| Namespace::new(format!("{number:0>250}")).unwrap();
+        for number in 0..1200 {
+            control.change_namespace(name(number), Some(WriteMode::Back), quota(number)).await.unwrap();
+        }
+        let (mut all, mut pages) = (Vec::new(), 0);
+        loop {
+            let after = all.last().map(|last: &NamespaceState| last.namespace.clone());
+            let page = control.namespace_states(after).await.unwrap();
+            all.extend(page.states);
+            pages += 1;
+            if !page.has_more {
+                break;
+            }
+        }
+        let wanted: Vec<_> = backend.namespaces.lock().unwrap().values().cloned().collect();
+        assert!(pages > 1 && all == wanted, "{pages} pages, {} namespaces", all.len());
+        assert_eq!(control.namespace_state(name(7)).await.unwrap().settings, quota(7));
+        let wrong = vec![NamespaceSetting::new("colour".into(), None)];
+        let refused = control.change_namespace(name(7), None, wrong).await;
+        assert_eq!(refused, Err(Error::Invalid("no such key".into())));
+        let many = vec![NamespaceSetting::new("k".into(), None); NAMESPACE_SETTINGS_MAX + 1];
+        assert!(matches!(control.change_namespace(name(7), None, many).await, Err(Error::Invalid(_))));
+        for dirty_data in [DirtyData::Refuse, DirtyData::Store, DirtyData::Discard] {
+            let removed = control.remove_namespace(name(dirty_data as u64), dirty_data).await.unwrap();
+            assert_eq!(removed.discarded_bytes, dirty_data as u64);
+        }
+        assert_eq!(control.remove_namespace(name(0), DirtyData::Store).await, Err(Error::Missing));
+        assert_eq!(control.namespace_state(name(0)).await, Err(Error::Missing));
+    });
+}
+
+#[test]
+fn a_client_changes_namespaces_only_where_the_server_lets_it() {
+    let (host, backend) = host();
+    let client = host.client();
+    host.runtime.block_on(async {
+        let control = client.control();
+        let namespace = || object("o").namespace;
+        backend.change_namespace(namespace(), None, quota(1)).await.unwrap();
+        assert_eq!(control.namespace_state(namespace()).await.unwrap().settings, quota(1));
+        let changed = control.change_namespace(namespace(), None, quota(2)).await;
+        assert!(matches!(changed, Err(Error::Denied(_))), "{changed:?}");
+        let removed = control.remove_namespace(namespace(), DirtyData::Discard).await;
+        assert!(matches!(removed, Err(Error::Denied(_))), "{removed:?}");
+        assert_eq!(backend.namespace_state(namespace()).await.unwrap().settings, quota(1));
+    });
+}
+
+#[test]
+fn a_request_about_namespaces_needs_the_feature() {
+    let limits = Capabilities::full(1 << 20);
+    let older = Features(Features::ALL & !Features::NAMESPACES);
+    let namespace = || object("o").namespace;
+    for mut request in [
+        Request::NamespaceState(namespace()),
+        Request::NamespaceStates(None),
+        Request::ChangeNamespace(namespace(), None, quota(1)),
+        Request::RemoveNamespace(namespace(), DirtyData::Refuse),
+    ] {
+        assert!(matches!(request.fit(&limits, older), Err(Error::Unsupported(_))));
+        assert_eq!(request.fit(&limits, Features(Features::ALL)), Ok(()));
+    }
 }
 
 #[test]

@@ -46,7 +46,7 @@ impl Environment {
         change: impl FnOnce(&mut ServerConfig),
     ) -> Self {
         let clock = TokioClock::new();
-        let ledger = Ledger::new();
+        let ledger = Ledger::new(clock);
         prepare(&*ledger, &Workload { registers: 1, ..Workload::new(0) }).await;
         let mut delays = FaultPlan::benign(1);
         (delays.delay_permille, delays.delay) = (1000, Duration::from_micros(100)..Duration::from_millis(2));

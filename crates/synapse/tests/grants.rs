@@ -25,7 +25,7 @@ fn server(plan: Plan, change: impl FnOnce(&mut ServerConfig)) -> Arc<SimServer> 
     let clock = TokioClock::new();
     let mut config = server_config(clock);
     change(&mut config);
-    SimServer::open(Arc::new(Memory::default()), move |_| plan.clone(), clock, config)
+    SimServer::open(Arc::new(clock.memory()), move |_| plan.clone(), clock, config)
 }
 
 /// A client that sends given frames.

@@ -44,7 +44,7 @@ struct Run {
 fn play(seed: u64, kinds: &[Kind], off: Rule) -> Run {
     simulate(async {
         let (workload, clock) = (Workload::new(seed), TokioClock::new());
-        let ledger = Ledger::new();
+        let ledger = Ledger::new(clock);
         prepare(&*ledger, &workload).await;
         let mut plan = FaultPlan::benign(seed);
         (plan.delay_permille, plan.delay) = (500, Duration::from_micros(1)..Duration::from_millis(30));

@@ -25,7 +25,7 @@ fn play(workload: &Workload, wrap: Wrap) -> (Outcomes, Arc<Ledger>) {
         tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     runtime.block_on(async {
         let clock = TokioClock::new();
-        let ledger = Ledger::new();
+        let ledger = Ledger::new(clock);
         prepare(&*ledger, workload).await;
         let mut plan = FaultPlan::benign(workload.seed);
         (plan.delay_permille, plan.delay) = (700, Duration::from_micros(1)..Duration::from_millis(80));

@@ -33,6 +33,7 @@ fn a_frame_that_breaks_the_protocol_closes_its_connection_and_no_other() {
     let bystander = host.client();
     let write = WriteRequest::new(object("o"), 0, b"safe");
     host.runtime.block_on(bystander.write(write).into_future()).unwrap();
+    support::host::until("both lanes are up", || bystander.counters()[0] == ("connects", 2));
     let good = request_bytes(id(0, 1), &read(4));
     type Damage = fn(&mut Vec<u8>);
     let cases: [(&str, Damage, &str); 12] = [
@@ -211,7 +212,7 @@ fn a_handshake_must_be_complete_and_in_time() {
     // A client that sends nothing.
     let mut raw = Raw::new(&host.address);
     support::host::until("the server waits for a hello", || clock.next_timer().is_some());
-    let give_up = std::time::Instant::now() + Duration::from_secs(20);
+    let give_up = std::time::Instant::now() + Duration::from_secs(60);
     raw.stream.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
     let mut byte = [0];
     while !matches!(std::io::Read::read(&mut raw.stream, &mut byte), Ok(0)) {
@@ -250,6 +251,7 @@ fn with_secret(secret: &[u8]) -> Host {
 
 fn connect(host: &Host, secret: Option<&[u8]>) -> Result<SynapseBlocker> {
     let mut config = ClientConfig::new(host.address.clone());
+    config.connect_timeout = Duration::from_secs(60);
     config.secret = secret.map(|secret| Secret::new(secret).unwrap());
     host.runtime.block_on(SynapseBlocker::connect(config))
 }

@@ -21,8 +21,7 @@ fn object(name: &str) -> ObjectId {
 }
 
 /// A server for `store`, on a quiet network.
-fn server(store: Arc<dyn Blocker>) -> Arc<SimServer> {
-    let clock = TokioClock::new();
+fn server(clock: TokioClock, store: Arc<dyn Blocker>) -> Arc<SimServer> {
     SimServer::open(store, |_| Plan::default(), clock, server_config(clock))
 }
 
@@ -45,8 +44,9 @@ async fn content(store: &dyn Blocker, id: ObjectId) -> Vec<u8> {
 #[test]
 fn a_cache_loses_nothing_when_its_server_restarts_with_smaller_limits() {
     simulate(async {
-        let store = Arc::new(Memory::default());
-        let server = server(Arc::clone(&store) as _);
+        let clock = TokioClock::new();
+        let store = Arc::new(clock.memory());
+        let server = server(clock, Arc::clone(&store) as _);
         let client = server.client().await;
         let front = front(&server, &client);
         let payload: Vec<u8> = (0..200_000_u32).map(|at| at as u8).collect();
@@ -78,7 +78,8 @@ fn a_cache_loses_nothing_when_its_server_restarts_with_smaller_limits() {
 #[test]
 fn a_request_beyond_the_limits_of_the_restarted_server_is_refused_and_others_succeed() {
     simulate(async {
-        let server = server(Arc::new(Memory::default()));
+        let clock = TokioClock::new();
+        let server = server(clock, Arc::new(clock.memory()));
         let client = server.client().await;
         client.write(WriteRequest::new(object("o"), 0, vec![1; 100_000])).await.unwrap();
         server.reconfigure(|config| (config.request_bytes_max, config.list_entries_max) = (8192, 7));
@@ -104,13 +105,14 @@ fn a_request_beyond_the_limits_of_the_restarted_server_is_refused_and_others_suc
 #[test]
 fn a_server_that_promises_less_is_refused_until_it_promises_as_much_again() {
     simulate(async {
-        let store = Arc::new(Memory::default());
+        let clock = TokioClock::new();
+        let store = Arc::new(clock.memory());
         let promising = |change: fn(&mut Capabilities)| {
             let mut can = store.capabilities();
             change(&mut can);
             Arc::new(Promising { inner: Arc::clone(&store) as _, can })
         };
-        let server = server(promising(|can| can.fencing = false));
+        let server = server(clock, promising(|can| can.fencing = false));
         let client = server.client().await;
         // More than before is welcome.
         server.replace_store(promising(|_| ()));
@@ -159,9 +161,10 @@ fn lost(answer: Result<FlushReply>) -> bool {
 #[test]
 fn a_planned_restart_is_no_loss_and_a_crash_after_it_is() {
     simulate(async {
-        let store = Arc::new(Memory::default());
+        let clock = TokioClock::new();
+        let store = Arc::new(clock.memory());
         let below = Arc::new(Caching(Arc::clone(&store) as _));
-        let server = server(below);
+        let server = server(clock, below);
         let record = NodeRecord::open(&*store, &server.clock, TIMEOUT).await.unwrap();
         server.reconfigure(|config| record.apply(config));
         server.restart().await;
@@ -189,8 +192,9 @@ fn a_planned_restart_is_no_loss_and_a_crash_after_it_is() {
 #[test]
 fn a_server_that_comes_back_over_another_store_is_refused_until_it_is_the_same_again() {
     simulate(async {
-        let stores = [Arc::new(Memory::default()), Arc::new(Memory::default())];
-        let server = server(Arc::new(Caching(Arc::clone(&stores[0]) as _)));
+        let clock = TokioClock::new();
+        let stores = [Arc::new(clock.memory()), Arc::new(clock.memory())];
+        let server = server(clock, Arc::new(Caching(Arc::clone(&stores[0]) as _)));
         let serve = async |number: usize| {
             let store = &stores[number];
             let record = NodeRecord::open(&**store, &server.clock, TIMEOUT).await.unwrap();
@@ -231,7 +235,8 @@ fn a_server_that_comes_back_over_another_store_is_refused_until_it_is_the_same_a
 #[test]
 fn a_claim_far_beyond_the_epoch_in_force_does_not_lock_a_namespace() {
     simulate(async {
-        let server = server(Arc::new(Memory::default()));
+        let clock = TokioClock::new();
+        let server = server(clock, Arc::new(clock.memory()));
         let client = server.client().await;
         let scope = Scope::Namespace(object("o").namespace);
         let claim =

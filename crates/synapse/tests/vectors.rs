@@ -93,6 +93,20 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("after 1 000 samples", Request::Metrics(1000)),
         ("all", Request::Losses(None)),
         ("after disk", Request::Losses(Some(disk()))),
+        ("of the namespace", Request::NamespaceState(namespace())),
+        ("after vm", Request::NamespaceStates(Some(namespace()))),
+        (
+            "to write-back, a quota of 1 MiB, and no weight of its own",
+            Request::ChangeNamespace(
+                namespace(),
+                Some(WriteMode::Back),
+                vec![
+                    NamespaceSetting::new("quota_bytes_max".into(), Some(1 << 20)),
+                    NamespaceSetting::new("store_weight".into(), None),
+                ],
+            ),
+        ),
+        ("what is not stored is stored first", Request::RemoveNamespace(namespace(), DirtyData::Store)),
     ]
 }
 
@@ -111,6 +125,14 @@ fn answers() -> Vec<(Op, &'static str, Outcome)> {
     let mut losses = LossPage::default();
     losses.losses = vec![Loss::new(object("disk"), 2, 4096, "no such pool".into())];
     (losses.has_more, losses.unlisted_objects, losses.unlisted_bytes) = (true, 2, 8192);
+    let mut state = NamespaceState::new(namespace(), WriteMode::Through);
+    state.is_configured = true;
+    state.settings = vec![NamespaceSetting::new("memory_weight".into(), Some(3))];
+    state.counts = vec![("objects".into(), 3)];
+    let mut states = NamespacePage::default();
+    (states.states, states.has_more) = (vec![state.clone()], true);
+    let mut removed = RemovedNamespace::default();
+    (removed.dropped_bytes, removed.discarded_bytes) = (4096, 8192);
     vec![
         (
             Op::Read,
@@ -137,6 +159,10 @@ fn answers() -> Vec<(Op, &'static str, Outcome)> {
             done(Answer::Metrics(metrics, true)),
         ),
         (Op::Losses, "one, two not listed, and there are more", done(Answer::Losses(losses))),
+        (Op::NamespaceState, "configured, a weight, 3 objects", done(Answer::NamespaceState(state.clone()))),
+        (Op::NamespaceStates, "the same, and there are more", done(Answer::NamespaceStates(states))),
+        (Op::ChangeNamespace, "done", done(Answer::Done)),
+        (Op::RemoveNamespace, "4 096 dropped, 8 192 discarded", done(Answer::RemoveNamespace(removed))),
         (Op::Write, "fenced by epoch 6", failed(Error::Fenced { epoch: Epoch(6) })),
         (Op::Write, "too large", failed(Error::TooLarge { limit_bytes: 4 << 20 })),
         (Op::Write, "unknown, because", failed(Error::OutcomeUnknown("because".into()))),

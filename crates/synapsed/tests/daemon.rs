@@ -48,7 +48,9 @@ impl Daemon {
     }
 
     fn client(&self) -> SynapseBlocker {
-        SynapseBlocker::connect_on_thread(ClientConfig::new(self.address.clone())).unwrap()
+        let mut config = ClientConfig::new(self.address.clone());
+        config.connect_timeout = std::time::Duration::from_secs(60);
+        SynapseBlocker::connect_on_thread(config).unwrap()
     }
 
     fn signal(&mut self, name: &str) {

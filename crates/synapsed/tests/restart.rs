@@ -45,7 +45,9 @@ impl Drop for Daemon {
 }
 
 fn client(dir: &Path) -> SynapseBlocker {
-    SynapseBlocker::connect_on_thread(ClientConfig::new(Address::Unix(dir.join("sock")))).unwrap()
+    let mut config = ClientConfig::new(Address::Unix(dir.join("sock")));
+    config.connect_timeout = std::time::Duration::from_secs(60);
+    SynapseBlocker::connect_on_thread(config).unwrap()
 }
 
 fn object(name: &'static str) -> ObjectId {

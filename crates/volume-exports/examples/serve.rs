@@ -5,18 +5,36 @@
 //! qemu-img info 'nbd+unix:///root?socket=/tmp/nbd.sock'
 //! ```
 //! The arguments are the directory of a file store, an address, and disks to make where they are missing, each with its
-//! size in MiB. It ends when its standard input does; then everything that clients have written is stored.
+//! size in MiB. It takes commands, one in a line of its standard input, and answers each with a line, `ok` or an error:
+//! `snapshot DISK NAME`, and `clone DISK SNAPSHOT NEW`. It ends when its standard input does; then everything that
+//! clients have written is stored. What it has acknowledged outlives a kill as well.
 
 use std::error::Error;
-use std::io::Read;
+use std::io::{self, BufRead, IoSliceMut};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blocker::FileStore;
-use cached_core::object::ObjectCache;
-use nbd::{Address, Server, ServerConfig};
+use blocker::{FileStore, Segments};
+use cached_core::object::{self, ObjectCache};
+use nbd::{Address, ReceiveBuffer, Server, ServerConfig};
 use volume_exports::VolumeExports;
 use volumes::{Options, Settings, Volumes};
+
+/// Memory of the cache, for the payload of a write that is about to arrive.
+struct Buckets(object::ReceiveBuffer);
+
+impl ReceiveBuffer for Buckets {
+    fn fill(
+        &mut self,
+        read: &mut dyn FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        self.0.fill(read)
+    }
+
+    fn finish(self: Box<Self>) -> Segments {
+        self.0.finish()
+    }
+}
 
 const USAGE: &str = "the arguments are a directory, an address and any number of NAME=MEBIBYTES";
 
@@ -30,7 +48,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         ObjectCache::builder(Arc::new(FileStore::open(directory)?)).memory_bytes(256 << 20).start()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let volumes = Arc::new(Volumes::new(Arc::new(cache), Options::new("volumes"))?);
+        let options = Options::new("volumes").records_at_once(true);
+        let volumes = Arc::new(Volumes::new(Arc::new(cache.clone()), options)?);
         for disk in arguments {
             let (name, mebibytes) = disk.split_once('=').ok_or(USAGE)?;
             match volumes.create(name, mebibytes.parse::<u64>()? << 20, Settings::default()).await {
@@ -38,14 +57,33 @@ fn main() -> Result<(), Box<dyn Error>> {
                 Err(error) => return Err(error.into()),
             }
         }
-        let exports = VolumeExports::new(volumes);
+        let exports = VolumeExports::new(Arc::clone(&volumes)).receive_buffers(Arc::new(
+            move |object, offset, len_bytes| {
+                let buffer = cache.receive_buffer(object, offset, len_bytes)?;
+                Some(Box::new(Buckets(buffer)) as _)
+            },
+        ));
         let server = Server::new(Arc::new(exports.clone()), ServerConfig::default())?;
         println!("listening on {}", server.listen(&address).await?);
-        tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new())).await??;
+        while let Some(line) = tokio::task::spawn_blocking(|| std::io::stdin().lock().lines().next()).await? {
+            match command(&volumes, &line?).await {
+                Ok(()) => println!("ok"),
+                Err(error) => println!("{error}"),
+            }
+        }
         server.shutdown(Duration::from_secs(5)).await;
         match exports.close().await.into_iter().next() {
             None => Ok(()),
             Some((name, error)) => Err(format!("volume {name} could not be closed: {error}").into()),
         }
     })
+}
+
+async fn command(volumes: &Volumes, line: &str) -> Result<(), Box<dyn Error>> {
+    match line.split_whitespace().collect::<Vec<_>>()[..] {
+        ["snapshot", disk, name] => volumes.snapshot(disk, name).await?,
+        ["clone", disk, snapshot, new] => volumes.clone_volume(disk, Some(snapshot), new).await?,
+        _ => return Err("the commands are: snapshot DISK NAME, clone DISK SNAPSHOT NEW".into()),
+    }
+    Ok(())
 }

@@ -1,16 +1,24 @@
 //! Which volumes are attached, and for how many connections.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use tokio::sync::{Mutex, OwnedMutexGuard};
-use volumes::Volume;
+use tokio::task::JoinSet;
+use volumes::{Error, Volume};
+
+/// The pause after which a volume without connections is given up again that could not be.
+const RETRY_PAUSE: Duration = Duration::from_secs(10);
 
 /// The volumes that are attached. The lock of a name is held while its volume is opened or given up, so that
 /// neither happens in the middle of the other.
 #[derive(Default)]
 pub(crate) struct Table {
     places: parking_lot::Mutex<HashMap<String, Place>>,
+    /// Whether no volume is attached any more.
+    is_closed: AtomicBool,
 }
 
 type Place = Arc<Mutex<Option<Held>>>;
@@ -19,6 +27,8 @@ type Place = Arc<Mutex<Option<Held>>>;
 pub(crate) struct Held {
     pub(crate) volume: Volume,
     users: Weak<Attached>,
+    /// Whether a task tries again and again to give it up.
+    is_retried: bool,
 }
 
 /// One use of an attached volume by some connections. When it is dropped, the volume is given up.
@@ -42,16 +52,27 @@ impl Table {
         Turn { table: Arc::clone(self), name: name.into(), held: place.lock_owned().await }
     }
 
-    /// Gives up all volumes. Returns those that could not be, with the reason.
+    /// Lets volumes be attached again.
+    pub(crate) fn reopen(&self) {
+        self.is_closed.store(false, Ordering::SeqCst);
+    }
+
+    /// Gives up all volumes, side by side, and lets none be attached from now on. Returns those that could not
+    /// be given up, with the reason.
     pub(crate) async fn close_all(self: &Arc<Self>) -> Vec<(String, volumes::Error)> {
+        // In this order: what had its turn before has its place in the table, and is waited for.
+        self.is_closed.store(true, Ordering::SeqCst);
         let names: Vec<_> = self.places.lock().keys().cloned().collect();
-        let mut failed = Vec::new();
+        let mut closing = JoinSet::new();
         for name in names {
-            let mut turn = self.turn(&name).await;
-            if let Err(error) = turn.close().await {
-                failed.push((name, error));
-            }
+            let table = Arc::clone(self);
+            closing.spawn(async move {
+                let closed = table.turn(&name).await.close().await;
+                closed.err().map(|error| (name, error))
+            });
         }
+        let mut failed: Vec<_> = closing.join_all().await.into_iter().flatten().collect();
+        failed.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         failed
     }
 }
@@ -64,6 +85,11 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
+    /// Returns whether no volume may be attached any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.table.is_closed.load(Ordering::SeqCst)
+    }
+
     /// Returns the volume, if it is attached.
     pub(crate) fn volume(&self) -> Option<&Volume> {
         self.held.as_ref().map(|held| &held.volume)
@@ -79,21 +105,54 @@ impl Turn {
                 runtime: tokio::runtime::Handle::current(),
             })
         });
-        *self.held = Some(Held { volume, users: Arc::downgrade(&users) });
+        let is_retried = self.held.as_ref().is_some_and(|held| held.is_retried);
+        *self.held = Some(Held { volume, users: Arc::downgrade(&users), is_retried });
         users
     }
 
-    /// Gives the volume up.
+    /// Gives the volume up. One that another owner has taken over is gone already.
     pub(crate) async fn close(&mut self) -> volumes::Result<()> {
         if let Some(held) = self.held.as_ref() {
-            held.volume.close().await?;
+            match held.volume.close().await {
+                Err(Error::Fenced { .. }) => tracing::warn!(
+                    volume = self.name,
+                    "another owner has taken the volume over: what was not stored here is lost",
+                ),
+                closed => closed?,
+            }
         }
         *self.held = None;
         Ok(())
     }
 
-    fn is_used(&self) -> bool {
-        self.held.as_ref().is_some_and(|held| held.users.strong_count() > 0)
+    /// Gives the volume up unless a connection uses it. Returns false if that is to be tried again later, by the
+    /// caller; `is_retry` says whether the caller does so already.
+    async fn give_up_unused(&mut self, is_retry: bool) -> bool {
+        // Another connection may have come meanwhile.
+        let is_used = self.users() > 0;
+        if let Some(held) = &mut *self.held
+            && (is_used || (held.is_retried && !is_retry))
+        {
+            held.is_retried &= !is_retry;
+            return true;
+        }
+        let Err(error) = self.close().await else {
+            tracing::debug!(volume = self.name, "volume detached");
+            return true;
+        };
+        tracing::warn!(
+            volume = self.name, cause = %error,
+            "a volume without connections stays attached, and is to be given up later",
+        );
+        if let Some(held) = &mut *self.held {
+            held.is_retried = true;
+        }
+        false
+    }
+
+    /// Returns the number of connections that have the volume.
+    pub(crate) fn users(&self) -> usize {
+        self.held.as_ref().map_or(0, |held| held.users.strong_count())
     }
 }
 
@@ -101,19 +160,10 @@ impl Drop for Attached {
     fn drop(&mut self) {
         let (table, name) = (Arc::clone(&self.table), std::mem::take(&mut self.name));
         self.runtime.spawn(async move {
-            let mut turn = table.turn(&name).await;
-            // Another connection may have come meanwhile.
-            if turn.is_used() {
-                return;
-            }
-            match turn.close().await {
-                Ok(()) => tracing::debug!(volume = name, "volume detached"),
-                Err(error) => {
-                    tracing::warn!(
-                        volume = name, cause = %error,
-                        "a volume without connections stays attached",
-                    );
-                }
+            let mut is_retry = false;
+            while !table.turn(&name).await.give_up_unused(is_retry).await {
+                is_retry = true;
+                tokio::time::sleep(RETRY_PAUSE).await;
             }
         });
     }

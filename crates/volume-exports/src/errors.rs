@@ -17,7 +17,8 @@ pub(crate) fn of_request(error: Error) -> StoreError {
     match error {
         Error::Io(error) => error,
         Error::Fenced { epoch } => StoreError::Fenced { epoch },
-        Error::NoSpace(why) => StoreError::OutOfSpace(why.into()),
+        // What is used up is to be freed by an operator, and the guest can wait for that.
+        Error::NoSpace(why) | Error::Limit(why) => StoreError::OutOfSpace(why.into()),
         Error::ReadOnly => StoreError::Denied("the volume is read-only".into()),
         Error::NotFast => StoreError::Unsupported("zeros are no faster than data here".into()),
         error @ (Error::Closed | Error::Interrupted) => StoreError::Retryable(error.to_string().into()),

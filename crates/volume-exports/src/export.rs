@@ -2,20 +2,29 @@
 
 use std::sync::Arc;
 
-use blocker::{Durability, Reply, Segments};
-use nbd::Export;
-use nbd::protocol::wire::state;
+use blocker::{Durability, ObjectId, Reply, Segments};
+use nbd::protocol::wire::{PAYLOAD_BYTES_MAX, state};
 use nbd::protocol::{Context, Description, Extent, Zeroes};
+use nbd::{Export, ReceiveBuffer};
 use volumes::{Change, ExtentKind, Result, Volume};
 
+use crate::ReceiveBuffers;
 use crate::attached::Attached;
 use crate::errors::of_request;
+
+/// The most bytes that one request reads ahead: as much as a read may return. More would only push each other out of the
+/// cache below.
+const CACHE_BYTES_MAX: u32 = PAYLOAD_BYTES_MAX;
+/// The bytes that are read at a time by a request to read ahead: they take up memory while they are here.
+const CACHE_PART_BYTES: u64 = 1 << 20;
 
 /// A volume, for one connection. The volume stays attached while there is one.
 pub(crate) struct VolumeExport {
     pub(crate) volume: Volume,
     pub(crate) description: Description,
     pub(crate) fua_durability: Durability,
+    /// The memory of a cache below, and an object by whose name it is asked for.
+    pub(crate) buffers: Option<(ReceiveBuffers, ObjectId)>,
     /// Gives the volume up when the last one is dropped.
     pub(crate) _attached: Arc<Attached>,
 }
@@ -49,6 +58,14 @@ impl Export for VolumeExport {
         self.reply(|volume| async move { volume.write(offset, data, durability).await.map(|_| ()) })
     }
 
+    fn receive_buffer(&self, offset: u64, len_bytes: u32) -> Option<Box<dyn ReceiveBuffer>> {
+        let (buffers, object) = self.buffers.as_ref()?;
+        let within = offset % self.volume.object_bytes();
+        // A payload of several objects is cut up, and none of them may have all of it.
+        let is_in_one = within + u64::from(len_bytes) <= self.volume.object_bytes();
+        is_in_one.then(|| buffers(object, within, len_bytes as usize)).flatten()
+    }
+
     fn flush(&self) -> Reply<()> {
         self.reply(|volume| async move { volume.flush().await })
     }
@@ -69,7 +86,13 @@ impl Export for VolumeExport {
 
     fn cache(&self, offset: u64, len_bytes: u32) -> Reply<()> {
         // What is read stays in the cache below, and is not sent.
-        self.reply(|volume| async move { volume.read(offset, len_bytes.into()).await.map(drop) })
+        self.reply(move |volume| async move {
+            let end = offset + u64::from(len_bytes.min(CACHE_BYTES_MAX));
+            for at in (offset..end).step_by(CACHE_PART_BYTES as usize) {
+                volume.read(at, CACHE_PART_BYTES.min(end - at)).await?;
+            }
+            Ok(())
+        })
     }
 
     fn block_status(

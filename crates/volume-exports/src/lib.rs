@@ -29,21 +29,28 @@
 mod attached;
 mod errors;
 mod export;
+mod unused;
 
 use std::fmt;
 use std::sync::Arc;
 
-use blocker::Durability;
+use blocker::{Durability, Name, ObjectId};
 use nbd::protocol::{Context, Description, NoExport};
-use nbd::{Export, Exports, Lookup};
+use nbd::{Export, Exports, Lookup, ReceiveBuffer};
 use volumes::{OpenOptions, SnapshotInfo, Volumes};
 
-use attached::Table;
+use attached::{Table, Turn};
 use errors::no_export;
 use export::VolumeExport;
 
+pub use unused::Refused;
+
 /// The most snapshots of a volume that are contexts: the latest ones.
 const CONTEXTS_MAX: usize = 1024;
+
+/// Returns memory of a cache for a payload of so many bytes that is about to arrive, and is to be written at an
+/// offset of an object; `None` where it has none at once. Only the namespace of the object is that of the write.
+pub type ReceiveBuffers = Arc<dyn Fn(&ObjectId, u64, usize) -> Option<Box<dyn ReceiveBuffer>> + Send + Sync>;
 
 /// The volumes of a store, as exports.
 #[derive(Clone)]
@@ -51,13 +58,14 @@ pub struct VolumeExports {
     volumes: Arc<Volumes>,
     table: Arc<Table>,
     fua_durability: Durability,
+    buffers: Option<ReceiveBuffers>,
 }
 
 impl VolumeExports {
     /// Returns the volumes as exports. What a client demands to be durable is *stored*.
     #[must_use]
     pub fn new(volumes: Arc<Volumes>) -> Self {
-        Self { volumes, table: Arc::default(), fua_durability: Durability::Stored }
+        Self { volumes, table: Arc::default(), fua_durability: Durability::Stored, buffers: None }
     }
 
     /// Sets what a write holds that a client demands to be durable: *journaled* is enough where the cache
@@ -68,10 +76,44 @@ impl VolumeExports {
         self
     }
 
-    /// Gives up every volume that is attached, everything stored. Call it when the server has ended. Returns
-    /// those that could not be given up, each with the reason.
+    /// Sets where the payloads of large writes are received: in the memory of a cache below, which then has them
+    /// without a copy.
+    #[must_use]
+    pub fn receive_buffers(mut self, buffers: ReceiveBuffers) -> Self {
+        self.buffers = Some(buffers);
+        self
+    }
+
+    /// Runs `operation` while no connection has the volume of this name, and none can select it; connections that come
+    /// meanwhile wait. A volume that is attached without a connection is given up before.
+    ///
+    /// # Errors
+    /// [`Refused`]: then `operation` has not been run, or has failed.
+    pub async fn while_unused<T>(
+        &self,
+        name: &str,
+        operation: impl Future<Output = volumes::Result<T>>,
+    ) -> Result<T, Refused> {
+        let mut turn = self.table.turn(name).await;
+        match turn.users() {
+            0 => {
+                turn.close().await?;
+                Ok(operation.await?)
+            }
+            connections => Err(Refused::Used { connections }),
+        }
+    }
+
+    /// Gives up every volume that is attached, everything stored, and lets none be attached from now on. Call it
+    /// when the server has ended. Returns those that could not be given up, each with the reason; a second call
+    /// tries those again.
     pub async fn close(&self) -> Vec<(String, volumes::Error)> {
         self.table.close_all().await
+    }
+
+    /// Lets volumes be attached again after [`Self::close`], for another server; also those that could not be given up.
+    pub fn reopen(&self) {
+        self.table.reopen();
     }
 }
 
@@ -96,9 +138,14 @@ impl Exports for VolumeExports {
     fn open(&self, name: &str) -> Lookup<Arc<dyn Export>> {
         let (this, name) = (self.clone(), name.to_owned());
         Box::pin(async move {
+            let turn = this.table.turn(&name).await;
+            if turn.is_closed() {
+                return Err(NoExport::ShuttingDown);
+            }
             // In a task of its own: a client that goes away in the middle must not leave the volume half
-            // attached.
-            let opening = tokio::spawn(async move { this.attach(&name).await });
+            // attached. Only with the turn, of which there is one: clients that come and go while the store
+            // stalls leave no more than that.
+            let opening = tokio::spawn(async move { this.attach(turn, &name).await });
             match opening.await {
                 Ok(opened) => opened.map(|export| Arc::new(export) as Arc<dyn Export>).map_err(no_export),
                 Err(error) => Err(NoExport::Refused(format!("opening the volume failed: {error}"))),
@@ -108,14 +155,12 @@ impl Exports for VolumeExports {
 }
 
 impl VolumeExports {
-    async fn attach(&self, name: &str) -> volumes::Result<VolumeExport> {
-        let mut turn = self.table.turn(name).await;
+    async fn attach(&self, mut turn: Turn, name: &str) -> volumes::Result<VolumeExport> {
         let is_attached = turn.volume().is_some();
         // One that is attached and works is returned again; one that was fenced off or interrupted is opened
         // anew.
         let volume = self.volumes.open(name, OpenOptions::default()).await?;
         let attached = turn.attach(volume.clone());
-        drop(turn);
         if !is_attached {
             tracing::debug!(volume = name, "volume attached");
         }
@@ -123,7 +168,10 @@ impl VolumeExports {
         let settings = volume.settings();
         let description =
             description(volume.size_bytes(), volume.object_bytes(), settings.is_read_only, &snapshots);
-        Ok(VolumeExport { volume, description, fua_durability: self.fua_durability, _attached: attached })
+        let object = Name::new("any").ok().map(|name| ObjectId::new(volume.namespace(), name));
+        let buffers = self.buffers.clone().zip(object);
+        let fua_durability = self.fua_durability;
+        Ok(VolumeExport { volume, description, fua_durability, buffers, _attached: attached })
     }
 }
 

@@ -8,7 +8,7 @@ use crate::format::{Head, Owner};
 use crate::map::Map;
 use crate::settings::{Fencing, Options};
 use crate::space::{Pool, Space, load_node};
-use crate::volume::{Inner, Opened, next_limit};
+use crate::volume::{Inner, Opened, Promises, next_limit};
 
 /// Claims in a row that other owners may overtake.
 const TRIES: u32 = 32;
@@ -49,8 +49,9 @@ pub(crate) async fn attach(
         0 => (Vec::new(), Map::default()),
         node => load_node(pool, volume, node, (&head.root, &live)).await?,
     };
-    let flush_durability = options.flush_durability;
-    Ok(Inner::new(Opened { space, head, head_version, live, parent_root, parent, birth, flush_durability }))
+    let promises =
+        Promises { flush_durability: options.flush_durability, records_at_once: options.records_at_once };
+    Ok(Inner::new(Opened { space, head, head_version, live, parent_root, parent, birth, promises }))
 }
 
 fn check_owner(head: &Head, options: &Options, take_over: bool, deleted: bool) -> Result<()> {

@@ -184,6 +184,11 @@ impl Pool {
         self.remove_record(self.clone_object(origin, clone)).await
     }
 
+    /// Returns whether a clone is recorded to depend on a snapshot.
+    pub(crate) async fn is_clone(&self, origin: Origin, clone: VolumeId) -> Result<bool> {
+        Ok(self.store.exists(&self.clone_object(origin, clone)).await?)
+    }
+
     /// Returns whether any clone depends on a snapshot.
     pub(crate) async fn has_clones(&self, origin: Origin) -> Result<bool> {
         let prefix = format!("c/{}/{:09x}/", origin.volume, origin.node);
@@ -196,6 +201,21 @@ impl Pool {
     pub(crate) async fn add_remains(&self, volume: VolumeId) -> Result<()> {
         let bytes = CatalogEntry { volume }.encode();
         Ok(self.put_record(self.remains_object(volume), bytes, Condition::None).await?)
+    }
+
+    /// Returns whether a volume is being deleted, or is kept without a name for its clones.
+    pub(crate) async fn is_in_remains(&self, volume: VolumeId) -> Result<bool> {
+        Ok(self.store.exists(&self.remains_object(volume)).await?)
+    }
+
+    /// Does as [`Self::add_remains`] unless that is done already; returns whether it was not.
+    pub(crate) async fn add_new_remains(&self, volume: VolumeId) -> Result<bool> {
+        let bytes = CatalogEntry { volume }.encode();
+        match self.put_record(self.remains_object(volume), bytes, Condition::Absent).await {
+            Ok(()) => Ok(true),
+            Err(blocker::Error::Exists | blocker::Error::ConditionFailed { .. }) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
     }
 
     pub(crate) async fn remove_remains(&self, volume: VolumeId) -> Result<()> {

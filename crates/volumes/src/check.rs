@@ -77,8 +77,9 @@ impl Volumes {
     /// Checks that each entry of each map has its object, that each object is named by a map, and that
     /// nothing is written in place that is shared. With `repair`, what nothing names is removed, and
     /// deletions that were cut short are ended. Each volume is attached and takes no changes meanwhile; those
-    /// of other owners are skipped, and then nothing is removed. No volume may be made, cloned or deleted
-    /// elsewhere meanwhile.
+    /// of other owners are skipped, and then nothing is removed. Volumes may be made, cloned and deleted meanwhile,
+    /// by this and other owners; what is made just then may fail with `Retryable`. One check at a time may
+    /// repair.
     ///
     /// # Errors
     /// See [`Volumes`]. What is wrong with volumes is not an error, but in the report.
@@ -206,42 +207,47 @@ impl Volumes {
             }
             match head {
                 Some(_) if !is_named => self.finish_deletion(*volume).await?,
-                // The deletion had not begun, or has removed all but this record.
-                _ => self.pool.remove_remains(*volume).await?,
+                Some(_) => self.withdraw_deletion(*volume).await?,
+                // It has removed all but this record.
+                None => self.pool.remove_remains(*volume).await?,
             }
             report.repaired += 1;
         }
+        // What was made or deleted since is looked at once more; the names first, because a deletion records
+        // the volume before it takes its name.
+        let mut named: HashSet<VolumeId> = named.keys().copied().collect();
+        named.extend(self.pool.names().await?.into_iter().map(|(_, volume)| volume));
+        let mut deleted: HashSet<VolumeId> = remains.iter().copied().collect();
+        deleted.extend(self.pool.remains().await?);
+        let mut clones = Vec::new();
+        let mut needed = HashSet::new();
         for (origin, clone) in self.pool.clones().await? {
-            let is_clone = match self.pool.head(clone).await {
-                Ok((head, _)) => {
-                    head.origin == Some(origin) && (named.contains_key(&clone) || head.is_deleted)
-                }
-                Err(Error::Damaged(_)) => false,
-                Err(error) => return Err(error),
-            };
-            if !is_clone {
-                report.note(
-                    ProblemKind::Leftover,
-                    format!("the mark of {clone} as a clone of {}", origin.volume),
-                );
-                if repair {
-                    self.release(origin, clone).await?;
-                    report.repaired += 1;
-                }
+            if self.needs(origin, clone, &named, &deleted).await? {
+                needed.insert(origin.volume);
+            } else {
+                clones.push((origin, clone));
             }
         }
-        let known: HashSet<Namespace> =
-            named.keys().chain(remains).map(|volume| self.pool.namespace(*volume)).collect();
-        let namespaces = match self.pool.store.control().namespaces().await {
-            Ok(namespaces) => namespaces,
-            // Such a store has no means to find them.
-            Err(blocker::Error::Unsupported(_)) => return Ok(()),
-            Err(error) => return Err(error.into()),
-        };
-        for namespace in namespaces {
-            if !self.pool.is_of_volume(&namespace) || known.contains(&namespace) {
-                continue;
+        let namespaces = self.namespaces_but(&named, &deleted).await?;
+        let mut unmade: HashSet<VolumeId> = clones.iter().map(|(_, clone)| *clone).collect();
+        unmade.extend(namespaces.iter().map(|(_, volume)| *volume));
+        unmade.retain(|volume| !deleted.contains(volume) && !named.contains(volume));
+        if repair {
+            unmade = self.keep_unmade(unmade).await?;
+        }
+        // It had a name, whatever became of the record of its deletion: that is there again.
+        unmade.retain(|volume| !needed.contains(volume));
+        let is_gone =
+            |volume: &VolumeId| unmade.contains(volume) || deleted.contains(volume) || named.contains(volume);
+        for (origin, clone) in clones.into_iter().filter(|(_, clone)| is_gone(clone)) {
+            report
+                .note(ProblemKind::Leftover, format!("the mark of {clone} as a clone of {}", origin.volume));
+            if repair {
+                self.release(origin, clone).await?;
+                report.repaired += 1;
             }
+        }
+        for (namespace, _) in namespaces.into_iter().filter(|(_, volume)| unmade.contains(volume)) {
             for object in self.objects(&namespace).await? {
                 report.note(ProblemKind::Leftover, &object);
                 if repair {
@@ -250,13 +256,96 @@ impl Volumes {
                 }
             }
         }
+        if repair {
+            for volume in unmade {
+                self.pool.remove_remains(volume).await?;
+            }
+        }
         Ok(())
+    }
+
+    /// Returns whether a clone depends on its origin, as far as can be found out.
+    async fn needs(
+        &self,
+        origin: Origin,
+        clone: VolumeId,
+        named: &HashSet<VolumeId>,
+        deleted: &HashSet<VolumeId>,
+    ) -> Result<bool> {
+        match self.pool.head(clone).await {
+            Ok((head, _)) => {
+                let is_made = named.contains(&clone) || deleted.contains(&clone) || head.is_deleted;
+                Ok(head.origin == Some(origin) && is_made)
+            }
+            // It may.
+            Err(Error::Damaged(_)) => Ok(named.contains(&clone) || self.pool.has_head(clone).await?),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns the namespaces of volumes that are in neither set.
+    async fn namespaces_but(
+        &self,
+        named: &HashSet<VolumeId>,
+        deleted: &HashSet<VolumeId>,
+    ) -> Result<Vec<(Namespace, VolumeId)>> {
+        let namespaces = match self.pool.store.control().namespaces().await {
+            Ok(namespaces) => namespaces,
+            // Such a store has no means to find them.
+            Err(blocker::Error::Unsupported(_)) => return Ok(Vec::new()),
+            Err(error) => return Err(error.into()),
+        };
+        let of_volumes = namespaces.into_iter().filter_map(|namespace| {
+            let volume = self.pool.volume_of(&namespace)?;
+            Some((namespace, volume))
+        });
+        Ok(of_volumes.filter(|(_, volume)| !named.contains(volume) && !deleted.contains(volume)).collect())
+    }
+
+    /// Keeps volumes from being made that have no name yet, by a record of their deletion: see
+    /// [`Self::make`]. Returns those that still have none.
+    async fn keep_unmade(&self, volumes: HashSet<VolumeId>) -> Result<HashSet<VolumeId>> {
+        let mut kept = HashSet::new();
+        for volume in volumes {
+            if self.pool.add_new_remains(volume).await? {
+                kept.insert(volume);
+            }
+        }
+        if kept.is_empty() {
+            return Ok(kept);
+        }
+        for (_, volume) in self.pool.names().await? {
+            if kept.remove(&volume) {
+                self.pool.remove_remains(volume).await?;
+            }
+        }
+        Ok(kept)
+    }
+
+    /// Removes the record of a deletion that had not begun.
+    async fn withdraw_deletion(&self, volume: VolumeId) -> Result<()> {
+        let lease = match self.lease(volume, true).await {
+            Ok(lease) => lease,
+            // It may be going on.
+            Err(Error::InUse { .. }) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let withdrawn = async {
+            if self.pool.names().await?.iter().any(|(_, named)| *named == volume) {
+                self.pool.remove_remains(volume).await?;
+            }
+            Ok(())
+        };
+        let withdrawn = withdrawn.await;
+        lease.end(withdrawn).await
     }
 
     async fn finish_deletion(&self, volume: VolumeId) -> Result<()> {
         match self.lease(volume, true).await {
             Ok(lease) => self.destroy(lease, volume).await,
             Err(Error::InUse { .. }) => Ok(()),
+            // It has ended meanwhile.
+            Err(Error::Damaged(_)) if !self.pool.has_head(volume).await? => Ok(()),
             Err(error) => Err(error),
         }
     }
@@ -296,12 +385,13 @@ impl crate::space::Pool {
         Ok(entries.iter().map(|entry| String::from_utf8_lossy(entry.name.as_bytes()).into_owned()).collect())
     }
 
-    fn is_of_volume(&self, namespace: &Namespace) -> bool {
+    /// Returns the volume whose namespace this is.
+    fn volume_of(&self, namespace: &Namespace) -> Option<VolumeId> {
         let bytes = namespace.as_bytes();
         let catalog = self.catalog();
-        let rest = bytes.strip_prefix(catalog.as_bytes()).and_then(|rest| rest.strip_prefix(b"."));
-        let id = rest.and_then(|rest| number(std::str::from_utf8(rest).ok()?));
-        id.is_some_and(|id| self.namespace(id) == *namespace)
+        let rest = bytes.strip_prefix(catalog.as_bytes())?.strip_prefix(b".")?;
+        let id = number(std::str::from_utf8(rest).ok()?)?;
+        (self.namespace(id) == *namespace).then_some(id)
     }
 }
 

@@ -44,8 +44,9 @@ pub use crate::check::{Problem, ProblemKind, Report};
 pub use crate::error::{Error, Result};
 pub use crate::frozen::Snapshot;
 pub use crate::settings::{
-    Change, Extent, ExtentKind, Fencing, OpenOptions, Options, Settings, SnapshotInfo, Usage, VolumeInfo,
+    Change, Extent, ExtentKind, Fencing, OpenOptions, Options, OriginInfo, Settings, SnapshotInfo, Usage,
+    VolumeInfo,
 };
-pub use crate::stream::{Export, Import};
+pub use crate::stream::{Export, Import, StreamHeader};
 pub use crate::volume::Volume;
 pub use crate::volumes::Volumes;

@@ -9,7 +9,7 @@ use crate::catalog::{check_name, now_unix_seconds};
 use crate::entry::{Kind, VolumeId};
 use crate::error::{Error, Result};
 use crate::format::{Head, Origin};
-use crate::settings::{Change, Usage};
+use crate::settings::{Change, Settings, Usage};
 use crate::space::{Space, load_node};
 use crate::volume::{Inner, changes, snapshot_all};
 use crate::volumes::{Volumes, check_size};
@@ -128,6 +128,20 @@ impl Volumes {
         lease.end(result).await
     }
 
+    /// Changes how a volume is treated, from the next time on that it is opened. The size of its objects stays.
+    ///
+    /// # Errors
+    /// See [`Volumes`]; `NoSuchVolume`; `InUse` if it is open, here or at another owner; `Invalid` if another
+    /// size of objects is asked for.
+    pub async fn set(&self, name: &str, settings: Settings) -> Result<()> {
+        let lease = self.lease(self.pool.find(name).await?, false).await?;
+        if !lease.is_attached {
+            return Err(Error::InUse { owner: self.options.owner.clone() });
+        }
+        let result = lease.inner.set(settings).await;
+        lease.end(result).await
+    }
+
     /// Returns what a volume uses.
     ///
     /// # Errors
@@ -233,7 +247,21 @@ impl Volumes {
         if matches!(published, Err(Error::Exists(_))) {
             space.remove(Kind::Head).await?;
         }
-        published
+        published?;
+        // A check takes a volume without a name for one that was never made: it marks it, and then looks for its
+        // name, so one of the two finds the other.
+        let is_marked = match head.origin {
+            Some(origin) => self.pool.is_clone(origin, head.volume).await?,
+            None => true,
+        };
+        if is_marked
+            && self.pool.has_head(head.volume).await?
+            && !self.pool.is_in_remains(head.volume).await?
+        {
+            return Ok(());
+        }
+        self.pool.unpublish(name).await?;
+        Err(Error::Io(blocker::Error::Retryable("a check has removed the volume while it was made".into())))
     }
 
     pub(crate) async fn exists(&self, name: &str) -> Result<bool> {
@@ -249,9 +277,17 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `ReadOnly`; `Invalid` if it has snapshots.
     pub async fn flatten(&self, name: &str) -> Result<()> {
+        self.flatten_with(name, &|_, _| ()).await
+    }
+
+    /// As [`Self::flatten`], and calls `progress` with the number of objects that were copied, and of all that are to be.
+    ///
+    /// # Errors
+    /// As [`Self::flatten`].
+    pub async fn flatten_with(&self, name: &str, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<()> {
         let volume = self.pool.find(name).await?;
         let lease = self.lease(volume, false).await?;
-        let result = lease.inner.flatten().await;
+        let result = lease.inner.flatten(progress).await;
         match lease.end(result).await? {
             Some(origin) => self.release(origin, volume).await,
             None => Ok(()),

@@ -73,6 +73,12 @@ pub struct Options {
     /// What a flush of a volume promises, as long as it has no new object to record: *journaled* is enough
     /// where the cache below has a journal. *Stored* unless set.
     pub flush_durability: Durability,
+    /// Whether a write is answered only once the map that names its object is stored. Then what was acknowledged
+    /// is there after a kill of this process, if the layer below keeps what it has acknowledged: a cache that
+    /// writes through, or one with a journal. For clients that reconnect and go on, as those of NBD do: they
+    /// do not know that the cache that they had written to is gone, and the flush that follows would promise
+    /// what is lost. It costs a flush with the first write to each object. Not so unless set.
+    pub records_at_once: bool,
 }
 
 impl Options {
@@ -84,6 +90,7 @@ impl Options {
             owner: "local".to_owned(),
             fencing: Fencing::default(),
             flush_durability: Durability::Stored,
+            records_at_once: false,
         }
     }
 
@@ -98,6 +105,13 @@ impl Options {
     #[must_use]
     pub fn fencing(mut self, fencing: Fencing) -> Self {
         self.fencing = fencing;
+        self
+    }
+
+    /// Sets whether a write is answered only once the map that names its object is stored.
+    #[must_use]
+    pub fn records_at_once(mut self, records_at_once: bool) -> Self {
+        self.records_at_once = records_at_once;
         self
     }
 
@@ -142,8 +156,20 @@ pub struct VolumeInfo {
     pub snapshots: usize,
     /// Whether it is a clone that still depends on its origin.
     pub is_clone: bool,
+    /// What it was cloned from, if it is one.
+    pub origin: Option<OriginInfo>,
     /// How it is treated.
     pub settings: Settings,
+}
+
+/// What a clone was made of, by the names that there are still.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct OriginInfo {
+    /// The volume; `None` if it was deleted, and is kept for its clones.
+    pub volume: Option<String>,
+    /// The snapshot; `None` if it was deleted, or was made for this clone alone.
+    pub snapshot: Option<String>,
 }
 
 /// A snapshot.

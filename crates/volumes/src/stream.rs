@@ -5,6 +5,7 @@
 
 use blocker::{Durability, Segments};
 
+use crate::catalog::check_name;
 use crate::error::{Error, Result};
 use crate::format::NAME_BYTES_MAX;
 use crate::frozen::Snapshot;
@@ -49,6 +50,13 @@ impl Export {
         Self { of: to.1.clone(), begin, changes, is_ended: false }
     }
 
+    /// Returns how many bytes of data are to be read for the rest of the stream. Zeros among them become
+    /// shorter.
+    #[must_use]
+    pub fn left_bytes(&self) -> u64 {
+        self.changes.iter().filter(|change| change.is_data).map(|change| change.length).sum()
+    }
+
     /// Returns the next piece of the stream; `None` after the last.
     ///
     /// # Errors
@@ -88,6 +96,100 @@ impl Export {
     }
 }
 
+/// What a stream is of: everything that comes before its ranges.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct StreamHeader {
+    /// The snapshot at which the stream begins; `None` if that is nothing.
+    pub from: Option<String>,
+    /// The snapshot at which the stream ends; `None` if it is of a volume that had none there.
+    pub to: Option<String>,
+    /// The size of the volume at its end, in bytes.
+    pub size_bytes: u64,
+}
+
+impl StreamHeader {
+    /// The length in bytes from which a stream has its header whole.
+    pub const BYTES_MAX: usize = MAGIC.len() + 2 * (1 + 4 + NAME_BYTES_MAX) + 1 + 8;
+
+    /// Returns the header of a stream that begins with these bytes; `None` if they end before the header does.
+    ///
+    /// # Errors
+    /// `Invalid` if they are no stream, or a name in it cannot be that of a snapshot here.
+    pub fn decode(bytes: &[u8]) -> Result<Option<Self>> {
+        let mut expect = Expect::Magic;
+        let mut header = Header::default();
+        let mut rest = &bytes[..bytes.len().min(Self::BYTES_MAX)];
+        loop {
+            let record = match expect.length(rest)? {
+                length if length <= rest.len() => rest.split_off(..length).unwrap_or_default(),
+                _ => return Ok(None),
+            };
+            expect = match expect {
+                Expect::Magic => magic(record)?,
+                Expect::Tag => tag(record)?,
+                Expect::Text { is_from } => header.take_name(is_from, record)?,
+                Expect::Size => {
+                    let Header { from, to, .. } = header;
+                    return Ok(Some(Self { from, to, size_bytes: number(record, 0) }));
+                }
+                Expect::Range { .. } | Expect::Data { .. } | Expect::End => {
+                    return Err(Error::Invalid(SIZE_MISSING.into()));
+                }
+            };
+        }
+    }
+}
+
+const SIZE_MISSING: &str = "the stream has a range, or its end, before the size";
+
+/// What is known of a stream that is read.
+#[derive(Default, Debug)]
+struct Header {
+    from: Option<String>,
+    to: Option<String>,
+    size_bytes: Option<u64>,
+}
+
+impl Header {
+    /// Takes the record of a name.
+    fn take_name(&mut self, is_from: bool, record: &[u8]) -> Result<Expect> {
+        let name = String::from_utf8(record[4..].to_vec());
+        let name = name.map_err(|_| Error::Invalid("a name in the stream is no UTF-8".into()))?;
+        check_name(&name)?;
+        let place = if is_from { &mut self.from } else { &mut self.to };
+        if place.is_some() || self.size_bytes.is_some() {
+            return Err(Error::Invalid("the stream has a name twice, or after the size".into()));
+        }
+        *place = Some(name);
+        Ok(Expect::Tag)
+    }
+}
+
+/// Returns a number of a record that is long enough.
+fn number(record: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(record[at..at + 8].try_into().expect("8 bytes"))
+}
+
+fn magic(record: &[u8]) -> Result<Expect> {
+    if record == MAGIC {
+        return Ok(Expect::Tag);
+    }
+    Err(Error::Invalid("this is no stream of rbd export-diff, format 1".into()))
+}
+
+fn tag(record: &[u8]) -> Result<Expect> {
+    Ok(match record[0] {
+        b'f' => Expect::Text { is_from: true },
+        b't' => Expect::Text { is_from: false },
+        b's' => Expect::Size,
+        b'w' => Expect::Range { is_data: true },
+        b'z' => Expect::Range { is_data: false },
+        b'e' => Expect::End,
+        tag => return Err(Error::Invalid(format!("the stream has an unknown record, {tag:#04x}"))),
+    })
+}
+
 /// What comes next in a stream that is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Expect {
@@ -100,6 +202,28 @@ enum Expect {
     End,
 }
 
+impl Expect {
+    /// Returns the length of what is expected, as far as the bytes that there are of it show it.
+    fn length(self, have: &[u8]) -> Result<usize> {
+        Ok(match self {
+            Self::Magic => MAGIC.len(),
+            Self::Tag => 1,
+            Self::Size => 8,
+            Self::Range { .. } => 16,
+            Self::Text { .. } => match have.first_chunk::<4>() {
+                None => 4 + NAME_BYTES_MAX,
+                Some(len) => match u32::from_le_bytes(*len) as usize {
+                    len @ 1..=NAME_BYTES_MAX => 4 + len,
+                    len => return Err(Error::Invalid(format!("the stream has a name of {len} bytes"))),
+                },
+            },
+            // Taken as it comes.
+            Self::Data { .. } => 0,
+            Self::End => return Err(Error::Invalid("the stream has bytes after its end".into())),
+        })
+    }
+}
+
 /// Writes a stream into a volume, which must have what the stream begins at.
 #[derive(Debug)]
 pub struct Import {
@@ -107,29 +231,27 @@ pub struct Import {
     expect: Expect,
     /// Bytes of a record that is not complete: at most a name.
     rest: Vec<u8>,
-    from: Option<String>,
-    to: Option<String>,
-    size_bytes: Option<u64>,
+    header: Header,
 }
 
 impl Import {
     /// Returns an import into `volume`.
     #[must_use]
     pub fn new(volume: Volume) -> Self {
-        Self { volume, expect: Expect::Magic, rest: Vec::new(), from: None, to: None, size_bytes: None }
+        Self { volume, expect: Expect::Magic, rest: Vec::new(), header: Header::default() }
     }
 
     /// Returns the snapshot at which the stream begins, once it has been read: the volume must be what that
     /// is.
     #[must_use]
     pub fn from(&self) -> Option<&str> {
-        self.from.as_deref()
+        self.header.from.as_deref()
     }
 
     /// Returns the snapshot at which the stream ends, once it has been read.
     #[must_use]
     pub fn to(&self) -> Option<&str> {
-        self.to.as_deref()
+        self.header.to.as_deref()
     }
 
     /// Takes the next bytes of the stream.
@@ -152,7 +274,7 @@ impl Import {
             }
             self.rest.push(bytes[0]);
             bytes = &bytes[1..];
-            if self.rest.len() == self.wanted()? {
+            if self.rest.len() == self.expect.length(&self.rest)? {
                 let record = std::mem::take(&mut self.rest);
                 self.record(&record).await?;
             }
@@ -171,49 +293,18 @@ impl Import {
         self.volume.flush().await
     }
 
-    /// Returns the length of what is expected, as far as it is known.
-    fn wanted(&self) -> Result<usize> {
-        Ok(match self.expect {
-            Expect::Magic => MAGIC.len(),
-            Expect::Tag => 1,
-            Expect::Size => 8,
-            Expect::Range { .. } => 16,
-            Expect::Text { .. } => match self.rest.first_chunk::<4>() {
-                None => 4 + NAME_BYTES_MAX,
-                Some(len) => match u32::from_le_bytes(*len) as usize {
-                    len @ 1..=NAME_BYTES_MAX => 4 + len,
-                    len => return Err(Error::Invalid(format!("the stream has a name of {len} bytes"))),
-                },
-            },
-            Expect::Data { .. } => unreachable!("taken as it comes"),
-            Expect::End => return Err(Error::Invalid("the stream has bytes after its end".into())),
-        })
-    }
-
     async fn record(&mut self, record: &[u8]) -> Result<()> {
-        let number = |at: usize| u64::from_le_bytes(record[at..at + 8].try_into().expect("8 bytes"));
         self.expect = match self.expect {
-            Expect::Magic if record == MAGIC => Expect::Tag,
-            Expect::Magic => {
-                return Err(Error::Invalid("this is no stream of rbd export-diff, format 1".into()));
-            }
-            Expect::Tag => match record[0] {
-                b'f' => Expect::Text { is_from: true },
-                b't' => Expect::Text { is_from: false },
-                b's' => Expect::Size,
-                b'w' => Expect::Range { is_data: true },
-                b'z' => Expect::Range { is_data: false },
-                b'e' => Expect::End,
-                tag => return Err(Error::Invalid(format!("the stream has an unknown record, {tag:#04x}"))),
+            Expect::Magic => magic(record)?,
+            Expect::Tag => match tag(record)? {
+                Expect::Range { .. } | Expect::End if self.header.size_bytes.is_none() => {
+                    return Err(Error::Invalid(SIZE_MISSING.into()));
+                }
+                next => next,
             },
-            Expect::Text { is_from } => {
-                let name = String::from_utf8(record[4..].to_vec());
-                let name = name.map_err(|_| Error::Invalid("a name in the stream is no UTF-8".into()))?;
-                *(if is_from { &mut self.from } else { &mut self.to }) = Some(name);
-                Expect::Tag
-            }
+            Expect::Text { is_from } => self.header.take_name(is_from, record)?,
             Expect::Size => {
-                let size_bytes = number(0);
+                let size_bytes = number(record, 0);
                 if size_bytes != self.volume.size_bytes() {
                     let has = self.volume.size_bytes();
                     let why = format!(
@@ -221,14 +312,11 @@ impl Import {
                     );
                     return Err(Error::Invalid(why));
                 }
-                self.size_bytes = Some(size_bytes);
+                self.header.size_bytes = Some(size_bytes);
                 Expect::Tag
             }
             Expect::Range { is_data } => {
-                let (offset, length) = (number(0), number(8));
-                if self.size_bytes.is_none() {
-                    return Err(Error::Invalid("the stream has a range before the size".into()));
-                }
+                let (offset, length) = (number(record, 0), number(record, 8));
                 if offset.checked_add(length).is_none_or(|end| end > self.volume.size_bytes()) {
                     return Err(Error::Invalid(format!(
                         "the stream has a range of {length} bytes at {offset}"

@@ -12,8 +12,8 @@ use crate::attach::attach;
 use crate::catalog::check_name;
 use crate::entry::{Entry, VolumeId};
 use crate::error::{Error, Result};
-use crate::format::{Head, NAME_BYTES_MAX, PAGE_BYTES, PAGES_MAX, pages_of};
-use crate::settings::{Fencing, OpenOptions, Options, Settings, SnapshotInfo, VolumeInfo};
+use crate::format::{Head, NAME_BYTES_MAX, Origin, PAGE_BYTES, PAGES_MAX, pages_of};
+use crate::settings::{Fencing, OpenOptions, Options, OriginInfo, Settings, SnapshotInfo, VolumeInfo};
 use crate::space::Pool;
 use crate::volume::{Inner, Volume};
 
@@ -147,9 +147,18 @@ impl Volumes {
     /// See [`Volumes`].
     pub async fn list(&self) -> Result<Vec<VolumeInfo>> {
         let mut all = Vec::new();
-        for (name, volume) in self.pool.names().await? {
-            let (head, _) = self.pool.head(volume).await?;
-            all.push(info(name, &head));
+        let names = self.pool.names().await?;
+        for (name, volume) in &names {
+            // Deleted meanwhile.
+            if !self.pool.has_head(*volume).await? {
+                continue;
+            }
+            let (head, _) = self.pool.head(*volume).await?;
+            let mut info = info(name.clone(), &head);
+            if let Some(origin) = head.origin {
+                info.origin = Some(self.origin_info(origin, &names).await?);
+            }
+            all.push(info);
         }
         Ok(all)
     }
@@ -160,7 +169,22 @@ impl Volumes {
     /// See [`Volumes`]; `NoSuchVolume`.
     pub async fn info(&self, name: &str) -> Result<VolumeInfo> {
         let (head, _) = self.pool.head(self.pool.find(name).await?).await?;
-        Ok(info(name.to_owned(), &head))
+        let mut info = info(name.to_owned(), &head);
+        if let Some(origin) = head.origin {
+            info.origin = Some(self.origin_info(origin, &self.pool.names().await?).await?);
+        }
+        Ok(info)
+    }
+
+    async fn origin_info(&self, origin: Origin, names: &[(String, VolumeId)]) -> Result<OriginInfo> {
+        let volume = names.iter().find(|(_, volume)| *volume == origin.volume);
+        let volume = volume.map(|(name, _)| name.clone());
+        if !self.pool.has_head(origin.volume).await? {
+            return Ok(OriginInfo { volume, snapshot: None });
+        }
+        let (head, _) = self.pool.head(origin.volume).await?;
+        let snapshot = head.node(origin.node).filter(|node| !node.name.is_empty());
+        Ok(OriginInfo { volume, snapshot: snapshot.map(|node| node.name.clone()) })
     }
 
     /// Returns the snapshots of a volume, oldest first.
@@ -207,6 +231,7 @@ fn info(name: String, head: &Head) -> VolumeInfo {
         owner: head.owner.as_ref().map(|owner| owner.name.clone()),
         snapshots: head.nodes.iter().filter(|node| !node.name.is_empty()).count(),
         is_clone: head.origin.is_some(),
+        origin: None,
         settings: head.settings,
     }
 }

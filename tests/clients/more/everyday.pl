@@ -4,7 +4,8 @@ use strict;
 use warnings;
 use Cache::Memcached;
 use Cache::Memcached::Fast;
-use Memcached::libmemcached qw(memcached_create memcached_server_add memcached_set memcached_get memcached_increment memcached_delete);
+use Memcached::libmemcached qw(memcached_create memcached_server_add memcached_set memcached_get memcached_increment memcached_delete
+    memcached_behavior_set MEMCACHED_BEHAVIOR_POLL_TIMEOUT MEMCACHED_BEHAVIOR_CONNECT_TIMEOUT);
 
 my ($host, $port) = @ARGV;
 my $large = "0123456789" x 90_000;
@@ -45,6 +46,8 @@ for my $class (sort keys %seconds) {
     $c->disconnect_all;
 }
 my $c = memcached_create();
+# In milliseconds.
+memcached_behavior_set($c, $_, 60_000) for MEMCACHED_BEHAVIOR_POLL_TIMEOUT, MEMCACHED_BEHAVIOR_CONNECT_TIMEOUT;
 memcached_server_add($c, $host, $port);
 check(memcached_set($c, "lib:a", "1", 100) && memcached_get($c, "lib:a") eq "1", "libmemcached: set and get");
 my $count = 0;

@@ -20,7 +20,7 @@ assert client.get("text") == "start-newer-end"
 assert client.gets("text") == "start-newer-end"
 assert client.cas("text", "swapped")
 client.gets("text")
-other = memcache.Client([f"{sys.argv[1]}:{sys.argv[2]}"])
+other = memcache.Client([f"{sys.argv[1]}:{sys.argv[2]}"], socket_timeout=60)
 other.set("text", "between")
 assert not client.cas("text", "late")
 assert client.set("n", 10) and client.incr("n", 5) == 15 and client.decr("n", 20) == 0

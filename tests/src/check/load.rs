@@ -15,6 +15,10 @@ const LIST_MAX: u64 = 200;
 /// The time to live of mortal keys, in seconds, and the time by which the clock is advanced to expire them.
 const LIFE_SECS: u32 = 100;
 const MOVE_SECS: u32 = 200;
+/// The delay of a flush, and the time by which the clock is advanced to bring it. Long: what is stored until then is removed,
+/// and a client that is held up may be late with the advance.
+const DELAY_SECS: u32 = 100;
+const DELAY_MOVE_SECS: u32 = 102;
 /// The number of values between two fences of a flood.
 const FLOOD: usize = 300;
 
@@ -282,13 +286,13 @@ pub fn flushes(shared: &Shared<'_>, seed: u64) {
         shared.flushing.fetch_add(1, Ordering::SeqCst);
         let which = random.random_range(0..3);
         if which == 1 {
-            conn.ask(b"flush_all 3\r\n", b"OK\r\n");
+            conn.ask(format!("flush_all {DELAY_SECS}\r\n").as_bytes(), b"OK\r\n");
         }
         // Versions acknowledged by now are removed when the reply arrives.
         let acknowledged: Vec<u64> = shared.keys.iter().map(|key| key.account.acknowledged()).collect();
         match which {
             0 => conn.ask(b"flush_all\r\n", b"OK\r\n"),
-            1 => conn.ask(b"debugtime 5\r\n", b"OK\r\n"),
+            1 => conn.ask(format!("debugtime {DELAY_MOVE_SECS}\r\n").as_bytes(), b"OK\r\n"),
             _ => conn.ask(format!("debugtime {MOVE_SECS}\r\n").as_bytes(), b"OK\r\n"),
         }
         for (key, version) in shared.keys.iter().zip(acknowledged) {

@@ -108,8 +108,8 @@ impl std::fmt::Display for Report {
 const LINES_MAX: usize = 40;
 /// How many objects a writer has in each namespace.
 const OBJECTS: usize = 5;
-/// How long a round's load may take until it has its acknowledgements.
-const LOAD_DEADLINE: Duration = Duration::from_secs(120);
+/// How long a round's load may go on without another acknowledgement.
+const PROGRESS_DEADLINE: Duration = Duration::from_secs(120);
 
 /// Runs.
 ///
@@ -218,13 +218,15 @@ impl<'a> Run<'a> {
                     scope.spawn(move || load::run(model, &*client, round, habits, seed))
                 })
                 .collect();
-            let begun = Instant::now();
             let is_running = || writers.iter().any(|writer| !writer.is_finished());
-            while round.acknowledged.load(Ordering::Relaxed) < wanted
-                && is_running()
-                && begun.elapsed() < LOAD_DEADLINE
-            {
+            // How many there are depends on the disk.
+            let (mut before, mut progress) = (0, Instant::now());
+            while before < wanted && is_running() && progress.elapsed() < PROGRESS_DEADLINE {
                 std::thread::sleep(Duration::from_micros(200));
+                let now = round.acknowledged.load(Ordering::Relaxed);
+                if now > before {
+                    (before, progress) = (now, Instant::now());
+                }
             }
             round.is_ending.store(true, Ordering::SeqCst);
             process.kill();
@@ -239,7 +241,7 @@ impl<'a> Run<'a> {
             self.report.lines.extend(seen.wrong);
         }
         if round.acknowledged.load(Ordering::Relaxed) < wanted && self.report.lines.is_empty() {
-            return Err(format!("no progress within {LOAD_DEADLINE:?}: {}", process.log_tail()));
+            return Err(format!("no progress within {PROGRESS_DEADLINE:?}: {}", process.log_tail()));
         }
         Ok(())
     }

@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use synapse::{Address, ClientConfig, SynapseBlocker};
+use crate::object_client;
+use synapse::{Address, SynapseBlocker};
 
 /// How long a start, or an orderly end, may take on a busy machine.
-const DEADLINE: Duration = Duration::from_secs(120);
+const DEADLINE: Duration = Duration::from_secs(240);
 
 /// The configuration of one start, in its own directory.
 #[derive(Debug)]
@@ -100,7 +101,7 @@ impl Place {
     /// # Errors
     /// The client's.
     pub fn connect(&self) -> blocker::Result<SynapseBlocker> {
-        let mut config = ClientConfig::new(Address::Unix(self.path("socket")));
+        let mut config = object_client::config(Address::Unix(self.path("socket")));
         config.reconnect_timeout = Duration::from_millis(50);
         config.call_timeout = Some(DEADLINE);
         SynapseBlocker::connect_on_thread(config)

@@ -1,6 +1,7 @@
 //! Upgrades under load: clients that know what each key must be, and no reply that is missing or wrong.
 
 use super::{Upgradable, memory_directory};
+use crate::ending::SetOnDrop;
 use crate::warm::client::{Client, Common, Connection};
 use crate::warm::history::{Flush, Verdict, judge};
 use rand::SeedableRng;
@@ -85,13 +86,14 @@ pub fn run(args: &str, upgrades: u64, clients: usize, seed: u64, is_verbose: boo
                 );
                 (common.acknowledged.load(Ordering::Relaxed) >= before + CHANGES_BETWEEN).then_some(())
             });
-            let observed = std::sync::Arc::new(AtomicBool::new(true));
+            let is_over = std::sync::Arc::new(AtomicBool::new(false));
             let watch = observer.take().map(|connection| {
-                let observed = observed.clone();
-                scope.spawn(move || observe(connection, &observed))
+                let is_over = is_over.clone();
+                scope.spawn(move || observe(connection, &is_over))
             });
+            let end = SetOnDrop(&is_over);
             let took = server.upgrade();
-            observed.store(false, Ordering::Relaxed);
+            drop(end);
             match watch.map(std::thread::ScopedJoinHandle::join) {
                 Some(Ok(Ok((connection, pause)))) => {
                     report.pauses.push(pause);
@@ -151,13 +153,13 @@ pub fn run(args: &str, upgrades: u64, clients: usize, seed: u64, is_verbose: boo
     report
 }
 
-/// Asks as often as it can while `observed`; returns the longest time that one reply took.
+/// Asks as often as it can until it `is_over`; returns the longest time that one reply took.
 pub(super) fn observe(
     mut connection: Connection,
-    observed: &AtomicBool,
+    is_over: &AtomicBool,
 ) -> std::io::Result<(Connection, Duration)> {
     let mut longest = Duration::ZERO;
-    while observed.load(Ordering::Relaxed) {
+    while !is_over.load(Ordering::Relaxed) {
         let begun = std::time::Instant::now();
         connection.ask(b"mn\r\n")?;
         longest = longest.max(begun.elapsed());

@@ -5,6 +5,7 @@ use super::Upgradable;
 use crate::daemon::wait_for;
 use crate::kill9::load::{self, Habits, Round};
 use crate::kill9::model::{Faults, Model};
+use crate::object_client;
 use blocker::executor::block_on;
 use blocker::{Blocker, Error, InfoRequest};
 use std::net::TcpStream;
@@ -12,10 +13,10 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use synapse::{Address, ClientConfig, SynapseBlocker};
+use synapse::{Address, SynapseBlocker};
 
 /// How long a client waits for a server that does not answer: longer than any test.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(240);
 
 /// The number of objects that each writer has in each namespace.
 const OBJECTS: usize = 4;
@@ -200,7 +201,7 @@ fn places(server: &Upgradable) -> Vec<Address> {
 }
 
 fn connect(place: &Address) -> SynapseBlocker {
-    let mut config = ClientConfig::new(place.clone());
+    let mut config = object_client::config(place.clone());
     (config.reconnect_timeout, config.call_timeout) = (PATIENCE, Some(PATIENCE));
     SynapseBlocker::connect_on_thread(config).expect("a connection")
 }

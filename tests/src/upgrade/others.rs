@@ -3,6 +3,7 @@
 
 use super::load::{Report, observe};
 use super::{Upgradable, memory_directory};
+use crate::ending::SetOnDrop;
 use crate::outside;
 use crate::program::repository;
 use crate::warm::client::Connection;
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How long one run of a client may take on a busy machine.
-const DEADLINE: Duration = Duration::from_secs(300);
+const DEADLINE: Duration = Duration::from_secs(600);
 
 /// A client's program, which takes host and port behind its arguments.
 #[derive(Debug, Clone)]
@@ -89,11 +90,11 @@ pub fn run(scripts: &[Script], upgrades: u64) -> Report {
 
 fn run_one(script: &Script, memory_file: &Path, upgrades: u64) -> Report {
     let mut server = Upgradable::start(&format!("-m 64 -t 2 -e {}", memory_file.display()), "");
-    let (is_over, runs, is_observed) = (AtomicBool::new(false), AtomicU64::new(0), AtomicBool::new(true));
+    let (is_over, runs, is_upgraded) = (AtomicBool::new(false), AtomicU64::new(0), AtomicBool::new(false));
     let mut report = Report::default();
     let port = server.port;
     let failed = std::thread::scope(|scope| {
-        let _over = Over(&is_over);
+        let over = SetOnDrop(&is_over);
         let client = scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) || runs.load(Ordering::Relaxed) == 0 {
                 // Some expect an empty server.
@@ -113,10 +114,11 @@ fn run_one(script: &Script, memory_file: &Path, upgrades: u64) -> Report {
         });
         let mut observer = Connection::open(port).expect("a connection");
         for _ in 0..upgrades {
-            is_observed.store(true, Ordering::Relaxed);
-            let observing = scope.spawn(|| observe(observer, &is_observed));
+            is_upgraded.store(false, Ordering::Relaxed);
+            let upgraded = SetOnDrop(&is_upgraded);
+            let observing = scope.spawn(|| observe(observer, &is_upgraded));
             server.upgrade();
-            is_observed.store(false, Ordering::Relaxed);
+            drop(upgraded);
             report.upgrades += 1;
             match observing.join().expect("no panic") {
                 Ok((connection, pause)) => {
@@ -129,20 +131,11 @@ fn run_one(script: &Script, memory_file: &Path, upgrades: u64) -> Report {
                 }
             }
         }
-        is_over.store(true, Ordering::Relaxed);
+        drop(over);
         client.join().unwrap_or_else(|_| Some(format!("{} has panicked", script.name)))
     });
     report.lines.extend(failed);
     report.runs = runs.into_inner();
     server.end();
     report
-}
-
-/// Ends the client when it is dropped.
-struct Over<'a>(&'a AtomicBool);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }

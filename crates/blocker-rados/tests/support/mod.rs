@@ -143,7 +143,7 @@ pub(crate) fn read(store: &dyn Blocker, object: &ObjectId) -> Result<Vec<u8>> {
 /// Tries until it works; the failures on the way must be ones that a caller may wait out.
 ///
 /// # Panics
-/// On another failure, or after a minute.
+/// On another failure, or after three minutes.
 #[track_caller]
 pub(crate) fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Result<T>) -> T {
     let start = std::time::Instant::now();
@@ -152,7 +152,10 @@ pub(crate) fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Result<T>) 
             Ok(value) => return value,
             Err(error) => {
                 assert!(error.is_retryable() || error.is_ambiguous(), "{what}: {error}");
-                assert!(start.elapsed() < Duration::from_secs(60), "{what}, after a minute still: {error}");
+                assert!(
+                    start.elapsed() < Duration::from_secs(180),
+                    "{what}, after three minutes still: {error}"
+                );
                 std::thread::park_timeout(Duration::from_millis(20));
             }
         }

@@ -58,18 +58,14 @@ pub(super) fn a_deadline_far_away_changes_nothing(cx: &Cx<'_>) -> Check {
 
 fn receives(cx: &Cx<'_>, subscriber: &mut Subscription, is: impl Fn(&Event) -> bool, what: &str) -> Check {
     loop {
-        let lost =
-            || Stop::Fail(format!("no event for {what} within {:?}", cx.options.timeout.min(EVENT_TIMEOUT)));
-        match block_on_for(subscriber.recv(), cx.options.timeout.min(EVENT_TIMEOUT)).ok_or_else(lost)? {
+        let lost = || Stop::Fail(format!("no event for {what} within {:?}", cx.options.timeout));
+        match block_on_for(subscriber.recv(), cx.options.timeout).ok_or_else(lost)? {
             Some(event) if is(&event) => return Ok(()),
             Some(_) => {}
             None => return Err(lost()),
         }
     }
 }
-
-/// How long an event may take.
-const EVENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) fn subscribers_receive_invalidations(cx: &Cx<'_>) -> Check {
     let object = cx.object("changed");

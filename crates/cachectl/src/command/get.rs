@@ -61,7 +61,10 @@ impl Get {
 }
 
 /// Gives `fill` a file that takes the name only when all went well.
-fn write_file(path: &Path, fill: impl FnOnce(&mut File) -> Result<u64, Failure>) -> Result<u64, Failure> {
+pub(super) fn write_file(
+    path: &Path,
+    fill: impl FnOnce(&mut File) -> Result<u64, Failure>,
+) -> Result<u64, Failure> {
     // A device or a pipe cannot be replaced.
     if path.exists() && !path.is_file() {
         let mut file =

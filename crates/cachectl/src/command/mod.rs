@@ -16,6 +16,7 @@ mod put;
 mod striped;
 mod top;
 mod until_done;
+mod volume;
 
 use std::time::Duration;
 
@@ -82,12 +83,17 @@ pub(crate) enum Command {
     ///
     /// None of them is served once this is done; their memory becomes free a little later.
     FlushPrefix(operate::FlushPrefix),
-    /// List, show, change or remove the namespaces of a running cached or synapsed's object cache, by its admin
-    /// listener (--admin).
+    /// List, show, create, change or remove the namespaces of a running cached or synapsed's object cache, by its admin
+    /// listener (--admin), or over synapse if -b synapse:… is given and --admin is not.
+    ///
+    /// Over synapse, changes need allow_namespace_changes in the server's configuration.
     Namespace(namespaces::Namespaces),
     /// Take the object cache of a running cached or synapsed out of the path of requests, or put it back, by its admin
     /// listener (--admin).
     Cache(cache::Cache),
+    /// Disks: make, list, show, change, snapshot, clone and delete the volumes of a running cached, by its admin listener
+    /// (--admin); import and export contents, on the store itself (--backend).
+    Volume(volume::Volume),
     /// Show the miss ratios that other amounts of memory would give a running cached or synapsed (--admin).
     Mrc(insight::Mrc),
     /// Show the keys and prefixes, or the objects and namespaces, that clients of a running cached or synapsed ask for
@@ -111,10 +117,12 @@ impl Command {
         }
     }
 
-    /// Runs a command that uses a server's admin listener only. Returns `None` if the command does not.
+    /// Runs a command that uses a server's admin listener only. Returns `None` if the command does not, or if it can
+    /// do without and another server is given, `has_server`.
     pub(crate) fn run_admin(
         &self,
         admin: &AdminArguments,
+        has_server: bool,
         timeout: Option<Duration>,
         output: &Output,
     ) -> Option<Result<(), Failure>> {
@@ -125,8 +133,10 @@ impl Command {
             Self::Reload(reload) => Some(reload.run(admin, timeout, output)),
             Self::Drain(drain) => Some(drain.run(admin, timeout, output)),
             Self::FlushPrefix(flush) => Some(flush.run(admin, timeout, output)),
+            Self::Namespace(_) if has_server && !admin.is_given() => None,
             Self::Namespace(namespaces) => Some(namespaces.run(admin, timeout, output)),
             Self::Cache(cache) => Some(cache.run(admin, timeout, output)),
+            Self::Volume(volume) => volume.run_admin(admin, timeout, output),
             Self::Mrc(mrc) => Some(mrc.run(admin, timeout, output)),
             Self::Hot(hot) => Some(hot.run(admin, timeout, output)),
             Self::Misses(misses) => Some(misses.run(admin, timeout, output)),
@@ -148,13 +158,15 @@ impl Command {
             // They have no backend, see `run_alone` and `run_admin`.
             Self::Fsck(_) | Self::Health(_) | Self::Journal(_) | Self::Top(_) => Ok(()),
             Self::Config(_) | Self::Reload(_) | Self::Drain(_) | Self::FlushPrefix(_) => Ok(()),
-            Self::Namespace(_) | Self::Cache(_) => Ok(()),
+            Self::Cache(_) => Ok(()),
+            Self::Namespace(namespaces) => namespaces.run_on(&*context.opened.backend, output),
             Self::Mrc(_) | Self::Hot(_) | Self::Misses(_) | Self::Slow(_) => Ok(()),
             Self::Conformance(conformance) => conformance.run(&context),
             Self::Stats(stats) => stats.run(&context),
             Self::Policy(policy) => policy.run(&context),
             Self::Lost(lost) => lost.run(&context),
             Self::Bench(bench) => bench.run(&context),
+            Self::Volume(volume) => volume.run(&context),
         }
     }
 }

@@ -1,17 +1,21 @@
-//! `namespace`: the namespaces of a running server's object cache, by its admin listener.
+//! `namespace`: the namespaces of a running server's object cache, by its admin listener or over synapse.
+
+mod by_admin;
+mod by_backend;
 
 use std::time::Duration;
 
-use blocker::WriteMode;
+use blocker::{Blocker, DirtyData, Error, WriteMode};
+use by_admin::ByAdmin;
+use by_backend::ByBackend;
 use cached_config::Size;
 use cached_core::object::NamespaceKey;
 use clap::{Args, Subcommand};
 use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use serde::de::value::StrDeserializer;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
-use super::until_done::until_done;
 use crate::admin::{Admin, AdminArguments};
 use crate::exit::Failure;
 use crate::output::Output;
@@ -28,6 +32,8 @@ enum NamespaceCommand {
     List,
     /// Show one namespace: its write mode, what the cache has of it, and what has been done with it.
     Show(Name),
+    /// As set, of a namespace that is neither configured nor has been used: of any other it fails, and changes nothing.
+    Create(Set),
     /// Set the write mode of a namespace, or other settings; ends when nothing of the mode before is left.
     ///
     /// Settings have the names that they have in the configuration ([[objects.namespaces]]): quota_bytes_max=10GiB,
@@ -94,42 +100,69 @@ struct Remove {
     discard_dirty: bool,
 }
 
+/// The way to a running server's namespaces.
+trait Manager {
+    /// Returns all that are configured or used, those with the most dirty data first.
+    fn list(&self) -> Result<Value, Failure>;
+
+    /// Returns one of them; `None` if it is neither configured nor used.
+    fn show(&self, name: &str) -> Result<Option<Value>, Failure>;
+
+    fn set(
+        &self,
+        name: &str,
+        write: Option<WriteMode>,
+        settings: &[(NamespaceKey, Option<u64>)],
+    ) -> Result<Value, Failure>;
+
+    fn remove(&self, name: &str, dirty_data: DirtyData) -> Result<Value, Failure>;
+}
+
 impl Namespaces {
+    /// Asks the admin listener.
     pub(crate) fn run(
         &self,
         arguments: &AdminArguments,
         timeout: Option<Duration>,
         output: &Output,
     ) -> Result<(), Failure> {
-        // One request waits for 20 seconds at most; `timeout` is for all of them together.
-        let admin = Admin::new(arguments, timeout)?;
+        self.manage(&ByAdmin { admin: Admin::new(arguments, timeout)?, timeout }, output)
+    }
+
+    /// Asks a backend that is a server.
+    pub(crate) fn run_on(&self, backend: &dyn Blocker, output: &Output) -> Result<(), Failure> {
+        self.manage(&ByBackend(backend.control()), output)
+    }
+
+    fn manage(&self, manager: &dyn Manager, output: &Output) -> Result<(), Failure> {
         match &self.command {
             NamespaceCommand::List => {
-                let answer = admin.get("/namespaces.json")?;
+                let answer = manager.list()?;
                 let all = answer["namespaces"].as_array().map_or(&[][..], Vec::as_slice);
                 let lines: Vec<String> = all.iter().map(line).collect();
                 output.write(lines.join("\n"), &answer)
             }
             NamespaceCommand::Show(Name { name }) => {
-                let answer = admin.get(&format!("/namespaces.json?name={}", encoded(name)))?;
+                let missing = || Failure::Backend { what: name.clone(), error: Error::Missing };
+                let answer = manager.show(name)?.ok_or_else(missing)?;
                 output.write(shown(&answer), &answer)
             }
+            NamespaceCommand::Create(Set { name: Name { name }, write, settings }) => {
+                if manager.show(name)?.is_some() {
+                    return Err(Failure::Backend { what: name.clone(), error: Error::Exists });
+                }
+                set(manager, name, *write, settings, output)
+            }
             NamespaceCommand::Set(Set { name: Name { name }, write, settings }) => {
-                let values: Map<String, Value> =
-                    settings.iter().map(|(key, value)| (key.name().to_owned(), json!(value))).collect();
-                let mode = write.map(|write| write.to_string());
-                let body = json!({ "namespace": name, "write": mode, "settings": values });
-                let answer = until_done(&admin, "/namespaces/set", &body, timeout)?;
-                let mode = mode.map(|mode| format!("write-{mode}")).into_iter();
-                let shown = |(key, value): &(NamespaceKey, Option<u64>)| {
-                    format!("{key}={}", value.map_or_else(|| "none".to_owned(), |value| value.to_string()))
-                };
-                let all: Vec<String> = mode.chain(settings.iter().map(shown)).collect();
-                output.write(format!("{name} is {} until the next restart", all.join(", ")), &answer)
+                set(manager, name, *write, settings, output)
             }
             NamespaceCommand::Remove(Remove { name: Name { name }, flush, discard_dirty }) => {
-                let body = json!({ "namespace": name, "flush": flush, "discard_dirty": discard_dirty });
-                let answer = until_done(&admin, "/namespaces/remove", &body, timeout)?;
+                let dirty_data = match (flush, discard_dirty) {
+                    (true, _) => DirtyData::Store,
+                    (_, true) => DirtyData::Discard,
+                    _ => DirtyData::Refuse,
+                };
+                let answer = manager.remove(name, dirty_data)?;
                 let discarded = match answer["discarded_bytes"].as_u64() {
                     None | Some(0) => String::new(),
                     Some(bytes) => format!(", and {bytes} that were not stored were discarded"),
@@ -142,13 +175,20 @@ impl Namespaces {
     }
 }
 
-/// Returns a name as a part of a query.
-fn encoded(name: &str) -> String {
-    let letter = |byte: u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => char::from(byte).to_string(),
-        other => format!("%{other:02x}"),
+fn set(
+    manager: &dyn Manager,
+    name: &str,
+    write: Option<WriteMode>,
+    settings: &[(NamespaceKey, Option<u64>)],
+    output: &Output,
+) -> Result<(), Failure> {
+    let answer = manager.set(name, write, settings)?;
+    let mode = write.map(|write| format!("write-{write}")).into_iter();
+    let shown = |(key, value): &(NamespaceKey, Option<u64>)| {
+        format!("{key}={}", value.map_or_else(|| "none".to_owned(), |value| value.to_string()))
     };
-    name.bytes().map(letter).collect()
+    let all: Vec<String> = mode.chain(settings.iter().map(shown)).collect();
+    output.write(format!("{name} is {} until the next restart", all.join(", ")), &answer)
 }
 
 fn name_of(of: &Value) -> &str {
@@ -198,11 +238,12 @@ fn shown(of: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
-    fn names_are_encoded_and_namespaces_shown() {
-        assert_eq!(encoded("a/b c-1"), "a%2fb%20c-1");
+    fn namespaces_are_shown() {
         let of = json!({
             "namespace": "vm", "write": "through", "changing": true, "configured": false, "objects": 2,
             "cached_bytes": 8192, "dirty_bytes": 4096, "dirty_bytes_max": null,

@@ -90,6 +90,8 @@ export function risks(model, write) {
   add(journal?.failed, () => "The journal has failed: changes are not journaled.", true);
   for (const reason of health?.reasons || []) add(true, () => `Not ready: ${write.printable(reason)}`, true);
   add(store?.state === "away" && !health?.reasons?.length, () => `The store has not answered for ${write.age(store.away_ms / 1000)}.`, true);
+  add(objects?.attach_state === "detached", () => "The object cache is detached: requests go to the store. cachectl cache attach puts it back.");
+  add(["storing", "transit"].includes(objects?.attach_state), () => "The object cache is being detached.");
   add(state === "draining", () => "The server is draining: it takes no new connections and stores what is dirty.");
   add(objects?.dirty_age_ms > objects?.dirty_age_limit_ms * 2, () => `Dirty data are ${write.age(objects.dirty_age_ms / 1000)} old, limit ${write.age(objects.dirty_age_limit_ms / 1000)}.`);
   add(objects?.dirty_bytes >= objects?.dirty_limit_bytes * 0.9, () => "Dirty data are at nine tenths of their limit or above: writers wait at the limit.");

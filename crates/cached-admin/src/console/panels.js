@@ -240,6 +240,7 @@ function objects({ model }) {
   if (!of) return null;
   const exact = (id, write, value) => figure(id, write(value), value);
   return panel("objects", "Object cache", "", facts([
+    of.attach_state && of.attach_state !== "attached" && ["Requests", h("b.bad", {}, printable(of.attach_state))],
     ["Objects", exact("objects", count, of.count)],
     ["Read hit ratio", percent(ratio(of.read_hits, objectReads(model.now))), h("span.quiet", {}, " since start")],
     ["Clean in the cache", exact("clean-bytes", bytes, of.clean_bytes)],

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cached_core::object::{JournalState, ObjectCache};
+use cached_core::object::{AttachState, JournalState, ObjectCache};
 use cached_metrics::{Collect, Families, Value};
 
 use super::{Shown, journal, namespaces};
@@ -22,7 +22,7 @@ pub struct ObjectsSource {
 
 impl ObjectsSource {
     /// Shows an object cache: its metrics, its part of the document, and that the program is not ready while dirty data are much
-    /// older than they should get, or the journal does not work.
+    /// older than they should get, or the journal does not work. A cache that is detached is noted, and no reason.
     pub fn show(admin: &AdminServer, cache: &ObjectCache) -> Shown {
         let source = Arc::new(ObjectsSource { cache: cache.clone() });
         let checked = Arc::downgrade(&source);
@@ -44,10 +44,23 @@ impl ObjectsSource {
             let reason = journal.reason.map_or_else(String::new, |reason| format!(": {reason}"));
             Some(format!("the journal {state}{reason}"))
         });
+        let noted = Arc::downgrade(&source);
+        admin.health().note_readiness(move || attach_note(noted.upgrade()?.cache.attach_status().state));
         crate::namespaces::add_routes(admin.routes(), cache);
         crate::attaching::add_routes(admin.routes(), cache);
         Shown::new(admin, &source)
     }
+}
+
+/// Returns what is to be known of a cache that is not in the path of requests as usual.
+fn attach_note(state: AttachState) -> Option<String> {
+    let text = match state {
+        AttachState::Attached => return None,
+        AttachState::Storing => "is being detached: what is dirty is stored",
+        AttachState::Transit => "is being detached: changes go to the store, reads to the cache",
+        AttachState::Detached => "is detached: requests go to the store",
+    };
+    Some(format!("the object cache {text}"))
 }
 
 impl Collect for ObjectsSource {

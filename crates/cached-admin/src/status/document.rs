@@ -64,6 +64,9 @@ pub struct Document {
     /// The synapse listener.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub synapse: Option<Synapse>,
+    /// The volumes in the object cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volumes: Option<VolumesPart>,
     /// The journal of the object cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub journal: Option<JournalPart>,
@@ -218,7 +221,7 @@ impl WorkerPart {
 pub struct ListenerPart {
     /// The address.
     pub listener: String,
-    /// `memcached` or `synapse`.
+    /// `memcached`, `synapse` or `nbd`.
     pub protocol: &'static str,
     /// Open connections.
     pub connections: u64,
@@ -309,6 +312,38 @@ pub struct NamespacePart {
     pub writes_replicated: u64,
     /// Changes acknowledged as *stored*.
     pub writes_stored: u64,
+}
+
+/// The volumes that clients have selected since the start.
+#[derive(Clone, Debug, Serialize)]
+pub struct VolumesPart {
+    /// Those that have connections.
+    pub connected: u64,
+    /// Requests for volumes that are under way on the admin listener.
+    pub jobs: u64,
+    /// Those with the most connections, then with the most bytes.
+    pub volumes: Vec<VolumePart>,
+    /// The number of the others.
+    pub volumes_other: u64,
+}
+
+/// One volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct VolumePart {
+    /// Its name.
+    pub volume: String,
+    /// Connections that have it.
+    pub connections: u64,
+    /// Reads.
+    pub reads: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Flushes.
+    pub flushes: u64,
+    /// The bytes that reads have asked for.
+    pub read_bytes: u64,
+    /// The bytes of writes.
+    pub written_bytes: u64,
 }
 
 /// The journal.

@@ -111,6 +111,7 @@ impl Status {
             objects: None,
             store: None,
             synapse: None,
+            volumes: None,
             journal: None,
             insight: false,
             history: History::new(),

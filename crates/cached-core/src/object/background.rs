@@ -15,6 +15,7 @@ use super::background_queue::Task;
 use super::change_log::{ChangeLog, JournalState};
 use super::claim::{check_epochs, note_claim_event};
 use super::detach::detaching_task;
+use super::dirty_queue::Taken;
 use super::fetch_ahead::{FETCHES_MAX, serve};
 use super::flush::flush_object;
 use super::handle::Handle;
@@ -99,8 +100,16 @@ impl LogTasks {
 /// it may.
 fn first_held_up(shared: &Shared, end: Position) -> Option<(u64, u32)> {
     let is_limited = |namespace: u16| shared.namespaces.record(namespace).limited_flushes.is_full();
+    let is_limited_urgent = |namespace: u16| !can_begin_urgent(shared, namespace);
     let dirty_queue = &shared.dirty_queue;
-    dirty_queue.first_failed_held(end).or_else(|| dirty_queue.first_waiting_held(end, is_limited))
+    let waiting = || dirty_queue.first_waiting_held(end, is_limited, is_limited_urgent);
+    dirty_queue.first_failed_held(end).or_else(waiting)
+}
+
+/// Returns whether an urgent flush of a namespace may begin.
+fn can_begin_urgent(shared: &Shared, namespace: u16) -> bool {
+    let of_it = &shared.namespaces.record(namespace).limited_flushes;
+    !of_it.is_full_of_urgent(shared.live.flush_requests_max())
 }
 
 impl Background {
@@ -172,8 +181,10 @@ impl Background {
         while self.unlimited_flushes() < flushes_max {
             let is_memory_short = shared.is_memory_short();
             if let Some(end) = crowded {
-                let can_begin =
-                    |namespace: u16| !shared.namespaces.record(namespace).limited_flushes.is_full();
+                let can_begin = |namespace: u16| {
+                    !shared.namespaces.record(namespace).limited_flushes.is_full()
+                        && can_begin_urgent(shared, namespace)
+                };
                 shared.dirty_queue.expedite_first_held(end, can_begin);
             }
             let is_due = |namespace: u16, since: Timestamp| {
@@ -183,9 +194,10 @@ impl Background {
                         || now.since(since) >= shared.live.dirty_age_max(record)
                         || shared.metrics.dirty_room.is_pressed(namespace))
             };
-            let next = shared.dirty_queue.take_next(now, is_due);
-            let Some((number, node)) = next else { break };
-            let limited = LimitedFlush::begin(shared, shared.index.namespace_of(node));
+            let can_begin = |namespace: u16| can_begin_urgent(shared, namespace);
+            let next = shared.dirty_queue.take_next(now, can_begin, is_due);
+            let Some(Taken { number, node, is_urgent }) = next else { break };
+            let limited = LimitedFlush::begin(shared, shared.index.namespace_of(node), is_urgent);
             let flush = flush_object(Arc::clone(shared), number, node);
             self.flushes.push(Box::pin(async move {
                 let _limited = limited;

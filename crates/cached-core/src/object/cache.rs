@@ -4,7 +4,9 @@ use std::future::Future;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use blocker::{Blocker, Clock, Namespace, ObjectId, Result, Timestamp, WriteMode};
+use blocker::{
+    Blocker, Clock, DirtyData, Namespace, ObjectId, RemovedNamespace, Result, Timestamp, WriteMode,
+};
 
 use super::attach_state::AttachStatus;
 use super::background::Background;
@@ -16,7 +18,7 @@ use super::index::Index;
 use super::log_waits;
 use super::losses::LostWrites;
 use super::namespace_counters::{self, NamespaceCounters};
-use super::namespace_removal::{self, DirtyData, Removed};
+use super::namespace_removal;
 use super::namespaces::Namespaces;
 use super::pool::{Pool, PoolMemory};
 use super::queue::Queues;
@@ -189,9 +191,14 @@ impl ObjectCache {
         };
         let (replay, is_stepped) = replay.unzip();
         let recovery = Recovery::new(replay, log.as_ref(), is_stepped == Some(false));
+        let attached = config.attached;
         let shared = Arc::new(Shared::new(
             below, config, clock, hooks, namespaces, pool, queues, index, log, recovery,
         ));
+        if !attached {
+            // The background stores what an earlier process had logged, if there is anything, and goes on from there.
+            detach::put_in_force(&shared, false);
+        }
         let background = Background::new(Arc::clone(&shared));
         Ok((Self { inner: Arc::new(Inner { shared }) }, background))
     }
@@ -403,7 +410,7 @@ impl ObjectCache {
         namespace: Namespace,
         dirty_data: DirtyData,
         deadline: Option<Timestamp>,
-    ) -> impl Future<Output = Result<Removed>> + Send + use<> {
+    ) -> impl Future<Output = Result<RemovedNamespace>> + Send + use<> {
         let shared = Arc::clone(self.shared());
         async move { namespace_removal::remove(&shared, &namespace, dirty_data, deadline).await }
     }

@@ -175,6 +175,9 @@ pub struct ObjectCacheConfig {
     pub durability: Durability,
     /// Namespaces with terms of their own.
     pub namespaces: Vec<NamespaceConfig>,
+    /// Whether the cache is in the path of requests; if not, it is [detached](super::ObjectCache::detach_cache) from
+    /// the start on, once what an earlier process had logged is stored.
+    pub attached: bool,
     /// Which party is the writer of the changes.
     pub writer: Writer,
     /// Ask the kernel for huge pages for the buckets, as advice; for the index it is asked in any case.
@@ -211,6 +214,7 @@ impl Default for ObjectCacheConfig {
             journal: None,
             durability: Durability::Cached,
             namespaces: Vec::new(),
+            attached: true,
             writer: Writer::Callers,
             huge_pages: false,
             insight: Sampling::Off,

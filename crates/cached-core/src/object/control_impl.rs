@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use blocker::metrics::{Collect, Families};
 use blocker::{
-    Attachment, Blocker, Control, Epoch, Error, Loss, LossPage, Namespace, ObjectId, Policy, Quota, Reply,
-    Scope, WriteMode, metrics_above,
+    Attachment, Blocker, Control, DirtyData, Epoch, Error, Loss, LossPage, Namespace, NamespacePage,
+    NamespaceSetting, NamespaceState, ObjectId, Policy, Quota, RemovedNamespace, Reply, Scope, WriteMode,
+    metrics_above,
 };
 
 use super::attach_state::AttachState;
@@ -14,6 +15,7 @@ use super::claim::{ask_epoch, own_stamp};
 use super::invalidate::drop_clean;
 use super::log_waits;
 use super::losses::LostWrites;
+use super::namespace_control;
 use super::recovery_gate;
 use super::write_modes::store_and_mark;
 use crate::sync::Ordering;
@@ -118,6 +120,30 @@ impl Control for ObjectCache {
 
     fn losses(&self, after: Option<ObjectId>) -> Reply<LossPage> {
         Reply::ok(page(self.lost(), after.as_ref()))
+    }
+
+    fn namespace_state(&self, namespace: Namespace) -> Reply<NamespaceState> {
+        match namespace_control::state(self, &namespace) {
+            Ok(state) => Reply::ok(state),
+            Err(error) => Reply::err(error),
+        }
+    }
+
+    fn namespace_states(&self, after: Option<Namespace>) -> Reply<NamespacePage> {
+        Reply::ok(namespace_control::states(self, after.as_ref()))
+    }
+
+    fn change_namespace(
+        &self,
+        namespace: Namespace,
+        write: Option<WriteMode>,
+        settings: Vec<NamespaceSetting>,
+    ) -> Reply<()> {
+        namespace_control::change(self, namespace, write, &settings)
+    }
+
+    fn remove_namespace(&self, namespace: Namespace, dirty_data: DirtyData) -> Reply<RemovedNamespace> {
+        namespace_control::remove(self, namespace, dirty_data)
     }
 
     fn namespaces(&self) -> Reply<Vec<Namespace>> {

@@ -26,6 +26,24 @@ pub(crate) fn begin(shared: &Shared) -> u64 {
     turn
 }
 
+/// Lets the background take the cache out of the path of requests, or put it back, as the configuration has it.
+pub(crate) fn put_in_force(shared: &Arc<Shared>, attached: bool) {
+    if !attached {
+        tracing::warn!("the configuration has the object cache detached (attached = false)");
+        begin(shared);
+        return;
+    }
+    let own = Arc::clone(shared);
+    let task = async move {
+        // What is left of the changes that went around the cache is waited for apart.
+        let deadline = Some(own.clock.now());
+        if let Err(error @ Error::Retryable(_)) = attach(&own, deadline).await {
+            tracing::warn!(%error, "the object cache is not attached as the configuration has it");
+        }
+    };
+    shared.background.add(Box::pin(task));
+}
+
 /// Waits until the cache is out of the path of requests.
 ///
 /// # Errors

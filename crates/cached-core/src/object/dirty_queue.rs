@@ -16,6 +16,7 @@ use blocker::Timestamp;
 use cached_journal::Position;
 
 use super::change_log::KeptHold;
+use super::dirty_line::{DirtyLine, Entry, WALKED_MAX};
 use super::lock_ranks;
 use crate::sync::{Mutex, lock};
 
@@ -33,35 +34,23 @@ impl Default for DirtyQueue {
 #[derive(Default)]
 struct Lists {
     next: u64,
-    /// Those of each namespace, by the number of which the list has its place: by the time since when they
-    /// wait, then by the number that the object got when it was inserted.
-    waiting: Vec<BTreeMap<(Timestamp, u64), u32>>,
-    /// The time since when each of them waits, and its namespace.
-    waiting_since: BTreeMap<u64, (Timestamp, u16)>,
-    /// The one of each namespace that has waited longest: since when, its number, its namespace.
-    first_of_each: BTreeSet<(Timestamp, u64, u16)>,
-    urgent: BTreeMap<u64, Entry>,
+    waiting: DirtyLine,
+    urgent: DirtyLine,
     failed: BTreeSet<(Timestamp, u64)>,
     failed_nodes: BTreeMap<u64, Entry>,
     in_flight: BTreeMap<u64, Entry>,
     holds: BTreeMap<u64, Holds>,
-    /// Objects that wait, by the position of their oldest record.
-    waiting_held: BTreeSet<(u64, u64)>,
-    /// The same of those whose flush has failed.
+    /// Objects whose flush has failed, by the position of their oldest record.
     failed_held: BTreeSet<(u64, u64)>,
 }
 
-/// How many objects that do not wait are looked at to find the oldest of each namespace: some ten microseconds.
-const WALKED_MAX: usize = 1024;
-
-/// An object that does not wait.
-#[derive(Clone, Copy)]
-struct Entry {
-    node: u32,
-    /// The time since when it has had something pending.
-    since: Timestamp,
-    /// The number of its namespace.
-    namespace: u16,
+/// An object that has been taken to be flushed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Taken {
+    pub(crate) number: u64,
+    pub(crate) node: u32,
+    /// Whether it was urgent.
+    pub(crate) is_urgent: bool,
 }
 
 /// What an object keeps of the log.
@@ -78,49 +67,29 @@ pub(crate) type Released = [Option<KeptHold>; 2];
 
 impl Lists {
     fn wait(&mut self, number: u64, entry: Entry) {
-        let Entry { node, since, namespace } = entry;
-        let place = usize::from(namespace);
-        if self.waiting.len() <= place {
-            self.waiting.resize_with(place + 1, BTreeMap::new);
-        }
-        let waiting = &mut self.waiting[place];
-        match waiting.first_key_value().map(|((since, number), _)| (*since, *number)) {
-            Some(first) if first < (since, number) => {}
-            first => {
-                if let Some((since, number)) = first {
-                    self.first_of_each.remove(&(since, number, namespace));
-                }
-                self.first_of_each.insert((since, number, namespace));
-            }
-        }
-        waiting.insert((since, number), node);
-        self.waiting_since.insert(number, (since, namespace));
-        if let Some(position) = self.position(number) {
-            self.waiting_held.insert((position, number));
-        }
+        let held = self.position(number);
+        self.waiting.add(number, entry, held);
     }
 
-    /// Takes a waiting object out, in time and position.
+    fn make_urgent(&mut self, number: u64, entry: Entry) {
+        let held = self.position(number);
+        self.urgent.add(number, entry, held);
+    }
+
+    /// Takes a waiting object out.
     fn take_waiting(&mut self, number: u64) -> Option<Entry> {
-        let (since, namespace) = self.waiting_since.remove(&number)?;
-        if let Some(position) = self.position(number) {
-            self.waiting_held.remove(&(position, number));
-        }
-        let waiting = &mut self.waiting[usize::from(namespace)];
-        let node = waiting.remove(&(since, number))?;
-        if self.first_of_each.remove(&(since, number, namespace))
-            && let Some(((since, number), _)) = waiting.first_key_value()
-        {
-            self.first_of_each.insert((*since, *number, namespace));
-        }
-        Some(Entry { node, since, namespace })
+        let held = self.position(number);
+        self.waiting.take(number, held)
     }
 
-    /// Returns the waiting object with the oldest record before `end`, of the namespaces for which `is_meant`
-    /// returns true. Many are looked at and not all.
-    fn first_waiting_held(&self, end: Position, is_meant: impl Fn(u16) -> bool) -> Option<u64> {
-        let mut held = self.waiting_held.range(..(end.0, 0)).take(WALKED_MAX).map(|(_, number)| *number);
-        held.find(|number| self.waiting_since.get(number).is_some_and(|(_, namespace)| is_meant(*namespace)))
+    /// Takes the first object out whose flush has failed, if its retry is due.
+    fn take_failed(&mut self, now: Timestamp) -> Option<(u64, Entry)> {
+        let (at, number) = self.failed.first().copied().filter(|(at, _)| *at <= now)?;
+        self.failed.remove(&(at, number));
+        if let Some(position) = self.position(number) {
+            self.failed_held.remove(&(position, number));
+        }
+        Some((number, self.failed_nodes.remove(&number)?))
     }
 
     fn position(&self, number: u64) -> Option<u64> {
@@ -129,16 +98,12 @@ impl Lists {
 
     fn set_oldest(&mut self, number: u64, hold: KeptHold) -> Option<KeptHold> {
         let position = hold.position().0;
-        let (before, was) = (self.position(number), self.holds.entry(number).or_default());
-        let old = was.oldest.replace(hold);
-        for held in [&mut self.waiting_held, &mut self.failed_held] {
-            if before.is_some_and(|before| held.remove(&(before, number))) {
-                held.insert((position, number));
-            }
-        }
-        if before.is_none() && self.waiting_since.contains_key(&number) {
-            self.waiting_held.insert((position, number));
-        } else if before.is_none() && self.failed_nodes.contains_key(&number) {
+        let before = self.position(number);
+        let old = self.holds.entry(number).or_default().oldest.replace(hold);
+        self.waiting.set_held(number, before, position);
+        self.urgent.set_held(number, before, position);
+        if self.failed_nodes.contains_key(&number) {
+            before.map(|before| self.failed_held.remove(&(before, number)));
             self.failed_held.insert((position, number));
         }
         old
@@ -159,16 +124,16 @@ impl DirtyQueue {
     pub(crate) fn expedite(&self, number: u64) {
         let mut lists = lock(&self.lists);
         if let Some(entry) = lists.take_waiting(number) {
-            lists.urgent.insert(number, entry);
+            lists.make_urgent(number, entry);
         }
     }
 
     /// Makes all waiting objects urgent that keep something of the log.
     pub(crate) fn expedite_held(&self) {
         let mut lists = lock(&self.lists);
-        while let Some((_, number)) = lists.waiting_held.first().copied() {
+        while let Some(number) = lists.waiting.first_held() {
             let Some(entry) = lists.take_waiting(number) else { return };
-            lists.urgent.insert(number, entry);
+            lists.make_urgent(number, entry);
         }
     }
 
@@ -176,24 +141,27 @@ impl DirtyQueue {
     /// namespaces for which `is_meant` returns true.
     pub(crate) fn expedite_first_held(&self, end: Position, is_meant: impl Fn(u16) -> bool) {
         let mut lists = lock(&self.lists);
-        if let Some(number) = lists.first_waiting_held(end, is_meant)
+        if let Some((_, number)) = lists.waiting.first_held_before(end, is_meant)
             && let Some(entry) = lists.take_waiting(number)
         {
-            lists.urgent.insert(number, entry);
+            lists.make_urgent(number, entry);
         }
     }
 
-    /// Returns the number and node of the waiting object with the oldest record before `end`, of the
-    /// namespaces for which `is_meant` returns true.
+    /// Returns the number and node of the object with the oldest record before `end` of those that wait and are
+    /// of a namespace for which `is_meant` returns true, and of those that are urgent and are of one for which
+    /// `is_meant_urgent` does.
     pub(crate) fn first_waiting_held(
         &self,
         end: Position,
         is_meant: impl Fn(u16) -> bool,
+        is_meant_urgent: impl Fn(u16) -> bool,
     ) -> Option<(u64, u32)> {
         let lists = lock(&self.lists);
-        let number = lists.first_waiting_held(end, is_meant)?;
-        let (since, namespace) = *lists.waiting_since.get(&number)?;
-        Some((number, *lists.waiting.get(usize::from(namespace))?.get(&(since, number))?))
+        let waiting = lists.waiting.first_held_before(end, is_meant);
+        let urgent = lists.urgent.first_held_before(end, is_meant_urgent);
+        let (_, number) = waiting.into_iter().chain(urgent).min()?;
+        Some((number, lists.waiting.node(number).or_else(|| lists.urgent.node(number))?))
     }
 
     /// Returns the number and node of the object with the oldest record before `end` of those whose flush has
@@ -262,38 +230,43 @@ impl DirtyQueue {
     }
 
     /// Takes the next object to be flushed: an urgent one, one whose retry is due, or the one that has waited
-    /// longest of those whose turn it is. `is_due` returns whether an object of the namespace with this number
-    /// has its turn that has waited since this time. The object is in flight from now on.
+    /// longest of those whose turn it is. `can_begin` returns whether an urgent object of the namespace with
+    /// this number may be taken, or one whose flush has failed; `is_due` returns whether one has its turn that
+    /// has waited since this time. The object is in flight from now on.
     pub(crate) fn take_next(
         &self,
         now: Timestamp,
+        can_begin: impl Fn(u16) -> bool,
         is_due: impl Fn(u16, Timestamp) -> bool,
-    ) -> Option<(u64, u32)> {
+    ) -> Option<Taken> {
         let mut lists = lock(&self.lists);
         let lists = &mut *lists;
-        let due = lists.failed.first().copied().filter(|(at, _)| *at <= now);
-        let (number, entry) = if let Some((number, entry)) = lists.urgent.pop_first() {
-            (number, entry)
-        } else if let Some((at, number)) = due {
-            lists.failed.remove(&(at, number));
-            if let Some(position) = lists.position(number) {
-                lists.failed_held.remove(&(position, number));
-            }
-            (number, lists.failed_nodes.remove(&number)?)
-        } else {
-            let mut firsts = lists.first_of_each.iter();
-            let (_, number, _) = *firsts.find(|(since, _, namespace)| is_due(*namespace, *since))?;
-            (number, lists.take_waiting(number)?)
-        };
+        let (number, entry, is_urgent) =
+            if let Some(number) = lists.urgent.first(|namespace, _| can_begin(namespace)) {
+                let held = lists.position(number);
+                (number, lists.urgent.take(number, held)?, true)
+            } else {
+                loop {
+                    let Some((number, entry)) = lists.take_failed(now) else {
+                        let number = lists.waiting.first(&is_due)?;
+                        break (number, lists.take_waiting(number)?, false);
+                    };
+                    if can_begin(entry.namespace) {
+                        break (number, entry, true);
+                    }
+                    // It is due as soon as its namespace may begin a flush, and not by time any more.
+                    lists.make_urgent(number, entry);
+                }
+            };
         lists.in_flight.insert(number, entry);
-        Some((number, entry.node))
+        Some(Taken { number, node: entry.node, is_urgent })
     }
 
     /// Returns when the next flush will be due: of an object that has waited for the time that `age_max`
     /// returns for its namespace, or of one whose flush has failed.
     pub(crate) fn next_due(&self, age_max: impl Fn(u16) -> Duration) -> Option<Timestamp> {
         let lists = lock(&self.lists);
-        let aged = lists.first_of_each.iter().map(|(since, _, namespace)| *since + age_max(*namespace));
+        let aged = lists.waiting.firsts().map(|(namespace, since)| since + age_max(namespace));
         aged.chain(lists.failed.first().map(|(at, _)| *at)).min()
     }
 
@@ -312,7 +285,7 @@ impl DirtyQueue {
         let Some(entry) = lists.in_flight.remove(&number) else { return };
         let entry = Entry { since, ..entry };
         if is_urgent {
-            lists.urgent.insert(number, entry);
+            lists.make_urgent(number, entry);
         } else {
             lists.wait(number, entry);
         }
@@ -331,25 +304,25 @@ impl DirtyQueue {
 
     /// Whether one object of a namespace alone waits: the background may be asleep until another one is due.
     pub(crate) fn has_one_of(&self, namespace: u16) -> bool {
-        lock(&self.lists).waiting.get(usize::from(namespace)).is_some_and(|waiting| waiting.len() == 1)
+        lock(&self.lists).waiting.count_of(namespace) == 1
     }
 
     /// All objects here.
     pub(crate) fn nodes(&self) -> Vec<u32> {
         let lists = lock(&self.lists);
-        let waiting = lists.waiting.iter().flat_map(BTreeMap::values).copied();
-        let others = lists.urgent.values().chain(lists.failed_nodes.values()).chain(lists.in_flight.values());
-        waiting.chain(others.map(|entry| entry.node)).collect()
+        let others = lists.failed_nodes.values().chain(lists.in_flight.values());
+        let nodes = lists.waiting.nodes().chain(lists.urgent.nodes());
+        nodes.chain(others.map(|entry| entry.node)).collect()
     }
 
     /// Returns, for each namespace that has some, since when its object that has waited longest has had something pending.
-    /// Of those that are urgent, in flight or failed, many are looked at and not all.
+    /// Of those that are in flight or failed, many are looked at and not all.
     pub(crate) fn oldest_of_each(&self) -> HashMap<u16, Timestamp> {
         let mut oldest = HashMap::new();
         let lists = lock(&self.lists);
-        let others = lists.urgent.values().chain(lists.failed_nodes.values()).chain(lists.in_flight.values());
+        let others = lists.failed_nodes.values().chain(lists.in_flight.values());
         let others = others.take(WALKED_MAX).map(|entry| (entry.namespace, entry.since));
-        let firsts = lists.first_of_each.iter().map(|(since, _, namespace)| (*namespace, *since));
+        let firsts = lists.waiting.firsts().chain(lists.urgent.firsts());
         for (namespace, since) in firsts.chain(others) {
             let known: &mut Timestamp = oldest.entry(namespace).or_insert(since);
             *known = since.min(*known);
@@ -361,9 +334,9 @@ impl DirtyQueue {
     /// under way or not; `None` if there is none.
     pub(crate) fn oldest(&self) -> Option<Timestamp> {
         let lists = lock(&self.lists);
-        let waiting = lists.first_of_each.first().map(|(since, _, _)| *since);
-        let others = lists.urgent.values().chain(lists.failed_nodes.values()).chain(lists.in_flight.values());
-        others.map(|entry| entry.since).chain(waiting).min()
+        let first = |line: &DirtyLine| line.firsts().next().map(|(_, since)| since);
+        let others = lists.failed_nodes.values().chain(lists.in_flight.values()).map(|entry| entry.since);
+        others.chain(first(&lists.waiting)).chain(first(&lists.urgent)).min()
     }
 }
 
@@ -377,6 +350,16 @@ mod tests {
 
     fn always(_: u16, _: Timestamp) -> bool {
         true
+    }
+
+    /// Takes the next object, where every namespace may begin a flush.
+    fn take(
+        dirty_queue: &DirtyQueue,
+        now: Timestamp,
+        is_due: impl Fn(u16, Timestamp) -> bool,
+    ) -> Option<(u64, u32)> {
+        let taken = dirty_queue.take_next(now, |_| true, is_due)?;
+        Some((taken.number, taken.node))
     }
 
     fn before(time: u64) -> impl Fn(u16, Timestamp) -> bool {
@@ -396,11 +379,11 @@ mod tests {
         assert_eq!(due([0, 9, 2]), Some(at(7)), "the younger one may wait less");
         assert_eq!(dirty_queue.oldest_of_each(), [(1, at(1)), (2, at(5))].into());
         let of = |due: u16| move |namespace: u16, _: Timestamp| namespace == due;
-        assert_eq!(dirty_queue.take_next(at(9), of(0)), None);
-        assert_eq!(dirty_queue.take_next(at(9), of(2)), Some((young, 1)));
+        assert_eq!(take(&dirty_queue, at(9), of(0)), None);
+        assert_eq!(take(&dirty_queue, at(9), of(2)), Some((young, 1)));
         dirty_queue.requeue(young, at(6), false);
-        assert_eq!(dirty_queue.take_next(at(9), always), Some((old, 0)), "the one that has waited longest");
-        assert_eq!(dirty_queue.take_next(at(9), always), Some((young, 1)), "still of its namespace");
+        assert_eq!(take(&dirty_queue, at(9), always), Some((old, 0)), "the one that has waited longest");
+        assert_eq!(take(&dirty_queue, at(9), always), Some((young, 1)), "still of its namespace");
         let other = dirty_queue.insert(2, 2, at(8));
         assert_eq!(dirty_queue.oldest_of_each()[&2], at(6), "in flight, and older than what waits");
         dirty_queue.expedite(other);
@@ -417,16 +400,16 @@ mod tests {
         assert_eq!(dirty_queue.oldest(), Some(at(1)), "waiting");
         dirty_queue.expedite(first);
         assert_eq!(dirty_queue.oldest(), Some(at(1)), "urgent");
-        dirty_queue.take_next(at(9), never);
+        take(&dirty_queue, at(9), never);
         assert_eq!(dirty_queue.oldest(), Some(at(1)), "in flight");
         dirty_queue.retry_at(first, at(20));
         assert_eq!(dirty_queue.oldest(), Some(at(1)), "failed");
-        dirty_queue.take_next(at(20), never);
+        take(&dirty_queue, at(20), never);
         dirty_queue.requeue(first, at(7), true);
         assert_eq!(dirty_queue.oldest(), Some(at(5)), "the rest of the first is younger");
         dirty_queue.expedite(second);
         for number in [first, second] {
-            dirty_queue.take_next(at(20), never);
+            take(&dirty_queue, at(20), never);
             dirty_queue.remove(number);
         }
         assert_eq!(dirty_queue.oldest(), None);
@@ -437,14 +420,14 @@ mod tests {
         let dirty_queue = DirtyQueue::default();
         let at = Timestamp;
         let (first, second) = (dirty_queue.insert(0, 0, at(1)), dirty_queue.insert(1, 0, at(5)));
-        assert_eq!(dirty_queue.take_next(at(9), always), Some((first, 0)));
+        assert_eq!(take(&dirty_queue, at(9), always), Some((first, 0)));
         dirty_queue.requeue(first, at(7), false);
         // The one that has waited longer has its turn, however many there are before it by number.
-        assert_eq!(dirty_queue.take_next(at(9), always), Some((second, 1)));
+        assert_eq!(take(&dirty_queue, at(9), always), Some((second, 1)));
         let _ = dirty_queue.remove(second);
         assert_eq!(dirty_queue.next_due(|_| Duration::ZERO), Some(at(7)));
         dirty_queue.expedite(first);
-        assert_eq!(dirty_queue.take_next(at(9), never), Some((first, 0)));
+        assert_eq!(take(&dirty_queue, at(9), never), Some((first, 0)));
     }
 
     #[test]
@@ -452,19 +435,44 @@ mod tests {
         let dirty_queue = DirtyQueue::default();
         let at = Timestamp;
         let numbers: Vec<u64> = (0..4).map(|node| dirty_queue.insert(node, 0, at(u64::from(node)))).collect();
-        assert_eq!(dirty_queue.take_next(at(9), never), None, "nothing is old enough");
-        assert_eq!(dirty_queue.take_next(at(9), before(0)), Some((numbers[0], 0)));
-        assert_eq!(dirty_queue.take_next(at(9), before(0)), None, "the next is younger");
+        assert_eq!(take(&dirty_queue, at(9), never), None, "nothing is old enough");
+        assert_eq!(take(&dirty_queue, at(9), before(0)), Some((numbers[0], 0)));
+        assert_eq!(take(&dirty_queue, at(9), before(0)), None, "the next is younger");
         dirty_queue.expedite(numbers[2]);
-        assert_eq!(dirty_queue.take_next(at(9), before(0)), Some((numbers[2], 2)));
+        assert_eq!(take(&dirty_queue, at(9), before(0)), Some((numbers[2], 2)));
         dirty_queue.retry_at(numbers[0], at(20));
         assert_eq!(dirty_queue.next_due(|_| Duration::ZERO), Some(at(1)));
-        assert_eq!(dirty_queue.take_next(at(19), always), Some((numbers[1], 1)));
-        assert_eq!(dirty_queue.take_next(at(20), always), Some((numbers[0], 0)));
+        assert_eq!(take(&dirty_queue, at(19), always), Some((numbers[1], 1)));
+        assert_eq!(take(&dirty_queue, at(20), always), Some((numbers[0], 0)));
         dirty_queue.requeue(numbers[0], at(7), false);
         let _ = dirty_queue.remove(numbers[2]);
         let mut nodes = dirty_queue.nodes();
         nodes.sort_unstable();
         assert_eq!(nodes, [0, 1, 3]);
+    }
+
+    #[test]
+    fn what_may_not_begin_holds_up_no_other_namespace() {
+        let dirty_queue = DirtyQueue::default();
+        let at = Timestamp;
+        let numbers: Vec<u64> =
+            [1, 1, 2].into_iter().zip(0..).map(|(of, node)| dirty_queue.insert(node, of, at(1))).collect();
+        numbers.iter().for_each(|number| dirty_queue.expedite(*number));
+        let next = |now: u64, full: u16| {
+            let taken = dirty_queue.take_next(at(now), |namespace| namespace != full, never)?;
+            assert!(taken.is_urgent);
+            Some(taken.node)
+        };
+        assert_eq!((next(1, 1), next(1, 1)), (Some(2), None));
+        assert_eq!((next(1, 0), next(1, 0)), (Some(0), Some(1)));
+        dirty_queue.retry_at(numbers[0], at(5));
+        dirty_queue.retry_at(numbers[2], at(5));
+        assert_eq!(next(5, 1), Some(2), "the one behind it whose retry is due as well");
+        assert_eq!(
+            (next(5, 1), dirty_queue.next_due(|_| Duration::ZERO)),
+            (None, None),
+            "it waits for no time"
+        );
+        assert_eq!(next(5, 0), Some(0));
     }
 }

@@ -8,6 +8,7 @@ use blocker::{Durability, Namespace};
 
 use super::cache::ObjectCache;
 use super::config::{ConfigError, ObjectCacheConfig};
+use super::detach;
 use super::namespace_settings::{NamespaceKey, invalid};
 use super::settings_in_force::put_in_force;
 use super::shared::Shared;
@@ -40,9 +41,9 @@ impl ObjectCache {
 impl LiveSettings {
     /// Puts in force what can change of `after`: `dirty_bytes_max`, `dirty_age_max`, `flush_requests_max`,
     /// `flush_gap_bytes_max`, `load_requests_max`, `read_ahead_bytes_max`, the cut-offs of bypassing, the retry
-    /// delays, and the namespaces' write modes, dirty limits, terms at the store, quotas, reading ahead and
+    /// delays, whether the cache is attached, and the namespaces' write modes, dirty limits, terms at the store, quotas, reading ahead and
     /// bypassing. A namespace whose mode, or other setting, is the same in `before` keeps the one that it has,
-    /// which may have been set since. Requests that are under way, and what is dirty, stay as they are: a limit that has become lower is reached as they
+    /// which may have been set since; so does a cache with the same `attached`. Requests that are under way, and what is dirty, stay as they are: a limit that has become lower is reached as they
     /// end. Other fields have no effect. Does nothing once the cache is gone.
     ///
     /// # Errors
@@ -55,6 +56,10 @@ impl LiveSettings {
         let new = settings.reconfigured(before, after);
         put_in_force(&shared, &new.in_force(&shared.namespaces), Some((before, after)))?;
         *settings = new;
+        drop(settings);
+        if before.attached != after.attached {
+            detach::put_in_force(&shared, after.attached);
+        }
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Room in the log: what is in its oldest segment is stored first. What is not stored for the time being is
 //! logged again at the head, so that it does not hold the log: what the store refuses, and what waits until a
 //! namespace that is limited at the gate may begin another flush. The few flushes of such a namespace that
-//! have begun, and those that callers wait for, do hold it, until the limit lets them through.
+//! have begun do hold it, until the limit lets them through.
 
 use cached_journal::{AppendError, Level, Position, Reservation};
 

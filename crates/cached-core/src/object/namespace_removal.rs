@@ -1,6 +1,6 @@
 //! Taking a namespace out of the cache: its data, and what has been set for it while the cache runs.
 
-use blocker::{Error, Namespace, Result, Scope, Timestamp, WriteMode};
+use blocker::{DirtyData, Error, Namespace, RemovedNamespace, Result, Scope, Timestamp, WriteMode};
 
 use super::change_log::ChangeLog;
 use super::deadline::until;
@@ -14,35 +14,13 @@ use super::shared::Shared;
 use super::write_modes::{discard_left, settle, settle_in_background, store_and_mark};
 use crate::sync::{Arc, Ordering};
 
-/// What becomes of a namespace's data that are not stored when it is removed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum DirtyData {
-    /// They are a reason to refuse.
-    #[default]
-    Refuse,
-    /// They are stored first.
-    Store,
-    /// They are dropped. What was acknowledged as *cached* or *journaled*, and is not stored, is gone.
-    Discard,
-}
-
-/// What has left the cache with a namespace.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub struct Removed {
-    /// Data that the store has, in bytes.
-    pub dropped_bytes: u64,
-    /// Acknowledged data that the store does not have, in bytes, by whole buckets.
-    pub discarded_bytes: u64,
-}
-
 /// See [`ObjectCache::remove_namespace`](super::ObjectCache::remove_namespace).
 pub(crate) async fn remove(
     shared: &Arc<Shared>,
     namespace: &Namespace,
     dirty_data: DirtyData,
     deadline: Option<Timestamp>,
-) -> Result<Removed> {
+) -> Result<RemovedNamespace> {
     let number = shared.namespaces.known(namespace).ok_or(Error::Missing)?;
     let record = shared.namespaces.record(number);
     let dirty = || record.dirty_taken.load(Ordering::SeqCst) * blocker::BUCKET_BYTES;
@@ -51,7 +29,7 @@ pub(crate) async fn remove(
         return Err(Error::Denied(why.into()));
     }
     let late = || Error::NotStored(format!("{} bytes of namespace {namespace} are left", dirty()).into());
-    let mut removed = Removed::default();
+    let mut removed = RemovedNamespace::default();
     if dirty_data == DirtyData::Discard {
         let discarding = discard(shared, namespace, number);
         removed.discarded_bytes = until(&*shared.clock, deadline, late, discarding).await?;

@@ -94,13 +94,24 @@ impl Cli {
         // A daemon leaves the directory in which it was started. Without one the path stays as it is.
         settings.memory_file = settings.memory_file.map(|path| std::path::absolute(&path).unwrap_or(path));
         settings.notes = notes;
-        let File { mut objects, shared_memory, synapse, admin, tracing, .. } =
+        let File { mut objects, shared_memory, synapse, volumes, nbd, admin, tracing, .. } =
             file.map_or_else(File::default, |(_, file)| file);
         // With the memory that flags have set.
         if let Some(table) = &shared_memory {
             settings.shared_memory = Some(share(table, &settings, objects.as_mut()).map_err(blame)?);
         }
-        Ok(Config { settings, objects, shared_memory, synapse, admin, tracing, path: None, text: None })
+        Ok(Config {
+            settings,
+            objects,
+            shared_memory,
+            synapse,
+            volumes,
+            nbd,
+            admin,
+            tracing,
+            path: None,
+            text: None,
+        })
     }
 
     /// Returns the value of `-p`, if it is given.

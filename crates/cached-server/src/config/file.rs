@@ -4,8 +4,10 @@ use super::Config;
 use super::error::{ConfigError, ConfigFileError, invalid};
 use super::insight;
 use super::memcached::MemcachedTable;
+use super::nbd::NbdTable;
 use super::process::ProcessTable;
 use super::shared_memory::{self, SharedMemoryTable};
+use super::volumes::VolumesTable;
 use crate::settings::Settings;
 use cached_admin::AdminTable;
 use cached_config::{BackendTable, InsightTable, ObjectsTable, Secrets, SynapseTable, parse_config};
@@ -28,6 +30,10 @@ pub(crate) struct File {
     pub(crate) shared_memory: Option<SharedMemoryTable>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) synapse: Option<SynapseTable>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) volumes: Option<VolumesTable>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) nbd: Option<NbdTable>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) admin: Option<AdminTable>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -52,6 +58,8 @@ impl File {
             objects: config.objects.clone(),
             shared_memory: config.shared_memory.clone(),
             synapse: config.synapse.clone(),
+            volumes: config.volumes.clone(),
+            nbd: config.nbd.clone(),
             admin: config.admin.clone(),
             tracing: config.tracing.clone(),
         }
@@ -64,7 +72,8 @@ impl File {
             Some(((settings, objects), table)) => Some(table.filled_in(settings.memory_bytes, objects)),
             None => self.shared_memory,
         };
-        File { shared_memory, objects: self.objects.map(ObjectsTable::filled_in), ..self }
+        let volumes = self.volumes.map(|table| table.filled_in(self.objects.as_ref()));
+        File { shared_memory, volumes, objects: self.objects.map(ObjectsTable::filled_in), ..self }
     }
 }
 
@@ -100,7 +109,10 @@ impl File {
                 );
             }
         }
-        Ok(())
+        if let Some(volumes) = &self.volumes {
+            volumes.check(self.objects.as_ref())?;
+        }
+        self.nbd.as_ref().map_or(Ok(()), |nbd| nbd.check(self.volumes.as_ref()))
     }
 
     /// Reads the files of the secrets.

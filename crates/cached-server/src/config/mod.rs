@@ -8,7 +8,7 @@
 //! | module | content |
 //! |---|---|
 //! | `file` | the file as a whole |
-//! | `process`, `memcached`, `shared_memory` | one table each |
+//! | `process`, `memcached`, `shared_memory`, `volumes`, `nbd` | one table each |
 //! | crate `cached-admin` | `[admin]`: shared with `synapsed` |
 //! | crate `cached-config` | `[insight]`, `[objects]` and its backend, `[synapse]`, sizes with units: shared with `synapsed` |
 //! | `error` | the line that states what is wrong |
@@ -17,11 +17,15 @@ mod error;
 mod file;
 mod insight;
 mod memcached;
+mod nbd;
 mod process;
 mod shared_memory;
 #[cfg(test)]
 mod tests;
+mod volumes;
 
+pub use self::nbd::NbdTable;
+pub use self::volumes::{FuaName, VolumesTable};
 pub use cached_admin::AdminTable;
 pub use cached_config::{
     BackendTable, FileTable, MemoryTable, NamespaceTable, ObjectsTable, RadosTable, RemoteTable, Secrets,
@@ -52,6 +56,10 @@ pub struct Config {
     pub shared_memory: Option<SharedMemoryTable>,
     /// The synapse listener of the object cache, if one is configured.
     pub synapse: Option<SynapseTable>,
+    /// The volumes in the object cache, if there are to be any.
+    pub volumes: Option<VolumesTable>,
+    /// The listener that serves them, if one is configured.
+    pub nbd: Option<NbdTable>,
     /// The admin listener, if one is configured.
     pub admin: Option<AdminTable>,
     /// What is traced, if anything is.
@@ -90,6 +98,15 @@ impl Config {
         tls.map_err(|error| format!("{}: {}", error.key, error.why))
     }
 
+    /// Reads the certificates of the listener of volumes. To be called while the process may read their files.
+    ///
+    /// # Errors
+    /// One line that states what is wrong with them.
+    pub fn nbd_tls(&self) -> Result<Option<Arc<ServerTls>>, String> {
+        let tls = self.nbd.as_ref().map_or(Ok(None), NbdTable::load_tls);
+        tls.map_err(|error| format!("{}: {}", error.key, error.why))
+    }
+
     /// Returns warnings about the files of the secrets.
     pub fn secret_warnings(&self) -> Vec<String> {
         let listener = self.synapse.as_ref().map_or_else(Vec::new, SynapseTable::secret_warnings);
@@ -109,7 +126,8 @@ impl Config {
             self.synapse.as_ref().map_or(0, |table| table.connections_max as usize + 3 * table.threads + 16);
         let store = self.objects.as_ref().and_then(|objects| objects.backend.as_ref());
         let store = store.map_or(0, |store| store.descriptors_max() as usize);
-        listener + store
+        let nbd = self.nbd.as_ref().map_or(0, NbdTable::descriptors_max);
+        listener + store + nbd
     }
 
     /// Returns the number of descriptors that the admin listener may need.

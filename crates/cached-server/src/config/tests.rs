@@ -32,7 +32,7 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
         (
             "\n[memcachd]",
             "cached.toml:2: memcachd: unknown field `memcachd`, expected one of `process`, `log`, \
-             `memcached`, `insight`, `objects`, `shared_memory`, `synapse`, `admin`, `tracing`",
+             `memcached`, `insight`, `objects`, `shared_memory`, `synapse`, `volumes`, `nbd`, `admin`, `tracing`",
         ),
         (
             "[memcached]\nthreads = \"four\"",
@@ -180,6 +180,51 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
             "[synapse]",
             "cached.toml: synapse: serves the object cache; an [objects] table must say what that is",
         ),
+        (
+            "[volumes]",
+            "cached.toml: volumes: lie in the object cache; an [objects] table must say what that is",
+        ),
+        (
+            &(objects("") + "[nbd]"),
+            "cached.toml: nbd: serves volumes; a [volumes] table must say where they lie",
+        ),
+        (
+            &(objects("") + "[volumes]\nprefix = \"\""),
+            "cached.toml: volumes.prefix: has 0 bytes; it must have 1 to 200",
+        ),
+        (
+            &(objects("") + "[volumes]\nfua = \"journaled\""),
+            "cached.toml: volumes.fua: is \"journaled\" without a journal; add [objects.journal], or write \"stored\"",
+        ),
+        (
+            &(objects("") + "[volumes]\n[nbd]\nlisten = [\"0.0.0.0\"]"),
+            "cached.toml: nbd.listen: 0.0.0.0:10809 can be reached from other machines, and clients need no certificate: \
+             set tls_required = true and client_certificates = \"require\" in [nbd.tls], or allow_exposed = true",
+        ),
+        (
+            &(objects("") + "[volumes]\n[nbd]\nlisten = []"),
+            "cached.toml: nbd.listen: is empty; it must say where to listen",
+        ),
+        (
+            &(objects("") + "[volumes]\n[nbd]\nlisten = [\"a:b\"]"),
+            "cached.toml: nbd.listen: \"a:b\" is not an address; write HOST, HOST:PORT, [V6]:PORT or unix:PATH",
+        ),
+        (
+            &(objects("") + "[volumes]\n[nbd]\nexports = [\"a\", \"a\"]"),
+            "cached.toml: nbd.exports: has \"a\" twice; once is right",
+        ),
+        (
+            &(objects("") + "[volumes]\n[nbd]\nconnection_bytes_max = \"1 MiB\""),
+            "cached.toml: nbd.connection_bytes_max: must be at least 32 MiB, the longest payload",
+        ),
+        (
+            &(objects("") + "[volumes]\n[nbd]\ntls_required = true"),
+            "cached.toml: nbd.tls_required: is true without certificates; add [nbd.tls] with a chain_file",
+        ),
+        (
+            &(objects("") + "[volumes]\n[nbd]\n[nbd.tls]"),
+            "cached.toml: nbd.tls.chain_file: is missing; it must name the file of the certificate chain",
+        ),
     ] {
         assert_eq!(error_of(text), line, "{text}");
     }
@@ -235,9 +280,20 @@ fn uncommented(text: &str, examples: bool) -> String {
 fn filled_in(text: &str) -> toml::Table {
     let file = parse(text).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let settings = file.settings().expect("settings");
-    let (objects, synapse) = (file.objects, file.synapse);
+    let (objects, synapse, volumes, nbd) = (file.objects, file.synapse, file.volumes, file.nbd);
     let (admin, tracing, shared_memory) = (file.admin, file.tracing, file.shared_memory);
-    let config = Config { settings, objects, shared_memory, synapse, admin, tracing, path: None, text: None };
+    let config = Config {
+        settings,
+        objects,
+        shared_memory,
+        synapse,
+        volumes,
+        nbd,
+        admin,
+        tracing,
+        path: None,
+        text: None,
+    };
     let mut full = File::from(&config);
     // The command line turns them into addresses.
     full.memcached.listen = file.memcached.listen;

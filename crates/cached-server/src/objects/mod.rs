@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! synapse clients ──► listener (threads of its own) ──► ObjectCache ──► store (memory, file, …)
+//! NBD clients ──► volumes (threads of their own) ──────────┘
 //!                                                           ▲
 //!                                    control thread: flushing by age, accepting, the end
 //! ```
@@ -16,6 +17,7 @@
 //! | `release` | letting the store go for another process |
 //! | `sockets`, `listener` | the sockets, which stay; the server that accepts from them, which ends with its cache |
 //! | `statistics`, `live` | what is shown of the cache that is open, and what can be changed of it |
+//! | `volumes` | volumes in the cache, served over NBD |
 //! | `shutdown` | the end |
 
 mod control;
@@ -29,13 +31,16 @@ mod sockets;
 mod statistics;
 mod store;
 mod thread;
+mod volumes;
 
+pub use self::volumes::VolumesOpening;
 pub use control::ObjectsControl;
 pub use live::ReloadObjects;
 pub use shutdown::ShutdownError;
 pub use sockets::ObjectSockets;
 pub use statistics::ObjectStatistics;
 
+use self::volumes::VolumeService;
 use crate::config::{BackendTable, ConfigError, ObjectsTable, Secrets, SynapseTable};
 use crate::insight::slow::SlowLog;
 use crate::settings::Settings;
@@ -43,7 +48,7 @@ use blocker::trace::Tracer;
 use cached_admin::AdminServer;
 use cached_process::reload::LiveSecs;
 use listener::ObjectListener;
-use open::{OpenObjects, Opening};
+use open::{OpenObjects, Opening, Parts};
 use std::io;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -63,6 +68,9 @@ pub enum ObjectsError {
     /// The listener cannot be opened.
     #[error("the object listener: {0}")]
     Listener(String),
+    /// The volumes, or their listener, cannot be opened.
+    #[error("volumes: {0}")]
+    Volumes(String),
     /// A thread or its runtime cannot be created.
     #[error("cannot start a thread of the object cache: {0}")]
     Thread(#[from] io::Error),
@@ -101,6 +109,7 @@ impl Objects {
     pub fn open(
         objects: &ObjectsTable,
         synapse: Option<&SynapseTable>,
+        volumes: Option<VolumesOpening>,
         settings: &Settings,
         secrets: Secrets,
         sockets: Option<ObjectSockets>,
@@ -112,6 +121,7 @@ impl Objects {
         let opening = Opening {
             objects: objects.clone(),
             synapse: synapse.cloned(),
+            volumes,
             secrets,
             sampling: settings.sampling(),
             tracer: tracer.cloned(),
@@ -153,9 +163,16 @@ impl Objects {
         self.memory_bytes_max
     }
 
-    /// Returns the most memory that the listener takes, in bytes.
+    /// Returns the most memory that the listeners take, that of volumes among them, in bytes.
     pub fn listener_bytes_max(&self) -> u64 {
-        self.open.parts.listener.as_ref().map_or(0, ObjectListener::memory_bytes_max)
+        let Parts { listener, volumes, .. } = &self.open.parts;
+        let volumes = volumes.as_ref().map_or(0, VolumeService::memory_bytes_max);
+        listener.as_ref().map_or(0, ObjectListener::memory_bytes_max) + volumes
+    }
+
+    /// Returns the addresses at which volumes are served.
+    pub fn volume_addresses(&self) -> &[String] {
+        self.open.parts.volumes.as_ref().map_or(&[], VolumeService::addresses)
     }
 
     /// Returns the addresses it listens on.

@@ -2,6 +2,7 @@
 //! and once more if another process that was to take over has failed.
 
 use super::listener::ObjectListener;
+use super::volumes::{Kept, VolumeService, VolumesOpening};
 use super::{ObjectsError, recovery, store};
 use crate::config::{ObjectsTable, Secrets, SynapseTable};
 use crate::insight::slow::SlowLog;
@@ -18,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use synapse::NodeRecord;
 use synapse::codec::InstanceId;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::AbortHandle;
 
 /// How long the store may take to return its record of servers.
@@ -29,6 +30,7 @@ const RECORD_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) struct Opening {
     pub(super) objects: ObjectsTable,
     pub(super) synapse: Option<SynapseTable>,
+    pub(super) volumes: Option<VolumesOpening>,
     pub(super) secrets: Secrets,
     pub(super) sampling: Sampling,
     pub(super) tracer: Option<Tracer>,
@@ -51,6 +53,7 @@ pub(super) struct Parts {
     /// The store's name, for the log.
     pub(super) name: String,
     pub(super) listener: Option<ObjectListener>,
+    pub(super) volumes: Option<VolumeService>,
     /// The store's record of servers, if there is a listener.
     pub(super) record: Option<NodeRecord>,
     /// What the store takes, if it is measured.
@@ -64,7 +67,7 @@ impl Opening {
     /// # Errors
     /// [`ObjectsError`] for the first failure.
     pub(super) fn open(&self, end: impl Future<Output = ()>) -> Result<OpenObjects, ObjectsError> {
-        let Opening { objects, synapse, secrets, sampling, tracer, slow, health } = self;
+        let Opening { objects, synapse, secrets, sampling, tracer, slow, health, .. } = self;
         let control = Builder::new_current_thread().enable_all().build()?;
         // Before the wait for the store: a journal that cannot be used ends the start at once.
         let journal = objects.open_journal()?;
@@ -93,8 +96,9 @@ impl Opening {
             None => None,
         };
         let listener = self.listener(record.as_ref(), &cache, None)?;
+        let volumes = control.block_on(self.volumes(&cache, control.handle(), None))?;
         let name = objects.backend.as_ref().map_or_else(String::new, ToString::to_string);
-        let parts = Parts { cache, store, name, listener, record, measurements };
+        let parts = Parts { cache, store, name, listener, volumes, record, measurements };
         Ok(OpenObjects { parts, background, control })
     }
 
@@ -109,6 +113,20 @@ impl Opening {
         let (Some(table), Some(record)) = (&self.synapse, record) else { return Ok(None) };
         let secrets = self.secrets.listener.clone();
         ObjectListener::new(table, secrets, record, cache, self.tracer.as_ref(), continues).map(Some)
+    }
+
+    /// Returns the volumes, if they are configured; their clients wait until they are served. `kept` is what a service
+    /// had that has ended over the same cache.
+    pub(super) async fn volumes(
+        &self,
+        cache: &ObjectCache,
+        control: &Handle,
+        kept: Option<Kept>,
+    ) -> Result<Option<VolumeService>, ObjectsError> {
+        match &self.volumes {
+            Some(volumes) => volumes.open(&self.objects, cache, control, kept).await.map(Some),
+            None => Ok(None),
+        }
     }
 
     /// Returns the means of changing the settings of what was opened with this.
@@ -137,6 +155,7 @@ impl Parts {
             let watch = StoreSource::watch(Arc::downgrade(&self.store.backend()), measurements.clone());
             tasks.push(tokio::spawn(watch).abort_handle());
         }
+        tasks.extend(self.volumes.as_ref().and_then(VolumeService::serve));
         tasks
     }
 }

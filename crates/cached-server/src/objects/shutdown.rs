@@ -2,6 +2,7 @@
 //! states what is lost.
 
 use super::listener::ObjectListener;
+use super::volumes::VolumeService;
 use blocker::SystemClock;
 use blocker::metrics::Collect;
 use cached_config::{Store, store_all};
@@ -18,24 +19,47 @@ pub use cached_config::ShutdownError;
 /// How long the store has to write its record, and to close.
 pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Ends the listener, whose clients have `drain_timeout` to take their replies, then stores dirty data for at
-/// most `flush_max`.
+/// Ends the listeners, whose clients have `drain_timeout` to take their replies, gives volumes up, then stores dirty data
+/// for at most `flush_max`.
 pub(super) async fn shut_down(
     cache: &ObjectCache,
     store: &Store,
     listener: Option<ObjectListener>,
+    volumes: Option<VolumeService>,
     drain_timeout: &LiveSecs,
     flush_max: &LiveSecs,
 ) -> Result<(), ShutdownError> {
     let instance = listener.as_ref().map(|listener| listener.server().instance());
-    if let Some(listener) = listener {
-        listener.end(drain_timeout.get()).await;
-    }
+    let given_up = end_listeners(listener, volumes, drain_timeout, flush_max).await;
     store_all(cache, flush_max.get()).await?;
     if let Some(instance) = instance {
         record_end(store, instance).await;
     }
-    Ok(())
+    given_up.map_err(|why| ShutdownError { dirty_bytes: 0, why })
+}
+
+/// Ends what serves clients, together, and gives volumes up.
+///
+/// # Errors
+/// The volumes that could not be given up, as a part of a line.
+pub(super) async fn end_listeners(
+    listener: Option<ObjectListener>,
+    volumes: Option<VolumeService>,
+    drain_timeout: &LiveSecs,
+    flush_max: &LiveSecs,
+) -> Result<(), String> {
+    let objects = async {
+        if let Some(listener) = listener {
+            listener.end(drain_timeout.get()).await;
+        }
+    };
+    let volumes = async {
+        match volumes {
+            Some(volumes) => volumes.end(drain_timeout.get(), flush_max.get()).await,
+            None => Ok(()),
+        }
+    };
+    tokio::join!(objects, volumes).1
 }
 
 /// Records in the store that a listener's instance has ended with everything stored.

@@ -102,7 +102,7 @@ impl ObjectThread {
 
     /// Shows what is open wherever it can be seen, on the admin listener until the result is dropped.
     pub(super) fn show(&self, parts: &Parts) -> Vec<Shown> {
-        let Parts { cache, store, listener, name, measurements, .. } = parts;
+        let Parts { cache, store, listener, volumes, name, measurements, .. } = parts;
         self.statistics.set(cache, listener.as_ref());
         let live = self.reload.opening().live(cache, store, listener.as_ref(), &self.flush_max);
         self.reload.set(Some(live));
@@ -115,6 +115,7 @@ impl ObjectThread {
             let addresses = self.control.listening().addresses();
             shown.push(SynapseSource::show(&admin, listener.server(), addresses));
         }
+        shown.extend(volumes.as_ref().map(|volumes| volumes.show(&admin)));
         shown
     }
 
@@ -132,10 +133,10 @@ impl ObjectThread {
             tasks.iter().for_each(AbortHandle::abort);
             closed
         });
-        let Parts { cache, store, listener, .. } = parts;
+        let Parts { cache, store, listener, volumes, .. } = parts;
         let left = cache.downgrade();
         // What is shown has handles of the cache, and so have the tasks that were stopped, until their runtime goes.
-        drop((cache, listener, shown));
+        drop((cache, listener, volumes, shown));
         control.shutdown_timeout(STEP_TIMEOUT);
         if let Closed::End(result) = closed {
             return Closed::End(shutdown::close(result, store));
@@ -160,9 +161,10 @@ impl ObjectThread {
                 Wanted::Hold | Wanted::Serve => {}
                 Wanted::End | Wanted::HandedOver => {
                     self.control.listening().close();
-                    let listener = parts.listener.take();
+                    let (listener, volumes) = (parts.listener.take(), parts.volumes.take());
                     let (drain, flush) = (&self.drain_timeout, &self.flush_max);
-                    let ended = shutdown::shut_down(&parts.cache, &parts.store, listener, drain, flush).await;
+                    let (cache, store) = (&parts.cache, &parts.store);
+                    let ended = shutdown::shut_down(cache, store, listener, volumes, drain, flush).await;
                     return Closed::End(ended);
                 }
                 Wanted::Release => match self.store_everything(parts, shown, wanted).await {

@@ -47,8 +47,16 @@ fn both_programs_have_the_same_keys_with_the_same_defaults() {
     }
     // What cached alone is or has: the process's user and terminal, the tables of memcached's listeners, and
     // memory for both halves.
-    let own =
-        ["process.", "memcached.", "insight.", "objects.backend.", "objects.journal.", "shared_memory."];
+    let own = [
+        "process.",
+        "memcached.",
+        "insight.",
+        "objects.backend.",
+        "objects.journal.",
+        "shared_memory.",
+        "volumes.",
+        "nbd.",
+    ];
     for key in cached.keys().filter(|key| !own.iter().any(|own| key.starts_with(own))) {
         assert!(synapsed.contains_key(key), "{key} is missing in synapsed");
     }

@@ -154,9 +154,8 @@ pub fn encode_block_status(
     is_one: bool,
     contexts: &[(u32, Vec<Extent>)],
 ) {
-    let extents_max = if is_one { 1 } else { EXTENTS_MAX };
     for (index, (id, extents)) in contexts.iter().enumerate() {
-        let joined = joined(extents, u64::from(len_bytes), extents_max);
+        let joined = sent_extents(extents, len_bytes, is_one);
         let flags = if index + 1 == contexts.len() { chunk::DONE } else { 0 };
         encode_chunk(out, cookie, flags, chunk::BLOCK_STATUS, 4 + 8 * joined.len());
         out.extend_from_slice(&id.to_be_bytes());
@@ -168,9 +167,12 @@ pub fn encode_block_status(
     }
 }
 
-fn joined(extents: &[Extent], len_bytes: u64, extents_max: usize) -> Vec<Extent> {
+/// Returns the extents of one context that [`encode_block_status`] sends.
+#[must_use]
+pub fn sent_extents(extents: &[Extent], len_bytes: u32, is_one: bool) -> Vec<Extent> {
+    let extents_max = if is_one { 1 } else { EXTENTS_MAX };
     let mut joined: Vec<Extent> = Vec::new();
-    let mut left = len_bytes;
+    let mut left = u64::from(len_bytes);
     for extent in extents.iter().filter(|extent| extent.len_bytes > 0) {
         if left == 0 {
             break;
@@ -185,7 +187,7 @@ fn joined(extents: &[Extent], len_bytes: u64, extents_max: usize) -> Vec<Extent>
         left -= part;
     }
     if joined.is_empty() {
-        joined.push(Extent::data(len_bytes));
+        joined.push(Extent::data(len_bytes.into()));
     }
     joined
 }

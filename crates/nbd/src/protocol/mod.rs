@@ -23,7 +23,7 @@ mod request;
 mod violation;
 pub mod wire;
 
-pub use answer::{Extent, encode_block_status, encode_done, encode_error, encode_read};
+pub use answer::{Extent, encode_block_status, encode_done, encode_error, encode_read, sent_extents};
 pub use context::Context;
 pub use description::{Description, Features};
 pub use errno::Errno;

@@ -1,12 +1,13 @@
 //! The bytes of payloads of all connections, which each connection takes from as its requests need them.
 //!
 //! A connection returns what its client has taken. One that finds nothing left waits in a queue, so that
-//! large requests get their turn beside small ones; a client that takes nothing is disconnected by the stall
-//! timeout, so that what it holds comes back.
+//! large requests get their turn beside small ones; a client that takes nothing, or next to nothing while others wait,
+//! is disconnected by the stall timeout, so that what it holds comes back.
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
@@ -15,13 +16,30 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
 const UNIT_BYTES: u64 = 4096;
 
 /// The bytes of all connections.
-pub(super) struct Budget(Arc<Semaphore>);
+pub(super) struct Budget {
+    all: Arc<Semaphore>,
+    waiting_count: Arc<AtomicUsize>,
+}
 
 /// What one connection has of them.
 pub(super) struct Share {
     all: Arc<Semaphore>,
     held: Option<OwnedSemaphorePermit>,
-    waiting: Option<Pin<Box<dyn Future<Output = Option<OwnedSemaphorePermit>> + Send>>>,
+    waiting: Option<Waiting>,
+    /// The number of connections that wait.
+    waiting_count: Arc<AtomicUsize>,
+}
+
+/// A place in the queue.
+struct Waiting {
+    acquiring: Pin<Box<dyn Future<Output = Option<OwnedSemaphorePermit>> + Send>>,
+    count: Arc<AtomicUsize>,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 fn units(bytes: u64) -> u32 {
@@ -31,11 +49,12 @@ fn units(bytes: u64) -> u32 {
 
 impl Budget {
     pub(super) fn new(bytes_max: u64) -> Self {
-        Self(Arc::new(Semaphore::new(units(bytes_max) as usize)))
+        Self { all: Arc::new(Semaphore::new(units(bytes_max) as usize)), waiting_count: Arc::default() }
     }
 
     pub(super) fn share(&self) -> Share {
-        Share { all: Arc::clone(&self.0), held: None, waiting: None }
+        let waiting_count = Arc::clone(&self.waiting_count);
+        Share { all: Arc::clone(&self.all), held: None, waiting: None, waiting_count }
     }
 }
 
@@ -48,7 +67,7 @@ impl Share {
     pub(super) fn poll_hold(&mut self, bytes: u64, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             if let Some(waiting) = &mut self.waiting {
-                let Poll::Ready(permit) = waiting.as_mut().poll(cx) else { return Poll::Pending };
+                let Poll::Ready(permit) = waiting.acquiring.as_mut().poll(cx) else { return Poll::Pending };
                 self.waiting = None;
                 self.take(permit);
             }
@@ -60,7 +79,10 @@ impl Share {
                 Ok(permit) => self.take(Some(permit)),
                 Err(TryAcquireError::NoPermits) => {
                     let acquiring = Arc::clone(&self.all).acquire_many_owned(missing);
-                    self.waiting = Some(Box::pin(async move { acquiring.await.ok() }));
+                    let acquiring = Box::pin(async move { acquiring.await.ok() });
+                    let count = Arc::clone(&self.waiting_count);
+                    count.fetch_add(1, Ordering::Relaxed);
+                    self.waiting = Some(Waiting { acquiring, count });
                 }
                 // It is never closed.
                 Err(TryAcquireError::Closed) => return Poll::Ready(()),
@@ -74,6 +96,16 @@ impl Share {
             Some(held) => held.merge(permit),
             None => self.held = Some(permit),
         }
+    }
+
+    /// Returns whether another connection waits.
+    pub(super) fn do_others_wait(&self) -> bool {
+        self.waiting_count.load(Ordering::Relaxed) > usize::from(self.waiting.is_some())
+    }
+
+    /// Leaves the queue: nothing more is asked for.
+    pub(super) fn stop_waiting(&mut self) {
+        self.waiting = None;
     }
 
     /// Returns what is held beyond `bytes`.
@@ -102,11 +134,20 @@ mod tests {
         assert!(second.poll_hold(8 * UNIT_BYTES, &mut cx).is_pending());
         // What is left is kept for the one that came first.
         assert!(third.poll_hold(UNIT_BYTES, &mut cx).is_pending());
+        assert!(first.do_others_wait());
         first.release_beyond(2 * UNIT_BYTES);
         assert!(second.poll_hold(8 * UNIT_BYTES, &mut cx).is_ready());
         assert!(third.poll_hold(UNIT_BYTES, &mut cx).is_pending());
+        assert!(second.do_others_wait() && !third.do_others_wait());
         drop(second);
         assert!(third.poll_hold(UNIT_BYTES, &mut cx).is_ready());
         assert_eq!((first.held_units(), third.held_units()), (2, 1));
+        assert!(!first.do_others_wait());
+        // One that leaves the queue is in nobody's way.
+        assert!(third.poll_hold(10 * UNIT_BYTES, &mut cx).is_pending());
+        let mut fourth = budget.share();
+        assert!(fourth.poll_hold(7 * UNIT_BYTES, &mut cx).is_pending());
+        third.stop_waiting();
+        assert!(fourth.poll_hold(7 * UNIT_BYTES, &mut cx).is_ready());
     }
 }

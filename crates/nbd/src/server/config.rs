@@ -20,7 +20,7 @@ pub struct ServerConfig {
     pub connections_max: u32,
     /// The most requests of one connection that are being executed, 1 to 65 536. 256 unless set.
     pub connection_requests_max: u32,
-    /// The most bytes of payloads of one connection, of requests that are being executed and of replies that
+    /// The most bytes of payloads and extents of one connection, of requests that are being executed and of replies that
     /// the client has not taken; at least [`PAYLOAD_BYTES_MAX`]. A single request may always have its
     /// payload. 64 MiB unless set.
     pub connection_bytes_max: u64,

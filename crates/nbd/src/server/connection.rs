@@ -21,14 +21,16 @@ use super::budget::Share;
 use super::counters::Counts;
 use super::end::End;
 use super::in_flight::{InFlight, Outcome, Step};
-use super::input::Input;
+use super::input::{Input, payload_memory_bytes};
 use super::negotiate::Negotiating;
 use super::output::Output;
 use super::peer::Peer;
 use super::stream::Stream;
 use crate::export::Export;
+use crate::protocol::wire::EXTENTS_MAX;
 use crate::protocol::{
-    Command, Errno, Refusal, Request, Session, encode_block_status, encode_done, encode_error, encode_read,
+    Command, Errno, Extent, Refusal, Request, Session, encode_block_status, encode_done, encode_error,
+    encode_read, sent_extents,
 };
 
 /// With this many bytes to send, some are sent before more is executed: the client works on the first replies
@@ -36,6 +38,9 @@ use crate::protocol::{
 const SEND_BYTES: usize = 256 * 1024;
 /// How often a connection reads before other tasks of its thread run.
 const ROUNDS_MAX: u32 = 16;
+/// While other connections wait for room, a client has to send or to take this part of what it has outstanding
+/// within the stall timeout.
+const MOVED_PART: u64 = 8;
 /// The most time for the end of a connection: what is queued is sent, and what still arrives is received.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -62,6 +67,7 @@ pub(super) async fn run(shared: &Arc<Shared>, stream: Stream, peer: Peer) -> End
         stall: Box::pin(sleep(shared.config.stall_timeout)),
         is_stall_armed: false,
         progress_at: Instant::now(),
+        window: Window { begun_at: Instant::now(), outstanding_bytes: 0, moved_bytes: 0 },
         in_flight: FuturesUnordered::new(),
         in_flight_bytes: 0,
         is_ended: false,
@@ -73,7 +79,7 @@ pub(super) async fn run(shared: &Arc<Shared>, stream: Stream, peer: Peer) -> End
         input,
         output,
         export,
-        session,
+        session: Arc::new(session),
     };
     let end = tokio::select! {
         biased;
@@ -92,9 +98,9 @@ struct Transmission<'a> {
     input: Input,
     output: Output,
     export: Arc<dyn Export>,
-    session: Session,
+    session: Arc<Session>,
     in_flight: FuturesUnordered<InFlight>,
-    /// The payloads of the requests in flight: those that have arrived, and those to be returned.
+    /// The bytes of the requests in flight: payloads that have arrived, and what is to be returned.
     in_flight_bytes: u64,
     share: Share,
     /// Whether the client has requested the end.
@@ -103,9 +109,19 @@ struct Transmission<'a> {
     is_paused: bool,
     /// When bytes were received or taken last.
     progress_at: Instant,
+    window: Window,
     stall: Pin<Box<Sleep>>,
     is_stall_armed: bool,
     counts: Counts,
+}
+
+/// What a client has done since a point in time since when it was its turn all along.
+struct Window {
+    begun_at: Instant,
+    /// The bytes that the client had to send or to take then.
+    outstanding_bytes: u64,
+    /// The bytes that it has sent or taken since.
+    moved_bytes: u64,
 }
 
 /// Why no more requests are executed now.
@@ -117,10 +133,14 @@ enum Pause {
 }
 
 /// Returns the bytes that a request takes until its reply has been sent.
-fn cost_bytes(request: &Request, checked: Result<Command, Refusal>) -> u64 {
+fn cost_bytes(request: &Request, checked: Result<Command, Refusal>, session: &Session) -> u64 {
     match checked {
         Ok(Command::Read { .. }) => request.len_bytes.into(),
-        _ => request.payload_bytes().into(),
+        Ok(Command::BlockStatus { is_one }) => {
+            let extents = if is_one { 1 } else { EXTENTS_MAX.min(request.len_bytes as usize) };
+            (session.contexts.len() * extents * size_of::<Extent>()) as u64
+        }
+        _ => payload_memory_bytes(request),
     }
 }
 
@@ -139,7 +159,13 @@ impl Transmission<'_> {
         }
     }
 
-    /// Ready once the client has made no progress for too long, although it is its turn.
+    /// Returns the bytes that the client has to send, or to take.
+    fn client_bytes(&self) -> u64 {
+        self.input.receiving_bytes() + self.output.pending_bytes() as u64
+    }
+
+    /// Ready once the client has made no progress for too long, although it is its turn; or next to none, while
+    /// others wait for what it holds.
     fn poll_stall(&mut self, cx: &mut Context<'_>) -> Poll<End> {
         let is_in_request = !self.is_ended && !self.is_paused && self.input.is_in_request();
         if self.output.pending_bytes() == 0 && !is_in_request {
@@ -150,16 +176,35 @@ impl Transmission<'_> {
             self.is_stall_armed = true;
             // Until now it was the turn of this side.
             self.progress_at = Instant::now();
+            self.begin_window();
             self.stall.as_mut().reset(self.progress_at + self.shared.config.stall_timeout);
         }
         while self.stall.as_mut().poll(cx).is_ready() {
-            let deadline = self.progress_at + self.shared.config.stall_timeout;
-            if Instant::now() >= deadline {
+            let (now, timeout) = (Instant::now(), self.shared.config.stall_timeout);
+            if now >= self.progress_at + timeout {
                 return Poll::Ready(End::Stalled);
             }
-            self.stall.as_mut().reset(deadline);
+            if now >= self.window.begun_at + timeout {
+                let outstanding_bytes = self.window.outstanding_bytes.min(self.client_bytes());
+                if self.window.moved_bytes < outstanding_bytes / MOVED_PART && self.share.do_others_wait() {
+                    return Poll::Ready(End::Stalled);
+                }
+                self.begin_window();
+            }
+            self.stall.as_mut().reset(self.progress_at.min(self.window.begun_at) + timeout);
         }
         Poll::Pending
+    }
+
+    fn begin_window(&mut self) {
+        let outstanding_bytes = self.client_bytes();
+        self.window = Window { begun_at: Instant::now(), outstanding_bytes, moved_bytes: 0 };
+    }
+
+    /// Counts bytes that the client has sent or taken.
+    fn note_progress(&mut self, bytes: usize) {
+        self.progress_at = Instant::now();
+        self.window.moved_bytes += bytes as u64;
     }
 
     /// Pending when nothing is left to do; ready when there may be more to do, or at the end.
@@ -184,7 +229,7 @@ impl Transmission<'_> {
             }
             match self.input.poll_fill(cx, &mut self.stream) {
                 Poll::Ready(Ok(0)) => return Poll::Ready(Err(End::Closed(Ok(())))),
-                Poll::Ready(Ok(_)) => self.progress_at = Instant::now(),
+                Poll::Ready(Ok(count)) => self.note_progress(count),
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
                 Poll::Pending => return Poll::Pending,
             }
@@ -198,7 +243,7 @@ impl Transmission<'_> {
         let is_sent = self.output.poll_flush(cx, &mut self.stream)?.is_ready();
         let pending_bytes = self.output.pending_bytes();
         if pending_bytes < before {
-            self.progress_at = Instant::now();
+            self.note_progress(before - pending_bytes);
         }
         let held_bytes = self.in_flight_bytes + self.input.receiving_bytes() + pending_bytes as u64;
         self.share.release_beyond(held_bytes);
@@ -207,15 +252,18 @@ impl Transmission<'_> {
 
     /// Answers the requests that have become ready.
     fn answer_ready(&mut self, cx: &mut Context<'_>) {
-        while let Poll::Ready(Some((request, outcome))) = self.in_flight.poll_next_unpin(cx) {
-            let checked = request.check(&self.session, self.export.description());
-            self.in_flight_bytes -= cost_bytes(&request, checked);
+        while let Poll::Ready(Some((request, cost_bytes, outcome))) = self.in_flight.poll_next_unpin(cx) {
+            self.in_flight_bytes -= cost_bytes;
             self.answer(request, outcome);
         }
     }
 
     /// Returns whether the connection may have one more request of this cost outstanding.
     fn admits(&mut self, cost_bytes: u64, cx: &mut Context<'_>) -> bool {
+        if self.input.is_receiving() {
+            // It was admitted before its payload. A client may send all of that before it takes a reply.
+            return true;
+        }
         let outstanding_bytes = self.in_flight_bytes + self.output.pending_bytes() as u64;
         let is_alone = self.in_flight.is_empty() && outstanding_bytes == 0;
         let limits = &self.shared.config;
@@ -227,7 +275,7 @@ impl Transmission<'_> {
     fn has_room_for_next(&mut self, cx: &mut Context<'_>) -> bool {
         let Ok(Some(request)) = self.input.peek() else { return true };
         let checked = request.check(&self.session, self.export.description());
-        self.admits(cost_bytes(&request, checked), cx)
+        self.admits(cost_bytes(&request, checked, &self.session), cx)
     }
 
     /// Executes every complete request. Returns why it stopped.
@@ -241,11 +289,16 @@ impl Transmission<'_> {
             }
             let Some(request) = self.input.peek()? else { return Ok(Pause::Arrival) };
             let checked = request.check(&self.session, self.export.description());
-            let cost = cost_bytes(&request, checked);
+            let cost = cost_bytes(&request, checked, &self.session);
             if !self.admits(cost, cx) {
                 return Ok(Pause::Room);
             }
-            let Some(payload) = self.input.take_request(request) else { return Ok(Pause::Arrival) };
+            let export = &self.export;
+            let reserve = || {
+                let is_write = matches!(checked, Ok(Command::Write { .. }));
+                is_write.then(|| export.receive_buffer(request.offset, request.len_bytes)).flatten()
+            };
+            let Some(payload) = self.input.take_request(request, reserve) else { return Ok(Pause::Arrival) };
             self.counts.requests += 1;
             let command = match checked {
                 Ok(Command::Disconnect) => {
@@ -260,8 +313,9 @@ impl Transmission<'_> {
             };
             match self.execute(request, command, payload) {
                 Step::Ready(outcome) => self.answer(request, outcome),
-                Step::Pending(in_flight) => {
+                Step::Pending(mut in_flight) => {
                     self.counts.waits += 1;
+                    in_flight.cost_bytes = cost;
                     self.in_flight_bytes += cost;
                     self.in_flight.push(in_flight);
                 }
@@ -304,13 +358,13 @@ impl Transmission<'_> {
 
     fn block_status(&self, request: Request, is_one: bool) -> Step {
         let Request { offset, len_bytes, .. } = request;
-        let ask =
-            |(id, context): &(u32, _)| (*id, self.export.block_status(context, offset, len_bytes, is_one));
-        let asked: Vec<_> = self.session.contexts.iter().map(ask).collect();
+        let (export, session) = (Arc::clone(&self.export), Arc::clone(&self.session));
         Step::later(request, async move {
-            let mut extents = Vec::with_capacity(asked.len());
-            for (id, reply) in asked {
-                extents.push((id, reply.await?));
+            let mut extents = Vec::with_capacity(session.contexts.len());
+            // One after the other, and of each what will be sent: an export may return any number.
+            for (id, context) in &session.contexts {
+                let all = export.block_status(context, offset, len_bytes, is_one).await?;
+                extents.push((*id, sent_extents(&all, len_bytes, is_one)));
             }
             Ok(Outcome::Status(extents, is_one))
         })
@@ -352,7 +406,14 @@ impl Transmission<'_> {
     /// there, it gets its replies.
     async fn finish(&mut self, end: &End) {
         let is_there = matches!(end, End::Ended | End::ShuttingDown);
-        while let Some((request, outcome)) = self.in_flight.next().await {
+        // What began may take as long as the store does. Others do not wait for more than that.
+        self.share.stop_waiting();
+        self.input.forget_payload();
+        if !is_there {
+            self.output = Output::default();
+        }
+        self.share.release_beyond(self.in_flight_bytes + self.output.pending_bytes() as u64);
+        while let Some((request, _, outcome)) = self.in_flight.next().await {
             if is_there {
                 self.answer(request, outcome);
                 // Bounded, because nothing more is received: by what one connection may have outstanding.

@@ -21,6 +21,8 @@ pub(super) enum Outcome {
 /// A request that is being executed.
 pub(super) struct InFlight {
     request: Request,
+    /// The bytes that it takes until its reply has been sent.
+    pub(super) cost_bytes: u64,
     pending: Pin<Box<dyn Future<Output = Result<Outcome, Error>> + Send>>,
 }
 
@@ -48,15 +50,16 @@ impl Step {
         request: Request,
         future: impl Future<Output = Result<Outcome, Error>> + Send + 'static,
     ) -> Self {
-        Self::Pending(InFlight { request, pending: Box::pin(future) })
+        Self::Pending(InFlight { request, cost_bytes: 0, pending: Box::pin(future) })
     }
 }
 
 impl Future for InFlight {
-    type Output = (Request, Result<Outcome, Error>);
+    /// The request, its cost in bytes, and what it has resulted in.
+    type Output = (Request, u64, Result<Outcome, Error>);
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let request = self.request;
-        self.pending.as_mut().poll(cx).map(|outcome| (request, outcome))
+        let (request, cost_bytes) = (self.request, self.cost_bytes);
+        self.pending.as_mut().poll(cx).map(|outcome| (request, cost_bytes, outcome))
     }
 }

@@ -113,7 +113,7 @@ impl Server {
         self.families().number(name).map_or(0, Number::to_u64)
     }
 
-    /// Stops listening, answers the requests that have been received, and closes every connection: clients
+    /// Stops listening, answers the requests that it has begun, and closes every connection: clients
     /// that reconnect send what was not answered again. Waits for all of that, at most for `timeout`; what
     /// takes longer is aborted. Returns whether every connection ended in order.
     pub async fn shutdown(&self, timeout: Duration) -> bool {

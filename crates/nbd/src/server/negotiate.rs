@@ -14,6 +14,10 @@ use crate::export::Export;
 use crate::protocol::{Action, Answered, Description, Negotiation, NoExport, Session};
 use blocker::Segments;
 
+/// With this many bytes of replies the client has to take them before its next option is looked at: options are
+/// short, and their replies may be long.
+const REPLIES_BYTES: usize = 64 * 1024;
+
 /// A connection that negotiates.
 pub(super) struct Negotiating<'a> {
     pub(super) shared: &'a Shared,
@@ -28,6 +32,9 @@ impl Negotiating<'_> {
         let mut out = Vec::new();
         let mut state = Negotiation::new(self.shared.config.tls_mode(), &mut out);
         loop {
+            if out.len() >= REPLIES_BYTES {
+                self.send(&mut stream, &mut out).await?;
+            }
             let (taken, action) = state.receive(self.input.arrived(), &mut out)?;
             self.input.take(taken);
             match action {

@@ -141,7 +141,8 @@ impl Output {
             self.sent = 0;
             self.small.clear();
             self.small.shrink_to(KEPT_BYTES);
-        } else if self.sent > KEPT_BYTES {
+        } else if self.sent > KEPT_BYTES && self.sent > self.small.len() / 2 {
+            // So the bytes that are moved are never more than those that were sent.
             self.small.drain(..self.sent);
             self.sent = 0;
         }

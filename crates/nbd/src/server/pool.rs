@@ -1,11 +1,14 @@
 //! Buffers for large payloads, which are reused: fresh memory costs a page fault per 4 KiB, more than a copy.
 
+use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use blocker::Segments;
 use bytes::Bytes;
 use parking_lot::Mutex;
+
+use crate::receive::ReceiveBuffer;
 
 /// Payloads from this size on, in bytes, are read from the socket into buffers of the pool.
 pub(super) const LARGE_BYTES: usize = 32 * 1024;
@@ -26,7 +29,8 @@ impl PayloadPool {
         Arc::new(Self { classes: Default::default(), kept_bytes: AtomicUsize::new(0), kept_bytes_max })
     }
 
-    pub(super) fn reserve(self: &Arc<Self>, len_bytes: usize) -> Lease {
+    /// Returns a buffer for a payload of `len_bytes`.
+    pub(super) fn reserve(self: &Arc<Self>, len_bytes: usize) -> Box<dyn ReceiveBuffer> {
         let class = class_of(len_bytes);
         let kept = class.and_then(|class| self.classes[class].lock().pop());
         let memory = match (kept, class) {
@@ -34,10 +38,9 @@ impl PayloadPool {
                 self.kept_bytes.fetch_sub(memory.len(), Ordering::Relaxed);
                 memory
             }
-            (None, Some(class)) => vec![0; LARGE_BYTES << class],
-            (None, None) => vec![0; len_bytes],
+            (None, _) => vec![0; buffer_bytes(len_bytes)],
         };
-        Lease { memory, filled: 0, len_bytes, pool: Arc::clone(self) }
+        Box::new(Lease { memory, filled: 0, len_bytes, pool: Arc::clone(self) })
     }
 
     fn return_memory(&self, memory: Vec<u8>) {
@@ -54,6 +57,11 @@ impl PayloadPool {
     }
 }
 
+/// Returns the length in bytes of the buffer of a payload of `len_bytes`.
+pub(super) fn buffer_bytes(len_bytes: usize) -> usize {
+    class_of(len_bytes).map_or(len_bytes, |class| LARGE_BYTES << class)
+}
+
 /// Returns the smallest class that holds `len_bytes`, if one does.
 fn class_of(len_bytes: usize) -> Option<usize> {
     let class =
@@ -62,32 +70,28 @@ fn class_of(len_bytes: usize) -> Option<usize> {
 }
 
 /// One of the pool's buffers, for one payload. Returned to the pool when it is dropped.
-pub(super) struct Lease {
+struct Lease {
     memory: Vec<u8>,
     filled: usize,
     len_bytes: usize,
     pool: Arc<PayloadPool>,
 }
 
-impl Lease {
-    /// Returns the memory that is still to be filled.
-    pub(super) fn room(&mut self) -> &mut [u8] {
-        &mut self.memory[self.filled..self.len_bytes]
+impl ReceiveBuffer for Lease {
+    fn fill(
+        &mut self,
+        read: &mut dyn FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let place = &mut self.memory[self.filled..self.len_bytes];
+        let room = place.len();
+        let count = read(&mut [IoSliceMut::new(place)])?.min(room);
+        self.filled += count;
+        Ok(count)
     }
 
-    /// Counts the next `count` bytes as filled.
-    pub(super) fn fill(&mut self, count: usize) {
-        self.filled = (self.filled + count).min(self.len_bytes);
-    }
-
-    pub(super) fn is_full(&self) -> bool {
-        self.filled == self.len_bytes
-    }
-
-    /// Returns the payload.
-    pub(super) fn finish(self) -> Segments {
+    fn finish(self: Box<Self>) -> Segments {
         let len_bytes = self.len_bytes;
-        Bytes::from_owner(self).slice(..len_bytes).into()
+        Bytes::from_owner(*self).slice(..len_bytes).into()
     }
 }
 
@@ -109,10 +113,14 @@ mod tests {
 
     fn filled(pool: &Arc<PayloadPool>, len: usize, byte: u8) -> Segments {
         let mut lease = pool.reserve(len);
-        while !lease.is_full() {
-            let count = lease.room().len().min(10_000);
-            lease.room()[..count].fill(byte);
-            lease.fill(count);
+        let mut left = len;
+        while left > 0 {
+            let mut read = |places: &mut [IoSliceMut<'_>]| {
+                let count = places[0].len().min(10_000);
+                places[0][..count].fill(byte);
+                Ok(count)
+            };
+            left -= lease.fill(&mut read).unwrap();
         }
         lease.finish()
     }

@@ -12,10 +12,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{Server, ServerConfig};
 use crate::address::Address;
-use crate::export::Export;
+use crate::export::{Export, Exports, Lookup};
 use crate::memory::{MemoryExport, NamedExports};
 use crate::protocol::wire::{chunk, command, command_flag, option};
-use crate::protocol::{Context, Description, Extent, Request, Zeroes};
+use crate::protocol::{Context, Description, Extent, NoExport, Request, Zeroes};
 
 /// An export that holds every reply back until the test releases it.
 struct Held {
@@ -118,24 +118,27 @@ impl Site {
         UnixStream::connect(path).await.unwrap()
     }
 
+    /// Returns a client that has selected `base:allocation`.
+    async fn client_of_extents(&self) -> Client {
+        let mut stream = self.connect().await;
+        let text = |text: &str| [&(text.len() as u32).to_be_bytes(), text.as_bytes()].concat();
+        let select = [text("disk"), 1_u32.to_be_bytes().to_vec(), text("base:allocation")].concat();
+        let all: [(u32, &[u8]); 3] = [
+            (option::STRUCTURED_REPLY, b""),
+            (option::SET_META_CONTEXT, &select),
+            (option::EXPORT_NAME, b"disk"),
+        ];
+        stream.write_all(&options(&all)).await.unwrap();
+        stream.read_exact(&mut vec![0; 18 + 20 + (20 + 4 + 15) + 20 + 10]).await.unwrap();
+        Client { stream }
+    }
+
     /// Returns a client in the transmission phase.
     async fn client(&self, is_structured: bool) -> Client {
         let mut stream = self.connect().await;
-        let mut bytes = 3_u32.to_be_bytes().to_vec();
-        let mut expected = 18 + 10;
-        let mut push = |number: u32, data: &[u8]| {
-            bytes.extend_from_slice(b"IHAVEOPT");
-            bytes.extend_from_slice(&number.to_be_bytes());
-            bytes.extend_from_slice(&(data.len() as u32).to_be_bytes());
-            bytes.extend_from_slice(data);
-        };
-        if is_structured {
-            push(option::STRUCTURED_REPLY, b"");
-            expected += 20;
-        }
-        push(option::EXPORT_NAME, b"disk");
-        stream.write_all(&bytes).await.unwrap();
-        let mut greeting = vec![0; expected];
+        let all: [(u32, &[u8]); 2] = [(option::STRUCTURED_REPLY, b""), (option::EXPORT_NAME, b"disk")];
+        stream.write_all(&options(&all[usize::from(!is_structured)..])).await.unwrap();
+        let mut greeting = vec![0; if is_structured { 18 + 20 + 10 } else { 18 + 10 }];
         stream.read_exact(&mut greeting).await.unwrap();
         Client { stream }
     }
@@ -200,6 +203,18 @@ impl Client {
         self.stream.read_to_end(&mut rest).await.unwrap();
         assert_eq!(rest, b"");
     }
+}
+
+/// Returns options as a client sends them, after its flags.
+fn options(all: &[(u32, &[u8])]) -> Vec<u8> {
+    let mut bytes = 3_u32.to_be_bytes().to_vec();
+    for (number, data) in all {
+        bytes.extend_from_slice(b"IHAVEOPT");
+        bytes.extend_from_slice(&number.to_be_bytes());
+        bytes.extend_from_slice(&(data.len() as u32).to_be_bytes());
+        bytes.extend_from_slice(data);
+    }
+    bytes
 }
 
 #[tokio::test]
@@ -310,6 +325,78 @@ async fn no_more_bytes_are_outstanding_than_a_connection_may_have() {
 }
 
 #[tokio::test]
+async fn extents_count_among_the_bytes_that_a_connection_may_have_outstanding() {
+    let mut site = Site::new(true, |config| {
+        (config.connection_bytes_max, config.connection_requests_max) = (32 << 20, 1000);
+    })
+    .await;
+    let mut client = site.client_of_extents().await;
+    for cookie in 0..300 {
+        client.send(command::BLOCK_STATUS, cookie, 0, 256 << 20, b"").await;
+    }
+    settle().await;
+    // Each may return 8192 extents of 16 bytes.
+    assert_eq!(site.begun.load(Ordering::SeqCst), 256);
+    for cookie in 0..300 {
+        site.calls.recv().await.unwrap().release.send(Ok(())).unwrap();
+        let (flags, kind, of, payload) = client.chunk().await;
+        assert_eq!((flags, kind, of), (chunk::DONE, chunk::BLOCK_STATUS, cookie));
+        assert_eq!(payload[4..], [&(256_u32 << 20).to_be_bytes()[..], &[0, 0, 0, 3]].concat());
+    }
+}
+
+#[tokio::test]
+async fn a_payload_that_has_begun_is_received_though_replies_are_not_taken() {
+    let mut site = Site::new(true, |config| config.connection_bytes_max = 64 << 20).await;
+    let mut client = site.client(false).await;
+    client.send(command::READ, 1, 0, 32 << 20, b"").await;
+    let read = site.calls.recv().await.unwrap();
+    let payload = vec![7; 32 << 20];
+    let (first, rest) = payload.split_at(16 << 20);
+    client.send(command::WRITE, 2, 64 << 20, 32 << 20, first).await;
+    // Its reply has a head, with which both are more than the connection may have.
+    read.release.send(Ok(())).unwrap();
+    settle().await;
+    client.stream.write_all(rest).await.unwrap();
+    let write = site.calls.recv().await.unwrap();
+    assert_eq!(write.offset, 64 << 20);
+    write.release.send(Ok(())).unwrap();
+    assert_eq!(client.reply().await, (1, 0));
+    client.bytes(32 << 20).await;
+    assert_eq!(client.reply().await, (2, 0));
+}
+
+#[tokio::test]
+async fn a_payload_counts_with_the_memory_that_it_takes() {
+    let mut site = Site::new(true, |config| config.connection_bytes_max = 32 << 20).await;
+    let mut client = site.client(false).await;
+    // A buffer of 4 MiB each.
+    let payload = vec![7; (2 << 20) + 1];
+    let mut bytes = Vec::new();
+    for cookie in 0..16 {
+        let len_bytes = payload.len() as u32;
+        Request { flags: 0, command: command::WRITE, cookie, offset: 0, len_bytes }.encode(&mut bytes);
+        bytes.extend_from_slice(&payload);
+    }
+    let writing = tokio::spawn(async move {
+        client.stream.write_all(&bytes).await.unwrap();
+        client
+    });
+    while site.begun.load(Ordering::SeqCst) < 8 {
+        settle().await;
+    }
+    settle().await;
+    assert_eq!(site.begun.load(Ordering::SeqCst), 8);
+    for _ in 0..16 {
+        site.calls.recv().await.unwrap().release.send(Ok(())).unwrap();
+    }
+    let mut client = writing.await.unwrap();
+    for _ in 0..16 {
+        client.reply().await;
+    }
+}
+
+#[tokio::test]
 async fn connections_share_the_bytes_of_all_and_wait_for_each_other() {
     let limit = 32 << 20;
     let mut site =
@@ -362,6 +449,40 @@ async fn a_shutdown_answers_what_has_begun_and_closes_every_connection() {
     assert!(ending.await.unwrap(), "every connection ended in order");
     let Address::Unix(path) = &site.address else { unreachable!("it listens at a unix socket") };
     assert!(!path.exists(), "a stale socket is left");
+}
+
+/// Exports with long names, which counts how often they are asked for.
+struct Many(AtomicUsize);
+
+impl Exports for Many {
+    fn list(&self) -> Lookup<Vec<String>> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Box::pin(std::future::ready(Ok((0..1000).map(|at| format!("{at:01000}")).collect())))
+    }
+    fn describe(&self, _name: &str) -> Lookup<Description> {
+        Box::pin(std::future::ready(Err(NoExport::Unknown)))
+    }
+    fn open(&self, _name: &str) -> Lookup<Arc<dyn Export>> {
+        Box::pin(std::future::ready(Err(NoExport::Unknown)))
+    }
+}
+
+#[tokio::test]
+async fn options_wait_for_the_client_to_take_the_replies_to_those_before() {
+    let exports = Arc::new(Many(AtomicUsize::new(0)));
+    let server = Server::new(Arc::clone(&exports) as _, ServerConfig::default()).unwrap();
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("nbd.sock");
+    server.listen(&Address::Unix(path.clone())).await.unwrap();
+    let mut stream = UnixStream::connect(&path).await.unwrap();
+    stream.write_all(&options(&[(option::LIST, &b""[..]); 1000])).await.unwrap();
+    settle().await;
+    // A reply is 1 MB, and is not taken.
+    assert_eq!(exports.0.load(Ordering::SeqCst), 1);
+    let replies = 18 + 3 * (1000 * (20 + 4 + 1000) + 20);
+    stream.read_exact(&mut vec![0; replies]).await.unwrap();
+    settle().await;
+    assert!((3..=4).contains(&exports.0.load(Ordering::SeqCst)));
 }
 
 #[tokio::test]
@@ -439,4 +560,73 @@ fn settings_that_cannot_work_are_refused_with_what_would_be_right() {
     assert_eq!(wrong(|config| config.bytes_max = 1), "bytes_max must be at least connection_bytes_max");
     assert_eq!(wrong(|config| config.tls_required = true), "tls_required needs a certificate");
     assert_eq!(ServerConfig::default().check(), Ok(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_takes_next_to_nothing_is_disconnected_once_others_wait_for_what_it_holds() {
+    let limit = 32 << 20;
+    let site =
+        Site::new(false, |config| (config.bytes_max, config.connection_bytes_max) = (limit, limit)).await;
+    let mut slow = site.client(false).await;
+    slow.send(command::READ, 1, 0, 32 << 20, b"").await;
+    let taking = tokio::spawn(async move {
+        let mut bytes = vec![0; 256 * 1024];
+        let mut count = 0;
+        // In the end an error or the end of the stream: which one is the system's choice.
+        while let Ok(more @ 1..) = slow.stream.read(&mut bytes).await {
+            count += more;
+            tokio::time::sleep(Duration::from_secs(20)).await;
+        }
+        count
+    });
+    // Nobody waits, and it may be as slow as it likes.
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(site.server.metric("nbd_connections_open"), 1);
+    let mut other = site.client(false).await;
+    other.send(command::READ, 2, 0, 32 << 20, b"").await;
+    let reply = tokio::time::timeout(Duration::from_secs(150), other.reply()).await;
+    assert_eq!(reply, Ok((2, 0)), "it waits for a client that is too slow");
+    other.bytes(32 << 20).await;
+    assert!(taking.await.unwrap() < 32 << 20);
+    assert_eq!(site.server.metric("nbd_connections_stalled_total"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_takes_its_part_is_not_disconnected_though_others_wait() {
+    let limit = 32 << 20;
+    let site =
+        Site::new(false, |config| (config.bytes_max, config.connection_bytes_max) = (limit, limit)).await;
+    let mut slow = site.client(false).await;
+    slow.send(command::READ, 1, 0, 32 << 20, b"").await;
+    let mut other = site.client(false).await;
+    other.send(command::READ, 2, 0, 32 << 20, b"").await;
+    assert_eq!(slow.reply().await, (1, 0));
+    for _ in 0..16 {
+        slow.bytes(2 << 20).await;
+        tokio::time::sleep(Duration::from_secs(20)).await;
+    }
+    assert_eq!(other.reply().await, (2, 0));
+    other.bytes(32 << 20).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_ends_keeps_only_what_its_requests_have() {
+    let limit = 64 << 20;
+    let mut site =
+        Site::new(true, |config| (config.bytes_max, config.connection_bytes_max) = (limit, limit)).await;
+    let (mut first, mut second, mut third) =
+        (site.client(false).await, site.client(false).await, site.client(false).await);
+    // A reply that is not taken, a request that the export never answers, and one that waits for room.
+    first.send(command::READ, 1, 0, 20 << 20, b"").await;
+    site.calls.recv().await.unwrap().release.send(Ok(())).unwrap();
+    first.send(command::READ, 2, 0, 1 << 20, b"").await;
+    let _hung = site.calls.recv().await.unwrap();
+    second.send(command::READ, 3, 0, 30 << 20, b"").await;
+    let _held = site.calls.recv().await.unwrap();
+    first.send(command::READ, 4, 0, 32 << 20, b"").await;
+    settle().await;
+    third.send(command::READ, 5, 0, 5 << 20, b"").await;
+    let call = tokio::time::timeout(Duration::from_secs(600), site.calls.recv()).await;
+    call.expect("it waits for a connection that has ended").unwrap().release.send(Ok(())).unwrap();
+    assert_eq!(third.reply().await, (5, 0));
 }

@@ -62,7 +62,8 @@ async fn handshake(
     let mut output = Output::default();
     // In a handshake only errors have a payload.
     input.payload_bytes_max = codec::REASON_BYTES_MAX as u32;
-    let mut features = Features(Features::RUNS | Features::CREDIT | Features::METRICS | Features::LOSSES);
+    let mut features = Features(Features::RUNS | Features::CREDIT);
+    features.0 |= Features::METRICS | Features::LOSSES | Features::NAMESPACES;
     features.0 |= if config.payload_crc { Features::PAYLOAD_CRC } else { 0 };
     features.0 |= if session.lane == 0 { Features::EVENTS | Features::WRITES_LOST } else { 0 };
     let credits = Credits { slots: config.slots, bytes: config.bytes };

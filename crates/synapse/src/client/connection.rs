@@ -62,15 +62,18 @@ impl<'a> Connection<'a> {
         let Connected { stream, mut input, output, welcome } = connected;
         let now = shared.config.clock.now();
         input.received_at = now;
+        // The server closes a connection that is silent for too long, too.
+        let server = Duration::from_millis(welcome.peer_timeout_ms.into());
+        let keep_alive = shared.config.keep_alive.min(server / 3).max(Duration::from_millis(1));
+        // Of the time of the welcome, as all else: the clock may have advanced since.
+        let mut timer = Timer::after(Arc::clone(&shared.config.clock), keep_alive);
+        timer.set(now + keep_alive);
         let resent = lane.connected(&welcome);
         shared.counters.connects.fetch_add(1, Ordering::Relaxed);
         shared.counters.resends.fetch_add(resent.count, Ordering::Relaxed);
         shared.counters.unanswered.fetch_add(resent.lost_count, Ordering::Relaxed);
-        // The server closes a connection that is silent for too long, too.
-        let server = Duration::from_millis(welcome.peer_timeout_ms.into());
-        let keep_alive = shared.config.keep_alive.min(server / 3).max(Duration::from_millis(1));
         Self {
-            timer: Timer::after(Arc::clone(&shared.config.clock), keep_alive),
+            timer,
             names: Names::default(),
             instance: welcome.instance,
             has_crc: welcome.features.has(Features::PAYLOAD_CRC),

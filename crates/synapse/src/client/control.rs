@@ -4,12 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use blocker::metrics::{Collect, Families, Label, Value};
-use blocker::{Attachment, Control, LossPage, Namespace, ObjectId, Policy, Quota, Reply, Result};
+use blocker::{
+    Attachment, Control, DirtyData, Error, LossPage, NAME_BYTES_MAX, Namespace, NamespacePage,
+    NamespaceSetting, NamespaceState, ObjectId, Policy, Quota, RemovedNamespace, Reply, Result, WriteMode,
+};
 
 use super::call::Call;
 use super::operations::send;
 use super::{Core, SynapseBlocker};
-use crate::codec::{Answer, Features, Request};
+use crate::codec::{Answer, Features, NAMESPACE_SETTINGS_MAX, Request};
 
 /// The most samples that are fetched of a server's metrics.
 const SAMPLES_MAX: u64 = 65_536;
@@ -18,7 +21,8 @@ const SAMPLES_MAX: u64 = 65_536;
 /// `server`.
 ///
 /// A server without typed metrics returns names and numbers; they become gauges without help texts. One that
-/// cannot list losses makes [`losses`](Control::losses) fail with `Unsupported`.
+/// cannot list losses makes [`losses`](Control::losses) fail with `Unsupported`, as one that does not know the
+/// state of namespaces does with what concerns them. To change or remove them a server may refuse with `Denied`.
 impl Control for SynapseBlocker {
     fn attach(&self, namespace: Namespace) -> Reply<Attachment> {
         send!(self, Request::Attach(namespace), Attach)
@@ -59,6 +63,33 @@ impl Control for SynapseBlocker {
 
     fn losses(&self, after: Option<ObjectId>) -> Reply<LossPage> {
         send!(self, Request::Losses(after), Losses)
+    }
+
+    fn namespace_state(&self, namespace: Namespace) -> Reply<NamespaceState> {
+        send!(self, Request::NamespaceState(namespace), NamespaceState)
+    }
+
+    fn namespace_states(&self, after: Option<Namespace>) -> Reply<NamespacePage> {
+        send!(self, Request::NamespaceStates(after), NamespaceStates)
+    }
+
+    fn change_namespace(
+        &self,
+        namespace: Namespace,
+        write: Option<WriteMode>,
+        settings: Vec<NamespaceSetting>,
+    ) -> Reply<()> {
+        if settings.len() > NAMESPACE_SETTINGS_MAX
+            || settings.iter().any(|setting| setting.key.len() > NAME_BYTES_MAX)
+        {
+            let why = format!("a namespace has {NAMESPACE_SETTINGS_MAX} settings at most, with shorter keys");
+            return Reply::err(Error::Invalid(why.into()));
+        }
+        self.done(Request::ChangeNamespace(namespace, write, settings))
+    }
+
+    fn remove_namespace(&self, namespace: Namespace, dirty_data: DirtyData) -> Reply<RemovedNamespace> {
+        send!(self, Request::RemoveNamespace(namespace, dirty_data), RemoveNamespace)
     }
 
     fn namespaces(&self) -> Reply<Vec<Namespace>> {

@@ -11,6 +11,7 @@ use super::fields::{durability_bytes, durability_of, policy_code, policy_of, pro
 use super::frame::{Attached, Head, encode};
 use super::header::{Flags, Header, RequestId};
 use super::metrics::{LOSSES_MAX, decode_losses, decode_metrics, encode_losses, encode_metrics};
+use super::namespaces::{decode_states, encode_states};
 use super::op::Op;
 use super::page::{decode_list, decode_values, encode_list, encode_values, put_name, take_name};
 use super::status::Status;
@@ -36,7 +37,7 @@ pub enum Answer {
     Invalidate(InvalidateReply),
     /// To an attach.
     Attach(Attachment),
-    /// To a detach, and to changes of policy and quota.
+    /// To a detach, and to changes of policy, quota and settings.
     Done,
     /// To a policy query.
     Policy(Policy),
@@ -51,6 +52,12 @@ pub enum Answer {
     Metrics(Families, bool),
     /// To a losses query: a page of at most [`super::LOSSES_MAX`].
     Losses(LossPage),
+    /// To a query of one namespace's state.
+    NamespaceState(NamespaceState),
+    /// To a query of namespaces' states: a page of as many as one answer can have.
+    NamespaceStates(NamespacePage),
+    /// To the removal of a namespace.
+    RemoveNamespace(RemovedNamespace),
 }
 
 /// The outcome of a request, as it is sent.
@@ -161,6 +168,15 @@ impl Answer {
                 (header.offset, header.length) = (page.unlisted_objects, page.unlisted_bytes);
                 return encode_losses(&page.losses).into();
             }
+            Self::NamespaceState(state) => return encode_states(&[state]).0.into(),
+            Self::NamespaceStates(page) => {
+                let (bytes, count) = encode_states(&page.states);
+                header.flags.put(Flags::MORE, page.has_more || count < page.states.len());
+                return bytes.into();
+            }
+            Self::RemoveNamespace(removed) => {
+                (header.length, header.offset) = (removed.dropped_bytes, removed.discarded_bytes);
+            }
             Self::Namespaces(namespaces, has_more) => {
                 header.flags.put(Flags::MORE, has_more);
                 let mut bytes = Vec::new();
@@ -178,7 +194,15 @@ impl Answer {
             || durability_of(header.durability, header.replicas).ok_or_else(|| invalid("no such durability"));
         let has_payload = matches!(
             header.op,
-            Op::Read | Op::List | Op::Attach | Op::Statistics | Op::Namespaces | Op::Metrics | Op::Losses
+            Op::Read
+                | Op::List
+                | Op::Attach
+                | Op::Statistics
+                | Op::Namespaces
+                | Op::Metrics
+                | Op::Losses
+                | Op::NamespaceState
+                | Op::NamespaceStates
         );
         if !has_payload && !payload.is_empty() {
             return Err(invalid("this answer has no payload"));
@@ -212,7 +236,25 @@ impl Answer {
                 let capabilities = capabilities.ok_or_else(|| invalid("no capabilities"))?;
                 Self::Attach(Attachment::new(capabilities, Epoch(header.epoch)))
             }
-            Op::Detach | Op::SetPolicy | Op::SetQuota => Self::Done,
+            Op::Detach | Op::SetPolicy | Op::SetQuota | Op::ChangeNamespace => Self::Done,
+            Op::RemoveNamespace => {
+                let mut removed = RemovedNamespace::default();
+                (removed.dropped_bytes, removed.discarded_bytes) = (header.length, header.offset);
+                Self::RemoveNamespace(removed)
+            }
+            Op::NamespaceState => {
+                let mut states = decode_states(payload.to_bytes())?.into_iter();
+                match (states.next(), states.next()) {
+                    (Some(state), None) => Self::NamespaceState(state),
+                    _ => return Err(invalid("not the state of one namespace")),
+                }
+            }
+            Op::NamespaceStates => {
+                let mut page = NamespacePage::default();
+                page.states = decode_states(payload.to_bytes())?;
+                page.has_more = header.flags.has(Flags::MORE);
+                Self::NamespaceStates(page)
+            }
             Op::Policy => Self::Policy(policy_of(header.length)?),
             Op::Quota => {
                 let mut quota = Quota::default();

@@ -20,7 +20,12 @@ pub fn cost_bytes(header: &Header, head_bytes: usize, payload_bytes: usize, limi
     let answer = match header.op {
         Op::Read => header.length.min(limits.request_bytes_max),
         Op::List => header.length.min(limits.list_entries_max.into()) * LIST_ENTRY_BYTES_MAX,
-        Op::Statistics | Op::Namespaces | Op::Metrics | Op::Losses => CONTROL_BYTES_MAX,
+        Op::Statistics
+        | Op::Namespaces
+        | Op::Metrics
+        | Op::Losses
+        | Op::NamespaceState
+        | Op::NamespaceStates => CONTROL_BYTES_MAX,
         _ => 0,
     };
     (head_bytes + payload_bytes) as u64 + 2 * HEADER_BYTES as u64 + answer

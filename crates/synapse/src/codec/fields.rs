@@ -126,7 +126,11 @@ pub(super) fn take_scope(head: &Head<'_>, names: &mut Names) -> Result<Scope, Er
 }
 
 pub(super) fn policy_code(policy: &Policy) -> u64 {
-    match policy.write {
+    write_code(policy.write)
+}
+
+pub(super) fn write_code(write: WriteMode) -> u64 {
+    match write {
         WriteMode::Back => 0,
         WriteMode::Through => 1,
         WriteMode::Around => 2,
@@ -136,14 +140,35 @@ pub(super) fn policy_code(policy: &Policy) -> u64 {
 
 pub(super) fn policy_of(code: u64) -> Result<Policy, Error> {
     let mut policy = Policy::default();
-    policy.write = match code {
+    policy.write = write_of(code)?;
+    Ok(policy)
+}
+
+pub(super) fn write_of(code: u64) -> Result<WriteMode, Error> {
+    Ok(match code {
         0 => WriteMode::Back,
         1 => WriteMode::Through,
         2 => WriteMode::Around,
         3 => WriteMode::ReadOnly,
         _ => return Err(invalid("no such policy")),
-    };
-    Ok(policy)
+    })
+}
+
+pub(super) fn dirty_data_code(dirty_data: DirtyData) -> u64 {
+    match dirty_data {
+        DirtyData::Refuse => 0,
+        DirtyData::Store => 1,
+        DirtyData::Discard => 2,
+    }
+}
+
+pub(super) fn dirty_data_of(code: u64) -> Result<DirtyData, Error> {
+    Ok(match code {
+        0 => DirtyData::Refuse,
+        1 => DirtyData::Store,
+        2 => DirtyData::Discard,
+        _ => return Err(invalid("no such way with dirty data")),
+    })
 }
 
 /// Sets the flag and returns the CRC, if the payload is to be protected.

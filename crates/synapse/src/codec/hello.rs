@@ -40,6 +40,8 @@ impl Features {
     pub const METRICS: u64 = 1 << 8;
     /// Lost changes can be listed.
     pub const LOSSES: u64 = 1 << 9;
+    /// The namespaces of a cache can be listed, changed and removed.
+    pub const NAMESPACES: u64 = 1 << 10;
     /// Everything that this side supports. Bits 4 to 6 are reserved: reads of several ranges, a feed of
     /// changes, and objects that have moved.
     pub const ALL: u64 = Self::PAYLOAD_CRC
@@ -48,7 +50,8 @@ impl Features {
         | Self::CREDIT
         | Self::WRITES_LOST
         | Self::METRICS
-        | Self::LOSSES;
+        | Self::LOSSES
+        | Self::NAMESPACES;
 
     /// Whether all bits of `feature` are set.
     #[must_use]

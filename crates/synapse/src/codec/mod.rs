@@ -35,6 +35,7 @@ mod header;
 mod hello;
 mod metrics;
 mod names;
+mod namespaces;
 mod op;
 mod page;
 mod request;
@@ -62,6 +63,7 @@ pub use hello::{
 };
 pub use metrics::{LOSSES_MAX, metrics_page};
 pub use names::Names;
+pub use namespaces::NAMESPACE_SETTINGS_MAX;
 pub use op::{Kind, Op};
 pub use request::{Request, is_unmatchable_prefix};
 pub use runs::{RUN_BYTES, RUNS_MAX};

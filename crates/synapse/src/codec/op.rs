@@ -123,6 +123,14 @@ ops! {
     Metrics = 56, Query;
     /// Return the changes that are lost. Only with the feature.
     Losses = 57, Query;
+    /// What the cache has of a namespace, and its settings. Only with the feature.
+    NamespaceState = 58, Query;
+    /// The same of all namespaces that are configured or have been used. Only with the feature.
+    NamespaceStates = 59, Query;
+    /// Set the write mode or settings of a namespace. Only with the feature.
+    ChangeNamespace = 60, Repeatable;
+    /// Drop what the cache has of a namespace. Only with the feature.
+    RemoveNamespace = 61, Change;
 }
 
 impl Op {

@@ -12,13 +12,15 @@ use super::cost::cost_bytes;
 use super::error::invalid;
 use super::extension::{Writer, kind};
 use super::fields::{
-    condition_bytes, condition_of, flush_durability_bytes, flush_durability_of, object, policy_code,
-    policy_of, protect, put_call, put_change, put_object, put_scope, take_call, take_change, take_scope,
+    condition_bytes, condition_of, dirty_data_code, dirty_data_of, flush_durability_bytes,
+    flush_durability_of, object, policy_code, policy_of, protect, put_call, put_change, put_object,
+    put_scope, take_call, take_change, take_scope, write_code, write_of,
 };
 use super::frame::{Attached, Head, encode, has_names};
 use super::header::{Flags, HEADER_BYTES, Header, RequestId};
 use super::hello::Features;
 use super::names::Names;
+use super::namespaces::{decode_settings, encode_settings};
 use super::op::Op;
 use super::runs;
 
@@ -76,6 +78,14 @@ pub enum Request {
     Metrics(u64),
     /// [`Control::losses`]: those after this object. Only with [`Features::LOSSES`].
     Losses(Option<ObjectId>),
+    /// [`Control::namespace_state`]. Only with [`Features::NAMESPACES`], as the next three.
+    NamespaceState(Namespace),
+    /// [`Control::namespace_states`]: those after this one.
+    NamespaceStates(Option<Namespace>),
+    /// [`Control::change_namespace`].
+    ChangeNamespace(Namespace, Option<WriteMode>, Vec<NamespaceSetting>),
+    /// [`Control::remove_namespace`].
+    RemoveNamespace(Namespace, DirtyData),
 }
 
 /// The longest extension area that this side sends in a request.
@@ -111,6 +121,10 @@ impl Request {
             Self::Namespaces(_) => Op::Namespaces,
             Self::Metrics(_) => Op::Metrics,
             Self::Losses(_) => Op::Losses,
+            Self::NamespaceState(_) => Op::NamespaceState,
+            Self::NamespaceStates(_) => Op::NamespaceStates,
+            Self::ChangeNamespace(..) => Op::ChangeNamespace,
+            Self::RemoveNamespace(..) => Op::RemoveNamespace,
         }
     }
 
@@ -169,6 +183,7 @@ impl Request {
             Self::WriteRuns(r) => runs::payload_bytes(&r.runs),
             Self::CompareAndWrite(r) => r.expected.len_bytes() + r.data.len_bytes(),
             Self::List(r) => r.prefix.len(),
+            Self::ChangeNamespace(_, _, settings) => encode_settings(settings).len(),
             _ => 0,
         }
     }
@@ -204,6 +219,10 @@ impl Request {
         match self {
             Self::Metrics(_) => needs(Features::METRICS),
             Self::Losses(_) => needs(Features::LOSSES),
+            Self::NamespaceState(_)
+            | Self::NamespaceStates(_)
+            | Self::ChangeNamespace(..)
+            | Self::RemoveNamespace(..) => needs(Features::NAMESPACES),
             Self::List(r) => {
                 r.entries_max = r.entries_max.clamp(1, limits.list_entries_max.max(1));
                 Ok(())
@@ -314,7 +333,18 @@ impl Request {
             Self::Attach(namespace)
             | Self::Detach(namespace)
             | Self::Policy(namespace)
+            | Self::NamespaceState(namespace)
             | Self::Quota(namespace) => names[0] = namespace.as_bytes(),
+            Self::ChangeNamespace(namespace, write, settings) => {
+                names[0] = namespace.as_bytes();
+                header.flags.put(Flags::LIMIT, write.is_some());
+                header.length = write.map_or(0, write_code);
+                payload = encode_settings(settings).into();
+            }
+            Self::RemoveNamespace(namespace, dirty_data) => {
+                names[0] = namespace.as_bytes();
+                header.length = dirty_data_code(*dirty_data);
+            }
             Self::SetPolicy(namespace, policy) => {
                 names[0] = namespace.as_bytes();
                 header.length = policy_code(policy);
@@ -324,7 +354,9 @@ impl Request {
                 header.flags.put(Flags::LIMIT, bytes_max.is_some());
                 header.length = bytes_max.unwrap_or(0);
             }
-            Self::Namespaces(after) => names[0] = after.as_ref().map_or(&[], |after| after.as_bytes()),
+            Self::Namespaces(after) | Self::NamespaceStates(after) => {
+                names[0] = after.as_ref().map_or(&[], |after| after.as_bytes());
+            }
             Self::Metrics(after) => header.offset = *after,
             Self::Losses(after) => {
                 if let Some(after) = after {
@@ -357,7 +389,12 @@ impl Request {
         if !payload.is_empty()
             && !matches!(
                 header.op,
-                Op::Write | Op::WriteFull | Op::WriteRuns | Op::CompareAndWrite | Op::List
+                Op::Write
+                    | Op::WriteFull
+                    | Op::WriteRuns
+                    | Op::CompareAndWrite
+                    | Op::List
+                    | Op::ChangeNamespace
             )
         {
             return Err(invalid("this operation has no payload"));
@@ -481,6 +518,17 @@ impl Request {
             Op::Statistics => Self::Statistics,
             Op::Namespaces if head.namespace.is_empty() => Self::Namespaces(None),
             Op::Namespaces => Self::Namespaces(Some(names.namespace(head.namespace)?)),
+            Op::NamespaceState => Self::NamespaceState(names.namespace(head.namespace)?),
+            Op::NamespaceStates if head.namespace.is_empty() => Self::NamespaceStates(None),
+            Op::NamespaceStates => Self::NamespaceStates(Some(names.namespace(head.namespace)?)),
+            Op::ChangeNamespace => {
+                let write = header.flags.has(Flags::LIMIT).then(|| write_of(header.length)).transpose()?;
+                let settings = decode_settings(payload.to_bytes())?;
+                Self::ChangeNamespace(names.namespace(head.namespace)?, write, settings)
+            }
+            Op::RemoveNamespace => {
+                Self::RemoveNamespace(names.namespace(head.namespace)?, dirty_data_of(header.length)?)
+            }
             Op::Hello | Op::Prove | Op::Ping | Op::Cancel | Op::Goodbye | Op::Event | Op::Credit => {
                 return Err(invalid("not a request"));
             }

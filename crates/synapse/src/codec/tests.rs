@@ -184,6 +184,21 @@ fn requests() -> Vec<Request> {
         Request::Metrics(u64::MAX),
         Request::Losses(None),
         Request::Losses(Some(object("o"))),
+        Request::NamespaceState(namespace()),
+        Request::NamespaceStates(None),
+        Request::NamespaceStates(Some(namespace())),
+        Request::ChangeNamespace(namespace(), Some(WriteMode::ReadOnly), Vec::new()),
+        Request::ChangeNamespace(
+            namespace(),
+            None,
+            vec![
+                NamespaceSetting::new("quota_bytes_max".into(), Some(u64::MAX)),
+                NamespaceSetting::new("store_weight".into(), None),
+            ],
+        ),
+        Request::RemoveNamespace(namespace(), DirtyData::Refuse),
+        Request::RemoveNamespace(namespace(), DirtyData::Store),
+        Request::RemoveNamespace(namespace(), DirtyData::Discard),
     ]
 }
 
@@ -256,6 +271,9 @@ fn a_request_that_makes_no_sense_is_invalid() {
     let compare = CompareAndWriteRequest::new(object("c"), 5, b"12", b"3");
     let compare = bytes_of(&Request::CompareAndWrite(compare), false);
     let policy = bytes_of(&Request::SetPolicy(object("x").namespace, Policy::default()), false);
+    let mode = Request::ChangeNamespace(object("x").namespace, Some(WriteMode::Back), Vec::new());
+    let mode = bytes_of(&mode, false);
+    let removal = bytes_of(&Request::RemoveNamespace(object("x").namespace, DirtyData::Refuse), false);
     let copy = Request::Copy(CopyRequest::new(object("a"), object("b")).if_from_version(Version(1)));
     let copy = bytes_of(&copy, false);
     // The name's byte goes to the target's name.
@@ -267,6 +285,8 @@ fn a_request_that_makes_no_sense_is_invalid() {
         ("a domain of an object", patched(flush, 6, &Flags::DOMAIN.to_le_bytes())),
         ("more expected than sent", patched(compare, 40, &[4])),
         ("a policy", patched(policy, 40, &[4])),
+        ("a write mode", patched(mode, 40, &[4])),
+        ("a way with dirty data", patched(removal, 40, &[3])),
         ("a source's condition", patched(copy, HEADER_BYTES + 6 + 4, &[4])),
     ];
     for (what, bytes) in cases {
@@ -289,6 +309,14 @@ fn every_answer_and_error_arrives_as_it_was_sent() {
     let mut losses = LossPage::default();
     losses.losses = vec![Loss::new(object("o"), 1, 4096, reason())];
     (losses.has_more, losses.unlisted_objects, losses.unlisted_bytes) = (true, 2, 3);
+    let mut state = NamespaceState::new(object("x").namespace, WriteMode::Around);
+    state.is_changing = true;
+    state.settings = vec![NamespaceSetting::new("memory_weight".into(), Some(3))];
+    state.counts = vec![("objects".into(), 7), ("dirty_bytes".into(), u64::MAX)];
+    let mut states = NamespacePage::default();
+    (states.states, states.has_more) = (vec![state.clone(), state.clone()], true);
+    let mut removed = RemovedNamespace::default();
+    (removed.dropped_bytes, removed.discarded_bytes) = (1, u64::MAX);
     let answers = vec![
         (Op::Read, Ok(Answer::Read(ReadReply::new(Segments::from(b"data"), 99, Version(1))))),
         (Op::Copy, Ok(Answer::Change(ChangeReply::new(Version(u64::MAX), 3, Durability::Replicated(255))))),
@@ -309,6 +337,10 @@ fn every_answer_and_error_arrives_as_it_was_sent() {
         (Op::Namespaces, Ok(Answer::Namespaces(vec![object("x").namespace], false))),
         (Op::Metrics, Ok(Answer::Metrics(metrics, true))),
         (Op::Losses, Ok(Answer::Losses(losses))),
+        (Op::NamespaceState, Ok(Answer::NamespaceState(state.clone()))),
+        (Op::NamespaceStates, Ok(Answer::NamespaceStates(states))),
+        (Op::ChangeNamespace, Ok(Answer::Done)),
+        (Op::RemoveNamespace, Ok(Answer::RemoveNamespace(removed))),
         (Op::Write, Err(Error::Missing)),
         (Op::Write, Err(Error::Exists)),
         (Op::Write, Err(Error::ConditionFailed { version: Version(u64::MAX) })),

@@ -34,6 +34,9 @@ pub struct ServerConfig {
     pub secret_previous: Option<Secret>,
     /// Listens beyond loopback even without a secret.
     pub allow_exposed: bool,
+    /// Lets clients set, create and remove the namespaces of the backend's cache. Without it these are refused
+    /// with [`Error::Denied`](blocker::Error::Denied); a client may ask for their state all the same.
+    pub allow_namespace_changes: bool,
     /// The most connections at a time. Each has a share of `bytes_max` of its own. 1 024 unless set.
     pub connections_max: u32,
     /// The most sessions that are remembered, connected or not; at least `connections_max`. 4 096 unless set.
@@ -90,6 +93,7 @@ impl Default for ServerConfig {
             secret: None,
             secret_previous: None,
             allow_exposed: false,
+            allow_namespace_changes: false,
             connections_max: 1024,
             sessions_max: 4096,
             session_slots_max: 256,

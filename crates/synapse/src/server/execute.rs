@@ -80,6 +80,23 @@ impl Shared {
                 Answer::Namespaces(namespaces, has_more)
             }),
             Request::Losses(after) => step(control.losses(after), Answer::Losses),
+            Request::NamespaceState(namespace) => {
+                step(control.namespace_state(namespace), Answer::NamespaceState)
+            }
+            Request::NamespaceStates(after) => step(control.namespace_states(after), Answer::NamespaceStates),
+            Request::ChangeNamespace(..) | Request::RemoveNamespace(..)
+                if !self.config.allow_namespace_changes =>
+            {
+                let why =
+                    "this server lets no client change namespaces: its allow_namespace_changes is false";
+                Step::Ready(Outcome::Failed(Error::Denied(why.into())))
+            }
+            Request::ChangeNamespace(namespace, write, settings) => {
+                step(control.change_namespace(namespace, write, settings), |()| Answer::Done)
+            }
+            Request::RemoveNamespace(namespace, dirty_data) => {
+                step(control.remove_namespace(namespace, dirty_data), Answer::RemoveNamespace)
+            }
             _ => Step::Ready(Outcome::Failed(Error::Invalid("not a control request".into()))),
         }
     }

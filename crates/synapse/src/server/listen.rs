@@ -94,7 +94,7 @@ impl Server {
         let accepting = accepting.map_err(|cause| ListenError::Bind { address: bound.clone(), cause })?;
         let listener = Listener { socket: accepting, file };
         let task = tokio::spawn(accept(Arc::clone(&self.shared), listener));
-        self.listeners.lock().push(task.abort_handle());
+        self.listeners.lock().push(task);
         tracing::info!(address = %bound, "listening");
         Ok(bound)
     }

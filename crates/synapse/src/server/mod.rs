@@ -31,7 +31,7 @@ use blocker::metrics::{Collect, Families, Number};
 use blocker::{Blocker, Capabilities, Error, Reply, metrics_above};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 
 use crate::auth::random;
 use crate::codec::{
@@ -76,7 +76,7 @@ pub use socket::{ListenError, ListeningSocket};
 /// [`Self::shutdown`] ends them in order.
 pub struct Server {
     shared: Arc<Shared>,
-    listeners: Mutex<Vec<AbortHandle>>,
+    listeners: Mutex<Vec<JoinHandle<()>>>,
 }
 
 pub(crate) struct Shared {
@@ -160,14 +160,19 @@ impl Server {
         self.families().number(name).map_or(0, Number::to_u64)
     }
 
-    /// Stops listening, answers the requests that have begun, and sends a goodbye to every client. Waits for
-    /// all of that, at most for `timeout`; what takes longer is aborted. Returns whether every connection
-    /// ended in order.
+    /// Stops listening, so that the address is free; answers the requests that have begun, and sends a goodbye
+    /// to every client. Waits for all of that, at most for `timeout`; what takes longer is aborted. Returns
+    /// whether every connection ended in order.
     pub async fn shutdown(&self, timeout: Duration) -> bool {
-        self.stop_listening();
+        let listeners: Vec<_> = self.listeners.lock().drain(..).collect();
+        listeners.iter().for_each(JoinHandle::abort);
         self.shared.sessions.end();
         let clock = Arc::clone(&self.shared.config.clock);
         let all_ended = async {
+            for listener in listeners {
+                // Then it is gone, and its address is free. An abort is its only error.
+                let _ = listener.await;
+            }
             loop {
                 let ended = self.shared.connection_ended.notified();
                 if self.shared.connection_count.load(Ordering::Acquire) == 0 {
@@ -189,10 +194,6 @@ impl Server {
         self.abort_all();
     }
 
-    fn stop_listening(&self) {
-        self.listeners.lock().drain(..).for_each(|listener| listener.abort());
-    }
-
     fn abort_all(&self) {
         self.shared.tasks.lock().drain(..).for_each(|task| task.abort());
     }
@@ -206,7 +207,7 @@ impl Collect for Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.stop_listening();
+        self.listeners.lock().drain(..).for_each(|listener| listener.abort());
         self.abort_all();
     }
 }

@@ -217,18 +217,19 @@ async fn update(
 #[cfg(test)]
 mod tests {
     use blocker::executor::block_on;
-    use blocker::{ClaimRequest, Epoch, ManualClock, Memory, WriterId};
+    use blocker::{ClaimRequest, Epoch, Memory, SystemClock, WriterId};
 
     use super::*;
 
-    const TIMEOUT: Duration = Duration::from_secs(1);
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
+    // On the clock of the store, as everywhere.
     fn open(store: &Memory) -> NodeRecord {
-        block_on(NodeRecord::open(store, &ManualClock::new(), TIMEOUT)).unwrap()
+        block_on(NodeRecord::open(store, &SystemClock, TIMEOUT)).unwrap()
     }
 
     fn close(store: &Memory, instance: InstanceId) {
-        block_on(NodeRecord::close(store, instance, &ManualClock::new(), TIMEOUT)).unwrap();
+        block_on(NodeRecord::close(store, instance, &SystemClock, TIMEOUT)).unwrap();
     }
 
     #[test]

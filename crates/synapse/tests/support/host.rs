@@ -47,7 +47,8 @@ impl Host {
 
     pub(crate) fn client_config(&self) -> ClientConfig {
         let mut config = ClientConfig::new(self.address.clone());
-        config.reconnect_timeout = Duration::from_secs(20);
+        let minute = Duration::from_secs(60);
+        (config.connect_timeout, config.reconnect_timeout) = (minute, minute);
         config
     }
 
@@ -139,7 +140,7 @@ impl Blocker for Gated {
 /// Waits until `is` holds, by the work of another thread.
 #[track_caller]
 pub(crate) fn until(what: &str, is: impl Fn() -> bool) {
-    let give_up = std::time::Instant::now() + Duration::from_secs(20);
+    let give_up = std::time::Instant::now() + Duration::from_secs(60);
     while !is() {
         assert!(std::time::Instant::now() < give_up, "timed out: {what}");
         std::thread::yield_now();

@@ -1,5 +1,6 @@
 //! Changing the head: a conditional write, whose outcome is known before anything builds on it.
 
+use async_lock::MutexGuard;
 use blocker::{Condition, Epoch};
 
 use super::state::Status;
@@ -12,11 +13,22 @@ use crate::format::Head;
 const TRIES: u32 = 4;
 
 impl Inner {
-    /// Makes `head` the volume's head. Either it is *stored* when this returns, or the old one is in force,
-    /// or the next change of the head finds out.
+    /// Takes the right to change the volume's shape, once it is known what became of every head that was sent.
+    pub(super) async fn recorder(&self) -> Result<MutexGuard<'_, Recorder>> {
+        let mut recorder = self.recorder.lock().await;
+        self.resolve(&mut recorder).await?;
+        Ok(recorder)
+    }
+
+    /// Makes `head`, a change of the recorder's, the volume's head. Either it is *stored* when this returns, or
+    /// the old one is in force, or [`Self::recorder`] finds out.
     pub(super) async fn commit(&self, recorder: &mut Recorder, mut head: Head) -> Result<()> {
-        self.state.lock().check()?;
-        self.resolve(recorder).await?;
+        {
+            let state = self.state.lock();
+            state.check()?;
+            // It would undo what `head` does not know of.
+            debug_assert!(state.in_flight.is_none());
+        }
         head.sequence = recorder.head.sequence + 1;
         let bytes = self.encoded(&head)?;
         self.send_head(recorder, head, bytes).await
@@ -37,11 +49,12 @@ impl Inner {
         let mut tries = 0;
         loop {
             tries += 1;
-            recorder.in_flight = Some(bytes.clone());
+            self.state.lock().in_flight = Some(bytes.clone());
             let condition = Condition::Version(recorder.head_version);
             let error = match self.space.put(Kind::Head, bytes.clone(), condition).await {
                 Ok(version) => {
-                    (recorder.head, recorder.head_version, recorder.in_flight) = (head, version, None);
+                    (recorder.head, recorder.head_version) = (head, version);
+                    self.state.lock().in_flight = None;
                     return Ok(());
                 }
                 Err(error) => error,
@@ -56,7 +69,7 @@ impl Inner {
                     | Store::Missing
             ) {
                 // Nothing was changed.
-                recorder.in_flight = None;
+                self.state.lock().in_flight = None;
                 return Err(self.noted(error));
             }
             let (found, version) = match self.space.pool.get(self.space.object(Kind::Head)).await {
@@ -68,7 +81,8 @@ impl Inner {
             if found == bytes {
                 let is_stored = self.space.ensure_stored(Kind::Head, blocker::Durability::Cached).await;
                 is_stored.map_err(|error| self.noted(error))?;
-                (recorder.head, recorder.in_flight) = (head, None);
+                recorder.head = head;
+                self.state.lock().in_flight = None;
                 return Ok(());
             }
             if found != recorder.head.encode() {
@@ -81,8 +95,10 @@ impl Inner {
     }
 
     /// Finds out what became of a head whose write was not seen to end, and keeps it from coming later.
-    async fn resolve(&self, recorder: &mut Recorder) -> Result<()> {
-        let Some(bytes) = recorder.in_flight.clone() else { return Ok(()) };
+    pub(super) async fn resolve(&self, recorder: &mut Recorder) -> Result<()> {
+        let Some(bytes) = self.state.lock().in_flight.clone() else { return Ok(()) };
+        self.state.lock().check()?;
+        let owner = recorder.head.owner.clone();
         let found = self.space.pool.get(self.space.object(Kind::Head)).await;
         let (found, version) = found.map_err(|error| self.noted(error))?;
         let found = found.to_vec();
@@ -95,10 +111,18 @@ impl Inner {
         // Written once more, under a number above both: what is still on its way meets another version.
         let mut head = recorder.head.clone();
         head.sequence += 2;
-        let bytes = self.encoded(&head)?;
-        self.send_head(recorder, head, bytes).await?;
-        self.state.lock().birth_limit = recorder.head.birth_limit;
-        Ok(())
+        // Also where the volume was to be closed: it is open.
+        head.owner = owner;
+        let again = self.encoded(&head)?;
+        let sent = self.send_head(recorder, head, again).await;
+        let mut state = self.state.lock();
+        if sent.is_err() {
+            // Nothing keeps it from coming.
+            state.in_flight.get_or_insert(bytes);
+        } else {
+            state.birth_limit = recorder.head.birth_limit;
+        }
+        sent
     }
 
     /// Takes over a head that this owner has written without seeing the write end.

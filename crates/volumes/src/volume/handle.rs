@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use blocker::{Durability, Segments};
+use blocker::{Durability, Namespace, Segments};
 
 use super::Inner;
 use crate::error::Result;
@@ -42,6 +42,12 @@ impl Volume {
     #[must_use]
     pub fn object_bytes(&self) -> u64 {
         self.inner.object_bytes
+    }
+
+    /// Returns the namespace in which the volume's objects are.
+    #[must_use]
+    pub fn namespace(&self) -> Namespace {
+        self.inner.space.pool.namespace(self.inner.space.volume)
     }
 
     /// Returns how the volume is treated.

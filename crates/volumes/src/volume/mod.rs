@@ -44,8 +44,8 @@ pub(crate) struct Inner {
     space: Space,
     object_bytes: u64,
     settings: Settings,
-    flush_durability: Durability,
-    /// What is stored of the volume's shape, and the right to change it.
+    promises: Promises,
+    /// What is stored of the volume's shape, and the right to change it: see [`Self::recorder`].
     recorder: AsyncMutex<Recorder>,
     /// Changes of content share it; what needs an instant without any takes it alone.
     turn: RwLock<()>,
@@ -62,8 +62,6 @@ pub(crate) struct Recorder {
     parent_root: Vec<Entry>,
     /// The versions of pages that are this volume's own, where they are known.
     page_versions: HashMap<u32, Version>,
-    /// A head whose write was not seen to end.
-    in_flight: Option<Vec<u8>>,
 }
 
 /// What an open volume begins with.
@@ -76,7 +74,14 @@ pub(crate) struct Opened {
     pub(crate) parent: Map,
     /// The first birth that was never used.
     pub(crate) birth: u64,
+    pub(crate) promises: Promises,
+}
+
+/// What the volume's answers promise: see [`Options`](crate::Options).
+#[derive(Clone, Copy)]
+pub(crate) struct Promises {
     pub(crate) flush_durability: Durability,
+    pub(crate) records_at_once: bool,
 }
 
 /// A part of a range that lies within one object.
@@ -92,7 +97,7 @@ struct Piece {
 
 impl Inner {
     pub(crate) fn new(opened: Opened) -> Self {
-        let Opened { space, head, head_version, live, parent_root, parent, birth, flush_durability } = opened;
+        let Opened { space, head, head_version, live, parent_root, parent, birth, promises } = opened;
         let state = State {
             volume: space.volume,
             status: Status::Open,
@@ -103,16 +108,16 @@ impl Inner {
             birth,
             birth_limit: head.birth_limit,
             drops: Vec::new(),
+            in_flight: None,
             births_met: 0,
         };
         let (object_bytes, settings) = (head.object_bytes, head.settings);
-        let recorder =
-            Recorder { head, head_version, parent_root, page_versions: HashMap::new(), in_flight: None };
+        let recorder = Recorder { head, head_version, parent_root, page_versions: HashMap::new() };
         Self {
             space,
             object_bytes,
             settings,
-            flush_durability,
+            promises,
             recorder: AsyncMutex::new(recorder),
             turn: RwLock::new(()),
             objects: (0..LOCKS).map(|_| RwLock::new(())).collect(),

@@ -18,21 +18,20 @@ const TRIES: u32 = 3;
 impl Inner {
     /// Makes everything acknowledged before as durable as the volume's flushes are.
     pub(super) async fn flush(&self) -> Result<()> {
-        self.flush_as(self.flush_durability).await
+        self.flush_as(self.promises.flush_durability).await
     }
 
     pub(super) async fn flush_as(&self, durability: Durability) -> Result<()> {
         let has_births = {
             let state = self.state.lock();
             state.check()?;
-            !state.drops.is_empty()
-                || (0..state.live.pages.len()).any(|page| !state.live.shares_page(&state.recorded, page))
+            state.has_unrecorded()
         };
         if !has_births {
             // Whatever is born from now on was not acknowledged before.
             return self.space.flush(durability).await.map_err(|error| self.noted(error));
         }
-        let mut recorder = self.recorder.lock().await;
+        let mut recorder = self.recorder().await?;
         self.record(&mut recorder).await
     }
 
@@ -51,11 +50,47 @@ impl Inner {
     pub(super) async fn record_map(&self, recorder: &mut Recorder, frozen: &Map) -> Result<()> {
         self.space.flush(Durability::Stored).await.map_err(|error| self.noted(error))?;
         let recorded = self.state.lock().recorded.clone();
-        let old_root = recorder.head.root.clone();
-        let mut root = old_root.clone();
         let mut born = Vec::new();
-        for (page, at) in old_root.iter().enumerate() {
-            let Some(entries) = frozen.page(page).filter(|_| !frozen.shares_page(&recorded, page)) else {
+        let stored = self.store_pages(recorder, frozen, &recorded, &mut born).await;
+        let committed = match stored {
+            Ok(()) if born.is_empty() => return Ok(()),
+            Ok(()) => {
+                let mut head = recorder.head.clone();
+                for (page, birth, _) in &born {
+                    head.root[*page as usize] = Entry::new(self.space.volume, *birth);
+                }
+                self.commit(recorder, head).await
+            }
+            Err(error) => Err(error),
+        };
+        let mut state = self.state.lock();
+        if let Err(error) = committed {
+            if state.in_flight.is_none() && !born.is_empty() {
+                state.drops.extend(born.iter().map(|(page, birth, _)| Kind::Page(*birth, *page)));
+                // Their names are not used again.
+                state.birth += 1;
+            }
+            return Err(error);
+        }
+        for (page, _, version) in born {
+            recorder.page_versions.insert(page, version);
+            state.recorded.pages[page as usize] = frozen.page(page as usize).cloned();
+        }
+        Ok(())
+    }
+
+    /// Stores the changed pages of `frozen`: own ones in place; others anew, with their birth and version in
+    /// `born`.
+    async fn store_pages(
+        &self,
+        recorder: &mut Recorder,
+        frozen: &Map,
+        recorded: &Map,
+        born: &mut Vec<(u32, u64, Version)>,
+    ) -> Result<()> {
+        let root = recorder.head.root.clone();
+        for (page, at) in root.iter().enumerate() {
+            let Some(entries) = frozen.page(page).filter(|_| !frozen.shares_page(recorded, page)) else {
                 continue;
             };
             let is_own = at.volume() == self.space.volume && recorder.parent_root.get(page) != Some(at);
@@ -73,26 +108,8 @@ impl Inner {
                 self.state.lock().recorded.pages[page] = Some(entries.clone());
             } else {
                 let (birth, version) = self.bear_page(number, entries).await?;
-                root[page] = Entry::new(self.space.volume, birth);
                 born.push((number, birth, version));
             }
-        }
-        if born.is_empty() {
-            return Ok(());
-        }
-        let mut head = recorder.head.clone();
-        head.root = root;
-        if let Err(error) = self.commit(recorder, head).await {
-            if recorder.in_flight.is_none() {
-                let pages = born.iter().map(|(page, birth, _)| Kind::Page(*birth, *page));
-                self.state.lock().drops.extend(pages);
-            }
-            return Err(error);
-        }
-        let mut state = self.state.lock();
-        for (page, _, version) in born {
-            recorder.page_versions.insert(page, version);
-            state.recorded.pages[page as usize] = frozen.page(page as usize).cloned();
         }
         Ok(())
     }
@@ -153,6 +170,8 @@ impl Inner {
             let version = match recorder.page_versions.get(&page) {
                 Some(version) => *version,
                 None => {
+                    // A write of it may have failed in part, or been dropped: no sector is known.
+                    is_whole = true;
                     let info =
                         self.space.store().info(blocker::InfoRequest::new(self.space.object(kind))).await;
                     info.map_err(|error| self.noted(error))?.version

@@ -27,7 +27,7 @@ impl Inner {
         let old = match since {
             None => Map::default(),
             Some(name) => {
-                let recorder = self.recorder.lock().await;
+                let recorder = self.recorder().await?;
                 let node = recorder.head.named(name).ok_or_else(|| Error::NoSuchSnapshot(name.to_owned()))?;
                 self.map_of_node(&recorder, node.id).await?.1
             }

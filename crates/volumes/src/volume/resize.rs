@@ -1,18 +1,37 @@
-//! Changing the size.
+//! Changing the size, and how the volume is treated.
 
 use super::{Inner, Piece};
 use crate::entry::Entry;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::pages_of;
+use crate::settings::Settings;
 
 impl Inner {
+    /// Stores how the volume is treated once it is opened again.
+    pub(crate) async fn set(&self, settings: Settings) -> Result<()> {
+        let object_bytes = Some(self.object_bytes);
+        if settings.object_bytes.is_some() && settings.object_bytes != object_bytes {
+            let why = format!("object_bytes is {}, and stays as long as the volume does", self.object_bytes);
+            return Err(Error::Invalid(why));
+        }
+        let mut recorder = self.recorder().await?;
+        let mut head = recorder.head.clone();
+        head.settings = Settings { object_bytes, ..settings };
+        self.commit(&mut recorder, head).await
+    }
+
     /// Moves the end of the volume. What is gained reads as zeros, also where it was cut off before.
     pub(crate) async fn resize(&self, size_bytes: u64) -> Result<()> {
         self.check_writable()?;
         self.ensure_births().await?;
-        let mut recorder = self.recorder.lock().await;
+        let mut recorder = self.recorder().await?;
         let turn = self.turn.write().await;
-        let old_bytes = self.state.lock().size_bytes;
+        let old_bytes = {
+            let state = self.state.lock();
+            // It may have been closed since.
+            state.check()?;
+            state.size_bytes
+        };
         let pages = pages_of(size_bytes, self.object_bytes);
         if size_bytes < old_bytes {
             self.cut(size_bytes, old_bytes).await?;

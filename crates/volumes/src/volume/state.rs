@@ -31,6 +31,9 @@ pub(super) struct State {
     pub(super) birth_limit: u64,
     /// Objects that no map has any more, removed once that is stored.
     pub(super) drops: Vec<Kind>,
+    /// A head whose write was not seen to end. As long as there is one, nothing is promised: what the volume
+    /// has in memory may not be what is stored.
+    pub(super) in_flight: Option<Vec<u8>>,
     /// How many births met an object of their name. None should.
     pub(super) births_met: u64,
 }
@@ -73,6 +76,14 @@ impl State {
         self.live.get(index) == self.recorded.get(index)
     }
 
+    /// Returns whether there is something that a flush has to record, or to find out.
+    pub(super) fn has_unrecorded(&self) -> bool {
+        let mut pages = 0..self.live.pages.len();
+        !self.drops.is_empty()
+            || self.in_flight.is_some()
+            || pages.any(|page| !self.live.shares_page(&self.recorded, page))
+    }
+
     /// Makes an entry that of an object born now.
     pub(super) fn set_born(&mut self, index: u32, birth: u64) {
         self.live.set(index, Entry::new(self.volume, birth));
@@ -96,6 +107,7 @@ impl State {
 
     /// Returns the birth for an object to be born now.
     pub(super) fn current_birth(&self) -> Result<u64> {
+        self.check()?;
         if self.birth < self.birth_limit {
             return Ok(self.birth);
         }

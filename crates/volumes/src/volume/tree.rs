@@ -33,7 +33,7 @@ pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_secon
     let mut recorders: Vec<MutexGuard<'_, Recorder>> = Vec::new();
     for volume in volumes {
         volume.ensure_births().await?;
-        recorders.push(volume.recorder.lock().await);
+        recorders.push(volume.recorder().await?);
     }
     for recorder in &recorders {
         if recorder.head.named(name).is_some() {
@@ -48,8 +48,9 @@ pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_secon
         for volume in volumes {
             turns.push(volume.turn.write().await);
         }
+        // Before the first one is frozen: all of them can be.
         for volume in volumes {
-            volume.state.lock().check()?;
+            volume.state.lock().current_birth()?;
         }
         volumes.iter().map(|volume| volume.freeze()).collect::<Result<Vec<_>>>()?
     };
@@ -62,12 +63,18 @@ pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_secon
         }
         stored += 1;
     }
-    let Some(error) = error else { return Ok(()) };
+    let Some(error) = error else {
+        for (volume, frozen) in volumes.iter().zip(&frozen) {
+            // The snapshot is made whatever becomes of this: what is not removed now is removed by a later flush.
+            let _ = volume.remove_drops(frozen.drops).await;
+        }
+        return Ok(());
+    };
     for (at, (volume, recorder)) in volumes.iter().zip(&mut recorders).enumerate() {
         if at < stored {
             volume.delete_snapshot_named(recorder, name).await?;
-        } else if recorder.in_flight.is_none() {
-            volume.thaw(&frozen[at]);
+        } else if volume.state.lock().in_flight.is_none() {
+            volume.thaw(&frozen[at]).await;
         }
     }
     Err(error)
@@ -96,7 +103,9 @@ impl Inner {
     }
 
     /// Undoes [`Self::freeze`] where the snapshot was not made.
-    fn thaw(&self, frozen: &Frozen) {
+    async fn thaw(&self, frozen: &Frozen) {
+        // A write that is copying what is its own again would leave it behind.
+        let _turn = self.turn.write().await;
         let mut state = self.state.lock();
         state.parent = frozen.parent.clone();
         // What was replaced meanwhile because it seemed to be shared.
@@ -109,6 +118,7 @@ impl Inner {
         state.drops.push(Kind::Root(frozen.id));
     }
 
+    /// Stores a snapshot. With an error it is not made, or a head is in flight.
     async fn store_snapshot(
         &self,
         recorder: &mut Recorder,
@@ -130,14 +140,14 @@ impl Inner {
         self.commit(recorder, head).await?;
         recorder.parent_root = recorder.head.root.clone();
         recorder.page_versions.clear();
-        self.remove_drops(frozen.drops).await
+        Ok(())
     }
 
     /// Makes the volume what the snapshot has. Later snapshots stay.
     pub(crate) async fn rollback(&self, name: &str) -> Result<()> {
         self.check_writable()?;
         self.ensure_births().await?;
-        let mut recorder = self.recorder.lock().await;
+        let mut recorder = self.recorder().await?;
         let node = recorder.head.named(name).ok_or_else(|| Error::NoSuchSnapshot(name.to_owned()))?.clone();
         let (root, map) = self.map_of_node(&recorder, node.id).await?;
         let _turn = self.turn.write().await;
@@ -164,7 +174,7 @@ impl Inner {
 
     /// Deletes a snapshot, and what it alone has.
     pub(crate) async fn delete_snapshot(&self, name: &str) -> Result<()> {
-        let mut recorder = self.recorder.lock().await;
+        let mut recorder = self.recorder().await?;
         self.delete_snapshot_named(&mut recorder, name).await
     }
 
@@ -179,7 +189,7 @@ impl Inner {
 
     /// Removes the snapshots without a name that nothing needs any more.
     pub(crate) async fn collect(&self) -> Result<()> {
-        let mut recorder = self.recorder.lock().await;
+        let mut recorder = self.recorder().await?;
         self.collect_nodes(&mut recorder).await
     }
 
@@ -246,7 +256,7 @@ impl Inner {
 
     /// Deletes the volume itself and the names of its snapshots. Returns whether nothing is left of it.
     pub(crate) async fn destroy(&self) -> Result<bool> {
-        let mut recorder = self.recorder.lock().await;
+        let mut recorder = self.recorder().await?;
         let _turn = self.turn.write().await;
         let old_root = recorder.head.root.clone();
         if !recorder.head.is_deleted {
@@ -276,7 +286,7 @@ impl Inner {
 
     /// Removes the head of a volume of which nothing else is left. Returns what it was cloned from.
     pub(crate) async fn remove_head(&self) -> Result<Option<Origin>> {
-        let recorder = self.recorder.lock().await;
+        let recorder = self.recorder().await?;
         // Without a head nothing finds what a crash brings back: all else is gone for good first.
         self.space.flush(blocker::Durability::Stored).await.map_err(|error| self.noted(error))?;
         self.space.remove(Kind::Head).await.map_err(|error| self.noted(error))?;
@@ -285,12 +295,12 @@ impl Inner {
         Ok(recorder.head.origin)
     }
 
-    /// Makes the volume independent of what it was cloned from: it gets objects of its own. Returns the
-    /// origin.
-    pub(crate) async fn flatten(&self) -> Result<Option<Origin>> {
+    /// Makes the volume independent of what it was cloned from: it gets objects of its own. Calls `progress` with how
+    /// many of how many it has. Returns the origin.
+    pub(crate) async fn flatten(&self, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Option<Origin>> {
         self.check_writable()?;
         {
-            let recorder = self.recorder.lock().await;
+            let recorder = self.recorder().await?;
             if recorder.head.origin.is_none() {
                 return Ok(None);
             }
@@ -304,16 +314,23 @@ impl Inner {
             let foreign = state.live.objects().filter(|(_, entry)| entry.volume() != self.space.volume);
             foreign.map(|(index, _)| index).collect()
         };
-        for index in foreign {
+        let count = foreign.len() as u64;
+        for (done, index) in (0..).zip(foreign) {
+            progress(done, count);
             self.ensure_births().await?;
             let _turn = self.turn.read().await;
             let _alone = self.lock_of(index).write().await;
-            let entry = self.state.lock().live.get(index);
+            let entry = {
+                let state = self.state.lock();
+                // It may have been closed since: an object that is born after that stays without an entry.
+                state.check()?;
+                state.live.get(index)
+            };
             if !entry.is_hole() && entry.volume() != self.space.volume {
                 self.bear_copy(index, entry).await?;
             }
         }
-        let mut recorder = self.recorder.lock().await;
+        let mut recorder = self.recorder().await?;
         if !recorder.head.nodes.is_empty() {
             return Err(Error::Invalid("a snapshot was made while the volume was flattened".into()));
         }
@@ -341,11 +358,17 @@ impl Inner {
             }
             Status::Fenced(epoch) => return Err(Error::Fenced { epoch }),
         }
+        self.resolve(&mut recorder).await?;
         let _turn = self.turn.write().await;
         self.record(&mut recorder).await?;
         let mut head = recorder.head.clone();
         head.owner = None;
-        head.birth_limit = self.state.lock().birth + 1;
+        {
+            let mut state = self.state.lock();
+            head.birth_limit = state.birth + 1;
+            // If the volume stays open, births are reserved anew.
+            state.birth_limit = head.birth_limit;
+        }
         self.commit(&mut recorder, head).await?;
         self.state.lock().status = Status::Closed;
         Ok(())

@@ -20,7 +20,7 @@ pub(crate) struct View<'a> {
 impl Inner {
     /// Records everything and holds the volume still.
     pub(crate) async fn view(&self) -> Result<View<'_>> {
-        let mut recorder = self.recorder.lock().await;
+        let mut recorder = self.recorder().await?;
         let turn = self.turn.write().await;
         self.record(&mut recorder).await?;
         let live = self.state.lock().live.clone();

@@ -58,17 +58,18 @@ impl Inner {
         self.settle(is, is_recorded, durability).await
     }
 
-    /// Records the births of a change that asks for more than *cached*; returns what it can promise.
+    /// Records the births of a change that promises more than *cached* in this process; returns what it promises.
     pub(super) async fn settle(
         &self,
         is: Durability,
         is_recorded: bool,
         wanted: Durability,
     ) -> Result<Durability> {
+        let is_recorded = is_recorded && self.state.lock().in_flight.is_none();
         if is_recorded {
             return Ok(is);
         }
-        if wanted == Durability::Cached {
+        if wanted == Durability::Cached && !self.promises.records_at_once {
             return Ok(Durability::Cached);
         }
         self.flush_as(Durability::Stored).await?;
@@ -84,7 +85,7 @@ impl Inner {
         if has_enough() {
             return Ok(());
         }
-        let mut recorder = self.recorder.lock().await;
+        let mut recorder = self.recorder().await?;
         if has_enough() {
             return Ok(());
         }

@@ -53,11 +53,18 @@ impl Inner {
     async fn zero(&self, offset: u64, length: u64, wish: Wish) -> Result<()> {
         self.check_writable()?;
         self.ensure_births().await?;
-        let _turn = self.turn.read().await;
-        self.state.lock().check_range(offset, length)?;
-        // One after the other: a range may have as many objects as the volume.
-        for piece in self.pieces(offset, length) {
-            self.zero_piece(piece, wish).await?;
+        {
+            let _turn = self.turn.read().await;
+            self.state.lock().check_range(offset, length)?;
+            // One after the other: a range may have as many objects as the volume.
+            for piece in self.pieces(offset, length) {
+                self.zero_piece(piece, wish).await?;
+            }
+        }
+        // What was discarded may come back.
+        let is_promised = wish != Wish::Discard && self.promises.records_at_once;
+        if is_promised && self.state.lock().has_unrecorded() {
+            self.flush_as(Durability::Stored).await?;
         }
         Ok(())
     }

@@ -1,8 +1,10 @@
 //! Volumes over every backend and stack.
 
+mod beside;
 mod counting;
 mod crash;
 mod disk;
 mod model;
 mod operations;
 mod streams;
+mod trouble;

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use blocker::executor::block_on;
 use blocker::{Durability, Memory};
-use volumes::{Error, Export, Import, OpenOptions, Options, Settings, Snapshot, Volume, Volumes};
+use volumes::{
+    Error, Export, Import, OpenOptions, Options, Settings, Snapshot, StreamHeader, Volume, Volumes,
+};
 
 const OBJECT: u64 = 4096;
 
@@ -115,6 +117,10 @@ fn a_stream_that_is_none_is_refused() {
         range(b"z", u64::MAX, 2),
         range(b"w", 0, 5),
         [&sized[..], b"ee"].concat(),
+        [&begin[..], b"e"].concat(),
+        [&begin[..], b"t\x01\0\0\0at\x01\0\0\0b"].concat(),
+        [&sized[..], b"f\x01\0\0\0ae"].concat(),
+        [&begin[..], b"t\x01\0\0\0@"].concat(),
     ];
     for (at, stream) in wrong.iter().enumerate() {
         for piece in [1, 100] {
@@ -123,4 +129,33 @@ fn a_stream_that_is_none_is_refused() {
         }
     }
     imported(&disk, &[&sized[..], b"e"].concat(), 100).unwrap();
+}
+
+#[test]
+fn a_header_is_known_as_soon_as_it_is_there() {
+    let volumes = volumes();
+    drop(made(&volumes, "a", 7 * OBJECT));
+    let long = "x".repeat(200);
+    for name in ["s", &long] {
+        block_on(volumes.snapshot("a", name)).unwrap();
+    }
+    let [s, t] = ["s", &long].map(|name| block_on(volumes.open_snapshot("a", name)).unwrap());
+    for (stream, from) in
+        [(exported(None, (&long, &t)), None), (exported(Some(("s", &s)), (&long, &t)), Some("s"))]
+    {
+        // Without ranges: a header, and the end.
+        let length = stream.len() - 1;
+        assert!(length <= StreamHeader::BYTES_MAX);
+        for end in 0..length {
+            assert_eq!(StreamHeader::decode(&stream[..end]), Ok(None), "{end} bytes");
+        }
+        for end in length..=stream.len() {
+            let header = StreamHeader::decode(&stream[..end]).unwrap().unwrap();
+            assert_eq!((header.from.as_deref(), header.size_bytes), (from, 7 * OBJECT));
+            assert_eq!(header.to.as_ref(), Some(&long));
+        }
+    }
+    for wrong in [&b"rbd diff v2\n"[..], b"rbd diff v1\nw", b"rbd diff v1\nq", b"rbd diff v1\nf\0\0\0\0"] {
+        assert!(matches!(StreamHeader::decode(wrong), Err(Error::Invalid(_))), "{wrong:?}");
+    }
 }

@@ -127,6 +127,15 @@ impl Model {
         if now.connections.as_ref().is_some_and(|of| of.accepting == Some(false)) {
             add(true, "no connections are accepted: the limit is reached, or no descriptors are left".into());
         }
+        match now.objects.as_ref().map(|of| of.attach_state.as_str()) {
+            Some("detached") => add(
+                false,
+                "the object cache is detached: requests go to the store; `cachectl cache attach` puts it back"
+                    .into(),
+            ),
+            Some("storing" | "transit") => add(false, "the object cache is being detached".into()),
+            _ => {}
+        }
         if now.state == "draining" {
             add(false, "the server is draining".into());
         }

@@ -104,6 +104,7 @@ pub(super) struct Connections {
 #[derive(Deserialize, Default, Clone)]
 #[serde(default)]
 pub(super) struct Objects {
+    pub(super) attach_state: String,
     pub(super) count: u64,
     pub(super) clean_bytes: u64,
     pub(super) free_bytes: u64,

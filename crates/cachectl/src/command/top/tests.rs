@@ -173,6 +173,7 @@ fn without_colours_everything_is_still_said() {
     bad["health"] = json!({ "ready": false, "reasons": ["the store has not answered for 12 s"] });
     bad["objects"]["lost_bytes"] = json!(4096);
     bad["objects"]["lost_objects"] = json!(1);
+    bad["objects"]["attach_state"] = json!("detached");
     let mut screen = shown(bad);
     let (_, colors, _) = drawn(&screen, 100, 40);
     assert!(colors.contains(&Color::Red));
@@ -185,6 +186,7 @@ fn without_colours_everything_is_still_said() {
             "▲ not ready",
             "▲ acknowledged data are lost: 4.00 KiB of 1 objects",
             "▲ not ready: the store has not answered for 12 s",
+            "the object cache is detached: requests go to the store",
         ],
     );
     assert!(colors_wanted(None) && colors_wanted(Some("".into())) && !colors_wanted(Some("1".into())));
@@ -200,7 +202,7 @@ fn a_server_away_keeps_its_last_figures_marked_as_old() {
         &["http://127.0.0.1:9150", "✕ no answer yet; trying again: URL: connection refused"],
     );
     let mut screen = shown(example());
-    take(&mut screen, Err(failure()), std::time::Instant::now().checked_sub(Duration::from_secs(61)));
+    take(&mut screen, Err(failure()), Some(Duration::from_secs(61)));
     has(&text(&screen, 80, 24), &["✕ no answer for 1 min 1 s, the figures are old", "Hit ratio, 1 h 92.9 %"]);
     take(&mut screen, Ok((later(2, 0), Documents::default())), None);
     has(&text(&screen, 80, 24), &["✓ nothing at risk"]);

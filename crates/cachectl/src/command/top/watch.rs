@@ -67,7 +67,7 @@ fn run(
             if answer.is_ok() {
                 answered = Some(Instant::now());
             }
-            take(screen, answer, answered);
+            take(screen, answer, answered.map(|at| at.elapsed()));
         }
         if let Some((since, _)) = &mut screen.link.away {
             *since = answered.map(|at| at.elapsed());
@@ -93,8 +93,8 @@ fn run(
     }
 }
 
-/// Takes an answer into what is shown.
-pub(super) fn take(screen: &mut Screen, answer: Answer, answered: Option<Instant>) {
+/// Takes an answer into what is shown; the last good one is `since` ago.
+pub(super) fn take(screen: &mut Screen, answer: Answer, since: Option<Duration>) {
     let parsed = answer.and_then(|(status, documents)| Ok((parse(status)?, documents)));
     match parsed {
         Ok((status, documents)) => {
@@ -110,7 +110,7 @@ pub(super) fn take(screen: &mut Screen, answer: Answer, answered: Option<Instant
             }
             screen.link.away = None;
         }
-        Err(failure) => screen.link.away = Some((answered.map(|at| at.elapsed()), failure.to_string())),
+        Err(failure) => screen.link.away = Some((since, failure.to_string())),
     }
 }
 

@@ -38,8 +38,9 @@ impl Broken {
         Arc::new(Self { inner, promise, every, writes: AtomicU64::new(0) })
     }
 
-    /// Makes the write after `delay`, without a caller.
-    fn later(&self, request: WriteRequest, delay: Duration) {
+    /// Makes the write after `delay`, without a caller, be that after its deadline.
+    fn later(&self, mut request: WriteRequest, delay: Duration) {
+        request.call.deadline = None;
         let inner = Arc::clone(&self.inner);
         tokio::spawn(async move {
             tokio::time::sleep(delay).await;

@@ -1,9 +1,11 @@
 //! Tokio's clock as the contract's.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::clock::Sleep;
-use blocker::{Clock, Timestamp};
+use blocker::memory::MemoryConfig;
+use blocker::{Clock, Memory, Timestamp};
 use tokio::time::Instant;
 
 /// Tokio's time. Starts at zero when it is made.
@@ -16,6 +18,12 @@ impl TokioClock {
     /// Returns a clock that shows 0 now.
     pub fn new() -> Self {
         Self { start: Instant::now() }
+    }
+
+    /// Returns an empty store on this clock. One on another clock would take the deadlines for other times: for past
+    /// ones, on a machine on which the test process has run for a while.
+    pub fn memory(self) -> Memory {
+        Memory::new(MemoryConfig::default(), Arc::new(self))
     }
 }
 

@@ -10,6 +10,7 @@ use blocker::{
 };
 use parking_lot::Mutex;
 
+use crate::support::environment::clock::TokioClock;
 use crate::support::history::operation::{Action, Operation, Value};
 
 /// [`Memory`] with a ledger.
@@ -20,8 +21,8 @@ pub struct Ledger {
 
 impl Ledger {
     /// Returns an empty store.
-    pub fn new() -> Arc<Self> {
-        Arc::new(Self { memory: Memory::default(), applied: Mutex::default() })
+    pub fn new(clock: TokioClock) -> Arc<Self> {
+        Arc::new(Self { memory: clock.memory(), applied: Mutex::default() })
     }
 
     /// Returns the values written to `object`, in order.

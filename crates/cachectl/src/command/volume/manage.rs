@@ -1,0 +1,327 @@
+//! What a server does with its volumes, by its admin listener.
+
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::job;
+use super::name::{Setting, SnapshotName, Source, shown_size, size, snapshot_name, volume_name};
+use super::show;
+use crate::admin::{Admin, AdminArguments, line_of};
+use crate::exit::Failure;
+use crate::output::Output;
+
+#[derive(Args)]
+pub(crate) struct Create {
+    #[command(flatten)]
+    name: Name,
+    /// Its size: bytes, or 512M, 20G, 1T.
+    #[arg(value_parser = size)]
+    size: u64,
+    /// Settings: is_read_only=true, write=back (through, around, read-only), quota_bytes_max=40G, object_bytes=4M.
+    #[arg(value_name = "KEY=VALUE")]
+    settings: Vec<Setting>,
+}
+
+#[derive(Args)]
+pub(crate) struct Name {
+    /// The name of the volume.
+    #[arg(value_name = "VOLUME", value_parser = volume_name)]
+    pub(super) name: String,
+}
+
+#[derive(Args)]
+pub(crate) struct Clone {
+    /// The snapshot, or the volume as it is now.
+    #[arg(value_name = "VOLUME[@SNAPSHOT]")]
+    source: Source,
+    /// The name of the new volume.
+    #[arg(value_name = "NAME", value_parser = volume_name)]
+    name: String,
+}
+
+#[derive(Args)]
+pub(crate) struct Resize {
+    #[command(flatten)]
+    name: Name,
+    /// The new size: bytes, or 512M, 20G, 1T.
+    #[arg(value_parser = size)]
+    size: u64,
+    /// Yes, make it smaller: what lies beyond the new end is lost.
+    #[arg(long)]
+    yes: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct Set {
+    #[command(flatten)]
+    name: Name,
+    /// Settings: is_read_only=true, write=back (through, around, read-only, none), quota_bytes_max=40G (none).
+    #[arg(value_name = "KEY=VALUE", required = true)]
+    settings: Vec<Setting>,
+}
+
+#[derive(Args)]
+pub(crate) struct Snapshot {
+    /// The snapshot to make.
+    #[arg(value_name = "VOLUME@SNAPSHOT")]
+    snapshot: SnapshotName,
+    /// Further volumes that get the snapshot at the same instant.
+    #[arg(value_name = "VOLUME", value_parser = volume_name)]
+    more: Vec<String>,
+}
+
+#[derive(Args)]
+pub(crate) struct DeleteSnapshot {
+    /// The snapshot to delete.
+    #[arg(value_name = "VOLUME@SNAPSHOT")]
+    snapshot: SnapshotName,
+    /// Yes, delete it.
+    #[arg(long)]
+    yes: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct Rollback {
+    /// The snapshot that the volume becomes again.
+    #[arg(value_name = "VOLUME@SNAPSHOT")]
+    snapshot: SnapshotName,
+    /// Yes, drop what was written since.
+    #[arg(long)]
+    yes: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct Delete {
+    #[command(flatten)]
+    name: Name,
+    /// Yes, delete it with its snapshots.
+    #[arg(long)]
+    yes: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct TakeOver {
+    #[command(flatten)]
+    name: Name,
+    /// Yes, its owner is gone.
+    #[arg(long)]
+    yes: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct Check {
+    /// Remove what operations that were cut short have left.
+    #[arg(long)]
+    repair: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct Diff {
+    /// The volume as it is now, or a snapshot of it.
+    #[arg(value_name = "VOLUME[@SNAPSHOT]")]
+    to: Source,
+    /// The snapshot to compare with; without it, everything that was ever written is listed.
+    #[arg(long, value_name = "SNAPSHOT", value_parser = snapshot_name)]
+    from: Option<String>,
+}
+
+#[derive(Args)]
+pub(crate) struct Job {
+    /// The number of the job, as a command that was interrupted names it.
+    #[arg(value_name = "NUMBER")]
+    number: u64,
+}
+
+/// A server's admin listener, and where the result goes.
+pub(super) struct Server<'a> {
+    admin: Admin,
+    output: &'a Output,
+}
+
+impl<'a> Server<'a> {
+    pub(super) fn new(
+        arguments: &AdminArguments,
+        timeout: Option<Duration>,
+        output: &'a Output,
+    ) -> Result<Self, Failure> {
+        Ok(Self { admin: Admin::new(arguments, timeout)?, output })
+    }
+
+    /// Requests a change, and waits for it.
+    fn change(&self, path: &str, body: &Value) -> Result<Value, Failure> {
+        job::finished(&self.admin, self.admin.post(path, body)?)
+    }
+
+    /// Returns what there is of one volume.
+    fn volume(&self, name: &str) -> Result<Value, Failure> {
+        let answer = self.admin.get(&format!("/volumes/show?name={}", encoded(name)))?;
+        job::finished(&self.admin, answer)
+    }
+
+    pub(super) fn list(&self) -> Result<(), Failure> {
+        let answer = job::finished(&self.admin, self.admin.get("/volumes")?)?;
+        if show::list(&answer, "volumes").is_empty() && !self.output.is_json() {
+            return Ok(());
+        }
+        self.output.write(show::volumes(&answer), &answer)
+    }
+
+    pub(super) fn show(&self, Name { name }: &Name) -> Result<(), Failure> {
+        let answer = self.volume(name)?;
+        self.output.write(show::volume(&answer), &answer)
+    }
+
+    pub(super) fn create(&self, create: &Create) -> Result<(), Failure> {
+        let Create { name: Name { name }, size, settings } = create;
+        let body = json!({ "name": name, "size_bytes": size, "settings": Setting::values(settings) });
+        let answer = self.change("/volumes/create", &body)?;
+        self.output.write(format!("{name} is a volume of {}", shown_size(*size)), &answer)
+    }
+
+    pub(super) fn clone_volume(&self, Clone { source, name }: &Clone) -> Result<(), Failure> {
+        let body = json!({ "source": source.volume, "snapshot": source.snapshot, "name": name });
+        let answer = self.change("/volumes/clone", &body)?;
+        self.output.write(format!("{name} is a clone of {}", source.shown()), &answer)
+    }
+
+    pub(super) fn resize(&self, Resize { name: Name { name }, size, yes }: &Resize) -> Result<(), Failure> {
+        if !yes {
+            let has = self.volume(name)?["size_bytes"].as_u64().unwrap_or(0);
+            if *size < has {
+                let (has, lost) = (shown_size(has), shown_size(has - size));
+                return Err(kept(
+                    name,
+                    &format!("it has {has}, and the last {lost} would be lost; --yes cuts it"),
+                ));
+            }
+        }
+        let body = json!({ "name": name, "size_bytes": size, "shrink": yes });
+        let answer = self.change("/volumes/resize", &body)?;
+        self.output.write(format!("{name} has {}", shown_size(*size)), &answer)
+    }
+
+    pub(super) fn set(&self, Set { name: Name { name }, settings }: &Set) -> Result<(), Failure> {
+        let body = json!({ "name": name, "settings": Setting::values(settings) });
+        let answer = self.change("/volumes/set", &body)?;
+        self.output.write(format!("{name} is set"), &answer)
+    }
+
+    pub(super) fn snapshot(&self, Snapshot { snapshot, more }: &Snapshot) -> Result<(), Failure> {
+        let SnapshotName { volume, snapshot } = snapshot;
+        let volumes: Vec<&String> = std::iter::once(volume).chain(more).collect();
+        let body = json!({ "volumes": volumes, "snapshot": snapshot });
+        let answer = self.change("/volumes/snapshot", &body)?;
+        let made: Vec<String> = volumes.iter().map(|volume| format!("{volume}@{snapshot}")).collect();
+        let text = if made.len() == 1 { "is made" } else { "are made, of one instant" };
+        self.output.write(format!("{} {text}", made.join(", ")), &answer)
+    }
+
+    pub(super) fn delete_snapshot(&self, delete: &DeleteSnapshot) -> Result<(), Failure> {
+        let SnapshotName { volume, snapshot } = &delete.snapshot;
+        if !delete.yes {
+            let shown = format!("{volume}@{snapshot}");
+            return Err(kept(&shown, "what it alone has would be lost; --yes deletes it"));
+        }
+        let body = json!({ "name": volume, "snapshot": snapshot });
+        let answer = self.change("/volumes/delete-snapshot", &body)?;
+        self.output.write(format!("{volume}@{snapshot} is deleted"), &answer)
+    }
+
+    pub(super) fn rollback(&self, Rollback { snapshot, yes }: &Rollback) -> Result<(), Failure> {
+        let SnapshotName { volume, snapshot } = snapshot;
+        if !yes {
+            let why = format!("what was written since {snapshot} would be lost; --yes rolls it back");
+            return Err(kept(volume, &why));
+        }
+        let body = json!({ "name": volume, "snapshot": snapshot });
+        let answer = self.change("/volumes/rollback", &body)?;
+        self.output.write(format!("{volume} is what it was: {volume}@{snapshot}"), &answer)
+    }
+
+    pub(super) fn flatten(&self, Name { name }: &Name) -> Result<(), Failure> {
+        let answer = self.change("/volumes/flatten", &json!({ "name": name }))?;
+        self.output.write(format!("{name} depends on no other volume"), &answer)
+    }
+
+    pub(super) fn delete(&self, Delete { name: Name { name }, yes }: &Delete) -> Result<(), Failure> {
+        if !yes {
+            let of = self.volume(name)?;
+            let size = shown_size(of["size_bytes"].as_u64().unwrap_or(0));
+            let snapshots = match show::list(&of, "snapshots").len() {
+                0 => String::new(),
+                1 => " and its snapshot".to_owned(),
+                count => format!(" and its {count} snapshots"),
+            };
+            return Err(kept(name, &format!("its {size}{snapshots} would be lost; --yes deletes it")));
+        }
+        let answer = self.change("/volumes/delete", &json!({ "name": name }))?;
+        self.output.write(format!("{name} is deleted"), &answer)
+    }
+
+    pub(super) fn detach(&self, Name { name }: &Name) -> Result<(), Failure> {
+        let answer = self.change("/volumes/detach", &json!({ "name": name }))?;
+        self.output.write(format!("{name} is stored and given up: another host may take it"), &answer)
+    }
+
+    pub(super) fn take_over(&self, TakeOver { name: Name { name }, yes }: &TakeOver) -> Result<(), Failure> {
+        if !yes {
+            let owner = match self.volume(name)?["owner"].as_str() {
+                Some(owner) => format!("{} has it; if that is gone, --yes takes it over", line_of(owner)),
+                None => "it has no owner, and whoever connects gets it".to_owned(),
+            };
+            return Err(kept(name, &owner));
+        }
+        let answer = self.change("/volumes/take-over", &json!({ "name": name }))?;
+        self.output.write(format!("{name} is taken over, and has no owner"), &answer)
+    }
+
+    pub(super) fn check(&self, Check { repair }: &Check) -> Result<(), Failure> {
+        let answer = self.change("/volumes/check", &json!({ "repair": repair }))?;
+        self.output.write(show::report(&answer), &answer)?;
+        match show::problems(&answer) {
+            (0, false) => Ok(()),
+            (count, is_loss) => Err(Failure::Problems { count, is_loss }),
+        }
+    }
+
+    /// Lists a difference, page by page.
+    pub(super) fn diff(&self, Diff { to, from }: &Diff) -> Result<(), Failure> {
+        let [from, snapshot] = [from, &to.snapshot].map(|name| encoded(name.as_deref().unwrap_or_default()));
+        let base = format!("/volumes/diff?name={}&from={from}&to={snapshot}", encoded(&to.volume));
+        let mut offset = 0;
+        loop {
+            let answer = self.admin.get(&format!("{base}&offset={offset}"))?;
+            let answer = job::finished(&self.admin, answer)?;
+            let found = show::list(&answer, "extents");
+            if !found.is_empty() || self.output.is_json() {
+                self.output.write(show::extents(found), &answer)?;
+            }
+            let end = |of: &Value| of["offset"].as_u64()?.checked_add(of["bytes"].as_u64()?);
+            match found.last().and_then(end) {
+                Some(end) if answer["more"] == true && end > offset => offset = end,
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    pub(super) fn job(&self, Job { number }: &Job) -> Result<(), Failure> {
+        let answer = job::followed(&self.admin, *number)?;
+        self.output.write(format!("job {number} is done"), &answer)
+    }
+}
+
+/// Returns the failure of a command that would lose data and was not confirmed.
+fn kept(name: &str, why: &str) -> Failure {
+    Failure::Usage(format!("{name} is kept as it is: {why}"))
+}
+
+/// Returns a name as a part of a query.
+fn encoded(name: &str) -> String {
+    let letter = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => char::from(byte).to_string(),
+        other => format!("%{other:02x}"),
+    };
+    name.bytes().map(letter).collect()
+}

@@ -1,0 +1,256 @@
+//! How volumes, snapshots, sizes and settings are written on the command line.
+
+use std::str::FromStr;
+
+use blocker::WriteMode;
+use cached_config::Size;
+use serde_json::{Map, Value, json};
+
+/// A snapshot: `VOLUME@SNAPSHOT`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct SnapshotName {
+    pub(super) volume: String,
+    pub(super) snapshot: String,
+}
+
+impl FromStr for SnapshotName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once('@') {
+            Some((volume, snapshot)) => {
+                Ok(Self { volume: part(volume, "volume")?, snapshot: part(snapshot, "snapshot")? })
+            }
+            None => Err("a snapshot is written VOLUME@SNAPSHOT".into()),
+        }
+    }
+}
+
+/// A volume, or a snapshot of it: `VOLUME` or `VOLUME@SNAPSHOT`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Source {
+    pub(super) volume: String,
+    pub(super) snapshot: Option<String>,
+}
+
+impl FromStr for Source {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if !text.contains('@') {
+            return Ok(Self { volume: part(text, "volume")?, snapshot: None });
+        }
+        let SnapshotName { volume, snapshot } = text.parse()?;
+        Ok(Self { volume, snapshot: Some(snapshot) })
+    }
+}
+
+impl Source {
+    /// Returns it as it was written.
+    pub(super) fn shown(&self) -> String {
+        self.snapshot.as_ref().map_or_else(|| self.volume.clone(), |name| format!("{}@{name}", self.volume))
+    }
+}
+
+/// Returns the name of a volume.
+pub(super) fn volume_name(text: &str) -> Result<String, String> {
+    if text.contains('@') {
+        return Err("a volume is meant, and not a snapshot of it".into());
+    }
+    part(text, "volume")
+}
+
+/// Returns the name of a snapshot whose volume is known.
+pub(super) fn snapshot_name(text: &str) -> Result<String, String> {
+    part(text, "snapshot")
+}
+
+fn part(text: &str, what: &str) -> Result<String, String> {
+    let is_plain = text.chars().all(|letter| !letter.is_control() && letter != '/' && letter != '@');
+    if is_plain && (1..=200).contains(&text.len()) {
+        return Ok(text.to_owned());
+    }
+    Err(format!("the name of a {what} has 1 to 200 bytes without control characters, \"/\" and \"@\""))
+}
+
+/// Returns a size that is written as a number of bytes or of a unit: `512M`, `20G`, `20GiB`.
+pub(super) fn size(text: &str) -> Result<u64, String> {
+    let digits = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit {
+        "" | "B" => 0,
+        "K" | "KiB" => 10,
+        "M" | "MiB" => 20,
+        "G" | "GiB" => 30,
+        "T" | "TiB" => 40,
+        "P" | "PiB" => 50,
+        _ => return Err(format!("{text:?} is no size: write bytes, or 512M, 20G, 1T")),
+    };
+    let bytes = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
+    bytes.ok_or_else(|| format!("{text:?} is no size: write bytes, or 512M, 20G, 1T"))
+}
+
+/// Returns a number of bytes for people: in the largest unit that makes it short.
+pub(super) fn shown_size(bytes: u64) -> String {
+    let whole = Size(bytes).to_string();
+    if bytes < 1024 || whole.len() <= 8 && whole.ends_with('B') {
+        return if bytes < 1024 { format!("{bytes} bytes") } else { whole };
+    }
+    let units = [("PiB", 50), ("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let (name, shift) = units.into_iter().find(|(_, shift)| bytes >> shift > 0).unwrap_or(("KiB", 10));
+    format!("{:.1} {name}", bytes as f64 / (1_u64 << shift) as f64)
+}
+
+/// What is set for a volume, with the names that it has in the answers of the server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Setting {
+    ReadOnly(bool),
+    /// `None`: that of the server's configuration.
+    Write(Option<WriteMode>),
+    /// `None`: no quota.
+    QuotaBytesMax(Option<u64>),
+    ObjectBytes(u64),
+}
+
+impl FromStr for Setting {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (key, value) = text.split_once('=').ok_or("give KEY=VALUE")?;
+        Ok(match key {
+            "is_read_only" => Self::ReadOnly(match value {
+                "true" => true,
+                "false" => false,
+                _ => return Err(format!("is_read_only is true or false, not {value:?}")),
+            }),
+            "write" if value == "none" => Self::Write(None),
+            "write" => Self::Write(Some(value.parse().map_err(|error: blocker::Error| error.to_string())?)),
+            "quota_bytes_max" if value == "none" => Self::QuotaBytesMax(None),
+            "quota_bytes_max" => Self::QuotaBytesMax(Some(size(value)?)),
+            "object_bytes" => Self::ObjectBytes(size(value)?),
+            _ => {
+                let known = "is_read_only, write, quota_bytes_max and object_bytes";
+                return Err(format!("there is no setting {key:?}; there are {known}"));
+            }
+        })
+    }
+}
+
+impl Setting {
+    fn value(self) -> (&'static str, Value) {
+        match self {
+            Self::ReadOnly(is_read_only) => ("is_read_only", json!(is_read_only)),
+            Self::Write(mode) => ("write", json!(mode.map(|mode| mode.to_string()))),
+            Self::QuotaBytesMax(bytes) => ("quota_bytes_max", json!(bytes)),
+            Self::ObjectBytes(bytes) => ("object_bytes", json!(bytes)),
+        }
+    }
+
+    /// Returns settings as the server takes them.
+    pub(super) fn values(all: &[Self]) -> Value {
+        Value::Object(
+            all.iter()
+                .map(|one| one.value())
+                .map(|(key, value)| (key.to_owned(), value))
+                .collect::<Map<_, _>>(),
+        )
+    }
+
+    /// Checks that a volume with these settings can be filled.
+    pub(super) fn check_writable(all: &[Self]) -> Result<(), String> {
+        if all.contains(&Self::ReadOnly(true)) {
+            return Err(
+                "a volume that is read-only cannot be filled: `cachectl volume set` it afterwards".into()
+            );
+        }
+        Ok(())
+    }
+
+    /// Returns settings as the library takes them.
+    pub(super) fn settings(all: &[Self]) -> volumes::Settings {
+        let add = |settings: volumes::Settings, one: &Self| match *one {
+            Self::ReadOnly(is_read_only) => settings.read_only(is_read_only),
+            Self::Write(Some(mode)) => settings.write(mode),
+            Self::QuotaBytesMax(Some(bytes)) => settings.quota_bytes_max(bytes),
+            Self::Write(None) | Self::QuotaBytesMax(None) => settings,
+            Self::ObjectBytes(bytes) => settings.object_bytes(bytes),
+        };
+        all.iter().fold(volumes::Settings::default(), add)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_of_volumes_and_their_snapshots() {
+        let snapshot: SnapshotName = "disk 1@monday".parse().unwrap();
+        assert_eq!((snapshot.volume.as_str(), snapshot.snapshot.as_str()), ("disk 1", "monday"));
+        let source: Source = "disk".parse().unwrap();
+        assert_eq!((source.snapshot.as_deref(), source.shown().as_str()), (None, "disk"));
+        assert_eq!("disk@m".parse::<Source>().unwrap().shown(), "disk@m");
+        for wrong in ["", "disk", "@monday", "disk@", "a@b@c", "a/b@c", "a@\u{1b}"] {
+            assert!(wrong.parse::<SnapshotName>().is_err(), "{wrong}");
+        }
+        assert!(
+            "a@".parse::<Source>().is_err() && volume_name("a@b").is_err() && snapshot_name("a@b").is_err()
+        );
+    }
+
+    #[test]
+    fn sizes_are_whole_numbers_of_a_unit() {
+        for (text, bytes) in [
+            ("4096", 4096),
+            ("512M", 512 << 20),
+            ("20G", 20 << 30),
+            ("20GiB", 20 << 30),
+            ("1T", 1 << 40),
+            ("3K", 3072),
+            ("7B", 7),
+        ] {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for wrong in ["", "G", "1.5G", "-1", "1g", "1 G", "20GB", "99999999999G"] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+        for (bytes, text) in [
+            (0, "0 bytes"),
+            (1023, "1023 bytes"),
+            (20 << 30, "20 GiB"),
+            (1536 << 20, "1536 MiB"),
+            ((20 << 30) + 4096, "20.0 GiB"),
+            (5_000_000, "4.8 MiB"),
+            (1025, "1.0 KiB"),
+        ] {
+            assert_eq!(shown_size(bytes), text);
+        }
+    }
+
+    #[test]
+    fn settings_have_the_names_of_the_server() {
+        let all = ["is_read_only=true", "write=back", "quota_bytes_max=40G", "object_bytes=64K"];
+        let all: Vec<Setting> = all.iter().map(|text| text.parse().unwrap()).collect();
+        let wanted = json!({
+            "is_read_only": true, "write": "back", "quota_bytes_max": 40_u64 << 30, "object_bytes": 65536,
+        });
+        assert_eq!(Setting::values(&all), wanted);
+        let none: Vec<Setting> =
+            ["write=none", "quota_bytes_max=none"].map(|text| text.parse().unwrap()).to_vec();
+        assert_eq!(Setting::values(&none), json!({ "write": null, "quota_bytes_max": null }));
+        assert_eq!(Setting::settings(&none), volumes::Settings::default());
+        let settings = Setting::settings(&all);
+        assert!(settings.is_read_only && settings.write == Some(WriteMode::Back));
+        assert_eq!((settings.quota_bytes_max, settings.object_bytes), (Some(40 << 30), Some(65536)));
+        for (wrong, why) in [
+            ("write", "KEY=VALUE"),
+            ("write=sideways", "read-only"),
+            ("is_read_only=1", "true or false"),
+            ("colour=1", "quota_bytes_max"),
+            ("object_bytes=big", "20G"),
+        ] {
+            let error = wrong.parse::<Setting>().unwrap_err();
+            assert!(error.contains(why), "{wrong}: {error}");
+        }
+    }
+}

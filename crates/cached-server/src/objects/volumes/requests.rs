@@ -1,0 +1,382 @@
+//! What the routes do: each request as a body, and what it changes.
+
+use super::failure::Failure;
+use super::jobs::{Outcome, Progress};
+use super::{Managed, describe};
+use blocker::{Blocker, Namespace, WriteMode};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use volumes::{Error, OpenOptions, Settings};
+
+/// The most extents of one answer.
+const EXTENTS_MAX: usize = 10_000;
+/// How often, and at what interval, a volume is asked for that is being given up.
+const CLOSING_TRIES: u32 = 500;
+const CLOSING_DELAY: Duration = Duration::from_millis(10);
+
+/// The body of a request that changes something.
+pub(super) trait Body: for<'de> Deserialize<'de> + std::fmt::Debug + Send + 'static {
+    /// The body as an example.
+    const FORM: &'static str;
+
+    /// Does what is asked for.
+    fn run(self, managed: Arc<Managed>, progress: Arc<Progress>) -> impl Future<Output = Outcome> + Send;
+}
+
+/// Does what meets a volume in whatever state it is. One that its last connection is giving up at this moment is waited for:
+/// until then it is open, and refuses what needs it.
+async fn steadily<T, F>(operation: impl Fn() -> F) -> volumes::Result<T>
+where
+    F: Future<Output = volumes::Result<T>>,
+{
+    for _ in 0..CLOSING_TRIES {
+        match operation().await {
+            Err(Error::Closed) => tokio::time::sleep(CLOSING_DELAY).await,
+            other => return other,
+        }
+    }
+    operation().await
+}
+
+/// Returns the answer of what has been done.
+fn done() -> Value {
+    json!({ "done": true })
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Create {
+    name: String,
+    size_bytes: u64,
+    #[serde(default)]
+    settings: Map<String, Value>,
+}
+
+impl Body for Create {
+    const FORM: &'static str = r#"{"name": "NAME", "size_bytes": 1073741824}"#;
+
+    async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
+        let settings = changed(Settings::default(), &self.settings)?;
+        check_quota(&managed, &settings).await?;
+        managed.volumes.create(&self.name, self.size_bytes, settings).await?;
+        Ok(done())
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct MakeClone {
+    source: String,
+    snapshot: Option<String>,
+    name: String,
+}
+
+impl Body for MakeClone {
+    const FORM: &'static str = r#"{"source": "NAME", "snapshot": "SNAPSHOT", "name": "NEW"}"#;
+
+    async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
+        let cloned = || managed.volumes.clone_volume(&self.source, self.snapshot.as_deref(), &self.name);
+        steadily(cloned).await?;
+        Ok(done())
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Resize {
+    name: String,
+    size_bytes: u64,
+    #[serde(default)]
+    shrink: bool,
+}
+
+impl Body for Resize {
+    const FORM: &'static str = r#"{"name": "NAME", "size_bytes": 2147483648}"#;
+
+    async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
+        let Resize { name, size_bytes, shrink } = self;
+        let now = managed.volumes.info(&name).await?.size_bytes;
+        if size_bytes >= now {
+            steadily(|| managed.volumes.resize(&name, size_bytes)).await?;
+            return Ok(done());
+        }
+        if !shrink {
+            let line = format!(
+                "the volume has {now} bytes: shrinking it drops what lies beyond its new end; add \"shrink\": true"
+            );
+            return Err(Failure::new(409, line));
+        }
+        let resized = managed.volumes.resize(&name, size_bytes);
+        managed.served.volumes.while_unused(&name, resized).await?;
+        Ok(done())
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Set {
+    name: String,
+    settings: Map<String, Value>,
+}
+
+impl Body for Set {
+    const FORM: &'static str = r#"{"name": "NAME", "settings": {"write": "back"}}"#;
+
+    async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
+        let Set { name, settings } = self;
+        let before = managed.volumes.info(&name).await?.settings;
+        let after = changed(before, &settings)?;
+        check_quota(&managed, &after).await?;
+        let set = managed.volumes.set(&name, after);
+        managed.served.volumes.while_unused(&name, set).await?;
+        Ok(done())
+    }
+}
+
+/// Checks that the store has quotas if settings have one: a volume whose quota cannot be set could not be opened.
+async fn check_quota(managed: &Managed, settings: &Settings) -> Result<(), Failure> {
+    if settings.quota_bytes_max.is_none() {
+        return Ok(());
+    }
+    let any = Namespace::new("volumes").map_err(Error::from)?;
+    match managed.cache.control().quota(any).await {
+        Err(blocker::Error::Unsupported(why)) => {
+            let line = format!("settings.quota_bytes_max: {why}; leave it out");
+            Err(Failure::new(400, line))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns settings with the values that a request gives; `null` for none.
+fn changed(mut settings: Settings, values: &Map<String, Value>) -> Result<Settings, Failure> {
+    let wrong = |key: &str, what: &str| Failure::new(400, format!("settings.{key}: must be {what}"));
+    for (key, value) in values {
+        let bytes = || match value {
+            Value::Null => Ok(None),
+            value => value.as_u64().map(Some).ok_or_else(|| wrong(key, "a number of bytes, or null")),
+        };
+        match key.as_str() {
+            "is_read_only" => {
+                settings.is_read_only = value.as_bool().ok_or_else(|| wrong(key, "true or false"))?;
+            }
+            "write" => {
+                let mode = |text: &str| text.parse::<WriteMode>().ok();
+                settings.write = match value {
+                    Value::Null => None,
+                    value => Some(value.as_str().and_then(mode).ok_or_else(|| {
+                        wrong(key, "\"through\", \"around\", \"back\", \"read-only\" or null")
+                    })?),
+                };
+            }
+            "quota_bytes_max" => settings.quota_bytes_max = bytes()?,
+            "object_bytes" => settings.object_bytes = bytes()?,
+            _ => {
+                let line = format!(
+                    "settings.{key}: is unknown; there are is_read_only, write, quota_bytes_max and object_bytes"
+                );
+                return Err(Failure::new(400, line));
+            }
+        }
+    }
+    Ok(settings)
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct MakeSnapshot {
+    volumes: Vec<String>,
+    snapshot: String,
+}
+
+impl Body for MakeSnapshot {
+    const FORM: &'static str = r#"{"volumes": ["NAME"], "snapshot": "SNAPSHOT"}"#;
+
+    async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
+        if self.volumes.is_empty() {
+            return Err(Failure::new(400, "volumes: is empty; name one at least"));
+        }
+        let names: Vec<&str> = self.volumes.iter().map(String::as_str).collect();
+        steadily(|| managed.volumes.snapshot_together(&names, &self.snapshot)).await?;
+        Ok(done())
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DeleteSnapshot {
+    name: String,
+    snapshot: String,
+}
+
+impl Body for DeleteSnapshot {
+    const FORM: &'static str = r#"{"name": "NAME", "snapshot": "SNAPSHOT"}"#;
+
+    async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
+        steadily(|| managed.volumes.delete_snapshot(&self.name, &self.snapshot)).await?;
+        Ok(done())
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Rollback {
+    name: String,
+    snapshot: String,
+}
+
+impl Body for Rollback {
+    const FORM: &'static str = r#"{"name": "NAME", "snapshot": "SNAPSHOT"}"#;
+
+    async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
+        let rolled_back = managed.volumes.rollback(&self.name, &self.snapshot);
+        managed.served.volumes.while_unused(&self.name, rolled_back).await?;
+        Ok(done())
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Delete {
+    name: String,
+}
+
+impl Body for Delete {
+    const FORM: &'static str = r#"{"name": "NAME"}"#;
+
+    async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
+        managed.served.volumes.while_unused(&self.name, managed.volumes.delete(&self.name)).await?;
+        managed.served.counts.forget(&self.name);
+        Ok(done())
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Detach {
+    name: String,
+}
+
+impl Body for Detach {
+    const FORM: &'static str = r#"{"name": "NAME"}"#;
+
+    async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
+        let is_there = async { managed.volumes.info(&self.name).await.map(drop) };
+        managed.served.volumes.while_unused(&self.name, is_there).await?;
+        Ok(done())
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TakeOver {
+    name: String,
+}
+
+impl Body for TakeOver {
+    const FORM: &'static str = r#"{"name": "NAME"}"#;
+
+    async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
+        let taken = async {
+            let volume = managed.volumes.open(&self.name, OpenOptions::default().take_over(true)).await?;
+            // The next connection attaches it.
+            volume.close().await
+        };
+        managed.served.volumes.while_unused(&self.name, taken).await?;
+        Ok(done())
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Flatten {
+    name: String,
+}
+
+impl Body for Flatten {
+    const FORM: &'static str = r#"{"name": "NAME"}"#;
+
+    async fn run(self, managed: Arc<Managed>, progress: Arc<Progress>) -> Outcome {
+        let progress = |done, total| progress.set(done, total);
+        steadily(|| managed.volumes.flatten_with(&self.name, &progress)).await?;
+        Ok(done())
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Check {
+    #[serde(default)]
+    repair: bool,
+}
+
+impl Body for Check {
+    const FORM: &'static str = r#"{"repair": false}"#;
+
+    async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
+        Ok(describe::report(&steadily(|| managed.volumes.check(self.repair)).await?))
+    }
+}
+
+/// Lists all volumes.
+pub(super) async fn list(managed: Arc<Managed>) -> Outcome {
+    let all = managed.volumes.list().await?;
+    let all: Vec<Value> = all.iter().map(|info| describe::volume(&managed, info)).collect();
+    Ok(json!({ "volumes": all }))
+}
+
+/// Shows one volume.
+pub(super) async fn show(managed: Arc<Managed>, name: String) -> Outcome {
+    let info = managed.volumes.info(&name).await?;
+    let snapshots = managed.volumes.snapshots(&name).await?;
+    // What a volume uses is known to its owner.
+    let usage = match steadily(|| managed.volumes.usage(&name)).await {
+        Ok(usage) => describe::usage(&usage),
+        Err(Error::InUse { .. }) => Value::Null,
+        Err(error) => return Err(error.into()),
+    };
+    let mut value = describe::volume(&managed, &info);
+    value["snapshots"] = snapshots.iter().map(describe::snapshot).collect();
+    value["usage"] = usage;
+    Ok(value)
+}
+
+/// Returns what differs between two snapshots, from `offset` on.
+pub(super) async fn diff(
+    managed: Arc<Managed>,
+    name: String,
+    from: Option<String>,
+    to: Option<String>,
+    offset: u64,
+) -> Outcome {
+    let changes = managed.volumes.diff(&name, from.as_deref(), to.as_deref()).await?;
+    let mut later = changes.iter().filter(|change| change.offset + change.length > offset);
+    let extents: Vec<Value> = later.by_ref().take(EXTENTS_MAX).map(describe::extent).collect();
+    Ok(json!({ "extents": extents, "more": later.next().is_some() }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_keep_what_a_request_does_not_name() {
+        let before = Settings::default().read_only(true).quota_bytes_max(7);
+        let values = |value: Value| value.as_object().expect("an object").clone();
+        let after =
+            changed(before, &values(json!({ "write": "back", "quota_bytes_max": null }))).expect("right");
+        assert_eq!(after, Settings::default().read_only(true).write(WriteMode::Back));
+        for (wrong, key) in [
+            (json!({ "colour": 1 }), "settings.colour: is unknown"),
+            (json!({ "write": "sideways" }), "settings.write: must be"),
+            (json!({ "is_read_only": 1 }), "settings.is_read_only: must be"),
+            (json!({ "object_bytes": -1 }), "settings.object_bytes: must be"),
+        ] {
+            let failure = changed(before, &values(wrong)).expect_err(key);
+            assert_eq!(failure.status, 400);
+            assert!(failure.line.starts_with(key), "{}", failure.line);
+        }
+    }
+}

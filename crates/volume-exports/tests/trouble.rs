@@ -1,0 +1,179 @@
+//! Exports of volumes over a store that stalls, fails and answers late.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use blocker::Error;
+use nbd::protocol::NoExport;
+use nbd::{Export, Exports};
+use test_kit::steered::{Op, SteeredStore, Verdict};
+use volume_exports::VolumeExports;
+use volumes::{Options, Settings, Volumes};
+
+const SIZE_BYTES: u64 = 64 << 20;
+/// The names of the volumes.
+const NAMES: [&str; 2] = ["disk", "other"];
+
+struct Site {
+    store: Arc<SteeredStore>,
+    volumes: Arc<Volumes>,
+    exports: VolumeExports,
+}
+
+impl Site {
+    async fn new() -> Self {
+        let store = SteeredStore::new();
+        let volumes = Arc::new(Volumes::new(Arc::clone(&store) as _, Options::new("volumes")).unwrap());
+        for name in NAMES {
+            volumes.create(name, SIZE_BYTES, Settings::default()).await.unwrap();
+        }
+        let exports = VolumeExports::new(Arc::clone(&volumes));
+        Self { store, volumes, exports }
+    }
+
+    async fn open(&self, name: &str) -> Arc<dyn Export> {
+        self.exports.open(name).await.unwrap()
+    }
+
+    async fn is_attached(&self, name: &str) -> bool {
+        self.volumes.info(name).await.unwrap().owner.is_some()
+    }
+}
+
+/// Lets every task run that can.
+async fn settle() {
+    for _ in 0..200 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn reading_ahead_has_one_part_in_memory_at_a_time_and_an_end() {
+    let site = Site::new().await;
+    let disk = site.open("disk").await;
+    for at in (0..SIZE_BYTES).step_by(4 << 20) {
+        disk.write(at, vec![7; 4 << 20].into(), false).await.unwrap();
+    }
+    site.store.clear_log();
+    site.store.hold(&[Op::Read]);
+    let reading = tokio::spawn(disk.cache(100, SIZE_BYTES as u32 - 100).into_future());
+    let mut bytes = 0;
+    loop {
+        settle().await;
+        let held = site.store.held();
+        let Some(call) = held.first() else { break };
+        assert!(held.len() <= 2, "a part lies in two objects at most: {held:?}");
+        bytes += call.len;
+        site.store.answer(call.number);
+    }
+    reading.await.unwrap().unwrap();
+    assert_eq!(bytes, 32 << 20);
+}
+
+#[tokio::test]
+async fn clients_that_come_and_go_while_the_store_stalls_leave_one_opening() {
+    let site = Site::new().await;
+    site.store.hold(&[Op::Read, Op::Info]);
+    site.store.clear_log();
+    for _ in 0..20 {
+        let opening = tokio::spawn(site.exports.open("disk"));
+        settle().await;
+        opening.abort();
+    }
+    assert_eq!(site.store.log().len(), 1, "{:?}", site.store.log());
+    site.store.open();
+    // The one that had begun ends, and the volume, which nothing uses, is given up.
+    drop(site.open("disk").await);
+    while site.is_attached("disk").await {
+        settle().await;
+    }
+}
+
+#[tokio::test]
+async fn no_volume_is_attached_once_all_are_given_up() {
+    let site = Site::new().await;
+    let disk = site.open("disk").await;
+    disk.write(0, vec![7; 4096].into(), false).await.unwrap();
+    // One that is being opened when all are given up, and one that comes while they are.
+    site.store.hold(&[Op::Read]);
+    let early = tokio::spawn(site.exports.open("other"));
+    settle().await;
+    let exports = site.exports.clone();
+    let closing = tokio::spawn(async move { exports.close().await });
+    settle().await;
+    let late = tokio::spawn(site.exports.open("disk"));
+    settle().await;
+    site.store.open();
+    assert_eq!(closing.await.unwrap(), []);
+    assert_eq!(late.await.unwrap().err(), Some(NoExport::ShuttingDown));
+    drop(early.await.unwrap());
+    for name in NAMES {
+        assert!(!site.is_attached(name).await, "{name} stays attached");
+        assert_eq!(site.exports.open(name).await.err(), Some(NoExport::ShuttingDown));
+    }
+    // Where the end is called off, another server goes on with them.
+    site.exports.reopen();
+    let disk = site.open("disk").await;
+    assert_eq!(disk.read(0, 4096).await.unwrap().to_vec(), [7; 4096]);
+}
+
+#[tokio::test]
+async fn a_volume_that_cannot_be_given_up_does_not_keep_others_from_it() {
+    let site = Site::new().await;
+    let exports = [site.open("disk").await, site.open("other").await];
+    for export in &exports {
+        export.write(0, vec![7; 4096].into(), false).await.unwrap();
+    }
+    // The first flush is that of the volume whose turn comes first; it never ends.
+    let mut is_first = true;
+    site.store.rule(move |call| match call.op {
+        Op::Flush if std::mem::take(&mut is_first) => Verdict::Hold,
+        _ => Verdict::Pass,
+    });
+    let closing = tokio::spawn({
+        let exports = site.exports.clone();
+        async move { exports.close().await }
+    });
+    settle().await;
+    let attached = [site.is_attached("disk").await, site.is_attached("other").await];
+    assert_eq!(attached.iter().filter(|is_attached| **is_attached).count(), 1, "{attached:?}");
+    site.store.open();
+    assert_eq!(closing.await.unwrap(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_that_could_not_be_given_up_is_given_up_later() {
+    let site = Site::new().await;
+    let flushes = || site.store.count(Op::Flush);
+    let fail = || {
+        site.store.rule(|call| match call.op {
+            Op::Flush => Verdict::Fail(Error::Retryable("the store is away".into())),
+            _ => Verdict::Pass,
+        });
+    };
+    fail();
+    // Connections that come and go meanwhile do not add up.
+    for _ in 0..5 {
+        let disk = site.open("disk").await;
+        disk.write(0, vec![7; 4096].into(), false).await.unwrap();
+        drop(disk);
+        settle().await;
+    }
+    let before = flushes();
+    tokio::time::sleep(Duration::from_secs(95)).await;
+    let tries = flushes() - before;
+    assert!((8..=10).contains(&tries), "{tries} in 95 s");
+    assert!(site.is_attached("disk").await);
+    // One that is used again is left alone.
+    let disk = site.open("disk").await;
+    let before = flushes();
+    tokio::time::sleep(Duration::from_secs(95)).await;
+    assert_eq!(flushes(), before);
+    drop(disk);
+    settle().await;
+    site.store.pass();
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    assert!(!site.is_attached("disk").await);
+    let disk = site.open("disk").await;
+    assert_eq!(disk.read(0, 4096).await.unwrap().to_vec(), [7; 4096]);
+}

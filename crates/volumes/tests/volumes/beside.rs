@@ -1,0 +1,167 @@
+//! A check that repairs, beside volumes that are made, cloned and deleted: it removes nothing that is needed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use blocker::executor::{block_on, poll_times};
+use blocker::{Blocker, Control, Durability};
+use test_kit::steered::{CallInfo, Op, SteeredStore, Verdict};
+use volumes::{Error, OpenOptions, Options, Settings, Volume, Volumes};
+
+const OBJECT: u64 = 4096;
+
+/// A steered store whose namespaces can be listed.
+struct Listed(Arc<SteeredStore>);
+
+impl Blocker for Listed {
+    blocker::delegate!(|this| *this.0, except control);
+
+    fn control(&self) -> &dyn Control {
+        self.0.memory().control()
+    }
+}
+
+fn volumes_of(store: &Arc<SteeredStore>, owner: &str) -> Volumes {
+    let store = Arc::new(Listed(Arc::clone(store)));
+    Volumes::new(store, Options::new("vol").owner(owner)).unwrap()
+}
+
+fn create(volumes: &Volumes, name: &str) {
+    block_on(volumes.create(name, 8 * OBJECT, Settings::default().object_bytes(OBJECT))).unwrap();
+}
+
+fn opened(volumes: &Volumes, name: &str) -> Volume {
+    block_on(volumes.open(name, OpenOptions::default())).unwrap()
+}
+
+/// Writes to a volume and closes it.
+fn stored(volumes: &Volumes, name: &str, bytes: &[u8]) {
+    let disk = opened(volumes, name);
+    block_on(disk.write(0, bytes.to_vec().into(), Durability::Cached)).unwrap();
+    block_on(disk.close()).unwrap();
+}
+
+fn found(volumes: &Volumes, name: &str) -> Vec<u8> {
+    let disk = opened(volumes, name);
+    let found = block_on(disk.read(0, 3)).unwrap().to_vec();
+    block_on(disk.close()).unwrap();
+    found
+}
+
+fn names(volumes: &Volumes) -> Vec<String> {
+    block_on(volumes.list()).unwrap().into_iter().map(|info| info.name).collect()
+}
+
+/// A volume "a" with other content than its snapshot "s" has, which is "old".
+fn with_snapshot(volumes: &Volumes) {
+    create(volumes, "a");
+    stored(volumes, "a", b"old");
+    block_on(volumes.snapshot("a", "s")).unwrap();
+    stored(volumes, "a", b"new");
+}
+
+/// A clone "z" of a clone "y" of "a", where the snapshot of "a" is there for them alone.
+fn with_clones(volumes: &Volumes) {
+    with_snapshot(volumes);
+    block_on(volumes.clone_volume("a", Some("s"), "y")).unwrap();
+    block_on(volumes.snapshot("y", "t")).unwrap();
+    block_on(volumes.clone_volume("y", Some("t"), "z")).unwrap();
+    block_on(volumes.delete_snapshot("a", "s")).unwrap();
+}
+
+fn is_change_of(call: &CallInfo, namespace: &str, name: &str) -> bool {
+    let is_object = |object: &blocker::ObjectId| {
+        object.namespace.as_bytes() == namespace.as_bytes() && object.name.as_bytes() == name.as_bytes()
+    };
+    call.op.is_change() && call.object.as_ref().is_some_and(is_object)
+}
+
+#[test]
+fn a_volume_that_is_made_while_a_check_runs_stays() {
+    let store = SteeredStore::new();
+    let volumes = volumes_of(&store, "one");
+    with_snapshot(&volumes);
+    // The check has the names, and looks for the deleted volumes next.
+    let mut lists = 0;
+    store.rule(move |call| {
+        lists += u32::from(call.op == Op::List);
+        if call.op == Op::List && lists == 2 { Verdict::Hold } else { Verdict::Pass }
+    });
+    let mut check = Box::pin(volumes.check(true));
+    assert!(poll_times(check.as_mut(), 1, Duration::ZERO).is_none());
+    store.pass();
+    create(&volumes, "b");
+    stored(&volumes, "b", b"two");
+    block_on(volumes.clone_volume("a", Some("s"), "c")).unwrap();
+    store.answer_all();
+    assert_eq!(block_on(check).unwrap().problems, []);
+    assert_eq!(found(&volumes, "b"), b"two");
+    block_on(volumes.delete_snapshot("a", "s")).unwrap();
+    assert_eq!(block_on(volumes.check(true)).unwrap().problems, []);
+    assert_eq!(found(&volumes, "c"), b"old");
+}
+
+#[test]
+fn a_volume_that_a_check_took_for_one_that_was_never_made_is_not_made() {
+    for is_clone in [false, true] {
+        let store = SteeredStore::new();
+        let (one, two) = (volumes_of(&store, "one"), volumes_of(&store, "two"));
+        with_snapshot(&one);
+        store.rule(|call| if is_change_of(call, "vol", "v/c") { Verdict::Hold } else { Verdict::Pass });
+        let settings = Settings::default().object_bytes(OBJECT);
+        let mut made: std::pin::Pin<Box<dyn Future<Output = volumes::Result<()>>>> = match is_clone {
+            false => Box::pin(one.create("c", 8 * OBJECT, settings)),
+            true => Box::pin(one.clone_volume("a", Some("s"), "c")),
+        };
+        assert!(poll_times(made.as_mut(), 1, Duration::ZERO).is_none());
+        block_on(two.check(true)).unwrap();
+        store.open();
+        let made = block_on(made);
+        assert!(matches!(made, Err(Error::Io(blocker::Error::Retryable(_)))), "{made:?}");
+        assert_eq!(names(&two), ["a"]);
+        assert_eq!(block_on(two.check(true)).unwrap().problems, []);
+        block_on(two.clone_volume("a", Some("s"), "c")).unwrap();
+        assert_eq!(found(&two, "c"), b"old");
+    }
+}
+
+#[test]
+fn a_volume_whose_deletion_another_owner_has_begun_keeps_what_its_clones_need() {
+    let store = SteeredStore::new();
+    let one = volumes_of(&store, "one");
+    with_clones(&one);
+    // The name is gone, and the owner with it.
+    store.rule(|call| if is_change_of(call, "vol", "v/y") { Verdict::Hold } else { Verdict::Pass });
+    let mut deleted = Box::pin(one.delete("y"));
+    assert!(poll_times(deleted.as_mut(), 1, Duration::ZERO).is_none());
+    store.perform(store.held()[0].number);
+    store.pass();
+    drop(deleted);
+    drop(one);
+    let two = volumes_of(&store, "two");
+    assert_eq!(names(&two), ["a", "z"]);
+    block_on(two.check(true)).unwrap();
+    assert_eq!(found(&two, "z"), b"old");
+    let one = volumes_of(&store, "one");
+    block_on(one.check(true)).unwrap();
+    assert_eq!(found(&one, "z"), b"old");
+    block_on(one.delete("z")).unwrap();
+    assert_eq!(block_on(one.check(false)).unwrap().problems, []);
+}
+
+#[test]
+fn a_deletion_beside_a_check_keeps_its_record() {
+    let store = SteeredStore::new();
+    let volumes = volumes_of(&store, "one");
+    with_clones(&volumes);
+    store.rule(|call| if is_change_of(call, "vol", "v/y") { Verdict::Hold } else { Verdict::Pass });
+    let mut deleted = Box::pin(volumes.delete("y"));
+    assert!(poll_times(deleted.as_mut(), 1, Duration::ZERO).is_none());
+    let mut check = Box::pin(volumes.check(true));
+    assert!(poll_times(check.as_mut(), 1, Duration::ZERO).is_none());
+    store.open();
+    block_on(deleted).unwrap();
+    block_on(check).unwrap();
+    assert_eq!(block_on(volumes.check(true)).unwrap().problems, []);
+    assert_eq!(found(&volumes, "z"), b"old");
+}

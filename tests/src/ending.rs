@@ -1,0 +1,13 @@
+//! The end of threads that go on until a flag is set: a scope waits for them, also where the test fails.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Sets a flag when it is dropped.
+#[derive(Debug)]
+pub struct SetOnDrop<'a>(pub &'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}

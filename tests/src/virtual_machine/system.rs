@@ -1,0 +1,166 @@
+//! What a guest is started with: a kernel of Debian's cloud images, and an initramfs of a few files.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::DEADLINE;
+use crate::outside::{find_program, run, text};
+use crate::program::repository;
+
+/// The modules that the guest loads, which the kernel does not have built in.
+const MODULES: [&str; 6] =
+    ["virtio_ring", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio", "virtio_pci", "virtio_blk"];
+/// The programs that guests and their disks need, each with its package.
+const PROGRAMS: [(&str, &str); 7] = [
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("busybox", "busybox-static"),
+    ("mkfs.ext4", "e2fsprogs"),
+    ("debugfs", "e2fsprogs"),
+    ("nbdcopy", "libnbd-bin"),
+    ("apt-get", "apt"),
+    ("dpkg-deb", "dpkg"),
+];
+/// How often the package of the kernel is asked for.
+const TRIES: u32 = 4;
+
+/// See the module.
+#[derive(Debug)]
+pub struct System {
+    /// The kernel's image.
+    pub(super) kernel: PathBuf,
+    /// The compressed or plain archive that the kernel begins with.
+    pub(super) initramfs: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+impl System {
+    /// Returns what guests are started with; the package of the kernel is downloaded unless that was done before.
+    ///
+    /// # Errors
+    /// What this machine lacks.
+    ///
+    /// # Panics
+    /// If files cannot be written.
+    pub fn prepare() -> Result<Self, String> {
+        if !cfg!(target_arch = "x86_64") {
+            return Err("the guest is an x86-64 one".into());
+        }
+        for (program, package) in PROGRAMS {
+            find_program(program).ok_or_else(|| format!("{program} is not installed ({package})"))?;
+        }
+        let files = unpacked()?;
+        let kernel = found(&files.join("boot"), "vmlinuz-").ok_or("the package has no kernel")?;
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let initramfs = initramfs(&files, directory.path())?;
+        Ok(Self { kernel, initramfs, _directory: directory })
+    }
+}
+
+/// Returns the folder with the files of the kernel's package.
+fn unpacked() -> Result<PathBuf, String> {
+    let folder = repository().join("target/tmp/virtual-machine");
+    let files = folder.join("files");
+    if files.is_dir() {
+        return Ok(files);
+    }
+    fs::create_dir_all(&folder).expect("a folder for the kernel");
+    let mut why = String::new();
+    for _ in 0..TRIES {
+        // In a folder of its own: another process may be doing the same.
+        let attempt = tempfile::tempdir_in(&folder).expect("a temporary directory");
+        match download(attempt.path()) {
+            Ok(unpacked) if fs::rename(&unpacked, &files).is_ok() || files.is_dir() => return Ok(files),
+            Ok(_) => why = "the package cannot be put in its place".into(),
+            Err(error) => why = error,
+        }
+        // The lists of a fresh machine may be missing or old; without the rights to renew them this does nothing.
+        let _ = succeeded(Command::new("apt-get").args(["update", "-q"]));
+    }
+    Err(why)
+}
+
+fn download(into: &Path) -> Result<PathBuf, String> {
+    let package = newest_package()?;
+    let mut fetch = Command::new("apt-get");
+    fetch.args(["-o", "APT::Sandbox::User=root", "download", &package]).current_dir(into);
+    succeeded(&mut fetch)?;
+    let archive = found(into, &package).ok_or("apt-get download left no package")?;
+    let files = into.join("files");
+    succeeded(Command::new("dpkg-deb").arg("-x").arg(archive).arg(&files))?;
+    Ok(files)
+}
+
+/// Returns the name of the newest kernel's package that the sources of this machine have.
+fn newest_package() -> Result<String, String> {
+    let mut search = Command::new("apt-cache");
+    search.args(["depends", "--important", "linux-image-cloud-amd64"]);
+    let depends = succeeded(&mut search)?;
+    let newest = depends.lines().find_map(|line| {
+        let package = line.trim().strip_prefix("Depends: ")?;
+        package.starts_with("linux-image-").then(|| package.to_owned())
+    });
+    newest.ok_or_else(|| format!("apt-cache names no kernel:\n{depends}"))
+}
+
+/// Makes the archive of the init script, what it runs and the modules that it loads.
+fn initramfs(files: &Path, into: &Path) -> Result<PathBuf, String> {
+    let root = into.join("root");
+    let put = |from: &Path, to: &str| {
+        let to = root.join(to.trim_start_matches('/'));
+        fs::create_dir_all(to.parent().expect("a file in a folder")).expect("a folder");
+        fs::copy(from, &to).unwrap_or_else(|error| panic!("{}: {error}", from.display()));
+        to
+    };
+    let program = |name: &str| find_program(name).ok_or_else(|| format!("{name} is not installed"));
+    put(&program("busybox")?, "bin/busybox");
+    put(Path::new("/etc/mke2fs.conf"), "etc/mke2fs.conf");
+    let mkfs = program("mkfs.ext4")?;
+    put(&mkfs, "bin/mkfs.ext4");
+    let libraries = succeeded(Command::new("ldd").arg(&mkfs))?;
+    for library in libraries.split_whitespace().filter(|word| word.starts_with('/')) {
+        put(Path::new(library), library);
+    }
+    for module in MODULES {
+        let name = format!("{module}.ko");
+        let drivers = found_below(&files.join("lib/modules"), &name)
+            .ok_or_else(|| format!("the package of the kernel has no {name}"))?;
+        put(&drivers, &format!("modules/{name}"));
+    }
+    let init = root.join("init");
+    fs::write(&init, include_str!("init.sh")).expect("the init script");
+    fs::set_permissions(&init, fs::Permissions::from_mode(0o755)).expect("permissions of the init script");
+    let archive = into.join("initramfs");
+    let mut pack = Command::new("sh");
+    pack.args(["-c", "find . | busybox cpio -o -H newc > ../initramfs"]).current_dir(&root);
+    succeeded(&mut pack)?;
+    Ok(archive)
+}
+
+/// Runs a program to its end; returns what it wrote to its standard output, or, if it failed, why.
+pub(super) fn succeeded(command: &mut Command) -> Result<String, String> {
+    let output = run(command, DEADLINE);
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    Err(format!("{command:?} ended with {}:\n{}", output.status, text(&output)))
+}
+
+/// Returns the file of a folder whose name begins so.
+fn found(folder: &Path, begin: &str) -> Option<PathBuf> {
+    let files = fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    files
+        .into_iter()
+        .find(|file| file.file_name().is_some_and(|name| name.to_string_lossy().starts_with(begin)))
+}
+
+/// Returns the file of this name in a folder or one below it.
+fn found_below(folder: &Path, name: &str) -> Option<PathBuf> {
+    fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path())).find_map(|path| {
+        if path.is_dir() {
+            return found_below(&path, name);
+        }
+        path.file_name().is_some_and(|file| file == name).then_some(path)
+    })
+}

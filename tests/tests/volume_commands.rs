@@ -1,0 +1,163 @@
+//! `cachectl volume` against a running `cached`: by its admin listener, and on its object cache over synapse.
+
+use cached_tests::daemon::{Daemon, wait_for};
+use cached_tests::nbd::Disk;
+use serde_json::Value;
+use std::fs::{File, read};
+use std::os::unix::fs::FileExt;
+
+const MIB: u64 = 1 << 20;
+
+/// An object cache that writes back over a directory, with a journal; volumes at a unix socket, and synapse.
+fn start() -> Daemon {
+    Daemon::start("cached", |place| {
+        format!(
+            "[objects]\nwrite = \"back\"\nwriter = \"cache\"\nmemory_bytes_max = \"16 MiB\"\n\
+             dirty_bytes_max = \"2 MiB\"\nobject_bytes_max = \"64 KiB\"\n[objects.journal]\n\
+             directory = \"{place}/journal\"\nsegment_bytes = \"1 MiB\"\nlimit_bytes = \"12 MiB\"\ndirect = false\n\
+             journaled_bytes_max = \"256 KiB\"\n[objects.backend]\nkind = \"file\"\npath = \"{place}/store\"\n\
+             [volumes]\n[nbd]\nlisten = [\"unix:{place}/nbd\"]\nthreads = 2\n[synapse]\n\
+             listen = [\"unix:{place}/synapse\"]\n"
+        )
+    })
+}
+
+/// Runs `cachectl volume`; `FILE:` before an argument makes it a file beside the program's own.
+fn volume(daemon: &Daemon, arguments: &[&str]) -> (i32, String) {
+    let backend = format!("synapse:unix:{}", daemon.path("synapse").display());
+    on(daemon, &backend, arguments)
+}
+
+fn on(daemon: &Daemon, backend: &str, arguments: &[&str]) -> (i32, String) {
+    let arguments: Vec<String> = arguments
+        .iter()
+        .map(|argument| match argument.strip_prefix("FILE:") {
+            Some(name) => daemon.path(name).display().to_string(),
+            None => (*argument).to_owned(),
+        })
+        .collect();
+    let mut all = vec!["--backend", backend, "volume"];
+    all.extend(arguments.iter().map(String::as_str));
+    daemon.cachectl(&all)
+}
+
+#[track_caller]
+fn done(daemon: &Daemon, arguments: &[&str]) -> String {
+    let (code, text) = volume(daemon, arguments);
+    assert_eq!(code, 0, "{arguments:?}: {text}");
+    text
+}
+
+/// It ends with this code and one line that has this text.
+#[track_caller]
+fn refused(daemon: &Daemon, arguments: &[&str], code: i32, text: &str) {
+    let (found, line) = volume(daemon, arguments);
+    assert_eq!((found, line.trim_end().lines().count()), (code, 1), "{arguments:?}: {line}");
+    assert!(line.contains(text), "{arguments:?}: {line}");
+}
+
+fn connect(daemon: &Daemon, export: &str) -> Disk {
+    Disk::connect(&daemon.path("nbd"), export).expect("a connection")
+}
+
+fn wait_until_detached(daemon: &Daemon, name: &str) {
+    wait_for("the volume is given up", || {
+        done(daemon, &["list"])
+            .lines()
+            .find_map(|line| (line.starts_with(name) && line.contains("not in use")).then_some(()))
+    });
+}
+
+#[test]
+fn a_disk_is_imported_used_rolled_back_and_copied_elsewhere() {
+    let daemon = start();
+    let image = File::create(daemon.path("image")).expect("a file");
+    image.set_len(8 * MIB + 512).expect("its size");
+    image.write_all_at(b"boot", 0).expect("its begin");
+    image.write_all_at(&[7; 100_000], 5 * MIB).expect("its middle");
+    let before = read(daemon.path("image")).expect("the image");
+    assert!(done(&daemon, &["import", "disk", "FILE:image"]).contains("disk is a volume of 8.0 MiB"));
+    refused(&daemon, &["import", "disk", "FILE:image"], 4, "\"disk\" exists already");
+
+    // What a client writes, between two snapshots.
+    let mut disk = connect(&daemon, "disk");
+    assert_eq!(disk.read(5 * MIB, 4).expect("it is read"), [7; 4]);
+    assert!(done(&daemon, &["snapshot", "disk@clean"]).starts_with("disk@clean is made"));
+    disk.write(100, b"changed").expect("it is written");
+    disk.flush().expect("it is flushed");
+    done(&daemon, &["snapshot", "disk@changed"]);
+    let changed = done(&daemon, &["diff", "disk@changed", "--from", "clean"]);
+    assert_eq!(changed.split_whitespace().collect::<Vec<_>>(), ["0", "65536", "data"]);
+    assert!(done(&daemon, &["show", "disk"]).contains("1 connection"));
+    for command in
+        [&["rollback", "disk@clean", "--yes"][..], &["delete", "disk", "--yes"], &["detach", "disk"]]
+    {
+        refused(&daemon, command, 4, "NBD connection");
+    }
+    refused(&daemon, &["export", "disk", "FILE:out"], 4, "in use by");
+    done(&daemon, &["export", "disk@clean", "FILE:clean"]);
+    assert!(
+        read(daemon.path("clean")).expect("an image") == before,
+        "the snapshot differs from what was imported"
+    );
+    drop(disk);
+    wait_until_detached(&daemon, "disk");
+
+    // The streams make the same volume in another store.
+    done(&daemon, &["export-diff", "disk@clean", "FILE:full"]);
+    done(&daemon, &["export-diff", "disk@changed", "--from", "clean", "FILE:change"]);
+    let other = format!("file:{}", daemon.path("other").display());
+    for stream in ["FILE:full", "FILE:change"] {
+        let (code, text) = on(&daemon, &other, &["import-diff", "copy", stream]);
+        assert_eq!(code, 0, "{text}");
+    }
+    assert_eq!(on(&daemon, &other, &["export", "copy", "FILE:copied"]).0, 0);
+    done(&daemon, &["export", "disk", "FILE:exported"]);
+    let [copied, exported] = ["copied", "exported"].map(|name| read(daemon.path(name)).expect("an image"));
+    assert!(copied == exported && copied[100..107] == *b"changed", "the copy differs");
+
+    refused(&daemon, &["rollback", "disk@clean"], 2, "--yes");
+    done(&daemon, &["rollback", "disk@clean", "--yes"]);
+    assert_eq!(connect(&daemon, "disk").read(0, 107).expect("it is read"), before[..107]);
+    wait_until_detached(&daemon, "disk");
+    let (status, log) = daemon.end();
+    assert!(status.success(), "{log}");
+}
+
+#[test]
+fn volumes_are_made_changed_and_deleted() {
+    let daemon = start();
+    assert_eq!(done(&daemon, &["list"]), "");
+    done(&daemon, &["create", "base", "16M", "write=through"]);
+    refused(&daemon, &["create", "base", "16M"], 4, "exists already");
+    refused(&daemon, &["create", "other", "16M", "object_bytes=5000"], 2, "power of two");
+    refused(&daemon, &["show", "none"], 3, "there is no volume \"none\"");
+    done(&daemon, &["create", "data", "1M"]);
+    done(&daemon, &["snapshot", "base@gold", "data"]);
+    done(&daemon, &["clone", "base@gold", "vm1"]);
+    done(&daemon, &["clone", "base", "vm2"]);
+    let listed = done(&daemon, &["list"]);
+    assert!(listed.contains("vm1      16 MiB, not in use, clone of base@gold\n"), "{listed}");
+    assert_eq!(listed.lines().count(), 4, "{listed}");
+    done(&daemon, &["flatten", "vm1"]);
+    done(&daemon, &["resize", "vm1", "32M"]);
+    refused(&daemon, &["resize", "vm1", "8M"], 2, "the last 24 MiB would be lost");
+    done(&daemon, &["resize", "vm1", "8M", "--yes"]);
+    done(&daemon, &["set", "vm1", "is_read_only=true"]);
+    let shown: Value =
+        serde_json::from_str(&daemon.cachectl(&["--json", "volume", "show", "vm1"]).1).expect("JSON");
+    assert_eq!(shown["size_bytes"], 8 * MIB);
+    assert_eq!((&shown["settings"]["is_read_only"], &shown["origin"]), (&Value::Bool(true), &Value::Null));
+    assert!(connect(&daemon, "vm1").write(0, &[1]).is_err(), "it is read-only");
+    wait_until_detached(&daemon, "vm1");
+    done(&daemon, &["detach", "vm1"]);
+    refused(&daemon, &["take-over", "vm1"], 2, "it has no owner");
+    done(&daemon, &["take-over", "vm1", "--yes"]);
+    done(&daemon, &["delete-snapshot", "data@gold", "--yes"]);
+    refused(&daemon, &["delete-snapshot", "data@gold", "--yes"], 3, "there is no snapshot \"gold\"");
+    for name in ["base", "data", "vm1", "vm2"] {
+        done(&daemon, &["delete", name, "--yes"]);
+    }
+    assert!(done(&daemon, &["check"]).contains("0 volumes, 0 objects: in order"));
+    refused(&daemon, &["job", "1000"], 3, "there is no job 1000");
+}

@@ -1,0 +1,370 @@
+//! Volumes of `cached`: made and managed through the admin listener, used over NBD, and kept.
+
+use cached_tests::daemon::{DEADLINE, Daemon, wait_for};
+use cached_tests::http;
+use cached_tests::nbd::Disk;
+use cached_tests::outside::{find_program, run, skip, text};
+use cached_tests::program::repository;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::process::Command;
+
+const MIB: u64 = 1 << 20;
+
+/// An object cache over a directory, with a journal unless it is left out, and volumes at a unix socket. Nothing is stored
+/// by age.
+fn configuration(place: &str, has_journal: bool, more: &str) -> String {
+    let journal = format!(
+        "[objects.journal]\ndirectory = \"{place}/journal\"\nsegment_bytes = \"1 MiB\"\nlimit_bytes = \"12 MiB\"\n\
+         direct = false\njournaled_bytes_max = \"256 KiB\"\n"
+    );
+    format!(
+        "[objects]\nwrite = \"back\"\nwriter = \"cache\"\nmemory_bytes_max = \"16 MiB\"\ndirty_bytes_max = \"2 MiB\"\n\
+         object_bytes_max = \"64 KiB\"\ndirty_age_ms_max = 86400000\n{}[objects.backend]\nkind = \"file\"\n\
+         path = \"{place}/store\"\n[volumes]\n[nbd]\nlisten = [\"unix:{place}/nbd\"]\nthreads = 2\n{more}",
+        if has_journal { &journal } else { "" }
+    )
+}
+
+fn start(has_journal: bool) -> Daemon {
+    Daemon::start("cached", |place| configuration(place, has_journal, ""))
+}
+
+/// Sends a request that must be done.
+fn done(daemon: &Daemon, path: &str, body: Value) -> Value {
+    let (status, answer) = daemon.post(path, &body);
+    assert_eq!(status, 200, "{path} {body}: {answer}");
+    answer
+}
+
+fn create(daemon: &Daemon, name: &str) {
+    let body = json!({ "name": name, "size_bytes": 8 * MIB });
+    assert_eq!(done(daemon, "/volumes/create", body), json!({ "done": true }));
+}
+
+fn connect(daemon: &Daemon, export: &str) -> Disk {
+    Disk::connect(&daemon.path("nbd"), export).expect("a connection")
+}
+
+/// Waits until no connection has a volume, and no owner.
+fn wait_until_detached(daemon: &Daemon, name: &str) {
+    wait_for("the volume is given up", || {
+        let shown = daemon.json(&format!("/volumes/show?name={name}"));
+        (shown["connections"] == 0 && shown["attached"] == false).then_some(())
+    });
+}
+
+#[test]
+fn volumes_are_managed_through_the_admin_listener() {
+    let daemon = start(true);
+    assert_eq!(daemon.json("/volumes"), json!({ "volumes": [] }));
+    create(&daemon, "disk");
+    let settings = json!({ "write": "through", "object_bytes": 32768 });
+    done(&daemon, "/volumes/create", json!({ "name": "b", "size_bytes": MIB, "settings": settings }));
+    let listed = daemon.json("/volumes");
+    let names: Vec<_> = listed["volumes"].as_array().expect("a list").iter().map(|of| &of["name"]).collect();
+    assert_eq!(names, ["b", "disk"]);
+    assert_eq!(
+        listed["volumes"][1],
+        json!({
+            "name": "disk", "size_bytes": 8 * MIB, "object_bytes": 65536, "attached": false, "owner": null,
+            "connections": 0, "exported": true, "snapshot_count": 0, "origin": null,
+            "settings": { "is_read_only": false, "write": null, "quota_bytes_max": null, "object_bytes": 65536 },
+        })
+    );
+    let mut disk = connect(&daemon, "disk");
+    assert_eq!(disk.size_bytes, 8 * MIB);
+    disk.write(70_000, &[1; 10_000]).expect("it is written");
+    done(&daemon, "/volumes/snapshot", json!({ "volumes": ["disk", "b"], "snapshot": "monday" }));
+    disk.write(70_000, &[2; 10_000]).expect("it is written");
+    disk.flush().expect("it is flushed");
+    let shown = daemon.json("/volumes/show?name=disk");
+    assert_eq!((&shown["connections"], &shown["attached"]), (&json!(1), &json!(true)));
+    assert_eq!(shown["snapshots"][0]["name"], "monday", "{shown}");
+    assert_eq!(shown["usage"]["referenced_bytes"], 65536, "{shown}");
+    let changed = daemon.json("/volumes/diff?name=disk&from=monday&to=");
+    assert_eq!(
+        changed,
+        json!({ "extents": [{ "offset": 65536, "bytes": 65536, "kind": "data" }], "more": false })
+    );
+
+    // What would pull the disk out from under its client is refused.
+    for (path, body) in [
+        ("/volumes/rollback", json!({ "name": "disk", "snapshot": "monday" })),
+        ("/volumes/delete", json!({ "name": "disk" })),
+        ("/volumes/detach", json!({ "name": "disk" })),
+        ("/volumes/resize", json!({ "name": "disk", "size_bytes": MIB, "shrink": true })),
+        ("/volumes/set", json!({ "name": "disk", "settings": { "write": "back" } })),
+    ] {
+        let (status, answer) = daemon.post(path, &body);
+        let line = answer["error"].as_str().unwrap_or_default();
+        assert_eq!(status, 409, "{path}: {answer}");
+        assert!(line.starts_with("1 NBD connections use the volume"), "{path}: {line}");
+    }
+    done(&daemon, "/volumes/clone", json!({ "source": "disk", "snapshot": "monday", "name": "copy" }));
+    let copy = daemon.json("/volumes/show?name=copy");
+    assert_eq!(copy["origin"], json!({ "volume": "disk", "snapshot": "monday" }));
+    assert_eq!(connect(&daemon, "copy").read(70_000, 10_000).expect("it is read"), [1; 10_000]);
+    assert_eq!(disk.read(70_000, 10_000).expect("it is read"), [2; 10_000]);
+    drop(disk);
+    wait_until_detached(&daemon, "disk");
+    wait_until_detached(&daemon, "copy");
+    done(&daemon, "/volumes/flatten", json!({ "name": "copy" }));
+    assert_eq!(daemon.json("/volumes/show?name=copy")["origin"], Value::Null);
+    done(&daemon, "/volumes/rollback", json!({ "name": "disk", "snapshot": "monday" }));
+    assert_eq!(connect(&daemon, "disk").read(70_000, 10_000).expect("it is read"), [1; 10_000]);
+    wait_until_detached(&daemon, "disk");
+    done(&daemon, "/volumes/resize", json!({ "name": "disk", "size_bytes": 16 * MIB }));
+    let (status, answer) = daemon.post("/volumes/resize", &json!({ "name": "disk", "size_bytes": MIB }));
+    assert!(status == 409 && answer["error"].as_str().is_some_and(|line| line.contains("\"shrink\": true")));
+    done(&daemon, "/volumes/resize", json!({ "name": "disk", "size_bytes": 2 * MIB, "shrink": true }));
+    assert_eq!(connect(&daemon, "disk").size_bytes, 2 * MIB);
+    wait_until_detached(&daemon, "disk");
+    done(&daemon, "/volumes/set", json!({ "name": "disk", "settings": { "is_read_only": true } }));
+    let error = connect(&daemon, "disk").write(0, &[1]).expect_err("it is read-only");
+    assert!(error.to_string().contains("error 1"), "{error}");
+    wait_until_detached(&daemon, "disk");
+    assert_eq!(daemon.post("/volumes/delete-snapshot", &json!({ "name": "b", "snapshot": "x" })).0, 404);
+    done(&daemon, "/volumes/delete-snapshot", json!({ "name": "b", "snapshot": "monday" }));
+    done(&daemon, "/volumes/delete", json!({ "name": "disk" }));
+    let report = done(&daemon, "/volumes/check", json!({ "repair": true }));
+    assert_eq!((&report["problems"], &report["births_met"]), (&json!([]), &json!(0)), "{report}");
+    let error = Disk::connect(&daemon.path("nbd"), "disk").expect_err("it is gone");
+    assert_eq!(error.kind(), std::io::ErrorKind::UnexpectedEof, "{error}");
+}
+
+#[test]
+fn mistakes_in_requests_are_one_line() {
+    let daemon = start(true);
+    create(&daemon, "disk");
+    for (path, body, status, line) in [
+        ("create", json!({ "name": "disk", "size_bytes": MIB }), 409, "\"disk\" exists already"),
+        ("create", json!({ "name": "a/b", "size_bytes": MIB }), 400, "invalid: the name \"a/b\""),
+        ("create", json!({ "name": "x", "size_bytes": 0 }), 400, "invalid: a volume with objects of"),
+        (
+            "create",
+            json!({ "name": "x", "size_bytes": MIB, "settings": { "object_bytes": 5000 } }),
+            400,
+            "invalid: object_bytes is 5000, and must be a power of two from 4096 to 65536",
+        ),
+        (
+            "create",
+            json!({ "name": "x" }),
+            400,
+            "give {\"name\": \"NAME\", \"size_bytes\": 1073741824}: missing",
+        ),
+        (
+            "create",
+            json!({ "name": "x", "size_bytes": MIB, "settings": { "quota_bytes_max": 4096 } }),
+            400,
+            "settings.quota_bytes_max: this backend has no quotas",
+        ),
+        ("delete", json!({ "name": "x" }), 404, "there is no volume \"x\""),
+        ("resize", json!({ "name": "x", "size_bytes": 1 }), 404, "there is no volume \"x\""),
+        (
+            "clone",
+            json!({ "source": "disk", "snapshot": "s", "name": "y" }),
+            404,
+            "there is no snapshot \"s\"",
+        ),
+        ("rollback", json!({ "name": "disk", "snapshot": "s" }), 404, "there is no snapshot \"s\""),
+        ("snapshot", json!({ "volumes": [], "snapshot": "s" }), 400, "volumes: is empty"),
+        ("set", json!({ "name": "disk", "settings": { "x": 1 } }), 400, "settings.x: is unknown"),
+    ] {
+        let (given, answer) = daemon.post(&format!("/volumes/{path}"), &body);
+        let error = answer["error"].as_str().unwrap_or_default();
+        assert_eq!(given, status, "{path} {body}: {answer}");
+        assert!(error.starts_with(line), "{path} {body}: {error}");
+    }
+    let ask = |path: &str| http::get(&daemon.admin, path);
+    assert_eq!(ask("/volumes/show?name=x").0, 404);
+    assert_eq!(ask("/volumes/show").0, 400);
+    assert_eq!(ask("/volumes/job?id=77").0, 404);
+    // A change needs the token, and is logged with the client's address.
+    let (status, _) = http::post(&daemon.admin, "/volumes/delete", "", "{\"name\": \"disk\"}");
+    assert_eq!(status, 401);
+    done(&daemon, "/volumes/delete", json!({ "name": "disk" }));
+    let log = daemon.log();
+    assert!(log.contains("the admin listener changes volumes"), "{log}");
+    assert!(log.contains("peer=127.0.0.1:"), "{log}");
+}
+
+#[test]
+fn what_was_flushed_survives_kill_9_from_the_journal() {
+    let daemon = start(true);
+    create(&daemon, "a");
+    create(&daemon, "b");
+    let (mut a, mut b) = (connect(&daemon, "a"), connect(&daemon, "b"));
+    for (disk, byte) in [(&mut a, 1), (&mut b, 2)] {
+        disk.write(0, &[byte; 100_000]).expect("it is written");
+        disk.flush().expect("it is flushed");
+        // In place now: the journal has it, and the store does not.
+        disk.write(1000, &[byte + 2; 50_000]).expect("it is written");
+        disk.flush().expect("it is flushed");
+        disk.write_durably(60_000, &[byte + 4; 100]).expect("it is written");
+    }
+    let dirty = daemon.json("/status.json")["objects"]["dirty_bytes"].as_u64();
+    assert!(dirty >= Some(100_000), "the flushes were answered by the journal: {dirty:?}");
+    let daemon = daemon.restart("cached", libc::SIGKILL);
+    for (name, byte) in [("a", 1_u8), ("b", 2)] {
+        let found = connect(&daemon, name).read(0, 100_000).expect("it is read");
+        let mut wanted = vec![byte; 100_000];
+        wanted[1000..51_000].fill(byte + 2);
+        wanted[60_000..60_100].fill(byte + 4);
+        assert!(found == wanted, "volume {name} has other bytes");
+    }
+    wait_until_detached(&daemon, "a");
+    wait_until_detached(&daemon, "b");
+    let report = done(&daemon, "/volumes/check", json!({}));
+    let problems = report["problems"].as_array().expect("a list");
+    assert!(problems.iter().all(|problem| problem["kind"] == "leftover"), "{report}");
+}
+
+#[test]
+fn an_orderly_end_stores_what_was_not_flushed() {
+    let daemon = start(false);
+    create(&daemon, "disk");
+    let mut disk = connect(&daemon, "disk");
+    disk.write(0, &[7; 200_000]).expect("it is written");
+    let daemon = daemon.restart("cached", libc::SIGTERM);
+    let error = disk.flush().expect_err("the server has closed the connection");
+    drop(error);
+    assert_eq!(daemon.json("/volumes/show?name=disk")["owner"], Value::Null, "it was given up");
+    assert_eq!(connect(&daemon, "disk").read(0, 200_000).expect("it is read"), vec![7; 200_000]);
+    wait_until_detached(&daemon, "disk");
+    let report = done(&daemon, "/volumes/check", json!({}));
+    assert_eq!(report["problems"], json!([]));
+}
+
+/// The process that has taken over. It is ended when this is dropped.
+struct Successor(i32);
+
+impl Drop for Successor {
+    fn drop(&mut self) {
+        // SAFETY: kill touches no memory. The process is an orphan of this test's, which has waited for its parent.
+        unsafe { libc::kill(self.0, libc::SIGKILL) };
+    }
+}
+
+#[test]
+fn an_upgrade_gives_volumes_up_and_goes_on_with_them() {
+    let daemon = start(true);
+    create(&daemon, "disk");
+    let mut disk = connect(&daemon, "disk");
+    disk.write(0, &[9; 100_000]).expect("it is written");
+    let before = daemon.pid();
+    daemon.signal(libc::SIGUSR2);
+    // The admin listener's socket is the new process's from now on.
+    let pid = wait_for("the new process", || {
+        let pid = daemon.json("/status.json")["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+        pid.filter(|pid| *pid != before)
+    });
+    let _successor = Successor(pid);
+    disk.read(0, 1).expect_err("the old process has closed the connection");
+    let mut disk = wait_for("a connection", || Disk::connect(&daemon.path("nbd"), "disk").ok());
+    assert_eq!(disk.read(0, 100_000).expect("it is read"), vec![9; 100_000]);
+    disk.write(0, &[8; 100]).expect("it is written");
+    disk.flush().expect("it is flushed");
+}
+
+#[test]
+fn clients_have_the_exports_that_are_named_and_are_counted() {
+    let daemon = Daemon::start("cached", |place| configuration(place, false, "exports = [\"disk\"]\n"));
+    create(&daemon, "disk");
+    create(&daemon, "other");
+    assert_eq!(daemon.json("/volumes/show?name=other")["exported"], false);
+    Disk::connect(&daemon.path("nbd"), "other").expect_err("it is not exported");
+    // The only export is that without a name, too.
+    let mut disk = connect(&daemon, "");
+    disk.write(0, &[1; 4096]).expect("it is written");
+    disk.read(0, 8192).expect("it is read");
+    disk.flush().expect("it is flushed");
+    let metric = |series: &str| daemon.metric(series).unwrap_or_else(|| panic!("no {series}"));
+    assert_eq!(metric("cached_volume_connections{volume=\"disk\"}"), 1.0);
+    assert_eq!(metric("cached_volume_written_bytes_total{volume=\"disk\"}"), 4096.0);
+    assert_eq!(metric("cached_volume_read_bytes_total{volume=\"disk\"}"), 8192.0);
+    for command in ["read", "write", "flush"] {
+        assert_eq!(
+            metric(&format!("cached_volume_requests_total{{command=\"{command}\",volume=\"disk\"}}")),
+            1.0
+        );
+    }
+    assert_eq!(metric("cached_nbd_connections_open"), 1.0);
+    let status = daemon.json("/status.json");
+    assert_eq!(
+        status["volumes"],
+        json!({
+            "connected": 1, "jobs": 0, "volumes_other": 0,
+            "volumes": [{
+                "volume": "disk", "connections": 1, "reads": 1, "writes": 1, "flushes": 1,
+                "read_bytes": 8192, "written_bytes": 4096,
+            }],
+        })
+    );
+    let listeners = status["listeners"].as_array().expect("a list");
+    let nbd = listeners.iter().find(|listener| listener["protocol"] == "nbd").expect("the listener");
+    assert_eq!(
+        (&nbd["connections"], nbd["listener"].as_str().map(|at| at.ends_with("/nbd"))),
+        (&json!(1), Some(true))
+    );
+    let reference = std::fs::read_to_string(repository().join("docs/metrics.md")).expect("docs/metrics.md");
+    let of_volumes = |name: &str| name.starts_with("cached_nbd_") || name.starts_with("cached_volume");
+    let (_, text) = http::get(&daemon.admin, "/metrics");
+    let shown = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    let shown: BTreeMap<&str, &str> = shown.filter(|(name, _)| of_volumes(name)).collect();
+    let documented = reference.lines().filter_map(|line| {
+        let (name, rest) = line.strip_prefix("| `")?.split_once('`')?;
+        Some((name.split('{').next()?, rest.split('|').nth(1)?.trim()))
+    });
+    let documented: BTreeMap<&str, &str> = documented.filter(|(name, _)| of_volumes(name)).collect();
+    assert_eq!(shown, documented, "left: shown, right: in docs/metrics.md");
+    drop(disk);
+    wait_for("the end of the connection", || {
+        (daemon.metric("cached_volume_connections{volume=\"disk\"}") == Some(0.0)).then_some(())
+    });
+    assert_eq!(
+        metric("cached_volume_written_bytes_total{volume=\"disk\"}"),
+        4096.0,
+        "what was counted stays"
+    );
+}
+
+#[test]
+fn the_clients_that_people_use_get_their_data_back() {
+    let programs = ["qemu-io", "qemu-img", "nbdcopy", "nbdinfo"];
+    if let Some(missing) = programs.iter().find(|name| find_program(name).is_none()) {
+        return skip("the_clients_that_people_use_get_their_data_back", &format!("{missing} is missing"));
+    }
+    let daemon = start(true);
+    create(&daemon, "disk");
+    let uri = |name: &str| format!("nbd+unix:///{name}?socket={}", daemon.path("nbd").display());
+    let succeed = |program: &str, arguments: &[&str]| {
+        let output = run(Command::new(program).args(arguments), DEADLINE);
+        assert!(output.status.success(), "{program} {arguments:?}: {}", text(&output));
+        let all = text(&output);
+        assert!(!all.contains("Pattern verification failed"), "{program} {arguments:?}: {all}");
+        all
+    };
+    let qemu_io = |name: &str, commands: &[&str]| {
+        let uri = uri(name);
+        let mut arguments = vec!["-f", "raw", uri.as_str()];
+        commands.iter().for_each(|command| arguments.extend(["-c", *command]));
+        succeed("qemu-io", &arguments);
+    };
+    qemu_io("disk", &["write -P 0x11 0 1M", "write -P 0x22 3M 100k", "flush", "read -P 0x11 0 1M"]);
+    done(&daemon, "/volumes/snapshot", json!({ "volumes": ["disk"], "snapshot": "monday" }));
+    qemu_io("disk", &["write -P 0x33 512k 1M", "write -z 3M 64k", "discard 0 256k", "flush"]);
+    done(&daemon, "/volumes/clone", json!({ "source": "disk", "snapshot": "monday", "name": "copy" }));
+    qemu_io("copy", &["read -P 0x11 0 1M", "read -P 0 1M 2M", "read -P 0x22 3M 100k"]);
+    qemu_io("disk", &["read -P 0x33 512k 1M", "read -P 0 3M 64k", "read -P 0x22 3136k 36k"]);
+    let info = succeed("nbdinfo", &[&uri("disk")]);
+    assert!(info.contains("qemu:dirty-bitmap:monday"), "{info}");
+    let image = daemon.path("image").display().to_string();
+    succeed("nbdcopy", &[&uri("copy"), &image]);
+    let compared = succeed("qemu-img", &["compare", "-f", "raw", "-F", "raw", &image, &uri("copy")]);
+    assert!(compared.contains("Images are identical."), "{compared}");
+    wait_until_detached(&daemon, "disk");
+    done(&daemon, "/volumes/rollback", json!({ "name": "disk", "snapshot": "monday" }));
+    let compared = succeed("qemu-img", &["compare", "-f", "raw", "-F", "raw", &image, &uri("disk")]);
+    assert!(compared.contains("Images are identical."), "{compared}");
+}
