@@ -231,7 +231,10 @@ fn one_epoch_is_held_by_one_writer() {
                         for _ in 0..3 {
                             let request = ClaimRequest::new(scope.clone(), Epoch(5), WriterId(writer));
                             match store.claim(request).await {
-                                Ok(_) => break held.set(held.get() + 1),
+                                Ok(_) => {
+                                    held.set(held.get() + 1);
+                                    break;
+                                }
                                 Err(Error::Fenced { .. }) => break,
                                 Err(_) => {}
                             }

@@ -367,7 +367,7 @@ pub(crate) fn interleave<'a>(
         let (task, waker, flag) = &mut tasks[index];
         flag.0.store(false, Ordering::Release);
         if task.as_mut().poll(&mut Context::from_waker(waker)).is_ready() {
-            tasks.swap_remove(index);
+            drop(tasks.swap_remove(index));
         }
     }
 }
