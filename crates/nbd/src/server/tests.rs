@@ -129,7 +129,7 @@ impl Site {
             (option::EXPORT_NAME, b"disk"),
         ];
         stream.write_all(&options(&all)).await.unwrap();
-        stream.read_exact(&mut vec![0; 18 + 20 + (20 + 4 + 15) + 20 + 10]).await.unwrap();
+        stream.read_exact(&mut [0; 18 + 20 + (20 + 4 + 15) + 20 + 10]).await.unwrap();
         Client { stream }
     }
 
