@@ -633,7 +633,7 @@ async fn a_connection_that_ends_keeps_only_what_its_requests_have() {
     let _held = site.calls.recv().await.unwrap();
     first.send(command::READ, 4, 0, 32 << 20, b"").await;
     settle().await;
-    third.send(command::READ, 5, 0, 5 << 20, b"").await;
+    third.send(command::READ, 5, 0, 20 << 20, b"").await;
     let call = tokio::time::timeout(Duration::from_secs(600), site.calls.recv()).await;
     call.expect("it waits for a connection that has ended").unwrap().release.send(Ok(())).unwrap();
     assert_eq!(third.reply().await, (5, 0));
