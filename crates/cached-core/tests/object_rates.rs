@@ -171,11 +171,7 @@ fn flushes_that_wait_for_a_limit_hold_up_no_other_namespace() {
 
 #[test]
 fn what_a_caller_waits_for_of_a_limited_namespace_begins_by_and_by() {
-    let flushes = ObjectCacheConfig {
-        flush_requests_max: 3,
-        dirty_age_max: 3600 * SECOND,
-        ..config(vec![])
-    };
+    let flushes = ObjectCacheConfig { flush_requests_max: 3, dirty_age_max: 3600 * SECOND, ..config(vec![]) };
     let mut env = environment(flushes);
     for number in 0..20 {
         let whole = WriteFullRequest::new(object("slow", number), vec![3; BUCKET as usize]);
@@ -192,7 +188,11 @@ fn what_a_caller_waits_for_of_a_limited_namespace_begins_by_and_by() {
         let counters = env.cache.counters();
         let under_way = 3.min(20 - stored) * BUCKET;
         assert_eq!(counters.writing_bytes, under_way, "{stored} are stored");
-        assert_eq!(env.store.count(Op::WriteFull), 2 * stored as usize - 1, "with those of the other namespace");
+        assert_eq!(
+            env.store.count(Op::WriteFull),
+            2 * stored as usize - 1,
+            "with those of the other namespace"
+        );
         let whole = WriteFullRequest::new(object("fast", stored), vec![4; BUCKET as usize]);
         sim_forget(env.sim.spawn(env.cache.write_full(whole)));
         let fast = env.sim.spawn(env.cache.flush(flush("fast")));
