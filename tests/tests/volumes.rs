@@ -221,6 +221,30 @@ fn what_was_flushed_survives_kill_9_from_the_journal() {
 }
 
 #[test]
+fn a_client_that_reconnects_after_kill_9_finds_what_was_acknowledged() {
+    for (kept, has_journal) in
+        [("write = \"back\"\ndurability = \"journaled\"", true), ("write = \"through\"", false)]
+    {
+        let daemon = Daemon::start("cached", |place| {
+            configuration(place, has_journal, "").replacen("write = \"back\"", kept, 1)
+        });
+        create(&daemon, "disk");
+        connect(&daemon, "disk").write(0, &[1; 300_000]).expect("it is written");
+        wait_until_detached(&daemon, "disk");
+        done(&daemon, "/volumes/snapshot", json!({ "volumes": ["disk"], "snapshot": "monday" }));
+        let mut disk = connect(&daemon, "disk");
+        // In objects that the snapshot shares, and in new ones. Nothing is flushed.
+        disk.write(1000, &[2; 100_000]).expect("it is written");
+        disk.write(1 << 20, &[3; 100_000]).expect("it is written");
+        let daemon = daemon.restart("cached", libc::SIGKILL);
+        let mut disk = connect(&daemon, "disk");
+        assert!(disk.read(1000, 100_000).expect("it is read") == [2; 100_000], "{kept}");
+        assert!(disk.read(1 << 20, 100_000).expect("it is read") == [3; 100_000], "{kept}");
+        disk.flush().expect("it is flushed");
+    }
+}
+
+#[test]
 fn an_orderly_end_stores_what_was_not_flushed() {
     let daemon = start(false);
     create(&daemon, "disk");

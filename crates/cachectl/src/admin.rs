@@ -265,7 +265,8 @@ mod tests {
     fn https_needs_the_certificates_of_authorities() {
         let new = |ca_file: Option<&Path>| {
             let ca_file = ca_file.map(Path::to_path_buf);
-            let arguments = AdminArguments { url: Some("https://node1:9150".into()), token_file: None, ca_file };
+            let arguments =
+                AdminArguments { url: Some("https://node1:9150".into()), token_file: None, ca_file };
             Admin::new(&arguments, None).map(drop)
         };
         assert!(matches!(new(None), Err(Failure::Usage(line)) if line.contains("--admin-ca-file")));

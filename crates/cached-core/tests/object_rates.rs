@@ -169,6 +169,42 @@ fn flushes_that_wait_for_a_limit_hold_up_no_other_namespace() {
     env.cache.validate().unwrap();
 }
 
+#[test]
+fn what_a_caller_waits_for_of_a_limited_namespace_begins_by_and_by() {
+    let flushes = ObjectCacheConfig { flush_requests_max: 3, dirty_age_max: 3600 * SECOND, ..config(vec![]) };
+    let mut env = environment(flushes);
+    for number in 0..20 {
+        let whole = WriteFullRequest::new(object("slow", number), vec![3; BUCKET as usize]);
+        let written = env.sim.spawn(env.cache.write_full(whole));
+        env.sim.run_until_idle();
+        sim_forget(written);
+    }
+    assert_eq!(env.counters("slow").dirty_bytes, 20 * BUCKET);
+    env.change(vec![own("slow", WriteMode::Back, rate(1))]).unwrap();
+    let flush = |name: &str| FlushRequest::new(Scope::Namespace(namespace(name)));
+    let slow = env.sim.spawn(env.cache.flush(flush("slow")));
+    for stored in 1..20 {
+        env.sim.run_until_idle();
+        let counters = env.cache.counters();
+        let under_way = 3.min(20 - stored) * BUCKET;
+        assert_eq!(counters.writing_bytes, under_way, "{stored} are stored");
+        assert_eq!(
+            env.store.count(Op::WriteFull),
+            2 * stored as usize - 1,
+            "with those of the other namespace"
+        );
+        let whole = WriteFullRequest::new(object("fast", stored), vec![4; BUCKET as usize]);
+        sim_forget(env.sim.spawn(env.cache.write_full(whole)));
+        let fast = env.sim.spawn(env.cache.flush(flush("fast")));
+        env.sim.run_until_idle();
+        assert!(fast.is_done() && !slow.is_done(), "no time has passed");
+        env.cache.validate().unwrap();
+        env.sim.advance(SECOND);
+    }
+    assert!(slow.get().is_ok());
+    assert_eq!(env.counters("slow").dirty_bytes, 0);
+}
+
 fn sim_forget<T>(handle: Handle<T>) {
     test_kit::sim::forget(handle);
 }

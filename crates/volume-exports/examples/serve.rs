@@ -81,7 +81,11 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 async fn command(volumes: &Volumes, line: &str) -> Result<(), Box<dyn Error>> {
     match line.split_whitespace().collect::<Vec<_>>()[..] {
-        ["snapshot", disk, name] => volumes.snapshot(disk, name).await?,
+        ["snapshot", disk, name] => match volumes.snapshot(disk, name).await {
+            // Its last client had just gone: now it is attached for the snapshot alone.
+            Err(volumes::Error::Closed) => volumes.snapshot(disk, name).await?,
+            answer => answer?,
+        },
         ["clone", disk, snapshot, new] => volumes.clone_volume(disk, Some(snapshot), new).await?,
         _ => return Err("the commands are: snapshot DISK NAME, clone DISK SNAPSHOT NEW".into()),
     }

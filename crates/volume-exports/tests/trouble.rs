@@ -81,6 +81,8 @@ async fn clients_that_come_and_go_while_the_store_stalls_leave_one_opening() {
         opening.abort();
     }
     assert_eq!(site.store.log().len(), 1, "{:?}", site.store.log());
+    // It, and the last client, which is about to end.
+    assert!(tokio::runtime::Handle::current().metrics().num_alive_tasks() <= 2);
     site.store.open();
     // The one that had begun ends, and the volume, which nothing uses, is given up.
     drop(site.open("disk").await);

@@ -149,10 +149,8 @@ pub(super) fn succeeded(command: &mut Command) -> Result<String, String> {
 
 /// Returns the file of a folder whose name begins so.
 fn found(folder: &Path, begin: &str) -> Option<PathBuf> {
-    let files = fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
-    files
-        .into_iter()
-        .find(|file| file.file_name().is_some_and(|name| name.to_string_lossy().starts_with(begin)))
+    let mut files = fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    files.find(|file| file.file_name().is_some_and(|name| name.to_string_lossy().starts_with(begin)))
 }
 
 /// Returns the file of this name in a folder or one below it.

@@ -2,7 +2,7 @@
 
 use super::error::{ConfigError, invalid, require};
 use blocker::{Durability, NAME_BYTES_MAX};
-use cached_config::ObjectsTable;
+use cached_config::{ObjectsTable, Write};
 use serde::{Deserialize, Serialize};
 
 /// The longest name of a namespace's begin, or of an owner, in bytes.
@@ -21,6 +21,10 @@ pub struct VolumesTable {
     /// journal, and *stored* elsewhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fua: Option<FuaName>,
+    /// Whether a write is answered only once the volume's map has its object, so that it survives a kill of the process
+    /// as far as the cache's acknowledgements do; `None`: where there is a journal, and where writes are not write-back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub record_at_once: Option<bool>,
 }
 
 /// What a flush holds.
@@ -44,7 +48,7 @@ impl From<FuaName> for Durability {
 
 impl Default for VolumesTable {
     fn default() -> Self {
-        VolumesTable { prefix: "volumes".into(), owner: String::new(), fua: None }
+        VolumesTable { prefix: "volumes".into(), owner: String::new(), fua: None, record_at_once: None }
     }
 }
 
@@ -58,10 +62,18 @@ impl VolumesTable {
         })
     }
 
+    /// Returns whether a write is answered only once the volume's map has its object.
+    #[must_use]
+    pub fn record_at_once(&self, objects: &ObjectsTable) -> bool {
+        self.record_at_once.unwrap_or(objects.journal.is_some() || objects.write != Write::Back)
+    }
+
     /// Returns the table with the values that follow from other keys filled in.
     #[must_use]
     pub(crate) fn filled_in(self, objects: Option<&ObjectsTable>) -> VolumesTable {
-        VolumesTable { fua: objects.map(|objects| self.fua(objects)).or(self.fua), ..self }
+        let Some(objects) = objects else { return self };
+        let (fua, record_at_once) = (self.fua(objects), self.record_at_once(objects));
+        VolumesTable { fua: Some(fua), record_at_once: Some(record_at_once), ..self }
     }
 
     /// Checks the table beside the one of the object cache.

@@ -129,7 +129,7 @@ impl Site {
             (option::EXPORT_NAME, b"disk"),
         ];
         stream.write_all(&options(&all)).await.unwrap();
-        stream.read_exact(&mut vec![0; 18 + 20 + (20 + 4 + 15) + 20 + 10]).await.unwrap();
+        stream.read_exact(&mut [0; 18 + 20 + (20 + 4 + 15) + 20 + 10]).await.unwrap();
         Client { stream }
     }
 
@@ -347,23 +347,31 @@ async fn extents_count_among_the_bytes_that_a_connection_may_have_outstanding() 
 
 #[tokio::test]
 async fn a_payload_that_has_begun_is_received_though_replies_are_not_taken() {
-    let mut site = Site::new(true, |config| config.connection_bytes_max = 64 << 20).await;
+    const SMALL: usize = 30_000;
+    let mut site = Site::new(true, |config| {
+        (config.connection_bytes_max, config.connection_requests_max) = (64 << 20, 65_536);
+    })
+    .await;
     let mut client = site.client(false).await;
-    client.send(command::READ, 1, 0, 32 << 20, b"").await;
-    let read = site.calls.recv().await.unwrap();
-    let payload = vec![7; 32 << 20];
-    let (first, rest) = payload.split_at(16 << 20);
-    client.send(command::WRITE, 2, 64 << 20, 32 << 20, first).await;
-    // Its reply has a head, with which both are more than the connection may have.
-    read.release.send(Ok(())).unwrap();
+    // As many bytes as the connection may have. The heads of the replies come on top, more than a socket takes.
+    let large = (32 << 20) - SMALL;
+    let mut bytes = Vec::new();
+    let mut add = |command: u16, len_bytes: u32| {
+        Request { flags: 0, command, cookie: 1, offset: 0, len_bytes }.encode(&mut bytes);
+    };
+    (0..SMALL).for_each(|_| add(command::READ, 1));
+    add(command::READ, large as u32);
+    add(command::WRITE, 32 << 20);
+    bytes.resize(bytes.len() + (16 << 20), 7);
+    client.stream.write_all(&bytes).await.unwrap();
+    for _ in 0..=SMALL {
+        site.calls.recv().await.unwrap().release.send(Ok(())).unwrap();
+    }
     settle().await;
-    client.stream.write_all(rest).await.unwrap();
-    let write = site.calls.recv().await.unwrap();
-    assert_eq!(write.offset, 64 << 20);
-    write.release.send(Ok(())).unwrap();
+    client.stream.write_all(&vec![7; 16 << 20]).await.unwrap();
+    site.calls.recv().await.unwrap().release.send(Ok(())).unwrap();
+    client.bytes((SMALL + 1) * 16 + (32 << 20)).await;
     assert_eq!(client.reply().await, (1, 0));
-    client.bytes(32 << 20).await;
-    assert_eq!(client.reply().await, (2, 0));
 }
 
 #[tokio::test]
@@ -625,7 +633,7 @@ async fn a_connection_that_ends_keeps_only_what_its_requests_have() {
     let _held = site.calls.recv().await.unwrap();
     first.send(command::READ, 4, 0, 32 << 20, b"").await;
     settle().await;
-    third.send(command::READ, 5, 0, 5 << 20, b"").await;
+    third.send(command::READ, 5, 0, 20 << 20, b"").await;
     let call = tokio::time::timeout(Duration::from_secs(600), site.calls.recv()).await;
     call.expect("it waits for a connection that has ended").unwrap().release.send(Ok(())).unwrap();
     assert_eq!(third.reply().await, (5, 0));

@@ -194,7 +194,7 @@ struct Straight<W> {
 
 impl<W: Write> Straight<W> {
     fn zeros(&mut self, end: u64) -> io::Result<()> {
-        const ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+        static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
         while self.at < end {
             // At most 64 KiB.
             let part = (end - self.at).min(ZEROS.len() as u64) as usize;

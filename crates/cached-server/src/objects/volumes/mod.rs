@@ -28,11 +28,10 @@ mod routes;
 mod source;
 
 use super::{ObjectsError, spawn};
-use crate::config::{BackendTable, NbdTable, ObjectsTable, VolumesTable, Write};
+use crate::config::{BackendTable, NbdTable, ObjectsTable, VolumesTable};
 use blocker::Blocker;
 use cached_admin::AdminServer;
 use cached_admin::sources::Shown;
-use cached_config::DurabilityName;
 use cached_core::object::ObjectCache;
 use cached_tls::ServerTls;
 use counts::Counts;
@@ -145,7 +144,7 @@ impl VolumesOpening {
         let options = Options::new(&self.volumes.prefix).owner(&owner).flush_durability(fua);
         let options = options.fencing(fencing(objects, cache));
         // Clients connect again after a kill, and do not know that it was one.
-        let options = options.records_at_once(survives_a_kill(objects));
+        let options = options.records_at_once(self.volumes.record_at_once(objects));
         let volumes = Volumes::new(Arc::new(cache.clone()), options);
         let volumes = Arc::new(volumes.map_err(|error| ObjectsError::Volumes(error.to_string()))?);
         let exports = VolumeExports::new(Arc::clone(&volumes)).fua_durability(fua);
@@ -160,12 +159,6 @@ fn fencing(objects: &ObjectsTable, cache: &ObjectCache) -> Fencing {
     let is_own = matches!(objects.backend, Some(BackendTable::Memory(_) | BackendTable::File(_)));
     // A cache that is the writer takes no claims of others.
     if is_own || !cache.capabilities().fencing { Fencing::Below } else { Fencing::Stamps }
-}
-
-/// Returns whether what the cache has acknowledged is there after a kill of the process, in the namespaces without settings of
-/// their own.
-fn survives_a_kill(objects: &ObjectsTable) -> bool {
-    objects.write != Write::Back || objects.durability != DurabilityName::Cached
 }
 
 /// Returns as much of a host's name as an owner's can have.
