@@ -185,8 +185,7 @@ impl Requests {
         let request = |store: Arc<dyn ObjectStore>| -> Work<Got> {
             self.stats.gets.fetch_add(1, Ordering::Relaxed);
             let (path, stats) = (path.clone(), Arc::clone(&self.stats));
-            let mut options = GetOptions::default();
-            options.if_none_match = known.map(str::to_owned);
+            let options = GetOptions::new().with_if_none_match(known);
             Box::pin(async move {
                 let got = store.get_opts(&path, options).await?;
                 if got.meta.size > bytes_max {
@@ -219,8 +218,7 @@ impl Requests {
             self.stats.gets.fetch_add(1, Ordering::Relaxed);
             let (path, range) = (path.clone(), range.clone());
             Box::pin(async move {
-                let mut options = GetOptions::default();
-                options.range = Some(GetRange::Bounded(range));
+                let options = GetOptions::new().with_range(Some(GetRange::Bounded(range)));
                 collect(store.get_opts(&path, options).await?.into_stream()).await
             })
         };
