@@ -1,11 +1,11 @@
 //! The client that speaks HTTP to the server.
 
 use blocker::{Error, Result};
-use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut};
 use object_store::{BackoffConfig, ClientOptions, RetryConfig};
 
 use crate::config::S3Config;
-use crate::requests::one_line;
+use crate::text::one_line;
 
 impl S3Config {
     /// Returns the client. Sends nothing.
@@ -30,10 +30,12 @@ impl S3Config {
             .with_bucket_name(&self.bucket)
             .with_virtual_hosted_style_request(self.virtual_host)
             .with_skip_signature(self.anonymous)
+            .with_conditional_put(S3ConditionalPut::ETagMatch)
             // One removal, one request: not every server has the other.
             .with_disable_bulk_delete(true);
         if let Some(endpoint) = &self.endpoint {
-            builder = builder.with_endpoint(endpoint.trim_end_matches('/'));
+            // AWS_ENDPOINT_URL_S3 would win over `with_endpoint`.
+            builder = builder.with_config(AmazonS3ConfigKey::S3Endpoint, endpoint.trim_end_matches('/'));
         }
         if let Some(region) = &self.region {
             builder = builder.with_region(region);

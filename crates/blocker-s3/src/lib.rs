@@ -14,7 +14,8 @@
 //!   proof.
 //! - `exclusive.rs`: why no two writers hold the same epoch in scopes that overlap.
 //! - `probe.rs`: what a server must be able to do, tried out at the start.
-//! - `requests.rs`: time limits, repetition, the number of requests at once.
+//! - `requests.rs`: time limits, repetition, the number of requests at once; `refusal.rs`: what a server's
+//!   refusal means.
 //! - `sweep.rs`: removes what writers have left that died in the middle of a change.
 //!
 //! Known limits: a listing reads every head that is not remembered; a deleted object leaves a head of some
@@ -55,10 +56,12 @@ mod list;
 mod probe;
 mod read;
 mod record;
+mod refusal;
 mod requests;
 mod store;
 mod swap;
 mod sweep;
+mod text;
 
 pub use crate::config::S3Config;
 pub use crate::store::S3Store;

@@ -21,6 +21,9 @@ use object_store::{
 };
 use tokio::sync::Semaphore;
 
+use crate::refusal::Refusal;
+use crate::text::one_line;
+
 /// The first delay before a request is repeated.
 const DELAY: Duration = Duration::from_millis(50);
 /// The longest.
@@ -98,7 +101,18 @@ pub(crate) enum Got {
 /// Why one attempt failed.
 enum Failure {
     Answer(object_store::Error),
+    /// An answer that the same request would get again. Nothing was changed.
+    Refusal(Refusal),
     Timeout,
+}
+
+impl From<object_store::Error> for Failure {
+    fn from(error: object_store::Error) -> Self {
+        match Refusal::of(&error) {
+            Some(refusal) => Self::Refusal(refusal),
+            None => Self::Answer(error),
+        }
+    }
 }
 
 impl Requests {
@@ -129,7 +143,7 @@ impl Requests {
                     work.await
                 });
                 std::future::poll_fn(move |cx| match Pin::new(&mut task).poll(cx) {
-                    Poll::Ready(Ok(answer)) => Poll::Ready(answer.map_err(Failure::Answer)),
+                    Poll::Ready(Ok(answer)) => Poll::Ready(answer.map_err(Failure::from)),
                     // The runtime ends with the store.
                     Poll::Ready(Err(_)) => Poll::Ready(Err(Failure::Timeout)),
                     Poll::Pending => timer.as_mut().poll(cx).map(|()| Err(Failure::Timeout)),
@@ -140,13 +154,14 @@ impl Requests {
                 let _permit = permit;
                 let mut work = pin!(work);
                 std::future::poll_fn(move |cx| match work.as_mut().poll(cx) {
-                    Poll::Ready(answer) => Poll::Ready(answer.map_err(Failure::Answer)),
+                    Poll::Ready(answer) => Poll::Ready(answer.map_err(Failure::from)),
                     Poll::Pending => timer.as_mut().poll(cx).map(|()| Err(Failure::Timeout)),
                 })
                 .await
             }
         };
-        if matches!(&answer, Err(Failure::Timeout | Failure::Answer(object_store::Error::Generic { .. }))) {
+        use object_store::Error::Generic;
+        if let Err(Failure::Timeout | Failure::Refusal(_) | Failure::Answer(Generic { .. })) = &answer {
             self.stats.failed.fetch_add(1, Ordering::Relaxed);
         }
         answer
@@ -401,21 +416,15 @@ impl Requests {
                 let text = format!("the server has not answered within {:?}", self.limits.timeout);
                 return Error::Retryable(text.into());
             }
+            Failure::Refusal(refusal) => return refusal.error(path),
             Failure::Answer(answer) => answer,
         };
         let text = one_line(&answer);
         match answer {
             E::NotFound { .. } => Error::Denied(format!("there is no bucket or no {path}: {text}").into()),
-            E::PermissionDenied { .. } | E::Unauthenticated { .. } => {
-                if text.contains("QuotaExceeded") {
-                    return Error::OutOfSpace(text.into());
-                }
-                Error::Denied(text.into())
-            }
+            E::PermissionDenied { .. } | E::Unauthenticated { .. } => Error::Denied(text.into()),
             E::NotSupported { .. } | E::NotImplemented { .. } => Error::Unsupported(text.into()),
-            E::Generic { .. } if text.contains("QuotaExceeded") || text.contains("507 ") => {
-                Error::OutOfSpace(text.into())
-            }
+            E::Generic { .. } if text.contains("status code: 507 ") => Error::OutOfSpace(text.into()),
             _ => Error::Retryable(text.into()),
         }
     }
@@ -433,10 +442,4 @@ async fn collect(
         all.extend_from_slice(&next);
     }
     Ok(all.freeze())
-}
-
-/// An error with its causes as one line of limited length.
-pub(crate) fn one_line(error: &dyn std::error::Error) -> String {
-    let text = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
-    text.chars().take(300).collect()
 }

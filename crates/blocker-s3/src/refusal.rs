@@ -1,0 +1,139 @@
+//! What a server's refusal means.
+//!
+//! `object_store` has kinds of errors for the statuses 304, 401, 403, 404, 409 and 412. All others share one
+//! kind with broken connections, and so does any status that answers a listing. The type that knows the
+//! status cannot be named outside of that crate, so it is read from the text (`tests/answers.rs` notices if
+//! that changes).
+//!
+//! A refusal is an answer after which nothing was changed and that the same request would get again. Every
+//! status of 500 and above but 501 leaves open what has happened; so do those that mean that the server has
+//! not waited for the request or has too many.
+
+use blocker::Error;
+
+use crate::text::one_line;
+
+/// What comes before status and body in an error's text. No key has it: keys are encoded there, and this has
+/// spaces.
+const BEFORE_STATUS: &str = "Server returned non-2xx status code: ";
+/// The same for an answer that names another server without its address.
+const REDIRECT: &str = "Received redirect without LOCATION";
+
+/// A status that is an error, with the two elements of S3's error documents that matter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    status: u16,
+    code: String,
+    message: String,
+}
+
+impl Refusal {
+    /// Returns the refusal that an error states; `None` if it states none, or leaves open what has happened.
+    pub(crate) fn of(error: &object_store::Error) -> Option<Self> {
+        use object_store::Error as E;
+        let refusal = Self::parse(&error.to_string())?;
+        let is_open = match error {
+            E::Generic { .. } => refusal.leaves_open(),
+            E::PermissionDenied { .. } | E::Unauthenticated { .. } => false,
+            // Of an object these are no refusals.
+            E::NotFound { .. } | E::Precondition { .. } => refusal.code != "NoSuchBucket",
+            _ => true,
+        };
+        (!is_open).then_some(refusal)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        if text.contains(REDIRECT) {
+            return Some(Self { status: 301, code: String::new(), message: String::new() });
+        }
+        let (_, answer) = text.split_once(BEFORE_STATUS)?;
+        let status = answer.get(..3)?.parse().ok()?;
+        let element = |name: &str| {
+            let (_, rest) = answer.split_once(&format!("<{name}>"))?;
+            rest.split_once(&format!("</{name}>")).map(|(content, _)| content.trim().to_owned())
+        };
+        let (code, message) = (element("Code").unwrap_or_default(), element("Message").unwrap_or_default());
+        Some(Self { status, code, message })
+    }
+
+    fn leaves_open(&self) -> bool {
+        match self.status {
+            501 => false,
+            408 | 425 | 429 | 500.. => true,
+            // The server has not got the request in time.
+            400 => self.code == "RequestTimeout",
+            _ => false,
+        }
+    }
+
+    /// Returns the error for a request that concerned `path`.
+    pub(crate) fn error(&self, path: &impl std::fmt::Display) -> Error {
+        let Self { status, code, message } = self;
+        let hint = match (status, code.as_str()) {
+            (300..=399, _) | (_, "AuthorizationHeaderMalformed") => "; check endpoint and region",
+            (404, _) => "; check the bucket's name",
+            _ => "",
+        };
+        let reason = one_line(&format!("the server answers {status} {code} to {path}: {message}{hint}"));
+        let reason = reason.into();
+        match (status, code.as_str()) {
+            (_, "QuotaExceeded") => Error::OutOfSpace(reason),
+            (405 | 411 | 501, _) => Error::Unsupported(reason),
+            _ => Error::Denied(reason),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn generic(text: &str) -> object_store::Error {
+        object_store::Error::Generic { store: "S3", source: text.to_owned().into() }
+    }
+
+    fn answered(status: &str, code: &str) -> object_store::Error {
+        let body =
+            format!("<?xml version=\"1.0\"?>\n<Error><Code>{code}</Code><Message>Why.</Message></Error>");
+        generic(&format!("Error performing PUT http://h/b/k in 3ms - {BEFORE_STATUS}{status}: {body}"))
+    }
+
+    #[test]
+    fn a_refusal_is_no_answer_that_leaves_things_open() {
+        for (status, code, kind) in [
+            ("400 Bad Request", "InvalidArgument", "denied"),
+            ("400 Bad Request", "ExpiredToken", "denied"),
+            ("403 Forbidden", "QuotaExceeded", "out_of_space"),
+            ("404 Not Found", "NoSuchBucket", "denied"),
+            ("405 Method Not Allowed", "MethodNotAllowed", "unsupported"),
+            ("501 Not Implemented", "NotImplemented", "unsupported"),
+        ] {
+            let error = Refusal::of(&answered(status, code)).unwrap().error(&"k");
+            assert_eq!(error.kind(), kind, "{status} {code}");
+            assert!(error.to_string().contains(&format!("{code} to k: Why.")), "{error}");
+        }
+        for (status, code) in [
+            ("400 Bad Request", "RequestTimeout"),
+            ("408 Request Timeout", ""),
+            ("429 Too Many Requests", ""),
+            ("500 Internal Server Error", "InternalError"),
+            ("503 Service Unavailable", "SlowDown"),
+            ("507 Insufficient Storage", ""),
+        ] {
+            assert_eq!(Refusal::of(&answered(status, code)), None, "{status} {code}");
+        }
+        for text in ["the connection broke", BEFORE_STATUS, "Server returned non-2xx status code: 4é0 x"] {
+            assert_eq!(Refusal::of(&generic(text)), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_bucket_that_is_gone_is_no_missing_object() {
+        let missing = |code| object_store::Error::NotFound {
+            path: "k".into(),
+            source: answered("404 Not Found", code).into(),
+        };
+        assert_eq!(Refusal::of(&missing("NoSuchKey")), None);
+        assert_eq!(Refusal::of(&missing("NoSuchBucket")).unwrap().error(&"k").kind(), "denied");
+    }
+}
