@@ -93,7 +93,7 @@ impl S3Config {
         let wrong = |text: &str| Err(Error::Invalid(text.to_owned().into()));
         let is_bucket = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
         if !(3..=255).contains(&self.bucket.len()) || !self.bucket.bytes().all(is_bucket) {
-            return wrong("a bucket must be named: s3:BUCKET, of 3 to 255 characters A-Z a-z 0-9 . - _");
+            return wrong("a bucket must be named, with 3 to 255 characters A-Z a-z 0-9 . - _");
         }
         check_prefix(&self.prefix)?;
         match &self.endpoint {
@@ -167,7 +167,7 @@ impl S3Config {
             "heads_remembered_max" => self.heads_remembered_max = number(key, value)?,
             _ => {
                 let keys: Vec<_> = Self::KEYS.iter().map(|(key, ..)| *key).collect();
-                return Err(format!("{key:?} is no key of s3:; there are {}", keys.join(", ")));
+                return Err(format!("{key:?} is no key of a store on S3; there are {}", keys.join(", ")));
             }
         }
         Ok(())
