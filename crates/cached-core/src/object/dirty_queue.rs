@@ -408,8 +408,12 @@ mod tests {
         dirty_queue.requeue(first, at(7), true);
         assert_eq!(dirty_queue.oldest(), Some(at(5)), "the rest of the first is younger");
         dirty_queue.expedite(second);
-        for number in [first, second] {
-            take(&dirty_queue, at(20), never);
+        for number in [second, first] {
+            assert_eq!(
+                take(&dirty_queue, at(20), never).map(|(taken, _)| taken),
+                Some(number),
+                "the older one first"
+            );
             dirty_queue.remove(number);
         }
         assert_eq!(dirty_queue.oldest(), None);
