@@ -66,6 +66,11 @@ impl Refusal {
         }
     }
 
+    /// Returns whether a range was asked for of which the object has nothing.
+    pub(crate) fn is_range_beyond_end(&self) -> bool {
+        self.status == 416
+    }
+
     /// Returns the error for a request that concerned `path`.
     pub(crate) fn error(&self, path: &impl std::fmt::Display) -> Error {
         let Self { status, code, message } = self;

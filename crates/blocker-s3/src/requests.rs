@@ -242,7 +242,8 @@ impl Requests {
                 self.stats.bytes_received.fetch_add(len, Ordering::Relaxed);
                 Ok(Some(bytes))
             }
-            Ok(_) => Err(Error::Corrupt(format!("{path} is shorter than its head states").into())),
+            Ok(_) => Err(too_short(path)),
+            Err(Failure::Refusal(refusal)) if refusal.is_range_beyond_end() => Err(too_short(path)),
             Err(Failure::Answer(object_store::Error::NotFound { .. })) => Ok(None),
             Err(failure) => Err(self.error(path, failure)),
         }
@@ -428,6 +429,10 @@ impl Requests {
             _ => Error::Retryable(text.into()),
         }
     }
+}
+
+fn too_short(path: &Path) -> Error {
+    Error::Corrupt(format!("{path} is shorter than its head states").into())
 }
 
 /// The bytes of a stream in one piece, without a copy where they come in one.
