@@ -1,68 +1,15 @@
 //! The control plane: attaching, policies, quotas, metrics, losses. Called rarely, by operators and by layers
 //! that manage others. (A claim is part of the data path because it must be ordered with changes.)
 
-use std::fmt;
-use std::str::FromStr;
-
 use cached_metrics::Families;
 
 use crate::capabilities::Capabilities;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Error, Reason};
 use crate::name::{Namespace, ObjectId};
 use crate::namespace_state::{DirtyData, NamespacePage, NamespaceSetting, NamespaceState, RemovedNamespace};
 use crate::order::Epoch;
 use crate::reply::Reply;
-
-/// How a cache treats writes to a namespace.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum WriteMode {
-    /// Write-back: acknowledged from the cache, stored later.
-    Back,
-    /// Write-through: done below with the durability that the request asks for before it is acknowledged;
-    /// kept in the cache.
-    #[default]
-    Through,
-    /// Write-around: done below with the durability that the request asks for; not kept in the cache.
-    Around,
-    /// Every change is refused with [`Error::Denied`]; reads are answered.
-    ReadOnly,
-}
-
-/// Writes `back`, `through`, `around` or `read-only`.
-impl fmt::Display for WriteMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Back => "back",
-            Self::Through => "through",
-            Self::Around => "around",
-            Self::ReadOnly => "read-only",
-        })
-    }
-}
-
-/// Reads what `Display` writes.
-///
-/// ```
-/// use blocker::WriteMode;
-///
-/// assert_eq!("back".parse(), Ok(WriteMode::Back));
-/// ```
-impl FromStr for WriteMode {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        match text {
-            "back" => Ok(Self::Back),
-            "through" => Ok(Self::Through),
-            "around" => Ok(Self::Around),
-            "read-only" => Ok(Self::ReadOnly),
-            _ => {
-                let known = "back, through, around and read-only";
-                Err(Error::Invalid(format!("{text:?} is no write mode; there are {known}").into()))
-            }
-        }
-    }
-}
+use crate::write_mode::WriteMode;
 
 /// How a namespace is treated.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

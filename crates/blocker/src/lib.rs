@@ -81,13 +81,12 @@ mod rng;
 mod segment;
 pub mod trace;
 mod traced;
+mod write_mode;
 
 pub use crate::blocker::Blocker;
 pub use crate::capabilities::{BUCKET_BYTES, Capabilities, OBJECT_BYTES_MAX_DEFAULT, Survives};
 pub use crate::clock::{Clock, ManualClock, SystemClock, Timestamp};
-pub use crate::control::{
-    Attachment, Control, Loss, LossPage, NoControl, Policy, Quota, WriteMode, metrics_above,
-};
+pub use crate::control::{Attachment, Control, Loss, LossPage, NoControl, Policy, Quota, metrics_above};
 pub use crate::error::{Error, Reason, Result};
 pub use crate::event::{Event, EventHub, Subscription};
 pub use crate::ext::{BlockerExt, Entries};
@@ -115,5 +114,6 @@ pub use crate::response::{
 };
 pub use crate::segment::{Segment, SegmentOwner, Segments};
 pub use crate::traced::{Traced, note_error};
+pub use crate::write_mode::WriteMode;
 /// The metrics that [`Control::metrics`] returns.
 pub use cached_metrics as metrics;

@@ -1,7 +1,7 @@
 //! The part of the control plane that manages the namespaces of a cache: their settings, and what it has of them.
 
-use crate::control::WriteMode;
 use crate::name::Namespace;
+use crate::write_mode::WriteMode;
 
 /// A setting of a namespace, by its key in the configuration.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -121,6 +121,10 @@ impl StreamHeader {
         let mut header = Header::default();
         let mut rest = &bytes[..bytes.len().min(Self::BYTES_MAX)];
         loop {
+            // Refused at its tag: the rest of it may be long in coming.
+            if let Expect::Range { .. } | Expect::Data { .. } | Expect::End = expect {
+                return Err(Error::Invalid(SIZE_MISSING.into()));
+            }
             let record = match expect.length(rest)? {
                 length if length <= rest.len() => rest.split_off(..length).unwrap_or_default(),
                 _ => return Ok(None),
