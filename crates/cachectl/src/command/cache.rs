@@ -24,7 +24,7 @@ enum CacheCommand {
     ///
     /// Requests go on meanwhile, and none fails for it. If --timeout passes before, the exit code is not 0, and it goes on in
     /// the background: while the store is away, the cache answers as before. `cache attach` undoes it at any time. It holds
-    /// until the server restarts; a server with attached = false in [objects] starts detached.
+    /// until the server restarts; a server with objects.attached = false starts detached.
     Detach,
     /// Put the cache back into the path of requests. It begins empty, with the write modes that are set.
     Attach,
