@@ -1,4 +1,4 @@
-//! What the answers of a server over HTTP come to, where the library below does not tell them apart.
+//! What the answers of a server over HTTP come to, where the library below does not distinguish them.
 
 #![cfg(feature = "http")]
 

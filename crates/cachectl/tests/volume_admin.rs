@@ -1,4 +1,4 @@
-//! `cachectl volume` against an admin listener that answers as it is told to: what is asked, what is shown, and which
+//! `cachectl volume` against an admin listener with prepared answers: what is asked, what is shown, and which
 //! exit code follows.
 
 use std::io::{BufRead, BufReader, Read, Write};

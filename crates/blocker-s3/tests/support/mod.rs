@@ -1,4 +1,4 @@
-//! A server in memory that fails as it is told: errors, lost answers, late puts, death, conditions ignored.
+//! A server in memory that fails on request: errors, lost answers, late puts, death, conditions ignored.
 //! And a scheduler that lets tasks and requests overtake each other by a seed.
 
 #![allow(dead_code, reason = "each test file uses its part")]
@@ -320,7 +320,7 @@ impl Wake for Flag {
     }
 }
 
-/// Steps a clock to its next timer, so that whoever sleeps goes on.
+/// Steps a clock to its next timer, so that every sleeper goes on.
 fn step(clock: &ManualClock) {
     let next = clock.next_timer().expect("a task waits for nothing");
     clock.advance(next.since(clock.now()).max(Duration::from_nanos(1)));

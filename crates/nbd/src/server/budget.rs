@@ -143,7 +143,7 @@ mod tests {
         assert!(third.poll_hold(UNIT_BYTES, &mut cx).is_ready());
         assert_eq!((first.held_units(), third.held_units()), (2, 1));
         assert!(!first.do_others_wait());
-        // One that leaves the queue is in nobody's way.
+        // One that leaves the queue holds up no other.
         assert!(third.poll_hold(10 * UNIT_BYTES, &mut cx).is_pending());
         let mut fourth = budget.share();
         assert!(fourth.poll_hold(7 * UNIT_BYTES, &mut cx).is_pending());

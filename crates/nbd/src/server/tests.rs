@@ -587,7 +587,7 @@ async fn a_client_that_takes_next_to_nothing_is_disconnected_once_others_wait_fo
         }
         count
     });
-    // Nobody waits, and it may be as slow as it likes.
+    // No other connection waits, and it may be as slow as it likes.
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert_eq!(site.server.metric("nbd_connections_open"), 1);
     let mut other = site.client(false).await;
