@@ -138,14 +138,18 @@ fn curves(document: &Value) -> String {
     lines.join("\n")
 }
 
-/// The names of a document, and those of the objects beside them.
-fn hot(document: &Value) -> String {
-    let mut text = hot_names(document);
+/// What `show` makes of a document, and of what it has about objects.
+fn with_objects(document: &Value, heading: &str, show: fn(&Value) -> String) -> String {
+    let mut text = show(document);
     if document["objects"].is_object() {
-        text.push_str("\n\nobjects\n");
-        text.push_str(&hot_names(&document["objects"]));
+        text.push_str(heading);
+        text.push_str(&show(&document["objects"]));
     }
     text
+}
+
+fn hot(document: &Value) -> String {
+    with_objects(document, "\n\nobjects\n", hot_names)
 }
 
 fn hot_names(document: &Value) -> String {
@@ -169,14 +173,8 @@ fn hot_names(document: &Value) -> String {
     lines.join("\n")
 }
 
-/// The reasons of a document, and those of the objects beside them.
 fn misses(document: &Value) -> String {
-    let mut text = reasons(document);
-    if document["objects"].is_object() {
-        text.push_str("\nobjects\n");
-        text.push_str(&reasons(&document["objects"]));
-    }
-    text
+    with_objects(document, "\nobjects\n", reasons)
 }
 
 fn reasons(document: &Value) -> String {
