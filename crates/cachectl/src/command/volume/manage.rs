@@ -269,7 +269,7 @@ impl<'a> Server<'a> {
         if !yes {
             let owner = match self.volume(name)?["owner"].as_str() {
                 Some(owner) => format!("{} has it; if that is gone, --yes takes it over", line_of(owner)),
-                None => "it has no owner, and whoever connects gets it".to_owned(),
+                None => "it has no owner; the next server that opens it takes it".to_owned(),
             };
             return Err(kept(name, &owner));
         }
