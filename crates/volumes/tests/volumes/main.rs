@@ -6,5 +6,6 @@ mod crash;
 mod disk;
 mod model;
 mod operations;
+mod stack;
 mod streams;
 mod trouble;
