@@ -52,6 +52,8 @@ pub(crate) struct Inner {
     /// Changes in place share an object, unless they are stamped; births take it alone.
     objects: Box<[RwLock<()>]>,
     state: Mutex<State>,
+    /// The number and the map of the snapshot that was last compared with. A leaf of the order of locks.
+    compared: Mutex<Option<(u64, Map)>>,
 }
 
 /// What is stored of a volume's shape.
@@ -110,6 +112,7 @@ impl Inner {
             drops: Vec::new(),
             in_flight: None,
             births_met: 0,
+            head_version,
         };
         let (object_bytes, settings) = (head.object_bytes, head.settings);
         let recorder = Recorder { head, head_version, parent_root, page_versions: HashMap::new() };
@@ -122,6 +125,7 @@ impl Inner {
             turn: RwLock::new(()),
             objects: (0..LOCKS).map(|_| RwLock::new(())).collect(),
             state: Mutex::new(state),
+            compared: Mutex::default(),
         }
     }
 
@@ -153,6 +157,10 @@ impl Inner {
 
     pub(crate) fn object_bytes(&self) -> u64 {
         self.object_bytes
+    }
+
+    pub(crate) fn settings(&self) -> Settings {
+        self.settings
     }
 
     /// Returns whether the volume can be used.

@@ -29,10 +29,14 @@ impl Inner {
         };
         if !has_births {
             // Whatever is born from now on was not acknowledged before.
-            return self.space.flush(durability).await.map_err(|error| self.noted(error));
+            self.space.flush(durability).await.map_err(|error| self.noted(error))?;
+            return self.check_held().await;
         }
-        let mut recorder = self.recorder().await?;
-        self.record(&mut recorder).await
+        {
+            let mut recorder = self.recorder().await?;
+            self.record(&mut recorder).await?;
+        }
+        self.check_held().await
     }
 
     /// Flushes the data and records all births until now.

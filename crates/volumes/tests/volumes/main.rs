@@ -3,7 +3,9 @@
 mod beside;
 mod counting;
 mod crash;
+mod deposed;
 mod disk;
+mod handover;
 mod model;
 mod operations;
 mod stack;
