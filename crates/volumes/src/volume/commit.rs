@@ -1,7 +1,7 @@
 //! Changing the head: a conditional write, whose outcome is known before anything builds on it.
 
 use async_lock::MutexGuard;
-use blocker::{Condition, Epoch, Error as Store, InfoRequest, Version};
+use blocker::{Condition, Epoch, Error as Store, InfoRequest, InvalidateRequest, Scope, Version};
 
 use super::state::Status;
 use super::{BIRTHS_RESERVED, Inner, Recorder};
@@ -175,6 +175,21 @@ impl Inner {
         }
         self.note_version(&mut recorder, version);
         Ok(())
+    }
+
+    /// Checks that the head that the store has names this owner.
+    pub(super) async fn check_owner_stored(&self) -> Result<()> {
+        let head = self.space.object(Kind::Head);
+        // Not what a cache below remembers.
+        let fresh = InvalidateRequest::new(Scope::Object(head.clone()));
+        match self.space.store().invalidate(fresh).await {
+            Ok(_) | Err(Store::Unsupported(_)) => {}
+            Err(error) => return Err(self.noted(error)),
+        }
+        match self.space.pool.head_if_any(self.space.volume).await? {
+            Some((head, _)) if head.owner.as_ref().is_some_and(|owner| owner.writer == self.writer) => Ok(()),
+            _ => Err(self.deposed()),
+        }
     }
 
     fn found_other(&self, found: &[u8]) -> Error {

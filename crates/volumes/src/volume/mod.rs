@@ -45,6 +45,8 @@ pub(crate) struct Inner {
     object_bytes: u64,
     settings: Settings,
     promises: Promises,
+    /// The identity of the owner, as the head has it.
+    writer: u128,
     /// What is stored of the volume's shape, and the right to change it: see [`Self::recorder`].
     recorder: AsyncMutex<Recorder>,
     /// Changes of content share it; what needs an instant without any takes it alone.
@@ -115,12 +117,14 @@ impl Inner {
             head_version,
         };
         let (object_bytes, settings) = (head.object_bytes, head.settings);
+        let writer = head.owner.as_ref().map_or(0, |owner| owner.writer);
         let recorder = Recorder { head, head_version, parent_root, page_versions: HashMap::new() };
         Self {
             space,
             object_bytes,
             settings,
             promises,
+            writer,
             recorder: AsyncMutex::new(recorder),
             turn: RwLock::new(()),
             objects: (0..LOCKS).map(|_| RwLock::new(())).collect(),

@@ -115,7 +115,8 @@ fn a_deposed_cache_can_have_the_volume_again() {
     written(&taken, 0, b"by two");
     block_on(taken.flush()).unwrap();
     written(&disk, 0, b"lost");
-    block_on(disk.flush()).unwrap_err();
+    let flushed = block_on(disk.flush());
+    assert!(matches!(flushed, Err(Error::Fenced { .. })), "{flushed:?}");
     let late = block_on(disk.write(0, b"late".into(), Durability::Cached));
     assert!(matches!(late, Err(Error::Fenced { .. })), "{late:?}");
     block_on(taken.hand_over("one")).unwrap();

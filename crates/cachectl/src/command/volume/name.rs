@@ -138,7 +138,7 @@ impl Rate {
             ("none", _) => Ok(None),
             (value, Self::BytesPerSecondMax) => size(value).map(Some),
             (value, _) => {
-                let number = value.parse().map(Some);
+                let number = value.parse::<u64>().map(Some);
                 number.map_err(|_| format!("{} is a number or none, not {value:?}", self.key()))
             }
         }
