@@ -20,6 +20,18 @@ impl Cluster {
     /// # Panics
     /// If the cluster does not come up.
     pub fn up(test: &str, parent: &Path) -> Option<Self> {
+        Self::up_on("bluestore", test, parent)
+    }
+
+    /// As [`Self::up`], with an OSD that keeps its data in memory: for tests that end no daemon.
+    ///
+    /// # Panics
+    /// If the cluster does not come up.
+    pub fn in_memory(test: &str, parent: &Path) -> Option<Self> {
+        Self::up_on("memstore", test, parent)
+    }
+
+    fn up_on(store: &str, test: &str, parent: &Path) -> Option<Self> {
         let missing =
             ["ceph-mon", "ceph-osd", "ceph", "rados"].into_iter().find(|it| find_program(it).is_none());
         if let Some(missing) = missing {
@@ -28,7 +40,7 @@ impl Cluster {
         }
         let cluster = Self { dir: parent.join(format!("ceph-{}-{test}", std::process::id())) };
         let until = std::process::id().to_string();
-        cluster.dev("up", &["--store", "bluestore", "--size", "2147483648", "--until", &until]);
+        cluster.dev("up", &["--store", store, "--size", "2147483648", "--until", &until]);
         Some(cluster)
     }
 

@@ -161,3 +161,23 @@ fn volumes_are_made_changed_and_deleted() {
     assert!(done(&daemon, &["check"]).contains("0 volumes, 0 objects: in order"));
     refused(&daemon, &["job", "1000"], 3, "there is no job 1000");
 }
+
+#[test]
+fn a_damaged_volume_is_named_and_the_others_are_listed() {
+    let daemon = start();
+    done(&daemon, &["create", "broken", "1M"]);
+    done(&daemon, &["create", "disk", "1M"]);
+    std::fs::write(daemon.path("nonsense"), "nonsense").expect("a file");
+    let backend = format!("synapse:unix:{}", daemon.path("synapse").display());
+    let nonsense = daemon.path("nonsense").display().to_string();
+    let put = ["--backend", &backend, "--namespace", "volumes.0000001", "put", "head", &nonsense];
+    let (code, text) = daemon.cachectl(&put);
+    assert_eq!(code, 0, "{text}");
+    let (code, listed) = volume(&daemon, &["list"]);
+    assert_eq!(code, 6, "{listed}");
+    assert!(listed.lines().any(|line| line.starts_with("disk ") && line.contains("not in use")), "{listed}");
+    assert!(listed.contains("broken  damaged: head volumes.0000001/head of a volume: "), "{listed}");
+    let all = daemon.json("/volumes");
+    assert_eq!((&all["volumes"][0]["name"], &all["damaged"][0]["name"]), (&"disk".into(), &"broken".into()));
+    assert_eq!(connect(&daemon, "disk").read(0, 4).expect("it is read"), [0; 4]);
+}

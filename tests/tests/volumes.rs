@@ -57,7 +57,7 @@ fn wait_until_detached(daemon: &Daemon, name: &str) {
 #[test]
 fn volumes_are_managed_through_the_admin_listener() {
     let daemon = start(true);
-    assert_eq!(daemon.json("/volumes"), json!({ "volumes": [] }));
+    assert_eq!(daemon.json("/volumes"), json!({ "volumes": [], "damaged": [] }));
     create(&daemon, "disk");
     let settings = json!({ "write": "through", "object_bytes": 32768 });
     done(&daemon, "/volumes/create", json!({ "name": "b", "size_bytes": MIB, "settings": settings }));
@@ -69,7 +69,10 @@ fn volumes_are_managed_through_the_admin_listener() {
         json!({
             "name": "disk", "size_bytes": 8 * MIB, "object_bytes": 65536, "attached": false, "owner": null,
             "connections": 0, "exported": true, "snapshot_count": 0, "origin": null,
-            "settings": { "is_read_only": false, "write": null, "quota_bytes_max": null, "object_bytes": 65536 },
+            "settings": {
+                "is_read_only": false, "write": null, "quota_bytes_max": null, "object_bytes": 65536,
+                "store_requests_per_second_max": null, "store_bytes_per_second_max": null, "store_burst_ms": null,
+            },
         })
     );
     let mut disk = connect(&daemon, "disk");
@@ -99,7 +102,7 @@ fn volumes_are_managed_through_the_admin_listener() {
         let (status, answer) = daemon.post(path, &body);
         let line = answer["error"].as_str().unwrap_or_default();
         assert_eq!(status, 409, "{path}: {answer}");
-        assert!(line.starts_with("1 NBD connections use the volume"), "{path}: {line}");
+        assert!(line.starts_with("1 NBD connection uses the volume; end it first"), "{path}: {line}");
     }
     done(&daemon, "/volumes/clone", json!({ "source": "disk", "snapshot": "monday", "name": "copy" }));
     let copy = daemon.json("/volumes/show?name=copy");
@@ -155,9 +158,9 @@ fn mistakes_in_requests_are_one_line() {
         ),
         (
             "create",
-            json!({ "name": "x", "size_bytes": MIB, "settings": { "quota_bytes_max": 4096 } }),
+            json!({ "name": "x", "size_bytes": MIB, "settings": { "store_bytes_per_second_max": 1 } }),
             400,
-            "settings.quota_bytes_max: this backend has no quotas",
+            "invalid: store_bytes_per_second_max is 1, and must be from 4096",
         ),
         ("delete", json!({ "name": "x" }), 404, "there is no volume \"x\""),
         ("resize", json!({ "name": "x", "size_bytes": 1 }), 404, "there is no volume \"x\""),
@@ -187,6 +190,39 @@ fn mistakes_in_requests_are_one_line() {
     let log = daemon.log();
     assert!(log.contains("the admin listener changes volumes"), "{log}");
     assert!(log.contains("peer=127.0.0.1:"), "{log}");
+}
+
+#[test]
+fn a_volume_has_the_quota_and_rates_that_are_set_for_it() {
+    let daemon = start(true);
+    let (code, text) = daemon.cachectl(&["volume", "create", "disk", "8M", "quota_bytes_max=1M"]);
+    assert_eq!(code, 0, "{text}");
+    let set = ["volume", "set", "disk", "store_requests_per_second_max=500", "store_burst_ms=1000"];
+    let (code, text) = daemon.cachectl(&set);
+    assert_eq!(code, 0, "{text}");
+    let in_force = |daemon: &Daemon| {
+        let shown = daemon.json("/namespaces.json?name=volumes.0000001");
+        ["quota_bytes_max", "store_requests_per_second_max", "store_burst_ms"]
+            .map(|key| shown["settings"][key].as_u64())
+    };
+    let mut disk = connect(&daemon, "disk");
+    assert_eq!(in_force(&daemon), [Some(MIB), Some(500), Some(1000)]);
+    // Each block lies in an object of its own, of 64 KiB.
+    let error = (0..64).find_map(|block| disk.write(block * 65536, &[1; 65536]).err()).expect("the quota");
+    assert!(error.to_string().contains("error 28"), "{error}");
+    drop(disk);
+    // The settings are the volume's: they are there after a restart, once it is attached.
+    let daemon = daemon.restart("cached", libc::SIGTERM);
+    let disk = connect(&daemon, "disk");
+    assert_eq!(in_force(&daemon), [Some(MIB), Some(500), Some(1000)]);
+    drop(disk);
+    wait_until_detached(&daemon, "disk");
+    let (code, text) =
+        daemon.cachectl(&["volume", "set", "disk", "quota_bytes_max=none", "store_burst_ms=none"]);
+    assert_eq!(code, 0, "{text}");
+    let mut disk = connect(&daemon, "disk");
+    assert_eq!(in_force(&daemon), [None, Some(500), None]);
+    disk.write(4 * MIB, &[1; 65536]).expect("there is no quota");
 }
 
 #[test]

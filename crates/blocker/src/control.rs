@@ -96,6 +96,7 @@ pub struct LossPage {
 /// |---|---|---|
 /// | `attach` | answers with its own capabilities | forwards, with its own capabilities |
 /// | `detach` | stores and drops the namespace's data, then forwards | forwards |
+/// | `release` | stores and drops the namespace's data, and forgets its epoch; does not forward | forwards |
 /// | `policy`, `set_policy` | answers | forwards |
 /// | `quota`, `set_quota`, `namespaces` | forwards | forwards |
 /// | `metrics` | its own and those from below | its own, if it has any, and those from below |
@@ -122,6 +123,17 @@ pub trait Control: Send + Sync {
     fn detach(&self, namespace: Namespace) -> Reply<()> {
         drop(namespace);
         Reply::err(Error::Unsupported("this backend has no attachments".into()))
+    }
+
+    /// Lets another process be the writer of the namespace: everything in it is stored, then what is held in memory for it
+    /// is dropped, with the epoch that was claimed for it. The next change claims it anew, whatever other writer has it
+    /// then: only for a caller that finds out first whether it may.
+    ///
+    /// # Errors
+    /// Those of a flush of the namespace; `Unsupported` where nothing is claimed for its callers.
+    fn release(&self, namespace: Namespace) -> Reply<()> {
+        drop(namespace);
+        Reply::err(Error::Unsupported("this backend claims nothing for its callers".into()))
     }
 
     /// Returns the namespace's policy.

@@ -129,7 +129,7 @@ macro_rules! delegate_control {
     (|$this:ident| $below:expr) => { $crate::delegate_control!(|$this| $below, except); };
     (|$this:ident| $below:expr, except $($own:ident)*) => {
         $($crate::__delegate_unless! { $own [
-            attach detach policy set_policy quota set_quota metrics losses namespaces namespace_state
+            attach detach release policy set_policy quota set_quota metrics losses namespaces namespace_state
             namespace_states change_namespace remove_namespace
         ] { compile_error! { concat!("`", stringify!($own), "` is no method of `Control`") } } })*
         $crate::__delegate_one! { [$($own)*] |$this| $below, Control
@@ -137,6 +137,9 @@ macro_rules! delegate_control {
         }
         $crate::__delegate_one! { [$($own)*] |$this| $below, Control
             detach(namespace: $crate::Namespace) -> $crate::Reply<()>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Control
+            release(namespace: $crate::Namespace) -> $crate::Reply<()>
         }
         $crate::__delegate_one! { [$($own)*] |$this| $below, Control
             policy(namespace: $crate::Namespace) -> $crate::Reply<$crate::Policy>
@@ -221,6 +224,7 @@ macro_rules! __delegate_unless {
     (control [control $($rest:ident)*] $body:tt) => {};
     (attach [attach $($rest:ident)*] $body:tt) => {};
     (detach [detach $($rest:ident)*] $body:tt) => {};
+    (release [release $($rest:ident)*] $body:tt) => {};
     (policy [policy $($rest:ident)*] $body:tt) => {};
     (set_policy [set_policy $($rest:ident)*] $body:tt) => {};
     (quota [quota $($rest:ident)*] $body:tt) => {};

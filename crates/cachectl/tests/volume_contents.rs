@@ -64,7 +64,7 @@ impl Place {
     }
 
     fn is_there(&self, store: &str, name: &str) -> bool {
-        block_on(self.volumes(store).list()).unwrap().iter().any(|info| info.name == name)
+        block_on(self.volumes(store).list()).unwrap().volumes.iter().any(|info| info.name == name)
     }
 
     /// A file of this size with these bytes at these places, and holes between them.

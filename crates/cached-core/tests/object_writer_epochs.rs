@@ -280,3 +280,46 @@ fn nothing_is_acknowledged_before_the_claim() {
     assert!(matches!(answer, Err(Error::Denied(_))), "{answer:?}");
     assert_eq!(env.caches[0].cache_dirty(), 0);
 }
+
+#[test]
+fn a_namespace_that_is_released_goes_back_and_forth_between_caches() {
+    let mut env = Environment::new(true, 2);
+    for round in 0..6 {
+        let (cache, before) = (round % 2, pattern(round as u64, 0, 5000));
+        if round > 0 {
+            same(&env.read(cache, &id("a")), &before, "what the other cache has written");
+        }
+        let bytes = pattern(round as u64 + 1, 0, 5000);
+        env.write(cache, &id("a"), bytes.clone()).unwrap();
+        // Not flushed, and flushed: both are stored.
+        if round % 3 == 0 {
+            env.flush(cache, ns()).unwrap();
+        }
+        let released = env.caches[cache].control().release(namespace("ns"));
+        env.sim.run(released).unwrap();
+        same(&content(env.store.memory(), &id("a")).unwrap(), &bytes, "released");
+    }
+}
+
+#[test]
+fn a_deposed_cache_is_the_writer_again_once_it_has_released_the_namespace() {
+    let mut env = Environment::new(true, 1);
+    env.write(0, &id("a"), pattern(1, 0, 5000)).unwrap();
+    env.flush(0, Scope::All).unwrap();
+    env.write(0, &id("a"), pattern(2, 0, 5000)).unwrap();
+    env.take_over(ns(), 50);
+    env.sim.advance(2 * SECOND);
+    // What is lost is to be accepted first.
+    let released = env.caches[0].control().release(namespace("ns"));
+    let released = env.sim.run(released);
+    assert!(matches!(released, Err(Error::WritesLost(_))), "{released:?}");
+    assert_eq!(refused(env.write(0, &id("a"), pattern(3, 0, 100))), 50);
+    let accepted = env.caches[0].invalidate(InvalidateRequest::new(ns()));
+    env.sim.run(accepted).unwrap();
+    let released = env.caches[0].control().release(namespace("ns"));
+    env.sim.run(released).unwrap();
+    env.write(0, &id("a"), pattern(4, 0, 5000)).unwrap();
+    env.flush(0, Scope::All).unwrap();
+    same(&content(env.store.memory(), &id("a")).unwrap(), &pattern(4, 0, 5000), "written again");
+    assert_eq!(env.in_force(), 51);
+}

@@ -110,6 +110,11 @@ impl Turn {
         users
     }
 
+    /// Forgets a volume that is given up.
+    pub(crate) fn forget(&mut self) {
+        *self.held = None;
+    }
+
     /// Gives the volume up. One that another owner has taken over is gone already.
     pub(crate) async fn close(&mut self) -> volumes::Result<()> {
         if let Some(held) = self.held.as_ref() {

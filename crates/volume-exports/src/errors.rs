@@ -1,6 +1,6 @@
 //! Errors of volumes, as the NBD server has them.
 
-use blocker::Error as StoreError;
+use blocker::{Epoch, Error as StoreError};
 use nbd::protocol::NoExport;
 use volumes::Error;
 
@@ -17,6 +17,8 @@ pub(crate) fn of_request(error: Error) -> StoreError {
     match error {
         Error::Io(error) => error,
         Error::Fenced { epoch } => StoreError::Fenced { epoch },
+        // To a client both mean: another server has it.
+        Error::HandedOver => StoreError::Fenced { epoch: Epoch(0) },
         // What is used up is to be freed by an operator, and the guest can wait for that.
         Error::NoSpace(why) | Error::Limit(why) => StoreError::OutOfSpace(why.into()),
         Error::ReadOnly => StoreError::Denied("the volume is read-only".into()),

@@ -104,6 +104,32 @@ impl VolumeExports {
         }
     }
 
+    /// Gives a volume up for another owner, everything stored, also while connections have it. Their requests that come
+    /// later, and those that wait meanwhile, are answered that the export is another server's now. The owner that calls
+    /// itself `to` can have it at once, and no other.
+    ///
+    /// # Errors
+    /// Those of [`volumes::Volume::hand_over`], and of an attempt to attach it.
+    pub async fn hand_over(&self, name: &str, to: &str) -> volumes::Result<()> {
+        let mut turn = self.table.turn(name).await;
+        // The attached one, if it is.
+        let volume = self.volumes.open(name, OpenOptions::default()).await?;
+        match volume.hand_over(to).await {
+            Ok(()) => {
+                turn.forget();
+                tracing::info!(volume = name, to, "volume handed over");
+                Ok(())
+            }
+            Err(error) => {
+                // If it was attached for this alone.
+                if turn.volume().is_none() {
+                    volume.close().await?;
+                }
+                Err(error)
+            }
+        }
+    }
+
     /// Gives up every volume that is attached, everything stored, and lets none be attached from now on. Call it
     /// when the server has ended. Returns those that could not be given up, each with the reason; a second call
     /// tries those again.
@@ -122,7 +148,7 @@ impl Exports for VolumeExports {
         let volumes = Arc::clone(&self.volumes);
         Box::pin(async move {
             let all = volumes.list().await.map_err(no_export)?;
-            Ok(all.into_iter().map(|volume| volume.name).collect())
+            Ok(all.volumes.into_iter().map(|volume| volume.name).collect())
         })
     }
 

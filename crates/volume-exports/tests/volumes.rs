@@ -18,7 +18,7 @@ const SIZE_BYTES: u64 = 64 << 20;
 async fn volumes(folder: &Path) -> Arc<Volumes> {
     let store = FileStore::open(folder.join("store")).unwrap();
     let volumes = Volumes::new(Arc::new(store), Options::new("volumes")).unwrap();
-    if volumes.list().await.unwrap().is_empty() {
+    if volumes.list().await.unwrap().volumes.is_empty() {
         volumes.create("disk", SIZE_BYTES, Settings::default()).await.unwrap();
         volumes.create("fixed", SIZE_BYTES, Settings::default().read_only(true)).await.unwrap();
     }

@@ -1,10 +1,11 @@
 //! Taking a volume: the right to write to it, then its head, then its map.
 
-use blocker::{Blocker, ClaimRequest, Condition, Durability, Epoch, Policy, Scope, WriterId};
+use blocker::{Blocker, ClaimRequest, Condition, Durability, Epoch, InvalidateRequest, Scope, WriterId};
 
 use crate::entry::{Kind, VolumeId};
 use crate::error::{Error, Result};
 use crate::format::{Head, Owner};
+use crate::limits;
 use crate::map::Map;
 use crate::settings::{Fencing, Options};
 use crate::space::{Pool, Space, load_node};
@@ -22,15 +23,12 @@ pub(crate) async fn attach(
     take_over: bool,
     deleted: bool,
 ) -> Result<Inner> {
-    let (head, _) = pool.head(volume).await?;
+    let (head, is_as_left) = current_head(pool, options, volume).await?;
     check_owner(&head, options, take_over, deleted)?;
     let epoch = match options.fencing {
-        Fencing::Stamps => Some(claim(pool, volume, writer).await?),
+        Fencing::Stamps => Some(claim(pool, volume, writer, &head).await?),
         Fencing::Below => {
-            match pool.store.control().attach(pool.namespace(volume)).await {
-                Ok(_) | Err(blocker::Error::Unsupported(_)) => {}
-                Err(error) => return Err(error.into()),
-            }
+            attach_below(pool, volume, is_as_left).await?;
             None
         }
     };
@@ -43,7 +41,7 @@ pub(crate) async fn attach(
     head.owner = Some(Owner { epoch: epoch.unwrap_or(0), writer: writer.0, name: options.owner.clone() });
     head.sequence += 1;
     let head_version = put_head(&space, &head, version).await?;
-    apply_settings(pool, volume, &head).await?;
+    limits::apply(pool, volume, &head.settings).await?;
     let live = pool.load(&head.root, None).await?;
     let (parent_root, parent) = match head.parent {
         0 => (Vec::new(), Map::default()),
@@ -52,6 +50,46 @@ pub(crate) async fn attach(
     let promises =
         Promises { flush_durability: options.flush_durability, records_at_once: options.records_at_once };
     Ok(Inner::new(Opened { space, head, head_version, live, parent_root, parent, birth, promises }))
+}
+
+/// Returns the head as the store has it, and whether no other owner has had the volume since this one. If one may have,
+/// what caches below have of it is dropped.
+async fn current_head(pool: &Pool, options: &Options, volume: VolumeId) -> Result<(Head, bool)> {
+    invalidate(pool, Scope::Object(pool.object(volume, Kind::Head))).await?;
+    let (head, _) = pool.head(volume).await?;
+    let is_as_left = match &head.owner {
+        // It was not given up, perhaps by an earlier process: what that has logged may still be on its way.
+        Some(owner) if owner.name == options.owner && owner.writer != 0 => true,
+        _ => pool.left.of(volume) == Some(head.sequence),
+    };
+    if !is_as_left {
+        invalidate(pool, Scope::Namespace(pool.namespace(volume))).await?;
+    }
+    Ok((head, is_as_left))
+}
+
+/// Lets the caches below read anew what they have of a scope and need not store.
+pub(crate) async fn invalidate(pool: &Pool, scope: Scope) -> Result<()> {
+    match pool.store.invalidate(InvalidateRequest::new(scope)).await {
+        Ok(_) | Err(blocker::Error::Unsupported(_)) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Makes the layer below the writer of the volume, where it can be. One that was the writer before another owner came
+/// has to become it again.
+async fn attach_below(pool: &Pool, volume: VolumeId, is_as_left: bool) -> Result<()> {
+    let control = pool.store.control();
+    if !is_as_left {
+        match control.release(pool.namespace(volume)).await {
+            Ok(()) | Err(blocker::Error::Unsupported(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    match control.attach(pool.namespace(volume)).await {
+        Ok(_) | Err(blocker::Error::Unsupported(_)) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn check_owner(head: &Head, options: &Options, take_over: bool, deleted: bool) -> Result<()> {
@@ -67,12 +105,16 @@ fn check_owner(head: &Head, options: &Options, take_over: bool, deleted: bool) -
 }
 
 /// Claims the volume with an epoch of its own: no older change can be made after this.
-async fn claim(pool: &Pool, volume: VolumeId, writer: WriterId) -> Result<u64> {
+async fn claim(pool: &Pool, volume: VolumeId, writer: WriterId, head: &Head) -> Result<u64> {
     let scope = Scope::Namespace(pool.namespace(volume));
-    let mut in_force = match pool.store.claim(ClaimRequest::ask(scope.clone())).await {
-        Ok(reply) => reply.epoch,
-        Err(blocker::Error::Fenced { epoch }) => epoch,
-        Err(error) => return Err(error.into()),
+    let mut in_force = match head.owner.as_ref().map(|owner| Epoch(owner.epoch)) {
+        // If there is a newer one, the answer to the claim has it.
+        Some(last) if last > Epoch(0) => last,
+        _ => match pool.store.claim(ClaimRequest::ask(scope.clone())).await {
+            Ok(reply) => reply.epoch,
+            Err(blocker::Error::Fenced { epoch }) => epoch,
+            Err(error) => return Err(error.into()),
+        },
     };
     for _ in 0..TRIES {
         let epoch = Epoch(in_force.0.saturating_add(1));
@@ -112,17 +154,4 @@ pub(crate) async fn put_head(
     }
     space.ensure_stored(Kind::Head, Durability::Cached).await?;
     Ok(version)
-}
-
-async fn apply_settings(pool: &Pool, volume: VolumeId, head: &Head) -> Result<()> {
-    let namespace = pool.namespace(volume);
-    if let Some(write) = head.settings.write {
-        let mut policy = Policy::default();
-        policy.write = write;
-        pool.store.control().set_policy(namespace.clone(), policy).await?;
-    }
-    if let Some(bytes_max) = head.settings.quota_bytes_max {
-        pool.store.control().set_quota(namespace, Some(bytes_max)).await?;
-    }
-    Ok(())
 }

@@ -11,6 +11,7 @@ use futures_util::TryStreamExt;
 use crate::entry::{Kind, VOLUME_MAX, VolumeId};
 use crate::error::{Error, Result};
 use crate::format::{CatalogEntry, Head, NAME_BYTES_MAX, Origin};
+use crate::settings::DamagedVolume;
 use crate::space::Pool;
 
 /// How often a record is changed that others change at the same time.
@@ -24,6 +25,14 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     }
     let wanted = format!("1 to {NAME_BYTES_MAX} bytes without control characters, \"/\" and \"@\"");
     Err(Error::Invalid(format!("the name {name:?}: a name has {wanted}")))
+}
+
+/// Checks the name of an owner.
+pub(crate) fn check_owner_name(name: &str) -> Result<()> {
+    if (1..=NAME_BYTES_MAX).contains(&name.len()) {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!("the owner {name:?} must have 1 to {NAME_BYTES_MAX} bytes")))
 }
 
 /// Returns the time in seconds since 1970.
@@ -113,12 +122,11 @@ impl Pool {
     /// Returns the number of the volume of this name.
     pub(crate) async fn find(&self, name: &str) -> Result<VolumeId> {
         check_name(name)?;
+        let damaged = |why: &str| Error::Damaged(format!("the catalog's record of volume {name:?}: {why}"));
         match self.get(self.name_object(name)).await {
-            Ok((bytes, _)) => {
-                let damaged = |why| Error::Damaged(format!("the catalog's record of volume {name:?}: {why}"));
-                Ok(CatalogEntry::decode(&bytes.to_vec()).map_err(damaged)?.volume)
-            }
+            Ok((bytes, _)) => Ok(CatalogEntry::decode(&bytes.to_vec()).map_err(|why| damaged(&why))?.volume),
             Err(blocker::Error::Missing) => Err(Error::NoSuchVolume(name.to_owned())),
+            Err(blocker::Error::Corrupt(why)) => Err(damaged(&why)),
             Err(error) => Err(error.into()),
         }
     }
@@ -158,20 +166,35 @@ impl Pool {
         self.remove_record(self.name_object(name)).await
     }
 
-    /// Returns the names and numbers of all volumes.
+    /// Returns the names and numbers of all volumes, in the order of the names.
+    ///
+    /// # Errors
+    /// Those of the store; `Damaged` if a record is.
     pub(crate) async fn names(&self) -> Result<Vec<(String, VolumeId)>> {
+        let (names, damaged) = self.names_and_damaged().await?;
+        match damaged.into_iter().next() {
+            Some(DamagedVolume { why, .. }) => Err(Error::Damaged(why)),
+            None => Ok(names),
+        }
+    }
+
+    /// Returns the names and numbers of the volumes whose records can be read, and the others.
+    pub(crate) async fn names_and_damaged(&self) -> Result<(Vec<(String, VolumeId)>, Vec<DamagedVolume>)> {
         let entries: Vec<_> = self.store.entries(self.catalog(), "v/").try_collect().await?;
-        let mut names = Vec::new();
+        let (mut names, mut damaged) = (Vec::new(), Vec::new());
         for entry in entries {
             let name = String::from_utf8_lossy(&entry.name.as_bytes()[2..]).into_owned();
             match self.find(&name).await {
                 Ok(volume) => names.push((name, volume)),
                 // Deleted meanwhile.
                 Err(Error::NoSuchVolume(_)) => {}
+                Err(Error::Damaged(why)) => damaged.push(DamagedVolume { name, why }),
+                // A name that no volume can have.
+                Err(Error::Invalid(why)) => damaged.push(DamagedVolume { name, why }),
                 Err(error) => return Err(error),
             }
         }
-        Ok(names)
+        Ok((names, damaged))
     }
 
     /// Records that a clone depends on a snapshot.
@@ -229,6 +252,13 @@ impl Pool {
 
     /// Returns the head of a volume and its version.
     pub(crate) async fn head(&self, volume: VolumeId) -> Result<(Head, blocker::Version)> {
+        let missing =
+            || Error::Damaged(format!("head {} of a volume: it is missing", self.object(volume, Kind::Head)));
+        self.head_if_any(volume).await?.ok_or_else(missing)
+    }
+
+    /// Returns the head of a volume and its version; `None` if there is none.
+    pub(crate) async fn head_if_any(&self, volume: VolumeId) -> Result<Option<(Head, blocker::Version)>> {
         let object = self.object(volume, Kind::Head);
         let damaged = |why: &str| Error::Damaged(format!("head {object} of a volume: {why}"));
         match self.get(object.clone()).await {
@@ -237,9 +267,10 @@ impl Pool {
                 if head.volume != volume {
                     return Err(damaged("it is that of another volume"));
                 }
-                Ok((head, version))
+                Ok(Some((head, version)))
             }
-            Err(blocker::Error::Missing) => Err(damaged("it is missing")),
+            Err(blocker::Error::Missing) => Ok(None),
+            Err(blocker::Error::Corrupt(why)) => Err(damaged(&why)),
             Err(error) => Err(error.into()),
         }
     }

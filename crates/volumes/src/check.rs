@@ -8,7 +8,7 @@ use futures_util::TryStreamExt;
 use crate::entry::{Kind, VolumeId};
 use crate::error::{Error, Result};
 use crate::format::Origin;
-use crate::manage::Lease;
+use crate::manage::{Lease, steadily};
 use crate::volume::View;
 use crate::volumes::Volumes;
 
@@ -84,9 +84,16 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`]. What is wrong with volumes is not an error, but in the report.
     pub async fn check(&self, repair: bool) -> Result<Report> {
+        steadily(|| self.check_once(repair)).await
+    }
+
+    async fn check_once(&self, repair: bool) -> Result<Report> {
         let mut report = Report::default();
+        let (named, damaged) = self.pool.names_and_damaged().await?;
         let named: HashMap<VolumeId, String> =
-            self.pool.names().await?.into_iter().map(|(name, volume)| (volume, name)).collect();
+            named.into_iter().map(|(name, volume)| (volume, name)).collect();
+        let is_catalog_whole = damaged.is_empty();
+        damaged.into_iter().for_each(|volume| report.note(ProblemKind::Damaged, volume.why));
         let remains = self.pool.remains().await?;
         let mut volumes: Vec<VolumeId> = named.keys().chain(&remains).copied().collect();
         volumes.sort_unstable();
@@ -112,9 +119,13 @@ impl Volumes {
                 Err(error) => return end_all(leases, Err(error)).await.map(|()| report),
             }
         }
-        let checked = self.check_leased(&mut report, &leases, unread == 0, repair).await;
+        let are_all = unread == 0 && is_catalog_whole;
+        let checked = self.check_leased(&mut report, &leases, are_all, repair).await;
         end_all(leases, checked).await?;
-        self.check_catalog(&mut report, &named, &remains, repair).await?;
+        // A volume that only seems to have no name would be taken for one that was never made.
+        if is_catalog_whole {
+            self.check_catalog(&mut report, &named, &remains, repair).await?;
+        }
         Ok(report)
     }
 

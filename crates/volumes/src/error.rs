@@ -49,6 +49,9 @@ pub enum Error {
     /// The volume was closed through this or another handle.
     #[error("the volume is closed")]
     Closed,
+    /// The volume was handed over to another owner. This handle never works again.
+    #[error("the volume was handed over to another owner")]
+    HandedOver,
     /// An operation on the volume's snapshots was abandoned half way. Close the volume and open it again.
     #[error("an operation on the volume was abandoned half way: close it and open it again")]
     Interrupted,

@@ -29,7 +29,7 @@ impl Volumes {
     /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`.
     pub async fn open_snapshot(&self, name: &str, snapshot: &str) -> Result<Snapshot> {
         let volume = self.pool.find(name).await?;
-        let (head, _) = self.pool.head(volume).await?;
+        let head = self.current_head(volume).await?;
         let node = head.named(snapshot).ok_or_else(|| Error::NoSuchSnapshot(snapshot.to_owned()))?;
         let (_, map) = load_node(&self.pool, volume, node.id, (&[], &Map::default())).await?;
         let (size_bytes, object_bytes) = (node.size_bytes, head.object_bytes);

@@ -32,6 +32,8 @@ mod entry;
 mod error;
 mod format;
 mod frozen;
+mod left;
+mod limits;
 mod manage;
 mod map;
 mod settings;
@@ -44,8 +46,8 @@ pub use crate::check::{Problem, ProblemKind, Report};
 pub use crate::error::{Error, Result};
 pub use crate::frozen::Snapshot;
 pub use crate::settings::{
-    Change, Extent, ExtentKind, Fencing, OpenOptions, Options, OriginInfo, Settings, SnapshotInfo, Usage,
-    VolumeInfo,
+    Change, DamagedVolume, Extent, ExtentKind, Fencing, Listing, OpenOptions, Options, OriginInfo, Rates,
+    Settings, SnapshotInfo, Usage, VolumeInfo,
 };
 pub use crate::stream::{Export, Import, StreamHeader};
 pub use crate::volume::Volume;

@@ -9,6 +9,7 @@ use crate::catalog::{check_name, now_unix_seconds};
 use crate::entry::{Kind, VolumeId};
 use crate::error::{Error, Result};
 use crate::format::{Head, Origin};
+use crate::limits;
 use crate::settings::{Change, Settings, Usage};
 use crate::space::{Space, load_node};
 use crate::volume::{Inner, changes, snapshot_all};
@@ -33,6 +34,20 @@ impl Lease {
         let closed = self.inner.close().await;
         let value = result?;
         closed.map(|()| value)
+    }
+}
+
+/// Runs an operation, again whenever it has met a volume that was just being closed: the next attempt attaches it.
+pub(crate) async fn steadily<T, F>(operation: impl Fn() -> F) -> Result<T>
+where
+    F: Future<Output = Result<T>>,
+{
+    loop {
+        match operation().await {
+            // What is closed now is not found open any more, so each attempt needs another close to fail.
+            Err(Error::Closed) => {}
+            other => return other,
+        }
     }
 }
 
@@ -73,10 +88,14 @@ impl Volumes {
         }
         volumes.sort_unstable();
         volumes.dedup();
+        steadily(|| self.snapshot_leased(&volumes, snapshot)).await
+    }
+
+    async fn snapshot_leased(&self, volumes: &[VolumeId], snapshot: &str) -> Result<()> {
         let mut leases = Vec::new();
         let mut result = Ok(());
         for volume in volumes {
-            match self.lease(volume, false).await {
+            match self.lease(*volume, false).await {
                 Ok(lease) => leases.push(lease),
                 Err(error) => {
                     result = Err(error);
@@ -99,9 +118,13 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`.
     pub async fn delete_snapshot(&self, name: &str, snapshot: &str) -> Result<()> {
-        let lease = self.lease(self.pool.find(name).await?, false).await?;
-        let result = lease.inner.delete_snapshot(snapshot).await;
-        lease.end(result).await
+        let volume = self.pool.find(name).await?;
+        steadily(|| async move {
+            let lease = self.lease(volume, false).await?;
+            let result = lease.inner.delete_snapshot(snapshot).await;
+            lease.end(result).await
+        })
+        .await
     }
 
     /// Makes a volume what a snapshot of it has. What was written since is lost unless another snapshot has
@@ -110,9 +133,13 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`, `ReadOnly`.
     pub async fn rollback(&self, name: &str, snapshot: &str) -> Result<()> {
-        let lease = self.lease(self.pool.find(name).await?, false).await?;
-        let result = lease.inner.rollback(snapshot).await;
-        lease.end(result).await
+        let volume = self.pool.find(name).await?;
+        steadily(|| async move {
+            let lease = self.lease(volume, false).await?;
+            let result = lease.inner.rollback(snapshot).await;
+            lease.end(result).await
+        })
+        .await
     }
 
     /// Moves the end of a volume. What is gained reads as zeros.
@@ -120,12 +147,16 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `ReadOnly`, and `Invalid` with the range of sizes.
     pub async fn resize(&self, name: &str, size_bytes: u64) -> Result<()> {
-        let lease = self.lease(self.pool.find(name).await?, false).await?;
-        let result = match check_size(size_bytes, lease.inner.object_bytes()) {
-            Ok(()) => lease.inner.resize(size_bytes).await,
-            Err(error) => Err(error),
-        };
-        lease.end(result).await
+        let volume = self.pool.find(name).await?;
+        steadily(|| async move {
+            let lease = self.lease(volume, false).await?;
+            let result = match check_size(size_bytes, lease.inner.object_bytes()) {
+                Ok(()) => lease.inner.resize(size_bytes).await,
+                Err(error) => Err(error),
+            };
+            lease.end(result).await
+        })
+        .await
     }
 
     /// Changes how a volume is treated, from the next time on that it is opened. The size of its objects stays.
@@ -134,12 +165,16 @@ impl Volumes {
     /// See [`Volumes`]; `NoSuchVolume`; `InUse` if it is open, here or at another owner; `Invalid` if another
     /// size of objects is asked for.
     pub async fn set(&self, name: &str, settings: Settings) -> Result<()> {
-        let lease = self.lease(self.pool.find(name).await?, false).await?;
+        settings.rates.check()?;
+        let volume = self.pool.find(name).await?;
+        let lease = self.lease(volume, false).await?;
         if !lease.is_attached {
             return Err(Error::InUse { owner: self.options.owner.clone() });
         }
+        let before = lease.inner.settings();
         let result = lease.inner.set(settings).await;
-        lease.end(result).await
+        lease.end(result).await?;
+        limits::clear(&self.pool, volume, &before, &settings).await
     }
 
     /// Returns what a volume uses.
@@ -147,9 +182,13 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`.
     pub async fn usage(&self, name: &str) -> Result<Usage> {
-        let lease = self.lease(self.pool.find(name).await?, false).await?;
-        let result = lease.inner.usage();
-        lease.end(result).await
+        let volume = self.pool.find(name).await?;
+        steadily(|| async move {
+            let lease = self.lease(volume, false).await?;
+            let result = lease.inner.usage();
+            lease.end(result).await
+        })
+        .await
     }
 
     /// Returns the ranges, by whole objects, in which `to` may differ from `from`: snapshots of a volume, or,
@@ -160,7 +199,7 @@ impl Volumes {
     /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`.
     pub async fn diff(&self, name: &str, from: Option<&str>, to: Option<&str>) -> Result<Vec<Change>> {
         let volume = self.pool.find(name).await?;
-        let (head, _) = self.pool.head(volume).await?;
+        let head = self.current_head(volume).await?;
         let none = (&[][..], &Default::default());
         let node = |name: &str| head.named(name).ok_or_else(|| Error::NoSuchSnapshot(name.to_owned()));
         let (root, new, size_bytes) = match to {
@@ -204,7 +243,7 @@ impl Volumes {
     }
 
     async fn clone_as(&self, volume: VolumeId, snapshot: &str, new: &str, clone: VolumeId) -> Result<()> {
-        let (head, _) = self.pool.head(volume).await?;
+        let head = self.current_head(volume).await?;
         let no_snapshot = || Error::NoSuchSnapshot(snapshot.to_owned());
         let node = head.named(snapshot).ok_or_else(no_snapshot)?.clone();
         let origin = Origin { volume, node: node.id };
@@ -286,9 +325,12 @@ impl Volumes {
     /// As [`Self::flatten`].
     pub async fn flatten_with(&self, name: &str, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<()> {
         let volume = self.pool.find(name).await?;
-        let lease = self.lease(volume, false).await?;
-        let result = lease.inner.flatten(progress).await;
-        match lease.end(result).await? {
+        let flattened = steadily(|| async move {
+            let lease = self.lease(volume, false).await?;
+            let result = lease.inner.flatten(progress).await;
+            lease.end(result).await
+        });
+        match flattened.await? {
             Some(origin) => self.release(origin, volume).await,
             None => Ok(()),
         }

@@ -2,6 +2,8 @@
 
 use blocker::{Durability, WriteMode};
 
+use crate::error::{Error, Result};
+
 /// How a volume is treated. Kept with the volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
@@ -12,6 +14,8 @@ pub struct Settings {
     pub write: Option<WriteMode>,
     /// The quota of the volume's namespace in bytes, set when it is opened; `None` leaves what there is.
     pub quota_bytes_max: Option<u64>,
+    /// The rates of the volume's namespace, set when it is opened.
+    pub rates: Rates,
     /// The size of the objects that the volume is cut into: a power of two from 4 096 to what the store
     /// takes. Fixed when the volume is made; `None` means 4 MiB, or the largest that the store takes.
     pub object_bytes: Option<u64>,
@@ -39,11 +43,54 @@ impl Settings {
         self
     }
 
+    /// Sets the rates.
+    #[must_use]
+    pub fn rates(mut self, rates: Rates) -> Self {
+        self.rates = rates;
+        self
+    }
+
     /// Sets the size of the objects in bytes.
     #[must_use]
     pub fn object_bytes(mut self, bytes: u64) -> Self {
         self.object_bytes = Some(bytes);
         self
+    }
+}
+
+/// How much a volume may ask of the store below its cache: what a namespace of the cache can have. `None` leaves
+/// what there is. Without a cache below they have no effect.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Rates {
+    /// Requests a second.
+    pub store_requests_per_second_max: Option<u64>,
+    /// Bytes a second, to and from the store.
+    pub store_bytes_per_second_max: Option<u64>,
+    /// For how long the volume can save up what it has not used of its rates, in milliseconds.
+    pub store_burst_ms: Option<u64>,
+}
+
+impl Rates {
+    /// Returns the rates by the keys that a cache has for them.
+    pub(crate) fn by_key(&self) -> [(&'static str, Option<u64>); 3] {
+        [
+            ("store_requests_per_second_max", self.store_requests_per_second_max),
+            ("store_bytes_per_second_max", self.store_bytes_per_second_max),
+            ("store_burst_ms", self.store_burst_ms),
+        ]
+    }
+
+    /// Checks that a cache takes them: else the volume could not be opened.
+    pub(crate) fn check(&self) -> Result<()> {
+        let ranges = [1..=10_000_000, 4096..=u64::MAX - 1, 0..=60_000];
+        for ((key, value), range) in self.by_key().into_iter().zip(ranges) {
+            if let Some(value) = value.filter(|value| !range.contains(value)) {
+                let (from, to) = (range.start(), range.end());
+                return Err(Error::Invalid(format!("{key} is {value}, and must be from {from} to {to}")));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -138,6 +185,26 @@ impl OpenOptions {
         self.take_over = take_over;
         self
     }
+}
+
+/// The volumes of a store.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Listing {
+    /// Those that can be read, in the order of their names.
+    pub volumes: Vec<VolumeInfo>,
+    /// Those whose record or head is damaged, in the order of their names.
+    pub damaged: Vec<DamagedVolume>,
+}
+
+/// A volume whose record or head is damaged.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct DamagedVolume {
+    /// Its name.
+    pub name: String,
+    /// What is damaged, for people.
+    pub why: String,
 }
 
 /// A volume, as a listing has it.

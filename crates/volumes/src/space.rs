@@ -11,6 +11,7 @@ use blocker::{
 use crate::entry::{Entry, Kind, VolumeId};
 use crate::error::{Error, Result};
 use crate::format::{PAGE_BYTES, Page, PageName, decode_page, decode_root};
+use crate::left::Left;
 use crate::map::Map;
 
 /// All changes of a volume are in this order domain of its namespace.
@@ -23,13 +24,14 @@ const LOADS_MAX: usize = 16;
 pub(crate) struct Pool {
     pub(crate) store: Arc<dyn Blocker>,
     pub(crate) capabilities: Capabilities,
+    pub(crate) left: Left,
     prefix: Arc<str>,
 }
 
 impl Pool {
     pub(crate) fn new(store: Arc<dyn Blocker>, prefix: &str) -> Self {
         let capabilities = store.capabilities();
-        Self { store, capabilities, prefix: prefix.into() }
+        Self { store, capabilities, left: Left::default(), prefix: prefix.into() }
     }
 
     /// Returns the namespace of the catalog.

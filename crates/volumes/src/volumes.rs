@@ -5,15 +5,17 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_lock::Mutex as AsyncMutex;
-use blocker::{BUCKET_BYTES, Blocker, WriterId};
+use blocker::{BUCKET_BYTES, Blocker, Scope, WriterId};
 use parking_lot::Mutex;
 
-use crate::attach::attach;
+use crate::attach::{attach, invalidate};
 use crate::catalog::check_name;
-use crate::entry::{Entry, VolumeId};
+use crate::entry::{Entry, Kind, VolumeId};
 use crate::error::{Error, Result};
 use crate::format::{Head, NAME_BYTES_MAX, Origin, PAGE_BYTES, PAGES_MAX, pages_of};
-use crate::settings::{Fencing, OpenOptions, Options, OriginInfo, Settings, SnapshotInfo, VolumeInfo};
+use crate::settings::{
+    DamagedVolume, Fencing, Listing, OpenOptions, Options, OriginInfo, Settings, SnapshotInfo, VolumeInfo,
+};
 use crate::space::Pool;
 use crate::volume::{Inner, Volume};
 
@@ -90,6 +92,7 @@ impl Volumes {
         check_name(name)?;
         let object_bytes = self.object_bytes(&settings)?;
         check_size(size_bytes, object_bytes)?;
+        settings.rates.check()?;
         if self.exists(name).await? {
             return Err(Error::Exists(name.to_owned()));
         }
@@ -141,25 +144,31 @@ impl Volumes {
         Ok(Volume { inner })
     }
 
-    /// Returns all volumes in the order of their names.
+    /// Returns all volumes.
     ///
     /// # Errors
-    /// See [`Volumes`].
-    pub async fn list(&self) -> Result<Vec<VolumeInfo>> {
-        let mut all = Vec::new();
-        let names = self.pool.names().await?;
+    /// See [`Volumes`], without `Damaged`: volumes that are damaged are listed apart.
+    pub async fn list(&self) -> Result<Listing> {
+        let (names, damaged) = self.pool.names_and_damaged().await?;
+        let mut all = Listing { volumes: Vec::new(), damaged };
         for (name, volume) in &names {
-            // Deleted meanwhile.
-            if !self.pool.has_head(*volume).await? {
-                continue;
-            }
-            let (head, _) = self.pool.head(*volume).await?;
+            let head = match self.pool.head_if_any(*volume).await {
+                Ok(Some((head, _))) => head,
+                // Deleted meanwhile.
+                Ok(None) => continue,
+                Err(Error::Damaged(why)) => {
+                    all.damaged.push(DamagedVolume { name: name.clone(), why });
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             let mut info = info(name.clone(), &head);
             if let Some(origin) = head.origin {
                 info.origin = Some(self.origin_info(origin, &names).await?);
             }
-            all.push(info);
+            all.volumes.push(info);
         }
+        all.damaged.sort_unstable_by(|one, other| one.name.cmp(&other.name));
         Ok(all)
     }
 
@@ -168,10 +177,10 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`.
     pub async fn info(&self, name: &str) -> Result<VolumeInfo> {
-        let (head, _) = self.pool.head(self.pool.find(name).await?).await?;
+        let head = self.current_head(self.pool.find(name).await?).await?;
         let mut info = info(name.to_owned(), &head);
         if let Some(origin) = head.origin {
-            info.origin = Some(self.origin_info(origin, &self.pool.names().await?).await?);
+            info.origin = Some(self.origin_info(origin, &self.pool.names_and_damaged().await?.0).await?);
         }
         Ok(info)
     }
@@ -179,10 +188,12 @@ impl Volumes {
     async fn origin_info(&self, origin: Origin, names: &[(String, VolumeId)]) -> Result<OriginInfo> {
         let volume = names.iter().find(|(_, volume)| *volume == origin.volume);
         let volume = volume.map(|(name, _)| name.clone());
-        if !self.pool.has_head(origin.volume).await? {
-            return Ok(OriginInfo { volume, snapshot: None });
-        }
-        let (head, _) = self.pool.head(origin.volume).await?;
+        let head = match self.pool.head_if_any(origin.volume).await {
+            Ok(Some((head, _))) => head,
+            // The clone itself is in order.
+            Ok(None) | Err(Error::Damaged(_)) => return Ok(OriginInfo { volume, snapshot: None }),
+            Err(error) => return Err(error),
+        };
         let snapshot = head.node(origin.node).filter(|node| !node.name.is_empty());
         Ok(OriginInfo { volume, snapshot: snapshot.map(|node| node.name.clone()) })
     }
@@ -192,7 +203,7 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`.
     pub async fn snapshots(&self, name: &str) -> Result<Vec<SnapshotInfo>> {
-        let (head, _) = self.pool.head(self.pool.find(name).await?).await?;
+        let head = self.current_head(self.pool.find(name).await?).await?;
         let named = head.nodes.iter().filter(|node| !node.name.is_empty());
         let snapshots = named.map(|node| {
             let mut parent = head.node(node.parent);
@@ -207,6 +218,14 @@ impl Volumes {
             }
         });
         Ok(snapshots.collect())
+    }
+
+    /// Returns the head of a volume, as the store has it where another owner may have changed it.
+    pub(crate) async fn current_head(&self, volume: VolumeId) -> Result<Head> {
+        if self.opened(volume).is_none() {
+            invalidate(&self.pool, Scope::Object(self.pool.object(volume, Kind::Head))).await?;
+        }
+        Ok(self.pool.head(volume).await?.0)
     }
 
     pub(crate) fn turn(&self, volume: VolumeId) -> Arc<AsyncMutex<()>> {

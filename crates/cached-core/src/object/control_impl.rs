@@ -12,11 +12,14 @@ use blocker::{
 use super::attach_state::AttachState;
 use super::cache::ObjectCache;
 use super::claim::{ask_epoch, own_stamp};
+use super::config::Writer;
 use super::invalidate::drop_clean;
 use super::log_waits;
 use super::losses::LostWrites;
 use super::namespace_control;
 use super::recovery_gate;
+use super::shared::Shared;
+use super::wait_queue::Permits;
 use super::write_modes::store_and_mark;
 use crate::sync::Ordering;
 
@@ -89,6 +92,19 @@ impl Control for ObjectCache {
         })
     }
 
+    fn release(&self, namespace: Namespace) -> Reply<()> {
+        let shared = Arc::clone(self.shared());
+        Reply::pending(async move {
+            if shared.config.writer == Writer::Callers {
+                return Err(Error::Unsupported("the callers of this cache are the writers".into()));
+            }
+            recovery_gate::begun(&shared).await?;
+            store_and_mark(&shared, &namespace).await?;
+            drop_clean(&shared, &Scope::Namespace(namespace.clone())).await?;
+            forget_epoch(&shared, &namespace).await
+        })
+    }
+
     fn policy(&self, namespace: Namespace) -> Reply<Policy> {
         let mut policy = Policy::default();
         policy.write = self.shared().namespaces.set_mode_of(&namespace);
@@ -149,6 +165,19 @@ impl Control for ObjectCache {
     fn namespaces(&self) -> Reply<Vec<Namespace>> {
         self.shared().below.control().namespaces()
     }
+}
+
+/// Forgets the epoch of a namespace of which nothing has to be stored.
+async fn forget_epoch(shared: &Arc<Shared>, namespace: &Namespace) -> Result<(), Error> {
+    let _alone = Permits::acquire(&shared.epochs.claiming).await?;
+    let number = shared.namespaces.known(namespace);
+    let dirty = number.map(|number| shared.namespaces.record(number).dirty_taken.load(Ordering::SeqCst));
+    // What was written meanwhile was acknowledged under the epoch of before.
+    if dirty.is_some_and(|dirty| dirty > 0) {
+        return Err(Error::Retryable(format!("namespace {namespace} was written to meanwhile").into()));
+    }
+    shared.epochs.forget(namespace);
+    Ok(())
 }
 
 /// Returns the page of the losses after `after`.

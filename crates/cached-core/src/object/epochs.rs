@@ -6,6 +6,7 @@
 //!  (none) ──claim──> Held ─────────────────────────────> Unconfirmed ──claimed again──> Held
 //!                                                           │ another writer holds the namespace
 //!                                                           └──> Deposed: every change is refused, until a restart
+//! any, with nothing left to be stored ──released──> (none)
 //! ```
 
 use blocker::{Epoch, Namespace, Stamp, WriterId};
@@ -77,6 +78,13 @@ impl Epochs {
         if !matches!(own, Own::Held(_)) {
             self.generation.fetch_add(1, Ordering::SeqCst);
         }
+    }
+
+    /// Forgets what this cache is to a namespace: before its next change there, it claims the namespace as at first.
+    pub(crate) fn forget(&self, namespace: &Namespace) {
+        self.namespaces.remove(namespace);
+        self.renewed.remove(namespace);
+        self.generation.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Notes that this cache is about to claim a namespace that it holds with a new epoch.

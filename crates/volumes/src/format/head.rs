@@ -7,10 +7,11 @@ use super::reader::{Reader, put_text, sealed};
 use super::root::{pages, put_pages};
 use super::{NODES_MAX, PAGES_MAX, pages_of};
 use crate::entry::{BIRTH_MAX, Entry, VOLUME_MAX, VolumeId};
-use crate::settings::Settings;
+use crate::settings::{Rates, Settings};
 
 const MAGIC: &[u8; 8] = b"cvolhead";
-const VERSION: u32 = 1;
+const VERSION_WITHOUT_RATES: u32 = 1;
+const VERSION_WITH_RATES: u32 = 2;
 /// The least that a node takes.
 const NODE_BYTES_MIN: usize = 34;
 
@@ -81,7 +82,10 @@ impl Head {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         let put = |into: &mut Vec<u8>, number: u64| into.extend_from_slice(&number.to_le_bytes());
-        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        let rates = self.settings.rates;
+        let has_rates = rates != Rates::default();
+        let version = if has_rates { VERSION_WITH_RATES } else { VERSION_WITHOUT_RATES };
+        bytes.extend_from_slice(&version.to_le_bytes());
         bytes.extend_from_slice(&self.volume.0.to_le_bytes());
         for number in [self.sequence, self.size_bytes, self.object_bytes, self.birth_limit] {
             put(&mut bytes, number);
@@ -104,6 +108,9 @@ impl Head {
             Some(WriteMode::ReadOnly) => 4,
         });
         put(&mut bytes, self.settings.quota_bytes_max.unwrap_or(u64::MAX));
+        if has_rates {
+            rates.by_key().iter().for_each(|(_, value)| put(&mut bytes, value.unwrap_or(u64::MAX)));
+        }
         let count = u32::try_from(self.nodes.len()).expect("at most 4096 nodes");
         bytes.extend_from_slice(&count.to_le_bytes());
         for node in &self.nodes {
@@ -117,7 +124,8 @@ impl Head {
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
-        let mut reader = Reader::open(bytes, MAGIC, VERSION)?;
+        let (mut reader, version) =
+            Reader::open_one_of(bytes, MAGIC, VERSION_WITHOUT_RATES..=VERSION_WITH_RATES)?;
         let volume = VolumeId(reader.u32()?);
         let (sequence, size_bytes) = (reader.u64()?, reader.u64()?);
         let (object_bytes, birth_limit) = (reader.u64()?, reader.u64()?);
@@ -134,7 +142,17 @@ impl Head {
             4 => Some(WriteMode::ReadOnly),
             _ => return Err("it has an unknown write mode".into()),
         };
-        let quota_bytes_max = Some(reader.u64()?).filter(|bytes| *bytes != u64::MAX);
+        let mut limit = || Ok::<_, String>(Some(reader.u64()?).filter(|value| *value != u64::MAX));
+        let quota_bytes_max = limit()?;
+        let mut rates = Rates::default();
+        if version == VERSION_WITH_RATES {
+            rates.store_requests_per_second_max = limit()?;
+            rates.store_bytes_per_second_max = limit()?;
+            rates.store_burst_ms = limit()?;
+            if rates == Rates::default() {
+                return Err("it has no rates, and its format says that it has".into());
+            }
+        }
         let mut nodes = Vec::new();
         for _ in 0..reader.count(NODES_MAX, NODE_BYTES_MIN)? {
             nodes.push(Node {
@@ -157,7 +175,13 @@ impl Head {
             is_deleted: flags & 2 != 0,
             origin: (origin.volume.0 != 0).then_some(origin),
             parent,
-            settings: Settings { is_read_only, write, quota_bytes_max, object_bytes: Some(object_bytes) },
+            settings: Settings {
+                is_read_only,
+                write,
+                quota_bytes_max,
+                rates,
+                object_bytes: Some(object_bytes),
+            },
             nodes,
             root,
         };

@@ -84,6 +84,11 @@ mod tests {
         let head = head();
         assert_eq!(Head::decode(&head.encode()), Ok(head.clone()));
         refuses_damage(&head.encode(), Head::decode);
+        let mut limited = head.clone();
+        limited.settings.rates.store_requests_per_second_max = Some(500);
+        limited.settings.rates.store_burst_ms = Some(0);
+        assert_eq!(Head::decode(&limited.encode()), Ok(limited.clone()));
+        refuses_damage(&limited.encode(), Head::decode);
         assert_eq!(decode_root(&encode_root(&head.root)), Ok(head.root.clone()));
         refuses_damage(&encode_root(&head.root), decode_root);
         let entry = CatalogEntry { volume: VolumeId(77) };

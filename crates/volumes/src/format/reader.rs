@@ -1,5 +1,7 @@
 //! Reading numbers and texts from bytes that nothing is known about, and sealing what is written.
 
+use std::ops::RangeInclusive;
+
 /// Bytes with a checksum: what is left to read of them.
 pub(super) struct Reader<'a> {
     rest: &'a [u8],
@@ -22,6 +24,15 @@ pub(super) fn put_text(into: &mut Vec<u8>, text: &str) {
 impl<'a> Reader<'a> {
     /// Returns a reader of what [`sealed`] has made, after its magic and version.
     pub(super) fn open(bytes: &'a [u8], magic: &[u8; 8], version: u32) -> Result<Self, String> {
+        Self::open_one_of(bytes, magic, version..=version).map(|(reader, _)| reader)
+    }
+
+    /// As [`Self::open`], of several versions; returns the one that it is.
+    pub(super) fn open_one_of(
+        bytes: &'a [u8],
+        magic: &[u8; 8],
+        versions: RangeInclusive<u32>,
+    ) -> Result<(Self, u32), String> {
         let (content, sum) = bytes.split_last_chunk::<4>().ok_or("it is too short")?;
         let (found, rest) = content.split_first_chunk::<8>().ok_or("it is too short")?;
         if found != magic {
@@ -29,13 +40,16 @@ impl<'a> Reader<'a> {
         }
         let mut reader = Self { rest };
         let found = reader.u32()?;
-        if found != version {
-            return Err(format!("it has format {found}; this program knows format {version}"));
+        if !versions.contains(&found) {
+            return Err(format!(
+                "it has format {found}; this program knows formats up to {}",
+                versions.end()
+            ));
         }
         if crc32fast::hash(content) != u32::from_le_bytes(*sum) {
             return Err("its checksum is wrong".into());
         }
-        Ok(reader)
+        Ok((reader, found))
     }
 
     fn take<const N: usize>(&mut self) -> Result<[u8; N], String> {

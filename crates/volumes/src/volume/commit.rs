@@ -1,7 +1,7 @@
 //! Changing the head: a conditional write, whose outcome is known before anything builds on it.
 
 use async_lock::MutexGuard;
-use blocker::{Condition, Epoch};
+use blocker::{Condition, Epoch, Error as Store, InfoRequest, InvalidateRequest, Scope, Version};
 
 use super::state::Status;
 use super::{BIRTHS_RESERVED, Inner, Recorder};
@@ -53,13 +53,13 @@ impl Inner {
             let condition = Condition::Version(recorder.head_version);
             let error = match self.space.put(Kind::Head, bytes.clone(), condition).await {
                 Ok(version) => {
-                    (recorder.head, recorder.head_version) = (head, version);
+                    recorder.head = head;
+                    self.note_version(recorder, version);
                     self.state.lock().in_flight = None;
                     return Ok(());
                 }
                 Err(error) => error,
             };
-            use blocker::Error as Store;
             if !matches!(
                 error,
                 Store::OutcomeUnknown(_)
@@ -77,7 +77,7 @@ impl Inner {
                 Err(Store::Missing) => return Err(self.deposed()),
                 Err(error) => return Err(self.noted(error)),
             };
-            recorder.head_version = version;
+            self.note_version(recorder, version);
             if found == bytes {
                 let is_stored = self.space.ensure_stored(Kind::Head, blocker::Durability::Cached).await;
                 is_stored.map_err(|error| self.noted(error))?;
@@ -102,7 +102,7 @@ impl Inner {
         let found = self.space.pool.get(self.space.object(Kind::Head)).await;
         let (found, version) = found.map_err(|error| self.noted(error))?;
         let found = found.to_vec();
-        recorder.head_version = version;
+        self.note_version(recorder, version);
         if found == bytes {
             self.adopt(recorder, Head::decode(&found).map_err(Error::Damaged)?).await?;
         } else if found != recorder.head.encode() {
@@ -142,6 +142,54 @@ impl Inner {
         self.state.lock().recorded = map;
         recorder.head = head;
         Ok(())
+    }
+
+    fn note_version(&self, recorder: &mut Recorder, version: Version) {
+        recorder.head_version = version;
+        self.state.lock().head_version = version;
+    }
+
+    /// Checks after a flush that the volume is still this owner's, where nothing below refuses what an owner sends that
+    /// was deposed. What was flushed was then stored before another owner came, which finds it. The caller does not
+    /// have the recorder.
+    pub(super) async fn check_held(&self) -> Result<()> {
+        if self.space.is_stamped() {
+            return Ok(());
+        }
+        let head = self.space.object(Kind::Head);
+        match self.space.store().info(InfoRequest::new(head.clone())).await {
+            Ok(info) if info.version == self.state.lock().head_version => return Ok(()),
+            Ok(_) | Err(Store::Missing) => {}
+            Err(error) => return Err(self.noted(error)),
+        }
+        // An operation of this owner may just have written it, or a cache below have another version of the same.
+        let mut recorder = self.recorder().await?;
+        self.state.lock().check()?;
+        let (found, version) = match self.space.pool.get(head).await {
+            Ok((found, version)) => (found.to_vec(), version),
+            Err(Store::Missing) => return Err(self.deposed()),
+            Err(error) => return Err(self.noted(error)),
+        };
+        if found != recorder.head.encode() {
+            return Err(self.found_other(&found));
+        }
+        self.note_version(&mut recorder, version);
+        Ok(())
+    }
+
+    /// Checks that the head that the store has names this owner.
+    pub(super) async fn check_owner_stored(&self) -> Result<()> {
+        let head = self.space.object(Kind::Head);
+        // Not what a cache below remembers.
+        let fresh = InvalidateRequest::new(Scope::Object(head.clone()));
+        match self.space.store().invalidate(fresh).await {
+            Ok(_) | Err(Store::Unsupported(_)) => {}
+            Err(error) => return Err(self.noted(error)),
+        }
+        match self.space.pool.head_if_any(self.space.volume).await? {
+            Some((head, _)) if head.owner.as_ref().is_some_and(|owner| owner.writer == self.writer) => Ok(()),
+            _ => Err(self.deposed()),
+        }
     }
 
     fn found_other(&self, found: &[u8]) -> Error {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use blocker::{Durability, Namespace, Segments};
 
 use super::Inner;
+use crate::catalog::check_owner_name;
 use crate::error::Result;
 use crate::settings::{Change, Extent, Settings, Usage};
 
@@ -136,6 +137,16 @@ impl Volume {
     /// See [`Volume`]. If the volume could not be flushed, it stays open. A second close succeeds.
     pub async fn close(&self) -> Result<()> {
         self.inner.close().await
+    }
+
+    /// As [`Self::close`], for the owner that calls itself `to`: it alone can open the volume then, and need not take it
+    /// over. Changes wait only for what others have written while most of it was stored.
+    ///
+    /// # Errors
+    /// As [`Self::close`]; `Invalid` if no owner can have this name; `Closed` if it was closed before.
+    pub async fn hand_over(&self, to: &str) -> Result<()> {
+        check_owner_name(to)?;
+        self.inner.hand_over(to).await
     }
 }
 

@@ -45,6 +45,8 @@ pub(crate) struct Inner {
     object_bytes: u64,
     settings: Settings,
     promises: Promises,
+    /// The identity of the owner, as the head has it.
+    writer: u128,
     /// What is stored of the volume's shape, and the right to change it: see [`Self::recorder`].
     recorder: AsyncMutex<Recorder>,
     /// Changes of content share it; what needs an instant without any takes it alone.
@@ -52,6 +54,8 @@ pub(crate) struct Inner {
     /// Changes in place share an object, unless they are stamped; births take it alone.
     objects: Box<[RwLock<()>]>,
     state: Mutex<State>,
+    /// The number and the map of the snapshot that was last compared with. A leaf of the order of locks.
+    compared: Mutex<Option<(u64, Map)>>,
 }
 
 /// What is stored of a volume's shape.
@@ -110,18 +114,22 @@ impl Inner {
             drops: Vec::new(),
             in_flight: None,
             births_met: 0,
+            head_version,
         };
         let (object_bytes, settings) = (head.object_bytes, head.settings);
+        let writer = head.owner.as_ref().map_or(0, |owner| owner.writer);
         let recorder = Recorder { head, head_version, parent_root, page_versions: HashMap::new() };
         Self {
             space,
             object_bytes,
             settings,
             promises,
+            writer,
             recorder: AsyncMutex::new(recorder),
             turn: RwLock::new(()),
             objects: (0..LOCKS).map(|_| RwLock::new(())).collect(),
             state: Mutex::new(state),
+            compared: Mutex::default(),
         }
     }
 
@@ -153,6 +161,10 @@ impl Inner {
 
     pub(crate) fn object_bytes(&self) -> u64 {
         self.object_bytes
+    }
+
+    pub(crate) fn settings(&self) -> Settings {
+        self.settings
     }
 
     /// Returns whether the volume can be used.

@@ -29,10 +29,27 @@ impl Inner {
         };
         if !has_births {
             // Whatever is born from now on was not acknowledged before.
-            return self.space.flush(durability).await.map_err(|error| self.noted(error));
+            self.flush_data(durability).await?;
+            return self.check_held().await;
         }
-        let mut recorder = self.recorder().await?;
-        self.record(&mut recorder).await
+        {
+            let mut recorder = self.recorder().await?;
+            self.record(&mut recorder).await?;
+        }
+        self.check_held().await
+    }
+
+    /// Flushes all changes of the volume. If some of them are lost, another owner may have the volume: a cache below
+    /// that is the writer learns first that it is not any more.
+    async fn flush_data(&self, durability: Durability) -> Result<()> {
+        match self.space.flush(durability).await {
+            Ok(()) => Ok(()),
+            Err(error @ blocker::Error::WritesLost(_)) => {
+                self.check_owner_stored().await?;
+                Err(self.noted(error))
+            }
+            Err(error) => Err(self.noted(error)),
+        }
     }
 
     /// Flushes the data and records all births until now.
@@ -48,7 +65,7 @@ impl Inner {
 
     /// Flushes the data and stores the entries of `frozen`, a map that the volume had.
     pub(super) async fn record_map(&self, recorder: &mut Recorder, frozen: &Map) -> Result<()> {
-        self.space.flush(Durability::Stored).await.map_err(|error| self.noted(error))?;
+        self.flush_data(Durability::Stored).await?;
         let recorded = self.state.lock().recorded.clone();
         let mut born = Vec::new();
         let stored = self.store_pages(recorder, frozen, &recorded, &mut born).await;

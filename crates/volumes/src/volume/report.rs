@@ -5,6 +5,7 @@ use crate::entry::Entry;
 use crate::error::{Error, Result};
 use crate::map::Map;
 use crate::settings::{Change, Extent, ExtentKind, Usage};
+use crate::space::load_node;
 
 impl Inner {
     pub(super) fn extents(&self, offset: u64, length: u64) -> Result<Vec<Extent>> {
@@ -26,15 +27,41 @@ impl Inner {
     pub(super) async fn changed_extents(&self, since: Option<&str>) -> Result<Vec<Change>> {
         let old = match since {
             None => Map::default(),
-            Some(name) => {
+            Some(name) => self.map_of_snapshot(name).await?,
+        };
+        let (live, size_bytes) = {
+            let state = self.state.lock();
+            state.check()?;
+            (state.live.clone(), state.size_bytes)
+        };
+        Ok(changes(&old, &live, size_bytes, self.object_bytes))
+    }
+
+    /// Returns the map of a snapshot, which never changes. The last one is kept: clients ask for the changes of a
+    /// disk range by range.
+    async fn map_of_snapshot(&self, name: &str) -> Result<Map> {
+        let mut before = None;
+        loop {
+            let (node, root, recorded) = {
                 let recorder = self.recorder().await?;
                 let node = recorder.head.named(name).ok_or_else(|| Error::NoSuchSnapshot(name.to_owned()))?;
-                self.map_of_node(&recorder, node.id).await?.1
+                // Both of one instant: they change under the recorder's lock.
+                (node.id, recorder.head.root.clone(), self.state.lock().recorded.clone())
+            };
+            if let Some((_, map)) = self.compared.lock().as_ref().filter(|(id, _)| *id == node) {
+                return Ok(map.clone());
             }
-        };
-        let state = self.state.lock();
-        state.check()?;
-        Ok(changes(&old, &state.live, state.size_bytes, self.object_bytes))
+            // Without the recorder's lock: flushes do not wait for it.
+            match load_node(&self.space.pool, self.space.volume, node, (&root, &recorded)).await {
+                Ok((_, map)) => {
+                    *self.compared.lock() = Some((node, map.clone()));
+                    return Ok(map);
+                }
+                // It may have been deleted meanwhile: then it is not found by its name any more.
+                Err(Error::Damaged(_)) if before != Some(node) => before = Some(node),
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     pub(crate) fn usage(&self) -> Result<Usage> {

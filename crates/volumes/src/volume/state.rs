@@ -1,6 +1,6 @@
 //! What a volume's owner has in memory, under one lock that is never held across an await.
 
-use blocker::Epoch;
+use blocker::{Epoch, Version};
 
 use crate::entry::{Entry, Kind, VolumeId};
 use crate::error::{Error, Result};
@@ -11,6 +11,8 @@ use crate::map::Map;
 pub(super) enum Status {
     Open,
     Closed,
+    /// Closed, for another owner.
+    HandedOver,
     Fenced(Epoch),
     Interrupted,
 }
@@ -36,6 +38,8 @@ pub(super) struct State {
     pub(super) in_flight: Option<Vec<u8>>,
     /// How many births met an object of their name. None should.
     pub(super) births_met: u64,
+    /// The version of the head, as the recorder has it.
+    pub(super) head_version: Version,
 }
 
 impl State {
@@ -44,6 +48,7 @@ impl State {
         match self.status {
             Status::Open => Ok(()),
             Status::Closed => Err(Error::Closed),
+            Status::HandedOver => Err(Error::HandedOver),
             Status::Fenced(epoch) => Err(Error::Fenced { epoch }),
             Status::Interrupted => Err(Error::Interrupted),
         }

@@ -6,12 +6,13 @@
 //! connects them.
 
 use async_lock::{MutexGuard, RwLockWriteGuard};
+use blocker::Durability;
 
 use super::state::Status;
 use super::{Inner, Recorder};
 use crate::entry::{Entry, Kind, VolumeId};
 use crate::error::{Error, Result};
-use crate::format::{NODES_MAX, Node, Origin, encode_root};
+use crate::format::{NODES_MAX, Node, Origin, Owner, encode_root};
 use crate::map::Map;
 use crate::space::load_node;
 
@@ -292,6 +293,7 @@ impl Inner {
         self.space.remove(Kind::Head).await.map_err(|error| self.noted(error))?;
         self.space.flush(blocker::Durability::Stored).await.map_err(|error| self.noted(error))?;
         self.state.lock().status = Status::Closed;
+        self.space.pool.left.forget(self.space.volume);
         Ok(recorder.head.origin)
     }
 
@@ -347,11 +349,31 @@ impl Inner {
         Ok(origin)
     }
 
+    /// Stores everything and gives the volume up.
     pub(crate) async fn close(&self) -> Result<()> {
+        self.give_up(None).await
+    }
+
+    /// Stores everything and gives the volume up for another owner, which opens it without taking it over.
+    pub(crate) async fn hand_over(&self, to: &str) -> Result<()> {
+        // Most of it while changes go on.
+        self.flush_as(Durability::Stored).await?;
+        self.give_up(Some(to)).await?;
+        if self.space.is_stamped() {
+            return Ok(());
+        }
+        // A cache below is its writer no more: a journal there must not find it claimed by another one after a crash.
+        match self.space.store().control().release(self.space.pool.namespace(self.space.volume)).await {
+            Ok(()) | Err(blocker::Error::Unsupported(_)) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn give_up(&self, to: Option<&str>) -> Result<()> {
         let mut recorder = self.recorder.lock().await;
         match self.state.lock().status {
             Status::Open => {}
-            Status::Closed => return Ok(()),
+            Status::Closed | Status::HandedOver => return Ok(()),
             Status::Interrupted => {
                 self.state.lock().status = Status::Closed;
                 return Ok(());
@@ -362,7 +384,9 @@ impl Inner {
         let _turn = self.turn.write().await;
         self.record(&mut recorder).await?;
         let mut head = recorder.head.clone();
-        head.owner = None;
+        // The epoch spares the next owner the question for it.
+        let epoch = head.owner.as_ref().map_or(0, |owner| owner.epoch);
+        head.owner = to.map(|name| Owner { epoch, writer: 0, name: name.to_owned() });
         {
             let mut state = self.state.lock();
             head.birth_limit = state.birth + 1;
@@ -370,7 +394,8 @@ impl Inner {
             state.birth_limit = head.birth_limit;
         }
         self.commit(&mut recorder, head).await?;
-        self.state.lock().status = Status::Closed;
+        self.space.pool.left.note(self.space.volume, recorder.head.sequence);
+        self.state.lock().status = if to.is_some() { Status::HandedOver } else { Status::Closed };
         Ok(())
     }
 }

@@ -67,6 +67,9 @@ impl Inner {
     ) -> Result<Durability> {
         let is_recorded = is_recorded && self.state.lock().in_flight.is_none();
         if is_recorded {
+            if wanted > Durability::Cached {
+                self.check_held().await?;
+            }
             return Ok(is);
         }
         if wanted == Durability::Cached && !self.promises.records_at_once {

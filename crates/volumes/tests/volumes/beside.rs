@@ -49,7 +49,7 @@ fn found(volumes: &Volumes, name: &str) -> Vec<u8> {
 }
 
 fn names(volumes: &Volumes) -> Vec<String> {
-    block_on(volumes.list()).unwrap().into_iter().map(|info| info.name).collect()
+    block_on(volumes.list()).unwrap().volumes.into_iter().map(|info| info.name).collect()
 }
 
 /// A volume "a" with other content than its snapshot "s" has, which is "old".

@@ -244,7 +244,7 @@ impl Model {
     /// Finds out what there is of that of which the crash left it open.
     fn settle(&mut self, volumes: &Volumes) {
         let names: Vec<String> =
-            block_on(volumes.list()).unwrap().into_iter().map(|info| info.name).collect();
+            block_on(volumes.list()).unwrap().volumes.into_iter().map(|info| info.name).collect();
         for (name, snapshot) in std::mem::take(&mut self.unsure) {
             let is_there = names.contains(&name)
                 && match &snapshot {

@@ -1,11 +1,8 @@
-//! The model of a volume: sparse bytes, and stacks of stores to compare with.
+//! The model of a volume: sparse bytes.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use blocker::executor::block_on;
-use blocker::{Blocker, FileStore, Memory, SystemClock, WriteMode};
-use cached_core::object::ObjectCache;
 use volumes::Volume;
 
 /// The size of the objects of the tests' volumes.
@@ -71,49 +68,5 @@ impl Disk {
                 block_on(volume.read(offset, length)).unwrap_or_else(|error| panic!("{what}: {error}"));
             test_kit::same(&found.to_vec(), &self.read(offset, length), &format!("{what}: object {place}"));
         }
-    }
-}
-
-/// What volumes are made over.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Stack {
-    Memory,
-    File,
-    Through,
-    Back,
-}
-
-/// A stack, and what must live as long as it.
-pub(crate) struct Standing {
-    pub(crate) store: Arc<dyn Blocker>,
-    _directory: Option<tempfile::TempDir>,
-}
-
-impl Stack {
-    pub(crate) fn stand(self) -> Standing {
-        let mut directory = None;
-        let cached = |write| {
-            let config = cached_core::object::ObjectCacheConfig {
-                objects_count_max: 64,
-                dirty_age_max: std::time::Duration::from_millis(5),
-                ..test_kit::small(write)
-            };
-            let store = Arc::new(Memory::default());
-            let (cache, background) = ObjectCache::new(store, config, Arc::new(SystemClock)).unwrap();
-            std::thread::spawn(move || block_on(background));
-            Arc::new(cache) as Arc<dyn Blocker>
-        };
-        let store: Arc<dyn Blocker> = match self {
-            Self::Memory => Arc::new(Memory::default()),
-            Self::File => {
-                let made = tempfile::tempdir().unwrap();
-                let store = Arc::new(FileStore::open(made.path()).unwrap());
-                directory = Some(made);
-                store
-            }
-            Self::Through => cached(WriteMode::Through),
-            Self::Back => cached(WriteMode::Back),
-        };
-        Standing { store, _directory: directory }
     }
 }

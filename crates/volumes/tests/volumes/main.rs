@@ -3,8 +3,11 @@
 mod beside;
 mod counting;
 mod crash;
+mod deposed;
 mod disk;
+mod handover;
 mod model;
 mod operations;
+mod stack;
 mod streams;
 mod trouble;

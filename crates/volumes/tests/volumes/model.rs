@@ -6,11 +6,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use blocker::executor::block_on;
-use blocker::{Blocker, Durability};
+use blocker::{Blocker, Durability, WriteMode};
+use cached_core::object::Writer;
 use test_kit::rng::Rng;
 use volumes::{Error, ExtentKind, Fencing, OpenOptions, Options, Settings, Volume, Volumes};
 
-use super::disk::{Disk, OBJECT, PAGE, Stack};
+use super::disk::{Disk, OBJECT, PAGE};
+use super::stack::{self, Stack};
 
 const VOLUMES_MAX: usize = 4;
 const SNAPSHOTS_MAX: usize = 4;
@@ -330,9 +332,8 @@ impl World {
     }
 }
 
-fn run(stack: Stack, fencing: Fencing, seed: u64, steps: u32, is_told: bool) {
-    let standing = stack.stand();
-    let mut world = World::new(Arc::clone(&standing.store), fencing, seed, is_told);
+fn run(stack: &Stack, fencing: Fencing, seed: u64, steps: u32, is_told: bool) {
+    let mut world = World::new(Arc::clone(&stack.store), fencing, seed, is_told);
     for step in 0..steps {
         world.step();
         world.compare();
@@ -356,25 +357,67 @@ fn run(stack: Stack, fencing: Fencing, seed: u64, steps: u32, is_told: bool) {
 
 #[test]
 fn random_operations_over_memory() {
-    test_kit::each_seed(5, |seed, is_told| run(Stack::Memory, Fencing::Below, seed, 300, is_told));
+    test_kit::each_seed(5, |seed, is_told| run(&Stack::memory(), Fencing::Below, seed, 300, is_told));
 }
 
 #[test]
 fn random_operations_with_stamps_over_memory() {
-    test_kit::each_seed(4, |seed, is_told| run(Stack::Memory, Fencing::Stamps, seed, 200, is_told));
+    test_kit::each_seed(4, |seed, is_told| run(&Stack::memory(), Fencing::Stamps, seed, 200, is_told));
 }
 
 #[test]
 fn random_operations_over_files() {
-    test_kit::each_seed(1, |seed, is_told| run(Stack::File, Fencing::Below, seed, 30, is_told));
+    test_kit::each_seed(1, |seed, is_told| run(&Stack::files(), Fencing::Below, seed, 30, is_told));
 }
 
 #[test]
 fn random_operations_over_a_cache_that_writes_through() {
-    test_kit::each_seed(2, |seed, is_told| run(Stack::Through, Fencing::Below, seed, 200, is_told));
+    test_kit::each_seed(2, |seed, is_told| {
+        let stack = Stack::memory().cached(WriteMode::Through, Writer::Callers);
+        run(&stack, Fencing::Below, seed, 200, is_told);
+    });
 }
 
 #[test]
 fn random_operations_over_a_cache_that_writes_back() {
-    test_kit::each_seed(2, |seed, is_told| run(Stack::Back, Fencing::Below, seed, 200, is_told));
+    test_kit::each_seed(2, |seed, is_told| {
+        let stack = Stack::memory().cached(WriteMode::Back, Writer::Callers);
+        run(&stack, Fencing::Below, seed, 200, is_told);
+    });
+}
+
+#[test]
+fn random_operations_over_synapse() {
+    test_kit::each_seed(1, |seed, is_told| {
+        run(&Stack::memory().over_synapse(), Fencing::Below, seed, 100, is_told);
+        run(&Stack::memory().over_synapse(), Fencing::Stamps, seed, 100, is_told);
+    });
+}
+
+#[test]
+fn random_operations_over_a_cache_over_synapse_over_a_cache_over_files() {
+    test_kit::each_seed(1, |seed, is_told| {
+        let node = Stack::files().cached(WriteMode::Through, Writer::Callers).over_synapse();
+        run(&node.cached(WriteMode::Back, Writer::Cache), Fencing::Below, seed, 40, is_told);
+    });
+}
+
+#[test]
+fn random_operations_over_s3() {
+    test_kit::each_seed(1, |seed, is_told| {
+        run(&Stack::s3(), Fencing::Below, seed, 60, is_told);
+        run(&Stack::s3(), Fencing::Stamps, seed, 60, is_told);
+        let cached = Stack::s3().cached(WriteMode::Back, Writer::Cache);
+        run(&cached, Fencing::Below, seed, 60, is_told);
+    });
+}
+
+#[test]
+fn random_operations_over_rados() {
+    let Some(cluster) = stack::cluster("volumes") else { return };
+    test_kit::each_seed(1, |seed, is_told| {
+        run(&Stack::rados(&cluster, &format!("stamps{seed}")), Fencing::Stamps, seed, 40, is_told);
+        let cached = Stack::rados(&cluster, &format!("cached{seed}"));
+        run(&cached.cached(WriteMode::Back, Writer::Cache), Fencing::Below, seed, 40, is_told);
+    });
 }

@@ -1,13 +1,17 @@
 //! A store that fails in the middle, an operation that is dropped, and two operations at once: what was
 //! flushed is there, and a snapshot is what it was.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::executor::{block_on, poll_times};
-use blocker::{Blocker, Durability, Error as Store};
+use blocker::{Blocker, Durability, Error as Store, Memory, Name, Namespace, ObjectId};
+use cached_core::object::Writer;
 use test_kit::steered::{CallInfo, Op, SteeredStore, Verdict};
-use volumes::{Error, OpenOptions, Options, Settings, Volume, Volumes};
+use volumes::{Change, Error, OpenOptions, Options, ProblemKind, Rates, Settings, Volume, Volumes};
+
+use super::stack::Stack;
 
 const OBJECT: u64 = 4096;
 
@@ -220,7 +224,7 @@ fn a_page_of_which_a_write_failed_names_nothing_that_is_removed() {
 }
 
 #[test]
-fn a_volume_that_is_closed_before_its_resize_begins_is_not_cut() {
+fn a_resize_that_meets_a_volume_being_closed_attaches_it_again() {
     let store = SteeredStore::new();
     let volumes = volumes_of(&store);
     let disk = made(&volumes, 8);
@@ -232,8 +236,14 @@ fn a_volume_that_is_closed_before_its_resize_begins_is_not_cut() {
     assert!(poll_times(resize.as_mut(), 1, Duration::ZERO).is_none());
     store.open();
     block_on(close).unwrap();
-    assert_eq!(block_on(resize), Err(Error::Closed));
-    assert_eq!(bytes(&opened(&volumes, "a"), 0, OBJECT), [1; OBJECT as usize]);
+    block_on(resize).unwrap();
+    assert_eq!(block_on(disk.read(0, 1)).unwrap_err(), Error::Closed, "no handle of before");
+    let disk = opened(&volumes, "a");
+    assert_eq!((disk.size_bytes(), bytes(&disk, 0, 100)), (100, vec![1; 100]));
+    block_on(disk.close()).unwrap();
+    block_on(volumes.resize("a", OBJECT)).unwrap();
+    assert_eq!(bytes(&opened(&volumes, "a"), 100, OBJECT - 100), [0; OBJECT as usize - 100]);
+    assert_eq!(block_on(volumes.check(false)).unwrap().problems, []);
 }
 
 #[test]
@@ -275,4 +285,147 @@ fn what_is_recorded_at_once_outlives_the_process() {
         let wanted = if records_at_once { b"two\0\0\0" } else { b"owe\x01\x01\x01" };
         assert_eq!(found, wanted, "{records_at_once}");
     }
+}
+
+fn object(namespace: &str, name: &str) -> ObjectId {
+    ObjectId::new(
+        Namespace::copy_from(namespace.as_bytes()).unwrap(),
+        Name::copy_from(name.as_bytes()).unwrap(),
+    )
+}
+
+/// Replaces an object, and returns what it had.
+fn replaced(store: &SteeredStore, object: &ObjectId, bytes: Vec<u8>) -> Vec<u8> {
+    let before = test_kit::content(store.memory(), object).unwrap();
+    test_kit::fill(store.memory(), object, bytes);
+    before
+}
+
+#[test]
+fn a_damaged_volume_is_named_and_the_others_are_listed() {
+    let store = SteeredStore::new();
+    let volumes = volumes_of(&store);
+    for name in ["a", "b", "c"] {
+        block_on(volumes.create(name, 8 * OBJECT, Settings::default().object_bytes(OBJECT))).unwrap();
+    }
+    block_on(volumes.snapshot("a", "s")).unwrap();
+    block_on(volumes.clone_volume("a", Some("s"), "clone")).unwrap();
+    let disk = opened(&volumes, "b");
+    flushed(&disk, 0, b"content");
+    block_on(disk.close()).unwrap();
+    let listed = |volumes: &Volumes| {
+        let all = block_on(volumes.list()).unwrap();
+        let names: Vec<_> = all.volumes.iter().map(|info| info.name.clone()).collect();
+        let damaged: Vec<_> = all.damaged.iter().map(|it| (it.name.clone(), it.why.clone())).collect();
+        (names.join(" "), damaged)
+    };
+    assert_eq!(listed(&volumes), ("a b c clone".into(), Vec::new()));
+    let (head, record) = (object("vol.0000001", "head"), object("vol", "v/b"));
+    let head_before = replaced(&store, &head, b"nonsense".to_vec());
+    let record_before = replaced(&store, &record, b"nonsense".to_vec());
+    let (names, damaged) = listed(&volumes);
+    assert_eq!(names, "c clone");
+    assert_eq!(damaged.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+    assert!(damaged[0].1.contains("vol.0000001/head"), "{damaged:?}");
+    assert!(damaged[1].1.contains("the catalog's record of volume \"b\""), "{damaged:?}");
+    let clone = block_on(volumes.info("clone")).unwrap().origin.unwrap();
+    assert_eq!((clone.volume.as_deref(), clone.snapshot), (Some("a"), None));
+    assert!(matches!(block_on(volumes.info("a")), Err(Error::Damaged(_))));
+    // A check names both, and a repair takes neither for a volume that was never made.
+    let report = block_on(volumes.check(true)).unwrap();
+    let kinds: Vec<_> = report.problems.iter().map(|problem| problem.kind).collect();
+    assert_eq!(kinds, [ProblemKind::Damaged, ProblemKind::Damaged], "{report:?}");
+    replaced(&store, &head, head_before);
+    replaced(&store, &record, record_before);
+    assert_eq!(listed(&volumes), ("a b c clone".into(), Vec::new()));
+    assert_eq!(bytes(&opened(&volumes, "b"), 0, 7), b"content");
+    assert_eq!(block_on(volumes.check(false)).unwrap().problems, []);
+}
+
+#[test]
+fn the_map_of_a_snapshot_is_read_once_and_no_flush_waits_for_it() {
+    let store = SteeredStore::new();
+    let volumes = volumes_of(&store);
+    let disk = made(&volumes, 8);
+    flushed(&disk, 0, b"one");
+    block_on(volumes.snapshot("a", "s")).unwrap();
+    flushed(&disk, OBJECT, b"two");
+    store.rule(|call| if call.op == Op::Read && is_of(call, "r/") { Verdict::Hold } else { Verdict::Pass });
+    let mut changed = Box::pin(disk.changed_extents(Some("s")));
+    assert!(poll_times(changed.as_mut(), 1, Duration::ZERO).is_none());
+    // With an entry to be recorded, which needs the shape of the volume.
+    flushed(&disk, 2 * OBJECT, b"three");
+    store.open();
+    let wanted = [Change { offset: OBJECT, length: 2 * OBJECT, is_data: true }];
+    assert_eq!(block_on(changed).unwrap(), wanted);
+    let begin = store.log().len();
+    assert_eq!(block_on(disk.changed_extents(Some("s"))).unwrap(), wanted);
+    assert_eq!(store.log().len(), begin, "it is known");
+    // Another snapshot of that name is another one.
+    block_on(volumes.delete_snapshot("a", "s")).unwrap();
+    let gone = block_on(disk.changed_extents(Some("s")));
+    assert_eq!(gone, Err(Error::NoSuchSnapshot("s".into())));
+    block_on(volumes.snapshot("a", "s")).unwrap();
+    assert_eq!(block_on(disk.changed_extents(Some("s"))).unwrap(), []);
+}
+
+#[test]
+fn the_changes_since_a_snapshot_that_is_deleted_meanwhile_are_not_damage() {
+    let store = SteeredStore::new();
+    let volumes = volumes_of(&store);
+    let disk = made(&volumes, 8);
+    flushed(&disk, 0, b"one");
+    block_on(volumes.snapshot("a", "s")).unwrap();
+    flushed(&disk, 0, b"two");
+    store.rule(|call| if call.op == Op::Read && is_of(call, "r/") { Verdict::Hold } else { Verdict::Pass });
+    let mut changed = Box::pin(disk.changed_extents(Some("s")));
+    assert!(poll_times(changed.as_mut(), 1, Duration::ZERO).is_none());
+    store.pass();
+    block_on(volumes.delete_snapshot("a", "s")).unwrap();
+    store.answer_all();
+    assert_eq!(block_on(changed), Err(Error::NoSuchSnapshot("s".into())));
+}
+
+#[test]
+fn rates_and_a_quota_are_those_of_the_namespace_of_the_cache() {
+    let store = Stack::memory().cached(blocker::WriteMode::Back, Writer::Callers).store;
+    let volumes = Volumes::new(Arc::clone(&store), Options::new("vol")).unwrap();
+    let mut rates = Rates::default();
+    (rates.store_requests_per_second_max, rates.store_burst_ms) = (Some(500), Some(1000));
+    let settings = Settings::default().object_bytes(OBJECT).rates(rates).quota_bytes_max(1 << 20);
+    block_on(volumes.create("a", 8 * OBJECT, settings)).unwrap();
+    let in_force = || {
+        let namespace = Namespace::copy_from(b"vol.0000001").unwrap();
+        let state = block_on(store.control().namespace_state(namespace)).unwrap();
+        let all = state.settings.into_iter().filter_map(|setting| Some((setting.key, setting.value?)));
+        all.collect::<BTreeMap<_, _>>()
+    };
+    let wanted = |all: &[(&str, u64)]| -> BTreeMap<String, u64> {
+        all.iter().map(|(key, value)| ((*key).to_owned(), *value)).collect()
+    };
+    let disk = opened(&volumes, "a");
+    assert_eq!(disk.settings().rates, rates);
+    let all =
+        [("quota_bytes_max", 1 << 20), ("store_burst_ms", 1000), ("store_requests_per_second_max", 500)];
+    assert_eq!(in_force(), wanted(&all));
+    block_on(disk.close()).unwrap();
+    // What is taken back does not stay until the cache is started again.
+    rates.store_requests_per_second_max = None;
+    block_on(volumes.set("a", Settings::default().rates(rates))).unwrap();
+    assert_eq!(block_on(volumes.info("a")).unwrap().settings.rates, rates);
+    block_on(opened(&volumes, "a").close()).unwrap();
+    assert_eq!(in_force(), wanted(&all[1..2]));
+    rates.store_bytes_per_second_max = Some(1);
+    for refused in [
+        block_on(volumes.set("a", Settings::default().rates(rates))),
+        block_on(volumes.create("b", OBJECT, Settings::default().rates(rates))),
+    ] {
+        let line = refused.unwrap_err().to_string();
+        assert!(line.contains("store_bytes_per_second_max is 1, and must be from 4096"), "{line}");
+    }
+    // Without a cache there is nothing to limit, and the volume can be used.
+    let bare = Volumes::new(Arc::new(Memory::default()), Options::new("vol")).unwrap();
+    let settings = Settings::default().write(blocker::WriteMode::Back).rates(disk.settings().rates);
+    block_on(bare.create("a", OBJECT, settings)).unwrap();
+    block_on(opened(&bare, "a").close()).unwrap();
 }

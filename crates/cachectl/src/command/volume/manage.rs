@@ -19,7 +19,8 @@ pub(crate) struct Create {
     /// Its size: bytes, or 512M, 20G, 1T.
     #[arg(value_parser = size)]
     size: u64,
-    /// Settings: is_read_only=true, write=back (through, around, read-only), quota_bytes_max=40G, object_bytes=4M.
+    /// Settings: is_read_only=true, write=back (through, around, read-only), quota_bytes_max=40G, object_bytes=4M, and
+    /// those of `volume set`.
     #[arg(value_name = "KEY=VALUE")]
     settings: Vec<Setting>,
 }
@@ -57,7 +58,8 @@ pub(crate) struct Resize {
 pub(crate) struct Set {
     #[command(flatten)]
     name: Name,
-    /// Settings: is_read_only=true, write=back (through, around, read-only, none), quota_bytes_max=40G (none).
+    /// Settings: is_read_only=true, write=back (through, around, read-only, none), quota_bytes_max=40G (none);
+    /// store_requests_per_second_max=500, store_bytes_per_second_max=50M, store_burst_ms=1000 (none).
     #[arg(value_name = "KEY=VALUE", required = true)]
     settings: Vec<Setting>,
 }
@@ -99,6 +101,15 @@ pub(crate) struct Delete {
     /// Yes, delete it with its snapshots.
     #[arg(long)]
     yes: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct HandOver {
+    #[command(flatten)]
+    name: Name,
+    /// The owner that is to have it: `owner` in [volumes] of its configuration, or the name of its host.
+    #[arg(value_name = "OWNER")]
+    to: String,
 }
 
 #[derive(Args)]
@@ -162,10 +173,14 @@ impl<'a> Server<'a> {
 
     pub(super) fn list(&self) -> Result<(), Failure> {
         let answer = job::finished(&self.admin, self.admin.get("/volumes")?)?;
-        if show::list(&answer, "volumes").is_empty() && !self.output.is_json() {
-            return Ok(());
+        let damaged = show::list(&answer, "damaged").len() as u64;
+        if damaged > 0 || !show::list(&answer, "volumes").is_empty() || self.output.is_json() {
+            self.output.write(show::volumes(&answer), &answer)?;
         }
-        self.output.write(show::volumes(&answer), &answer)
+        match damaged {
+            0 => Ok(()),
+            count => Err(Failure::Problems { count, is_loss: true }),
+        }
     }
 
     pub(super) fn show(&self, Name { name }: &Name) -> Result<(), Failure> {
@@ -263,6 +278,11 @@ impl<'a> Server<'a> {
     pub(super) fn detach(&self, Name { name }: &Name) -> Result<(), Failure> {
         let answer = self.change("/volumes/detach", &json!({ "name": name }))?;
         self.output.write(format!("{name} is stored and given up: another host may take it"), &answer)
+    }
+
+    pub(super) fn hand_over(&self, HandOver { name: Name { name }, to }: &HandOver) -> Result<(), Failure> {
+        let answer = self.change("/volumes/hand-over", &json!({ "name": name, "to": to }))?;
+        self.output.write(format!("{name} is stored and handed over to {}", line_of(to)), &answer)
     }
 
     pub(super) fn take_over(&self, TakeOver { name: Name { name }, yes }: &TakeOver) -> Result<(), Failure> {

@@ -64,6 +64,11 @@ enum VolumeCommand {
     Diff(manage::Diff),
     /// Store everything of a volume and give it up, so that another host may take it. Refused while connections use it.
     Detach(manage::Name),
+    /// Give a volume to the server of another host, by the name that this has as an owner, also while clients use it.
+    ///
+    /// Everything is stored; the other server has the volume with the next client that connects there. Clients of this one
+    /// get the error ESHUTDOWN from then on, and are refused when they connect again.
+    HandOver(manage::HandOver),
     /// Take a volume from an owner that is gone and has not given it up, and give it up. That owner is fenced off.
     TakeOver(manage::TakeOver),
     /// Wait for something that the server still does, by the number that an interrupted command names.
@@ -112,6 +117,7 @@ impl Volume {
             VolumeCommand::Check(check) => server().and_then(|server| server.check(check)),
             VolumeCommand::Diff(diff) => server().and_then(|server| server.diff(diff)),
             VolumeCommand::Detach(name) => server().and_then(|server| server.detach(name)),
+            VolumeCommand::HandOver(hand) => server().and_then(|server| server.hand_over(hand)),
             VolumeCommand::TakeOver(take) => server().and_then(|server| server.take_over(take)),
             VolumeCommand::Job(job) => server().and_then(|server| server.job(job)),
             VolumeCommand::Import(_)

@@ -110,6 +110,39 @@ pub(super) enum Setting {
     /// `None`: no quota.
     QuotaBytesMax(Option<u64>),
     ObjectBytes(u64),
+    /// A rate; `None`: none.
+    Rate(Rate, Option<u64>),
+}
+
+/// A rate of a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Rate {
+    RequestsPerSecondMax,
+    BytesPerSecondMax,
+    BurstMs,
+}
+
+impl Rate {
+    const ALL: [Self; 3] = [Self::RequestsPerSecondMax, Self::BytesPerSecondMax, Self::BurstMs];
+
+    fn key(self) -> &'static str {
+        match self {
+            Self::RequestsPerSecondMax => "store_requests_per_second_max",
+            Self::BytesPerSecondMax => "store_bytes_per_second_max",
+            Self::BurstMs => "store_burst_ms",
+        }
+    }
+
+    fn parse(self, value: &str) -> Result<Option<u64>, String> {
+        match (value, self) {
+            ("none", _) => Ok(None),
+            (value, Self::BytesPerSecondMax) => size(value).map(Some),
+            (value, _) => {
+                let number = value.parse::<u64>().map(Some);
+                number.map_err(|_| format!("{} is a number or none, not {value:?}", self.key()))
+            }
+        }
+    }
 }
 
 impl FromStr for Setting {
@@ -129,7 +162,11 @@ impl FromStr for Setting {
             "quota_bytes_max" => Self::QuotaBytesMax(Some(size(value)?)),
             "object_bytes" => Self::ObjectBytes(size(value)?),
             _ => {
-                let known = "is_read_only, write, quota_bytes_max and object_bytes";
+                if let Some(rate) = Rate::ALL.into_iter().find(|rate| rate.key() == key) {
+                    return Ok(Self::Rate(rate, rate.parse(value)?));
+                }
+                let rates = Rate::ALL.map(Rate::key).join(", ");
+                let known = format!("is_read_only, write, quota_bytes_max, object_bytes, {rates}");
                 return Err(format!("there is no setting {key:?}; there are {known}"));
             }
         })
@@ -143,6 +180,7 @@ impl Setting {
             Self::Write(mode) => ("write", json!(mode.map(|mode| mode.to_string()))),
             Self::QuotaBytesMax(bytes) => ("quota_bytes_max", json!(bytes)),
             Self::ObjectBytes(bytes) => ("object_bytes", json!(bytes)),
+            Self::Rate(rate, value) => (rate.key(), json!(value)),
         }
     }
 
@@ -174,6 +212,15 @@ impl Setting {
             Self::QuotaBytesMax(Some(bytes)) => settings.quota_bytes_max(bytes),
             Self::Write(None) | Self::QuotaBytesMax(None) => settings,
             Self::ObjectBytes(bytes) => settings.object_bytes(bytes),
+            Self::Rate(rate, value) => {
+                let mut rates = settings.rates;
+                match rate {
+                    Rate::RequestsPerSecondMax => rates.store_requests_per_second_max = value,
+                    Rate::BytesPerSecondMax => rates.store_bytes_per_second_max = value,
+                    Rate::BurstMs => rates.store_burst_ms = value,
+                }
+                settings.rates(rates)
+            }
         };
         all.iter().fold(volumes::Settings::default(), add)
     }
@@ -242,11 +289,24 @@ mod tests {
         let settings = Setting::settings(&all);
         assert!(settings.is_read_only && settings.write == Some(WriteMode::Back));
         assert_eq!((settings.quota_bytes_max, settings.object_bytes), (Some(40 << 30), Some(65536)));
+        let rates =
+            ["store_requests_per_second_max=500", "store_bytes_per_second_max=1M", "store_burst_ms=none"];
+        let rates: Vec<Setting> = rates.iter().map(|text| text.parse().unwrap()).collect();
+        let wanted = json!({
+            "store_requests_per_second_max": 500, "store_bytes_per_second_max": 1 << 20, "store_burst_ms": null,
+        });
+        assert_eq!(Setting::values(&rates), wanted);
+        let rates = Setting::settings(&rates).rates;
+        assert_eq!(
+            (rates.store_requests_per_second_max, rates.store_bytes_per_second_max, rates.store_burst_ms),
+            (Some(500), Some(1 << 20), None)
+        );
         for (wrong, why) in [
             ("write", "KEY=VALUE"),
+            ("store_burst_ms=soon", "a number or none"),
             ("write=sideways", "read-only"),
             ("is_read_only=1", "true or false"),
-            ("colour=1", "quota_bytes_max"),
+            ("colour=1", "store_burst_ms"),
             ("object_bytes=big", "20G"),
         ] {
             let error = wrong.parse::<Setting>().unwrap_err();

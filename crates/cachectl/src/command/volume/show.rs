@@ -25,7 +25,9 @@ pub(super) fn volumes(answer: &Value) -> String {
     let names: Vec<String> = all.iter().map(|of| text(&of["name"])).collect();
     let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
     let line = |(name, of): (&String, &Value)| format!("{name:<width$}  {}", summary(of));
-    names.iter().zip(all).map(line).collect::<Vec<_>>().join("\n")
+    let damaged = list(answer, "damaged").iter();
+    let damaged = damaged.map(|of| format!("{}  damaged: {}", text(&of["name"]), text(&of["error"])));
+    names.iter().zip(all).map(line).chain(damaged).collect::<Vec<_>>().join("\n")
 }
 
 fn summary(of: &Value) -> String {

@@ -2,7 +2,7 @@
 
 use super::Managed;
 use serde_json::{Value, json};
-use volumes::{Change, ProblemKind, Report, Settings, SnapshotInfo, Usage, VolumeInfo};
+use volumes::{Change, DamagedVolume, ProblemKind, Report, Settings, SnapshotInfo, Usage, VolumeInfo};
 
 /// Returns what is shown of a volume.
 pub(super) fn volume(managed: &Managed, info: &VolumeInfo) -> Value {
@@ -21,11 +21,19 @@ pub(super) fn volume(managed: &Managed, info: &VolumeInfo) -> Value {
     })
 }
 
+/// Returns what is shown of a volume that cannot be read.
+pub(super) fn damaged(of: &DamagedVolume) -> Value {
+    json!({ "name": of.name, "error": of.why })
+}
+
 fn settings(of: &Settings) -> Value {
     json!({
         "is_read_only": of.is_read_only,
         "write": of.write.map(|mode| mode.to_string()),
         "quota_bytes_max": of.quota_bytes_max,
+        "store_requests_per_second_max": of.rates.store_requests_per_second_max,
+        "store_bytes_per_second_max": of.rates.store_bytes_per_second_max,
+        "store_burst_ms": of.rates.store_burst_ms,
         "object_bytes": of.object_bytes,
     })
 }

@@ -35,6 +35,7 @@ impl From<Error> for Failure {
             | Error::InUse { .. }
             | Error::ReadOnly
             | Error::Fenced { .. }
+            | Error::HandedOver
             | Error::Limit(_) => 409,
             Error::Invalid(_) | Error::OutOfRange { .. } | Error::Unsupported(_) => 400,
             Error::NoSpace(_) => 507,

@@ -67,7 +67,6 @@ pub struct VolumesOpening {
 
 /// What the routes use. They keep none of it: it goes with its cache.
 pub(super) struct Managed {
-    cache: ObjectCache,
     volumes: Arc<Volumes>,
     served: Served,
     has_listener: bool,
@@ -125,13 +124,8 @@ impl VolumesOpening {
             Some(table) => Some(Listener::open(table, self.nbd_tls.clone(), &served).await?),
             None => None,
         };
-        let managed = Managed {
-            cache: cache.clone(),
-            volumes,
-            served,
-            has_listener: listener.is_some(),
-            jobs: Jobs::new(control.clone()),
-        };
+        let managed =
+            Managed { volumes, served, has_listener: listener.is_some(), jobs: Jobs::new(control.clone()) };
         Ok(VolumeService { managed: Arc::new(managed), listener, is_serving })
     }
 

@@ -3,18 +3,14 @@
 use super::failure::Failure;
 use super::jobs::{Outcome, Progress};
 use super::{Managed, describe};
-use blocker::{Blocker, Namespace, WriteMode};
+use blocker::WriteMode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
-use std::time::Duration;
 use volumes::{Error, OpenOptions, Settings};
 
 /// The most extents of one answer.
 const EXTENTS_MAX: usize = 10_000;
-/// How often, and at what interval, a volume is asked for that is being given up.
-const CLOSING_TRIES: u32 = 500;
-const CLOSING_DELAY: Duration = Duration::from_millis(10);
 
 /// The body of a request that changes something.
 pub(super) trait Body: for<'de> Deserialize<'de> + std::fmt::Debug + Send + 'static {
@@ -23,21 +19,6 @@ pub(super) trait Body: for<'de> Deserialize<'de> + std::fmt::Debug + Send + 'sta
 
     /// Does what is asked for.
     fn run(self, managed: Arc<Managed>, progress: Arc<Progress>) -> impl Future<Output = Outcome> + Send;
-}
-
-/// Does what meets a volume in whatever state it is. One that its last connection is giving up at this moment is waited for:
-/// until then it is open, and refuses what needs it.
-async fn steadily<T, F>(operation: impl Fn() -> F) -> volumes::Result<T>
-where
-    F: Future<Output = volumes::Result<T>>,
-{
-    for _ in 0..CLOSING_TRIES {
-        match operation().await {
-            Err(Error::Closed) => tokio::time::sleep(CLOSING_DELAY).await,
-            other => return other,
-        }
-    }
-    operation().await
 }
 
 /// Returns the answer of what has been done.
@@ -59,7 +40,6 @@ impl Body for Create {
 
     async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
         let settings = changed(Settings::default(), &self.settings)?;
-        check_quota(&managed, &settings).await?;
         managed.volumes.create(&self.name, self.size_bytes, settings).await?;
         Ok(done())
     }
@@ -77,8 +57,7 @@ impl Body for MakeClone {
     const FORM: &'static str = r#"{"source": "NAME", "snapshot": "SNAPSHOT", "name": "NEW"}"#;
 
     async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
-        let cloned = || managed.volumes.clone_volume(&self.source, self.snapshot.as_deref(), &self.name);
-        steadily(cloned).await?;
+        managed.volumes.clone_volume(&self.source, self.snapshot.as_deref(), &self.name).await?;
         Ok(done())
     }
 }
@@ -99,7 +78,7 @@ impl Body for Resize {
         let Resize { name, size_bytes, shrink } = self;
         let now = managed.volumes.info(&name).await?.size_bytes;
         if size_bytes >= now {
-            steadily(|| managed.volumes.resize(&name, size_bytes)).await?;
+            managed.volumes.resize(&name, size_bytes).await?;
             return Ok(done());
         }
         if !shrink {
@@ -128,25 +107,9 @@ impl Body for Set {
         let Set { name, settings } = self;
         let before = managed.volumes.info(&name).await?.settings;
         let after = changed(before, &settings)?;
-        check_quota(&managed, &after).await?;
         let set = managed.volumes.set(&name, after);
         managed.served.volumes.while_unused(&name, set).await?;
         Ok(done())
-    }
-}
-
-/// Checks that the store has quotas if settings have one: a volume whose quota cannot be set could not be opened.
-async fn check_quota(managed: &Managed, settings: &Settings) -> Result<(), Failure> {
-    if settings.quota_bytes_max.is_none() {
-        return Ok(());
-    }
-    let any = Namespace::new("volumes").map_err(Error::from)?;
-    match managed.cache.control().quota(any).await {
-        Err(blocker::Error::Unsupported(why)) => {
-            let line = format!("settings.quota_bytes_max: {why}; leave it out");
-            Err(Failure::new(400, line))
-        }
-        _ => Ok(()),
     }
 }
 
@@ -154,9 +117,9 @@ async fn check_quota(managed: &Managed, settings: &Settings) -> Result<(), Failu
 fn changed(mut settings: Settings, values: &Map<String, Value>) -> Result<Settings, Failure> {
     let wrong = |key: &str, what: &str| Failure::new(400, format!("settings.{key}: must be {what}"));
     for (key, value) in values {
-        let bytes = || match value {
+        let number = || match value {
             Value::Null => Ok(None),
-            value => value.as_u64().map(Some).ok_or_else(|| wrong(key, "a number of bytes, or null")),
+            value => value.as_u64().map(Some).ok_or_else(|| wrong(key, "a number, or null")),
         };
         match key.as_str() {
             "is_read_only" => {
@@ -171,11 +134,17 @@ fn changed(mut settings: Settings, values: &Map<String, Value>) -> Result<Settin
                     })?),
                 };
             }
-            "quota_bytes_max" => settings.quota_bytes_max = bytes()?,
-            "object_bytes" => settings.object_bytes = bytes()?,
+            "quota_bytes_max" => settings.quota_bytes_max = number()?,
+            "store_requests_per_second_max" => {
+                settings.rates.store_requests_per_second_max = number()?;
+            }
+            "store_bytes_per_second_max" => settings.rates.store_bytes_per_second_max = number()?,
+            "store_burst_ms" => settings.rates.store_burst_ms = number()?,
+            "object_bytes" => settings.object_bytes = number()?,
             _ => {
                 let line = format!(
-                    "settings.{key}: is unknown; there are is_read_only, write, quota_bytes_max and object_bytes"
+                    "settings.{key}: is unknown; there are is_read_only, write, quota_bytes_max, \
+                     store_requests_per_second_max, store_bytes_per_second_max, store_burst_ms and object_bytes"
                 );
                 return Err(Failure::new(400, line));
             }
@@ -199,7 +168,7 @@ impl Body for MakeSnapshot {
             return Err(Failure::new(400, "volumes: is empty; name one at least"));
         }
         let names: Vec<&str> = self.volumes.iter().map(String::as_str).collect();
-        steadily(|| managed.volumes.snapshot_together(&names, &self.snapshot)).await?;
+        managed.volumes.snapshot_together(&names, &self.snapshot).await?;
         Ok(done())
     }
 }
@@ -215,7 +184,7 @@ impl Body for DeleteSnapshot {
     const FORM: &'static str = r#"{"name": "NAME", "snapshot": "SNAPSHOT"}"#;
 
     async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
-        steadily(|| managed.volumes.delete_snapshot(&self.name, &self.snapshot)).await?;
+        managed.volumes.delete_snapshot(&self.name, &self.snapshot).await?;
         Ok(done())
     }
 }
@@ -271,6 +240,22 @@ impl Body for Detach {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+pub(super) struct HandOver {
+    name: String,
+    to: String,
+}
+
+impl Body for HandOver {
+    const FORM: &'static str = r#"{"name": "NAME", "to": "OWNER"}"#;
+
+    async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
+        managed.served.volumes.hand_over(&self.name, &self.to).await?;
+        Ok(done())
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct TakeOver {
     name: String,
 }
@@ -300,7 +285,7 @@ impl Body for Flatten {
 
     async fn run(self, managed: Arc<Managed>, progress: Arc<Progress>) -> Outcome {
         let progress = |done, total| progress.set(done, total);
-        steadily(|| managed.volumes.flatten_with(&self.name, &progress)).await?;
+        managed.volumes.flatten_with(&self.name, &progress).await?;
         Ok(done())
     }
 }
@@ -316,15 +301,16 @@ impl Body for Check {
     const FORM: &'static str = r#"{"repair": false}"#;
 
     async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
-        Ok(describe::report(&steadily(|| managed.volumes.check(self.repair)).await?))
+        Ok(describe::report(&managed.volumes.check(self.repair).await?))
     }
 }
 
 /// Lists all volumes.
 pub(super) async fn list(managed: Arc<Managed>) -> Outcome {
     let all = managed.volumes.list().await?;
-    let all: Vec<Value> = all.iter().map(|info| describe::volume(&managed, info)).collect();
-    Ok(json!({ "volumes": all }))
+    let volumes: Vec<Value> = all.volumes.iter().map(|info| describe::volume(&managed, info)).collect();
+    let damaged: Vec<Value> = all.damaged.iter().map(describe::damaged).collect();
+    Ok(json!({ "volumes": volumes, "damaged": damaged }))
 }
 
 /// Shows one volume.
@@ -332,7 +318,7 @@ pub(super) async fn show(managed: Arc<Managed>, name: String) -> Outcome {
     let info = managed.volumes.info(&name).await?;
     let snapshots = managed.volumes.snapshots(&name).await?;
     // What a volume uses is known to its owner.
-    let usage = match steadily(|| managed.volumes.usage(&name)).await {
+    let usage = match managed.volumes.usage(&name).await {
         Ok(usage) => describe::usage(&usage),
         Err(Error::InUse { .. }) => Value::Null,
         Err(error) => return Err(error.into()),

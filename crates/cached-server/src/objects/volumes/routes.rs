@@ -6,7 +6,7 @@
 //! | `GET /volumes/show?name=` | one, with its snapshots and what it uses |
 //! | `GET /volumes/diff?name=&from=&to=&offset=` | what differs between two snapshots; without `to`, from the volume as it is stored |
 //! | `GET /volumes/job?id=` | what has become of a request that took long |
-//! | `POST /volumes/create`, `clone`, `resize`, `set`, `delete`, `detach`, `take-over`, `flatten` | |
+//! | `POST /volumes/create`, `clone`, `resize`, `set`, `delete`, `detach`, `hand-over`, `take-over`, `flatten` | |
 //! | `POST /volumes/snapshot`, `delete-snapshot`, `rollback` | |
 //! | `POST /volumes/check` | what is wrong with the volumes |
 //!
@@ -17,8 +17,8 @@ use super::Managed;
 use super::failure::Failure;
 use super::jobs::Outcome;
 use super::requests::{
-    Body, Check, Create, Delete, DeleteSnapshot, Detach, Flatten, MakeClone, MakeSnapshot, Resize, Rollback,
-    Set, TakeOver, diff, list, show,
+    Body, Check, Create, Delete, DeleteSnapshot, Detach, Flatten, HandOver, MakeClone, MakeSnapshot, Resize,
+    Rollback, Set, TakeOver, diff, list, show,
 };
 use cached_admin::{Access, Request, Response, Routes};
 use std::sync::{Arc, Weak};
@@ -48,6 +48,7 @@ pub(super) fn add(routes: &Routes, managed: &Arc<Managed>) {
     post::<Set>(routes, "/volumes/set", managed);
     post::<Delete>(routes, "/volumes/delete", managed);
     post::<Detach>(routes, "/volumes/detach", managed);
+    post::<HandOver>(routes, "/volumes/hand-over", managed);
     post::<TakeOver>(routes, "/volumes/take-over", managed);
     post::<Flatten>(routes, "/volumes/flatten", managed);
     post::<MakeSnapshot>(routes, "/volumes/snapshot", managed);

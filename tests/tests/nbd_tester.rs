@@ -1,0 +1,86 @@
+//! The NBD project's own test client judges the NBD server of `cached`: throughput with its checks of every reply, replay of
+//! a trace of a file system with the content of every block compared, oversized requests, negotiation.
+//!
+//! It comes as a Debian source package, which the first run fetches and builds into the target directory.
+
+use cached_tests::daemon::{DEADLINE, Daemon};
+use cached_tests::outside::{self, find_program};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+const TEST: &str = "nbd_s_own_client";
+const FETCH_DEADLINE: Duration = Duration::from_secs(600);
+const ATTEMPTS: u32 = 4;
+/// The exit status of `fetch` if Debian has another version.
+const OTHER_VERSION: i32 = 3;
+
+/// Returns the directory of the client and its traces, or `None` after saying why there is none.
+fn tester() -> Option<PathBuf> {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("nbd-tester");
+    if path.join("nbd-tester-client").exists() {
+        return Some(path);
+    }
+    if let Some(missing) = ["apt-get", "cc", "xz"].into_iter().find(|name| find_program(name).is_none()) {
+        outside::skip(TEST, &format!("{missing} is missing"));
+        return None;
+    }
+    let fetch = Path::new(env!("CARGO_MANIFEST_DIR")).join("suite/nbd/fetch");
+    let mut said = String::new();
+    for _ in 0..ATTEMPTS {
+        let output = outside::run(Command::new(&fetch).arg(&path), FETCH_DEADLINE);
+        said = outside::text(&output);
+        match output.status.code() {
+            Some(0) => return Some(path),
+            // Not in this repository's hands, so no failure.
+            Some(OTHER_VERSION) => {
+                outside::announce_skip(TEST, &said);
+                return None;
+            }
+            _ => println!("again: {said}"),
+        }
+    }
+    outside::skip(TEST, &format!("the source of nbd cannot be fetched:\n{said}"));
+    None
+}
+
+/// Returns the last lines of what the client has written, which draws its progress over itself.
+fn last_lines(output: &str) -> String {
+    let lines: Vec<&str> = output.split(['\r', '\n']).filter(|line| !line.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(5)..].join("\n")
+}
+
+#[test]
+fn nbd_s_own_client() {
+    let Some(tester) = tester() else { return };
+    let daemon = Daemon::start("cached", |place| {
+        format!(
+            "[objects]\nwrite = \"back\"\nmemory_bytes_max = \"128 MiB\"\n[objects.backend]\nkind = \"file\"\n\
+             path = \"{place}/store\"\n[volumes]\n[nbd]\nlisten = [\"unix:{place}/nbd\"]\nthreads = 2\n"
+        )
+    });
+    let socket = daemon.path("nbd").display().to_string();
+    let trace = |name: &str| tester.join(name).display().to_string();
+    let (small, huge) = (trace("integrity-test.tr"), trace("integrityhuge-test.tr"));
+    // The traces expect zeros where they have not written.
+    for (volume, arguments) in [
+        ("throughput", &[][..]),
+        ("throughput", &["-w"]),
+        ("throughput", &["-w", "-f"]),
+        ("throughput", &["-o"]),
+        ("throughput", &["-h"]),
+        ("integrity", &["-i", "-t", &small]),
+        ("huge", &["-i", "-t", &huge]),
+    ] {
+        let (code, text) = daemon.cachectl(&["volume", "create", volume, "50M"]);
+        assert!(code == 0 || text.contains("exists already"), "{text}");
+        let mut client = Command::new(tester.join("nbd-tester-client"));
+        client.args(["-u", &socket, "-N", volume]).args(arguments);
+        let output = outside::run(&mut client, DEADLINE);
+        let said = last_lines(&outside::text(&output));
+        assert!(output.status.success(), "{volume} {arguments:?}: {said}\n{}", daemon.log());
+        println!("{volume} {arguments:?}: {said}");
+    }
+    let (status, log) = daemon.end();
+    assert!(status.success(), "{log}");
+}
