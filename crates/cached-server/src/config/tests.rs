@@ -32,7 +32,7 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
         (
             "\n[memcachd]",
             "cached.toml:2: memcachd: unknown field `memcachd`, expected one of `process`, `log`, \
-             `memcached`, `insight`, `objects`, `shared_memory`, `synapse`, `volumes`, `nbd`, `admin`, `tracing`",
+             `memcached`, `insight`, `objects`, `shared_memory`, `synapse`, `volumes`, `nbd`, `s3`, `admin`, `tracing`",
         ),
         (
             "[memcached]\nthreads = \"four\"",
@@ -282,6 +282,7 @@ fn filled_in(text: &str) -> toml::Table {
     let settings = file.settings().expect("settings");
     let (objects, synapse, volumes, nbd) = (file.objects, file.synapse, file.volumes, file.nbd);
     let (admin, tracing, shared_memory) = (file.admin, file.tracing, file.shared_memory);
+    let memcached = file.memcached;
     let config = Config {
         settings,
         objects,
@@ -289,6 +290,8 @@ fn filled_in(text: &str) -> toml::Table {
         synapse,
         volumes,
         nbd,
+        #[cfg(feature = "sidecar")]
+        s3: file.s3,
         admin,
         tracing,
         path: None,
@@ -296,7 +299,7 @@ fn filled_in(text: &str) -> toml::Table {
     };
     let mut full = File::from(&config);
     // The command line turns them into addresses.
-    full.memcached.listen = file.memcached.listen;
+    full.memcached.listen = memcached.listen;
     toml::Table::try_from(full).expect("TOML")
 }
 
