@@ -1,6 +1,9 @@
 //! What is refused before anything else: requests of which two readers could have different opinions.
+//!
+//! How long a body is, the library decides: of `Transfer-Encoding` and `Content-Length` only the first is forwarded, and the connection
+//! ends with that request.
 
-use hyper::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
+use hyper::header::HOST;
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method};
 
@@ -34,9 +37,6 @@ pub(crate) fn refusal(head: &Parts) -> Option<&'static str> {
         return Some("the request's target does not begin with a slash");
     }
     let headers = &head.headers;
-    if headers.contains_key(CONTENT_LENGTH) && headers.contains_key(TRANSFER_ENCODING) {
-        return Some("the request has both Content-Length and Transfer-Encoding");
-    }
     if let Some(why) = host(headers).err() {
         return Some(why);
     }
@@ -83,8 +83,6 @@ mod tests {
         assert!(refused(get().header("host", "")));
         assert!(refused(Request::get("http://a/b/k").header("host", "a")));
         assert!(refused(Request::connect("a:80").header("host", "a")));
-        let both = get().header("content-length", "3").header("transfer-encoding", "chunked");
-        assert!(refused(both.header("host", "a")));
         for name in ["Host", "authorization", "X-Amz-Date", "range"] {
             assert!(refused(get().header("host", "a").header("connection", format!("close, {name}"))));
         }

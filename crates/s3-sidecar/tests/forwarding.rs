@@ -132,9 +132,18 @@ fn what_two_readers_could_understand_differently_is_refused_and_ends_the_connect
     let endpoint = Endpoint::start();
     let sidecar = endpoint.sidecar(|_| ());
     let smuggled = "0\r\n\r\nGET /bucket/secret HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    for both in
+        ["Content-Length: 4\r\nTransfer-Encoding: chunked", "Transfer-Encoding: chunked\r\nContent-Length: 4"]
+    {
+        // The chunks count, and nothing after them is a request.
+        let mut client = Client::of(&sidecar);
+        client.send(format!("POST /b/k HTTP/1.1\r\nHost: localhost\r\n{both}\r\n\r\n{smuggled}"));
+        assert_eq!(client.answer().status, 200);
+        assert!(client.is_closed());
+        let seen = endpoint.take_seen();
+        assert_eq!((seen.len(), seen[0].header("content-length"), &seen[0].body[..]), (1, None, &b""[..]));
+    }
     for head in [
-        "POST /b/k HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n",
-        "POST /b/k HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n",
         "POST /b/k HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\nContent-Length: 5\r\n\r\n",
         "POST /b/k HTTP/1.1\r\nHost: localhost\r\nContent-Length: +4\r\n\r\n",
         "POST /b/k HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: xchunked\r\n\r\n",
