@@ -10,7 +10,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 
-use crate::service::{Shared, answer};
+use crate::service::answer;
+use crate::shared::Shared;
 use crate::stall::Stall;
 use crate::upstream::Upstream;
 

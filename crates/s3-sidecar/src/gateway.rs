@@ -15,9 +15,10 @@ use crate::body::{Body, full, streamed};
 use crate::conditions::{ask_for_change, wanted};
 use crate::filling::Filling;
 use crate::generation::Head;
+use crate::passing::pass;
 use crate::read::Read;
-use crate::service::{Outcome, Shared, pass};
 use crate::serving::{Serving, from_cache};
+use crate::shared::{Outcome, Shared};
 use crate::upload::Upload;
 use crate::upstream::{Failure, Upstream};
 

@@ -19,10 +19,10 @@
 //! | [`config`] | what can be set, and which of it cannot work |
 //! | `server`, `connection`, `stall` | sockets and threads; one connection; clients that take nothing |
 //! | `admission`, `hop` | what is refused before anything else; headers of one connection |
-//! | `service` | from a request to its answer |
+//! | `service`, `shared` | from a request to its answer; what all threads share |
 //! | `target`, `read` | what a request names; which reads are understood |
 //! | `conditions`, `range` | `If-Range` and the added condition; ranges |
-//! | `gateway`, `serving` | the way of a read; a body from memory |
+//! | `gateway`, `serving`, `passing` | the way of a read; a body from memory; answers of the endpoint |
 //! | `heads`, `generation` | what is known of objects; what makes two of them the same |
 //! | `pieces`, `staging`, `filling`, `fills`, `asking` | the object cache; how bytes enter it; readers that share one request |
 //! | `upstream`, `tls`, `upload` | requests to the endpoint; its certificates; bodies of clients |
@@ -43,12 +43,14 @@ mod generation;
 mod heads;
 mod hop;
 mod metrics;
+mod passing;
 mod pieces;
 mod range;
 mod read;
 mod server;
 mod service;
 mod serving;
+mod shared;
 mod staging;
 mod stall;
 mod target;

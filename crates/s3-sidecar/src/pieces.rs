@@ -6,10 +6,7 @@ use blocker::{BUCKET_BYTES, Blocker, Name, Namespace, ObjectId, ReadRequest, Seg
 use cached_core::object::{ConfigError, ObjectCache, ObjectCacheConfig};
 
 use crate::generation::{GenerationId, Head};
-use crate::staging::Staging;
-
-/// The size of a piece in bytes.
-pub(crate) const PIECE_BYTES: u64 = 4 << 20;
+use crate::staging::{PIECE_BYTES, Staging};
 
 /// The most reads of staged bytes at a time: no disk or network waits behind them.
 const LOADS_MAX: usize = 4096;

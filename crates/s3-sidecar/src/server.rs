@@ -22,7 +22,7 @@ use crate::fills::Fills;
 use crate::heads::Heads;
 use crate::metrics::Counts;
 use crate::pieces::Pieces;
-use crate::service::Shared;
+use crate::shared::Shared;
 use crate::target::Addressing;
 use crate::tls;
 use crate::upstream::Upstream;

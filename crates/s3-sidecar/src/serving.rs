@@ -18,7 +18,7 @@ use crate::generation::Head;
 use crate::pieces::Pieces;
 use crate::range::parse_content_range;
 use crate::read::Read;
-use crate::service::Shared;
+use crate::shared::Shared;
 use crate::upload::Upload;
 use crate::upstream::Upstream;
 

@@ -14,6 +14,9 @@ use blocker::{
 };
 use parking_lot::Mutex;
 
+/// The size of a piece in bytes.
+pub(crate) const PIECE_BYTES: u64 = 4 << 20;
+
 /// A piece never changes, so that it has one version.
 const VERSION: Version = Version(1);
 
@@ -86,7 +89,7 @@ fn absent<T>() -> Reply<T> {
 
 impl Blocker for Staging {
     fn capabilities(&self) -> Capabilities {
-        Capabilities::full(crate::pieces::PIECE_BYTES)
+        Capabilities::full(PIECE_BYTES)
     }
 
     fn read(&self, request: ReadRequest) -> Reply<ReadReply> {

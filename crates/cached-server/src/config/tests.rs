@@ -303,6 +303,27 @@ fn filled_in(text: &str) -> toml::Table {
     toml::Table::try_from(full).expect("TOML")
 }
 
+#[cfg(feature = "sidecar")]
+#[test]
+fn the_sidecar_is_configured_by_a_short_file_and_its_mistakes_are_named() {
+    let file = parse(include_str!("../../../../deploy/s3-sidecar.toml")).expect("the deployed file");
+    assert_eq!(file.s3.expect("its table").upstream, "http://gateway:7480");
+    for (lines, problem) in [
+        ("", "upstream: is missing; it must be the URL of the S3 endpoint"),
+        (
+            "upstream = \"gateway\"",
+            "upstream: \"gateway\" has no scheme that is known; http://HOST[:PORT] or https://HOST[:PORT] is right",
+        ),
+        (
+            "upstream = \"http://a\"\nmemory_bytes_max = 1",
+            "memory_bytes_max: is 1; it must be between 8388608 and 1125899906842624",
+        ),
+        ("upstream = \"http://a\"\nshare_wait_ms = 0", "share_wait_ms: is 0; it must be between 1 and 60000"),
+    ] {
+        assert_eq!(error_of(&format!("[s3]\n{lines}")), format!("cached.toml: s3.{problem}"));
+    }
+}
+
 /// The file that documents every key has every key, and each default that it shows is the built-in one.
 #[test]
 fn the_deployed_file_shows_every_key_with_its_default() {
