@@ -547,6 +547,8 @@ fn the_reference_names_every_metric() {
             // A test of volumes compares these.
             "cached_volume",
             "cached_nbd_",
+            // And one of the sidecar these.
+            "cached_s3_",
         ];
         others.iter().any(|prefix| name.starts_with(prefix))
     };

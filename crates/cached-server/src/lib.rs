@@ -27,7 +27,7 @@
 //!  auth                                 users and passwords
 //! ```
 //! `cli` and `config` produce [`Settings`] and [`Config`], `reload` reads them again; `objects` is the object cache with its synapse
-//! listener.
+//! listener, `s3` the sidecar before an S3 endpoint.
 //!
 //! ```no_run
 //! use cached_server::{Logging, Server, Settings};
@@ -48,6 +48,7 @@ pub mod pid_file;
 pub mod process;
 pub mod reload;
 mod restart;
+pub mod s3;
 pub mod settings;
 pub mod systemd;
 

@@ -36,6 +36,8 @@ pub struct Limits {
     pub objects: usize,
     /// The listener of the object cache; 0 without one.
     pub object_listener: usize,
+    /// The sidecar before an S3 endpoint; 0 without one.
+    pub s3: usize,
 }
 
 /// Returns the bytes of the samples of items and of objects, and of the hot keys, with `threads` workers.
@@ -62,6 +64,7 @@ impl Limits {
             insight: if settings.insight { insight_bytes_max(settings.threads) } else { 0 },
             objects: 0,
             object_listener: 0,
+            s3: 0,
         }
     }
 
@@ -72,10 +75,16 @@ impl Limits {
         Limits { objects: bytes(cache), object_listener: bytes(listener), ..self }
     }
 
+    /// Returns the same limits with a sidecar before an S3 endpoint, in bytes.
+    #[must_use]
+    pub fn with_s3(self, sidecar: u64) -> Limits {
+        Limits { s3: usize::try_from(sidecar).unwrap_or(usize::MAX), ..self }
+    }
+
     /// Returns the sum, in bytes.
     pub fn sum(&self) -> usize {
         let memcached = self.arena + self.index + self.connection_buffers + self.connections + self.workers;
-        memcached + self.insight + self.objects + self.object_listener
+        memcached + self.insight + self.objects + self.object_listener + self.s3
     }
 }
 
@@ -100,6 +109,9 @@ impl fmt::Display for Limits {
         }
         if self.object_listener > 0 {
             write!(f, " + object listener {}", mib(self.object_listener))?;
+        }
+        if self.s3 > 0 {
+            write!(f, " + S3 sidecar {}", mib(self.s3))?;
         }
         Ok(())
     }

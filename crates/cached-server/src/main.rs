@@ -14,6 +14,7 @@ use cached_server::objects::{
     ObjectSockets, Objects, ObjectsControl, ObjectsError, RunningObjects, VolumesOpening,
 };
 use cached_server::reload::{self, Cached};
+use cached_server::s3::RunningSidecar;
 use cached_server::{
     Config, Logging, MemoryFileStart, PreparedServer, Program, ServeError, Server, TakeOver, TakingOver,
     Upgrader, pid_file, process, systemd,
@@ -94,7 +95,10 @@ fn serve(
     if settings.core_dumps {
         process::allow_core_dumps().map_err(Failure::refused)?;
     }
-    let connections = settings.connections_max + config.object_descriptors() + config.admin_descriptors();
+    let connections = settings.connections_max
+        + config.object_descriptors()
+        + config.admin_descriptors()
+        + config.s3_descriptors();
     let descriptors = process::raise_descriptor_limit(connections, settings.threads);
     // Before the user changes: the files may be readable by root only.
     let mut secret_warnings = config.secret_warnings();
@@ -106,6 +110,7 @@ fn serve(
         settings.load_tls().map_err(|error| Failure { line: error.to_string(), status: exit::USAGE })?;
     let admin_tls = config.admin_tls().map_err(|line| Failure { line, status: exit::CONFIGURATION })?;
     let nbd_tls = config.nbd_tls().map_err(|line| Failure { line, status: exit::CONFIGURATION })?;
+    let s3_tls = config.s3_tls().map_err(|line| Failure { line, status: exit::CONFIGURATION })?;
     let without_user = process::is_root() && settings.user.is_none();
     if let Some(user) = settings.user.as_deref().filter(|_| process::is_root()) {
         process::become_user(user).map_err(|error| {
@@ -197,8 +202,11 @@ fn serve(
             (objects, server.take_over(&on_taking_over).map_err(Failure::refused)?)
         }
     };
+    let sidecar = RunningSidecar::start(&config, s3_tls, admin.as_deref()).map_err(Failure::refused)?;
     let upgrades = if let Some(obstacle) = objects.as_ref().and_then(|objects| objects.control().obstacle()) {
         Err(obstacle)
+    } else if sidecar.is_some() {
+        Err("the listener of [s3] cannot be handed over; restart instead")
     } else if config.settings.shared_memory.is_some() {
         // The process that goes on after a failed upgrade opens its object cache anew, and items may have its memory.
         Err("items and objects share memory ([shared_memory]), which cannot be handed over; restart instead")
@@ -231,7 +239,7 @@ fn serve(
     if !activated && is_open && server.addresses().iter().any(|address| address.ip().is_unspecified()) {
         tracing::warn!("listening on all interfaces without access control; -l restricts the addresses");
     }
-    let addresses = announce(&server, objects.as_ref(), admin.as_deref());
+    let addresses = announce(&server, objects.as_ref(), &sidecar, admin.as_deref());
     let upgrader = server.upgrader();
     let serving = || {
         if is_taking_over {
@@ -239,7 +247,7 @@ fn serve(
         }
     };
     let requests = Requests { signals: &signals, reloader: &reloader, upgrades };
-    let result = run(server, objects, &requests, &addresses, admin.as_deref(), serving);
+    let result = run(server, objects, sidecar, &requests, &addresses, admin.as_deref(), serving);
     if let Some(path) = pid_path.as_ref().filter(|_| daemon && !upgrader.is_done()) {
         pid_file::remove(path);
     }
@@ -288,6 +296,7 @@ fn open_admin(config: AdminConfig) -> Result<AdminServer, Failure> {
 fn run(
     server: Server,
     objects: Option<Objects>,
+    sidecar: RunningSidecar,
     requests: &Requests<'_>,
     addresses: &str,
     admin: Option<&AdminServer>,
@@ -326,6 +335,7 @@ fn run(
         if panics::first().is_none() {
             serve_on(signals, &delay).await;
         }
+        sidecar.request_end();
         if let Some((objects, _)) = &shutdown {
             objects.request();
         }
@@ -336,6 +346,8 @@ fn run(
     draining();
     // It keeps handles of the object cache, which the store waits for.
     drop(shown);
+    // Waits for its clients, as long as the drain may take.
+    drop(sidecar);
     if let Some(successor) = upgrader.successor() {
         pass_on_end(signals, &drain, successor);
     }
@@ -438,7 +450,12 @@ fn request_time(time_max: Duration) {
 }
 
 /// Prints what is served and how to try it; returns the memcached addresses.
-fn announce(server: &Server, objects: Option<&Objects>, admin: Option<&AdminServer>) -> String {
+fn announce(
+    server: &Server,
+    objects: Option<&Objects>,
+    sidecar: &RunningSidecar,
+    admin: Option<&AdminServer>,
+) -> String {
     let mut text = String::from("cached serves memcached's protocols (text, meta, binary)");
     let addresses = server.addresses();
     let all: Vec<String> = (addresses.iter().map(ToString::to_string))
@@ -469,6 +486,10 @@ fn announce(server: &Server, objects: Option<&Objects>, admin: Option<&AdminServ
         if !objects.volume_addresses().is_empty() {
             let _ = writeln!(text, "volumes on {} (NBD)", objects.volume_addresses().join(", "));
         }
+    }
+    if let Some((line, bytes)) = sidecar.announcement() {
+        limits = limits.with_s3(bytes);
+        let _ = writeln!(text, "{line}");
     }
     for url in admin.map(AdminServer::urls).unwrap_or_default() {
         let _ = writeln!(text, "admin on {url}");

@@ -94,8 +94,10 @@ impl Cli {
         // A daemon leaves the directory in which it was started. Without one the path stays as it is.
         settings.memory_file = settings.memory_file.map(|path| std::path::absolute(&path).unwrap_or(path));
         settings.notes = notes;
-        let File { mut objects, shared_memory, synapse, volumes, nbd, admin, tracing, .. } =
-            file.map_or_else(File::default, |(_, file)| file);
+        let file = file.map_or_else(File::default, |(_, file)| file);
+        #[cfg(feature = "sidecar")]
+        let s3 = file.s3.clone();
+        let File { mut objects, shared_memory, synapse, volumes, nbd, admin, tracing, .. } = file;
         // With the memory that flags have set.
         if let Some(table) = &shared_memory {
             settings.shared_memory = Some(share(table, &settings, objects.as_mut()).map_err(blame)?);
@@ -107,6 +109,8 @@ impl Cli {
             synapse,
             volumes,
             nbd,
+            #[cfg(feature = "sidecar")]
+            s3,
             admin,
             tracing,
             path: None,

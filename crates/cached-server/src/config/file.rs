@@ -6,6 +6,8 @@ use super::insight;
 use super::memcached::MemcachedTable;
 use super::nbd::NbdTable;
 use super::process::ProcessTable;
+#[cfg(feature = "sidecar")]
+use super::s3::S3Table;
 use super::shared_memory::{self, SharedMemoryTable};
 use super::volumes::VolumesTable;
 use crate::settings::Settings;
@@ -34,6 +36,9 @@ pub(crate) struct File {
     pub(crate) volumes: Option<VolumesTable>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) nbd: Option<NbdTable>,
+    #[cfg(feature = "sidecar")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) s3: Option<S3Table>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) admin: Option<AdminTable>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -60,6 +65,8 @@ impl File {
             synapse: config.synapse.clone(),
             volumes: config.volumes.clone(),
             nbd: config.nbd.clone(),
+            #[cfg(feature = "sidecar")]
+            s3: config.s3.clone(),
             admin: config.admin.clone(),
             tracing: config.tracing.clone(),
         }
@@ -100,6 +107,8 @@ impl File {
             admin.check()?;
         }
         self.tracing.as_ref().map_or(Ok(()), TracingTable::check)?;
+        #[cfg(feature = "sidecar")]
+        self.s3.as_ref().map_or(Ok(()), S3Table::check)?;
         if let Some(synapse) = &self.synapse {
             synapse.check()?;
             if self.objects.is_none() {

@@ -8,7 +8,7 @@
 //! | module | content |
 //! |---|---|
 //! | `file` | the file as a whole |
-//! | `process`, `memcached`, `shared_memory`, `volumes`, `nbd` | one table each |
+//! | `process`, `memcached`, `shared_memory`, `volumes`, `nbd`, `s3` | one table each |
 //! | crate `cached-admin` | `[admin]`: shared with `synapsed` |
 //! | crate `cached-config` | `[insight]`, `[objects]` and its backend, `[synapse]`, sizes with units: shared with `synapsed` |
 //! | `error` | the line that states what is wrong |
@@ -19,12 +19,16 @@ mod insight;
 mod memcached;
 mod nbd;
 mod process;
+#[cfg(feature = "sidecar")]
+mod s3;
 mod shared_memory;
 #[cfg(test)]
 mod tests;
 mod volumes;
 
 pub use self::nbd::NbdTable;
+#[cfg(feature = "sidecar")]
+pub use self::s3::{AuthName, S3Table};
 pub use self::volumes::{FuaName, VolumesTable};
 pub use cached_admin::AdminTable;
 pub use cached_config::{
@@ -60,6 +64,9 @@ pub struct Config {
     pub volumes: Option<VolumesTable>,
     /// The listener that serves them, if one is configured.
     pub nbd: Option<NbdTable>,
+    /// The sidecar before an S3 endpoint, if one is configured.
+    #[cfg(feature = "sidecar")]
+    pub s3: Option<S3Table>,
     /// The admin listener, if one is configured.
     pub admin: Option<AdminTable>,
     /// What is traced, if anything is.
@@ -105,6 +112,26 @@ impl Config {
     pub fn nbd_tls(&self) -> Result<Option<Arc<ServerTls>>, String> {
         let tls = self.nbd.as_ref().map_or(Ok(None), NbdTable::load_tls);
         tls.map_err(|error| format!("{}: {}", error.key, error.why))
+    }
+
+    /// Reads the certificates of the S3 listener. To be called while the process may read their files.
+    ///
+    /// # Errors
+    /// One line that states what is wrong with them.
+    pub fn s3_tls(&self) -> Result<Option<Arc<ServerTls>>, String> {
+        #[cfg(feature = "sidecar")]
+        let tls = self.s3.as_ref().map_or(Ok(None), S3Table::load_tls);
+        #[cfg(not(feature = "sidecar"))]
+        let tls = Ok::<_, ConfigError>(None);
+        tls.map_err(|error| format!("{}: {}", error.key, error.why))
+    }
+
+    /// Returns the number of descriptors that the sidecar may need.
+    pub fn s3_descriptors(&self) -> usize {
+        #[cfg(feature = "sidecar")]
+        return self.s3.as_ref().map_or(0, S3Table::descriptors_max);
+        #[cfg(not(feature = "sidecar"))]
+        0
     }
 
     /// Returns warnings about the files of the secrets.

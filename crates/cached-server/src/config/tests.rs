@@ -32,7 +32,7 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
         (
             "\n[memcachd]",
             "cached.toml:2: memcachd: unknown field `memcachd`, expected one of `process`, `log`, \
-             `memcached`, `insight`, `objects`, `shared_memory`, `synapse`, `volumes`, `nbd`, `admin`, `tracing`",
+             `memcached`, `insight`, `objects`, `shared_memory`, `synapse`, `volumes`, `nbd`, `s3`, `admin`, `tracing`",
         ),
         (
             "[memcached]\nthreads = \"four\"",
@@ -282,6 +282,7 @@ fn filled_in(text: &str) -> toml::Table {
     let settings = file.settings().expect("settings");
     let (objects, synapse, volumes, nbd) = (file.objects, file.synapse, file.volumes, file.nbd);
     let (admin, tracing, shared_memory) = (file.admin, file.tracing, file.shared_memory);
+    let memcached = file.memcached;
     let config = Config {
         settings,
         objects,
@@ -289,6 +290,8 @@ fn filled_in(text: &str) -> toml::Table {
         synapse,
         volumes,
         nbd,
+        #[cfg(feature = "sidecar")]
+        s3: file.s3,
         admin,
         tracing,
         path: None,
@@ -296,8 +299,29 @@ fn filled_in(text: &str) -> toml::Table {
     };
     let mut full = File::from(&config);
     // The command line turns them into addresses.
-    full.memcached.listen = file.memcached.listen;
+    full.memcached.listen = memcached.listen;
     toml::Table::try_from(full).expect("TOML")
+}
+
+#[cfg(feature = "sidecar")]
+#[test]
+fn the_sidecar_is_configured_by_a_short_file_and_its_mistakes_are_named() {
+    let file = parse(include_str!("../../../../deploy/s3-sidecar.toml")).expect("the deployed file");
+    assert_eq!(file.s3.expect("its table").upstream, "http://gateway:7480");
+    for (lines, problem) in [
+        ("", "upstream: is missing; it must be the URL of the S3 endpoint"),
+        (
+            "upstream = \"gateway\"",
+            "upstream: \"gateway\" has no scheme that is known; http://HOST[:PORT] or https://HOST[:PORT] is right",
+        ),
+        (
+            "upstream = \"http://a\"\nmemory_bytes_max = 1",
+            "memory_bytes_max: is 1; it must be between 8388608 and 1125899906842624",
+        ),
+        ("upstream = \"http://a\"\nshare_wait_ms = 0", "share_wait_ms: is 0; it must be between 1 and 60000"),
+    ] {
+        assert_eq!(error_of(&format!("[s3]\n{lines}")), format!("cached.toml: s3.{problem}"));
+    }
 }
 
 /// The file that documents every key has every key, and each default that it shows is the built-in one.

@@ -56,6 +56,7 @@ fn both_programs_have_the_same_keys_with_the_same_defaults() {
         "shared_memory.",
         "volumes.",
         "nbd.",
+        "s3.",
     ];
     for key in cached.keys().filter(|key| !own.iter().any(|own| key.starts_with(own))) {
         assert!(synapsed.contains_key(key), "{key} is missing in synapsed");

@@ -1,0 +1,168 @@
+//! `[s3]`: the sidecar, a caching proxy before an S3 endpoint. Without this table there is none.
+
+use super::error::{ConfigError, invalid, within};
+use cached_config::{Size, TlsTable};
+use cached_tls::{ServerTls, TlsError};
+use s3_sidecar::{Endpoint, SidecarConfig};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The table. An empty string means none.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, expecting = "a table")]
+pub struct S3Table {
+    /// The addresses to listen on: `host:port`.
+    pub listen: Vec<String>,
+    /// The endpoint behind the proxy, as a URL.
+    pub upstream: String,
+    /// The certificates of the authorities that sign the endpoint's; the system's without.
+    pub upstream_ca_file: PathBuf,
+    /// The names by which clients address the endpoint.
+    pub domains: Vec<String>,
+    /// Which party decides whether a client may read an object.
+    pub auth: AuthName,
+    /// The memory for bodies.
+    pub memory_bytes_max: Size,
+    /// The largest number of objects whose headers are known.
+    pub heads_max: usize,
+    /// The most memory for their headers.
+    pub heads_bytes_max: Size,
+    /// The number of threads.
+    pub threads: usize,
+    /// The largest number of connections of clients.
+    pub connections_max: usize,
+    /// The largest head of a request or an answer, and the buffer for each direction of a connection.
+    pub head_bytes_max: Size,
+    /// The largest number of headers.
+    pub headers_max: usize,
+    /// How long a client may take for the head of a request, and be idle between two, in seconds.
+    pub client_idle_secs: u64,
+    /// How long the sending side of a body, or a client that takes one, may make no progress, in seconds.
+    pub stall_secs: u64,
+    /// How long connecting to the endpoint may take, in seconds.
+    pub connect_timeout_secs: u64,
+    /// How long the endpoint may take to answer, in seconds.
+    pub response_timeout_secs: u64,
+    /// How long a reader waits for another reader's bytes that do not come, in milliseconds.
+    pub share_wait_ms: u64,
+    /// TLS; none without this table.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls: Option<TlsTable>,
+}
+
+/// Which party decides whether a client may read an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AuthName {
+    /// The endpoint, with each request.
+    #[default]
+    Gateway,
+}
+
+/// The longest wait for another reader's bytes: a minute.
+const SHARE_WAIT_MS_MAX: u64 = 60_000;
+/// What a connection needs beside its buffers.
+const CONNECTION_BYTES: u64 = 16 << 10;
+
+impl Default for S3Table {
+    fn default() -> Self {
+        let config = SidecarConfig::new(Endpoint { has_tls: false, authority: String::new() });
+        S3Table {
+            listen: config.listen,
+            upstream: String::new(),
+            upstream_ca_file: PathBuf::new(),
+            domains: config.domains,
+            auth: AuthName::Gateway,
+            memory_bytes_max: Size(config.memory_bytes),
+            heads_max: config.heads_max,
+            heads_bytes_max: config.heads_bytes_max.into(),
+            threads: config.threads,
+            connections_max: config.connections_max,
+            head_bytes_max: config.head_bytes_max.into(),
+            headers_max: config.headers_max,
+            client_idle_secs: config.client_idle_max.as_secs(),
+            stall_secs: config.stall_max.as_secs(),
+            connect_timeout_secs: config.connect_timeout.as_secs(),
+            response_timeout_secs: config.response_timeout.as_secs(),
+            share_wait_ms: u64::try_from(config.share_wait_max.as_millis()).unwrap_or(SHARE_WAIT_MS_MAX),
+            tls: None,
+        }
+    }
+}
+
+impl S3Table {
+    /// Returns the configuration of the sidecar, with certificates that [`Self::load_tls`] has read.
+    ///
+    /// # Errors
+    /// The endpoint that is none.
+    pub fn sidecar(
+        &self,
+        tls: Option<Arc<ServerTls>>,
+        drain_timeout: Duration,
+    ) -> Result<SidecarConfig, ConfigError> {
+        if self.upstream.is_empty() {
+            return invalid("s3.upstream", "is missing; it must be the URL of the S3 endpoint");
+        }
+        let wrong = |why| ConfigError { key: "s3.upstream".into(), why };
+        let mut config = SidecarConfig::new(self.upstream.parse().map_err(wrong)?);
+        config.listen.clone_from(&self.listen);
+        config.tls = tls;
+        config.upstream_ca_file =
+            Some(self.upstream_ca_file.clone()).filter(|path| !path.as_os_str().is_empty());
+        config.domains.clone_from(&self.domains);
+        config.memory_bytes = self.memory_bytes_max.0;
+        config.heads_max = self.heads_max;
+        config.heads_bytes_max = self.heads_bytes_max.to_usize();
+        config.threads = self.threads;
+        config.connections_max = self.connections_max;
+        config.head_bytes_max = self.head_bytes_max.to_usize();
+        config.headers_max = self.headers_max;
+        config.client_idle_max = Duration::from_secs(self.client_idle_secs);
+        config.stall_max = Duration::from_secs(self.stall_secs);
+        config.connect_timeout = Duration::from_secs(self.connect_timeout_secs);
+        config.response_timeout = Duration::from_secs(self.response_timeout_secs);
+        config.share_wait_max = Duration::from_millis(self.share_wait_ms);
+        config.drain_timeout = drain_timeout;
+        Ok(config)
+    }
+
+    /// Reads the certificates of the listener; `None` without TLS.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub(crate) fn load_tls(&self) -> Result<Option<Arc<ServerTls>>, ConfigError> {
+        let Some(table) = &self.tls else { return Ok(None) };
+        let wrong = |error: TlsError| ConfigError { key: "s3.tls".into(), why: error.to_string() };
+        ServerTls::load(table.settings("s3.tls")?, &[]).map(Arc::new).map(Some).map_err(wrong)
+    }
+
+    /// Returns the number of file descriptors that it may need: a connection may have one to the endpoint.
+    pub(crate) fn descriptors_max(&self) -> usize {
+        2 * self.connections_max + self.listen.len() * (1 + self.threads) + 3 * self.threads + 8
+    }
+
+    /// Returns the most memory that it takes, in bytes: bodies, headers, and the buffers of connections on both sides.
+    pub fn bytes_max(&self) -> u64 {
+        let connection = 4 * self.head_bytes_max.0 + CONNECTION_BYTES;
+        let connections = connection.saturating_mul(self.connections_max as u64);
+        self.memory_bytes_max.0.saturating_add(self.heads_bytes_max.0).saturating_add(connections)
+    }
+
+    /// Checks the table, as far as that is possible without opening a socket or a file.
+    ///
+    /// # Errors
+    /// The first key whose value cannot work.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        within("s3.share_wait_ms", self.share_wait_ms, 1..=SHARE_WAIT_MS_MAX)?;
+        if let Some(table) = &self.tls {
+            table.settings("s3.tls")?;
+        }
+        let wrong = |(key, why): (&str, String)| {
+            let key = if key == "memory_bytes" { "memory_bytes_max" } else { key };
+            ConfigError { key: format!("s3.{key}"), why }
+        };
+        self.sidecar(None, Duration::ZERO)?.check().map_err(wrong)
+    }
+}

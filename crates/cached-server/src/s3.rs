@@ -1,0 +1,103 @@
+//! The sidecar before an S3 endpoint, as a part of the program. Without the feature `sidecar` there is none.
+
+#[cfg(feature = "sidecar")]
+mod running {
+    use crate::config::{Config, S3Table};
+    use cached_admin::AdminServer;
+    use cached_metrics::Registration;
+    use cached_tls::ServerTls;
+    use s3_sidecar::Sidecar;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    /// The sidecar, if one is configured. It ends when this is dropped.
+    #[derive(Debug)]
+    pub struct RunningSidecar(Option<Running>);
+
+    #[derive(Debug)]
+    struct Running {
+        sidecar: Sidecar,
+        table: S3Table,
+        _shown: Option<Registration>,
+    }
+
+    impl RunningSidecar {
+        /// Starts what `[s3]` describes, and shows its metrics at the admin listener.
+        ///
+        /// # Errors
+        /// One line.
+        pub fn start(
+            config: &Config,
+            tls: Option<Arc<ServerTls>>,
+            admin: Option<&AdminServer>,
+        ) -> Result<RunningSidecar, String> {
+            let Some(table) = &config.s3 else { return Ok(RunningSidecar(None)) };
+            let drain_timeout = Duration::from_secs(config.settings.drain.timeout_secs);
+            let sidecar = table.sidecar(tls, drain_timeout);
+            let sidecar = sidecar.map_err(|error| format!("{}: {}", error.key, error.why))?;
+            let sidecar = Sidecar::start(sidecar).map_err(|error| error.to_string())?;
+            let none = std::iter::empty::<(&str, &str)>;
+            let shown = admin.map(|admin| admin.registry().register(sidecar.metrics(), none()));
+            Ok(RunningSidecar(Some(Running { sidecar, table: table.clone(), _shown: shown })))
+        }
+
+        /// Returns whether there is one.
+        pub fn is_some(&self) -> bool {
+            self.0.is_some()
+        }
+
+        /// Returns a line that says where it is, and the most memory that it takes, in bytes.
+        pub fn announcement(&self) -> Option<(String, u64)> {
+            let Running { sidecar, table, .. } = self.0.as_ref()?;
+            let addresses: Vec<String> = sidecar.addresses().iter().map(ToString::to_string).collect();
+            let endpoint = table.upstream.split("://").last().unwrap_or_default();
+            Some((format!("S3 on {} before {endpoint}", addresses.join(", ")), table.bytes_max()))
+        }
+
+        /// Closes its listeners; requests under way go on.
+        pub fn request_end(&self) {
+            self.0.iter().for_each(|running| running.sidecar.request_end());
+        }
+    }
+}
+
+#[cfg(not(feature = "sidecar"))]
+mod running {
+    use crate::config::Config;
+    use cached_admin::AdminServer;
+    use cached_tls::ServerTls;
+    use std::sync::Arc;
+
+    /// The sidecar, which this program was built without.
+    #[derive(Debug)]
+    pub struct RunningSidecar;
+
+    impl RunningSidecar {
+        /// Starts nothing.
+        ///
+        /// # Errors
+        /// None.
+        pub fn start(
+            _: &Config,
+            _: Option<Arc<ServerTls>>,
+            _: Option<&AdminServer>,
+        ) -> Result<RunningSidecar, String> {
+            Ok(RunningSidecar)
+        }
+
+        /// Returns false.
+        pub fn is_some(&self) -> bool {
+            false
+        }
+
+        /// Returns nothing.
+        pub fn announcement(&self) -> Option<(String, u64)> {
+            None
+        }
+
+        /// Does nothing.
+        pub fn request_end(&self) {}
+    }
+}
+
+pub use running::RunningSidecar;

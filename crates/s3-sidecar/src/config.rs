@@ -1,0 +1,174 @@
+//! What can be set, and which of it cannot work.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cached_tls::ServerTls;
+use hyper::Uri;
+
+/// The address of the endpoint behind the proxy: `http://HOST[:PORT]` or `https://HOST[:PORT]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Whether it is spoken to with TLS.
+    pub has_tls: bool,
+    /// Host and port.
+    pub authority: String,
+}
+
+impl FromStr for Endpoint {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let right = "http://HOST[:PORT] or https://HOST[:PORT] is right";
+        let uri: Uri = text.parse().map_err(|_| format!("{text:?} is no URL; {right}"))?;
+        let has_tls = match uri.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
+            _ => return Err(format!("{text:?} has no scheme that is known; {right}")),
+        };
+        let authority = uri.authority().ok_or_else(|| format!("{text:?} names no host; {right}"))?;
+        if authority.as_str().contains('@') {
+            return Err(format!("{text:?} has a user; {right}"));
+        }
+        if uri.path_and_query().is_some_and(|path| path.as_str() != "/") {
+            return Err(format!("{text:?} has a path; {right}"));
+        }
+        Ok(Self { has_tls, authority: authority.as_str().to_owned() })
+    }
+}
+
+/// The configuration of a sidecar.
+#[derive(Clone, Debug)]
+pub struct SidecarConfig {
+    /// The addresses to listen on, each `HOST:PORT`; port 0 is any free one.
+    pub listen: Vec<String>,
+    /// Certificates of the listener; `None` without TLS.
+    pub tls: Option<Arc<ServerTls>>,
+    /// The endpoint behind the proxy.
+    pub upstream: Endpoint,
+    /// Certificates of the authorities that sign the endpoint's: PEM; `None` for the system's.
+    pub upstream_ca_file: Option<PathBuf>,
+    /// The names by which clients address the endpoint: `NAME/BUCKET/KEY` and `BUCKET.NAME/KEY`. An address without a name, and
+    /// `localhost`, need not be listed. Objects under other names are not cached.
+    pub domains: Vec<String>,
+    /// The memory for bodies in bytes.
+    pub memory_bytes: u64,
+    /// The largest number of objects of which the headers are known.
+    pub heads_max: usize,
+    /// The most memory for their headers in bytes.
+    pub heads_bytes_max: usize,
+    /// The number of threads.
+    pub threads: usize,
+    /// The largest number of connections of clients; others are answered 503.
+    pub connections_max: usize,
+    /// The largest head of a request or an answer in bytes, and the buffer for each direction of a connection.
+    pub head_bytes_max: usize,
+    /// The largest number of headers.
+    pub headers_max: usize,
+    /// How long a client may take for the head of a request, and be idle between two.
+    pub client_idle_max: Duration,
+    /// How long a client that sends a body, or takes one, may make no progress; and the endpoint with its body.
+    pub stall_max: Duration,
+    /// How long connecting to the endpoint may take.
+    pub connect_timeout: Duration,
+    /// How long the endpoint may take from the end of a request to the head of its answer.
+    pub response_timeout: Duration,
+    /// How long a reader waits for bytes that another reader's request is bringing, before it asks for them itself.
+    pub share_wait_max: Duration,
+    /// How long connections may go on after the end was requested.
+    pub drain_timeout: Duration,
+}
+
+impl SidecarConfig {
+    /// Returns the configuration of a sidecar before `upstream` with the defaults of everything else.
+    #[must_use]
+    pub fn new(upstream: Endpoint) -> Self {
+        Self {
+            listen: vec!["127.0.0.1:9000".into()],
+            tls: None,
+            upstream,
+            upstream_ca_file: None,
+            domains: Vec::new(),
+            memory_bytes: 256 << 20,
+            heads_max: 65_536,
+            heads_bytes_max: 64 << 20,
+            threads: 2,
+            connections_max: 1024,
+            head_bytes_max: 64 << 10,
+            headers_max: 128,
+            client_idle_max: Duration::from_secs(75),
+            stall_max: Duration::from_secs(60),
+            connect_timeout: Duration::from_secs(5),
+            response_timeout: Duration::from_secs(120),
+            share_wait_max: Duration::from_secs(2),
+            drain_timeout: Duration::from_secs(10),
+        }
+    }
+
+    /// Checks all values.
+    ///
+    /// # Errors
+    /// The first key whose value cannot work, and why.
+    pub fn check(&self) -> Result<(), (&'static str, String)> {
+        let within = |key, value: u64, range: std::ops::RangeInclusive<u64>| {
+            let (least, most) = (*range.start(), *range.end());
+            let why = || (key, format!("is {value}; it must be between {least} and {most}"));
+            if range.contains(&value) { Ok(()) } else { Err(why()) }
+        };
+        if self.listen.is_empty() {
+            return Err(("listen", "is empty; it must say where to listen".into()));
+        }
+        within("memory_bytes", self.memory_bytes, MEMORY_BYTES_MIN..=1 << 50)?;
+        within("heads_max", self.heads_max as u64, 1..=1 << 28)?;
+        within("heads_bytes_max", self.heads_bytes_max as u64, 1 << 16..=1 << 40)?;
+        within("threads", self.threads as u64, 1..=1024)?;
+        within("connections_max", self.connections_max as u64, 1..=1 << 20)?;
+        within("head_bytes_max", self.head_bytes_max as u64, 8 << 10..=1 << 20)?;
+        within("headers_max", self.headers_max as u64, 16..=1024)?;
+        for (key, time) in [
+            ("client_idle_secs", self.client_idle_max),
+            ("stall_secs", self.stall_max),
+            ("connect_timeout_secs", self.connect_timeout),
+            ("response_timeout_secs", self.response_timeout),
+        ] {
+            within(key, time.as_secs(), 1..=86_400)?;
+        }
+        for domain in &self.domains {
+            let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+            if domain.is_empty() || domain.starts_with('.') || !domain.bytes().all(is_name) {
+                return Err(("domains", format!("{domain:?} is no host name; s3.example.com would be")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The least memory for bodies: eight regions.
+const MEMORY_BYTES_MIN: u64 = 8 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_is_a_scheme_and_a_host() {
+        let right: Endpoint = "http://gateway:7480".parse().unwrap();
+        assert_eq!((right.has_tls, right.authority.as_str()), (false, "gateway:7480"));
+        assert!("https://s3.example.com/".parse::<Endpoint>().unwrap().has_tls);
+        for wrong in ["", "gateway:7480", "ftp://x", "http://x/path", "http://u:p@x", "http://"] {
+            assert!(wrong.parse::<Endpoint>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_work_is_named() {
+        let config = SidecarConfig::new("http://gateway".parse().unwrap());
+        assert_eq!(config.check(), Ok(()));
+        let wrong = SidecarConfig { domains: vec![".x".into()], ..config.clone() };
+        assert_eq!(wrong.check().unwrap_err().0, "domains");
+        let wrong = SidecarConfig { threads: 0, ..config };
+        assert_eq!(wrong.check().unwrap_err().0, "threads");
+    }
+}

@@ -1,0 +1,187 @@
+//! What is known of an object, from the head of an answer; and what makes two answers speak of the same bytes.
+
+use std::ops::Range;
+
+use hyper::header::{
+    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, DATE, ETAG, HeaderName, HeaderValue, LAST_MODIFIED,
+    SET_COOKIE, TRAILER, VARY,
+};
+use hyper::{HeaderMap, Response, StatusCode};
+use sha2::{Digest, Sha256};
+
+use crate::range::parse_content_range;
+use crate::read::{Read, is_never_stored};
+use crate::target::ObjectKey;
+
+/// The identity of an object's bytes: a hash of its key, `ETag`, size and `Last-Modified`.
+pub(crate) type GenerationId = [u8; 24];
+
+/// What is known of an object.
+#[derive(Debug)]
+pub(crate) struct Head {
+    pub(crate) generation: GenerationId,
+    pub(crate) etag: HeaderValue,
+    pub(crate) last_modified: Option<HeaderValue>,
+    pub(crate) size: u64,
+    /// What every answer repeats: neither of one answer nor of one connection.
+    pub(crate) headers: HeaderMap,
+    /// Whether they come from an answer with the whole object.
+    pub(crate) is_of_whole: bool,
+}
+
+/// Headers of one answer only.
+const OF_ONE_ANSWER: [HeaderName; 6] = [
+    CONTENT_LENGTH,
+    CONTENT_RANGE,
+    DATE,
+    TRAILER,
+    HeaderName::from_static("x-amz-request-id"),
+    HeaderName::from_static("x-amz-id-2"),
+];
+
+impl Head {
+    /// Returns what the answer to a read states of the object, and which of its bytes follow. `None` if it is not to be kept.
+    pub(crate) fn of<T>(read: &Read, answer: &Response<T>) -> Option<(Head, Range<u64>)> {
+        let headers = answer.headers();
+        let (bytes, size) = match answer.status() {
+            StatusCode::OK => {
+                let size = one(headers, &CONTENT_LENGTH)?.to_str().ok()?.parse().ok()?;
+                (0..size, size)
+            }
+            StatusCode::PARTIAL_CONTENT => parse_content_range(one(headers, &CONTENT_RANGE)?.to_str().ok()?)?,
+            _ => return None,
+        };
+        let etag = one(headers, &ETAG)?;
+        // A weak one does not promise the same bytes.
+        let is_strong = etag.as_bytes().starts_with(b"\"") && etag.len() > 2;
+        if !is_strong || headers.contains_key(SET_COOKIE) || is_never_stored(headers) || varies(headers) {
+            return None;
+        }
+        if headers.contains_key("x-amz-server-side-encryption-customer-algorithm") {
+            return None;
+        }
+        let last_modified = headers.get(LAST_MODIFIED).cloned();
+        let mut kept = headers.clone();
+        crate::hop::remove(&mut kept);
+        OF_ONE_ANSWER.iter().for_each(|name| drop(kept.remove(name)));
+        let generation = id(&read.key, etag, size, last_modified.as_ref());
+        let is_of_whole = answer.status() == StatusCode::OK;
+        let head = Head { generation, etag: etag.clone(), last_modified, size, headers: kept, is_of_whole };
+        Some((head, bytes))
+    }
+
+    /// Returns whether the answer speaks of the same bytes, as far as it states anything.
+    pub(crate) fn agrees(&self, headers: &HeaderMap) -> bool {
+        headers.get(ETAG).is_none_or(|etag| *etag == self.etag)
+            && headers.get(LAST_MODIFIED).is_none_or(|time| Some(time) == self.last_modified.as_ref())
+    }
+
+    /// Returns how many bytes of memory it takes, about.
+    pub(crate) fn bytes(&self) -> usize {
+        let headers = self.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 64);
+        size_of::<Head>() + 256 + headers.sum::<usize>()
+    }
+
+    /// Returns the headers of an answer with a part of the object, without what holds for the whole alone.
+    pub(crate) fn headers_of_part(&self) -> HeaderMap {
+        let mut headers = self.headers.clone();
+        let of_whole: Vec<HeaderName> =
+            headers.keys().filter(|name| name.as_str().starts_with("x-amz-checksum-")).cloned().collect();
+        of_whole.into_iter().for_each(|name| drop(headers.remove(name)));
+        headers
+    }
+}
+
+/// Returns the value of a header that is there once.
+fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a HeaderValue> {
+    let mut values = headers.get_all(name).into_iter();
+    values.next().filter(|_| values.next().is_none())
+}
+
+/// Returns whether the answer depends on headers of the request that are not looked at.
+fn varies(headers: &HeaderMap) -> bool {
+    let is_encoded = headers.contains_key(CONTENT_ENCODING);
+    let is_known = |name: &str| {
+        // Requests of pages of other origins are not understood, so that these make no difference.
+        ["origin", "access-control-request-headers", "access-control-request-method"].contains(&name)
+            || (name == "accept-encoding" && !is_encoded)
+    };
+    let values = headers.get_all(VARY).into_iter();
+    let mut names = values.flat_map(|value| value.to_str().unwrap_or("*").split(','));
+    names.any(|name| !is_known(name.trim().to_ascii_lowercase().as_str()))
+}
+
+fn id(key: &ObjectKey, etag: &HeaderValue, size: u64, last_modified: Option<&HeaderValue>) -> GenerationId {
+    let mut hash = Sha256::new();
+    hash.update(key);
+    hash.update(size.to_le_bytes());
+    hash.update((etag.len() as u64).to_le_bytes());
+    hash.update(etag.as_bytes());
+    hash.update(last_modified.map_or(&b""[..], HeaderValue::as_bytes));
+    let full: [u8; 32] = hash.finalize().into();
+    let mut id = GenerationId::default();
+    id.copy_from_slice(&full[..24]);
+    id
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::Addressing;
+    use hyper::Request;
+    use hyper::http::response::Builder;
+
+    fn head(answer: Builder) -> Option<(Head, Range<u64>)> {
+        let request = Request::get("/b/k").body(()).unwrap().into_parts().0;
+        let read = Read::understand(&request, "localhost", &Addressing::new(&[])).unwrap();
+        Head::of(&read, &answer.body(()).unwrap())
+    }
+
+    fn whole() -> Builder {
+        Response::builder().header("etag", "\"a\"").header("content-length", "5").header("x-amz-meta-m", "1")
+    }
+
+    fn part(range: &str) -> Builder {
+        Response::builder().status(206).header("etag", "\"a\"").header("content-range", range)
+    }
+
+    #[test]
+    fn what_can_be_kept_is() {
+        let (of_whole, bytes) = head(whole().header("date", "d").header("connection", "close")).unwrap();
+        assert_eq!((bytes, of_whole.size, of_whole.headers.len()), (0..5, 5, 2));
+        let (of_part, bytes) = head(part("bytes 1-3/5")).unwrap();
+        assert_eq!((bytes, of_part.size, of_part.is_of_whole), (1..4, 5, false));
+        assert_eq!(of_part.generation, of_whole.generation);
+        let others = [
+            head(whole().header("last-modified", "t")),
+            head(part("bytes 1-3/6")),
+            head(Response::builder().header("etag", "\"b\"").header("content-length", "5")),
+        ];
+        for other in others {
+            assert_ne!(other.unwrap().0.generation, of_whole.generation);
+        }
+        assert!(head(whole().header("vary", "Origin, Accept-Encoding")).is_some());
+    }
+
+    #[test]
+    fn what_cannot_is_not() {
+        for answer in [
+            whole().status(404),
+            whole().header("content-length", "6"),
+            whole().header("etag", "\"b\""),
+            whole().header("cache-control", "no-store"),
+            whole().header("set-cookie", "a=b"),
+            whole().header("vary", "X-Mine"),
+            whole().header("vary", "accept-encoding").header("content-encoding", "gzip"),
+            whole().header("x-amz-server-side-encryption-customer-algorithm", "AES256"),
+            Response::builder().header("etag", "W/\"a\"").header("content-length", "5"),
+            Response::builder().header("etag", "\"a\""),
+            Response::builder().header("content-length", "5"),
+            part("bytes 0-9/5"),
+            part("bytes */5"),
+        ] {
+            let text = format!("{answer:?}");
+            assert!(head(answer).is_none(), "{text}");
+        }
+    }
+}

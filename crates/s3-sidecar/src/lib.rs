@@ -1,0 +1,63 @@
+//! A caching HTTP proxy before an S3 endpoint, for unmodified S3 clients.
+//!
+//! ```text
+//! client ──► server ─ connection ─► service ─┬─► gateway ──► pieces (object cache) ──► client
+//!                                            │      │ ▲          ▲
+//!                                            │      ▼ │ 304      │ filling: what streams by
+//!                                            └────► upstream ────┴──────────────────► client
+//! ```
+//! It is no S3 implementation: what it does not know it forwards as it came. Only `GET` of an object is understood. Such a
+//! request goes to the endpoint *unchanged*, signature and `Host` included, with an `If-None-Match` of the kept object's
+//! `ETag` added, which no signature covers: 304 states at once that this client may read the object and that what
+//! is kept is what is stored. Then the body comes from memory. So there are no keys here, and every policy of the endpoint holds.
+//!
+//! Bodies are kept in an [object cache](cached_core::object) as objects of up to 4 MiB in buckets of 4 KiB, named by a hash of
+//! bucket, key, `ETag`, size and `Last-Modified`: a changed object is another one, and bytes of two generations are never mixed.
+//!
+//! | module | content |
+//! |---|---|
+//! | [`config`] | what can be set, and which of it cannot work |
+//! | `server`, `connection`, `stall` | sockets and threads; one connection; clients that take nothing |
+//! | `admission`, `hop` | what is refused before anything else; headers of one connection |
+//! | `service`, `shared` | from a request to its answer; what all threads share |
+//! | `target`, `read` | what a request names; which reads are understood |
+//! | `conditions`, `range` | `If-Range` and the added condition; ranges |
+//! | `gateway`, `serving`, `passing` | the way of a read; a body from memory; answers of the endpoint |
+//! | `heads`, `generation` | what is known of objects; what makes two of them the same |
+//! | `pieces`, `staging`, `filling`, `fills`, `asking` | the object cache; how bytes enter it; readers that share one request |
+//! | `upstream`, `tls`, `upload` | requests to the endpoint; its certificates; bodies of clients |
+//! | `body`, `answer`, `metrics` | bodies; the proxy's own error answers; counts |
+#![warn(missing_debug_implementations)]
+
+mod admission;
+mod answer;
+mod asking;
+mod body;
+mod conditions;
+pub mod config;
+mod connection;
+mod filling;
+mod fills;
+mod gateway;
+mod generation;
+mod heads;
+mod hop;
+mod metrics;
+mod passing;
+mod pieces;
+mod range;
+mod read;
+mod server;
+mod service;
+mod serving;
+mod shared;
+mod staging;
+mod stall;
+mod target;
+mod tls;
+mod upload;
+mod upstream;
+
+pub use config::{Endpoint, SidecarConfig};
+pub use metrics::Counts;
+pub use server::{Sidecar, SidecarError};

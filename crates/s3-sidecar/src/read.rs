@@ -1,0 +1,210 @@
+//! Which reads are understood: `GET` of an object as it is, whole or one range. Everything else is forwarded as it came.
+
+use hyper::header::{
+    ACCEPT, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, HeaderName, IF_MODIFIED_SINCE, IF_NONE_MATCH,
+    IF_UNMODIFIED_SINCE, ORIGIN, RANGE, TRANSFER_ENCODING,
+};
+use hyper::http::request::Parts;
+use hyper::{HeaderMap, Method, Uri};
+
+use crate::range::Asked;
+use crate::target::{Addressing, ObjectKey};
+
+/// A read that is understood.
+#[derive(Debug)]
+pub(crate) struct Read {
+    pub(crate) key: ObjectKey,
+    /// The one range that is asked for; `None` for the whole object.
+    pub(crate) range: Option<Asked>,
+    /// Whether the endpoint is to send its checksums: its headers differ then.
+    pub(crate) has_checksums: bool,
+    /// Whether the client has a condition on what it already has, which the endpoint decides.
+    pub(crate) is_conditional: bool,
+    pub(crate) signed: SignedHeaders,
+}
+
+/// The headers that a client's signature covers.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum SignedHeaders {
+    /// Those, separated by semicolons.
+    These(String),
+    /// Unknown: all of them, perhaps.
+    All,
+}
+
+impl SignedHeaders {
+    pub(crate) fn cover(&self, name: &HeaderName) -> bool {
+        match self {
+            SignedHeaders::These(names) => {
+                names.split(';').any(|each| each.eq_ignore_ascii_case(name.as_str()))
+            }
+            SignedHeaders::All => true,
+        }
+    }
+
+    fn of(head: &Parts) -> SignedHeaders {
+        let none = || SignedHeaders::These(String::new());
+        if let Some(value) = head.headers.get(AUTHORIZATION) {
+            let Ok(value) = value.to_str() else { return SignedHeaders::All };
+            let listed = value.split([' ', ',']).find_map(|part| part.strip_prefix("SignedHeaders="));
+            return match listed {
+                Some(names) if value.starts_with("AWS4-") => SignedHeaders::These(names.to_owned()),
+                // The older form signs neither ranges nor conditions.
+                None if value.starts_with("AWS ") => none(),
+                _ => SignedHeaders::All,
+            };
+        }
+        let listed = parameters(&head.uri).find(|(name, _)| name.eq_ignore_ascii_case("x-amz-signedheaders"));
+        listed.map_or_else(none, |(_, names)| {
+            SignedHeaders::These(names.replace("%3B", ";").replace("%3b", ";"))
+        })
+    }
+}
+
+/// Parameters that change nothing of the answer: presigned requests, and a word of newer SDKs.
+const HARMLESS_PARAMETERS: [&str; 12] = [
+    "x-amz-algorithm",
+    "x-amz-credential",
+    "x-amz-date",
+    "x-amz-expires",
+    "x-amz-signedheaders",
+    "x-amz-signature",
+    "x-amz-security-token",
+    "x-amz-content-sha256",
+    "x-amz-user-agent",
+    "awsaccesskeyid",
+    "signature",
+    "expires",
+];
+
+/// Headers of S3 that change nothing of the answer but whether it is allowed.
+const HARMLESS_HEADERS: [&str; 7] = [
+    "x-amz-date",
+    "x-amz-content-sha256",
+    "x-amz-security-token",
+    "x-amz-user-agent",
+    "x-amz-request-payer",
+    "x-amz-expected-bucket-owner",
+    "x-amz-checksum-mode",
+];
+
+impl Read {
+    /// Returns the read that a request with this head is; `None` if it is none that is understood.
+    pub(crate) fn understand(head: &Parts, host: &str, addressing: &Addressing) -> Option<Read> {
+        let headers = &head.headers;
+        let has_body = headers.contains_key(TRANSFER_ENCODING)
+            || headers.get(CONTENT_LENGTH).is_some_and(|len| len != "0");
+        if head.method != Method::GET || has_body || headers.contains_key(ORIGIN) || is_never_stored(headers)
+        {
+            return None;
+        }
+        let is_harmless = |(name, value): (&str, &str)| {
+            let name = name.to_ascii_lowercase();
+            HARMLESS_PARAMETERS.contains(&name.as_str()) || (name == "x-id" && value == "GetObject")
+        };
+        if !parameters(&head.uri).all(is_harmless) {
+            return None;
+        }
+        let is_unknown = |name: &HeaderName| {
+            name.as_str().starts_with("x-amz-") && !HARMLESS_HEADERS.contains(&name.as_str())
+        };
+        // An endpoint of websites answers what the client accepts.
+        if headers.keys().any(is_unknown) || headers.get(ACCEPT).is_some_and(|accept| accept == "text/html") {
+            return None;
+        }
+        let has_checksums = match headers.get("x-amz-checksum-mode") {
+            None => false,
+            Some(mode) if mode.as_bytes().eq_ignore_ascii_case(b"enabled") => true,
+            Some(_) => return None,
+        };
+        let mut ranges = headers.get_all(RANGE).into_iter();
+        let range = match (ranges.next(), ranges.next()) {
+            (None, _) => None,
+            (Some(range), None) => Some(Asked::parse(range.to_str().ok()?)?),
+            _ => return None,
+        };
+        let conditions = [IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE];
+        Some(Read {
+            key: addressing.object(host, head.uri.path())?,
+            range,
+            has_checksums,
+            is_conditional: conditions.iter().any(|name| headers.contains_key(name)),
+            signed: SignedHeaders::of(head),
+        })
+    }
+}
+
+/// Returns whether `Cache-Control` says that nothing is to be kept.
+pub(crate) fn is_never_stored(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(CACHE_CONTROL).into_iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).any(|word| word.trim().eq_ignore_ascii_case("no-store"))
+}
+
+fn parameters(uri: &Uri) -> impl Iterator<Item = (&str, &str)> {
+    let parts = uri.query().unwrap_or_default().split('&').filter(|part| !part.is_empty());
+    parts.map(|part| part.split_once('=').unwrap_or((part, "")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hyper::Request;
+    use hyper::http::request::Builder;
+
+    fn understood(request: Builder) -> Option<Read> {
+        let head = request.body(()).unwrap().into_parts().0;
+        Read::understand(&head, "localhost", &Addressing::new(&[]))
+    }
+
+    #[test]
+    fn reads_of_objects_are_understood() {
+        let read = understood(Request::get("/b/k")).unwrap();
+        assert_eq!((read.range, read.has_checksums, read.is_conditional), (None, false, false));
+        assert!(!read.signed.cover(&RANGE));
+        let read = understood(Request::get("/b/k?x-id=GetObject").header("range", "bytes=3-")).unwrap();
+        assert_eq!(read.range, Some(Asked::From(3, None)));
+        let read = understood(Request::get("/b/k").header("x-amz-checksum-mode", "ENABLED")).unwrap();
+        assert!(read.has_checksums);
+        assert!(understood(Request::get("/b/k").header("if-none-match", "\"x\"")).unwrap().is_conditional);
+    }
+
+    #[test]
+    fn what_is_signed_is_known() {
+        let v4 = "AWS4-HMAC-SHA256 Credential=a/b/c/s3/aws4_request, SignedHeaders=host;range;x-amz-date, Signature=0";
+        let signed =
+            |value: &str| understood(Request::get("/b/k").header("authorization", value)).unwrap().signed;
+        assert!(signed(v4).cover(&RANGE) && !signed(v4).cover(&IF_NONE_MATCH));
+        assert!(!signed("AWS key:signature").cover(&RANGE));
+        assert!(signed("Bearer x").cover(&RANGE));
+        let presigned =
+            "/b/k?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-SignedHeaders=host%3Brange&X-Amz-Signature=0";
+        let signed = understood(Request::get(presigned)).unwrap().signed;
+        assert!(signed.cover(&RANGE) && !signed.cover(&IF_NONE_MATCH));
+    }
+
+    #[test]
+    fn what_else_there_is_is_passed_on() {
+        let get = |path: &str| Request::get(path);
+        for request in [
+            Request::put("/b/k"),
+            Request::head("/b/k"),
+            get("/b"),
+            get("/b/?list-type=2"),
+            get("/b/k?versionId=1"),
+            get("/b/k?partNumber=1"),
+            get("/b/k?response-content-type=a"),
+            get("/b/k?acl"),
+            get("/b/k?x-id=GetObjectAcl"),
+            get("/b/k").header("x-amz-server-side-encryption-customer-algorithm", "AES256"),
+            get("/b/k").header("cache-control", "max-age=0, No-Store"),
+            get("/b/k").header("range", "bytes=0-1,4-5"),
+            get("/b/k").header("range", "bytes=0-1").header("range", "bytes=4-5"),
+            get("/b/k").header("origin", "https://example.com"),
+            get("/b/k").header("content-length", "1"),
+            get("/b/k").header("x-amz-new-thing", "1"),
+        ] {
+            let text = format!("{request:?}");
+            assert!(understood(request).is_none(), "{text}");
+        }
+    }
+}

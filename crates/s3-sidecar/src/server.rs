@@ -1,0 +1,275 @@
+//! Sockets and threads: each thread has a runtime, a share of the connections, and connections of its own to the endpoint.
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdListener, ToSocketAddrs};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use cached_metrics::{Collect, Families};
+use cached_tls::ServerTls;
+use parking_lot::Mutex;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
+
+use crate::asking::Asking;
+use crate::config::SidecarConfig;
+use crate::connection;
+use crate::fills::Fills;
+use crate::heads::Heads;
+use crate::metrics::Counts;
+use crate::pieces::Pieces;
+use crate::shared::Shared;
+use crate::target::Addressing;
+use crate::tls;
+use crate::upstream::Upstream;
+
+/// Why a sidecar cannot be started: one line each.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SidecarError {
+    /// A value cannot work.
+    #[error("s3.{key}: {why}")]
+    Config {
+        /// The key.
+        key: &'static str,
+        /// What is wrong with its value.
+        why: String,
+    },
+    /// An address cannot be listened on.
+    #[error("s3.listen: cannot listen on {address}: {cause}")]
+    Listen {
+        /// The address.
+        address: String,
+        /// The system's error.
+        cause: io::Error,
+    },
+    /// A thread or its runtime cannot be created.
+    #[error("cannot start a thread of the S3 sidecar: {0}")]
+    Thread(io::Error),
+}
+
+/// A running sidecar. It ends when this is dropped.
+pub struct Sidecar {
+    shared: Arc<Shared>,
+    addresses: Vec<SocketAddr>,
+    end: Mutex<Option<watch::Sender<()>>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// How long accepting pauses when the system has no descriptor or memory for a connection.
+const PAUSE: Duration = Duration::from_millis(100);
+
+impl Sidecar {
+    /// Opens the sockets and serves clients.
+    ///
+    /// # Errors
+    /// [`SidecarError`].
+    pub fn start(config: SidecarConfig) -> Result<Sidecar, SidecarError> {
+        let wrong = |(key, why)| SidecarError::Config { key, why };
+        config.check().map_err(wrong)?;
+        let upstream_tls = tls::client(config.upstream_ca_file.as_deref()).or_else(|why| {
+            // Without TLS towards the endpoint nothing is verified.
+            if config.upstream.has_tls { Err(wrong(("ca_file", why))) } else { Ok(tls::none()) }
+        })?;
+        let mut sockets = Vec::new();
+        for address in &config.listen {
+            sockets.extend(open(address)?);
+        }
+        let local = |socket: &StdListener| socket.local_addr().map_err(SidecarError::Thread);
+        let addresses = sockets.iter().map(local).collect::<Result<_, _>>()?;
+        let pieces = Pieces::new(config.memory_bytes, config.heads_max)
+            .map_err(|error| SidecarError::Config { key: "memory_bytes", why: error.to_string() })?;
+        let shared = Arc::new(Shared {
+            addressing: Addressing::new(&config.domains),
+            heads: Heads::new(config.heads_max, config.heads_bytes_max),
+            pieces: Arc::new(pieces),
+            fills: Arc::new(Fills::default()),
+            asking: Arc::new(Asking::default()),
+            counts: Arc::new(Counts::default()),
+            config,
+        });
+        let (end, ended) = watch::channel(());
+        let permits = Arc::new(Semaphore::new(shared.config.connections_max));
+        let mut sidecar = Sidecar { shared, addresses, end: Mutex::new(Some(end)), threads: Vec::new() };
+        for number in 0..sidecar.shared.config.threads {
+            let runtime = Builder::new_current_thread().enable_all().build().map_err(SidecarError::Thread)?;
+            let copies = sockets.iter().map(StdListener::try_clone).collect::<Result<Vec<_>, _>>();
+            let listeners = listeners(&runtime, copies.map_err(SidecarError::Thread)?)?;
+            let worker = Worker {
+                shared: Arc::clone(&sidecar.shared),
+                upstream: Upstream::new(&sidecar.shared.config, upstream_tls.clone()),
+                permits: Arc::clone(&permits),
+                end: ended.clone(),
+            };
+            let renewed = sidecar.shared.config.tls.clone().filter(|_| number == 0);
+            let body = move || runtime.block_on(worker.run(listeners, renewed));
+            let thread = thread::Builder::new().name(format!("cached-s3-{number}")).spawn(body);
+            sidecar.threads.push(thread.map_err(SidecarError::Thread)?);
+        }
+        Ok(sidecar)
+    }
+
+    /// Returns the addresses it listens on.
+    #[must_use]
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// Returns what is counted.
+    #[must_use]
+    pub fn counts(&self) -> &Arc<Counts> {
+        &self.shared.counts
+    }
+
+    /// Returns what shows the counts and sizes as metrics.
+    #[must_use]
+    pub fn metrics(&self) -> Arc<dyn Collect> {
+        Arc::new(Metrics(Arc::clone(&self.shared)))
+    }
+
+    /// Closes the listeners; requests under way go on until they are answered, or for the configured time.
+    pub fn request_end(&self) {
+        drop(self.end.lock().take());
+    }
+}
+
+/// The metrics of a sidecar.
+struct Metrics(Arc<Shared>);
+
+impl Collect for Metrics {
+    fn collect(&self, into: &mut Families) {
+        self.0.counts.collect(into);
+        let (count, bytes) = self.0.heads.sizes();
+        into.gauge("cached_s3_heads", "Objects of S3 whose headers are known.", count as u64);
+        into.gauge("cached_s3_heads_bytes", "Memory of their headers.", bytes as u64);
+        let bytes = self.0.pieces.used_bytes();
+        into.gauge("cached_s3_bodies_bytes", "Memory of bodies of objects of S3.", bytes);
+        let help = "The memory for bodies of objects of S3.";
+        into.gauge("cached_s3_bodies_bytes_max", help, self.0.config.memory_bytes);
+    }
+}
+
+impl Drop for Sidecar {
+    fn drop(&mut self) {
+        self.request_end();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the S3 sidecar has panicked");
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Sidecar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sidecar").field("addresses", &self.addresses).finish_non_exhaustive()
+    }
+}
+
+/// Opens the sockets of one address, which may be a name of several.
+fn open(address: &str) -> Result<Vec<StdListener>, SidecarError> {
+    let failed = |cause| SidecarError::Listen { address: address.to_owned(), cause };
+    let mut sockets = Vec::new();
+    for candidate in address.to_socket_addrs().map_err(failed)? {
+        let socket = StdListener::bind(candidate).map_err(failed)?;
+        socket.set_nonblocking(true).map_err(failed)?;
+        sockets.push(socket);
+    }
+    if sockets.is_empty() {
+        return Err(failed(io::Error::new(io::ErrorKind::NotFound, "the name has no address")));
+    }
+    Ok(sockets)
+}
+
+fn listeners(runtime: &Runtime, sockets: Vec<StdListener>) -> Result<Vec<TcpListener>, SidecarError> {
+    let _inside = runtime.enter();
+    sockets.into_iter().map(TcpListener::from_std).collect::<Result<_, _>>().map_err(SidecarError::Thread)
+}
+
+/// What the connections of a thread have in common.
+#[derive(Clone)]
+struct Worker {
+    shared: Arc<Shared>,
+    upstream: Arc<Upstream>,
+    permits: Arc<Semaphore>,
+    end: watch::Receiver<()>,
+}
+
+impl Worker {
+    /// Accepts connections until the end, then waits for those that are left.
+    async fn run(self, listeners: Vec<TcpListener>, renewed: Option<Arc<ServerTls>>) {
+        let drain_timeout = self.shared.config.drain_timeout;
+        let renewing = renewed.map(|tls| tokio::spawn(tls::renew(tls)));
+        let accepting = listeners.into_iter().map(|listener| self.clone().accept(listener));
+        let left = futures_util::future::join_all(accepting).await;
+        let waiting = async {
+            for mut connections in left {
+                while connections.join_next().await.is_some() {}
+            }
+        };
+        if tokio::time::timeout(drain_timeout, waiting).await.is_err() {
+            tracing::warn!("connections of S3 clients were broken off at the end");
+        }
+        renewing.iter().for_each(tokio::task::JoinHandle::abort);
+    }
+
+    async fn accept(mut self, listener: TcpListener) -> JoinSet<()> {
+        let mut connections = JoinSet::new();
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                _ = self.end.changed() => return connections,
+                Some(_) = connections.join_next() => continue,
+            };
+            let (socket, peer) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::debug!(cause = %error, "the S3 sidecar cannot accept");
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+            };
+            self.shared.counts.connections.increment();
+            match Arc::clone(&self.permits).try_acquire_owned() {
+                Ok(permit) => drop(connections.spawn(self.clone().serve(socket, peer, permit))),
+                Err(_) => {
+                    self.shared.counts.connections_refused.increment();
+                    refuse(&socket, self.shared.config.tls.is_some());
+                }
+            }
+        }
+    }
+
+    async fn serve(self, socket: TcpStream, peer: SocketAddr, _permit: OwnedSemaphorePermit) {
+        let now = &self.shared.counts.connections_now;
+        now.add(1.0);
+        // Only a matter of speed.
+        let _ = socket.set_nodelay(true);
+        let (shared, upstream, end) = (&self.shared, &self.upstream, self.end.clone());
+        let served = match &shared.config.tls {
+            None => connection::serve(shared, upstream, socket, end).await,
+            Some(tls) => match tls::accept(tls, socket).await {
+                Ok(socket) => connection::serve(shared, upstream, socket, end).await,
+                Err(error) => Err(error),
+            },
+        };
+        now.add(-1.0);
+        if let Err(error) = served {
+            tracing::debug!(%peer, cause = error, "a connection of an S3 client has ended");
+        }
+    }
+}
+
+/// Answers a connection beyond the limit, as far as that takes no waiting.
+fn refuse(socket: &TcpStream, has_tls: bool) {
+    const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-type: application/xml\r\n\
+        content-length: 86\r\n\r\n<Error><Code>SlowDown</Code><Message>cached has no connection free.</Message></Error>\n";
+    /// A TLS record with the alert `internal_error`.
+    const BUSY_TLS: &[u8] = &[21, 3, 3, 0, 2, 2, 80];
+    // A small answer fits into the socket's buffer; a client that has gone already does not miss it.
+    let _ = socket.try_write(if has_tls { BUSY_TLS } else { BUSY });
+}

@@ -1,0 +1,117 @@
+//! What a request names: bucket and key, by path (`NAME/BUCKET/KEY`) or by host (`BUCKET.NAME/KEY`).
+
+use std::net::IpAddr;
+
+use percent_encoding::percent_decode_str;
+use sha2::{Digest, Sha256};
+
+/// An object's identity: a hash of bucket and key.
+pub(crate) type ObjectKey = [u8; 32];
+
+/// The names by which clients address the endpoint.
+#[derive(Debug)]
+pub(crate) struct Addressing {
+    domains: Vec<String>,
+}
+
+impl Addressing {
+    pub(crate) fn new(domains: &[String]) -> Self {
+        Self { domains: domains.iter().map(|name| name.to_ascii_lowercase()).collect() }
+    }
+
+    /// Returns the identity of the object that a host and a path name. `None` if they name none, or if the host is not known:
+    /// whether it has a bucket in it only the endpoint knows then.
+    pub(crate) fn object(&self, host: &str, path: &str) -> Option<ObjectKey> {
+        let host = without_port(host).to_ascii_lowercase();
+        let by_host =
+            self.domains.iter().find_map(|domain| host.strip_suffix(domain.as_str())?.strip_suffix('.'));
+        let path = path.strip_prefix('/')?;
+        let (bucket, key) = match by_host {
+            Some(bucket) if !bucket.is_empty() => (bucket, path),
+            _ if self.domains.contains(&host) || is_local(&host) => path.split_once('/')?,
+            _ => return None,
+        };
+        if bucket.is_empty() || bucket.contains('%') || key.is_empty() || !is_encoded_well(key) {
+            return None;
+        }
+        let mut hash = Sha256::new();
+        hash.update((bucket.len() as u64).to_le_bytes());
+        hash.update(bucket.as_bytes());
+        percent_decode_str(key).for_each(|byte| hash.update([byte]));
+        Some(hash.finalize().into())
+    }
+}
+
+/// Returns whether a host, in lower case and without a port, can have no bucket in it.
+fn is_local(host: &str) -> bool {
+    let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    host == "localhost" || address.parse::<IpAddr>().is_ok()
+}
+
+fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    }
+}
+
+/// Returns whether each `%` is followed by two hexadecimal digits.
+fn is_encoded_well(key: &str) -> bool {
+    let is_hex = |text: &str| text.len() >= 2 && text.bytes().take(2).all(|byte| byte.is_ascii_hexdigit());
+    key.split('%').skip(1).all(is_hex)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ways_of_addressing_name_the_same_object() {
+        let names = Addressing::new(&["S3.example.com".into()]);
+        let object = names.object("s3.example.com", "/bucket/a/b").unwrap();
+        for (host, path) in [
+            ("S3.EXAMPLE.COM:8080", "/bucket/a/b"),
+            ("bucket.s3.example.com", "/a/b"),
+            ("127.0.0.1:9000", "/bucket/a/b"),
+            ("localhost", "/bucket/a/b"),
+            ("[::1]:9000", "/bucket/a%2Fb"),
+            ("[::1]", "/bucket/%61/b"),
+        ] {
+            assert_eq!(names.object(host, path), Some(object), "{host}{path}");
+        }
+    }
+
+    #[test]
+    fn different_keys_are_different_objects() {
+        let names = Addressing::new(&[]);
+        let keys =
+            ["a", "a/", "/a", "//a", "./a", "x/../a", "A", "+a", "%20a", "%2520a", "%2Ba%", "a%", "b/a"];
+        let all: Vec<_> =
+            keys.iter().map(|key| names.object("localhost", &format!("/bucket/{key}"))).collect();
+        for (at, one) in all.iter().enumerate() {
+            let ill = keys[at].ends_with('%');
+            assert_eq!(one.is_none(), ill, "{}", keys[at]);
+            assert!(ill || !all[..at].contains(one), "{}", keys[at]);
+        }
+        assert_eq!(names.object("localhost", "/bucket/%2Ba"), names.object("localhost", "/bucket/+a"));
+        assert_ne!(names.object("localhost", "/ab/c"), names.object("localhost", "/a/bc"));
+    }
+
+    #[test]
+    fn what_names_no_object_has_no_identity() {
+        let names = Addressing::new(&["s3.example.com".into()]);
+        for (host, path) in [
+            ("s3.example.com", "/"),
+            ("s3.example.com", "/bucket"),
+            ("s3.example.com", "/bucket/"),
+            ("s3.example.com", "//key"),
+            ("bucket.s3.example.com", "/"),
+            ("elsewhere.example.com", "/bucket/key"),
+            ("bucket.s3.example.com.evil.net", "/key"),
+            ("xs3.example.com", "/bucket/key"),
+            (".s3.example.com", "/bucket/key"),
+        ] {
+            assert_eq!(names.object(host, path), None, "{host}{path}");
+        }
+    }
+}

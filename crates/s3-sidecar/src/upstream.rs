@@ -1,0 +1,145 @@
+//! Requests to the endpoint, over connections that are kept.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::http::request::Parts;
+use hyper::{Method, Request, Response, StatusCode, Uri, Version};
+use hyper_rustls::HttpsConnector;
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use rustls::ClientConfig;
+use tokio::time::{Instant, sleep_until};
+
+use crate::answer;
+use crate::body::Body;
+use crate::config::SidecarConfig;
+use crate::upload::{Upload, keep_expectation};
+
+/// How long a connection is kept for the next request: less than endpoints keep theirs.
+const IDLE_MAX: Duration = Duration::from_secs(15);
+
+/// Why the endpoint gave no answer.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// It cannot be reached.
+    Unreachable(String),
+    /// The connection broke, or what came is no HTTP.
+    Broken(String),
+    /// It did not answer in time.
+    Late,
+    /// The client stopped sending its request.
+    Stalled,
+}
+
+impl Failure {
+    /// Returns the answer for the client.
+    pub(crate) fn answer(&self) -> Response<Body> {
+        let (status, code, message) = match self {
+            Failure::Unreachable(cause) => (
+                StatusCode::BAD_GATEWAY,
+                "BadGateway",
+                format!("cached cannot reach the S3 endpoint: {cause}"),
+            ),
+            Failure::Broken(cause) => {
+                (StatusCode::BAD_GATEWAY, "BadGateway", format!("the S3 endpoint broke off: {cause}"))
+            }
+            Failure::Late => (
+                StatusCode::GATEWAY_TIMEOUT,
+                "GatewayTimeout",
+                "the S3 endpoint did not answer in time".into(),
+            ),
+            Failure::Stalled => {
+                (StatusCode::BAD_REQUEST, "RequestTimeout", "the request's body did not come in time".into())
+            }
+        };
+        answer::failure(status, code, &message)
+    }
+}
+
+/// The endpoint, as one thread speaks to it.
+#[derive(Debug)]
+pub(crate) struct Upstream {
+    client: legacy::Client<HttpsConnector<HttpConnector>, Upload>,
+    scheme: &'static str,
+    authority: String,
+    response_timeout: Duration,
+}
+
+impl Upstream {
+    pub(crate) fn new(config: &SidecarConfig, tls: ClientConfig) -> Arc<Self> {
+        let mut http = HttpConnector::new();
+        http.enforce_http(false);
+        http.set_nodelay(true);
+        http.set_connect_timeout(Some(config.connect_timeout));
+        let connector = hyper_rustls::HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
+        let connector = connector.enable_http1().wrap_connector(http);
+        let client = legacy::Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE_MAX)
+            .pool_max_idle_per_host(config.connections_max.div_ceil(config.threads))
+            .http1_preserve_header_case(true)
+            .http1_max_buf_size(config.head_bytes_max)
+            .http1_max_headers(config.headers_max)
+            .build(connector);
+        let scheme = if config.upstream.has_tls { "https" } else { "http" };
+        let authority = config.upstream.authority.clone();
+        Arc::new(Self { client, scheme, authority, response_timeout: config.response_timeout })
+    }
+
+    /// Sends a request, and returns the head of the answer with the rest to come.
+    pub(crate) async fn send(&self, head: Parts, body: Upload) -> Result<Response<Incoming>, Failure> {
+        let is_repeatable = body.is_none() && (head.method == Method::GET || head.method == Method::HEAD);
+        let again = is_repeatable.then(|| head.clone());
+        match (self.send_once(head, body).await, again) {
+            // The endpoint has closed a kept connection just when it was used again.
+            (Err(Failure::Broken(_)), Some(head)) => self.send_once(head, Upload::none()).await,
+            (outcome, _) => outcome,
+        }
+    }
+
+    async fn send_once(&self, mut head: Parts, body: Upload) -> Result<Response<Incoming>, Failure> {
+        let path = head.uri.path_and_query().cloned();
+        let uri = Uri::builder().scheme(self.scheme).authority(self.authority.as_str());
+        let uri = path.into_iter().fold(uri, hyper::http::uri::Builder::path_and_query).build();
+        head.uri = uri.map_err(|error| Failure::Unreachable(error.to_string()))?;
+        head.version = Version::HTTP_11;
+        let progress = body.progress();
+        let mut request = Request::from_parts(head, body);
+        keep_expectation(&mut request);
+        let began = Instant::now();
+        let mut answer = std::pin::pin!(self.client.request(request));
+        loop {
+            let deadline = progress.last().max(began) + self.response_timeout;
+            tokio::select! {
+                answer = answer.as_mut() => {
+                    return answer.map_err(|error| match () {
+                        () if progress.is_stalled() => Failure::Stalled,
+                        () if error.is_connect() => Failure::Unreachable(whole_text(&error)),
+                        () => Failure::Broken(whole_text(&error)),
+                    });
+                }
+                () = sleep_until(deadline) => {
+                    // A body that still moves is not late.
+                    if progress.last().max(began) + self.response_timeout <= Instant::now() {
+                        return Err(Failure::Late);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Returns an error with its causes.
+fn whole_text(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}

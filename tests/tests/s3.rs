@@ -1,0 +1,198 @@
+//! `cached` before an S3 endpoint (moto's, which is installed from PyPI): boto3, aws-cli and rclone use it unchanged.
+
+use cached_tests::daemon::{Daemon, wait_for};
+use cached_tests::http;
+use cached_tests::outside::{find_program, run, skip, text};
+use cached_tests::program::repository;
+use cached_tests::python;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+const DEADLINE: Duration = Duration::from_secs(400);
+
+fn folder() -> PathBuf {
+    repository().join("tests/s3")
+}
+
+/// Returns the folder of Python's programs.
+fn programs() -> Result<PathBuf, String> {
+    static PROGRAMS: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let install = || {
+        let environment = Path::new(env!("CARGO_TARGET_TMPDIR")).join("s3-clients");
+        python::install(&environment, &folder().join("requirements.txt"))
+    };
+    PROGRAMS.get_or_init(install).clone()
+}
+
+/// An endpoint and a sidecar before it.
+struct Both {
+    endpoint: Child,
+    daemon: Daemon,
+    programs: PathBuf,
+    endpoint_url: String,
+    sidecar_url: String,
+}
+
+impl Drop for Both {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.endpoint.kill();
+        let _ = self.endpoint.wait();
+    }
+}
+
+impl Both {
+    /// Starts both; `None`, and a line, where the endpoint cannot be installed.
+    fn start(test: &str) -> Option<Both> {
+        let programs = match programs() {
+            Ok(programs) => programs,
+            Err(why) => {
+                skip(test, &why);
+                return None;
+            }
+        };
+        let mut endpoint = Command::new(programs.join("python"))
+            .arg(folder().join("server.py"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the endpoint");
+        let mut line = String::new();
+        let out = endpoint.stdout.take().expect("its output");
+        BufReader::new(out).read_line(&mut line).expect("a line");
+        let endpoint_url = format!("http://127.0.0.1:{}", line.trim());
+        let daemon = Daemon::start("cached", |_| {
+            format!(
+                "[memcached]\nthreads = 1\n[s3]\nlisten = [\"127.0.0.1:0\"]\nupstream = \"{endpoint_url}\"\n\
+                 memory_bytes_max = \"64 MiB\"\n"
+            )
+        });
+        let sidecar_url = wait_for("the line of the sidecar", || {
+            let log = daemon.log();
+            let line = log.lines().find_map(|line| line.strip_prefix("S3 on "))?;
+            Some(format!("http://{}", line.split(' ').next()?))
+        });
+        Some(Both { endpoint, daemon, programs, endpoint_url, sidecar_url })
+    }
+
+    /// Runs a script, which prints that it has passed.
+    fn play(&self, script: &str, arguments: &[&str]) {
+        let mut command = Command::new(self.programs.join("python"));
+        command.arg(folder().join(script)).args(arguments).env("NO_PROXY", "127.0.0.1");
+        let output = run(&mut command, DEADLINE);
+        assert!(output.status.success() && text(&output).contains("passed"), "{script}:\n{}", text(&output));
+    }
+
+    fn metric(&self, name: &str) -> u64 {
+        let (_, shown) = http::get(&self.daemon.admin, "/metrics");
+        let line = shown.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no {name} in\n{shown}")).parse().expect("a number")
+    }
+}
+
+#[test]
+fn boto3_reads_and_changes_objects_through_the_sidecar() {
+    let Some(both) = Both::start("boto3 through the sidecar") else { return };
+    let directory = tempfile::tempdir().expect("a directory");
+    let place = directory.path().display().to_string();
+    both.play("everyday.py", &[&both.sidecar_url, &both.endpoint_url, &place]);
+    assert!(both.metric("cached_s3_requests_total{result=\"hit\"}") > 30);
+    assert_eq!(both.metric("cached_s3_requests_total{result=\"failed\"}"), 0);
+    assert_eq!(both.metric("cached_s3_requests_total{result=\"refused\"}"), 0);
+
+    // The reference names each metric.
+    let reference = std::fs::read_to_string(repository().join("docs/metrics.md")).expect("docs/metrics.md");
+    let (_, shown) = http::get(&both.daemon.admin, "/metrics");
+    let is_ours = |name: &str| name.starts_with("cached_s3_");
+    let shown = shown.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    let shown: BTreeMap<&str, &str> = shown.filter(|(name, _)| is_ours(name)).collect();
+    let documented = reference.lines().filter_map(|line| {
+        let (name, rest) = line.strip_prefix("| `")?.split_once('`')?;
+        Some((name.split('{').next()?, rest.split('|').nth(1)?.trim()))
+    });
+    let documented: BTreeMap<&str, &str> = documented.filter(|(name, _)| is_ours(name)).collect();
+    assert_eq!(shown, documented, "left: shown, right: in docs/metrics.md");
+}
+
+#[test]
+fn concurrent_changes_are_seen_by_every_later_read() {
+    let Some(both) = Both::start("histories through the sidecar") else { return };
+    both.play("history.py", &[&both.sidecar_url, "600", "1"]);
+    assert!(both.metric("cached_s3_requests_total{result=\"hit\"}") > 0);
+}
+
+#[test]
+fn aws_cli_and_rclone_synchronise_directories_through_the_sidecar() {
+    let Some(both) = Both::start("aws-cli and rclone through the sidecar") else { return };
+    let directory = tempfile::tempdir().expect("a directory");
+    let place = |name: &str| directory.path().join(name);
+    std::fs::create_dir_all(place("source/deep er")).expect("directories");
+    for (name, len) in [("a", 0), ("b.txt", 100_000), ("deep er/ü+", 9_000_000), ("deep er/c", 1)] {
+        let bytes: Vec<u8> = (0..len).map(|at: u32| (at ^ (at >> 9)) as u8).collect();
+        std::fs::write(place("source").join(name), bytes).expect("a file");
+    }
+    let is_equal = |target: &str| {
+        let mut compare = Command::new("diff");
+        let output = run(compare.arg("-r").arg(place("source")).arg(place(target)), DEADLINE);
+        assert!(output.status.success(), "{target}:\n{}", text(&output));
+    };
+    let aws = |arguments: &[&str]| {
+        let mut command = Command::new(both.programs.join("python"));
+        command.arg(both.programs.join("aws")).args(["--endpoint-url", &both.sidecar_url]).args(arguments);
+        command.current_dir(directory.path()).env("HOME", directory.path());
+        command.envs([("AWS_ACCESS_KEY_ID", "key"), ("AWS_SECRET_ACCESS_KEY", "secret")]);
+        command.envs([("AWS_DEFAULT_REGION", "us-east-1"), ("NO_PROXY", "127.0.0.1")]);
+        let output = run(&mut command, DEADLINE);
+        assert!(output.status.success(), "aws {arguments:?}:\n{}", text(&output));
+    };
+    aws(&["s3", "mb", "s3://files"]);
+    aws(&["s3", "sync", "source", "s3://files/by-aws"]);
+    for target in ["cold", "warm"] {
+        aws(&["s3", "sync", "s3://files/by-aws", target]);
+        is_equal(target);
+    }
+    aws(&["s3", "rm", "--recursive", "s3://files/by-aws"]);
+
+    if find_program("rclone").is_none() {
+        return skip("rclone through the sidecar", "there is no rclone");
+    }
+    let remote = format!(
+        ":s3,provider=Other,access_key_id=key,secret_access_key=secret,region=us-east-1,endpoint='{}':files/by-rclone",
+        both.sidecar_url
+    );
+    let rclone = |arguments: &[&str]| {
+        let mut command = Command::new("rclone");
+        command.args(arguments).args(["--config", "/dev/null"]).current_dir(directory.path());
+        command.env("NO_PROXY", "127.0.0.1");
+        let output = run(&mut command, DEADLINE);
+        assert!(output.status.success(), "rclone {arguments:?}:\n{}", text(&output));
+    };
+    rclone(&["sync", "source", &remote]);
+    for target in ["by-rclone", "by-rclone-again"] {
+        rclone(&["check", "--download", "source", &remote]);
+        rclone(&["sync", &remote, target]);
+        is_equal(target);
+    }
+}
+
+#[test]
+fn the_end_of_the_program_lets_requests_finish() {
+    let Some(both) = Both::start("the end of the sidecar") else { return };
+    let address = both.sidecar_url.trim_start_matches("http://");
+    let mut idle = TcpStream::connect(address).expect("a connection");
+    idle.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").expect("it is sent");
+    let mut begin = [0; 12];
+    idle.read_exact(&mut begin).expect("an answer");
+    assert_eq!(&begin, b"HTTP/1.1 200");
+    both.daemon.signal(libc::SIGTERM);
+    // An idle connection is closed in order, and the process ends.
+    let mut rest = Vec::new();
+    idle.read_to_end(&mut rest).expect("an end in order");
+    wait_for("the listener closes", || TcpStream::connect(address).is_err().then_some(()));
+}
