@@ -8,7 +8,7 @@ use cached_tests::virtual_machine::{System, run};
 #[test]
 fn debian_on_a_clone_survives_kill_9_of_the_server_and_of_itself() {
     match System::prepare() {
-        Ok(system) => println!("{}", run(&system, 2)),
+        Ok(system) => println!("{}", run(&system, 4)),
         Err(why) => skip("debian_on_a_clone_survives_kill_9_of_the_server_and_of_itself", &why),
     }
 }

@@ -10,7 +10,7 @@ use super::{Image, System, VirtualMachine, content};
 use crate::daemon::{Daemon, wait_for};
 
 /// Files that the guest syncs between one event and the next.
-const FILES: u32 = 10;
+const FILES: u32 = 8;
 
 /// What a run has done.
 #[derive(Clone, Copy, Debug)]
@@ -78,7 +78,9 @@ pub fn run(system: &System, kills: u32) -> Report {
     for kill in 0..kills {
         // From here on every object is a snapshot's, so what the guest writes is born anew.
         volume(&server, &["snapshot", &format!("vm1@before-kill-{kill}")]);
-        guest.sync_more(2);
+        guest.sync_more(1);
+        // By now fio has written what no flush has followed.
+        guest.wait_for("PAUSED");
         // The guest's requests wait until it is there again.
         server = server.restart("cached", libc::SIGKILL);
     }
