@@ -12,6 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -245,12 +246,27 @@ pub fn bind_to_parent(command: &mut Command, cpu: Option<usize>) {
     unsafe { command.pre_exec(prepare) };
 }
 
-/// A loopback address whose port is free now.
+/// A loopback address whose port is free now, for a program that cannot be given port 0.
+///
+/// The port lies below those that the system gives to outgoing connections (`net.ipv4.ip_local_port_range`), one of
+/// which would otherwise take it before the program does. Calls in one process return different ports.
 ///
 /// # Errors
 /// When there is none.
 pub fn free_address() -> io::Result<SocketAddr> {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
+    const PORTS: std::ops::Range<u32> = 10_000..20_000;
+    static TRIED: AtomicU32 = AtomicU32::new(0);
+    // Processes that run side by side start at different places.
+    let first = std::process::id().wrapping_mul(0x9e37_79b1) >> 8;
+    for _ in PORTS {
+        let number = first.wrapping_add(TRIED.fetch_add(1, Ordering::Relaxed)) % (PORTS.end - PORTS.start);
+        let port = u16::try_from(PORTS.start + number).map_err(io::Error::other)?;
+        // For every address, since the program may listen so.
+        if TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
+            return Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::AddrInUse, format!("all ports of {PORTS:?} are taken")))
 }
 
 /// Finds a program: a path as it is, a bare name in PATH.
@@ -307,6 +323,12 @@ mod tests {
         let words = ["sh", "-c", "echo no memory today >&2; exit 3"].map(OsString::from);
         let error = Server::spawn("fake", &words, None, free_address().unwrap()).unwrap_err().to_string();
         assert!(error.contains("no memory today") && error.contains("fake"), "{error}");
+    }
+
+    #[test]
+    fn free_addresses_differ_and_lie_below_the_ports_of_outgoing_connections() {
+        let (first, second) = (free_address().unwrap(), free_address().unwrap());
+        assert!(first != second && first.port() < 20_000 && second.port() < 20_000, "{first} {second}");
     }
 
     #[test]

@@ -23,7 +23,7 @@
 //! | [`kill9`] | kill -9 of the real process under load, and what must be there after it |
 //! | [`warm`] | kill -9 of the real process with a memory file, and what each key may show after it |
 //! | [`upgrade`] | new processes that take over from running ones under load |
-//! | [`virtual_machine`] | a Linux guest under emulation, with a disk that a server of volumes has |
+//! | [`virtual_machine`] | a Debian guest under emulation that boots from a volume of `cached` |
 //! | [`site`] | `cached` or `synapsed` with a journal over a file store |
 //! | [`ending`] | flags that end threads, also where a test fails |
 //! | [`object_client`] | clients of objects that wait for a slow server |

@@ -45,7 +45,7 @@ impl Program {
         let program = PROGRAM.get_or_init(|| match std::env::var_os("CACHED_TEST_SERVER") {
             Some(path) if !path.is_empty() => Ok(Self::at(PathBuf::from(path))),
             _ => {
-                build("cached-server", "--bin", "cached").map(|path| Self { path, flavour: Flavour::Cached })
+                build("cached-server", "cached").map(|path| Self { path, flavour: Flavour::Cached })
             }
         });
         program.as_ref().unwrap_or_else(|problem| panic!("{problem}"))
@@ -72,28 +72,20 @@ pub fn workspace_programs() -> &'static Path {
             [("cached-server", "cached"), ("cached-synapsed", "synapsed"), ("cachectl", "cachectl")];
         let mut folder = PathBuf::new();
         for (package, program) in packages {
-            folder = build(package, "--bin", program)?.parent().map(Path::to_path_buf).unwrap_or_default();
+            folder = build(package, program)?.parent().map(Path::to_path_buf).unwrap_or_default();
         }
         Ok(folder)
     });
     folder.as_deref().unwrap_or_else(|problem| panic!("{problem}"))
 }
 
-/// Returns an example of a package, which is built if it is not.
-///
-/// # Panics
-/// If it does not build.
-pub fn example(package: &str, name: &str) -> PathBuf {
-    build(package, "--example", name).unwrap_or_else(|problem| panic!("{problem}"))
-}
-
-/// Builds a program of a kind (`--bin` or `--example`) and returns its path, or cargo's output if that fails.
-fn build(package: &str, kind: &str, program: &str) -> Result<PathBuf, String> {
+/// Builds a program and returns its path, or cargo's output if that fails.
+fn build(package: &str, program: &str) -> Result<PathBuf, String> {
     let (target_dir, profile) = this_build();
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo
         .current_dir(repository())
-        .args(["build", "--package", package, kind, program, "--message-format", "json"])
+        .args(["build", "--package", package, "--bin", program, "--message-format", "json"])
         .args(["--profile", &profile, "--target-dir"])
         .arg(target_dir);
     // Variables that `cargo test` sets for this package would make the inner cargo see a changed environment

@@ -1,66 +1,84 @@
-//! A Linux guest under emulation, without KVM: its disk is an export over NBD, and what it does is its init
-//! script's (`init.sh`), which reports on the serial console.
+//! A Debian guest under emulation, without KVM, that boots from a clone of a volume of `cached`, over NBD. What it
+//! does is its service's (`work.sh`), which reports on a serial port.
 
 mod content;
-mod disks;
+mod debian;
+mod image;
 mod lines;
+mod scenario;
+mod succeeded;
 mod system;
 
-use std::path::Path;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 pub use content::content;
-pub use disks::{Image, Server};
+pub use image::Image;
 use lines::Lines;
+pub use scenario::{Report, run};
 pub use system::System;
 
-/// How the guest reports that a file is synced, whose number follows; and that it cannot go on.
+/// How the guest reports that a file is synced, whose number follows; that fio has found what it has written, with the number
+/// of the pass; and that the guest cannot go on.
 const SYNCED: &str = "SYNCED ";
+const VERIFIED: &str = "VERIFIED ";
 const FAILED: &str = "FAILED";
 
 /// How long a guest or a server may take for one step. Generous: an emulated processor on a busy machine.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(300);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(600);
 
 /// A running guest. Dropping it kills it.
 #[derive(Debug)]
 pub struct VirtualMachine {
     child: Child,
-    console: Lines,
+    reports: Lines,
+    /// What the guest's kernel and init write.
+    console: PathBuf,
     /// The last file that it has reported as synced.
     synced: u32,
+    /// The last pass of fio that it has reported.
+    verified: u32,
 }
 
 impl VirtualMachine {
-    /// Starts a guest that does `work` (a case of `init.sh`) with `export` of the server at `socket` as its
-    /// disk. If the server goes away, the guest's requests wait until it is there again.
+    /// Starts a guest that boots from `export` of the server at `socket`, and keeps its console in a file. If
+    /// the server goes away, the guest's requests wait until it is there again.
     ///
     /// # Panics
     /// If the emulator cannot be started.
-    pub fn start(system: &System, work: &str, socket: &Path, export: &str) -> Self {
-        let console = "console=ttyS0 quiet panic=-1";
-        // Without it a guest whose emulator gets no processor time for a while takes its timer for broken.
-        let arguments = format!("{console} no_timer_check work={work}");
+    pub fn start(system: &System, socket: &Path, export: &str, console: &Path) -> Self {
+        // Without `no_timer_check` a guest whose emulator gets no processor time for a while takes its timer for broken.
+        let arguments = "console=ttyS1 quiet panic=-1 no_timer_check";
         let disk = format!(
-            "driver=nbd,node-name=disk,server.type=unix,server.path={},export={export},reconnect-delay=300,open-timeout=60",
+            "driver=nbd,node-name=disk,server.type=unix,server.path={},export={export},reconnect-delay=600,open-timeout=60",
             socket.display()
         );
-        let mut child = Command::new("qemu-system-x86_64")
-            .args(["-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"])
-            .args(["-accel", "tcg", "-smp", "1", "-m", "256"])
+        let mut command = Command::new("qemu-system-x86_64");
+        command
+            .args(["-nodefaults", "-display", "none", "-no-reboot"])
+            .args(["-serial", "stdio", "-serial", &format!("file:{}", console.display())])
+            .args(["-accel", "tcg", "-smp", "1", "-m", "384"])
             .arg("-kernel")
             .arg(&system.kernel)
             .arg("-initrd")
             .arg(&system.initramfs)
-            .args(["-append", &arguments])
+            .args(["-append", arguments])
             .args(["-blockdev", &disk, "-device", "virtio-blk-pci,drive=disk"])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::inherit())
-            .spawn()
-            .expect("qemu-system-x86_64 starts");
-        let console = Lines::of(child.stdout.take().expect("piped"), "the guest");
-        Self { child, console, synced: 0 }
+            .stderr(Stdio::inherit());
+        // SAFETY: prctl is async-signal-safe and touches no memory of ours.
+        unsafe {
+            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            });
+        }
+        let mut child = command.spawn().expect("qemu-system-x86_64 starts");
+        let reports = Lines::of(child.stdout.take().expect("piped"));
+        Self { child, reports, console: console.to_path_buf(), synced: 0, verified: 0 }
     }
 
     /// Waits until the guest has written a line that begins with `begin`; returns the rest of it.
@@ -68,7 +86,15 @@ impl VirtualMachine {
     /// # Panics
     /// If it reports a failure, ends, or does not do so within the deadline.
     pub fn wait_for(&mut self, begin: &str) -> String {
-        self.console.wait_for(begin, FAILED)
+        loop {
+            let line = self.reports.next(DEADLINE);
+            let line =
+                line.unwrap_or_else(|why| panic!("the guest: {why} before {begin:?}\n{}", self.words()));
+            self.note(&line);
+            if let Some(rest) = line.strip_prefix(begin) {
+                return rest.to_owned();
+            }
+        }
     }
 
     /// Waits until the guest has synced so many files more than it has reported until now; returns the number of
@@ -77,42 +103,61 @@ impl VirtualMachine {
     /// # Panics
     /// As [`Self::wait_for`].
     pub fn sync_more(&mut self, files: u32) -> u32 {
-        self.note_synced();
+        self.note_waiting();
         let wanted = self.synced + files;
         while self.synced < wanted {
-            self.synced = self.wait_for(SYNCED).parse().expect("the number of a file");
+            self.wait_for(SYNCED);
         }
         self.synced
     }
 
-    fn note_synced(&mut self) {
-        let numbers = self.console.waiting().into_iter();
-        let last = numbers.filter_map(|line| line.strip_prefix(SYNCED)?.parse().ok()).max();
-        self.synced = self.synced.max(last.unwrap_or(0));
-    }
-
-    /// Waits until the guest has switched itself off.
+    /// Waits until fio has found all that it has written in so many passes more than it has reported until now; returns the
+    /// number of the last one.
     ///
     /// # Panics
-    /// If the emulator reports a failure.
-    pub fn has_ended(mut self) {
-        self.console.read_to_end();
-        assert!(!self.console.waiting().iter().any(|line| line.starts_with(FAILED)), "{:?}", self.console);
-        let status = self.child.wait().expect("the emulator's end");
-        assert!(status.success(), "the emulator ended with {status}");
+    /// As [`Self::wait_for`].
+    pub fn verify_more(&mut self, passes: u32) -> u32 {
+        self.note_waiting();
+        let wanted = self.verified + passes;
+        while self.verified < wanted {
+            self.wait_for(VERIFIED);
+        }
+        self.verified
     }
 
     /// Kills the guest at once; returns the number of the last file that it has reported as synced.
     ///
     /// # Panics
-    /// If it has ended before.
+    /// If it has ended before, or reported a failure.
     pub fn kill(mut self) -> u32 {
-        assert!(self.child.try_wait().expect("the guest's state").is_none(), "the guest ended by itself");
+        let status = self.child.try_wait().expect("the guest's state");
+        assert!(status.is_none(), "the guest ended by itself\n{}", self.words());
         self.child.kill().expect("the emulator is there");
         self.child.wait().expect("the emulator's end");
-        self.console.read_to_end();
-        self.note_synced();
+        while let Ok(line) = self.reports.next(DEADLINE) {
+            self.note(&line);
+        }
         self.synced
+    }
+
+    fn note_waiting(&mut self) {
+        for line in self.reports.waiting() {
+            self.note(&line);
+        }
+    }
+
+    fn note(&mut self, line: &str) {
+        assert!(!line.starts_with(FAILED), "the guest: {line}\n{}", self.words());
+        let number = |begin| line.strip_prefix(begin)?.parse().ok();
+        self.synced = self.synced.max(number(SYNCED).unwrap_or(0));
+        self.verified = self.verified.max(number(VERIFIED).unwrap_or(0));
+    }
+
+    /// Returns the last reports, and the end of the console.
+    fn words(&self) -> String {
+        let console = std::fs::read(&self.console).unwrap_or_default();
+        let end = String::from_utf8_lossy(&console[console.len().saturating_sub(3000)..]).into_owned();
+        format!("--- its reports end:\n{}\n--- its console ends:\n{end}", self.reports.tail())
     }
 }
 

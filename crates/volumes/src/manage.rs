@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::format::{Head, Origin};
 use crate::limits;
 use crate::settings::{Change, Settings, Usage};
-use crate::space::{Space, load_node};
+use crate::space::{Space, load_node, load_root};
 use crate::volume::{Inner, changes, snapshot_all};
 use crate::volumes::{Volumes, check_size};
 
@@ -254,7 +254,7 @@ impl Volumes {
             if head.named(snapshot).is_none_or(|found| found.id != node.id) {
                 return Err(no_snapshot());
             }
-            let (root, _) = load_node(&self.pool, volume, node.id, (&[], &Default::default())).await?;
+            let root = load_root(&self.pool, volume, node.id).await?;
             let head = Head {
                 volume: clone,
                 sequence: 1,

@@ -119,6 +119,13 @@ pub(crate) async fn load_node(
     node: u64,
     near: (&[Entry], &Map),
 ) -> Result<(Vec<Entry>, Map)> {
+    let root = load_root(pool, volume, node).await?;
+    let map = pool.load(&root, Some(near)).await?;
+    Ok((root, map))
+}
+
+/// Reads a snapshot's root, and no page of its map.
+pub(crate) async fn load_root(pool: &Pool, volume: VolumeId, node: u64) -> Result<Vec<Entry>> {
     let object = pool.object(volume, Kind::Root(node));
     let damaged = |why: &str| Error::Damaged(format!("root {object} of a snapshot: {why}"));
     let bytes = match pool.get(object.clone()).await {
@@ -126,9 +133,7 @@ pub(crate) async fn load_node(
         Err(blocker::Error::Missing) => return Err(damaged("it is missing")),
         Err(error) => return Err(error.into()),
     };
-    let root = decode_root(&bytes).map_err(|why| damaged(&why))?;
-    let map = pool.load(&root, Some(near)).await?;
-    Ok((root, map))
+    decode_root(&bytes).map_err(|why| damaged(&why))
 }
 
 /// The namespace of one volume, for its owner.

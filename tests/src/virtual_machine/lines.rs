@@ -2,22 +2,18 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-
-use super::DEADLINE;
+use std::time::Duration;
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Lines {
-    whose: &'static str,
     /// Only whole lines, without their ends.
     lines: Receiver<String>,
-    /// Those that came while its end was waited for.
-    unread: Vec<String>,
     seen: Vec<String>,
 }
 
 impl Lines {
-    pub(super) fn of(output: impl Read + Send + 'static, whose: &'static str) -> Self {
+    pub(super) fn of(output: impl Read + Send + 'static) -> Self {
         let (send, lines) = channel();
         std::thread::spawn(move || {
             let mut output = BufReader::new(output);
@@ -30,56 +26,30 @@ impl Lines {
                 line.clear();
             }
         });
-        Self { whose, lines, unread: Vec::new(), seen: Vec::new() }
+        Self { lines, seen: Vec::new() }
     }
 
-    /// Returns the next line; `None` at the end.
-    fn next(&mut self, wanted: &str) -> Option<String> {
-        match self.lines.recv_timeout(DEADLINE) {
+    /// Returns the next line, or why there is none.
+    pub(super) fn next(&mut self, deadline: Duration) -> Result<String, &'static str> {
+        match self.lines.recv_timeout(deadline) {
             Ok(line) => {
                 self.seen.push(line.clone());
-                Some(line)
+                Ok(line)
             }
-            Err(RecvTimeoutError::Disconnected) => None,
-            Err(RecvTimeoutError::Timeout) => {
-                panic!("{}: {wanted:?} did not come; it wrote:\n{}", self.whose, self.tail())
-            }
+            Err(RecvTimeoutError::Disconnected) => Err("its output has ended"),
+            Err(RecvTimeoutError::Timeout) => Err("nothing came in time"),
         }
-    }
-
-    /// Returns what follows `begin` in the next line that begins so.
-    pub(super) fn wait_for(&mut self, begin: &str, failure: &str) -> String {
-        while let Some(line) = self.next(begin) {
-            if let Some(rest) = line.strip_prefix(begin) {
-                return rest.to_owned();
-            }
-            assert!(!line.starts_with(failure), "{}: {line}\n{}", self.whose, self.tail());
-        }
-        panic!("{} ended before {begin:?}; it wrote:\n{}", self.whose, self.tail())
     }
 
     /// Returns the lines that have come since the last call of this or another method.
     pub(super) fn waiting(&mut self) -> Vec<String> {
-        let mut waiting = std::mem::take(&mut self.unread);
-        waiting.extend(self.lines.try_iter());
+        let waiting: Vec<String> = self.lines.try_iter().collect();
         self.seen.extend(waiting.iter().cloned());
         waiting
     }
 
-    /// Waits until the program has ended.
-    pub(super) fn read_to_end(&mut self) {
-        loop {
-            match self.lines.recv_timeout(DEADLINE) {
-                Ok(line) => self.unread.push(line),
-                Err(RecvTimeoutError::Disconnected) => return,
-                Err(RecvTimeoutError::Timeout) => {
-                    panic!("{} does not end; it wrote:\n{}", self.whose, self.tail())
-                }
-            }
-        }
-    }
-
-    fn tail(&self) -> String {
+    /// Returns the last lines that have been returned.
+    pub(super) fn tail(&self) -> String {
         self.seen[self.seen.len().saturating_sub(40)..].join("\n")
     }
 }

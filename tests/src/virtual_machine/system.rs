@@ -1,23 +1,27 @@
-//! What a guest is started with: a kernel of Debian's cloud images, and an initramfs of a few files.
+//! What a guest is started with: a kernel of Debian's cloud images, an initramfs of a few files, and its disk.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::DEADLINE;
-use crate::outside::{find_program, run, text};
+use super::debian;
+use super::succeeded::succeeded;
+use crate::outside::find_program;
 use crate::program::repository;
+use crate::server::is_root;
 
 /// The modules that the guest loads, which the kernel does not have built in.
 const MODULES: [&str; 6] =
     ["virtio_ring", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio", "virtio_pci", "virtio_blk"];
 /// The programs that guests and their disks need, each with its package.
-const PROGRAMS: [(&str, &str); 7] = [
+const PROGRAMS: [(&str, &str); 9] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
+    ("fio", "fio"),
     ("mkfs.ext4", "e2fsprogs"),
     ("debugfs", "e2fsprogs"),
+    ("mmdebstrap", "mmdebstrap"),
     ("nbdcopy", "libnbd-bin"),
     ("apt-get", "apt"),
     ("dpkg-deb", "dpkg"),
@@ -32,11 +36,14 @@ pub struct System {
     pub(super) kernel: PathBuf,
     /// The compressed or plain archive that the kernel begins with.
     pub(super) initramfs: PathBuf,
+    /// The image of a disk with Debian.
+    pub(super) disk: PathBuf,
     _directory: tempfile::TempDir,
 }
 
 impl System {
-    /// Returns what guests are started with; the package of the kernel is downloaded unless that was done before.
+    /// Returns what guests are started with; the packages of the kernel and of Debian are downloaded unless that was done
+    /// before.
     ///
     /// # Errors
     /// What this machine lacks.
@@ -47,6 +54,9 @@ impl System {
         if !cfg!(target_arch = "x86_64") {
             return Err("the guest is an x86-64 one".into());
         }
+        if !is_root() {
+            return Err("Debian's files belong to several users, which only root can make".into());
+        }
         for (program, package) in PROGRAMS {
             find_program(program).ok_or_else(|| format!("{program} is not installed ({package})"))?;
         }
@@ -54,7 +64,8 @@ impl System {
         let kernel = found(&files.join("boot"), "vmlinuz-").ok_or("the package has no kernel")?;
         let directory = tempfile::tempdir().expect("a temporary directory");
         let initramfs = initramfs(&files, directory.path())?;
-        Ok(Self { kernel, initramfs, _directory: directory })
+        let disk = debian::image(directory.path())?;
+        Ok(Self { kernel, initramfs, disk, _directory: directory })
     }
 }
 
@@ -104,24 +115,15 @@ fn newest_package() -> Result<String, String> {
     newest.ok_or_else(|| format!("apt-cache names no kernel:\n{depends}"))
 }
 
-/// Makes the archive of the init script, what it runs and the modules that it loads.
+/// Makes the archive of the init script, busybox and the modules that it loads.
 fn initramfs(files: &Path, into: &Path) -> Result<PathBuf, String> {
     let root = into.join("root");
     let put = |from: &Path, to: &str| {
         let to = root.join(to.trim_start_matches('/'));
         fs::create_dir_all(to.parent().expect("a file in a folder")).expect("a folder");
         fs::copy(from, &to).unwrap_or_else(|error| panic!("{}: {error}", from.display()));
-        to
     };
-    let program = |name: &str| find_program(name).ok_or_else(|| format!("{name} is not installed"));
-    put(&program("busybox")?, "bin/busybox");
-    put(Path::new("/etc/mke2fs.conf"), "etc/mke2fs.conf");
-    let mkfs = program("mkfs.ext4")?;
-    put(&mkfs, "bin/mkfs.ext4");
-    let libraries = succeeded(Command::new("ldd").arg(&mkfs))?;
-    for library in libraries.split_whitespace().filter(|word| word.starts_with('/')) {
-        put(Path::new(library), library);
-    }
+    put(&find_program("busybox").ok_or("busybox is not installed")?, "bin/busybox");
     for module in MODULES {
         let name = format!("{module}.ko");
         let drivers = found_below(&files.join("lib/modules"), &name)
@@ -136,15 +138,6 @@ fn initramfs(files: &Path, into: &Path) -> Result<PathBuf, String> {
     pack.args(["-c", "find . | busybox cpio -o -H newc > ../initramfs"]).current_dir(&root);
     succeeded(&mut pack)?;
     Ok(archive)
-}
-
-/// Runs a program to its end; returns what it wrote to its standard output, or, if it failed, why.
-pub(super) fn succeeded(command: &mut Command) -> Result<String, String> {
-    let output = run(command, DEADLINE);
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    Err(format!("{command:?} ended with {}:\n{}", output.status, text(&output)))
 }
 
 /// Returns the file of a folder whose name begins so.

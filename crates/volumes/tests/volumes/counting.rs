@@ -75,7 +75,10 @@ fn a_snapshot_and_a_clone_of_a_large_volume_take_no_more_calls_than_of_a_small_o
         let volumes = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, Options::new("vol")).unwrap();
         block_on(volumes.create("a", size, Settings::default())).unwrap();
         let disk = block_on(volumes.open("a", OpenOptions::default())).unwrap();
-        block_on(disk.write(5, b"something".into(), Durability::Stored)).unwrap();
+        // In each page of the map.
+        for offset in (0..size).step_by(16 << 30) {
+            block_on(disk.write(offset + 5, b"something".into(), Durability::Stored)).unwrap();
+        }
         let begin = store.log().len();
         block_on(volumes.snapshot("a", "s")).unwrap();
         block_on(volumes.clone_volume("a", Some("s"), "b")).unwrap();

@@ -1,0 +1,67 @@
+//! Copies of disks in files.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::succeeded::succeeded;
+
+/// The bytes of a disk, in a file, which is removed when this is dropped.
+#[derive(Debug)]
+pub struct Image {
+    path: PathBuf,
+}
+
+impl Image {
+    /// Returns a copy of a disk that a server has.
+    ///
+    /// # Panics
+    /// If it cannot be read.
+    pub fn of(socket: &Path, disk: &str, path: PathBuf) -> Self {
+        let uri = format!("nbd+unix:///{disk}?socket={}", socket.display());
+        succeeded(Command::new("nbdcopy").arg(uri).arg(&path)).unwrap_or_else(|why| panic!("{why}"));
+        Self { path }
+    }
+
+    /// Returns whether a file has the same bytes.
+    ///
+    /// # Panics
+    /// If they cannot be read.
+    pub fn is_same(&self, other: &Path) -> bool {
+        let status = Command::new("cmp").arg(&self.path).arg(other).status();
+        status.expect("cmp runs").success()
+    }
+
+    /// Returns the file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Does what a mount does first: replays the journal of the file system. Then checks the file system, which
+    /// must have no fault.
+    ///
+    /// # Panics
+    /// If it has one.
+    pub fn check_after_replay(&self) {
+        let mut replay = Command::new("e2fsck");
+        replay.args(["-y", "-E", "journal_only"]).arg(&self.path);
+        succeeded(&mut replay).unwrap_or_else(|why| panic!("{why}"));
+        succeeded(Command::new("e2fsck").arg("-fn").arg(&self.path)).unwrap_or_else(|why| panic!("{why}"));
+    }
+
+    /// Copies a folder of the file system into a folder.
+    ///
+    /// # Panics
+    /// If that fails.
+    pub fn extract(&self, folder: &str, into: &Path) {
+        std::fs::create_dir_all(into).expect("a folder");
+        let mut dump = Command::new("debugfs");
+        dump.arg("-R").arg(format!("rdump {folder} {}", into.display())).arg(&self.path);
+        succeeded(&mut dump).unwrap_or_else(|why| panic!("{why}"));
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
