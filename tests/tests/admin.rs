@@ -486,6 +486,11 @@ fn probes_follow_the_start_the_store_and_the_end() {
     let (_, body) = http::get(&admin, "/status.json");
     let document: serde_json::Value = serde_json::from_str(&body).expect("JSON");
     assert_eq!((&document["store"]["state"], &document["health"]["ready"]), (&"away".into(), &false.into()));
+    // Items and objects share memory here.
+    let halves = document["shared_memory"]["halves"].as_array().expect("two halves");
+    let least = |half: &serde_json::Value| (half["half"].clone(), half["least_bytes"].as_u64() > Some(0));
+    let [items, objects] = [&halves[0], &halves[1]].map(least);
+    assert_eq!((items, objects), (("items".into(), true), ("objects".into(), true)), "{halves:?}");
 
     let _store = stack.start_store();
     wait_for("the store's return is seen", || (http::get(&admin, "/readyz").0 == 200).then_some(()));

@@ -145,6 +145,9 @@ fn figures_are_those_of_the_documents() {
         ("memory-index", "/memory/1/used_bytes"),
         ("memory-connections", "/memory/2/used_bytes"),
         ("memory-objects", "/memory/3/used_bytes"),
+        ("shared-items", "/shared_memory/halves/0/bytes"),
+        ("shared-objects", "/shared_memory/halves/1/bytes"),
+        ("shared-moves", "/shared_memory/moves"),
         ("dirty-bytes", "/objects/dirty_bytes"),
         ("objects", "/objects/count"),
         ("clean-bytes", "/objects/clean_bytes"),
@@ -177,6 +180,8 @@ fn figures_are_those_of_the_documents() {
         (".tiles", "57.3 MiB 89.6 % of 64.0 MiB · 412 k items"),
         (".tiles", "4.00 MiB of 128 MiB · oldest 2.30 s, limit 30.0 s"),
         ("[aria-labelledby=memory-title]", "Connections 16.0 KiB of 64.0 MiB"),
+        ("[aria-labelledby=shared-memory-title]", "Items 64.0 MiB 16.0 MiB 8.00 MiB 1.25 ms"),
+        ("[aria-labelledby=shared-memory-title]", "12 moves since start."),
         (
             "[aria-labelledby=mrc-title]",
             "Twice the memory (128 MiB) would give 96.8 % hits instead of 93.0 %, four times 98.9 %, half 87.0 %.",

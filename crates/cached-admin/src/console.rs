@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn the_page_is_small_and_refers_to_its_own_files_only() {
         let bytes: usize = FILES.iter().map(|(_, _, content)| content.len()).sum();
-        assert!(bytes <= 64 << 10, "{bytes} bytes");
+        assert!(bytes <= 60 << 10, "{bytes} bytes");
         for (path, _, content) in FILES {
             let foreign = content.replace("http://www.w3.org/2000/svg", "");
             assert!(!foreign.contains("://") && !foreign.contains("url("), "{path} refers to something else");

@@ -98,9 +98,9 @@ fn a_long_read_displaces_nothing_with_and_without_reading_ahead() {
         };
         let mut env = with_object(config, &scanned, 1024);
         env.others_write(&hot, pattern(1, 0, 128 * BUCKET as usize));
-        // Here and there: that is no progression.
+        // Here and there: none goes on where one of the last 64 has ended, so that is no progression.
         let hot_reads = |env: &mut CacheEnvironment| {
-            (0..128).for_each(|nth| read(env, &hot, nth * 53 % 128 * BUCKET, BUCKET));
+            (0..128).for_each(|nth| read(env, &hot, nth * 75 % 128 * BUCKET, BUCKET));
         };
         (0..2).for_each(|_| hot_reads(&mut env));
         (0..1024).for_each(|at| read(&mut env, &scanned, at * BUCKET, BUCKET));
@@ -108,7 +108,7 @@ fn a_long_read_displaces_nothing_with_and_without_reading_ahead() {
         hot_reads(&mut env);
         let lost = env.calls(Op::Read, &hot) - before;
         // With LRU a window that is not read yet displaces the oldest there is.
-        assert!(lost <= if ahead > 0 { 2 } else { 0 }, "{lost} of 128 are gone, read ahead: {ahead}");
+        assert!(lost as u64 <= ahead / BUCKET, "{lost} of 128 are gone, read ahead: {ahead}");
         env.validate();
     }
 }

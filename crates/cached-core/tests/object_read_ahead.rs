@@ -89,6 +89,80 @@ fn equal_steps_are_read_ahead_one_by_one() {
 }
 
 #[test]
+fn a_window_goes_on_over_what_is_in_the_cache() {
+    let object = id("volume");
+    let mut env = with_object(config(WriteMode::Through), &object, 64);
+    read_bucket(&mut env, &object, 20);
+    env.bytes(&object, 36 * BUCKET, 6 * BUCKET);
+    (0..64).for_each(|at| read_bucket(&mut env, &object, at));
+    // One bucket is read once more with those beside it; six are not.
+    let windows = [(2, 6), (6, 14), (14, 30), (30, 36), (42, 62), (62, 64)];
+    assert_eq!(asked(&env, &object), [&[(20, 21), (36, 42), (0, 1), (1, 2)][..], &windows].concat());
+    assert_eq!((ahead(&env), env.cache.counters().read_misses), ((55, 55, 0), 4));
+    env.validate();
+}
+
+#[test]
+fn a_window_that_ends_in_the_cache_leads_to_the_next_one() {
+    let object = id("volume");
+    let mut env = with_object(config(WriteMode::Through), &object, 128);
+    // The second half of the fourth window, and its mark.
+    env.bytes(&object, 22 * BUCKET, 8 * BUCKET);
+    (0..128).for_each(|at| read_bucket(&mut env, &object, at));
+    let windows = [(2, 6), (6, 14), (14, 22), (30, 62), (62, 126), (126, 128)];
+    assert_eq!(asked(&env, &object), [&[(22, 30), (0, 1), (1, 2)][..], &windows].concat());
+    assert_eq!(env.cache.counters().read_misses, 3);
+    env.validate();
+}
+
+#[test]
+fn what_lies_between_equal_steps_is_read_with_them_and_not_kept() {
+    let object = id("volume");
+    let mut env = with_object(config(WriteMode::Through), &object, 1024);
+    for nth in 0..256 {
+        let found = env.bytes(&object, nth * 4 * BUCKET, 3 * BUCKET);
+        same(&found, &pattern(1, nth * 4 * BUCKET, 3 * BUCKET as usize), &format!("step {nth}"));
+        env.sim.run_until_idle();
+    }
+    let (read, used, wasted) = ahead(&env);
+    // All but the first four steps, and one bucket between each two of a window.
+    assert_eq!(used, 252 * 3);
+    assert_eq!(read, used + wasted);
+    assert!((100..252).contains(&wasted), "{wasted}");
+    let requests = asked(&env, &object).len();
+    assert!(requests < 256 / 4, "{requests}");
+    read_bucket(&mut env, &object, 403);
+    assert_eq!(asked(&env, &object).last(), Some(&(403, 404)), "it was not kept");
+    env.validate();
+}
+
+#[test]
+fn a_window_leaves_room_for_the_next_one() {
+    let object = id("volume");
+    let mut env = with_object(config(WriteMode::Through), &object, 1024);
+    // An eighth of the memory is as long as the longest window.
+    (0..1024).for_each(|at| read_bucket(&mut env, &object, at));
+    assert_eq!((ahead(&env), env.cache.counters().read_misses), ((1022, 1022, 0), 2));
+    env.validate();
+}
+
+#[test]
+fn of_many_readers_each_has_a_window_that_stays_until_it_is_read() {
+    let config =
+        ObjectCacheConfig { memory_bytes_max: 1 << 20, objects_count_max: 64, ..config(WriteMode::Through) };
+    let mut env = CacheEnvironment::new(config);
+    let objects: Vec<_> = (0..8).map(|nth| id(&format!("volume {nth}x"))).collect();
+    objects.iter().for_each(|object| env.others_write(object, pattern(1, 0, 200 * BUCKET as usize)));
+    for at in 0..200 {
+        objects.iter().for_each(|object| read_bucket(&mut env, object, at));
+    }
+    let (read, used, wasted) = ahead(&env);
+    let misses = env.cache.counters().read_misses;
+    assert!(wasted * 100 <= read && misses * 5 <= used, "{read} {used} {wasted} {misses}");
+    env.validate();
+}
+
+#[test]
 fn hints_decide_where_there_are_some() {
     let object = id("volume");
     for (hints, buckets) in [(Hints::SEQUENTIAL, 4), (Hints::RANDOM, 0), (Hints::NO_CACHE, 0)] {

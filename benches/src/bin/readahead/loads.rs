@@ -53,14 +53,16 @@ pub(crate) fn made_up() -> Vec<Load> {
         (0..count).map(|_| (places.below(blocks) * 4 * KIB, 4 * KIB)).collect()
     };
     let random_4k = random(200_000);
-    // Eight readers in order, a random read in between.
+    // Readers in order, a random read after each of theirs.
     let noise = random(120_000);
-    let interleaved = (0..120_000u64).flat_map(|nth| {
-        let reader = nth % 8;
-        let at = reader * (VOLUME_BYTES / 8) + nth / 8 * 4 * KIB;
-        [(at, 4 * KIB), noise[nth as usize]]
-    });
-    let interleaved: Vec<_> = interleaved.collect();
+    let beside_random = |readers: u64| -> Vec<_> {
+        let interleaved = (0..120_000u64).flat_map(|nth| {
+            let reader = nth % readers;
+            let at = reader * (blocks / readers * 4 * KIB) + nth / readers * 4 * KIB;
+            [(at, 4 * KIB), noise[nth as usize]]
+        });
+        interleaved.collect()
+    };
     // Short runs: three in order, here and there.
     let starts = random(50_000);
     let last = VOLUME_BYTES - 12 * KIB;
@@ -70,7 +72,8 @@ pub(crate) fn made_up() -> Vec<Load> {
         load("in order, 4 KiB", in_order(4 * KIB, 100_000)),
         load("in order, 512 bytes", in_order(512, 400_000)),
         load("in order, 64 KiB", in_order(64 * KIB, 16_000)),
-        load("eight in order beside random", interleaved),
+        load("eight in order beside random", beside_random(8)),
+        load("24 in order beside random", beside_random(24)),
         load("steps of 64 KiB, 4 KiB each", strided(64 * KIB, 4 * KIB)),
         load("steps of 16 KiB, 12 KiB each", strided(16 * KIB, 12 * KIB)),
         load("random, 4 KiB", random_4k),

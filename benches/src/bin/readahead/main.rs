@@ -4,6 +4,7 @@
 //! `cargo run --release --manifest-path benches/Cargo.toml --bin readahead [-- --traces DIR]`.
 //! Nothing is timed: the background runs to its end after each request, so the figures repeat exactly.
 
+mod bound;
 mod loads;
 mod store;
 
@@ -11,7 +12,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blocker::{Blocker, ReadRequest, WriteMode};
+use blocker::{BUCKET_BYTES, Blocker, ReadRequest, WriteMode};
+use bound::Bound;
 use cached_core::object::{ObjectCache, ObjectCacheConfig};
 use clap::Parser;
 use loads::{Load, OBJECT_BYTES};
@@ -34,7 +36,10 @@ struct Args {
 /// What a load has come to.
 struct Outcome {
     requests: u64,
+    store_bytes: u64,
     misses: u64,
+    /// The coverage that a detector of sequences can have at most.
+    bound: f64,
     ahead: u64,
     used: u64,
 }
@@ -55,7 +60,8 @@ fn run(load: &Load, memory_bytes: u64, read_ahead_bytes_max: u64) -> anyhow::Res
         ObjectCache::new(Arc::clone(&store) as _, config, Arc::new(blocker::SystemClock))?;
     let mut background = Stepped::new(background);
     let mut misses = 0;
-    for &(start, len) in &load.requests {
+    let mut bound = Bound::default();
+    for (nth, &(start, len)) in (0..).zip(&load.requests) {
         let (mut at, end) = (start, start + len);
         while at < end {
             let within = at % OBJECT_BYTES;
@@ -63,18 +69,23 @@ fn run(load: &Load, memory_bytes: u64, read_ahead_bytes_max: u64) -> anyhow::Res
             let before = store.bytes();
             let read = cache.read(ReadRequest::new(loads::object(at / OBJECT_BYTES), within, part));
             background.finish(read)?;
-            misses += store.bytes() - before;
+            let missed = (store.bytes() - before) / BUCKET_BYTES;
+            misses += missed;
+            if missed > 0 {
+                bound.miss(nth, at / BUCKET_BYTES, (at + part).div_ceil(BUCKET_BYTES), missed);
+            }
             background.run();
             at += part;
         }
     }
     let counters = cache.counters();
-    let bucket = blocker::BUCKET_BYTES;
     Ok(Outcome {
         requests: store.requests(),
-        misses: misses / bucket,
-        ahead: counters.read_ahead_bytes / bucket,
-        used: counters.read_ahead_used_bytes / bucket,
+        store_bytes: store.bytes(),
+        misses,
+        bound: bound.coverage(),
+        ahead: counters.read_ahead_bytes / BUCKET_BYTES,
+        used: counters.read_ahead_used_bytes / BUCKET_BYTES,
     })
 }
 
@@ -89,8 +100,10 @@ fn main() -> anyhow::Result<()> {
         }
         None => eprintln!("SKIPPED: traces; --traces DIR names their directory"),
     }
-    println!("| load | cache | requests without | with | ratio | coverage | accuracy | buckets ahead |");
-    println!("|---|---|---|---|---|---|---|---|");
+    println!(
+        "| load | cache | requests without | with | ratio | bytes | coverage | at most | accuracy | buckets ahead |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|---|");
     for load in &all {
         for mib in &args.memory_mib {
             let without = run(load, mib << 20, 0)?;
@@ -100,12 +113,14 @@ fn main() -> anyhow::Result<()> {
                 of => format!("{:.2}", part as f64 / of as f64),
             };
             println!(
-                "| {} | {mib} MiB | {} | {} | {:.3} | {} | {} | {} |",
+                "| {} | {mib} MiB | {} | {} | {:.3} | {:.2} | {} | {:.2} | {} | {} |",
                 load.name,
                 without.requests,
                 with.requests,
                 with.requests as f64 / without.requests as f64,
+                with.store_bytes as f64 / without.store_bytes as f64,
                 share(with.used, with.used + with.misses),
+                without.bound,
                 share(with.used, with.ahead),
                 with.ahead,
             );

@@ -23,6 +23,10 @@ export const roundUpBytes = (n) => 2 ** Math.ceil(Math.log2(Math.max(n, 1024)));
 // The text of a tick without decimals that are 0.
 const round = (text) => text.replace(/\.0+(?=\D|$)/, "");
 
+const stroke = (kind, x1, x2, y1, y2) => h("line", { class: kind, x1, x2, y1, y2 });
+
+const tickText = (x, y, anchor, text) => h("text.tick", { x, y, "text-anchor": anchor }, text);
+
 function scale(spec, values) {
   const known = values.filter((value) => value !== null);
   if (spec.log) {
@@ -56,7 +60,7 @@ function path(values, x, y) {
   return line;
 }
 
-const number = (value) => (typeof value === "number" && Number.isFinite(value) ? value : null);
+const number = (value) => (Number.isFinite(value) ? value : null);
 
 // The swatch of a line in a legend: the same colour and dashes.
 export const swatch = (kind) =>
@@ -75,12 +79,12 @@ export function timeChart(spec) {
   const x = (i) => left + (i / last) * (width - left - RIGHT);
   const y = (value) => TOP + (1 - share(value)) * (height - TOP - BOTTOM);
   const timeOf = (i) => spec.end - (last - i) * spec.step;
-  const at = spec.cursor !== null && spec.cursor !== undefined ? Math.min(spec.cursor, last) : null;
+  const at = spec.cursor === null ? null : Math.min(spec.cursor, last);
   const nowOf = (values) => values.findLast((value) => value !== null) ?? null;
 
   const grid = ticks.map((tick, i) => [
-    h("line.rule", { x1: left, x2: width - RIGHT, y1: y(tick), y2: y(tick) }),
-    h("text.tick", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, texts[i]),
+    stroke("rule", left, width - RIGHT, y(tick), y(tick)),
+    tickText(left - 6, y(tick) + 4, "end", texts[i]),
   ]);
   const minutes = (last * spec.step) / 60;
   const every = ([1, 2, 5, 10, 15].find((step) => minutes / step <= width / 90) ?? 30) * 60;
@@ -88,8 +92,8 @@ export function timeChart(spec) {
   for (let time = Math.ceil(timeOf(0) / every) * every; time <= spec.end; time += every) {
     const place = x(last - (spec.end - time) / spec.step);
     if (place > left + 16 && place < width - 20) {
-      times.push(h("line.rule", { x1: place, x2: place, y1: TOP, y2: height - BOTTOM }));
-      times.push(h("text.tick", { x: place, y: height - 4, "text-anchor": "middle" }, clock(time, false)));
+      times.push(stroke("rule", place, place, TOP, height - BOTTOM));
+      times.push(tickText(place, height - 4, "middle", clock(time, false)));
     }
   }
   const lines = series.map((one, i) => {
@@ -102,7 +106,7 @@ export function timeChart(spec) {
     ];
   });
   const marks = at !== null && [
-    h("line.cursor", { x1: x(at), x2: x(at), y1: TOP, y2: height - BOTTOM }),
+    stroke("cursor", x(at), x(at), TOP, height - BOTTOM),
     series.map((one) => (one.values[at] ?? null) !== null && h("circle.dot", { class: one.kind, cx: x(at), cy: y(one.values[at]), r: 3 })),
   ];
   const spoken = series.map((one) => {
@@ -123,14 +127,11 @@ export function timeChart(spec) {
     event.preventDefault();
   };
   return [
-    h(
-      "p.legend",
-      {},
+    h("p.legend", {},
       series.map((one) => h("span", {}, swatch(one.kind), `${one.name} `, h("b", {}, spec.format(at === null ? nowOf(one.values) : one.values[at])))),
       at !== null && h("span.quiet", {}, clock(timeOf(at))),
     ),
-    h(
-      "svg.chart",
+    h("svg.chart",
       {
         id: spec.id, width: "100%", height, viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0,
         "aria-label": `${spec.title}, last ${Math.round(minutes)} minutes. ${spoken.join(". ")}. Arrow keys move a mark through time.`,
@@ -147,26 +148,25 @@ export function missRatioChart(spec) {
   const height = 168;
   const bottom = 32;
   const points = spec.points;
-  const [low, high] = [Math.log2(points[0].factor), Math.log2(points[points.length - 1].factor)];
+  const [low, high] = [Math.log2(points[0].factor), Math.log2(points.at(-1).factor)];
   const [from, to] = [76, 34];
   const x = (factor) => from + ((Math.log2(factor) - low) / Math.max(high - low, 1e-9)) * (width - from - to);
   const top = Math.min(1, roundUp(Math.max(...points.map((point) => point.ratio), spec.counted ?? 0, 0.02)));
   const y = (ratio) => TOP + (1 - Math.min(ratio / top, 1)) * (height - TOP - bottom);
   const here = points.find((point) => point.factor === 1);
   const d = points.map((point, i) => `${i ? "L" : "M"}${x(point.factor).toFixed(1)} ${y(point.ratio).toFixed(1)}`).join("");
-  return h(
-    "svg.chart",
+  return h("svg.chart",
     { id: spec.id, width: "100%", height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": spec.label },
     [0, top / 2, top].map((tick) => [
-      h("line.rule", { x1: 44, x2: width - RIGHT, y1: y(tick), y2: y(tick) }),
-      h("text.tick", { x: 38, y: y(tick) + 4, "text-anchor": "end" }, round(spec.ratio(tick))),
+      stroke("rule", 44, width - RIGHT, y(tick), y(tick)),
+      tickText(38, y(tick) + 4, "end", round(spec.ratio(tick))),
     ]),
-    here && h("line.cursor", { x1: x(1), x2: x(1), y1: TOP, y2: height - bottom }),
+    here && stroke("cursor", x(1), x(1), TOP, height - bottom),
     h("path.line.one", { d }),
     points.map((point) => [
       h("circle.dot.one", { cx: x(point.factor), cy: y(point.ratio), r: point.factor === 1 ? 5 : 3 }),
-      h("text.tick", { x: x(point.factor), y: height - 18, "text-anchor": "middle" }, round(spec.factor(point.factor))),
-      h("text.tick", { x: x(point.factor), y: height - 5, "text-anchor": "middle" }, round(spec.bytes(point.bytes))),
+      tickText(x(point.factor), height - 18, "middle", round(spec.factor(point.factor))),
+      tickText(x(point.factor), height - 5, "middle", round(spec.bytes(point.bytes))),
     ]),
     here && h("text.here", { x: x(1) + 8, y: Math.max(y(here.ratio) - 8, TOP + 10) }, "you are here"),
   );

@@ -5,7 +5,7 @@ export const NONE = "–";
 // Between a number and its unit: a space at which no line ends.
 const NBSP = "\u00a0";
 
-const missing = (n) => typeof n !== "number" || !Number.isFinite(n);
+const missing = (n) => !Number.isFinite(n);
 
 // Three significant digits, without an exponent.
 function digits(n) {

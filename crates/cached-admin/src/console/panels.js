@@ -11,7 +11,8 @@ const ms = (n) => seconds(typeof n === "number" ? n / 1e3 : n);
 const per = (n) => (n === null || n === undefined ? NONE : `${rate(n)}/s`);
 
 // A figure of status.json: what is shown, and the exact value for those who point at it.
-const figure = (id, text, exact) => h("span", { "data-figure": id, title: exact === undefined || exact === null ? undefined : String(exact) }, text);
+const figure = (id, text, value) => h("span", { "data-figure": id, title: value }, text);
+const exact = (id, write, value) => figure(id, write(value), value);
 
 const panel = (id, title, span, ...content) =>
   h("section.panel", { key: id, class: span, "aria-labelledby": `${id}-title` }, h("h2", { id: `${id}-title` }, title), ...content);
@@ -21,11 +22,18 @@ const stack = (span, ...panels) => panels.some(Boolean) && h("div.stack", { clas
 
 const quiet = (...parts) => h("p.quiet", {}, parts);
 
+const soft = (...parts) => h("span.quiet", {}, parts);
+
 const enter = (change) => h("button", { type: "button", onclick: () => change({ wantsToken: true }) }, "Enter it");
+
+const unspoken = (text) => h("span", { "aria-hidden": "true" }, text);
 
 const foreign = (text) => h("bdi.key", { title: printable(text, 1000) }, printable(text, 60));
 
 const bar = (share, kind = "") => h("span.bar", { "aria-hidden": "true" }, h("span", { class: kind, "width%": Math.round(Math.min(Math.max(share || 0, 0), 1) * 1000) / 10 }));
+
+// A share as a bar, whole at `most`, and as a number.
+const barred = (share, most = 1) => [bar(share / (most || 1)), " ", percent(share)];
 
 // columns: [title, "n" for numbers, "w" for what a narrow page leaves out]; rows of cells.
 function table(label, columns, rows, none = "None.") {
@@ -58,11 +66,11 @@ export function header({ status, ui, feed, nextTheme, forget }) {
     : status.state === "starting" ? ["warn", "…", "Starting"]
     : status.health?.ready === false ? ["bad", "▲", "Not ready"] : ["good", "✓", "Ready"];
   return [
-    h("h1", {}, figure("program", printable(status.program)), " ", h("span.quiet", {}, figure("version", printable(status.version)))),
-    h("span.state", { class: kind, "data-figure": "state" }, h("span", { "aria-hidden": "true" }, sign), ` ${word}`),
+    h("h1", {}, figure("program", printable(status.program)), " ", soft(figure("version", printable(status.version)))),
+    h("span.state", { class: kind, "data-figure": "state" }, unspoken(sign), ` ${word}`),
     h("span.host", {}, figure("host", printable(status.host))),
     h("span.quiet.wide", {}, "pid ", figure("pid", status.pid)),
-    h("span.quiet", {}, "up ", figure("uptime", age(status.uptime_secs), status.uptime_secs)),
+    soft("up ", exact("uptime", age, status.uptime_secs)),
     h("span.quiet.wide", { title: day(status.now_unix_ms / 1000) }, clock(status.now_unix_ms / 1000)),
     buttons,
   ];
@@ -73,13 +81,13 @@ export function sections(context) {
   const found = risks(model, { bytes, count, age, printable });
   return [
     found.length
-      ? h("ul.risks", { key: "risks", "aria-label": "At risk" }, found.map((risk) => h("li", { class: risk.bad ? "bad" : "warn" }, h("span", { "aria-hidden": "true" }, risk.bad ? "▲ " : "● "), risk.text)))
-      : h("p.risks.none", { key: "safe" }, h("span", { "aria-hidden": "true" }, "✓ "), "Nothing at risk: the server is ready, no data are lost, nothing is refused."),
+      ? h("ul.risks", { key: "risks", "aria-label": "At risk" }, found.map((risk) => h("li", { class: risk.bad ? "bad" : "warn" }, unspoken(risk.bad ? "▲ " : "● "), risk.text)))
+      : h("p.risks.none", { key: "safe" }, unspoken("✓ "), "Nothing at risk: the server is ready, no data are lost, nothing is refused."),
     h("div.tiles", { key: "tiles" }, tiles(model)),
     h("div.grid", { key: "charts" }, timeCharts(context)),
     h("div.grid", { key: "columns" },
       stack("c6", moreMemory(context), ...hotKeys(context), commands(context)),
-      stack("c6", memory(context), ...misses(context), ...prefixes(context), listeners(context), workers(context))),
+      stack("c6", memory(context), sharedMemory(context), ...misses(context), ...prefixes(context), listeners(context), workers(context))),
     h("div.grid", { key: "objects" },
       stack("c4", objects(context)), stack("c8", namespaces(context), store(context), journal(context))),
     h("div.grid", { key: "lists" }, slow(context), log(context), config(context)),
@@ -100,19 +108,19 @@ function tiles(model) {
   const cores = model.perSec((at) => at.process.cpu_user_secs + at.process.cpu_system_secs);
   const used = items && ratio(items.bytes, items.limit_bytes);
   return [
-    (items || cache) && tile(`${items ? "Hit ratio" : "Read hit ratio"}, ${span}`, figure("hit-ratio-hour", percent(hour), hour),
+    (items || cache) && tile(`${items ? "Hit ratio" : "Read hit ratio"}, ${span}`, exact("hit-ratio-hour", percent, hour),
       "now ", percent(model.ratioNow(hits, reads)), " · since start ", figure("hit-ratio", percent(ratio(hits(model.now), reads(model.now))))),
     tile("Requests", per(model.perSec(requests)),
       items || cache ? [items ? "gets " : "reads ", per(fetched), items ? " · sets " : " · writes ", per(stored)] : [count(synapse?.requests), " since start"]),
     items && tile("Latency of gets, p99", us(model.lastOf("get_p99_us")), "p50 ", us(model.lastOf("get_p50_us")), " · last 10 s with gets"),
-    items && tile("Memory for items", figure("item-bytes", bytes(items.bytes), items.bytes),
-      figure("item-share", percent(used)), " of ", figure("item-limit", bytes(items.limit_bytes), items.limit_bytes), " · ", figure("item-count", count(items.count), items.count), " items"),
-    items && tile("Evictions", per(model.perSec((at) => at.items.evictions)), figure("evictions", count(items.evictions), items.evictions), " since start · ", figure("evicted-unfetched", count(items.evicted_unfetched), items.evicted_unfetched), " never read"),
-    cache && tile("Dirty, not stored yet", figure("dirty-bytes", bytes(cache.dirty_bytes), cache.dirty_bytes),
+    items && tile("Memory for items", exact("item-bytes", bytes, items.bytes),
+      figure("item-share", percent(used)), " of ", exact("item-limit", bytes, items.limit_bytes), " · ", exact("item-count", count, items.count), " items"),
+    items && tile("Evictions", per(model.perSec((at) => at.items.evictions)), exact("evictions", count, items.evictions), " since start · ", exact("evicted-unfetched", count, items.evicted_unfetched), " never read"),
+    cache && tile("Dirty, not stored yet", exact("dirty-bytes", bytes, cache.dirty_bytes),
       "of ", bytes(cache.dirty_limit_bytes), cache.dirty_bytes > 0 ? [" · oldest ", ms(cache.dirty_age_ms), ", limit ", ms(cache.dirty_age_limit_ms)] : " · nothing to lose"),
-    connections && tile("Connections", figure("connections", count(connections.current), connections.current),
-      "of ", figure("connections-limit", count(connections.limit), connections.limit), " · ", figure("connections-refused", count(connections.refused), connections.refused), " refused"),
-    tile("Processor", cores === null ? NONE : `${rate(cores)} cores`, figure("resident", bytes(process.resident_bytes), process.resident_bytes), " resident · ", count(process.threads), " threads"),
+    connections && tile("Connections", exact("connections", count, connections.current),
+      "of ", exact("connections-limit", count, connections.limit), " · ", exact("connections-refused", count, connections.refused), " refused"),
+    tile("Processor", cores === null ? NONE : `${rate(cores)} cores`, exact("resident", bytes, process.resident_bytes), " resident · ", count(process.threads), " threads"),
   ];
 }
 
@@ -170,7 +178,7 @@ function moreMemory({ documents: { mrc }, ui, change }) {
       curves.map((one) => h("option", { value: one.scope, selected: one === curve }, scopeName(one.scope))))),
     h("p", {}, summary),
     h("p.legend", {}, h("span", {}, swatch("one"), "predicted miss ratio"),
-      typeof curve.counted_miss_ratio === "number" && h("span.quiet", {}, "counted at this size: ", figure("counted-miss-ratio", percent(curve.counted_miss_ratio), curve.counted_miss_ratio))),
+      typeof curve.counted_miss_ratio === "number" && soft("counted at this size: ", exact("counted-miss-ratio", percent, curve.counted_miss_ratio))),
     missRatioChart({ id: "chart-mrc", points, counted: curve.counted_miss_ratio, ratio: percent, bytes, factor: factorText,
       label: `Predicted miss ratio over memory. ${points.map((point) => `${factorText(point.factor)} ${bytes(point.bytes)}: ${percent(point.ratio)}`).join("; ")}` }));
 }
@@ -185,9 +193,17 @@ function memory({ model }) {
       h("tbody", {}, rows.map((row) => h("tr", {},
         h("th", { scope: "row" }, OWNERS[row.owner] || printable(row.owner)),
         h("td.meter", {}, bar(ratio(row.used_bytes, row.limit_bytes))),
-        h("td.n", {}, figure(`memory-${row.owner}`, bytes(row.used_bytes), row.used_bytes)),
+        h("td.n", {}, exact(`memory-${row.owner}`, bytes, row.used_bytes)),
         h("td.n.quiet", {}, "of ", bytes(row.limit_bytes)))))),
     quiet("Resident ", bytes(model.now.process.resident_bytes), "; all limits together ", bytes(rows.reduce((all, row) => all + row.limit_bytes, 0)), "."));
+}
+
+function sharedMemory({ model }) {
+  const of = model.now.shared_memory;
+  return of && panel("shared-memory", "Memory of items and objects", "",
+    table("Shared memory", [["half"], ["has", "n"], ["at least", "n", "w"], ["gave", "n"], ["more would save", "n"]],
+      of.halves.map((one) => [OWNERS[one.half], exact(`shared-${one.half}`, bytes, one.bytes), bytes(one.least_bytes), bytes(one.given_bytes), us(one.gain_us)])),
+    quiet(exact("shared-moves", count, of.moves), " moves since start", of.failures > 0 && h("b.bad", {}, `, ${count(of.failures)} failed`), "."));
 }
 
 const REASONS = { never_seen: ["Never seen", "asked for before it was stored, or forgotten long ago"], expired: ["Expired", "its time had passed"], evicted: ["Evicted", "more memory would have kept it"], flushed: ["Flushed", "removed by flush_all"], deleted: ["Deleted", "removed by a client"] };
@@ -209,7 +225,7 @@ function missesOf(kind, reasons) {
   const all = Object.values(reasons).reduce((sum, value) => sum + value, 0);
   const id = kind === "items" ? "misses" : "misses-objects";
   return panel(id, `Why ${WORDS[kind][0]} missed`, "", table(`Why ${WORDS[kind][0]} missed`, [["reason"], ["share", "s"], ["misses", "n"], ["", "w"]],
-    Object.entries(reasons).map(([name, value]) => [REASONS[name]?.[0] || printable(name), [bar(ratio(value, all)), " ", percent(ratio(value, all))], figure(`${id}-${name}`, count(value), value), h("span.quiet", {}, REASONS[name]?.[1])])));
+    Object.entries(reasons).map(([name, value]) => [REASONS[name]?.[0] || printable(name), barred(ratio(value, all)), exact(`${id}-${name}`, count, value), soft(REASONS[name]?.[1])])));
 }
 
 function hotKeys(page) {
@@ -220,7 +236,7 @@ function hotKeys(page) {
     const keys = of?.keys || [];
     return panel(kind === "items" ? "hot" : "hot-objects", `Hot ${names}`, "", without(hot, `Hot ${names}`, change) ||
       table(`Hot ${names}`, [[name], [`of all ${gets}`, "s"], ["per second", "n"]],
-        keys.slice(0, 20).map((one) => [foreign(one.key), [bar(one.share / (keys[0].share || 1)), " ", percent(one.share)], rate(one.per_sec)]), "None yet."),
+        keys.slice(0, 20).map((one) => [foreign(one.key), barred(one.share, keys[0].share), rate(one.per_sec)]), "None yet."),
       i === 0 && hot.ok && !token() && quiet(`Whole ${names} are shown with the admin token. `, enter(change)));
   });
 }
@@ -231,24 +247,23 @@ function prefixes(page) {
     const rows = of?.prefixes;
     return rows && panel(kind === "items" ? "prefixes" : "hot-namespaces", `Hot ${prefixes}`, "",
       table(`Hot ${prefixes}`, [[prefix], [`of all ${gets}`, "s"], ["hit ratio", "n"]],
-        rows.slice(0, 20).map((one) => [foreign(one.prefix), [bar(one.share / (rows[0].share || 1)), " ", percent(one.share)], percent(one.hit_ratio)]), "None yet."));
+        rows.slice(0, 20).map((one) => [foreign(one.prefix), barred(one.share, rows[0].share), percent(one.hit_ratio)]), "None yet."));
   });
 }
 
 function objects({ model }) {
   const of = model.now.objects;
   if (!of) return null;
-  const exact = (id, write, value) => figure(id, write(value), value);
   return panel("objects", "Object cache", "", facts([
     of.attach_state && of.attach_state !== "attached" && ["Requests", h("b.bad", {}, printable(of.attach_state))],
     ["Objects", exact("objects", count, of.count)],
-    ["Read hit ratio", percent(ratio(of.read_hits, objectReads(model.now))), h("span.quiet", {}, " since start")],
+    ["Read hit ratio", percent(ratio(of.read_hits, objectReads(model.now))), soft(" since start")],
     ["Clean in the cache", exact("clean-bytes", bytes, of.clean_bytes)],
     ["Free", exact("free-bytes", bytes, of.free_bytes)],
-    ["Written to the cache", exact("writes-back", count, of.writes_back), h("span.quiet", {}, " ", per(model.perSec((at) => at.objects.writes_back)))],
+    ["Written to the cache", exact("writes-back", count, of.writes_back), soft(" ", per(model.perSec((at) => at.objects.writes_back)))],
     ["Written through", exact("writes-through", count, of.writes_through)],
     ["Writes that waited", exact("writes-throttled", count, of.writes_throttled)],
-    ["Flushes", exact("flushes", count, of.flushes), h("span.quiet", {}, " ", bytes(of.flush_bytes))],
+    ["Flushes", exact("flushes", count, of.flushes), soft(" ", bytes(of.flush_bytes))],
     ["Failed flushes", exact("flush-failures", count, of.flush_failures)],
     ["Lost", of.lost_bytes || of.lost_objects ? h("b.bad", {}, bytes(of.lost_bytes), " of ", count(of.lost_objects), " objects") : "nothing"],
   ]));
@@ -260,7 +275,7 @@ function namespaces({ model }) {
   return panel("namespaces", "Namespaces", "",
     table("Namespaces", [["namespace"], ["write"], ["objects", "n", "w"], ["cached", "n"], ["dirty", "n"], ["oldest", "n"]],
       (of.namespaces || []).map((one) => [foreign(one.namespace), printable(one.write), count(one.objects), bytes(one.cached_bytes),
-        figure(`dirty-${one.namespace}`, bytes(one.dirty_bytes), one.dirty_bytes), one.dirty_bytes ? ms(one.dirty_age_ms) : NONE]), "No namespace has been used."),
+        exact(`dirty-${one.namespace}`, bytes, one.dirty_bytes), one.dirty_bytes ? ms(one.dirty_age_ms) : NONE]), "No namespace has been used."),
     of.namespaces_other > 0 && quiet(`and ${count(of.namespaces_other)} more.`));
 }
 
@@ -271,16 +286,16 @@ function store({ model }) {
   return panel("store", "Store", "",
     h("p", {}, h("span.state", { class: away ? "bad" : "good" }, away ? `▲ away for ${age(of.away_ms / 1000)}` : "✓ serving"), " ", foreign(of.backend)),
     table("Operations of the store since start", [["operation"], ["count", "n"], ["errors", "n"], ["p50", "n"], ["p99", "n"], ["p99.9", "n", "w"]],
-      (of.operations || []).map((one) => [printable(one.operation), figure(`store-${one.operation}`, count(one.count), one.count), one.errors ? h("b.bad", {}, count(one.errors)) : "0", us(one.p50_us), us(one.p99_us), us(one.p999_us)]), "None yet."));
+      (of.operations || []).map((one) => [printable(one.operation), exact(`store-${one.operation}`, count, one.count), one.errors ? h("b.bad", {}, count(one.errors)) : "0", us(one.p50_us), us(one.p99_us), us(one.p999_us)]), "None yet."));
 }
 
 function journal({ model }) {
   const of = model.now.journal;
   if (!of) return null;
   return panel("journal", "Journal", "wide-facts",
-    h("p.fill", {}, bar(ratio(of.fill_bytes, of.capacity_bytes)), " ", percent(ratio(of.fill_bytes, of.capacity_bytes)), " filled"),
+    h("p.fill", {}, barred(ratio(of.fill_bytes, of.capacity_bytes)), " filled"),
     facts([
-      ["Filled", figure("journal-fill", bytes(of.fill_bytes), of.fill_bytes), " of ", bytes(of.capacity_bytes)],
+      ["Filled", exact("journal-fill", bytes, of.fill_bytes), " of ", bytes(of.capacity_bytes)],
       ["Oldest record", ms(of.oldest_age_ms)],
       ["Commits", count(of.commit?.count)],
       ["Commit, p50 and p99", us(of.commit?.p50_us), " · ", us(of.commit?.p99_us)],
@@ -292,14 +307,14 @@ function commands({ model }) {
   const rows = model.now.latency;
   if (!rows?.length) return null;
   return panel("commands", "Latency by command since start", "", table("Latency by command", [["command"], ["measured", "n", "w"], ["p50", "n"], ["p90", "n", "w"], ["p99", "n"], ["p99.9", "n"]],
-    rows.map((one) => [printable(one.command), count(one.count), figure(`p50-${one.command}`, us(one.p50_us), one.p50_us), us(one.p90_us), figure(`p99-${one.command}`, us(one.p99_us), one.p99_us), us(one.p999_us)])),
+    rows.map((one) => [printable(one.command), count(one.count), exact(`p50-${one.command}`, us, one.p50_us), us(one.p90_us), exact(`p99-${one.command}`, us, one.p99_us), us(one.p999_us)])),
     quiet("Measured on a sample of the requests, from their arrival to their reply."));
 }
 
 function listeners({ model }) {
   const rows = model.now.listeners || [];
   return panel("listeners", "Listeners", "", table("Listeners", [["address"], ["protocol"], ["open", "n"], ["accepted", "n"], ["refused", "n"]],
-    rows.map((one) => [foreign(one.listener), printable(one.protocol), figure(`open-${one.listener}`, count(one.connections), one.connections), count(one.accepted), one.refused ? h("b.bad", {}, count(one.refused)) : "0"])));
+    rows.map((one) => [foreign(one.listener), printable(one.protocol), exact(`open-${one.listener}`, count, one.connections), count(one.accepted), one.refused ? h("b.bad", {}, count(one.refused)) : "0"])));
 }
 
 function workers({ model }) {
@@ -343,7 +358,7 @@ function config({ documents: { config: answer }, ui, change }) {
       h("label", {}, "Key contains ", h("input", { type: "search", spellcheck: "false", oninput: (event) => change({ filter: event.target.value }) })), " ",
       h("label", {}, h("input", { type: "checkbox", onchange: (event) => change({ changed: event.target.checked }) }), " only what differs from the defaults")),
     table("Configuration", [["key"], ["value"], ["", "w"]],
-      rows.map((one) => [h("code", {}, printable(one.key)), h("code", {}, printable(one.value, 300)), h("span.quiet", {}, "by ", printable(one.origin), one.live ? " · changes by reload" : " · changes by restart")]), "No such key.")));
+      rows.map((one) => [h("code", {}, printable(one.key)), h("code", {}, printable(one.value, 300)), soft("by ", printable(one.origin), one.live ? " · changes by reload" : " · changes by restart")]), "No such key.")));
 }
 
 const DOCUMENTS = { mrc: "predictions", hot: "hot keys", slow: "slow requests", log: "log lines", config: "settings" };

@@ -41,6 +41,9 @@ pub struct Document {
     pub process: Process,
     /// Memory by owner.
     pub memory: Vec<Memory>,
+    /// What moves between items and objects, if they share memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shared_memory: Option<SharedMemoryPart>,
     /// The byte-keyed store.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub items: Option<Items>,
@@ -98,6 +101,33 @@ pub struct Memory {
     pub used_bytes: u64,
     /// What it may use.
     pub limit_bytes: u64,
+}
+
+/// The memory that items and objects share, and what has moved of it since the start.
+#[derive(Clone, Debug, Serialize)]
+pub struct SharedMemoryPart {
+    /// Items, and objects.
+    pub halves: Vec<SharedHalf>,
+    /// Moves that have begun.
+    pub moves: u64,
+    /// Times that the system did not take memory back, so that it could not move.
+    pub failures: u64,
+}
+
+/// One half of shared memory.
+#[derive(Clone, Debug, Serialize)]
+pub struct SharedHalf {
+    /// `items` or `objects`.
+    pub half: &'static str,
+    /// What it has.
+    pub bytes: u64,
+    /// The least that it has.
+    pub least_bytes: u64,
+    /// What it has given to the other one.
+    pub given_bytes: u64,
+    /// The misses that more memory would have saved it lately, by what they cost: memory moves to the half that
+    /// would gain more.
+    pub gain_us: f64,
 }
 
 /// The byte-keyed store: what it holds, and what its clients have done.

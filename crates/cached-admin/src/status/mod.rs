@@ -103,6 +103,7 @@ impl Status {
             health: HealthPart { ready: health.reasons.is_empty(), ..health },
             process: Process::read(),
             memory: Vec::new(),
+            shared_memory: None,
             items: None,
             latency: Vec::new(),
             workers: Vec::new(),

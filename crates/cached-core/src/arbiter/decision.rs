@@ -45,14 +45,20 @@ impl Half {
             Half::Objects => Half::Items,
         }
     }
+
+    /// Returns the name by which it is shown.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Half::Items => "items",
+            Half::Objects => "objects",
+        }
+    }
 }
 
 impl fmt::Display for Half {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Half::Items => "items",
-            Half::Objects => "objects",
-        })
+        f.write_str(self.name())
     }
 }
 

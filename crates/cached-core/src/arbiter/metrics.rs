@@ -78,6 +78,12 @@ impl ArbiterMetrics {
     pub fn moves(&self) -> u64 {
         self.moves.load(Ordering::Relaxed)
     }
+
+    /// Returns how often the system did not take memory back, so that it could not move.
+    #[must_use]
+    pub fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Relaxed)
+    }
 }
 
 impl Collect for ArbiterMetrics {
@@ -99,6 +105,6 @@ impl Collect for ArbiterMetrics {
         let help = "Moves of memory between items and objects.";
         into.counter("cached_shared_memory_moves_total", help, self.moves());
         let help = "Memory that the system did not take back, so that it could not move.";
-        into.counter("cached_shared_memory_failures_total", help, self.failures.load(Ordering::Relaxed));
+        into.counter("cached_shared_memory_failures_total", help, self.failures());
     }
 }

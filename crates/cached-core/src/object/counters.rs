@@ -103,7 +103,7 @@ impl Collect for Counters {
         into.counter("cache_read_ahead_bytes_total", help, self.read_ahead_bytes);
         let help = "Data read ahead that a client then asked for.";
         into.counter("cache_read_ahead_used_bytes_total", help, self.read_ahead_used_bytes);
-        let help = "Data read ahead that were gone before a client asked for them.";
+        let help = "Data read ahead that were gone before a client asked for them, or lay between what was expected.";
         into.counter("cache_read_ahead_wasted_bytes_total", help, self.read_ahead_wasted_bytes);
         let help = "Data read in order for long, and not kept.";
         into.counter("cache_bypassed_read_bytes_total", help, self.bypassed_read_bytes);

@@ -59,30 +59,41 @@ async fn read_ahead(shared: &Arc<Shared>, fetch: Fetch) -> Result<()> {
         None => Handle::acquire(shared, &fetch.id, hash).await?,
     };
     let object_end = (shared.config.object_bytes_max / blocker::BUCKET_BYTES) as u32;
-    for range in fetch.plan.ranges(object_end) {
-        // Reads that callers wait for come first.
-        if shared.gate.is_crowded() {
-            return Ok(());
-        }
-        read_range(&handle, range, &fetch).await?;
+    let mut ranges = fetch.plan.ranges(object_end).peekable();
+    let mut mark = Some(fetch.plan.mark);
+    while let Some(range) = ranges.next() {
+        let is_last = ranges.peek().is_none();
+        read_range(&handle, range, &fetch, &mut mark, is_last).await?;
     }
     Ok(())
 }
 
-async fn read_range(handle: &Handle, range: Range<u32>, fetch: &Fetch) -> Result<()> {
-    let shared = &handle.shared;
-    let coming = Coming::begin(shared, range.end - range.start);
-    let range = range.start..range.start + coming.1;
-    let Some((guard, run)) = handle.lock_missing(range).await else { return Ok(()) };
-    let mark = if run.contains(&fetch.plan.mark) {
-        Some(fetch.plan.mark)
-    } else {
-        // What it lay on is here already.
-        fetch.plan.is_one_range().then(|| run.start + (run.end - run.start) / 2)
-    };
-    let keep = Keep::Ahead { mark, is_passing: fetch.is_passing };
-    // What has come is in the cache.
-    load(handle, &guard, run, Call::default(), keep, Loaded::default()).await.map(|_| ())
+/// Reads what is missing of a range, run by run. `mark` is where the mark is wanted, until it is set.
+async fn read_range(
+    handle: &Handle,
+    range: Range<u32>,
+    fetch: &Fetch,
+    mark: &mut Option<u32>,
+    is_last: bool,
+) -> Result<()> {
+    let (shared, pattern) = (&handle.shared, fetch.plan.pattern);
+    let mut from = range.start;
+    // Reads that callers wait for come first.
+    while from < range.end && !shared.gate.is_crowded() {
+        let coming = Coming::begin(shared, range.end - from);
+        let within = from..from + coming.1;
+        let Some((guard, run, marked)) = handle.lock_missing(within, pattern, *mark, is_last).await else {
+            break;
+        };
+        if marked.is_some() {
+            *mark = None;
+        }
+        from = run.end;
+        let keep = Keep::Ahead { pattern, mark: marked, is_passing: fetch.is_passing };
+        // What has come is in the cache.
+        load(handle, &guard, run, Call::default(), keep, Loaded::default()).await?;
+    }
+    Ok(())
 }
 
 /// Buckets that are being read ahead, counted.

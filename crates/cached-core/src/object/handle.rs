@@ -11,6 +11,7 @@ use blocker::{Error, ObjectId, Result};
 use super::index::{Entered, InUse};
 use super::owned_resources::flushed_meanwhile;
 use super::ranges::{Buckets, Kind, Ticket};
+use super::read_ahead::Pattern;
 use super::recovery_gate;
 use super::serial::Serial;
 use super::shared::Shared;
@@ -134,15 +135,22 @@ impl Handle {
         Ok(guard)
     }
 
-    /// Takes the first run of buckets within a range that are neither here nor on their way, to be read ahead;
-    /// `None` if there is none, or if something stands in the way.
-    pub(crate) async fn lock_missing(&self, within: Buckets) -> Option<(RangeGuard, Buckets)> {
+    /// Takes the first run of buckets within a range that are neither here nor on their way, to be read ahead,
+    /// and returns it with the bucket of it to be marked; `None` if there is none, or if something stands in the
+    /// way. The last three parameters are those of [`Object::run_to_read_ahead`].
+    pub(crate) async fn lock_missing(
+        &self,
+        within: Buckets,
+        pattern: Pattern,
+        mark: Option<u32>,
+        is_last: bool,
+    ) -> Option<(RangeGuard, Buckets, Option<u32>)> {
         let own = self.clone();
         let locked = self.enter(move |object, _| {
-            let run = object.run_to_read_ahead(within)?;
+            let (run, marked) = object.run_to_read_ahead(within, pattern, mark, is_last)?;
             let ranges = &mut object.activity().ranges;
             let (ticket, _) = ranges.enter(run.clone(), Kind::Ahead);
-            Some((RangeGuard { handle: own, ticket }, run))
+            Some((RangeGuard { handle: own, ticket }, run, marked))
         });
         locked.await
     }

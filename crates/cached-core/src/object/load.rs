@@ -20,31 +20,41 @@ use crate::sync::{Arc, Ordering};
 struct Fetched {
     loaded: Loaded,
     reported: Option<ReportedHead>,
+    /// The most buckets of it that will be kept.
+    kept_max: u32,
 }
 
-/// Asks the store for what is missing of `buckets`; the caller holds the range.
+/// Asks the store for what is missing of `buckets`, or for all of them if no caller waits for them; the caller
+/// holds the range.
 async fn ask(
     handle: &Handle,
     guard: &RangeGuard,
     buckets: Buckets,
     call: Call,
-    is_asked_for: bool,
+    keep: Keep,
 ) -> Result<Fetched> {
+    let is_asked_for = keep.is_asked_for();
     let shared = Arc::clone(&handle.shared);
     // The store's present limits: one that is reached over a network may come back with others.
     let request_bytes_max = shared.below.capabilities().request_bytes_max;
     let run_max = (request_bytes_max / BUCKET as u64 * BUCKET as u64).max(BUCKET as u64);
     let ticket = guard.ticket();
-    let (runs, steps) = handle
+    let (runs, kept_max, steps) = handle
         .enter(move |object, env| {
             object.activity().ranges.ask_bytes(ticket);
-            (object.missing_runs(env, &buckets, run_max), object.head.store_steps)
+            let steps = object.head.store_steps;
+            match keep {
+                Keep::Ahead { pattern, .. } => {
+                    (cut(&buckets, run_max), object.count_ahead(&buckets, pattern), steps)
+                }
+                _ => (object.missing_runs(env, &buckets, run_max), u32::MAX, steps),
+            }
         })
         .await;
     let bytes: u64 = runs.iter().map(|(_, len)| len / BUCKET as u64).sum();
     let _loading = Loading::begin(&shared, bytes);
     let began = shared.clock.now();
-    let mut fetched = Fetched { loaded: Loaded::default(), reported: None };
+    let mut fetched = Fetched { loaded: Loaded::default(), reported: None, kept_max };
     let namespace = shared.index.namespace_of(handle.at());
     let class = if is_asked_for { Class::of(call.priority) } else { Class::Idle };
     let reads = runs.into_iter().map(|(start, len)| {
@@ -79,6 +89,12 @@ async fn ask(
     Ok(fetched)
 }
 
+/// Returns a range in parts of at most `run_max` bytes, as byte ranges.
+fn cut(buckets: &Buckets, run_max: u64) -> Vec<(u64, u64)> {
+    let (start, end) = (u64::from(buckets.start) * BUCKET as u64, u64::from(buckets.end) * BUCKET as u64);
+    (start..end).step_by(run_max as usize).map(|at| (at, run_max.min(end - at))).collect()
+}
+
 /// Counts what is being loaded.
 struct Loading(Arc<Shared>, u64);
 
@@ -106,10 +122,10 @@ pub(crate) async fn load(
     keep: Keep,
     earlier: Loaded,
 ) -> Result<Option<Loaded>> {
-    let Fetched { mut loaded, reported } = ask(handle, guard, buckets, call, keep.is_asked_for()).await?;
+    let Fetched { mut loaded, reported, kept_max } = ask(handle, guard, buckets, call, keep).await?;
     // As many as came, not as were asked for: a read may reach far beyond the object's end.
     let came = loaded.runs.iter().map(|(_, _, data)| data.len_bytes().div_ceil(BUCKET) as u32);
-    let mut resources = OwnedResources::at_hand(&handle.shared, keep.count_max(came.sum()));
+    let mut resources = OwnedResources::at_hand(&handle.shared, keep.count_max(came.sum()).min(kept_max));
     let ticket = guard.ticket();
     let shared = Arc::clone(&handle.shared);
     let loaded = handle.enter(move |object, env| {

@@ -4,8 +4,10 @@ use super::families::{listener_name, memory_by_owner};
 use crate::command_latency::Kind;
 use crate::shared::Shared;
 use cached_admin::status::document::{
-    CommandLatency, Connections, Distribution, Document, Items, ListenerPart, Memory, WorkerPart,
+    CommandLatency, Connections, Distribution, Document, Items, ListenerPart, Memory, SharedHalf,
+    SharedMemoryPart, WorkerPart,
 };
+use cached_core::arbiter::{ArbiterMetrics, Half};
 use cached_core::insight::Sampling;
 use cached_metrics::LatencySnapshot;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,6 +19,7 @@ pub(super) fn fill(shared: &Shared, document: &mut Document) {
         used_bytes,
         limit_bytes,
     }));
+    document.shared_memory = shared.arbiter.get().map(|arbiter| shared_memory(arbiter));
     document.items = Some(items(shared));
     document.insight = shared.settings.sampling() != Sampling::Off;
     for kind in Kind::ALL {
@@ -49,6 +52,17 @@ pub(super) fn fill(shared: &Shared, document: &mut Document) {
         memory_closed: read(&shared.connections.closed_for_memory),
         accepting: shared.accepting.load(Ordering::Relaxed),
     });
+}
+
+fn shared_memory(of: &ArbiterMetrics) -> SharedMemoryPart {
+    let half = |half: Half| SharedHalf {
+        half: half.name(),
+        bytes: of.bytes(half),
+        least_bytes: of.bytes_min(half),
+        given_bytes: of.given_bytes(half),
+        gain_us: of.gain_nanos(half) as f64 / 1e3,
+    };
+    SharedMemoryPart { halves: Half::BOTH.map(half).into(), moves: of.moves(), failures: of.failures() }
 }
 
 fn items(shared: &Shared) -> Items {

@@ -18,6 +18,7 @@ pub(super) struct Status {
     pub(super) health: Health,
     pub(super) process: Process,
     pub(super) memory: Vec<Owner>,
+    pub(super) shared_memory: Option<SharedMemory>,
     pub(super) items: Option<Items>,
     pub(super) latency: Vec<Latency>,
     pub(super) listeners: Vec<Listener>,
@@ -51,6 +52,24 @@ pub(super) struct Owner {
     pub(super) owner: String,
     pub(super) used_bytes: u64,
     pub(super) limit_bytes: u64,
+}
+
+#[derive(Deserialize, Default, Clone)]
+#[serde(default)]
+pub(super) struct SharedMemory {
+    pub(super) halves: Vec<Half>,
+    pub(super) moves: u64,
+    pub(super) failures: u64,
+}
+
+#[derive(Deserialize, Default, Clone)]
+#[serde(default)]
+pub(super) struct Half {
+    pub(super) half: String,
+    pub(super) bytes: u64,
+    pub(super) least_bytes: u64,
+    pub(super) given_bytes: u64,
+    pub(super) gain_us: f64,
 }
 
 #[derive(Deserialize, Default, Clone)]

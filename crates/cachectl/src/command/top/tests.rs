@@ -94,6 +94,8 @@ fn figures_are_those_of_the_document() {
             "4.00 MiB      of 128 MiB, oldest 2.30 s, limit 30.0 s",
             "of 1,024, 0 refused",
             "connections  16.0 KiB  64.0 MiB",
+            "objects   256 MiB  32.0 MiB  4.00 MiB  810 µs",
+            "12 moves since start",
             "vm         back       1,100   134 MiB  4.00 MiB  2.30 s",
             "write        950       2  2.90 ms  9.90 ms  30.0 ms",
             "set         2,500  4.10 µs  6.60 µs  12.0 µs  66.0 µs",

@@ -189,6 +189,7 @@ fn overview(now: &Status) -> Vec<Table> {
             note: String::new(),
         },
     ];
+    tables.extend(now.shared_memory.as_ref().map(shared_memory));
     if let Some(objects) = &now.objects {
         let namespace = |of: &super::status::Namespace| {
             let oldest = if of.dirty_bytes > 0 { ms(of.dirty_age_ms) } else { NONE.into() };
@@ -229,6 +230,23 @@ fn overview(now: &Status) -> Vec<Table> {
         });
     }
     tables
+}
+
+fn shared_memory(of: &super::status::SharedMemory) -> Table {
+    let half = |of: &super::status::Half| {
+        let sizes = [of.bytes, of.least_bytes, of.given_bytes].map(bytes);
+        [vec![printable(&of.half, 20)], sizes.into(), vec![us(Some(of.gain_us))]].concat()
+    };
+    let failed = match of.failures {
+        0 => String::new(),
+        failures => format!("; ▲ {} failed", count(failures)),
+    };
+    Table {
+        title: "Memory of items and objects",
+        columns: &["half", ">has", ">at least", ">gave", ">more would save"],
+        rows: of.halves.iter().map(half).collect(),
+        note: format!("{} moves since start{failed}", count(of.moves)),
+    }
 }
 
 fn commands(now: &Status) -> Table {

@@ -28,6 +28,7 @@ use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, lock};
 pub(crate) use flow::FlowCounters;
 use flow::{Flow, FlowSettings};
 use object_numbers::ObjectNumber;
+pub(crate) use progressions::Pattern;
 use progressions::{Access, Found, Plan, Progressions, Terms};
 use requests::Requests;
 pub(crate) use requests::{Fetch, Marked, Request};
@@ -37,6 +38,13 @@ use store_speed::StoreSpeed;
 const TABLES: usize = 8;
 /// One in this many of all buckets may be read ahead and unread.
 const UNREAD_SHARE: u32 = 8;
+/// One window takes one in this many of the buckets that may still be read ahead.
+///
+/// So one progression alone has long windows, and many have short ones, which stay until they are read: each
+/// queue of a shared buffer is bounded by a part of what is free of it (Choudhury and Hahne, "Dynamic queue
+/// length thresholds for shared-memory packet switches", IEEE/ACM Transactions on Networking 6(2), 1998). It
+/// needs no count of the progressions, which could not be known exactly.
+const ROOM_SHARE: u32 = 2;
 
 /// See the module.
 pub(crate) struct ReadAhead {
@@ -140,6 +148,13 @@ impl ReadAhead {
         self.speed.note(took, Duration::from_nanos(self.slow_nanos));
     }
 
+    /// Returns the same terms for as long a window as there is room for at present.
+    fn within_room(&self, terms: Terms) -> Terms {
+        let taken = self.unread.load(Ordering::Relaxed).saturating_add(self.coming.load(Ordering::Relaxed));
+        let room = self.unread_max.saturating_sub(taken) / ROOM_SHARE;
+        Terms { window_max: terms.window_max.min(room), ..terms }
+    }
+
     /// Returns how far ahead may be read in a namespace upon a miss or a mark.
     fn terms(&self, flow: &Flow, hints: Hints) -> Terms {
         let bytes = flow.own.read_ahead_bytes_max.or(&self.defaults.read_ahead_bytes_max);
@@ -187,7 +202,7 @@ impl ReadAhead {
         }
         let place = self.place(id);
         let access = place.access(&buckets, self.end_in_buckets(object_end));
-        let found = lock(&self.reads[place.table()]).observe(&access, terms);
+        let found = lock(&self.reads[place.table()]).observe(&access, self.within_room(terms));
         let is_passing = passes(&found, cut_off);
         if let Some(plan) = found.plan
             && let Some(id) = place.id_of(id, &plan)
@@ -211,7 +226,8 @@ impl ReadAhead {
     ) -> Option<Fetch> {
         let (flow, place) = (self.flow(namespace), self.place(id));
         let access = place.access(&(bucket..bucket + 1), self.end_in_buckets(object_end));
-        let found = lock(&self.reads[place.table()]).reach_mark(&access, self.terms(flow, Hints::NONE));
+        let terms = self.within_room(self.terms(flow, Hints::NONE));
+        let found = lock(&self.reads[place.table()]).reach_mark(&access, terms);
         let is_passing =
             passes(&found, flow.own.bypass_read_bytes_min.or(&self.defaults.bypass_read_bytes_min));
         let plan = found.plan?;
@@ -280,6 +296,14 @@ impl ReadAhead {
     pub(crate) fn count_ahead(&self, namespace: u16) {
         self.unread.fetch_add(1, Ordering::Relaxed);
         self.flow(namespace).counters.ahead.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a bucket that was read because of those beside it, and is not kept. That was known before: it
+    /// is no failure of what was expected.
+    pub(crate) fn count_between(&self, namespace: u16) {
+        let counters = &self.flow(namespace).counters;
+        counters.ahead.fetch_add(1, Ordering::Relaxed);
+        counters.wasted.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts the first read of a bucket that was read ahead.

@@ -12,6 +12,10 @@
 //!                   │                    │ `ahead` is planned       │
 //! ```
 //!
+//! This is the read-ahead of Linux (Wu, Xi, Xu, "On the design of a new Linux readahead framework", SIGOPS
+//! OSR 42(5), 2008): a window that doubles, and a mark in it that asks for the next before it is needed. How
+//! long windows may become is decided by the caller.
+//!
 //! Positions are bucket numbers of objects. A row of objects that differ by a number in their names alone is
 //! one sequence: a progression that comes to the end of an object goes on at the start of the next.
 
@@ -19,10 +23,11 @@ use std::ops::Range;
 
 use super::object_numbers::ObjectNumber;
 
-/// The most progressions that one table remembers.
-pub(crate) const PROGRESSIONS_MAX: usize = 16;
+/// The most progressions that one table remembers. Of readers in order beside as many random reads, each must
+/// be remembered from its first miss to its second: twice as many as there are readers.
+pub(crate) const PROGRESSIONS_MAX: usize = 64;
 /// Of these, the most that newcomers cannot displace before they have been idle for long.
-const ESTABLISHED_MAX: usize = 12;
+const ESTABLISHED_MAX: usize = 48;
 /// Accesses of a table after which a progression that took no part in them can be displaced.
 const IDLE_MAX: u64 = 4096;
 /// Equal steps from which on is read ahead.
@@ -59,28 +64,49 @@ impl Terms {
     pub(crate) const NONE: Self = Self { window_min: 0, window_max: 0, in_order_min: u32::MAX };
 }
 
-/// What to read ahead: `count` ranges of `len` buckets, one each `step` buckets.
+/// Which buckets will be asked for: `len` of every `step`, from `first` on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Pattern {
+    first: u32,
+    len: u32,
+    step: u32,
+}
+
+impl Pattern {
+    pub(crate) fn has(self, bucket: u32) -> bool {
+        bucket >= self.first && (bucket - self.first) % self.step.max(1) < self.len
+    }
+
+    /// Returns the last bucket of the pattern before `end`.
+    pub(crate) fn last_before(self, end: u32) -> Option<u32> {
+        let from_first = end.checked_sub(1)?.checked_sub(self.first)?;
+        let within = (from_first % self.step.max(1)).min(self.len.checked_sub(1)?);
+        Some(self.first + from_first / self.step.max(1) * self.step + within)
+    }
+}
+
+/// What to read ahead: `count` ranges of a pattern.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Plan {
     pub(crate) object: ObjectNumber,
-    pub(crate) first: u32,
-    len: u32,
-    step: u32,
+    pub(crate) pattern: Pattern,
     count: u32,
+    /// Whether what lies between the ranges is read with them, in one request; it is not kept.
+    is_joined: bool,
     /// The bucket whose first read asks for the next plan.
     pub(crate) mark: u32,
 }
 
 impl Plan {
-    /// Whether there is one range alone.
-    pub(crate) fn is_one_range(&self) -> bool {
-        self.count == 1
-    }
-
     /// Returns the ranges, as far as they lie before `end`.
     pub(crate) fn ranges(self, end: u32) -> impl Iterator<Item = Range<u32>> {
-        let starts = (0..self.count).map(move |nth| self.first.saturating_add(nth.saturating_mul(self.step)));
-        let ranges = starts.map(move |start| start..start.saturating_add(self.len).min(end));
+        let Pattern { first, len, step } = self.pattern;
+        let (count, len) = match self.is_joined {
+            true => (1, (self.count.max(1) - 1).saturating_mul(step).saturating_add(len)),
+            false => (self.count, len),
+        };
+        let starts = (0..count).map(move |nth| first.saturating_add(nth.saturating_mul(step)));
+        let ranges = starts.map(move |start| start..start.saturating_add(len).min(end));
         ranges.filter(|range| !range.is_empty())
     }
 }
@@ -239,21 +265,18 @@ impl Progression {
         }
         self.ahead = last.saturating_add(len);
         // Where little lies between the ranges, that is read as well: it saves requests.
-        if len * 4 >= self.step * 3 {
-            return Some(Plan {
-                mark: first + count / 2 * self.step,
-                ..Plan::of_one(self.object, first, self.ahead)
-            });
-        }
+        let is_joined = len * 4 >= self.step * 3;
         let mark = first + count / 2 * self.step;
-        Some(Plan { object: self.object, first, len, step: self.step, count, mark })
+        let pattern = Pattern { first, len, step: self.step };
+        Some(Plan { object: self.object, pattern, count, is_joined, mark })
     }
 }
 
 impl Plan {
     fn of_one(object: ObjectNumber, first: u32, end: u32) -> Self {
         let len = end - first;
-        Self { object, first, len, step: len, count: 1, mark: first + len / 2 }
+        let pattern = Pattern { first, len, step: len };
+        Self { object, pattern, count: 1, is_joined: false, mark: first + len / 2 }
     }
 }
 
@@ -419,7 +442,16 @@ mod tests {
         assert_eq!(observe(&mut table, 1, mark + 1, 2), None, "no step");
         let mut dense = Progressions::default();
         (0..3).for_each(|nth| assert_eq!(observe(&mut dense, 1, nth * 4, 3), None));
-        assert_eq!(ranges(observe(&mut dense, 1, 12, 3)), [16..23], "two steps, and what lies between");
+        let plan = observe(&mut dense, 1, 12, 3).unwrap();
+        assert_eq!(ranges(Some(plan)), [16..23], "two steps, and what lies between");
+        assert_eq!(
+            [15, 16, 18, 19, 20, 22].map(|at| plan.pattern.has(at)),
+            [false, true, true, false, true, true]
+        );
+        assert_eq!(
+            [16, 17, 19, 20, 21].map(|at| plan.pattern.last_before(at)),
+            [None, Some(16), Some(18), Some(18), Some(20)]
+        );
         let mut near_end = Progressions::default();
         (0..3).for_each(|nth| assert_eq!(observe(&mut near_end, 1, 700 + nth * 100, 1), None));
         assert_eq!(observe(&mut near_end, 1, 1000, 1), None, "the object ends");
@@ -489,6 +521,9 @@ mod tests {
             assert!(table.all.len() <= PROGRESSIONS_MAX);
             if let Some(plan) = found.plan {
                 plans += 1;
+                let pattern = plan.pattern;
+                assert!(pattern.has(plan.mark) && pattern.has(pattern.first), "{plan:?}");
+                assert!(pattern.first.checked_sub(1).is_none_or(|before| !pattern.has(before)), "{plan:?}");
                 assert!(terms.window_max > 0 && plan.count >= 1 && plan.count <= RANGES_MAX, "{plan:?}");
                 let ranges: Vec<_> = plan.ranges(u32::MAX).collect();
                 let covered: u64 = ranges.iter().map(|range| u64::from(range.end - range.start)).sum();

@@ -5,6 +5,8 @@ use blocker::Segment;
 use super::{Env, Loaded, Object, Resources};
 use crate::object::geometry::{BUCKET_U64, buckets_of};
 use crate::object::queue::{MARKED, PASSING, UNREAD};
+use crate::object::ranges::Buckets;
+use crate::object::read_ahead::Pattern;
 use crate::object::slots::{Slot, State};
 
 /// What of a load is kept, and as what.
@@ -14,9 +16,10 @@ pub(crate) enum Keep {
     Nothing,
     /// One bucket, in which a read ends that bypasses the cache: the next read will ask for the rest of it.
     Passing(u32),
-    /// All, for a read that is expected. `mark` is the bucket whose first read shows that it is time to read
-    /// on.
+    /// What a pattern has, for reads that are expected. `mark` is the bucket whose first read shows that it is
+    /// time to read on.
     Ahead {
+        pattern: Pattern,
         mark: Option<u32>,
         is_passing: bool,
     },
@@ -41,8 +44,9 @@ impl Keep {
     /// the answer has come.
     fn within(self, end: u32) -> Self {
         match self {
-            Keep::Ahead { mark: Some(mark), is_passing } => {
-                Keep::Ahead { mark: Some(mark.min(end.saturating_sub(1))), is_passing }
+            Keep::Ahead { pattern, mark: Some(mark), is_passing } => {
+                let mark = if mark < end { Some(mark) } else { pattern.last_before(end) };
+                Keep::Ahead { pattern, mark, is_passing }
             }
             other => other,
         }
@@ -51,6 +55,7 @@ impl Keep {
     fn takes(self, at: u32) -> bool {
         match self {
             Keep::Passing(one) => one == at,
+            Keep::Ahead { pattern, .. } => pattern.has(at),
             _ => true,
         }
     }
@@ -58,7 +63,7 @@ impl Keep {
     fn link(self, env: &Env<'_>, at: u32, bucket: u32) {
         let name = env.bucket_name(at);
         match self {
-            Keep::Ahead { mark, is_passing } => {
+            Keep::Ahead { mark, is_passing, .. } => {
                 let marked = if mark == Some(at) { MARKED } else { 0 };
                 let passing = if is_passing { PASSING } else { 0 };
                 env.queues.link_ahead(env.pool, bucket, name, UNREAD | marked | passing, env.namespace);
@@ -74,6 +79,12 @@ impl Keep {
 }
 
 impl Object {
+    /// Returns how many buckets of a range that is read ahead will be kept, at most.
+    pub(crate) fn count_ahead(&self, buckets: &Buckets, pattern: Pattern) -> u32 {
+        let is_kept = |at: &u32| pattern.has(*at) && self.slots.get(*at) == Slot::ABSENT;
+        buckets.clone().filter(is_kept).count() as u32
+    }
+
     /// Samples the buckets that the store gave, each as one that was missed.
     pub(crate) fn sample_misses(&self, env: &Env<'_>, loaded: &Loaded) {
         for (start, _, data) in loaded.runs.iter().filter(|(_, _, data)| data.len_bytes() > 0) {
@@ -95,7 +106,13 @@ impl Object {
             for at in first..first + (len / BUCKET_U64) as u32 {
                 let slot = self.slots.get(at);
                 let from = u64::from(at) * BUCKET_U64;
-                if from >= self.content_end() || from >= self.head.size || !keep.takes(at) {
+                if from >= self.content_end() || from >= self.head.size {
+                    continue;
+                }
+                if !keep.takes(at) {
+                    if !keep.is_asked_for() && slot == Slot::ABSENT {
+                        env.read_ahead.count_between(env.namespace);
+                    }
                     continue;
                 }
                 if slot == Slot::ABSENT && is_hole {

@@ -8,7 +8,7 @@ use crate::object::geometry::{BUCKET_U64, SECTORS, buckets_of, push_zeros, touch
 use crate::object::pool::BUCKET;
 use crate::object::queue::{MARKED, PASSING, UNREAD};
 use crate::object::ranges::{Buckets, Ticket};
-use crate::object::read_ahead::Marked;
+use crate::object::read_ahead::{Marked, Pattern};
 use crate::object::slots::{SECTOR_BYTES, Slot, State};
 use crate::prefetch::prefetch;
 
@@ -16,6 +16,9 @@ use crate::prefetch::prefetch;
 pub(crate) const LINES_READ: usize = 2;
 pub(crate) const LINES_WRITTEN: usize = 8;
 const LINE_BYTES: usize = 64;
+/// Buckets between two that are missing, at most, that are read once more rather than with a request for each
+/// side of them: a request costs the store as much as reading several times as much.
+const BETWEEN_MAX: u32 = 4;
 
 /// The result of looking for a range in the cache.
 pub(crate) enum Lookup {
@@ -237,9 +240,20 @@ impl Object {
         }
     }
 
-    /// Returns the first run of buckets within a range that the store can be asked for ahead: none of it is
-    /// here, is being loaded, or lies beyond the content.
-    pub(crate) fn run_to_read_ahead(&self, within: Buckets) -> Option<Buckets> {
+    /// Returns the first run of buckets within a range that the store can be asked for ahead, and the bucket of
+    /// it to be marked, if the mark is due in it. A run begins and ends with a bucket of the pattern that is
+    /// missing: that is not here, is not being loaded, and does not lie beyond the content. It goes on over what
+    /// the pattern leaves out, and over a little that is here.
+    ///
+    /// `mark` is where the mark is wanted, if no earlier run has it: it lies on the first missing bucket from
+    /// there on; where there is none, and `is_last`, on the last one before.
+    pub(crate) fn run_to_read_ahead(
+        &self,
+        within: Buckets,
+        pattern: Pattern,
+        mark: Option<u32>,
+        is_last: bool,
+    ) -> Option<(Buckets, Option<u32>)> {
         let ranges = self.activity_ref().map(|activity| &activity.ranges);
         let is_in_the_way = ranges.is_some_and(|ranges| ranges.is_full() || ranges.is_changing(&within));
         if self.head.known == Known::Absent || is_in_the_way {
@@ -249,9 +263,27 @@ impl Object {
             let is_wanted = ranges.is_some_and(|ranges| ranges.is_wanted(*at));
             self.slots.get(*at) == Slot::ABSENT && self.beyond(*at) != u8::MAX && !is_wanted
         };
-        let start = within.clone().find(is_missing)?;
-        let end = (start..within.end).find(|at| !is_missing(at)).unwrap_or(within.end);
-        Some(start..end)
+        let missing = |range: Buckets| range.filter(|at| pattern.has(*at)).filter(is_missing);
+        let start = missing(within.clone()).next()?;
+        let mut end = start + 1;
+        for at in start + 1..within.end {
+            let is_elsewhere = || ranges.is_some_and(|ranges| ranges.is_wanted(at));
+            let between =
+                || (end..=at).filter(|at| pattern.has(*at)).take(BETWEEN_MAX as usize + 1).count() as u32;
+            if pattern.has(at) && is_missing(&at) {
+                end = at + 1;
+            } else if is_elsewhere() || self.beyond(at) == u8::MAX || between() > BETWEEN_MAX {
+                break;
+            }
+        }
+        let marked = mark.and_then(|mark| {
+            let later = missing(mark.max(start)..within.end).next();
+            match later {
+                Some(at) => (at < end).then_some(at),
+                None => Some(end - 1).filter(|_| is_last),
+            }
+        });
+        Some((start..end, marked))
     }
 
     /// Returns a reply of the present version.
