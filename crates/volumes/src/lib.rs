@@ -48,5 +48,5 @@ pub use crate::settings::{
     VolumeInfo,
 };
 pub use crate::stream::{Export, Import, StreamHeader};
-pub use crate::volume::Volume;
+pub use crate::volume::{Answer, Volume};
 pub use crate::volumes::Volumes;
