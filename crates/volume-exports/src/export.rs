@@ -6,7 +6,7 @@ use blocker::{Durability, ObjectId, Reply, Segments};
 use nbd::protocol::wire::{PAYLOAD_BYTES_MAX, state};
 use nbd::protocol::{Context, Description, Extent, Zeroes};
 use nbd::{Export, ReceiveBuffer};
-use volumes::{Change, ExtentKind, Result, Volume};
+use volumes::{Answer, Change, ExtentKind, Result, Volume};
 
 use crate::ReceiveBuffers;
 use crate::attached::Attached;
@@ -44,18 +44,29 @@ impl VolumeExport {
     }
 }
 
+/// Returns the reply that a volume's answer makes.
+fn reply_of<T, U>(answer: Answer<T>, of: impl FnOnce(T) -> U + Send + 'static) -> Reply<U>
+where
+    T: 'static,
+{
+    match answer {
+        Answer::Ready(answer) => Reply::Ready(answer.map(of).map_err(of_request)),
+        Answer::Pending(future) => Reply::pending(async move { future.await.map(of).map_err(of_request) }),
+    }
+}
+
 impl Export for VolumeExport {
     fn description(&self) -> &Description {
         &self.description
     }
 
     fn read(&self, offset: u64, len_bytes: u32) -> Reply<Segments> {
-        self.reply(|volume| async move { volume.read(offset, len_bytes.into()).await })
+        reply_of(self.volume.start_read(offset, len_bytes.into()), |data| data)
     }
 
     fn write(&self, offset: u64, data: Segments, fua: bool) -> Reply<()> {
         let durability = self.durability(fua);
-        self.reply(|volume| async move { volume.write(offset, data, durability).await.map(|_| ()) })
+        reply_of(self.volume.start_write(offset, data, durability), |_| ())
     }
 
     fn receive_buffer(&self, offset: u64, len_bytes: u32) -> Option<Box<dyn ReceiveBuffer>> {

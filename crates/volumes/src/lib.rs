@@ -50,5 +50,5 @@ pub use crate::settings::{
     Settings, SnapshotInfo, Usage, VolumeInfo,
 };
 pub use crate::stream::{Export, Import, StreamHeader};
-pub use crate::volume::Volume;
+pub use crate::volume::{Answer, Volume};
 pub use crate::volumes::Volumes;

@@ -97,16 +97,27 @@ impl ReceiveBuffer {
             if skipped == len || slices.len() == SLICES_MAX {
                 return;
             }
-            // SAFETY: `start` and `len` are one of our two buffers, or a bucket that lies whole within the
-            // arena, which `shared` keeps and whose memory is initialised. Nothing else refers to it until
-            // `finish`; each is added once, so no two slices overlap; and they are gone when this returns,
-            // while `self` is borrowed.
+            // SAFETY: `start` and `len` are one of our two buffers, or buckets without a gap between them, which
+            // lie whole within the arena, one mapping that `shared` keeps and whose memory is initialised. Nothing
+            // else refers to them until `finish`; each is added once, so no two slices overlap; and they are gone
+            // when this returns, while `self` is borrowed.
             slices.push(IoSliceMut::new(unsafe {
                 std::slice::from_raw_parts_mut(start.add(skipped), len - skipped)
             }));
         };
         add(self.head.as_mut_ptr(), self.head.len());
-        self.buckets.iter().for_each(|bucket| add(self.shared.pool.at(*bucket), BUCKET));
+        // Buckets that follow each other are one slice: those of one payload come back together, and the next payload
+        // gets them so.
+        let mut rest = &self.buckets[..];
+        while let Some(first) = rest.first() {
+            let start = self.shared.pool.at(*first);
+            let run = (0..).zip(rest).take_while(|(nth, bucket)| {
+                self.shared.pool.at(**bucket) == start.wrapping_add(nth * BUCKET)
+            });
+            let count = run.count();
+            add(start, count * BUCKET);
+            rest = &rest[count..];
+        }
         add(self.tail.as_mut_ptr(), self.tail.len());
         let count = read(&mut slices)?.min(room);
         self.filled += count;

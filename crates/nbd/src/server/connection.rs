@@ -311,7 +311,7 @@ impl Transmission<'_> {
                     continue;
                 }
             };
-            match self.execute(request, command, payload) {
+            match self.execute(request, command, payload, cx) {
                 Step::Ready(outcome) => self.answer(request, outcome),
                 Step::Pending(mut in_flight) => {
                     self.counts.waits += 1;
@@ -324,19 +324,25 @@ impl Transmission<'_> {
         Ok(Pause::Arrival)
     }
 
-    fn execute(&mut self, request: Request, command: Command, payload: Segments) -> Step {
+    fn execute(
+        &mut self,
+        request: Request,
+        command: Command,
+        payload: Segments,
+        cx: &mut Context<'_>,
+    ) -> Step {
         let Request { offset, len_bytes, .. } = request;
         let export = &self.export;
         let done = |()| Outcome::Done;
         match command {
             Command::Flush => {
                 self.counts.flushes += 1;
-                Step::new(request, export.flush(), done)
+                Step::new(request, export.flush(), cx, done)
             }
             Command::BlockStatus { is_one } => self.block_status(request, is_one),
             Command::Read { is_unfragmented } if len_bytes > 0 => {
                 let wrap = move |data| Outcome::Read(data, is_unfragmented);
-                Step::new(request, export.read(offset, len_bytes), wrap)
+                Step::new(request, export.read(offset, len_bytes), cx, wrap)
             }
             Command::Read { is_unfragmented } => {
                 Step::Ready(Ok(Outcome::Read(Segments::new(), is_unfragmented)))
@@ -345,12 +351,12 @@ impl Transmission<'_> {
             _ if len_bytes == 0 => Step::Ready(Ok(Outcome::Done)),
             Command::Write { fua } => {
                 self.counts.written_bytes += u64::from(len_bytes);
-                Step::new(request, export.write(offset, payload, fua), done)
+                Step::new(request, export.write(offset, payload, fua), cx, done)
             }
-            Command::Trim { fua } => Step::new(request, export.trim(offset, len_bytes, fua), done),
-            Command::Cache => Step::new(request, export.cache(offset, len_bytes), done),
+            Command::Trim { fua } => Step::new(request, export.trim(offset, len_bytes, fua), cx, done),
+            Command::Cache => Step::new(request, export.cache(offset, len_bytes), cx, done),
             Command::WriteZeroes(zeroes) => {
-                Step::new(request, export.write_zeroes(offset, len_bytes, zeroes), done)
+                Step::new(request, export.write_zeroes(offset, len_bytes, zeroes), cx, done)
             }
             Command::Disconnect => Step::Ready(Ok(Outcome::Done)),
         }

@@ -33,15 +33,21 @@ pub(super) enum Step {
 }
 
 impl Step {
-    /// Returns the step that `reply` to `request` makes; `wrap` makes an outcome of its value.
+    /// Returns the step that `reply` to `request` makes; `wrap` makes an outcome of its value. A reply is polled once:
+    /// one that waits for nothing is no request in flight.
     pub(super) fn new<T: 'static>(
         request: Request,
         reply: Reply<T>,
+        cx: &mut Context<'_>,
         wrap: impl FnOnce(T) -> Outcome + Send + 'static,
     ) -> Self {
-        match reply {
-            Reply::Ready(answer) => Self::Ready(answer.map(wrap)),
-            Reply::Pending(future) => Self::later(request, async move { future.await.map(wrap) }),
+        let mut future = match reply {
+            Reply::Ready(answer) => return Self::Ready(answer.map(wrap)),
+            Reply::Pending(future) => future,
+        };
+        match future.as_mut().poll(cx) {
+            Poll::Ready(answer) => Self::Ready(answer.map(wrap)),
+            Poll::Pending => Self::later(request, async move { future.await.map(wrap) }),
         }
     }
 
@@ -61,5 +67,34 @@ impl Future for InFlight {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let (request, cost_bytes) = (self.request, self.cost_bytes);
         self.pending.as_mut().poll(cx).map(|outcome| (request, cost_bytes, outcome))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::task::Waker;
+
+    use super::*;
+
+    #[test]
+    fn a_reply_that_waits_for_nothing_is_not_in_flight() {
+        let mut cx = Context::from_waker(Waker::noop());
+        let request = Request { flags: 0, command: 1, cookie: 7, offset: 0, len_bytes: 1 };
+        let done = |()| Outcome::Done;
+        let at_once = Reply::pending(async { Ok(()) });
+        let step = Step::new(request, at_once, &mut cx, done);
+        assert!(matches!(step, Step::Ready(Ok(Outcome::Done))));
+        let mut polls = 0;
+        let at_the_second = poll_fn(move |_| {
+            polls += 1;
+            if polls == 2 { Poll::Ready(Err(Error::Missing)) } else { Poll::Pending }
+        });
+        let step = Step::new(request, Reply::pending(at_the_second), &mut cx, done);
+        let Step::Pending(mut in_flight) = step else { panic!("it waits") };
+        let Poll::Ready((of, _, outcome)) = Pin::new(&mut in_flight).poll(&mut cx) else {
+            panic!("it has waited")
+        };
+        assert!(of.cookie == 7 && matches!(outcome, Err(Error::Missing)));
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use blocker::{Durability, Namespace, Segments};
 
-use super::Inner;
+use super::{Answer, Inner};
 use crate::catalog::check_owner_name;
 use crate::error::Result;
 use crate::settings::{Change, Extent, Settings, Usage};
@@ -62,7 +62,12 @@ impl Volume {
     /// # Errors
     /// See [`Volume`]; `Damaged` if an object that the map names is missing.
     pub async fn read(&self, offset: u64, length: u64) -> Result<Segments> {
-        self.inner.read(offset, length).await
+        self.start_read(offset, length).wait().await
+    }
+
+    /// As [`Self::read`]. The answer is ready where the store has the bytes at once.
+    pub fn start_read(&self, offset: u64, length: u64) -> Answer<Segments> {
+        self.inner.start_read(offset, length)
     }
 
     /// Writes `data` at `offset`. Returns the durability that holds: at least the one asked for.
@@ -70,7 +75,13 @@ impl Volume {
     /// # Errors
     /// See [`Volume`].
     pub async fn write(&self, offset: u64, data: Segments, durability: Durability) -> Result<Durability> {
-        self.inner.write(offset, data, durability).await
+        self.start_write(offset, data, durability).wait().await
+    }
+
+    /// As [`Self::write`]. The answer is ready where nothing has to be waited for; one that is pending is to be polled
+    /// to its end, or dropped: snapshots wait for it.
+    pub fn start_write(&self, offset: u64, data: Segments, durability: Durability) -> Answer<Durability> {
+        self.inner.start_write(offset, data, durability)
     }
 
     /// Makes everything acknowledged before the call *stored*, or what the options say flushes promise.

@@ -1,5 +1,6 @@
 //! An open volume.
 
+mod at_once;
 mod commit;
 mod handle;
 mod read;
@@ -13,6 +14,7 @@ mod write;
 mod zero;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use async_lock::{Mutex as AsyncMutex, RwLock};
 use blocker::{Durability, Version};
@@ -25,6 +27,7 @@ use crate::map::Map;
 use crate::settings::Settings;
 use crate::space::Space;
 
+pub use at_once::Answer;
 pub(crate) use commit::next_limit;
 pub use handle::Volume;
 pub(crate) use report::changes;
@@ -50,9 +53,9 @@ pub(crate) struct Inner {
     /// What is stored of the volume's shape, and the right to change it: see [`Self::recorder`].
     recorder: AsyncMutex<Recorder>,
     /// Changes of content share it; what needs an instant without any takes it alone.
-    turn: RwLock<()>,
+    turn: Arc<RwLock<()>>,
     /// Changes in place share an object, unless they are stamped; births take it alone.
-    objects: Box<[RwLock<()>]>,
+    objects: Box<[Arc<RwLock<()>>]>,
     state: Mutex<State>,
     /// The number and the map of the snapshot that was last compared with. A leaf of the order of locks.
     compared: Mutex<Option<(u64, Map)>>,
@@ -126,8 +129,8 @@ impl Inner {
             promises,
             writer,
             recorder: AsyncMutex::new(recorder),
-            turn: RwLock::new(()),
-            objects: (0..LOCKS).map(|_| RwLock::new(())).collect(),
+            turn: Arc::default(),
+            objects: (0..LOCKS).map(|_| Arc::default()).collect(),
             state: Mutex::new(state),
             compared: Mutex::default(),
         }
@@ -155,7 +158,7 @@ impl Inner {
         piece.within == 0 && begin + piece.length >= (begin + self.object_bytes).min(size_bytes)
     }
 
-    fn lock_of(&self, index: u32) -> &RwLock<()> {
+    fn lock_of(&self, index: u32) -> &Arc<RwLock<()>> {
         &self.objects[(index % LOCKS) as usize]
     }
 

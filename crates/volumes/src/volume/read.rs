@@ -1,9 +1,9 @@
 //! Reading.
 
-use blocker::{ReadRequest, Segments};
+use blocker::{ObjectId, ReadRequest, Segments};
 
 use super::{Inner, Piece};
-use crate::entry::Kind;
+use crate::entry::{Entry, Kind};
 use crate::error::{Error, Result};
 
 /// How often a place is looked up again because its object was removed meanwhile.
@@ -25,6 +25,15 @@ impl Inner {
         Ok(data)
     }
 
+    /// Returns the object that an entry of the map names.
+    pub(super) fn object_of(&self, entry: Entry, index: u32) -> ObjectId {
+        let kind = Kind::Data(entry.birth(), index);
+        match entry.volume() == self.space.volume {
+            true => self.space.object(kind),
+            false => self.space.pool.object(entry.volume(), kind),
+        }
+    }
+
     async fn read_piece(&self, piece: Piece) -> Result<Segments> {
         let mut before = None;
         for _ in 0..TRIES {
@@ -36,20 +45,12 @@ impl Inner {
             if entry.is_hole() {
                 return Ok(zeros(piece.length));
             }
-            let object = self.space.pool.object(entry.volume(), Kind::Data(entry.birth(), piece.index));
+            let object = self.object_of(entry, piece.index);
             if before == Some(entry) {
                 return Err(Error::Damaged(format!("object {object} of the volume is missing")));
             }
             match self.space.store().read(ReadRequest::new(object, piece.within, piece.length)).await {
-                Ok(reply) => {
-                    let mut data = reply.data;
-                    let found = data.len_bytes() as u64;
-                    // The object ends here, and the volume goes on.
-                    if found < piece.length {
-                        data.append(zeros(piece.length - found));
-                    }
-                    return Ok(data);
-                }
+                Ok(reply) => return Ok(padded(reply.data, piece.length)),
                 // It may have been replaced and removed since the look at the map.
                 Err(blocker::Error::Missing) => before = Some(entry),
                 Err(error) => return Err(self.noted(error)),
@@ -57,6 +58,15 @@ impl Inner {
         }
         Err(Error::Io(blocker::Error::Retryable("the range is discarded faster than it can be read".into())))
     }
+}
+
+/// Returns the bytes of an object's part, with zeros where the object ends and the volume goes on.
+pub(super) fn padded(mut data: Segments, length: u64) -> Segments {
+    let found = data.len_bytes() as u64;
+    if found < length {
+        data.append(zeros(length - found));
+    }
+    data
 }
 
 fn zeros(length: u64) -> Segments {

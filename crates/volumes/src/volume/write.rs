@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 /// How often a change is tried whose outcome is unknown.
 const TRIES: u32 = 3;
 /// As many births are reserved at least when a change begins.
-const BIRTHS_MIN: u64 = 512;
+pub(super) const BIRTHS_MIN: u64 = 512;
 
 /// The new content of a part of an object.
 #[derive(Clone)]
@@ -65,18 +65,31 @@ impl Inner {
         is_recorded: bool,
         wanted: Durability,
     ) -> Result<Durability> {
-        let is_recorded = is_recorded && self.state.lock().in_flight.is_none();
-        if is_recorded {
+        if let Some(promised) = self.promised(is, is_recorded, wanted) {
             if wanted > Durability::Cached {
                 self.check_held().await?;
             }
-            return Ok(is);
-        }
-        if wanted == Durability::Cached && !self.promises.records_at_once {
-            return Ok(Durability::Cached);
+            return Ok(promised);
         }
         self.flush_as(Durability::Stored).await?;
         Ok(Durability::Stored)
+    }
+
+    /// Returns what a change promises; `None` if births have to be recorded before.
+    pub(super) fn promised(
+        &self,
+        is: Durability,
+        is_recorded: bool,
+        wanted: Durability,
+    ) -> Option<Durability> {
+        let is_recorded = is_recorded && self.state.lock().in_flight.is_none();
+        if is_recorded {
+            return Some(is);
+        }
+        if wanted == Durability::Cached && !self.promises.records_at_once {
+            return Some(Durability::Cached);
+        }
+        None
     }
 
     /// Reserves births in the head when few are left. The caller holds no lock.
@@ -193,29 +206,43 @@ impl Inner {
         content: &Content,
         durability: Durability,
     ) -> Result<(Durability, bool)> {
+        let begun = self.send(piece, birth, content, durability, Condition::None);
+        self.finish_in_place(piece, birth, content, durability, begun).await
+    }
+
+    /// As [`Self::write_piece`], of an own object, from the store's first answer on.
+    pub(super) async fn finish_in_place(
+        &self,
+        piece: &Piece,
+        birth: u64,
+        content: &Content,
+        durability: Durability,
+        begun: Reply<ChangeReply>,
+    ) -> Result<(Durability, bool)> {
         let send = || self.send(piece, birth, content, durability, Condition::None);
-        let reply = self.change_in_place(piece.index, birth, send).await?;
+        let reply = self.change_in_place(piece.index, birth, begun, send).await?;
         Ok((reply.durability, self.state.lock().is_recorded(piece.index)))
     }
 
-    /// Makes a change of an own object. Where its outcome is unknown, the object is asked for, which comes
-    /// after it, and the change is made again.
+    /// Finishes a change of an own object. Where its outcome is unknown, the object is asked for, which comes
+    /// after it, and the change is made again, by `send`.
     pub(super) async fn change_in_place(
         &self,
         index: u32,
         birth: u64,
+        begun: Reply<ChangeReply>,
         send: impl Fn() -> Reply<ChangeReply>,
     ) -> Result<ChangeReply> {
-        let mut tries = 0;
+        let (mut tries, mut begun) = (0, begun);
         loop {
             tries += 1;
-            match send().await {
+            match begun.await {
                 Err(blocker::Error::OutcomeUnknown(_) | blocker::Error::Superseded { .. })
                     if tries < TRIES =>
                 {
                     let object = self.space.object(Kind::Data(birth, index));
                     match self.space.store().info(InfoRequest::new(object)).await {
-                        Ok(_) | Err(blocker::Error::Missing) => {}
+                        Ok(_) | Err(blocker::Error::Missing) => begun = send(),
                         Err(error) => return Err(self.noted(error)),
                     }
                 }
@@ -224,7 +251,7 @@ impl Inner {
         }
     }
 
-    fn send(
+    pub(super) fn send(
         &self,
         piece: &Piece,
         birth: u64,

@@ -104,7 +104,7 @@ impl Inner {
             let request = DiscardRequest::new(object.clone(), piece.within, piece.length).change(change);
             self.space.store().discard(request.hints(Hints::NO_CACHE))
         };
-        match self.change_in_place(piece.index, birth, send).await {
+        match self.change_in_place(piece.index, birth, send(), send).await {
             Err(Error::Io(blocker::Error::Missing)) => {
                 Err(Error::Damaged(format!("object {object} of the volume is missing")))
             }

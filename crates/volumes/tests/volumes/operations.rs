@@ -6,7 +6,7 @@ use std::time::Duration;
 use blocker::executor::{block_on, poll_times};
 use blocker::{Durability, Memory};
 use test_kit::steered::{CallInfo, Op, SteeredStore, Verdict};
-use volumes::{Error, ExtentKind, Fencing, OpenOptions, Options, Settings, Volume, Volumes};
+use volumes::{Answer, Error, ExtentKind, Fencing, OpenOptions, Options, Settings, Volume, Volumes};
 
 const OBJECT: u64 = 4096;
 
@@ -56,6 +56,44 @@ fn what_is_written_is_read_after_a_close_and_an_opening() {
     assert_eq!(bytes(&disk, at - 2, 16), b"\0\0across pages\0\0");
     let out = block_on(disk.write((1 << 38) - 1, b"xy".into(), Durability::Cached));
     assert_eq!(out, Err(Error::OutOfRange { offset: (1 << 38) - 1, length: 2, size_bytes: 1 << 38 }));
+}
+
+#[test]
+fn what_waits_for_nothing_is_answered_at_once() {
+    let volumes = volumes();
+    block_on(volumes.create("a", 4 * OBJECT, small())).unwrap();
+    let disk = opened(&volumes, "a");
+    let write = |offset, durability| disk.start_write(offset, b"there".into(), durability);
+    let is_ready = |answer: &Answer<Durability>| matches!(answer, Answer::Ready(Ok(_)));
+    let finished = |answer: Answer<Durability>| match answer {
+        Answer::Ready(answer) => answer,
+        Answer::Pending(future) => block_on(future),
+    };
+    // Dropped, it has not begun.
+    assert!(!is_ready(&write(10, Durability::Cached)), "the object is born first");
+    assert_eq!(bytes(&disk, 0, OBJECT), [0; OBJECT as usize]);
+    written(&disk, 0, b"born");
+    assert!(is_ready(&write(10, Durability::Cached)));
+    let Answer::Ready(Ok(data)) = disk.start_read(0, 20) else { panic!("the store has it at once") };
+    assert_eq!(data.to_vec(), b"born\0\0\0\0\0\0there\0\0\0\0\0");
+    let stored = write(20, Durability::Stored);
+    assert!(!is_ready(&stored), "the birth is recorded first");
+    assert_eq!(finished(stored), Ok(Durability::Stored));
+    assert!(is_ready(&write(20, Durability::Stored)));
+    for (offset, why) in [(OBJECT - 3, "two objects"), (4 * OBJECT - 3, "beyond the end")] {
+        assert!(!is_ready(&write(offset, Durability::Cached)), "{why}");
+        assert!(matches!(disk.start_read(offset, 5), Answer::Pending(_)), "{why}");
+    }
+    assert!(matches!(finished(write(4 * OBJECT, Durability::Cached)), Err(Error::OutOfRange { .. })));
+    block_on(volumes.snapshot("a", "s")).unwrap();
+    let shared = write(30, Durability::Cached);
+    assert!(!is_ready(&shared), "the snapshot has the object");
+    finished(shared).unwrap();
+    assert!(is_ready(&write(40, Durability::Cached)));
+    let snapshot = block_on(volumes.open_snapshot("a", "s")).unwrap();
+    assert_eq!(block_on(snapshot.read(20, 40)).unwrap().to_vec()[..12], *b"there\0\0\0\0\0\0\0");
+    block_on(disk.close()).unwrap();
+    assert_eq!(finished(write(40, Durability::Cached)), Err(Error::Closed));
 }
 
 #[test]
@@ -249,6 +287,25 @@ fn writes_go_on_while_a_snapshot_is_stored() {
     assert_eq!((bytes(&clone, 0, 3), bytes(&clone, OBJECT, 3)), (b"one".to_vec(), vec![0; 3]));
     assert_eq!((bytes(&disk, 0, 3), bytes(&disk, OBJECT, 3)), (b"two".to_vec(), b"new".to_vec()));
     assert_eq!(block_on(volumes.check(false)).unwrap().problems, []);
+}
+
+#[test]
+fn a_snapshot_waits_for_a_write_that_the_store_has_not_answered() {
+    let store = SteeredStore::new();
+    let volumes = Volumes::new(Arc::clone(&store) as _, Options::new("vol")).unwrap();
+    block_on(volumes.create("a", 8 * OBJECT, small())).unwrap();
+    let disk = opened(&volumes, "a");
+    written(&disk, 0, b"one");
+    store.hold(&[Op::Write]);
+    let mut write = Box::pin(disk.write(0, b"two".into(), Durability::Cached));
+    assert!(poll_times(write.as_mut(), 1, Duration::ZERO).is_none());
+    let mut snapshot = Box::pin(volumes.snapshot("a", "s"));
+    assert!(poll_times(snapshot.as_mut(), 1, Duration::ZERO).is_none());
+    store.open();
+    let (write, snapshot) = block_on(futures_util::future::join(write, snapshot));
+    assert!(write.is_ok() && snapshot.is_ok(), "{write:?} {snapshot:?}");
+    let snapshot = block_on(volumes.open_snapshot("a", "s")).unwrap();
+    assert_eq!(block_on(snapshot.read(0, 3)).unwrap().to_vec(), b"two");
 }
 
 #[test]

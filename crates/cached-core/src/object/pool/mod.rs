@@ -369,9 +369,18 @@ impl Core {
 
     #[inline]
     fn release(&self, bucket: u32) {
+        if self.drop_count(bucket) {
+            self.put_free(bucket, bucket, 1);
+            self.waiters.notify();
+        }
+    }
+
+    /// Takes one count away. Returns whether none is left: then the bucket is the caller's.
+    #[inline]
+    fn drop_count(&self, bucket: u32) -> bool {
         let meta = &self.metas[bucket as usize];
         if meta.refs.load(Ordering::Relaxed) >= REFS_STUCK - 1024 {
-            return;
+            return false;
         }
         // Release: what this thread reads is read before the bucket is written anew. Acquire: so it is for
         // all other threads.
@@ -381,22 +390,25 @@ impl Core {
                 meta.set_owner(None);
                 meta.set_valid(0);
                 meta.set_dirty(0);
-                self.put_free(bucket);
-                self.waiters.notify();
+                true
             }
             // No longer pinned: it can be evicted for a task that waits.
-            2 => self.waiters.notify(),
-            _ => (),
+            2 => {
+                self.waiters.notify();
+                false
+            }
+            _ => false,
         }
     }
 
-    fn put_free(&self, bucket: u32) {
+    /// Makes `count` buckets free: those from `first` to `last`, linked through `Meta::next`.
+    fn put_free(&self, first: u32, last: u32, count: u32) {
         let mut stack = lock(&self.stripes[stripe()].0);
-        self.metas[bucket as usize].next.store(stack.top, Ordering::Relaxed);
-        stack.top = bucket + 1;
-        stack.count += 1;
+        self.metas[last as usize].next.store(stack.top, Ordering::Relaxed);
+        stack.top = first + 1;
+        stack.count += count;
         drop(stack);
-        self.free.fetch_add(1, Ordering::SeqCst);
+        self.free.fetch_add(count, Ordering::SeqCst);
     }
 }
 

@@ -54,6 +54,13 @@ impl<'a> Reserved<'a> {
         Some(bucket)
     }
 
+    /// Takes one count of a bucket away; it is one of these when none is left.
+    pub(crate) fn release(&mut self, bucket: u32) {
+        if self.pool.core.drop_count(bucket) {
+            self.put(bucket);
+        }
+    }
+
     /// Takes one of them for a receive buffer; [`Pool::reserve_receive`] has counted it. Its count belongs to
     /// the caller.
     pub(crate) fn take_receiving(&mut self) -> Option<u32> {
@@ -99,9 +106,13 @@ impl Reserved<'_> {
     }
 
     fn put_all_free(&mut self) {
-        while let Some(bucket) = self.pop() {
-            self.pool.core.put_free(bucket);
+        let Some(first) = self.top.checked_sub(1) else { return };
+        let mut last = first;
+        while let Some(next) = self.pool.meta(last).next.load(Ordering::Relaxed).checked_sub(1) {
+            last = next;
         }
+        self.pool.core.put_free(first, last, self.count);
+        (self.top, self.count) = (0, 0);
     }
 }
 

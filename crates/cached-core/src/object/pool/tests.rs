@@ -21,6 +21,28 @@ fn every_bucket_is_handed_out_once_and_comes_back() {
 }
 
 #[test]
+fn a_reservation_takes_up_released_buckets_and_gives_back_all_at_once() {
+    let pool = Pool::new(PoolMemory::fixed(1 << 20)).unwrap();
+    let mut reserved = pool.reserve_up_to(6);
+    let taken: Vec<u32> = std::iter::from_fn(|| reserved.take(|bytes| bytes.fill(1))).take(5).collect();
+    let segment = pool.pin(taken[1], 0..10).unwrap();
+    taken[..4].iter().for_each(|bucket| reserved.release(*bucket));
+    assert_eq!((reserved.count(), pool.free()), (4, 234), "one is pinned");
+    assert_eq!(reserved.take(|_| ()), Some(taken[3]));
+    drop(reserved);
+    assert_eq!(pool.free(), 237);
+    pool.reserve_up_to(0).release(taken[3]);
+    drop(segment);
+    pool.release(taken[4]);
+    let mut free = pool.free_list();
+    free.sort_unstable();
+    free.dedup();
+    assert_eq!((free.len(), pool.free()), (240, 240));
+    let mut again = pool.reserve_up_to(u32::MAX);
+    assert_eq!(std::iter::from_fn(|| again.take(|_| ())).count(), 240);
+}
+
+#[test]
 fn the_bucket_used_last_is_used_next_and_headers_name_the_owner() {
     let pool = Pool::new(PoolMemory::fixed(1 << 20)).unwrap();
     let mut reserved = pool.reserve_up_to(16);

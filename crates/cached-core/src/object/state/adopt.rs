@@ -59,16 +59,9 @@ impl Object {
 
     /// Takes a bucket over as newer than the store. Other slots may refer to it, as after a copy.
     pub(super) fn adopt_dirty(&mut self, env: &Env<'_>, at: u32, bucket: u32, resources: &mut Resources<'_>) {
-        let was_dirty = matches!(self.slots.get(at).state(), State::Dirty | State::DirtyWhole);
         env.pool.adopt(bucket);
         add(&env.metrics.zero_copy, 1);
-        if was_dirty {
-            // `put` returns the slot's credit: the slot keeps it.
-            env.metrics.dirty_room.retake(env.namespace, 1);
-        } else {
-            resources.credits -= 1;
-        }
-        self.put(env, at, Slot::of(State::DirtyWhole, bucket));
+        self.put_dirty(env, at, Slot::of(State::DirtyWhole, bucket), resources);
     }
 
     /// Takes a bucket over as what the store has, if no other slot has taken it over: clean data have one

@@ -13,19 +13,35 @@ impl Object {
         slot.state().has_bucket() && slot.state() != State::Writing && env.meta(slot.bucket()).refs() == 1
     }
 
-    /// Replaces a slot, and releases its bucket. A slot that is forgotten no longer covers what the store was
-    /// asked for before, which may be older.
+    /// Replaces a slot, and releases its bucket and its room for dirty data. A slot that is forgotten no longer
+    /// covers what the store was asked for before, which may be older.
     pub(super) fn put(&mut self, env: &Env<'_>, at: u32, slot: Slot) {
+        let (old, left) = self.exchange(env, at, slot);
+        if is_dirty(old) {
+            env.metrics.dirty_room.give_back(env.namespace, 1);
+        }
+        left.into_iter().for_each(|bucket| env.pool.release(bucket));
+    }
+
+    /// Replaces a slot by one with a bucket that is newer than the store. It keeps the slot's room for dirty data,
+    /// or takes some of `resources`, which get the bucket that becomes free: so a write of many buckets takes
+    /// the locks of room and of free buckets once, not for each.
+    pub(super) fn put_dirty(&mut self, env: &Env<'_>, at: u32, slot: Slot, resources: &mut Resources<'_>) {
+        let (old, left) = self.exchange(env, at, slot);
+        resources.credits -= u32::from(!is_dirty(old));
+        left.into_iter().for_each(|bucket| resources.reserved.release(bucket));
+    }
+
+    /// Replaces a slot. Returns what it was, and the bucket that it no longer refers to, of which the caller has the
+    /// count.
+    fn exchange(&mut self, env: &Env<'_>, at: u32, slot: Slot) -> (Slot, Option<u32>) {
         let old = self.slots.set(at, slot);
         if slot == Slot::ABSENT && old != Slot::ABSENT {
             self.invalidate_bytes(at..at + 1);
         }
         env.metrics.shift(env.namespace, old, slot);
-        if matches!(old.state(), State::Dirty | State::DirtyWhole) {
-            env.metrics.dirty_room.give_back(env.namespace, 1);
-        }
         if !old.state().has_bucket() {
-            return;
+            return (old, None);
         }
         if old.state() == State::Clean && env.meta(old.bucket()).is_flagged() {
             Self::drop_flags(env, old.bucket());
@@ -36,13 +52,14 @@ impl Object {
         if !slot.state().has_bucket() && !is_evicted {
             env.queues.removed(env.bucket_name(at), env.node);
         }
-        if !slot.state().has_bucket() || slot.bucket() != old.bucket() {
-            let meta = env.meta(old.bucket());
-            if meta.owner() == Some((env.node, at)) {
-                meta.set_owner(None);
-            }
-            env.pool.release(old.bucket());
+        if slot.state().has_bucket() && slot.bucket() == old.bucket() {
+            return (old, None);
         }
+        let meta = env.meta(old.bucket());
+        if meta.owner() == Some((env.node, at)) {
+            meta.set_owner(None);
+        }
+        (old, Some(old.bucket()))
     }
 
     /// A bucket with flags is no longer the clean one that was read ahead, or bypassed the cache.
@@ -51,6 +68,17 @@ impl Object {
         if env.meta(bucket).take_flags(UNREAD | MARKED | PASSING) & UNREAD != 0 {
             env.read_ahead.count_wasted(env.namespace);
         }
+    }
+
+    /// Makes a slot *dirty* that was *dirty as a whole*, and is exclusive: the bucket is this object's own from now on.
+    pub(super) fn own_dirty(&mut self, env: &Env<'_>, at: u32, slot: Slot) -> Slot {
+        let meta = env.meta(slot.bucket());
+        meta.set_dirty(meta.valid());
+        meta.set_owner(Some((env.node, at)));
+        let own = Slot::of(State::Dirty, slot.bucket());
+        self.slots.set(at, own);
+        env.metrics.shift(env.namespace, slot, own);
+        own
     }
 
     /// Forgets a slot.
@@ -168,4 +196,9 @@ impl Object {
             meta.set_valid(meta.valid() | 1 << sector);
         }
     }
+}
+
+/// Whether a slot has a bucket that takes up room for dirty data.
+fn is_dirty(slot: Slot) -> bool {
+    matches!(slot.state(), State::Dirty | State::DirtyWhole)
 }

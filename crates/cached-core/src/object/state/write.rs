@@ -45,7 +45,8 @@ impl Object {
         let (at, lo, len) = ((offset / BUCKET_U64) as u32, (offset % BUCKET_U64) as usize, data.len_bytes());
         let fits = len > 0 && lo + len <= BUCKET && offset + len as u64 <= self.head.size;
         let slot = self.slots.get(at);
-        if !fits || slot.state() != State::Dirty || !Self::is_exclusive(env, slot) {
+        let is_newer = matches!(slot.state(), State::Dirty | State::DirtyWhole);
+        if !fits || !is_newer || !Self::is_exclusive(env, slot) {
             return Ok(false);
         }
         let (hi, meta) = (lo + len, env.meta(slot.bucket()));
@@ -53,6 +54,9 @@ impl Object {
             return Ok(false);
         }
         before(self)?;
+        if slot.state() == State::DirtyWhole {
+            self.own_dirty(env, at, slot);
+        }
         data.copy_to(&mut env.bytes_mut(slot.bucket())[lo..hi]);
         let touched = touched(lo, hi);
         meta.set_valid(meta.valid() | touched);
@@ -98,13 +102,11 @@ impl Object {
         resources: &mut Resources<'_>,
         fill: impl FnOnce(&mut [u8]),
     ) {
-        let slot = self.slots.get(at);
-        let was_dirty = matches!(slot.state(), State::Dirty | State::DirtyWhole);
+        let mut slot = self.slots.get(at);
         let is_whole = hi - lo == BUCKET;
         let bucket = if Self::is_exclusive(env, slot) {
             if slot.state() == State::DirtyWhole {
-                env.meta(slot.bucket()).set_dirty(env.meta(slot.bucket()).valid());
-                env.meta(slot.bucket()).set_owner(Some((env.node, at)));
+                slot = self.own_dirty(env, at, slot);
             } else if slot.state() == State::Clean {
                 env.meta(slot.bucket()).set_dirty(0);
             }
@@ -124,13 +126,7 @@ impl Object {
         if slot == Slot::of(State::Dirty, bucket) {
             return;
         }
-        if was_dirty {
-            // `put` returns the slot's credit: the slot keeps it.
-            env.metrics.dirty_room.retake(env.namespace, 1);
-        } else {
-            resources.credits -= 1;
-        }
-        self.put(env, at, Slot::of(State::Dirty, bucket));
+        self.put_dirty(env, at, Slot::of(State::Dirty, bucket), resources);
     }
 
     /// Returns what writing zeros lacks: whole buckets become a state, parts are written.
