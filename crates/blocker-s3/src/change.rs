@@ -85,6 +85,19 @@ impl Act {
         }
     }
 
+    /// The bytes that are sent for it, at most.
+    pub(crate) fn payload_bytes(&self) -> u64 {
+        match self {
+            Self::Write { data, .. } | Self::Full { data } => data.len_bytes() as u64,
+            Self::CompareAndWrite { expected, data, .. } => (expected.len_bytes() + data.len_bytes()) as u64,
+            Self::Runs(runs) => {
+                let data = runs.iter().filter(|run| matches!(run.content, RunContent::Data(_)));
+                data.map(Run::len_bytes).sum()
+            }
+            Self::Zeroes { .. } | Self::Discard { .. } | Self::Truncate { .. } | Self::Delete | Self::Touch => 0,
+        }
+    }
+
     fn creates(&self) -> bool {
         matches!(self, Self::Write { .. } | Self::Zeroes { .. } | Self::Runs(_) | Self::Full { .. })
     }
@@ -369,6 +382,8 @@ impl Core {
 
     /// All bytes of `content` in one blob. `None` if a blob is not there any more.
     async fn write_anew(&self, object: &ObjectId, content: &Content) -> Result<Option<(Content, u128)>> {
+        // Never closed. Whatever has a place under this waits for requests only.
+        let _place = self.compactions.acquire().await;
         self.requests.stats.compacted.fetch_add(1, Ordering::Relaxed);
         let mut body = BytesMut::new();
         let islands = content.islands();

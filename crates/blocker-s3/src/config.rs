@@ -1,5 +1,6 @@
 //! Which bucket on which server, and the limits.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -7,12 +8,20 @@ use blocker::{Error, OBJECT_BYTES_MAX_DEFAULT, Result};
 
 use crate::layout::check_prefix;
 
+/// The least age of what a sweep removes: no writer waits longer between a blob and its head.
+const SWEEP_AGE_MIN: Duration = Duration::from_secs(15 * 60);
+const SWEEP_AGE_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+const SWEEP_INTERVAL_MIN: Duration = Duration::from_secs(60);
+/// How many objects are written anew at once.
+pub(crate) const COMPACTIONS_MAX: usize = 4;
+
 /// The place and the limits of a store on S3. Written as text (`FromStr`) it is `BUCKET[,key=value]...`, with
 /// the keys that [`S3Config::KEYS`] names.
 ///
-/// Credentials are taken from the environment as AWS's own tools do: `AWS_ACCESS_KEY_ID`,
-/// `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN`, a web identity token, a container's credentials, or the
-/// instance's metadata. They are no keys here, so that no configuration file holds them.
+/// Credentials are taken from [`Self::credentials_file`], where one is named. Otherwise from the environment, as
+/// AWS's own tools do: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN`, a web identity
+/// token, a container's credentials, or the instance's metadata. They are no keys here, so that no
+/// configuration file holds them.
 #[derive(Clone, Debug)]
 pub struct S3Config {
     /// The bucket.
@@ -29,6 +38,14 @@ pub struct S3Config {
     pub allow_http: bool,
     /// Whether requests are sent without a signature, for a bucket that anyone may change.
     pub anonymous: bool,
+    /// The file with the credentials, in the format of `~/.aws/credentials`; `None`: the environment. It is read
+    /// again when it has changed.
+    pub credentials_file: Option<PathBuf>,
+    /// The profile in that file.
+    pub profile: String,
+    /// The certificates, PEM, of authorities that the server's certificate may be signed by, beside those of the
+    /// system.
+    pub ca_file: Option<PathBuf>,
     /// The largest object.
     pub object_bytes_max: u64,
     /// How long to wait for a connection.
@@ -39,9 +56,16 @@ pub struct S3Config {
     pub retries: u32,
     /// How many requests may be under way; others wait their turn.
     pub requests_in_flight_max: u32,
-    /// How many heads are remembered between changes; one takes some hundred bytes, or up to 40 KiB if a
-    /// small object lies in it.
-    pub heads_remembered_max: usize,
+    /// The most bytes of payloads of operations under way; others wait their turn. A larger one goes by itself.
+    pub bytes_in_flight_max: u64,
+    /// The time between two sweeps, which remove what is left in the bucket of changes that were not finished;
+    /// zero: never. Of several programs on a bucket one sweeps.
+    pub sweep_interval: Duration,
+    /// How old a left-over must be to be removed.
+    pub sweep_age: Duration,
+    /// The memory for heads that are remembered between changes; one takes some hundred bytes, or up to 40 KiB if
+    /// a small object lies in it.
+    pub heads_bytes_max: u64,
 }
 
 impl Default for S3Config {
@@ -54,12 +78,18 @@ impl Default for S3Config {
             virtual_host: false,
             allow_http: false,
             anonymous: false,
+            credentials_file: None,
+            profile: "default".into(),
+            ca_file: None,
             object_bytes_max: OBJECT_BYTES_MAX_DEFAULT,
             connect_timeout: Duration::from_secs(5),
             request_timeout: Duration::from_secs(30),
             retries: 3,
             requests_in_flight_max: 128,
-            heads_remembered_max: 4096,
+            bytes_in_flight_max: 256 << 20,
+            sweep_interval: Duration::from_secs(24 * 60 * 60),
+            sweep_age: Duration::from_secs(60 * 60),
+            heads_bytes_max: 32 << 20,
         }
     }
 }
@@ -73,12 +103,18 @@ impl S3Config {
         ("virtual_host", "true|false", "the bucket is a part of the server's name, not of the path"),
         ("allow_http", "true|false", "the endpoint may be without TLS"),
         ("anonymous", "true|false", "requests are sent without a signature"),
+        ("credentials_file", "FILE", "the credentials, as in ~/.aws/credentials; the environment without it"),
+        ("profile", "NAME", "the profile in that file"),
+        ("ca_file", "FILE", "certificates of further authorities, PEM"),
         ("object_bytes_max", "BYTES", "the largest object"),
         ("connect_timeout_secs", "SECONDS", "how long to wait for a connection"),
         ("request_timeout_secs", "SECONDS", "how long to wait for an answer"),
         ("retries", "COUNT", "how often a request that may be repeated is repeated"),
         ("requests_in_flight_max", "COUNT", "requests under way at once"),
-        ("heads_remembered_max", "COUNT", "objects remembered between changes"),
+        ("bytes_in_flight_max", "BYTES", "payload of operations under way at once"),
+        ("sweep_interval_secs", "SECONDS", "the time between two sweeps; 0 is never"),
+        ("sweep_age_secs", "SECONDS", "how old a left-over must be to be removed by a sweep"),
+        ("heads_bytes_max", "BYTES", "memory for what is remembered of objects between changes"),
     ];
 
     /// Returns a configuration for `bucket`, all else by default.
@@ -87,23 +123,28 @@ impl S3Config {
         Self { bucket: bucket.into(), ..Self::default() }
     }
 
+    /// Checks what can be checked without a file or the server.
+    ///
     /// # Errors
     /// [`Error::Invalid`], with what is wrong and what would be right.
-    pub(crate) fn check(&self) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
         let wrong = |text: &str| Err(Error::Invalid(text.to_owned().into()));
         let is_bucket = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
         if !(3..=255).contains(&self.bucket.len()) || !self.bucket.bytes().all(is_bucket) {
-            return wrong("a bucket must be named, with 3 to 255 characters A-Z a-z 0-9 . - _");
+            return wrong("bucket must name one, with 3 to 255 characters A-Z a-z 0-9 . - _");
         }
         check_prefix(&self.prefix)?;
         match &self.endpoint {
             Some(url) if url.starts_with("https://") => {}
             Some(url) if url.starts_with("http://") && self.allow_http => {}
             Some(url) if url.starts_with("http://") => {
-                return wrong("the endpoint is without TLS; allow_http=true allows that");
+                return wrong("endpoint is without TLS; allow_http = true allows that");
             }
-            Some(_) => return wrong("the endpoint must be a URL: https://HOST[:PORT]"),
+            Some(_) => return wrong("endpoint must be a URL: https://HOST[:PORT]"),
             None => {}
+        }
+        if self.anonymous && self.credentials_file.is_some() {
+            return wrong("anonymous requests take no credentials; leave credentials_file out");
         }
         if !(4096..=1 << 30).contains(&self.object_bytes_max) {
             return wrong("object_bytes_max must be 4096 bytes to 1 GiB");
@@ -120,10 +161,29 @@ impl S3Config {
         if self.retries > 20 {
             return wrong("retries must be 20 at most");
         }
-        if !(16..=16 << 20).contains(&self.heads_remembered_max) {
-            return wrong("heads_remembered_max must be 16 to 16777216");
+        if !(1 << 20..=1 << 40).contains(&self.bytes_in_flight_max) {
+            return wrong("bytes_in_flight_max must be 1 MiB to 1 TiB");
+        }
+        if self.sweep_age < SWEEP_AGE_MIN || self.sweep_age > SWEEP_AGE_MAX {
+            return wrong("sweep_age_secs must be 900 to 31536000");
+        }
+        let is_off = self.sweep_interval.is_zero();
+        if !is_off && !(SWEEP_INTERVAL_MIN..=SWEEP_AGE_MAX).contains(&self.sweep_interval) {
+            return wrong("sweep_interval_secs must be 60 to 31536000, or 0");
+        }
+        if !(1 << 20..=1 << 40).contains(&self.heads_bytes_max) {
+            return wrong("heads_bytes_max must be 1 MiB to 1 TiB");
         }
         Ok(())
+    }
+}
+
+impl S3Config {
+    /// Returns the most memory that a store takes for payloads, and for what it remembers.
+    #[must_use]
+    pub fn memory_bytes_max(&self) -> u64 {
+        let compactions = (2 * COMPACTIONS_MAX as u64).saturating_mul(self.object_bytes_max);
+        self.bytes_in_flight_max.saturating_add(self.heads_bytes_max).saturating_add(compactions)
     }
 }
 
@@ -159,12 +219,18 @@ impl S3Config {
             "virtual_host" => self.virtual_host = flag()?,
             "allow_http" => self.allow_http = flag()?,
             "anonymous" => self.anonymous = flag()?,
+            "credentials_file" => self.credentials_file = Some(value.into()),
+            "profile" => value.clone_into(&mut self.profile),
+            "ca_file" => self.ca_file = Some(value.into()),
             "object_bytes_max" => self.object_bytes_max = number(key, value)?,
             "connect_timeout_secs" => self.connect_timeout = seconds()?,
             "request_timeout_secs" => self.request_timeout = seconds()?,
             "retries" => self.retries = number(key, value)?,
             "requests_in_flight_max" => self.requests_in_flight_max = number(key, value)?,
-            "heads_remembered_max" => self.heads_remembered_max = number(key, value)?,
+            "bytes_in_flight_max" => self.bytes_in_flight_max = number(key, value)?,
+            "sweep_interval_secs" => self.sweep_interval = seconds()?,
+            "sweep_age_secs" => self.sweep_age = seconds()?,
+            "heads_bytes_max" => self.heads_bytes_max = number(key, value)?,
             _ => {
                 let keys: Vec<_> = Self::KEYS.iter().map(|(key, ..)| *key).collect();
                 return Err(format!("{key:?} is no key of a store on S3; there are {}", keys.join(", ")));
@@ -194,10 +260,10 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         for (text, part) in [
-            ("", "a bucket must be named"),
+            ("", "bucket must name one"),
             ("disks,colour=red", "there are endpoint, region"),
             ("disks,retries=many", "a whole number is wanted"),
-            ("disks,endpoint=http://host", "allow_http=true"),
+            ("disks,endpoint=http://host", "allow_http = true"),
             ("disks,endpoint=host:9000", "https://HOST[:PORT]"),
             ("disks,prefix=/a", "prefix takes"),
             ("disks,object_bytes_max=1", "4096 bytes to 1 GiB"),

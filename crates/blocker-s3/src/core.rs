@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use blocker::Clock;
 use blocker::event::EventHub;
+use tokio::sync::Semaphore;
 
 use crate::heads::Heads;
 use crate::layout::Layout;
 use crate::requests::Requests;
+use crate::room::Room;
 
 /// What the handle of a store and its calls under way share.
 pub(crate) struct Core {
@@ -16,6 +18,10 @@ pub(crate) struct Core {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) heads: Heads,
     pub(crate) events: EventHub,
+    /// For the payloads of operations.
+    pub(crate) room: Room,
+    /// For objects that are written anew.
+    pub(crate) compactions: Semaphore,
     pub(crate) object_bytes_max: u64,
 }
 

@@ -14,8 +14,9 @@
 //!   proof.
 //! - `exclusive.rs`: why no two writers hold the same epoch in scopes that overlap.
 //! - `probe.rs`: what a server must be able to do, tried out at the start.
-//! - `requests.rs`: time limits, repetition, the number of requests at once; `refusal.rs`: what a server's
-//!   refusal means.
+//! - `requests.rs`: time limits and repetition; `width.rs`: the number of requests at once, which is less for
+//!   a while when the server asks for it; `refusal.rs`: what a server's refusal means.
+//! - `room.rs`: how much payload is under way at once.
 //! - `sweep.rs`: removes what writers have left that died in the middle of a change.
 //!
 //! Known limits: a listing reads every head that is not remembered; a deleted object leaves a head of some
@@ -47,6 +48,8 @@ mod config;
 mod content;
 mod copy;
 mod core;
+#[cfg(feature = "http")]
+mod credentials;
 mod exclusive;
 mod fence;
 mod head;
@@ -58,10 +61,12 @@ mod read;
 mod record;
 mod refusal;
 mod requests;
+mod room;
 mod store;
 mod swap;
 mod sweep;
 mod text;
+mod width;
 
 pub use crate::config::S3Config;
 pub use crate::store::S3Store;

@@ -56,6 +56,12 @@ impl Refusal {
         Some(Self { status, code, message })
     }
 
+    /// Returns whether an error is the server's wish for fewer requests.
+    pub(crate) fn is_slow_down(error: &object_store::Error) -> bool {
+        let object_store::Error::Generic { .. } = error else { return false };
+        Self::parse(&error.to_string()).is_some_and(|refusal| matches!(refusal.status, 429 | 503))
+    }
+
     fn leaves_open(&self) -> bool {
         match self.status {
             501 => false,

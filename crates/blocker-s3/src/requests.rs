@@ -19,13 +19,15 @@ use object_store::path::Path;
 use object_store::{
     GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, UpdateVersion,
 };
-use tokio::sync::Semaphore;
 
 use crate::refusal::Refusal;
 use crate::text::one_line;
+use crate::width::Width;
 
 /// The first delay before a request is repeated.
 const DELAY: Duration = Duration::from_millis(50);
+/// The same where the server asks for fewer requests.
+const SLOW_DOWN_DELAY: Duration = Duration::from_millis(400);
 /// The longest.
 const DELAY_MAX: Duration = Duration::from_secs(5);
 
@@ -52,6 +54,7 @@ pub(crate) struct Stats {
     pub(crate) bytes_received: AtomicU64,
     pub(crate) failed: AtomicU64,
     pub(crate) repeated: AtomicU64,
+    pub(crate) slow_downs: AtomicU64,
     pub(crate) conflicts: AtomicU64,
     pub(crate) introduced: AtomicU64,
     pub(crate) compacted: AtomicU64,
@@ -72,7 +75,7 @@ pub(crate) struct Requests {
     spawn: Spawn,
     clock: Arc<dyn Clock>,
     limits: Limits,
-    permits: Arc<Semaphore>,
+    pub(crate) width: Arc<Width>,
     /// Whether ETags are handed back without their quotes.
     pub(crate) bare_etags: AtomicBool,
     pub(crate) stats: Arc<Stats>,
@@ -122,9 +125,9 @@ impl Requests {
         clock: Arc<dyn Clock>,
         limits: Limits,
     ) -> Self {
-        let permits = Arc::new(Semaphore::new(limits.in_flight));
+        let width = Width::new(limits.in_flight);
         let (bare_etags, stats) = Default::default();
-        Self { store, spawn, clock, limits, permits, bare_etags, stats }
+        Self { store, spawn, clock, limits, width, bare_etags, stats }
     }
 
     /// Makes one attempt.
@@ -132,26 +135,26 @@ impl Requests {
         &self,
         request: impl FnOnce(Arc<dyn ObjectStore>) -> Work<T>,
     ) -> Result<T, Failure> {
-        let permit = Arc::clone(&self.permits).acquire_owned().await;
+        let place = self.width.place().await;
         let work = request(Arc::clone(&self.store));
-        let mut timer = self.clock.sleep(self.limits.timeout);
         let answer = match &self.spawn {
             #[cfg(feature = "http")]
             Spawn::On(handle) => {
-                let mut task = handle.spawn(async move {
-                    let _permit = permit;
-                    work.await
+                let timeout = self.limits.timeout;
+                // By the runtime's timer, which forgets those that are not needed any more.
+                let task = handle.spawn(async move {
+                    let _place = place;
+                    tokio::time::timeout(timeout, work).await
                 });
-                std::future::poll_fn(move |cx| match Pin::new(&mut task).poll(cx) {
-                    Poll::Ready(Ok(answer)) => Poll::Ready(answer.map_err(Failure::from)),
+                match task.await {
+                    Ok(Ok(answer)) => answer.map_err(Failure::from),
                     // The runtime ends with the store.
-                    Poll::Ready(Err(_)) => Poll::Ready(Err(Failure::Timeout)),
-                    Poll::Pending => timer.as_mut().poll(cx).map(|()| Err(Failure::Timeout)),
-                })
-                .await
+                    Ok(Err(_)) | Err(_) => Err(Failure::Timeout),
+                }
             }
             Spawn::Inline => {
-                let _permit = permit;
+                let _place = place;
+                let mut timer = self.clock.sleep(self.limits.timeout);
                 let mut work = pin!(work);
                 std::future::poll_fn(move |cx| match work.as_mut().poll(cx) {
                     Poll::Ready(answer) => Poll::Ready(answer.map_err(Failure::from)),
@@ -161,6 +164,14 @@ impl Requests {
             }
         };
         use object_store::Error::Generic;
+        match &answer {
+            Err(Failure::Answer(error)) if Refusal::is_slow_down(error) => {
+                self.stats.slow_downs.fetch_add(1, Ordering::Relaxed);
+                self.width.slow_down(self.clock.now());
+            }
+            Err(Failure::Timeout) => {}
+            _ => self.width.answered(),
+        }
         if let Err(Failure::Timeout | Failure::Refusal(_) | Failure::Answer(Generic { .. })) = &answer {
             self.stats.failed.fetch_add(1, Ordering::Relaxed);
         }
@@ -173,22 +184,28 @@ impl Requests {
         mut request: impl FnMut(Arc<dyn ObjectStore>) -> Work<T>,
     ) -> Result<T, Failure> {
         for retry in 0.. {
-            match self.attempt(&mut request).await {
-                Err(Failure::Timeout | Failure::Answer(object_store::Error::Generic { .. }))
-                    if retry < self.limits.retries =>
-                {
-                    self.stats.repeated.fetch_add(1, Ordering::Relaxed);
-                    self.delay(retry).await;
-                }
-                answer => return answer,
+            let answer = self.attempt(&mut request).await;
+            let delay = match &answer {
+                Err(Failure::Answer(error)) if Refusal::is_slow_down(error) => SLOW_DOWN_DELAY,
+                Err(Failure::Timeout | Failure::Answer(object_store::Error::Generic { .. })) => DELAY,
+                _ => return answer,
+            };
+            if retry >= self.limits.retries {
+                return answer;
             }
+            self.stats.repeated.fetch_add(1, Ordering::Relaxed);
+            self.delay_from(delay, retry).await;
         }
         Err(Failure::Timeout)
     }
 
     /// Waits before an attempt is repeated.
     pub(crate) async fn delay(&self, retry: u32) {
-        let longest = DELAY.saturating_mul(1 << retry.min(10)).min(DELAY_MAX);
+        self.delay_from(DELAY, retry).await;
+    }
+
+    async fn delay_from(&self, first: Duration, retry: u32) {
+        let longest = first.saturating_mul(1 << retry.min(10)).min(DELAY_MAX);
         self.clock.sleep(longest.mul_f64(rand::random_range(0.5..=1.0))).await;
     }
 
@@ -333,7 +350,7 @@ impl Requests {
             }
             #[cfg(feature = "http")]
             // Half of the room is for callers who wait.
-            Spawn::On(_) if self.permits.available_permits() < self.limits.in_flight / 2 => {
+            Spawn::On(_) if !self.width.is_half_free() => {
                 self.stats.left_behind.fetch_add(paths.len() as u64, Ordering::Relaxed);
             }
             #[cfg(feature = "http")]

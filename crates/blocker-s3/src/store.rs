@@ -14,13 +14,15 @@ use blocker::event::Event;
 use blocker::metrics::{Collect, Families};
 use blocker::*;
 use object_store::ObjectStore;
+use tokio::sync::Semaphore;
 
 use crate::change::{Act, Begun};
-use crate::config::S3Config;
+use crate::config::{COMPACTIONS_MAX, S3Config};
 use crate::core::Core;
 use crate::heads::Heads;
 use crate::layout::Layout;
 use crate::requests::{Limits, Requests, Spawn};
+use crate::room::Room;
 use crate::sweep::Swept;
 
 /// The longest page of a listing.
@@ -69,7 +71,7 @@ impl S3Store {
     #[cfg(feature = "http")]
     pub fn open_with(config: &S3Config, clock: Arc<dyn Clock>) -> Result<Self> {
         config.check()?;
-        let client = config.client()?;
+        let client = config.client(&clock)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(THREADS)
             .thread_name("blocker-s3")
@@ -112,8 +114,10 @@ impl S3Store {
             layout: Layout::new(&config.prefix),
             requests: Arc::new(Requests::new(store, spawn, Arc::clone(&clock), limits)),
             clock,
-            heads: Heads::new(config.heads_remembered_max),
+            heads: Heads::new(config.heads_bytes_max),
             events: EventHub::new(),
+            room: Room::new(config.bytes_in_flight_max),
+            compactions: Semaphore::new(COMPACTIONS_MAX),
             object_bytes_max: config.object_bytes_max,
         };
         let this = Self {
@@ -174,6 +178,7 @@ impl S3Store {
         let watched = begun.clone();
         let id = object.clone();
         self.check(call, watched, Some(&id), async move {
+            let _room = core.room.take(act.payload_bytes()).await;
             let (version, size_bytes) = core.change(&object, &act, &change, &begun).await?;
             Ok(ChangeReply::new(version, size_bytes, Durability::Stored))
         })
@@ -203,7 +208,10 @@ impl Blocker for S3Store {
 
     fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
         let (core, call) = (Arc::clone(&self.core), request.call);
-        self.check(&call, Begun::default(), None, async move { core.read(request).await })
+        self.check(&call, Begun::default(), None, async move {
+            let _room = core.room.take(request.len_bytes.min(core.object_bytes_max)).await;
+            core.read(request).await
+        })
     }
 
     fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
@@ -254,6 +262,7 @@ impl Blocker for S3Store {
         let (core, begun, call) = (Arc::clone(&self.core), Begun::default(), request.call);
         let (watched, to) = (begun.clone(), request.to.clone());
         self.check(&call, watched, Some(&to), async move {
+            let _room = core.room.take(core.object_bytes_max).await;
             let (version, size_bytes) = core.copy(&request, &begun).await?;
             Ok(ChangeReply::new(version, size_bytes, Durability::Stored))
         })
@@ -323,6 +332,10 @@ impl Collect for S3Store {
             "Requests sent again after a failure.",
             read(&stats.repeated),
         );
+        let help = "Answers that asked for fewer requests.";
+        into.counter("s3_slow_downs_total", help, read(&stats.slow_downs));
+        let help = "How many requests may be under way at once: fewer after the server has asked for that.";
+        into.gauge("s3_requests_in_flight_max", help, self.core.requests.width.now() as u64);
         let help = "Puts refused because the object had changed meanwhile.";
         into.counter("s3_conflicts_total", help, read(&stats.conflicts));
         let help = "Objects given a head, which they had not.";
