@@ -543,6 +543,7 @@ fn the_reference_names_every_metric() {
         let others = [
             "cached_file_",
             "cached_rados_",
+            "cached_s3_",
             "cached_memory_backend_",
             "cached_synapse_",
             "cached_journal_",

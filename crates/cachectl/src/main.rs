@@ -33,7 +33,8 @@ use output::Output;
 #[command(name = "cachectl", version, max_term_width = 100)]
 struct Arguments {
     /// file:DIR, memory:, rados:POOL[,KEY=VALUE]... (keys: conf, user, keyring, root, prefix, op_timeout_secs
-    /// and more; a wrong one lists them) or faulty:seed=N,...:BACKEND (keys: delay_us, delay_permille,
+    /// and more; a wrong one lists them), s3:BUCKET[,KEY=VALUE]... where it is built in (keys: endpoint,
+    /// region, prefix, credentials_file and more) or faulty:seed=N,...:BACKEND (keys: delay_us, delay_permille,
     /// error_permille, unknown_permille), synapse:HOST:PORT or synapse:unix:PATH for a server
     #[arg(short, long, value_name = "BACKEND", env = "CACHECTL_BACKEND")]
     backend: Option<BackendSpec>,

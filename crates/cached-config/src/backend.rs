@@ -1,6 +1,7 @@
 //! `[objects.backend]`: the store behind the object cache. `kind` selects it, and with it the other keys.
 
-use crate::error::{ConfigError, invalid, require, within};
+use crate::error::{ConfigError, can_be_read, require, within};
+use crate::s3_table::S3Table;
 use crate::size::Size;
 use ::synapse::{Address, AddressError, ClientConfig, Secret};
 use blocker::file::FileConfig;
@@ -21,6 +22,8 @@ pub enum BackendTable {
     File(FileTable),
     /// On a RADOS cluster.
     Rados(RadosTable),
+    /// In a bucket of S3.
+    S3(S3Table),
     /// On a synapse server.
     Synapse(RemoteTable),
 }
@@ -275,6 +278,7 @@ impl<'de> Deserialize<'de> for BackendTable {
             "memory" => keys(table).map(BackendTable::Memory),
             "file" => keys(table).map(BackendTable::File),
             "rados" => keys(table).map(BackendTable::Rados),
+            "s3" => keys(table).map(BackendTable::S3),
             "synapse" => keys(table).map(BackendTable::Synapse),
             _ => Err(format!("kind: is \"{kind}\"; it must be one of {}", kinds())),
         }
@@ -290,17 +294,6 @@ fn is_directory(key: &str, path: &Path) -> Result<(), ConfigError> {
     require(there.as_os_str().is_empty() || there.is_dir(), key, || {
         format!("is {}; {} is no directory", path.display(), there.display())
     })
-}
-
-/// Checks that the file can be read, if one is named.
-fn can_be_read(key: &str, path: &Path) -> Result<(), ConfigError> {
-    if path.as_os_str().is_empty() {
-        return Ok(());
-    }
-    match std::fs::File::open(path) {
-        Ok(_) => Ok(()),
-        Err(error) => invalid(key, format!("is {}, which cannot be read: {error}", path.display())),
-    }
 }
 
 /// Returns the kinds, as they are written in a file.
@@ -325,12 +318,24 @@ impl BackendTable {
             BackendTable::Memory(_) => "memory",
             BackendTable::File(_) => "file",
             BackendTable::Rados(_) => "rados",
+            BackendTable::S3(_) => "s3",
             BackendTable::Synapse(_) => "synapse",
         }
     }
 
     /// The kinds.
-    pub const KINDS: [&str; 4] = ["memory", "file", "rados", "synapse"];
+    pub const KINDS: [&str; 5] = ["memory", "file", "rados", "s3", "synapse"];
+
+    /// Returns the file with what the store demands of its clients, if there is one: no other users should be able to
+    /// read it.
+    #[must_use]
+    pub fn secret_file(&self) -> Option<&Path> {
+        match self {
+            BackendTable::Synapse(table) => Some(&*table.secret_file),
+            BackendTable::S3(table) => Some(&*table.credentials_file),
+            _ => None,
+        }
+    }
 
     /// Returns the number of file descriptors that the store may need.
     #[must_use]
@@ -341,6 +346,7 @@ impl BackendTable {
             BackendTable::Memory(_) => 0,
             BackendTable::File(file) => (file.open_files_max + file.threads + 16) as u64,
             BackendTable::Rados(_) => RADOS_DESCRIPTORS,
+            BackendTable::S3(table) => u64::from(table.requests_in_flight_max) + 16,
             BackendTable::Synapse(remote) => u64::from(remote.connections) + 8,
         }
     }
@@ -378,6 +384,7 @@ impl BackendTable {
                     "is \"rados\", which this cached was built without; build it with --features rados".into()
                 })
             }
+            BackendTable::S3(table) => table.check(),
             BackendTable::Synapse(table) => table.check(),
         }
     }

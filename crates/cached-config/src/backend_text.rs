@@ -1,6 +1,8 @@
-//! A backend in one line: `memory:`, `file:DIR`, `rados:POOL[,KEY=VALUE]...`, `synapse:ADDRESS`.
+//! A backend in one line: `memory:`, `file:DIR`, `rados:POOL[,KEY=VALUE]...`, `s3:BUCKET[,KEY=VALUE]...`,
+//! `synapse:ADDRESS`.
 
 use crate::backend::{BackendTable, FileTable, MemoryTable, RadosTable, RemoteTable};
+use crate::s3_table::S3Table;
 use std::fmt;
 use std::str::FromStr;
 
@@ -14,13 +16,14 @@ impl FromStr for BackendTable {
             Some(("file", "")) => Err("file: needs a directory".into()),
             Some(("file", dir)) => Ok(Self::File(FileTable { path: dir.into(), ..FileTable::default() })),
             Some(("rados", rest)) => rados(rest).map(Self::Rados),
+            Some(("s3", rest)) => s3(rest).map(Self::S3),
             Some(("synapse", "")) => Err("synapse: needs an address".into()),
             Some(("synapse", address)) => {
                 Ok(Self::Synapse(RemoteTable { address: address.into(), ..RemoteTable::default() }))
             }
             _ => Err(format!(
-                "{text:?} is no kind of backend; there are memory:, file:DIR, rados:POOL[,KEY=VALUE]... and \
-                 synapse:HOST:PORT"
+                "{text:?} is no kind of backend; there are memory:, file:DIR, rados:POOL[,KEY=VALUE]..., \
+                 s3:BUCKET[,KEY=VALUE]... and synapse:HOST:PORT"
             )),
         }
     }
@@ -33,6 +36,7 @@ impl fmt::Display for BackendTable {
             Self::Memory(_) => f.write_str("memory:"),
             Self::File(table) => write!(f, "file:{}", table.path.display()),
             Self::Rados(table) => write!(f, "rados:{}", table.pool),
+            Self::S3(table) => write!(f, "s3:{}", table.bucket),
             Self::Synapse(table) => write!(f, "synapse:{}", table.address),
         }
     }
@@ -66,6 +70,16 @@ fn rados(_: &str) -> Result<RadosTable, String> {
     Err("rados: is not built in; build with --features rados".into())
 }
 
+#[cfg(feature = "s3")]
+fn s3(text: &str) -> Result<S3Table, String> {
+    text.parse()
+}
+
+#[cfg(not(feature = "s3"))]
+fn s3(_: &str) -> Result<S3Table, String> {
+    Err("s3: is not built in; build with --features s3".into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -77,7 +91,7 @@ mod tests {
             matches!("file:/a:b".parse(), Ok(BackendTable::File(table)) if table.path.as_os_str() == "/a:b")
         );
         assert!(matches!("synapse:n:7".parse(), Ok(BackendTable::Synapse(table)) if table.address == "n:7"));
-        for wrong in ["", "memory", "memory:x", "file:", "rados:", "synapse:", "tape:0"] {
+        for wrong in ["", "memory", "memory:x", "file:", "rados:", "s3:", "synapse:", "tape:0"] {
             assert!(wrong.parse::<BackendTable>().is_err(), "{wrong}");
         }
         for text in ["memory:", "file:/a:b", "synapse:n:7"] {

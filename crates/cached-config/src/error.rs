@@ -53,6 +53,20 @@ pub fn within<T: PartialOrd + fmt::Display>(
     invalid(key, format!("is {value}; it must be between {} and {}", range.start(), range.end()))
 }
 
+/// Checks that the file can be read, if one is named.
+///
+/// # Errors
+/// [`ConfigError`] with why it cannot.
+pub(crate) fn can_be_read(key: &str, path: &Path) -> Result<(), ConfigError> {
+    if path.as_os_str().is_empty() {
+        return Ok(());
+    }
+    match std::fs::File::open(path) {
+        Ok(_) => Ok(()),
+        Err(error) => invalid(key, format!("is {}, which cannot be read: {error}", path.display())),
+    }
+}
+
 /// Returns the secret in the file `path`, or `None` if `path` is empty.
 ///
 /// # Errors

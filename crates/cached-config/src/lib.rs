@@ -1,6 +1,6 @@
 //! The configuration of an object cache and its store, and opening what it names.
 //!
-//! `cached`, `synapsed` and `cachectl` share this crate. A store is one of four kinds ([`BackendTable`]),
+//! `cached`, `synapsed` and `cachectl` share this crate. A store is one of five kinds ([`BackendTable`]),
 //! written as a table of a configuration file or in one line (`file:/var/lib/objects`); [`Store::open`] opens
 //! it and [`Store::close`] closes it in order. [`ObjectsTable`] has the keys of the object cache;
 //! [`begin_recovery`] begins what a cache with a journal has to recover, [`store_all`] stores what is dirty at
@@ -35,6 +35,7 @@ mod objects;
 mod open_wait;
 mod receive;
 mod recovery;
+mod s3_table;
 mod shutdown;
 mod size;
 mod store;
@@ -56,6 +57,7 @@ pub use objects::journal::{AtLimitName, DurabilityName, JournalTable};
 pub use objects::{NamespaceTable, ObjectsTable, Write, WriterName};
 pub use receive::CacheReceiveBuffers;
 pub use recovery::{begin_recovery, log_recovery, recovery_mistake};
+pub use s3_table::S3Table;
 pub use shutdown::{ShutdownError, close_stored_journal, flush_all, store_all};
 pub use size::Size;
 pub use store::{OpenError, OpenOptions, Store};

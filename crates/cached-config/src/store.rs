@@ -2,6 +2,7 @@
 
 use crate::backend::{BackendTable, FileTable, MemoryTable, RadosTable, RemoteTable};
 use crate::error::ConfigError;
+use crate::s3_table::S3Table;
 use blocker::file::FileConfig;
 use blocker::memory::MemoryConfig;
 use blocker::metrics::Collect;
@@ -119,6 +120,7 @@ impl Store {
             BackendTable::Memory(table) => Ok(memory(table, options)),
             BackendTable::File(table) => file(table, options),
             BackendTable::Rados(table) => rados(table, options),
+            BackendTable::S3(table) => s3(table, options),
             BackendTable::Synapse(table) => remote(table, options),
         };
         match &options.tracer {
@@ -269,6 +271,27 @@ fn rados(table: &RadosTable, options: &OpenOptions) -> Result<Store, OpenError> 
 #[cfg(not(feature = "rados"))]
 fn rados(_: &RadosTable, _: &OpenOptions) -> Result<Store, OpenError> {
     let why = "is \"rados\", which this program was built without".into();
+    Err(OpenError::Config(ConfigError { key: "objects.backend.kind".into(), why }))
+}
+
+#[cfg(feature = "s3")]
+fn s3(table: &S3Table, options: &OpenOptions) -> Result<Store, OpenError> {
+    let mut config = table.store(options.object_bytes_max);
+    if let Some(timeout) = options.timeout {
+        // What the store takes for one attempt, at least.
+        let timeout = timeout.max(Duration::from_secs(1));
+        config.request_timeout = config.request_timeout.min(timeout);
+        config.connect_timeout = config.connect_timeout.min(timeout);
+    }
+    let memory_bytes_max = config.memory_bytes_max();
+    let s3 = Arc::new(blocker_s3::S3Store::open(&config)?);
+    let (backend, metrics) = handles(&s3);
+    Ok(Store { backend, memory_bytes_max, secret: None, metrics, close: Close::Nothing })
+}
+
+#[cfg(not(feature = "s3"))]
+fn s3(_: &S3Table, _: &OpenOptions) -> Result<Store, OpenError> {
+    let why = "is \"s3\", which this program was built without".into();
     Err(OpenError::Config(ConfigError { key: "objects.backend.kind".into(), why }))
 }
 

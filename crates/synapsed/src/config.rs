@@ -138,10 +138,7 @@ impl Config {
 
     /// Returns warnings to log at the start.
     pub(crate) fn warnings(&self) -> Vec<String> {
-        let backend = match &self.backend {
-            BackendTable::Synapse(table) => secret_warning(&table.secret_file),
-            _ => None,
-        };
+        let backend = self.backend.secret_file().and_then(secret_warning);
         let admin = self.admin.as_ref().and_then(|table| secret_warning(&table.token_file));
         self.synapse.secret_warnings().into_iter().chain(backend).chain(admin).collect()
     }

@@ -409,7 +409,7 @@ pub struct JournalCommits {
 pub struct Store {
     /// What it is, in one line of a configuration.
     pub backend: String,
-    /// `memory`, `file`, `rados` or `synapse`.
+    /// `memory`, `file`, `rados`, `s3` or `synapse`.
     pub kind: &'static str,
     /// `serving`, or `away` if it answers nothing.
     pub state: &'static str,

@@ -137,11 +137,8 @@ impl Config {
     /// Returns warnings about the files of the secrets.
     pub fn secret_warnings(&self) -> Vec<String> {
         let listener = self.synapse.as_ref().map_or_else(Vec::new, SynapseTable::secret_warnings);
-        let store = match self.objects.as_ref().and_then(|objects| objects.backend.as_ref()) {
-            Some(BackendTable::Synapse(table)) => Some(&table.secret_file),
-            _ => None,
-        };
-        let store = store.and_then(|path| cached_config::secret_warning(path));
+        let store = self.objects.as_ref().and_then(|objects| objects.backend.as_ref());
+        let store = store.and_then(BackendTable::secret_file).and_then(cached_config::secret_warning);
         let admin = self.admin.as_ref().and_then(|table| cached_config::secret_warning(&table.token_file));
         listener.into_iter().chain(store).chain(admin).collect()
     }

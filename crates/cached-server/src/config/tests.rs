@@ -72,12 +72,12 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
         (
             "[objects.backend]\npath = \"x\"",
             "cached.toml:1: objects.backend: kind: is missing; it must be one of \"memory\", \"file\", \
-             \"rados\", \"synapse\"",
+             \"rados\", \"s3\", \"synapse\"",
         ),
         (
             "[objects.backend]\nkind = \"tape\"",
             "cached.toml:1: objects.backend: kind: is \"tape\"; it must be one of \"memory\", \
-             \"file\", \"rados\", \"synapse\"",
+             \"file\", \"rados\", \"s3\", \"synapse\"",
         ),
         (
             "[objects.backend]\nkind = \"file\"\npool = \"x\"\npath = \"y\"",
