@@ -193,7 +193,9 @@ impl Core {
         let (edits, payload) = act.edits();
         let (blob, orphans) = Default::default();
         let mut work = Work { object, act, change, begun, edits, payload, blob, orphans };
+        let turn = self.turns.turn(object, &*self.clock).await;
         let done = self.try_all(&mut work).await;
+        drop(turn);
         match &done {
             // The head that names the blob may be there, or come.
             Err(Error::OutcomeUnknown(_)) => {}

@@ -10,6 +10,7 @@ use crate::heads::Heads;
 use crate::layout::Layout;
 use crate::requests::Requests;
 use crate::room::Room;
+use crate::turns::Turns;
 
 /// What the handle of a store and its calls under way share.
 pub(crate) struct Core {
@@ -17,6 +18,7 @@ pub(crate) struct Core {
     pub(crate) requests: Arc<Requests>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) heads: Heads,
+    pub(crate) turns: Turns,
     pub(crate) events: EventHub,
     /// For the payloads of operations.
     pub(crate) room: Room,

@@ -8,6 +8,7 @@
 //! own:
 //!
 //! - `change.rs`: look, decide, put the bytes, put the head.
+//! - `turns.rs`: callers of one store that change one object wait for each other.
 //! - `content.rs`: which bytes of an object lie in which blob.
 //! - `swap.rs`: one head in place of another; what is done when the answer is lost.
 //! - `fence.rs`: how a claim reaches every object of a scope, those included that do not exist yet. With
@@ -66,6 +67,7 @@ mod store;
 mod swap;
 mod sweep;
 mod text;
+mod turns;
 mod width;
 
 pub use crate::config::S3Config;

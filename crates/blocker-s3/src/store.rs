@@ -24,6 +24,7 @@ use crate::layout::Layout;
 use crate::requests::{Limits, Requests, Spawn};
 use crate::room::Room;
 use crate::sweep::Swept;
+use crate::turns::Turns;
 
 /// The longest page of a listing.
 const LIST_ENTRIES_MAX: u32 = 10_000;
@@ -115,6 +116,7 @@ impl S3Store {
             requests: Arc::new(Requests::new(store, spawn, Arc::clone(&clock), limits)),
             clock,
             heads: Heads::new(config.heads_bytes_max),
+            turns: Turns::default(),
             events: EventHub::new(),
             room: Room::new(config.bytes_in_flight_max),
             compactions: Semaphore::new(COMPACTIONS_MAX),

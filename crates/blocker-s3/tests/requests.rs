@@ -14,7 +14,7 @@ use rand::rngs::SmallRng;
 use rand::seq::index::sample;
 use rand::{Rng, SeedableRng};
 
-use support::{Met, Quirk, Server, config, drive, object, open, read};
+use support::{Met, Quirk, Server, config, drive, interleave, object, open, read};
 
 const BUCKET: usize = 4096;
 
@@ -66,6 +66,33 @@ fn a_flush_of_scattered_ranges_is_two_puts() {
     assert!(all_bytes / FLUSHES <= 3 * 16 * BUCKET, "{} bytes on average", all_bytes / FLUSHES);
     assert_eq!(read(&store, &clock, &object("disk")).unwrap(), model);
     assert!(server.keys("d/").len() <= 97, "old blobs are removed");
+}
+
+/// Callers that change one object at the same time wait for each other, and none does its work twice.
+#[test]
+fn callers_of_one_store_do_not_make_each_other_repeat() {
+    const CALLERS: u8 = 6;
+    const ROUNDS: u8 = 5;
+    for seed in 0..20 {
+        let (server, clock) = (Server::new(seed), ManualClock::new());
+        let store = open(&server, &clock);
+        server.met();
+        server.disturb(0, 3);
+        let caller = |number: u8| {
+            let store = &store;
+            let task = async move {
+                for round in 0..ROUNDS {
+                    let data = vec![number * ROUNDS + round; 40_000];
+                    store.write(WriteRequest::new(object("shared"), 0, data)).await.unwrap();
+                }
+            };
+            Box::pin(task) as std::pin::Pin<Box<dyn Future<Output = ()>>>
+        };
+        interleave(&clock, seed, (0..CALLERS).map(caller).collect());
+        let puts = count(&server.met(), "put");
+        // A ghost at first, then a blob and a head for each.
+        assert_eq!(puts, 1 + 2 * usize::from(CALLERS * ROUNDS), "seed {seed}");
+    }
 }
 
 #[test]
