@@ -1,0 +1,381 @@
+//! A server of S3's protocol over real connections, in this process, that fails on request: answers that come late,
+//! are cut off or are lost, errors before and after the work is done, wishes for fewer requests.
+//!
+//! It keeps what the store needs: puts with conditions, gets with ranges and conditions, removals, listings by page.
+//! Signatures are not checked. Its ETags are those of the content, as S3's are, and its time stands still until a test
+//! moves it.
+
+use std::collections::BTreeMap;
+use std::collections::hash_map::DefaultHasher;
+use std::fmt::Write as _;
+use std::hash::{Hash, Hasher};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::ops::Bound;
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+
+/// What happens to one request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Trouble {
+    /// Nothing.
+    None,
+    /// It is not done, and answered with this status and code.
+    Refused(&'static str, &'static str),
+    /// It is done, and answered with an error all the same.
+    DoneAndFailed,
+    /// It is not done, and the connection is cut.
+    CutBefore,
+    /// It is done, and the connection is cut.
+    CutAfter,
+    /// It is done, and half of the answer is sent.
+    CutWithin,
+    /// It waits until it is released, and is done then.
+    HeldBefore,
+    /// It is done, and its answer waits until it is released.
+    HeldAfter,
+}
+
+/// A wish for fewer requests.
+pub(crate) const SLOW_DOWN: Trouble = Trouble::Refused("503 Slow Down", "SlowDown");
+
+/// One request.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Asked {
+    pub(crate) method: String,
+    /// The key, without the bucket; empty for the bucket itself.
+    pub(crate) key: String,
+    query: BTreeMap<String, String>,
+    headers: BTreeMap<String, String>,
+    body: Vec<u8>,
+}
+
+struct Stored {
+    body: Vec<u8>,
+    etag: String,
+    /// Seconds from the server's first moment.
+    at_secs: u64,
+}
+
+type Plan = Box<dyn FnMut(&Asked) -> Trouble + Send>;
+
+#[derive(Default)]
+struct State {
+    objects: BTreeMap<String, Stored>,
+    plan: Option<Plan>,
+    now_secs: u64,
+    /// How many requests are held or on their way again, and how many of them may go.
+    held: usize,
+    release: usize,
+}
+
+/// The server. Its threads end with the process.
+pub(crate) struct Double {
+    pub(crate) address: SocketAddr,
+    state: Arc<(Mutex<State>, Condvar)>,
+}
+
+struct Answer {
+    status: &'static str,
+    headers: Vec<(&'static str, String)>,
+    body: Vec<u8>,
+}
+
+impl Answer {
+    fn new(status: &'static str) -> Self {
+        Self { status, headers: Vec::new(), body: Vec::new() }
+    }
+
+    fn error(status: &'static str, code: &str) -> Self {
+        let body = format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>.</Message></Error>");
+        Self { body: body.into_bytes(), ..Self::new(status) }
+    }
+
+    fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.headers.push((name, value.into()));
+        self
+    }
+}
+
+impl Double {
+    pub(crate) fn new() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let state = Arc::new((Mutex::new(State::default()), Condvar::new()));
+        let shared = Arc::clone(&state);
+        std::thread::spawn(move || {
+            for connection in listener.incoming() {
+                let state = Arc::clone(&shared);
+                let Ok(connection) = connection else { continue };
+                std::thread::spawn(move || while serve(&connection, &state).is_some() {});
+            }
+        });
+        Self { address, state }
+    }
+
+    /// From now on `plan` decides what happens to each request.
+    pub(crate) fn trouble(&self, plan: impl FnMut(&Asked) -> Trouble + Send + 'static) {
+        self.state.0.lock().plan = Some(Box::new(plan));
+    }
+
+    /// Everything works again; what is held stays held.
+    pub(crate) fn heal(&self) {
+        self.state.0.lock().plan = None;
+    }
+
+    /// Waits until `count` requests are held.
+    pub(crate) fn wait_held(&self, count: usize) {
+        let mut state = self.state.0.lock();
+        while state.held < count {
+            self.state.1.wait(&mut state);
+        }
+    }
+
+    pub(crate) fn held(&self) -> usize {
+        self.state.0.lock().held
+    }
+
+    /// Lets all that is held go, and waits until it is done.
+    pub(crate) fn release(&self) {
+        let mut state = self.state.0.lock();
+        state.release = state.held;
+        self.state.1.notify_all();
+        while state.held > 0 {
+            self.state.1.wait(&mut state);
+        }
+    }
+
+    /// Moves the server's time.
+    pub(crate) fn advance(&self, secs: u64) {
+        self.state.0.lock().now_secs += secs;
+    }
+
+    /// All keys that begin with `prefix`.
+    pub(crate) fn keys(&self, prefix: &str) -> Vec<String> {
+        let state = self.state.0.lock();
+        state.objects.keys().filter(|key| key.starts_with(prefix)).cloned().collect()
+    }
+
+    /// Puts an object past the plan.
+    pub(crate) fn put(&self, key: &str, body: &[u8]) {
+        self.state.0.lock().put(key.to_owned(), body.to_vec());
+    }
+}
+
+/// Serves one request of a connection; `None` where it ends.
+fn serve(connection: &TcpStream, state: &(Mutex<State>, Condvar)) -> Option<()> {
+    // Each request is read to its end, so nothing of the next is lost: a client sends it after the answer.
+    let asked = read(connection)?;
+    let trouble = state.0.lock().plan.as_mut().map_or(Trouble::None, |plan| plan(&asked));
+    let answer = match trouble {
+        Trouble::CutBefore => return None,
+        Trouble::Refused(status, code) => Answer::error(status, code),
+        Trouble::HeldBefore => {
+            hold(state);
+            let answer = state.0.lock().answer(&asked);
+            let_go(state);
+            answer
+        }
+        _ => state.0.lock().answer(&asked),
+    };
+    let answer = match trouble {
+        Trouble::CutAfter => return None,
+        Trouble::DoneAndFailed => Answer::error("500 Internal Server Error", "InternalError"),
+        Trouble::HeldAfter => {
+            hold(state);
+            let_go(state);
+            answer
+        }
+        _ => answer,
+    };
+    let mut bytes = format!("HTTP/1.1 {}\r\n", answer.status);
+    for (name, value) in &answer.headers {
+        let _ = write!(bytes, "{name}: {value}\r\n");
+    }
+    let is_bodiless = answer.status.starts_with("304") || answer.status.starts_with("204");
+    if !is_bodiless && answer.headers.iter().all(|(name, _)| *name != "Content-Length") {
+        let _ = write!(bytes, "Content-Length: {}\r\n", answer.body.len());
+    }
+    bytes.push_str("\r\n");
+    let mut bytes = bytes.into_bytes();
+    if asked.method != "HEAD" {
+        bytes.extend_from_slice(&answer.body);
+    }
+    if trouble == Trouble::CutWithin {
+        let mut half = connection;
+        let _ = half.write_all(&bytes[..bytes.len() / 2]);
+        return None;
+    }
+    let mut connection = connection;
+    connection.write_all(&bytes).ok()
+}
+
+fn hold((state, changed): &(Mutex<State>, Condvar)) {
+    let mut state = state.lock();
+    state.held += 1;
+    changed.notify_all();
+    while state.release == 0 {
+        changed.wait(&mut state);
+    }
+    state.release -= 1;
+}
+
+fn let_go((state, changed): &(Mutex<State>, Condvar)) {
+    state.lock().held -= 1;
+    changed.notify_all();
+}
+
+fn read(connection: &TcpStream) -> Option<Asked> {
+    let mut from = BufReader::new(connection);
+    let mut line = String::new();
+    from.read_line(&mut line).ok().filter(|len| *len > 0)?;
+    let mut words = line.split(' ');
+    let (method, target) = (words.next()?.to_owned(), words.next()?.to_owned());
+    let (path, query) = target.split_once('?').unwrap_or((&target, ""));
+    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    let query = pairs.map(|(key, value)| (key.to_owned(), decode(value))).collect();
+    let key = path.trim_start_matches('/').split_once('/').map_or("", |(_, key)| key);
+    let mut asked = Asked { method, key: decode(key), query, ..Asked::default() };
+    loop {
+        line.clear();
+        from.read_line(&mut line).ok().filter(|len| *len > 0)?;
+        let Some((name, value)) = line.trim_end().split_once(':') else { break };
+        asked.headers.insert(name.to_ascii_lowercase(), value.trim().to_owned());
+    }
+    let len: u64 = asked.headers.get("content-length").map_or(0, |len| len.parse().unwrap());
+    from.take(len).read_to_end(&mut asked.body).ok().filter(|read| *read as u64 == len)?;
+    Some(asked)
+}
+
+fn decode(text: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        match byte {
+            b'%' => {
+                let digits = [rest.next().unwrap(), rest.next().unwrap()];
+                bytes.push(u8::from_str_radix(std::str::from_utf8(&digits).unwrap(), 16).unwrap());
+            }
+            b'+' => bytes.push(b' '),
+            byte => bytes.push(byte),
+        }
+    }
+    String::from_utf8(bytes).unwrap()
+}
+
+/// The time of day of a second of the server's first month.
+fn clock(secs: u64) -> (u64, String) {
+    let text = format!("{:02}:{:02}:{:02}", secs / 3600 % 24, secs / 60 % 60, secs % 60);
+    (1 + secs / 86_400, text)
+}
+
+impl State {
+    fn put(&mut self, key: String, body: Vec<u8>) -> String {
+        let mut hasher = DefaultHasher::new();
+        body.hash(&mut hasher);
+        let etag = format!("\"{:016x}\"", hasher.finish());
+        let stored = Stored { body, etag: etag.clone(), at_secs: self.now_secs };
+        self.objects.insert(key, stored);
+        etag
+    }
+
+    fn answer(&mut self, asked: &Asked) -> Answer {
+        let lost = Answer::error("412 Precondition Failed", "PreconditionFailed");
+        let missing = Answer::error("404 Not Found", "NoSuchKey");
+        let found = self.objects.get(&asked.key);
+        let header = |name: &str| asked.headers.get(name).map(String::as_str);
+        match asked.method.as_str() {
+            "PUT" => {
+                match (header("if-match"), found) {
+                    (Some(_), None) => return missing,
+                    (Some(wanted), Some(found)) if wanted != found.etag => return lost,
+                    _ => {}
+                }
+                if header("if-none-match") == Some("*") && found.is_some() {
+                    return lost;
+                }
+                Answer::new("200 OK").header("ETag", self.put(asked.key.clone(), asked.body.clone()))
+            }
+            "DELETE" => {
+                if let (Some(wanted), Some(found)) = (header("if-match"), found)
+                    && wanted != found.etag
+                {
+                    return lost;
+                }
+                self.objects.remove(&asked.key);
+                Answer::new("204 No Content")
+            }
+            _ if asked.key.is_empty() => self.list(&asked.query),
+            _ => {
+                let Some(found) = found else { return missing };
+                if header("if-none-match") == Some(&found.etag) {
+                    return Answer::new("304 Not Modified").header("ETag", &found.etag);
+                }
+                let (day, time) = clock(found.at_secs);
+                let dated = |answer: Answer| {
+                    let answer = answer.header("ETag", &found.etag);
+                    answer.header("Last-Modified", format!("Thu, {day:02} Jan 2026 {time} GMT"))
+                };
+                let len = found.body.len();
+                let Some(range) = header("range").and_then(|range| range.strip_prefix("bytes=")) else {
+                    let answer = dated(Answer::new("200 OK")).header("Content-Length", len.to_string());
+                    return Answer { body: found.body.clone(), ..answer };
+                };
+                let (first, last) = range.split_once('-').unwrap();
+                let (first, last): (usize, usize) = (first.parse().unwrap(), last.parse().unwrap());
+                if first >= len {
+                    return Answer::error("416 Range Not Satisfiable", "InvalidRange");
+                }
+                let last = last.min(len - 1);
+                let body = found.body[first..=last].to_vec();
+                let answer = dated(Answer::new("206 Partial Content"));
+                Answer { body, ..answer.header("Content-Range", format!("bytes {first}-{last}/{len}")) }
+            }
+        }
+    }
+
+    fn list(&self, query: &BTreeMap<String, String>) -> Answer {
+        let get = |name: &str| query.get(name).cloned().unwrap_or_default();
+        let (prefix, delimiter) = (get("prefix"), get("delimiter"));
+        let after = get("continuation-token").max(get("start-after"));
+        let max: usize = get("max-keys").parse().unwrap_or(1000);
+        let mut body = "<ListBucketResult>".to_owned();
+        let (mut last, mut count, mut is_cut) = (String::new(), 0, false);
+        for (key, stored) in self.objects.range::<str, _>((Bound::Excluded(&*after), Bound::Unbounded)) {
+            let Some(rest) = key.strip_prefix(&*prefix) else { continue };
+            let common = rest.split_once('/').filter(|_| !delimiter.is_empty());
+            if let Some((directory, _)) = common {
+                let common = format!("{prefix}{directory}/");
+                if last.starts_with(&common) || after.starts_with(&common) {
+                    continue;
+                }
+                if count == max {
+                    is_cut = true;
+                    break;
+                }
+                let _ = write!(body, "<CommonPrefixes><Prefix>{common}</Prefix></CommonPrefixes>");
+            } else {
+                if count == max {
+                    is_cut = true;
+                    break;
+                }
+                let (day, time) = clock(stored.at_secs);
+                let etag = stored.etag.trim_matches('"');
+                let _ = write!(
+                    body,
+                    "<Contents><Key>{key}</Key><Size>{}</Size><ETag>&quot;{etag}&quot;</ETag>\
+                     <LastModified>2026-01-{day:02}T{time}.000Z</LastModified></Contents>",
+                    stored.body.len()
+                );
+            }
+            last.clone_from(key);
+            count += 1;
+        }
+        if is_cut {
+            let _ = write!(body, "<NextContinuationToken>{last}</NextContinuationToken>");
+        }
+        let _ = write!(body, "<IsTruncated>{is_cut}</IsTruncated></ListBucketResult>");
+        Answer { body: body.into_bytes(), ..Answer::new("200 OK").header("Content-Type", "application/xml") }
+    }
+}
