@@ -94,7 +94,11 @@ impl Act {
                 let data = runs.iter().filter(|run| matches!(run.content, RunContent::Data(_)));
                 data.map(Run::len_bytes).sum()
             }
-            Self::Zeroes { .. } | Self::Discard { .. } | Self::Truncate { .. } | Self::Delete | Self::Touch => 0,
+            Self::Zeroes { .. }
+            | Self::Discard { .. }
+            | Self::Truncate { .. }
+            | Self::Delete
+            | Self::Touch => 0,
         }
     }
 

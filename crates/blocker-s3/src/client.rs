@@ -48,7 +48,7 @@ impl S3Config {
         builder.build().map_err(|error| Error::Invalid(one_line(&error).into()))
     }
 
-    fn client_options(&self) -> Result<ClientOptions> {
+    pub(crate) fn client_options(&self) -> Result<ClientOptions> {
         let mut options = ClientOptions::new()
             .with_allow_http(self.allow_http)
             .with_connect_timeout(self.connect_timeout)

@@ -167,6 +167,15 @@ impl S3Config {
         if self.sweep_age < SWEEP_AGE_MIN || self.sweep_age > SWEEP_AGE_MAX {
             return wrong("sweep_age_secs must be 900 to 31536000");
         }
+        // A writer that has lost an answer asks what has become of its change; meanwhile no trace of it may go.
+        let longest = (self.request_timeout + Duration::from_secs(5)) * (self.retries + 5) * 2;
+        if self.sweep_age < longest {
+            let text = format!(
+                "sweep_age_secs must be {} at least with these request_timeout_secs and retries",
+                longest.as_secs()
+            );
+            return Err(Error::Invalid(text.into()));
+        }
         let is_off = self.sweep_interval.is_zero();
         if !is_off && !(SWEEP_INTERVAL_MIN..=SWEEP_AGE_MAX).contains(&self.sweep_interval) {
             return wrong("sweep_interval_secs must be 60 to 31536000, or 0");

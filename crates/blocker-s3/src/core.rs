@@ -6,6 +6,7 @@ use blocker::Clock;
 use blocker::event::EventHub;
 use tokio::sync::Semaphore;
 
+use crate::forget::Remover;
 use crate::heads::Heads;
 use crate::layout::Layout;
 use crate::requests::Requests;
@@ -19,6 +20,8 @@ pub(crate) struct Core {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) heads: Heads,
     pub(crate) turns: Turns,
+    /// Removes objects on conditions, over HTTP.
+    pub(crate) remover: Remover,
     pub(crate) events: EventHub,
     /// For the payloads of operations.
     pub(crate) room: Room,

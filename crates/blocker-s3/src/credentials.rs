@@ -136,12 +136,14 @@ mod tests {
     #[test]
     fn a_profile_is_found_in_the_file() {
         let found = |profile| {
-            parse(FILE, profile).map(|found| format!("{} {} {:?}", found.key_id, found.secret_key, found.token))
+            parse(FILE, profile)
+                .map(|found| format!("{} {} {:?}", found.key_id, found.secret_key, found.token))
         };
         assert_eq!(found("default").unwrap(), "A B= None");
         assert_eq!(found("other").unwrap(), "C D Some(\"E\")");
         assert_eq!(found("third").unwrap_err(), "has no profile [third]");
-        let error = parse("[default]\naws_access_key_id = A\naws_secret_access_key =", "default").unwrap_err();
+        let error =
+            parse("[default]\naws_access_key_id = A\naws_secret_access_key =", "default").unwrap_err();
         assert_eq!(error, "its profile [default] lacks aws_secret_access_key");
     }
 

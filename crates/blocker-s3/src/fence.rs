@@ -22,12 +22,15 @@
 //! Between the two it makes sure that no other writer holds the epoch in a scope that overlaps
 //! (`exclusive.rs`); if one does, it is refused, and has raised an epoch that no writer was promised.
 //!
-//! **Rule 3.** A fence never falls, and no head is removed; deleting leaves a ghost.
+//! **Rule 3.** The fence of a head never falls. Deleting leaves a ghost. A ghost is removed only if it is still,
+//! byte for byte, one whose fence is not above the epochs of its scopes, and that was never claimed by itself
+//! (`forget.rs`); those epochs never fall either, so the next head of that name has no lower fence.
 //!
 //! *Claim: no change of an epoch below e is applied after the claim of e has returned.* Suppose one is, to an
 //! object X at time T. By rule 1 it met a fence f < e. Let I < S < C ≤ T be the times of the steps of the
-//! introduction that set the first fence of X; f never fell, so at C the fence was below e, so the epoch read
-//! at S was below e, so S < R, so I < R. Hence X's head existed from before R: all through the claim's
+//! introduction that set the first fence of that head of X, since it was last created; f never fell, so at C the
+//! fence was below e, so the epoch read at S was below e, so S < R, so I < R. It was not removed in between, or the
+//! put at C would have been refused. Hence X's head existed from before R: all through the claim's
 //! listing, which therefore met it, at a time K < T. If C < K, there was a fence, and it was raised to e if
 //! it was below: it is not below e at T. If K < C, there was no fence, and the head was replaced: the put at C
 //! met another ETag, and was refused. Either way a contradiction. ∎

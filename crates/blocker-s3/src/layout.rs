@@ -6,6 +6,7 @@
 //! [PREFIX/]c/all                               the record of everything
 //! [PREFIX/]c/<namespace>/scope                 the record of a namespace
 //! [PREFIX/]c/<namespace>/domain.<16 hex>       the record of an order domain
+//! [PREFIX/]s/last                              when the last sweep began
 //! [PREFIX/]p/...                               what the probe at the start writes, and removes
 //!
 //! namespace = n.<text> | x.<hex> | s.<SHA-256 in hex>
@@ -146,6 +147,12 @@ impl Layout {
     /// Whether the keys of a namespace have its name.
     pub(crate) fn has_name(&self, namespace: &Namespace) -> bool {
         !namespace_segment(namespace).starts_with("s.")
+    }
+
+    /// The key whose age is that of the last sweep.
+    #[cfg(feature = "http")]
+    pub(crate) fn last_sweep(&self) -> Path {
+        self.path("s/last")
     }
 
     /// A key for the probe.

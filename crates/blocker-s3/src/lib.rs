@@ -18,11 +18,13 @@
 //! - `requests.rs`: time limits and repetition; `width.rs`: the number of requests at once, which is less for
 //!   a while when the server asks for it; `refusal.rs`: what a server's refusal means.
 //! - `room.rs`: how much payload is under way at once.
-//! - `sweep.rs`: removes what writers have left that died in the middle of a change.
+//! - `sweep.rs`: removes what writers have left that died in the middle of a change; `sweeper.rs`: when, and by
+//!   which program.
+//! - `forget.rs`: which heads of deleted objects may be removed, and how.
 //!
 //! Known limits: a listing reads every head that is not remembered; a deleted object leaves a head of some
-//! 150 bytes for ever, since its version and its fence must not be forgotten and servers have no conditional
-//! removal that can be relied on; a copy goes through the client; events of other clients are not received.
+//! 150 bytes, until a sweep after the next claim of its namespace, and for ever on servers that ignore conditions
+//! of removals; a copy goes through the client; events of other clients are not received.
 //! Blobs carry no checksum of the store's own.
 //!
 //! The client that speaks HTTP is the feature `http`, off by default: it brings many crates. Without it a
@@ -53,6 +55,7 @@ mod core;
 mod credentials;
 mod exclusive;
 mod fence;
+mod forget;
 mod head;
 mod heads;
 mod layout;
@@ -61,11 +64,15 @@ mod probe;
 mod read;
 mod record;
 mod refusal;
+#[cfg(feature = "http")]
+mod remover;
 mod requests;
 mod room;
 mod store;
 mod swap;
 mod sweep;
+#[cfg(feature = "http")]
+mod sweeper;
 mod text;
 mod turns;
 mod width;

@@ -59,6 +59,10 @@ pub(crate) struct Stats {
     pub(crate) introduced: AtomicU64,
     pub(crate) compacted: AtomicU64,
     pub(crate) left_behind: AtomicU64,
+    pub(crate) sweeps: AtomicU64,
+    pub(crate) sweeps_failed: AtomicU64,
+    pub(crate) swept: AtomicU64,
+    pub(crate) forgotten: AtomicU64,
 }
 
 /// The limits of requests.
@@ -287,7 +291,14 @@ impl Requests {
         let etag = if bare { etag.trim_matches('"') } else { etag };
         let update = UpdateVersion { e_tag: Some(etag.to_owned()), version: None };
         let put = self.attempt(|store| self.put(store, path, body, PutMode::Update(update))).await;
-        self.put_answer(path, put)
+        match put {
+            // There is nothing to replace. A bucket that is gone is a refusal.
+            Err(Failure::Answer(object_store::Error::NotFound { .. })) => {
+                self.stats.conflicts.fetch_add(1, Ordering::Relaxed);
+                Put::Lost
+            }
+            put => self.put_answer(path, put),
+        }
     }
 
     fn put(
@@ -418,12 +429,28 @@ impl Requests {
     /// # Errors
     /// Those of reads.
     pub(crate) async fn meta(&self, path: &Path) -> Result<ObjectMeta> {
+        self.head(path).await.map_err(|failure| self.error(path, failure))
+    }
+
+    /// The same; `None` if there is no such object.
+    ///
+    /// # Errors
+    /// Those of reads.
+    pub(crate) async fn meta_if_there(&self, path: &Path) -> Result<Option<ObjectMeta>> {
+        match self.head(path).await {
+            Ok(meta) => Ok(Some(meta)),
+            Err(Failure::Answer(object_store::Error::NotFound { .. })) => Ok(None),
+            Err(failure) => Err(self.error(path, failure)),
+        }
+    }
+
+    async fn head(&self, path: &Path) -> Result<ObjectMeta, Failure> {
         let request = |store: Arc<dyn ObjectStore>| -> Work<ObjectMeta> {
             self.stats.gets.fetch_add(1, Ordering::Relaxed);
             let path = path.clone();
             Box::pin(async move { store.head(&path).await })
         };
-        self.repeat(request).await.map_err(|failure| self.error(path, failure))
+        self.repeat(request).await
     }
 
     /// Why a request failed that has changed nothing, or nothing that matters.

@@ -19,11 +19,16 @@ use tokio::sync::Semaphore;
 use crate::change::{Act, Begun};
 use crate::config::{COMPACTIONS_MAX, S3Config};
 use crate::core::Core;
+use crate::forget::Remover;
 use crate::heads::Heads;
 use crate::layout::Layout;
+#[cfg(feature = "http")]
+use crate::remover::SignedRemover;
 use crate::requests::{Limits, Requests, Spawn};
 use crate::room::Room;
 use crate::sweep::Swept;
+#[cfg(feature = "http")]
+use crate::sweeper;
 use crate::turns::Turns;
 
 /// The longest page of a listing.
@@ -40,7 +45,7 @@ const THREADS: usize = 2;
 /// Several stores, in several processes, may use the same bucket and prefix: every change is decided by the
 /// server.
 pub struct S3Store {
-    core: Arc<Core>,
+    pub(crate) core: Arc<Core>,
     /// What requests run on; none where they run in the caller's poll.
     #[cfg(feature = "http")]
     runtime: Option<tokio::runtime::Runtime>,
@@ -73,16 +78,25 @@ impl S3Store {
     pub fn open_with(config: &S3Config, clock: Arc<dyn Clock>) -> Result<Self> {
         config.check()?;
         let client = config.client(&clock)?;
+        let signer = client.clone();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(THREADS)
             .thread_name("blocker-s3")
             .enable_all()
             .build()
             .map_err(|error| Error::from_io(&error, "starting the threads for requests"))?;
-        let spawn = Spawn::On(runtime.handle().clone());
-        let mut this = Self::start(config, Arc::new(client), spawn, clock);
+        let handle = runtime.handle().clone();
+        let mut this = SignedRemover::new(config, signer, handle.clone()).and_then(|remover| {
+            Self::start(config, Arc::new(client), Spawn::On(handle), clock, Some(remover))
+        });
         match &mut this {
-            Ok(this) => this.runtime = Some(runtime),
+            Ok(this) => {
+                if !config.sweep_interval.is_zero() {
+                    let core = Arc::downgrade(&this.core);
+                    runtime.spawn(sweeper::run(core, config.sweep_interval, config.sweep_age));
+                }
+                this.runtime = Some(runtime);
+            }
             Err(_) => runtime.shutdown_background(),
         }
         this
@@ -97,7 +111,7 @@ impl S3Store {
     /// store that ignores conditions of puts, `Denied` without rights, `Retryable` if it does not answer.
     pub fn open_over(config: &S3Config, store: Arc<dyn ObjectStore>, clock: Arc<dyn Clock>) -> Result<Self> {
         config.check()?;
-        Self::start(config, store, Spawn::Inline, clock)
+        Self::start(config, store, Spawn::Inline, clock, None)
     }
 
     fn start(
@@ -105,6 +119,7 @@ impl S3Store {
         store: Arc<dyn ObjectStore>,
         spawn: Spawn,
         clock: Arc<dyn Clock>,
+        remover: Remover,
     ) -> Result<Self> {
         let limits = Limits {
             timeout: config.request_timeout,
@@ -117,6 +132,7 @@ impl S3Store {
             clock,
             heads: Heads::new(config.heads_bytes_max),
             turns: Turns::default(),
+            remover,
             events: EventHub::new(),
             room: Room::new(config.bytes_in_flight_max),
             compactions: Semaphore::new(COMPACTIONS_MAX),
@@ -132,8 +148,10 @@ impl S3Store {
     }
 
     /// Removes blobs that no head names and that are older than `age`: what writers have left that died in
-    /// the middle of a change. An hour is a good age, and 15 minutes the least that is safe beside other
-    /// writers. Returns what was found.
+    /// the middle of a change; and the heads of objects that have been deleted for so long, where nothing depends on
+    /// them and the server keeps conditions of removals. An hour is a good age, and 15 minutes the least that is safe
+    /// beside other writers. Returns what was found. A store over HTTP does it from time to time by itself
+    /// ([`S3Config::sweep_interval`]).
     ///
     /// # Errors
     /// `Retryable`, `Denied`, `Corrupt`. What was removed until then stays removed.
@@ -346,6 +364,13 @@ impl Collect for S3Store {
         into.counter("s3_objects_compacted_total", help, read(&stats.compacted));
         let help = "Blobs that are of no use any more and were left to a sweep.";
         into.counter("s3_blobs_left_total", help, read(&stats.left_behind));
+        into.counter("s3_sweeps_total", "Sweeps that this program has made.", read(&stats.sweeps));
+        let help = "Sweeps that have failed before their end.";
+        into.counter("s3_sweeps_failed_total", help, read(&stats.sweeps_failed));
+        let help = "Blobs that sweeps have removed.";
+        into.counter("s3_blobs_swept_total", help, read(&stats.swept));
+        let help = "Heads of deleted objects that sweeps have removed.";
+        into.counter("s3_heads_forgotten_total", help, read(&stats.forgotten));
         let help = "Objects with a change of unknown outcome that has not been read back yet.";
         into.gauge("s3_objects_unsettled", help, self.core.heads.unsettled_count() as u64);
     }

@@ -1,4 +1,4 @@
-//! The sweep: finds blobs that no head names and removes them.
+//! The sweep: finds blobs that no head names and removes them, and then what `forget.rs` finds.
 //!
 //! A blob is orphaned where a writer died between it and its head, where the answer to a head was lost, or
 //! where old blobs were left behind. One that is younger than the age given may still be waiting for its
@@ -10,6 +10,7 @@
 //! one that the sweep puts to learn the time.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use blocker::{Error, ObjectId, Result};
@@ -32,6 +33,8 @@ pub struct Swept {
     pub removed: u64,
     /// The bytes of the removed orphans.
     pub removed_bytes: u64,
+    /// The number of heads of deleted objects that it has removed.
+    pub forgotten: u64,
 }
 
 impl Core {
@@ -63,6 +66,8 @@ impl Core {
                 }
             }
         }
+        let age = i64::try_from(age.as_secs()).unwrap_or(i64::MAX);
+        swept.forgotten = self.forget(now.saturating_sub(age)).await?;
         Ok(swept)
     }
 
@@ -92,6 +97,7 @@ impl Core {
         }
         for (blob, len_bytes) in blobs {
             self.requests.delete(&self.layout.blob(object, blob)).await?;
+            self.requests.stats.swept.fetch_add(1, Ordering::Relaxed);
             swept.removed += 1;
             swept.removed_bytes += len_bytes;
         }
@@ -99,7 +105,7 @@ impl Core {
     }
 
     /// The server's time in seconds since 1970.
-    async fn server_time(&self) -> Result<i64> {
+    pub(crate) async fn server_time(&self) -> Result<i64> {
         let path = self.layout.probe(rand::random());
         self.requests.put_blob(&path, bytes::Bytes::from_static(b"what time is it")).await?;
         let meta = self.requests.meta(&path).await;

@@ -22,7 +22,9 @@ use rand::{Rng, SeedableRng};
 
 use http::{Asked, Double, SLOW_DOWN, Trouble};
 
-/// Attempts fail after a second: the tests of late answers wait for that.
+/// After how long an attempt fails in the tests of late answers, which wait for that: long enough for a busy machine.
+const SHORT: Duration = Duration::from_secs(3);
+
 fn config(server: &Double) -> S3Config {
     let address = server.address;
     let text = format!("bucket,endpoint=http://{address},allow_http=true,anonymous=true");
@@ -33,7 +35,7 @@ fn config(server: &Double) -> S3Config {
 
 fn impatient(server: &Double) -> S3Store {
     let mut config = config(server);
-    config.request_timeout = Duration::from_secs(1);
+    config.request_timeout = SHORT;
     S3Store::open(&config).unwrap()
 }
 
@@ -164,11 +166,7 @@ fn nothing_is_lost_or_made_up_by_trouble_on_the_way() {
 }
 
 /// Holds the first request that `is_it`.
-fn hold_once(
-    server: &Double,
-    trouble: Trouble,
-    is_it: impl Fn(&Asked) -> bool + Send + 'static,
-) {
+fn hold_once(server: &Double, trouble: Trouble, is_it: impl Fn(&Asked) -> bool + Send + 'static) {
     let mut is_over = false;
     server.trouble(move |asked| {
         if is_over || !is_it(asked) {
@@ -183,7 +181,8 @@ fn hold_once(
 fn a_put_that_arrives_late_changes_nothing() {
     let server = Double::new();
     let (store, disk) = (impatient(&server), object("disk"));
-    let write = |byte: u8| block_on(store.write_full(WriteFullRequest::new(disk.clone(), vec![byte; 50_000])));
+    let write =
+        |byte: u8| block_on(store.write_full(WriteFullRequest::new(disk.clone(), vec![byte; 50_000])));
     write(1).unwrap();
     for (round, trouble) in [(2, Trouble::HeldBefore), (4, Trouble::HeldAfter)] {
         for kind in ["h/", "d/"] {
@@ -203,7 +202,7 @@ fn a_put_that_arrives_late_changes_nothing() {
 fn a_server_that_does_not_answer_is_an_error_and_no_wait_without_end() {
     let server = Double::new();
     let mut config = config(&server);
-    (config.request_timeout, config.retries) = (Duration::from_secs(1), 1);
+    (config.request_timeout, config.retries) = (SHORT, 1);
     let (store, disk) = (S3Store::open(&config).unwrap(), object("disk"));
     block_on(store.write(WriteRequest::new(disk.clone(), 0, vec![1; 50_000]))).unwrap();
     server.trouble(|_| Trouble::HeldBefore);

@@ -204,7 +204,8 @@ mod tests {
         let table: S3Table = line.parse().unwrap();
         let config: S3Config = line.parse().unwrap();
         assert_eq!(format!("{:?}", table.store(1)), format!("{config:?}"));
-        let default = toml::Table::try_from(S3Table { object_bytes_max: Some(Size(1)), ..S3Table::default() });
+        let default =
+            toml::Table::try_from(S3Table { object_bytes_max: Some(Size(1)), ..S3Table::default() });
         let table = toml::Table::try_from(&table).unwrap();
         for (key, value) in default.unwrap() {
             assert!(table[&key] != value || key == "anonymous", "{key} is as without the line");

@@ -1,0 +1,133 @@
+//! Forgetting: removes the heads that deleted objects have left, where nothing depends on them any more.
+//!
+//! A ghost keeps three things: its fence, the stamp of the deletion, which keeps older changes of the same writer out,
+//! and a version that must not come again. A name without a head gets its fence from its scopes and a version drawn at
+//! random. So a ghost may go once
+//!  - it is older than a sweep's age, so that no writer still asks what has become of a change that it has lost sight of,
+//!  - it was never claimed by itself, and its fences are not above those of its scopes, which never fall,
+//!  - its stamp is of an epoch below that of its scopes, which refuse that writer by now.
+//!
+//! It must go only if it is still the ghost that was judged: another writer may have made an object of it since, or make
+//! it at any moment. So it is removed on the condition of its ETag, and no two bodies are alike. Not every server
+//! keeps that condition; each sweep tries it out first, and leaves ghosts alone where it is ignored.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use blocker::{ObjectId, Result};
+use futures_util::future::BoxFuture;
+use futures_util::{StreamExt, TryStreamExt};
+use object_store::ObjectMeta;
+use object_store::path::Path;
+
+use crate::core::Core;
+use crate::fence::Scopes;
+use crate::head::{Claim, Head};
+use crate::layout::Spelling;
+
+/// No ghost without order domains is larger; those of objects with much in them are.
+const GHOST_BYTES_MAX: u64 = 512;
+/// An ETag that the probe's object does not have.
+const WRONG_ETAG: &str = "\"00000000000000000000000000000000\"";
+/// How many heads are looked at at once.
+const AT_ONCE: usize = 8;
+/// How many heads are listed at once.
+const HEADS_AT_ONCE: usize = 1000;
+
+/// Removes objects on a condition, which [`object_store::ObjectStore`] cannot.
+pub(crate) trait RemoveIf: Send + Sync {
+    /// Removes an object if it has this ETag. Whether it did.
+    fn remove_if<'a>(&'a self, path: &'a Path, etag: &'a str) -> BoxFuture<'a, Result<bool>>;
+}
+
+/// A remover, where there is one.
+pub(crate) type Remover = Option<Arc<dyn RemoveIf>>;
+
+impl Core {
+    /// Removes the ghosts that nothing depends on and that are older than `oldest`, in seconds since 1970. Returns
+    /// their number.
+    pub(crate) async fn forget(&self, oldest: i64) -> Result<u64> {
+        let Some(remover) = &self.remover else { return Ok(0) };
+        if !self.keeps_conditions_of_removals(&**remover).await? {
+            return Ok(0);
+        }
+        let mut forgotten = 0;
+        for directory in self.requests.directories(&self.layout.all_heads()).await? {
+            let Some(namespace) = self.namespace_at(&directory).await? else { continue };
+            for spelling in Spelling::ALL {
+                let under = self.layout.heads(&namespace, spelling);
+                let mut after: Option<Path> = None;
+                loop {
+                    let page = self.requests.list(&under, after.as_ref(), HEADS_AT_ONCE).await?;
+                    after = page.last().map(|last| last.location.clone());
+                    let is_last = page.len() < HEADS_AT_ONCE;
+                    let is_old = |meta: &ObjectMeta| {
+                        meta.size <= GHOST_BYTES_MAX && meta.last_modified.timestamp() <= oldest
+                    };
+                    let objects = page.iter().filter(|meta| is_old(meta)).filter_map(|meta| {
+                        let name = self.layout.name_of(&meta.location)?;
+                        Some(ObjectId::new(namespace.clone(), name))
+                    });
+                    let objects: Vec<ObjectId> = objects.collect();
+                    let gone: Vec<bool> = futures_util::stream::iter(objects)
+                        .map(|object| self.forget_one(object, &**remover))
+                        .buffer_unordered(AT_ONCE)
+                        .try_collect()
+                        .await?;
+                    forgotten += gone.into_iter().filter(|gone| *gone).count() as u64;
+                    if is_last {
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(forgotten)
+    }
+
+    async fn forget_one(&self, object: ObjectId, remover: &dyn RemoveIf) -> Result<bool> {
+        let Some(ghost) = self.look(&object).await?.filter(|seen| may_go(&seen.head, None)) else {
+            return Ok(false);
+        };
+        let mut scopes = self.scopes(&object.namespace, None).await?;
+        for (domain, fence) in &ghost.head.domains {
+            scopes.domain = self.scopes(&object.namespace, Some(*domain)).await?.domain;
+            if *fence > scopes.domain {
+                return Ok(false);
+            }
+        }
+        if !may_go(&ghost.head, Some(scopes)) {
+            return Ok(false);
+        }
+        let is_gone = remover.remove_if(&self.layout.head(&object), &ghost.etag).await?;
+        if is_gone {
+            self.heads.forget(&object);
+            self.requests.stats.forgotten.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(is_gone)
+    }
+
+    /// Whether the server removes an object only if it has the ETag that was named.
+    async fn keeps_conditions_of_removals(&self, remover: &dyn RemoveIf) -> Result<bool> {
+        let path = self.layout.probe(rand::random());
+        let body = bytes::Bytes::from_static(b"a probe of removals");
+        self.requests.put_blob(&path, body).await?;
+        let etag = self.requests.meta(&path).await?.e_tag.unwrap_or_default();
+        // A refusal of another kind is an answer as well: such a server does not know them.
+        let is_ignored = remover.remove_if(&path, WRONG_ETAG).await.unwrap_or(true);
+        let is_there = self.requests.meta_if_there(&path).await?.is_some();
+        let is_kept = !is_ignored && is_there && remover.remove_if(&path, &etag).await.unwrap_or(false);
+        let is_kept = is_kept && self.requests.meta_if_there(&path).await?.is_none();
+        self.requests.delete(&path).await?;
+        Ok(is_kept)
+    }
+}
+
+/// Whether nothing depends on the ghost, as far as its scopes are known.
+fn may_go(head: &Head, scopes: Option<Scopes>) -> bool {
+    let is_free = !head.is_there && head.claim == Claim::default();
+    is_free
+        && scopes.is_none_or(|scopes| {
+            let is_fenced = head.fence.is_none_or(|fence| fence <= scopes.whole);
+            is_fenced && head.stamp.is_none_or(|stamp| stamp.epoch.0 < scopes.whole)
+        })
+}

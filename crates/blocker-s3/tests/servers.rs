@@ -1,0 +1,156 @@
+//! The store on servers that others have made, over HTTP with signed requests: the conformance suite, several programs
+//! that change one object, bytes that are damaged behind the store's back, and what cannot be reached.
+//!
+//! `docs/s3.md` has a table of what works on which.
+
+#![cfg(feature = "http")]
+
+#[path = "support/outside.rs"]
+mod outside;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use blocker::conformance::{Harness, Options, run};
+use blocker::executor::block_on;
+use blocker::{
+    Blocker, CompareAndWriteRequest, Error, ListRequest, Name, Namespace, ObjectId, ReadRequest, WriteRequest,
+};
+use blocker_s3::S3Store;
+use blocker_s3::object_store::ObjectStoreExt;
+use blocker_s3::object_store::signer::Method;
+use futures_util::StreamExt;
+
+use outside::{Outside, ask};
+
+/// Each case has a prefix of its own, so that whatever it claims binds no other.
+struct On<'a>(&'a Outside, AtomicU32);
+
+impl On<'_> {
+    fn open(&self) -> Arc<dyn Blocker> {
+        let prefix = format!("t{}", self.1.load(Ordering::Relaxed));
+        Arc::new(S3Store::open(&self.0.config(&prefix)).unwrap())
+    }
+}
+
+impl Harness for On<'_> {
+    fn backend(&self) -> Arc<dyn Blocker> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.open()
+    }
+
+    fn power_cycle(&self) -> Option<Arc<dyn Blocker>> {
+        Some(self.open())
+    }
+}
+
+fn disk() -> ObjectId {
+    ObjectId::new(Namespace::new("vm").unwrap(), Name::copy_from(b"disk").unwrap())
+}
+
+/// Several programs add to one number; none of their additions is lost.
+fn programs_lose_no_update(server: &Outside) {
+    const PROGRAMS: u64 = 4;
+    const ADDITIONS: u64 = 10;
+    let open = || S3Store::open(&server.config("shared")).unwrap();
+    block_on(open().write(WriteRequest::new(disk(), 0, 0_u64.to_le_bytes().to_vec()))).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..PROGRAMS {
+            scope.spawn(|| {
+                let store = open();
+                let mut found = 0_u64;
+                for _ in 0..ADDITIONS {
+                    loop {
+                        let (old, new) = (found.to_le_bytes().to_vec(), (found + 1).to_le_bytes().to_vec());
+                        let added = store.compare_and_write(CompareAndWriteRequest::new(disk(), 0, old, new));
+                        match block_on(added) {
+                            Ok(_) => break,
+                            Err(Error::Mismatch { .. } | Error::Retryable(_)) => {}
+                            Err(error) => panic!("{}: {error}", server.name),
+                        }
+                        let bytes =
+                            block_on(store.read(ReadRequest::new(disk(), 0, 8))).unwrap().data.to_vec();
+                        found = u64::from_le_bytes(bytes.try_into().unwrap());
+                    }
+                    found += 1;
+                }
+            });
+        }
+    });
+    let bytes = block_on(open().read(ReadRequest::new(disk(), 0, 8))).unwrap().data.to_vec();
+    assert_eq!(bytes, (PROGRAMS * ADDITIONS).to_le_bytes(), "{}", server.name);
+}
+
+/// Blobs that are cut off, or gone, under their head.
+fn damaged_blobs_are_noticed(server: &Outside) {
+    let store = S3Store::open(&server.config("damage")).unwrap();
+    block_on(store.write(WriteRequest::new(disk(), 0, vec![1; 100_000]))).unwrap();
+    let client = server.client("bucket");
+    let blobs = ask(&client, async |client| client.list(Some(&"damage/d".into())).collect::<Vec<_>>().await);
+    let [Ok(blob)] = &blobs[..] else { panic!("{blobs:?}") };
+    let damaged = || block_on(store.read(ReadRequest::new(disk(), 60_000, 10_000))).map(drop).unwrap_err();
+    for left in [65_000, 50_000, 0] {
+        ask(&client, async |client| client.put(&blob.location, vec![1; left].into()).await).unwrap();
+        assert_eq!(damaged().kind(), "corrupt", "{}, {left} bytes: {}", server.name, damaged());
+    }
+    ask(&client, async |client| client.delete(&blob.location).await).unwrap();
+    assert_eq!(damaged().kind(), "corrupt", "{}: {}", server.name, damaged());
+}
+
+/// A bucket that is removed: its objects are not missing, they cannot be reached. And one that never was there.
+fn a_bucket_that_is_gone_is_no_missing_object(server: &Outside) {
+    server.bucket(Method::PUT, "short-lived");
+    let mut config = server.config("");
+    config.bucket = "short-lived".into();
+    let store = S3Store::open(&config).unwrap();
+    server.bucket(Method::DELETE, "short-lived");
+    let read = store.read(ReadRequest::new(disk(), 0, 1));
+    let write = store.write(WriteRequest::new(disk(), 0, b"x"));
+    let list = store.list(ListRequest::new(disk().namespace));
+    for error in [
+        block_on(read).map(drop).unwrap_err(),
+        block_on(write).map(drop).unwrap_err(),
+        block_on(list).map(drop).unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), "denied", "{}: {error}", server.name);
+    }
+    config.bucket = "nowhere".into();
+    let error = S3Store::open(&config).map(drop).unwrap_err();
+    assert_eq!(error.kind(), "denied", "{}: {error}", server.name);
+}
+
+fn serves(server: Option<Outside>) {
+    let Some(server) = server else { return };
+    let mut options = Options::default();
+    options.exclusive = true;
+    let report = run(&On(&server, AtomicU32::new(0)), &options);
+    report.cases.iter().for_each(|case| println!("{case}"));
+    report.assert_passed();
+    programs_lose_no_update(&server);
+    damaged_blobs_are_noticed(&server);
+    a_bucket_that_is_gone_is_no_missing_object(&server);
+    if server.name != "moto" {
+        let error = S3Store::open(&server.config_with_wrong_secret()).map(drop).unwrap_err();
+        assert_eq!(error.kind(), "denied", "{}: {error}", server.name);
+    }
+    let mut config = server.config("");
+    drop(server);
+    (config.credentials_file, config.anonymous) = (None, true);
+    let error = S3Store::open(&config).map(drop).unwrap_err();
+    assert!(matches!(error, Error::Retryable(_)), "{error}");
+}
+
+#[test]
+fn moto() {
+    serves(Outside::moto());
+}
+
+#[test]
+fn versitygw() {
+    serves(Outside::versitygw());
+}
+
+#[test]
+fn radosgw() {
+    serves(Outside::radosgw());
+}

@@ -1,0 +1,286 @@
+//! Servers of S3's protocol that others have made, each on a port of the loopback, with a user and a bucket: moto, from
+//! PyPI, which is installed where it is not; versitygw, a Go program in the path or in the tests' tools; radosgw of
+//! Debian before the one-node Ceph of `deploy/dev/ceph-dev`.
+
+use std::io::{BufRead, BufReader, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use blocker_s3::S3Config;
+use blocker_s3::object_store::ObjectStore;
+use blocker_s3::object_store::aws::{AmazonS3, AmazonS3Builder};
+use blocker_s3::object_store::path::Path as Key;
+use blocker_s3::object_store::signer::{Method, Signer};
+
+/// How long a server may take to come up, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// A server; it ends with this.
+pub(crate) struct Outside {
+    pub(crate) name: &'static str,
+    process: Process,
+    pub(crate) endpoint: String,
+    user: (&'static str, &'static str),
+    dir: PathBuf,
+}
+
+enum Process {
+    Child(Child),
+    /// A cluster of `ceph-dev`.
+    Ceph(PathBuf),
+}
+
+/// Reports that a test is skipped, past the test runner's capture.
+///
+/// # Panics
+/// With `CACHED_REQUIRE_ALL=1`.
+fn skip<T>(name: &str, why: &str) -> Option<T> {
+    let all = std::env::var("CACHED_REQUIRE_ALL").is_ok_and(|value| value == "1");
+    assert!(!all, "tests on {name}: {why}, and CACHED_REQUIRE_ALL=1 allows no skip");
+    let line = format!("\n*** SKIPPED tests on {name}: {why} ***\n");
+    let _ = std::fs::File::options()
+        .write(true)
+        .open("/dev/stderr")
+        .and_then(|mut to| to.write_all(line.as_bytes()));
+    None
+}
+
+fn tests_dir() -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+}
+
+/// A new directory for one server.
+fn directory(name: &str) -> PathBuf {
+    let dir = tests_dir().join(format!("s3-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    dir
+}
+
+/// Runs a command. What it has written last is the error.
+fn run_to_end(command: &mut Command) -> Result<(), String> {
+    let output = command.stdin(Stdio::null()).output().map_err(|error| error.to_string())?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_owned())
+}
+
+/// Installs moto, unless it is there. The folder of its programs.
+fn install_moto() -> Result<PathBuf, String> {
+    let environment = tests_dir().join("moto");
+    let requirements = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/moto/requirements.txt");
+    let wanted = std::fs::read(requirements).map_err(|error| error.to_string())?;
+    let (programs, done) = (environment.join("bin"), environment.join("installed.txt"));
+    // Written last, so that an interrupted installation is repeated.
+    if std::fs::read(&done).is_ok_and(|installed| installed == wanted) {
+        return Ok(programs);
+    }
+    let mut make = Command::new("python3");
+    make.args(["-m", "venv", "--clear"]).arg(&environment);
+    let mut fill = Command::new(programs.join("python"));
+    fill.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", requirements]);
+    for (step, attempts) in [(&mut make, 1), (&mut fill, 3)] {
+        let mut outcome = Ok(());
+        for _ in 0..attempts {
+            outcome = run_to_end(step);
+            if outcome.is_ok() {
+                break;
+            }
+        }
+        outcome?;
+    }
+    std::fs::write(&done, wanted).map_err(|error| error.to_string())?;
+    Ok(programs)
+}
+
+fn in_path(name: &str) -> Option<PathBuf> {
+    std::env::split_paths(&std::env::var_os("PATH")?).map(|dir| dir.join(name)).find(|path| path.is_file())
+}
+
+/// A free port below those that the system gives to outgoing connections.
+fn free_port() -> u16 {
+    let first = std::process::id().wrapping_mul(0x9e37_79b1) >> 8;
+    let mut ports = (0..10_000).map(|number| 10_000 + (first.wrapping_add(number) % 10_000) as u16);
+    ports.find(|port| TcpListener::bind(("0.0.0.0", *port)).is_ok()).expect("a free port")
+}
+
+impl Outside {
+    /// moto. It keeps everything in memory, and checks no signature.
+    pub(crate) fn moto() -> Option<Self> {
+        let programs = match install_moto() {
+            Ok(programs) => programs,
+            Err(why) => return skip("moto", &why),
+        };
+        let mut child = Command::new(programs.join("python"))
+            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/moto/server.py"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let port: u16 = line.trim().parse().expect("moto names its port");
+        Some(Self::up("moto", Process::Child(child), format!("http://127.0.0.1:{port}"), directory("moto")))
+    }
+
+    /// versitygw over a directory.
+    pub(crate) fn versitygw() -> Option<Self> {
+        let tool = tests_dir().join("tools/versitygw");
+        let Some(program) = Some(tool).filter(|tool| tool.is_file()).or_else(|| in_path("versitygw")) else {
+            return skip("versitygw", "it is not installed");
+        };
+        let dir = directory("versitygw");
+        std::fs::create_dir_all(dir.join("data")).unwrap();
+        for _ in 0..5 {
+            let port = free_port();
+            let address = format!("127.0.0.1:{port}");
+            let log = std::fs::File::create(dir.join("log")).unwrap();
+            let mut child = Command::new(&program)
+                .args(["--port", &address, "posix"])
+                .arg(dir.join("data"))
+                .env("ROOT_ACCESS_KEY", "cached")
+                .env("ROOT_SECRET_KEY", "of-ceph-dev")
+                .stdin(Stdio::null())
+                .stdout(log.try_clone().unwrap())
+                .stderr(log)
+                .spawn()
+                .unwrap();
+            let since = std::time::Instant::now();
+            // It ends where another program has taken the port.
+            while child.try_wait().unwrap().is_none() && since.elapsed() < PATIENCE {
+                if TcpStream::connect(&address).is_ok() {
+                    return Some(Self::up(
+                        "versitygw",
+                        Process::Child(child),
+                        format!("http://{address}"),
+                        dir,
+                    ));
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        let log = std::fs::read_to_string(dir.join("log")).unwrap_or_default();
+        panic!("versitygw does not come up: {log}");
+    }
+
+    /// radosgw before a Ceph of one monitor and one OSD.
+    pub(crate) fn radosgw() -> Option<Self> {
+        let needed = ["ceph-mon", "ceph-osd", "ceph", "rados", "radosgw", "radosgw-admin"];
+        if let Some(missing) = needed.into_iter().find(|name| in_path(name).is_none()) {
+            return skip("radosgw", &format!("{missing} is not installed"));
+        }
+        let dir = directory("radosgw");
+        let cluster = dir.join("ceph");
+        let until = std::process::id().to_string();
+        ceph_dev(&cluster, &["up"], &["--until", &until]);
+        ceph_dev(&cluster, &["rgw"], &["start"]);
+        let endpoint = std::fs::read_to_string(cluster.join("rgw/endpoint")).unwrap();
+        Some(Self::up("radosgw", Process::Ceph(cluster), endpoint, dir))
+    }
+
+    fn up(name: &'static str, process: Process, endpoint: String, dir: PathBuf) -> Self {
+        let this = Self { name, process, endpoint, user: ("cached", "of-ceph-dev"), dir };
+        this.write_credentials("credentials", this.user.1);
+        this.bucket(Method::PUT, "bucket");
+        this
+    }
+
+    fn write_credentials(&self, file: &str, secret: &str) -> PathBuf {
+        let path = self.dir.join(file);
+        let id = self.user.0;
+        let text = format!("[default]\naws_access_key_id = {id}\naws_secret_access_key = {secret}\n");
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// The server's own client, past the store.
+    pub(crate) fn client(&self, bucket: &str) -> AmazonS3 {
+        AmazonS3Builder::new()
+            .with_endpoint(&self.endpoint)
+            .with_allow_http(true)
+            .with_region("us-east-1")
+            .with_access_key_id(self.user.0)
+            .with_secret_access_key(self.user.1)
+            .with_bucket_name(bucket)
+            .build()
+            .unwrap()
+    }
+
+    /// Makes or removes a bucket, by a request that is signed in its URL.
+    pub(crate) fn bucket(&self, method: Method, name: &str) {
+        let what = format!("{method} {name}");
+        let client = self.client(name);
+        let signed = client.signed_url(method.clone(), &Key::from(""), Duration::from_secs(600));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let url = runtime.block_on(signed).unwrap();
+        let (host, port) = (url.host_str().unwrap(), url.port().unwrap());
+        let (path, query) = (url.path(), url.query().unwrap());
+        let mut connection = TcpStream::connect((host, port)).unwrap();
+        let request = format!(
+            "{method} {path}?{query} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        );
+        connection.write_all(request.as_bytes()).unwrap();
+        let mut status = String::new();
+        BufReader::new(connection).read_line(&mut status).unwrap();
+        assert!(status.contains(" 200 ") || status.contains(" 204 "), "{what}: {status}");
+    }
+
+    pub(crate) fn config(&self, prefix: &str) -> S3Config {
+        let text = format!("bucket,endpoint={},allow_http=true,prefix={prefix}", self.endpoint);
+        let mut config: S3Config = text.parse().unwrap();
+        config.credentials_file = Some(self.dir.join("credentials"));
+        config.sweep_interval = Duration::ZERO;
+        config
+    }
+
+    /// The same with a secret that is none.
+    pub(crate) fn config_with_wrong_secret(&self) -> S3Config {
+        let mut config = self.config("wrong");
+        config.credentials_file = Some(self.write_credentials("wrong", "of-another"));
+        config
+    }
+}
+
+fn ceph_dev(cluster: &Path, command: &[&str], arguments: &[&str]) {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/dev/ceph-dev");
+    // Into a file: the daemons keep whatever the script was given open.
+    let log = cluster.with_extension("log");
+    let file = std::fs::File::options().create(true).append(true).open(&log).unwrap();
+    let status = Command::new(script)
+        .args(command)
+        .arg(cluster)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(file.try_clone().unwrap())
+        .stderr(file)
+        .status()
+        .unwrap();
+    let said = std::fs::read_to_string(&log).unwrap_or_default();
+    assert!(status.success(), "ceph-dev {command:?} {arguments:?} failed:\n{said}");
+}
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        match &mut self.process {
+            Process::Child(child) => {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+            Process::Ceph(cluster) if !std::thread::panicking() => ceph_dev(cluster, &["down"], &["--wipe"]),
+            // It ends with this process.
+            Process::Ceph(_) => {}
+        }
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// What [`Outside::client`] does, on a runtime of its own.
+pub(crate) fn ask<T>(client: &AmazonS3, what: impl AsyncFnOnce(&dyn ObjectStore) -> T) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(what(client))
+}
