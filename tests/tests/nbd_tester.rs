@@ -64,18 +64,18 @@ fn nbd_s_own_client() {
     let (small, huge) = (trace("integrity-test.tr"), trace("integrityhuge-test.tr"));
     // The traces expect zeros where they have not written.
     for (volume, arguments) in [
-        ("throughput", &[][..]),
-        ("throughput", &["-w"]),
-        ("throughput", &["-w", "-f"]),
-        ("throughput", &["-o"]),
-        ("throughput", &["-h"]),
-        ("integrity", &["-i", "-t", &small]),
-        ("huge", &["-i", "-t", &huge]),
+        ("throughput", vec![]),
+        ("throughput", vec!["-w"]),
+        ("throughput", vec!["-w", "-f"]),
+        ("throughput", vec!["-o"]),
+        ("throughput", vec!["-h"]),
+        ("integrity", vec!["-i", "-t", small.as_str()]),
+        ("huge", vec!["-i", "-t", huge.as_str()]),
     ] {
         let (code, text) = daemon.cachectl(&["volume", "create", volume, "50M"]);
         assert!(code == 0 || text.contains("exists already"), "{text}");
         let mut client = Command::new(tester.join("nbd-tester-client"));
-        client.args(["-u", &socket, "-N", volume]).args(arguments);
+        client.args(["-u", &socket, "-N", volume]).args(&arguments);
         let output = outside::run(&mut client, DEADLINE);
         let said = last_lines(&outside::text(&output));
         assert!(output.status.success(), "{volume} {arguments:?}: {said}\n{}", daemon.log());

@@ -178,6 +178,7 @@ fn a_damaged_volume_is_named_and_the_others_are_listed() {
     assert!(listed.lines().any(|line| line.starts_with("disk ") && line.contains("not in use")), "{listed}");
     assert!(listed.contains("broken  damaged: head volumes.0000001/head of a volume: "), "{listed}");
     let all = daemon.json("/volumes");
-    assert_eq!((&all["volumes"][0]["name"], &all["damaged"][0]["name"]), (&"disk".into(), &"broken".into()));
+    assert_eq!(all["volumes"][0]["name"], "disk", "{all}");
+    assert_eq!(all["damaged"][0]["name"], "broken", "{all}");
     assert_eq!(connect(&daemon, "disk").read(0, 4).expect("it is read"), [0; 4]);
 }
