@@ -17,8 +17,7 @@ verify() {
         /work/fio/ld.so --library-path /work/fio /work/fio/fio --name=verify --filename=/work/verified --size=2m \
             --rw=randwrite --bs=4k --ioengine=libaio --iodepth=8 --direct=1 --rate_iops=,200 --randseed=$pass \
             --do_verify=1 --verify=pattern --verify_pattern="0x$(printf %08x $pass)%o" --verify_fatal=1 \
-            --output=/run/fio 2> /run/fio-errors ||
-            fail "fio, pass $pass: $(cat /run/fio-errors /run/fio | tr '\n' ' ')"
+            --eta=never > /run/fio 2>&1 || fail "fio, pass $pass: $(tr '\n' ' ' < /run/fio)"
         echo "VERIFIED $pass"
     done
 }
