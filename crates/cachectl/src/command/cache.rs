@@ -44,13 +44,14 @@ impl Cache {
             CacheCommand::Detach => until_done(&admin, "/cache/detach", &json!({}), timeout)?,
             CacheCommand::Attach => until_done(&admin, "/cache/attach", &json!({}), timeout)?,
         };
-        let lasts = matches!(self.command, CacheCommand::Detach).then_some(LASTS).unwrap_or_default();
+        let lasts = if matches!(self.command, CacheCommand::Detach) { LASTS } else { "" };
         output.write(format!("{}{lasts}", shown(&answer)), &answer)
     }
 }
 
 /// What the line does not show: the server keeps no record of a detachment.
-const LASTS: &str = "\nuntil the server restarts; objects.attached = false in its configuration holds beyond that";
+const LASTS: &str =
+    "\nuntil the server restarts; objects.attached = false in its configuration holds beyond that";
 
 fn shown(of: &Value) -> String {
     let state = match of["state"].as_str().unwrap_or_default() {
