@@ -181,7 +181,9 @@ enum List {
     #[default]
     Empty,
     One(Segment),
-    Many(Vec<Segment>),
+    /// With the number of bytes of all of them: it is asked for with every segment that is appended. Shared by clones:
+    /// a request is cloned in order to be sent again, which it seldom is.
+    Many(Arc<Vec<Segment>>, usize),
 }
 
 impl Segments {
@@ -211,10 +213,14 @@ impl Segments {
         }
         match &mut self.0 {
             List::Empty => self.0 = List::One(segment),
-            List::Many(many) => many.push(segment),
+            List::Many(many, len_bytes) => {
+                *len_bytes += segment.len_bytes();
+                Arc::make_mut(many).push(segment);
+            }
             List::One(_) => {
                 let List::One(first) = std::mem::take(&mut self.0) else { unreachable!("matched above") };
-                self.0 = List::Many(vec![first, segment]);
+                let len_bytes = first.len_bytes() + segment.len_bytes();
+                self.0 = List::Many(Arc::new(vec![first, segment]), len_bytes);
             }
         }
     }
@@ -224,8 +230,10 @@ impl Segments {
         match other.0 {
             List::Empty => (),
             List::One(one) => self.push(one),
-            List::Many(many) if self.is_empty() => self.0 = List::Many(many),
-            List::Many(many) => many.into_iter().for_each(|segment| self.push(segment)),
+            List::Many(many, len_bytes) if self.is_empty() => self.0 = List::Many(many, len_bytes),
+            List::Many(many, _) => {
+                Arc::unwrap_or_clone(many).into_iter().for_each(|segment| self.push(segment));
+            }
         }
     }
 
@@ -235,7 +243,7 @@ impl Segments {
         match &self.0 {
             List::Empty => &[],
             List::One(one) => std::slice::from_ref(one),
-            List::Many(many) => many,
+            List::Many(many, _) => many,
         }
     }
 
@@ -247,7 +255,11 @@ impl Segments {
     /// Returns the number of bytes of all segments.
     #[must_use]
     pub fn len_bytes(&self) -> usize {
-        self.iter().map(Segment::len_bytes).sum()
+        match &self.0 {
+            List::Empty => 0,
+            List::One(one) => one.len_bytes(),
+            List::Many(_, len_bytes) => *len_bytes,
+        }
     }
 
     /// Returns whether there are no bytes.
@@ -449,6 +461,17 @@ mod tests {
         let tail = payload.slice(ZEROS_BYTES + 4..ZEROS_BYTES + 7);
         assert_eq!(tail.to_vec(), b"\0de");
         assert_eq!(payload.slice(2..5).to_bytes(), &b"c\0\0"[..]);
+        let mut all = payload.slice(0..2);
+        for part in [payload.clone(), Segments::new(), payload.slice(1..2), payload.slice(2..9)] {
+            let before = all.len_bytes();
+            all.append(part.clone());
+            assert_eq!(all.len_bytes(), before + part.len_bytes());
+            assert_eq!(all.len_bytes(), all.to_vec().len());
+        }
+        let mut longer = payload.clone();
+        longer.push(Bytes::from_static(b"f").into());
+        assert_eq!((payload.as_slice().len(), longer.as_slice().len()), (4, 5));
+        assert_eq!((payload.len_bytes(), longer.len_bytes()), (ZEROS_BYTES + 7, ZEROS_BYTES + 8));
         assert!(payload.slice(1..1).is_empty());
     }
 
