@@ -44,9 +44,7 @@ impl Program {
         static PROGRAM: OnceLock<Result<Program, String>> = OnceLock::new();
         let program = PROGRAM.get_or_init(|| match std::env::var_os("CACHED_TEST_SERVER") {
             Some(path) if !path.is_empty() => Ok(Self::at(PathBuf::from(path))),
-            _ => {
-                build("cached-server", "cached").map(|path| Self { path, flavour: Flavour::Cached })
-            }
+            _ => build("cached-server", "cached").map(|path| Self { path, flavour: Flavour::Cached }),
         });
         program.as_ref().unwrap_or_else(|problem| panic!("{problem}"))
     }
