@@ -1,7 +1,7 @@
 //! Serves the disks of a directory over NBD, with a cache in memory before it:
 //!
 //! ```text
-//! cargo run --release -p cached-volume-exports --example serve -- DIR unix:/tmp/nbd.sock root=8192
+//! cargo run --release -p cached-volume-exports --example export -- DIR unix:/tmp/nbd.sock root=8192
 //! qemu-img info 'nbd+unix:///root?socket=/tmp/nbd.sock'
 //! ```
 //! The arguments are the directory of a file store, an address, and disks to make where they are missing, each with its
