@@ -215,7 +215,8 @@ impl Outside {
     pub(crate) fn bucket(&self, method: Method, name: &str) {
         let what = format!("{method} {name}");
         let client = self.client(name);
-        let signed = client.signed_url(method.clone(), &Key::from(""), Duration::from_secs(600));
+        let root = Key::from("");
+        let signed = client.signed_url(method.clone(), &root, Duration::from_secs(600));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let url = runtime.block_on(signed).unwrap();
         let (host, port) = (url.host_str().unwrap(), url.port().unwrap());
