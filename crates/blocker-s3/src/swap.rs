@@ -141,7 +141,9 @@ impl Core {
             // Its base is gone, so it is refused whenever it comes.
             Ok(None) => return Swap::Lost,
             // Whether it is this body that has made the condition false was not to be seen.
-            Err(error) => drop(unknown.get_or_insert(error)),
+            Err(error) => {
+                unknown.get_or_insert(error);
+            }
         }
         if unknown.is_some() {
             self.heads.unsettle(object, Some(Arc::clone(&base.etag)));
