@@ -6,6 +6,13 @@
 //! a store in memory, no journal), nbdkit its memory plugin, qemu-nbd a raw file on a tmpfs. fio's NBD engine is the client, on another
 //! core. Every disk is written once from end to end before anything is measured. The servers take turns in each round; the median of
 //! the rounds is printed, and its ratio to nbdkit's. CPU time is the process's, user and system, over all threads.
+//!
+//! A connection to each disk is open all the time, as a running machine's is: without one, `cached` would give the volume
+//! up at the end of each run of fio and store all of it, which would count as the next run's.
+//!
+//! `cached` is there twice. The first has room for a disk that is dirty as a whole, and stores nothing meanwhile: it does what the
+//! others do. *cached, storing* stores what is beyond half of the disk: of writes to random places every second one makes a bucket
+//! dirty that was clean, and has another one stored, on the same core.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -73,14 +80,20 @@ fn main() -> Result<()> {
     ensure!(server_cpu != client_cpu, "server and client need a core each");
     let directory = tempfile::tempdir_in(&args.dir).context("a directory for the disks")?;
     let path = directory.path();
+    let disk_bytes = args.disk_mib << 20;
+    // Storing begins at half of what may be dirty.
     let servers = [
-        Disk::cached(&args, path, server_cpu)?,
+        Disk::cached("cached", &args, path, server_cpu, disk_bytes / 2 * 5)?,
         Disk::nbdkit(&args, path, server_cpu)?,
         Disk::qemu_nbd(&args, path, server_cpu)?,
+        Disk::cached("cached, storing", &args, path, server_cpu, disk_bytes)?,
     ];
     println!(
-        "disks of {} MiB, {} s a measurement, {} rounds; server on core {server_cpu}, fio on core {client_cpu}",
-        args.disk_mib, args.seconds, args.rounds
+        "disks of {} MiB, written once, {} s a measurement, {} rounds; server on core {server_cpu}, fio on core {client_cpu}; load {}",
+        args.disk_mib,
+        args.seconds,
+        args.rounds,
+        fs::read_to_string("/proc/loadavg").unwrap_or_default().trim()
     );
     for server in &servers {
         let fill = ["--rw=write", "--bs=1m", "--iodepth=8"].map(str::to_owned);
@@ -125,7 +138,7 @@ fn measure(server: &Disk, load: &Load, args: &Args, client_cpu: usize) -> Result
         // One wake-up of the client takes all replies that are there.
         format!("--iodepth_batch_complete_max={}", load.depth),
     ];
-    let clock = CpuClock::of(server.child.id())?;
+    let clock = CpuClock::of(server.server.0.id())?;
     let before = clock.now_ns()?;
     let (requests, rate) = fio(server, client_cpu, &words)?;
     let used = clock.now_ns()? - before;
@@ -165,23 +178,50 @@ fn median(mut values: Vec<f64>) -> f64 {
 /// A server with one disk; dropping it ends it.
 struct Disk {
     name: &'static str,
-    child: Child,
+    server: Server,
     uri: String,
     disk_mib: u64,
+    /// Keeps the disk in use.
+    _connection: UnixStream,
+}
+
+/// Opens a disk, and leaves the connection idle.
+fn open_disk(socket: &Path, export: &str) -> Result<UnixStream> {
+    let mut stream = UnixStream::connect(socket)?;
+    let mut greeting = [0; 18];
+    stream.read_exact(&mut greeting)?;
+    ensure!(greeting.starts_with(b"NBDMAGICIHAVEOPT"), "no server of fixed newstyle NBD");
+    // Fixed newstyle without zeros after the answer; then the option EXPORT_NAME.
+    let mut request = 3_u32.to_be_bytes().to_vec();
+    request.extend(b"IHAVEOPT");
+    request.extend(1_u32.to_be_bytes());
+    request.extend((export.len() as u32).to_be_bytes());
+    request.extend(export.as_bytes());
+    stream.write_all(&request)?;
+    // The disk's size and flags.
+    stream.read_exact(&mut [0; 10]).context("the disk is refused")?;
+    Ok(stream)
 }
 
 impl Disk {
-    /// A volume of `cached`, in its cache as a whole.
-    fn cached(args: &Args, directory: &Path, cpu: usize) -> Result<Self> {
+    /// A volume of `cached`, in its cache as a whole, of which up to `dirty_bytes_max` may be dirty.
+    fn cached(
+        name: &'static str,
+        args: &Args,
+        directory: &Path,
+        cpu: usize,
+        dirty_bytes_max: u64,
+    ) -> Result<Self> {
         let program = find_program(
             &args.cached,
             "build it with `cargo build --release`, or give its place by --cached",
         )?;
-        let (socket, token) = (directory.join("cached.sock"), directory.join("token"));
+        let file = |what: &str| directory.join(format!("{}.{what}", name.replace(", ", "-")));
+        let (socket, token) = (file("sock"), file("token"));
         fs::write(&token, "a-token-of-the-bench-for-nbd\n")?;
         fs::set_permissions(&token, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
         let (memcached, admin) = (free_address()?, free_address()?);
-        let config = directory.join("cached.toml");
+        let config = file("toml");
         fs::write(
             &config,
             format!(
@@ -190,8 +230,8 @@ impl Disk {
                  dirty_age_ms_max = 3600000\nbackend = {{ kind = \"memory\" }}\n\
                  [volumes]\n[nbd]\nlisten = [\"unix:{}\"]\n\
                  [admin]\nlisten = [\"{admin}\"]\ntoken_file = \"{}\"\n",
-                (args.disk_mib * 2) << 20,
-                (args.disk_mib + args.disk_mib / 2) << 20,
+                dirty_bytes_max + (args.disk_mib << 20),
+                dirty_bytes_max,
                 socket.display(),
                 token.display()
             ),
@@ -201,7 +241,6 @@ impl Disk {
         if rustix::process::geteuid().is_root() {
             command.args(["-u", "root"]);
         }
-        let disk = Self::start("cached", command, &socket, "disk", args, cpu)?;
         let body = format!("{{\"name\": \"disk\", \"size_bytes\": {}}}", args.disk_mib << 20);
         let request = format!(
             "POST /volumes/create HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\
@@ -209,12 +248,15 @@ impl Disk {
              Content-Length: {}\r\n\r\n{body}",
             body.len()
         );
-        let mut stream = TcpStream::connect(admin).context("the admin listener of cached")?;
-        stream.write_all(request.as_bytes())?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        ensure!(answer.starts_with("HTTP/1.1 200"), "the volume cannot be made: {answer}");
-        Ok(disk)
+        let make = || {
+            let mut stream = TcpStream::connect(admin).context("the admin listener of cached")?;
+            stream.write_all(request.as_bytes())?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            ensure!(answer.starts_with("HTTP/1.1 200"), "the volume cannot be made: {answer}");
+            Ok(())
+        };
+        Self::start(name, command, &socket, "disk", args, cpu, make)
     }
 
     fn nbdkit(args: &Args, directory: &Path, cpu: usize) -> Result<Self> {
@@ -222,7 +264,7 @@ impl Disk {
         let mut command =
             Command::new(find_program(Path::new("nbdkit"), "Debian has it in the package nbdkit")?);
         command.args(["-f", "-U"]).arg(&socket).arg("memory").arg(format!("{}M", args.disk_mib));
-        Self::start("nbdkit", command, &socket, "", args, cpu)
+        Self::start("nbdkit", command, &socket, "", args, cpu, || Ok(()))
     }
 
     fn qemu_nbd(args: &Args, directory: &Path, cpu: usize) -> Result<Self> {
@@ -231,9 +273,10 @@ impl Disk {
         let mut command =
             Command::new(find_program(Path::new("qemu-nbd"), "Debian has it in the package qemu-utils")?);
         command.args(["-f", "raw", "-t", "-e", "4", "-k"]).arg(&socket).arg(&image);
-        Self::start("qemu-nbd", command, &socket, "", args, cpu)
+        Self::start("qemu-nbd", command, &socket, "", args, cpu, || Ok(()))
     }
 
+    /// Starts a server; `make` makes its disk once it listens.
     fn start(
         name: &'static str,
         mut command: Command,
@@ -241,31 +284,36 @@ impl Disk {
         export: &str,
         args: &Args,
         cpu: usize,
+        make: impl FnOnce() -> Result<()>,
     ) -> Result<Self> {
         let log = socket.with_extension("log");
         let file = fs::File::create(&log)?;
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
         bind_to_parent(&mut command, Some(cpu));
-        let child = command.spawn().with_context(|| format!("starting {name}"))?;
+        let mut server = Server(command.spawn().with_context(|| format!("starting {name}"))?);
         let uri = format!("nbd+unix:///{export}?socket={}", socket.display());
-        let mut disk = Self { name, child, uri, disk_mib: args.disk_mib };
         let begun = Instant::now();
         while UnixStream::connect(socket).is_err() {
             let words = || fs::read_to_string(&log).unwrap_or_default();
-            if let Some(status) = disk.child.try_wait()? {
+            if let Some(status) = server.0.try_wait()? {
                 bail!("{name} has ended ({status}): {}", words());
             }
             ensure!(begun.elapsed() < START_LIMIT, "{name} does not listen: {}", words());
             thread::sleep(Duration::from_millis(5));
         }
-        Ok(disk)
+        make()?;
+        let connection = open_disk(socket, export).with_context(|| format!("the disk of {name}"))?;
+        Ok(Self { name, server, uri, disk_mib: args.disk_mib, _connection: connection })
     }
 }
 
-impl Drop for Disk {
+/// A process; dropping it ends it.
+struct Server(Child);
+
+impl Drop for Server {
     fn drop(&mut self) {
         // Both fail only when the child has been waited for already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
