@@ -12,7 +12,7 @@ import time
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, ResponseStreamingError
 
 SIDECAR, COUNT, SEED = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 KEYS, THREADS, MIB = ["a", "b", "c"], 6, 1 << 20
@@ -33,7 +33,7 @@ lock = threading.Lock()
 writes = {key: [Write(None)] for key in KEYS}
 for each in writes.values():
     each[0].end = each[0].begin
-problems, counter = [], [0]
+problems, counter, broken = [], [0], [0]
 
 
 def body(value):
@@ -76,6 +76,9 @@ def work(seed):
                 if read != (whole if first is None else whole[first:first + 10_000]):
                     problems.append(f"{key}: bytes of more than one value")
                 check(key, value, began)
+            except ResponseStreamingError:
+                # An object that changes while it is read breaks the read off: no value was read.
+                broken[0] += 1
             except ClientError as error:
                 if error.response["Error"]["Code"] != "NoSuchKey":
                     raise
@@ -123,6 +126,8 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
+if broken[0] > COUNT // 20:
+    problems.append(f"{broken[0]} reads were broken off")
 if problems:
     sys.exit("\n".join(problems[:20]))
 print("passed")
