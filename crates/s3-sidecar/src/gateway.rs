@@ -17,10 +17,14 @@ use crate::filling::Filling;
 use crate::generation::Head;
 use crate::passing::pass;
 use crate::read::Read;
-use crate::serving::{Serving, from_cache};
+use crate::serving::{STEP_BYTES, Serving, from_cache};
 use crate::shared::{Outcome, Shared};
 use crate::upload::Upload;
 use crate::upstream::{Failure, Upstream};
+
+/// A read of up to so many bytes is answered from memory only if all of them are there: the object may change before the
+/// rest is asked for, and the answer, once begun, could only be broken off.
+const WHOLE_BYTES_MAX: u64 = STEP_BYTES;
 
 /// What is known of an object, and can answer a read.
 struct Known {
@@ -99,7 +103,16 @@ async fn look_up(shared: &Shared, headers: &HeaderMap, read: &Read) -> Option<Kn
     if bytes.is_empty() {
         return Some(Known { head, bytes, is_part, ready: None });
     }
-    let ready = from_cache(&shared.pieces, &head, bytes.clone()).await;
+    let mut ready = from_cache(&shared.pieces, &head, bytes.clone()).await;
+    let len = bytes.end - bytes.start;
+    if let Some(ready) = &mut ready
+        && len <= WHOLE_BYTES_MAX
+    {
+        while (ready.len_bytes() as u64) < len {
+            let rest = bytes.start + ready.len_bytes() as u64..bytes.end;
+            ready.append(from_cache(&shared.pieces, &head, rest).await?);
+        }
+    }
     if let Some(ready) = &ready {
         shared.counts.bytes_from_memory.add(ready.len_bytes() as u64);
     } else {

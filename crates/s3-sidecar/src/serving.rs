@@ -23,7 +23,7 @@ use crate::upload::Upload;
 use crate::upstream::Upstream;
 
 /// The most bytes that are read from the cache at a time; they stay in it until the client has taken them.
-const STEP_BYTES: u64 = 128 << 10;
+pub(crate) const STEP_BYTES: u64 = 128 << 10;
 
 /// A body in the making.
 pub(crate) struct Serving {

@@ -216,6 +216,33 @@ fn an_object_that_changes_while_it_is_read_breaks_the_read_and_is_never_mixed() 
 }
 
 #[test]
+fn a_small_read_is_not_broken_off_by_a_change() {
+    let (endpoint, sidecar) = with_object();
+    get(&sidecar, &[("Range", "bytes=0-8191")]);
+    endpoint.take_seen();
+    let replaced = endpoint.clone();
+    endpoint.on_request(move |seen| {
+        if seen.header("if-match").is_some() {
+            replaced.put("/b/large", object("new", pattern(SIZE, 77)));
+        }
+        Act::Serve
+    });
+    for (range, from, to) in [
+        ("bytes=4096-20479", 4096, 20_480),
+        ("bytes=12288-126975", 12_288, 126_976),
+        ("bytes=122880-143359", 122_880, 143_360),
+    ] {
+        let part = get(&sidecar, &[("Range", range)]);
+        assert!(!part.is_cut && part.status == 206 && part.body == whole()[from..to], "{range}");
+        let seen = endpoint.take_seen();
+        assert_eq!((seen.len(), seen[0].header("if-none-match")), (1, None));
+        // All of it is here now.
+        assert!(get(&sidecar, &[("Range", range)]).body == whole()[from..to], "{range}");
+        assert_was_revalidation(&endpoint.take_seen());
+    }
+}
+
+#[test]
 fn an_answer_that_is_cut_leaves_only_what_came() {
     let (endpoint, sidecar) = with_object();
     endpoint.on_request(|_| Act::CutAt(3_000_000));
