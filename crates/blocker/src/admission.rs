@@ -262,6 +262,20 @@ impl Claims {
         }
     }
 
+    /// Forgets the claims of objects and order domains of a namespace whose epochs are not above `epoch`: a claim of the
+    /// whole namespace with that epoch stands above them.
+    pub fn forget_parts(&mut self, namespace: &Namespace, epoch: Epoch) {
+        let Some(claims) = self.namespaces.get_mut(namespace) else { return };
+        let mut forgotten = 0;
+        let mut is_kept = |claimed: &Claimed| {
+            forgotten += usize::from(claimed.epoch > Epoch(0) && claimed.epoch <= epoch);
+            claimed.epoch > epoch
+        };
+        claims.domains.retain(|_, claimed| is_kept(claimed));
+        claims.objects.retain(|_, claimed| is_kept(claimed));
+        self.count -= forgotten;
+    }
+
     /// Returns every claimed scope with its epoch and writer, in no order.
     pub fn iter(&self) -> impl Iterator<Item = (Scope, Epoch, Option<WriterId>)> + '_ {
         let entry = |scope, claimed: Claimed| {
@@ -356,6 +370,28 @@ mod tests {
         assert_eq!(with(None), Err(Error::Fenced { epoch: Epoch(3) }));
         assert_eq!(admit(Head::ABSENT, Epoch(2), &Change::default()), Err(Error::Fenced { epoch: Epoch(2) }));
         assert_eq!(admit(Head::ABSENT, Epoch(0), &Change::default()), Ok(()));
+    }
+
+    #[test]
+    fn parts_of_a_namespace_are_forgotten_up_to_an_epoch() {
+        let mut claims = Claims::default();
+        let namespace = object("a").namespace;
+        let domain = |number| Scope::Domain(namespace.clone(), OrderDomain(number));
+        for (scope, epoch) in [
+            (Scope::Object(object("a")), 5),
+            (Scope::Object(object("b")), 6),
+            (domain(1), 4),
+            (domain(2), 7),
+            (Scope::Namespace(namespace.clone()), 3),
+        ] {
+            claims.record(&scope, Epoch(epoch), None).unwrap();
+        }
+        claims.forget_parts(&Namespace::new("other").unwrap(), Epoch(9));
+        claims.forget_parts(&namespace, Epoch(5));
+        let epochs = [object("a"), object("b")].map(|object| claims.in_force(&object, None).0);
+        assert_eq!((epochs, claims.count, claims.iter().count()), ([3, 6], 3, 3));
+        assert_eq!(claims.in_force(&object("a"), Some(OrderDomain(1))), Epoch(3));
+        assert_eq!(claims.in_force(&object("a"), Some(OrderDomain(2))), Epoch(7));
     }
 
     #[test]

@@ -90,6 +90,8 @@ async fn claim_first(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Epoc
                     log.names.claimed(namespace, epoch.0);
                 }
                 drop_clean(shared, &scope).await?;
+                // What others claimed before this cache gave the namespace up, or lost it, binds it no more.
+                shared.claims.forget_parts(namespace, epoch);
                 shared.epochs.set(namespace, Own::Held(epoch));
                 return Ok(epoch);
             }

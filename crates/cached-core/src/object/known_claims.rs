@@ -1,7 +1,7 @@
 //! The claims that are known here: those that went through the cache, and those that the store has reported.
 
 use blocker::admission::Claims;
-use blocker::{Epoch, Error, ObjectId, OrderDomain, Result, Scope};
+use blocker::{Epoch, Error, Namespace, ObjectId, OrderDomain, Result, Scope};
 
 use super::lock_ranks;
 use crate::sync::{AtomicU32, Mutex, Ordering, lock};
@@ -36,6 +36,12 @@ impl KnownClaims {
         if matches!(lock(&self.claims).record(scope, epoch, None), Ok(true)) {
             self.count.fetch_add(1, Ordering::Release);
         }
+    }
+
+    /// Forgets the claims of parts of a namespace that do not stand above `epoch`, with which this cache has claimed all
+    /// of it.
+    pub(crate) fn forget_parts(&self, namespace: &Namespace, epoch: Epoch) {
+        lock(&self.claims).forget_parts(namespace, epoch);
     }
 
     /// Raises the epoch of a scope before the store is asked to. Returns the scope's epoch before, for
