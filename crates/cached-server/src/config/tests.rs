@@ -332,6 +332,11 @@ fn the_deployed_file_shows_every_key_with_its_default() {
     assert_eq!(backends.len(), BackendTable::KINDS.len(), "one alternative for each kind of backend");
     for (backend, kind) in backends.iter().zip(BackendTable::KINDS) {
         let whole = format!("{first}{backend}{last}");
+        if kind == "s3" && !cfg!(feature = "s3") {
+            let error = parse(&uncommented(&whole, true)).expect_err("this program cannot open it");
+            assert!(error.to_string().contains("--features s3"), "{error}");
+            continue;
+        }
         let (all, examples) = (uncommented(&whole, false), uncommented(&whole, true));
         let mut shown: toml::Table = toml::from_str(&all).expect("TOML");
         // The journal that is shown needs it.
