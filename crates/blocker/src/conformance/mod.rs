@@ -101,7 +101,8 @@ impl Default for Options {
             seed: 1,
             namespace_prefix: "conformance".into(),
             filter: String::new(),
-            timeout: Duration::from_secs(60),
+            // Of a layer that gathers changes a flush can take long on a busy machine.
+            timeout: Duration::from_secs(240),
             effort: 1,
             exclusive: false,
         }
