@@ -6,9 +6,9 @@ use blocker::Clock;
 use blocker::event::EventHub;
 use tokio::sync::Semaphore;
 
-use crate::forget::Remover;
 use crate::heads::Heads;
 use crate::layout::Layout;
+use crate::remove_if::Remover;
 use crate::requests::Requests;
 use crate::room::Room;
 use crate::turns::Turns;

@@ -11,11 +11,9 @@
 //! it at any moment. So it is removed on the condition of its ETag, and no two bodies are alike. Not every server
 //! keeps that condition; each sweep tries it out first, and leaves ghosts alone where it is ignored.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use blocker::{ObjectId, Result};
-use futures_util::future::BoxFuture;
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::ObjectMeta;
 use object_store::path::Path;
@@ -24,6 +22,7 @@ use crate::core::Core;
 use crate::fence::Scopes;
 use crate::head::{Claim, Head};
 use crate::layout::Spelling;
+use crate::remove_if::RemoveIf;
 
 /// No ghost without order domains is larger; those of objects with much in them are.
 const GHOST_BYTES_MAX: u64 = 512;
@@ -33,15 +32,6 @@ const WRONG_ETAG: &str = "\"00000000000000000000000000000000\"";
 const AT_ONCE: usize = 8;
 /// How many heads are listed at once.
 const HEADS_AT_ONCE: usize = 1000;
-
-/// Removes objects on a condition, which [`object_store::ObjectStore`] cannot.
-pub(crate) trait RemoveIf: Send + Sync {
-    /// Removes an object if it has this ETag. Whether it did.
-    fn remove_if<'a>(&'a self, path: &'a Path, etag: &'a str) -> BoxFuture<'a, Result<bool>>;
-}
-
-/// A remover, where there is one.
-pub(crate) type Remover = Option<Arc<dyn RemoveIf>>;
 
 impl Core {
     /// Removes the ghosts that nothing depends on and that are older than `oldest`, in seconds since 1970. Returns

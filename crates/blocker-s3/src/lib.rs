@@ -20,7 +20,7 @@
 //! - `room.rs`: how much payload is under way at once.
 //! - `sweep.rs`: removes what writers have left that died in the middle of a change; `sweeper.rs`: when, and by
 //!   which program.
-//! - `forget.rs`: which heads of deleted objects may be removed, and how.
+//! - `forget.rs`, `remove_if.rs`: which heads of deleted objects may be removed, and how.
 //!
 //! Known limits: a listing reads every head that is not remembered; a deleted object leaves a head of some
 //! 150 bytes, until a sweep after the next claim of its namespace, and for ever on servers that ignore conditions
@@ -64,6 +64,7 @@ mod probe;
 mod read;
 mod record;
 mod refusal;
+mod remove_if;
 #[cfg(feature = "http")]
 mod remover;
 mod requests;

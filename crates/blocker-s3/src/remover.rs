@@ -14,7 +14,7 @@ use object_store::signer::{HeaderName, Method, Signer};
 use tokio::runtime::Handle;
 
 use crate::config::S3Config;
-use crate::forget::RemoveIf;
+use crate::remove_if::RemoveIf;
 use crate::text::one_line;
 
 /// The client of such removals.

@@ -19,9 +19,9 @@ use tokio::sync::Semaphore;
 use crate::change::{Act, Begun};
 use crate::config::{COMPACTIONS_MAX, S3Config};
 use crate::core::Core;
-use crate::forget::Remover;
 use crate::heads::Heads;
 use crate::layout::Layout;
+use crate::remove_if::Remover;
 #[cfg(feature = "http")]
 use crate::remover::SignedRemover;
 use crate::requests::{Limits, Requests, Spawn};
