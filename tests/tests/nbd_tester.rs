@@ -61,8 +61,9 @@ fn nbd_s_own_client() {
     });
     let socket = daemon.path("nbd").display().to_string();
     let trace = |name: &str| tester.join(name).display().to_string();
-    let (small, huge) = (trace("integrity-test.tr"), trace("integrityhuge-test.tr"));
-    // The traces expect zeros where they have not written.
+    // Not integrityhuge-test.tr: it has requests of up to 50 MB, beyond the 32 MiB that a server states and clients keep to.
+    let small = trace("integrity-test.tr");
+    // The trace expects zeros where it has not written.
     for (volume, arguments) in [
         ("throughput", vec![]),
         ("throughput", vec!["-w"]),
@@ -70,7 +71,6 @@ fn nbd_s_own_client() {
         ("throughput", vec!["-o"]),
         ("throughput", vec!["-h"]),
         ("integrity", vec!["-i", "-t", small.as_str()]),
-        ("huge", vec!["-i", "-t", huge.as_str()]),
     ] {
         let (code, text) = daemon.cachectl(&["volume", "create", volume, "50M"]);
         assert!(code == 0 || text.contains("exists already"), "{text}");
