@@ -102,14 +102,14 @@ fn boto3_reads_and_changes_objects_through_the_sidecar() {
     let directory = tempfile::tempdir().expect("a directory");
     let place = directory.path().display().to_string();
     both.play("everyday.py", &[&both.sidecar_url, &both.endpoint_url, &place]);
-    assert!(both.metric("cached_s3_requests_total{result=\"hit\"}") > 30);
-    assert_eq!(both.metric("cached_s3_requests_total{result=\"failed\"}"), 0);
-    assert_eq!(both.metric("cached_s3_requests_total{result=\"refused\"}"), 0);
+    assert!(both.metric("cached_s3_sidecar_requests_total{result=\"hit\"}") > 30);
+    assert_eq!(both.metric("cached_s3_sidecar_requests_total{result=\"failed\"}"), 0);
+    assert_eq!(both.metric("cached_s3_sidecar_requests_total{result=\"refused\"}"), 0);
 
     // The reference names each metric.
     let reference = std::fs::read_to_string(repository().join("docs/metrics.md")).expect("docs/metrics.md");
     let (_, shown) = http::get(&both.daemon.admin, "/metrics");
-    let is_ours = |name: &str| name.starts_with("cached_s3_");
+    let is_ours = |name: &str| name.starts_with("cached_s3_sidecar_");
     let shown = shown.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     let shown: BTreeMap<&str, &str> = shown.filter(|(name, _)| is_ours(name)).collect();
     let documented = reference.lines().filter_map(|line| {
@@ -124,7 +124,7 @@ fn boto3_reads_and_changes_objects_through_the_sidecar() {
 fn concurrent_changes_are_seen_by_every_later_read() {
     let Some(both) = Both::start("histories through the sidecar") else { return };
     both.play("history.py", &[&both.sidecar_url, "600", "1"]);
-    assert!(both.metric("cached_s3_requests_total{result=\"hit\"}") > 0);
+    assert!(both.metric("cached_s3_sidecar_requests_total{result=\"hit\"}") > 0);
 }
 
 #[test]

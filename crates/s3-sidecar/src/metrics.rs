@@ -43,27 +43,27 @@ impl Collect for Counts {
             ("failed", &self.failed),
         ] {
             let labels = vec![("result", result).into()];
-            into.sample("cached_s3_requests_total", help, labels, Value::Counter(count.get()));
+            into.sample("cached_s3_sidecar_requests_total", help, labels, Value::Counter(count.get()));
         }
         let help = "Bytes of bodies sent to S3 clients, by where they came from.";
         for (from, count) in [("memory", &self.bytes_from_memory), ("upstream", &self.bytes_from_upstream)] {
             let labels = vec![("from", from).into()];
-            into.sample("cached_s3_bytes_total", help, labels, Value::Counter(count.get()));
+            into.sample("cached_s3_sidecar_bytes_total", help, labels, Value::Counter(count.get()));
         }
         for (name, help, count) in [
             (
-                "cached_s3_shared_waits_total",
+                "cached_s3_sidecar_shared_waits_total",
                 "Waits for bytes that another client's request brought.",
                 &self.shared,
             ),
             (
-                "cached_s3_rests_total",
+                "cached_s3_sidecar_rests_total",
                 "Requests for the rest of objects that were partly in memory.",
                 &self.rests,
             ),
-            ("cached_s3_connections_total", "Connections of S3 clients.", &self.connections),
+            ("cached_s3_sidecar_connections_total", "Connections of S3 clients.", &self.connections),
             (
-                "cached_s3_connections_refused_total",
+                "cached_s3_sidecar_connections_refused_total",
                 "Connections refused at the limit.",
                 &self.connections_refused,
             ),
@@ -71,6 +71,11 @@ impl Collect for Counts {
             into.counter(name, help, count.get());
         }
         let help = "Open connections of S3 clients.";
-        into.sample("cached_s3_connections", help, Vec::new(), Value::Gauge(self.connections_now.get()));
+        into.sample(
+            "cached_s3_sidecar_connections",
+            help,
+            Vec::new(),
+            Value::Gauge(self.connections_now.get()),
+        );
     }
 }

@@ -144,12 +144,12 @@ impl Collect for Metrics {
     fn collect(&self, into: &mut Families) {
         self.0.counts.collect(into);
         let (count, bytes) = self.0.heads.sizes();
-        into.gauge("cached_s3_heads", "Objects of S3 whose headers are known.", count as u64);
-        into.gauge("cached_s3_heads_bytes", "Memory of their headers.", bytes as u64);
+        into.gauge("cached_s3_sidecar_heads", "Objects of S3 whose headers are known.", count as u64);
+        into.gauge("cached_s3_sidecar_heads_bytes", "Memory of their headers.", bytes as u64);
         let bytes = self.0.pieces.used_bytes();
-        into.gauge("cached_s3_bodies_bytes", "Memory of bodies of objects of S3.", bytes);
+        into.gauge("cached_s3_sidecar_bodies_bytes", "Memory of bodies of objects of S3.", bytes);
         let help = "The memory for bodies of objects of S3.";
-        into.gauge("cached_s3_bodies_bytes_max", help, self.0.config.memory_bytes);
+        into.gauge("cached_s3_sidecar_bodies_bytes_max", help, self.0.config.memory_bytes);
     }
 }
 
