@@ -106,6 +106,7 @@ fn moves_and_is_taken_over(backend: &str, writer: &str) {
     let error = disk.write(0, &filled(9, BLOCK_BYTES)).expect_err("another server has it");
     assert!(error.to_string().contains("error 108"), "{error}");
     try_connect(&one).expect_err("it is refused");
+    drop(disk);
     assert_eq!(one.json("/volumes/show?name=disk")["owner"], "two");
     let mut disk = connect(&two);
     assert_all(&mut disk, 2);
@@ -137,6 +138,7 @@ fn moves_and_is_taken_over(backend: &str, writer: &str) {
 
     // The deposed one can have it again.
     volume(&one, &["hand-over", "disk", "two"]);
+    drop(disk);
     let mut disk = wait_for("a connection", || try_connect(&two).ok());
     assert_all(&mut disk, NEW);
     fill(&mut disk, NEW - 1).expect("it is written");
