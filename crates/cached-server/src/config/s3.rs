@@ -93,7 +93,7 @@ impl Default for S3Table {
 }
 
 impl S3Table {
-    /// Returns the configuration of the sidecar, with certificates that [`Self::load_tls`] has read.
+    /// Returns the configuration of the sidecar, with certificates that were read before.
     ///
     /// # Errors
     /// The endpoint that is none.

@@ -84,7 +84,9 @@ impl Inner {
     ) -> Option<Durability> {
         let is_recorded = is_recorded && self.state.lock().in_flight.is_none();
         if is_recorded {
-            return Some(is);
+            // Where nothing below refuses a deposed owner's change, no more is promised than was asked for and checked.
+            let is_checked = wanted > Durability::Cached || self.space.is_stamped();
+            return Some(if is_checked { is } else { Durability::Cached });
         }
         if wanted == Durability::Cached && !self.promises.records_at_once {
             return Some(Durability::Cached);

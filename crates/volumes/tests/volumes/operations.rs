@@ -79,7 +79,9 @@ fn what_waits_for_nothing_is_answered_at_once() {
     let stored = write(20, Durability::Stored);
     assert!(!is_ready(&stored), "the birth is recorded first");
     assert_eq!(finished(stored), Ok(Durability::Stored));
-    assert!(is_ready(&write(20, Durability::Stored)));
+    let stored = write(20, Durability::Stored);
+    assert!(!is_ready(&stored), "whether another owner has come is looked at first");
+    assert_eq!(finished(stored), Ok(Durability::Stored));
     for (offset, why) in [(OBJECT - 3, "two objects"), (4 * OBJECT - 3, "beyond the end")] {
         assert!(!is_ready(&write(offset, Durability::Cached)), "{why}");
         assert!(matches!(disk.start_read(offset, 5), Answer::Pending(_)), "{why}");
