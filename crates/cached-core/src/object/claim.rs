@@ -89,9 +89,9 @@ async fn claim_first(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Epoc
                 if let Some(log) = &shared.log {
                     log.names.claimed(namespace, epoch.0);
                 }
-                drop_clean(shared, &scope).await?;
                 // What others claimed before this cache gave the namespace up, or lost it, binds it no more.
                 shared.claims.forget_parts(namespace, epoch);
+                drop_clean(shared, &scope).await?;
                 shared.epochs.set(namespace, Own::Held(epoch));
                 return Ok(epoch);
             }
