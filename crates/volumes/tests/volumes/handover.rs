@@ -104,8 +104,11 @@ fn back_and_forth(writer: Writer, fencing: Fencing) {
 
 #[test]
 fn a_deposed_cache_can_have_the_volume_again() {
-    let store = Arc::new(Memory::default()) as Arc<dyn Blocker>;
-    let caches = [0, 1].map(|_| cache(Arc::clone(&store), WriteMode::Back, Writer::Cache));
+    let store = SteeredStore::new();
+    // The deposed cache learns of it by the flush that is refused.
+    store.silence();
+    let caches =
+        [0, 1].map(|_| cache(Arc::clone(&store) as Arc<dyn Blocker>, WriteMode::Back, Writer::Cache));
     let [one, two] =
         [("one", &caches[0]), ("two", &caches[1])].map(|(name, cache)| owner_of(cache, name, Fencing::Below));
     let disk = made(&one);
