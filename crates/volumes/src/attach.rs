@@ -1,6 +1,8 @@
 //! Taking a volume: the right to write to it, then its head, then its map.
 
-use blocker::{Blocker, ClaimRequest, Condition, Durability, Epoch, InvalidateRequest, Scope, WriterId};
+use blocker::{
+    Blocker, ClaimRequest, Condition, Durability, Epoch, InvalidateRequest, Scope, Version, WriterId,
+};
 
 use crate::entry::{Kind, VolumeId};
 use crate::error::{Error, Result};
@@ -34,13 +36,14 @@ pub(crate) async fn attach(
     };
     let space = Space::new(pool.clone(), volume, epoch);
     // The owner before may have written until the claim.
-    let (mut head, version) = pool.head(volume).await?;
-    check_owner(&head, options, take_over, deleted)?;
+    let (before, version) = pool.head(volume).await?;
+    check_owner(&before, options, take_over, deleted)?;
+    let mut head = before.clone();
     let birth = head.birth_limit;
     head.birth_limit = next_limit(birth)?;
     head.owner = Some(Owner { epoch: epoch.unwrap_or(0), writer: writer.0, name: options.owner.clone() });
     head.sequence += 1;
-    let head_version = put_head(&space, &head, version).await?;
+    let head_version = replace_head(&space, (&before, version), &head).await?;
     limits::apply(pool, volume, &head.settings).await?;
     let live = pool.load(&head.root, None).await?;
     let (parent_root, parent) = match head.parent {
@@ -50,6 +53,25 @@ pub(crate) async fn attach(
     let promises =
         Promises { flush_durability: options.flush_durability, records_at_once: options.records_at_once };
     Ok(Inner::new(Opened { space, head, head_version, live, parent_root, parent, birth, promises }))
+}
+
+/// Puts a head in place of the one that was read. A cache below that has dropped that one since, as it does when it learns of
+/// the claim, has the same under another version; one of another owner has another sequence number.
+async fn replace_head(space: &Space, before: (&Head, Version), head: &Head) -> Result<Version> {
+    let (before, mut version) = (before.0.encode(), before.1);
+    for _ in 0..TRIES {
+        match put_head(space, head, version).await {
+            Err(error @ Error::InUse { .. }) => {
+                let (found, newer) = space.pool.head(space.volume).await?;
+                if newer == version || found.encode() != before {
+                    return Err(error);
+                }
+                version = newer;
+            }
+            done => return done,
+        }
+    }
+    put_head(space, head, version).await
 }
 
 /// Returns the head as the store has it, and whether no other owner has had the volume since this one. If one may have,
@@ -130,11 +152,7 @@ async fn claim(pool: &Pool, volume: VolumeId, writer: WriterId, head: &Head) -> 
 }
 
 /// Writes a head on condition of its version; finds out what became of it.
-pub(crate) async fn put_head(
-    space: &Space,
-    head: &Head,
-    version: blocker::Version,
-) -> Result<blocker::Version> {
+pub(crate) async fn put_head(space: &Space, head: &Head, version: Version) -> Result<Version> {
     let bytes = head.encode();
     let error = match space.put(Kind::Head, bytes.clone(), Condition::Version(version)).await {
         Ok(version) => return Ok(version),
