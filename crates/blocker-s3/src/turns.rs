@@ -3,7 +3,7 @@
 //! Without them each would put its head on the condition that it is still the one it has seen, one would win, and all
 //! others would begin anew: the more callers and the slower the server, the longer until the last is through. Turns
 //! decide nothing, the server does; so a caller that has waited for long goes ahead without, and one that holds a turn
-//! and is not polled stops nobody.
+//! and is not polled stops no other call.
 
 use std::collections::HashMap;
 use std::sync::Arc;

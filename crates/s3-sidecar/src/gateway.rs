@@ -22,8 +22,8 @@ use crate::shared::{Outcome, Shared};
 use crate::upload::Upload;
 use crate::upstream::{Failure, Upstream};
 
-/// A read of up to so many bytes is answered from memory only if all of them are there: the object may change before the
-/// rest is asked for, and the answer, once begun, could only be broken off.
+/// The length in bytes up to which a read is answered from memory only if all of it is there. The object may change before
+/// the endpoint is asked for the rest, and an answer that has begun could then only be broken off.
 const WHOLE_BYTES_MAX: u64 = STEP_BYTES;
 
 /// What is known of an object, and can answer a read.

@@ -1,4 +1,5 @@
-//! The store below the object cache: bytes that have just come and are being taken over. It has nothing else, and asks nobody.
+//! The store below the object cache: bytes that have just come and are being taken over. It has nothing else, and sends no
+//! request.
 //!
 //! Bytes enter the cache as the answer to its own question: they are *staged*, the cache is asked for them, asks this store for
 //! what it lacks, and keeps the answer. A read of what is neither in the cache nor staged fails at once, and the caller asks the endpoint.

@@ -19,7 +19,7 @@ use crate::body::BodyError;
 /// How long an endpoint that ignores `Expect: 100-continue` is waited for.
 const CONTINUE_WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// How far a body has got, for whoever waits for the answer.
+/// How far a body has got, for the task that waits for the answer.
 #[derive(Debug)]
 pub(crate) struct Progress {
     last: Mutex<Instant>,

@@ -377,7 +377,7 @@ fn unequal_generations_of_many_readers_are_never_mixed() {
                         let answer = get(sidecar, headers);
                         let number: u8 = answer.header("etag").unwrap().trim_matches('"').parse().unwrap();
                         assert!(answer.body.iter().all(|byte| *byte == number));
-                        // No going back, whoever else reads.
+                        // What a reader has seen never goes back, whatever other readers get.
                         assert!(number >= newest, "{number} after {newest}");
                         newest = number;
                     }
