@@ -39,6 +39,26 @@ impl FromStr for Endpoint {
     }
 }
 
+/// Which party decides whether a client may do what it asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Auth {
+    /// The endpoint, at each request: it is forwarded with the client's own signature.
+    #[default]
+    Gateway,
+    /// The listener, which has the clients' keys and verifies their signatures; the endpoint sees the sidecar's own.
+    Listener,
+    /// None: every client may do what the sidecar's own credentials may.
+    None,
+}
+
+impl Auth {
+    /// Returns whether a request may be answered without the endpoint, as far as rights are concerned.
+    #[must_use]
+    pub const fn is_here(self) -> bool {
+        matches!(self, Auth::Listener | Auth::None)
+    }
+}
+
 /// The configuration of a sidecar.
 #[derive(Clone, Debug)]
 pub struct SidecarConfig {
@@ -53,6 +73,8 @@ pub struct SidecarConfig {
     /// The names by which clients address the endpoint: `NAME/BUCKET/KEY` and `BUCKET.NAME/KEY`. An address without a name, and
     /// `localhost`, need not be listed. Objects under other names are not cached.
     pub domains: Vec<String>,
+    /// Which party decides whether a client may do what it asks for.
+    pub auth: Auth,
     /// The memory for bodies in bytes.
     pub memory_bytes: u64,
     /// The largest number of objects of which the headers are known.
@@ -91,6 +113,7 @@ impl SidecarConfig {
             upstream,
             upstream_ca_file: None,
             domains: Vec::new(),
+            auth: Auth::Gateway,
             memory_bytes: 256 << 20,
             heads_max: 65_536,
             heads_bytes_max: 64 << 20,

@@ -58,6 +58,6 @@ mod tls;
 mod upload;
 mod upstream;
 
-pub use config::{Endpoint, SidecarConfig};
+pub use config::{Auth, Endpoint, SidecarConfig};
 pub use metrics::Counts;
 pub use server::{Sidecar, SidecarError};
