@@ -7,6 +7,7 @@
 //! Non-goals: driving a cluster, and anything that asserts a time. A bench prints; people judge.
 
 pub mod args;
+pub mod callgrind;
 pub mod canned;
 pub mod cpu;
 pub mod figure;

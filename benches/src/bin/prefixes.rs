@@ -1,17 +1,16 @@
 //! `prefixes`: user instructions of a get and a set of the embedded store while flushes of prefixes are pending,
 //! counted by valgrind; repeatable where time is not.
 //!
-//! Each figure comes from two runs of this program under callgrind that make the same store, enter the same
-//! prefixes, and do N and 2N operations: (run of 2N − run of N) ÷ N. Nothing sweeps, so that every prefix stays
-//! pending.
+//! Each figure comes from two runs of this program that make the same store, enter the same prefixes, and do N and
+//! 2N operations ([`Callgrind::each`]). Nothing sweeps, so that every prefix stays pending.
 
 use std::hint::black_box;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::path::PathBuf;
+use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
+use cached_benches::callgrind::Callgrind;
 use cached_benches::figure::Figure;
-use cached_benches::server::find_program;
 use cached_core::kv::Kv;
 use clap::{Parser, ValueEnum};
 
@@ -62,16 +61,17 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<()> {
-    let valgrind = find_program(&options.valgrind, "install it, or give its path with --valgrind PATH")?;
+    let callgrind = Callgrind::find(&options.valgrind)?;
     for operation in Operation::value_variants() {
         for prefixes in PENDING {
             if prefixes == 0 && matches!(operation, Operation::GetMarked | Operation::SetMarked) {
                 continue;
             }
-            let of = |count| instructions(&valgrind, prefixes, *operation, count);
-            let (longer, shorter) = (of(2 * options.operations)?, of(options.operations)?);
+            let arguments = |count: u64| {
+                vec!["--counted".into(), prefixes.to_string(), name(*operation), count.to_string()]
+            };
+            let value = callgrind.each(options.operations, arguments)?;
             let name = format!("{}, {prefixes} prefixes pending", name(*operation));
-            let value = (longer as f64 - shorter as f64) / options.operations as f64;
             println!("{}", Figure::new(name, value, "instructions"));
         }
     }
@@ -80,23 +80,6 @@ fn run(options: &Options) -> Result<()> {
 
 fn name(operation: Operation) -> String {
     operation.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
-}
-
-/// Returns the instructions of a run from its start to its end.
-fn instructions(valgrind: &Path, prefixes: u32, operation: Operation, count: u64) -> Result<u64> {
-    let directory = tempfile::tempdir().context("a directory for callgrind's output")?;
-    let output = directory.path().join("callgrind.out");
-    let status = Command::new(valgrind)
-        .args(["--tool=callgrind", &format!("--callgrind-out-file={}", output.display())])
-        .arg(std::env::current_exe().context("finding this program")?)
-        .args(["--counted", &prefixes.to_string(), &name(operation), &count.to_string()])
-        .stderr(Stdio::null())
-        .status()
-        .context("valgrind")?;
-    ensure!(status.success(), "the run under valgrind ended with {status}");
-    let text = std::fs::read_to_string(&output).context("reading callgrind's output")?;
-    let total = text.lines().rev().find_map(|line| line.strip_prefix("totals: "));
-    total.and_then(|total| total.trim().parse().ok()).context("callgrind wrote no total")
 }
 
 fn counted(words: &[String]) -> Result<()> {

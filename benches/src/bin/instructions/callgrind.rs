@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use cached_benches::callgrind::total;
 use cached_benches::cpu;
 use cached_benches::load::Target;
 use cached_benches::server::ServerSpec;
@@ -60,22 +61,4 @@ pub(crate) fn count_instructions(
     }
     let of_busiest = *totals.iter().max().context("callgrind wrote no totals")?;
     Ok(Instructions { of_busiest, of_all: totals.iter().sum() })
-}
-
-/// The number of the `totals:` or `summary:` line.
-fn total(text: &str) -> Option<u64> {
-    let number = |name| text.lines().rev().find_map(|line| line.strip_prefix(name));
-    number("totals: ").or_else(|| number("summary: "))?.split_whitespace().next()?.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::total;
-
-    #[test]
-    fn totals_are_found() {
-        assert_eq!(total("events: Ir\nsummary: 12\nfn=(1)\n1 5\ntotals: 17\n"), Some(17));
-        assert_eq!(total("events: Ir\nsummary: 12\n"), Some(12));
-        assert_eq!(total("events: Ir\n"), None);
-    }
 }

@@ -1,12 +1,13 @@
 //! The object cache in process, beside bare memcpy over the same addresses and beside the bare store.
 //!
-//! `cargo run --release --manifest-path benches/Cargo.toml --bin objects [-- --only hits,churn,index,threads,depth,twice,foyer,memory,isolation]`.
+//! `cargo run --release --manifest-path benches/Cargo.toml --bin objects [-- --only hits,churn,index,threads,depth,twice,foyer,memory,isolation,instructions]`.
 //! One line per figure; rounds alternate between the two that are compared, and medians are printed.
 
 mod copies;
 mod depth;
 mod foyer;
 mod index;
+mod instructions;
 mod isolation;
 mod memory;
 mod setup;
@@ -18,7 +19,7 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(about = "The object cache beside memcpy, its store, and foyer")]
 struct Args {
-    /// Which figures: hits, churn, index, threads, depth, twice, foyer, memory, isolation
+    /// Which figures: hits, churn, index, threads, depth, twice, foyer, memory, isolation, instructions
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Rounds; the median is printed
@@ -33,7 +34,7 @@ fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     setup::HUGE_PAGES.store(args.huge_pages, std::sync::atomic::Ordering::Relaxed);
     type Part = fn(u32) -> anyhow::Result<()>;
-    let parts: [(&str, Part); 9] = [
+    let parts: [(&str, Part); 10] = [
         ("hits", copies::hits),
         ("churn", copies::churn),
         ("index", index::index),
@@ -43,10 +44,16 @@ fn main() -> anyhow::Result<()> {
         ("foyer", foyer::foyer),
         ("memory", memory::memory),
         ("isolation", isolation::isolation),
+        ("instructions", instructions::instructions),
     ];
     // What `memory` starts processes of its own for.
     let children: [(&str, Part); 3] =
         [("memory-dirty", memory::dirty), ("memory-clean", memory::clean), ("memory-full", memory::full)];
+    if let [first, words @ ..] = &args.only[..]
+        && first == instructions::COUNTED
+    {
+        return instructions::counted(words);
+    }
     if let [only] = &args.only[..]
         && let Some((_, child)) = children.iter().find(|(name, _)| name == only)
     {
@@ -54,7 +61,7 @@ fn main() -> anyhow::Result<()> {
     }
     if let Some(unknown) = args.only.iter().find(|name| parts.iter().all(|(part, _)| part != name)) {
         anyhow::bail!(
-            "--only {unknown}: must be some of hits, churn, index, threads, depth, twice, foyer, memory, isolation"
+            "--only {unknown}: must be some of hits, churn, index, threads, depth, twice, foyer, memory, isolation, instructions"
         );
     }
     for (name, part) in parts {

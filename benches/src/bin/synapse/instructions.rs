@@ -2,11 +2,11 @@
 //! in the number of requests, so that what happens once falls out. Repeats to a percent on any machine, however busy;
 //! excludes what the kernel does.
 
-use std::fs;
-use std::process::{Command, Stdio};
+use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
+use cached_benches::callgrind::Callgrind;
 use clap::{Args, ValueEnum};
 
 use crate::service;
@@ -49,12 +49,13 @@ fn shape(operation: Operation, bytes: usize, depth: usize) -> Shape {
 /// # Errors
 /// When valgrind is missing or a run fails.
 pub(crate) fn print() -> Result<()> {
+    let callgrind = Callgrind::find(Path::new("valgrind"))?;
     for (bytes, depth) in [(4 << 10, 1), (4 << 10, 32), (64 << 10, 8)] {
         for operation in [Operation::Read, Operation::Write] {
             let shape = shape(operation, bytes, depth);
             for kind in Kind::built() {
-                let each =
-                    (count(kind, &shape, 2 * REQUESTS)? - count(kind, &shape, REQUESTS)?) / REQUESTS as f64;
+                let of = |requests| callgrind.of_this_program(&arguments(kind, &shape, requests)?);
+                let each = (of(2 * REQUESTS)? as f64 - of(REQUESTS)? as f64) / REQUESTS as f64;
                 println!("{shape:<18} {kind:<12} {each:>9.0} user instructions per request, both sides");
             }
         }
@@ -62,32 +63,17 @@ pub(crate) fn print() -> Result<()> {
     Ok(())
 }
 
-/// Instructions of a whole run.
-fn count(kind: Kind, shape: &Shape, requests: u64) -> Result<f64> {
-    let directory = tempfile::tempdir()?;
-    let output = directory.path().join("callgrind.out");
-    let mut command = Command::new("valgrind");
-    command.args(["--tool=callgrind", "--fair-sched=yes", "-q"]);
-    command
-        .arg(format!("--callgrind-out-file={}", output.display()))
-        .arg(std::env::current_exe()?)
-        .arg("play");
-    for (name, value) in [
+/// Returns the arguments of a run.
+fn arguments(kind: Kind, shape: &Shape, requests: u64) -> Result<Vec<String>> {
+    let operands = [
         ("--kind", name(kind)?),
         ("--operation", name(shape.operation)?),
         ("--bytes", shape.bytes.to_string()),
         ("--depth", shape.depth.to_string()),
         ("--requests", requests.to_string()),
-    ] {
-        command.args([name, &value]);
-    }
-    let status =
-        command.stdout(Stdio::null()).stderr(Stdio::null()).status().context("valgrind is needed")?;
-    ensure!(status.success(), "{kind} under valgrind ended with {status}");
-    let text = fs::read_to_string(&output).context("callgrind's output")?;
-    let totals = text.lines().rev().find_map(|line| line.strip_prefix("totals: "));
-    let totals = totals.or_else(|| text.lines().find_map(|line| line.strip_prefix("summary: ")));
-    Ok(totals.context("callgrind wrote no total")?.trim().parse()?)
+    ];
+    let words = operands.into_iter().flat_map(|(name, value)| [name.to_owned(), value]);
+    Ok(std::iter::once("play".to_owned()).chain(words).collect())
 }
 
 fn name(value: impl ValueEnum) -> Result<String> {

@@ -1,0 +1,80 @@
+//! User instructions of a program, counted by valgrind: they repeat where time does not, however busy the machine.
+//!
+//! A figure per operation comes from two runs that differ in the number of operations alone, so that what happens
+//! once falls out: [`Callgrind::each`].
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::server::find_program;
+
+/// valgrind's tool that counts instructions.
+#[derive(Clone, Debug)]
+pub struct Callgrind {
+    valgrind: PathBuf,
+}
+
+impl Callgrind {
+    /// Returns the tool of `valgrind`, a path or a name to look for in `PATH`.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn find(valgrind: &Path) -> Result<Self> {
+        Ok(Self { valgrind: find_program(valgrind, "install valgrind, or give its path")? })
+    }
+
+    /// Returns the instructions of all threads of a run of this very program with `arguments`, from its start to
+    /// its end.
+    ///
+    /// # Errors
+    /// When the run fails, or nothing was counted.
+    pub fn of_this_program(&self, arguments: &[impl AsRef<OsStr>]) -> Result<u64> {
+        let directory = tempfile::tempdir().context("a directory for callgrind's output")?;
+        let output = directory.path().join("callgrind.out");
+        let status = Command::new(&self.valgrind)
+            .args(["--tool=callgrind", "--fair-sched=yes", "-q"])
+            .arg(format!("--callgrind-out-file={}", output.display()))
+            .arg(std::env::current_exe().context("finding this program")?)
+            .args(arguments)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .context("valgrind")?;
+        ensure!(status.success(), "the run under valgrind ended with {status}");
+        let text = fs::read_to_string(&output).context("reading callgrind's output")?;
+        total(&text).context("callgrind wrote no total")
+    }
+
+    /// Returns the instructions per operation: the difference of runs with `2 × count` and `count` operations, whose
+    /// arguments `arguments` returns.
+    ///
+    /// # Errors
+    /// As [`of_this_program`](Self::of_this_program).
+    pub fn each(&self, count: u64, arguments: impl Fn(u64) -> Vec<String>) -> Result<f64> {
+        let of = |count| self.of_this_program(&arguments(count));
+        Ok((of(2 * count)? as f64 - of(count)? as f64) / count as f64)
+    }
+}
+
+/// Returns the number of the `totals:` or `summary:` line of callgrind's output.
+#[must_use]
+pub fn total(text: &str) -> Option<u64> {
+    let number = |name| text.lines().rev().find_map(|line| line.strip_prefix(name));
+    number("totals: ").or_else(|| number("summary: "))?.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::total;
+
+    #[test]
+    fn totals_are_found() {
+        assert_eq!(total("events: Ir\nsummary: 12\nfn=(1)\n1 5\ntotals: 17\n"), Some(17));
+        assert_eq!(total("events: Ir\nsummary: 12\n"), Some(12));
+        assert_eq!(total("events: Ir\n"), None);
+    }
+}
