@@ -51,7 +51,8 @@ pub mod routes;
 pub mod sources;
 pub mod status;
 mod table;
-mod tls;
+#[cfg(test)]
+mod tls_tests;
 pub mod tokens;
 
 pub use config::{ADDRESS_DEFAULT, AdminConfig};

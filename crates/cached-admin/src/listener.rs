@@ -21,7 +21,6 @@ use crate::counts::Counts;
 use crate::health::Health;
 use crate::routes::Routes;
 use crate::status::Status;
-use crate::tls;
 use crate::tokens::Tokens;
 
 /// Why the listener cannot be opened: one line each.
@@ -151,7 +150,7 @@ impl AdminServer {
                     tokio::spawn(accept(listener, origin, Arc::clone(&service), Arc::clone(&permits)));
                 }
                 if let Some(tls) = tls {
-                    tokio::spawn(tls::renew(tls));
+                    tokio::spawn(cached_tls::renew(tls, "admin.tls"));
                 }
                 tokio::spawn(history.record_history());
                 // Ends with an error, when the other half is dropped.
@@ -327,7 +326,7 @@ async fn serve(
 ) {
     let served = match &origin.tls {
         None => service.serve(socket, peer, origin.is_loopback).await,
-        Some(tls) => match tls::accept(tls, socket).await {
+        Some(tls) => match cached_tls::accept(tls, socket).await {
             Ok(socket) => service.serve(socket, peer, origin.is_loopback).await,
             Err(error) => Err(error),
         },
@@ -342,7 +341,7 @@ fn refuse(mut socket: TcpStream, has_tls: bool) {
     const BUSY: &[u8] =
         b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-type: text/plain\r\n\
         content-length: 38\r\n\r\nthe admin listener has no place free.\n";
-    let words = if has_tls { tls::BUSY } else { BUSY };
+    let words = if has_tls { cached_tls::BUSY } else { BUSY };
     let mut attempt = Box::pin(async move { socket.write_all(words).await });
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     // A small answer fits into the socket's buffer; a client that has gone already does not miss it.

@@ -15,6 +15,7 @@
 //! | `files` | reads PEM and DER; [`TlsError`] |
 //! | `no_authorities` | listeners that require certificates which nothing can verify |
 //! | `server` | [`ServerTls`] |
+//! | `tokio_listener` | handshakes and replacement for listeners on tokio; feature `tokio` |
 
 mod expiry;
 mod files;
@@ -23,7 +24,11 @@ mod server;
 mod settings;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "tokio")]
+mod tokio_listener;
 
 pub use files::TlsError;
 pub use server::ServerTls;
 pub use settings::{ClientCertificates, KeyFormat, MinVersion, TlsSettings, suite_names};
+#[cfg(feature = "tokio")]
+pub use tokio_listener::{BUSY, accept, renew};

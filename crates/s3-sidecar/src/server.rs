@@ -203,7 +203,7 @@ impl Worker {
     /// Accepts connections until the end, then waits for those that are left.
     async fn run(self, listeners: Vec<TcpListener>, renewed: Option<Arc<ServerTls>>) {
         let drain_timeout = self.shared.config.drain_timeout;
-        let renewing = renewed.map(|tls| tokio::spawn(tls::renew(tls)));
+        let renewing = renewed.map(|tls| tokio::spawn(cached_tls::renew(tls, "s3.tls")));
         let accepting = listeners.into_iter().map(|listener| self.clone().accept(listener));
         let left = futures_util::future::join_all(accepting).await;
         let waiting = async {
@@ -252,7 +252,7 @@ impl Worker {
         let (shared, upstream, end) = (&self.shared, &self.upstream, self.end.clone());
         let served = match &shared.config.tls {
             None => connection::serve(shared, upstream, socket, end).await,
-            Some(tls) => match tls::accept(tls, socket).await {
+            Some(tls) => match cached_tls::accept(tls, socket).await {
                 Ok(socket) => connection::serve(shared, upstream, socket, end).await,
                 Err(error) => Err(error),
             },
@@ -268,8 +268,6 @@ impl Worker {
 fn refuse(socket: &TcpStream, has_tls: bool) {
     const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-type: application/xml\r\n\
         content-length: 86\r\n\r\n<Error><Code>SlowDown</Code><Message>cached has no connection free.</Message></Error>\n";
-    /// A TLS record with the alert `internal_error`.
-    const BUSY_TLS: &[u8] = &[21, 3, 3, 0, 2, 2, 80];
     // A small answer fits into the socket's buffer; a client that has gone already does not miss it.
-    let _ = socket.try_write(if has_tls { BUSY_TLS } else { BUSY });
+    let _ = socket.try_write(if has_tls { cached_tls::BUSY } else { BUSY });
 }

@@ -1,0 +1,52 @@
+//! What listeners on tokio do with a [`ServerTls`]: handshakes with a time limit, and the replacement of certificates.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use crate::ServerTls;
+
+/// The time that a client has for its handshake.
+const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// How often the files of the certificates are looked at.
+const INTERVAL: Duration = Duration::from_secs(60);
+
+/// A TLS record with the alert `internal_error`, for a client beyond a listener's limit of connections.
+pub const BUSY: &[u8] = &[21, 3, 3, 0, 2, 2, 80];
+
+/// Does the handshake of a client's connection, with the policy of client certificates of the settings.
+///
+/// Cancelled, it closes the connection.
+///
+/// # Errors
+/// One line: what the client did wrong, or that it took more than ten seconds.
+pub async fn accept(tls: &ServerTls, socket: TcpStream) -> Result<TlsStream<TcpStream>, String> {
+    let config = tls.config(tls.settings().client_certificates).ok_or("there is no certificate")?;
+    match tokio::time::timeout(HANDSHAKE_TIME_MAX, TlsAcceptor::from(config).accept(socket)).await {
+        Ok(accepted) => accepted.map_err(|error| error.to_string()),
+        Err(_) => Err("the handshake took too long".into()),
+    }
+}
+
+/// Replaces the certificates whenever their files change, until it is dropped; `table` names them in the log, as
+/// `admin.tls`.
+pub async fn renew(tls: Arc<ServerTls>, table: &'static str) {
+    loop {
+        // First, because they have just been read.
+        tokio::time::sleep(INTERVAL).await;
+        let tls = Arc::clone(&tls);
+        // Reading files may block.
+        match tokio::task::spawn_blocking(move || tls.reload_if_changed()).await {
+            Ok(Ok(true)) => tracing::info!("the files of {table} have changed: they are in use"),
+            Ok(Ok(false)) => {}
+            Ok(Err(error)) => {
+                tracing::error!(cause = %error, "{table} cannot be replaced: the old certificates stay in use");
+            }
+            Err(_) => tracing::error!("reading the certificates of {table} has panicked"),
+        }
+    }
+}
