@@ -111,6 +111,7 @@ fn serve(
     let admin_tls = config.admin_tls().map_err(|line| Failure { line, status: exit::CONFIGURATION })?;
     let nbd_tls = config.nbd_tls().map_err(|line| Failure { line, status: exit::CONFIGURATION })?;
     let s3_tls = config.s3_tls().map_err(|line| Failure { line, status: exit::CONFIGURATION })?;
+    let s3_secrets = config.s3_secrets().map_err(|line| Failure { line, status: exit::CONFIGURATION })?;
     let without_user = process::is_root() && settings.user.is_none();
     if let Some(user) = settings.user.as_deref().filter(|_| process::is_root()) {
         process::become_user(user).map_err(|error| {
@@ -202,7 +203,8 @@ fn serve(
             (objects, server.take_over(&on_taking_over).map_err(Failure::refused)?)
         }
     };
-    let sidecar = RunningSidecar::start(&config, s3_tls, admin.as_deref()).map_err(Failure::refused)?;
+    let sidecar = RunningSidecar::start(&config, s3_tls, s3_secrets.clone(), admin.as_deref());
+    let sidecar = sidecar.map_err(Failure::refused)?;
     let upgrades = if let Some(obstacle) = objects.as_ref().and_then(|objects| objects.control().obstacle()) {
         Err(obstacle)
     } else if sidecar.is_some() {
@@ -220,7 +222,8 @@ fn serve(
     let in_force = reload::source(&arguments, config.path.as_deref().zip(config.text.as_deref()))
         .map_err(|line| Failure { line, status: exit::CONFIGURATION })?;
     let program = Cached::new(arguments, &config, server.live(), objects.as_ref().map(Objects::live), tokens)
-        .with_tracer(tracer);
+        .with_tracer(tracer)
+        .with_sidecar(s3_secrets);
     let reloader = Arc::new(Reloader::new(program, in_force));
     if let Some(admin) = &admin {
         control::add_routes(admin.routes(), &reloader, &server.drain(), &log);

@@ -6,6 +6,7 @@ use crate::config::{Config, File};
 use crate::live;
 use crate::objects::ReloadObjects;
 use crate::process;
+use crate::s3_secrets::SidecarSecrets;
 use crate::settings::Settings;
 use crate::shared::Shared;
 use blocker::trace::Tracer;
@@ -103,6 +104,7 @@ pub struct Cached {
     objects: Option<ReloadObjects>,
     tokens: Option<Tokens>,
     tracer: Option<Tracer>,
+    sidecar: SidecarSecrets,
     in_force: Mutex<File>,
     /// Those for connections of the object cache's listener.
     descriptors_at_start: usize,
@@ -120,13 +122,30 @@ impl Cached {
         let in_force = Mutex::new(File::from(config));
         let path = config.path.clone();
         let descriptors_at_start = config.synapse.as_ref().map_or(0, |table| table.connections_max as usize);
-        Cached { arguments, path, server, objects, tokens, tracer: None, in_force, descriptors_at_start }
+        let sidecar = SidecarSecrets::default();
+        Cached {
+            arguments,
+            path,
+            server,
+            objects,
+            tokens,
+            tracer: None,
+            sidecar,
+            in_force,
+            descriptors_at_start,
+        }
     }
 
     /// Returns the program with a tracer whose share of requests can change.
     #[must_use]
     pub fn with_tracer(self, tracer: Option<Tracer>) -> Cached {
         Cached { tracer, ..self }
+    }
+
+    /// Returns the program with the secrets of a sidecar, whose files can change.
+    #[must_use]
+    pub fn with_sidecar(self, sidecar: SidecarSecrets) -> Cached {
+        Cached { sidecar, ..self }
     }
 
     /// Returns the name of the file, for errors.
@@ -185,6 +204,7 @@ impl Program for Cached {
         let (before, objects) = (in_force.objects.as_ref(), after.objects.as_ref());
         // What can be refused comes first: all files are read, then the object cache changes, or nothing does.
         let tokens = self.tokens.as_ref().map(Tokens::read_again).transpose()?;
+        let sidecar = self.sidecar.read_again()?;
         let mut files = self.server.refresh_files(|| match &self.objects {
             None => Ok(Vec::new()),
             Some(live) => live.change(before, objects, after.synapse.as_ref(), secrets).map_err(line),
@@ -193,6 +213,7 @@ impl Program for Cached {
             files.push("admin.token_file".into());
         }
         let descriptors = after.synapse.as_ref().map_or(0, |table| table.connections_max as usize);
+        files.extend(sidecar.put_in_force().into_iter().map(String::from));
         self.server.change(&settings, descriptors.saturating_sub(self.descriptors_at_start));
         if let (Some(tracer), Some(table)) = (&self.tracer, &after.tracing) {
             tracer.set_ratio(table.sample_ratio);

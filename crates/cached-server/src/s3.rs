@@ -3,6 +3,7 @@
 #[cfg(feature = "sidecar")]
 mod running {
     use crate::config::{Config, S3Table};
+    use crate::s3_secrets::SidecarSecrets;
     use cached_admin::AdminServer;
     use cached_metrics::Registration;
     use cached_tls::ServerTls;
@@ -29,11 +30,12 @@ mod running {
         pub fn start(
             config: &Config,
             tls: Option<Arc<ServerTls>>,
+            secrets: SidecarSecrets,
             admin: Option<&AdminServer>,
         ) -> Result<RunningSidecar, String> {
             let Some(table) = &config.s3 else { return Ok(RunningSidecar(None)) };
             let drain_timeout = Duration::from_secs(config.settings.drain.timeout_secs);
-            let sidecar = table.sidecar(tls, drain_timeout);
+            let sidecar = table.sidecar(tls, secrets, drain_timeout);
             let sidecar = sidecar.map_err(|error| format!("{}: {}", error.key, error.why))?;
             let sidecar = Sidecar::start(sidecar).map_err(|error| error.to_string())?;
             let none = std::iter::empty::<(&str, &str)>;
@@ -64,6 +66,7 @@ mod running {
 #[cfg(not(feature = "sidecar"))]
 mod running {
     use crate::config::Config;
+    use crate::s3_secrets::SidecarSecrets;
     use cached_admin::AdminServer;
     use cached_tls::ServerTls;
     use std::sync::Arc;
@@ -80,6 +83,7 @@ mod running {
         pub fn start(
             _: &Config,
             _: Option<Arc<ServerTls>>,
+            _: SidecarSecrets,
             _: Option<&AdminServer>,
         ) -> Result<RunningSidecar, String> {
             Ok(RunningSidecar)

@@ -8,6 +8,10 @@ use std::time::Duration;
 use cached_tls::ServerTls;
 use hyper::Uri;
 
+use crate::auth::Secrets;
+
+pub use crate::auth::Auth;
+
 /// The address of the endpoint behind the proxy: `http://HOST[:PORT]` or `https://HOST[:PORT]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
@@ -39,26 +43,6 @@ impl FromStr for Endpoint {
     }
 }
 
-/// Which party decides whether a client may do what it asks for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Auth {
-    /// The endpoint, at each request: it is forwarded with the client's own signature.
-    #[default]
-    Gateway,
-    /// The listener, which has the clients' keys and verifies their signatures; the endpoint sees the sidecar's own.
-    Listener,
-    /// None: every client may do what the sidecar's own credentials may.
-    None,
-}
-
-impl Auth {
-    /// Returns whether a request may be answered without the endpoint, as far as rights are concerned.
-    #[must_use]
-    pub const fn is_here(self) -> bool {
-        matches!(self, Auth::Listener | Auth::None)
-    }
-}
-
 /// The configuration of a sidecar.
 #[derive(Clone, Debug)]
 pub struct SidecarConfig {
@@ -75,6 +59,13 @@ pub struct SidecarConfig {
     pub domains: Vec<String>,
     /// Which party decides whether a client may do what it asks for.
     pub auth: Auth,
+    /// The clients' keys, for [`Auth::Listener`] alone; and the sidecar's own credentials at the endpoint, for all modes but
+    /// [`Auth::Gateway`]: without them it is anonymous there.
+    pub secrets: Secrets,
+    /// The region for which clients must sign in the mode [`Auth::Listener`]; any if it is empty.
+    pub region: String,
+    /// The region for which the sidecar signs.
+    pub upstream_region: String,
     /// The memory for bodies in bytes.
     pub memory_bytes: u64,
     /// The largest number of objects of which the headers are known.
@@ -114,6 +105,9 @@ impl SidecarConfig {
             upstream_ca_file: None,
             domains: Vec::new(),
             auth: Auth::Gateway,
+            secrets: Secrets::default(),
+            region: String::new(),
+            upstream_region: "us-east-1".into(),
             memory_bytes: 256 << 20,
             heads_max: 65_536,
             heads_bytes_max: 64 << 20,
@@ -143,6 +137,7 @@ impl SidecarConfig {
         if self.listen.is_empty() {
             return Err(("listen", "is empty; it must say where to listen".into()));
         }
+        self.check_auth()?;
         within("memory_bytes", self.memory_bytes, MEMORY_BYTES_MIN..=1 << 50)?;
         within("heads_max", self.heads_max as u64, 1..=1 << 28)?;
         within("heads_bytes_max", self.heads_bytes_max as u64, 1 << 16..=1 << 40)?;
@@ -165,6 +160,38 @@ impl SidecarConfig {
             }
         }
         Ok(())
+    }
+
+    fn check_auth(&self) -> Result<(), (&'static str, String)> {
+        let Secrets { keys, credentials } = &self.secrets;
+        let wrong = |key, why: &str| Err((key, why.to_owned()));
+        match self.auth {
+            Auth::Listener if keys.is_none() => {
+                wrong("keys_file", "is missing; with auth = \"listener\" it must name a file of keys")
+            }
+            Auth::Gateway | Auth::None if keys.is_some() => {
+                wrong("keys_file", "is set; it needs auth = \"listener\"")
+            }
+            Auth::Gateway if credentials.is_some() => {
+                wrong("upstream_access_key", "is set; it needs auth = \"listener\" or \"none\"")
+            }
+            _ if credentials.as_ref().is_some_and(|own| !own.can_be_sent()) => wrong(
+                "upstream_access_key",
+                "or the session token of the environment has characters that no header can have",
+            ),
+            _ => {
+                let is_region = |text: &str| {
+                    text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+                };
+                if !is_region(&self.region) {
+                    return wrong("region", "is no name of a region; us-east-1 would be");
+                }
+                if self.upstream_region.is_empty() || !is_region(&self.upstream_region) {
+                    return wrong("upstream_region", "is no name of a region; us-east-1 would be");
+                }
+                Ok(())
+            }
+        }
     }
 }
 

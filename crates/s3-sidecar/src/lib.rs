@@ -6,7 +6,7 @@
 //!                                            │      ▼ │ 304      │ filling: what streams by
 //!                                            └────► upstream ────┴──────────────────► client
 //! ```
-//! It is no S3 implementation: what it does not know it forwards as it came. Only `GET` of an object is understood. Such a
+//! It is no S3 implementation: what it does not know it forwards as it came. In the mode "gateway" only `GET` of an object is understood. Such a
 //! request goes to the endpoint *unchanged*, signature and `Host` included, with an `If-None-Match` of the kept object's
 //! `ETag` added, which no signature covers: 304 states at once that this client may read the object and that what
 //! is kept is what is stored. Then the body comes from memory. So there are no keys here, and every policy of the endpoint holds.
@@ -18,7 +18,7 @@
 //! |---|---|
 //! | [`config`] | what can be set, and which of it cannot work |
 //! | `server`, `connection`, `stall` | sockets and threads; one connection; clients that take nothing |
-//! | `admission`, `hop` | what is refused before anything else; headers of one connection |
+//! | `admission`, `admitting`, `hop` | what is refused before anything else; what the sidecar decides; headers of one connection |
 //! | `service`, `shared` | from a request to its answer; what all threads share |
 //! | `target`, `read` | what a request names; which reads are understood |
 //! | `conditions`, `range` | `If-Range` and the added condition; ranges |
@@ -27,11 +27,14 @@
 //! | `pieces`, `staging`, `filling`, `fills`, `asking` | the object cache; how bytes enter it; readers that share one request |
 //! | `upstream`, `tls`, `upload` | requests to the endpoint; its certificates; bodies of clients |
 //! | `body`, `answer`, `metrics` | bodies; the proxy's own error answers; counts |
+//! | [`auth`] | who may do what, where the endpoint does not decide that; requests that the sidecar signs |
 #![warn(missing_debug_implementations)]
 
 mod admission;
+mod admitting;
 mod answer;
 mod asking;
+pub mod auth;
 mod body;
 mod conditions;
 pub mod config;
@@ -58,6 +61,7 @@ mod tls;
 mod upload;
 mod upstream;
 
-pub use config::{Auth, Endpoint, SidecarConfig};
+pub use auth::{Auth, Credentials, Keys, Secrets};
+pub use config::{Endpoint, SidecarConfig};
 pub use metrics::Counts;
 pub use server::{Sidecar, SidecarError};

@@ -2,6 +2,8 @@
 
 use cached_metrics::{Collect, Counter, Families, Gauge, Value};
 
+use crate::auth::Refusals;
+
 /// The counts of a sidecar.
 #[derive(Debug, Default)]
 #[non_exhaustive]
@@ -28,6 +30,8 @@ pub struct Counts {
     pub connections: Counter,
     /// Those that were refused at the limit.
     pub connections_refused: Counter,
+    /// Requests that the listener refused, by reason: a part of `refused`.
+    pub refusals: Refusals,
     /// Connections of clients, now.
     pub connections_now: Gauge,
 }
@@ -70,6 +74,7 @@ impl Collect for Counts {
         ] {
             into.counter(name, help, count.get());
         }
+        self.refusals.collect(into);
         let help = "Open connections of S3 clients.";
         into.sample(
             "cached_s3_sidecar_connections",

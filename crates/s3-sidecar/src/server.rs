@@ -16,6 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
 use crate::asking::Asking;
+use crate::auth::{self, Access, Secrets};
 use crate::config::SidecarConfig;
 use crate::connection;
 use crate::fills::Fills;
@@ -85,6 +86,7 @@ impl Sidecar {
             .map_err(|error| SidecarError::Config { key: "memory_bytes", why: error.to_string() })?;
         let shared = Arc::new(Shared {
             addressing: Addressing::new(&config.domains),
+            access: Access::new(config.auth, config.secrets.keys.as_ref(), &config.region),
             heads: Heads::new(config.heads_max, config.heads_bytes_max),
             pieces: Arc::new(pieces),
             fills: Arc::new(Fills::default()),
@@ -105,8 +107,10 @@ impl Sidecar {
                 permits: Arc::clone(&permits),
                 end: ended.clone(),
             };
-            let renewed = sidecar.shared.config.tls.clone().filter(|_| number == 0);
-            let body = move || runtime.block_on(worker.run(listeners, renewed));
+            let is_first = number == 0;
+            let renewed = sidecar.shared.config.tls.clone().filter(|_| is_first);
+            let secrets = is_first.then(|| sidecar.shared.config.secrets.clone());
+            let body = move || runtime.block_on(worker.run(listeners, renewed, secrets));
             let thread = thread::Builder::new().name(format!("cached-s3-{number}")).spawn(body);
             sidecar.threads.push(thread.map_err(SidecarError::Thread)?);
         }
@@ -123,6 +127,12 @@ impl Sidecar {
     #[must_use]
     pub fn counts(&self) -> &Arc<Counts> {
         &self.shared.counts
+    }
+
+    /// Returns the secrets, to be read again.
+    #[must_use]
+    pub fn secrets(&self) -> Secrets {
+        self.shared.config.secrets.clone()
     }
 
     /// Returns what shows the counts and sizes as metrics.
@@ -201,9 +211,15 @@ struct Worker {
 
 impl Worker {
     /// Accepts connections until the end, then waits for those that are left.
-    async fn run(self, listeners: Vec<TcpListener>, renewed: Option<Arc<ServerTls>>) {
+    async fn run(
+        self,
+        listeners: Vec<TcpListener>,
+        renewed: Option<Arc<ServerTls>>,
+        secrets: Option<Secrets>,
+    ) {
         let drain_timeout = self.shared.config.drain_timeout;
         let renewing = renewed.map(|tls| tokio::spawn(cached_tls::renew(tls, "s3.tls")));
+        let renewing_secrets = secrets.map(|secrets| tokio::spawn(auth::renew(secrets)));
         let accepting = listeners.into_iter().map(|listener| self.clone().accept(listener));
         let left = futures_util::future::join_all(accepting).await;
         let waiting = async {
@@ -214,7 +230,7 @@ impl Worker {
         if tokio::time::timeout(drain_timeout, waiting).await.is_err() {
             tracing::warn!("connections of S3 clients were broken off at the end");
         }
-        renewing.iter().for_each(tokio::task::JoinHandle::abort);
+        renewing.iter().chain(&renewing_secrets).for_each(tokio::task::JoinHandle::abort);
     }
 
     async fn accept(mut self, listener: TcpListener) -> JoinSet<()> {

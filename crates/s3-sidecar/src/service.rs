@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use hyper::body::{Body as _, Incoming};
+use hyper::body::Incoming;
 use hyper::{Request, Response};
 
 use crate::admission::{host, refusal};
 use crate::answer;
+use crate::auth::denial::Denial;
 use crate::body::Body;
 use crate::gateway;
 use crate::hop;
@@ -44,16 +45,32 @@ async fn route(
     if let Some(why) = refusal(&head) {
         return (answer::refused(why), Outcome::Refused);
     }
+    let body = Upload::of(body, shared.config.stall_max);
+    let has_body = !body.is_none();
+    let upload = match shared.access.admit(&shared.addressing, &mut head, body).await {
+        Ok(upload) => upload,
+        Err(denial) => return refuse(shared, &denial, has_body),
+    };
+    let verdict = upload.verdict();
     hop::remove(&mut head.headers);
     let host = host(&head.headers).unwrap_or_default();
-    if body.is_end_stream()
+    if upload.is_none()
         && let Some(read) = Read::understand(&head, host, &shared.addressing)
     {
         return gateway::answer(shared, upstream, head, read).await;
     }
-    let upload = Upload::of(body, shared.config.stall_max);
     match upstream.send(head, upload).await {
         Ok(answer) => (pass(shared, answer, None), Outcome::Passed),
-        Err(failure) => (failure.answer(), Outcome::Failed),
+        Err(failure) => match verdict.as_ref().and_then(|verdict| verdict.get()) {
+            // The body was not what was signed: it has been broken off.
+            Some(denial) => refuse(shared, denial, true),
+            None => (failure.answer(), Outcome::Failed),
+        },
     }
+}
+
+fn refuse(shared: &Shared, denial: &Denial, has_body: bool) -> (Response<Body>, Outcome) {
+    shared.counts.refusals.count(denial.reason);
+    tracing::debug!(code = denial.code, "a request of an S3 client is refused");
+    (denial.answer(has_body), Outcome::Refused)
 }

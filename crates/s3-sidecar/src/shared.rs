@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::asking::Asking;
+use crate::auth::Access;
 use crate::config::SidecarConfig;
 use crate::fills::Fills;
 use crate::heads::Heads;
@@ -14,6 +15,7 @@ use crate::target::Addressing;
 pub(crate) struct Shared {
     pub(crate) config: SidecarConfig,
     pub(crate) addressing: Addressing,
+    pub(crate) access: Access,
     pub(crate) heads: Heads,
     pub(crate) pieces: Arc<Pieces>,
     pub(crate) fills: Arc<Fills>,

@@ -1,5 +1,6 @@
 //! What a request names: bucket and key, by path (`NAME/BUCKET/KEY`) or by host (`BUCKET.NAME/KEY`).
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 
 use percent_encoding::percent_decode_str;
@@ -19,26 +20,77 @@ impl Addressing {
         Self { domains: domains.iter().map(|name| name.to_ascii_lowercase()).collect() }
     }
 
-    /// Returns the identity of the object that a host and a path name. `None` if they name none, or if the host is not known:
-    /// whether it has a bucket in it only the endpoint knows then.
-    pub(crate) fn object(&self, host: &str, path: &str) -> Option<ObjectKey> {
-        let host = without_port(host).to_ascii_lowercase();
+    /// Returns what a host and a path name.
+    pub(crate) fn target<'a>(&self, host: &'a str, path: &'a str) -> Target<'a> {
+        let host = match without_port(host) {
+            host if host.bytes().any(|byte| byte.is_ascii_uppercase()) => {
+                Cow::Owned(host.to_ascii_lowercase())
+            }
+            host => Cow::Borrowed(host),
+        };
+        let Some(path) = path.strip_prefix('/') else { return Target::Unknown };
         let by_host =
             self.domains.iter().find_map(|domain| host.strip_suffix(domain.as_str())?.strip_suffix('.'));
-        let path = path.strip_prefix('/')?;
-        let (bucket, key) = match by_host {
-            Some(bucket) if !bucket.is_empty() => (bucket, path),
-            _ if self.domains.contains(&host) || is_local(&host) => path.split_once('/')?,
-            _ => return None,
+        let (bucket, key) = match by_host.map(str::len) {
+            Some(len) if len > 0 => (start(host, len), path),
+            _ if self.domains.iter().any(|domain| *domain == *host) || is_local(&host) => {
+                let (bucket, key) = path.split_once('/').unwrap_or((path, ""));
+                (Cow::Borrowed(bucket), key)
+            }
+            _ => return Target::Unknown,
         };
-        if bucket.is_empty() || bucket.contains('%') || key.is_empty() || !is_encoded_well(key) {
-            return None;
+        match () {
+            () if bucket.is_empty() && key.is_empty() => Target::Service,
+            // What the endpoint makes of these, only it knows.
+            () if bucket.is_empty() || bucket.contains('%') || bucket.len() > BUCKET_BYTES_MAX => {
+                Target::Unknown
+            }
+            () if key.is_empty() => Target::Bucket(bucket),
+            () if !is_encoded_well(key) => Target::IllEncoded(bucket),
+            () => Target::Object(bucket, percent_decode_str(key).into()),
         }
-        let mut hash = Sha256::new();
-        hash.update((bucket.len() as u64).to_le_bytes());
-        hash.update(bucket.as_bytes());
-        percent_decode_str(key).for_each(|byte| hash.update([byte]));
-        Some(hash.finalize().into())
+    }
+
+    /// Returns the identity of the object that a host and a path name; `None` if they name none, or if the host is not known.
+    pub(crate) fn object(&self, host: &str, path: &str) -> Option<ObjectKey> {
+        match self.target(host, path) {
+            Target::Object(bucket, key) => Some(object_key(&bucket, &key)),
+            _ => None,
+        }
+    }
+}
+
+/// The longest name of a bucket in bytes: those of S3 have 63, older ones had 255.
+const BUCKET_BYTES_MAX: usize = 255;
+
+/// What a request names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Target<'a> {
+    /// An object: its bucket and its decoded key.
+    Object(Cow<'a, str>, Cow<'a, [u8]>),
+    /// Something in a bucket: the key is not encoded as keys are.
+    IllEncoded(Cow<'a, str>),
+    /// A bucket.
+    Bucket(Cow<'a, str>),
+    /// The endpoint itself.
+    Service,
+    /// Whether the host has a bucket in it, only the endpoint knows.
+    Unknown,
+}
+
+/// Returns the identity of an object.
+pub(crate) fn object_key(bucket: &str, key: &[u8]) -> ObjectKey {
+    let mut hash = Sha256::new();
+    hash.update((bucket.len() as u64).to_le_bytes());
+    hash.update(bucket.as_bytes());
+    hash.update(key);
+    hash.finalize().into()
+}
+
+fn start(text: Cow<'_, str>, len: usize) -> Cow<'_, str> {
+    match text {
+        Cow::Borrowed(text) => Cow::Borrowed(&text[..len]),
+        Cow::Owned(text) => Cow::Owned(text[..len].to_owned()),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Bodies of clients on their way to the endpoint: as they come, and no earlier than the endpoint wants them.
 
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,12 +13,19 @@ use hyper::header::EXPECT;
 use hyper::{HeaderMap, Request};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep, timeout};
 
+use crate::auth::{Check, Verdict};
 use crate::body::BodyError;
 
 /// How long an endpoint that ignores `Expect: 100-continue` is waited for.
 const CONTINUE_WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// How many bytes of a body that is refused are read.
+const DRAIN_BYTES_MAX: usize = 1 << 20;
+
+/// And for how long, where the client is unknown.
+const DRAIN_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// How far a body has got, for the task that waits for the answer.
 #[derive(Debug)]
@@ -40,11 +48,25 @@ impl Progress {
 
 /// The body of a request to the endpoint.
 pub(crate) struct Upload {
-    body: Option<Incoming>,
+    source: Source,
+    /// Verifies what comes before it goes on.
+    check: Option<Check>,
+    /// How many bytes of a body that is not what was signed are still read, before it is broken off.
+    refused: Option<usize>,
     progress: Arc<Progress>,
     stall_max: Duration,
     stall: Option<Pin<Box<Sleep>>>,
     gate: Option<Gate>,
+}
+
+/// Where a body comes from.
+enum Source {
+    /// There is none.
+    None,
+    /// The client is sending it.
+    Client(Incoming),
+    /// It has been read.
+    Whole(Option<Bytes>),
 }
 
 /// Keeps the body back until the endpoint has asked for it.
@@ -54,19 +76,79 @@ struct Gate {
 }
 
 impl Upload {
-    fn new(body: Option<Incoming>, stall_max: Duration) -> Self {
+    fn new(source: Source, stall_max: Duration) -> Self {
         let progress = Progress { last: Mutex::new(Instant::now()), is_stalled: AtomicBool::new(false) };
-        Self { body, progress: Arc::new(progress), stall_max, stall: None, gate: None }
+        Self {
+            source,
+            check: None,
+            refused: None,
+            progress: Arc::new(progress),
+            stall_max,
+            stall: None,
+            gate: None,
+        }
     }
 
     /// Returns no body.
     pub(crate) fn none() -> Self {
-        Self::new(None, Duration::MAX)
+        Self::new(Source::None, Duration::MAX)
     }
 
     /// Returns a client's body.
     pub(crate) fn of(body: Incoming, stall_max: Duration) -> Self {
-        Self::new(Some(body).filter(|body| !body.is_end_stream()), stall_max)
+        let source = if body.is_end_stream() { Source::None } else { Source::Client(body) };
+        Self::new(source, stall_max)
+    }
+
+    /// Returns a body that has been read.
+    pub(crate) fn whole(bytes: Bytes) -> Self {
+        Self::new(Source::Whole(Some(bytes)), Duration::MAX)
+    }
+
+    /// Returns this body, of which only what the check lets pass goes on.
+    pub(crate) fn with_check(self, check: Check) -> Self {
+        Self { check: Some(check), ..self }
+    }
+
+    /// Returns where it is stated why the body was broken off, if it is verified.
+    pub(crate) fn verdict(&self) -> Option<Verdict> {
+        self.check.as_ref().map(Check::verdict)
+    }
+
+    /// Reads a body that is refused, as far as that takes not too long: a client that still sends could miss the answer when
+    /// its connection is closed. One that waits before it sends gets the answer instead.
+    pub(crate) async fn drain(mut self, headers: &HeaderMap) {
+        if expects_continue(headers) {
+            return;
+        }
+        let draining = async {
+            let mut left = DRAIN_BYTES_MAX;
+            while let Some(Ok(frame)) = poll_fn(|cx| self.poll_client(cx)).await {
+                let len = frame.data_ref().map_or(0, Bytes::len);
+                let Some(rest) = left.checked_sub(len) else { return };
+                left = rest;
+            }
+        };
+        // The answer is sent either way.
+        let _ = timeout(DRAIN_TIME_MAX, draining).await;
+    }
+
+    /// Returns the next frame as it comes from the client.
+    fn poll_client(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let body = match &mut self.source {
+            Source::None => return Poll::Ready(None),
+            Source::Whole(bytes) => return Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Source::Client(body) => body,
+        };
+        if let Poll::Ready(frame) = Pin::new(body).poll_frame(cx) {
+            self.stall = None;
+            *self.progress.last.lock() = Instant::now();
+            return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
+        }
+        let stall = self.stall.get_or_insert_with(|| Box::pin(sleep(self.stall_max)));
+        ready!(stall.as_mut().poll(cx));
+        self.progress.is_stalled.store(true, Ordering::Relaxed);
+        Poll::Ready(Some(Err("the client has stopped sending".into())))
     }
 
     pub(crate) fn progress(&self) -> Arc<Progress> {
@@ -75,7 +157,7 @@ impl Upload {
 
     /// Returns whether there is no body.
     pub(crate) fn is_none(&self) -> bool {
-        self.body.is_none()
+        matches!(self.source, Source::None)
     }
 }
 
@@ -117,23 +199,56 @@ impl Body for Upload {
             }
             this.gate = None;
         }
-        let Some(body) = &mut this.body else { return Poll::Ready(None) };
-        if let Poll::Ready(frame) = Pin::new(body).poll_frame(cx) {
-            this.stall = None;
-            *this.progress.last.lock() = Instant::now();
-            return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
+        loop {
+            while let Some(left) = this.refused {
+                let frame = ready!(this.poll_client(cx));
+                let len = frame.and_then(Result::ok).map(|frame| frame.data_ref().map_or(0, Bytes::len));
+                match len.and_then(|len| left.checked_sub(len)) {
+                    Some(left) => this.refused = Some(left),
+                    None => return Poll::Ready(Some(Err("the body is not what was signed".into()))),
+                }
+            }
+            let Some(check) = &mut this.check else { return this.poll_client(cx) };
+            if let Some(bytes) = check.pop() {
+                return Poll::Ready(Some(Ok(Frame::data(bytes))));
+            }
+            if check.is_done() {
+                return Poll::Ready(None);
+            }
+            let frame = ready!(this.poll_client(cx)).transpose()?;
+            let Some(check) = &mut this.check else { return Poll::Ready(None) };
+            let checked = match frame.map(Frame::into_data) {
+                Some(Ok(bytes)) => check.push(bytes),
+                // Trailers of HTTP, which nothing covers.
+                Some(Err(_)) => Ok(()),
+                None => check.finish(),
+            };
+            if checked.is_err() {
+                this.check = None;
+                this.refused = Some(DRAIN_BYTES_MAX);
+            }
         }
-        let stall = this.stall.get_or_insert_with(|| Box::pin(sleep(this.stall_max)));
-        ready!(stall.as_mut().poll(cx));
-        this.progress.is_stalled.store(true, Ordering::Relaxed);
-        Poll::Ready(Some(Err("the client has stopped sending".into())))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.as_ref().is_none_or(Body::is_end_stream)
+        match (&self.check, &self.source) {
+            // It never ends well.
+            _ if self.refused.is_some() => false,
+            (_, Source::None) => true,
+            (Some(check), _) => check.is_done(),
+            (None, Source::Client(body)) => body.is_end_stream(),
+            (None, Source::Whole(bytes)) => bytes.is_none(),
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.as_ref().map_or_else(|| SizeHint::with_exact(0), Body::size_hint)
+        match (&self.check, &self.source) {
+            (Some(check), _) => check.size_hint(),
+            (None, Source::None) => SizeHint::with_exact(0),
+            (None, Source::Client(body)) => body.size_hint(),
+            (None, Source::Whole(bytes)) => {
+                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+            }
+        }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::body::Incoming;
+use hyper::header::HeaderValue;
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode, Uri, Version};
 use hyper_rustls::HttpsConnector;
@@ -15,6 +16,7 @@ use rustls::ClientConfig;
 use tokio::time::{Instant, sleep_until};
 
 use crate::answer;
+use crate::auth::{self, Signer};
 use crate::body::Body;
 use crate::config::SidecarConfig;
 use crate::upload::{Upload, keep_expectation};
@@ -66,6 +68,8 @@ pub(crate) struct Upstream {
     client: legacy::Client<HttpsConnector<HttpConnector>, Upload>,
     scheme: &'static str,
     authority: String,
+    /// `None` where requests keep the clients' signatures.
+    signer: Option<Signer>,
     response_timeout: Duration,
 }
 
@@ -87,7 +91,11 @@ impl Upstream {
             .build(connector);
         let scheme = if config.upstream.has_tls { "https" } else { "http" };
         let authority = config.upstream.authority.clone();
-        Arc::new(Self { client, scheme, authority, response_timeout: config.response_timeout })
+        let signer = config.auth.is_here().then(|| {
+            let host = HeaderValue::from_str(&authority).unwrap_or(HeaderValue::from_static(""));
+            Signer::new(config.secrets.credentials.clone(), config.upstream_region.clone(), host)
+        });
+        Arc::new(Self { client, scheme, authority, signer, response_timeout: config.response_timeout })
     }
 
     /// Sends a request, and returns the head of the answer with the rest to come.
@@ -102,6 +110,9 @@ impl Upstream {
     }
 
     async fn send_once(&self, mut head: Parts, body: Upload) -> Result<Response<Incoming>, Failure> {
+        if let Some(signer) = &self.signer {
+            signer.sign(&mut head, !body.is_none(), auth::time::now());
+        }
         let path = head.uri.path_and_query().cloned();
         let uri = Uri::builder().scheme(self.scheme).authority(self.authority.as_str());
         let uri = path.into_iter().fold(uri, hyper::http::uri::Builder::path_and_query).build();

@@ -28,7 +28,7 @@ mod volumes;
 
 pub use self::nbd::NbdTable;
 #[cfg(feature = "sidecar")]
-pub use self::s3::{AuthName, S3Table};
+pub use self::s3::{AuthName, S3Table, UpstreamAuthName};
 pub use self::volumes::{FuaName, VolumesTable};
 pub use cached_admin::AdminTable;
 pub use cached_config::{
@@ -43,6 +43,7 @@ pub(crate) use error::ConfigError;
 pub(crate) use file::File;
 pub(crate) use shared_memory::share;
 
+use crate::s3_secrets::SidecarSecrets;
 use crate::settings::Settings;
 use cached_admin::Tokens;
 use cached_tls::ServerTls;
@@ -124,6 +125,18 @@ impl Config {
         #[cfg(not(feature = "sidecar"))]
         let tls = Ok::<_, ConfigError>(None);
         tls.map_err(|error| format!("{}: {}", error.key, error.why))
+    }
+
+    /// Reads the keys of the S3 listener, and its own credentials. To be called while the process may read their files.
+    ///
+    /// # Errors
+    /// One line that states what is wrong with them.
+    pub fn s3_secrets(&self) -> Result<SidecarSecrets, String> {
+        #[cfg(feature = "sidecar")]
+        let secrets = self.s3.as_ref().map_or(Ok(SidecarSecrets::default()), S3Table::load_secrets);
+        #[cfg(not(feature = "sidecar"))]
+        let secrets = Ok::<_, ConfigError>(SidecarSecrets::default());
+        secrets.map_err(|error| format!("{}: {}", error.key, error.why))
     }
 
     /// Returns the number of descriptors that the sidecar may need.

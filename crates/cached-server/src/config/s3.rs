@@ -3,7 +3,7 @@
 use super::error::{ConfigError, invalid, within};
 use cached_config::{Size, TlsTable};
 use cached_tls::{ServerTls, TlsError};
-use s3_sidecar::{Endpoint, SidecarConfig};
+use s3_sidecar::{Auth, Credentials, Endpoint, Keys, Secrets, SidecarConfig};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,8 +21,20 @@ pub struct S3Table {
     pub upstream_ca_file: PathBuf,
     /// The names by which clients address the endpoint.
     pub domains: Vec<String>,
-    /// Which party decides whether a client may read an object.
+    /// Which party decides whether a client may do what it asks for.
     pub auth: AuthName,
+    /// The clients' keys and their rights; with `auth = "listener"`.
+    pub keys_file: PathBuf,
+    /// The region for which clients must sign with `auth = "listener"`; any without.
+    pub region: String,
+    /// Whether requests to the endpoint are signed, where they do not keep the clients' signatures.
+    pub upstream_auth: UpstreamAuthName,
+    /// The sidecar's own access key at the endpoint; that of the environment without.
+    pub upstream_access_key: String,
+    /// The file with its secret key.
+    pub upstream_secret_file: PathBuf,
+    /// The region for which the sidecar signs.
+    pub upstream_region: String,
     /// The memory for bodies.
     pub memory_bytes_max: Size,
     /// The largest number of objects whose headers are known.
@@ -52,13 +64,28 @@ pub struct S3Table {
     pub tls: Option<TlsTable>,
 }
 
-/// Which party decides whether a client may read an object.
+/// Which party decides whether a client may do what it asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AuthName {
     /// The endpoint, with each request.
     #[default]
     Gateway,
+    /// The listener, which has the clients' keys.
+    Listener,
+    /// None.
+    None,
+}
+
+/// Whether the sidecar signs its requests to the endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum UpstreamAuthName {
+    /// With its own credentials.
+    #[default]
+    Signed,
+    /// Never.
+    Anonymous,
 }
 
 /// The longest wait for another reader's bytes: a minute.
@@ -75,6 +102,12 @@ impl Default for S3Table {
             upstream_ca_file: PathBuf::new(),
             domains: config.domains,
             auth: AuthName::Gateway,
+            keys_file: PathBuf::new(),
+            region: config.region,
+            upstream_auth: UpstreamAuthName::Signed,
+            upstream_access_key: String::new(),
+            upstream_secret_file: PathBuf::new(),
+            upstream_region: config.upstream_region,
             memory_bytes_max: Size(config.memory_bytes),
             heads_max: config.heads_max,
             heads_bytes_max: config.heads_bytes_max.into(),
@@ -93,13 +126,14 @@ impl Default for S3Table {
 }
 
 impl S3Table {
-    /// Returns the configuration of the sidecar, with certificates that were read before.
+    /// Returns the configuration of the sidecar, with certificates and secrets that were read before.
     ///
     /// # Errors
     /// The endpoint that is none.
     pub fn sidecar(
         &self,
         tls: Option<Arc<ServerTls>>,
+        secrets: Secrets,
         drain_timeout: Duration,
     ) -> Result<SidecarConfig, ConfigError> {
         if self.upstream.is_empty() {
@@ -109,6 +143,14 @@ impl S3Table {
         let mut config = SidecarConfig::new(self.upstream.parse().map_err(wrong)?);
         config.listen.clone_from(&self.listen);
         config.tls = tls;
+        config.auth = match self.auth {
+            AuthName::Gateway => Auth::Gateway,
+            AuthName::Listener => Auth::Listener,
+            AuthName::None => Auth::None,
+        };
+        config.secrets = secrets;
+        config.region.clone_from(&self.region);
+        config.upstream_region.clone_from(&self.upstream_region);
         config.upstream_ca_file =
             Some(self.upstream_ca_file.clone()).filter(|path| !path.as_os_str().is_empty());
         config.domains.clone_from(&self.domains);
@@ -138,6 +180,80 @@ impl S3Table {
         ServerTls::load(table.settings("s3.tls")?, &[]).map(Arc::new).map(Some).map_err(wrong)
     }
 
+    /// Reads the clients' keys and the sidecar's own credentials.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub(crate) fn load_secrets(&self) -> Result<Secrets, ConfigError> {
+        let keys = match self.auth {
+            AuthName::Listener => {
+                let wrong = |why| ConfigError { key: "s3.keys_file".into(), why };
+                Some(Keys::from_file(&self.keys_file).map_err(wrong)?)
+            }
+            AuthName::Gateway | AuthName::None => None,
+        };
+        Ok(Secrets { keys, credentials: self.load_credentials()? })
+    }
+
+    fn load_credentials(&self) -> Result<Option<Credentials>, ConfigError> {
+        if self.auth == AuthName::Gateway || self.upstream_auth == UpstreamAuthName::Anonymous {
+            return Ok(None);
+        }
+        if !self.upstream_access_key.is_empty() {
+            let wrong = |why| ConfigError { key: "s3.upstream_secret_file".into(), why };
+            let file = &self.upstream_secret_file;
+            return Credentials::from_file(self.upstream_access_key.clone(), file).map(Some).map_err(wrong);
+        }
+        let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+        match (variable("AWS_ACCESS_KEY_ID"), variable("AWS_SECRET_ACCESS_KEY"), self.auth) {
+            (Some(access_key), Some(secret_key), _) => {
+                let token = variable("AWS_SESSION_TOKEN");
+                Ok(Some(Credentials::new(access_key, secret_key, token)))
+            }
+            (None, None, AuthName::None) => Ok(None),
+            _ => invalid(
+                "s3.upstream_access_key",
+                "is missing, and so is AWS_ACCESS_KEY_ID or AWS_SECRET_ACCESS_KEY of the environment; \
+                 upstream_auth = \"anonymous\" sends requests without a signature",
+            ),
+        }
+    }
+
+    /// Checks the keys that concern who may do what.
+    fn check_auth(&self) -> Result<(), ConfigError> {
+        let is_named = |path: &PathBuf| !path.as_os_str().is_empty();
+        let others = [("s3.region", !self.region.is_empty()), ("s3.keys_file", is_named(&self.keys_file))];
+        let own = [
+            ("s3.upstream_access_key", !self.upstream_access_key.is_empty()),
+            ("s3.upstream_secret_file", is_named(&self.upstream_secret_file)),
+        ];
+        let set =
+            |keys: &[(&'static str, bool)]| keys.iter().find(|(_, is_set)| *is_set).map(|(key, _)| *key);
+        if self.auth == AuthName::Listener && !is_named(&self.keys_file) {
+            return invalid(
+                "s3.keys_file",
+                "is missing; with auth = \"listener\" it must name a file of keys",
+            );
+        }
+        if let Some(key) = set(&others).filter(|_| self.auth != AuthName::Listener) {
+            return invalid(key, "is set; it needs auth = \"listener\"");
+        }
+        let is_anonymous = self.upstream_auth == UpstreamAuthName::Anonymous;
+        match set(&own) {
+            Some(key) if self.auth == AuthName::Gateway => {
+                invalid(key, "is set; it needs auth = \"listener\" or \"none\"")
+            }
+            Some(key) if is_anonymous => invalid(key, "is set; it needs upstream_auth = \"signed\""),
+            Some(_) if self.upstream_access_key.is_empty() => {
+                invalid("s3.upstream_access_key", "is missing; upstream_secret_file has its secret key")
+            }
+            Some(_) if !is_named(&self.upstream_secret_file) => {
+                invalid("s3.upstream_secret_file", "is missing; it must name a file with the secret key")
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Returns the number of file descriptors that it may need: a connection may have one to the endpoint.
     pub(crate) fn descriptors_max(&self) -> usize {
         2 * self.connections_max + self.listen.len() * (1 + self.threads) + 3 * self.threads + 8
@@ -159,10 +275,16 @@ impl S3Table {
         if let Some(table) = &self.tls {
             table.settings("s3.tls")?;
         }
+        self.check_auth()?;
         let wrong = |(key, why): (&str, String)| {
             let key = if key == "memory_bytes" { "memory_bytes_max" } else { key };
             ConfigError { key: format!("s3.{key}"), why }
         };
-        self.sidecar(None, Duration::ZERO)?.check().map_err(wrong)
+        let mut config = self.sidecar(None, Secrets::default(), Duration::ZERO)?;
+        // Files are read later, and what they have is checked then.
+        if config.auth == Auth::Listener {
+            config.auth = Auth::None;
+        }
+        config.check().map_err(wrong)
     }
 }

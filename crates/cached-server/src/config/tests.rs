@@ -308,6 +308,8 @@ fn filled_in(text: &str) -> toml::Table {
 fn the_sidecar_is_configured_by_a_short_file_and_its_mistakes_are_named() {
     let file = parse(include_str!("../../../../deploy/s3-sidecar.toml")).expect("the deployed file");
     assert_eq!(file.s3.expect("its table").upstream, "http://gateway:7480");
+    let file = parse(include_str!("../../../../deploy/s3-sidecar-keys.toml")).expect("the deployed file");
+    assert_eq!(file.s3.expect("its table").auth, AuthName::Listener);
     for (lines, problem) in [
         ("", "upstream: is missing; it must be the URL of the S3 endpoint"),
         (
@@ -317,6 +319,35 @@ fn the_sidecar_is_configured_by_a_short_file_and_its_mistakes_are_named() {
         (
             "upstream = \"http://a\"\nmemory_bytes_max = 1",
             "memory_bytes_max: is 1; it must be between 8388608 and 1125899906842624",
+        ),
+        (
+            "upstream = \"http://a\"\nauth = \"listener\"",
+            "keys_file: is missing; with auth = \"listener\" it must name a file of keys",
+        ),
+        ("upstream = \"http://a\"\nkeys_file = \"k\"", "keys_file: is set; it needs auth = \"listener\""),
+        (
+            "upstream = \"http://a\"\nauth = \"none\"\nregion = \"r\"",
+            "region: is set; it needs auth = \"listener\"",
+        ),
+        (
+            "upstream = \"http://a\"\nupstream_access_key = \"a\"",
+            "upstream_access_key: is set; it needs auth = \"listener\" or \"none\"",
+        ),
+        (
+            "upstream = \"http://a\"\nauth = \"none\"\nupstream_access_key = \"a\"",
+            "upstream_secret_file: is missing; it must name a file with the secret key",
+        ),
+        (
+            "upstream = \"http://a\"\nauth = \"none\"\nupstream_secret_file = \"a\"",
+            "upstream_access_key: is missing; upstream_secret_file has its secret key",
+        ),
+        (
+            "upstream = \"http://a\"\nauth = \"none\"\nupstream_auth = \"anonymous\"\nupstream_access_key = \"a\"",
+            "upstream_access_key: is set; it needs upstream_auth = \"signed\"",
+        ),
+        (
+            "upstream = \"http://a\"\nauth = \"none\"\nupstream_region = \"\"",
+            "upstream_region: is no name of a region; us-east-1 would be",
         ),
         ("upstream = \"http://a\"\nshare_wait_ms = 0", "share_wait_ms: is 0; it must be between 1 and 60000"),
     ] {

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use s3_sidecar::{Sidecar, SidecarConfig};
 
+pub mod signer;
+
 /// How long anything may take before a test fails.
 const PATIENCE: Duration = Duration::from_secs(120);
 

@@ -1,0 +1,71 @@
+//! From a client's request to one that may go on: what is decided about its head, and its body.
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::HeaderMap;
+use hyper::header::{CONTENT_LENGTH, HeaderValue};
+use hyper::http::request::Parts;
+use tokio::sync::Semaphore;
+
+use crate::auth::denial::Denial;
+use crate::auth::{Access, delete_many, payload};
+use crate::target::Addressing;
+use crate::upload::Upload;
+
+/// How many bodies are read whole at a time.
+static BODIES: Semaphore = Semaphore::const_new(16);
+
+impl Access {
+    /// Decides about a request, and makes it one of the sidecar's own. Where the endpoint decides nothing changes.
+    ///
+    /// # Errors
+    /// [`Denial`].
+    pub(crate) async fn admit(
+        &self,
+        addressing: &Addressing,
+        head: &mut Parts,
+        body: Upload,
+    ) -> Result<Upload, Denial> {
+        let decision = match self.decide(addressing, head) {
+            Ok(Some(decision)) => decision,
+            Ok(None) => return Ok(body),
+            Err(denial) => {
+                body.drain(&head.headers).await;
+                return Err(denial);
+            }
+        };
+        let check = payload::check(head, decision.payload, decision.chain, !body.is_none())?;
+        let is_checked = check.is_some();
+        let body = match check {
+            Some(check) => body.with_check(check),
+            None => body,
+        };
+        if let Some(deletion) = decision.deletion {
+            // Never closed.
+            let _place = BODIES.acquire().await;
+            let bytes = collect(body).await?;
+            deletion.check(&bytes)?;
+            head.headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes.len()));
+            return Ok(Upload::whole(bytes));
+        }
+        if is_checked && payload::is_empty(head) {
+            // There would be no byte to withhold.
+            collect(body).await?;
+            return Ok(Upload::none());
+        }
+        Ok(body)
+    }
+}
+
+/// Reads a body whole.
+async fn collect(mut body: Upload) -> Result<Bytes, Denial> {
+    let verdict = body.verdict();
+    match Limited::new(&mut body, delete_many::BODY_BYTES_MAX).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => {
+            body.drain(&HeaderMap::new()).await;
+            Err(Denial::document("the document is longer than 2 MiB"))
+        }
+        Err(_) => Err(verdict.and_then(|verdict| verdict.get().cloned()).unwrap_or_else(Denial::stalled)),
+    }
+}

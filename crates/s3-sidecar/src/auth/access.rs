@@ -1,0 +1,193 @@
+//! From a client's request to one of the sidecar's own: whose it is, whether that client may do it, and what its body is.
+
+use std::sync::Arc;
+
+use hyper::header::{ACCESS_CONTROL_REQUEST_METHOD, HOST, HeaderName, HeaderValue, ORIGIN};
+use hyper::http::request::Parts;
+use hyper::{Method, Uri};
+
+use super::canonical::{decoded, parameters, push_encoded};
+use super::chain::Chain;
+use super::claim::is_auth_parameter;
+use super::delete_many;
+use super::denial::Denial;
+use super::keys::{Key, Keys};
+use super::mode::Auth;
+use super::operation::{Allowed, Client, allow, check_target, covered};
+use super::payload;
+use super::sign::Unsigned;
+use super::time;
+use super::verify::{Payload, Verified, verify};
+use crate::admission::host;
+use crate::target::{Addressing, Target};
+
+/// Decides about requests.
+#[derive(Debug)]
+pub(crate) enum Access {
+    /// The endpoint does.
+    Gateway,
+    /// The keys do; for the region of the listener, if it has one.
+    Listener(Keys, String),
+    /// All are allowed.
+    None,
+    /// None is allowed.
+    Closed,
+}
+
+/// What was decided about a request that may go on.
+pub(crate) struct Decision {
+    pub(crate) payload: Payload,
+    pub(crate) chain: Option<Chain>,
+    /// Whose rights decide about each key that the body of a deletion of many names.
+    pub(crate) deletion: Option<Deletion>,
+}
+
+/// A deletion of many by a key that may not delete everything in its bucket.
+pub(crate) struct Deletion {
+    key: Arc<Key>,
+    bucket: String,
+}
+
+impl Deletion {
+    /// Decides about a body.
+    ///
+    /// # Errors
+    /// [`Denial`], if one of its keys may not be deleted, or if it cannot be read.
+    pub(crate) fn check(&self, body: &[u8]) -> Result<(), Denial> {
+        let may = |name: &String| self.key.rights.may_write(&self.bucket, covered(name.as_bytes()));
+        if delete_many::keys(body)?.iter().all(may) { Ok(()) } else { Err(Denial::rights()) }
+    }
+}
+
+/// Headers of a client's signature, which the endpoint does not get, and some by which it could take the request for another.
+const DROPPED: [HeaderName; 8] = [
+    HeaderName::from_static("authorization"),
+    HeaderName::from_static("x-amz-date"),
+    HeaderName::from_static("x-amz-security-token"),
+    HeaderName::from_static("x-amz-s3session-token"),
+    HeaderName::from_static("x-auth-token"),
+    HeaderName::from_static("x-http-method-override"),
+    HeaderName::from_static("x-original-url"),
+    HeaderName::from_static("x-rewrite-url"),
+];
+
+/// How names of headers begin by which gateways of one maker speak to each other.
+const DROPPED_STARTS: [&str; 2] = ["x-minio-", "x-rgw-"];
+
+impl Access {
+    /// Returns the access of a mode; `Listener` needs keys.
+    pub(crate) fn new(auth: Auth, keys: Option<&Keys>, region: &str) -> Access {
+        match (auth, keys) {
+            (Auth::Listener, Some(keys)) => Access::Listener(keys.clone(), region.to_owned()),
+            (Auth::Listener, None) => Access::Closed,
+            (Auth::Gateway, _) => Access::Gateway,
+            (Auth::None, _) => Access::None,
+        }
+    }
+
+    /// Decides about the head of a request, and makes it one of the sidecar's own: addressed by path, without the client's signature.
+    /// `None` where the endpoint decides; nothing changes then.
+    ///
+    /// # Errors
+    /// [`Denial`].
+    pub(crate) fn decide(
+        &self,
+        addressing: &Addressing,
+        head: &mut Parts,
+    ) -> Result<Option<Decision>, Denial> {
+        let ring = match self {
+            Access::Gateway => return Ok(None),
+            Access::None => None,
+            Access::Closed => return Err(Denial::anonymous()),
+            Access::Listener(keys, region) => Some((keys.ring(), region)),
+        };
+        let verified = match &ring {
+            Some((ring, region)) => verify(ring, region, head, time::now())?,
+            None => None,
+        };
+        let host = host(&head.headers).map_err(Denial::uri)?;
+        let target = addressing.target(host, head.uri.path());
+        check_target(&head.method, &target)?;
+        let is_preflight = is_preflight(head);
+        let client = match (&verified, &ring) {
+            (Some(Verified { key, .. }), _) => Some(Client { rights: &key.rights, is_anonymous: false }),
+            // What a browser asks before it sends what is signed.
+            (None, Some(_)) if is_preflight => None,
+            (None, Some((ring, _))) => Some(Client { rights: &ring.anonymous, is_anonymous: true }),
+            (None, None) => None,
+        };
+        let allowed = client.map_or(Ok(Allowed::Yes), |client| allow(&client, head, &target))?;
+        let deletion = match (allowed, &target, &verified) {
+            (Allowed::Yes, _, _) => None,
+            (Allowed::DeletionOf, Target::Bucket(bucket), Some(verified)) => {
+                Some(Deletion { key: Arc::clone(&verified.key), bucket: bucket.clone().into_owned() })
+            }
+            (Allowed::DeletionOf, _, _) => return Err(Denial::anonymous()),
+        };
+        let uri = own_uri(&head.uri, &target)?;
+        if let Some(uri) = uri {
+            head.uri = uri;
+        }
+        if is_preflight && verified.is_none() {
+            head.extensions.insert(Unsigned);
+        }
+        let (payload, chain) = match verified {
+            Some(Verified { payload, chain, .. }) => (payload, chain),
+            None => (payload::declared(&head.headers)?, None),
+        };
+        drop_headers(head);
+        Ok(Some(Decision { payload, chain, deletion }))
+    }
+}
+
+fn is_preflight(head: &Parts) -> bool {
+    let has = |name: HeaderName| head.headers.contains_key(name);
+    head.method == Method::OPTIONS && has(ORIGIN) && has(ACCESS_CONTROL_REQUEST_METHOD)
+}
+
+/// Removes what concerns the client's signature. The endpoint's name is set when the request is sent.
+fn drop_headers(head: &mut Parts) {
+    for name in &DROPPED {
+        head.headers.remove(name);
+    }
+    let is_dropped = |name: &&HeaderName| DROPPED_STARTS.iter().any(|start| name.as_str().starts_with(start));
+    let others: Vec<HeaderName> = head.headers.keys().filter(is_dropped).cloned().collect();
+    for name in others {
+        head.headers.remove(name);
+    }
+    head.headers.insert(HOST, HeaderValue::from_static("localhost"));
+}
+
+/// Returns the URI of the sidecar's own request, by path, in the one encoding; `None` if it is the client's.
+fn own_uri(uri: &Uri, target: &Target<'_>) -> Result<Option<Uri>, Denial> {
+    let mut text = Vec::with_capacity(uri.path().len() + 64);
+    text.push(b'/');
+    match target {
+        Target::Bucket(bucket) => text.extend_from_slice(bucket.as_bytes()),
+        Target::Object(bucket, key) => {
+            text.extend_from_slice(bucket.as_bytes());
+            text.push(b'/');
+            push_encoded(&mut text, key.iter().copied(), true);
+        }
+        Target::Service | Target::IllEncoded(_) | Target::Unknown => {}
+    }
+    if text == uri.path().as_bytes() && uri.query().is_none() {
+        return Ok(None);
+    }
+    let mut separator = b'?';
+    for (name, value) in parameters(uri.query().unwrap_or_default()) {
+        let name: Vec<u8> = decoded(name).collect();
+        if is_auth_parameter(&String::from_utf8_lossy(&name)) {
+            continue;
+        }
+        text.push(separator);
+        separator = b'&';
+        push_encoded(&mut text, name, false);
+        if let Some(value) = value {
+            text.push(b'=');
+            push_encoded(&mut text, decoded(value), false);
+        }
+    }
+    let wrong = |_| Denial::uri("the request's target is too long, or no URI");
+    Uri::try_from(text).map(Some).map_err(wrong)
+}

@@ -1,0 +1,222 @@
+//! Bodies in chunks of S3's own (`aws-chunked`), decoded as they come. Nothing is copied, and nothing grows with the body.
+
+use std::collections::VecDeque;
+
+use bytes::{Buf, Bytes};
+use sha2::{Digest, Sha256};
+
+use super::canonical::parse_hex;
+use super::chain::Chain;
+use super::checksum::Checksum;
+use super::denial::Denial;
+
+/// The longest line before a chunk, or of the trailer, in bytes: a length and a signature have some 100.
+const LINE_BYTES_MAX: usize = 512;
+
+/// Decodes a body.
+#[derive(Debug)]
+pub(crate) struct Decoder {
+    state: State,
+    /// The line that is being read.
+    line: Vec<u8>,
+    /// How many bytes of the body are still to come.
+    left: u64,
+    chain: Option<Chain>,
+    /// Whether each chunk has a signature, whether it is verified or not.
+    is_signed: bool,
+    checksum: Option<Checksum>,
+    hash: Sha256,
+    /// Of the chunk that is being read.
+    signature: [u8; 32],
+    /// The value of the trailer's checksum, once it has come.
+    trailer: Option<Vec<u8>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// In the line before a chunk.
+    Length,
+    /// In a chunk, with so many bytes to come.
+    Data(u64),
+    /// Before the line end after a chunk.
+    DataEnd,
+    /// In a line of the trailer, or the empty one after it.
+    Trailer,
+    /// After the trailer's signature.
+    TrailerEnd,
+    /// After the end.
+    End,
+}
+
+impl Decoder {
+    /// Returns what decodes a body of so many bytes. `chain` verifies the signatures of chunks; with `is_signed` and without a
+    /// chain they are read and not verified. `checksum` is that of the trailer, if there is to be one.
+    pub(crate) fn new(
+        len: u64,
+        is_signed: bool,
+        chain: Option<Chain>,
+        checksum: Option<Checksum>,
+    ) -> Decoder {
+        Decoder {
+            state: State::Length,
+            line: Vec::new(),
+            left: len,
+            chain,
+            is_signed,
+            checksum,
+            hash: Sha256::new(),
+            signature: [0; 32],
+            trailer: None,
+        }
+    }
+
+    /// Takes the next bytes of what comes, and appends those of the body.
+    ///
+    /// # Errors
+    /// [`Denial`]: the body cannot be decoded, or is not what was signed. Nothing more can be decoded then.
+    pub(crate) fn push(&mut self, mut bytes: Bytes, into: &mut VecDeque<Bytes>) -> Result<(), Denial> {
+        while !bytes.is_empty() {
+            if let State::Data(left) = self.state {
+                let here = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
+                let data = bytes.split_to(here);
+                if self.chain.is_some() {
+                    self.hash.update(&data);
+                }
+                self.checksum.iter_mut().for_each(|checksum| checksum.update(&data));
+                self.left -= here as u64;
+                self.state = match left - here as u64 {
+                    0 => State::DataEnd,
+                    left => State::Data(left),
+                };
+                if self.state == State::DataEnd {
+                    self.verify_chunk()?;
+                }
+                into.push_back(data);
+                continue;
+            }
+            let end = bytes.iter().position(|byte| *byte == b'\n');
+            let here = end.map_or(bytes.len(), |at| at + 1);
+            if self.state == State::End || self.line.len() + here > LINE_BYTES_MAX {
+                return Err(Denial::encoding(
+                    "the aws-chunked body has a line too long, or goes on after its end",
+                ));
+            }
+            self.line.extend_from_slice(&bytes[..here]);
+            bytes.advance(here);
+            if end.is_some() {
+                let line = std::mem::take(&mut self.line);
+                let line = line.strip_suffix(b"\r\n");
+                self.take_line(
+                    line.ok_or_else(|| {
+                        Denial::encoding("a line of the aws-chunked body must end with CRLF")
+                    })?,
+                )?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the body.
+    ///
+    /// # Errors
+    /// [`Denial`]: it is not whole.
+    pub(crate) fn finish(&self) -> Result<(), Denial> {
+        match self.state {
+            State::End if self.left == 0 => Ok(()),
+            _ => Err(Denial::incomplete("the aws-chunked body ended early")),
+        }
+    }
+
+    /// Returns the checksum of the body, if one was to come.
+    pub(crate) fn checksum(&self) -> Option<&Checksum> {
+        self.checksum.as_ref()
+    }
+
+    fn take_line(&mut self, line: &[u8]) -> Result<(), Denial> {
+        match self.state {
+            State::Length => self.begin_chunk(line),
+            State::DataEnd if line.is_empty() => {
+                self.state = State::Length;
+                Ok(())
+            }
+            State::Trailer => self.take_trailer(line),
+            State::TrailerEnd if line.is_empty() => {
+                self.state = State::End;
+                Ok(())
+            }
+            _ => Err(Denial::encoding("a chunk of the aws-chunked body is longer than its length")),
+        }
+    }
+
+    fn begin_chunk(&mut self, line: &[u8]) -> Result<(), Denial> {
+        let wrong = || {
+            Denial::encoding("a chunk must begin with its length, and its signature where chunks are signed")
+        };
+        let digits = match self.is_signed {
+            false => line,
+            true => {
+                let at = line.iter().position(|byte| *byte == b';').ok_or_else(wrong)?;
+                let signature = line[at..].strip_prefix(b";chunk-signature=").ok_or_else(wrong)?;
+                self.signature = parse_hex(signature).ok_or_else(wrong)?;
+                &line[..at]
+            }
+        };
+        let is_length = (1..=16).contains(&digits.len()) && digits.iter().all(u8::is_ascii_hexdigit);
+        let text = std::str::from_utf8(digits).ok().filter(|_| is_length).ok_or_else(wrong)?;
+        let len = u64::from_str_radix(text, 16).map_err(|_| wrong())?;
+        if len > self.left {
+            return Err(Denial::incomplete("the chunks are longer than x-amz-decoded-content-length"));
+        }
+        if len > 0 {
+            self.state = State::Data(len);
+            return Ok(());
+        }
+        self.verify_chunk()?;
+        self.state = State::Trailer;
+        Ok(())
+    }
+
+    fn verify_chunk(&mut self) -> Result<(), Denial> {
+        let Some(chain) = &mut self.chain else { return Ok(()) };
+        let hash = self.hash.finalize_reset().into();
+        if chain.is_next(&hash, &self.signature) { Ok(()) } else { Err(Denial::chunk()) }
+    }
+
+    /// Takes a line after the last chunk: the checksum, its signature, or the empty line at the end.
+    fn take_trailer(&mut self, line: &[u8]) -> Result<(), Denial> {
+        let wrong = || {
+            Denial::trailer(
+                "the trailer must have what x-amz-trailer announces, and its signature where chunks are signed",
+            )
+        };
+        let Some(checksum) = &self.checksum else {
+            self.state = State::End;
+            return if line.is_empty() { Ok(()) } else { Err(wrong()) };
+        };
+        if line.is_empty() {
+            self.state = State::End;
+            // A signed one would have gone on to `TrailerEnd`.
+            return if self.trailer.is_some() && !self.is_signed { Ok(()) } else { Err(wrong()) };
+        }
+        let at = line.iter().position(|byte| *byte == b':').ok_or_else(wrong)?;
+        let (name, value) = (line[..at].to_ascii_lowercase(), line[at + 1..].trim_ascii());
+        match &self.trailer {
+            None if name == checksum.name().as_bytes() => {
+                if value != checksum.text().as_bytes() {
+                    return Err(Denial::checksum());
+                }
+                self.trailer = Some(value.to_vec());
+                Ok(())
+            }
+            Some(text) if self.is_signed && name == b"x-amz-trailer-signature" => {
+                let signature = parse_hex(value).ok_or_else(wrong)?;
+                let canonical = [checksum.name().as_bytes(), b":", text, b"\n"].concat();
+                let is_right =
+                    |chain: &mut Chain| chain.is_trailer(&Sha256::digest(&canonical).into(), &signature);
+                self.state = State::TrailerEnd;
+                if self.chain.as_mut().is_none_or(is_right) { Ok(()) } else { Err(Denial::chunk()) }
+            }
+            _ => Err(wrong()),
+        }
+    }
+}

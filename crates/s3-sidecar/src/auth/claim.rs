@@ -1,0 +1,335 @@
+//! What a signed request claims: whose key, when, which headers, and the signature; from `Authorization` or a presigned URL.
+
+use std::borrow::Cow;
+
+use percent_encoding::percent_decode_str;
+
+use super::canonical::{parameters, parse_hex};
+use super::denial::Denial;
+
+/// The longest time that a presigned URL may hold, in seconds: a week.
+const EXPIRES_MAX: u64 = 7 * 86_400;
+
+/// What a request claims.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Claim<'a> {
+    pub(crate) access_key: Cow<'a, str>,
+    /// Day, region, service and a fixed word, as they are signed.
+    pub(crate) scope: Cow<'a, str>,
+    /// Names in lower case, each followed by a semicolon but the last; they are in order.
+    pub(crate) signed_headers: Cow<'a, str>,
+    pub(crate) signature: [u8; 32],
+    /// Only of a presigned URL.
+    pub(crate) presigned: Option<Presigned<'a>>,
+}
+
+/// What only a presigned URL has.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Presigned<'a> {
+    pub(crate) stamp: Cow<'a, str>,
+    pub(crate) expires_secs: u64,
+    pub(crate) payload: Option<Cow<'a, str>>,
+}
+
+impl Claim<'_> {
+    /// Returns the day of the scope.
+    pub(crate) fn day(&self) -> &str {
+        self.scope.split('/').next().unwrap_or_default()
+    }
+
+    /// Returns the region of the scope.
+    pub(crate) fn region(&self) -> &str {
+        self.scope.split('/').nth(1).unwrap_or_default()
+    }
+
+    /// Returns whether a header is listed as signed.
+    pub(crate) fn covers(&self, name: &str) -> bool {
+        self.signed_headers.split(';').any(|each| each == name)
+    }
+
+    /// Returns what the value of `Authorization` claims.
+    ///
+    /// # Errors
+    /// [`Denial`], where it is none of the only algorithm that is known.
+    pub(crate) fn of_header(value: &str) -> Result<Claim<'_>, Denial> {
+        let Some(rest) = value.strip_prefix("AWS4-HMAC-SHA256 ") else {
+            return Err(match value.split(' ').next() {
+                Some("AWS") => {
+                    Denial::unsupported("signatures of version 2 are not known here: sign with version 4")
+                }
+                Some("AWS4-ECDSA-P256-SHA256") => {
+                    Denial::unsupported("signatures of version 4A are not known here: sign with version 4")
+                }
+                _ => Denial::header("Authorization must begin with AWS4-HMAC-SHA256 and a space"),
+            });
+        };
+        let (mut credential, mut signed_headers, mut signature) = (None, None, None);
+        for part in rest.split(',') {
+            let Some((name, value)) = part.trim_matches(' ').split_once('=') else {
+                return Err(Denial::header("a part of Authorization has no equals sign"));
+            };
+            let place = match name {
+                "Credential" => &mut credential,
+                "SignedHeaders" => &mut signed_headers,
+                "Signature" => &mut signature,
+                _ => {
+                    return Err(Denial::header(
+                        "Authorization has a part that is none of Credential, SignedHeaders, Signature",
+                    ));
+                }
+            };
+            if place.replace(value).is_some() {
+                return Err(Denial::header("a part of Authorization comes twice"));
+            }
+        }
+        let (Some(credential), Some(signed_headers), Some(signature)) =
+            (credential, signed_headers, signature)
+        else {
+            return Err(Denial::header("Authorization needs Credential, SignedHeaders and Signature"));
+        };
+        let wrong = |text: &'static str| Denial::header(text);
+        let (access_key, scope) = split_credential(credential).map_err(wrong)?;
+        check_names(signed_headers).map_err(wrong)?;
+        let signature = parse_hex(signature.as_bytes())
+            .ok_or_else(|| wrong("the Signature must have 64 hexadecimal digits in lower case"))?;
+        Ok(Claim {
+            access_key: access_key.into(),
+            scope: scope.into(),
+            signed_headers: signed_headers.into(),
+            signature,
+            presigned: None,
+        })
+    }
+
+    /// Returns what the parameters of a presigned URL claim. `None` if there are none of any signature.
+    ///
+    /// # Errors
+    /// [`Denial`], where they cannot be read.
+    pub(crate) fn of_query(query: &str) -> Result<Option<Claim<'_>>, Denial> {
+        let mut found: [Option<Cow<'_, str>>; NAMES.len()] = Default::default();
+        for (name, value) in parameters(query) {
+            if name.eq_ignore_ascii_case("AWSAccessKeyId") || name == "Signature" {
+                return Err(Denial::unsupported(
+                    "signatures of version 2 are not known here: sign with version 4",
+                ));
+            }
+            let name = percent_decode_str(name).decode_utf8_lossy();
+            if !is_auth_parameter(&name) {
+                continue;
+            }
+            if name.eq_ignore_ascii_case("X-Amz-Security-Token") {
+                return Err(Denial::token());
+            }
+            // With other capitals it would be another parameter for some, and this one for others.
+            let Some(at) = NAMES.iter().position(|known| *known == name) else {
+                return Err(Denial::parameters("a parameter of the signature is not known"));
+            };
+            let value = percent_decode_str(value.unwrap_or_default()).decode_utf8();
+            let value = value.map_err(|_| Denial::parameters("a parameter of the signature is no UTF-8"))?;
+            if found[at].replace(value).is_some() {
+                return Err(Denial::parameters("a parameter of the signature comes twice"));
+            }
+        }
+        let [None, None, None, None, None, None, None] = &found else {
+            return Self::of_found(found).map(Some);
+        };
+        Ok(None)
+    }
+
+    fn of_found<'a>(found: [Option<Cow<'a, str>>; NAMES.len()]) -> Result<Claim<'a>, Denial> {
+        let wrong = |text: &'static str| Denial::parameters(text);
+        let [algorithm, credential, stamp, expires, signed_headers, signature, payload] = found;
+        let all = (algorithm, credential, stamp, expires, signed_headers, signature);
+        let (
+            Some(algorithm),
+            Some(credential),
+            Some(stamp),
+            Some(expires),
+            Some(signed_headers),
+            Some(signature),
+        ) = all
+        else {
+            return Err(wrong(
+                "a presigned URL needs X-Amz-Algorithm, X-Amz-Credential, X-Amz-Date, X-Amz-Expires, \
+                 X-Amz-SignedHeaders and X-Amz-Signature",
+            ));
+        };
+        if algorithm != "AWS4-HMAC-SHA256" {
+            return Err(wrong("X-Amz-Algorithm must be AWS4-HMAC-SHA256"));
+        }
+        let is_number = !expires.is_empty() && expires.bytes().all(|byte| byte.is_ascii_digit());
+        let expires_secs = expires.parse().ok().filter(|secs| is_number && (1..=EXPIRES_MAX).contains(secs));
+        let expires_secs =
+            expires_secs.ok_or_else(|| wrong("X-Amz-Expires must be between 1 and 604800 seconds"))?;
+        let (access_key, scope) = split_credential(&credential).map_err(wrong)?;
+        let (access_key, scope) = (access_key.to_owned(), scope.to_owned());
+        check_names(&signed_headers).map_err(wrong)?;
+        let signature = parse_hex(signature.as_bytes())
+            .ok_or_else(|| wrong("X-Amz-Signature must have 64 hexadecimal digits in lower case"))?;
+        Ok(Claim {
+            access_key: access_key.into(),
+            scope: scope.into(),
+            signed_headers,
+            signature,
+            presigned: Some(Presigned { stamp, expires_secs, payload }),
+        })
+    }
+}
+
+/// The parameters of a presigned URL.
+const NAMES: [&str; 7] = [
+    "X-Amz-Algorithm",
+    "X-Amz-Credential",
+    "X-Amz-Date",
+    "X-Amz-Expires",
+    "X-Amz-SignedHeaders",
+    "X-Amz-Signature",
+    "X-Amz-Content-Sha256",
+];
+
+/// Returns whether a decoded parameter concerns the client's signature, and not the endpoint.
+pub(crate) fn is_auth_parameter(name: &str) -> bool {
+    const OTHERS: [&str; 2] = ["X-Amz-Security-Token", "AWSAccessKeyId"];
+    NAMES.iter().chain(&OTHERS).any(|known| known.eq_ignore_ascii_case(name))
+}
+
+/// Returns the access key, which may have slashes, and the scope.
+fn split_credential(credential: &str) -> Result<(&str, &str), &'static str> {
+    const FORM: &str = "the Credential must be ACCESS_KEY/YYYYMMDD/REGION/s3/aws4_request";
+    let mut slashes = credential.rmatch_indices('/').map(|(at, _)| at);
+    let at = slashes.nth(3).ok_or(FORM)?;
+    let (access_key, scope) = (&credential[..at], &credential[at + 1..]);
+    let mut parts = scope.split('/');
+    let [day, region, service, word] = [(); 4].map(|()| parts.next().unwrap_or_default());
+    let is_day = day.len() == 8 && day.bytes().all(|byte| byte.is_ascii_digit());
+    if access_key.is_empty() || !is_day || region.is_empty() || word != "aws4_request" {
+        return Err(FORM);
+    }
+    if service != "s3" {
+        return Err("the Credential is for another service than s3");
+    }
+    Ok((access_key, scope))
+}
+
+/// Checks that the names of signed headers are in lower case, in order, each once.
+fn check_names(names: &str) -> Result<(), &'static str> {
+    let is_letter =
+        |byte: u8| byte.is_ascii_graphic() && !byte.is_ascii_uppercase() && !b",=:\"".contains(&byte);
+    let mut last = "";
+    for name in names.split(';') {
+        if name <= last || !name.bytes().all(is_letter) {
+            return Err("SignedHeaders must be names in lower case, in order, with a semicolon between two");
+        }
+        last = name;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIGNATURE: &str = "f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41";
+
+    #[test]
+    fn a_header_is_read_with_spaces_and_without() {
+        for between in [",", ", ", " , "] {
+            let value = format!(
+                "AWS4-HMAC-SHA256 Credential=a/k/20130524/us-east-1/s3/aws4_request{between}SignedHeaders=host;x-amz-date\
+                 {between}Signature={SIGNATURE}"
+            );
+            let claim = Claim::of_header(&value).unwrap();
+            assert_eq!(
+                (claim.access_key.as_ref(), claim.day(), claim.region()),
+                ("a/k", "20130524", "us-east-1")
+            );
+            assert!(claim.covers("host") && claim.covers("x-amz-date") && !claim.covers("x-amz"));
+        }
+    }
+
+    #[test]
+    fn a_header_of_another_form_is_refused() {
+        let (c, s, g) = (
+            "Credential=a/20130524/r/s3/aws4_request".to_owned(),
+            "SignedHeaders=host;x-amz-date".to_owned(),
+            format!("Signature={SIGNATURE}"),
+        );
+        let all = format!("AWS4-HMAC-SHA256 {c},{s},{g}");
+        assert!(Claim::of_header(&all).is_ok());
+        for (wrong, code) in [
+            (String::new(), "AuthorizationHeaderMalformed"),
+            ("Bearer x".into(), "AuthorizationHeaderMalformed"),
+            ("AWS key:signature".into(), "NotImplemented"),
+            (all.replace("HMAC", "ECDSA-P256"), "NotImplemented"),
+            (format!("AWS4-HMAC-SHA256 {c},{s}"), "AuthorizationHeaderMalformed"),
+            (format!("{all},{c}"), "AuthorizationHeaderMalformed"),
+            (format!("{all},Other=1"), "AuthorizationHeaderMalformed"),
+            (format!("{all},"), "AuthorizationHeaderMalformed"),
+            (all.replace("=a/", "=/"), "AuthorizationHeaderMalformed"),
+            (all.replace("a/2013", "2013"), "AuthorizationHeaderMalformed"),
+            (all.replace("/r/", "//"), "AuthorizationHeaderMalformed"),
+            (all.replace("/s3/", "/sts/"), "AuthorizationHeaderMalformed"),
+            (all.replace("aws4_request", "aws4"), "AuthorizationHeaderMalformed"),
+            (all.replace("20130524", "2013-5-4"), "AuthorizationHeaderMalformed"),
+            (all.replace("host;x-amz-date", "x-amz-date;host"), "AuthorizationHeaderMalformed"),
+            (all.replace("host;", "host;host;"), "AuthorizationHeaderMalformed"),
+            (all.replace("host;", "Host;"), "AuthorizationHeaderMalformed"),
+            (all.replace("host;", "host;;"), "AuthorizationHeaderMalformed"),
+            (all.replace("host;x-amz-date", ""), "AuthorizationHeaderMalformed"),
+            (all.replace("f0e8", "F0E8"), "AuthorizationHeaderMalformed"),
+            (all.replace("f0e8", "f0e"), "AuthorizationHeaderMalformed"),
+        ] {
+            assert_eq!(Claim::of_header(&wrong).map(|_| "accepted").unwrap_err().code, code, "{wrong}");
+        }
+    }
+
+    fn presigned() -> String {
+        format!(
+            "versionId=1&X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=a%2F20130524%2Fr%2Fs3%2Faws4_request\
+             &X-Amz-Date=20130524T000000Z&X-Amz-Expires=86400&X-Amz-SignedHeaders=host%3Brange&X-Amz-Signature={SIGNATURE}"
+        )
+    }
+
+    #[test]
+    fn a_presigned_query_is_read() {
+        let query = presigned();
+        let claim = Claim::of_query(&query).unwrap().unwrap();
+        assert_eq!((claim.access_key.as_ref(), claim.scope.as_ref()), ("a", "20130524/r/s3/aws4_request"));
+        let presigned = claim.presigned.as_ref().unwrap();
+        assert_eq!((presigned.expires_secs, presigned.stamp.as_ref()), (86_400, "20130524T000000Z"));
+        assert!(claim.covers("range"));
+        assert_eq!(Claim::of_query("versionId=1&prefix=X-Amz-Date").unwrap(), None);
+    }
+
+    #[test]
+    fn a_presigned_query_of_another_form_is_refused() {
+        let right = presigned();
+        for (find, replace) in [
+            ("AWS4-HMAC-SHA256", "AWS4-HMAC-SHA1"),
+            ("Expires=86400", "Expires=0"),
+            ("Expires=86400", "Expires=604801"),
+            ("Expires=86400", "Expires=-1"),
+            ("Expires=86400", "Expires=%2B5"),
+            ("Expires=86400", "Expires="),
+            ("&X-Amz-Expires=86400", ""),
+            ("&X-Amz-Date=20130524T000000Z", ""),
+            ("&X-Amz-Date", "&X-Amz-Expires=5&X-Amz-Date"),
+            ("&X-Amz-Date", "&x-amz-expires=5&X-Amz-Date"),
+            ("&X-Amz-Date", "&X-Amz-Dat%65=5&X-Amz-Date"),
+            ("host%3Brange", "range%3Bhost"),
+            ("%2Fs3%2F", "%2Fsts%2F"),
+            ("f0e8", "f0eg"),
+        ] {
+            let wrong = right.replacen(find, replace, 1);
+            assert_ne!(wrong, right);
+            let denial = Claim::of_query(&wrong).map(|_| "accepted").unwrap_err();
+            assert_eq!(denial.code, "AuthorizationQueryParametersError", "{wrong}");
+        }
+        let token = format!("{right}&X-Amz-Security-Token=x");
+        assert_eq!(Claim::of_query(&token).unwrap_err().code, "InvalidToken");
+        assert_eq!(
+            Claim::of_query("AWSAccessKeyId=a&Signature=b&Expires=1").unwrap_err().code,
+            "NotImplemented"
+        );
+    }
+}

@@ -1,0 +1,156 @@
+//! The keys that the body of a deletion of many names. Read strictly: what two parsers could read differently is refused.
+
+use quick_xml::Reader;
+use quick_xml::escape::resolve_predefined_entity;
+use quick_xml::events::Event;
+
+use super::denial::Denial;
+
+/// The most bytes of such a body: a thousand keys of 1024 bytes, with what is around them.
+pub(crate) const BODY_BYTES_MAX: usize = 2 << 20;
+
+/// The most keys of one deletion, as S3 has it.
+const KEYS_MAX: usize = 1000;
+
+/// Returns the keys that a body names.
+///
+/// # Errors
+/// [`Denial`], where it is no such document, or one of another form than clients send.
+pub(crate) fn keys(body: &[u8]) -> Result<Vec<String>, Denial> {
+    read(body).ok_or_else(|| {
+        Denial::document("the document must be a Delete of up to 1000 Object with one Key each, without comments, CDATA or DTD")
+    })
+}
+
+fn read(body: &[u8]) -> Option<Vec<String>> {
+    let text = std::str::from_utf8(body).ok()?;
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let mut reader = Reader::from_str(text);
+    reader.config_mut().check_end_names = true;
+    let mut path: Vec<Vec<u8>> = Vec::new();
+    let mut keys = Vec::new();
+    let mut key: Option<String> = None;
+    let mut is_begun = false;
+    loop {
+        match reader.read_event().ok()? {
+            Event::Decl(_) if !is_begun => {}
+            Event::Start(start) => {
+                let name = start.name().as_ref().to_vec();
+                if !may_begin(&path, &name) || (path.is_empty() && is_begun) {
+                    return None;
+                }
+                is_begun = true;
+                if name == b"Object" {
+                    key = None;
+                } else if name == b"Key" {
+                    // A second one would count for some.
+                    if key.is_some() {
+                        return None;
+                    }
+                    key = Some(String::new());
+                }
+                path.push(name);
+            }
+            Event::Empty(empty) => {
+                let name = empty.name();
+                if name.as_ref() == b"Key" || path.len() < 2 || !may_begin(&path, name.as_ref()) {
+                    return None;
+                }
+            }
+            Event::End(_) => {
+                if path.pop()? == b"Object" {
+                    keys.push(key.take().filter(|key| !key.is_empty())?);
+                    if keys.len() > KEYS_MAX {
+                        return None;
+                    }
+                }
+            }
+            Event::Text(found) => {
+                // Ends of lines are normalised, as the standard wants.
+                let found = found.decode().ok()?;
+                match (path.last().map(Vec::as_slice), &mut key) {
+                    (Some(b"Key"), Some(key)) if !found.contains('\r') => key.push_str(&found),
+                    (Some(b"Key"), _) => return None,
+                    (Some(b"Delete" | b"Object") | None, _) => found.trim().is_empty().then_some(())?,
+                    _ => {}
+                }
+            }
+            Event::GeneralRef(found) => {
+                let name = found.decode().ok()?;
+                let mut buffer = [0; 4];
+                let resolved: &str = match found.resolve_char_ref().ok()? {
+                    Some(letter) => letter.encode_utf8(&mut buffer),
+                    None => resolve_predefined_entity(&name)?,
+                };
+                match (path.last().map(Vec::as_slice), &mut key) {
+                    (Some(b"Key"), Some(key)) => key.push_str(resolved),
+                    (Some(b"Key" | b"Delete" | b"Object") | None, _) => return None,
+                    _ => {}
+                }
+            }
+            Event::Eof => return (is_begun && path.is_empty()).then_some(keys),
+            Event::Decl(_) | Event::CData(_) | Event::Comment(_) | Event::PI(_) | Event::DocType(_) => {
+                return None;
+            }
+        }
+    }
+}
+
+/// Returns whether an element may begin there.
+fn may_begin(path: &[Vec<u8>], name: &[u8]) -> bool {
+    match path {
+        [] => name == b"Delete",
+        [_] => matches!(name, b"Object" | b"Quiet"),
+        [_, object] if object == b"Object" => {
+            matches!(name, b"Key" | b"VersionId" | b"ETag" | b"LastModifiedTime" | b"Size")
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_read_as_clients_write_them() {
+        let body = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Delete xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">\n \
+                    <Object><Key>a/b c</Key></Object><Object><VersionId>1&amp;2</VersionId><Key>&lt;&amp;&#x41;&#10;ü&gt; \
+                    </Key></Object><Quiet>true</Quiet></Delete>\n";
+        assert_eq!(keys(body.as_bytes()).unwrap(), ["a/b c", "<&A\nü> "]);
+        let many = format!("<Delete>{}</Delete>", "<Object><Key>k</Key></Object>".repeat(1000));
+        assert_eq!(keys(many.as_bytes()).unwrap().len(), 1000);
+    }
+
+    #[test]
+    fn what_two_parsers_could_read_differently_is_refused() {
+        let object = "<Object><Key>k</Key></Object>";
+        for body in [
+            "",
+            "<Delete>",
+            "<Delete></Remove>",
+            "<Other><Object><Key>k</Key></Object></Other>",
+            "<Delete><Object><Key>k</Key></Object></Delete><Delete><Object><Key>x</Key></Object></Delete>",
+            "<Delete><Object></Object></Delete>",
+            "<Delete><Object><Key></Key></Object></Delete>",
+            "<Delete><Object><Key/></Object></Delete>",
+            "<Delete><Object/></Delete>",
+            "<Delete><Object><Key>a</Key><Key>b</Key></Object></Delete>",
+            "<Delete><Object><Key>a<!-- x -->b</Key></Object></Delete>",
+            "<Delete><Object><Key>a<x/>b</Key></Object></Delete>",
+            "<Delete><Object><Key><![CDATA[a]]></Key></Object></Delete>",
+            "<Delete><!-- x --><Object><Key>a</Key></Object></Delete>",
+            "<!DOCTYPE Delete [<!ENTITY e \"x\">]><Delete><Object><Key>&e;</Key></Object></Delete>",
+            "<Delete><Object><Key>&e;</Key></Object></Delete>",
+            "<Delete><Object><Key>a\rb</Key></Object></Delete>",
+            "<Delete><Object><Key>a</Key></Object>text</Delete>",
+            "<Delete><s3:Object><Key>a</Key></s3:Object></Delete>",
+            "<Delete><Other>x</Other></Delete>",
+            &format!("<Delete>{}</Delete>", object.repeat(1001)),
+        ] {
+            assert!(keys(body.as_bytes()).is_err(), "{body}");
+        }
+        assert!(keys(&[b'<', 0xff]).is_err());
+        assert!(keys(format!("<Delete>{object}</Delete>").as_bytes()).is_ok());
+    }
+}

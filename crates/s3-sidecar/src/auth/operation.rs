@@ -1,0 +1,471 @@
+//! What a request does, as far as rights are concerned. What is not known needs all rights in its bucket.
+
+use std::borrow::Cow;
+
+use hyper::Method;
+use hyper::http::request::Parts;
+use percent_encoding::percent_decode;
+
+use super::canonical::{decoded, parameters};
+use super::claim::is_auth_parameter;
+use super::denial::Denial;
+use super::rights::{Rights, is_bucket, is_reserved};
+use crate::target::Target;
+
+/// Whose rights decide.
+#[derive(Debug)]
+pub(crate) struct Client<'a> {
+    pub(crate) rights: &'a Rights,
+    pub(crate) is_anonymous: bool,
+}
+
+/// What is left to be decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Allowed {
+    /// Nothing.
+    Yes,
+    /// Whether the keys that the body names may be deleted.
+    DeletionOf,
+}
+
+/// Checks what a request names, whoever may do it.
+///
+/// # Errors
+/// [`Denial`], where endpoints could take it for something else.
+pub(crate) fn check_target(method: &Method, target: &Target<'_>) -> Result<(), Denial> {
+    // By others some endpoints are administered.
+    const METHODS: [Method; 6] =
+        [Method::GET, Method::HEAD, Method::PUT, Method::POST, Method::DELETE, Method::OPTIONS];
+    if !METHODS.contains(method) {
+        return Err(Denial::method());
+    }
+    let (bucket, key) = match target {
+        Target::Service => return Ok(()),
+        Target::Bucket(bucket) => (bucket, None),
+        Target::Object(bucket, key) => (bucket, Some(key)),
+        Target::IllEncoded(_) => {
+            return Err(Denial::uri("a percent sign in the path must be followed by two hexadecimal digits"));
+        }
+        Target::Unknown => {
+            return Err(Denial::uri(
+                "the Host is neither an address nor in s3.domains of cached, or the path names no bucket",
+            ));
+        }
+    };
+    if !is_bucket(bucket) || is_reserved(bucket) {
+        return Err(Denial::uri("the path begins with a name that no bucket can have here"));
+    }
+    if key.is_some_and(|key| leaves_bucket(key)) {
+        return Err(Denial::uri("a key whose segments .. lead out of its bucket is not forwarded"));
+    }
+    Ok(())
+}
+
+/// Returns whether a key leads out of its bucket for an endpoint that takes it for a path.
+fn leaves_bucket(key: &[u8]) -> bool {
+    let mut depth = 0_usize;
+    for segment in key.split(|byte| *byte == b'/') {
+        depth = match segment {
+            b"" | b"." => depth,
+            b".." if depth == 0 => return true,
+            b".." => depth - 1,
+            _ => depth + 1,
+        };
+    }
+    false
+}
+
+/// Returns what rights must cover for a key: all of the bucket if some endpoint could take it for another key there.
+pub(crate) fn covered(key: &[u8]) -> &[u8] {
+    let has_dots = key.split(|byte| *byte == b'/').any(|segment| matches!(segment, b"." | b".."));
+    if has_dots { b"" } else { key }
+}
+
+/// Decides whether a client may do what its request says.
+///
+/// # Errors
+/// [`Denial`], if it may not, or if two readers could read the request differently.
+pub(crate) fn allow(client: &Client<'_>, head: &Parts, target: &Target<'_>) -> Result<Allowed, Denial> {
+    let parameters = own_parameters(head.uri.query().unwrap_or_default())?;
+    let refused = || if client.is_anonymous { Denial::anonymous() } else { Denial::rights() };
+    let need = |is_met: bool| if is_met { Ok(Allowed::Yes) } else { Err(refused()) };
+    let rights = client.rights;
+    let only =
+        |known: &[&str]| parameters.iter().all(|(name, _)| known.contains(&&**name) || is_hoisted(name));
+    check_headers(rights, head, &parameters, target).map_err(|()| refused())?;
+    let method = &head.method;
+    let is_read = method == Method::GET || method == Method::HEAD;
+    match target {
+        Target::Service => need(is_read && only(&LIST_BUCKETS) && rights.may_read_everywhere()),
+        Target::Bucket(bucket) if is_read => {
+            let has = |name: &str| parameters.iter().any(|(own, _)| own == name);
+            if (method == Method::HEAD && only(&["x-id"])) || (has("location") && only(&["location", "x-id"]))
+            {
+                return need(rights.touches(bucket));
+            }
+            let prefix = parameters.iter().find(|(name, _)| name == "prefix");
+            let prefix = prefix.map_or(&[][..], |(_, value)| value.as_slice());
+            match only(&LIST) {
+                true => need(rights.may_read(bucket, covered(prefix))),
+                false => need(rights.has_bucket(bucket)),
+            }
+        }
+        Target::Bucket(bucket)
+            if method == Method::POST && parameters.iter().any(|(name, _)| name == "delete") =>
+        {
+            match only(&["delete", "x-id"]) {
+                true if rights.may_write_all(bucket) => Ok(Allowed::Yes),
+                true if rights.touches(bucket) => Ok(Allowed::DeletionOf),
+                _ => need(rights.has_bucket(bucket)),
+            }
+        }
+        Target::Bucket(_) if method == Method::POST && parameters.is_empty() => {
+            Err(Denial::unsupported("uploads by forms and their policies are not known here"))
+        }
+        Target::Bucket(bucket) => need(rights.has_bucket(bucket)),
+        Target::Object(bucket, key) => {
+            let names_response = parameters.iter().any(|(name, _)| name.starts_with("response-"));
+            if is_read && only(&READ) {
+                return need(
+                    rights.may_read(bucket, covered(key)) && !(client.is_anonymous && names_response),
+                );
+            }
+            let known = match *method {
+                Method::PUT => &PUT[..],
+                Method::POST => &POST[..],
+                Method::DELETE => &DELETE[..],
+                _ => &[][..],
+            };
+            // Without a parameter a POST of an object is nothing that is known.
+            let is_known =
+                !known.is_empty() && only(known) && (method != Method::POST || !parameters.is_empty());
+            need(if is_known { rights.may_write(bucket, covered(key)) } else { rights.has_bucket(bucket) })
+        }
+        Target::IllEncoded(_) | Target::Unknown => Err(refused()),
+    }
+}
+
+const LIST_BUCKETS: [&str; 6] =
+    ["x-id", "max-buckets", "continuation-token", "prefix", "bucket-region", "marker"];
+const LIST: [&str; 17] = [
+    "x-id",
+    "list-type",
+    "prefix",
+    "delimiter",
+    "marker",
+    "max-keys",
+    "encoding-type",
+    "continuation-token",
+    "fetch-owner",
+    "start-after",
+    "versions",
+    "version-id-marker",
+    "key-marker",
+    "uploads",
+    "upload-id-marker",
+    "max-uploads",
+    "allow-unordered",
+];
+const READ: [&str; 16] = [
+    "x-id",
+    "versionId",
+    "partNumber",
+    "response-content-type",
+    "response-content-language",
+    "response-expires",
+    "response-cache-control",
+    "response-content-disposition",
+    "response-content-encoding",
+    "attributes",
+    "tagging",
+    "uploadId",
+    "max-parts",
+    "part-number-marker",
+    "encoding-type",
+    "torrent",
+];
+const PUT: [&str; 4] = ["x-id", "partNumber", "uploadId", "tagging"];
+const POST: [&str; 3] = ["x-id", "uploads", "uploadId"];
+const DELETE: [&str; 4] = ["x-id", "versionId", "uploadId", "tagging"];
+
+/// Returns whether a parameter is a header that was moved into a presigned URL; it is judged as the header.
+fn is_hoisted(name: &str) -> bool {
+    name.get(..6).is_some_and(|start| start.eq_ignore_ascii_case("x-amz-"))
+}
+
+type Parameters<'a> = Vec<(Cow<'a, str>, Vec<u8>)>;
+
+/// Returns the decoded parameters that do not concern the signature; each name may come once.
+fn own_parameters(query: &str) -> Result<Parameters<'_>, Denial> {
+    let mut all: Parameters<'_> = Vec::new();
+    for (name, value) in parameters(query) {
+        let name = match name.bytes().any(|byte| byte == b'%' || byte == b'+') {
+            false => Cow::Borrowed(name),
+            true => Cow::Owned(String::from_utf8_lossy(&decoded(name).collect::<Vec<u8>>()).into_owned()),
+        };
+        if is_auth_parameter(&name) {
+            continue;
+        }
+        if all.iter().any(|(other, _)| other.eq_ignore_ascii_case(&name)) {
+            return Err(Denial::argument("a parameter comes twice"));
+        }
+        all.push((name, decoded(value.unwrap_or_default()).collect()));
+    }
+    Ok(all)
+}
+
+/// Checks the headers that reach further than the object that is named.
+fn check_headers(
+    rights: &Rights,
+    head: &Parts,
+    parameters: &Parameters<'_>,
+    target: &Target<'_>,
+) -> Result<(), ()> {
+    let headers = head.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
+    let hoisted = parameters.iter().map(|(name, value)| (&**name, value.as_slice()));
+    let reaching = headers.chain(hoisted).filter(|(name, _)| is_hoisted(name));
+    for (name, value) in reaching {
+        // Headers are in lower case.
+        let name = match name.bytes().any(|byte| byte.is_ascii_uppercase()) {
+            true => Cow::Owned(name.to_ascii_lowercase()),
+            false => Cow::Borrowed(name),
+        };
+        let is_met = match &*name {
+            // In a query some endpoints take it for the header, and others do not.
+            "x-amz-copy-source" if head.headers.contains_key("x-amz-copy-source") => may_copy(rights, value),
+            "x-amz-copy-source-range" => true,
+            name if name.starts_with("x-amz-copy-source-if-") => true,
+            name if name.starts_with("x-amz-copy-source-server-side-encryption-customer-") => true,
+            name if name.starts_with("x-amz-meta-") => true,
+            name if name.contains("source") => rights.is_all(),
+            "x-amz-acl" => {
+                [&b"private"[..], b"bucket-owner-read", b"bucket-owner-full-control"].contains(&value)
+                    || has_bucket(rights, target)
+            }
+            name if NEED_BUCKET.iter().any(|start| name.starts_with(start)) => has_bucket(rights, target),
+            _ => true,
+        };
+        if !is_met {
+            return Err(());
+        }
+    }
+    Ok(())
+}
+
+/// How names of headers begin that change who may do what.
+const NEED_BUCKET: [&str; 3] = ["x-amz-grant-", "x-amz-object-lock-", "x-amz-bypass-"];
+
+fn has_bucket(rights: &Rights, target: &Target<'_>) -> bool {
+    match target {
+        Target::Bucket(bucket) | Target::Object(bucket, _) => rights.has_bucket(bucket),
+        _ => rights.is_all(),
+    }
+}
+
+/// Returns whether the source of a copy may be read: `/BUCKET/KEY` or `BUCKET/KEY`, perhaps with a version.
+fn may_copy(rights: &Rights, value: &[u8]) -> bool {
+    if rights.is_all() {
+        return true;
+    }
+    let path = value.strip_prefix(b"/").unwrap_or(value);
+    let path = match path.iter().position(|byte| *byte == b'?') {
+        None => path,
+        Some(at) if path[at..].starts_with(b"?versionId=") && !path[at + 1..].contains(&b'?') => &path[..at],
+        Some(_) => return false,
+    };
+    // For some endpoints a plus is a space.
+    [false, true].iter().all(|with_spaces| {
+        let whole: Vec<u8> = match with_spaces {
+            false => percent_decode(path).collect(),
+            true => percent_decode(
+                &path.iter().map(|byte| if *byte == b'+' { b' ' } else { *byte }).collect::<Vec<u8>>(),
+            )
+            .collect(),
+        };
+        let Some(at) = whole.iter().position(|byte| *byte == b'/') else { return false };
+        let (bucket, key) = (std::str::from_utf8(&whole[..at]), &whole[at + 1..]);
+        // A version that is encoded would be a part of the key for some.
+        let is_plain = !key.contains(&b'?') && !leaves_bucket(key);
+        bucket.is_ok_and(|bucket| {
+            is_plain && is_bucket(bucket) && !is_reserved(bucket) && rights.may_read(bucket, covered(key))
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::auth::rights::Place;
+    use crate::target::Addressing;
+    use hyper::Request;
+
+    fn rights(read: &[&str], write: &[&str]) -> Rights {
+        let places = |texts: &[&str]| texts.iter().map(|text| Place::parse(text).unwrap()).collect();
+        Rights { read: places(read), write: places(write) }
+    }
+
+    fn decide(rights: &Rights, request: &str, headers: &[(&str, &str)]) -> Result<Allowed, &'static str> {
+        let (method, path) = request.split_once(' ').unwrap();
+        let mut builder = Request::builder().method(method).uri(path);
+        for (name, value) in headers {
+            builder = builder.header(*name, *value);
+        }
+        let head = builder.body(()).unwrap().into_parts().0;
+        let addressing = Addressing::new(&[]);
+        let target = addressing.target("localhost", head.uri.path());
+        let client = Client { rights, is_anonymous: false };
+        check_target(&head.method, &target)
+            .and_then(|()| allow(&client, &head, &target))
+            .map_err(|denial| denial.code)
+    }
+
+    #[test]
+    fn each_operation_needs_its_right() {
+        let reader = rights(&["data", "part/in/"], &[]);
+        let writer = rights(&[], &["data", "part/in/"]);
+        let owner = rights(&["data"], &["data"]);
+        for (request, may) in [
+            ("GET /data/k", [true, false, true]),
+            ("HEAD /data/k?versionId=1&x-id=HeadObject", [true, false, true]),
+            ("GET /data/k?partNumber=1&x-amz-checksum-mode=ENABLED", [true, false, true]),
+            ("GET /data/k?tagging", [true, false, true]),
+            ("GET /data/k?acl", [false, false, true]),
+            ("GET /data/k?something", [false, false, true]),
+            ("GET /data?list-type=2&prefix=x", [true, false, true]),
+            ("GET /data", [true, false, true]),
+            ("GET /data?policy", [false, false, true]),
+            ("HEAD /data", [true, true, true]),
+            ("GET /data?location", [true, true, true]),
+            ("GET /data?location=&policy", [false, false, true]),
+            ("PUT /data/k", [false, true, true]),
+            ("PUT /data/k?partNumber=1&uploadId=u", [false, true, true]),
+            ("PUT /data/k?acl", [false, false, true]),
+            ("POST /data/k?uploads", [false, true, true]),
+            ("POST /data/k?restore", [false, false, true]),
+            ("POST /data/k", [false, false, true]),
+            ("DELETE /data/k?versionId=1", [false, true, true]),
+            ("PUT /data", [false, false, true]),
+            ("DELETE /data", [false, false, true]),
+            ("OPTIONS /data/k", [false, false, true]),
+            ("GET /other/k", [false, false, false]),
+            ("GET /part/in/k", [true, false, false]),
+            ("GET /part/ink", [false, false, false]),
+            ("GET /part/i%6E%2Fk", [true, false, false]),
+            ("PUT /part/in/k", [false, true, false]),
+            ("GET /part?prefix=in/x", [true, false, false]),
+            ("GET /part?prefix=in%2F", [true, false, false]),
+            ("GET /part?prefix=in", [false, false, false]),
+            ("GET /part?prefix=in/../x", [false, false, false]),
+            ("GET /part?Prefix=in/", [false, false, false]),
+            ("GET /part", [false, false, false]),
+            ("GET /", [false, false, false]),
+            ("POST /", [false, false, false]),
+        ] {
+            let found = [&reader, &writer, &owner].map(|rights| decide(rights, request, &[]).is_ok());
+            assert_eq!(found, may, "{request}");
+        }
+        let everywhere = rights(&["*"], &[]);
+        assert_eq!(decide(&everywhere, "GET /", &[]), Ok(Allowed::Yes));
+        assert_eq!(decide(&everywhere, "GET /?Action=ListUsers", &[]), Err("AccessDenied"));
+        assert_eq!(decide(&Rights::all(), "POST /", &[]), Err("AccessDenied"));
+        assert_eq!(decide(&Rights::all(), "POST /data", &[]), Err("NotImplemented"));
+        for method in ["PATCH", "LIST", "get"] {
+            let request = format!("{method} /list-users");
+            assert_eq!(decide(&Rights::all(), &request, &[]), Err("MethodNotAllowed"));
+        }
+    }
+
+    #[test]
+    fn what_endpoints_could_take_for_something_else_is_refused_to_all() {
+        for request in [
+            "GET /admin/user",
+            "GET /minio/admin/v3/info",
+            "GET /data/../admin/user",
+            "GET /data/%2e%2e/x",
+            "GET /data/a/../../x",
+            "GET /data/./../x",
+            "GET /data//../x",
+            "GET //admin/user",
+            "GET /ab/k",
+            "GET /tenant:data/k",
+            "GET /d%61ta/k",
+            "GET /data/%zz",
+            "GET /data/k%",
+        ] {
+            assert_eq!(decide(&Rights::all(), request, &[]), Err("InvalidURI"), "{request}");
+        }
+        for request in
+            ["GET /data?prefix=a&prefix=b", "GET /data?prefix=a&Prefix=b", "GET /data?prefix=a&pre%66ix=b"]
+        {
+            assert_eq!(decide(&Rights::all(), request, &[]), Err("InvalidArgument"), "{request}");
+        }
+        assert!(decide(&Rights::all(), "GET /data/..a/b..", &[]).is_ok());
+        // In its bucket it may be another key for some.
+        let part = rights(&["data/in/"], &["data/in/"]);
+        for request in ["GET /data/in/../x", "PUT /data/in/./x", "GET /data/in/a/../x"] {
+            assert_eq!(decide(&part, request, &[]), Err("AccessDenied"), "{request}");
+            assert!(decide(&Rights::all(), request, &[]).is_ok(), "{request}");
+        }
+    }
+
+    #[test]
+    fn the_source_of_a_copy_must_be_readable() {
+        let some = rights(&["from/a+b/", "whole"], &["data"]);
+        let copy = |source: &str| decide(&some, "PUT /data/k", &[("x-amz-copy-source", source)]).is_ok();
+        for (source, may) in [
+            ("whole/k", true),
+            ("/whole/k", true),
+            ("whole%2Fk", true),
+            ("/whole/k?versionId=1", true),
+            ("/whole/k?versionId=1?x", false),
+            ("/whole/k?x", false),
+            ("/whole/k%3FversionId=1", false),
+            ("/whole/../secret/k", false),
+            ("/secret/k", false),
+            ("secret%2Fk", false),
+            ("/from/a%2Bb/k", true),
+            // For some it is "a b/".
+            ("/from/a+b/k", false),
+            ("/from/x", false),
+            ("whole", false),
+            ("", false),
+            ("arn:aws:s3:r:1:accesspoint/x/object/y", false),
+        ] {
+            assert_eq!(copy(source), may, "{source}");
+        }
+        for name in ["x-amz-rename-source", "x-amz-other-source"] {
+            assert!(decide(&some, "PUT /data/k", &[(name, "/whole/k")]).is_err(), "{name}");
+        }
+        assert!(decide(&some, "PUT /data/k?x-amz-copy-source=/whole/k", &[]).is_err());
+        let conditions = [("x-amz-copy-source", "whole/k"), ("x-amz-copy-source-if-match", "\"x\"")];
+        assert!(decide(&some, "PUT /data/k", &conditions).is_ok());
+    }
+
+    #[test]
+    fn headers_that_change_rights_need_all_rights() {
+        let writer = rights(&[], &["data"]);
+        let owner = rights(&["data"], &["data"]);
+        for (header, is_harmless) in [
+            (("x-amz-acl", "private"), true),
+            (("x-amz-acl", "public-read"), false),
+            (("x-amz-grant-read", "id=x"), false),
+            (("x-amz-object-lock-mode", "GOVERNANCE"), false),
+            (("x-amz-bypass-governance-retention", "true"), false),
+            (("x-amz-meta-source", "x"), true),
+        ] {
+            assert_eq!(decide(&writer, "PUT /data/k", &[header]).is_ok(), is_harmless, "{header:?}");
+            assert!(decide(&owner, "PUT /data/k", &[header]).is_ok(), "{header:?}");
+        }
+        assert!(decide(&writer, "PUT /data/k?x-amz-acl=public-read", &[]).is_err());
+    }
+
+    #[test]
+    fn deletions_of_many_are_decided_by_their_keys() {
+        let whole = rights(&[], &["data"]);
+        let part = rights(&[], &["data/in/"]);
+        assert_eq!(decide(&whole, "POST /data?delete", &[]), Ok(Allowed::Yes));
+        assert_eq!(decide(&part, "POST /data?delete=&x-id=DeleteObjects", &[]), Ok(Allowed::DeletionOf));
+        assert_eq!(decide(&part, "POST /other?delete", &[]), Err("AccessDenied"));
+        assert_eq!(decide(&part, "POST /data?delete&more", &[]), Err("AccessDenied"));
+    }
+}

@@ -1,0 +1,127 @@
+//! What a request says of its body, and what the endpoint learns of it.
+
+use hyper::HeaderMap;
+use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, HeaderName, HeaderValue};
+use hyper::http::request::Parts;
+use sha2::{Digest, Sha256};
+
+use super::canonical::push_hex;
+use super::chain::Chain;
+use super::check::Check;
+use super::checksum::Checksum;
+use super::chunked::Decoder;
+use super::denial::Denial;
+use super::verify::Payload;
+
+const PAYLOAD: HeaderName = HeaderName::from_static("x-amz-content-sha256");
+const DECODED_LEN: HeaderName = HeaderName::from_static("x-amz-decoded-content-length");
+const TRAILER: HeaderName = HeaderName::from_static("x-amz-trailer");
+
+/// Returns what a request whose signature is not looked at says of its body.
+///
+/// # Errors
+/// [`Denial`], where it cannot be read.
+pub(crate) fn declared(headers: &HeaderMap) -> Result<Payload, Denial> {
+    headers.get(PAYLOAD).map_or(Ok(Payload::Unsigned), |value| Payload::parse(value.as_bytes()))
+}
+
+/// Returns whether the endpoint learns that there is no byte.
+pub(crate) fn is_empty(head: &Parts) -> bool {
+    head.headers.get(CONTENT_LENGTH).is_some_and(|len| len == "0")
+}
+
+/// Makes the headers those of what the endpoint gets, and returns what verifies the body on its way, if anything does.
+///
+/// # Errors
+/// [`Denial`], where it is known already that the body is not what was signed.
+pub(crate) fn check(
+    head: &mut Parts,
+    payload: Payload,
+    chain: Option<Chain>,
+    has_body: bool,
+) -> Result<Option<Check>, Denial> {
+    let headers = &mut head.headers;
+    headers.remove(PAYLOAD);
+    match payload {
+        Payload::Unsigned => {
+            drop_framing(headers);
+            Ok(None)
+        }
+        Payload::Hash(hash) if !has_body => {
+            drop_framing(headers);
+            if hash == <[u8; 32]>::from(Sha256::digest("")) { Ok(None) } else { Err(Denial::hash()) }
+        }
+        Payload::Hash(hash) => {
+            drop_framing(headers);
+            let mut text = Vec::with_capacity(64);
+            push_hex(&mut text, &hash);
+            if let Ok(value) = HeaderValue::from_bytes(&text) {
+                headers.insert(PAYLOAD, value);
+            }
+            let len = headers.get(CONTENT_LENGTH).and_then(|len| len.to_str().ok()?.parse().ok());
+            Ok(Some(Check::hash(hash, len)))
+        }
+        Payload::Chunked { .. } if !has_body => Err(Denial::incomplete("the aws-chunked body is missing")),
+        Payload::Chunked { is_signed, has_trailer } => {
+            let len = headers.get(&DECODED_LEN).and_then(|len| len.to_str().ok());
+            let len = len.filter(|len| !len.is_empty() && len.bytes().all(|byte| byte.is_ascii_digit()));
+            let len: u64 = len.and_then(|len| len.parse().ok()).ok_or_else(|| {
+                Denial::length("an aws-chunked body needs its length in x-amz-decoded-content-length")
+            })?;
+            let checksum = trailing_checksum(headers, has_trailer)?;
+            let encodings = other_encodings(headers);
+            drop_framing(headers);
+            headers.remove(CONTENT_ENCODING);
+            if let Some(checksum) = &checksum {
+                headers.insert(PAYLOAD, HeaderValue::from_static("STREAMING-UNSIGNED-PAYLOAD-TRAILER"));
+                headers.insert(TRAILER, HeaderValue::from_static(checksum.name()));
+                headers.insert(DECODED_LEN, HeaderValue::from(len));
+                headers.insert(CONTENT_ENCODING, HeaderValue::from_static("aws-chunked"));
+            }
+            for encoding in encodings {
+                headers.append(CONTENT_ENCODING, encoding);
+            }
+            let check = Check::chunked(Decoder::new(len, is_signed, chain, checksum), len);
+            if let Some(len) = check.len() {
+                headers.insert(CONTENT_LENGTH, HeaderValue::from(len));
+            }
+            Ok(Some(check))
+        }
+    }
+}
+
+/// Removes what only a body in chunks has.
+fn drop_framing(headers: &mut HeaderMap) {
+    headers.remove(DECODED_LEN);
+    headers.remove(TRAILER);
+}
+
+/// Returns the checksum that is to come after the last chunk.
+fn trailing_checksum(headers: &HeaderMap, has_trailer: bool) -> Result<Option<Checksum>, Denial> {
+    let name = match (headers.get(TRAILER), has_trailer) {
+        (None, false) => return Ok(None),
+        (Some(name), true) => name.to_str().unwrap_or_default().trim().to_ascii_lowercase(),
+        (None, true) => {
+            return Err(Denial::trailer("x-amz-trailer must name the checksum that comes after the body"));
+        }
+        (Some(_), false) => {
+            return Err(Denial::trailer(
+                "x-amz-content-sha256 must announce the trailer that x-amz-trailer names",
+            ));
+        }
+    };
+    Checksum::named(&name).map(Some).ok_or_else(|| {
+        Denial::unsupported(
+            "x-amz-trailer must be one x-amz-checksum- of crc32, crc32c, crc64nvme, sha1 and sha256",
+        )
+    })
+}
+
+/// Returns the encodings of the object itself.
+fn other_encodings(headers: &HeaderMap) -> Vec<HeaderValue> {
+    let values = headers.get_all(CONTENT_ENCODING).into_iter().filter_map(|value| value.to_str().ok());
+    let each = values.flat_map(|value| value.split(',')).map(str::trim);
+    let others =
+        each.filter(|encoding| !encoding.is_empty() && !encoding.eq_ignore_ascii_case("aws-chunked"));
+    others.filter_map(|encoding| HeaderValue::from_str(encoding).ok()).collect()
+}

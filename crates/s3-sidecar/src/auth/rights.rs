@@ -1,0 +1,146 @@
+//! What a key may do: reads and writes in buckets, or under prefixes of keys.
+
+/// Where a right holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In every bucket whose name has no other meaning for endpoints.
+    Everywhere,
+    /// In a bucket, for the keys that begin so.
+    In { bucket: String, prefix: Vec<u8> },
+}
+
+/// First parts of paths that name no bucket for some endpoints, but means to administer them.
+const RESERVED: [&str; 6] = ["admin", "minio", "swift", "auth", "rgw", "crossdomain.xml"];
+
+/// Returns whether the name of a bucket has another meaning for some endpoints.
+pub(crate) fn is_reserved(bucket: &str) -> bool {
+    RESERVED.contains(&bucket)
+}
+
+/// Returns whether a text can be the name of a bucket.
+pub(crate) fn is_bucket(name: &str) -> bool {
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+    let ends = |end: Option<u8>| end.is_some_and(|byte| byte.is_ascii_alphanumeric());
+    (3..=255).contains(&name.len())
+        && name.bytes().all(is_letter)
+        && ends(name.bytes().next())
+        && ends(name.bytes().last())
+        && !name.contains("..")
+}
+
+impl Place {
+    /// Returns the place of a text: `*`, `BUCKET` or `BUCKET/PREFIX`.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn parse(text: &str) -> Result<Place, String> {
+        if text == "*" {
+            return Ok(Place::Everywhere);
+        }
+        let (bucket, prefix) = text.split_once('/').unwrap_or((text, ""));
+        if !is_bucket(bucket) || is_reserved(bucket) {
+            return Err(format!("{text:?} is no place; \"BUCKET\", \"BUCKET/PREFIX\" or \"*\" is right"));
+        }
+        if prefix.contains('*') {
+            return Err(format!("{text:?} has a *, which stands for itself in keys; a prefix needs none"));
+        }
+        Ok(Place::In { bucket: bucket.into(), prefix: prefix.into() })
+    }
+
+    fn has(&self, bucket: &str, key: &[u8]) -> bool {
+        match self {
+            Place::Everywhere => true,
+            Place::In { bucket: own, prefix } => own == bucket && key.starts_with(prefix),
+        }
+    }
+}
+
+/// The places of a key's rights.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Rights {
+    pub(crate) read: Vec<Place>,
+    pub(crate) write: Vec<Place>,
+}
+
+impl Rights {
+    /// Returns everything.
+    #[cfg(test)]
+    pub(crate) fn all() -> Rights {
+        Rights { read: vec![Place::Everywhere], write: vec![Place::Everywhere] }
+    }
+
+    pub(crate) fn may_read(&self, bucket: &str, key: &[u8]) -> bool {
+        self.read.iter().any(|place| place.has(bucket, key))
+    }
+
+    pub(crate) fn may_write(&self, bucket: &str, key: &[u8]) -> bool {
+        self.write.iter().any(|place| place.has(bucket, key))
+    }
+
+    /// Returns whether every key of the bucket may be written.
+    pub(crate) fn may_write_all(&self, bucket: &str) -> bool {
+        self.write.iter().any(|place| place.has(bucket, b""))
+    }
+
+    /// Returns whether everything may be done in a bucket.
+    pub(crate) fn has_bucket(&self, bucket: &str) -> bool {
+        self.may_write_all(bucket) && self.may_read(bucket, b"")
+    }
+
+    /// Returns whether anything may be done in a bucket.
+    pub(crate) fn touches(&self, bucket: &str) -> bool {
+        self.read.iter().chain(&self.write).any(|place| match place {
+            Place::Everywhere => true,
+            Place::In { bucket: own, .. } => own == bucket,
+        })
+    }
+
+    /// Returns whether every bucket may be read.
+    pub(crate) fn may_read_everywhere(&self) -> bool {
+        self.read.contains(&Place::Everywhere)
+    }
+
+    /// Returns whether everything may be done everywhere.
+    pub(crate) fn is_all(&self) -> bool {
+        self.may_read_everywhere() && self.write.contains(&Place::Everywhere)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rights(read: &[&str], write: &[&str]) -> Rights {
+        let places = |texts: &[&str]| texts.iter().map(|text| Place::parse(text).unwrap()).collect();
+        Rights { read: places(read), write: places(write) }
+    }
+
+    #[test]
+    fn rights_hold_where_they_are_given() {
+        let some = rights(&["public", "logs/2024/"], &["inbox/new-"]);
+        assert!(some.may_read("public", b"x") && some.may_read("public", b""));
+        assert!(
+            some.may_read("logs", b"2024/x")
+                && !some.may_read("logs", b"2024")
+                && !some.may_read("logs", b"")
+        );
+        assert!(!some.may_read("inbox", b"new-1") && some.may_write("inbox", b"new-1"));
+        assert!(!some.may_write("inbox", b"old") && !some.may_write("public", b"x"));
+        assert!(!some.may_read("publi", b"c/x") && !some.may_read("public2", b"x"));
+        assert!(some.touches("logs") && some.touches("inbox") && !some.touches("other"));
+        assert!(!some.has_bucket("public") && !some.may_write_all("inbox"));
+        let whole = rights(&["b11", "*"], &["b11"]);
+        assert!(whole.has_bucket("b11") && !whole.has_bucket("other") && whole.may_read_everywhere());
+        assert!(!whole.is_all() && Rights::all().is_all());
+    }
+
+    #[test]
+    fn places_that_are_none_are_refused() {
+        for wrong in [
+            "", "/", "/x", "ab", "a*", "bucket/*", "*/x", "a b c", "..", "...", "a..b", "admin", "minio/x",
+            "-ab",
+        ] {
+            assert!(Place::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Verifies the signature of a request: version 4, in a header or a presigned URL.
+
+use std::sync::Arc;
+
+use hyper::HeaderMap;
+use hyper::header::{AUTHORIZATION, HeaderValue};
+use hyper::http::request::Parts;
+
+use super::canonical::{must_be_signed, parse_hex, push_header, push_path, push_query, push_string_to_sign};
+use super::chain::Chain;
+use super::claim::Claim;
+use super::denial::Denial;
+use super::keys::{Key, Ring};
+use super::time;
+
+/// How far the clocks of a client and of the sidecar may differ, in seconds.
+const SKEW_MAX: u64 = 15 * 60;
+
+/// Headers that decide how a request is verified, or what it does: one reader could take the first, another the last.
+const ONCE: [&str; 6] = [
+    "x-amz-content-sha256",
+    "x-amz-copy-source",
+    "x-amz-date",
+    "x-amz-decoded-content-length",
+    "x-amz-security-token",
+    "x-amz-trailer",
+];
+
+/// What a request says of its body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Payload {
+    /// Nothing.
+    Unsigned,
+    /// Its SHA-256.
+    Hash([u8; 32]),
+    /// It comes in chunks, as `aws-chunked`.
+    Chunked {
+        /// Whether each chunk has a signature.
+        is_signed: bool,
+        /// Whether a trailer with a checksum comes after the last one.
+        has_trailer: bool,
+    },
+}
+
+impl Payload {
+    /// Reads the value of `x-amz-content-sha256`.
+    ///
+    /// # Errors
+    /// [`Denial`], where it is none that is known.
+    pub(crate) fn parse(text: &[u8]) -> Result<Payload, Denial> {
+        let chunked = |is_signed, has_trailer| Ok(Payload::Chunked { is_signed, has_trailer });
+        match text {
+            b"UNSIGNED-PAYLOAD" => Ok(Payload::Unsigned),
+            b"STREAMING-AWS4-HMAC-SHA256-PAYLOAD" => chunked(true, false),
+            b"STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER" => chunked(true, true),
+            b"STREAMING-UNSIGNED-PAYLOAD-TRAILER" => chunked(false, true),
+            text if text.starts_with(b"STREAMING-") => {
+                Err(Denial::unsupported("this way of signing chunks is not known here"))
+            }
+            text => parse_hex(text).map(Payload::Hash).ok_or_else(|| {
+                Denial::argument(
+                    "x-amz-content-sha256 must be UNSIGNED-PAYLOAD, one of STREAMING-..., or a SHA-256",
+                )
+            }),
+        }
+    }
+}
+
+/// A request whose signature holds.
+#[derive(Debug)]
+pub(crate) struct Verified {
+    pub(crate) key: Arc<Key>,
+    pub(crate) payload: Payload,
+    /// Where the signatures of chunks begin, if they are signed.
+    pub(crate) chain: Option<Chain>,
+}
+
+/// Verifies a request. `None` if it claims no signature.
+///
+/// # Errors
+/// [`Denial`]: what is wrong with its signature.
+pub(crate) fn verify(ring: &Ring, region: &str, head: &Parts, now: u64) -> Result<Option<Verified>, Denial> {
+    let query = head.uri.query().unwrap_or_default();
+    let in_query = Claim::of_query(query)?;
+    let in_header = one(&head.headers, AUTHORIZATION.as_str())
+        .map_err(|()| Denial::header("Authorization comes twice"))?
+        .map(|value| value.to_str().map_err(|_| Denial::header("Authorization is no ASCII")))
+        .transpose()?;
+    for name in ONCE {
+        one(&head.headers, name).map_err(|()| Denial::argument("a header of the signature comes twice"))?;
+    }
+    if head.headers.contains_key("x-amz-security-token") {
+        return Err(Denial::token());
+    }
+    let claim = match (in_header, in_query) {
+        (None, None) => return Ok(None),
+        (Some(_), Some(_)) => {
+            return Err(Denial::argument("only one way of signing is allowed: a header, or a presigned URL"));
+        }
+        (Some(text), None) => Claim::of_header(text)?,
+        (None, Some(claim)) => claim,
+    };
+    let header = |name| head.headers.get(name).map(HeaderValue::as_bytes);
+    let stamp = match &claim.presigned {
+        Some(presigned) => presigned.stamp.as_bytes(),
+        None => header("x-amz-date").ok_or_else(Denial::no_date)?,
+    };
+    check_time(&claim, stamp, now)?;
+    if !region.is_empty() && claim.region() != region {
+        let text = format!("the region {} is wrong; expecting {region}", claim.region());
+        return Err(if claim.presigned.is_some() { Denial::parameters(text) } else { Denial::header(text) });
+    }
+    let key = ring.find(&claim.access_key).ok_or_else(Denial::unknown_key)?;
+    if !claim.covers("host") {
+        return Err(Denial::unsigned_header("host"));
+    }
+    let unsigned = head.headers.keys().find(|name| must_be_signed(name) && !claim.covers(name.as_str()));
+    if let Some(name) = unsigned {
+        return Err(Denial::unsigned_header(name.as_str()));
+    }
+    let payload_text = match &claim.presigned {
+        Some(presigned) => {
+            let in_query = presigned.payload.as_ref().map(|text| text.as_bytes());
+            in_query.or_else(|| header("x-amz-content-sha256")).unwrap_or(b"UNSIGNED-PAYLOAD")
+        }
+        None => header("x-amz-content-sha256")
+            .ok_or_else(|| Denial::missing("the signed request needs x-amz-content-sha256"))?,
+    };
+    let payload = Payload::parse(payload_text)?;
+    let mut text = Vec::with_capacity(1024);
+    push_request(&mut text, head, query, &claim, payload_text).ok_or_else(Denial::signature)?;
+    let mut to_sign = Vec::with_capacity(192);
+    push_string_to_sign(&mut to_sign, stamp, &claim.scope, &text);
+    let (signing, is_known) = key.signing_key(&claim.scope);
+    if !signing.is_signature(&to_sign, &claim.signature) {
+        return Err(Denial::signature());
+    }
+    let is_chain = matches!(payload, Payload::Chunked { is_signed: true, .. });
+    let chain = is_chain.then(|| Chain::new(signing.clone(), stamp, &claim.scope, &claim.signature));
+    if !is_known {
+        key.keep(&claim.scope, signing);
+    }
+    Ok(Some(Verified { key: Arc::clone(key), payload, chain }))
+}
+
+/// Returns the one value of a header, if there is any.
+fn one<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a HeaderValue>, ()> {
+    let mut values = headers.get_all(name).into_iter();
+    let first = values.next();
+    if values.next().is_some() { Err(()) } else { Ok(first) }
+}
+
+fn check_time(claim: &Claim<'_>, stamp: &[u8], now: u64) -> Result<(), Denial> {
+    let wrong = |text: &'static str| match claim.presigned {
+        Some(_) => Denial::parameters(text),
+        None => Denial::header(text),
+    };
+    let signed_at = time::parse(stamp).ok_or_else(|| match claim.presigned {
+        Some(_) => Denial::parameters("X-Amz-Date must be as 20130524T000000Z"),
+        None => Denial::no_date(),
+    })?;
+    if !stamp.starts_with(claim.day().as_bytes()) {
+        return Err(wrong("the day of the Credential is not that of the request's time"));
+    }
+    match &claim.presigned {
+        None if signed_at.abs_diff(now) > SKEW_MAX => Err(Denial::skew()),
+        Some(_) if signed_at > now + SKEW_MAX => Err(Denial::expired("Request is not valid yet")),
+        Some(presigned) if now > signed_at + presigned.expires_secs => {
+            Err(Denial::expired("Request has expired"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Appends the canonical request. `None` if a header is listed that is not there.
+fn push_request(
+    into: &mut Vec<u8>,
+    head: &Parts,
+    query: &str,
+    claim: &Claim<'_>,
+    payload: &[u8],
+) -> Option<()> {
+    into.extend_from_slice(head.method.as_str().as_bytes());
+    into.push(b'\n');
+    push_path(into, head.uri.path());
+    into.push(b'\n');
+    push_query(into, query);
+    into.push(b'\n');
+    for name in claim.signed_headers.split(';') {
+        push_header(into, &head.headers, name).then_some(())?;
+    }
+    into.push(b'\n');
+    into.extend_from_slice(claim.signed_headers.as_bytes());
+    into.push(b'\n');
+    into.extend_from_slice(payload);
+    Some(())
+}
