@@ -139,7 +139,7 @@ fn clients_sign_for_the_sidecar_and_the_sidecar_signs_for_the_endpoint() {
         let name = format!("cached_s3_sidecar_auth_refused_total{{reason=\"{reason}\"}}");
         assert!(metric(&name) > 0, "{name}");
     }
-    assert!(metric("cached_s3_sidecar_requests_total{result=\"hit\"}") > 10);
+    assert!(metric("cached_s3_sidecar_requests_total{result=\"revalidated\"}") > 10);
     assert_eq!(metric("cached_s3_sidecar_requests_total{result=\"failed\"}"), 0);
 
     // A wrong file changes nothing; a right one is in force after SIGHUP.

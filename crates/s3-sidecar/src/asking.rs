@@ -10,9 +10,7 @@ use tokio::sync::watch;
 
 use crate::range::Asked;
 use crate::read::Read;
-use crate::target::ObjectKey;
-
-type Place = (ObjectKey, bool);
+use crate::table::Place;
 
 /// The reads that are asked for.
 #[derive(Debug, Default)]
@@ -24,8 +22,17 @@ pub(crate) struct Asking {
 #[derive(Debug)]
 struct Reader {
     number: u64,
-    range: Option<Asked>,
+    brings: Brings,
     answered: watch::Receiver<()>,
+}
+
+/// What the answer to a reader brings.
+#[derive(Clone, Copy, Debug)]
+struct Brings {
+    range: Option<Asked>,
+    is_head: bool,
+    /// Whether the endpoint is asked for a change alone.
+    is_verification: bool,
 }
 
 /// A reader that asks, until its answer has begun and this is dropped.
@@ -47,17 +54,19 @@ pub(crate) enum Turn {
 }
 
 impl Asking {
-    /// Returns what a reader of an object is to do.
-    pub(crate) fn turn(self: &Arc<Self>, read: &Read) -> Turn {
-        let place = (read.key, read.has_checksums);
+    /// Returns what a reader of an object is to do. `is_verification` states that it knows the object, and asks whether that
+    /// holds.
+    pub(crate) fn turn(self: &Arc<Self>, read: &Read, is_verification: bool) -> Turn {
+        let place = read.place();
+        let brings = Brings { range: read.range, is_head: read.is_head, is_verification };
         let mut readers = self.readers.lock();
         let list = readers.entry(place).or_default();
-        if let Some(first) = list.iter().find(|reader| covers(reader.range, read.range)) {
+        if let Some(first) = list.iter().find(|reader| reader.brings.suffices(brings)) {
             return Turn::After(first.answered.clone());
         }
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         let (sender, answered) = watch::channel(());
-        list.push(Reader { number, range: read.range, answered });
+        list.push(Reader { number, brings, answered });
         Turn::First(First { asking: Arc::clone(self), place, number, _answered: sender })
     }
 }
@@ -70,6 +79,19 @@ impl Drop for First {
             if list.is_empty() {
                 readers.remove(&self.place);
             }
+        }
+    }
+}
+
+impl Brings {
+    /// Returns whether a reader that asks for `then` may wait for the answer to this one.
+    fn suffices(self, then: Brings) -> bool {
+        match () {
+            () if self.is_verification || then.is_verification => {
+                self.is_verification && then.is_verification
+            }
+            () if then.is_head => true,
+            () => !self.is_head && covers(self.range, then.range),
         }
     }
 }

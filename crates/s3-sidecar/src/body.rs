@@ -111,6 +111,12 @@ pub(crate) fn full(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into()).map_frame(|frame| frame.map_data(Data::Bytes)).map_err(never).boxed_unsync()
 }
 
+/// Returns a body of bytes in the cache.
+pub(crate) fn cached(segments: Segments) -> Body {
+    let never = |never: std::convert::Infallible| match never {};
+    Full::new(Data::from(segments)).map_err(never).boxed_unsync()
+}
+
 /// Returns a body of the frames of a stream.
 pub(crate) fn streamed(frames: impl Stream<Item = Result<Frame<Data>, BodyError>> + Send + 'static) -> Body {
     StreamBody::new(frames).boxed_unsync()

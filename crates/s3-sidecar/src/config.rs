@@ -8,7 +8,9 @@ use std::time::Duration;
 use cached_tls::ServerTls;
 use hyper::Uri;
 
+use crate::access_log::LogTarget;
 use crate::auth::Secrets;
+use crate::policy::{CachePolicy, Fresh, Policies, Rule};
 
 pub use crate::auth::Auth;
 
@@ -59,6 +61,14 @@ pub struct SidecarConfig {
     pub domains: Vec<String>,
     /// Which party decides whether a client may do what it asks for.
     pub auth: Auth,
+    /// What holds for objects without a rule.
+    pub policy: CachePolicy,
+    /// What holds for others.
+    pub rules: Vec<Rule>,
+    /// The largest number of objects that are remembered not to be there.
+    pub absent_max: usize,
+    /// Where requests are logged; `None` for nowhere.
+    pub access_log: Option<LogTarget>,
     /// The clients' keys, for [`Auth::Listener`] alone; and the sidecar's own credentials at the endpoint, for all modes but
     /// [`Auth::Gateway`]: without them it is anonymous there.
     pub secrets: Secrets,
@@ -105,6 +115,10 @@ impl SidecarConfig {
             upstream_ca_file: None,
             domains: Vec::new(),
             auth: Auth::Gateway,
+            policy: CachePolicy::default(),
+            rules: Vec::new(),
+            absent_max: 16_384,
+            access_log: None,
             secrets: Secrets::default(),
             region: String::new(),
             upstream_region: "us-east-1".into(),
@@ -139,6 +153,8 @@ impl SidecarConfig {
         }
         self.check_auth()?;
         within("memory_bytes", self.memory_bytes, MEMORY_BYTES_MIN..=1 << 50)?;
+        within("absent_max", self.absent_max as u64, 1..=1 << 28)?;
+        self.policies()?;
         within("heads_max", self.heads_max as u64, 1..=1 << 28)?;
         within("heads_bytes_max", self.heads_bytes_max as u64, 1 << 16..=1 << 40)?;
         within("threads", self.threads as u64, 1..=1024)?;
@@ -160,6 +176,15 @@ impl SidecarConfig {
             }
         }
         Ok(())
+    }
+
+    /// Checks the policies, and returns them.
+    ///
+    /// # Errors
+    /// The first key whose value cannot work, and why.
+    pub(crate) fn policies(&self) -> Result<Policies, (&'static str, String)> {
+        check_policies(self.auth, &self.policy, &self.rules)?;
+        Policies::new(self.policy, &self.rules).map_err(|why| ("buckets", why))
     }
 
     fn check_auth(&self) -> Result<(), (&'static str, String)> {
@@ -194,6 +219,41 @@ impl SidecarConfig {
         }
     }
 }
+
+/// Checks that policies ask for nothing that needs a decision about rights which is made elsewhere.
+fn check_policies(auth: Auth, policy: &CachePolicy, rules: &[Rule]) -> Result<(), (&'static str, String)> {
+    let all = [("", policy)].into_iter().chain(rules.iter().map(|rule| (rule.bucket.as_str(), &rule.policy)));
+    for (bucket, policy) in all {
+        let asked_for = [
+            ("fresh_secs", policy.fresh.is_ever()),
+            ("stale_if_error_secs", !policy.stale_if_error.is_zero()),
+            ("negative_secs", !policy.negative.is_zero()),
+        ];
+        if !auth.is_here()
+            && let Some((key, _)) = asked_for.iter().find(|(_, is_asked_for)| *is_asked_for)
+        {
+            let place = if bucket.is_empty() { String::new() } else { format!("of bucket {bucket:?} ") };
+            let why = format!(
+                "{place}needs a party here that decides about rights: set auth = \"listener\" or \"none\", or remove it"
+            );
+            return Err((key, why));
+        }
+        for (key, time) in [
+            ("fresh_secs", if let Fresh::For(time) = policy.fresh { time } else { Duration::ZERO }),
+            ("stale_if_error_secs", policy.stale_if_error),
+            ("negative_secs", policy.negative),
+        ] {
+            if time > TIME_MAX {
+                let why = format!("is {}; it must be at most {}", time.as_secs(), TIME_MAX.as_secs());
+                return Err((key, why));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The longest times of policies: ten years.
+const TIME_MAX: Duration = Duration::from_secs(10 * 366 * 86_400);
 
 /// The least memory for bodies: eight regions.
 const MEMORY_BYTES_MIN: u64 = 8 << 20;

@@ -1,6 +1,7 @@
 //! One connection of a client: HTTP/1.1 with limits on heads and time.
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 
@@ -22,12 +23,15 @@ use crate::upstream::Upstream;
 pub(crate) async fn serve(
     shared: &Arc<Shared>,
     upstream: &Arc<Upstream>,
+    peer: SocketAddr,
     socket: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     mut end: watch::Receiver<()>,
 ) -> Result<(), String> {
     let config = &shared.config;
     let service =
-        service_fn(|request| async move { Ok::<_, Infallible>(answer(shared, upstream, request).await) });
+        service_fn(
+            |request| async move { Ok::<_, Infallible>(answer(shared, upstream, peer, request).await) },
+        );
     let socket = TokioIo::new(Stall::new(socket, config.stall_max));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

@@ -3,14 +3,14 @@
 use std::ops::Range;
 
 use hyper::header::{
-    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, DATE, ETAG, HeaderName, HeaderValue, LAST_MODIFIED,
+    AGE, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, DATE, ETAG, HeaderName, HeaderValue, LAST_MODIFIED,
     SET_COOKIE, TRAILER, VARY,
 };
 use hyper::{HeaderMap, Response, StatusCode};
 use sha2::{Digest, Sha256};
 
 use crate::range::parse_content_range;
-use crate::read::{Read, is_never_stored};
+use crate::read::{Read, has_directive, is_never_stored};
 use crate::target::ObjectKey;
 
 /// The identity of an object's bytes: a hash of its key, `ETag`, size and `Last-Modified`.
@@ -27,11 +27,13 @@ pub(crate) struct Head {
     pub(crate) headers: HeaderMap,
     /// Whether they come from an answer with the whole object.
     pub(crate) is_of_whole: bool,
+    /// Whether it came with `Cache-Control: no-cache`.
+    pub(crate) is_always_verified: bool,
 }
 
 /// Headers of one answer only.
 const OF_ONE_ANSWER: [HeaderName; 6] = [
-    CONTENT_LENGTH,
+    AGE,
     CONTENT_RANGE,
     DATE,
     TRAILER,
@@ -54,7 +56,7 @@ impl Head {
         let etag = one(headers, &ETAG)?;
         // A weak one does not promise the same bytes.
         let is_strong = etag.as_bytes().starts_with(b"\"") && etag.len() > 2;
-        if !is_strong || headers.contains_key(SET_COOKIE) || is_never_stored(headers) || varies(headers) {
+        if !is_strong || is_never_stored(headers) || is_kept_apart(headers) {
             return None;
         }
         if headers.contains_key("x-amz-server-side-encryption-customer-algorithm") {
@@ -62,11 +64,14 @@ impl Head {
         }
         let last_modified = headers.get(LAST_MODIFIED).cloned();
         let mut kept = headers.clone();
-        crate::hop::remove(&mut kept);
-        OF_ONE_ANSWER.iter().for_each(|name| drop(kept.remove(name)));
+        keep_repeated(&mut kept);
+        kept.remove(CONTENT_LENGTH);
         let generation = id(&read.key, etag, size, last_modified.as_ref());
         let is_of_whole = answer.status() == StatusCode::OK;
-        let head = Head { generation, etag: etag.clone(), last_modified, size, headers: kept, is_of_whole };
+        let is_always_verified = has_directive(headers, "no-cache");
+        let etag = etag.clone();
+        let head =
+            Head { generation, etag, last_modified, size, headers: kept, is_of_whole, is_always_verified };
         Some((head, bytes))
     }
 
@@ -90,6 +95,17 @@ impl Head {
         of_whole.into_iter().for_each(|name| drop(headers.remove(name)));
         headers
     }
+}
+
+/// Leaves the headers that every answer repeats: neither of one answer nor of one connection.
+pub(crate) fn keep_repeated(headers: &mut HeaderMap) {
+    crate::hop::remove(headers);
+    OF_ONE_ANSWER.iter().for_each(|name| drop(headers.remove(name)));
+}
+
+/// Returns whether an answer is for one client, or depends on headers of its request that are not looked at.
+pub(crate) fn is_kept_apart(headers: &HeaderMap) -> bool {
+    headers.contains_key(SET_COOKIE) || varies(headers)
 }
 
 /// Returns the value of a header that is there once.
@@ -133,7 +149,7 @@ mod tests {
 
     fn head(answer: Builder) -> Option<(Head, Range<u64>)> {
         let request = Request::get("/b/k").body(()).unwrap().into_parts().0;
-        let read = Read::understand(&request, "localhost", &Addressing::new(&[])).unwrap();
+        let read = Read::understand(&request, &Addressing::new(&[]).target("localhost", "/b/k")).unwrap();
         Head::of(&read, &answer.body(()).unwrap())
     }
 

@@ -1,127 +1,76 @@
-//! The heads of objects that are known: a bounded table, from which the least used leave first.
+//! The heads of objects that are known.
 
-use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
+use crate::changes::Moment;
 use crate::generation::Head;
+use crate::table::{Place, Table};
 use crate::target::ObjectKey;
 
-/// A head's place: the object, and whether the endpoint was asked for its checksums.
-type Place = (ObjectKey, bool);
-
-/// The number of parts with a lock each.
-const SHARDS: usize = 16;
-
-/// The table.
+/// The table of heads.
 #[derive(Debug)]
-pub(crate) struct Heads {
-    shards: [Mutex<Shard>; SHARDS],
-    count_max: usize,
-    bytes_max: usize,
-}
+pub(crate) struct Heads(Table<Known>);
 
-#[derive(Debug, Default)]
-struct Shard {
-    entries: HashMap<Place, Entry>,
-    /// In order of arrival; each entry once.
-    queue: VecDeque<Place>,
-    bytes: usize,
-}
-
-#[derive(Debug)]
-struct Entry {
-    head: Arc<Head>,
-    /// Whether it was used since it was last looked at for eviction.
-    is_used: bool,
+/// What is known of an object.
+#[derive(Clone, Debug)]
+pub(crate) struct Known {
+    pub(crate) head: Arc<Head>,
+    /// When the endpoint was asked that has stated it.
+    pub(crate) asked: Moment,
 }
 
 impl Heads {
     /// Returns a table of at most so many heads and bytes.
     pub(crate) fn new(count_max: usize, bytes_max: usize) -> Self {
-        let share = |all: usize| all.div_ceil(SHARDS);
-        Self { shards: Default::default(), count_max: share(count_max), bytes_max: share(bytes_max) }
+        Self(Table::new(count_max, bytes_max))
     }
 
-    fn shard(&self, place: &Place) -> &Mutex<Shard> {
-        &self.shards[usize::from(place.0[0]) % SHARDS]
+    /// Returns what is known of an object.
+    pub(crate) fn get(&self, place: &Place) -> Option<Known> {
+        self.0.get(place)
     }
 
-    /// Returns the head of an object.
-    pub(crate) fn get(&self, key: ObjectKey, has_checksums: bool) -> Option<Arc<Head>> {
-        let place = (key, has_checksums);
-        let mut shard = self.shard(&place).lock();
-        let entry = shard.entries.get_mut(&place)?;
-        entry.is_used = true;
-        Some(Arc::clone(&entry.head))
-    }
-
-    /// Enters what an answer has stated, unless what is known of the same bytes states more. Returns what is known then.
-    pub(crate) fn enter(&self, key: ObjectKey, has_checksums: bool, head: Head) -> Arc<Head> {
-        let place = (key, has_checksums);
-        let head = Arc::new(head);
+    /// Enters what an answer has stated, unless what is known of the same bytes states more: that is renewed. Returns what is
+    /// known then.
+    pub(crate) fn enter(&self, place: Place, head: Arc<Head>, asked: Moment) -> Arc<Head> {
         let bytes = head.bytes();
-        if bytes > self.bytes_max {
-            return head;
-        }
-        let mut shard = self.shard(&place).lock();
-        let shard = &mut *shard;
-        if let Some(entry) = shard.entries.get_mut(&place) {
-            if entry.head.generation == head.generation && entry.head.is_of_whole && !head.is_of_whole {
-                return Arc::clone(&entry.head);
+        let (generation, is_of_whole) = (head.generation, head.is_of_whole);
+        let keep = |known: &mut Known| {
+            let states_more = known.head.is_of_whole && !is_of_whole;
+            let is_kept = known.head.generation == generation && states_more;
+            if is_kept && known.asked.sequence < asked.sequence {
+                known.asked = asked;
             }
-            shard.bytes = shard.bytes - entry.head.bytes() + bytes;
-            entry.head = Arc::clone(&head);
-        } else {
-            shard.entries.insert(place, Entry { head: Arc::clone(&head), is_used: false });
-            shard.queue.push_back(place);
-            shard.bytes += bytes;
-        }
-        while shard.entries.len() > self.count_max || shard.bytes > self.bytes_max {
-            shard.evict_one();
-        }
-        head
+            // An answer to a later question is there already.
+            is_kept || known.asked.sequence > asked.sequence
+        };
+        let known = self.0.enter(place, Known { head: Arc::clone(&head), asked }, bytes, keep);
+        // The caller has bytes of its own answer, whatever is known.
+        if known.head.generation == generation { known.head } else { head }
+    }
+
+    /// States that what is known held still when the endpoint was asked.
+    pub(crate) fn renew(&self, place: &Place, head: &Arc<Head>, asked: Moment) {
+        self.0.update(place, |known| {
+            if Arc::ptr_eq(&known.head, head) && known.asked.sequence < asked.sequence {
+                known.asked = asked;
+            }
+        });
     }
 
     /// Forgets a head, if it is still the one that is known.
-    pub(crate) fn forget(&self, key: ObjectKey, has_checksums: bool, head: &Arc<Head>) {
-        let place = (key, has_checksums);
-        let mut shard = self.shard(&place).lock();
-        if shard.entries.get(&place).is_some_and(|entry| Arc::ptr_eq(&entry.head, head)) {
-            shard.remove(&place);
-            shard.queue.retain(|each| *each != place);
-        }
+    pub(crate) fn forget(&self, place: &Place, head: &Arc<Head>) {
+        self.0.remove_if(place, |known| Arc::ptr_eq(&known.head, head));
+    }
+
+    /// Forgets what is known of an object.
+    pub(crate) fn forget_all(&self, key: ObjectKey) {
+        [false, true].iter().for_each(|has_checksums| self.0.remove_if(&(key, *has_checksums), |_| true));
     }
 
     /// Returns how many heads are known, and how many bytes they take.
     pub(crate) fn sizes(&self) -> (usize, usize) {
-        let each = self.shards.iter().map(|shard| {
-            let shard = shard.lock();
-            (shard.entries.len(), shard.bytes)
-        });
-        each.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
-    }
-}
-
-impl Shard {
-    fn remove(&mut self, place: &Place) {
-        if let Some(entry) = self.entries.remove(place) {
-            self.bytes -= entry.head.bytes();
-        }
-    }
-
-    /// Removes the first of the queue that was not used since it was last passed.
-    fn evict_one(&mut self) {
-        while let Some(place) = self.queue.pop_front() {
-            match self.entries.get_mut(&place) {
-                Some(entry) if entry.is_used => {
-                    entry.is_used = false;
-                    self.queue.push_back(place);
-                }
-                _ => return self.remove(&place),
-            }
-        }
+        self.0.sizes()
     }
 }
 
@@ -131,53 +80,57 @@ mod tests {
     use crate::generation::GenerationId;
     use hyper::HeaderMap;
     use hyper::header::HeaderValue;
+    use std::time::Instant;
 
-    fn head(generation: u8, is_of_whole: bool) -> Head {
-        Head {
+    fn head(generation: u8, is_of_whole: bool) -> Arc<Head> {
+        Arc::new(Head {
             generation: [generation; size_of::<GenerationId>()],
             etag: HeaderValue::from_static("\"a\""),
             last_modified: None,
             size: 1,
             headers: HeaderMap::new(),
             is_of_whole,
-        }
+            is_always_verified: false,
+        })
     }
 
-    fn key(number: usize) -> ObjectKey {
-        let mut key = [0; 32];
-        // All in one part of the table.
-        key[8..16].copy_from_slice(&(number as u64).to_le_bytes());
-        key
+    fn asked(sequence: u64) -> Moment {
+        Moment { sequence, at: Instant::now() }
     }
 
-    #[test]
-    fn the_table_is_bounded_and_keeps_what_is_used() {
-        let heads = Heads::new(10 * SHARDS, 1 << 30);
-        for number in 0..100 {
-            heads.enter(key(number), false, head(1, true));
-            assert!(heads.get(key(0), false).is_some(), "{number}");
-        }
-        let (count, bytes) = heads.sizes();
-        assert_eq!((count, bytes), (10, 10 * head(1, true).bytes()));
-        assert!(heads.get(key(1), false).is_none());
-        let heads = Heads::new(1 << 20, 3 * SHARDS * head(1, true).bytes());
-        (0..100).for_each(|number| drop(heads.enter(key(number), false, head(1, true))));
-        assert_eq!(heads.sizes().0, 3);
-    }
+    const PLACE: Place = ([1; 32], false);
 
     #[test]
     fn what_states_less_replaces_nothing_of_the_same_bytes() {
         let heads = Heads::new(100, 1 << 20);
-        heads.enter(key(1), false, head(1, true));
-        assert!(heads.enter(key(1), false, head(1, false)).is_of_whole);
-        assert!(!heads.enter(key(1), false, head(2, false)).is_of_whole);
-        assert_eq!(heads.get(key(1), false).unwrap().generation[0], 2);
-        assert!(heads.get(key(1), true).is_none());
-        let known = heads.enter(key(1), false, head(2, true));
-        heads.enter(key(1), false, head(3, true));
-        heads.forget(key(1), false, &known);
-        let known = heads.get(key(1), false).unwrap();
-        heads.forget(key(1), false, &known);
-        assert_eq!((heads.get(key(1), false).is_none(), heads.sizes()), (true, (0, 0)));
+        heads.enter(PLACE, head(1, true), asked(1));
+        assert!(heads.enter(PLACE, head(1, false), asked(2)).is_of_whole);
+        // It is as new as the answer all the same.
+        assert_eq!(heads.get(&PLACE).unwrap().asked.sequence, 2);
+        assert!(!heads.enter(PLACE, head(2, false), asked(3)).is_of_whole);
+        assert_eq!(heads.get(&PLACE).unwrap().head.generation[0], 2);
+        assert!(heads.get(&([1; 32], true)).is_none());
+        let known = heads.enter(PLACE, head(2, true), asked(4));
+        heads.enter(PLACE, head(3, true), asked(5));
+        heads.forget(&PLACE, &known);
+        let known = heads.get(&PLACE).unwrap().head;
+        heads.forget(&PLACE, &known);
+        assert_eq!((heads.get(&PLACE).is_none(), heads.sizes()), (true, (0, 0)));
+    }
+
+    #[test]
+    fn the_answer_to_the_latest_question_counts() {
+        let heads = Heads::new(100, 1 << 20);
+        heads.enter(PLACE, head(2, true), asked(7));
+        assert_eq!(heads.enter(PLACE, head(1, true), asked(6)).generation[0], 1);
+        let known = heads.get(&PLACE).unwrap();
+        assert_eq!((known.head.generation[0], known.asked.sequence), (2, 7));
+        heads.renew(&PLACE, &known.head, asked(9));
+        heads.renew(&PLACE, &known.head, asked(8));
+        heads.renew(&PLACE, &head(2, true), asked(10));
+        assert_eq!(heads.get(&PLACE).unwrap().asked.sequence, 9);
+        heads.enter(([1; 32], true), head(2, true), asked(1));
+        heads.forget_all([1; 32]);
+        assert_eq!(heads.sizes(), (0, 0));
     }
 }

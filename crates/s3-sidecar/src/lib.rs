@@ -22,46 +22,76 @@
 //! | `service`, `shared` | from a request to its answer; what all threads share |
 //! | `target`, `read` | what a request names; which reads are understood |
 //! | `conditions`, `range` | `If-Range` and the added condition; ranges |
-//! | `gateway`, `serving`, `passing` | the way of a read; a body from memory; answers of the endpoint |
-//! | `heads`, `generation` | what is known of objects; what makes two of them the same |
+//! | `gateway`, `fresh` | the way of a read: the endpoint is asked each time; or only for what is not fresh |
+//! | `ready`, `serving`, `local`, `passing` | what is at hand; a body from memory; answers made here; answers of the endpoint |
+//! | `policy`, `demand`, `preconditions` | for how long what is known is fresh; what clients demand; their conditions |
+//! | `writes`, `deletes`, `ending` | what requests may change; keys in their bodies; when a change is over |
+//! | `knowledge`, `changes`, `wide` | what is known, and what makes it void |
+//! | `heads`, `absent`, `table`, `generation` | objects that are known, or known not to be there; what makes two of them the same |
 //! | `pieces`, `staging`, `filling`, `fills`, `asking` | the object cache; how bytes enter it; readers that share one request |
 //! | `upstream`, `tls`, `upload` | requests to the endpoint; its certificates; bodies of clients |
-//! | `body`, `answer`, `metrics` | bodies; the proxy's own error answers; counts |
+//! | `control`, `events` | commands to a running sidecar; notifications of buckets |
+//! | `breaker` | spares requests the wait for an endpoint that is away |
+//! | `body`, `answer`, `outcome`, `metrics` | bodies; the proxy's own error answers; how requests end; counts |
+//! | `access_log`, `logged` | the access log; what it states of a request |
 //! | [`auth`] | who may do what, where the endpoint does not decide that; requests that the sidecar signs |
 #![warn(missing_debug_implementations)]
 
+mod absent;
+mod access_log;
 mod admission;
 mod admitting;
 mod answer;
 mod asking;
 pub mod auth;
 mod body;
+mod breaker;
+mod changes;
 mod conditions;
 pub mod config;
 mod connection;
+mod control;
+mod deletes;
+mod demand;
+mod ending;
+mod events;
 mod filling;
 mod fills;
+mod fresh;
 mod gateway;
 mod generation;
 mod heads;
 mod hop;
+mod knowledge;
+mod local;
+mod logged;
 mod metrics;
+mod outcome;
 mod passing;
 mod pieces;
+mod policy;
+mod preconditions;
 mod range;
 mod read;
+mod ready;
 mod server;
 mod service;
 mod serving;
 mod shared;
 mod staging;
 mod stall;
+mod table;
 mod target;
 mod tls;
 mod upload;
 mod upstream;
+mod wide;
+mod writes;
 
+pub use access_log::LogTarget;
 pub use auth::{Auth, Credentials, Keys, Secrets};
 pub use config::{Endpoint, SidecarConfig};
+pub use control::{ControlError, Invalidation, SidecarControl};
 pub use metrics::Counts;
+pub use policy::{CachePolicy, Fresh, Rule};
 pub use server::{Sidecar, SidecarError};

@@ -3,13 +3,20 @@
 use cached_metrics::{Collect, Counter, Families, Gauge, Value};
 
 use crate::auth::Refusals;
+use crate::outcome::Outcome;
 
 /// The counts of a sidecar.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Counts {
-    /// Reads that were answered from memory, allowed by the endpoint.
+    /// Reads that were answered from memory: allowed by the endpoint, or here while what is known is fresh.
     pub hits: Counter,
+    /// Reads that were answered from memory once the endpoint had stated that it holds, rights being decided here.
+    pub revalidated: Counter,
+    /// Reads that were answered from memory because the endpoint did not answer.
+    pub stale: Counter,
+    /// Reads of objects that are known not to be there.
+    pub absent: Counter,
     /// Reads whose bytes the endpoint sent and the cache took.
     pub misses: Counter,
     /// Requests that were forwarded and not understood, and reads whose answer is not kept.
@@ -18,6 +25,12 @@ pub struct Counts {
     pub refused: Counter,
     /// Requests that the endpoint did not answer.
     pub failed: Counter,
+    /// Requests that may have changed something.
+    pub changes: Counter,
+    /// Objects, prefixes and buckets that were invalidated by commands.
+    pub invalidated_by_command: Counter,
+    /// Objects that were invalidated by events.
+    pub invalidated_by_event: Counter,
     /// Bytes of bodies that came from memory.
     pub bytes_from_memory: Counter,
     /// Bytes of bodies that came from the endpoint.
@@ -36,18 +49,38 @@ pub struct Counts {
     pub connections_now: Gauge,
 }
 
+impl Counts {
+    /// Returns the counter of requests with this outcome.
+    pub(crate) fn of(&self, outcome: Outcome) -> &Counter {
+        match outcome {
+            Outcome::Hit => &self.hits,
+            Outcome::Revalidated => &self.revalidated,
+            Outcome::Stale => &self.stale,
+            Outcome::Absent => &self.absent,
+            Outcome::Miss => &self.misses,
+            Outcome::Passed => &self.passed,
+            Outcome::Refused => &self.refused,
+            Outcome::Failed => &self.failed,
+        }
+    }
+}
+
 impl Collect for Counts {
     fn collect(&self, into: &mut Families) {
         let help = "Requests of S3 clients by result.";
-        for (result, count) in [
-            ("hit", &self.hits),
-            ("miss", &self.misses),
-            ("passed", &self.passed),
-            ("refused", &self.refused),
-            ("failed", &self.failed),
+        for outcome in Outcome::ALL {
+            let (labels, count) = (vec![("result", outcome.name()).into()], self.of(outcome).get());
+            into.sample("cached_s3_sidecar_requests_total", help, labels, Value::Counter(count));
+        }
+        let help =
+            "What was known of objects of S3 and was made void, by what stated that it may have changed.";
+        for (by, count) in [
+            ("request", &self.changes),
+            ("command", &self.invalidated_by_command),
+            ("event", &self.invalidated_by_event),
         ] {
-            let labels = vec![("result", result).into()];
-            into.sample("cached_s3_sidecar_requests_total", help, labels, Value::Counter(count.get()));
+            let (labels, count) = (vec![("by", by).into()], count.get());
+            into.sample("cached_s3_sidecar_invalidations_total", help, labels, Value::Counter(count));
         }
         let help = "Bytes of bodies sent to S3 clients, by where they came from.";
         for (from, count) in [("memory", &self.bytes_from_memory), ("upstream", &self.bytes_from_upstream)] {

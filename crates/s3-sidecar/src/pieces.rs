@@ -98,6 +98,7 @@ mod tests {
             size,
             headers: HeaderMap::new(),
             is_of_whole: true,
+            is_always_verified: false,
         }
     }
 

@@ -1,4 +1,5 @@
-//! Which reads are understood: `GET` of an object as it is, whole or one range. Everything else is forwarded as it came.
+//! Which reads are understood: `GET` of an object as it is, whole or one range, and `HEAD`. Everything else is forwarded as it
+//! came.
 
 use hyper::header::{
     ACCEPT, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, HeaderName, IF_MODIFIED_SINCE, IF_NONE_MATCH,
@@ -8,12 +9,18 @@ use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Uri};
 
 use crate::range::Asked;
-use crate::target::{Addressing, ObjectKey};
+use crate::table::Place;
+use crate::target::{ObjectKey, Target, object_key};
 
 /// A read that is understood.
 #[derive(Debug)]
 pub(crate) struct Read {
+    pub(crate) bucket: Box<str>,
+    /// The object's key, decoded.
+    pub(crate) name: Box<[u8]>,
     pub(crate) key: ObjectKey,
+    /// Whether no body is asked for.
+    pub(crate) is_head: bool,
     /// The one range that is asked for; `None` for the whole object.
     pub(crate) range: Option<Asked>,
     /// Whether the endpoint is to send its checksums: its headers differ then.
@@ -90,17 +97,20 @@ const HARMLESS_HEADERS: [&str; 7] = [
 
 impl Read {
     /// Returns the read that a request with this head is; `None` if it is none that is understood.
-    pub(crate) fn understand(head: &Parts, host: &str, addressing: &Addressing) -> Option<Read> {
+    pub(crate) fn understand(head: &Parts, target: &Target<'_>) -> Option<Read> {
+        let Target::Object(bucket, name) = target else { return None };
         let headers = &head.headers;
         let has_body = headers.contains_key(TRANSFER_ENCODING)
             || headers.get(CONTENT_LENGTH).is_some_and(|len| len != "0");
-        if head.method != Method::GET || has_body || headers.contains_key(ORIGIN) || is_never_stored(headers)
-        {
+        let is_head = head.method == Method::HEAD;
+        let is_read = is_head || head.method == Method::GET;
+        if !is_read || has_body || headers.contains_key(ORIGIN) || is_never_stored(headers) {
             return None;
         }
         let is_harmless = |(name, value): (&str, &str)| {
             let name = name.to_ascii_lowercase();
-            HARMLESS_PARAMETERS.contains(&name.as_str()) || (name == "x-id" && value == "GetObject")
+            let operation = if is_head { "HeadObject" } else { "GetObject" };
+            HARMLESS_PARAMETERS.contains(&name.as_str()) || (name == "x-id" && value == operation)
         };
         if !parameters(&head.uri).all(is_harmless) {
             return None;
@@ -120,12 +130,17 @@ impl Read {
         let mut ranges = headers.get_all(RANGE).into_iter();
         let range = match (ranges.next(), ranges.next()) {
             (None, _) => None,
+            // Whether it counts without a body, endpoints disagree.
+            _ if is_head => return None,
             (Some(range), None) => Some(Asked::parse(range.to_str().ok()?)?),
             _ => return None,
         };
         let conditions = [IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE];
         Some(Read {
-            key: addressing.object(host, head.uri.path())?,
+            key: object_key(bucket, name),
+            bucket: Box::from(&**bucket),
+            name: Box::from(&**name),
+            is_head,
             range,
             has_checksums,
             is_conditional: conditions.iter().any(|name| headers.contains_key(name)),
@@ -134,13 +149,35 @@ impl Read {
     }
 }
 
-/// Returns whether `Cache-Control` says that nothing is to be kept.
-pub(crate) fn is_never_stored(headers: &HeaderMap) -> bool {
-    let values = headers.get_all(CACHE_CONTROL).into_iter().filter_map(|value| value.to_str().ok());
-    values.flat_map(|value| value.split(',')).any(|word| word.trim().eq_ignore_ascii_case("no-store"))
+impl Read {
+    /// States that the request goes on without the client's signature, so that it covers nothing.
+    pub(crate) fn forget_signature(&mut self) {
+        self.signed = SignedHeaders::These(String::new());
+    }
+
+    /// Returns the place of what is known of the object.
+    pub(crate) fn place(&self) -> Place {
+        (self.key, self.has_checksums)
+    }
 }
 
-fn parameters(uri: &Uri) -> impl Iterator<Item = (&str, &str)> {
+/// Returns whether `Cache-Control` states that nothing is to be kept.
+pub(crate) fn is_never_stored(headers: &HeaderMap) -> bool {
+    has_directive(headers, "no-store")
+}
+
+/// Returns whether `Cache-Control` has this word.
+pub(crate) fn has_directive(headers: &HeaderMap, directive: &str) -> bool {
+    directives(headers).any(|word| word.eq_ignore_ascii_case(directive))
+}
+
+/// Returns the words of `Cache-Control`.
+pub(crate) fn directives(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let values = headers.get_all(CACHE_CONTROL).into_iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).map(str::trim)
+}
+
+pub(crate) fn parameters(uri: &Uri) -> impl Iterator<Item = (&str, &str)> {
     let parts = uri.query().unwrap_or_default().split('&').filter(|part| !part.is_empty());
     parts.map(|part| part.split_once('=').unwrap_or((part, "")))
 }
@@ -148,12 +185,13 @@ fn parameters(uri: &Uri) -> impl Iterator<Item = (&str, &str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::target::Addressing;
     use hyper::Request;
     use hyper::http::request::Builder;
 
     fn understood(request: Builder) -> Option<Read> {
         let head = request.body(()).unwrap().into_parts().0;
-        Read::understand(&head, "localhost", &Addressing::new(&[]))
+        Read::understand(&head, &Addressing::new(&[]).target("localhost", head.uri.path()))
     }
 
     #[test]
@@ -166,6 +204,8 @@ mod tests {
         let read = understood(Request::get("/b/k").header("x-amz-checksum-mode", "ENABLED")).unwrap();
         assert!(read.has_checksums);
         assert!(understood(Request::get("/b/k").header("if-none-match", "\"x\"")).unwrap().is_conditional);
+        let read = understood(Request::head("/bucket/a%20b?x-id=HeadObject")).unwrap();
+        assert!(read.is_head && &*read.bucket == "bucket" && &*read.name == b"a b");
     }
 
     #[test]
@@ -187,7 +227,8 @@ mod tests {
         let get = |path: &str| Request::get(path);
         for request in [
             Request::put("/b/k"),
-            Request::head("/b/k"),
+            Request::head("/b/k").header("range", "bytes=0-1"),
+            Request::head("/b/k?x-id=GetObject"),
             get("/b"),
             get("/b/?list-type=2"),
             get("/b/k?versionId=1"),

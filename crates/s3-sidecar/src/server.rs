@@ -9,18 +9,23 @@ use std::time::Duration;
 
 use cached_metrics::{Collect, Families};
 use cached_tls::ServerTls;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
+use crate::absent::Absents;
+use crate::access_log::AccessLog;
 use crate::asking::Asking;
 use crate::auth::{self, Access, Secrets};
+use crate::breaker::Breaker;
 use crate::config::SidecarConfig;
 use crate::connection;
+use crate::control::SidecarControl;
 use crate::fills::Fills;
 use crate::heads::Heads;
+use crate::knowledge::Knowledge;
 use crate::metrics::Counts;
 use crate::pieces::Pieces;
 use crate::shared::Shared;
@@ -84,14 +89,28 @@ impl Sidecar {
         let addresses = sockets.iter().map(local).collect::<Result<_, _>>()?;
         let pieces = Pieces::new(config.memory_bytes, config.heads_max)
             .map_err(|error| SidecarError::Config { key: "memory_bytes", why: error.to_string() })?;
+        let heads = Heads::new(config.heads_max, config.heads_bytes_max);
+        // An endpoint takes no longer over a change than over its answer.
+        let knowledge = Knowledge::new(heads, Absents::new(config.absent_max), config.response_timeout);
+        let opened = config.access_log.as_ref().map(AccessLog::start).transpose();
+        let access_log = opened.map_err(|error| SidecarError::Config {
+            key: "access_log",
+            why: format!("cannot be opened: {error}"),
+        })?;
+        let policies = config.policies().map_err(wrong)?;
         let shared = Arc::new(Shared {
             addressing: Addressing::new(&config.domains),
+            knowledge: Arc::new(knowledge),
+            policies: RwLock::new(policies),
             access: Access::new(config.auth, config.secrets.keys.as_ref(), &config.region),
-            heads: Heads::new(config.heads_max, config.heads_bytes_max),
             pieces: Arc::new(pieces),
             fills: Arc::new(Fills::default()),
             asking: Arc::new(Asking::default()),
             counts: Arc::new(Counts::default()),
+            breaker: Arc::new(Breaker::new()),
+            slow: Breaker::new(),
+            held: Arc::default(),
+            access_log: access_log.map(Arc::new),
             config,
         });
         let (end, ended) = watch::channel(());
@@ -103,7 +122,11 @@ impl Sidecar {
             let listeners = listeners(&runtime, copies.map_err(SidecarError::Thread)?)?;
             let worker = Worker {
                 shared: Arc::clone(&sidecar.shared),
-                upstream: Upstream::new(&sidecar.shared.config, upstream_tls.clone()),
+                upstream: Upstream::new(
+                    &sidecar.shared.config,
+                    upstream_tls.clone(),
+                    &sidecar.shared.breaker,
+                ),
                 permits: Arc::clone(&permits),
                 end: ended.clone(),
             };
@@ -141,6 +164,12 @@ impl Sidecar {
         Arc::new(Metrics(Arc::clone(&self.shared)))
     }
 
+    /// Returns a handle with which it is commanded.
+    #[must_use]
+    pub fn control(&self) -> SidecarControl {
+        SidecarControl::new(&self.shared)
+    }
+
     /// Closes the listeners; requests under way go on until they are answered, or for the configured time.
     pub fn request_end(&self) {
         drop(self.end.lock().take());
@@ -153,9 +182,19 @@ struct Metrics(Arc<Shared>);
 impl Collect for Metrics {
     fn collect(&self, into: &mut Families) {
         self.0.counts.collect(into);
-        let (count, bytes) = self.0.heads.sizes();
+        let (count, bytes) = self.0.knowledge.head_sizes();
         into.gauge("cached_s3_sidecar_heads", "Objects of S3 whose headers are known.", count as u64);
         into.gauge("cached_s3_sidecar_heads_bytes", "Memory of their headers.", bytes as u64);
+        let (count, _) = self.0.knowledge.absent_sizes();
+        let help = "Objects of S3 that are known not to be there.";
+        into.gauge("cached_s3_sidecar_absent_objects", help, count as u64);
+        let help = "Objects of S3 with a question to the endpoint or a change under way, or a change whose end is not known.";
+        into.gauge("cached_s3_sidecar_objects_under_way", help, self.0.knowledge.under_way() as u64);
+        let help = "Whether the S3 endpoint cannot be reached, so that it is tried once a second.";
+        into.gauge("cached_s3_sidecar_endpoint_is_away", help, u64::from(self.0.breaker.is_open()));
+        let dropped = self.0.access_log.as_ref().map_or(0, |log| log.dropped().get());
+        let help = "Lines of the access log that were not written.";
+        into.counter("cached_s3_sidecar_access_log_dropped_total", help, dropped);
         let bytes = self.0.pieces.used_bytes();
         into.gauge("cached_s3_sidecar_bodies_bytes", "Memory of bodies of objects of S3.", bytes);
         let help = "The memory for bodies of objects of S3.";
@@ -267,9 +306,9 @@ impl Worker {
         let _ = socket.set_nodelay(true);
         let (shared, upstream, end) = (&self.shared, &self.upstream, self.end.clone());
         let served = match &shared.config.tls {
-            None => connection::serve(shared, upstream, socket, end).await,
+            None => connection::serve(shared, upstream, peer, socket, end).await,
             Some(tls) => match cached_tls::accept(tls, socket).await {
-                Ok(socket) => connection::serve(shared, upstream, socket, end).await,
+                Ok(socket) => connection::serve(shared, upstream, peer, socket, end).await,
                 Err(error) => Err(error),
             },
         };

@@ -1,39 +1,48 @@
 //! From a request to its answer.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use hyper::body::Incoming;
+use hyper::http::request::Parts;
 use hyper::{Request, Response};
 
+use crate::access_log::measured;
 use crate::admission::{host, refusal};
 use crate::answer;
 use crate::auth::denial::Denial;
 use crate::body::Body;
-use crate::gateway;
+use crate::deletes::Passing;
+use crate::ending::Ending;
 use crate::hop;
-use crate::passing::pass;
+use crate::logged::Entry;
+use crate::outcome::Outcome;
+use crate::passing::{pass, pass_change};
 use crate::read::Read;
-use crate::shared::{Outcome, Shared};
+use crate::shared::Shared;
+use crate::target::Target;
 use crate::upload::Upload;
-use crate::upstream::Upstream;
+use crate::upstream::{Failure, Upstream};
+use crate::{fresh, gateway, writes};
 
 /// Answers a request.
 pub(crate) async fn answer(
     shared: &Arc<Shared>,
     upstream: &Arc<Upstream>,
+    peer: SocketAddr,
     request: Request<Incoming>,
 ) -> Response<Body> {
-    let (response, outcome) = route(shared, upstream, request).await;
-    let counts = &shared.counts;
-    match outcome {
-        Outcome::Hit => &counts.hits,
-        Outcome::Miss => &counts.misses,
-        Outcome::Passed => &counts.passed,
-        Outcome::Refused => &counts.refused,
-        Outcome::Failed => &counts.failed,
-    }
-    .increment();
-    response
+    let Some(log) = &shared.access_log else {
+        let (response, outcome) = route(shared, upstream, request).await;
+        shared.counts.of(outcome).increment();
+        return response;
+    };
+    let (head, body) = request.into_parts();
+    let entry = Entry::of(&head, host(&head.headers).unwrap_or_default(), peer);
+    let request = Request::from_parts(head, body);
+    let ((response, outcome), waited) = measured(route(shared, upstream, request)).await;
+    shared.counts.of(outcome).increment();
+    entry.follow(log, response, outcome, waited)
 }
 
 async fn route(
@@ -54,19 +63,45 @@ async fn route(
     let verdict = upload.verdict();
     hop::remove(&mut head.headers);
     let host = host(&head.headers).unwrap_or_default();
+    let target = shared.addressing.target(host, head.uri.path());
+    let is_here = shared.config.auth.is_here();
     if upload.is_none()
-        && let Some(read) = Read::understand(&head, host, &shared.addressing)
+        && let Some(mut read) = Read::understand(&head, &target)
     {
-        return gateway::answer(shared, upstream, head, read).await;
+        if is_here {
+            let policy = shared.policies.read().of(&read.bucket, &read.name);
+            if policy.caches {
+                read.forget_signature();
+                return fresh::answer(shared, upstream, head, read, policy).await;
+            }
+        } else if !read.is_head {
+            return gateway::answer(shared, upstream, head, read).await;
+        }
     }
-    match upstream.send(head, upload).await {
-        Ok(answer) => (pass(shared, answer, None), Outcome::Passed),
-        Err(failure) => match verdict.as_ref().and_then(|verdict| verdict.get()) {
-            // The body was not what was signed: it has been broken off.
-            Some(denial) => refuse(shared, denial, true),
-            None => (failure.answer(), Outcome::Failed),
-        },
+    let ending = if is_here { begin_change(shared, &head, &target) } else { None };
+    let passing = ending.as_ref().and_then(Ending::body);
+    match (upstream.send(head, upload.seen_by(passing)).await, ending) {
+        (Ok(answer), None) => (pass(shared, answer, None), Outcome::Passed),
+        (Ok(answer), Some(ending)) => (pass_change(shared, answer, ending), Outcome::Passed),
+        (Err(failure), ending) => {
+            if matches!(failure, Failure::Unreachable(_)) {
+                ending.into_iter().for_each(Ending::settle);
+            }
+            match verdict.as_ref().and_then(|verdict| verdict.get()) {
+                // The body was not what was signed: it has been broken off.
+                Some(denial) => refuse(shared, denial, true),
+                None => (failure.answer(), Outcome::Failed),
+            }
+        }
     }
+}
+
+/// Begins the change that a request may be.
+fn begin_change(shared: &Shared, head: &Parts, target: &Target<'_>) -> Option<Ending> {
+    let scope = writes::scope(head, target)?;
+    shared.counts.changes.increment();
+    let body = writes::deletes_many(head, target).then(|| Passing::new(&shared.held));
+    Some(Ending::begin(&shared.knowledge, scope, body))
 }
 
 fn refuse(shared: &Shared, denial: &Denial, has_body: bool) -> (Response<Body>, Outcome) {

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use blocker::{BUCKET_BYTES, Segments};
+use futures_util::stream::unfold;
 use http_body_util::BodyExt;
 use hyper::body::{Frame, Incoming};
 use hyper::header::{CONTENT_LENGTH, CONTENT_RANGE};
@@ -11,7 +12,7 @@ use hyper::http::request::Parts;
 use hyper::{Response, StatusCode};
 use tokio::time::timeout;
 
-use crate::body::{BodyError, Data};
+use crate::body::{Body, BodyError, Data, streamed};
 use crate::conditions::ask_for_rest;
 use crate::filling::Filling;
 use crate::generation::Head;
@@ -54,6 +55,11 @@ impl Serving {
         Self { shared, upstream, request, read, head, left, ready: ready.map(Data::from), rest: None }
     }
 
+    /// Returns the body.
+    pub(crate) fn into_body(self) -> Body {
+        streamed(unfold(Some(self), |body| async move { body?.next().await }))
+    }
+
     /// Makes sure that the first bytes are at hand.
     ///
     /// # Errors
@@ -66,7 +72,7 @@ impl Serving {
     }
 
     /// Returns the next bytes; `None` at the end.
-    pub(crate) async fn next(mut self) -> Option<(Result<Frame<Data>, BodyError>, Option<Self>)> {
+    async fn next(mut self) -> Option<(Result<Frame<Data>, BodyError>, Option<Self>)> {
         let data = match self.ready.take() {
             Some(ready) => Ok(Some(ready)),
             None => self.step().await,
@@ -121,7 +127,7 @@ impl Serving {
         let answer =
             answer.map_err(|failure| format!("the rest of the object cannot be had: {failure:?}"))?;
         let bytes = self.bytes_of(&answer).ok_or_else(|| {
-            self.shared.heads.forget(self.read.key, self.read.has_checksums, &self.head);
+            self.shared.knowledge.forget(&self.read, &self.head);
             format!("the object has changed while it was read: the endpoint answers {}", answer.status())
         })?;
         let skipped = self.left.start - bytes.start;

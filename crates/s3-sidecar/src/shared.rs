@@ -1,39 +1,37 @@
-//! What all threads share, and how requests end.
+//! What all threads share.
 
 use std::sync::Arc;
 
+use parking_lot::RwLock;
+
+use crate::access_log::AccessLog;
 use crate::asking::Asking;
 use crate::auth::Access;
+use crate::breaker::Breaker;
 use crate::config::SidecarConfig;
+use crate::deletes::Held;
 use crate::fills::Fills;
-use crate::heads::Heads;
+use crate::knowledge::Knowledge;
 use crate::metrics::Counts;
 use crate::pieces::Pieces;
+use crate::policy::Policies;
 use crate::target::Addressing;
 
 /// What all threads share.
 pub(crate) struct Shared {
     pub(crate) config: SidecarConfig,
     pub(crate) addressing: Addressing,
+    pub(crate) knowledge: Arc<Knowledge>,
+    pub(crate) policies: RwLock<Policies>,
     pub(crate) access: Access,
-    pub(crate) heads: Heads,
     pub(crate) pieces: Arc<Pieces>,
     pub(crate) fills: Arc<Fills>,
     pub(crate) asking: Arc<Asking>,
     pub(crate) counts: Arc<Counts>,
-}
-
-/// How a request was answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// From memory.
-    Hit,
-    /// By the endpoint, and kept.
-    Miss,
-    /// By the endpoint.
-    Passed,
-    /// With an error of the proxy's own: the request cannot be forwarded.
-    Refused,
-    /// With an error of the proxy's own: the endpoint does not answer.
-    Failed,
+    /// Opens when the endpoint cannot be reached.
+    pub(crate) breaker: Arc<Breaker>,
+    /// Opens when it does not answer questions that memory can answer.
+    pub(crate) slow: Breaker,
+    pub(crate) held: Arc<Held>,
+    pub(crate) access_log: Option<Arc<AccessLog>>,
 }

@@ -52,6 +52,7 @@ impl Addressing {
     }
 
     /// Returns the identity of the object that a host and a path name; `None` if they name none, or if the host is not known.
+    #[cfg(test)]
     pub(crate) fn object(&self, host: &str, path: &str) -> Option<ObjectKey> {
         match self.target(host, path) {
             Target::Object(bucket, key) => Some(object_key(&bucket, &key)),

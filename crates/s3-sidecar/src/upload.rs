@@ -17,6 +17,7 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use crate::auth::{Check, Verdict};
 use crate::body::BodyError;
+use crate::deletes::Passing;
 
 /// How long an endpoint that ignores `Expect: 100-continue` is waited for.
 const CONTINUE_WAIT_MAX: Duration = Duration::from_secs(1);
@@ -57,6 +58,8 @@ pub(crate) struct Upload {
     stall_max: Duration,
     stall: Option<Pin<Box<Sleep>>>,
     gate: Option<Gate>,
+    /// What looks at the bytes as they pass.
+    passing: Option<Passing>,
 }
 
 /// Where a body comes from.
@@ -78,14 +81,16 @@ struct Gate {
 impl Upload {
     fn new(source: Source, stall_max: Duration) -> Self {
         let progress = Progress { last: Mutex::new(Instant::now()), is_stalled: AtomicBool::new(false) };
+        let progress = Arc::new(progress);
         Self {
             source,
             check: None,
             refused: None,
-            progress: Arc::new(progress),
+            progress,
             stall_max,
             stall: None,
             gate: None,
+            passing: None,
         }
     }
 
@@ -151,6 +156,44 @@ impl Upload {
         Poll::Ready(Some(Err("the client has stopped sending".into())))
     }
 
+    /// Returns the next frame that goes on to the endpoint.
+    fn poll_checked(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        loop {
+            while let Some(left) = self.refused {
+                let frame = ready!(self.poll_client(cx));
+                let len = frame.and_then(Result::ok).map(|frame| frame.data_ref().map_or(0, Bytes::len));
+                match len.and_then(|len| left.checked_sub(len)) {
+                    Some(left) => self.refused = Some(left),
+                    None => return Poll::Ready(Some(Err("the body is not what was signed".into()))),
+                }
+            }
+            let Some(check) = &mut self.check else { return self.poll_client(cx) };
+            if let Some(bytes) = check.pop() {
+                return Poll::Ready(Some(Ok(Frame::data(bytes))));
+            }
+            if check.is_done() {
+                return Poll::Ready(None);
+            }
+            let frame = ready!(self.poll_client(cx)).transpose()?;
+            let Some(check) = &mut self.check else { return Poll::Ready(None) };
+            let checked = match frame.map(Frame::into_data) {
+                Some(Ok(bytes)) => check.push(bytes),
+                // Trailers of HTTP, which nothing covers.
+                Some(Err(_)) => Ok(()),
+                None => check.finish(),
+            };
+            if checked.is_err() {
+                self.check = None;
+                self.refused = Some(DRAIN_BYTES_MAX);
+            }
+        }
+    }
+
+    /// Returns the body, at whose bytes `passing` looks.
+    pub(crate) fn seen_by(self, passing: Option<Passing>) -> Self {
+        Self { passing, ..self }
+    }
+
     pub(crate) fn progress(&self) -> Arc<Progress> {
         Arc::clone(&self.progress)
     }
@@ -199,35 +242,13 @@ impl Body for Upload {
             }
             this.gate = None;
         }
-        loop {
-            while let Some(left) = this.refused {
-                let frame = ready!(this.poll_client(cx));
-                let len = frame.and_then(Result::ok).map(|frame| frame.data_ref().map_or(0, Bytes::len));
-                match len.and_then(|len| left.checked_sub(len)) {
-                    Some(left) => this.refused = Some(left),
-                    None => return Poll::Ready(Some(Err("the body is not what was signed".into()))),
-                }
-            }
-            let Some(check) = &mut this.check else { return this.poll_client(cx) };
-            if let Some(bytes) = check.pop() {
-                return Poll::Ready(Some(Ok(Frame::data(bytes))));
-            }
-            if check.is_done() {
-                return Poll::Ready(None);
-            }
-            let frame = ready!(this.poll_client(cx)).transpose()?;
-            let Some(check) = &mut this.check else { return Poll::Ready(None) };
-            let checked = match frame.map(Frame::into_data) {
-                Some(Ok(bytes)) => check.push(bytes),
-                // Trailers of HTTP, which nothing covers.
-                Some(Err(_)) => Ok(()),
-                None => check.finish(),
-            };
-            if checked.is_err() {
-                this.check = None;
-                this.refused = Some(DRAIN_BYTES_MAX);
-            }
+        let frame = ready!(this.poll_checked(cx));
+        if let (Some(passing), Some(Ok(frame))) = (&this.passing, &frame)
+            && let Some(bytes) = frame.data_ref()
+        {
+            passing.push(bytes);
         }
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {

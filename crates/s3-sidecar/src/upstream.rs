@@ -15,9 +15,11 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use rustls::ClientConfig;
 use tokio::time::{Instant, sleep_until};
 
+use crate::access_log;
 use crate::answer;
 use crate::auth::{self, Signer};
 use crate::body::Body;
+use crate::breaker::Breaker;
 use crate::config::SidecarConfig;
 use crate::upload::{Upload, keep_expectation};
 
@@ -71,10 +73,11 @@ pub(crate) struct Upstream {
     /// `None` where requests keep the clients' signatures.
     signer: Option<Signer>,
     response_timeout: Duration,
+    breaker: Arc<Breaker>,
 }
 
 impl Upstream {
-    pub(crate) fn new(config: &SidecarConfig, tls: ClientConfig) -> Arc<Self> {
+    pub(crate) fn new(config: &SidecarConfig, tls: ClientConfig, breaker: &Arc<Breaker>) -> Arc<Self> {
         let mut http = HttpConnector::new();
         http.enforce_http(false);
         http.set_nodelay(true);
@@ -95,11 +98,33 @@ impl Upstream {
             let host = HeaderValue::from_str(&authority).unwrap_or(HeaderValue::from_static(""));
             Signer::new(config.secrets.credentials.clone(), config.upstream_region.clone(), host)
         });
-        Arc::new(Self { client, scheme, authority, signer, response_timeout: config.response_timeout })
+        let (response_timeout, breaker) = (config.response_timeout, Arc::clone(breaker));
+        Arc::new(Self { client, scheme, authority, signer, response_timeout, breaker })
     }
 
     /// Sends a request, and returns the head of the answer with the rest to come.
+    ///
+    /// # Errors
+    /// [`Failure`]. [`Failure::Unreachable`] is the one after which the endpoint certainly has nothing of the request.
     pub(crate) async fn send(&self, head: Parts, body: Upload) -> Result<Response<Incoming>, Failure> {
+        if !self.breaker.admits(std::time::Instant::now()) {
+            return Err(Failure::Unreachable("it is tried once a second since it cannot be reached".into()));
+        }
+        let began = Instant::now();
+        let outcome = self.try_send(head, body).await;
+        access_log::add_wait(began.elapsed());
+        match &outcome {
+            Err(Failure::Unreachable(cause)) => {
+                if self.breaker.failed(std::time::Instant::now()) {
+                    tracing::warn!(%cause, endpoint = self.authority, "the S3 endpoint cannot be reached");
+                }
+            }
+            _ => self.breaker.succeeded(),
+        }
+        outcome
+    }
+
+    async fn try_send(&self, head: Parts, body: Upload) -> Result<Response<Incoming>, Failure> {
         let is_repeatable = body.is_none() && (head.method == Method::GET || head.method == Method::HEAD);
         let again = is_repeatable.then(|| head.clone());
         match (self.send_once(head, body).await, again) {

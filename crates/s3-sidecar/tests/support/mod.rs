@@ -8,7 +8,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use s3_sidecar::{Sidecar, SidecarConfig};
+use s3_sidecar::{Auth, Fresh, Sidecar, SidecarConfig};
+use socket2::{Domain, Socket, Type};
 
 pub mod signer;
 
@@ -64,6 +65,10 @@ pub enum Act {
     Serve,
     /// Answers as S3 once the gate is open.
     ServeAfter(Arc<Gate>),
+    /// Makes up its answer, and sends it once the gate is open.
+    Late(Arc<Gate>),
+    /// Makes up its answer, and lets other threads run so often before it sends that.
+    Lagging(u64),
     /// Sends the head and so many bytes of the body, and the rest once the gate is open.
     PauseAt(usize, Arc<Gate>),
     /// Sends the head and so many bytes of the body, and breaks off.
@@ -119,7 +124,10 @@ pub struct Endpoint {
 
 impl Endpoint {
     pub fn start() -> Endpoint {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Endpoint::start_on(TcpListener::bind("127.0.0.1:0").unwrap())
+    }
+
+    fn start_on(listener: TcpListener) -> Endpoint {
         let address = listener.local_addr().unwrap();
         let state = Arc::new(State::default());
         *state.continues.lock().unwrap() = true;
@@ -170,6 +178,15 @@ impl Endpoint {
         assert!(seen.len() >= count, "only {} requests came", seen.len());
     }
 
+    /// Starts a sidecar before it that decides about rights, and keeps what it knows fresh for `fresh`.
+    pub fn fresh_sidecar(&self, fresh: Fresh, change: impl FnOnce(&mut SidecarConfig)) -> Sidecar {
+        self.sidecar(|config| {
+            config.auth = Auth::None;
+            config.policy.fresh = fresh;
+            change(config);
+        })
+    }
+
     /// Starts a sidecar before it, with small limits of time where tests wait for them.
     pub fn sidecar(&self, change: impl FnOnce(&mut SidecarConfig)) -> Sidecar {
         let mut config = SidecarConfig::new(self.url().parse().unwrap());
@@ -179,6 +196,27 @@ impl Endpoint {
         config.share_wait_max = PATIENCE;
         change(&mut config);
         Sidecar::start(config).unwrap()
+    }
+}
+
+/// The address of an endpoint that is away: connections to it are refused.
+pub struct Away(Socket);
+
+impl Away {
+    pub fn new() -> Away {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        Away(socket)
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.0.local_addr().unwrap().as_socket().unwrap())
+    }
+
+    /// Starts the endpoint.
+    pub fn come_back(self) -> Endpoint {
+        self.0.listen(64).unwrap();
+        Endpoint::start_on(self.0.into())
     }
 }
 
@@ -239,17 +277,29 @@ fn serve(socket: &TcpStream, state: &State) -> Option<()> {
                 reader.read_exact(&mut seen.body).ok()?;
             }
         }
+        // Once it is seen, its answer is made up, if that does not wait.
+        let made_up = (!matches!(act, Act::ServeAfter(_) | Act::Raw(_))).then(|| answer(&seen, state));
         state.seen.lock().unwrap().push(seen.clone());
         state.seen_changed.notify_all();
-        if let Act::ServeAfter(gate) = &act {
-            gate.wait();
+        match &act {
+            Act::ServeAfter(gate) => gate.wait(),
+            Act::Raw(bytes) => {
+                writer.write_all(bytes).ok()?;
+                return socket.shutdown(Shutdown::Both).ok();
+            }
+            _ => (),
         }
-        let (head, mut body) = answer(&seen, state);
+        let (head, mut body) = made_up.unwrap_or_else(|| answer(&seen, state));
         if seen.method() == "HEAD" {
             body.clear();
         }
         match act {
-            Act::Serve | Act::ServeAfter(_) => {
+            Act::Serve | Act::ServeAfter(_) | Act::Late(_) | Act::Lagging(_) => {
+                match act {
+                    Act::Late(gate) => gate.wait(),
+                    Act::Lagging(turns) => (0..turns).for_each(|_| thread::yield_now()),
+                    _ => (),
+                }
                 writer.write_all(&head).ok()?;
                 writer.write_all(&body).ok()?;
             }
@@ -264,10 +314,8 @@ fn serve(socket: &TcpStream, state: &State) -> Option<()> {
                 writer.write_all(&body[..at]).ok()?;
                 return socket.shutdown(Shutdown::Both).ok();
             }
-            Act::Raw(bytes) => {
-                writer.write_all(&bytes).ok()?;
-                return socket.shutdown(Shutdown::Both).ok();
-            }
+            // It is answered already.
+            Act::Raw(_) => (),
             Act::Hang => return socket.shutdown(Shutdown::Both).ok(),
         }
     }

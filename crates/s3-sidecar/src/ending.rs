@@ -1,0 +1,58 @@
+//! The end of a change that the endpoint was asked for.
+
+use std::sync::Arc;
+
+use crate::deletes::Passing;
+use crate::knowledge::{Change, Knowledge, Scope};
+use crate::target::{ObjectKey, object_key};
+use crate::wide::{Area, End};
+
+/// A change under way; dropped without an end, it is unsettled: it may still come about.
+#[derive(Debug)]
+pub(crate) struct Ending {
+    change: Option<Change>,
+    /// The bucket and the body that names the objects, if it does.
+    deletion: Option<(String, Passing)>,
+}
+
+impl Ending {
+    /// Begins a change; it is to be forwarded after this. `body` is that of a request which deletes the objects that it names.
+    pub(crate) fn begin(knowledge: &Arc<Knowledge>, scope: Scope, body: Option<Passing>) -> Self {
+        let deletion = match (&scope, body) {
+            (Scope::Wide(Area::Bucket(bucket)), Some(body)) => Some((bucket.clone(), body)),
+            _ => None,
+        };
+        Self { change: Some(knowledge.begin(scope)), deletion }
+    }
+
+    /// Returns what is to look at the request's body.
+    pub(crate) fn body(&self) -> Option<Passing> {
+        self.deletion.as_ref().map(|(_, body)| body.clone())
+    }
+
+    /// Ends it: the endpoint does nothing more of it.
+    pub(crate) fn settle(mut self) {
+        self.end(End::Settled);
+    }
+
+    fn end(&mut self, end: End) {
+        let Some(change) = self.change.take() else { return };
+        match (self.keys(), end) {
+            (Some(keys), end) => change.end_as(&keys, end),
+            (None, End::Settled) => change.settle(),
+            (None, End::Unsettled) => drop(change),
+        }
+    }
+
+    fn keys(&self) -> Option<Vec<ObjectKey>> {
+        let (bucket, body) = self.deletion.as_ref()?;
+        let keys = body.keys()?;
+        Some(keys.iter().map(|key| object_key(bucket, key.as_bytes())).collect())
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.end(End::Unsettled);
+    }
+}

@@ -1,0 +1,194 @@
+//! What is known of objects: what they are, that they are not there, and since when nothing has changed that.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::absent::{Absent, Absents, Answer};
+use crate::changes::{Changes, Moment, Question};
+use crate::generation::Head;
+use crate::heads::{Heads, Known};
+use crate::read::Read;
+use crate::target::ObjectKey;
+use crate::wide::{Area, End, Standing};
+
+/// What is known.
+#[derive(Debug)]
+pub(crate) struct Knowledge {
+    heads: Heads,
+    absents: Absents,
+    changes: Arc<Changes>,
+}
+
+/// What is known of one object.
+#[derive(Debug)]
+pub(crate) enum Found {
+    /// It is this.
+    Object(Known),
+    /// It was this, and a change of many objects is under way that may concern it.
+    Uncertain(Known),
+    /// It is not there.
+    Absent(Absent),
+}
+
+/// What a change concerns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// One object.
+    Key(ObjectKey),
+    /// More.
+    Wide(Area),
+}
+
+/// A change under way. Dropped before it has ended, it is unsettled.
+#[derive(Debug)]
+pub(crate) struct Change {
+    knowledge: Arc<Knowledge>,
+    /// `None` once it has ended.
+    scope: Option<Scope>,
+}
+
+impl Knowledge {
+    /// Returns an empty table. A change whose end is not known is taken for ended after `settle_time`.
+    pub(crate) fn new(heads: Heads, absents: Absents, settle_time: Duration) -> Self {
+        Self { heads, absents, changes: Arc::new(Changes::new(settle_time)) }
+    }
+
+    /// Returns what is known of an object and was not made void by a change.
+    pub(crate) fn find(&self, read: &Read) -> Option<Found> {
+        let standing = |asked| self.changes.standing(asked, &read.bucket, &read.name);
+        if let Some(known) = self.heads.get(&read.place()) {
+            match standing(known.asked) {
+                Standing::Current => return Some(Found::Object(known)),
+                Standing::Uncertain => return Some(Found::Uncertain(known)),
+                Standing::Void => self.heads.forget(&read.place(), &known.head),
+            }
+        }
+        let absent = self.absents.get(read.key)?;
+        (standing(absent.asked) == Standing::Current).then_some(Found::Absent(absent))
+    }
+
+    /// Returns what is known of an object, for a reader that asks the endpoint whether it holds.
+    pub(crate) fn find_unverified(&self, read: &Read) -> Option<Arc<Head>> {
+        self.heads.get(&read.place()).map(|known| known.head)
+    }
+
+    /// Begins a question about an object.
+    pub(crate) fn question(&self, read: &Read) -> Question {
+        self.changes.question(read.key)
+    }
+
+    /// Returns now, for a question whose answer is verified whenever it is used.
+    pub(crate) fn moment(&self) -> Moment {
+        self.changes.moment()
+    }
+
+    /// Enters what the answer to a question states of an object, if it is still current. Returns what is known of the same
+    /// bytes then.
+    pub(crate) fn enter(&self, read: &Read, head: Head, question: &Question) -> Arc<Head> {
+        let head = Arc::new(head);
+        let entered = question.enter(|asked| {
+            self.absents.forget(read.key);
+            self.heads.enter(read.place(), Arc::clone(&head), asked)
+        });
+        entered.unwrap_or(head)
+    }
+
+    /// Enters what an answer states that is verified whenever it is used.
+    pub(crate) fn enter_unverified(&self, read: &Read, head: Head, asked: Moment) -> Arc<Head> {
+        self.heads.enter(read.place(), Arc::new(head), asked)
+    }
+
+    /// Enters that what is known of an object held when the endpoint was asked.
+    pub(crate) fn renew(&self, read: &Read, head: &Arc<Head>, question: &Question) {
+        question.enter(|asked| self.heads.renew(&read.place(), head, asked));
+    }
+
+    /// Enters that an object is not there; `answer` is what the endpoint has answered, if that is to be kept.
+    pub(crate) fn enter_absent(&self, read: &Read, answer: Option<Answer>, question: &Question) {
+        question.enter(|asked| {
+            self.heads.forget_all(read.key);
+            if let Some(answer) = answer {
+                self.absents.enter(read.key, answer, asked);
+            }
+        });
+    }
+
+    /// Forgets what is known of an object, if it is still this.
+    pub(crate) fn forget(&self, read: &Read, head: &Arc<Head>) {
+        self.heads.forget(&read.place(), head);
+    }
+
+    fn forget_all(&self, key: ObjectKey) {
+        self.heads.forget_all(key);
+        self.absents.forget(key);
+    }
+
+    /// Begins a change; it is to be forwarded after this.
+    pub(crate) fn begin(self: &Arc<Self>, scope: Scope) -> Change {
+        match &scope {
+            Scope::Key(key) => self.changes.begin(*key, || self.forget_all(*key)),
+            Scope::Wide(area) => self.changes.begin_wide(area),
+        }
+        Change { knowledge: Arc::clone(self), scope: Some(scope) }
+    }
+
+    fn end(&self, scope: &Scope, end: End) {
+        match scope {
+            Scope::Key(key) => self.changes.end(*key, end),
+            Scope::Wide(area) => self.changes.end_wide(area, end),
+        }
+    }
+
+    /// Enters that an object has changed.
+    pub(crate) fn changed_key(&self, key: ObjectKey, end: End) {
+        self.changes.begin(key, || self.forget_all(key));
+        self.changes.end(key, end);
+    }
+
+    /// Enters that objects have changed: all, or those of a bucket whose keys begin with a prefix.
+    pub(crate) fn changed_wide(&self, bucket: Option<&str>, prefix: &[u8]) {
+        self.changes.changed_wide(bucket, prefix);
+    }
+
+    /// Returns the number of objects with a question or a change under way, or an unsettled change.
+    pub(crate) fn under_way(&self) -> usize {
+        self.changes.under_way()
+    }
+
+    /// Returns how many objects are known, and how many bytes of memory they take.
+    pub(crate) fn head_sizes(&self) -> (usize, usize) {
+        self.heads.sizes()
+    }
+
+    /// Returns how many objects are known not to be there, and how many bytes of memory they take.
+    pub(crate) fn absent_sizes(&self) -> (usize, usize) {
+        self.absents.sizes()
+    }
+}
+
+impl Change {
+    /// Ends the change: the endpoint does nothing more of it.
+    pub(crate) fn settle(mut self) {
+        if let Some(scope) = self.scope.take() {
+            self.knowledge.end(&scope, End::Settled);
+        }
+    }
+
+    /// Ends a change of a bucket of which each object is known by now.
+    pub(crate) fn end_as(mut self, keys: &[ObjectKey], end: End) {
+        let Some(scope) = self.scope.take() else { return };
+        keys.iter().for_each(|key| self.knowledge.changed_key(*key, end));
+        match &scope {
+            Scope::Wide(area) => self.knowledge.changes.end_wide_without_change(area),
+            scope @ Scope::Key(_) => self.knowledge.end(scope, end),
+        }
+    }
+}
+
+impl Drop for Change {
+    fn drop(&mut self) {
+        if let Some(scope) = self.scope.take() {
+            self.knowledge.end(&scope, End::Unsettled);
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! For how long what is known of objects answers reads without the endpoint, by bucket and prefix.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// For how long what is known of an object answers reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fresh {
+    /// For so long since the endpoint was asked; zero to ask at each read.
+    For(Duration),
+    /// For ever, until a change passes through the sidecar or is announced to it.
+    Immutable,
+}
+
+impl Fresh {
+    /// Returns whether anything is ever fresh.
+    pub(crate) fn is_ever(self) -> bool {
+        self != Fresh::For(Duration::ZERO)
+    }
+}
+
+/// How reads of some objects are answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CachePolicy {
+    /// For how long what is known is fresh.
+    pub fresh: Fresh,
+    /// For how long beyond that it answers while the endpoint is away.
+    pub stale_if_error: Duration,
+    /// For how long it is remembered that an object is not there.
+    pub negative: Duration,
+    /// Whether anything is kept at all.
+    pub caches: bool,
+}
+
+impl Default for CachePolicy {
+    fn default() -> Self {
+        let none = Duration::ZERO;
+        Self { fresh: Fresh::For(none), stale_if_error: none, negative: none, caches: true }
+    }
+}
+
+/// What holds for the objects of a bucket whose keys begin with a prefix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// The name of the bucket.
+    pub bucket: String,
+    /// The beginning of the keys; empty for all. The longest one decides.
+    pub prefix: String,
+    /// What holds.
+    pub policy: CachePolicy,
+}
+
+/// The policies: rules for buckets and prefixes, and what holds for all other objects.
+#[derive(Clone, Debug)]
+pub(crate) struct Policies {
+    default: CachePolicy,
+    /// For each bucket its prefixes, the longest first.
+    buckets: HashMap<String, Vec<(Vec<u8>, CachePolicy)>>,
+}
+
+impl Policies {
+    /// Returns the policies that these rules make.
+    ///
+    /// # Errors
+    /// The first rule that cannot be meant, in one line.
+    pub(crate) fn new(default: CachePolicy, rules: &[Rule]) -> Result<Self, String> {
+        let mut buckets: HashMap<String, Vec<(Vec<u8>, CachePolicy)>> = HashMap::new();
+        for Rule { bucket, prefix, policy } in rules {
+            let is_right = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+            if bucket.is_empty() || !bucket.bytes().all(is_right) {
+                return Err(format!("{bucket:?} is no name of a bucket; media or my.bucket-1 would be"));
+            }
+            if rules.len() > RULES_MAX {
+                return Err(format!("has {} rules; at most {RULES_MAX} are right", rules.len()));
+            }
+            let prefixes = buckets.entry(bucket.clone()).or_default();
+            if prefixes.iter().any(|(other, _)| other == prefix.as_bytes()) {
+                return Err(format!("has bucket {bucket:?} with prefix {prefix:?} twice; once is right"));
+            }
+            prefixes.push((prefix.as_bytes().to_vec(), *policy));
+        }
+        for prefixes in buckets.values_mut() {
+            prefixes.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.len()));
+        }
+        Ok(Self { default, buckets })
+    }
+
+    /// Returns what holds for an object: the rule of its bucket with the longest prefix of its key.
+    pub(crate) fn of(&self, bucket: &str, key: &[u8]) -> CachePolicy {
+        let rules = self.buckets.get(bucket).into_iter().flatten();
+        let mut matching = rules.filter(|(prefix, _)| key.starts_with(prefix));
+        matching.next().map_or(self.default, |(_, policy)| *policy)
+    }
+}
+
+/// The most rules: each read of an object looks at those of its bucket.
+const RULES_MAX: usize = 1024;
+
+impl Fresh {
+    /// Returns whether what is known since the endpoint was asked `age` ago is still fresh.
+    pub(crate) fn holds(self, age: Duration) -> bool {
+        match self {
+            Fresh::For(time) => age < time,
+            Fresh::Immutable => true,
+        }
+    }
+}
+
+impl CachePolicy {
+    /// Returns whether what is known since `age` may answer while the endpoint is away.
+    pub(crate) fn is_usable_without_endpoint(&self, age: Duration) -> bool {
+        match self.fresh {
+            Fresh::For(time) => {
+                age < time.saturating_add(self.stale_if_error) && !self.stale_if_error.is_zero()
+            }
+            Fresh::Immutable => true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fresh(secs: u64) -> CachePolicy {
+        CachePolicy { fresh: Fresh::For(Duration::from_secs(secs)), ..CachePolicy::default() }
+    }
+
+    fn rule(bucket: &str, prefix: &str, secs: u64) -> Rule {
+        Rule { bucket: bucket.into(), prefix: prefix.into(), policy: fresh(secs) }
+    }
+
+    #[test]
+    fn the_longest_prefix_of_the_bucket_decides() {
+        let rules = [rule("a", "x/", 2), rule("a", "x/y", 3), rule("a", "", 1), rule("b", "x/", 4)];
+        let policies = Policies::new(fresh(9), &rules).unwrap();
+        for (bucket, key, secs) in [
+            ("a", "x/y/z", 3),
+            ("a", "x/z", 2),
+            ("a", "z", 1),
+            ("b", "x/y", 4),
+            ("b", "y", 9),
+            ("c", "x/y", 9),
+        ] {
+            assert_eq!(policies.of(bucket, key.as_bytes()), fresh(secs), "{bucket}/{key}");
+        }
+    }
+
+    #[test]
+    fn rules_that_cannot_be_meant_are_refused() {
+        for (rules, word) in [
+            (vec![rule("", "", 1)], "no name"),
+            (vec![rule("a/b", "", 1)], "no name"),
+            (vec![rule("a", "x", 1), rule("a", "x", 2)], "twice"),
+            ((0..=RULES_MAX).map(|number| rule("a", &number.to_string(), 1)).collect(), "at most"),
+        ] {
+            assert!(Policies::new(fresh(0), &rules).unwrap_err().contains(word), "{word}");
+        }
+    }
+
+    #[test]
+    fn times_end_when_they_are_over() {
+        let secs = Duration::from_secs;
+        let policy = CachePolicy { stale_if_error: secs(5), ..fresh(10) };
+        assert!(policy.fresh.holds(Duration::from_nanos(9_999_999_999)) && !policy.fresh.holds(secs(10)));
+        assert!(policy.is_usable_without_endpoint(secs(14)) && !policy.is_usable_without_endpoint(secs(15)));
+        assert!(!fresh(10).is_usable_without_endpoint(secs(11)) && !fresh(0).fresh.holds(Duration::ZERO));
+        let never = CachePolicy { fresh: Fresh::Immutable, ..policy };
+        assert!(never.fresh.holds(secs(1 << 40)) && never.is_usable_without_endpoint(secs(1 << 40)));
+    }
+}

@@ -1,0 +1,111 @@
+//! What is known of an object and at hand of its bytes, so that a read can be answered with it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use blocker::Segments;
+use hyper::header::{CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderValue};
+use hyper::{HeaderMap, Response, StatusCode};
+
+use crate::body::Body;
+use crate::conditions::wanted;
+use crate::generation::Head;
+use crate::read::Read;
+use crate::serving::{STEP_BYTES, from_cache};
+use crate::shared::Shared;
+
+/// The length in bytes up to which a read is answered from memory only if all of it is there. The object may change before
+/// the endpoint is asked for the rest, and an answer that has begun could then only be broken off.
+const WHOLE_BYTES_MAX: u64 = STEP_BYTES;
+
+/// An object whose head is known, with the beginning of the bytes that a read asks for.
+pub(crate) struct Ready {
+    pub(crate) head: Arc<Head>,
+    pub(crate) bytes: Range<u64>,
+    pub(crate) is_part: bool,
+    /// `None` if another reader's stream is about to bring them, or if there are none.
+    pub(crate) segments: Option<Segments>,
+}
+
+/// Returns what is at hand of an object if it is enough: the beginning of its bytes, here or about to come.
+pub(crate) async fn ready(
+    shared: &Shared,
+    headers: &HeaderMap,
+    read: &Read,
+    head: &Arc<Head>,
+) -> Option<Ready> {
+    let (bytes, is_part) = wanted(read, headers, head)?;
+    if !is_part && !head.is_of_whole {
+        return None;
+    }
+    let head = Arc::clone(head);
+    if bytes.is_empty() {
+        return Some(Ready { head, bytes, is_part, segments: None });
+    }
+    let mut segments = from_cache(&shared.pieces, &head, bytes.clone()).await;
+    let len = bytes.end - bytes.start;
+    if let Some(segments) = &mut segments
+        && len <= WHOLE_BYTES_MAX
+    {
+        while (segments.len_bytes() as u64) < len {
+            let rest = bytes.start + segments.len_bytes() as u64..bytes.end;
+            segments.append(from_cache(&shared.pieces, &head, rest).await?);
+        }
+    }
+    if let Some(segments) = &segments {
+        shared.counts.bytes_from_memory.add(segments.len_bytes() as u64);
+    } else {
+        shared.fills.find(&head.generation, bytes.start)?;
+    }
+    Some(Ready { head, bytes, is_part, segments })
+}
+
+impl Ready {
+    /// Returns whether all bytes are in `segments`.
+    pub(crate) fn is_whole(&self) -> bool {
+        let here = self.segments.as_ref().map_or(0, Segments::len_bytes);
+        here as u64 == self.bytes.end - self.bytes.start
+    }
+
+    /// Returns whether all bytes are in memory at this moment.
+    pub(crate) async fn is_all_here(&self, shared: &Shared) -> bool {
+        let mut left = self.bytes.clone();
+        while !left.is_empty() {
+            match from_cache(&shared.pieces, &self.head, left.clone()).await {
+                Some(segments) => left.start += segments.len_bytes() as u64,
+                None => return false,
+            }
+        }
+        true
+    }
+}
+
+/// Returns the answer with bytes of a known object, with the headers of the endpoint's answer that are its own.
+pub(crate) fn answer(
+    head: &Head,
+    (bytes, is_part): (&Range<u64>, bool),
+    fresh: Option<&HeaderMap>,
+    body: Body,
+) -> Response<Body> {
+    let mut headers = if is_part { head.headers_of_part() } else { head.headers.clone() };
+    if let Some(fresh) = fresh {
+        let mut own = fresh.clone();
+        crate::hop::remove(&mut own);
+        for (name, value) in &own {
+            if !name.as_str().starts_with("content-") && *name != ETAG {
+                headers.insert(name.clone(), value.clone());
+            }
+        }
+    }
+    headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes.end - bytes.start));
+    if is_part {
+        let text = format!("bytes {}-{}/{}", bytes.start, bytes.end - 1, head.size);
+        if let Ok(range) = HeaderValue::from_str(&text) {
+            headers.insert(CONTENT_RANGE, range);
+        }
+    }
+    let mut response = Response::new(body);
+    *response.status_mut() = if is_part { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
+    *response.headers_mut() = headers;
+    response
+}

@@ -1,0 +1,340 @@
+//! Changes of a bucket, of a prefix, or of everything: their places in the sequence of questions and changes.
+//!
+//! An entry takes constant time, whatever number of objects is known; the reads pay for it, with a comparison with the newest
+//! wide change, and only what was asked before that one is compared with those of its bucket.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+/// How a change has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// The endpoint has answered, and does nothing more of it.
+    Settled,
+    /// Unknown: it may still come about.
+    Unsettled,
+}
+
+/// What a wide change concerns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Area {
+    /// The objects of a bucket.
+    Bucket(String),
+    /// All objects.
+    All,
+}
+
+/// What wide changes make of something known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Standing {
+    /// Nothing.
+    Current,
+    /// It may hold or not: a change is under way, or unsettled.
+    Uncertain,
+    /// It was asked for before the end of a change.
+    Void,
+}
+
+/// The most buckets that are told apart.
+const BUCKETS_MAX: usize = 4096;
+
+/// The most prefixes of a bucket that are told apart.
+const PREFIXES_MAX: usize = 64;
+
+/// The most changes that are unsettled one by one.
+const UNSETTLED_MAX: usize = 1024;
+
+/// The wide changes.
+#[derive(Debug)]
+pub(crate) struct Wide {
+    /// The place of the newest; the largest number while one is under way or unsettled.
+    newest: AtomicU64,
+    table: Mutex<Table>,
+    settle_time: Duration,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    all: Region,
+    buckets: HashMap<String, Bucket>,
+    newest: u64,
+    under_way: usize,
+    /// Changes whose end is not known, with the time when they are taken for ended; in order of time.
+    unsettled: VecDeque<(Instant, Area)>,
+}
+
+#[derive(Debug, Default)]
+struct Bucket {
+    whole: Region,
+    /// In order of their places.
+    prefixes: Vec<(u64, Vec<u8>)>,
+}
+
+#[derive(Debug, Default)]
+struct Region {
+    /// The number of changes under way or unsettled.
+    open: u32,
+    /// The place of the end of the last one.
+    changed: u64,
+}
+
+impl Wide {
+    pub(crate) fn new(settle_time: Duration) -> Self {
+        Self { newest: AtomicU64::new(0), table: Mutex::default(), settle_time }
+    }
+
+    /// Begins a change.
+    pub(crate) fn begin(&self, area: &Area) {
+        let mut table = self.table.lock();
+        table.under_way += 1;
+        table.region(area).open += 1;
+        self.publish(&table);
+    }
+
+    /// Ends a change that has begun.
+    pub(crate) fn end(&self, area: &Area, end: End, sequence: &AtomicU64) {
+        let mut table = self.table.lock();
+        table.under_way = table.under_way.saturating_sub(1);
+        if end == End::Unsettled {
+            table.unsettled.push_back((Instant::now() + self.settle_time, area.clone()));
+            if table.unsettled.len() > UNSETTLED_MAX {
+                table.settle_first(sequence);
+                table.all.open += 1;
+                table.unsettled.push_back((Instant::now() + self.settle_time, Area::All));
+                table.settle_first(sequence);
+            }
+        } else {
+            table.close(area, sequence);
+        }
+        self.publish(&table);
+    }
+
+    /// Ends a change that has begun and has changed nothing.
+    pub(crate) fn end_without_change(&self, area: &Area) {
+        let mut table = self.table.lock();
+        table.under_way = table.under_way.saturating_sub(1);
+        let region = table.region(area);
+        region.open = region.open.saturating_sub(1);
+        self.publish(&table);
+    }
+
+    /// Enters a change that has happened: of everything, or of the keys of a bucket that begin with a prefix.
+    pub(crate) fn changed(&self, bucket: Option<&str>, prefix: &[u8], sequence: &AtomicU64) {
+        let mut table = self.table.lock();
+        let place = table.place(sequence);
+        match bucket {
+            None => table.all.changed = place,
+            Some(bucket) if prefix.is_empty() => {
+                let area = Area::Bucket(bucket.to_owned());
+                table.region(&area).changed = place;
+            }
+            Some(bucket) => table.bucket(bucket).add_prefix(place, prefix),
+        }
+        self.publish(&table);
+    }
+
+    /// Returns what stands of what was asked about an object at this place of the sequence.
+    pub(crate) fn standing(&self, asked: u64, bucket: &str, key: &[u8], sequence: &AtomicU64) -> Standing {
+        if asked >= self.newest.load(Ordering::SeqCst) {
+            return Standing::Current;
+        }
+        let mut table = self.table.lock();
+        let now = Instant::now();
+        while table.unsettled.front().is_some_and(|(until, _)| *until <= now) {
+            table.settle_first(sequence);
+        }
+        self.publish(&table);
+        let is_void = |(place, prefix): &(u64, Vec<u8>)| *place > asked && key.starts_with(prefix);
+        let of_all = table.all.standing(asked);
+        let of_bucket = table.buckets.get(bucket).map(|bucket| match bucket.prefixes.iter().any(is_void) {
+            true => Standing::Void,
+            false => bucket.whole.standing(asked),
+        });
+        of_bucket.map_or(of_all, |of_bucket| of_bucket.max(of_all))
+    }
+
+    fn publish(&self, table: &Table) {
+        let is_open = table.under_way > 0 || !table.unsettled.is_empty();
+        self.newest.store(if is_open { u64::MAX } else { table.newest }, Ordering::SeqCst);
+    }
+}
+
+impl Table {
+    fn place(&mut self, sequence: &AtomicU64) -> u64 {
+        self.newest = sequence.fetch_add(1, Ordering::SeqCst) + 1;
+        self.newest
+    }
+
+    fn bucket(&mut self, name: &str) -> &mut Bucket {
+        self.make_room(name);
+        self.buckets.entry(name.to_owned()).or_default()
+    }
+
+    fn region(&mut self, area: &Area) -> &mut Region {
+        match area {
+            Area::Bucket(name) => &mut self.bucket(name).whole,
+            Area::All => &mut self.all,
+        }
+    }
+
+    fn close(&mut self, area: &Area, sequence: &AtomicU64) {
+        let place = self.place(sequence);
+        let region = self.region(area);
+        region.open = region.open.saturating_sub(1);
+        region.changed = place;
+    }
+
+    /// Takes the unsettled change that began first for ended.
+    fn settle_first(&mut self, sequence: &AtomicU64) {
+        if let Some((_, area)) = self.unsettled.pop_front() {
+            self.close(&area, sequence);
+        }
+    }
+
+    /// Makes room for a bucket: those in which nothing is under way count for everything then.
+    fn make_room(&mut self, name: &str) {
+        if self.buckets.len() < BUCKETS_MAX || self.buckets.contains_key(name) {
+            return;
+        }
+        let all = &mut self.all;
+        self.buckets.retain(|_, bucket| {
+            let is_open = bucket.whole.open > 0;
+            if !is_open {
+                let newest = bucket.prefixes.last().map_or(0, |(place, _)| *place);
+                all.changed = all.changed.max(bucket.whole.changed).max(newest);
+            }
+            is_open
+        });
+    }
+}
+
+impl Bucket {
+    fn add_prefix(&mut self, place: u64, prefix: &[u8]) {
+        self.prefixes.retain(|(_, other)| !other.starts_with(prefix));
+        self.prefixes.push((place, prefix.to_vec()));
+        if self.prefixes.len() > PREFIXES_MAX {
+            // The oldest counts for the whole bucket.
+            let (place, _) = self.prefixes.remove(0);
+            self.whole.changed = self.whole.changed.max(place);
+        }
+    }
+}
+
+impl Region {
+    fn standing(&self, asked: u64) -> Standing {
+        match () {
+            () if asked < self.changed => Standing::Void,
+            () if self.open > 0 => Standing::Uncertain,
+            () => Standing::Current,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Rig {
+        wide: Wide,
+        sequence: AtomicU64,
+    }
+
+    impl Rig {
+        fn new() -> Rig {
+            Rig { wide: Wide::new(Duration::from_secs(3600)), sequence: AtomicU64::new(1) }
+        }
+
+        fn ask(&self) -> u64 {
+            self.sequence.fetch_add(1, Ordering::SeqCst) + 1
+        }
+
+        fn holds(&self, asked: u64, bucket: &str, key: &str) -> bool {
+            self.wide.standing(asked, bucket, key.as_bytes(), &self.sequence) == Standing::Current
+        }
+
+        fn changed(&self, bucket: &str, prefix: &str) {
+            self.wide.changed(Some(bucket), prefix.as_bytes(), &self.sequence);
+        }
+    }
+
+    fn bucket(name: &str) -> Area {
+        Area::Bucket(name.into())
+    }
+
+    #[test]
+    fn a_change_voids_what_was_asked_before_its_end_in_its_area() {
+        let rig = Rig::new();
+        let before = rig.ask();
+        rig.wide.begin(&bucket("a"));
+        let within = rig.ask();
+        assert!(!rig.holds(before, "a", "k") && !rig.holds(within, "a", "k") && rig.holds(before, "b", "k"));
+        assert_eq!(rig.wide.standing(before, "a", b"k", &rig.sequence), Standing::Uncertain);
+        rig.wide.end(&bucket("a"), End::Settled, &rig.sequence);
+        assert!(!rig.holds(before, "a", "k") && !rig.holds(within, "a", "k"));
+        assert_eq!(rig.wide.standing(within, "a", b"k", &rig.sequence), Standing::Void);
+        assert!(rig.holds(rig.ask(), "a", "k") && rig.holds(before, "b", "k"));
+        rig.wide.begin(&Area::All);
+        assert!(!rig.holds(rig.ask(), "a", "k"));
+        rig.wide.end_without_change(&Area::All);
+        assert!(rig.holds(rig.ask(), "a", "k") && rig.holds(before, "b", "k"));
+        rig.wide.changed(None, b"", &rig.sequence);
+        assert!(!rig.holds(before, "b", "k") && rig.holds(rig.ask(), "b", "k"));
+    }
+
+    #[test]
+    fn a_prefix_is_void_alone_and_the_oldest_of_too_many_counts_for_the_bucket() {
+        let rig = Rig::new();
+        let before = rig.ask();
+        rig.changed("a", "x/");
+        assert!(
+            !rig.holds(before, "a", "x/1") && rig.holds(before, "a", "y/1") && rig.holds(before, "b", "x/1")
+        );
+        let later = rig.ask();
+        assert!(rig.holds(later, "a", "x/1"));
+        (0..PREFIXES_MAX).for_each(|number| rig.changed("a", &format!("p{number}/")));
+        assert!(
+            !rig.holds(before, "a", "y/1") && rig.holds(later, "a", "y/1") && !rig.holds(later, "a", "p0/")
+        );
+        // A wider prefix takes the place of narrower ones.
+        rig.changed("a", "p");
+        assert_eq!(rig.wide.table.lock().buckets["a"].prefixes.len(), 1);
+        assert!(!rig.holds(later, "a", "p9/"));
+    }
+
+    #[test]
+    fn an_unsettled_change_voids_its_area_until_its_time_is_over() {
+        let rig = Rig { wide: Wide::new(Duration::ZERO), ..Rig::new() };
+        rig.wide.begin(&bucket("a"));
+        rig.wide.end(&bucket("a"), End::Unsettled, &rig.sequence);
+        let asked = rig.ask();
+        // Its time is over at once, and what was asked before that was noticed is void.
+        assert!(!rig.holds(asked, "a", "k") && rig.holds(rig.ask(), "a", "k"));
+        let rig = Rig::new();
+        for number in 0..=UNSETTLED_MAX {
+            assert!(rig.holds(rig.ask(), "other", "k"), "{number}");
+            let area = bucket(&number.to_string());
+            rig.wide.begin(&area);
+            rig.wide.end(&area, End::Unsettled, &rig.sequence);
+            assert!(!rig.holds(rig.ask(), &number.to_string(), "k"));
+        }
+        // Too many: everything is unsettled.
+        assert!(!rig.holds(rig.ask(), "other", "k"));
+        assert_eq!(rig.wide.table.lock().unsettled.len(), UNSETTLED_MAX);
+    }
+
+    #[test]
+    fn buckets_beyond_the_limit_count_for_everything() {
+        let rig = Rig::new();
+        rig.wide.begin(&bucket("open"));
+        let before = rig.ask();
+        rig.changed("0", "");
+        let after = rig.ask();
+        (1..BUCKETS_MAX).for_each(|number| rig.changed(&number.to_string(), ""));
+        assert!(!rig.holds(before, "other", "k") && !rig.holds(after, "other", "k"));
+        assert!(!rig.holds(rig.ask(), "open", "k") && rig.holds(rig.ask(), "other", "k"));
+        assert!(rig.wide.table.lock().buckets.len() <= BUCKETS_MAX);
+    }
+}

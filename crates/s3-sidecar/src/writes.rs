@@ -1,0 +1,133 @@
+//! What a request that is no read may change.
+
+use hyper::Method;
+use hyper::http::request::Parts;
+
+use crate::knowledge::Scope;
+use crate::read::parameters;
+use crate::target::{Target, object_key};
+use crate::wide::Area;
+
+/// Parameters with which a request changes no object but the one that it names.
+const OF_ONE_OBJECT: [&str; 17] = [
+    "acl",
+    "append",
+    "attributes",
+    "encryption",
+    "legal-hold",
+    "partnumber",
+    "position",
+    "restore",
+    "retention",
+    "select",
+    "select-type",
+    "tagging",
+    "torrent",
+    "uploadid",
+    "uploads",
+    "versionid",
+    "x-id",
+];
+
+/// Headers with which a request changes more than the object that it names: its source is moved, or an archive is unpacked.
+const OF_MORE: [&str; 4] = [
+    "x-amz-rename-source",
+    "x-amz-meta-snowball-auto-extract",
+    "x-minio-extract",
+    "x-amz-meta-minio-snowball",
+];
+
+/// Returns what a request may change; `None` if it is one that only reads, or that names no object and no bucket.
+pub(crate) fn scope(request: &Parts, target: &Target<'_>) -> Option<Scope> {
+    if [Method::GET, Method::HEAD, Method::OPTIONS].contains(&request.method) {
+        return None;
+    }
+    match target {
+        Target::Service => None,
+        Target::Unknown => Some(Scope::Wide(Area::All)),
+        Target::Bucket(bucket) | Target::IllEncoded(bucket) => Some(of_bucket(bucket)),
+        Target::Object(bucket, key) => {
+            let is_known = |name: &str| {
+                let name = name.to_ascii_lowercase();
+                OF_ONE_OBJECT.contains(&name.as_str()) || is_of_signature(&name)
+            };
+            let is_of_one = parameters(&request.uri).all(|(name, _)| is_known(name))
+                && !OF_MORE.iter().any(|name| request.headers.contains_key(*name))
+                && [Method::PUT, Method::POST, Method::DELETE].contains(&request.method);
+            Some(if is_of_one { Scope::Key(object_key(bucket, key)) } else { of_bucket(bucket) })
+        }
+    }
+}
+
+fn of_bucket(bucket: &str) -> Scope {
+    Scope::Wide(Area::Bucket(bucket.to_owned()))
+}
+
+fn is_of_signature(name: &str) -> bool {
+    name.starts_with("x-amz-") || ["awsaccesskeyid", "signature", "expires"].contains(&name)
+}
+
+/// Returns whether a request names the objects that it deletes in its body.
+pub(crate) fn deletes_many(request: &Parts, target: &Target<'_>) -> bool {
+    request.method == Method::POST
+        && matches!(target, Target::Bucket(_))
+        && parameters(&request.uri).any(|(name, _)| name == "delete")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::Addressing;
+    use hyper::Request;
+
+    fn of(method: &str, path: &str, headers: &[(&str, &str)]) -> Option<Scope> {
+        let mut request = Request::builder().method(method).uri(path);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(()).unwrap().into_parts().0;
+        scope(&request, &Addressing::new(&[]).target("localhost", request.uri.path()))
+    }
+
+    #[test]
+    fn a_change_of_one_object_concerns_its_key() {
+        let key = Some(Scope::Key(object_key("b", b"k /")));
+        for (method, query) in [
+            ("PUT", ""),
+            ("DELETE", ""),
+            ("DELETE", "?versionId=1"),
+            ("POST", "?uploadId=x"),
+            ("POST", "?uploads"),
+            ("PUT", "?partNumber=1&uploadId=x&x-id=UploadPart"),
+            ("PUT", "?X-Amz-Signature=0&X-Amz-Date=1&tagging"),
+        ] {
+            assert_eq!(of(method, &format!("/b/k%20%2F{query}"), &[]), key, "{method} {query}");
+        }
+        assert_eq!(of("PUT", "/b/k%20/", &[("x-amz-copy-source", "/b/other")]), key);
+    }
+
+    #[test]
+    fn what_may_change_more_concerns_the_bucket_and_what_is_unknown_everything() {
+        let bucket = Some(of_bucket("b"));
+        for (method, path) in [
+            ("PUT", "/b"),
+            ("DELETE", "/b/"),
+            ("POST", "/b?delete"),
+            ("POST", "/b"),
+            ("PUT", "/b?policy"),
+            ("PUT", "/b/k?renameObject"),
+            ("PATCH", "/b/k"),
+            ("MOVE", "/b/k"),
+            ("PUT", "/b/k%"),
+        ] {
+            assert_eq!(of(method, path, &[]), bucket, "{method} {path}");
+        }
+        assert_eq!(of("PUT", "/b/k", &[("x-amz-rename-source", "/b/other")]), bucket);
+        for (method, path) in [("PUT", "//k"), ("DELETE", "/%62/k")] {
+            assert_eq!(of(method, path, &[]), Some(Scope::Wide(Area::All)), "{path}");
+        }
+        for (method, path) in [("GET", "/b/k"), ("HEAD", "/b"), ("OPTIONS", "/b/k"), ("POST", "/")] {
+            assert_eq!(of(method, path, &[]), None, "{method} {path}");
+        }
+    }
+}
