@@ -27,7 +27,7 @@
 //!  auth                                 users and passwords
 //! ```
 //! `cli` and `config` produce [`Settings`] and [`Config`], `reload` reads them again; `objects` is the object cache with its synapse
-//! listener, `s3` the sidecar before an S3 endpoint, `s3_secrets` its keys and credentials.
+//! listener, `s3` the sidecar before an S3 endpoint, `s3_commands` what operators ask of it, `s3_secrets` its keys and credentials.
 //!
 //! ```no_run
 //! use cached_server::{Logging, Server, Settings};
@@ -49,6 +49,8 @@ pub mod process;
 pub mod reload;
 mod restart;
 pub mod s3;
+#[cfg(feature = "sidecar")]
+mod s3_commands;
 pub mod s3_secrets;
 pub mod settings;
 pub mod systemd;

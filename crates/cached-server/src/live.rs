@@ -8,7 +8,7 @@ use cached_process::reload::LiveSecs;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// The keys of `cached` alone that can change while the server runs.
-pub(crate) const LIVE_KEYS: [&str; 11] = [
+pub(crate) const LIVE_KEYS: [&str; 15] = [
     "memcached.connections_max",
     "memcached.connections_excess",
     "memcached.connection_bytes_max",
@@ -20,6 +20,10 @@ pub(crate) const LIVE_KEYS: [&str; 11] = [
     "memcached.watch_command",
     "memcached.shutdown_command",
     "insight.slow_request_ms",
+    "s3.fresh_secs",
+    "s3.stale_if_error_secs",
+    "s3.negative_secs",
+    "s3.buckets",
 ];
 
 /// The settings in force. [`Settings`] explains each.

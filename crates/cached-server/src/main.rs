@@ -223,7 +223,7 @@ fn serve(
         .map_err(|line| Failure { line, status: exit::CONFIGURATION })?;
     let program = Cached::new(arguments, &config, server.live(), objects.as_ref().map(Objects::live), tokens)
         .with_tracer(tracer)
-        .with_sidecar(s3_secrets);
+        .with_sidecar(s3_secrets, sidecar.live());
     let reloader = Arc::new(Reloader::new(program, in_force));
     if let Some(admin) = &admin {
         control::add_routes(admin.routes(), &reloader, &server.drain(), &log);

@@ -6,6 +6,7 @@ use crate::config::{Config, File};
 use crate::live;
 use crate::objects::ReloadObjects;
 use crate::process;
+use crate::s3::LiveSidecar;
 use crate::s3_secrets::SidecarSecrets;
 use crate::settings::Settings;
 use crate::shared::Shared;
@@ -105,6 +106,7 @@ pub struct Cached {
     tokens: Option<Tokens>,
     tracer: Option<Tracer>,
     sidecar: SidecarSecrets,
+    live_sidecar: LiveSidecar,
     in_force: Mutex<File>,
     /// Those for connections of the object cache's listener.
     descriptors_at_start: usize,
@@ -131,6 +133,7 @@ impl Cached {
             tokens,
             tracer: None,
             sidecar,
+            live_sidecar: LiveSidecar::default(),
             in_force,
             descriptors_at_start,
         }
@@ -142,10 +145,10 @@ impl Cached {
         Cached { tracer, ..self }
     }
 
-    /// Returns the program with the secrets of a sidecar, whose files can change.
+    /// Returns the program with a sidecar, of which the files of its secrets and what it has in `live` can change.
     #[must_use]
-    pub fn with_sidecar(self, sidecar: SidecarSecrets) -> Cached {
-        Cached { sidecar, ..self }
+    pub fn with_sidecar(self, sidecar: SidecarSecrets, live_sidecar: LiveSidecar) -> Cached {
+        Cached { sidecar, live_sidecar, ..self }
     }
 
     /// Returns the name of the file, for errors.
@@ -209,6 +212,8 @@ impl Program for Cached {
             None => Ok(Vec::new()),
             Some(live) => live.change(before, objects, after.synapse.as_ref(), secrets).map_err(line),
         })?;
+        // They were checked with the file.
+        self.live_sidecar.change(&after)?;
         if tokens.is_some_and(TokensRead::put_in_force) {
             files.push("admin.token_file".into());
         }

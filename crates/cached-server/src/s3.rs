@@ -2,14 +2,36 @@
 
 #[cfg(feature = "sidecar")]
 mod running {
-    use crate::config::{Config, S3Table};
+    use crate::config::{Config, File, S3Table};
     use crate::s3_secrets::SidecarSecrets;
     use cached_admin::AdminServer;
     use cached_metrics::Registration;
     use cached_tls::ServerTls;
-    use s3_sidecar::Sidecar;
+    use s3_sidecar::{ControlError, Sidecar, SidecarControl};
     use std::sync::Arc;
     use std::time::Duration;
+
+    /// What of a sidecar can change while it runs.
+    #[derive(Clone, Debug, Default)]
+    pub struct LiveSidecar(Option<SidecarControl>);
+
+    impl LiveSidecar {
+        /// Puts its policies in force, and opens the file of its access log anew, for it may have been renamed.
+        ///
+        /// # Errors
+        /// One line; then nothing has changed.
+        pub(crate) fn change(&self, after: &File) -> Result<(), String> {
+            let (Some(control), Some(table)) = (&self.0, &after.s3) else { return Ok(()) };
+            let (policy, rules) = table.policies();
+            match control.set_policies(policy, rules) {
+                Ok(()) => control.reopen_access_log(),
+                // It is ending, and so is the program.
+                Err(ControlError::Ended) => (),
+                Err(error) => return Err(error.to_string()),
+            }
+            Ok(())
+        }
+    }
 
     /// The sidecar, if one is configured. It ends when this is dropped.
     #[derive(Debug)]
@@ -38,6 +60,9 @@ mod running {
             let sidecar = table.sidecar(tls, secrets, drain_timeout);
             let sidecar = sidecar.map_err(|error| format!("{}: {}", error.key, error.why))?;
             let sidecar = Sidecar::start(sidecar).map_err(|error| error.to_string())?;
+            if let Some(admin) = admin {
+                crate::s3_commands::add_routes(admin.routes(), &sidecar.control());
+            }
             let none = std::iter::empty::<(&str, &str)>;
             let shown = admin.map(|admin| admin.registry().register(sidecar.metrics(), none()));
             Ok(RunningSidecar(Some(Running { sidecar, table: table.clone(), _shown: shown })))
@@ -56,6 +81,11 @@ mod running {
             Some((format!("S3 on {} before {endpoint}", addresses.join(", ")), table.bytes_max()))
         }
 
+        /// Returns what of it can change while it runs.
+        pub fn live(&self) -> LiveSidecar {
+            LiveSidecar(self.0.as_ref().map(|running| running.sidecar.control()))
+        }
+
         /// Closes its listeners; requests under way go on.
         pub fn request_end(&self) {
             self.0.iter().for_each(|running| running.sidecar.request_end());
@@ -65,6 +95,20 @@ mod running {
 
 #[cfg(not(feature = "sidecar"))]
 mod running {
+    /// What of a sidecar can change while it runs: nothing, as there is none.
+    #[derive(Clone, Debug, Default)]
+    pub struct LiveSidecar;
+
+    impl LiveSidecar {
+        /// Changes nothing.
+        ///
+        /// # Errors
+        /// None.
+        pub(crate) fn change(&self, _: &crate::config::File) -> Result<(), String> {
+            Ok(())
+        }
+    }
+
     use crate::config::Config;
     use crate::s3_secrets::SidecarSecrets;
     use cached_admin::AdminServer;
@@ -99,9 +143,14 @@ mod running {
             None
         }
 
+        /// Returns nothing.
+        pub fn live(&self) -> LiveSidecar {
+            LiveSidecar
+        }
+
         /// Does nothing.
         pub fn request_end(&self) {}
     }
 }
 
-pub use running::RunningSidecar;
+pub use running::{LiveSidecar, RunningSidecar};

@@ -13,6 +13,7 @@ mod namespaces;
 mod object;
 mod operate;
 mod put;
+mod s3;
 mod striped;
 mod top;
 mod until_done;
@@ -83,6 +84,8 @@ pub(crate) enum Command {
     ///
     /// None of them is served once this is done; their memory becomes free a little later.
     FlushPrefix(operate::FlushPrefix),
+    /// Ask something of the S3 sidecar of a running cached, by its admin listener (--admin).
+    S3(s3::S3),
     /// List, show, create, change or remove the namespaces of a running cached or synapsed's object cache, by its admin
     /// listener (--admin), or over synapse if -b synapse:… is given and --admin is not.
     ///
@@ -133,6 +136,7 @@ impl Command {
             Self::Reload(reload) => Some(reload.run(admin, timeout, output)),
             Self::Drain(drain) => Some(drain.run(admin, timeout, output)),
             Self::FlushPrefix(flush) => Some(flush.run(admin, timeout, output)),
+            Self::S3(s3) => Some(s3.run(admin, timeout, output)),
             Self::Namespace(_) if has_server && !admin.is_given() => None,
             Self::Namespace(namespaces) => Some(namespaces.run(admin, timeout, output)),
             Self::Cache(cache) => Some(cache.run(admin, timeout, output)),
@@ -158,7 +162,7 @@ impl Command {
             // They have no backend, see `run_alone` and `run_admin`.
             Self::Fsck(_) | Self::Health(_) | Self::Journal(_) | Self::Top(_) => Ok(()),
             Self::Config(_) | Self::Reload(_) | Self::Drain(_) | Self::FlushPrefix(_) => Ok(()),
-            Self::Cache(_) => Ok(()),
+            Self::Cache(_) | Self::S3(_) => Ok(()),
             Self::Namespace(namespaces) => namespaces.run_on(&*context.opened.backend, output),
             Self::Mrc(_) | Self::Hot(_) | Self::Misses(_) | Self::Slow(_) => Ok(()),
             Self::Conformance(conformance) => conformance.run(&context),

@@ -8,7 +8,7 @@
 //! | module | content |
 //! |---|---|
 //! | `file` | the file as a whole |
-//! | `process`, `memcached`, `shared_memory`, `volumes`, `nbd`, `s3` | one table each |
+//! | `process`, `memcached`, `shared_memory`, `volumes`, `nbd`, `s3`, `s3_policies` | one table each |
 //! | crate `cached-admin` | `[admin]`: shared with `synapsed` |
 //! | crate `cached-config` | `[insight]`, `[objects]` and its backend, `[synapse]`, sizes with units: shared with `synapsed` |
 //! | `error` | the line that states what is wrong |
@@ -21,6 +21,8 @@ mod nbd;
 mod process;
 #[cfg(feature = "sidecar")]
 mod s3;
+#[cfg(feature = "sidecar")]
+mod s3_policies;
 mod shared_memory;
 #[cfg(test)]
 mod tests;
@@ -29,6 +31,8 @@ mod volumes;
 pub use self::nbd::NbdTable;
 #[cfg(feature = "sidecar")]
 pub use self::s3::{AuthName, S3Table, UpstreamAuthName};
+#[cfg(feature = "sidecar")]
+pub use self::s3_policies::{BucketTable, FreshSecs, FreshWord};
 pub use self::volumes::{FuaName, VolumesTable};
 pub use cached_admin::AdminTable;
 pub use cached_config::{

@@ -1,9 +1,10 @@
 //! `[s3]`: the sidecar, a caching proxy before an S3 endpoint. Without this table there is none.
 
 use super::error::{ConfigError, invalid, within};
+use super::s3_policies::{BucketTable, FreshSecs, policy};
 use cached_config::{Size, TlsTable};
 use cached_tls::{ServerTls, TlsError};
-use s3_sidecar::{Auth, Credentials, Endpoint, Keys, Secrets, SidecarConfig};
+use s3_sidecar::{Auth, CachePolicy, Credentials, Endpoint, Keys, LogTarget, Rule, Secrets, SidecarConfig};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,6 +36,16 @@ pub struct S3Table {
     pub upstream_secret_file: PathBuf,
     /// The region for which the sidecar signs.
     pub upstream_region: String,
+    /// For how long what is known of an object answers reads: seconds, or `"immutable"`.
+    pub fresh_secs: FreshSecs,
+    /// For how long beyond that it answers while the endpoint is away, in seconds.
+    pub stale_if_error_secs: u64,
+    /// For how long it is remembered that an object is not there, in seconds.
+    pub negative_secs: u64,
+    /// The largest number of objects that are remembered not to be there.
+    pub negative_max: usize,
+    /// Where requests are logged: a file, `-` for standard output; nowhere without.
+    pub access_log: PathBuf,
     /// The memory for bodies.
     pub memory_bytes_max: Size,
     /// The largest number of objects whose headers are known.
@@ -59,6 +70,9 @@ pub struct S3Table {
     pub response_timeout_secs: u64,
     /// How long a reader waits for another reader's bytes that do not come, in milliseconds.
     pub share_wait_ms: u64,
+    /// What holds for the objects of buckets.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub buckets: Vec<BucketTable>,
     /// TLS; none without this table.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsTable>,
@@ -90,6 +104,12 @@ pub enum UpstreamAuthName {
 
 /// The longest wait for another reader's bytes: a minute.
 const SHARE_WAIT_MS_MAX: u64 = 60_000;
+/// What an object that is remembered not to be there takes.
+const NEGATIVE_BYTES_EACH: u64 = 1 << 10;
+/// What is held of requests that delete many objects, at most.
+const CHANGES_BYTES: u64 = 32 << 20;
+/// Lines of the access log that are to be written, at most.
+const LOG_BYTES: u64 = 16 << 20;
 /// What a connection needs beside its buffers.
 const CONNECTION_BYTES: u64 = 16 << 10;
 
@@ -108,6 +128,11 @@ impl Default for S3Table {
             upstream_access_key: String::new(),
             upstream_secret_file: PathBuf::new(),
             upstream_region: config.upstream_region,
+            fresh_secs: FreshSecs::Secs(0),
+            stale_if_error_secs: 0,
+            negative_secs: 0,
+            negative_max: config.absent_max,
+            access_log: PathBuf::new(),
             memory_bytes_max: Size(config.memory_bytes),
             heads_max: config.heads_max,
             heads_bytes_max: config.heads_bytes_max.into(),
@@ -120,6 +145,7 @@ impl Default for S3Table {
             connect_timeout_secs: config.connect_timeout.as_secs(),
             response_timeout_secs: config.response_timeout.as_secs(),
             share_wait_ms: u64::try_from(config.share_wait_max.as_millis()).unwrap_or(SHARE_WAIT_MS_MAX),
+            buckets: Vec::new(),
             tls: None,
         }
     }
@@ -154,6 +180,13 @@ impl S3Table {
         config.upstream_ca_file =
             Some(self.upstream_ca_file.clone()).filter(|path| !path.as_os_str().is_empty());
         config.domains.clone_from(&self.domains);
+        (config.policy, config.rules) = self.policies();
+        config.absent_max = self.negative_max;
+        config.access_log = match self.access_log.as_os_str() {
+            path if path.is_empty() => None,
+            path if path == "-" => Some(LogTarget::Stdout),
+            _ => Some(LogTarget::File(self.access_log.clone())),
+        };
         config.memory_bytes = self.memory_bytes_max.0;
         config.heads_max = self.heads_max;
         config.heads_bytes_max = self.heads_bytes_max.to_usize();
@@ -168,6 +201,12 @@ impl S3Table {
         config.share_wait_max = Duration::from_millis(self.share_wait_ms);
         config.drain_timeout = drain_timeout;
         Ok(config)
+    }
+
+    /// Returns what holds for objects without a rule, and the rules.
+    pub(crate) fn policies(&self) -> (CachePolicy, Vec<Rule>) {
+        let default = policy(self.fresh_secs, self.stale_if_error_secs, self.negative_secs);
+        (default, self.buckets.iter().map(|bucket| bucket.rule(&default)).collect())
     }
 
     /// Reads the certificates of the listener; `None` without TLS.
@@ -256,14 +295,22 @@ impl S3Table {
 
     /// Returns the number of file descriptors that it may need: a connection may have one to the endpoint.
     pub(crate) fn descriptors_max(&self) -> usize {
-        2 * self.connections_max + self.listen.len() * (1 + self.threads) + 3 * self.threads + 8
+        2 * self.connections_max + self.listen.len() * (1 + self.threads) + 3 * self.threads + 9
     }
 
     /// Returns the most memory that it takes, in bytes: bodies, headers, and the buffers of connections on both sides.
     pub fn bytes_max(&self) -> u64 {
         let connection = 4 * self.head_bytes_max.0 + CONNECTION_BYTES;
         let connections = connection.saturating_mul(self.connections_max as u64);
-        self.memory_bytes_max.0.saturating_add(self.heads_bytes_max.0).saturating_add(connections)
+        let more = match self.auth {
+            AuthName::Gateway => 0,
+            AuthName::Listener | AuthName::None => {
+                CHANGES_BYTES.saturating_add((self.negative_max as u64).saturating_mul(NEGATIVE_BYTES_EACH))
+            }
+        };
+        let log = if self.access_log.as_os_str().is_empty() { 0 } else { LOG_BYTES };
+        let tables = self.memory_bytes_max.0.saturating_add(self.heads_bytes_max.0);
+        tables.saturating_add(connections).saturating_add(more).saturating_add(log)
     }
 
     /// Checks the table, as far as that is possible without opening a socket or a file.
@@ -277,7 +324,11 @@ impl S3Table {
         }
         self.check_auth()?;
         let wrong = |(key, why): (&str, String)| {
-            let key = if key == "memory_bytes" { "memory_bytes_max" } else { key };
+            let key = match key {
+                "memory_bytes" => "memory_bytes_max",
+                "absent_max" => "negative_max",
+                key => key,
+            };
             ConfigError { key: format!("s3.{key}"), why }
         };
         let mut config = self.sidecar(None, Secrets::default(), Duration::ZERO)?;
