@@ -14,8 +14,7 @@
 //! has come apart ([`Content::is_scattered`]) is written anew as part of the change that did it.
 
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use blocker::admission::{Head as AdmissionHead, admit, range_end};
@@ -25,6 +24,7 @@ use blocker::{
 };
 use bytes::{Bytes, BytesMut};
 
+use crate::bounds::Progress;
 use crate::content::{Blob, Content, Edit, INLINE_BYTES_MAX, Source};
 use crate::core::{Core, TRIES};
 use crate::fence::Scopes;
@@ -156,26 +156,12 @@ impl Act {
     }
 }
 
-/// Whether a change has been sent to the store, for a caller that stops waiting.
-#[derive(Clone, Default)]
-pub(crate) struct Begun(Arc<AtomicBool>);
-
-impl Begun {
-    pub(crate) fn is_set(&self) -> bool {
-        self.0.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn set(&self, begun: bool) {
-        self.0.store(begun, Ordering::Release);
-    }
-}
-
 /// What a change has made, kept from try to try.
 struct Work<'a> {
     object: &'a ObjectId,
     act: &'a Act,
     change: &'a Change,
-    begun: &'a Begun,
+    progress: &'a Progress,
     edits: Vec<Edit>,
     payload: Bytes,
     /// The blob that holds the payload and nothing else, and since when.
@@ -191,12 +177,12 @@ impl Core {
         object: &ObjectId,
         act: &Act,
         change: &Change,
-        begun: &Begun,
+        progress: &Progress,
     ) -> Result<(Version, u64)> {
         act.check(self.object_bytes_max)?;
         let (edits, payload) = act.edits();
         let (blob, orphans) = Default::default();
-        let mut work = Work { object, act, change, begun, edits, payload, blob, orphans };
+        let mut work = Work { object, act, change, progress, edits, payload, blob, orphans };
         let turn = self.turns.turn(object, &*self.clock).await;
         let done = self.try_all(&mut work).await;
         drop(turn);
@@ -284,10 +270,11 @@ impl Core {
         let next = after(act, change, &base.head, scopes, content)?;
         let (version, size_bytes) = (Version(next.version), next.content.size_bytes);
         let garbage = garbage(&base.head.content, &next.content);
-        work.begun.set(true);
+        work.progress.set_begun(true);
         let swapped = self.swap(object, &base, next).await;
-        if !matches!(swapped, Swap::Unknown(_)) {
-            work.begun.set(false);
+        // What has been done stays so, whatever the call still waits for.
+        if matches!(swapped, Swap::Lost | Swap::Failed(_)) {
+            work.progress.set_begun(false);
         }
         match swapped {
             Swap::Done(_) => {

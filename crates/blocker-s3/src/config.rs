@@ -10,6 +10,9 @@ use crate::layout::check_prefix;
 
 /// The least age of what a sweep removes: no writer waits longer between a blob and its head.
 const SWEEP_AGE_MIN: Duration = Duration::from_secs(15 * 60);
+/// The longest time of a call, so that what it has sent has ended before a sweep looks: with the longest attempt it is
+/// [`SWEEP_AGE_MIN`].
+const CALL_TIMEOUT_MAX: Duration = Duration::from_secs(10 * 60);
 const SWEEP_AGE_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 const SWEEP_INTERVAL_MIN: Duration = Duration::from_secs(60);
 /// How many objects are written anew at once.
@@ -54,6 +57,10 @@ pub struct S3Config {
     pub request_timeout: Duration,
     /// How often a request that may be repeated is repeated.
     pub retries: u32,
+    /// How long a call may take, with all its requests, their repetitions, and the time that it waits for its turn; a
+    /// claim and a sweep, whose work grows with the number of objects, from one object to the next. At least
+    /// [`Self::request_timeout`], at most ten minutes.
+    pub call_timeout: Duration,
     /// How many requests may be under way; others wait their turn.
     pub requests_in_flight_max: u32,
     /// The most bytes of payloads of operations under way; others wait their turn. A larger one goes by itself.
@@ -85,6 +92,7 @@ impl Default for S3Config {
             connect_timeout: Duration::from_secs(5),
             request_timeout: Duration::from_secs(30),
             retries: 3,
+            call_timeout: Duration::from_secs(120),
             requests_in_flight_max: 128,
             bytes_in_flight_max: 256 << 20,
             sweep_interval: Duration::from_secs(24 * 60 * 60),
@@ -110,6 +118,11 @@ impl S3Config {
         ("connect_timeout_secs", "SECONDS", "how long to wait for a connection"),
         ("request_timeout_secs", "SECONDS", "how long to wait for an answer"),
         ("retries", "COUNT", "how often a request that may be repeated is repeated"),
+        (
+            "call_timeout_secs",
+            "SECONDS",
+            "how long a call may take, with all its requests and their repetitions",
+        ),
         ("requests_in_flight_max", "COUNT", "requests under way at once"),
         ("bytes_in_flight_max", "BYTES", "payload of operations under way at once"),
         ("sweep_interval_secs", "SECONDS", "the time between two sweeps; 0 is never"),
@@ -157,6 +170,9 @@ impl S3Config {
         }
         if self.request_timeout > Duration::from_secs(300) {
             return wrong("request_timeout_secs must be 300 at most");
+        }
+        if self.call_timeout < self.request_timeout || self.call_timeout > CALL_TIMEOUT_MAX {
+            return wrong("call_timeout_secs must be request_timeout_secs to 600");
         }
         if self.retries > 20 {
             return wrong("retries must be 20 at most");
@@ -235,6 +251,7 @@ impl S3Config {
             "connect_timeout_secs" => self.connect_timeout = seconds()?,
             "request_timeout_secs" => self.request_timeout = seconds()?,
             "retries" => self.retries = number(key, value)?,
+            "call_timeout_secs" => self.call_timeout = seconds()?,
             "requests_in_flight_max" => self.requests_in_flight_max = number(key, value)?,
             "bytes_in_flight_max" => self.bytes_in_flight_max = number(key, value)?,
             "sweep_interval_secs" => self.sweep_interval = seconds()?,
@@ -276,6 +293,8 @@ mod tests {
             ("disks,endpoint=host:9000", "https://HOST[:PORT]"),
             ("disks,prefix=/a", "prefix takes"),
             ("disks,object_bytes_max=1", "4096 bytes to 1 GiB"),
+            ("disks,call_timeout_secs=29", "request_timeout_secs to 600"),
+            ("disks,call_timeout_secs=601", "request_timeout_secs to 600"),
             ("disks,retries", "is not KEY=VALUE"),
         ] {
             let error = text.parse::<S3Config>().unwrap_err();

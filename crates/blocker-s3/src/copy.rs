@@ -2,12 +2,13 @@
 
 use blocker::{Condition, CopyRequest, Error, Result, Version};
 
-use crate::change::{Act, Begun};
+use crate::bounds::Progress;
+use crate::change::Act;
 use crate::core::Core;
 
 impl Core {
     /// Copies through this client. What is written is the source as it was at one moment.
-    pub(crate) async fn copy(&self, request: &CopyRequest, begun: &Begun) -> Result<(Version, u64)> {
+    pub(crate) async fn copy(&self, request: &CopyRequest, progress: &Progress) -> Result<(Version, u64)> {
         let limit_bytes = self.object_bytes_max;
         let mut change = request.change;
         let act = if request.from == request.to {
@@ -24,6 +25,6 @@ impl Core {
             }
             Act::Full { data: data.into() }
         };
-        self.change(&request.to, &act, &change, begun).await
+        self.change(&request.to, &act, &change, progress).await
     }
 }

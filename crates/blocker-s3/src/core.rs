@@ -1,6 +1,7 @@
 //! What all operations of a store share.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use blocker::Clock;
 use blocker::event::EventHub;
@@ -28,6 +29,8 @@ pub(crate) struct Core {
     /// For objects that are written anew.
     pub(crate) compactions: Semaphore,
     pub(crate) object_bytes_max: u64,
+    /// How long a call may take; see `bounds.rs`.
+    pub(crate) call_timeout: Duration,
 }
 
 /// How many requests one call has under way at once where it needs many.

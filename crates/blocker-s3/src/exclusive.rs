@@ -31,6 +31,7 @@
 use blocker::{Epoch, Error, Namespace, ObjectId, Result, Scope, WriterId};
 use futures_util::StreamExt;
 
+use crate::bounds::Progress;
 use crate::core::{AT_ONCE, Core};
 use crate::head::Claim;
 use crate::heads::Seen;
@@ -88,7 +89,12 @@ impl Core {
     ///
     /// # Errors
     /// `Fenced` if another writer has claimed the epoch of one.
-    pub(crate) async fn look_beside(&self, scope: &Scope, claim: (u64, WriterId)) -> Result<()> {
+    pub(crate) async fn look_beside(
+        &self,
+        scope: &Scope,
+        claim: (u64, WriterId),
+        progress: &Progress,
+    ) -> Result<()> {
         let (namespace, domains, objects) = match scope {
             Scope::All => {
                 if self.record(Place::All).await?.narrower < claim.0 {
@@ -97,7 +103,7 @@ impl Core {
                 for namespace in self.namespaces().await? {
                     let whole = self.record(Place::Namespace(&namespace)).await?;
                     refuse(whole.claim, claim)?;
-                    self.look_within(&namespace, &whole, (true, true), claim).await?;
+                    self.look_within(&namespace, &whole, (true, true), claim, progress).await?;
                 }
                 return Ok(());
             }
@@ -107,7 +113,7 @@ impl Core {
             _ => return Err(Error::Unsupported("a claim of that scope".into())),
         };
         let whole = self.record(Place::Namespace(namespace)).await?;
-        self.look_within(namespace, &whole, (domains, objects), claim).await
+        self.look_within(namespace, &whole, (domains, objects), claim, progress).await
     }
 
     /// Checks the domains of a namespace, its objects, or both, where an announcement shows that they may
@@ -118,11 +124,13 @@ impl Core {
         whole: &Record,
         (domains, objects): (bool, bool),
         claim: (u64, WriterId),
+        progress: &Progress,
     ) -> Result<()> {
         if domains && whole.domains >= claim.0 {
             let records = self.requests.list(&self.layout.records(namespace), None, usize::MAX).await?;
             for record in records.iter().filter(|record| Layout::domain_of(&record.location).is_some()) {
                 refuse(self.record_at(&record.location).await?.0.claim, claim)?;
+                progress.step();
             }
         }
         if objects && whole.objects >= claim.0 {
@@ -132,6 +140,7 @@ impl Core {
                 let mut seen = std::pin::pin!(seen.buffer_unordered(AT_ONCE));
                 while let Some(seen) = seen.next().await {
                     refuse(seen?.map_or_else(Claim::default, |seen| seen.head.claim), claim)?;
+                    progress.step();
                 }
             }
         }

@@ -49,6 +49,7 @@ use blocker::event::Event;
 use blocker::{ClaimReply, Epoch, Error, Namespace, ObjectId, OrderDomain, Result, Scope, WriterId};
 use futures_util::StreamExt;
 
+use crate::bounds::Progress;
 use crate::core::{AT_ONCE, Core, TRIES};
 use crate::exclusive::Above;
 use crate::head::Claim;
@@ -119,7 +120,13 @@ impl Core {
 
     // ---- claiming
 
-    pub(crate) async fn claim(&self, scope: Scope, epoch: Epoch, writer: WriterId) -> Result<ClaimReply> {
+    pub(crate) async fn claim(
+        &self,
+        scope: Scope,
+        epoch: Epoch,
+        writer: WriterId,
+        progress: &Progress,
+    ) -> Result<ClaimReply> {
         if epoch == Epoch(0) {
             // Binds no writer, so it changes nothing; it shows which epoch is in force.
             return match self.epoch_in_force(&scope).await? {
@@ -128,8 +135,8 @@ impl Core {
             };
         }
         let raised = match &scope {
-            Scope::Object(object) => self.claim_object(&scope, object, (epoch.0, writer)).await?,
-            _ => self.claim_scope(&scope, (epoch.0, writer)).await?,
+            Scope::Object(object) => self.claim_object(&scope, object, (epoch.0, writer), progress).await?,
+            _ => self.claim_scope(&scope, (epoch.0, writer), progress).await?,
         };
         if raised {
             self.events.publish(&Event::Fenced(scope, epoch));
@@ -181,7 +188,12 @@ impl Core {
     }
 
     /// Raises the scope's epoch, then meets every object in it.
-    async fn claim_scope(&self, scope: &Scope, (epoch, writer): (u64, WriterId)) -> Result<bool> {
+    async fn claim_scope(
+        &self,
+        scope: &Scope,
+        (epoch, writer): (u64, WriterId),
+        progress: &Progress,
+    ) -> Result<bool> {
         let (place, namespace, domain) = match scope {
             Scope::All => (Place::All, None, None),
             Scope::Namespace(namespace) => (Place::Namespace(namespace), Some(namespace), None),
@@ -194,11 +206,11 @@ impl Core {
         let own = self.record(place).await?.claim;
         let above = self.look_above(scope, (epoch, writer), own.is_held_by(epoch, writer)).await?;
         if !above.is_held && own.epoch < epoch {
-            self.look_beside(scope, (epoch, writer)).await?;
+            self.look_beside(scope, (epoch, writer), progress).await?;
         }
         let asked = Claim::asked((epoch, writer));
         let raised = self.record_claim(place, above, asked).await?;
-        self.hold(scope, (epoch, writer), above.is_held).await.map_err(after_raise(raised))?;
+        self.hold(scope, (epoch, writer), above.is_held, progress).await.map_err(after_raise(raised))?;
         let held = Claim { is_held: true, ..asked };
         self.record_claim(place, above, held).await.map_err(after_raise(raised))?;
         // Also when the epoch was there already: the claim that raised it may not have finished.
@@ -213,6 +225,7 @@ impl Core {
                 let mut met = std::pin::pin!(met.buffer_unordered(AT_ONCE));
                 while let Some(done) = met.next().await {
                     done.map_err(after_raise(raised))?;
+                    progress.step();
                 }
             }
         }
@@ -248,10 +261,16 @@ impl Core {
     }
 
     /// What comes between the record of a claim that is asked for and that of one that is held.
-    async fn hold(&self, scope: &Scope, claim: (u64, WriterId), is_held: bool) -> Result<()> {
+    async fn hold(
+        &self,
+        scope: &Scope,
+        claim: (u64, WriterId),
+        is_held: bool,
+        progress: &Progress,
+    ) -> Result<()> {
         self.announce(scope, claim.0).await?;
         let above = self.look_above(scope, claim, is_held).await?;
-        if above.is_held { Ok(()) } else { self.look_beside(scope, claim).await }
+        if above.is_held { Ok(()) } else { self.look_beside(scope, claim, progress).await }
     }
 
     /// An object that is claimed by itself: its fence is raised, where need be that of its ghost.
@@ -260,9 +279,10 @@ impl Core {
         scope: &Scope,
         object: &ObjectId,
         (epoch, writer): (u64, WriterId),
+        progress: &Progress,
     ) -> Result<bool> {
         let mut raised = false;
-        let claimed = self.try_claim_object(scope, object, (epoch, writer), &mut raised).await;
+        let claimed = self.try_claim_object(scope, object, (epoch, writer), &mut raised, progress).await;
         claimed.map_err(after_raise(raised))?;
         Ok(raised)
     }
@@ -273,6 +293,7 @@ impl Core {
         object: &ObjectId,
         (epoch, writer): (u64, WriterId),
         raised: &mut bool,
+        progress: &Progress,
     ) -> Result<()> {
         let asked = Claim::asked((epoch, writer));
         let held = Claim { is_held: true, ..asked };
@@ -293,7 +314,7 @@ impl Core {
             }
             let next = if own == asked {
                 // It is this claim, or one whose answer was lost.
-                self.hold(scope, (epoch, writer), above.is_held).await?;
+                self.hold(scope, (epoch, writer), above.is_held, progress).await?;
                 seen.as_ref().map(|seen| {
                     let mut next = seen.head.next();
                     next.claim = held;
@@ -301,7 +322,7 @@ impl Core {
                 })
             } else {
                 if !above.is_held {
-                    self.look_beside(scope, (epoch, writer)).await?;
+                    self.look_beside(scope, (epoch, writer), progress).await?;
                 }
                 check_epoch_step(Epoch(fence.max(above.in_force)), Epoch(epoch))?;
                 *raised |= fence.max(above.in_force) < epoch;

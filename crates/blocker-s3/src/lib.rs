@@ -15,7 +15,8 @@
 //!   proof.
 //! - `exclusive.rs`: why no two writers hold the same epoch in scopes that overlap.
 //! - `probe.rs`: what a server must be able to do, tried out at the start.
-//! - `requests.rs`: time limits and repetition; `width.rs`: the number of requests at once, which is less for
+//! - `bounds.rs`: how long a call may take, with all its requests;
+//! - `requests.rs`: time limits of requests, and repetition; `width.rs`: the number of requests at once, which is less for
 //!   a while when the server asks for it; `refusal.rs`: what a server's refusal means.
 //! - `room.rs`: how much payload is under way at once.
 //! - `sweep.rs`: removes what writers have left that died in the middle of a change; `sweeper.rs`: when, and by
@@ -44,6 +45,7 @@
 //! # Ok::<_, blocker::Error>(())
 //! ```
 
+mod bounds;
 mod change;
 #[cfg(feature = "http")]
 mod client;

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
+use blocker::clock::Sleep;
 use blocker::{Clock, Error, Result};
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
@@ -63,6 +64,7 @@ pub(crate) struct Stats {
     pub(crate) sweeps_failed: AtomicU64,
     pub(crate) swept: AtomicU64,
     pub(crate) forgotten: AtomicU64,
+    pub(crate) given_up: AtomicU64,
 }
 
 /// The limits of requests.
@@ -201,6 +203,21 @@ impl Requests {
             self.delay_from(delay, retry).await;
         }
         Err(Failure::Timeout)
+    }
+
+    /// Returns a timer that forgets itself when it is dropped, as that of the system's clock does not.
+    pub(crate) fn timer(&self, after: Duration) -> Sleep {
+        match &self.spawn {
+            #[cfg(feature = "http")]
+            Spawn::On(handle) => {
+                let mut task = tokio::task::JoinSet::new();
+                // The runtime's timers are made within it.
+                task.spawn_on(async move { tokio::time::sleep(after).await }, handle);
+                // The runtime ends with the store, and its timers with it.
+                Box::pin(async move { drop(task.join_next().await) })
+            }
+            Spawn::Inline => self.clock.sleep(after),
+        }
     }
 
     /// Waits before an attempt is repeated.

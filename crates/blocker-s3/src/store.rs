@@ -2,11 +2,8 @@
 //! the module that implements it.
 
 use std::fmt;
-use std::future::Future;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::Poll;
 use std::time::Duration;
 
 use blocker::admission::runs_end;
@@ -16,7 +13,8 @@ use blocker::*;
 use object_store::ObjectStore;
 use tokio::sync::Semaphore;
 
-use crate::change::{Act, Begun};
+use crate::bounds::{Progress, bounded};
+use crate::change::Act;
 use crate::config::{COMPACTIONS_MAX, S3Config};
 use crate::core::Core;
 use crate::heads::Heads;
@@ -58,8 +56,8 @@ impl fmt::Debug for S3Store {
 }
 
 impl S3Store {
-    /// Opens the store on the configured server and tries out what the server must be able to do. Blocks, at most for some attempts of
-    /// the time that the configuration gives to one.
+    /// Opens the store on the configured server and tries out what the server must be able to do. Blocks, at most for
+    /// the time that the configuration gives to a call.
     ///
     /// # Errors
     /// One line that names what is missing: `Invalid` for a configuration that cannot be, `Unsupported` for a
@@ -137,13 +135,16 @@ impl S3Store {
             room: Room::new(config.bytes_in_flight_max),
             compactions: Semaphore::new(COMPACTIONS_MAX),
             object_bytes_max: config.object_bytes_max,
+            call_timeout: config.call_timeout,
         };
         let this = Self {
             core: Arc::new(core),
             #[cfg(feature = "http")]
             runtime: None,
         };
-        executor::block_on(Box::pin(this.core.probe()))?;
+        let core = Arc::clone(&this.core);
+        let probe = async move { core.probe().await };
+        executor::block_on(bounded(&this.core, &Call::default(), Progress::default(), None, probe))?;
         Ok(this)
     }
 
@@ -160,46 +161,13 @@ impl S3Store {
         Reply::pending(async move { core.sweep(age).await })
     }
 
-    fn check<T: 'static>(
-        &self,
-        call: &Call,
-        begun: Begun,
-        changed: Option<&ObjectId>,
-        work: impl Future<Output = Result<T>> + Send + 'static,
-    ) -> Reply<T> {
-        let Some(deadline) = call.deadline else { return Reply::pending(work) };
-        if self.core.clock.now() >= deadline {
-            return Reply::err(Error::DeadlinePassed);
-        }
-        let (core, changed) = (Arc::clone(&self.core), changed.cloned());
-        Reply::pending(async move {
-            let mut work = pin!(work);
-            let mut timer = core.clock.sleep_until(deadline);
-            std::future::poll_fn(move |cx| {
-                if let Poll::Ready(answer) = work.as_mut().poll(cx) {
-                    return Poll::Ready(answer);
-                }
-                std::task::ready!(timer.as_mut().poll(cx));
-                if !begun.is_set() {
-                    return Poll::Ready(Err(Error::DeadlinePassed));
-                }
-                if let Some(object) = &changed {
-                    core.heads.unsettle(object, None);
-                }
-                let text = "the deadline passed before the server answered";
-                Poll::Ready(Err(Error::OutcomeUnknown(text.into())))
-            })
-            .await
-        })
-    }
-
     fn change(&self, object: ObjectId, act: Act, change: Change, call: &Call) -> Reply<ChangeReply> {
-        let (core, begun) = (Arc::clone(&self.core), Begun::default());
-        let watched = begun.clone();
+        let (core, progress) = (Arc::clone(&self.core), Progress::default());
+        let watched = progress.clone();
         let id = object.clone();
-        self.check(call, watched, Some(&id), async move {
+        bounded(&self.core, call, watched, Some(&id), async move {
             let _room = core.room.take(act.payload_bytes()).await;
-            let (version, size_bytes) = core.change(&object, &act, &change, &begun).await?;
+            let (version, size_bytes) = core.change(&object, &act, &change, &progress).await?;
             Ok(ChangeReply::new(version, size_bytes, Durability::Stored))
         })
     }
@@ -228,7 +196,7 @@ impl Blocker for S3Store {
 
     fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
         let (core, call) = (Arc::clone(&self.core), request.call);
-        self.check(&call, Begun::default(), None, async move {
+        bounded(&self.core, &call, Progress::default(), None, async move {
             let _room = core.room.take(request.len_bytes.min(core.object_bytes_max)).await;
             core.read(request).await
         })
@@ -279,24 +247,30 @@ impl Blocker for S3Store {
     }
 
     fn copy(&self, request: CopyRequest) -> Reply<ChangeReply> {
-        let (core, begun, call) = (Arc::clone(&self.core), Begun::default(), request.call);
-        let (watched, to) = (begun.clone(), request.to.clone());
-        self.check(&call, watched, Some(&to), async move {
+        let (core, progress, call) = (Arc::clone(&self.core), Progress::default(), request.call);
+        let (watched, to) = (progress.clone(), request.to.clone());
+        bounded(&self.core, &call, watched, Some(&to), async move {
             let _room = core.room.take(core.object_bytes_max).await;
-            let (version, size_bytes) = core.copy(&request, &begun).await?;
+            let (version, size_bytes) = core.copy(&request, &progress).await?;
             Ok(ChangeReply::new(version, size_bytes, Durability::Stored))
         })
     }
 
     fn info(&self, request: InfoRequest) -> Reply<Info> {
         let (core, call) = (Arc::clone(&self.core), request.call);
-        self.check(&call, Begun::default(), None, async move { core.info(request).await })
+        bounded(&self.core, &call, Progress::default(), None, async move { core.info(request).await })
     }
 
     fn list(&self, request: ListRequest) -> Reply<ListReply> {
         let (core, call) = (Arc::clone(&self.core), request.call);
         let entries_max = request.entries_max.clamp(1, LIST_ENTRIES_MAX) as usize;
-        self.check(&call, Begun::default(), None, async move { core.list(request, entries_max).await })
+        bounded(
+            &self.core,
+            &call,
+            Progress::default(),
+            None,
+            async move { core.list(request, entries_max).await },
+        )
     }
 
     fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
@@ -309,12 +283,12 @@ impl Blocker for S3Store {
 
     fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> {
         let (core, call) = (Arc::clone(&self.core), request.call);
-        let begun = Begun::default();
-        let watched = begun.clone();
-        self.check(&call, watched, None, async move {
+        let progress = Progress::default();
+        let watched = progress.clone();
+        bounded(&self.core, &call, watched, None, async move {
             // From its first step on it may have made a difference.
-            begun.set(true);
-            core.claim(request.scope, request.epoch, request.writer).await
+            progress.set_begun(true);
+            core.claim(request.scope, request.epoch, request.writer, &progress).await
         })
     }
 
@@ -352,6 +326,8 @@ impl Collect for S3Store {
             "Requests sent again after a failure.",
             read(&stats.repeated),
         );
+        let help = "Calls given up because they took too long or their deadline passed.";
+        into.counter("s3_calls_given_up_total", help, read(&stats.given_up));
         let help = "Answers that asked for fewer requests.";
         into.counter("s3_slow_downs_total", help, read(&stats.slow_downs));
         let help = "How many requests may be under way at once: fewer after the server has asked for that.";
@@ -379,7 +355,7 @@ impl Collect for S3Store {
 impl Control for S3Store {
     fn attach(&self, namespace: Namespace) -> Reply<Attachment> {
         let (core, capabilities) = (Arc::clone(&self.core), self.capabilities());
-        Reply::pending(async move {
+        bounded(&self.core, &Call::default(), Progress::default(), None, async move {
             let epoch = core.scopes(&namespace, None).await?.whole;
             Ok(Attachment::new(capabilities, Epoch(epoch)))
         })
@@ -395,6 +371,12 @@ impl Control for S3Store {
 
     fn namespaces(&self) -> Reply<Vec<Namespace>> {
         let core = Arc::clone(&self.core);
-        Reply::pending(async move { core.namespaces().await })
+        bounded(
+            &self.core,
+            &Call::default(),
+            Progress::default(),
+            None,
+            async move { core.namespaces().await },
+        )
     }
 }

@@ -35,6 +35,8 @@ pub struct S3Table {
     pub request_timeout_secs: u64,
     /// How often a request that may be repeated is repeated.
     pub retries: u32,
+    /// How long a call may take, with all its requests and their repetitions.
+    pub call_timeout_secs: u64,
     /// The largest number of requests under way.
     pub requests_in_flight_max: u32,
     /// The most payload under way.
@@ -67,6 +69,7 @@ impl Default for S3Table {
             connect_timeout_secs: 5,
             request_timeout_secs: 30,
             retries: 3,
+            call_timeout_secs: 120,
             requests_in_flight_max: 128,
             bytes_in_flight_max: Size(256 << 20),
             heads_bytes_max: Size(32 << 20),
@@ -130,6 +133,7 @@ mod store {
             config.connect_timeout = Duration::from_secs(self.connect_timeout_secs);
             config.request_timeout = Duration::from_secs(self.request_timeout_secs);
             config.retries = self.retries;
+            config.call_timeout = Duration::from_secs(self.call_timeout_secs);
             config.requests_in_flight_max = self.requests_in_flight_max;
             config.bytes_in_flight_max = self.bytes_in_flight_max.0;
             config.heads_bytes_max = self.heads_bytes_max.0;
@@ -171,6 +175,7 @@ mod store {
                 connect_timeout_secs: config.connect_timeout.as_secs(),
                 request_timeout_secs: config.request_timeout.as_secs(),
                 retries: config.retries,
+                call_timeout_secs: config.call_timeout.as_secs(),
                 requests_in_flight_max: config.requests_in_flight_max,
                 bytes_in_flight_max: Size(config.bytes_in_flight_max),
                 heads_bytes_max: Size(config.heads_bytes_max),
@@ -199,7 +204,7 @@ mod tests {
     fn one_line_has_every_key_of_the_table() {
         let line = "disks,endpoint=http://h:9,region=r,prefix=p,virtual_host=true,allow_http=true,\
                     credentials_file=/c,profile=o,ca_file=/a,connect_timeout_secs=1,request_timeout_secs=2,\
-                    retries=4,requests_in_flight_max=5,bytes_in_flight_max=67108864,heads_bytes_max=1048576,\
+                    retries=4,call_timeout_secs=60,requests_in_flight_max=5,bytes_in_flight_max=67108864,heads_bytes_max=1048576,\
                     sweep_interval_secs=0,sweep_age_secs=7200,object_bytes_max=8192";
         let table: S3Table = line.parse().unwrap();
         let config: S3Config = line.parse().unwrap();

@@ -282,6 +282,7 @@ fn s3(table: &S3Table, options: &OpenOptions) -> Result<Store, OpenError> {
         let timeout = timeout.max(Duration::from_secs(1));
         config.request_timeout = config.request_timeout.min(timeout);
         config.connect_timeout = config.connect_timeout.min(timeout);
+        config.call_timeout = config.call_timeout.min(timeout);
     }
     let memory_bytes_max = config.memory_bytes_max();
     let s3 = Arc::new(blocker_s3::S3Store::open(&config)?);

@@ -38,6 +38,8 @@ pub(crate) enum Fault {
     DeadBefore,
     /// It is applied, and then nothing is answered any more.
     DeadAfter,
+    /// It is never answered; a put is applied when all else is done.
+    Stall,
 }
 
 /// A rule that a server does not keep.
@@ -72,7 +74,11 @@ struct Plan {
     quirk: Quirk,
     met: Vec<Met>,
     late: Vec<(Path, PutPayload, PutOptions)>,
+    /// Which requests never get an answer; puts among them land late.
+    stalls: Option<Stalls>,
 }
+
+type Stalls = Box<dyn FnMut(&Met) -> bool + Send>;
 
 /// The server.
 pub(crate) struct Server {
@@ -107,6 +113,7 @@ impl Server {
             quirk: Quirk::None,
             met: Vec::new(),
             late: Vec::new(),
+            stalls: None,
         };
         Arc::new(Self { inner: InMemory::new(), plan: Mutex::new(plan) })
     }
@@ -129,9 +136,15 @@ impl Server {
         (plan.permille, plan.yields_max) = (permille, yields_max);
     }
 
+    /// From now on requests that `is_it` get no answer. Puts among them land late.
+    pub(crate) fn stall(&self, is_it: impl FnMut(&Met) -> bool + Send + 'static) {
+        self.plan.lock().stalls = Some(Box::new(is_it));
+    }
+
     /// Everything works again. Late puts stay late.
     pub(crate) fn heal(&self) {
         let mut plan = self.plan.lock();
+        plan.stalls = None;
         (plan.permille, plan.yields_max, plan.is_dead) = (0, 0, false);
         plan.faults.clear();
     }
@@ -165,7 +178,11 @@ impl Server {
         let (fault, yields) = {
             let mut plan = self.plan.lock();
             let number = plan.met.len();
-            plan.met.push(Met { kind, path: path.to_string(), sent_bytes });
+            let met = Met { kind, path: path.to_string(), sent_bytes };
+            plan.met.push(met.clone());
+            if plan.stalls.as_mut().is_some_and(|stalls| stalls(&met)) {
+                return Ok(Some(Fault::Stall));
+            }
             if plan.is_dead {
                 return Err(broken());
             }
@@ -224,8 +241,11 @@ impl ObjectStore for Server {
             }
             (_, mode) => mode,
         };
-        if fault == Some(Fault::Late) {
+        if matches!(fault, Some(Fault::Late | Fault::Stall)) {
             self.plan.lock().late.push((path.clone(), payload, options));
+            if fault == Some(Fault::Stall) {
+                std::future::pending::<()>().await;
+            }
             return Err(broken());
         }
         let mut answer = self.inner.put_opts(path, payload, options).await;
@@ -245,13 +265,20 @@ impl ObjectStore for Server {
 
     async fn get_opts(&self, path: &Path, options: GetOptions) -> Outcome<GetResult> {
         let fault = self.meet("get", path, 0).await?;
+        if fault == Some(Fault::Stall) {
+            std::future::pending::<()>().await;
+        }
         let answer = self.inner.get_opts(path, options).await;
         self.answer(fault, answer).await
     }
 
     fn delete_stream(&self, paths: BoxStream<'static, Outcome<Path>>) -> BoxStream<'static, Outcome<Path>> {
         let mut plan = self.plan.lock();
-        plan.met.push(Met { kind: "delete", path: String::new(), sent_bytes: 0 });
+        let met = Met { kind: "delete", path: String::new(), sent_bytes: 0 };
+        plan.met.push(met.clone());
+        if plan.stalls.as_mut().is_some_and(|stalls| stalls(&met)) {
+            return futures_util::stream::pending().boxed();
+        }
         if plan.is_dead {
             return futures_util::stream::once(async { Err(broken()) }).boxed();
         }

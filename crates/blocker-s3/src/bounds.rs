@@ -1,0 +1,110 @@
+//! How long a call may take: until its caller's deadline, and no longer than the configuration allows.
+//!
+//! Attempts have limits of their own (`requests.rs`), but a call makes several requests and repeats each, waits for
+//! others' changes of the object, and for room. So the whole call, with all of that, ends after
+//! [`crate::S3Config::call_timeout`]. A request that has been sent by then runs to the end of its attempt, and nobody
+//! waits for it: of a change whose head was on its way the outcome is unknown, and the next look at the object settles
+//! it (`swap.rs`); of any other nothing was changed, and a blob that it has left is a sweep's.
+//!
+//! What grows with the number of objects (a claim, a sweep) is bounded by step: the time begins anew with each object
+//! that it has done.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Poll, ready};
+
+use blocker::clock::Sleep;
+use blocker::{Call, Error, ObjectId, Reply, Result};
+
+use crate::core::Core;
+
+/// How far a call has come.
+#[derive(Clone, Default)]
+pub(crate) struct Progress(Arc<State>);
+
+#[derive(Default)]
+struct State {
+    has_begun: AtomicBool,
+    steps: AtomicU64,
+}
+
+impl Progress {
+    /// Whether what was sent to the server may have made, or may still make, the change.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.0.has_begun.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_begun(&self, has_begun: bool) {
+        self.0.has_begun.store(has_begun, Ordering::Release);
+    }
+
+    /// Counts one object of many as done.
+    pub(crate) fn step(&self) {
+        self.0.steps.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn steps(&self) -> u64 {
+        self.0.steps.load(Ordering::Relaxed)
+    }
+}
+
+/// Runs a call within its bounds. `changed` is the object that it may change.
+pub(crate) fn bounded<T: 'static>(
+    core: &Arc<Core>,
+    call: &Call,
+    progress: Progress,
+    changed: Option<&ObjectId>,
+    work: impl Future<Output = Result<T>> + Send + 'static,
+) -> Reply<T> {
+    let deadline = call.deadline;
+    if deadline.is_some_and(|deadline| core.clock.now() >= deadline) {
+        return Reply::err(Error::DeadlinePassed);
+    }
+    let (core, changed) = (Arc::clone(core), changed.cloned());
+    Reply::pending(async move {
+        let mut work = pin!(work);
+        let mut deadline = deadline.map(|deadline| core.clock.sleep_until(deadline));
+        let mut limit: Option<Sleep> = None;
+        let mut steps = 0;
+        std::future::poll_fn(|cx| {
+            if let Poll::Ready(answer) = work.as_mut().poll(cx) {
+                return Poll::Ready(answer);
+            }
+            let is_late = deadline.as_mut().is_some_and(|timer| timer.as_mut().poll(cx).is_ready());
+            while !is_late {
+                let timer = limit.get_or_insert_with(|| core.requests.timer(core.call_timeout));
+                ready!(timer.as_mut().poll(cx));
+                let done = progress.steps();
+                if done == steps {
+                    break;
+                }
+                (steps, limit) = (done, None);
+            }
+            Poll::Ready(Err(given_up(&core, is_late, progress.has_begun(), changed.as_ref())))
+        })
+        .await
+    })
+}
+
+/// Why a call has ended without an answer. Leaves a mark where a put may still land on the object.
+fn given_up(core: &Core, is_late: bool, has_begun: bool, changed: Option<&ObjectId>) -> Error {
+    core.requests.stats.given_up.fetch_add(1, Ordering::Relaxed);
+    if !has_begun && is_late {
+        return Error::DeadlinePassed;
+    }
+    let why = if is_late {
+        "the deadline passed before the server answered".to_owned()
+    } else {
+        let secs = core.call_timeout.as_secs();
+        format!("the server has not done what the call needs within call_timeout_secs = {secs}")
+    };
+    if !has_begun {
+        return Error::Retryable(format!("{why}; nothing was changed").into());
+    }
+    if let Some(object) = changed {
+        core.heads.unsettle(object, None);
+    }
+    Error::OutcomeUnknown(format!("{why}; the change may have been made, or be made later").into())
+}
