@@ -11,10 +11,11 @@
 //! it at any moment. So it is removed on the condition of its ETag, and no two bodies are alike. Not every server
 //! keeps that condition; each sweep tries it out first, and leaves ghosts alone where it is ignored.
 
+use std::pin::pin;
 use std::sync::atomic::Ordering;
 
 use blocker::{ObjectId, Result};
-use futures_util::{StreamExt, TryStreamExt};
+use futures_util::StreamExt;
 use object_store::ObjectMeta;
 use object_store::path::Path;
 
@@ -23,6 +24,7 @@ use crate::fence::Scopes;
 use crate::head::{Claim, Head};
 use crate::layout::Spelling;
 use crate::remove_if::RemoveIf;
+use crate::sweep::Sweep;
 
 /// No ghost without order domains is larger; those of objects with much in them are.
 const GHOST_BYTES_MAX: u64 = 512;
@@ -33,67 +35,90 @@ const AT_ONCE: usize = 8;
 /// How many heads are listed at once.
 const HEADS_AT_ONCE: usize = 1000;
 
-impl Core {
-    /// Removes the ghosts that nothing depends on and that are older than `oldest`, in seconds since 1970. Returns
-    /// their number.
-    pub(crate) async fn forget(&self, oldest: i64) -> Result<u64> {
-        let Some(remover) = &self.remover else { return Ok(0) };
-        if !self.keeps_conditions_of_removals(&**remover).await? {
-            return Ok(0);
+impl Sweep<'_> {
+    /// Removes the ghosts that are old enough and that nothing depends on.
+    pub(crate) async fn ghosts(&mut self) -> Result<()> {
+        let core = self.core;
+        let Some(remover) = &core.remover else { return Ok(()) };
+        self.swept.can_forget = core.keeps_conditions_of_removals(&**remover).await?;
+        if !self.swept.can_forget {
+            return Ok(());
         }
-        let mut forgotten = 0;
-        for directory in self.requests.directories(&self.layout.all_heads()).await? {
-            let Some(namespace) = self.namespace_at(&directory).await? else { continue };
+        for directory in core.requests.directories(&core.layout.all_heads()).await? {
+            let Some(namespace) = core.namespace_at(&directory).await? else { continue };
             for spelling in Spelling::ALL {
-                let under = self.layout.heads(&namespace, spelling);
+                let under = core.layout.heads(&namespace, spelling);
                 let mut after: Option<Path> = None;
                 loop {
-                    let page = self.requests.list(&under, after.as_ref(), HEADS_AT_ONCE).await?;
+                    let page = core.requests.list(&under, after.as_ref(), HEADS_AT_ONCE).await?;
                     after = page.last().map(|last| last.location.clone());
                     let is_last = page.len() < HEADS_AT_ONCE;
+                    self.swept.heads += page.len() as u64;
                     let is_old = |meta: &ObjectMeta| {
-                        meta.size <= GHOST_BYTES_MAX && meta.last_modified.timestamp() <= oldest
+                        meta.size <= GHOST_BYTES_MAX && meta.last_modified.timestamp() <= self.oldest
                     };
                     let objects = page.iter().filter(|meta| is_old(meta)).filter_map(|meta| {
-                        let name = self.layout.name_of(&meta.location)?;
+                        let name = core.layout.name_of(&meta.location)?;
                         Some(ObjectId::new(namespace.clone(), name))
                     });
                     let objects: Vec<ObjectId> = objects.collect();
-                    let gone: Vec<bool> = futures_util::stream::iter(objects)
-                        .map(|object| self.forget_one(object, &**remover))
-                        .buffer_unordered(AT_ONCE)
-                        .try_collect()
-                        .await?;
-                    forgotten += gone.into_iter().filter(|gone| *gone).count() as u64;
+                    self.step();
+                    let dry_run = self.dry_run;
+                    let met = futures_util::stream::iter(objects)
+                        .map(|object| core.forget_one(object, &**remover, dry_run));
+                    let mut met = pin!(met.buffer_unordered(AT_ONCE));
+                    while let Some(ghost) = met.next().await {
+                        match ghost? {
+                            Ghost::None => {}
+                            Ghost::Kept => self.swept.kept += 1,
+                            Ghost::Removed => self.swept.forgotten += 1,
+                        }
+                        self.step();
+                    }
                     if is_last {
                         break;
                     }
                 }
             }
         }
-        Ok(forgotten)
+        Ok(())
     }
+}
 
-    async fn forget_one(&self, object: ObjectId, remover: &dyn RemoveIf) -> Result<bool> {
-        let Some(ghost) = self.look(&object).await?.filter(|seen| may_go(&seen.head, None)) else {
-            return Ok(false);
+/// What a head was found to be.
+enum Ghost {
+    /// The head of an object, or gone, or made anew meanwhile.
+    None,
+    /// One that something depends on.
+    Kept,
+    Removed,
+}
+
+impl Core {
+    async fn forget_one(&self, object: ObjectId, remover: &dyn RemoveIf, dry_run: bool) -> Result<Ghost> {
+        let Some(ghost) = self.look(&object).await?.filter(|seen| !seen.head.is_there) else {
+            return Ok(Ghost::None);
         };
         let mut scopes = self.scopes(&object.namespace, None).await?;
         for (domain, fence) in &ghost.head.domains {
             scopes.domain = self.scopes(&object.namespace, Some(*domain)).await?.domain;
             if *fence > scopes.domain {
-                return Ok(false);
+                return Ok(Ghost::Kept);
             }
         }
-        if !may_go(&ghost.head, Some(scopes)) {
-            return Ok(false);
+        if !may_go(&ghost.head, scopes) {
+            return Ok(Ghost::Kept);
+        }
+        if dry_run {
+            return Ok(Ghost::Removed);
         }
         let is_gone = remover.remove_if(&self.layout.head(&object), &ghost.etag).await?;
-        if is_gone {
-            self.heads.forget(&object);
-            self.requests.stats.forgotten.fetch_add(1, Ordering::Relaxed);
+        if !is_gone {
+            return Ok(Ghost::None);
         }
-        Ok(is_gone)
+        self.heads.forget(&object);
+        self.requests.stats.forgotten.fetch_add(1, Ordering::Relaxed);
+        Ok(Ghost::Removed)
     }
 
     /// Whether the server removes an object only if it has the ETag that was named.
@@ -112,12 +137,9 @@ impl Core {
     }
 }
 
-/// Whether nothing depends on the ghost, as far as its scopes are known.
-fn may_go(head: &Head, scopes: Option<Scopes>) -> bool {
+/// Whether nothing depends on the ghost.
+fn may_go(head: &Head, scopes: Scopes) -> bool {
     let is_free = !head.is_there && head.claim == Claim::default();
-    is_free
-        && scopes.is_none_or(|scopes| {
-            let is_fenced = head.fence.is_none_or(|fence| fence <= scopes.whole);
-            is_fenced && head.stamp.is_none_or(|stamp| stamp.epoch.0 < scopes.whole)
-        })
+    let is_fenced = head.fence.is_none_or(|fence| fence <= scopes.whole);
+    is_free && is_fenced && head.stamp.is_none_or(|stamp| stamp.epoch.0 < scopes.whole)
 }

@@ -123,6 +123,11 @@ impl Layout {
         self.path("d")
     }
 
+    /// Under which the small objects of probes lie.
+    pub(crate) fn all_probes(&self) -> Path {
+        self.path("p")
+    }
+
     pub(crate) fn record_of_all(&self) -> Path {
         self.path("c/all")
     }

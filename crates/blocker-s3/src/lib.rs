@@ -82,6 +82,6 @@ mod width;
 
 pub use crate::config::S3Config;
 pub use crate::store::S3Store;
-pub use crate::sweep::Swept;
+pub use crate::sweep::{SweepOptions, Swept};
 /// The store that a [`S3Store`] may be opened over.
 pub use object_store;

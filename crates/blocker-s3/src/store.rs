@@ -24,7 +24,7 @@ use crate::remove_if::Remover;
 use crate::remover::SignedRemover;
 use crate::requests::{Limits, Requests, Spawn};
 use crate::room::Room;
-use crate::sweep::Swept;
+use crate::sweep::{SweepOptions, Swept};
 #[cfg(feature = "http")]
 use crate::sweeper;
 use crate::turns::Turns;
@@ -157,8 +157,24 @@ impl S3Store {
     /// # Errors
     /// `Retryable`, `Denied`, `Corrupt`. What was removed until then stays removed.
     pub fn sweep(&self, age: Duration) -> Reply<Swept> {
-        let core = Arc::clone(&self.core);
-        Reply::pending(async move { core.sweep(age).await })
+        self.sweep_with(SweepOptions::new(age), |_| {})
+    }
+
+    /// As [`Self::sweep`], with options. `watch` is called with what was done so far, after each page of a listing and
+    /// each object.
+    ///
+    /// # Errors
+    /// As [`Self::sweep`].
+    pub fn sweep_with(
+        &self,
+        options: SweepOptions,
+        watch: impl Fn(&Swept) + Send + Sync + 'static,
+    ) -> Reply<Swept> {
+        let (core, progress) = (Arc::clone(&self.core), Progress::default());
+        let watched = progress.clone();
+        bounded(&self.core, &Call::default(), watched, None, async move {
+            core.sweep(options, &progress, &watch).await
+        })
     }
 
     fn change(&self, object: ObjectId, act: Act, change: Change, call: &Call) -> Reply<ChangeReply> {

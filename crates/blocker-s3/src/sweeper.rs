@@ -11,8 +11,10 @@ use std::time::Duration;
 use blocker::Result;
 use bytes::Bytes;
 
+use crate::bounds::Progress;
 use crate::core::Core;
 use crate::requests::Put;
+use crate::sweep::SweepOptions;
 
 /// The longest time between two looks whether it is time for a sweep.
 const LOOK_EVERY_MAX: Duration = Duration::from_secs(60 * 60);
@@ -27,7 +29,7 @@ pub(crate) async fn run(core: Weak<Core>, interval: Duration, age: Duration) {
         let stats = Arc::clone(&core.requests.stats);
         let swept = match core.begin_sweep(interval).await {
             Ok(false) => continue,
-            Ok(true) => core.sweep(age).await,
+            Ok(true) => core.sweep(SweepOptions::new(age), &Progress::default(), &|_| {}).await,
             Err(error) => Err(error),
         };
         match swept {
