@@ -18,6 +18,7 @@
 //! - `bounds.rs`: how long a call may take, with all its requests;
 //! - `requests.rs`: time limits of requests, and repetition; `width.rs`: the number of requests at once, which is less for
 //!   a while when the server asks for it; `refusal.rs`: what a server's refusal means.
+//! - `removals.rs`: what is of no use any more is removed in the background.
 //! - `room.rs`: how much payload is under way at once.
 //! - `sweep.rs`: removes what writers have left that died in the middle of a change; `sweeper.rs`: when, and by
 //!   which program.
@@ -66,6 +67,7 @@ mod probe;
 mod read;
 mod record;
 mod refusal;
+mod removals;
 mod remove_if;
 #[cfg(feature = "http")]
 mod remover;

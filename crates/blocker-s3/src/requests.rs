@@ -8,7 +8,7 @@
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -78,13 +78,21 @@ pub(crate) struct Limits {
 /// The server, with limits before it.
 pub(crate) struct Requests {
     store: Arc<dyn ObjectStore>,
-    spawn: Spawn,
+    pub(crate) spawn: Spawn,
     clock: Arc<dyn Clock>,
     limits: Limits,
     pub(crate) width: Arc<Width>,
     /// Whether ETags are handed back without their quotes.
     pub(crate) bare_etags: AtomicBool,
     pub(crate) stats: Arc<Stats>,
+    pub(crate) removals: Removals,
+}
+
+/// Removals in the background (`removals.rs`).
+#[derive(Default)]
+pub(crate) struct Removals {
+    pub(crate) under_way: AtomicUsize,
+    pub(crate) ended: tokio::sync::Notify,
 }
 
 /// The answer to a conditional put.
@@ -132,8 +140,8 @@ impl Requests {
         limits: Limits,
     ) -> Self {
         let width = Width::new(limits.in_flight);
-        let (bare_etags, stats) = Default::default();
-        Self { store, spawn, clock, limits, width, bare_etags, stats }
+        let (bare_etags, stats, removals) = Default::default();
+        Self { store, spawn, clock, limits, width, bare_etags, stats, removals }
     }
 
     /// Makes one attempt.
@@ -364,38 +372,6 @@ impl Requests {
         match self.repeat(request).await {
             Ok(()) | Err(Failure::Answer(object_store::Error::NotFound { .. })) => Ok(()),
             Err(failure) => Err(self.error(path, failure)),
-        }
-    }
-
-    /// Has objects removed that nothing names any more, without waiting for it. What there is no room for is
-    /// left to a sweep.
-    pub(crate) async fn remove_later(self: &Arc<Self>, paths: Vec<Path>) {
-        match &self.spawn {
-            Spawn::Inline => {
-                for path in paths {
-                    self.remove_or_leave(&path).await;
-                }
-            }
-            #[cfg(feature = "http")]
-            // Half of the room is for callers who wait.
-            Spawn::On(_) if !self.width.is_half_free() => {
-                self.stats.left_behind.fetch_add(paths.len() as u64, Ordering::Relaxed);
-            }
-            #[cfg(feature = "http")]
-            Spawn::On(handle) => {
-                let this = Arc::clone(self);
-                handle.spawn(async move {
-                    for path in paths {
-                        this.remove_or_leave(&path).await;
-                    }
-                });
-            }
-        }
-    }
-
-    async fn remove_or_leave(&self, path: &Path) {
-        if self.delete(path).await.is_err() {
-            self.stats.left_behind.fetch_add(1, Ordering::Relaxed);
         }
     }
 

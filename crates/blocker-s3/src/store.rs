@@ -177,6 +177,12 @@ impl S3Store {
         })
     }
 
+    /// Closes the store: waits until what is of no use any more has been removed, `timeout` at most. What is left then is
+    /// a sweep's. Without it the same is left that is being removed when the store is dropped. Blocks.
+    pub fn close(&self, timeout: Duration) {
+        executor::block_on(Box::pin(self.core.requests.removed(timeout)));
+    }
+
     fn change(&self, object: ObjectId, act: Act, change: Change, call: &Call) -> Reply<ChangeReply> {
         let (core, progress) = (Arc::clone(&self.core), Progress::default());
         let watched = progress.clone();
