@@ -5,6 +5,8 @@
 
 #[path = "support/http.rs"]
 mod http;
+#[path = "support/trouble.rs"]
+mod trouble;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,11 +16,14 @@ use blocker::conformance::{Harness, Options, run};
 use blocker::executor::block_on;
 use blocker::metrics::Collect;
 use blocker::{
-    Blocker, Error, InfoRequest, Name, Namespace, ObjectId, ReadRequest, WriteFullRequest, WriteRequest,
+    Blocker, Error, InfoRequest, Name, Namespace, ObjectId, ReadRequest, Run, WriteFullRequest, WriteRequest,
+    WriteRunsRequest,
 };
 use blocker_s3::{S3Config, S3Store};
+
+use rand::SeedableRng;
 use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
+use rand::seq::index::sample;
 
 use http::{Asked, Double, SLOW_DOWN, Trouble};
 
@@ -82,19 +87,44 @@ fn the_conformance_suite_passes() {
     report.assert_passed();
 }
 
-/// One request in eight meets trouble.
-fn troubled(seed: u64) -> impl FnMut(&Asked) -> Trouble + Send + 'static {
-    const TROUBLES: [Trouble; 7] = [
-        Trouble::Refused("500 Internal Server Error", "InternalError"),
-        Trouble::Refused("503 Service Unavailable", "ServiceUnavailable"),
-        SLOW_DOWN,
-        Trouble::DoneAndFailed,
-        Trouble::CutBefore,
-        Trouble::CutAfter,
-        Trouble::CutWithin,
-    ];
-    let mut rng = SmallRng::seed_from_u64(seed);
-    move |_| if rng.random_range(0..8) == 0 { TROUBLES[rng.random_range(0..7)] } else { Trouble::None }
+/// A cache's flush, with all that is on the way for it: 16 dirty ranges of 4 KiB, anywhere in 4 MiB, are two requests
+/// that together are at most 1.3 times as large and 8 KiB, but where the object is written anew.
+#[test]
+fn a_flush_is_two_requests_little_larger_than_what_is_dirty() {
+    const FLUSHES: usize = 150;
+    const BUCKET: usize = 4096;
+    let server = Double::new();
+    let store = S3Store::open(&config(&server)).unwrap();
+    let full = WriteFullRequest::new(object("disk"), vec![1; 4 << 20]);
+    block_on(store.write_full(full)).unwrap();
+    let asked = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let into = Arc::clone(&asked);
+    server.trouble(move |request| {
+        // What is of no use any more is removed in the background, not as a part of a flush.
+        if request.method != "DELETE" {
+            into.lock().push((request.method.clone(), request.bytes()));
+        }
+        Trouble::None
+    });
+    let mut rng = SmallRng::seed_from_u64(7);
+    let (mut anew, mut most) = (0, 0);
+    for flush in 0..FLUSHES {
+        let mut places = sample(&mut rng, (4 << 20) / BUCKET, 16).into_vec();
+        places.sort_unstable();
+        let runs = places.iter().map(|place| Run::data((place * BUCKET) as u64, vec![flush as u8; BUCKET]));
+        block_on(store.write_runs(WriteRunsRequest::new(object("disk"), runs.collect()))).unwrap();
+        let asked = std::mem::take(&mut *asked.lock());
+        if asked.iter().any(|(method, _)| method == "GET") {
+            anew += 1;
+            continue;
+        }
+        let bytes: usize = asked.iter().map(|(_, bytes)| bytes).sum();
+        assert_eq!(asked.len(), 2, "flush {flush}: {asked:?}");
+        assert!(bytes <= 16 * BUCKET * 13 / 10 + 8192, "flush {flush} is {bytes} bytes on the way");
+        most = most.max(bytes);
+    }
+    println!("{most} bytes on the way at most; {anew} of {FLUSHES} flushes wrote the object anew");
+    assert!(anew * 40 <= FLUSHES, "{anew} of {FLUSHES} wrote the object anew");
 }
 
 /// What is acknowledged is there, what is refused is not, and what is unknown is one or the other, for good.
@@ -102,66 +132,7 @@ fn troubled(seed: u64) -> impl FnMut(&Asked) -> Trouble + Send + 'static {
 fn nothing_is_lost_or_made_up_by_trouble_on_the_way() {
     for seed in 0..4 {
         let server = Double::new();
-        let store = S3Store::open(&config(&server)).unwrap();
-        let names = ["a", "b", "c"].map(object);
-        // What each object may be; the first is what it most likely is.
-        let mut possible = vec![vec![None::<Vec<u8>>]; names.len()];
-        let mut rng = SmallRng::seed_from_u64(seed);
-        server.trouble(troubled(seed));
-        let mut failed = 0;
-        for step in 0..60_u8 {
-            let which = rng.random_range(0..names.len());
-            let context = format!("seed {seed}, step {step}");
-            // Small ones lie in the head, large ones in blobs.
-            let len = [100, 40_000][rng.random_range(0..2)];
-            let at: usize = rng.random_range(0..50_000);
-            let is_full = rng.random_range(0..3) == 0;
-            let data = vec![step + 1; len];
-            let done = if is_full {
-                block_on(store.write_full(WriteFullRequest::new(names[which].clone(), data))).map(drop)
-            } else {
-                block_on(store.write(WriteRequest::new(names[which].clone(), at as u64, data))).map(drop)
-            };
-            let after = possible[which].iter().map(|before| {
-                let mut bytes = if is_full { Vec::new() } else { before.clone().unwrap_or_default() };
-                let at = if is_full { 0 } else { at };
-                bytes.resize(bytes.len().max(at + len), 0);
-                bytes[at..at + len].fill(step + 1);
-                Some(bytes)
-            });
-            let after: Vec<_> = after.collect();
-            match done {
-                Ok(()) => possible[which] = after,
-                Err(Error::OutcomeUnknown(_)) => possible[which].extend(after),
-                Err(Error::Retryable(_)) => failed += 1,
-                Err(error) => panic!("{context}: {error}"),
-            }
-            let found = match read(&store, &names[which]) {
-                Ok(bytes) => Some(bytes),
-                Err(Error::Missing) => None,
-                Err(Error::Retryable(_)) => continue,
-                Err(error) => panic!("{context}: {error}"),
-            };
-            assert!(possible[which].contains(&found), "{context}: it is something else");
-            // A read settles it.
-            possible[which] = vec![found];
-        }
-        server.heal();
-        let other = S3Store::open(&config(&server)).unwrap();
-        let check = |store: &S3Store, context: &str| {
-            for (name, possible) in names.iter().zip(&possible) {
-                let found = read(store, name).ok();
-                assert!(possible.contains(&found), "seed {seed}, {context}: it is something else");
-            }
-        };
-        check(&store, "through the same store");
-        check(&other, "through another");
-        println!("seed {seed}: {failed} refused, {} repeated", metric(&store, "s3_requests_repeated_total"));
-        // Requests in the background have ended with their store.
-        drop(store);
-        block_on(other.sweep(Duration::ZERO)).unwrap();
-        assert_eq!(block_on(other.sweep(Duration::ZERO)).unwrap().removed, 0, "seed {seed}");
-        check(&other, "after a sweep");
+        trouble::nothing_is_lost_or_made_up(&server, &|| S3Store::open(&config(&server)).unwrap(), seed);
     }
 }
 

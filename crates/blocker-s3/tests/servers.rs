@@ -5,8 +5,14 @@
 
 #![cfg(feature = "http")]
 
+#[path = "support/http.rs"]
+mod http;
+#[path = "support/measure.rs"]
+mod measure;
 #[path = "support/outside.rs"]
 mod outside;
+#[path = "support/trouble.rs"]
+mod trouble;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,6 +27,7 @@ use blocker_s3::object_store::ObjectStoreExt;
 use blocker_s3::object_store::signer::Method;
 use futures_util::StreamExt;
 
+use http::Double;
 use outside::{Outside, ask};
 
 /// Each case has a prefix of its own, so that whatever it claims binds no other.
@@ -81,6 +88,19 @@ fn programs_lose_no_update(server: &Outside) {
     assert_eq!(bytes, (PROGRAMS * ADDITIONS).to_le_bytes(), "{}", server.name);
 }
 
+/// Between the store and the server requests and answers are late, cut off, and lost.
+fn trouble_on_the_way_loses_nothing(server: &Outside) {
+    for seed in 0..2 {
+        let way = Double::before(server.endpoint.trim_start_matches("http://"));
+        let open = || {
+            let mut config = server.config(&format!("trouble-{seed}"));
+            config.endpoint = Some(format!("http://{}", way.address));
+            S3Store::open(&config).unwrap()
+        };
+        trouble::nothing_is_lost_or_made_up(&way, &open, seed);
+    }
+}
+
 /// Blobs that are cut off, or gone, under their head.
 fn damaged_blobs_are_noticed(server: &Outside) {
     let store = S3Store::open(&server.config("damage")).unwrap();
@@ -121,12 +141,17 @@ fn a_bucket_that_is_gone_is_no_missing_object(server: &Outside) {
 
 fn serves(server: Option<Outside>) {
     let Some(server) = server else { return };
+    let rows = ask(&server.client("bucket"), async |_| {
+        measure::rows(&measure::Plain::new(&server.endpoint, server.user)).await
+    });
+    measure::compare(server.name, &rows);
     let mut options = Options::default();
     options.exclusive = true;
     let report = run(&On(&server, AtomicU32::new(0)), &options);
     report.cases.iter().for_each(|case| println!("{case}"));
     report.assert_passed();
     programs_lose_no_update(&server);
+    trouble_on_the_way_loses_nothing(&server);
     damaged_blobs_are_noticed(&server);
     a_bucket_that_is_gone_is_no_missing_object(&server);
     if server.name != "moto" {

@@ -1,12 +1,26 @@
 """moto's S3 server on a free port of the loopback, which is printed once it accepts connections.
 
 One request at a time: moto checks the condition of a put and stores the object in two steps, between which
-another thread could come.
+another thread could come. Connections have threads, and stay open.
 """
 
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import make_server
+import threading
 
-server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=False)
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+moto, lock = DomainDispatcherApplication(create_backend_app), threading.Lock()
+
+
+def one_at_a_time(environment, start):
+    with lock:
+        return list(moto(environment, start))
+
+
+class Handler(WSGIRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+
+server = make_server("127.0.0.1", 0, one_at_a_time, threaded=True, request_handler=Handler)
 print(server.port, flush=True)
 server.serve_forever()

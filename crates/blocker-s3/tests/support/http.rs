@@ -1,7 +1,8 @@
 //! A server of S3's protocol over real connections, in this process, that fails on request: answers that come late,
-//! are cut off or are lost, errors before and after the work is done, wishes for fewer requests.
+//! are cut off or are lost, errors before and after the work is done, wishes for fewer requests. It answers itself, or
+//! stands before another server and has that do the work.
 //!
-//! It keeps what the store needs: puts with conditions, gets with ranges and conditions, removals, listings by page.
+//! By itself it keeps what the store needs: puts with conditions, gets with ranges and conditions, removals, listings by page.
 //! Signatures are not checked. Its ETags are those of the content, as S3's are, and its time stands still until a test
 //! moves it.
 
@@ -15,6 +16,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::ops::Bound;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
@@ -37,6 +39,10 @@ pub(crate) enum Trouble {
     HeldBefore,
     /// It is done, and its answer waits until it is released.
     HeldAfter,
+    /// It is done after so long.
+    LateBefore(Duration),
+    /// It is done, and answered after so long.
+    LateAfter(Duration),
 }
 
 /// A wish for fewer requests.
@@ -51,6 +57,20 @@ pub(crate) struct Asked {
     query: BTreeMap<String, String>,
     headers: BTreeMap<String, String>,
     body: Vec<u8>,
+    /// All of it but the body, as it came.
+    head: String,
+}
+
+impl Asked {
+    /// The number of bytes that it has on the way.
+    pub(crate) fn bytes(&self) -> usize {
+        self.head.len() + self.body.len()
+    }
+
+    /// The number of bytes of its body.
+    pub(crate) fn body_bytes(&self) -> usize {
+        self.body.len()
+    }
 }
 
 struct Stored {
@@ -71,6 +91,10 @@ struct State {
     /// How many requests are held or on their way again, and how many of them may go.
     held: usize,
     release: usize,
+    /// The server that does the work, where this one does not.
+    upstream: Option<String>,
+    /// How many requests are being served.
+    busy: usize,
 }
 
 /// The server. Its threads end with the process.
@@ -99,13 +123,40 @@ impl Answer {
         self.headers.push((name, value.into()));
         self
     }
+
+    fn into_bytes(self, is_head: bool) -> Vec<u8> {
+        let mut bytes = format!("HTTP/1.1 {}\r\n", self.status);
+        for (name, value) in &self.headers {
+            let _ = write!(bytes, "{name}: {value}\r\n");
+        }
+        let is_bodiless = self.status.starts_with("304") || self.status.starts_with("204");
+        if !is_bodiless && self.headers.iter().all(|(name, _)| *name != "Content-Length") {
+            let _ = write!(bytes, "Content-Length: {}\r\n", self.body.len());
+        }
+        bytes.push_str("\r\n");
+        let mut bytes = bytes.into_bytes();
+        if !is_head {
+            bytes.extend_from_slice(&self.body);
+        }
+        bytes
+    }
 }
 
 impl Double {
     pub(crate) fn new() -> Self {
+        Self::start(None)
+    }
+
+    /// One that has the server at `upstream`, `HOST:PORT`, do the work.
+    pub(crate) fn before(upstream: &str) -> Self {
+        Self::start(Some(upstream.to_owned()))
+    }
+
+    fn start(upstream: Option<String>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let state = Arc::new((Mutex::new(State::default()), Condvar::new()));
+        let state = State { upstream, ..State::default() };
+        let state = Arc::new((Mutex::new(state), Condvar::new()));
         let shared = Arc::clone(&state);
         std::thread::spawn(move || {
             for connection in listener.incoming() {
@@ -149,6 +200,14 @@ impl Double {
         }
     }
 
+    /// Waits until no request is being served: what clients that are gone have sent is done then.
+    pub(crate) fn wait_idle(&self) {
+        let mut state = self.state.0.lock();
+        while state.busy > 0 {
+            self.state.1.wait(&mut state);
+        }
+    }
+
     /// Removals are made whatever their condition.
     pub(crate) fn ignore_conditions_of_removals(&self) {
         self.state.0.lock().ignores_conditions_of_removals = true;
@@ -171,52 +230,82 @@ impl Double {
     }
 }
 
+/// A request that is being served, for as long as this lives.
+struct Busy<'a>(&'a (Mutex<State>, Condvar));
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.0.lock().busy -= 1;
+        self.0.1.notify_all();
+    }
+}
+
 /// Serves one request of a connection; `None` where it ends.
 fn serve(connection: &TcpStream, state: &(Mutex<State>, Condvar)) -> Option<()> {
     // Each request is read to its end, so nothing of the next is lost: a client sends it after the answer.
     let asked = read(connection)?;
-    let trouble = state.0.lock().plan.as_mut().map_or(Trouble::None, |plan| plan(&asked));
-    let answer = match trouble {
+    let (trouble, upstream) = {
+        let mut state = state.0.lock();
+        state.busy += 1;
+        (state.plan.as_mut().map_or(Trouble::None, |plan| plan(&asked)), state.upstream.clone())
+    };
+    let _busy = Busy(state);
+    let is_head = asked.method == "HEAD";
+    let work = || match &upstream {
+        Some(upstream) => forward(upstream, &asked),
+        None => Some(state.0.lock().answer(&asked).into_bytes(is_head)),
+    };
+    let bytes = match trouble {
         Trouble::CutBefore => return None,
-        Trouble::Refused(status, code) => Answer::error(status, code),
+        Trouble::Refused(status, code) => Answer::error(status, code).into_bytes(is_head),
         Trouble::HeldBefore => {
             hold(state);
-            let answer = state.0.lock().answer(&asked);
+            let bytes = work();
             let_go(state);
-            answer
+            bytes?
         }
-        _ => state.0.lock().answer(&asked),
+        Trouble::LateBefore(late) => {
+            std::thread::sleep(late);
+            work()?
+        }
+        _ => work()?,
     };
-    let answer = match trouble {
+    let bytes = match trouble {
         Trouble::CutAfter => return None,
-        Trouble::DoneAndFailed => Answer::error("500 Internal Server Error", "InternalError"),
+        Trouble::DoneAndFailed => {
+            Answer::error("500 Internal Server Error", "InternalError").into_bytes(is_head)
+        }
         Trouble::HeldAfter => {
             hold(state);
             let_go(state);
-            answer
+            bytes
         }
-        _ => answer,
+        Trouble::LateAfter(late) => {
+            std::thread::sleep(late);
+            bytes
+        }
+        _ => bytes,
     };
-    let mut bytes = format!("HTTP/1.1 {}\r\n", answer.status);
-    for (name, value) in &answer.headers {
-        let _ = write!(bytes, "{name}: {value}\r\n");
-    }
-    let is_bodiless = answer.status.starts_with("304") || answer.status.starts_with("204");
-    if !is_bodiless && answer.headers.iter().all(|(name, _)| *name != "Content-Length") {
-        let _ = write!(bytes, "Content-Length: {}\r\n", answer.body.len());
-    }
-    bytes.push_str("\r\n");
-    let mut bytes = bytes.into_bytes();
-    if asked.method != "HEAD" {
-        bytes.extend_from_slice(&answer.body);
-    }
+    let mut connection = connection;
     if trouble == Trouble::CutWithin {
-        let mut half = connection;
-        let _ = half.write_all(&bytes[..bytes.len() / 2]);
+        let _ = connection.write_all(&bytes[..bytes.len() / 2]);
         return None;
     }
-    let mut connection = connection;
     connection.write_all(&bytes).ok()
+}
+
+/// Has the server behind this one do the work. Its whole answer; `None` if it has none.
+fn forward(upstream: &str, asked: &Asked) -> Option<Vec<u8>> {
+    let mut connection = TcpStream::connect(upstream).ok()?;
+    // One request, one connection: the end of the answer is the end of the connection.
+    let (line, headers) = asked.head.split_once("\r\n")?;
+    let headers = headers.split("\r\n").filter(|line| !line.to_ascii_lowercase().starts_with("connection:"));
+    let head = std::iter::once(line).chain(["Connection: close"]).chain(headers).collect::<Vec<_>>();
+    connection.write_all(head.join("\r\n").as_bytes()).ok()?;
+    connection.write_all(&asked.body).ok()?;
+    let mut answer = Vec::new();
+    connection.read_to_end(&mut answer).ok()?;
+    (!answer.is_empty()).then_some(answer)
 }
 
 fn hold((state, changed): &(Mutex<State>, Condvar)) {
@@ -245,9 +334,11 @@ fn read(connection: &TcpStream) -> Option<Asked> {
     let query = pairs.map(|(key, value)| (key.to_owned(), decode(value))).collect();
     let key = path.trim_start_matches('/').split_once('/').map_or("", |(_, key)| key);
     let mut asked = Asked { method, key: decode(key), query, ..Asked::default() };
+    asked.head.clone_from(&line);
     loop {
         line.clear();
         from.read_line(&mut line).ok().filter(|len| *len > 0)?;
+        asked.head.push_str(&line);
         let Some((name, value)) = line.trim_end().split_once(':') else { break };
         asked.headers.insert(name.to_ascii_lowercase(), value.trim().to_owned());
     }

@@ -2,6 +2,8 @@
 //! PyPI, which is installed where it is not; versitygw, a Go program in the path or in the tests' tools; radosgw of
 //! Debian before the one-node Ceph of `deploy/dev/ceph-dev`.
 
+#![allow(dead_code, reason = "each test file uses its part")]
+
 use std::io::{BufRead, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -22,13 +24,13 @@ pub(crate) struct Outside {
     pub(crate) name: &'static str,
     process: Process,
     pub(crate) endpoint: String,
-    user: (&'static str, &'static str),
+    pub(crate) user: (&'static str, &'static str),
     dir: PathBuf,
 }
 
 enum Process {
     Child(Child),
-    /// A cluster of `ceph-dev`.
+    /// A cluster of `ceph-dev`, which ends with this process at the latest.
     Ceph(PathBuf),
 }
 
@@ -139,7 +141,7 @@ impl Outside {
             let address = format!("127.0.0.1:{port}");
             let log = std::fs::File::create(dir.join("log")).unwrap();
             let mut child = Command::new(&program)
-                .args(["--port", &address, "posix"])
+                .args(["--quiet", "--port", &address, "posix"])
                 .arg(dir.join("data"))
                 .env("ROOT_ACCESS_KEY", "cached")
                 .env("ROOT_SECRET_KEY", "of-ceph-dev")
@@ -177,8 +179,8 @@ impl Outside {
         let dir = directory("radosgw");
         let cluster = dir.join("ceph");
         let until = std::process::id().to_string();
-        ceph_dev(&cluster, &["up"], &["--until", &until]);
-        ceph_dev(&cluster, &["rgw"], &["start"]);
+        ceph_dev(&cluster, "up", &["--until", &until]).unwrap();
+        ceph_dev(&cluster, "rgw", &["start"]).unwrap();
         let endpoint = std::fs::read_to_string(cluster.join("rgw/endpoint")).unwrap();
         Some(Self::up("radosgw", Process::Ceph(cluster), endpoint, dir))
     }
@@ -231,10 +233,15 @@ impl Outside {
         assert!(status.contains(" 200 ") || status.contains(" 204 "), "{what}: {status}");
     }
 
+    /// The file with the user's credentials.
+    pub(crate) fn credentials(&self) -> PathBuf {
+        self.dir.join("credentials")
+    }
+
     pub(crate) fn config(&self, prefix: &str) -> S3Config {
         let text = format!("bucket,endpoint={},allow_http=true,prefix={prefix}", self.endpoint);
         let mut config: S3Config = text.parse().unwrap();
-        config.credentials_file = Some(self.dir.join("credentials"));
+        config.credentials_file = Some(self.credentials());
         config.sweep_interval = Duration::ZERO;
         config
     }
@@ -247,13 +254,14 @@ impl Outside {
     }
 }
 
-fn ceph_dev(cluster: &Path, command: &[&str], arguments: &[&str]) {
+/// Has `ceph-dev` do something with a cluster. What it has written is the error.
+fn ceph_dev(cluster: &Path, command: &str, arguments: &[&str]) -> Result<(), String> {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/dev/ceph-dev");
     // Into a file: the daemons keep whatever the script was given open.
     let log = cluster.with_extension("log");
     let file = std::fs::File::options().create(true).append(true).open(&log).unwrap();
     let status = Command::new(script)
-        .args(command)
+        .arg(command)
         .arg(cluster)
         .args(arguments)
         .stdin(Stdio::null())
@@ -261,8 +269,8 @@ fn ceph_dev(cluster: &Path, command: &[&str], arguments: &[&str]) {
         .stderr(file)
         .status()
         .unwrap();
-    let said = std::fs::read_to_string(&log).unwrap_or_default();
-    assert!(status.success(), "ceph-dev {command:?} {arguments:?} failed:\n{said}");
+    let text = std::fs::read_to_string(&log).unwrap_or_default();
+    if status.success() { Ok(()) } else { Err(format!("ceph-dev {command} {arguments:?} failed:\n{text}")) }
 }
 
 impl Drop for Outside {
@@ -272,9 +280,11 @@ impl Drop for Outside {
                 let _ = child.kill();
                 let _ = child.wait();
             }
-            Process::Ceph(cluster) if !std::thread::panicking() => ceph_dev(cluster, &["down"], &["--wipe"]),
-            // It ends with this process.
-            Process::Ceph(_) => {}
+            // Also after a failure: the daemons outlive this process, and their directory names them.
+            Process::Ceph(cluster) => match ceph_dev(cluster, "down", &["--wipe"]) {
+                Err(why) if !std::thread::panicking() => panic!("{why}"),
+                _ => {}
+            },
         }
         let _ = std::fs::remove_dir_all(&self.dir);
     }

@@ -1,0 +1,246 @@
+//! What a server makes of conditions, ETags and listings, measured with signed requests of its own, and the table in
+//! `docs/s3.md` that has it.
+
+use std::path::Path as File;
+
+use blocker_s3::object_store::HeaderValue;
+use blocker_s3::object_store::aws::{AwsAuthorizer, AwsCredential};
+use blocker_s3::object_store::client::{
+    ClientOptions, HttpClient, HttpConnector, HttpRequest, HttpRequestBody, ReqwestConnector,
+};
+use blocker_s3::object_store::signer::{HeaderName, Method};
+use futures_util::future::join_all;
+
+/// How often a race is run.
+const ROUNDS: usize = 10;
+/// How many take part in it.
+const RACERS: usize = 8;
+/// An ETag that nothing has.
+const WRONG: &str = "\"00000000000000000000000000000000\"";
+
+/// A client without opinions: it sends what it is given, signed.
+pub(crate) struct Plain {
+    endpoint: String,
+    credential: AwsCredential,
+    http: HttpClient,
+}
+
+struct Answer {
+    status: u16,
+    etag: String,
+    body: String,
+}
+
+impl Answer {
+    fn is_done(&self) -> bool {
+        (200..300).contains(&self.status)
+    }
+
+    fn is_refused_for_its_condition(&self) -> bool {
+        matches!(self.status, 409 | 412)
+    }
+
+    /// What lies between two tags.
+    fn element(&self, name: &str) -> &str {
+        let (_, rest) = self.body.split_once(&format!("<{name}>")).unwrap_or_default();
+        rest.split_once("</").map_or("", |(text, _)| text)
+    }
+}
+
+impl Plain {
+    pub(crate) fn new(endpoint: &str, (key_id, secret_key): (&str, &str)) -> Self {
+        let options = ClientOptions::new().with_allow_http(true);
+        let http = ReqwestConnector::default().connect(&options).unwrap();
+        let credential = AwsCredential { key_id: key_id.into(), secret_key: secret_key.into(), token: None };
+        Self { endpoint: endpoint.to_owned(), credential, http }
+    }
+
+    async fn send(&self, method: Method, target: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+        let mut request = HttpRequest::new(HttpRequestBody::from(body.to_owned().into_bytes()));
+        *request.method_mut() = method;
+        *request.uri_mut() = format!("{}/bucket/{target}", self.endpoint).parse().unwrap();
+        for (name, value) in headers {
+            let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
+            request.headers_mut().insert(name, HeaderValue::from_str(value).unwrap());
+        }
+        AwsAuthorizer::new(&self.credential, "s3", "us-east-1").try_authorize(&mut request, None).unwrap();
+        let answer = self.http.execute(request).await.unwrap();
+        let status = answer.status().as_u16();
+        let etag = answer.headers().get("etag").map(|etag| etag.to_str().unwrap().to_owned());
+        let body = answer
+            .into_body()
+            .bytes()
+            .await
+            .map_or(String::new(), |body| String::from_utf8_lossy(&body).replace("&quot;", "\""));
+        Answer { status, etag: etag.unwrap_or_default(), body }
+    }
+
+    async fn put(&self, key: &str, headers: &[(&str, &str)]) -> Answer {
+        // No two bodies are alike, so no two ETags are.
+        let body = format!("{:032x}", rand::random::<u128>());
+        self.send(Method::PUT, key, headers, &body).await
+    }
+
+    /// The ETag of an object as a read names it; empty if there is none.
+    async fn etag(&self, key: &str) -> String {
+        self.send(Method::GET, key, &[], "").await.etag
+    }
+}
+
+/// A cell: what a condition does that is to hold, and one that is not.
+fn verdict(right: &Answer, wrong: &Answer) -> String {
+    match (right.is_done(), wrong.is_refused_for_its_condition()) {
+        (true, true) => "yes".into(),
+        (true, false) if wrong.is_done() => "ignored".into(),
+        (false, true) if right.is_refused_for_its_condition() => "never matches".into(),
+        _ => format!("no: {} and {}", right.status, wrong.status),
+    }
+}
+
+async fn put_if_match(plain: &Plain, is_bare: bool) -> String {
+    let etag = plain.put("put", &[]).await.etag;
+    let wrong = plain.put("put", &[("if-match", WRONG)]).await;
+    let shown = if is_bare { etag.trim_matches('"') } else { &etag };
+    let right = plain.put("put", &[("if-match", shown)]).await;
+    verdict(&right, &wrong)
+}
+
+async fn race(plain: &Plain, is_create: bool) -> String {
+    let mut winners = Vec::new();
+    for round in 0..ROUNDS {
+        let key = format!("race-{is_create}-{round}");
+        let condition = if is_create {
+            ("if-none-match", "*".to_owned())
+        } else {
+            // As the store hands it back where the server compares it so.
+            let etag = plain.put(&key, &[]).await.etag;
+            let bare = etag.trim_matches('"').to_owned();
+            let quoted = plain.put(&key, &[("if-match", &etag)]).await;
+            if quoted.is_done() { ("if-match", quoted.etag) } else { ("if-match", bare) }
+        };
+        let headers = [(condition.0, condition.1.as_str())];
+        let answers = join_all((0..RACERS).map(|_| plain.put(&key, &headers))).await;
+        winners.push(answers.iter().filter(|answer| answer.is_done()).count());
+    }
+    if winners.iter().all(|count| *count == 1) { "one".into() } else { format!("no: {winners:?}") }
+}
+
+async fn delete_if_match(plain: &Plain) -> String {
+    let etag = plain.put("delete", &[]).await.etag;
+    let wrong = plain.send(Method::DELETE, "delete", &[("if-match", WRONG)], "").await;
+    if plain.etag("delete").await.is_empty() {
+        return "ignored".into();
+    }
+    let right = plain.send(Method::DELETE, "delete", &[("if-match", &etag)], "").await;
+    if !plain.etag("delete").await.is_empty() {
+        return "never matches".into();
+    }
+    verdict(&right, &wrong)
+}
+
+/// Completes an upload of one part onto an object that is there, or not, on a condition.
+async fn complete(plain: &Plain, key: &str, headers: &[(&str, &str)]) -> Answer {
+    let begun = plain.send(Method::POST, &format!("{key}?uploads="), &[], "").await;
+    let upload = begun.element("UploadId");
+    let part = plain.send(Method::PUT, &format!("{key}?partNumber=1&uploadId={upload}"), &[], "bytes").await;
+    let body = format!(
+        "<CompleteMultipartUpload><Part><PartNumber>1</PartNumber><ETag>{}</ETag></Part></CompleteMultipartUpload>",
+        part.etag
+    );
+    let answer = plain.send(Method::POST, &format!("{key}?uploadId={upload}"), headers, &body).await;
+    if !answer.is_done() {
+        plain.send(Method::DELETE, &format!("{key}?uploadId={upload}"), &[], "").await;
+    }
+    // Some begin their answer before they know the outcome.
+    if answer.body.contains("<Error>") { Answer { status: 412, ..answer } } else { answer }
+}
+
+async fn complete_if_none_match(plain: &Plain) -> String {
+    plain.put("there", &[]).await;
+    let right = complete(plain, "not-there", &[("if-none-match", "*")]).await;
+    let wrong = complete(plain, "there", &[("if-none-match", "*")]).await;
+    verdict(&right, &wrong)
+}
+
+async fn complete_if_match(plain: &Plain) -> String {
+    let etag = plain.put("there", &[]).await.etag;
+    let wrong = complete(plain, "there", &[("if-match", WRONG)]).await;
+    let etag = if wrong.is_done() { plain.etag("there").await } else { etag };
+    let right = complete(plain, "there", &[("if-match", &etag)]).await;
+    verdict(&right, &wrong)
+}
+
+async fn get_if_none_match(plain: &Plain) -> String {
+    let etag = plain.put("get", &[]).await.etag;
+    let same = plain.send(Method::GET, "get", &[("if-none-match", &etag)], "").await.status;
+    let other = plain.send(Method::GET, "get", &[("if-none-match", WRONG)], "").await.status;
+    if (same, other) == (304, 200) { "yes".into() } else { format!("no: {same} and {other}") }
+}
+
+/// Whether a listing shows at once what was put and removed, in the order of bytes, and begins where it is asked to.
+async fn listing(plain: &Plain) -> String {
+    let mut names =
+        ["A", "B", "_", "a", "a-b", "a.b", "ab", "e-1", "e/1", "e0"].map(|name| format!("l/{name}"));
+    for name in &names {
+        plain.put(name, &[]).await;
+    }
+    names.sort();
+    let listed = async |after: &str| {
+        let answer = plain.send(Method::GET, &format!("?list-type=2&prefix=l%2F{after}"), &[], "").await;
+        let keys = answer.body.split("<Key>").skip(1).map(|rest| rest.split('<').next().unwrap().to_owned());
+        keys.collect::<Vec<_>>()
+    };
+    if listed("").await != names {
+        return format!("no: {:?}", listed("").await);
+    }
+    if listed("&start-after=l%2Fa").await != names[4..] {
+        return format!("start-after: {:?}", listed("&start-after=l%2Fa").await);
+    }
+    plain.send(Method::DELETE, "l/B", &[], "").await;
+    if listed("").await.contains(&names[1]) {
+        "shows what is gone".into()
+    } else {
+        "at once, bytewise".into()
+    }
+}
+
+/// Measures all rows of the table. The bucket is `bucket`.
+pub(crate) async fn rows(plain: &Plain) -> Vec<(&'static str, String)> {
+    let absent = plain.put("created", &[("if-none-match", "*")]).await;
+    let present = plain.put("created", &[("if-none-match", "*")]).await;
+    vec![
+        ("put, `If-None-Match: *`", verdict(&absent, &present)),
+        ("put, `If-Match` with the ETag as it came", put_if_match(plain, false).await),
+        ("put, `If-Match` with the ETag without quotes", put_if_match(plain, true).await),
+        ("winners of 8 racing puts, `If-None-Match: *`", race(plain, true).await),
+        ("winners of 8 racing puts, `If-Match`", race(plain, false).await),
+        ("get, `If-None-Match`", get_if_none_match(plain).await),
+        ("delete, `If-Match`", delete_if_match(plain).await),
+        ("complete-multipart, `If-None-Match: *`", complete_if_none_match(plain).await),
+        ("complete-multipart, `If-Match`", complete_if_match(plain).await),
+        ("listing", listing(plain).await),
+    ]
+}
+
+/// Compares what was measured with the column of `server` in the table of `docs/s3.md`.
+pub(crate) fn compare(server: &str, rows: &[(&str, String)]) {
+    let docs = File::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/s3.md");
+    let docs = std::fs::read_to_string(docs).unwrap();
+    let cells = |line: &str| line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect();
+    let table: Vec<Vec<String>> = docs.lines().filter(|line| line.starts_with('|')).map(cells).collect();
+    let column = table
+        .iter()
+        .find_map(|cells: &Vec<String>| cells.iter().position(|cell| cell.split(' ').next() == Some(server)));
+    let column = column.unwrap_or_else(|| panic!("docs/s3.md has no column for {server}"));
+    for (row, measured) in rows {
+        println!("| {row} | {measured} |");
+    }
+    for (row, measured) in rows {
+        let line = table.iter().find(|cells| cells[0] == *row);
+        let line = line.unwrap_or_else(|| panic!("docs/s3.md has no row {row:?}"));
+        assert_eq!(
+            &line[column], measured,
+            "docs/s3.md, {server}, {row}: left as written, right as measured"
+        );
+    }
+}
