@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::faulty::FaultPlan;
-use blocker::{Blocker, Error, Faulty, Result, SystemClock};
-use cached_config::{BackendTable, OpenError, OpenOptions, Store};
+use blocker::{Blocker, Error, Faulty, Reply, Result, SystemClock};
+use cached_config::{BackendTable, OpenError, OpenOptions, Store, SweepCounts, SweepOptions};
 use synapse::Secret;
 
 /// A backend as it is written on the command line: a store, perhaps with fault injection over it.
@@ -100,6 +100,15 @@ impl Opened {
             store = store.with_layer(faulty);
         }
         Ok(Self { backend: store.backend(), store })
+    }
+
+    /// Sweeps the store, as [`Store::sweep`].
+    pub(crate) fn sweep(
+        &self,
+        options: &SweepOptions,
+        watch: impl Fn(SweepCounts) + Send + Sync + 'static,
+    ) -> Option<Reply<SweepCounts>> {
+        self.store.sweep(options, watch)
     }
 
     /// Closes the backend.

@@ -47,11 +47,19 @@ impl Progress {
         self.show();
     }
 
-    fn show(&mut self) {
+    /// Shows a line of the caller's own, if it is time for one.
+    pub(crate) fn write(&mut self, line: impl FnOnce() -> String) {
         if self.is_shown && self.last.elapsed() >= STEP {
             self.last = Instant::now();
             self.has_shown = true;
-            let _ = write!(std::io::stderr(), "\r\x1b[K{}", self.line());
+            let _ = write!(std::io::stderr(), "\r\x1b[K{}", line());
+        }
+    }
+
+    fn show(&mut self) {
+        if self.is_shown && self.last.elapsed() >= STEP {
+            let line = self.line();
+            self.write(|| line);
         }
     }
 

@@ -39,6 +39,7 @@ mod s3_table;
 mod shutdown;
 mod size;
 mod store;
+mod sweep;
 mod synapse_table;
 mod tls_table;
 
@@ -61,5 +62,6 @@ pub use s3_table::S3Table;
 pub use shutdown::{ShutdownError, close_stored_journal, flush_all, store_all};
 pub use size::Size;
 pub use store::{OpenError, OpenOptions, Store};
+pub use sweep::{SweepCounts, SweepOptions};
 pub use synapse_table::{SynapseTable, unix_mode};
 pub use tls_table::{ClientCertificatesName, KeyFormatName, MinVersionName, TlsTable};

@@ -3,11 +3,12 @@
 use crate::backend::{BackendTable, FileTable, MemoryTable, RadosTable, RemoteTable};
 use crate::error::ConfigError;
 use crate::s3_table::S3Table;
+use crate::sweep::{SweepCounts, SweepOptions};
 use blocker::file::FileConfig;
 use blocker::memory::MemoryConfig;
 use blocker::metrics::Collect;
 use blocker::trace::Tracer;
-use blocker::{Blocker, FileStore, Memory, OBJECT_BYTES_MAX_DEFAULT, SystemClock, Traced};
+use blocker::{Blocker, FileStore, Memory, OBJECT_BYTES_MAX_DEFAULT, Reply, SystemClock, Traced};
 use std::fmt;
 use std::fs::DirBuilder;
 use std::sync::{Arc, Weak};
@@ -108,6 +109,8 @@ enum Close {
     File(Arc<FileStore>),
     #[cfg(feature = "rados")]
     Rados(Arc<blocker_rados::RadosStore>),
+    #[cfg(feature = "s3")]
+    S3(Arc<blocker_s3::S3Store>),
 }
 
 impl Store {
@@ -162,6 +165,23 @@ impl Store {
         Weak::clone(&self.metrics)
     }
 
+    /// Removes what unfinished changes and deleted objects have left in the store. `watch` is called from time to time
+    /// with what was done so far, on the thread that polls the reply. Returns `None` for a store that has no sweep: of all
+    /// kinds, only `s3` has one.
+    #[must_use]
+    pub fn sweep(
+        &self,
+        options: &SweepOptions,
+        watch: impl Fn(SweepCounts) + Send + Sync + 'static,
+    ) -> Option<Reply<SweepCounts>> {
+        #[cfg(feature = "s3")]
+        if let Close::S3(s3) = &self.close {
+            return Some(crate::sweep::sweep(s3, options, watch));
+        }
+        let _ = (options, watch);
+        None
+    }
+
     /// Closes the store in order, once all other handles have been dropped. Blocks. A connection that is still used
     /// after `timeout`, or does not close within it, is left to the end of the process.
     ///
@@ -169,11 +189,16 @@ impl Store {
     /// The store's own error: something may not be stored.
     pub fn close(self, timeout: Duration) -> blocker::Result<()> {
         drop(self.backend);
-        #[cfg(not(feature = "rados"))]
+        #[cfg(not(any(feature = "rados", feature = "s3")))]
         let _ = timeout;
         match self.close {
             Close::Nothing => Ok(()),
             Close::File(file) => file.close(),
+            #[cfg(feature = "s3")]
+            Close::S3(s3) => {
+                s3.close(timeout);
+                Ok(())
+            }
             #[cfg(feature = "rados")]
             Close::Rados(rados) => {
                 match alone(rados, timeout) {
@@ -287,7 +312,7 @@ fn s3(table: &S3Table, options: &OpenOptions) -> Result<Store, OpenError> {
     let memory_bytes_max = config.memory_bytes_max();
     let s3 = Arc::new(blocker_s3::S3Store::open(&config)?);
     let (backend, metrics) = handles(&s3);
-    Ok(Store { backend, memory_bytes_max, secret: None, metrics, close: Close::Nothing })
+    Ok(Store { backend, memory_bytes_max, secret: None, metrics, close: Close::S3(s3) })
 }
 
 #[cfg(not(feature = "s3"))]

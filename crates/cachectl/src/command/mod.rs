@@ -15,6 +15,7 @@ mod operate;
 mod put;
 mod s3;
 mod striped;
+mod sweep;
 mod top;
 mod until_done;
 mod volume;
@@ -47,6 +48,11 @@ pub(crate) enum Command {
     Flush(object::Flush),
     /// Check the directory of a file store that is not open, and repair it: cachectl fsck DIR [--repair].
     Fsck(fsck::Fsck),
+    /// Remove what unfinished changes and deleted objects have left in a bucket of S3, or count it: cachectl -b s3:… sweep
+    /// --dry-run.
+    ///
+    /// Programs that use the bucket need not stop. They do the same by themselves once in sweep_interval_secs.
+    Sweep(sweep::Sweep),
     /// Inspect, verify, export or discard a journal that no process has open: cachectl journal inspect DIR.
     ///
     /// Exit codes: 0 in order, 1 damaged, 2 it could not be read, for example because it is in use.
@@ -166,6 +172,7 @@ impl Command {
             Self::Namespace(namespaces) => namespaces.run_on(&*context.opened.backend, output),
             Self::Mrc(_) | Self::Hot(_) | Self::Misses(_) | Self::Slow(_) => Ok(()),
             Self::Conformance(conformance) => conformance.run(&context),
+            Self::Sweep(sweep) => sweep.run(&context),
             Self::Stats(stats) => stats.run(&context),
             Self::Policy(policy) => policy.run(&context),
             Self::Lost(lost) => lost.run(&context),
