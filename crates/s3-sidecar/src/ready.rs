@@ -11,12 +11,8 @@ use crate::body::Body;
 use crate::conditions::wanted;
 use crate::generation::Head;
 use crate::read::Read;
-use crate::serving::{STEP_BYTES, from_cache};
+use crate::serving::{WHOLE_BYTES_MAX, from_cache};
 use crate::shared::Shared;
-
-/// The length in bytes up to which a read is answered from memory only if all of it is there. The object may change before
-/// the endpoint is asked for the rest, and an answer that has begun could then only be broken off.
-const WHOLE_BYTES_MAX: u64 = STEP_BYTES;
 
 /// An object whose head is known, with the beginning of the bytes that a read asks for.
 pub(crate) struct Ready {

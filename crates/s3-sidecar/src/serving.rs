@@ -1,5 +1,6 @@
 //! The body of a known object: from memory as far as it is there, then from other readers' streams, then from the endpoint.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -26,6 +27,10 @@ use crate::upstream::Upstream;
 /// The most bytes that are read from the cache at a time; they stay in it until the client has taken them.
 pub(crate) const STEP_BYTES: u64 = 128 << 10;
 
+/// The length in bytes up to which a read is answered from memory only once all of it is at hand. The object may change before
+/// the endpoint is asked for the rest, and an answer that has begun could then only be broken off.
+pub(crate) const WHOLE_BYTES_MAX: u64 = STEP_BYTES;
+
 /// A body in the making.
 pub(crate) struct Serving {
     shared: Arc<Shared>,
@@ -35,7 +40,9 @@ pub(crate) struct Serving {
     head: Arc<Head>,
     left: Range<u64>,
     /// Bytes before `left`, read already.
-    ready: Option<Data>,
+    ready: VecDeque<Data>,
+    /// Whether all of it must be read before the answer begins.
+    is_short: bool,
     rest: Option<Rest>,
 }
 
@@ -52,7 +59,9 @@ impl Serving {
         let (shared, upstream) = (Arc::clone(shared), Arc::clone(upstream));
         let done = ready.as_ref().map_or(0, Segments::len_bytes) as u64;
         let left = bytes.start + done..bytes.end;
-        Self { shared, upstream, request, read, head, left, ready: ready.map(Data::from), rest: None }
+        let is_short = bytes.end - bytes.start <= WHOLE_BYTES_MAX;
+        let ready = ready.map(Data::from).into_iter().collect();
+        Self { shared, upstream, request, read, head, left, ready, is_short, rest: None }
     }
 
     /// Returns the body.
@@ -60,20 +69,23 @@ impl Serving {
         streamed(unfold(Some(self), |body| async move { body?.next().await }))
     }
 
-    /// Makes sure that the first bytes are at hand.
+    /// Makes sure that the first bytes are at hand; all of them if they are few.
     ///
     /// # Errors
     /// If they cannot be had: the object has changed, or the endpoint does not answer.
     pub(crate) async fn prepare(&mut self) -> Result<(), BodyError> {
-        if self.ready.is_none() {
-            self.ready = self.step().await?;
+        while self.ready.is_empty() || self.is_short {
+            match self.step().await? {
+                Some(data) => self.ready.push_back(data),
+                None => break,
+            }
         }
         Ok(())
     }
 
     /// Returns the next bytes; `None` at the end.
     async fn next(mut self) -> Option<(Result<Frame<Data>, BodyError>, Option<Self>)> {
-        let data = match self.ready.take() {
+        let data = match self.ready.pop_front() {
             Some(ready) => Ok(Some(ready)),
             None => self.step().await,
         };

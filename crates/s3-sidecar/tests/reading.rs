@@ -243,6 +243,35 @@ fn a_small_read_is_not_broken_off_by_a_change() {
 }
 
 #[test]
+fn a_small_read_that_shares_the_bytes_of_another_is_not_broken_off_by_a_change() {
+    let (endpoint, sidecar) = with_object();
+    let new = pattern(SIZE, 77);
+    let (gate, replaced) = (Gate::new(), endpoint.clone());
+    let (held, replacement) = (gate.clone(), new.clone());
+    endpoint.on_request(move |seen| match (seen.header("if-none-match"), seen.header("if-match")) {
+        (None, None) => Act::PauseAt(5000, held.clone()),
+        (_, Some(_)) => {
+            replaced.put("/b/large", object("new", replacement.clone()));
+            Act::Serve
+        }
+        _ => Act::Serve,
+    });
+    // The end of the range is in the middle of a bucket: of the first reader's bytes, those of that bucket are not kept.
+    let range = [("Range", "bytes=0-9999")];
+    let mut first = Client::of(&sidecar);
+    first.send(request("GET /b/large", &range));
+    endpoint.wait_for_requests(1);
+    thread::scope(|scope| {
+        let other = scope.spawn(|| get(&sidecar, &range));
+        endpoint.wait_for_requests(2);
+        gate.open();
+        assert!(first.answer().body == whole()[..10_000]);
+        let other = other.join().unwrap();
+        assert!(!other.is_cut && other.status == 206 && other.body == new[..10_000]);
+    });
+}
+
+#[test]
 fn an_answer_that_is_cut_leaves_only_what_came() {
     let (endpoint, sidecar) = with_object();
     endpoint.on_request(|_| Act::CutAt(3_000_000));
