@@ -11,6 +11,7 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::header::EXPECT;
 use hyper::{HeaderMap, Request};
+use hyper_util::client::legacy::connect::{CaptureConnection, capture_connection};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, Sleep, sleep, timeout};
@@ -58,6 +59,8 @@ pub(crate) struct Upload {
     stall_max: Duration,
     stall: Option<Pin<Box<Sleep>>>,
     gate: Option<Gate>,
+    /// Ends the connection of a body that is not sent, once the answer has come.
+    unwanted: Option<Pin<Box<Sleep>>>,
     /// What looks at the bytes as they pass.
     passing: Option<Passing>,
 }
@@ -73,9 +76,39 @@ enum Source {
 }
 
 /// Keeps the body back until the endpoint has asked for it.
+///
+/// An endpoint that answers without having asked takes what follows for the next request, as radosgw does, or for the body: there
+/// is no knowing which. So such a connection is used for nothing else.
 struct Gate {
     asked: oneshot::Receiver<()>,
     patience: Pin<Box<Sleep>>,
+    connection: CaptureConnection,
+}
+
+/// What becomes of a body that was kept back.
+enum Opened {
+    /// It is sent.
+    Send,
+    /// The endpoint has answered already: it is not sent.
+    Refused,
+}
+
+impl Gate {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Opened> {
+        let opened = match Pin::new(&mut self.asked).poll(cx) {
+            Poll::Ready(Ok(())) => return Poll::Ready(Opened::Send),
+            // The final answer ends the wait for others.
+            Poll::Ready(Err(_)) => Opened::Refused,
+            Poll::Pending => {
+                ready!(self.patience.as_mut().poll(cx));
+                Opened::Send
+            }
+        };
+        if let Some(connection) = self.connection.connection_metadata().as_ref() {
+            connection.poison();
+        }
+        Poll::Ready(opened)
+    }
 }
 
 impl Upload {
@@ -90,6 +123,7 @@ impl Upload {
             stall_max,
             stall: None,
             gate: None,
+            unwanted: None,
             passing: None,
         }
     }
@@ -220,7 +254,8 @@ pub(crate) fn keep_expectation(request: &mut Request<Upload>) {
             let _ = sender.send(());
         }
     });
-    request.body_mut().gate = Some(Gate { asked, patience: Box::pin(sleep(CONTINUE_WAIT_MAX)) });
+    let connection = capture_connection(request);
+    request.body_mut().gate = Some(Gate { asked, patience: Box::pin(sleep(CONTINUE_WAIT_MAX)), connection });
 }
 
 fn expects_continue(headers: &HeaderMap) -> bool {
@@ -237,10 +272,16 @@ impl Body for Upload {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.get_mut();
         if let Some(gate) = &mut this.gate {
-            if Pin::new(&mut gate.asked).poll(cx).is_pending() {
-                ready!(gate.patience.as_mut().poll(cx));
+            if let Opened::Refused = ready!(gate.poll(cx)) {
+                // The client's connection ends with this answer, too: it may be sending the body.
+                (this.source, this.check) = (Source::None, None);
+                this.unwanted = Some(Box::pin(sleep(CONTINUE_WAIT_MAX)));
             }
             this.gate = None;
+        }
+        if let Some(unwanted) = &mut this.unwanted {
+            ready!(unwanted.as_mut().poll(cx));
+            return Poll::Ready(Some(Err("the endpoint has answered without the body".into())));
         }
         let frame = ready!(this.poll_checked(cx));
         if let (Some(passing), Some(Ok(frame))) = (&this.passing, &frame)
@@ -254,7 +295,7 @@ impl Body for Upload {
     fn is_end_stream(&self) -> bool {
         match (&self.check, &self.source) {
             // It never ends well.
-            _ if self.refused.is_some() => false,
+            _ if self.refused.is_some() || self.unwanted.is_some() => false,
             (_, Source::None) => true,
             (Some(check), _) => check.is_done(),
             (None, Source::Client(body)) => body.is_end_stream(),

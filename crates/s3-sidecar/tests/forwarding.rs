@@ -116,6 +116,40 @@ fn a_body_that_the_endpoint_refuses_is_not_sent() {
 }
 
 #[test]
+fn a_body_that_was_not_asked_for_is_no_request() {
+    let smuggled = "GET /bucket/secret HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let len = smuggled.len().to_string();
+    for is_late in [false, true] {
+        let endpoint = Endpoint::start();
+        endpoint.put("/bucket/secret", object("s", "of another user"));
+        let sidecar = endpoint.sidecar(|_| ());
+        endpoint.on_request(move |seen| match seen.method() {
+            "PUT" => {
+                let bytes = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno".into();
+                Act::Refuse { bytes, is_late }
+            }
+            _ => Act::Serve,
+        });
+        for _ in 0..3 {
+            let mut client = Client::of(&sidecar);
+            let put = request("PUT /bucket/key", &[("Content-Length", &len), ("Expect", "100-continue")]);
+            // It does not wait for 100.
+            client.send(format!("{put}{smuggled}"));
+            let answer = match client.answer() {
+                answer if answer.status == 100 => client.answer(),
+                answer => answer,
+            };
+            assert_eq!((answer.status, &answer.body[..]), (403, &b"no"[..]));
+            assert_eq!(ask(&sidecar, "GET /bucket/other", &[]).status, 404);
+        }
+        let lines: Vec<_> = endpoint.take_seen().into_iter().map(|seen| seen.line).collect();
+        let is_there = lines.iter().any(|line| line.contains("secret"));
+        // What was sent before the answer, that connection has.
+        assert_eq!(is_there, is_late, "{lines:?}");
+    }
+}
+
+#[test]
 fn a_body_reaches_an_endpoint_that_ignores_expectations() {
     let endpoint = Endpoint::start();
     endpoint.answer_no_expectation();

@@ -75,6 +75,9 @@ pub enum Act {
     CutAt(usize),
     /// Sends these bytes and closes.
     Raw(Vec<u8>),
+    /// Answers with these bytes without reading the body, at once or when the body has begun to come, and takes what follows for the
+    /// next request, as radosgw does.
+    Refuse { bytes: Vec<u8>, is_late: bool },
     /// Closes without an answer.
     Hang,
 }
@@ -266,7 +269,7 @@ fn serve(socket: &TcpStream, state: &State) -> Option<()> {
         let mut seen = Seen { line, headers, body: Vec::new() };
         let hook = state.hook.lock().unwrap().clone();
         let act = hook.map_or(Act::Serve, |hook| hook(&seen));
-        if !matches!(act, Act::Raw(_)) {
+        if !matches!(act, Act::Raw(_) | Act::Refuse { .. }) {
             if expects {
                 writer.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").ok()?;
             }
@@ -278,7 +281,7 @@ fn serve(socket: &TcpStream, state: &State) -> Option<()> {
             }
         }
         // Once it is seen, its answer is made up, if that does not wait.
-        let made_up = (!matches!(act, Act::ServeAfter(_) | Act::Raw(_))).then(|| answer(&seen, state));
+        let made_up = (!matches!(act, Act::ServeAfter(_) | Act::Raw(_) | Act::Refuse { .. })).then(|| answer(&seen, state));
         state.seen.lock().unwrap().push(seen.clone());
         state.seen_changed.notify_all();
         match &act {
@@ -316,6 +319,12 @@ fn serve(socket: &TcpStream, state: &State) -> Option<()> {
             }
             // It is answered already.
             Act::Raw(_) => (),
+            Act::Refuse { bytes, is_late } => {
+                if is_late {
+                    reader.fill_buf().ok()?;
+                }
+                writer.write_all(&bytes).ok()?;
+            }
             Act::Hang => return socket.shutdown(Shutdown::Both).ok(),
         }
     }
