@@ -85,11 +85,13 @@ const HARMLESS_PARAMETERS: [&str; 12] = [
 ];
 
 /// Headers of S3 that change nothing of the answer but whether it is allowed.
-const HARMLESS_HEADERS: [&str; 7] = [
+const HARMLESS_HEADERS: [&str; 8] = [
     "x-amz-date",
     "x-amz-content-sha256",
     "x-amz-security-token",
     "x-amz-user-agent",
+    // AWS's SDK for C++ has it in every request.
+    "x-amz-api-version",
     "x-amz-request-payer",
     "x-amz-expected-bucket-owner",
     "x-amz-checksum-mode",
@@ -203,6 +205,7 @@ mod tests {
         assert_eq!(read.range, Some(Asked::From(3, None)));
         let read = understood(Request::get("/b/k").header("x-amz-checksum-mode", "ENABLED")).unwrap();
         assert!(read.has_checksums);
+        assert!(understood(Request::get("/b/k").header("x-amz-api-version", "2006-03-01")).is_some());
         assert!(understood(Request::get("/b/k").header("if-none-match", "\"x\"")).unwrap().is_conditional);
         let read = understood(Request::head("/bucket/a%20b?x-id=HeadObject")).unwrap();
         assert!(read.is_head && &*read.bucket == "bucket" && &*read.name == b"a b");
