@@ -20,6 +20,7 @@
 //! | [`differences`] | the deliberate differences from memcached 1.6.45 |
 //! | [`suite`] | memcached's own test suite, with the server under test in memcached's place |
 //! | [`ceph`] | a one-node Ceph for tests |
+//! | [`s3`] | `cached` before S3 endpoints that check signatures, and Ceph's s3-tests |
 //! | [`kill9`] | kill -9 of the real process under load, and what must be there after it |
 //! | [`warm`] | kill -9 of the real process with a memory file, and what each key may show after it |
 //! | [`upgrade`] | new processes that take over from running ones under load |
@@ -66,6 +67,7 @@ pub mod pattern;
 pub mod play;
 pub mod program;
 pub mod python;
+pub mod s3;
 pub mod script;
 pub mod server;
 pub mod site;

@@ -5,6 +5,7 @@ use cached_tests::http;
 use cached_tests::outside::{find_program, run, skip, text};
 use cached_tests::program::repository;
 use cached_tests::python;
+use cached_tests::s3::sidecar::Sidecar;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -125,6 +126,15 @@ fn concurrent_changes_are_seen_by_every_later_read() {
     let Some(both) = Both::start("histories through the sidecar") else { return };
     both.play("history.py", &[&both.sidecar_url, "600", "1"]);
     assert!(both.metric("cached_s3_sidecar_requests_total{result=\"hit\"}") > 0);
+}
+
+#[test]
+fn two_sidecars_of_one_endpoint_never_go_back() {
+    let Some(both) = Both::start("histories through two sidecars") else { return };
+    let other = Sidecar::before(&both.endpoint_url, "");
+    both.play("history.py", &[&format!("{},{}", both.sidecar_url, other.url), "600", "2"]);
+    assert!(both.metric("cached_s3_sidecar_requests_total{result=\"hit\"}") > 0);
+    assert!(other.requests("hit") > 0);
 }
 
 #[test]

@@ -1,0 +1,234 @@
+//! S3 endpoints that check signatures, on loopback, with users: versitygw over a directory, and Ceph's radosgw over a
+//! cluster in memory.
+
+use crate::ceph::Cluster;
+use crate::daemon::DEADLINE;
+use crate::outside::{find_program, run, skip, text};
+use crate::server::bring_up;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::net::TcpStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A program that is an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// versitygw, objects as files.
+    Versitygw,
+    /// radosgw, with one OSD in memory.
+    Radosgw,
+}
+
+impl Kind {
+    /// Every kind.
+    pub const ALL: [Kind; 2] = [Kind::Versitygw, Kind::Radosgw];
+
+    /// Returns the name of its program.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Versitygw => "versitygw",
+            Kind::Radosgw => "radosgw",
+        }
+    }
+}
+
+/// A user of an endpoint. Its names and keys follow from its role and a number, so that users with different numbers may do
+/// the same at the same time.
+#[derive(Clone, Debug)]
+pub struct User {
+    /// The access key.
+    pub access_key: String,
+    /// The secret key.
+    pub secret_key: String,
+    /// The name by which the endpoint's answers call it.
+    pub id: String,
+    /// Its name without the tenant, in small letters.
+    pub name: String,
+    /// Its tenant, or nothing.
+    pub tenant: &'static str,
+}
+
+impl User {
+    /// Returns the user of a role (letters and digits) and a number.
+    pub fn new(kind: Kind, role: &str, number: usize) -> Self {
+        let name = format!("{role}{number}");
+        // versitygw has no tenants, and no names beside access keys.
+        let tenant = if kind == Kind::Radosgw && role == "tenant" { "testx" } else { "" };
+        let access_key = name.to_uppercase();
+        let id = match (kind, tenant) {
+            (Kind::Versitygw, _) => access_key.clone(),
+            (Kind::Radosgw, "") => name.clone(),
+            (Kind::Radosgw, tenant) => format!("{tenant}${name}"),
+        };
+        Self { secret_key: format!("secret-of-{name}"), access_key, id, name, tenant }
+    }
+}
+
+/// A running endpoint. It ends, and what it stores is removed, when this is dropped.
+#[derive(Debug)]
+pub struct Endpoint {
+    kind: Kind,
+    url: String,
+    process: Process,
+}
+
+#[derive(Debug)]
+enum Process {
+    Versitygw { child: Child, program: PathBuf, _dir: tempfile::TempDir },
+    Radosgw(Cluster),
+}
+
+const ROOT: [&str; 2] = ["root-of-versitygw", "secret-of-root"];
+
+/// What s3-tests expect of radosgw's configuration: lifecycles by the second, and keys for encryption.
+const RADOSGW: &str = "[client.rgw]
+rgw_lc_debug_interval = 10
+rgw_crypt_require_ssl = false
+rgw_crypt_s3_kms_backend = testing
+rgw_crypt_s3_kms_encryption_keys = testkey-1=YmluCmJvb3N0CmJvb3N0LWJ1aWxkCmNlcGguY29uZgo= \
+testkey-2=aWIKTWFrZWZpbGUKbWFuCm91dApzcmMKVGVzdGluZwo=
+rgw_enable_usage_log = false
+";
+
+impl Endpoint {
+    /// Starts an endpoint whose state is below `parent`. Returns `None`, and prints that `test` is skipped, if its program is
+    /// not installed.
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub fn start(kind: Kind, test: &str, parent: &Path) -> Option<Self> {
+        match kind {
+            Kind::Versitygw => Self::versitygw(test, parent),
+            Kind::Radosgw => Self::radosgw(test, parent),
+        }
+    }
+
+    fn versitygw(test: &str, parent: &Path) -> Option<Self> {
+        // Where `.ci/run` installs it, and where `go install` does by itself.
+        let built = parent.join("tools/versitygw");
+        let Some(program) = find_program("versitygw").or_else(|| built.is_file().then_some(built)) else {
+            skip(
+                test,
+                "versitygw is not installed (go install github.com/versity/versitygw/cmd/versitygw@v1.8.0)",
+            );
+            return None;
+        };
+        // Not in memory: what belongs to an object is in extended attributes, which older kernels' tmpfs has not.
+        let dir = tempfile::Builder::new().prefix("versitygw").tempdir_in(parent).expect("a directory");
+        // It takes a path that another one begins with for a path below that.
+        let place = |name: &str| {
+            let path = dir.path().join(name);
+            std::fs::create_dir(&path).expect("a directory");
+            path
+        };
+        let [objects, versions, users] = [place("objects"), place("versions"), place("users")];
+        let (child, url) = bring_up("versitygw", |port| {
+            let log = File::create(dir.path().join("log")).expect("a log file");
+            let mut command = Command::new(&program);
+            command.args(["--port", &format!("127.0.0.1:{port}"), "--quiet", "--keep-alive"]);
+            command.args(["--virtual-domain", "localhost", "--iam-dir"]).arg(&users);
+            command.arg("posix").arg("--versioning-dir").arg(&versions).arg(&objects);
+            command.env("ROOT_ACCESS_KEY_ID", ROOT[0]).env("ROOT_SECRET_ACCESS_KEY", ROOT[1]);
+            command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log file")).stderr(log);
+            // SAFETY: prctl is async-signal-safe and touches no memory of ours.
+            unsafe {
+                command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                    0 => Ok(()),
+                    _ => Err(std::io::Error::last_os_error()),
+                });
+            }
+            let mut child = command.spawn().expect("versitygw runs");
+            is_up(port, || child.try_wait().expect("the state of versitygw").is_none())
+                .then(|| (child, format!("http://127.0.0.1:{port}")))
+        });
+        Some(Self { kind: Kind::Versitygw, url, process: Process::Versitygw { child, program, _dir: dir } })
+    }
+
+    fn radosgw(test: &str, parent: &Path) -> Option<Self> {
+        if let Some(missing) = ["radosgw", "radosgw-admin"].into_iter().find(|it| find_program(it).is_none())
+        {
+            skip(test, &format!("{missing} is not installed"));
+            return None;
+        }
+        let cluster = Cluster::in_memory(test, parent)?;
+        let mut conf = OpenOptions::new().append(true).open(cluster.conf()).expect("Ceph's configuration");
+        conf.write_all(RADOSGW.as_bytes()).expect("Ceph's configuration");
+        cluster.dev("rgw", &["start"]);
+        let url = std::fs::read_to_string(cluster.dir().join("rgw/endpoint")).expect("its address");
+        Some(Self { kind: Kind::Radosgw, url: url.trim().to_owned(), process: Process::Radosgw(cluster) })
+    }
+
+    /// Returns the kind of its program.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Returns its URL, by address.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Returns whether it accepts connections.
+    pub fn is_up(&self) -> bool {
+        TcpStream::connect(self.url.trim_start_matches("http://")).is_ok()
+    }
+
+    /// Adds a user who may make buckets.
+    ///
+    /// # Panics
+    /// If the endpoint refuses it.
+    pub fn add(&self, user: &User) {
+        let mut command;
+        match &self.process {
+            Process::Versitygw { program, .. } => {
+                command = Command::new(program);
+                command.args(["admin", "--allow-insecure", "-a", ROOT[0], "-s", ROOT[1], "-er", &self.url]);
+                command.args([
+                    "create-user",
+                    "-a",
+                    &user.access_key,
+                    "-s",
+                    &user.secret_key,
+                    "-r",
+                    "userplus",
+                ]);
+            }
+            Process::Radosgw(cluster) => {
+                command = Command::new("radosgw-admin");
+                command.env("CEPH_CONF", cluster.conf()).args(["--ms-mon-client-mode=crc", "user", "create"]);
+                command.args(["--uid", &user.name, "--display-name", &user.name]);
+                command.args(["--email", &format!("{}@example.com", user.name), "--tenant", user.tenant]);
+                command.args(["--access-key", &user.access_key, "--secret", &user.secret_key]);
+                command.args(["--caps", "user-policy=*;roles=*"]);
+            }
+        }
+        let output = run(&mut command, DEADLINE);
+        assert!(output.status.success(), "{user:?}: {}", text(&output));
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if let Process::Versitygw { child, .. } = self {
+            // It may have ended.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Waits until something listens on a port of loopback; returns whether `lives` was true all the time.
+fn is_up(port: u16, mut lives: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + DEADLINE;
+    while lives() {
+        if TcpStream::connect(("127.0.0.1", port)).is_ok() {
+            return lives();
+        }
+        assert!(Instant::now() < deadline, "the endpoint does not listen");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    false
+}
