@@ -1,9 +1,13 @@
-//! `cached` before S3 endpoints that check signatures.
+//! `cached` before S3 endpoints that check signatures, and Ceph's s3-tests, which judge it.
 //!
 //! | module | content |
 //! |---|---|
 //! | [`endpoint`] | versitygw or radosgw on loopback, with users |
 //! | [`sidecar`] | `cached` before an endpoint |
+//! | [`judge`] | s3-tests: one pass over the suite, and what became of each test |
+//! | [`compare`] | two passes beside each other, and the differences that are expected |
 
+pub mod compare;
 pub mod endpoint;
+pub mod judge;
 pub mod sidecar;

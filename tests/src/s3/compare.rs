@@ -1,0 +1,124 @@
+//! Two passes of s3-tests beside each other, and the differences that are expected.
+
+use crate::s3::endpoint::Kind;
+use crate::s3::judge::Outcomes;
+use serde::Deserialize;
+use std::collections::BTreeSet;
+
+const EXPECTED: &str = include_str!("../../s3/suite/expected.toml");
+
+/// What `expected.toml` lists.
+#[derive(Debug, Deserialize)]
+pub struct Expected {
+    /// The snapshot of s3-tests that it is about.
+    pub snapshot: String,
+    /// What differs.
+    #[serde(default)]
+    differs: Vec<Listed>,
+    /// What is not run at all.
+    #[serde(default)]
+    skipped: Vec<Listed>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Listed {
+    endpoint: String,
+    tests: Vec<String>,
+    #[allow(dead_code, reason = "for the reader of the file")]
+    reason: String,
+}
+
+/// Returns what the file lists.
+///
+/// # Panics
+/// If it is not as it should be.
+pub fn expected() -> Expected {
+    toml::from_str(EXPECTED).expect("expected.toml")
+}
+
+impl Expected {
+    /// Returns the tests that pass at an endpoint and not through the sidecar.
+    pub fn differing(&self, kind: Kind) -> BTreeSet<&str> {
+        of_kind(&self.differs, kind)
+    }
+
+    /// Returns the tests that are not run with an endpoint.
+    pub fn skipped(&self, kind: Kind) -> BTreeSet<&str> {
+        of_kind(&self.skipped, kind)
+    }
+}
+
+fn of_kind(list: &[Listed], kind: Kind) -> BTreeSet<&str> {
+    let of_kind = list.iter().filter(|each| each.endpoint == kind.name());
+    of_kind.flat_map(|each| each.tests.iter().map(String::as_str)).collect()
+}
+
+/// How a pass through the sidecar compares with one of the endpoint itself.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Comparison<'a> {
+    /// The number of tests that pass at the endpoint.
+    pub at_endpoint: usize,
+    /// The tests that pass at the endpoint, and not through the sidecar.
+    pub lost: BTreeSet<&'a str>,
+    /// The tests that pass through the sidecar only.
+    pub gained: BTreeSet<&'a str>,
+}
+
+impl<'a> Comparison<'a> {
+    /// Compares two passes.
+    pub fn of(endpoint: &'a Outcomes, sidecar: &Outcomes) -> Self {
+        let passes = |outcomes: &Outcomes, test: &str| outcomes.get(test).is_some_and(|it| it.has_passed());
+        let passed: BTreeSet<&str> =
+            endpoint.iter().filter(|(_, it)| it.has_passed()).map(|(test, _)| test.as_str()).collect();
+        let lost = passed.iter().copied().filter(|test| !passes(sidecar, test)).collect();
+        let others = endpoint.keys().map(String::as_str).filter(|test| !passed.contains(test));
+        let gained = others.filter(|test| passes(sidecar, test)).collect();
+        Self { at_endpoint: passed.len(), lost, gained }
+    }
+
+    /// Returns the share of what passes at the endpoint that passes through the sidecar, too.
+    pub fn ratio(&self) -> f64 {
+        match self.at_endpoint {
+            0 => 0.0,
+            all => (all - self.lost.len()) as f64 / all as f64,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::s3::judge::Outcome;
+
+    fn outcomes(list: &[(&str, &str)]) -> Outcomes {
+        let one = |(test, outcome): &(&str, &str)| {
+            let [test, outcome] = [test, outcome].map(|text| (*text).to_owned());
+            (test.clone(), Outcome { test, outcome, why: String::new(), seconds: 0.0 })
+        };
+        list.iter().map(one).collect()
+    }
+
+    #[test]
+    fn only_what_passes_at_the_endpoint_counts() {
+        let direct =
+            outcomes(&[("a", "passed"), ("b", "failed"), ("c", "skipped"), ("d", "passed"), ("e", "passed")]);
+        let through = outcomes(&[("a", "passed"), ("b", "passed"), ("c", "failed"), ("d", "error")]);
+        let compared = Comparison::of(&direct, &through);
+        // One that has not run at all has not passed.
+        assert_eq!((compared.at_endpoint, compared.lost.len()), (3, 2));
+        assert_eq!(compared.lost, BTreeSet::from(["d", "e"]));
+        assert_eq!(compared.gained, BTreeSet::from(["b"]));
+        assert!((compared.ratio() - 1.0 / 3.0).abs() < 1e-9);
+        assert!(Comparison::of(&outcomes(&[]), &through).ratio() < 0.99);
+    }
+
+    #[test]
+    fn the_list_is_of_endpoints_that_there_are() {
+        let expected = expected();
+        let names: BTreeSet<&str> = Kind::ALL.iter().map(|kind| kind.name()).collect();
+        for each in expected.differs.iter().chain(&expected.skipped) {
+            assert!(names.contains(each.endpoint.as_str()), "{}", each.endpoint);
+            assert!(!each.reason.is_empty() && !each.tests.is_empty());
+        }
+    }
+}
