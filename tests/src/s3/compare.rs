@@ -24,6 +24,9 @@ pub struct Expected {
 struct Listed {
     endpoint: String,
     tests: Vec<String>,
+    /// Whether they pass at times.
+    #[serde(default)]
+    by_chance: bool,
     #[allow(dead_code, reason = "for the reader of the file")]
     reason: String,
 }
@@ -42,14 +45,19 @@ impl Expected {
         of_kind(&self.differs, kind)
     }
 
+    /// Returns those of them that never pass through the sidecar.
+    pub fn always_differing(&self, kind: Kind) -> BTreeSet<&str> {
+        of_kind(self.differs.iter().filter(|each| !each.by_chance), kind)
+    }
+
     /// Returns the tests that are not run with an endpoint.
     pub fn skipped(&self, kind: Kind) -> BTreeSet<&str> {
         of_kind(&self.skipped, kind)
     }
 }
 
-fn of_kind(list: &[Listed], kind: Kind) -> BTreeSet<&str> {
-    let of_kind = list.iter().filter(|each| each.endpoint == kind.name());
+fn of_kind<'a>(list: impl IntoIterator<Item = &'a Listed>, kind: Kind) -> BTreeSet<&'a str> {
+    let of_kind = list.into_iter().filter(|each| each.endpoint == kind.name());
     of_kind.flat_map(|each| each.tests.iter().map(String::as_str)).collect()
 }
 
