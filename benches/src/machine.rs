@@ -51,7 +51,7 @@ impl std::fmt::Display for Machine {
 }
 
 /// Year, month and day of a day counted from 1970-01-01 (Hinnant's algorithm).
-fn civil_date(days: u64) -> (u64, u64, u64) {
+pub fn civil_date(days: u64) -> (u64, u64, u64) {
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
