@@ -102,9 +102,9 @@ fn main() -> Result<()> {
     let nginx = servers::nginx(path, endpoint.address, server_cpu)?;
     let (more, cached_keys) = settings(args.auth, path, &keys)?;
     let (cached, admin) = servers::cached(&args.cached, path, endpoint.address, &more, server_cpu)?;
+    println!("{}", Machine::read());
     // The load's threads inherit it.
     cpu::pin_current_thread(client_cpu)?;
-    println!("{}", Machine::read());
     println!(
         "auth = {:?}, {} connections, {} s, {} rounds; servers on core {server_cpu}, load on core {client_cpu}; machine's load {}",
         args.auth,
@@ -291,7 +291,7 @@ impl Servers {
     /// Returns how many requests the sidecar has answered from memory.
     fn hits(&self) -> Result<u64> {
         let mut stream = TcpStream::connect(self.admin).context("the admin listener of cached")?;
-        stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: bench\r\n\r\n")?;
+        stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
         let mut text = String::new();
         stream.read_to_string(&mut text)?;
         let name = "cached_s3_sidecar_requests_total{result=\"hit\"} ";
