@@ -70,7 +70,7 @@ impl Inner {
         let mut born = Vec::new();
         let stored = self.store_pages(recorder, frozen, &recorded, &mut born).await;
         let committed = match stored {
-            Ok(()) if born.is_empty() => return Ok(()),
+            Ok(()) if born.is_empty() => Ok(()),
             Ok(()) => {
                 let mut head = recorder.head.clone();
                 for (page, birth, _) in &born {
@@ -93,6 +93,7 @@ impl Inner {
             recorder.page_versions.insert(page, version);
             state.recorded.pages[page as usize] = frozen.page(page as usize).cloned();
         }
+        state.forget_recorded();
         Ok(())
     }
 
