@@ -118,7 +118,7 @@ impl State {
     pub(super) fn has_unrecorded(&self) -> bool {
         let mut pages = 0..self.live.pages.len();
         !self.drops.is_empty()
-            || self.in_flight.is_some()
+            || self.is_in_doubt()
             || pages.any(|page| !self.live.shares_page(&self.recorded, page))
     }
 

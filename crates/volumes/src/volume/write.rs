@@ -83,6 +83,10 @@ impl Inner {
                 self.check_held().await?;
                 Ok(promised)
             }
+            Promise::OnceRecorded if wanted == Durability::Cached => {
+                self.record_births().await?;
+                Ok(Durability::Cached)
+            }
             Promise::OnceRecorded => {
                 self.flush_as(Durability::Stored).await?;
                 Ok(Durability::Stored)

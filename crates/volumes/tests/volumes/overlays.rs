@@ -5,9 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::executor::{block_on, poll_times};
-use blocker::{Blocker, Durability, Error as Store};
+use blocker::{Blocker, Durability, Error as Store, WriteMode};
+use cached_core::object::Writer;
 use test_kit::steered::{CallInfo, Op, SteeredStore, Verdict};
 use volumes::{Change, OpenOptions, Options, Settings, Volume, Volumes};
+
+use super::stack::{cache, until};
 
 const OBJECT: u64 = 64 << 10;
 const OBJECTS: u64 = 8;
@@ -272,4 +275,35 @@ fn a_write_that_the_full_log_has_no_room_for_copies_and_the_next_log_has_room() 
     let world = world.anew();
     assert_eq!(found(&world.disk), wanted);
     world.check();
+}
+
+#[test]
+fn a_write_to_a_new_object_waits_for_that_object_and_its_entry_alone() {
+    let store = SteeredStore::new();
+    let cached = cache(Arc::clone(&store) as Arc<dyn Blocker>, WriteMode::Back, Writer::Callers);
+    let volumes = Volumes::new(cached, options(true)).unwrap();
+    let settings = Settings::default().object_bytes(OBJECT);
+    block_on(volumes.create("a", OBJECTS * OBJECT, settings)).unwrap();
+    let disk = block_on(volumes.open("a", OpenOptions::default())).unwrap();
+    write(&disk, 0, b"old");
+    block_on(disk.flush()).unwrap();
+    // What is dirty of the first object cannot be stored.
+    let is_first = |call: &CallInfo| {
+        let object = call.object.as_ref().map(|object| object.name.as_bytes().to_vec());
+        object.is_some_and(|name| name.starts_with(b"d/") && name.ends_with(b"/00000000"))
+    };
+    store.rule(move |call| if call.op.is_change() && is_first(call) { Verdict::Hold } else { Verdict::Pass });
+    write(&disk, 0, b"new");
+    let begin = store.log().len();
+    let own = disk.clone();
+    let writer = std::thread::spawn(move || write(&own, OBJECT, b"born"));
+    until("the write to the new object is answered", || writer.is_finished());
+    writer.join().unwrap();
+    let log = store.log();
+    let changes = log[begin..].iter().filter(|call| call.op.is_change() && !is_first(call));
+    let kinds: Vec<u8> = changes.map(|call| call.object.as_ref().unwrap().name.as_bytes()[0]).collect();
+    let place = |kind: u8| kinds.iter().position(|one| *one == kind).expect("it is stored");
+    assert!(place(b'd') < place(b'm'), "the object before its entry: {kinds:?}");
+    store.open();
+    block_on(disk.close()).unwrap();
 }

@@ -85,6 +85,12 @@ impl Inner {
         // Whatever was about to begin one has done so after this.
         drop(self.turn.write().await);
         self.merge_all().await?;
+        // By an attempt to close the volume, or by a head that was not seen to be stored. Everything was recorded before.
+        let is_ended = self.can_log() && self.state.lock().overlays.log_birth().is_none();
+        if is_ended {
+            let parts = self.state.lock().overlays.parts_used();
+            self.begin_log(recorder, parts).await?;
+        }
         Ok(without)
     }
 
@@ -94,9 +100,7 @@ impl Inner {
         recorder: &mut Recorder,
     ) -> Result<WithoutOverlays<'_>> {
         let without = self.merged(recorder).await?;
-        // Or it was ended by a head that was not seen to be stored.
-        let is_ended = self.can_log() && self.state.lock().overlays.log_birth().is_none();
-        if is_ended || self.state.lock().overlays.is_used() {
+        if self.state.lock().overlays.is_used() {
             self.record(recorder).await?;
             let parts = self.state.lock().overlays.parts_used();
             self.begin_log(recorder, parts).await?;
