@@ -339,7 +339,8 @@ fn run(stack: &Stack, fencing: Fencing, seed: u64, steps: u32, is_told: bool) {
         world.step();
         world.compare();
         // A check leaves nothing in the log of overlays.
-        if step % if seed % 2 == 0 { 2 } else { 15 } == 0 {
+        let between = if seed.is_multiple_of(2) { 2 } else { 15 };
+        if step.is_multiple_of(between) {
             world.validate();
         }
         if step % 50 == 49 {
