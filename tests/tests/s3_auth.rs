@@ -135,7 +135,7 @@ fn clients_sign_for_the_sidecar_and_the_sidecar_signs_for_the_endpoint() {
         let line = shown.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.unwrap_or_else(|| panic!("no {name} in\n{shown}")).parse::<u64>().expect("a number")
     };
-    for reason in ["signature", "unknown_key", "rights", "anonymous", "time"] {
+    for reason in ["signature", "unknown_key", "rights", "anonymous", "malformed", "body"] {
         let name = format!("cached_s3_sidecar_auth_refused_total{{reason=\"{reason}\"}}");
         assert!(metric(&name) > 0, "{name}");
     }
