@@ -43,7 +43,7 @@ struct Args {
     /// The endpoint
     #[arg(long, value_enum, default_value_t = Endpoint::Radosgw)]
     endpoint: Endpoint,
-    /// What `s3.auth` is; with `listener` the sidecar checks the signatures, and asks the endpoint once in a minute
+    /// What `s3.auth` is; with `listener` the sidecar checks the signatures, and asks the endpoint once in an hour
     #[arg(long, value_enum, default_value_t = Auth::Gateway)]
     auth: Auth,
     /// Directory for nginx's files, on a tmpfs
@@ -142,7 +142,7 @@ fn settings(auth: Auth, directory: &Path, keys: &Keys) -> Result<(String, Keys)>
     }
     let lines = format!(
         "auth = \"listener\"\nkeys_file = \"{}\"\nupstream_access_key = \"{}\"\nupstream_secret_file = \"{}\"\n\
-         [[s3.buckets]]\nname = \"{BUCKET}\"\nfresh_secs = 60",
+         [[s3.buckets]]\nname = \"{BUCKET}\"\nfresh_secs = 3600",
         keys_file.display(),
         keys.access,
         secret_file.display()
