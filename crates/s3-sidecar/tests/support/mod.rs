@@ -281,7 +281,8 @@ fn serve(socket: &TcpStream, state: &State) -> Option<()> {
             }
         }
         // Once it is seen, its answer is made up, if that does not wait.
-        let made_up = (!matches!(act, Act::ServeAfter(_) | Act::Raw(_) | Act::Refuse { .. })).then(|| answer(&seen, state));
+        let made_up = (!matches!(act, Act::ServeAfter(_) | Act::Raw(_) | Act::Refuse { .. }))
+            .then(|| answer(&seen, state));
         state.seen.lock().unwrap().push(seen.clone());
         state.seen_changed.notify_all();
         match &act {
