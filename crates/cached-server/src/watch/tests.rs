@@ -37,7 +37,7 @@ fn a_watcher_gets_the_kinds_it_asked_for() {
     // The log thread closes its copy of the socket, which is the last one.
     drop(ours);
     assert_eq!(client.read(&mut [0; 16]).expect("the end"), 0);
-    while watch.counts.watchers.load(Ordering::Relaxed) > 0 {
+    while watch.counts.watchers.load(Ordering::Acquire) > 0 {
         std::thread::yield_now();
     }
     assert!(!watch.wants(KINDS));

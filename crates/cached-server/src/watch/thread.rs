@@ -67,12 +67,13 @@ fn wait(watch: &Watch, watchers: &[Watcher]) {
 fn update_observed(watch: &Watch, watchers: &[Watcher]) -> bool {
     let mut pending = watch.pending();
     pending.watchers = watchers.len() + pending.new_watchers.len();
-    watch.counts.watchers.store(pending.watchers as u64, Ordering::Relaxed);
     let wanted = watchers.iter().map(|watcher| watcher.kinds);
     let wanted = wanted.chain(pending.new_watchers.iter().map(|new| new.kinds));
     let wanted = wanted.fold(0, |all, kinds| all | kinds) & KINDS;
     // The kinds that watchers observe change only under this lock.
     watch.observed.fetch_and(wanted | !KINDS, Ordering::Relaxed);
+    // Last, so that a count without a watcher states that nothing is observed for it any more.
+    watch.counts.watchers.store(pending.watchers as u64, Ordering::Release);
     if pending.watchers == 0 {
         pending.lines.clear();
         pending.bytes = 0;
