@@ -73,7 +73,10 @@ pub(crate) fn bounded<T: 'static>(
                 return Poll::Ready(answer);
             }
             let is_late = deadline.as_mut().is_some_and(|timer| timer.as_mut().poll(cx).is_ready());
-            while !is_late {
+            loop {
+                if is_late {
+                    break;
+                }
                 let timer = limit.get_or_insert_with(|| core.requests.timer(core.call_timeout));
                 ready!(timer.as_mut().poll(cx));
                 let done = progress.steps();

@@ -33,7 +33,7 @@ impl S3 {
     ) -> Result<(), Failure> {
         let S3Command::Invalidate { objects } = &self.command;
         let answer = Admin::new(arguments, timeout)?.post("/s3/invalidate", &body(objects)?)?;
-        output.write(&format!("the endpoint is asked for {objects} again"), &answer)
+        output.write(format!("the endpoint is asked for {objects} again"), &answer)
     }
 }
 
