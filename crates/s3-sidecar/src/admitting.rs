@@ -1,11 +1,14 @@
 //! From a client's request to one that may go on: what is decided about its head, and its body.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::HeaderMap;
 use hyper::header::{CONTENT_LENGTH, HeaderValue};
 use hyper::http::request::Parts;
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use crate::auth::denial::Denial;
 use crate::auth::{Access, delete_many, payload};
@@ -14,6 +17,9 @@ use crate::upload::Upload;
 
 /// How many bodies are read whole at a time.
 static BODIES: Semaphore = Semaphore::const_new(16);
+
+/// How long a body that is read whole may take, with the wait for its place.
+const BODY_TIME_MAX: Duration = Duration::from_secs(60);
 
 impl Access {
     /// Decides about a request, and makes it one of the sidecar's own. Where the endpoint decides nothing changes.
@@ -34,16 +40,21 @@ impl Access {
                 return Err(denial);
             }
         };
-        let check = payload::check(head, decision.payload, decision.chain, !body.is_none())?;
+        let check = match payload::check(head, decision.payload, decision.chain, !body.is_none()) {
+            Ok(check) => check,
+            Err(denial) => {
+                body.drain(&head.headers).await;
+                return Err(denial);
+            }
+        };
         let is_checked = check.is_some();
         let body = match check {
             Some(check) => body.with_check(check),
             None => body,
         };
         if let Some(deletion) = decision.deletion {
-            // Never closed.
-            let _place = BODIES.acquire().await;
-            let bytes = collect(body).await?;
+            let bytes = timeout(BODY_TIME_MAX, collect_one_of_few(body)).await;
+            let bytes = bytes.map_err(|_| Denial::stalled())??;
             deletion.check(&bytes)?;
             head.headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes.len()));
             return Ok(Upload::whole(bytes));
@@ -55,6 +66,12 @@ impl Access {
         }
         Ok(body)
     }
+}
+
+async fn collect_one_of_few(body: Upload) -> Result<Bytes, Denial> {
+    // Never closed.
+    let _place = BODIES.acquire().await;
+    collect(body).await
 }
 
 /// Reads a body whole.

@@ -54,7 +54,12 @@ pub(crate) fn scope(request: &Parts, target: &Target<'_>) -> Option<Scope> {
             let is_of_one = parameters(&request.uri).all(|(name, _)| is_known(name))
                 && !OF_MORE.iter().any(|name| request.headers.contains_key(*name))
                 && [Method::PUT, Method::POST, Method::DELETE].contains(&request.method);
-            Some(if is_of_one { Scope::Key(object_key(bucket, key)) } else { of_bucket(bucket) })
+            // Another POST of an object may be a form that names any key.
+            let has =
+                |wanted: &str| parameters(&request.uri).any(|(name, _)| name.eq_ignore_ascii_case(wanted));
+            let is_upload = request.method != Method::POST
+                || ["uploads", "uploadid", "select", "restore"].iter().any(|name| has(name));
+            Some(if is_of_one && is_upload { Scope::Key(object_key(bucket, key)) } else { of_bucket(bucket) })
         }
     }
 }
@@ -114,6 +119,8 @@ mod tests {
             ("DELETE", "/b/"),
             ("POST", "/b?delete"),
             ("POST", "/b"),
+            ("POST", "/b/k"),
+            ("POST", "/b/k?x-id=PutObject"),
             ("PUT", "/b?policy"),
             ("PUT", "/b/k?renameObject"),
             ("PATCH", "/b/k"),

@@ -60,19 +60,36 @@ impl Deletion {
 }
 
 /// Headers of a client's signature, which the endpoint does not get, and some by which it could take the request for another.
-const DROPPED: [HeaderName; 8] = [
+const DROPPED: [HeaderName; 11] = [
     HeaderName::from_static("authorization"),
     HeaderName::from_static("x-amz-date"),
     HeaderName::from_static("x-amz-security-token"),
     HeaderName::from_static("x-amz-s3session-token"),
     HeaderName::from_static("x-auth-token"),
+    HeaderName::from_static("forwarded"),
+    HeaderName::from_static("x-http-method"),
     HeaderName::from_static("x-http-method-override"),
+    HeaderName::from_static("x-method-override"),
     HeaderName::from_static("x-original-url"),
     HeaderName::from_static("x-rewrite-url"),
 ];
 
-/// How names of headers begin by which gateways of one maker speak to each other.
-const DROPPED_STARTS: [&str; 2] = ["x-minio-", "x-rgw-"];
+/// How names of headers begin that gateways of one maker send each other, that belong to other dialects than S3's, or that state
+/// how the client has reached the sidecar.
+const DROPPED_STARTS: [&str; 11] = [
+    "x-minio-",
+    "x-rgw-",
+    "x-goog-",
+    "x-oss-",
+    "x-obs-",
+    "x-cos-",
+    "x-object-",
+    "x-container-",
+    "x-account-",
+    "x-forwarded-",
+    // Some endpoints take it for a dash.
+    "x_",
+];
 
 impl Access {
     /// Returns the access of a mode; `Listener` needs keys.

@@ -30,6 +30,8 @@ pub(crate) struct Decoder {
     signature: [u8; 32],
     /// The value of the trailer's checksum, once it has come.
     trailer: Option<Vec<u8>>,
+    /// Whether its line ended with LF alone, as MinIO's SDK for Go sends it: an empty line follows that ends nothing.
+    has_extra_line: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +69,7 @@ impl Decoder {
             hash: Sha256::new(),
             signature: [0; 32],
             trailer: None,
+            has_extra_line: false,
         }
     }
 
@@ -105,12 +108,14 @@ impl Decoder {
             bytes.advance(here);
             if end.is_some() {
                 let line = std::mem::take(&mut self.line);
-                let line = line.strip_suffix(b"\r\n");
-                self.take_line(
-                    line.ok_or_else(|| {
-                        Denial::encoding("a line of the aws-chunked body must end with CRLF")
-                    })?,
-                )?;
+                let is_checksum = self.state == State::Trailer && self.trailer.is_none() && line.len() > 1;
+                let stripped = line.strip_suffix(b"\r\n").or_else(|| {
+                    self.has_extra_line = is_checksum;
+                    line.strip_suffix(b"\n").filter(|_| is_checksum)
+                });
+                let line = stripped
+                    .ok_or_else(|| Denial::encoding("a line of the aws-chunked body must end with CRLF"))?;
+                self.take_line(line)?;
             }
         }
         Ok(())
@@ -193,13 +198,16 @@ impl Decoder {
             self.state = State::End;
             return if line.is_empty() { Ok(()) } else { Err(wrong()) };
         };
+        if line.is_empty() && std::mem::take(&mut self.has_extra_line) {
+            return Ok(());
+        }
         if line.is_empty() {
             self.state = State::End;
             // A signed one would have gone on to `TrailerEnd`.
             return if self.trailer.is_some() && !self.is_signed { Ok(()) } else { Err(wrong()) };
         }
         let at = line.iter().position(|byte| *byte == b':').ok_or_else(wrong)?;
-        let (name, value) = (line[..at].to_ascii_lowercase(), line[at + 1..].trim_ascii());
+        let (name, value) = (line[..at].to_ascii_lowercase(), trimmed(&line[at + 1..]));
         match &self.trailer {
             None if name == checksum.name().as_bytes() => {
                 if value != checksum.text().as_bytes() {
@@ -208,7 +216,7 @@ impl Decoder {
                 self.trailer = Some(value.to_vec());
                 Ok(())
             }
-            Some(text) if self.is_signed && name == b"x-amz-trailer-signature" => {
+            Some(text) if self.is_signed && !self.has_extra_line && name == b"x-amz-trailer-signature" => {
                 let signature = parse_hex(value).ok_or_else(wrong)?;
                 let canonical = [checksum.name().as_bytes(), b":", text, b"\n"].concat();
                 let is_right =
@@ -219,4 +227,12 @@ impl Decoder {
             _ => Err(wrong()),
         }
     }
+}
+
+/// Returns a value without the blanks around it.
+fn trimmed(mut value: &[u8]) -> &[u8] {
+    while let [b' ' | b'\t', rest @ ..] | [rest @ .., b' ' | b'\t'] = value {
+        value = rest;
+    }
+    value
 }

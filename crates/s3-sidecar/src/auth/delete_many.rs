@@ -30,10 +30,18 @@ fn read(body: &[u8]) -> Option<Vec<String>> {
     let mut path: Vec<Vec<u8>> = Vec::new();
     let mut keys = Vec::new();
     let mut key: Option<String> = None;
-    let mut is_begun = false;
+    let (mut is_begun, mut is_declared) = (false, false);
     loop {
         match reader.read_event().ok()? {
-            Event::Decl(_) if !is_begun => {}
+            // In another encoding an endpoint could read other keys.
+            Event::Decl(declaration) if !is_begun && !is_declared => {
+                is_declared = true;
+                let encoding = declaration.encoding().transpose().ok()?;
+                let is_utf8 = encoding.is_none_or(|name| name.eq_ignore_ascii_case(b"utf-8"));
+                if !is_utf8 || declaration.version().ok()?.as_ref() != b"1.0" {
+                    return None;
+                }
+            }
             Event::Start(start) => {
                 let name = start.name().as_ref().to_vec();
                 if !may_begin(&path, &name) || (path.is_empty() && is_begun) {
@@ -146,6 +154,9 @@ mod tests {
             "<Delete><Object><Key>a</Key></Object>text</Delete>",
             "<Delete><s3:Object><Key>a</Key></s3:Object></Delete>",
             "<Delete><Other>x</Other></Delete>",
+            "<?xml version=\"1.0\" encoding=\"UTF-7\"?><Delete><Object><Key>a</Key></Object></Delete>",
+            "<?xml version=\"1.1\"?><Delete><Object><Key>a</Key></Object></Delete>",
+            "<?xml version=\"1.0\"?><?xml version=\"1.0\"?><Delete><Object><Key>a</Key></Object></Delete>",
             &format!("<Delete>{}</Delete>", object.repeat(1001)),
         ] {
             assert!(keys(body.as_bytes()).is_err(), "{body}");

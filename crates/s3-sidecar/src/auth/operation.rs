@@ -61,10 +61,11 @@ pub(crate) fn check_target(method: &Method, target: &Target<'_>) -> Result<(), D
     Ok(())
 }
 
-/// Returns whether a key leads out of its bucket for an endpoint that takes it for a path.
+/// Returns whether a key leads out of its bucket, or to the bucket itself, for an endpoint that takes it for a path.
 fn leaves_bucket(key: &[u8]) -> bool {
-    let mut depth = 0_usize;
+    let (mut depth, mut has_dots) = (0_usize, false);
     for segment in key.split(|byte| *byte == b'/') {
+        has_dots |= matches!(segment, b"." | b"..");
         depth = match segment {
             b"" | b"." => depth,
             b".." if depth == 0 => return true,
@@ -72,7 +73,7 @@ fn leaves_bucket(key: &[u8]) -> bool {
             _ => depth + 1,
         };
     }
-    false
+    has_dots && depth == 0
 }
 
 /// Returns what rights must cover for a key: all of the bucket if some endpoint could take it for another key there.
@@ -115,11 +116,12 @@ pub(crate) fn allow(client: &Client<'_>, head: &Parts, target: &Target<'_>) -> R
         {
             match only(&["delete", "x-id"]) {
                 true if rights.may_write_all(bucket) => Ok(Allowed::Yes),
-                true if rights.touches(bucket) => Ok(Allowed::DeletionOf),
+                true if rights.writes_in(bucket) => Ok(Allowed::DeletionOf),
                 _ => need(rights.has_bucket(bucket)),
             }
         }
-        Target::Bucket(_) if method == Method::POST && parameters.is_empty() => {
+        // What is no form has a parameter of its own, beside those of SDKs and signatures.
+        Target::Bucket(_) if method == Method::POST && only(&["x-id"]) => {
             Err(Denial::unsupported("uploads by forms and their policies are not known here"))
         }
         Target::Bucket(bucket) => need(rights.has_bucket(bucket)),
@@ -136,9 +138,10 @@ pub(crate) fn allow(client: &Client<'_>, head: &Parts, target: &Target<'_>) -> R
                 Method::DELETE => &DELETE[..],
                 _ => &[][..],
             };
-            // Without a parameter a POST of an object is nothing that is known.
-            let is_known =
-                !known.is_empty() && only(known) && (method != Method::POST || !parameters.is_empty());
+            let has = |name: &str| parameters.iter().any(|(own, _)| own == name);
+            // Another POST of an object may be a form that names any key.
+            let is_upload = method != Method::POST || has("uploads") || has("uploadId");
+            let is_known = !known.is_empty() && only(known) && is_upload;
             need(if is_known { rights.may_write(bucket, covered(key)) } else { rights.has_bucket(bucket) })
         }
         Target::IllEncoded(_) | Target::Unknown => Err(refused()),
@@ -193,6 +196,9 @@ fn is_hoisted(name: &str) -> bool {
     name.get(..6).is_some_and(|start| start.eq_ignore_ascii_case("x-amz-"))
 }
 
+/// The most parameters of a request, each of which is compared with all others.
+const PARAMETERS_MAX: usize = 64;
+
 type Parameters<'a> = Vec<(Cow<'a, str>, Vec<u8>)>;
 
 /// Returns the decoded parameters that do not concern the signature; each name may come once.
@@ -208,6 +214,9 @@ fn own_parameters(query: &str) -> Result<Parameters<'_>, Denial> {
         }
         if all.iter().any(|(other, _)| other.eq_ignore_ascii_case(&name)) {
             return Err(Denial::argument("a parameter comes twice"));
+        }
+        if all.len() == PARAMETERS_MAX {
+            return Err(Denial::argument("there are too many parameters"));
         }
         all.push((name, decoded(value.unwrap_or_default()).collect()));
     }
@@ -225,17 +234,19 @@ fn check_headers(
     let hoisted = parameters.iter().map(|(name, value)| (&**name, value.as_slice()));
     let reaching = headers.chain(hoisted).filter(|(name, _)| is_hoisted(name));
     for (name, value) in reaching {
-        // Headers are in lower case.
-        let name = match name.bytes().any(|byte| byte.is_ascii_uppercase()) {
-            true => Cow::Owned(name.to_ascii_lowercase()),
+        // Headers are in lower case. Some endpoints do not tell the two kinds of dashes apart.
+        let name = match name.bytes().any(|byte| byte.is_ascii_uppercase() || byte == b'_') {
+            true => Cow::Owned(name.to_ascii_lowercase().replace('_', "-")),
             false => Cow::Borrowed(name),
         };
         let is_met = match &*name {
             // In a query some endpoints take it for the header, and others do not.
             "x-amz-copy-source" if head.headers.contains_key("x-amz-copy-source") => may_copy(rights, value),
-            "x-amz-copy-source-range" => true,
+            "x-amz-copy-source-range" | "x-amz-source-expected-bucket-owner" => true,
             name if name.starts_with("x-amz-copy-source-if-") => true,
             name if name.starts_with("x-amz-copy-source-server-side-encryption-customer-") => true,
+            // Archives that some endpoints unpack all over the bucket.
+            name if name.contains("snowball") => has_bucket(rights, target),
             name if name.starts_with("x-amz-meta-") => true,
             name if name.contains("source") => rights.is_all(),
             "x-amz-acl" => {
@@ -343,6 +354,8 @@ mod tests {
             ("POST /data/k?uploads", [false, true, true]),
             ("POST /data/k?restore", [false, false, true]),
             ("POST /data/k", [false, false, true]),
+            ("POST /data/k?x-id=PutObject", [false, false, true]),
+            ("POST /data/k?X-Amz-Meta-A=b", [false, false, true]),
             ("DELETE /data/k?versionId=1", [false, true, true]),
             ("PUT /data", [false, false, true]),
             ("DELETE /data", [false, false, true]),
@@ -368,7 +381,9 @@ mod tests {
         assert_eq!(decide(&everywhere, "GET /", &[]), Ok(Allowed::Yes));
         assert_eq!(decide(&everywhere, "GET /?Action=ListUsers", &[]), Err("AccessDenied"));
         assert_eq!(decide(&Rights::all(), "POST /", &[]), Err("AccessDenied"));
-        assert_eq!(decide(&Rights::all(), "POST /data", &[]), Err("NotImplemented"));
+        for request in ["POST /data", "POST /data?x-id=1", "POST /data?x-amz-meta-a=b"] {
+            assert_eq!(decide(&Rights::all(), request, &[]), Err("NotImplemented"), "{request}");
+        }
         for method in ["PATCH", "LIST", "get"] {
             let request = format!("{method} /list-users");
             assert_eq!(decide(&Rights::all(), &request, &[]), Err("MethodNotAllowed"));
@@ -385,6 +400,8 @@ mod tests {
             "GET /data/a/../../x",
             "GET /data/./../x",
             "GET /data//../x",
+            "DELETE /data/.",
+            "PUT /data/x/..?tagging",
             "GET //admin/user",
             "GET /ab/k",
             "GET /tenant:data/k",
@@ -399,6 +416,9 @@ mod tests {
         {
             assert_eq!(decide(&Rights::all(), request, &[]), Err("InvalidArgument"), "{request}");
         }
+        let many = |count: usize| (0..count).map(|number| format!("&p{number}")).collect::<String>();
+        let with = |count| decide(&Rights::all(), &format!("GET /data?{}", many(count)), &[]);
+        assert!(with(PARAMETERS_MAX).is_ok() && with(PARAMETERS_MAX + 1) == Err("InvalidArgument"));
         assert!(decide(&Rights::all(), "GET /data/..a/b..", &[]).is_ok());
         // In its bucket it may be another key for some.
         let part = rights(&["data/in/"], &["data/in/"]);
@@ -452,6 +472,11 @@ mod tests {
             (("x-amz-object-lock-mode", "GOVERNANCE"), false),
             (("x-amz-bypass-governance-retention", "true"), false),
             (("x-amz-meta-source", "x"), true),
+            (("x-amz-meta-a_source", "x"), true),
+            (("x-amz-source-expected-bucket-owner", "1"), true),
+            (("x-amz-meta-snowball-auto-extract", "true"), false),
+            (("x-amz-meta-snowball_auto_extract", "true"), false),
+            (("x-amz-grant_read", "id=x"), false),
         ] {
             assert_eq!(decide(&writer, "PUT /data/k", &[header]).is_ok(), is_harmless, "{header:?}");
             assert!(decide(&owner, "PUT /data/k", &[header]).is_ok(), "{header:?}");
@@ -463,6 +488,8 @@ mod tests {
     fn deletions_of_many_are_decided_by_their_keys() {
         let whole = rights(&[], &["data"]);
         let part = rights(&[], &["data/in/"]);
+        let reader = rights(&["data/in/"], &[]);
+        assert_eq!(decide(&reader, "POST /data?delete", &[]), Err("AccessDenied"));
         assert_eq!(decide(&whole, "POST /data?delete", &[]), Ok(Allowed::Yes));
         assert_eq!(decide(&part, "POST /data?delete=&x-id=DeleteObjects", &[]), Ok(Allowed::DeletionOf));
         assert_eq!(decide(&part, "POST /other?delete", &[]), Err("AccessDenied"));

@@ -95,6 +95,14 @@ impl Rights {
         })
     }
 
+    /// Returns whether anything may be written in a bucket.
+    pub(crate) fn writes_in(&self, bucket: &str) -> bool {
+        self.write.iter().any(|place| match place {
+            Place::Everywhere => true,
+            Place::In { bucket: own, .. } => own == bucket,
+        })
+    }
+
     /// Returns whether every bucket may be read.
     pub(crate) fn may_read_everywhere(&self) -> bool {
         self.read.contains(&Place::Everywhere)

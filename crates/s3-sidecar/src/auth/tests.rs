@@ -355,6 +355,21 @@ fn the_documented_chunks_are_accepted() {
 }
 
 #[test]
+fn trailers_of_minios_sdk_for_go_are_accepted() {
+    let Documented { request, body, starts } = documented(true);
+    let checksum = b"x-amz-checksum-crc32c:sOO8/Q==";
+    let with = |end: &[u8]| {
+        let signature = &body[starts[3] + checksum.len() + 2..];
+        [&body[..starts[3]], checksum, end, signature].concat()
+    };
+    assert_eq!(with(b"\r\n"), body);
+    assert!(decode(&request, &with(b"\n\r\n"), 7).is_ok());
+    for end in [&b"\n"[..], b"\n\n", b"\n\r\n\r\n", b"\r\n\r\n"] {
+        assert!(decode(&request, &with(end), 7).is_err(), "{end:?}");
+    }
+}
+
+#[test]
 fn chunks_that_are_changed_left_out_or_in_another_order_are_refused() {
     for is_trailer in [false, true] {
         let Documented { request, body, starts } = documented(is_trailer);
@@ -418,6 +433,16 @@ fn bodies_without_signatures_are_held_to_length_and_checksum() {
     ] {
         let body = right.replacen(find, replace, 1);
         assert_eq!(decode(&body).map(|_| "accepted").unwrap_err().code, code, "{body:?}");
+    }
+    // As MinIO's SDK for Go ends the line of the checksum.
+    let of_minio = right.replace("==\r\n\r\n", "==\n\r\n\r\n");
+    assert_eq!(decode(&of_minio).unwrap(), b"hello");
+    for wrong in [
+        of_minio.replace("\n\r\n\r\n", "\n\r\n"),
+        of_minio.replace("==\n", "==\x0c\n"),
+        of_minio.clone() + "\r\n",
+    ] {
+        assert!(decode(&wrong).is_err(), "{wrong:?}");
     }
     // A line has an end.
     assert!(decode(&"0".repeat(100_000)).is_err());
