@@ -6,12 +6,12 @@ use blocker::{
 
 use crate::entry::{Kind, VolumeId};
 use crate::error::{Error, Result};
-use crate::format::{Head, OverlayLog, Owner};
+use crate::format::{Head, Owner};
 use crate::limits;
 use crate::map::Map;
 use crate::settings::{Fencing, Options};
 use crate::space::{Pool, Space, load_node};
-use crate::volume::{Inner, Opened, Promises, next_limit, part_bytes};
+use crate::volume::{Inner, Opened, Promises, next_limit};
 
 /// Claims in a row that other owners may overtake.
 const TRIES: u32 = 32;
@@ -43,10 +43,6 @@ pub(crate) async fn attach(
     head.birth_limit = next_limit(birth)?;
     head.owner = Some(Owner { epoch: epoch.unwrap_or(0), writer: writer.0, name: options.owner.clone() });
     head.sequence += 1;
-    // What the owner before has left in its log is not in the map yet.
-    if head.overlays.is_none() && epoch.is_none() && part_bytes(&pool.capabilities).is_some() {
-        head.overlays = Some(OverlayLog { birth, key: writer.0 });
-    }
     let head_version = replace_head(&space, (&before, version), &head).await?;
     limits::apply(pool, volume, &head.settings).await?;
     let live = pool.load(&head.root, None).await?;
@@ -56,27 +52,26 @@ pub(crate) async fn attach(
     };
     let promises =
         Promises { flush_durability: options.flush_durability, records_at_once: options.records_at_once };
-    let birth = birth + 1;
-    let inner = Inner::new(Opened { space, head, head_version, live, parent_root, parent, birth, promises });
-    inner.begin(before.overlays).await?;
-    Ok(inner)
+    Ok(Inner::new(Opened { space, head, head_version, live, parent_root, parent, birth, promises }))
 }
 
 /// Puts a head in place of the one that was read. A cache below that has dropped that one since, as it does when it learns of
 /// the claim, has the same under another version; one of another owner has another sequence number.
 async fn replace_head(space: &Space, before: (&Head, Version), head: &Head) -> Result<Version> {
     let (before, mut version) = (before.0.encode(), before.1);
-    let mut tries = 0;
-    loop {
-        tries += 1;
-        let put = put_head(space, head, version).await;
-        let Err(error @ Error::InUse { .. }) = put else { return put };
-        let (found, newer) = space.pool.head(space.volume).await?;
-        if tries == TRIES || newer == version || found.encode() != before {
-            return Err(error);
+    for _ in 0..TRIES {
+        match put_head(space, head, version).await {
+            Err(error @ Error::InUse { .. }) => {
+                let (found, newer) = space.pool.head(space.volume).await?;
+                if newer == version || found.encode() != before {
+                    return Err(error);
+                }
+                version = newer;
+            }
+            done => return done,
         }
-        version = newer;
     }
+    put_head(space, head, version).await
 }
 
 /// Returns the head as the store has it, and whether no other owner has had the volume since this one. If one may have,

@@ -22,9 +22,6 @@
 //! # Ok::<_, volumes::Error>(())
 //! ```
 //!
-//! The first writes after a snapshot go to a log, and the objects are copied by [`Volume::merge`]: let a task call it
-//! whenever [`Volume::merge_due`] returns.
-//!
 //! What is stored, and in which order, is in `docs/volume-format.md`.
 #![warn(missing_debug_implementations)]
 

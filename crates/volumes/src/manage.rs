@@ -12,7 +12,7 @@ use crate::format::{Head, Origin};
 use crate::limits;
 use crate::settings::{Change, Settings, Usage};
 use crate::space::{Space, load_node, load_root};
-use crate::volume::{Inner, changes, overlaid, snapshot_all};
+use crate::volume::{Inner, changes, snapshot_all};
 use crate::volumes::{Volumes, check_size};
 
 /// The largest number of volumes with a snapshot at one instant.
@@ -202,7 +202,7 @@ impl Volumes {
         let head = self.current_head(volume).await?;
         let none = (&[][..], &Default::default());
         let node = |name: &str| head.named(name).ok_or_else(|| Error::NoSuchSnapshot(name.to_owned()));
-        let (root, mut new, size_bytes) = match to {
+        let (root, new, size_bytes) = match to {
             Some(to) => {
                 let node = node(to)?;
                 let (root, map) = load_node(&self.pool, volume, node.id, none).await?;
@@ -214,9 +214,6 @@ impl Volumes {
             Some(from) => load_node(&self.pool, volume, node(from)?.id, (&root, &new)).await?.1,
             None => Default::default(),
         };
-        if let Some(log) = head.overlays.filter(|_| to.is_none()) {
-            new = overlaid(&self.pool, volume, log, new).await?;
-        }
         Ok(changes(&old, &new, size_bytes, head.object_bytes))
     }
 
@@ -271,7 +268,6 @@ impl Volumes {
                 settings: head.settings.read_only(false),
                 nodes: Vec::new(),
                 root,
-                overlays: None,
             };
             self.make(new, &head).await
         };

@@ -120,11 +120,11 @@ pub struct Options {
     /// What a flush of a volume promises, as long as it has no new object to record: *journaled* is enough
     /// where the cache below has a journal. *Stored* unless set.
     pub flush_durability: Durability,
-    /// Whether a write is answered only once the map that names its object, or its log of overlays, is written. Then what was acknowledged
+    /// Whether a write is answered only once the map that names its object is stored. Then what was acknowledged
     /// is there after a kill of this process, if the layer below keeps what it has acknowledged: a cache that
     /// writes through, or one with a journal. For clients that reconnect and go on, as those of NBD do: they
     /// do not know that the cache that they had written to is gone, and the flush that follows would promise
-    /// what is lost. It costs a flush with the first write to each new object. Not so unless set.
+    /// what is lost. It costs a flush with the first write to each object. Not so unless set.
     pub records_at_once: bool,
 }
 
@@ -155,7 +155,7 @@ impl Options {
         self
     }
 
-    /// Sets whether a write is answered only once the volume's map, or its log of overlays, has it.
+    /// Sets whether a write is answered only once the map that names its object is stored.
     #[must_use]
     pub fn records_at_once(mut self, records_at_once: bool) -> Self {
         self.records_at_once = records_at_once;

@@ -110,7 +110,6 @@ impl Volumes {
             settings: settings.object_bytes(object_bytes),
             nodes: Vec::new(),
             root: vec![Entry::HOLE; pages_of(size_bytes, object_bytes)],
-            overlays: None,
         };
         self.make(name, &head).await
     }

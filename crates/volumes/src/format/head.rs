@@ -12,7 +12,6 @@ use crate::settings::{Rates, Settings};
 const MAGIC: &[u8; 8] = b"cvolhead";
 const VERSION_WITHOUT_RATES: u32 = 1;
 const VERSION_WITH_RATES: u32 = 2;
-const VERSION_WITH_OVERLAYS: u32 = 3;
 /// The least that a node takes.
 const NODE_BYTES_MIN: usize = 34;
 
@@ -48,15 +47,6 @@ pub(crate) struct Node {
     pub(crate) name: String,
 }
 
-/// The log that has the overlays of a volume: what was written over objects that are not copied yet.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct OverlayLog {
-    /// The birth in the names of its parts, which no other log has.
-    pub(crate) birth: u64,
-    /// In each of its records. No client of the volume knows it, so none can write what looks like a record.
-    pub(crate) key: u128,
-}
-
 /// See the module.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Head {
@@ -78,8 +68,6 @@ pub(crate) struct Head {
     pub(crate) nodes: Vec<Node>,
     /// Where each page of the map lies; a hole where a page has none but holes.
     pub(crate) root: Vec<Entry>,
-    /// `None` if there is nothing that the maps do not have: so once it was given up.
-    pub(crate) overlays: Option<OverlayLog>,
 }
 
 impl Head {
@@ -96,11 +84,7 @@ impl Head {
         let put = |into: &mut Vec<u8>, number: u64| into.extend_from_slice(&number.to_le_bytes());
         let rates = self.settings.rates;
         let has_rates = rates != Rates::default();
-        let version = match (self.overlays, has_rates) {
-            (Some(_), _) => VERSION_WITH_OVERLAYS,
-            (None, true) => VERSION_WITH_RATES,
-            (None, false) => VERSION_WITHOUT_RATES,
-        };
+        let version = if has_rates { VERSION_WITH_RATES } else { VERSION_WITHOUT_RATES };
         bytes.extend_from_slice(&version.to_le_bytes());
         bytes.extend_from_slice(&self.volume.0.to_le_bytes());
         for number in [self.sequence, self.size_bytes, self.object_bytes, self.birth_limit] {
@@ -124,12 +108,8 @@ impl Head {
             Some(WriteMode::ReadOnly) => 4,
         });
         put(&mut bytes, self.settings.quota_bytes_max.unwrap_or(u64::MAX));
-        if version >= VERSION_WITH_RATES {
+        if has_rates {
             rates.by_key().iter().for_each(|(_, value)| put(&mut bytes, value.unwrap_or(u64::MAX)));
-        }
-        if let Some(log) = self.overlays {
-            put(&mut bytes, log.birth);
-            bytes.extend_from_slice(&log.key.to_le_bytes());
         }
         let count = u32::try_from(self.nodes.len()).expect("at most 4096 nodes");
         bytes.extend_from_slice(&count.to_le_bytes());
@@ -145,7 +125,7 @@ impl Head {
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
         let (mut reader, version) =
-            Reader::open_one_of(bytes, MAGIC, VERSION_WITHOUT_RATES..=VERSION_WITH_OVERLAYS)?;
+            Reader::open_one_of(bytes, MAGIC, VERSION_WITHOUT_RATES..=VERSION_WITH_RATES)?;
         let volume = VolumeId(reader.u32()?);
         let (sequence, size_bytes) = (reader.u64()?, reader.u64()?);
         let (object_bytes, birth_limit) = (reader.u64()?, reader.u64()?);
@@ -165,18 +145,14 @@ impl Head {
         let mut limit = || Ok::<_, String>(Some(reader.u64()?).filter(|value| *value != u64::MAX));
         let quota_bytes_max = limit()?;
         let mut rates = Rates::default();
-        if version >= VERSION_WITH_RATES {
+        if version == VERSION_WITH_RATES {
             rates.store_requests_per_second_max = limit()?;
             rates.store_bytes_per_second_max = limit()?;
             rates.store_burst_ms = limit()?;
-            if rates == Rates::default() && version == VERSION_WITH_RATES {
+            if rates == Rates::default() {
                 return Err("it has no rates, and its format says that it has".into());
             }
         }
-        let overlays = match version {
-            VERSION_WITH_OVERLAYS => Some(OverlayLog { birth: reader.u64()?, key: reader.u128()? }),
-            _ => None,
-        };
         let mut nodes = Vec::new();
         for _ in 0..reader.count(NODES_MAX, NODE_BYTES_MIN)? {
             nodes.push(Node {
@@ -208,7 +184,6 @@ impl Head {
             },
             nodes,
             root,
-            overlays,
         };
         head.check(flags)?;
         Ok(head)
@@ -231,7 +206,6 @@ impl Head {
             && is_volume(self.volume)
             && self.origin.is_none_or(|origin| is_volume(origin.volume) && origin.node != 0)
             && (1..=BIRTH_MAX + 1).contains(&self.birth_limit)
-            && self.overlays.is_none_or(|log| (1..self.birth_limit).contains(&log.birth))
             && self.root.len() == pages_of(self.size_bytes, self.object_bytes)
             && self.root.len() <= PAGES_MAX;
         if is_whole { Ok(()) } else { Err("its numbers contradict each other".into()) }

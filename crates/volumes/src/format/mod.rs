@@ -3,14 +3,12 @@
 
 mod catalog;
 mod head;
-mod overlay;
 mod page;
 mod reader;
 mod root;
 
 pub(crate) use catalog::CatalogEntry;
-pub(crate) use head::{Head, Node, Origin, OverlayLog, Owner};
-pub(crate) use overlay::{OverlayRecord, Place, overlay_records};
+pub(crate) use head::{Head, Node, Origin, Owner};
 pub(crate) use page::{
     PAGE_BYTES, PAGE_ENTRIES, Page, PageName, SECTOR_BYTES, SECTOR_ENTRIES, decode_page, encode_sector,
 };
@@ -62,7 +60,6 @@ mod tests {
             settings: Settings::default().write(WriteMode::Back).quota_bytes_max(7).object_bytes(4 << 20),
             nodes: vec![node(4, 0, "monday"), node(12, 4, "")],
             root: vec![Entry::new(VolumeId(5), 17), Entry::HOLE, Entry::new(VolumeId(2), 1)],
-            overlays: None,
         }
     }
 
@@ -92,11 +89,6 @@ mod tests {
         limited.settings.rates.store_burst_ms = Some(0);
         assert_eq!(Head::decode(&limited.encode()), Ok(limited.clone()));
         refuses_damage(&limited.encode(), Head::decode);
-        for mut open in [head.clone(), limited] {
-            open.overlays = Some(OverlayLog { birth: 4999, key: 1 << 99 });
-            assert_eq!(Head::decode(&open.encode()), Ok(open.clone()));
-            refuses_damage(&open.encode(), Head::decode);
-        }
         assert_eq!(decode_root(&encode_root(&head.root)), Ok(head.root.clone()));
         refuses_damage(&encode_root(&head.root), decode_root);
         let entry = CatalogEntry { volume: VolumeId(77) };
@@ -106,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_head_that_contradicts_itself_is_refused_though_its_checksum_is_right() {
-        let wrong: [fn(&mut Head); 11] = [
+        let wrong: [fn(&mut Head); 9] = [
             |head| head.root.push(Entry::HOLE),
             |head| head.object_bytes = 5000,
             |head| head.object_bytes = 0,
@@ -116,8 +108,6 @@ mod tests {
             |head| head.nodes[1].id = 5000,
             |head| head.birth_limit = 0,
             |head| head.volume = VolumeId(0),
-            |head| head.overlays = Some(OverlayLog { birth: 0, key: 1 }),
-            |head| head.overlays = Some(OverlayLog { birth: 5000, key: 1 }),
         ];
         for (at, wrong) in wrong.iter().enumerate() {
             let mut head = head();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use blocker::{Condition, Durability, ReadRequest, Reply, Segments};
 
 use super::read::padded;
-use super::write::{BIRTHS_MIN, Content, Promise};
+use super::write::{BIRTHS_MIN, Content};
 use super::{Inner, Piece};
 use crate::error::Result;
 
@@ -60,9 +60,6 @@ impl Inner {
         let entry = {
             let state = self.state.lock();
             state.check_range(offset, length).ok()?;
-            if state.overlays.is_over(piece.index) {
-                return None;
-            }
             state.live.get(piece.index)
         };
         if entry.is_hole() {
@@ -117,7 +114,7 @@ impl Inner {
         let birth = {
             let state = self.state.lock();
             state.check_range(offset, length).ok()?;
-            if state.birth + BIRTHS_MIN > state.birth_limit || state.overlays.is_merged(piece.index) {
+            if state.birth + BIRTHS_MIN > state.birth_limit {
                 return None;
             }
             state.own_birth(piece.index)?
@@ -126,10 +123,11 @@ impl Inner {
         let begun = match self.send(&piece, birth, &content, durability, Condition::None) {
             Reply::Ready(Ok(reply)) => {
                 let is_recorded = self.state.lock().is_recorded(piece.index);
-                match self.promise(reply.durability, is_recorded, durability) {
-                    Promise::Holds(promised) => return Some(Answer::Ready(Ok(promised))),
-                    // By `settle`.
-                    Promise::IfHeld(_) | Promise::OnceRecorded => Reply::ok(reply),
+                let promised = self.promised(reply.durability, is_recorded, durability);
+                // Before more than *cached* is promised, `settle` checks that the volume is still this owner's.
+                match promised.filter(|_| durability == Durability::Cached) {
+                    Some(promised) => return Some(Answer::Ready(Ok(promised))),
+                    None => Reply::ok(reply),
                 }
             }
             begun => begun,

@@ -47,7 +47,6 @@ impl Inner {
 
     async fn send_head(&self, recorder: &mut Recorder, head: Head, bytes: Vec<u8>) -> Result<()> {
         let mut tries = 0;
-        let _sending = Sending::new(self);
         loop {
             tries += 1;
             self.state.lock().in_flight = Some(bytes.clone());
@@ -132,7 +131,7 @@ impl Inner {
         let has_same_shape =
             head.parent == old.parent && head.nodes == old.nodes && head.size_bytes == old.size_bytes;
         if !has_same_shape || head.is_deleted != old.is_deleted || head.origin != old.origin {
-            self.state.lock().set_status(Status::Interrupted);
+            self.state.lock().status = Status::Interrupted;
             return Err(Error::Interrupted);
         }
         let recorded = self.state.lock().recorded.clone();
@@ -215,25 +214,6 @@ impl Inner {
         let mut state = self.state.lock();
         state.birth_limit = limit;
         Ok(())
-    }
-}
-
-/// A head is being sent as long as it lives: it is not in doubt as one is that nothing was heard of.
-struct Sending<'a>(&'a Inner);
-
-impl<'a> Sending<'a> {
-    fn new(inner: &'a Inner) -> Self {
-        let mut state = inner.state.lock();
-        // Not where it is not known what became of the one before.
-        state.is_sending = state.in_flight.is_none();
-        drop(state);
-        Self(inner)
-    }
-}
-
-impl Drop for Sending<'_> {
-    fn drop(&mut self) {
-        self.0.state.lock().is_sending = false;
     }
 }
 

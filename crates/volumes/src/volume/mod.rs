@@ -3,7 +3,6 @@
 mod at_once;
 mod commit;
 mod handle;
-mod overlay;
 mod read;
 mod record;
 mod report;
@@ -23,7 +22,7 @@ use parking_lot::Mutex;
 
 use crate::entry::Entry;
 use crate::error::{Error, Result};
-use crate::format::{Head, OverlayLog};
+use crate::format::Head;
 use crate::map::Map;
 use crate::settings::Settings;
 use crate::space::Space;
@@ -31,8 +30,6 @@ use crate::space::Space;
 pub use at_once::Answer;
 pub(crate) use commit::next_limit;
 pub use handle::Volume;
-use overlay::Overlays;
-pub(crate) use overlay::{overlaid, part_bytes};
 pub(crate) use report::changes;
 use state::{State, Status};
 pub(crate) use tree::snapshot_all;
@@ -45,7 +42,7 @@ const LOCKS: u32 = 256;
 
 /// An open volume, shared by all its handles.
 ///
-/// Locks are taken in the order of the fields `recorder`, `merging`, `turn`, `objects`, `state`.
+/// Locks are taken in the order of the fields `recorder`, `turn`, `objects`, `state`.
 pub(crate) struct Inner {
     space: Space,
     object_bytes: u64,
@@ -55,8 +52,6 @@ pub(crate) struct Inner {
     writer: u128,
     /// What is stored of the volume's shape, and the right to change it: see [`Self::recorder`].
     recorder: AsyncMutex<Recorder>,
-    /// One object is merged at a time.
-    merging: AsyncMutex<()>,
     /// Changes of content share it; what needs an instant without any takes it alone.
     turn: Arc<RwLock<()>>,
     /// Changes in place share an object, unless they are stamped; births take it alone.
@@ -121,10 +116,8 @@ impl Inner {
             birth_limit: head.birth_limit,
             drops: Vec::new(),
             in_flight: None,
-            is_sending: false,
             births_met: 0,
             head_version,
-            overlays: Overlays::default(),
         };
         let (object_bytes, settings) = (head.object_bytes, head.settings);
         let writer = head.owner.as_ref().map_or(0, |owner| owner.writer);
@@ -136,24 +129,11 @@ impl Inner {
             promises,
             writer,
             recorder: AsyncMutex::new(recorder),
-            merging: AsyncMutex::default(),
             turn: Arc::default(),
             objects: (0..LOCKS).map(|_| Arc::default()).collect(),
             state: Mutex::new(state),
             compared: Mutex::default(),
         }
-    }
-
-    /// Begins to use the volume, once all that the struct needs is there: with the log of overlays that its head has,
-    /// unless that is of the owner `before`. What that one has is taken over first.
-    pub(crate) async fn begin(&self, before: Option<OverlayLog>) -> Result<()> {
-        let mut recorder = self.recorder().await?;
-        if let Some(log) = before {
-            return self.replay(&mut recorder, log).await;
-        }
-        let log = recorder.head.overlays;
-        self.state.lock().overlays.begin(log, &self.space.pool.capabilities);
-        Ok(())
     }
 
     /// Returns the parts of a range, object by object.
@@ -211,7 +191,7 @@ impl Inner {
     fn fence(&self, epoch: blocker::Epoch) {
         let mut state = self.state.lock();
         if state.status == Status::Open {
-            state.set_status(Status::Fenced(epoch));
+            state.status = Status::Fenced(epoch);
         }
     }
 }

@@ -2,7 +2,6 @@
 
 use blocker::{ObjectId, ReadRequest, Segments};
 
-use super::overlay::Source;
 use super::{Inner, Piece};
 use crate::entry::{Entry, Kind};
 use crate::error::{Error, Result};
@@ -38,69 +37,26 @@ impl Inner {
     async fn read_piece(&self, piece: Piece) -> Result<Segments> {
         let mut before = None;
         for _ in 0..TRIES {
-            let (entry, overlay) = {
+            let entry = {
                 let state = self.state.lock();
                 state.check()?;
-                let parts = state.overlays.parts(piece.index, piece.within, piece.length);
-                (state.live.get(piece.index), parts.zip(state.overlays.log_birth()))
+                state.live.get(piece.index)
             };
             if entry.is_hole() {
                 return Ok(zeros(piece.length));
             }
-            if let Some((parts, log)) = overlay {
-                match self.read_overlaid(&piece, entry, log, &parts).await {
-                    // It may have been merged since, and then removed.
-                    Err(Error::Io(blocker::Error::Missing))
-                        if before.is_none_or(|it| it != (entry, true)) =>
-                    {
-                        before = Some((entry, true));
-                        continue;
-                    }
-                    Err(Error::Io(blocker::Error::Missing)) => {
-                        let object = self.object_of(entry, piece.index);
-                        return Err(Error::Damaged(format!(
-                            "object {object}, or what was written over it, is missing"
-                        )));
-                    }
-                    answer => return answer,
-                }
-            }
             let object = self.object_of(entry, piece.index);
-            if before == Some((entry, false)) {
+            if before == Some(entry) {
                 return Err(Error::Damaged(format!("object {object} of the volume is missing")));
             }
             match self.space.store().read(ReadRequest::new(object, piece.within, piece.length)).await {
                 Ok(reply) => return Ok(padded(reply.data, piece.length)),
                 // It may have been replaced and removed since the look at the map.
-                Err(blocker::Error::Missing) => before = Some((entry, false)),
+                Err(blocker::Error::Missing) => before = Some(entry),
                 Err(error) => return Err(self.noted(error)),
             }
         }
         Err(Error::Io(blocker::Error::Retryable("the range is discarded faster than it can be read".into())))
-    }
-
-    /// Reads a part of an object with an overlay, from the log with the birth `log` and from the object below.
-    async fn read_overlaid(
-        &self,
-        piece: &Piece,
-        entry: Entry,
-        log: u64,
-        parts: &[(u64, Source)],
-    ) -> Result<Segments> {
-        let mut data = Segments::new();
-        for (length, source) in parts {
-            let within = piece.within + data.len_bytes() as u64;
-            data.append(match source {
-                Source::Zeroes => zeros(*length),
-                Source::Log(place) => self.read_log(log, *place, *length).await?,
-                Source::Base => {
-                    let request = ReadRequest::new(self.object_of(entry, piece.index), within, *length);
-                    let reply = self.space.store().read(request).await.map_err(|error| self.noted(error))?;
-                    padded(reply.data, *length)
-                }
-            });
-        }
-        Ok(data)
     }
 }
 

@@ -14,8 +14,6 @@ use crate::map::Map;
 
 /// How often a page is written that was found changed, or whose outcome is unknown.
 const TRIES: u32 = 3;
-/// The most objects that are flushed one by one.
-const FLUSHES_MAX: usize = 64;
 
 impl Inner {
     /// Makes everything acknowledged before as durable as the volume's flushes are.
@@ -44,11 +42,7 @@ impl Inner {
     /// Flushes all changes of the volume. If some of them are lost, another owner may have the volume: a cache below
     /// that is the writer learns first that it is not any more.
     async fn flush_data(&self, durability: Durability) -> Result<()> {
-        self.flushed(self.space.flush(durability).await).await
-    }
-
-    async fn flushed(&self, result: Result<(), blocker::Error>) -> Result<()> {
-        match result {
+        match self.space.flush(durability).await {
             Ok(()) => Ok(()),
             Err(error @ blocker::Error::WritesLost(_)) => {
                 self.check_owner_stored().await?;
@@ -69,50 +63,14 @@ impl Inner {
         self.remove_drops(drops).await
     }
 
-    /// Records all births until now, and stores only what they name: nothing else is to be durable.
-    pub(super) async fn record_births(&self) -> Result<()> {
-        {
-            let mut recorder = self.recorder().await?;
-            let (frozen, drops, born) = {
-                let state = self.state.lock();
-                state.check()?;
-                // Another one may have recorded them meanwhile, with its own.
-                if !state.has_unrecorded() {
-                    return Ok(());
-                }
-                let born = state.live.objects_not_in(&state.recorded);
-                let born: Vec<_> = born.take(FLUSHES_MAX + 1).collect();
-                (state.live.clone(), state.drops.len(), born)
-            };
-            if born.len() > FLUSHES_MAX {
-                self.flush_data(Durability::Stored).await?;
-            } else {
-                let flushes = born.into_iter().map(|(index, entry)| {
-                    self.space.ensure_stored(Kind::Data(entry.birth(), index), Durability::Cached)
-                });
-                for flushed in futures_util::future::join_all(flushes).await {
-                    self.flushed(flushed).await?;
-                }
-            }
-            self.store_map(&mut recorder, &frozen).await?;
-            self.remove_drops(drops).await?;
-        }
-        self.check_held().await
-    }
-
     /// Flushes the data and stores the entries of `frozen`, a map that the volume had.
     pub(super) async fn record_map(&self, recorder: &mut Recorder, frozen: &Map) -> Result<()> {
         self.flush_data(Durability::Stored).await?;
-        self.store_map(recorder, frozen).await
-    }
-
-    /// Stores the entries of `frozen`. All that they name is stored.
-    async fn store_map(&self, recorder: &mut Recorder, frozen: &Map) -> Result<()> {
         let recorded = self.state.lock().recorded.clone();
         let mut born = Vec::new();
         let stored = self.store_pages(recorder, frozen, &recorded, &mut born).await;
         let committed = match stored {
-            Ok(()) if born.is_empty() => Ok(()),
+            Ok(()) if born.is_empty() => return Ok(()),
             Ok(()) => {
                 let mut head = recorder.head.clone();
                 for (page, birth, _) in &born {
@@ -135,7 +93,6 @@ impl Inner {
             recorder.page_versions.insert(page, version);
             state.recorded.pages[page as usize] = frozen.page(page as usize).cloned();
         }
-        state.forget_recorded();
         Ok(())
     }
 

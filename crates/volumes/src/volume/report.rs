@@ -32,7 +32,7 @@ impl Inner {
         let (live, size_bytes) = {
             let state = self.state.lock();
             state.check()?;
-            (state.live_with_overlays(), state.size_bytes)
+            (state.live.clone(), state.size_bytes)
         };
         Ok(changes(&old, &live, size_bytes, self.object_bytes))
     }
@@ -71,10 +71,9 @@ impl Inner {
         Ok(Usage {
             size_bytes: state.size_bytes,
             referenced_bytes: count(state.live.objects().count()),
-            exclusive_bytes: count({
-                let live = state.live_with_overlays();
-                live.objects().filter(|(index, entry)| state.owns(*index, *entry)).count()
-            }),
+            exclusive_bytes: count(
+                state.live.objects().filter(|(index, entry)| state.owns(*index, *entry)).count(),
+            ),
         })
     }
 }

@@ -25,7 +25,6 @@ impl Inner {
         self.check_writable()?;
         self.ensure_births().await?;
         let mut recorder = self.recorder().await?;
-        let _without = self.without_overlays(&mut recorder).await?;
         let turn = self.turn.write().await;
         let old_bytes = {
             let state = self.state.lock();

@@ -6,8 +6,6 @@ use crate::entry::{Entry, Kind, VolumeId};
 use crate::error::{Error, Result};
 use crate::map::Map;
 
-use super::overlay::Overlays;
-
 /// Whether a volume can be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Status {
@@ -38,15 +36,10 @@ pub(super) struct State {
     /// A head whose write was not seen to end. As long as there is one, nothing is promised: what the volume
     /// has in memory may not be what is stored.
     pub(super) in_flight: Option<Vec<u8>>,
-    /// Whether it is being written just now. Whether it or the one before comes to be stored, both lead to what is
-    /// acknowledged meanwhile: what could undo that has the turn.
-    pub(super) is_sending: bool,
     /// How many births met an object of their name. None should.
     pub(super) births_met: u64,
     /// The version of the head, as the recorder has it.
     pub(super) head_version: Version,
-    /// What was written over objects that are not copied yet.
-    pub(super) overlays: Overlays,
 }
 
 impl State {
@@ -80,33 +73,7 @@ impl State {
     /// Returns the birth of the object at `index` if it may be written in place.
     pub(super) fn own_birth(&self, index: u32) -> Option<u64> {
         let entry = self.live.get(index);
-        (self.owns(index, entry) && !self.overlays.is_over(index)).then(|| entry.birth())
-    }
-
-    /// Returns whether nothing more is promised until it is known what became of a head.
-    pub(super) fn is_in_doubt(&self) -> bool {
-        self.in_flight.is_some() && !self.is_sending
-    }
-
-    /// Returns the map with other entries where there are overlays: entries that no map has.
-    pub(super) fn live_with_overlays(&self) -> Map {
-        let mut map = self.live.clone();
-        for index in self.overlays.indices() {
-            map.set(index, Entry::new(self.volume, self.overlays.log_birth().unwrap_or(self.birth)));
-        }
-        map
-    }
-
-    /// Ends the logging of writes to objects whose entries are stored by now.
-    pub(super) fn forget_recorded(&mut self) {
-        let (live, recorded) = (&self.live, &self.recorded);
-        self.overlays.forget_recorded(|index| live.get(index) == recorded.get(index));
-    }
-
-    /// Sets whether the volume can be used.
-    pub(super) fn set_status(&mut self, status: Status) {
-        self.status = status;
-        self.overlays.wake();
+        self.owns(index, entry).then(|| entry.birth())
     }
 
     /// Returns whether the entry of a place is stored.
@@ -118,7 +85,7 @@ impl State {
     pub(super) fn has_unrecorded(&self) -> bool {
         let mut pages = 0..self.live.pages.len();
         !self.drops.is_empty()
-            || self.is_in_doubt()
+            || self.in_flight.is_some()
             || pages.any(|page| !self.live.shares_page(&self.recorded, page))
     }
 
@@ -129,7 +96,6 @@ impl State {
 
     /// Makes a place a hole. Its object is removed later if no other node has it.
     pub(super) fn set_hole(&mut self, index: u32) {
-        self.overlays.forget(index);
         let old = self.live.get(index);
         if old.is_hole() {
             return;

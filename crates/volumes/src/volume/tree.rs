@@ -36,11 +36,6 @@ pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_secon
         volume.ensure_births().await?;
         recorders.push(volume.recorder().await?);
     }
-    // What is written once the volumes are frozen goes to their logs: it waits for no part of this.
-    let mut without = Vec::new();
-    for (volume, recorder) in volumes.iter().zip(&mut recorders) {
-        without.push(volume.merged(recorder).await?);
-    }
     for recorder in &recorders {
         if recorder.head.named(name).is_some() {
             return Err(Error::Exists(name.to_owned()));
@@ -58,9 +53,7 @@ pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_secon
         for volume in volumes {
             volume.state.lock().current_birth()?;
         }
-        let frozen = volumes.iter().map(|volume| volume.freeze()).collect::<Result<Vec<_>>>()?;
-        drop(without);
-        frozen
+        volumes.iter().map(|volume| volume.freeze()).collect::<Result<Vec<_>>>()?
     };
     let mut error = None;
     let mut stored = 0;
@@ -82,7 +75,7 @@ pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_secon
         if at < stored {
             volume.delete_snapshot_named(recorder, name).await?;
         } else if volume.state.lock().in_flight.is_none() {
-            volume.thaw(recorder, &frozen[at]).await;
+            volume.thaw(&frozen[at]).await;
         }
     }
     Err(error)
@@ -111,9 +104,7 @@ impl Inner {
     }
 
     /// Undoes [`Self::freeze`] where the snapshot was not made.
-    async fn thaw(&self, recorder: &mut Recorder, frozen: &Frozen) {
-        // What cannot be merged stays in the log, and is merged later.
-        let _without = self.without_overlays(recorder).await;
+    async fn thaw(&self, frozen: &Frozen) {
         // A write that is copying what is its own again would leave it behind.
         let _turn = self.turn.write().await;
         let mut state = self.state.lock();
@@ -159,8 +150,6 @@ impl Inner {
         self.ensure_births().await?;
         let mut recorder = self.recorder().await?;
         let node = recorder.head.named(name).ok_or_else(|| Error::NoSuchSnapshot(name.to_owned()))?.clone();
-        // Records in the log would count again with the entries that come back.
-        let _without = self.without_overlays(&mut recorder).await?;
         let (root, map) = self.map_of_node(&recorder, node.id).await?;
         let _turn = self.turn.write().await;
         let mut head = recorder.head.clone();
@@ -228,8 +217,6 @@ impl Inner {
 
     /// Takes a snapshot with at most one child out of the tree.
     async fn splice(&self, recorder: &mut Recorder, id: u64) -> Result<()> {
-        // What they were written over may go.
-        let _without = self.without_overlays(recorder).await?;
         let mut head = recorder.head.clone();
         let at = head.nodes.iter().position(|node| node.id == id).expect("found by the caller");
         let node = head.nodes.remove(at);
@@ -271,7 +258,6 @@ impl Inner {
     /// Deletes the volume itself and the names of its snapshots. Returns whether nothing is left of it.
     pub(crate) async fn destroy(&self) -> Result<bool> {
         let mut recorder = self.recorder().await?;
-        let without = self.without_overlays(&mut recorder).await?;
         let _turn = self.turn.write().await;
         let old_root = recorder.head.root.clone();
         if !recorder.head.is_deleted {
@@ -294,7 +280,7 @@ impl Inner {
         recorder.parent_root.clear();
         recorder.page_versions.clear();
         self.record(&mut recorder).await?;
-        drop((_turn, without));
+        drop(_turn);
         self.collect_nodes(&mut recorder).await?;
         Ok(recorder.head.nodes.is_empty())
     }
@@ -306,7 +292,7 @@ impl Inner {
         self.space.flush(blocker::Durability::Stored).await.map_err(|error| self.noted(error))?;
         self.space.remove(Kind::Head).await.map_err(|error| self.noted(error))?;
         self.space.flush(blocker::Durability::Stored).await.map_err(|error| self.noted(error))?;
-        self.state.lock().set_status(Status::Closed);
+        self.state.lock().status = Status::Closed;
         self.space.pool.left.forget(self.space.volume);
         Ok(recorder.head.origin)
     }
@@ -315,9 +301,8 @@ impl Inner {
     /// many of how many it has. Returns the origin.
     pub(crate) async fn flatten(&self, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Option<Origin>> {
         self.check_writable()?;
-        let _without;
         {
-            let mut recorder = self.recorder().await?;
+            let recorder = self.recorder().await?;
             if recorder.head.origin.is_none() {
                 return Ok(None);
             }
@@ -325,7 +310,6 @@ impl Inner {
                 let why = "its snapshots depend on the origin as well: delete them first";
                 return Err(Error::Invalid(format!("the volume cannot be flattened: {why}")));
             }
-            _without = self.without_overlays(&mut recorder).await?;
         }
         let foreign: Vec<u32> = {
             let state = self.state.lock();
@@ -391,19 +375,15 @@ impl Inner {
             Status::Open => {}
             Status::Closed | Status::HandedOver => return Ok(()),
             Status::Interrupted => {
-                self.state.lock().set_status(Status::Closed);
+                self.state.lock().status = Status::Closed;
                 return Ok(());
             }
             Status::Fenced(epoch) => return Err(Error::Fenced { epoch }),
         }
         self.resolve(&mut recorder).await?;
-        let _without = self.without_overlays(&mut recorder).await?;
         let _turn = self.turn.write().await;
         self.record(&mut recorder).await?;
         let mut head = recorder.head.clone();
-        // Nothing is left that a map has not. If the volume stays open, it has a log again with its next snapshot.
-        self.end_log();
-        head.overlays = None;
         // The epoch spares the next owner the question for it.
         let epoch = head.owner.as_ref().map_or(0, |owner| owner.epoch);
         head.owner = to.map(|name| Owner { epoch, writer: 0, name: name.to_owned() });
@@ -415,8 +395,7 @@ impl Inner {
         }
         self.commit(&mut recorder, head).await?;
         self.space.pool.left.note(self.space.volume, recorder.head.sequence);
-        let status = if to.is_some() { Status::HandedOver } else { Status::Closed };
-        self.state.lock().set_status(status);
+        self.state.lock().status = if to.is_some() { Status::HandedOver } else { Status::Closed };
         Ok(())
     }
 }

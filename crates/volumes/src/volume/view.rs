@@ -2,7 +2,6 @@
 
 use async_lock::{MutexGuard, RwLockWriteGuard};
 
-use super::overlay::WithoutOverlays;
 use super::{Inner, Recorder};
 use crate::entry::{Entry, Kind, VolumeId};
 use crate::error::Result;
@@ -14,16 +13,14 @@ pub(crate) struct View<'a> {
     /// The pages and the map of each node; the live volume's first.
     nodes: Vec<(Option<u64>, Vec<Entry>, Map)>,
     parent_root: Vec<Entry>,
-    _turn: RwLockWriteGuard<'a, ()>,
-    _without: WithoutOverlays<'a>,
     _recorder: MutexGuard<'a, Recorder>,
+    _turn: RwLockWriteGuard<'a, ()>,
 }
 
 impl Inner {
     /// Records everything and holds the volume still.
     pub(crate) async fn view(&self) -> Result<View<'_>> {
         let mut recorder = self.recorder().await?;
-        let without = self.without_overlays(&mut recorder).await?;
         let turn = self.turn.write().await;
         self.record(&mut recorder).await?;
         let live = self.state.lock().live.clone();
@@ -33,7 +30,7 @@ impl Inner {
             nodes.push((Some(node.id), root, map));
         }
         let parent_root = recorder.parent_root.clone();
-        Ok(View { inner: self, nodes, parent_root, _turn: turn, _without: without, _recorder: recorder })
+        Ok(View { inner: self, nodes, parent_root, _recorder: recorder, _turn: turn })
     }
 }
 

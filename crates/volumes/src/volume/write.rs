@@ -8,8 +8,6 @@ use blocker::{
     WriteZeroesRequest,
 };
 
-use super::overlay::Way;
-use super::state::State;
 use super::{Inner, Piece};
 use crate::entry::{Entry, Kind};
 use crate::error::{Error, Result};
@@ -24,16 +22,6 @@ pub(super) const BIRTHS_MIN: u64 = 512;
 pub(super) enum Content {
     Data(Segments),
     Zeroes,
-}
-
-/// What a change can be answered with.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Promise {
-    Holds(Durability),
-    /// It holds if the volume is still this owner's.
-    IfHeld(Durability),
-    /// What was born has to be recorded first.
-    OnceRecorded,
 }
 
 impl Inner {
@@ -77,37 +65,33 @@ impl Inner {
         is_recorded: bool,
         wanted: Durability,
     ) -> Result<Durability> {
-        match self.promise(is, is_recorded, wanted) {
-            Promise::Holds(promised) => Ok(promised),
-            Promise::IfHeld(promised) => {
+        if let Some(promised) = self.promised(is, is_recorded, wanted) {
+            if wanted > Durability::Cached {
                 self.check_held().await?;
-                Ok(promised)
             }
-            Promise::OnceRecorded if wanted == Durability::Cached => {
-                self.record_births().await?;
-                Ok(Durability::Cached)
-            }
-            Promise::OnceRecorded => {
-                self.flush_as(Durability::Stored).await?;
-                Ok(Durability::Stored)
-            }
+            return Ok(promised);
         }
+        self.flush_as(Durability::Stored).await?;
+        Ok(Durability::Stored)
     }
 
-    /// Returns what a change promises, and what has to be done before.
-    pub(super) fn promise(&self, is: Durability, is_recorded: bool, wanted: Durability) -> Promise {
-        if is_recorded && !self.state.lock().is_in_doubt() {
+    /// Returns what a change promises; `None` if births have to be recorded before.
+    pub(super) fn promised(
+        &self,
+        is: Durability,
+        is_recorded: bool,
+        wanted: Durability,
+    ) -> Option<Durability> {
+        let is_recorded = is_recorded && self.state.lock().in_flight.is_none();
+        if is_recorded {
             // Where nothing below refuses a deposed owner's change, no more is promised than was asked for and checked.
-            return match wanted {
-                _ if self.space.is_stamped() => Promise::Holds(is),
-                Durability::Cached => Promise::Holds(Durability::Cached),
-                _ => Promise::IfHeld(is),
-            };
+            let is_checked = wanted > Durability::Cached || self.space.is_stamped();
+            return Some(if is_checked { is } else { Durability::Cached });
         }
         if wanted == Durability::Cached && !self.promises.records_at_once {
-            return Promise::Holds(Durability::Cached);
+            return Some(Durability::Cached);
         }
-        Promise::OnceRecorded
+        None
     }
 
     /// Reserves births in the head when few are left. The caller holds no lock.
@@ -137,31 +121,20 @@ impl Inner {
         let lock = self.lock_of(piece.index);
         if !self.space.is_stamped() {
             let _shared = lock.read().await;
-            let written = match self.way(&piece, &content)? {
-                Way::InPlace(birth) => Some(self.write_in_place(&piece, birth, &content, durability).await?),
-                Way::Both { birth, base } => {
-                    Some(self.write_both(&piece, (birth, base), &content, durability).await?)
-                }
-                Way::Over { base } => self.write_over(&piece, base, &content, durability).await?,
-                Way::Birth => None,
-            };
-            if let Some(written) = written {
-                return Ok(written);
+            let own = self.own(piece.index)?;
+            if let Some(birth) = own {
+                return self.write_in_place(&piece, birth, &content, durability).await;
             }
         }
         let _alone = lock.write().await;
-        let (is_over, is_whole) = {
-            let state = self.state.lock();
-            (state.overlays.is_over(piece.index), self.is_whole(&piece, state.size_bytes))
-        };
-        if is_over && !is_whole {
-            self.merge_alone(piece.index).await?;
-        }
         if let Some(birth) = self.own(piece.index)? {
             return self.write_in_place(&piece, birth, &content, durability).await;
         }
-        let old = self.state.lock().live.get(piece.index);
-        if old.is_hole() || is_whole {
+        let (old, size_bytes) = {
+            let state = self.state.lock();
+            (state.live.get(piece.index), state.size_bytes)
+        };
+        if old.is_hole() || self.is_whole(&piece, size_bytes) {
             let reply = self
                 .bear(piece.index, |birth| self.send(&piece, birth, &content, durability, Condition::Absent))
                 .await?;
@@ -199,27 +172,21 @@ impl Inner {
     /// Makes a new object by `make`, on the condition that there is none of its name, and puts it into the
     /// map. The caller has the object alone.
     async fn bear(&self, index: u32, make: impl Fn(u64) -> Reply<ChangeReply>) -> Result<ChangeReply> {
-        let (reply, mut attempt) = self.make(index, make).await?;
-        attempt.ends = Ends::Born;
-        // Durable as asked or not, it is there; the caller's next flush covers it.
-        reply.map_err(|error| self.noted(error))
-    }
-
-    /// Makes a new object by `make`, on the condition that there is none of its name. It is to be put into the map;
-    /// else nothing names it. Returns an error beside it if it is there and less durable than was asked for.
-    pub(super) async fn make(
-        &self,
-        index: u32,
-        make: impl Fn(u64) -> Reply<ChangeReply>,
-    ) -> Result<(Result<ChangeReply, blocker::Error>, Attempt<'_>)> {
         let mut tries = 0;
         loop {
             tries += 1;
             let birth = self.state.lock().current_birth()?;
             let mut attempt = Attempt { inner: self, birth, index, ends: Ends::Unknown };
             match make(birth).await {
-                Ok(reply) => return Ok((Ok(reply), attempt)),
-                Err(error @ blocker::Error::NotStored(_)) => return Ok((Err(error), attempt)),
+                Ok(reply) => {
+                    attempt.ends = Ends::Born;
+                    return Ok(reply);
+                }
+                // Durable as asked or not, it is there; the caller's next flush covers it.
+                Err(error @ blocker::Error::NotStored(_)) => {
+                    attempt.ends = Ends::Born;
+                    return Err(self.noted(error));
+                }
                 Err(blocker::Error::Exists) if tries < TRIES => attempt.ends = Ends::Met,
                 Err(blocker::Error::OutcomeUnknown(_) | blocker::Error::Superseded { .. })
                     if tries < TRIES => {}
@@ -234,7 +201,7 @@ impl Inner {
         }
     }
 
-    pub(super) async fn write_in_place(
+    async fn write_in_place(
         &self,
         piece: &Piece,
         birth: u64,
@@ -320,29 +287,18 @@ enum Ends {
 }
 
 /// An attempt to make an object. Unless nothing came of it, its name is not used for another one.
-pub(super) struct Attempt<'a> {
+struct Attempt<'a> {
     inner: &'a Inner,
-    pub(super) birth: u64,
-    pub(super) index: u32,
+    birth: u64,
+    index: u32,
     ends: Ends,
-}
-
-impl Attempt<'_> {
-    /// Puts the object into the map.
-    pub(super) fn end_born(&mut self, state: &mut State) {
-        state.set_born(self.index, self.birth);
-        self.ends = Ends::Nothing;
-    }
 }
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         let mut state = self.inner.state.lock();
         match self.ends {
-            Ends::Born => {
-                state.set_born(self.index, self.birth);
-                state.overlays.forget(self.index);
-            }
+            Ends::Born => state.set_born(self.index, self.birth),
             Ends::Nothing => {}
             Ends::Met | Ends::Unknown => {
                 state.birth = state.birth.max(self.birth + 1);

@@ -8,7 +8,6 @@ mod disk;
 mod handover;
 mod model;
 mod operations;
-mod overlays;
 mod stack;
 mod streams;
 mod trouble;
