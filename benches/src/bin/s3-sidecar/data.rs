@@ -34,7 +34,7 @@ impl Objects {
     /// Returns the eight bytes of an object from `at` on, a multiple of eight: they differ for each object and place.
     pub(crate) fn word(&self, number: usize, at: u64) -> [u8; 8] {
         let name = self.name.bytes().fold(7_u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
-        (name << 48 | (number as u64) << 32 | at / 8).to_le_bytes()
+        (name << 48 | (number as u64) << 32 | (at / 8)).to_le_bytes()
     }
 
     /// Returns the bytes of one of them.
