@@ -59,7 +59,13 @@ pub(crate) fn scope(request: &Parts, target: &Target<'_>) -> Option<Scope> {
                 |wanted: &str| parameters(&request.uri).any(|(name, _)| name.eq_ignore_ascii_case(wanted));
             let is_upload = request.method != Method::POST
                 || ["uploads", "uploadid", "select", "restore"].iter().any(|name| has(name));
-            Some(if is_of_one && is_upload { Scope::Key(object_key(bucket, key)) } else { of_bucket(bucket) })
+            // Some endpoints take a key for a path, which dots lead elsewhere.
+            let has_dots = key.split(|byte| *byte == b'/').any(|segment| matches!(segment, b"." | b".."));
+            Some(if is_of_one && is_upload && !has_dots {
+                Scope::Key(object_key(bucket, key))
+            } else {
+                of_bucket(bucket)
+            })
         }
     }
 }
@@ -126,6 +132,8 @@ mod tests {
             ("PATCH", "/b/k"),
             ("MOVE", "/b/k"),
             ("PUT", "/b/k%"),
+            ("PUT", "/b/x/../k"),
+            ("DELETE", "/b/x/%2E/k"),
         ] {
             assert_eq!(of(method, path, &[]), bucket, "{method} {path}");
         }

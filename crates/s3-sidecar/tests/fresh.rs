@@ -129,10 +129,11 @@ fn without_freshness_each_read_asks_and_gets_what_the_endpoint_has() {
     let (endpoint, sidecar) = with_object(NEVER);
     get(&sidecar, &[]);
     endpoint.take_seen();
-    for line in ["GET /bkt/k", "HEAD /bkt/k"] {
+    // Headers may change without the body, and a whole answer to HEAD is no longer.
+    for (line, condition) in [("GET /bkt/k", Some("\"one\"")), ("HEAD /bkt/k", None)] {
         assert_eq!(ask(&sidecar, line, &[]).status, 200);
         let seen = endpoint.take_seen();
-        assert_eq!((seen.len(), seen[0].header("if-none-match")), (1, Some("\"one\"")), "{line}");
+        assert_eq!((seen.len(), seen[0].header("if-none-match")), (1, condition), "{line}");
     }
     endpoint.put("/bkt/k", object("two", "two"));
     assert_eq!(get(&sidecar, &[("If-None-Match", "\"one\"")]).body, b"two");
