@@ -317,9 +317,9 @@ impl Negotiation {
             let listed = export.contexts.iter().filter(is_listed).map(|context| (0, context));
             return reply::contexts(out, option, listed);
         }
-        let is_asked =
-            |context: &&Context| queries.iter().any(|query| Context::parse(query).as_ref() == Some(*context));
-        let selected: Vec<_> = export.contexts.iter().filter(is_asked).cloned().collect();
+        let asked: Vec<_> = queries.iter().filter_map(|query| Context::parse(query)).collect();
+        let selected: Vec<_> =
+            export.contexts.iter().filter(|context| asked.contains(context)).cloned().collect();
         let numbered = selected.iter().enumerate().map(|(index, context)| (context_id(index), context));
         reply::contexts(out, option, numbered);
         self.contexts = Some((name, selected));
