@@ -9,6 +9,10 @@ use blocker::{Reply, Segments};
 use crate::protocol::{Context, Description, Extent, NoExport, Zeroes};
 use crate::receive::ReceiveBuffer;
 
+/// The most bytes that an export has in memory for one request to read ahead. They count among those that a connection may
+/// have outstanding.
+pub const READ_AHEAD_BYTES: u32 = 1 << 20;
+
 /// The future of an answer about exports.
 pub type Lookup<T> = Pin<Box<dyn Future<Output = Result<T, NoExport>> + Send>>;
 
@@ -65,7 +69,7 @@ pub trait Export: Send + Sync {
     /// changes nothing, where that would take as long as a write.
     fn write_zeroes(&self, offset: u64, len_bytes: u32, zeroes: Zeroes) -> Reply<()>;
 
-    /// Reads ahead, as far as that is useful.
+    /// Reads ahead, as far as that is useful, with at most [`READ_AHEAD_BYTES`] in memory at a time.
     fn cache(&self, offset: u64, len_bytes: u32) -> Reply<()>;
 
     /// Returns the states of the extents from `offset` on, in order and without gaps, for one of the contexts

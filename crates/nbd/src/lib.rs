@@ -28,7 +28,7 @@ mod receive;
 mod server;
 
 pub use address::{Address, AddressError, PORT_DEFAULT};
-pub use export::{Export, Exports, Lookup};
+pub use export::{Export, Exports, Lookup, READ_AHEAD_BYTES};
 pub use memory::{MemoryExport, NamedExports};
 pub use receive::ReceiveBuffer;
 pub use server::{ListenError, Server, ServerConfig, SettingError};

@@ -26,7 +26,7 @@ use super::negotiate::Negotiating;
 use super::output::Output;
 use super::peer::Peer;
 use super::stream::Stream;
-use crate::export::Export;
+use crate::export::{Export, READ_AHEAD_BYTES};
 use crate::protocol::wire::EXTENTS_MAX;
 use crate::protocol::{
     Command, Errno, Extent, Refusal, Request, Session, encode_block_status, encode_done, encode_error,
@@ -41,6 +41,8 @@ const ROUNDS_MAX: u32 = 16;
 /// While other connections wait for room, a client has to send or to take this part of what it has outstanding
 /// within the stall timeout.
 const MOVED_PART: u64 = 8;
+/// How long a reply that the client does not take may pin the memory of others.
+const PIN_TIME: Duration = Duration::from_secs(1);
 /// The most time for the end of a connection: what is queued is sent, and what still arrives is received.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -140,6 +142,7 @@ fn cost_bytes(request: &Request, checked: Result<Command, Refusal>, session: &Se
             let extents = if is_one { 1 } else { EXTENTS_MAX.min(request.len_bytes as usize) };
             (session.contexts.len() * extents * size_of::<Extent>()) as u64
         }
+        Ok(Command::Cache) => request.len_bytes.min(READ_AHEAD_BYTES).into(),
         _ => payload_memory_bytes(request),
     }
 }
@@ -177,10 +180,11 @@ impl Transmission<'_> {
             // Until now it was the turn of this side.
             self.progress_at = Instant::now();
             self.begin_window();
-            self.stall.as_mut().reset(self.progress_at + self.shared.config.stall_timeout);
+            self.stall.as_mut().reset(self.progress_at + self.shared.config.stall_timeout.min(PIN_TIME));
         }
         while self.stall.as_mut().poll(cx).is_ready() {
             let (now, timeout) = (Instant::now(), self.shared.config.stall_timeout);
+            self.output.unpin();
             if now >= self.progress_at + timeout {
                 return Poll::Ready(End::Stalled);
             }
@@ -191,7 +195,8 @@ impl Transmission<'_> {
                 }
                 self.begin_window();
             }
-            self.stall.as_mut().reset(self.progress_at.min(self.window.begun_at) + timeout);
+            let end = self.progress_at.min(self.window.begun_at) + timeout;
+            self.stall.as_mut().reset(end.min(now + PIN_TIME));
         }
         Poll::Pending
     }
@@ -245,7 +250,8 @@ impl Transmission<'_> {
         if pending_bytes < before {
             self.note_progress(before - pending_bytes);
         }
-        let held_bytes = self.in_flight_bytes + self.input.receiving_bytes() + pending_bytes as u64;
+        let held_bytes =
+            self.in_flight_bytes + self.input.receiving_bytes() + self.output.held_bytes() as u64;
         self.share.release_beyond(held_bytes);
         Ok(is_sent)
     }
@@ -264,7 +270,7 @@ impl Transmission<'_> {
             // It was admitted before its payload. A client may send all of that before it takes a reply.
             return true;
         }
-        let outstanding_bytes = self.in_flight_bytes + self.output.pending_bytes() as u64;
+        let outstanding_bytes = self.in_flight_bytes + self.output.held_bytes() as u64;
         let is_alone = self.in_flight.is_empty() && outstanding_bytes == 0;
         let limits = &self.shared.config;
         let is_within = self.in_flight.len() < limits.connection_requests_max as usize
@@ -418,7 +424,7 @@ impl Transmission<'_> {
         if !is_there {
             self.output = Output::default();
         }
-        self.share.release_beyond(self.in_flight_bytes + self.output.pending_bytes() as u64);
+        self.share.release_beyond(self.in_flight_bytes + self.output.held_bytes() as u64);
         while let Some((request, _, outcome)) = self.in_flight.next().await {
             if is_there {
                 self.answer(request, outcome);

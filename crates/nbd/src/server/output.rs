@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::task::{Context, Poll, ready};
 
-use blocker::Segments;
+use blocker::{Segment, Segments};
+use bytes::Bytes;
 
 use super::stream::Stream;
 
@@ -25,6 +26,8 @@ pub(super) struct Output {
     sent: usize,
     parts: VecDeque<Part>,
     pending_bytes: usize,
+    /// The bytes of the payloads in `parts`, what is sent of them included.
+    payload_bytes: usize,
     is_unflushed: bool,
 }
 
@@ -41,6 +44,26 @@ impl Output {
         self.pending_bytes
     }
 
+    /// Returns the bytes of memory that what is still to be sent keeps: some of them may be sent already.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.small.len() + self.payload_bytes
+    }
+
+    /// Copies the payloads that are pinned, and so lets go of the memory of others: a cache can do nothing with a
+    /// bucket for as long as it waits here for a client.
+    pub(super) fn unpin(&mut self) {
+        for part in &mut self.parts {
+            let Part::Payload { payload, index, from } = part else { continue };
+            if payload.iter().all(|segment| segment.pin().is_none()) {
+                continue;
+            }
+            let left: Vec<&[u8]> = payload.as_slice()[*index..].iter().map(Segment::as_slice).collect();
+            let copy = Segments::from(Bytes::from(left.concat()).slice(*from..));
+            self.payload_bytes -= payload.len_bytes() - copy.len_bytes();
+            (*payload, *index, *from) = (copy, 0, 0);
+        }
+    }
+
     /// Appends what `write` puts into the buffer, and then `payload`.
     pub(super) fn push(&mut self, payload: Segments, write: impl FnOnce(&mut Vec<u8>)) {
         let start = self.small.len();
@@ -52,6 +75,7 @@ impl Output {
         }
         self.push_small(self.small.len() - start);
         self.pending_bytes += length;
+        self.payload_bytes += length;
         self.parts.push_back(Part::Payload { payload, index: 0, from: 0 });
     }
 
@@ -133,8 +157,8 @@ impl Output {
                     *index == payload.as_slice().len()
                 }
             };
-            if is_over {
-                self.parts.pop_front();
+            if is_over && let Some(Part::Payload { payload, .. }) = self.parts.pop_front() {
+                self.payload_bytes -= payload.len_bytes();
             }
         }
         if self.sent == self.small.len() {
@@ -145,6 +169,82 @@ impl Output {
             // So the bytes that are moved are never more than those that were sent.
             self.small.drain(..self.sent);
             self.sent = 0;
+            self.small.shrink_to(KEPT_BYTES);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use blocker::SegmentOwner;
+
+    use super::*;
+
+    /// One bucket of 4 KiB, which counts its pins.
+    #[derive(Default)]
+    struct Bucket(AtomicUsize);
+
+    impl SegmentOwner for Bucket {
+        fn bytes(&self, _token: u64) -> &[u8] {
+            &[7; 4096]
+        }
+        fn retain(&self, _token: u64) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+        fn release(&self, _token: u64) {
+            self.0.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns what is still to be sent.
+    fn left(output: &Output) -> Vec<u8> {
+        let mut slices = [IoSlice::new(&[]); PARTS_MAX];
+        let used = output.gather(&mut slices);
+        slices[..used].iter().flat_map(|slice| slice.to_vec()).collect()
+    }
+
+    #[test]
+    fn what_is_copied_pins_nothing_and_goes_on_where_it_was() {
+        let bucket = Arc::new(Bucket::default());
+        let mut output = Output::default();
+        for head in [b"one", b"two"] {
+            let mut payload = Segments::zeros(10_000);
+            for _ in 0..4 {
+                bucket.retain(0);
+                payload.push(Segment::pinned(Arc::clone(&bucket) as _, 0, 0..4096));
+            }
+            output.push(payload, |out| out.extend_from_slice(head));
+        }
+        // Within the second of the pinned segments.
+        output.advance(3 + 10_000 + 5000);
+        let before = left(&output);
+        assert_eq!((before.len(), output.pending_bytes()), (2 * 26_387 - 15_003, 2 * 26_387 - 15_003));
+        output.unpin();
+        assert_eq!(bucket.0.load(Ordering::Relaxed), 0);
+        assert!(left(&output) == before);
+        output.advance(before.len());
+        assert_eq!((output.pending_bytes(), output.held_bytes()), (0, 0));
+    }
+
+    #[test]
+    fn what_is_sent_counts_until_its_memory_is_free() {
+        let mut output = Output::default();
+        output.push(vec![7; 1 << 20].into(), |out| out.extend_from_slice(b"head"));
+        output.advance(1 << 20);
+        assert_eq!((output.pending_bytes(), output.held_bytes()), (4, 1 << 20));
+        output.advance(4);
+        assert_eq!(output.held_bytes(), 0);
+        // Small replies, of which the client takes some: what was sent of them is kept only as long as it is less.
+        for _ in 0..1000 {
+            output.push(vec![7; 4096].into(), |_| ());
+        }
+        for _ in 0..999 {
+            output.advance(4096);
+            assert!(output.small.len() <= output.held_bytes());
+            assert!(output.small.capacity() <= 2 * output.held_bytes().max(KEPT_BYTES));
         }
     }
 }

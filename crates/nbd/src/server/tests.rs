@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use blocker::{Error, Reply, Segments};
+use blocker::{Error, Reply, Segment, SegmentOwner, Segments};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -106,10 +106,16 @@ impl Site {
             ended: Arc::clone(&ended),
         };
         let export: Arc<dyn Export> = if is_held { Arc::new(held) } else { memory };
+        Self { calls, begun, ended, ..Self::of(export, config).await }
+    }
+
+    async fn of(export: Arc<dyn Export>, config: ServerConfig) -> Self {
+        let (_, calls) = mpsc::unbounded_channel();
         let server = Server::new(Arc::new(NamedExports::one("disk", export)), config).unwrap();
         let folder = TempDir::new().unwrap();
         let address = Address::Unix(folder.path().join("nbd.sock"));
         server.listen(&address).await.unwrap();
+        let (begun, ended) = Default::default();
         Self { server: Arc::new(server), address, calls, begun, ended, _folder: folder }
     }
 
@@ -343,6 +349,93 @@ async fn extents_count_among_the_bytes_that_a_connection_may_have_outstanding() 
         assert_eq!((flags, kind, of), (chunk::DONE, chunk::BLOCK_STATUS, cookie));
         assert_eq!(payload[4..], [&(256_u32 << 20).to_be_bytes()[..], &[0, 0, 0, 3]].concat());
     }
+}
+
+#[tokio::test]
+async fn what_is_read_ahead_counts_among_the_bytes_that_a_connection_may_have_outstanding() {
+    let mut site = Site::new(true, |config| config.connection_bytes_max = 32 << 20).await;
+    let mut client = site.client(false).await;
+    for cookie in 0..100 {
+        client.send(command::CACHE, cookie, 0, 200 << 20, b"").await;
+    }
+    settle().await;
+    assert_eq!(site.begun.load(Ordering::SeqCst), 32);
+    for cookie in 0..100 {
+        site.calls.recv().await.unwrap().release.send(Ok(())).unwrap();
+        assert_eq!(client.reply().await, (cookie, 0));
+    }
+}
+
+/// A cache of one bucket, which counts its pins: a disk that reads as it.
+struct Pinning {
+    description: Description,
+    bucket: Arc<Pins>,
+}
+
+struct Pins(AtomicUsize);
+
+impl SegmentOwner for Pins {
+    fn bytes(&self, _token: u64) -> &[u8] {
+        &[7; 4096]
+    }
+    fn retain(&self, _token: u64) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+    fn release(&self, _token: u64) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Export for Pinning {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+    fn read(&self, _offset: u64, len_bytes: u32) -> Reply<Segments> {
+        let pinned = (0..len_bytes / 4096).map(|_| {
+            self.bucket.retain(0);
+            Segment::pinned(Arc::clone(&self.bucket) as _, 0, 0..4096)
+        });
+        Reply::ok(pinned.collect())
+    }
+    fn write(&self, _offset: u64, _data: Segments, _fua: bool) -> Reply<()> {
+        Reply::ok(())
+    }
+    fn flush(&self) -> Reply<()> {
+        Reply::ok(())
+    }
+    fn trim(&self, _offset: u64, _len_bytes: u32, _fua: bool) -> Reply<()> {
+        Reply::ok(())
+    }
+    fn write_zeroes(&self, _offset: u64, _len_bytes: u32, _zeroes: Zeroes) -> Reply<()> {
+        Reply::ok(())
+    }
+    fn cache(&self, _offset: u64, _len_bytes: u32) -> Reply<()> {
+        Reply::ok(())
+    }
+    fn block_status(&self, _: &Context, _: u64, len_bytes: u32, _: bool) -> Reply<Vec<Extent>> {
+        Reply::ok(vec![Extent::data(len_bytes.into())])
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_takes_no_replies_does_not_keep_the_memory_of_the_export() {
+    let bucket = Arc::new(Pins(AtomicUsize::new(0)));
+    let export = Pinning { description: Description::new(1 << 30), bucket: Arc::clone(&bucket) };
+    let site = Site::of(Arc::new(export), ServerConfig::default()).await;
+    let mut client = site.client(false).await;
+    for cookie in 0..8 {
+        client.send(command::READ, cookie, 0, 4 << 20, b"").await;
+    }
+    // It takes one byte now and then, and so makes progress.
+    client.bytes(1).await;
+    settle().await;
+    assert!(bucket.0.load(Ordering::SeqCst) > 0);
+    // Time passes when nothing else can happen.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    client.bytes(1).await;
+    assert_eq!(bucket.0.load(Ordering::SeqCst), 0);
+    client.bytes(8 * (16 + (4 << 20)) - 2).await;
+    assert_eq!(site.server.metric("nbd_connections_open"), 1);
 }
 
 #[tokio::test]
