@@ -27,8 +27,8 @@ type Place = Arc<Mutex<Option<Held>>>;
 pub(crate) struct Held {
     pub(crate) volume: Volume,
     users: Weak<Attached>,
-    /// Whether a task tries again and again to give it up.
-    is_retried: bool,
+    /// Alive while a task gives it up, or tries to again and again.
+    giver: Weak<()>,
 }
 
 /// One use of an attached volume by some connections. When it is dropped, the volume is given up.
@@ -36,6 +36,8 @@ pub(crate) struct Attached {
     table: Arc<Table>,
     name: String,
     runtime: tokio::runtime::Handle,
+    /// Held while the volume is compared with a snapshot: each such request may have the map of one in memory.
+    pub(crate) comparing: Mutex<()>,
 }
 
 impl Table {
@@ -103,10 +105,11 @@ impl Turn {
                 table: Arc::clone(&self.table),
                 name: self.name.clone(),
                 runtime: tokio::runtime::Handle::current(),
+                comparing: Mutex::default(),
             })
         });
-        let is_retried = self.held.as_ref().is_some_and(|held| held.is_retried);
-        *self.held = Some(Held { volume, users: Arc::downgrade(&users), is_retried });
+        let giver = self.held.as_ref().map(|held| held.giver.clone()).unwrap_or_default();
+        *self.held = Some(Held { volume, users: Arc::downgrade(&users), giver });
         users
     }
 
@@ -130,18 +133,34 @@ impl Turn {
         Ok(())
     }
 
-    /// Gives the volume up unless a connection uses it. Returns false if that is to be tried again later, by the
-    /// caller; `is_retry` says whether the caller does so already.
-    async fn give_up_unused(&mut self, is_retry: bool) -> bool {
-        // Another connection may have come meanwhile.
+    /// Returns the volume if it is to be given up by the task of `giver`: no connection uses it, and no other task gives
+    /// it up.
+    fn to_give_up(&mut self, giver: &Arc<()>) -> Option<Volume> {
         let is_used = self.users() > 0;
-        if let Some(held) = &mut *self.held
-            && (is_used || (held.is_retried && !is_retry))
-        {
-            held.is_retried &= !is_retry;
+        let held = self.held.as_mut()?;
+        let is_others = held.giver.upgrade().is_some_and(|other| !Arc::ptr_eq(&other, giver));
+        if is_others {
+            return None;
+        }
+        // If it is used, another task gives it up then, and may begin before this one has ended.
+        held.giver = if is_used { Weak::new() } else { Arc::downgrade(giver) };
+        (!is_used).then(|| held.volume.clone())
+    }
+
+    /// Gives the volume up, which the caller has tried to store, unless a connection has come meanwhile. Returns false
+    /// if that is to be tried again later, by the caller.
+    async fn give_up_unused(&mut self, stored: volumes::Result<()>) -> bool {
+        let is_used = self.users() > 0;
+        let Some(held) = &mut *self.held else { return true };
+        if is_used {
+            held.giver = Weak::new();
             return true;
         }
-        let Err(error) = self.close().await else {
+        let given_up = match stored {
+            Err(error @ Error::Io(_)) => Err(error),
+            _ => self.close().await,
+        };
+        let Err(error) = given_up else {
             tracing::debug!(volume = self.name, "volume detached");
             return true;
         };
@@ -149,9 +168,6 @@ impl Turn {
             volume = self.name, cause = %error,
             "a volume without connections stays attached, and is to be given up later",
         );
-        if let Some(held) = &mut *self.held {
-            held.is_retried = true;
-        }
         false
     }
 
@@ -165,9 +181,14 @@ impl Drop for Attached {
     fn drop(&mut self) {
         let (table, name) = (Arc::clone(&self.table), std::mem::take(&mut self.name));
         self.runtime.spawn(async move {
-            let mut is_retry = false;
-            while !table.turn(&name).await.give_up_unused(is_retry).await {
-                is_retry = true;
+            let giver = Arc::new(());
+            loop {
+                let Some(volume) = table.turn(&name).await.to_give_up(&giver) else { return };
+                // Without the turn: a client that comes back after a broken connection need not wait for all of it.
+                let stored = volume.store().await;
+                if table.turn(&name).await.give_up_unused(stored).await {
+                    return;
+                }
                 tokio::time::sleep(RETRY_PAUSE).await;
             }
         });

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use blocker::{Durability, ObjectId, Reply, Segments};
 use nbd::protocol::wire::{PAYLOAD_BYTES_MAX, state};
 use nbd::protocol::{Context, Description, Extent, Zeroes};
-use nbd::{Export, ReceiveBuffer};
+use nbd::{Export, READ_AHEAD_BYTES, ReceiveBuffer};
 use volumes::{Answer, Change, ExtentKind, Result, Volume};
 
 use crate::ReceiveBuffers;
@@ -15,8 +15,10 @@ use crate::errors::of_request;
 /// The most bytes that one request reads ahead: as much as a read may return. More would only push each other out of the
 /// cache below.
 const CACHE_BYTES_MAX: u32 = PAYLOAD_BYTES_MAX;
-/// The bytes that are read at a time by a request to read ahead: they take up memory while they are here.
-const CACHE_PART_BYTES: u64 = 1 << 20;
+
+/// The objects whose extents one request is answered; the client asks again for the rest. They are looked at under a lock that
+/// every request of the volume takes.
+const EXTENT_OBJECTS_MAX: u64 = 64 * 1024;
 
 /// A volume, for one connection. The volume stays attached while there is one.
 pub(crate) struct VolumeExport {
@@ -26,7 +28,7 @@ pub(crate) struct VolumeExport {
     /// The memory of a cache below, and an object by whose name it is asked for.
     pub(crate) buffers: Option<(ReceiveBuffers, ObjectId)>,
     /// Gives the volume up when the last one is dropped.
-    pub(crate) _attached: Arc<Attached>,
+    pub(crate) attached: Arc<Attached>,
 }
 
 impl VolumeExport {
@@ -99,8 +101,10 @@ impl Export for VolumeExport {
         // What is read stays in the cache below, and is not sent.
         self.reply(move |volume| async move {
             let end = offset + u64::from(len_bytes.min(CACHE_BYTES_MAX));
-            for at in (offset..end).step_by(CACHE_PART_BYTES as usize) {
-                volume.read(at, CACHE_PART_BYTES.min(end - at)).await?;
+            // They take up memory while they are here.
+            let part_bytes = u64::from(READ_AHEAD_BYTES);
+            for at in (offset..end).step_by(READ_AHEAD_BYTES as usize) {
+                volume.read(at, part_bytes.min(end - at)).await?;
             }
             Ok(())
         })
@@ -113,14 +117,16 @@ impl Export for VolumeExport {
         len_bytes: u32,
         _is_one: bool,
     ) -> Reply<Vec<Extent>> {
-        let context = context.clone();
+        let (context, attached) = (context.clone(), Arc::clone(&self.attached));
         self.reply(move |volume| async move {
             match context {
                 Context::Allocation => {
-                    let extents = volume.extents(offset, len_bytes.into()).await?;
+                    let len_bytes = u64::from(len_bytes).min(EXTENT_OBJECTS_MAX * volume.object_bytes());
+                    let extents = volume.extents(offset, len_bytes).await?;
                     Ok(extents.iter().map(|extent| allocation(extent.kind, extent.length)).collect())
                 }
                 Context::ChangedSince(snapshot) => {
+                    let _alone = attached.comparing.lock().await;
                     let changes = volume.changed_extents(Some(&snapshot)).await?;
                     Ok(dirty(&changes, offset, len_bytes.into()))
                 }

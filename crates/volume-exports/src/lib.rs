@@ -197,7 +197,7 @@ impl VolumeExports {
         let object = Name::new("any").ok().map(|name| ObjectId::new(volume.namespace(), name));
         let buffers = self.buffers.clone().zip(object);
         let fua_durability = self.fua_durability;
-        Ok(VolumeExport { volume, description, fua_durability, buffers, _attached: attached })
+        Ok(VolumeExport { volume, description, fua_durability, buffers, attached })
     }
 }
 

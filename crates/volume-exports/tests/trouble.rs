@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::Error;
-use nbd::protocol::NoExport;
+use nbd::protocol::wire::state;
+use nbd::protocol::{Context, Extent, NoExport};
 use nbd::{Export, Exports};
 use test_kit::steered::{Op, SteeredStore, Verdict};
 use volume_exports::VolumeExports;
@@ -141,6 +142,91 @@ async fn a_volume_that_cannot_be_given_up_does_not_keep_others_from_it() {
     assert_eq!(attached.iter().filter(|is_attached| **is_attached).count(), 1, "{attached:?}");
     site.store.open();
     assert_eq!(closing.await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn a_client_that_comes_back_does_not_wait_until_everything_is_stored() {
+    let site = Site::new().await;
+    let disk = site.open("disk").await;
+    disk.write(0, vec![7; 4096].into(), false).await.unwrap();
+    site.store.hold(&[Op::Flush]);
+    drop(disk);
+    settle().await;
+    assert_eq!(site.store.held().len(), 1, "the volume is about to be given up");
+    // Several that come and go meanwhile begin nothing of their own.
+    for _ in 0..5 {
+        let opening = tokio::spawn(site.exports.open("disk"));
+        settle().await;
+        assert!(opening.is_finished(), "it waits for the store");
+        drop(opening.await.unwrap().unwrap());
+        settle().await;
+    }
+    assert_eq!(site.store.held().len(), 1);
+    let disk = site.open("disk").await;
+    site.store.open();
+    settle().await;
+    assert!(site.is_attached("disk").await, "a connection has it");
+    disk.write(4096, vec![8; 4096].into(), false).await.unwrap();
+    drop(disk);
+    while site.is_attached("disk").await {
+        settle().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_is_given_up_though_the_thread_that_was_to_do_it_has_ended() {
+    let site = Site::new().await;
+    site.store.rule(|call| match call.op {
+        Op::Flush => Verdict::Fail(Error::Retryable("the store is away".into())),
+        _ => Verdict::Pass,
+    });
+    let exports = site.exports.clone();
+    let thread = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let disk = exports.open("disk").await.unwrap();
+            disk.write(0, vec![7; 4096].into(), false).await.unwrap();
+            drop(disk);
+            settle().await;
+        });
+    });
+    thread.join().unwrap();
+    assert!(site.is_attached("disk").await);
+    site.store.pass();
+    drop(site.open("disk").await);
+    settle().await;
+    assert!(!site.is_attached("disk").await);
+}
+
+#[tokio::test]
+async fn the_maps_of_snapshots_are_in_memory_one_at_a_time() {
+    let site = Site::new().await;
+    let disk = site.open("disk").await;
+    disk.write(0, vec![7; 4096].into(), false).await.unwrap();
+    site.volumes.snapshot("disk", "monday").await.unwrap();
+    disk.write(8 << 20, vec![7; 4096].into(), false).await.unwrap();
+    site.store.hold(&[Op::Read]);
+    let monday = Context::ChangedSince("monday".into());
+    let ask = |_| tokio::spawn(disk.block_status(&monday, 0, SIZE_BYTES as u32, false).into_future());
+    let asked: Vec<_> = (0..20).map(ask).collect();
+    settle().await;
+    assert_eq!(site.store.held().len(), 1, "{:?}", site.store.held());
+    site.store.open();
+    for answer in asked {
+        let extents = answer.await.unwrap().unwrap();
+        let dirty = extents.iter().filter(|extent| extent.flags == state::DIRTY);
+        assert_eq!(dirty.map(|extent| extent.len_bytes).collect::<Vec<_>>(), [4 << 20]);
+    }
+}
+
+#[tokio::test]
+async fn extents_of_very_many_objects_are_answered_in_part() {
+    let site = Site::new().await;
+    let settings = Settings::default().object_bytes(4096);
+    site.volumes.create("fine", 1 << 30, settings).await.unwrap();
+    let disk = site.open("fine").await;
+    let extents = disk.block_status(&Context::Allocation, 1 << 20, 1 << 29, false).await.unwrap();
+    assert_eq!(extents, [Extent::hole(256 << 20)]);
 }
 
 #[tokio::test(start_paused = true)]

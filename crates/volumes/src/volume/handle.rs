@@ -92,6 +92,14 @@ impl Volume {
         self.inner.flush().await
     }
 
+    /// As [`Self::flush`], and everything is *stored*, whatever the options say flushes promise.
+    ///
+    /// # Errors
+    /// As [`Self::flush`].
+    pub async fn store(&self) -> Result<()> {
+        self.inner.flush_as(Durability::Stored).await
+    }
+
     /// Gives the range back where that is possible: whole objects, and parts of objects that no snapshot
     /// shares, read as zeros afterwards. What remains may keep its bytes.
     ///
