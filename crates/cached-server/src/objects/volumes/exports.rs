@@ -38,7 +38,7 @@ impl Served {
     async fn serving(&mut self) -> Result<(), NoExport> {
         match self.is_serving.wait_for(|is_serving| *is_serving).await {
             Ok(_) => Ok(()),
-            Err(_) => Err(NoExport::Refused("the server ends".into())),
+            Err(_) => Err(NoExport::ShuttingDown),
         }
     }
 }
