@@ -109,17 +109,28 @@ impl Kind {
 /// Returns `kind`, a slash, the birth in 9 digits or more, a slash, and the place in 8. Without formatting: each request
 /// makes such a name.
 fn in_place(kind: u8, birth: u64, place: u32) -> Vec<u8> {
-    let birth_digits = (u64::BITS - birth.leading_zeros()).div_ceil(4).max(9);
-    let mut text = Vec::with_capacity(birth_digits as usize + 11);
-    text.extend([kind, b'/']);
-    push_hex(&mut text, birth, birth_digits);
+    let birth_digits = (u64::BITS - birth.leading_zeros()).div_ceil(4).max(9) as usize;
+    let mut digits = [0; 16];
+    digits[..8].copy_from_slice(&hex((birth >> 32) as u32));
+    digits[8..].copy_from_slice(&hex(birth as u32));
+    let mut text = Vec::with_capacity(birth_digits + 11);
+    text.extend_from_slice(&[kind, b'/']);
+    text.extend_from_slice(&digits[16 - birth_digits..]);
     text.push(b'/');
-    push_hex(&mut text, place.into(), 8);
+    text.extend_from_slice(&hex(place));
     text
 }
 
-fn push_hex(text: &mut Vec<u8>, number: u64, digits: u32) {
-    text.extend((0..digits).rev().map(|digit| b"0123456789abcdef"[(number >> (4 * digit)) as usize & 15]));
+/// Returns a number in 8 hexadecimal digits.
+fn hex(number: u32) -> [u8; 8] {
+    // A digit in each byte, the highest first.
+    let mut digits = u64::from(number);
+    digits = (digits | digits << 16) & 0x0000_ffff_0000_ffff;
+    digits = (digits | digits << 8) & 0x00ff_00ff_00ff_00ff;
+    digits = (digits | digits << 4) & 0x0f0f_0f0f_0f0f_0f0f;
+    let are_letters = ((digits + 0x0606_0606_0606_0606) >> 4) & 0x0101_0101_0101_0101;
+    // From each "9" to "a" there are 39 others.
+    (digits + 0x3030_3030_3030_3030 + are_letters * 39).to_be_bytes()
 }
 
 #[cfg(test)]
@@ -138,6 +149,15 @@ mod tests {
         assert_eq!(text(Kind::Data(u64::MAX, 7)), "d/ffffffffffffffff/00000007");
         for other in ["heads", "r/7", "m/000000001", "d/000000001/00000001/", "d/00000000A/00000001", "x"] {
             assert_eq!(Kind::of(&other.parse().unwrap()), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn digits_are_those_that_formatting_makes() {
+        for number in
+            (0..1000).map(|at: u32| at.wrapping_mul(0x9e37_79b9)).chain([0, 9, 10, 15, 16, u32::MAX])
+        {
+            assert_eq!(hex(number), *format!("{number:08x}").as_bytes());
         }
     }
 
