@@ -121,14 +121,9 @@ impl Inner {
         };
         let content = Content::Data(data.clone());
         let begun = match self.send(&piece, birth, &content, durability, Condition::None) {
-            Reply::Ready(Ok(reply)) => {
-                let is_recorded = self.state.lock().is_recorded(piece.index);
-                let promised = self.promised(reply.durability, is_recorded, durability);
-                // Before more than *cached* is promised, `settle` checks that the volume is still this owner's.
-                match promised.filter(|_| durability == Durability::Cached) {
-                    Some(promised) => return Some(Answer::Ready(Ok(promised))),
-                    None => Reply::ok(reply),
-                }
+            // Before more than *cached* is promised, `settle` checks that the volume is still this owner's.
+            Reply::Ready(Ok(_)) if durability == Durability::Cached && self.is_kept(piece.index) => {
+                return Some(Answer::Ready(Ok(durability)));
             }
             begun => begun,
         };
@@ -138,6 +133,15 @@ impl Inner {
             drop((turn, shared));
             inner.settle(is, is_recorded, durability).await
         }))
+    }
+
+    /// Returns whether a change of an own object is kept as far as one that asks for *cached* is promised.
+    fn is_kept(&self, index: u32) -> bool {
+        let is_recorded = || {
+            let state = self.state.lock();
+            state.is_recorded(index) && state.in_flight.is_none()
+        };
+        !self.promises.records_at_once || is_recorded()
     }
 
     /// Returns the only piece of a range; `None` if there are several, or none.
