@@ -14,6 +14,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
 
 /// The unit of the budget, in bytes.
 const UNIT_BYTES: u64 = 4096;
+/// As many units are taken at least, if they are there: the next small requests find theirs.
+const UNITS_MIN: u32 = 32;
 
 /// The bytes of all connections.
 pub(super) struct Budget {
@@ -63,7 +65,7 @@ impl Share {
         self.held.as_ref().map_or(0, |held| held.num_permits() as u32)
     }
 
-    /// Takes as much as is missing for `bytes` in all. Pending while others have it.
+    /// Takes as much as is missing for `bytes` in all, and a little more. Pending while others have it.
     pub(super) fn poll_hold(&mut self, bytes: u64, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             if let Some(waiting) = &mut self.waiting {
@@ -75,7 +77,8 @@ impl Share {
             if missing == 0 {
                 return Poll::Ready(());
             }
-            match Arc::clone(&self.all).try_acquire_many_owned(missing) {
+            let try_take = |count| Arc::clone(&self.all).try_acquire_many_owned(count);
+            match try_take(missing.max(UNITS_MIN)).or_else(|_| try_take(missing)) {
                 Ok(permit) => self.take(Some(permit)),
                 Err(TryAcquireError::NoPermits) => {
                     let acquiring = Arc::clone(&self.all).acquire_many_owned(missing);

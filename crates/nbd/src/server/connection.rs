@@ -6,7 +6,7 @@
 
 use std::future::poll_fn;
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -14,6 +14,7 @@ use std::time::Duration;
 use blocker::{Error, Segments};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use tokio::task::unconstrained;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use super::Shared;
@@ -69,6 +70,7 @@ pub(super) async fn run(shared: &Arc<Shared>, stream: Stream, peer: Peer) -> End
         stall: Box::pin(sleep(shared.config.stall_timeout)),
         is_stall_armed: false,
         progress_at: Instant::now(),
+        has_progressed: false,
         window: Window { begun_at: Instant::now(), outstanding_bytes: 0, moved_bytes: 0 },
         in_flight: FuturesUnordered::new(),
         in_flight_bytes: 0,
@@ -83,10 +85,19 @@ pub(super) async fn run(shared: &Arc<Shared>, stream: Stream, peer: Peer) -> End
         export,
         session: Arc::new(session),
     };
-    let end = tokio::select! {
-        biased;
-        end = poll_fn(|cx| open.poll(cx)) => end,
-        _ = ending.wait_for(|is_ending| *is_ending) => End::ShuttingDown,
+    let end = {
+        // Without the task's budget, which may be used up: it would not wait then.
+        let mut ending = pin!(unconstrained(ending.wait_for(|is_ending| *is_ending)));
+        let mut is_waited_for = false;
+        poll_fn(|cx| {
+            if let Poll::Ready(end) = open.poll(cx) {
+                return Poll::Ready(end);
+            }
+            // Once it has been polled it wakes this task: until then a look at the value is enough.
+            let is_due = !std::mem::replace(&mut is_waited_for, true) || *shared.ending.borrow();
+            if is_due { ending.as_mut().poll(cx).map(|_| End::ShuttingDown) } else { Poll::Pending }
+        })
+        .await
     };
     open.finish(&end).await;
     end
@@ -109,8 +120,10 @@ struct Transmission<'a> {
     is_ended: bool,
     /// Whether the next request waits for room, not for the client.
     is_paused: bool,
-    /// When bytes were received or taken last.
+    /// When bytes were received or taken last, as far as it is the client's turn.
     progress_at: Instant,
+    /// Whether there were any since.
+    has_progressed: bool,
     window: Window,
     stall: Pin<Box<Sleep>>,
     is_stall_armed: bool,
@@ -150,6 +163,7 @@ fn cost_bytes(request: &Request, checked: Result<Command, Refusal>, session: &Se
 impl Transmission<'_> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
         let end = self.poll_rounds(cx);
+        self.release_room();
         self.shared.counters.add(&mut self.counts);
         match end {
             Poll::Ready(Ok(())) => {
@@ -174,6 +188,9 @@ impl Transmission<'_> {
         if self.output.pending_bytes() == 0 && !is_in_request {
             self.is_stall_armed = false;
             return Poll::Pending;
+        }
+        if std::mem::take(&mut self.has_progressed) {
+            self.progress_at = Instant::now();
         }
         if !self.is_stall_armed {
             self.is_stall_armed = true;
@@ -208,7 +225,7 @@ impl Transmission<'_> {
 
     /// Counts bytes that the client has sent or taken.
     fn note_progress(&mut self, bytes: usize) {
-        self.progress_at = Instant::now();
+        self.has_progressed = true;
         self.window.moved_bytes += bytes as u64;
     }
 
@@ -226,6 +243,7 @@ impl Transmission<'_> {
             }
             self.is_paused = matches!(pause, Pause::Room);
             if self.is_paused {
+                self.release_room();
                 // The flush may have made room; otherwise one of the wakers of what is outstanding is set.
                 if !self.has_room_for_next(cx) {
                     return Poll::Pending;
@@ -250,14 +268,21 @@ impl Transmission<'_> {
         if pending_bytes < before {
             self.note_progress(before - pending_bytes);
         }
+        Ok(is_sent)
+    }
+
+    /// Returns to all connections what this one does not need.
+    fn release_room(&mut self) {
         let held_bytes =
             self.in_flight_bytes + self.input.receiving_bytes() + self.output.held_bytes() as u64;
         self.share.release_beyond(held_bytes);
-        Ok(is_sent)
     }
 
     /// Answers the requests that have become ready.
     fn answer_ready(&mut self, cx: &mut Context<'_>) {
+        if self.in_flight.is_empty() {
+            return;
+        }
         while let Poll::Ready(Some((request, cost_bytes, outcome))) = self.in_flight.poll_next_unpin(cx) {
             self.in_flight_bytes -= cost_bytes;
             self.answer(request, outcome);

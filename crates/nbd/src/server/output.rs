@@ -91,7 +91,10 @@ impl Output {
     /// Writes as much as the socket takes. Ready when nothing is left.
     pub(super) fn poll_flush(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<io::Result<()>> {
         while self.pending_bytes > 0 {
-            let count = {
+            let small = &self.small[self.sent..];
+            let count = if small.len() == self.pending_bytes {
+                ready!(stream.poll_write_vectored(cx, &[IoSlice::new(small)]))?
+            } else {
                 let mut slices = [IoSlice::new(&[]); PARTS_MAX];
                 let used = self.gather(&mut slices);
                 ready!(stream.poll_write_vectored(cx, &slices[..used]))?
