@@ -7,6 +7,7 @@
 //! [PREFIX/]c/<namespace>/scope                 the record of a namespace
 //! [PREFIX/]c/<namespace>/domain.<16 hex>       the record of an order domain
 //! [PREFIX/]s/last                              when the last sweep began
+//! [PREFIX/]s/layout                            the edition of the layout (`edition.rs`)
 //! [PREFIX/]p/...                               what the probe at the start writes, and removes
 //!
 //! namespace = n.<text> | x.<hex> | s.<SHA-256 in hex>
@@ -14,10 +15,23 @@
 //!
 //! A name of `A-Z a-z 0-9 . _ -` that does not begin with a dot stays readable (`n`), any other is written in
 //! hex (`x`). Both sort bytewise among themselves, so a page of a listing merges two of the server's. A
-//! namespace whose hex would be long is named by its hash; its own name is in its record. The longest key has
-//! 805 bytes beside the prefix; S3 allows 1 024.
+//! namespace whose text would be long is named by its hash; its own name is in its record. The longest key has
+//! 756 bytes beside the prefix; S3 allows 1 024.
+//!
+//! **Long names are cut.** A server that keeps objects as files has a limit for each segment of a key, of 255 bytes or
+//! less. So of a name whose text is longer than 200 bytes, each 200 but the last are a segment of their own, and
+//! an underscore marks both sides of a cut:
+//!
+//! ```text
+//! h/<namespace>/n/<200 bytes>_/_<200 bytes>_/_<rest>
+//! ```
+//!
+//! A segment that goes on is longer than any that ends a key in the same directory, so no key is the directory of
+//! another, which such a server could not keep. Names whose first 200 bytes are the same have the same segments up to
+//! there, so the order stays bytewise. The first edition of the layout cut nothing, and a bucket that has it keeps it.
 
 use std::fmt::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use blocker::{Error, Name, Namespace, ObjectId, OrderDomain, Result};
 use object_store::path::Path;
@@ -25,6 +39,10 @@ use sha2::{Digest, Sha256};
 
 /// The longest namespace that is written in hex.
 const HEX_NAMESPACE_BYTES_MAX: usize = 64;
+/// The longest text in one segment of a key, beside what marks a cut.
+const SEGMENT_BYTES_MAX: usize = 200;
+/// What marks both sides of a cut.
+const CUT: &str = "_";
 /// The longest prefix in bytes.
 pub(crate) const PREFIX_BYTES_MAX: usize = 128;
 
@@ -69,16 +87,28 @@ pub(crate) struct BlobKey {
 }
 
 /// Where in a bucket the objects lie.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Layout {
     /// Empty, or with a slash at the end.
     prefix: String,
+    /// Whether long names are cut.
+    cuts: AtomicBool,
 }
 
 impl Layout {
     /// `prefix` as [`crate::S3Config`] has checked it.
     pub(crate) fn new(prefix: &str) -> Self {
-        Self { prefix: if prefix.is_empty() { String::new() } else { format!("{prefix}/") } }
+        let prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
+        Self { prefix, cuts: AtomicBool::new(true) }
+    }
+
+    /// Sets whether long names are cut, which the edition of the bucket's layout decides.
+    pub(crate) fn set_cuts(&self, cuts: bool) {
+        self.cuts.store(cuts, Ordering::Relaxed);
+    }
+
+    fn cuts(&self) -> bool {
+        self.cuts.load(Ordering::Relaxed)
     }
 
     fn path(&self, rest: &str) -> Path {
@@ -96,21 +126,21 @@ impl Layout {
     fn of_object(&self, kind: char, object: &ObjectId, rest: &str) -> Path {
         let name = object.name.as_bytes();
         let spelling = Spelling::of(name);
-        let namespace = namespace_segment(&object.namespace);
-        let name = spelling.write(name).unwrap_or_else(|| hex(name));
+        let namespace = self.namespace_segment(&object.namespace);
+        let name = self.cut(spelling.write(name).unwrap_or_else(|| hex(name)));
         self.path(&format!("{kind}/{namespace}/{}/{name}{rest}", spelling.directory()))
     }
 
     /// Under which the heads of a namespace lie whose names are written so.
     pub(crate) fn heads(&self, namespace: &Namespace, spelling: Spelling) -> Path {
-        self.path(&format!("h/{}/{}", namespace_segment(namespace), spelling.directory()))
+        self.path(&format!("h/{}/{}", self.namespace_segment(namespace), spelling.directory()))
     }
 
     /// A key in [`Self::heads`] for the name `bytes`, which need not be one; `None` if none that begins
     /// so is written like that.
     pub(crate) fn head_from(&self, namespace: &Namespace, spelling: Spelling, bytes: &[u8]) -> Option<Path> {
-        let text = spelling.write(bytes)?;
-        Some(self.path(&format!("h/{}/{}/{text}", namespace_segment(namespace), spelling.directory())))
+        let text = self.cut(spelling.write(bytes)?);
+        Some(self.path(&format!("h/{}/{}/{text}", self.namespace_segment(namespace), spelling.directory())))
     }
 
     /// Under which the heads of all namespaces lie.
@@ -138,20 +168,20 @@ impl Layout {
     }
 
     pub(crate) fn records(&self, namespace: &Namespace) -> Path {
-        self.path(&format!("c/{}", namespace_segment(namespace)))
+        self.path(&format!("c/{}", self.namespace_segment(namespace)))
     }
 
     pub(crate) fn record(&self, namespace: &Namespace) -> Path {
-        self.path(&format!("c/{}/scope", namespace_segment(namespace)))
+        self.path(&format!("c/{}/scope", self.namespace_segment(namespace)))
     }
 
     pub(crate) fn domain(&self, namespace: &Namespace, domain: OrderDomain) -> Path {
-        self.path(&format!("c/{}/domain.{:016x}", namespace_segment(namespace), domain.0))
+        self.path(&format!("c/{}/domain.{:016x}", self.namespace_segment(namespace), domain.0))
     }
 
     /// Whether the keys of a namespace have its name.
     pub(crate) fn has_name(&self, namespace: &Namespace) -> bool {
-        !namespace_segment(namespace).starts_with("s.")
+        !self.namespace_segment(namespace).starts_with("s.")
     }
 
     /// The key whose age is that of the last sweep.
@@ -160,9 +190,20 @@ impl Layout {
         self.path("s/last")
     }
 
+    /// The key of what states the edition of the layout.
+    pub(crate) fn edition(&self) -> Path {
+        self.path("s/layout")
+    }
+
     /// A key for the probe.
     pub(crate) fn probe(&self, nonce: u64) -> Path {
         self.path(&format!("p/{nonce:016x}"))
+    }
+
+    /// Whether the key of a head has a name that is cut.
+    pub(crate) fn is_cut(&self, path: &Path) -> bool {
+        let rest = path.as_ref().strip_prefix(&self.prefix).and_then(|rest| rest.splitn(4, '/').nth(3));
+        rest.is_some_and(|rest| rest.contains('/')) && self.name_of(path).is_some()
     }
 
     /// The namespace that a segment below `h`, `d` or `c` stands for; `Err` with the path of the record that
@@ -176,7 +217,7 @@ impl Layout {
             _ => return None,
         };
         let namespace = Namespace::new(namespace).ok()?;
-        (namespace_segment(&namespace) == segment).then_some(Ok(namespace))
+        self.is_written_as(&namespace, segment).then_some(Ok(namespace))
     }
 
     /// The segment of a namespace in a key below `h`, `d` or `c`.
@@ -186,19 +227,64 @@ impl Layout {
 
     /// The name of a head's key within a namespace; `None` for what is none of this store's.
     pub(crate) fn name_of(&self, path: &Path) -> Option<Name> {
-        let mut parts = path.as_ref().strip_prefix(&self.prefix)?.split('/').skip(2);
-        let name = name(parts.next()?, parts.next()?)?;
-        parts.next().is_none().then_some(name)
+        let mut parts = path.as_ref().strip_prefix(&self.prefix)?.splitn(4, '/').skip(2);
+        self.name(parts.next()?, parts.next()?)
     }
 
     /// What a blob's key names, in the namespace of its segment.
     pub(crate) fn blob_of(&self, path: &Path, namespace: &Namespace) -> Option<BlobKey> {
-        let mut parts = path.as_ref().strip_prefix(&self.prefix)?.split('/').skip(2);
-        let name = name(parts.next()?, parts.next()?)?;
-        let blob = parts.next().filter(|digits| digits.len() == 32)?;
-        let blob = u128::from_str_radix(blob, 16).ok()?;
-        let object = ObjectId::new(namespace.clone(), name);
-        parts.next().is_none().then_some(BlobKey { object, blob })
+        let mut parts = path.as_ref().strip_prefix(&self.prefix)?.splitn(4, '/').skip(2);
+        let (directory, (name, blob)) = (parts.next()?, parts.next()?.rsplit_once('/')?);
+        let object = ObjectId::new(namespace.clone(), self.name(directory, name)?);
+        let blob = u128::from_str_radix(Some(blob).filter(|digits| digits.len() == 32)?, 16).ok()?;
+        Some(BlobKey { object, blob })
+    }
+
+    /// Whether keys have `segment` for a namespace.
+    pub(crate) fn is_written_as(&self, namespace: &Namespace, segment: &str) -> bool {
+        self.namespace_segment(namespace) == segment
+    }
+
+    /// The segment of a key that stands for a namespace.
+    fn namespace_segment(&self, namespace: &Namespace) -> String {
+        let bytes = namespace.as_bytes();
+        let is_plain = is_plain(bytes);
+        if is_plain && (bytes.len() <= SEGMENT_BYTES_MAX || !self.cuts()) {
+            format!("n.{}", String::from_utf8_lossy(bytes))
+        } else if !is_plain && bytes.len() <= HEX_NAMESPACE_BYTES_MAX {
+            format!("x.{}", hex(bytes))
+        } else {
+            format!("s.{}", hex(&Sha256::digest(bytes)))
+        }
+    }
+
+    /// The text of a name as the rest of a key has it.
+    fn cut(&self, text: String) -> String {
+        // It is ASCII, so it can be cut anywhere.
+        if text.len() <= SEGMENT_BYTES_MAX || !self.cuts() {
+            return text;
+        }
+        let mut key = String::with_capacity(text.len() + 8);
+        for (index, byte) in text.bytes().enumerate() {
+            if index > 0 && index % SEGMENT_BYTES_MAX == 0 {
+                key.extend([CUT, "/", CUT]);
+            }
+            key.push(byte.into());
+        }
+        key
+    }
+
+    /// The name that the rest of a key is written for, in the directory of its spelling; `None` for what is none of
+    /// this store's.
+    fn name(&self, directory: &str, rest: &str) -> Option<Name> {
+        let text = rest.replace(&[CUT, "/", CUT].concat(), "");
+        let bytes = match directory {
+            "n" => text.as_bytes().to_vec(),
+            "x" => unhex(&text)?,
+            _ => return None,
+        };
+        let is_ours = Spelling::of(&bytes).directory() == directory && self.cut(text) == rest;
+        is_ours.then(|| Name::new(bytes).ok())?
     }
 
     /// The domain of a record's key.
@@ -217,27 +303,6 @@ pub(crate) fn check_prefix(prefix: &str) -> Result<()> {
     }
     let text = "prefix takes at most 128 characters of A-Z a-z 0-9 . _ - and single slashes between";
     Err(Error::Invalid(text.into()))
-}
-
-fn name(directory: &str, text: &str) -> Option<Name> {
-    let bytes = match directory {
-        "n" => text.as_bytes().to_vec(),
-        "x" => unhex(text)?,
-        _ => return None,
-    };
-    let spelling = Spelling::of(&bytes);
-    (spelling.directory() == directory).then(|| Name::new(bytes).ok())?
-}
-
-fn namespace_segment(namespace: &Namespace) -> String {
-    let bytes = namespace.as_bytes();
-    if is_plain(bytes) {
-        format!("n.{}", String::from_utf8_lossy(bytes))
-    } else if bytes.len() <= HEX_NAMESPACE_BYTES_MAX {
-        format!("x.{}", hex(bytes))
-    } else {
-        format!("s.{}", hex(&Sha256::digest(bytes)))
-    }
 }
 
 fn is_plain(bytes: &[u8]) -> bool {
@@ -275,8 +340,9 @@ mod tests {
         let every: Vec<u8> = (0..=255).collect();
         for prefix in ["", "a/b"] {
             let layout = Layout::new(prefix);
+            let long: Vec<_> = [199, 200, 201, 255].map(|len| vec![b'_'; len]).into();
             let names = every.chunks(1).chain([&every[..255], b".", b"..", b"a/b", b"disk.0", b"00", b"%41"]);
-            for name in names {
+            for name in names.chain(long.iter().map(Vec::as_slice)) {
                 let object = object(b"vm", name);
                 let head = layout.head(&object);
                 assert_eq!(layout.name_of(&head).as_ref(), Some(&object.name), "{head}");
@@ -298,13 +364,15 @@ mod tests {
         let segments: Vec<_> =
             [&b"n"[..], b"x", b"n.x", b".x", b"a/b", &[0; 64], &[0; 65], &[0; 255], &[b'a'; 255]]
                 .into_iter()
-                .map(|namespace| namespace_segment(&Namespace::copy_from(namespace).unwrap()))
+                .map(|namespace| layout.namespace_segment(&Namespace::copy_from(namespace).unwrap()))
                 .collect();
         let mut different = segments.clone();
         different.sort();
         different.dedup();
         assert_eq!(different.len(), segments.len());
-        assert!(matches!(layout.namespace_of(&segments[6]), Some(Err(_))));
+        for hashed in [&segments[6], &segments[8]] {
+            assert!(matches!(layout.namespace_of(hashed), Some(Err(_))), "{hashed}");
+        }
         assert_eq!(layout.namespace_of("x.6162"), None, "it would be written as n.ab");
         assert_eq!(layout.namespace_of("q"), None);
     }
@@ -312,10 +380,10 @@ mod tests {
     #[test]
     fn the_longest_key_fits() {
         let layout = Layout::new(&"p".repeat(PREFIX_BYTES_MAX));
-        for byte in [0, b'a'] {
-            let key = layout.blob(&object(&[byte; 255], &[0; 255]), u128::MAX);
-            assert!(key.as_ref().len() <= 1024, "{} bytes", key.as_ref().len());
-        }
+        let namespaces = [&[0; 255][..], &[0; 64], &[b'a'; 200], &[b'a'; 255]];
+        let keys = namespaces.map(|namespace| layout.blob(&object(namespace, &[0; 255]), u128::MAX));
+        let longest = keys.iter().map(|key| key.as_ref().len()).max();
+        assert_eq!(longest, Some(PREFIX_BYTES_MAX + 1 + 756), "S3 allows 1 024");
     }
 
     #[test]
@@ -324,6 +392,76 @@ mod tests {
         for names in [[&b"A"[..], b"AB", b"B", b"a"], [b"\0", b"\0\0", b" ", b"\xff"]] {
             let keys = names.map(|name| layout.head(&object(b"vm", name)));
             assert!(keys.is_sorted(), "{keys:?}");
+        }
+    }
+
+    /// Names around the cuts, of which many begin alike, in either spelling.
+    fn long_names() -> Vec<Vec<u8>> {
+        let mut names = Vec::new();
+        for byte in [b'a', b'_', b'-', 0] {
+            for len in [99, 100, 101, 199, 200, 201, 202, 203, 204, 254] {
+                names.extend([b"".as_slice(), b"_", b"-", b".", b"z", b"\xff"].map(|end| {
+                    let end = if byte == 0 || end != b"\xff" { end } else { b"0" };
+                    [&vec![byte; len][..], end].concat()
+                }));
+            }
+        }
+        names.sort();
+        names.dedup();
+        names
+    }
+
+    #[test]
+    fn long_names_sort_bytewise_as_well() {
+        let layout = Layout::new("");
+        for spelling in Spelling::ALL {
+            let names = long_names().into_iter().filter(|name| Spelling::of(name) == spelling);
+            let keys: Vec<_> = names.map(|name| layout.head(&object(b"vm", &name))).collect();
+            assert!(keys.len() > 50 && keys.is_sorted(), "{spelling:?}");
+        }
+    }
+
+    /// What a server that keeps objects as files asks for.
+    #[test]
+    fn no_segment_is_long_and_no_key_is_the_directory_of_another() {
+        let layout = Layout::new("");
+        let objects: Vec<_> =
+            long_names().iter().map(|name| object(&name[..name.len().min(255)], name)).collect();
+        let mut keys: Vec<_> = objects.iter().map(|object| layout.head(object).to_string()).collect();
+        keys.extend(objects.iter().map(|object| layout.blob(object, 7).to_string()));
+        let directories: std::collections::HashSet<_> =
+            keys.iter().flat_map(|key| key.match_indices('/').map(|(at, _)| &key[..at])).collect();
+        for key in &keys {
+            assert!(key.split('/').all(|segment| segment.len() <= 202), "{key}");
+            assert!(!directories.contains(key.as_str()), "{key}");
+        }
+    }
+
+    #[test]
+    fn the_first_edition_cuts_nothing_and_each_knows_its_own_keys_only() {
+        let (first, second) = (Layout::new(""), Layout::new(""));
+        first.set_cuts(false);
+        let long = object(&[b'n'; 255], &[b'a'; 255]);
+        let key = first.head(&long);
+        assert_eq!(key.as_ref(), format!("h/n.{}/n/{}", "n".repeat(255), "a".repeat(255)));
+        assert_eq!(first.name_of(&key), Some(long.name.clone()));
+        assert_eq!(first.namespace_of(first.segment_of(&key).unwrap()), Some(Ok(long.namespace.clone())));
+        assert_eq!(second.name_of(&key), None);
+        assert_eq!(second.namespace_of(second.segment_of(&key).unwrap()), None);
+        assert_eq!(first.name_of(&second.head(&long)), None);
+        let short = object(b"vm", b"disk.0");
+        assert_eq!(first.head(&short), second.head(&short));
+    }
+
+    #[test]
+    fn keys_that_nothing_is_written_for_name_nothing() {
+        let layout = Layout::new("");
+        let long = "a".repeat(200);
+        for rest in
+            ["", "a/b", "a_/_b", "/", &format!("{long}_/_"), &format!("{long}/_b"), &format!("{long}b")]
+        {
+            let key = Path::parse(format!("h/n.vm/n/{rest}").trim_end_matches('/')).unwrap();
+            assert_eq!(layout.name_of(&key), None, "{key}");
         }
     }
 

@@ -14,7 +14,8 @@
 //! - `fence.rs`: how a claim reaches every object of a scope, those included that do not exist yet. With
 //!   proof.
 //! - `exclusive.rs`: why no two writers hold the same epoch in scopes that overlap.
-//! - `probe.rs`: what a server must be able to do, tried out at the start.
+//! - `probe.rs`: what a server must be able to do, tried out at the start; `edition.rs`: how the bucket's keys are
+//!   written.
 //! - `bounds.rs`: how long a call may take, with all its requests;
 //! - `requests.rs`: time limits of requests, and repetition; `width.rs`: the number of requests at once, which is less for
 //!   a while when the server asks for it; `refusal.rs`: what a server's refusal means.
@@ -56,6 +57,7 @@ mod copy;
 mod core;
 #[cfg(feature = "http")]
 mod credentials;
+mod edition;
 mod exclusive;
 mod fence;
 mod forget;

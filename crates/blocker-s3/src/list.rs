@@ -200,11 +200,14 @@ impl Core {
             Some(Ok(namespace)) => Ok(Some(namespace)),
             Some(Err(record)) => {
                 let (record, _) = self.record_at(&record).await?;
-                if record.namespace.is_empty() {
-                    let text = format!("the record {segment} lacks the name of its namespace");
-                    return Err(Error::Corrupt(text.into()));
+                let namespace = Namespace::new(record.namespace).ok();
+                match namespace.filter(|namespace| self.layout.is_written_as(namespace, segment)) {
+                    Some(namespace) => Ok(Some(namespace)),
+                    None => {
+                        let text = format!("the record of {segment} lacks the name of its namespace");
+                        Err(Error::Corrupt(text.into()))
+                    }
                 }
-                Namespace::new(record.namespace).map(Some)
             }
         }
     }

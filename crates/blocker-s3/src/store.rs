@@ -142,9 +142,13 @@ impl S3Store {
             #[cfg(feature = "http")]
             runtime: None,
         };
-        let core = Arc::clone(&this.core);
-        let probe = async move { core.probe().await };
-        executor::block_on(bounded(&this.core, &Call::default(), Progress::default(), None, probe))?;
+        let (core, progress) = (Arc::clone(&this.core), Progress::default());
+        let watched = progress.clone();
+        let probe = async move {
+            core.probe().await?;
+            core.settle_edition(&progress).await
+        };
+        executor::block_on(bounded(&this.core, &Call::default(), watched, None, probe))?;
         Ok(this)
     }
 
