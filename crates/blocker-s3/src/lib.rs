@@ -19,6 +19,7 @@
 //! - `bounds.rs`: how long a call may take, with all its requests;
 //! - `requests.rs`: time limits of requests, and repetition; `width.rs`: the number of requests at once, which is less for
 //!   a while when the server asks for it; `refusal.rs`: what a server's refusal means.
+//! - `pages.rs`: listings no longer than what is asked for.
 //! - `removals.rs`: what is of no use any more is removed in the background.
 //! - `room.rs`: how much payload is under way at once.
 //! - `sweep.rs`: removes what writers have left that died in the middle of a change; `sweeper.rs`: when, and by
@@ -65,6 +66,7 @@ mod head;
 mod heads;
 mod layout;
 mod list;
+mod pages;
 mod probe;
 mod read;
 mod record;

@@ -21,6 +21,7 @@ use object_store::{
     GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, UpdateVersion,
 };
 
+use crate::pages::{Pages, listed};
 use crate::refusal::Refusal;
 use crate::text::one_line;
 use crate::width::Width;
@@ -78,6 +79,7 @@ pub(crate) struct Limits {
 /// The server, with limits before it.
 pub(crate) struct Requests {
     store: Arc<dyn ObjectStore>,
+    pages: Pages,
     pub(crate) spawn: Spawn,
     clock: Arc<dyn Clock>,
     limits: Limits,
@@ -135,13 +137,14 @@ impl From<object_store::Error> for Failure {
 impl Requests {
     pub(crate) fn new(
         store: Arc<dyn ObjectStore>,
+        pages: Pages,
         spawn: Spawn,
         clock: Arc<dyn Clock>,
         limits: Limits,
     ) -> Self {
         let width = Width::new(limits.in_flight);
         let (bare_etags, stats, removals) = Default::default();
-        Self { store, spawn, clock, limits, width, bare_etags, stats, removals }
+        Self { store, pages, spawn, clock, limits, width, bare_etags, stats, removals }
     }
 
     /// Makes one attempt.
@@ -387,8 +390,11 @@ impl Requests {
     ) -> Result<Vec<ObjectMeta>> {
         let request = |store: Arc<dyn ObjectStore>| -> Work<Vec<ObjectMeta>> {
             self.stats.lists.fetch_add(1, Ordering::Relaxed);
-            let (under, after) = (under.clone(), after.cloned());
+            let (under, after, pages) = (under.clone(), after.cloned(), self.pages.clone());
             Box::pin(async move {
+                if let Some(pages) = pages {
+                    return listed(&*pages, &under, after.as_ref(), count).await;
+                }
                 let listed = match &after {
                     Some(after) => store.list_with_offset(Some(&under), after),
                     None => store.list(Some(&under)),

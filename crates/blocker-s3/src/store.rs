@@ -19,6 +19,7 @@ use crate::config::{COMPACTIONS_MAX, S3Config};
 use crate::core::Core;
 use crate::heads::Heads;
 use crate::layout::Layout;
+use crate::pages::Pages;
 use crate::remove_if::Remover;
 #[cfg(feature = "http")]
 use crate::remover::SignedRemover;
@@ -85,7 +86,8 @@ impl S3Store {
             .map_err(|error| Error::from_io(&error, "starting the threads for requests"))?;
         let handle = runtime.handle().clone();
         let mut this = SignedRemover::new(config, signer, handle.clone()).and_then(|remover| {
-            Self::start(config, Arc::new(client), Spawn::On(handle), clock, Some(remover))
+            let pages = Arc::new(client.clone());
+            Self::start(config, Arc::new(client), Spawn::On(handle), clock, (Some(pages), Some(remover)))
         });
         match &mut this {
             Ok(this) => {
@@ -109,7 +111,7 @@ impl S3Store {
     /// store that ignores conditions of puts, `Denied` without rights, `Retryable` if it does not answer.
     pub fn open_over(config: &S3Config, store: Arc<dyn ObjectStore>, clock: Arc<dyn Clock>) -> Result<Self> {
         config.check()?;
-        Self::start(config, store, Spawn::Inline, clock, None)
+        Self::start(config, store, Spawn::Inline, clock, (None, None))
     }
 
     fn start(
@@ -117,7 +119,7 @@ impl S3Store {
         store: Arc<dyn ObjectStore>,
         spawn: Spawn,
         clock: Arc<dyn Clock>,
-        remover: Remover,
+        (pages, remover): (Pages, Remover),
     ) -> Result<Self> {
         let limits = Limits {
             timeout: config.request_timeout,
@@ -126,7 +128,7 @@ impl S3Store {
         };
         let core = Core {
             layout: Layout::new(&config.prefix),
-            requests: Arc::new(Requests::new(store, spawn, Arc::clone(&clock), limits)),
+            requests: Arc::new(Requests::new(store, pages, spawn, Arc::clone(&clock), limits)),
             clock,
             heads: Heads::new(config.heads_bytes_max),
             turns: Turns::default(),
