@@ -19,6 +19,15 @@ const BEFORE_STATUS: &str = "Server returned non-2xx status code: ";
 /// The same for an answer that names another server without its address.
 const REDIRECT: &str = "Received redirect without LOCATION";
 
+/// The codes of a 409 that no condition has to do with: the server keeps objects as files (versitygw, MinIO, SeaweedFS),
+/// and the key is, or needs, a directory where there is a file, or it could not make the file for another reason.
+const NO_PLACE: [&str; 4] = [
+    "ExistingObjectIsDirectory",
+    "ExistingObjectIsFile",
+    "ObjectParentIsFile",
+    "XMinioObjectExistsAsDirectory",
+];
+
 /// A status that is an error, with the two elements of S3's error documents that matter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
@@ -37,6 +46,7 @@ impl Refusal {
             E::PermissionDenied { .. } | E::Unauthenticated { .. } => false,
             // Of an object these are no refusals.
             E::NotFound { .. } | E::Precondition { .. } => refusal.code != "NoSuchBucket",
+            E::AlreadyExists { .. } => !refusal.is_no_place(),
             _ => true,
         };
         (!is_open).then_some(refusal)
@@ -72,6 +82,12 @@ impl Refusal {
         }
     }
 
+    /// Returns whether the server cannot keep a file for the key. It also answers so where a directory was removed, with
+    /// the last file in it, at the moment at which another was put there; so this may pass.
+    pub(crate) fn is_no_place(&self) -> bool {
+        self.status == 409 && NO_PLACE.contains(&self.code.as_str())
+    }
+
     /// Returns whether a range was asked for of which the object has nothing.
     pub(crate) fn is_range_beyond_end(&self) -> bool {
         self.status == 416
@@ -83,6 +99,7 @@ impl Refusal {
         let hint = match (status, code.as_str()) {
             (300..=399, _) | (_, "AuthorizationHeaderMalformed") => "; check endpoint and region",
             (404, _) => "; check the bucket's name",
+            _ if self.is_no_place() => "; the server cannot keep a file of this name",
             _ => "",
         };
         let reason = one_line(&format!("the server answers {status} {code} to {path}: {message}{hint}"));
@@ -135,6 +152,24 @@ mod tests {
         }
         for text in ["the connection broke", BEFORE_STATUS, "Server returned non-2xx status code: 4é0 x"] {
             assert_eq!(Refusal::of(&generic(text)), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_the_server_cannot_keep_is_no_lost_race() {
+        let conflict = |code| object_store::Error::AlreadyExists {
+            path: "k".into(),
+            source: answered("409 Conflict", code).into(),
+        };
+        for code in ["ConditionalRequestConflict", "OperationAborted", "ConcurrentModification", ""] {
+            assert_eq!(Refusal::of(&conflict(code)), None, "{code}");
+        }
+        for code in NO_PLACE {
+            let refusal = Refusal::of(&conflict(code)).unwrap();
+            assert!(refusal.is_no_place());
+            let error = refusal.error(&"k");
+            assert_eq!(error.kind(), "denied");
+            assert!(error.to_string().ends_with("; the server cannot keep a file of this name"), "{error}");
         }
     }
 

@@ -3,7 +3,8 @@
 //! A request that has been sent runs to its end even if its caller has stopped waiting ([`Spawn`]), so a
 //! caller's deadline never leaves a connection in the middle of a request. Reads, listings, removals and puts
 //! of blobs are repeated after an error, with a delay that doubles and half of which is random. A conditional
-//! put is not: whether it has been applied is for the caller to find out (`swap.rs`).
+//! put is not, but where the answer says that nothing was done and that it may be possible later: whether it has been
+//! applied is for the caller to find out (`swap.rs`).
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -32,6 +33,12 @@ const DELAY: Duration = Duration::from_millis(50);
 const SLOW_DOWN_DELAY: Duration = Duration::from_millis(400);
 /// The longest.
 const DELAY_MAX: Duration = Duration::from_secs(5);
+
+/// What the client says of an answer with all of an object in place of a range (`tests/network.rs` notices if that
+/// changes).
+const NO_RANGE: &str = "non-partial response";
+/// What this program says of an answer that is longer than it can be.
+const TOO_MANY: &str = "the server sends more bytes than were asked for";
 
 type Work<T> = Pin<Box<dyn Future<Output = object_store::Result<T>> + Send>>;
 
@@ -205,6 +212,7 @@ impl Requests {
             let delay = match &answer {
                 Err(Failure::Answer(error)) if Refusal::is_slow_down(error) => SLOW_DOWN_DELAY,
                 Err(Failure::Timeout | Failure::Answer(object_store::Error::Generic { .. })) => DELAY,
+                Err(Failure::Refusal(refusal)) if refusal.is_no_place() => DELAY,
                 _ => return answer,
             };
             if retry >= self.limits.retries {
@@ -256,7 +264,7 @@ impl Requests {
                     return Err(object_store::Error::NotSupported { source: "too large".into() });
                 }
                 let etag = got.meta.e_tag.clone();
-                let bytes = collect(got.into_stream()).await?;
+                let bytes = collect(got.into_stream(), bytes_max).await?;
                 stats.bytes_received.fetch_add(bytes.len() as u64, Ordering::Relaxed);
                 Ok(Got::Found(bytes, etag))
             })
@@ -283,7 +291,7 @@ impl Requests {
             let (path, range) = (path.clone(), range.clone());
             Box::pin(async move {
                 let options = GetOptions::new().with_range(Some(GetRange::Bounded(range)));
-                collect(store.get_opts(&path, options).await?.into_stream()).await
+                collect(store.get_opts(&path, options).await?.into_stream(), len).await
             })
         };
         match self.repeat(request).await {
@@ -309,7 +317,7 @@ impl Requests {
 
     /// Puts a small object if there is none.
     pub(crate) async fn create(&self, path: &Path, body: &Bytes) -> Put {
-        let put = self.attempt(|store| self.put(store, path, body, PutMode::Create)).await;
+        let put = self.put_once(path, body, PutMode::Create).await;
         self.put_answer(path, put)
     }
 
@@ -318,7 +326,7 @@ impl Requests {
         let bare = self.bare_etags.load(Ordering::Relaxed);
         let etag = if bare { etag.trim_matches('"') } else { etag };
         let update = UpdateVersion { e_tag: Some(etag.to_owned()), version: None };
-        let put = self.attempt(|store| self.put(store, path, body, PutMode::Update(update))).await;
+        let put = self.put_once(path, body, PutMode::Update(update)).await;
         match put {
             // There is nothing to replace. A bucket that is gone is a refusal.
             Err(Failure::Answer(object_store::Error::NotFound { .. })) => {
@@ -327,6 +335,21 @@ impl Requests {
             }
             put => self.put_answer(path, put),
         }
+    }
+
+    /// Makes one attempt at a conditional put, and others only after answers that say that it was not made and that it
+    /// may be possible later.
+    async fn put_once(&self, path: &Path, body: &Bytes, mode: PutMode) -> Result<Option<String>, Failure> {
+        for retry in 0..self.limits.retries {
+            let put = self.attempt(|store| self.put(store, path, body, mode.clone())).await;
+            match &put {
+                Err(Failure::Refusal(refusal)) if refusal.is_no_place() => {}
+                _ => return put,
+            }
+            self.stats.repeated.fetch_add(1, Ordering::Relaxed);
+            self.delay(retry).await;
+        }
+        self.attempt(|store| self.put(store, path, body, mode.clone())).await
     }
 
     fn put(
@@ -463,12 +486,15 @@ impl Requests {
             Failure::Refusal(refusal) => return refusal.error(path),
             Failure::Answer(answer) => answer,
         };
-        let text = one_line(&answer);
+        let (full, text) = (answer.to_string(), one_line(&answer));
         match answer {
             E::NotFound { .. } => Error::Denied(format!("there is no bucket or no {path}: {text}").into()),
             E::PermissionDenied { .. } | E::Unauthenticated { .. } => Error::Denied(text.into()),
             E::NotSupported { .. } | E::NotImplemented { .. } => Error::Unsupported(text.into()),
-            E::Generic { .. } if text.contains("status code: 507 ") => Error::OutOfSpace(text.into()),
+            E::Generic { .. } if full.contains("status code: 507 ") => Error::OutOfSpace(text.into()),
+            E::Generic { .. } if full.contains(NO_RANGE) || full.contains(TOO_MANY) => {
+                Error::Unsupported(text.into())
+            }
             _ => Error::Retryable(text.into()),
         }
     }
@@ -479,15 +505,26 @@ fn too_short(path: &Path) -> Error {
 }
 
 /// The bytes of a stream in one piece, without a copy where they come in one.
+///
+/// # Errors
+/// Those of the stream, and where it has more than `bytes_max`: what a server sends need not be what it announces.
 async fn collect(
     mut stream: futures_util::stream::BoxStream<'static, object_store::Result<Bytes>>,
+    bytes_max: u64,
 ) -> object_store::Result<Bytes> {
+    let within = |len: usize| match len as u64 <= bytes_max {
+        true => Ok(()),
+        false => Err(object_store::Error::Generic { store: "S3", source: TOO_MANY.into() }),
+    };
     let Some(first) = stream.next().await.transpose()? else { return Ok(Bytes::new()) };
+    within(first.len())?;
     let Some(second) = stream.next().await.transpose()? else { return Ok(first) };
     let mut all = BytesMut::from(first);
-    all.extend_from_slice(&second);
-    while let Some(next) = stream.next().await.transpose()? {
-        all.extend_from_slice(&next);
+    let mut next = Some(second);
+    while let Some(bytes) = next {
+        within(all.len() + bytes.len())?;
+        all.extend_from_slice(&bytes);
+        next = stream.next().await.transpose()?;
     }
     Ok(all.freeze())
 }
