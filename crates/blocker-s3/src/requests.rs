@@ -239,9 +239,10 @@ impl Requests {
         }
     }
 
-    /// Waits before an attempt is repeated.
+    /// Waits before an attempt is repeated, longer where the server has just asked for fewer requests.
     pub(crate) async fn delay(&self, retry: u32) {
-        self.delay_from(DELAY, retry).await;
+        let is_asked = self.width.is_asked_for_fewer(self.clock.now());
+        self.delay_from(if is_asked { SLOW_DOWN_DELAY } else { DELAY }, retry).await;
     }
 
     async fn delay_from(&self, first: Duration, retry: u32) {

@@ -29,6 +29,8 @@ struct State {
     /// Requests answered since the width last changed.
     answered: usize,
     halved_at: Option<Timestamp>,
+    /// When the server has last asked for fewer requests.
+    asked_at: Option<Timestamp>,
 }
 
 /// A place, for as long as this lives.
@@ -50,7 +52,7 @@ impl Drop for Place {
 
 impl Width {
     pub(crate) fn new(max: usize) -> Arc<Self> {
-        let state = State { now: max, owed: 0, answered: 0, halved_at: None };
+        let state = State { now: max, owed: 0, answered: 0, halved_at: None, asked_at: None };
         Arc::new(Self { places: Arc::new(Semaphore::new(max)), max, state: Mutex::new(state) })
     }
 
@@ -75,6 +77,7 @@ impl Width {
     /// The server has asked for fewer requests.
     pub(crate) fn slow_down(&self, now: Timestamp) {
         let mut state = self.state.lock();
+        state.asked_at = Some(now);
         if state.halved_at.is_some_and(|last| now.since(last) < HALVE_EVERY) {
             return;
         }
@@ -82,6 +85,11 @@ impl Width {
         (state.halved_at, state.answered) = (Some(now), 0);
         state.now -= fewer;
         state.owed += fewer - self.places.forget_permits(fewer);
+    }
+
+    /// Whether the server has asked for fewer requests just now.
+    pub(crate) fn is_asked_for_fewer(&self, now: Timestamp) -> bool {
+        self.state.lock().asked_at.is_some_and(|last| now.since(last) < HALVE_EVERY)
     }
 
     /// The server has answered a request.
@@ -130,6 +138,7 @@ mod tests {
         width.slow_down(at(0));
         width.slow_down(at(900));
         assert_eq!((width.now(), free(&width)), (8, 0), "one burst halves once");
+        assert!(width.is_asked_for_fewer(at(1899)) && !width.is_asked_for_fewer(at(1900)));
         drop(taken);
         assert_eq!(free(&width), 8);
         for (millis, now) in [(1000, 4), (2000, 2), (3000, 1), (4000, 1)] {
