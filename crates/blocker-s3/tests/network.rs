@@ -16,8 +16,8 @@ use blocker::conformance::{Harness, Options, run};
 use blocker::executor::block_on;
 use blocker::metrics::Collect;
 use blocker::{
-    Blocker, Error, InfoRequest, Name, Namespace, ObjectId, ReadRequest, Run, WriteFullRequest, WriteRequest,
-    WriteRunsRequest,
+    Blocker, Error, InfoRequest, ListRequest, Name, Namespace, ObjectId, ReadRequest, Run, WriteFullRequest,
+    WriteRequest, WriteRunsRequest,
 };
 use blocker_s3::{S3Config, S3Store};
 
@@ -125,6 +125,66 @@ fn a_flush_is_two_requests_little_larger_than_what_is_dirty() {
     }
     println!("{most} bytes on the way at most; {anew} of {FLUSHES} flushes wrote the object anew");
     assert!(anew * 40 <= FLUSHES, "{anew} of {FLUSHES} wrote the object anew");
+}
+
+/// A page asks the server for as many keys as it takes, and one that is longer than an answer of the server is complete.
+#[test]
+fn a_page_is_as_long_as_what_is_asked_for() {
+    const NAMES: usize = 1_010;
+    let server = Double::new();
+    // Each head is read, which takes long on a busy machine.
+    let mut config = config(&server);
+    config.call_timeout = Duration::from_secs(600);
+    let store = S3Store::open(&config).unwrap();
+    block_on(store.write(WriteRequest::new(object("0000"), 0, b"x"))).unwrap();
+    let head = server.get("h/n.vm/n/0000").unwrap();
+    (1..NAMES).for_each(|number| server.put(&format!("h/n.vm/n/{number:04}"), &head));
+    let asked = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let into = Arc::clone(&asked);
+    server.trouble(move |request| {
+        if request.key.is_empty() {
+            into.lock().push(request.query("max-keys").unwrap_or_default().to_owned());
+        }
+        Trouble::None
+    });
+    let namespace = object("0000").namespace;
+    let page = block_on(store.list(ListRequest::new(namespace.clone()).entries_max(5))).unwrap();
+    assert_eq!((page.entries.len(), page.has_more), (5, true));
+    // One more than fits, of either spelling.
+    assert_eq!(std::mem::take(&mut *asked.lock()), ["6", "6"]);
+    let page = block_on(store.list(ListRequest::new(namespace).entries_max(10_000))).unwrap();
+    assert_eq!((page.entries.len(), page.has_more), (NAMES, false));
+    assert!(page.entries.is_sorted_by(|one, two| one.name < two.name));
+    assert!(asked.lock().iter().all(|keys| keys == "1000"), "{:?}", asked.lock());
+}
+
+#[test]
+fn a_server_that_ignores_ranges_is_refused_when_the_store_is_opened() {
+    let server = Double::new();
+    server.ignore_ranges();
+    let error = S3Store::open(&config(&server)).map(drop).unwrap_err();
+    assert_eq!(error.kind(), "unsupported", "{error}");
+    assert!(!error.to_string().contains('\n'), "{error}");
+}
+
+/// A server that keeps objects as files, and has no place for one.
+#[test]
+fn a_name_that_the_server_cannot_keep_is_refused_at_once_and_one_that_it_could_not_is_kept() {
+    let server = Double::new();
+    let store = S3Store::open(&config(&server)).unwrap();
+    let write = |len| block_on(store.write(WriteRequest::new(object("disk"), 0, vec![1; len])));
+    for (kind, len) in [("h/", 1), ("d/", 50_000)] {
+        let refused = Trouble::Refused("409 Conflict", "ExistingObjectIsDirectory");
+        let plan = move |asked: &Asked| asked.method == "PUT" && asked.key.starts_with(kind);
+        server.trouble(move |asked| if plan(asked) { refused } else { Trouble::None });
+        let error = write(len).unwrap_err();
+        assert_eq!(error.kind(), "denied", "{error}");
+        assert!(error.to_string().contains("the server cannot keep a file of this name"), "{error}");
+        // As where the last object of a directory is removed at that moment.
+        hold_once(&server, refused, plan);
+        write(len).unwrap();
+        server.heal();
+    }
 }
 
 /// What is acknowledged is there, what is refused is not, and what is unknown is one or the other, for good.

@@ -168,12 +168,14 @@ fn opened(quirk: Quirk) -> Result<S3Store, Error> {
 }
 
 #[test]
-fn a_server_that_ignores_conditions_is_refused_in_one_line() {
+fn a_server_that_does_not_keep_what_is_needed_is_refused_in_one_line() {
     for (quirk, part) in [
         (Quirk::IgnoresIfNoneMatch, "ignores If-None-Match: * in a put"),
         (Quirk::IgnoresIfMatch, "ignores If-Match in a put"),
         (Quirk::RefusesIfMatch, "refuses If-Match with the ETag that it has named itself"),
         (Quirk::NamesNoEtag, "names no ETag"),
+        (Quirk::IgnoresRanges, "sends more bytes than were asked for"),
+        (Quirk::ListsNothing, "does not list an object that it has stored"),
     ] {
         let error = opened(quirk).map(drop).unwrap_err();
         let text = error.to_string();

@@ -67,6 +67,11 @@ impl Asked {
         self.head.len() + self.body.len()
     }
 
+    /// A value of its query.
+    pub(crate) fn query(&self, name: &str) -> Option<&str> {
+        self.query.get(name).map(String::as_str)
+    }
+
     /// The number of bytes of its body.
     pub(crate) fn body_bytes(&self) -> usize {
         self.body.len()
@@ -88,6 +93,7 @@ struct State {
     plan: Option<Plan>,
     now_secs: u64,
     ignores_conditions_of_removals: bool,
+    ignores_ranges: bool,
     /// How many requests are held or on their way again, and how many of them may go.
     held: usize,
     release: usize,
@@ -213,6 +219,11 @@ impl Double {
         self.state.0.lock().ignores_conditions_of_removals = true;
     }
 
+    /// Reads are answered with all of an object.
+    pub(crate) fn ignore_ranges(&self) {
+        self.state.0.lock().ignores_ranges = true;
+    }
+
     /// Moves the server's time.
     pub(crate) fn advance(&self, secs: u64) {
         self.state.0.lock().now_secs += secs;
@@ -222,6 +233,11 @@ impl Double {
     pub(crate) fn keys(&self, prefix: &str) -> Vec<String> {
         let state = self.state.0.lock();
         state.objects.keys().filter(|key| key.starts_with(prefix)).cloned().collect()
+    }
+
+    /// What an object has.
+    pub(crate) fn get(&self, key: &str) -> Option<Vec<u8>> {
+        self.state.0.lock().objects.get(key).map(|stored| stored.body.clone())
     }
 
     /// Puts an object past the plan.
@@ -418,7 +434,8 @@ impl State {
                     answer.header("Last-Modified", format!("Thu, {day:02} Jan 2026 {time} GMT"))
                 };
                 let len = found.body.len();
-                let Some(range) = header("range").and_then(|range| range.strip_prefix("bytes=")) else {
+                let asked_range = header("range").filter(|_| !self.ignores_ranges);
+                let Some(range) = asked_range.and_then(|range| range.strip_prefix("bytes=")) else {
                     let answer = dated(Answer::new("200 OK")).header("Content-Length", len.to_string());
                     return Answer { body: found.body.clone(), ..answer };
                 };
