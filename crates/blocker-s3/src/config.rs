@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use blocker::{Error, OBJECT_BYTES_MAX_DEFAULT, Result};
 
+use crate::content::SIZE_BYTES_MAX;
 use crate::layout::check_prefix;
 
 /// The least age of what a sweep removes: no writer waits longer between a blob and its head.
@@ -159,7 +160,7 @@ impl S3Config {
         if self.anonymous && self.credentials_file.is_some() {
             return wrong("anonymous requests take no credentials; leave credentials_file out");
         }
-        if !(4096..=1 << 30).contains(&self.object_bytes_max) {
+        if !(4096..=SIZE_BYTES_MAX).contains(&self.object_bytes_max) {
             return wrong("object_bytes_max must be 4096 bytes to 1 GiB");
         }
         if !(1..=4096).contains(&self.requests_in_flight_max) {

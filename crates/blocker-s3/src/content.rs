@@ -18,6 +18,10 @@ pub(crate) const EXTENTS_MAX: usize = 1024;
 pub(crate) const BLOBS_MAX: usize = 96;
 /// The largest object that lies in its head.
 pub(crate) const INLINE_BYTES_MAX: u64 = 32 * 1024;
+/// The most bytes of any object, whatever the configuration.
+pub(crate) const SIZE_BYTES_MAX: u64 = 1 << 30;
+/// The most bytes of a blob: of a change, and of a small object that it moves out of its head.
+const BLOB_BYTES_MAX: u64 = SIZE_BYTES_MAX + INLINE_BYTES_MAX;
 /// What may be garbage beside half of all bytes.
 const GARBAGE_BYTES_FREE: u64 = 256 * 1024;
 
@@ -201,6 +205,9 @@ impl Content {
 
     /// Whether the pieces are as the type promises, with sources that have them. For what was decoded.
     pub(crate) fn is_sound(&self) -> bool {
+        if self.size_bytes > SIZE_BYTES_MAX || self.blobs.iter().any(|blob| blob.len_bytes > BLOB_BYTES_MAX) {
+            return false;
+        }
         let mut end = 0;
         for extent in &self.extents {
             let source_bytes = match extent.source {

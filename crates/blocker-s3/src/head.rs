@@ -23,7 +23,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::content::{BLOBS_MAX, Blob, Content, EXTENTS_MAX, Extent, INLINE_BYTES_MAX, Source};
 
-const MAGIC: &[u8; 4] = b"cs3\x01";
+pub(crate) const MAGIC: &[u8; 4] = b"cs3\x01";
 /// How many nonces before its own a head remembers.
 pub(crate) const RECENT: usize = 8;
 /// The most order domains of one object.
@@ -388,6 +388,16 @@ mod tests {
         assert_eq!(Head::decode(&bytes), Some(head.clone()));
         head.content.inline = Bytes::new();
         assert!(head.encode().len() <= 16_384, "{} bytes without inline bytes", head.encode().len());
+    }
+
+    #[test]
+    fn a_head_of_more_than_any_object_may_be_is_none() {
+        for (size_bytes, len_bytes) in [(u64::MAX, 4096), (10_000, u64::MAX), (10_000, 1 << 63)] {
+            let mut head = sample();
+            head.content.size_bytes = size_bytes;
+            head.content.blobs = vec![Blob { id: 77, len_bytes }; 2];
+            assert_eq!(Head::decode(&head.encode()), None);
+        }
     }
 
     #[test]

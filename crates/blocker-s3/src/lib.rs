@@ -62,6 +62,8 @@ mod edition;
 mod exclusive;
 mod fence;
 mod forget;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod head;
 mod heads;
 mod layout;

@@ -14,7 +14,7 @@ use crate::core::Core;
 use crate::head::{Claim, open, put_claim, seal};
 use crate::requests::{Got, Put};
 
-const MAGIC: &[u8; 4] = b"cs3r";
+pub(crate) const MAGIC: &[u8; 4] = b"cs3r";
 /// No record is larger.
 const RECORD_BYTES_MAX: u64 = 1024;
 /// How often a record is tried that others change at the same time.
@@ -33,7 +33,7 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    fn encode(&self) -> Bytes {
+    pub(crate) fn encode(&self) -> Bytes {
         let mut to = BytesMut::with_capacity(128);
         to.put_slice(MAGIC);
         to.put_u32_le(0);
@@ -48,7 +48,8 @@ impl Record {
         seal(to)
     }
 
-    fn decode(bytes: &Bytes) -> Option<Self> {
+    /// Returns the record that these bytes are; `None` if this program does not write them.
+    pub(crate) fn decode(bytes: &Bytes) -> Option<Self> {
         let mut from = open(MAGIC, bytes)?;
         from.u64()?;
         let claim = from.claim()?;
