@@ -16,8 +16,9 @@ mod trouble;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
-use blocker::conformance::{Harness, Options, run};
+use blocker::conformance::{Harness, Options, run_with};
 use blocker::executor::block_on;
 use blocker::{
     Blocker, CompareAndWriteRequest, Error, ListRequest, Name, Namespace, ObjectId, ReadRequest, WriteRequest,
@@ -31,18 +32,34 @@ use http::Double;
 use outside::{Outside, ask};
 
 /// Each case has a prefix of its own, so that whatever it claims binds no other.
-struct On<'a>(&'a Outside, AtomicU32);
+struct On<'a> {
+    server: &'a Outside,
+    /// What is between, where there is something.
+    way: Option<&'a Double>,
+    case: AtomicU32,
+}
 
 impl On<'_> {
     fn open(&self) -> Arc<dyn Blocker> {
-        let prefix = format!("t{}", self.1.load(Ordering::Relaxed));
-        Arc::new(S3Store::open(&self.0.config(&prefix)).unwrap())
+        let kind = if self.way.is_some() { "w" } else { "t" };
+        let mut config = self.server.config(&format!("{kind}{}", self.case.load(Ordering::Relaxed)));
+        if let Some(way) = self.way {
+            config.endpoint = Some(format!("http://{}", way.address));
+            config.retries = 10;
+        }
+        loop {
+            match S3Store::open(&config) {
+                Ok(store) => return Arc::new(store),
+                Err(Error::Retryable(_)) if self.way.is_some() => {}
+                Err(error) => panic!("{}: {error}", self.server.name),
+            }
+        }
     }
 }
 
 impl Harness for On<'_> {
     fn backend(&self) -> Arc<dyn Blocker> {
-        self.1.fetch_add(1, Ordering::Relaxed);
+        self.case.fetch_add(1, Ordering::Relaxed);
         self.open()
     }
 
@@ -88,6 +105,20 @@ fn programs_lose_no_update(server: &Outside) {
     assert_eq!(bytes, (PROGRAMS * ADDITIONS).to_le_bytes(), "{}", server.name);
 }
 
+fn conforms(server: &Outside, way: Option<&Double>) {
+    let mut options = Options::default();
+    options.exclusive = true;
+    let report = run_with(&On { server, way, case: AtomicU32::new(0) }, &options, |case| println!("{case}"));
+    report.assert_passed();
+}
+
+/// The same, while one request of 40 is late, refused, cut off, or has its answer lost.
+fn conforms_with_trouble_on_the_way(server: &Outside) {
+    let way = Double::before(server.endpoint.trim_start_matches("http://"));
+    way.trouble(trouble::passable(1, 40));
+    conforms(server, Some(&way));
+}
+
 /// Between the store and the server requests and answers are late, cut off, and lost.
 fn trouble_on_the_way_loses_nothing(server: &Outside) {
     for seed in 0..2 {
@@ -123,6 +154,8 @@ fn a_bucket_that_is_gone_is_no_missing_object(server: &Outside) {
     let mut config = server.config("");
     config.bucket = "short-lived".into();
     let store = S3Store::open(&config).unwrap();
+    let edition = "s/layout".into();
+    ask(&server.client("short-lived"), async |client| client.delete(&edition).await).unwrap();
     server.bucket(Method::DELETE, "short-lived");
     let read = store.read(ReadRequest::new(disk(), 0, 1));
     let write = store.write(WriteRequest::new(disk(), 0, b"x"));
@@ -141,19 +174,21 @@ fn a_bucket_that_is_gone_is_no_missing_object(server: &Outside) {
 
 fn serves(server: Option<Outside>) {
     let Some(server) = server else { return };
+    let since = Instant::now();
+    let done = |what: &str| println!("{}: {what}, {} s", server.name, since.elapsed().as_secs());
     let rows = ask(&server.client("bucket"), async |_| {
         measure::rows(&measure::Plain::new(&server.endpoint, server.user)).await
     });
     measure::compare(server.name, &rows);
-    let mut options = Options::default();
-    options.exclusive = true;
-    let report = run(&On(&server, AtomicU32::new(0)), &options);
-    report.cases.iter().for_each(|case| println!("{case}"));
-    report.assert_passed();
+    done("measured");
+    conforms(&server, None);
+    measure::compare(server.name, &[("the conformance suite", "passes".into())]);
+    done("conforms");
     programs_lose_no_update(&server);
     trouble_on_the_way_loses_nothing(&server);
     damaged_blobs_are_noticed(&server);
     a_bucket_that_is_gone_is_no_missing_object(&server);
+    done("keeps what it has");
     if server.name != "moto" {
         let error = S3Store::open(&server.config_with_wrong_secret()).map(drop).unwrap_err();
         assert_eq!(error.kind(), "denied", "{}: {error}", server.name);
@@ -165,9 +200,22 @@ fn serves(server: Option<Outside>) {
     assert!(matches!(error, Error::Retryable(_)), "{error}");
 }
 
+fn serves_over_a_troubled_way(server: Option<Outside>) {
+    let Some(server) = server else { return };
+    let since = Instant::now();
+    conforms_with_trouble_on_the_way(&server);
+    measure::compare(server.name, &[("the same with trouble on the way", "passes".into())]);
+    println!("{}: conforms with trouble on the way, {} s", server.name, since.elapsed().as_secs());
+}
+
 #[test]
 fn moto() {
     serves(Outside::moto());
+}
+
+#[test]
+fn trouble_before_moto() {
+    serves_over_a_troubled_way(Outside::moto());
 }
 
 #[test]
@@ -176,6 +224,16 @@ fn versitygw() {
 }
 
 #[test]
+fn trouble_before_versitygw() {
+    serves_over_a_troubled_way(Outside::versitygw());
+}
+
+#[test]
 fn radosgw() {
     serves(Outside::radosgw());
+}
+
+#[test]
+fn trouble_before_radosgw() {
+    serves_over_a_troubled_way(Outside::radosgw());
 }

@@ -204,6 +204,62 @@ async fn listing(plain: &Plain) -> String {
     }
 }
 
+/// The longest last part of a key under which an object can be put, and another in its place.
+async fn longest_segment(plain: &Plain) -> String {
+    const LONGEST: usize = 900;
+    let mut longest = 0;
+    for len in [100, 202, 227, 228, 255, LONGEST] {
+        let key = format!("segment/{}", "s".repeat(len));
+        if !plain.put(&key, &[]).await.is_done() || !plain.put(&key, &[]).await.is_done() {
+            break;
+        }
+        longest = len;
+    }
+    if longest == LONGEST { format!("{longest} bytes or more") } else { format!("{longest} bytes") }
+}
+
+/// Whether one key may be what another has before a slash.
+async fn key_below_key(plain: &Plain) -> String {
+    plain.put("below", &[]).await;
+    let below = plain.put("below/it", &[]).await;
+    if below.is_done() { "yes".into() } else { format!("no: {}", below.status) }
+}
+
+/// How many keys a listing shows at a time, and whether it shows all of them.
+async fn long_listing(plain: &Plain) -> String {
+    const KEYS: usize = 1100;
+    const AT_ONCE: usize = 16;
+    let names: Vec<String> = (0..KEYS).map(|number| format!("long/{number:04}")).collect();
+    for some in names.chunks(AT_ONCE) {
+        join_all(some.iter().map(|name| plain.put(name, &[]))).await;
+    }
+    let page = async |rest: &str| {
+        let answer = plain.send(Method::GET, &format!("?list-type=2&prefix=long%2F{rest}"), &[], "").await;
+        let keys = answer.body.split("<Key>").skip(1).map(|rest| rest.split('<').next().unwrap().to_owned());
+        (keys.collect::<Vec<_>>(), encoded(answer.element("NextContinuationToken")))
+    };
+    if page("&max-keys=7").await.0 != names[..7] {
+        return "no: max-keys is ignored".into();
+    }
+    let (mut found, mut token) = page("").await;
+    let first = found.len();
+    while !token.is_empty() {
+        let (more, next) = page(&format!("&continuation-token={token}")).await;
+        found.extend(more);
+        token = next;
+    }
+    if found == names { format!("{first} at a time") } else { format!("no: {} of {KEYS}", found.len()) }
+}
+
+/// A value as a query has it.
+fn encoded(text: &str) -> String {
+    let encode = |byte: u8| match byte {
+        b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => char::from(byte).to_string(),
+        byte => format!("%{byte:02X}"),
+    };
+    text.bytes().map(encode).collect()
+}
+
 /// Measures all rows of the table. The bucket is `bucket`.
 pub(crate) async fn rows(plain: &Plain) -> Vec<(&'static str, String)> {
     let absent = plain.put("created", &[("if-none-match", "*")]).await;
@@ -219,6 +275,9 @@ pub(crate) async fn rows(plain: &Plain) -> Vec<(&'static str, String)> {
         ("complete-multipart, `If-None-Match: *`", complete_if_none_match(plain).await),
         ("complete-multipart, `If-Match`", complete_if_match(plain).await),
         ("listing", listing(plain).await),
+        ("listing of 1 100 keys", long_listing(plain).await),
+        ("longest segment of a key", longest_segment(plain).await),
+        ("keys `a` and `a/b` at once", key_below_key(plain).await),
     ]
 }
 

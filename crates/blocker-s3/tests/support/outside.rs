@@ -8,6 +8,8 @@ use std::io::{BufRead, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use blocker_s3::S3Config;
@@ -18,6 +20,9 @@ use blocker_s3::object_store::signer::{Method, Signer};
 
 /// How long a server may take to come up, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
+
+/// The number of servers, and of ports for them, that this process has asked for.
+static SERVERS: AtomicU32 = AtomicU32::new(0);
 
 /// A server; it ends with this.
 pub(crate) struct Outside {
@@ -55,7 +60,8 @@ fn tests_dir() -> PathBuf {
 
 /// A new directory for one server.
 fn directory(name: &str) -> PathBuf {
-    let dir = tests_dir().join(format!("s3-{name}-{}", std::process::id()));
+    let number = SERVERS.fetch_add(1, Ordering::Relaxed);
+    let dir = tests_dir().join(format!("s3-{name}-{}-{number}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     dir
 }
@@ -71,6 +77,8 @@ fn run_to_end(command: &mut Command) -> Result<(), String> {
 
 /// Installs moto, unless it is there. The folder of its programs.
 fn install_moto() -> Result<PathBuf, String> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock().map_err(|_| "an installation of moto has failed".to_owned())?;
     let environment = tests_dir().join("moto");
     let requirements = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/moto/requirements.txt");
     let wanted = std::fs::read(requirements).map_err(|error| error.to_string())?;
@@ -103,9 +111,28 @@ fn in_path(name: &str) -> Option<PathBuf> {
 
 /// A free port below those that the system gives to outgoing connections.
 fn free_port() -> u16 {
-    let first = std::process::id().wrapping_mul(0x9e37_79b1) >> 8;
+    let number = SERVERS.fetch_add(1, Ordering::Relaxed).wrapping_mul(101);
+    let first = (std::process::id().wrapping_mul(0x9e37_79b1) >> 8).wrapping_add(number);
     let mut ports = (0..10_000).map(|number| 10_000 + (first.wrapping_add(number) % 10_000) as u16);
     ports.find(|port| TcpListener::bind(("0.0.0.0", *port)).is_ok()).expect("a free port")
+}
+
+/// Whether it is this process that listens on a port of the loopback, and no other that has taken it.
+fn listens(process: u32, port: u16) -> bool {
+    let sockets = std::fs::read_to_string("/proc/net/tcp").unwrap_or_default();
+    let (ends_with, mut inodes) = (format!(":{port:04X}"), Vec::new());
+    for line in sockets.lines() {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        // Address, state (0A: listening), inode.
+        if let [_, local, _, "0A", .., _] = fields[..]
+            && local.ends_with(&ends_with)
+        {
+            inodes.extend(fields.get(9).map(|inode| format!("socket:[{inode}]")));
+        }
+    }
+    let open = std::fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
+    let mut open = open.filter_map(|file| std::fs::read_link(file.path()).ok());
+    open.any(|file| inodes.iter().any(|inode| file.to_str() == Some(inode)))
 }
 
 impl Outside {
@@ -153,7 +180,7 @@ impl Outside {
             let since = std::time::Instant::now();
             // It ends where another program has taken the port.
             while child.try_wait().unwrap().is_none() && since.elapsed() < PATIENCE {
-                if TcpStream::connect(&address).is_ok() {
+                if listens(child.id(), port) {
                     return Some(Self::up(
                         "versitygw",
                         Process::Child(child),
