@@ -324,6 +324,7 @@ impl ObjectsTable {
                 WriterName::Cache => Writer::Cache,
             },
             huge_pages: self.huge_pages,
+            lends_buckets: false,
             flush_gap_bytes_max: self.flush_gap_bytes_max.0,
             // No key: it limits how long a store may break the contract, not how it is used.
             flush_timeout: ObjectCacheConfig::default().flush_timeout,

@@ -169,6 +169,7 @@ impl ObjectCache {
                 bytes_max: without(range.bytes_max),
             }),
             huge_pages: config.huge_pages,
+            lends: config.lends_buckets,
         })
         .map_err(|error| memory(error.to_string()))?;
         let mut queues = Queues::new(&config.eviction_policy, pool.count_max()).ok_or(policy)?;

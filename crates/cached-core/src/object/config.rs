@@ -182,6 +182,9 @@ pub struct ObjectCacheConfig {
     pub writer: Writer,
     /// Ask the kernel for huge pages for the buckets, as advice; for the index it is asked in any case.
     pub huge_pages: bool,
+    /// Whether buckets can be [lent](super::ObjectCache::lend) to the kernel. Their memory is in small pages then, and that of a lent
+    /// bucket is taken from the system anew before it is used for something else.
+    pub lends_buckets: bool,
     /// The sample of the buckets on which to simulate other amounts of memory
     /// ([`ObjectCache::miss_ratio_curve`](super::ObjectCache::miss_ratio_curve)); takes up to about 6 MiB.
     pub insight: Sampling,
@@ -217,6 +220,7 @@ impl Default for ObjectCacheConfig {
             attached: true,
             writer: Writer::Callers,
             huge_pages: false,
+            lends_buckets: false,
             insight: Sampling::Off,
             hash_seed: None,
         }

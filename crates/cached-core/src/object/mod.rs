@@ -82,6 +82,7 @@ mod index;
 mod insight;
 mod invalidate;
 mod known_claims;
+mod lending;
 mod limited_flush;
 mod limited_flushes;
 mod list;

@@ -1,5 +1,6 @@
 //! What the answers mean for the map.
 
+use super::lent::lend;
 use super::*;
 
 impl Environment {
@@ -339,7 +340,12 @@ impl Environment {
         let kept: usize = self.kept.iter().map(|kept| kept.wanted.len()).sum();
         let wanted = found.unwrap_or_default();
         if self.rng.permille(300) && kept + wanted.len() < PINNED_BYTES_MAX {
-            self.kept.push(Kept { data: reply.data, wanted });
+            let cache = self.cache.as_ref().filter(|cache| cache.lends() && self.rng.permille(500));
+            let data = match cache.and_then(|cache| lend(cache, &reply.data)) {
+                Some(lent) => KeptData::Lent(lent),
+                None => KeptData::Held(reply.data),
+            };
+            self.kept.push(Kept { data, wanted });
         }
     }
 

@@ -47,7 +47,11 @@ impl Environment {
         }
         let at = self.rng.index(self.kept.len());
         let kept = self.kept.swap_remove(at);
-        test_kit::same(&kept.data.to_vec(), &kept.wanted, "a payload that was kept");
+        let (found, what) = match kept.data {
+            KeptData::Held(data) => (data.to_vec(), "a payload that was kept"),
+            KeptData::Lent(lent) => (lent.read(), "a payload that was lent"),
+        };
+        test_kit::same(&found, &kept.wanted, what);
     }
 
     /// Asserts that nothing is under way in the cache or below: cancelled requests have ended.

@@ -257,8 +257,14 @@ struct Flight {
 
 /// A payload kept for a while, and the bytes that it must still have when it is dropped.
 struct Kept {
-    data: Segments,
+    data: KeptData,
     wanted: Vec<u8>,
+}
+
+enum KeptData {
+    Held(Segments),
+    /// It was dropped, and the kernel has its pages.
+    Lent(lent::Lent),
 }
 
 struct Environment {
@@ -307,6 +313,7 @@ macro_rules! trace {
 
 mod answers;
 mod failures;
+mod lent;
 mod requests;
 
 impl Environment {
@@ -382,6 +389,7 @@ impl Environment {
         config.writer = *rng.pick(&[Writer::Callers, Writer::Callers, Writer::Cache]);
         let of = |each: usize| NamespaceConfig::new(namespaces[each].clone(), policies[each]);
         config.hash_seed = Some(rng.next_u64());
+        config.lends_buckets = rng.permille(500);
         config.namespaces = (0..3).map(of).collect();
         if is_traced {
             println!("noisy {is_noisy}, volatile {is_volatile}, {config:?}");

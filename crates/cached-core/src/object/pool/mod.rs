@@ -15,11 +15,12 @@
 //! Reserve, then enter, then use or give back: no job waits for a bucket while it holds others.
 //!
 //! The memory may have a range in which it changes while the pool is used (`present.rs`): then some buckets are
-//! *absent*, in use by no party and without memory.
+//! *absent*, in use by no party and without memory. It may also be *lent* to the kernel (`lent.rs`).
 //!
 //! Free buckets form stacks through `Meta::next`, one per group of threads, so that the bucket used last is
 //! used next; buckets never used are taken in order of address.
 
+mod lent;
 mod meta;
 mod present;
 mod reserved;
@@ -35,6 +36,7 @@ use crate::arena::{Arena, ArenaConfig, ArenaError, Owner, REGION_BYTES_MAX, REGI
 use crate::arena::{RegionHeader, RegionId};
 use crate::sync::{Arc, AtomicU32, Mutex, Ordering, lock};
 
+use lent::Lent;
 pub(crate) use meta::Meta;
 use meta::{Metas, RECEIVING};
 use present::Fresh;
@@ -61,6 +63,8 @@ struct Core {
     arena: Arena,
     regions: Box<[RegionId]>,
     metas: Metas,
+    /// Which buckets are lent; `None` if none ever is.
+    lent: Option<Lent>,
     /// The most buckets that there can be, and the fewest; `metas` has a few more.
     count_max: u32,
     count_min: u32,
@@ -124,9 +128,11 @@ impl Pool {
         if memory.range.is_some() {
             arena.keep_pages_small();
         }
+        let lent = if memory.lends { Lent::new(&arena, numbers) } else { None };
         let core = Arc::new(Core {
             arena,
             metas: Metas::new(numbers as usize).map_err(|source| ArenaError::Map { bytes, source })?,
+            lent,
             count_max,
             count_min,
             present: AtomicU32::new(present),

@@ -22,13 +22,15 @@ pub(crate) struct PoolMemory {
     pub(crate) range: Option<MemoryRange>,
     /// Whether to ask the system for huge pages.
     pub(crate) huge_pages: bool,
+    /// Whether buckets may be lent.
+    pub(crate) lends: bool,
 }
 
 impl PoolMemory {
     /// Memory that never changes.
     #[cfg(test)]
     pub(crate) fn fixed(bytes: u64) -> Self {
-        Self { bytes, range: None, huge_pages: false }
+        Self { bytes, range: None, huge_pages: false, lends: false }
     }
 
     /// Returns the most memory, in bytes.
@@ -119,6 +121,7 @@ impl Pool {
     fn make_absent(&self, buckets: &[u32]) {
         let mut fresh = lock(&self.core.fresh);
         for bucket in buckets {
+            self.core.unmark(*bucket);
             self.meta(*bucket).next.store(fresh.absent.top, Ordering::Relaxed);
             fresh.absent.top = bucket + 1;
             fresh.absent.count += 1;
@@ -172,7 +175,7 @@ impl Pool {
 
 impl Core {
     /// Returns the memory of neighbouring buckets to the system.
-    fn discard(&self, run: &[u32]) -> std::io::Result<()> {
+    pub(super) fn discard(&self, run: &[u32]) -> std::io::Result<()> {
         let Some(first) = run.first() else { return Ok(()) };
         let within = (first & ((1 << self.region_shift) - 1)) * BUCKET as u32;
         let offset = self.arena.offset_of(self.regions[(first >> self.region_shift) as usize], within);

@@ -6,7 +6,7 @@ use crate::sync::Ordering;
 
 /// Buckets taken for a job; those that it does not use go back.
 pub(crate) struct Reserved<'a> {
-    pool: &'a Pool,
+    pub(super) pool: &'a Pool,
     /// Linked like a stack of free ones.
     top: u32,
     count: u32,
@@ -43,9 +43,20 @@ impl<'a> Reserved<'a> {
         Some(bucket)
     }
 
+    /// Takes one of them whose memory the kernel does not refer to.
+    fn pop_own(&mut self) -> Option<u32> {
+        let bucket = self.pop()?;
+        if !self.pool.is_lent(bucket) {
+            return Some(bucket);
+        }
+        self.put(bucket);
+        self.renew();
+        self.pop()
+    }
+
     /// Takes one of them, filled by `fill` before any other thread sees it; its count belongs to the caller.
     pub(crate) fn take(&mut self, fill: impl FnOnce(&mut [u8])) -> Option<u32> {
-        let bucket = self.pop()?;
+        let bucket = self.pop_own()?;
         let meta = self.pool.meta(bucket);
         meta.refs.store(1, Ordering::Relaxed);
         // SAFETY: the bucket was free and belongs to this thread alone; it lies whole within the arena, whose
@@ -64,7 +75,7 @@ impl<'a> Reserved<'a> {
     /// Takes one of them for a receive buffer; [`Pool::reserve_receive`] has counted it. Its count belongs to
     /// the caller.
     pub(crate) fn take_receiving(&mut self) -> Option<u32> {
-        let bucket = self.pop()?;
+        let bucket = self.pop_own()?;
         let meta = self.pool.meta(bucket);
         meta.refs.store(1, Ordering::Relaxed);
         meta.owner.store(RECEIVING, Ordering::Relaxed);

@@ -100,8 +100,9 @@ fn buckets_that_go_and_come_back_have_no_holder() {
         || {
             let bytes = REGION_BYTES_MIN as u64;
             let range = MemoryRange { bytes_min: bytes / 4, bytes_max: bytes };
-            let pool =
-                Arc::new(Pool::new(PoolMemory { bytes, range: Some(range), huge_pages: false }).unwrap());
+            let pool = Arc::new(
+                Pool::new(PoolMemory { bytes, range: Some(range), huge_pages: false, lends: false }).unwrap(),
+            );
             let mut threads: Vec<_> = (1..=2)
                 .map(|own| {
                     let pool = Arc::clone(&pool);

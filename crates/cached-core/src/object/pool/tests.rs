@@ -61,7 +61,7 @@ fn the_bucket_used_last_is_used_next_and_headers_name_the_owner() {
 #[test]
 fn buckets_go_and_come_back_within_the_range_and_are_zero_then() {
     let range = MemoryRange { bytes_min: 1 << 20, bytes_max: 4 << 20 };
-    let memory = PoolMemory { bytes: 2 << 20, range: Some(range), huge_pages: false };
+    let memory = PoolMemory { bytes: 2 << 20, range: Some(range), huge_pages: false, lends: false };
     let pool = Pool::new(memory).unwrap();
     // In 16 regions, each with a header whose memory stays.
     assert_eq!((pool.count_min(), pool.count(), pool.count_max()), (240, 496, 1008));
@@ -86,4 +86,69 @@ fn buckets_go_and_come_back_within_the_range_and_are_zero_then() {
     }
     taken[800..].iter().for_each(|bucket| pool.release(*bucket));
     assert_eq!((pool.free(), pool.absent_list().unwrap().len()), (940, 68));
+}
+
+#[test]
+fn lent_memory_is_never_written_again_and_its_neighbours_keep_theirs() {
+    let memory = PoolMemory { bytes: 1 << 20, range: None, huge_pages: false, lends: true };
+    let pool = Pool::new(memory).unwrap();
+    assert!(pool.lends());
+    let mut reserved = pool.reserve_up_to(u32::MAX);
+    let taken: Vec<u32> = std::iter::from_fn(|| reserved.take(|bytes| bytes.fill(1))).collect();
+    // Neighbours, one alone, the last of a region, and the first of the next one.
+    let lent = [taken[3], taken[4], taken[5], taken[9], taken[14], taken[15]];
+    for bucket in lent {
+        let segment = pool.pin(bucket, 10..20).unwrap();
+        assert!(!pool.has_lent(segment.as_slice()) && pool.lend(segment.as_slice()));
+        assert!(pool.has_lent(segment.as_slice()) && pool.has_lent(&pool.bytes(bucket)[100..]));
+    }
+    assert!(taken.iter().all(|bucket| pool.is_lent(*bucket) == lent.contains(bucket)));
+    // The mark stays when the bucket is free.
+    taken[..20].iter().for_each(|bucket| pool.release(*bucket));
+    assert!(lent.iter().all(|bucket| pool.is_lent(*bucket)));
+    let mut again = pool.reserve_up_to(4);
+    let kept: Vec<u32> =
+        std::iter::from_fn(|| again.take(|bytes| assert_eq!(bytes[..20], [1; 20]))).collect();
+    assert_eq!(kept.len(), 4, "those that were not lent are used as they are");
+    let mut again = pool.reserve_up_to(u32::MAX);
+    for _ in 0..16 {
+        let mut byte = 9;
+        let bucket = again.take(|bytes| byte = bytes[0]).unwrap();
+        assert_eq!(byte, u8::from(!lent.contains(&bucket)), "bucket {bucket}");
+        assert!(!pool.is_lent(bucket));
+        pool.release(bucket);
+    }
+    assert_eq!((again.count(), pool.free()), (0, 16));
+    assert!(taken[20..].iter().all(|bucket| pool.bytes(*bucket) == [1; BUCKET]));
+}
+
+#[test]
+fn only_bytes_of_one_bucket_are_lent_and_only_where_that_is_wanted() {
+    let memory = PoolMemory { bytes: 1 << 20, range: None, huge_pages: false, lends: true };
+    let [pool, other] = [(); 2].map(|()| Pool::new(memory).unwrap());
+    let mut reserved = pool.reserve_up_to(3);
+    let taken: Vec<u32> = std::iter::from_fn(|| reserved.take(|bytes| bytes.fill(1))).collect();
+    let bytes = pool.bytes(taken[0]);
+    // SAFETY: the buckets follow each other, and none of them is written.
+    let both = unsafe { std::slice::from_raw_parts(bytes.as_ptr(), 2 * BUCKET) };
+    assert!(!pool.lend(both) && !pool.lend(&[]) && !pool.lend(&bytes[..0]) && !pool.lend(&[1; 10]));
+    assert!(!other.lend(bytes) && !other.has_lent(bytes));
+    assert!(!pool.is_lent(taken[0]) && !pool.is_lent(taken[1]));
+    let pool = Pool::new(PoolMemory::fixed(1 << 20)).unwrap();
+    let bucket = pool.reserve_up_to(1).take(|_| ()).unwrap();
+    assert!(!pool.lends() && !pool.lend(pool.bytes(bucket)) && !pool.is_lent(bucket));
+}
+
+#[test]
+fn a_lent_bucket_that_goes_comes_back_with_other_memory() {
+    let range = MemoryRange { bytes_min: 1 << 20, bytes_max: 2 << 20 };
+    let memory = PoolMemory { bytes: 2 << 20, range: Some(range), huge_pages: false, lends: true };
+    let pool = Pool::new(memory).unwrap();
+    let mut reserved = pool.reserve_up_to(u32::MAX);
+    let taken: Vec<u32> = std::iter::from_fn(|| reserved.take(|bytes| bytes.fill(1))).collect();
+    assert!(taken.iter().all(|bucket| pool.lend(pool.bytes(*bucket))));
+    taken.iter().for_each(|bucket| pool.release(*bucket));
+    let given = pool.give_up(pool.reserve_up_to(100)).unwrap();
+    assert_eq!(given, 100);
+    assert!(pool.absent_list().unwrap().iter().all(|bucket| !pool.is_lent(*bucket)));
 }

@@ -10,7 +10,10 @@ impl Object {
     /// Whether the slot's bucket may be changed in place.
     #[inline]
     pub(super) fn is_exclusive(env: &Env<'_>, slot: Slot) -> bool {
-        slot.state().has_bucket() && slot.state() != State::Writing && env.meta(slot.bucket()).refs() == 1
+        slot.state().has_bucket()
+            && slot.state() != State::Writing
+            && env.meta(slot.bucket()).refs() == 1
+            && !env.pool.is_lent(slot.bucket())
     }
 
     /// Replaces a slot, and releases its bucket and its room for dirty data. A slot that is forgotten no longer

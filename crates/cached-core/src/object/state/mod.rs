@@ -115,6 +115,7 @@ impl Env<'_> {
     #[allow(clippy::mut_from_ref)]
     fn bytes_mut(&self, bucket: u32) -> &mut [u8] {
         debug_assert_eq!(self.meta(bucket).refs(), 1, "readers or other slots can see this bucket");
+        debug_assert!(!self.pool.is_lent(bucket), "the kernel may see this bucket");
         // SAFETY: the caller is in the exclusive section of the object whose slot alone points at the bucket
         // (count of one, checked with acquire by every caller), so no other thread has its bytes, and none
         // can get them before the section ends. The bucket lies whole within the arena.

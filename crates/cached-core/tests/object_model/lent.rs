@@ -1,0 +1,45 @@
+//! Payloads whose pages the kernel has, after the payload is dropped: it must still have the same bytes when the cache uses
+//! the buckets for something else.
+
+use std::io::{PipeReader, Read, Write};
+use std::os::fd::AsRawFd;
+
+use blocker::Segments;
+use cached_core::object::ObjectCache;
+
+/// The most runs in a pipe, which has 16 pages without being asked for more.
+const RUNS_MAX: usize = 12;
+
+/// Bytes in a pipe.
+pub(super) struct Lent(PipeReader, usize);
+
+/// Lends a payload, and puts its pages into a pipe; what is not in a bucket is copied there. `None` if it is too long or empty.
+pub(super) fn lend(cache: &ObjectCache, data: &Segments) -> Option<Lent> {
+    if !(1..=RUNS_MAX).contains(&data.iter().count()) || data.iter().any(|run| run.len_bytes() > 4096) {
+        return None;
+    }
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    for run in data {
+        let bytes = run.as_slice();
+        if !cache.lend(bytes) {
+            writer.write_all(bytes).unwrap();
+            continue;
+        }
+        assert!(cache.has_lent(bytes));
+        let place = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        // SAFETY: the kernel only reads the bytes, and holds their page.
+        let taken =
+            unsafe { libc::vmsplice(writer.as_raw_fd(), &raw const place, 1, libc::SPLICE_F_NONBLOCK) };
+        assert_eq!(taken, bytes.len() as isize, "{}", std::io::Error::last_os_error());
+    }
+    Some(Lent(reader, data.len_bytes()))
+}
+
+impl Lent {
+    /// Returns the bytes.
+    pub(super) fn read(mut self) -> Vec<u8> {
+        let mut bytes = vec![0; self.1];
+        self.0.read_exact(&mut bytes).unwrap();
+        bytes
+    }
+}
