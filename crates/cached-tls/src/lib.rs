@@ -31,4 +31,4 @@ pub use files::TlsError;
 pub use server::ServerTls;
 pub use settings::{ClientCertificates, KeyFormat, MinVersion, TlsSettings, suite_names};
 #[cfg(feature = "tokio")]
-pub use tokio_listener::{BUSY, accept, renew};
+pub use tokio_listener::{BUSY, TlsStream, accept, renew};

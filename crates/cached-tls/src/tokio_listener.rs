@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
+
+/// A connection with TLS.
+pub use tokio_rustls::server::TlsStream;
 
 use crate::ServerTls;
 

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use crate::service::answer;
 use crate::shared::Shared;
-use crate::stall::Stall;
+use crate::stall::{Progress, Stall};
 use crate::upstream::Upstream;
 
 /// Serves a connection to its end, or to the end of its request once `end` closes.
@@ -24,7 +24,7 @@ pub(crate) async fn serve(
     shared: &Arc<Shared>,
     upstream: &Arc<Upstream>,
     peer: SocketAddr,
-    socket: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    socket: impl AsyncRead + AsyncWrite + Progress + Unpin + Send + 'static,
     mut end: watch::Receiver<()>,
 ) -> Result<(), String> {
     let config = &shared.config;

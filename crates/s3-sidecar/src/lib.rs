@@ -30,6 +30,7 @@
 //! | `heads`, `absent`, `table`, `generation` | objects that are known, or known not to be there; what makes two of them the same |
 //! | `pieces`, `staging`, `filling`, `fills`, `asking` | the object cache; how bytes enter it; readers that share one request |
 //! | `upstream`, `tls`, `upload` | requests to the endpoint; its certificates; bodies of clients |
+//! | `splicing`, `pipes` | bodies into sockets without a copy |
 //! | `control`, `events` | commands to a running sidecar; notifications of buckets |
 //! | `breaker` | spares requests the wait for an endpoint that is away |
 //! | `body`, `answer`, `outcome`, `metrics` | bodies; the proxy's own error answers; how requests end; counts |
@@ -69,6 +70,7 @@ mod metrics;
 mod outcome;
 mod passing;
 mod pieces;
+mod pipes;
 mod policy;
 mod preconditions;
 mod range;
@@ -78,6 +80,7 @@ mod server;
 mod service;
 mod serving;
 mod shared;
+mod splicing;
 mod staging;
 mod stall;
 mod table;
@@ -93,5 +96,6 @@ pub use auth::{Auth, Credentials, Keys, Secrets};
 pub use config::{Endpoint, SidecarConfig};
 pub use control::{ControlError, Invalidation, SidecarControl};
 pub use metrics::Counts;
+pub use pipes::PIPE_DESCRIPTORS_MAX;
 pub use policy::{CachePolicy, Fresh, Rule};
 pub use server::{Sidecar, SidecarError};

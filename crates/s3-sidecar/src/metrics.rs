@@ -33,6 +33,8 @@ pub struct Counts {
     pub invalidated_by_event: Counter,
     /// Bytes of bodies that came from memory.
     pub bytes_from_memory: Counter,
+    /// Those of them that went into sockets without a copy.
+    pub bytes_lent: Counter,
     /// Bytes of bodies that came from the endpoint.
     pub bytes_from_upstream: Counter,
     /// Waits for bytes that another reader's request brought.
@@ -97,6 +99,11 @@ impl Collect for Counts {
                 "cached_s3_sidecar_rests_total",
                 "Requests for the rest of objects that were partly in memory.",
                 &self.rests,
+            ),
+            (
+                "cached_s3_sidecar_bytes_lent_total",
+                "Bytes of bodies that went from memory into sockets without a copy.",
+                &self.bytes_lent,
             ),
             ("cached_s3_sidecar_connections_total", "Connections of S3 clients.", &self.connections),
             (

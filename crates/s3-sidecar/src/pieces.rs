@@ -19,11 +19,12 @@ pub(crate) struct Pieces {
 }
 
 impl Pieces {
-    /// Returns an empty cache of `memory_bytes` for pieces of `objects` objects.
+    /// Returns an empty cache of `memory_bytes` for pieces of `objects` objects. `lends` states whether bodies go into sockets without
+    /// a copy.
     ///
     /// # Errors
     /// What cannot work, or the memory that cannot be mapped.
-    pub(crate) fn new(memory_bytes: u64, objects: usize) -> Result<Self, ConfigError> {
+    pub(crate) fn new(memory_bytes: u64, objects: usize, lends: bool) -> Result<Self, ConfigError> {
         let staging = Arc::new(Staging::default());
         let pieces = objects as u64 + memory_bytes / PIECE_BYTES + 2;
         let config = ObjectCacheConfig {
@@ -35,6 +36,7 @@ impl Pieces {
             load_requests_max: LOADS_MAX,
             read_ahead_bytes_max: 0,
             bypass_read_bytes_min: 0,
+            lends_buckets: lends,
             ..ObjectCacheConfig::default()
         };
         let cache = ObjectCache::builder(Arc::clone(&staging) as Arc<dyn Blocker>).config(config).start()?;
@@ -55,6 +57,26 @@ impl Pieces {
         let read = ReadRequest::new(self.object(&head.generation, at / PIECE_BYTES)?, within, len);
         let data = self.cache.read(read).await.ok()?.data;
         (len > 0 && data.len_bytes() as u64 == len).then_some(data)
+    }
+
+    /// Returns whether bytes can be lent.
+    pub(crate) fn lends(&self) -> bool {
+        self.cache.lends()
+    }
+
+    /// Lends bytes of the cache to the kernel, if that can be: they never change again.
+    pub(crate) fn lend(&self, bytes: &Segments) {
+        if self.cache.lends() {
+            for segment in bytes {
+                // What lies elsewhere is copied into sockets.
+                let _ = self.cache.lend(segment.as_slice());
+            }
+        }
+    }
+
+    /// Returns whether bytes are lent.
+    pub(crate) fn has_lent(&self, bytes: &[u8]) -> bool {
+        self.cache.has_lent(bytes)
     }
 
     /// Takes bytes into the cache, as far as there is room. They begin at a bucket, and end with one or with the object.
@@ -104,7 +126,7 @@ mod tests {
 
     #[test]
     fn what_was_filled_is_read_and_nothing_else() {
-        let pieces = Pieces::new(32 << 20, 100).unwrap();
+        let pieces = Pieces::new(32 << 20, 100, false).unwrap();
         let size = 2 * PIECE_BYTES + 5000;
         let head = head(size);
         let all: Vec<u8> = (0..size).map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8).collect();

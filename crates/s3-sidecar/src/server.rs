@@ -28,7 +28,9 @@ use crate::heads::Heads;
 use crate::knowledge::Knowledge;
 use crate::metrics::Counts;
 use crate::pieces::Pieces;
+use crate::pipes::Pipes;
 use crate::shared::Shared;
+use crate::splicing::Splicing;
 use crate::target::Addressing;
 use crate::tls;
 use crate::upstream::Upstream;
@@ -87,7 +89,7 @@ impl Sidecar {
         }
         let local = |socket: &StdListener| socket.local_addr().map_err(SidecarError::Thread);
         let addresses = sockets.iter().map(local).collect::<Result<_, _>>()?;
-        let pieces = Pieces::new(config.memory_bytes, config.heads_max)
+        let pieces = Pieces::new(config.memory_bytes, config.heads_max, config.tls.is_none())
             .map_err(|error| SidecarError::Config { key: "memory_bytes", why: error.to_string() })?;
         let heads = Heads::new(config.heads_max, config.heads_bytes_max);
         // An endpoint takes no longer over a change than over its answer.
@@ -127,6 +129,7 @@ impl Sidecar {
                     upstream_tls.clone(),
                     &sidecar.shared.breaker,
                 ),
+                pipes: Arc::new(Pipes::new(sidecar.shared.pieces.lends())),
                 permits: Arc::clone(&permits),
                 end: ended.clone(),
             };
@@ -244,6 +247,7 @@ fn listeners(runtime: &Runtime, sockets: Vec<StdListener>) -> Result<Vec<TcpList
 struct Worker {
     shared: Arc<Shared>,
     upstream: Arc<Upstream>,
+    pipes: Arc<Pipes>,
     permits: Arc<Semaphore>,
     end: watch::Receiver<()>,
 }
@@ -306,7 +310,10 @@ impl Worker {
         let _ = socket.set_nodelay(true);
         let (shared, upstream, end) = (&self.shared, &self.upstream, self.end.clone());
         let served = match &shared.config.tls {
-            None => connection::serve(shared, upstream, peer, socket, end).await,
+            None => {
+                let socket = Splicing::new(socket, Arc::clone(shared), self.pipes);
+                connection::serve(shared, upstream, peer, socket, end).await
+            }
             Some(tls) => match cached_tls::accept(tls, socket).await {
                 Ok(socket) => connection::serve(shared, upstream, peer, socket, end).await,
                 Err(error) => Err(error),

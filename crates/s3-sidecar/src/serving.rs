@@ -25,11 +25,11 @@ use crate::upload::Upload;
 use crate::upstream::Upstream;
 
 /// The most bytes that are read from the cache at a time; they stay in it until the client has taken them.
-pub(crate) const STEP_BYTES: u64 = 128 << 10;
+const STEP_BYTES: u64 = 256 << 10;
 
 /// The length in bytes up to which a read is answered from memory only once all of it is at hand. The object may change before
 /// the endpoint is asked for the rest, and an answer that has begun could then only be broken off.
-pub(crate) const WHOLE_BYTES_MAX: u64 = STEP_BYTES;
+pub(crate) const WHOLE_BYTES_MAX: u64 = 128 << 10;
 
 /// A body in the making.
 pub(crate) struct Serving {
@@ -116,6 +116,7 @@ impl Serving {
             if let Some(segments) = from_cache(&self.shared.pieces, &self.head, here).await {
                 self.left.start += segments.len_bytes() as u64;
                 self.shared.counts.bytes_from_memory.add(segments.len_bytes() as u64);
+                self.shared.pieces.lend(&segments);
                 return Ok(Some(Data::from(segments)));
             }
             if !has_waited && let Some(coming) = self.shared.fills.find(&self.head.generation, at) {

@@ -8,23 +8,39 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
+/// What can take bytes that were written before, while a call waits.
+pub(crate) trait Progress {
+    /// Returns how many bytes have gone that way.
+    fn sent(&self) -> u64 {
+        0
+    }
+}
+
+impl<S> Progress for cached_tls::TlsStream<S> {}
+
 /// The connection.
 pub(crate) struct Stall<S> {
     socket: S,
     time_max: Duration,
+    /// The number of bytes that had gone when the timer was started.
+    sent: u64,
     /// Runs while a write waits.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> Stall<S> {
+impl<S: Progress> Stall<S> {
     pub(crate) fn new(socket: S, time_max: Duration) -> Self {
-        Self { socket, time_max, timer: None }
+        Self { socket, time_max, sent: 0, timer: None }
     }
 
     fn limit<T>(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if outcome.is_ready() {
             self.timer = None;
             return outcome;
+        }
+        let sent = self.socket.sent();
+        if std::mem::replace(&mut self.sent, sent) != sent {
+            self.timer = None;
         }
         let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(self.time_max)));
         match timer.as_mut().poll(cx) {
@@ -44,7 +60,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Stall<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Stall<S> {
+impl<S: AsyncWrite + Progress + Unpin> AsyncWrite for Stall<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.socket).poll_write(cx, bytes);
         self.limit(cx, outcome)

@@ -295,7 +295,8 @@ impl S3Table {
 
     /// Returns the number of file descriptors that it may need: a connection may have one to the endpoint.
     pub(crate) fn descriptors_max(&self) -> usize {
-        2 * self.connections_max + self.listen.len() * (1 + self.threads) + 3 * self.threads + 9
+        let threads = self.threads * (3 + s3_sidecar::PIPE_DESCRIPTORS_MAX);
+        2 * self.connections_max + self.listen.len() * (1 + self.threads) + threads + 9
     }
 
     /// Returns the most memory that it takes, in bytes: bodies, headers, and the buffers of connections on both sides.
