@@ -36,14 +36,14 @@ impl Access {
             Ok(Some(decision)) => decision,
             Ok(None) => return Ok(body),
             Err(denial) => {
-                body.drain(&head.headers).await;
+                Box::pin(body.drain(&head.headers)).await;
                 return Err(denial);
             }
         };
         let check = match payload::check(head, decision.payload, decision.chain, !body.is_none()) {
             Ok(check) => check,
             Err(denial) => {
-                body.drain(&head.headers).await;
+                Box::pin(body.drain(&head.headers)).await;
                 return Err(denial);
             }
         };
@@ -53,7 +53,7 @@ impl Access {
             None => body,
         };
         if let Some(deletion) = decision.deletion {
-            let bytes = timeout(BODY_TIME_MAX, collect_one_of_few(body)).await;
+            let bytes = Box::pin(timeout(BODY_TIME_MAX, collect_one_of_few(body))).await;
             let bytes = bytes.map_err(|_| Denial::stalled())??;
             deletion.check(&bytes)?;
             head.headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes.len()));
@@ -61,7 +61,7 @@ impl Access {
         }
         if is_checked && payload::is_empty(head) {
             // There would be no byte to withhold.
-            collect(body).await?;
+            Box::pin(collect(body)).await?;
             return Ok(Upload::none());
         }
         Ok(body)

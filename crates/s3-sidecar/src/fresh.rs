@@ -74,6 +74,7 @@ enum Tried {
     Undecided,
 }
 
+// What asks the endpoint is in futures of its own, so that those of hits, which are moved for each request, are short.
 impl Reader<'_> {
     async fn answer(&mut self, request: Parts) -> Result<Answered, Failure> {
         for _ in 0..TURNS_MAX {
@@ -83,14 +84,16 @@ impl Reader<'_> {
                     match self.try_memory(&request, &known.head, origin, false).await {
                         Tried::Done(response) => return Ok((response, Outcome::Hit)),
                         Tried::Missing => self.turn(false),
-                        Tried::Undecided => return self.ask(request, None).await,
+                        Tried::Undecided => return Box::pin(self.ask(request, None)).await,
                     }
                 }
                 Some(Found::Object(known)) => match self.turn(true) {
-                    Ok(first) => return self.verify(request, known, first, true).await,
+                    Ok(first) => return Box::pin(self.verify(request, known, first, true)).await,
                     Err(waited) => Err(waited),
                 },
-                Some(Found::Uncertain(known)) => return self.verify(request, known, None, false).await,
+                Some(Found::Uncertain(known)) => {
+                    return Box::pin(self.verify(request, known, None, false)).await;
+                }
                 Some(Found::Absent(absent)) if self.is_known_absent(&absent.answer, absent.asked.at) => {
                     let age = absent.asked.at.elapsed();
                     return Ok((local::absent(&absent.answer, &request.method, age), Outcome::Absent));
@@ -98,7 +101,7 @@ impl Reader<'_> {
                 Some(Found::Absent(_)) | None => self.turn(false),
             };
             match turn {
-                Ok(first) => return self.ask(request, first).await,
+                Ok(first) => return Box::pin(self.ask(request, first)).await,
                 Err(mut answered) => {
                     // Ends with an error when the other reader's answer has begun, or failed.
                     let _ = answered.changed().await;
@@ -108,9 +111,9 @@ impl Reader<'_> {
         }
         // It has waited for others long enough.
         match self.shared.knowledge.find(&self.read) {
-            Some(Found::Object(known)) => self.verify(request, known, None, true).await,
-            Some(Found::Uncertain(known)) => self.verify(request, known, None, false).await,
-            Some(Found::Absent(_)) | None => self.ask(request, None).await,
+            Some(Found::Object(known)) => Box::pin(self.verify(request, known, None, true)).await,
+            Some(Found::Uncertain(known)) => Box::pin(self.verify(request, known, None, false)).await,
+            Some(Found::Absent(_)) | None => Box::pin(self.ask(request, None)).await,
         }
     }
 
@@ -189,7 +192,7 @@ impl Reader<'_> {
         let (head, segments) = (Arc::clone(&ready.head), ready.segments.take());
         let upstreams = (self.shared, self.upstream);
         let mut serving = Serving::new(upstreams, request, read, head, ready.bytes.clone(), segments);
-        if let Err(cause) = serving.prepare().await {
+        if let Err(cause) = Box::pin(serving.prepare()).await {
             tracing::debug!(%cause, "an object from memory cannot be had");
             return None;
         }

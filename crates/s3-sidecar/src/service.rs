@@ -40,7 +40,7 @@ pub(crate) async fn answer(
     let (head, body) = request.into_parts();
     let entry = Entry::of(&head, host(&head.headers).unwrap_or_default(), peer);
     let request = Request::from_parts(head, body);
-    let ((response, outcome), waited) = measured(route(shared, upstream, request)).await;
+    let ((response, outcome), waited) = Box::pin(measured(route(shared, upstream, request))).await;
     shared.counts.of(outcome).increment();
     entry.follow(log, response, outcome, waited)
 }
@@ -76,12 +76,12 @@ async fn route(
                 return fresh::answer(shared, upstream, head, read, policy).await;
             }
         } else if !read.is_head {
-            return gateway::answer(shared, upstream, head, read).await;
+            return Box::pin(gateway::answer(shared, upstream, head, read)).await;
         }
     }
     let ending = if is_here { begin_change(shared, &head, &target) } else { None };
     let passing = ending.as_ref().and_then(Ending::body);
-    match (upstream.send(head, upload.seen_by(passing)).await, ending) {
+    match (Box::pin(upstream.send(head, upload.seen_by(passing))).await, ending) {
         (Ok(answer), None) => (pass(shared, answer, None), Outcome::Passed),
         (Ok(answer), Some(ending)) => (pass_change(shared, answer, ending), Outcome::Passed),
         (Err(failure), ending) => {

@@ -164,12 +164,11 @@ fn is_preflight(head: &Parts) -> bool {
 
 /// Removes what concerns the client's signature. The endpoint's name is set when the request is sent.
 fn drop_headers(head: &mut Parts) {
-    for name in &DROPPED {
-        head.headers.remove(name);
-    }
-    let is_dropped = |name: &&HeaderName| DROPPED_STARTS.iter().any(|start| name.as_str().starts_with(start));
-    let others: Vec<HeaderName> = head.headers.keys().filter(is_dropped).cloned().collect();
-    for name in others {
+    let is_start =
+        |text: &str| text.starts_with('x') && DROPPED_STARTS.iter().any(|start| text.starts_with(start));
+    let is_dropped = |name: &&HeaderName| DROPPED.contains(name) || is_start(name.as_str());
+    let dropped: Vec<HeaderName> = head.headers.keys().filter(is_dropped).cloned().collect();
+    for name in dropped {
         head.headers.remove(name);
     }
     head.headers.insert(HOST, HeaderValue::from_static("localhost"));

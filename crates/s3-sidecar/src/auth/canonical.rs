@@ -112,24 +112,32 @@ pub(crate) fn must_be_signed(name: &HeaderName) -> bool {
 
 /// Appends bytes in hexadecimal digits.
 pub(crate) fn push_hex(into: &mut Vec<u8>, bytes: &[u8]) {
-    for byte in bytes {
-        into.extend([byte >> 4, byte & 15].map(|half| DIGITS[usize::from(half)].to_ascii_lowercase()));
-    }
+    let digit = |half: u8| DIGITS[usize::from(half)].to_ascii_lowercase();
+    into.reserve(2 * bytes.len());
+    bytes.iter().for_each(|byte| into.extend_from_slice(&[digit(byte >> 4), digit(byte & 15)]));
 }
+
+/// What each byte is as a lower-case hexadecimal digit; above 15 where it is none.
+const HALVES: [u8; 256] = {
+    let mut table = [u8::MAX; 256];
+    let mut half = 0;
+    while half < 16 {
+        table[DIGITS[half].to_ascii_lowercase() as usize] = half as u8;
+        half += 1;
+    }
+    table
+};
 
 /// Returns the 32 bytes of 64 lower-case hexadecimal digits; `None` if the text is none.
 pub(crate) fn parse_hex(text: &[u8]) -> Option<[u8; 32]> {
-    let half = |digit: u8| match digit {
-        b'0'..=b'9' => Some(digit - b'0'),
-        b'a'..=b'f' => Some(digit - b'a' + 10),
-        _ => None,
-    };
     let text: &[u8; 64] = text.try_into().ok()?;
-    let mut bytes = [0; 32];
+    let (mut bytes, mut all) = ([0; 32], 0);
     for (byte, pair) in bytes.iter_mut().zip(text.chunks_exact(2)) {
-        *byte = half(pair[0])? << 4 | half(pair[1])?;
+        let (high, low) = (HALVES[usize::from(pair[0])], HALVES[usize::from(pair[1])]);
+        *byte = high << 4 | low;
+        all |= high | low;
     }
-    Some(bytes)
+    (all < 16).then_some(bytes)
 }
 
 /// Appends what a signature is made of: the algorithm, the time, the scope, and the hash of the canonical request.

@@ -1,5 +1,7 @@
 //! What a request says of its body, and what the endpoint learns of it.
 
+use std::sync::LazyLock;
+
 use hyper::HeaderMap;
 use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
@@ -16,6 +18,9 @@ use super::verify::Payload;
 const PAYLOAD: HeaderName = HeaderName::from_static("x-amz-content-sha256");
 const DECODED_LEN: HeaderName = HeaderName::from_static("x-amz-decoded-content-length");
 const TRAILER: HeaderName = HeaderName::from_static("x-amz-trailer");
+
+/// The hash of nothing.
+static EMPTY: LazyLock<[u8; 32]> = LazyLock::new(|| Sha256::digest("").into());
 
 /// Returns what a request whose signature is not looked at says of its body.
 ///
@@ -49,7 +54,7 @@ pub(crate) fn check(
         }
         Payload::Hash(hash) if !has_body => {
             drop_framing(headers);
-            if hash == <[u8; 32]>::from(Sha256::digest("")) { Ok(None) } else { Err(Denial::hash()) }
+            if hash == *EMPTY { Ok(None) } else { Err(Denial::hash()) }
         }
         Payload::Hash(hash) => {
             drop_framing(headers);

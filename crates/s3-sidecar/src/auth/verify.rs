@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hyper::HeaderMap;
-use hyper::header::{AUTHORIZATION, HeaderValue};
+use hyper::header::{AUTHORIZATION, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 
 use super::canonical::{must_be_signed, parse_hex, push_header, push_path, push_query, push_string_to_sign};
@@ -17,14 +17,18 @@ use super::time;
 const SKEW_MAX: u64 = 15 * 60;
 
 /// Headers that decide how a request is verified, or what it does: one reader could take the first, another the last.
-const ONCE: [&str; 6] = [
-    "x-amz-content-sha256",
-    "x-amz-copy-source",
-    "x-amz-date",
-    "x-amz-decoded-content-length",
-    "x-amz-security-token",
-    "x-amz-trailer",
+const ONCE: [HeaderName; 6] = [
+    PAYLOAD,
+    HeaderName::from_static("x-amz-copy-source"),
+    DATE,
+    HeaderName::from_static("x-amz-decoded-content-length"),
+    TOKEN,
+    HeaderName::from_static("x-amz-trailer"),
 ];
+
+const PAYLOAD: HeaderName = HeaderName::from_static("x-amz-content-sha256");
+const DATE: HeaderName = HeaderName::from_static("x-amz-date");
+const TOKEN: HeaderName = HeaderName::from_static("x-amz-security-token");
 
 /// What a request says of its body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,14 +86,14 @@ pub(crate) struct Verified {
 pub(crate) fn verify(ring: &Ring, region: &str, head: &Parts, now: u64) -> Result<Option<Verified>, Denial> {
     let query = head.uri.query().unwrap_or_default();
     let in_query = Claim::of_query(query)?;
-    let in_header = one(&head.headers, AUTHORIZATION.as_str())
+    let in_header = one(&head.headers, &AUTHORIZATION)
         .map_err(|()| Denial::header("Authorization comes twice"))?
         .map(|value| value.to_str().map_err(|_| Denial::header("Authorization is no ASCII")))
         .transpose()?;
-    for name in ONCE {
+    for name in &ONCE {
         one(&head.headers, name).map_err(|()| Denial::argument("a header of the signature comes twice"))?;
     }
-    if head.headers.contains_key("x-amz-security-token") {
+    if head.headers.contains_key(TOKEN) {
         return Err(Denial::token());
     }
     let claim = match (in_header, in_query) {
@@ -100,10 +104,10 @@ pub(crate) fn verify(ring: &Ring, region: &str, head: &Parts, now: u64) -> Resul
         (Some(text), None) => Claim::of_header(text)?,
         (None, Some(claim)) => claim,
     };
-    let header = |name| head.headers.get(name).map(HeaderValue::as_bytes);
+    let header = |name: HeaderName| head.headers.get(name).map(HeaderValue::as_bytes);
     let stamp = match &claim.presigned {
         Some(presigned) => presigned.stamp.as_bytes(),
-        None => header("x-amz-date").ok_or_else(Denial::no_date)?,
+        None => header(DATE).ok_or_else(Denial::no_date)?,
     };
     check_time(&claim, stamp, now)?;
     if !region.is_empty() && claim.region() != region {
@@ -121,10 +125,11 @@ pub(crate) fn verify(ring: &Ring, region: &str, head: &Parts, now: u64) -> Resul
     let payload_text = match &claim.presigned {
         Some(presigned) => {
             let in_query = presigned.payload.as_ref().map(|text| text.as_bytes());
-            in_query.or_else(|| header("x-amz-content-sha256")).unwrap_or(b"UNSIGNED-PAYLOAD")
+            in_query.or_else(|| header(PAYLOAD)).unwrap_or(b"UNSIGNED-PAYLOAD")
         }
-        None => header("x-amz-content-sha256")
-            .ok_or_else(|| Denial::missing("the signed request needs x-amz-content-sha256"))?,
+        None => {
+            header(PAYLOAD).ok_or_else(|| Denial::missing("the signed request needs x-amz-content-sha256"))?
+        }
     };
     let payload = Payload::parse(payload_text)?;
     let mut text = Vec::with_capacity(1024);
@@ -144,7 +149,7 @@ pub(crate) fn verify(ring: &Ring, region: &str, head: &Parts, now: u64) -> Resul
 }
 
 /// Returns the one value of a header, if there is any.
-fn one<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a HeaderValue>, ()> {
+fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a HeaderValue>, ()> {
     let mut values = headers.get_all(name).into_iter();
     let first = values.next();
     if values.next().is_some() { Err(()) } else { Ok(first) }
