@@ -14,7 +14,7 @@ use crate::absent::Answer;
 use crate::asking::{First, Turn};
 use crate::body::{Body, cached, full};
 use crate::changes::Question;
-use crate::conditions::ask_for_change;
+use crate::conditions::{ForChange, Stated, ask_for_change};
 use crate::demand::Demand;
 use crate::filling::Filling;
 use crate::generation::Head;
@@ -210,12 +210,13 @@ impl Reader<'_> {
         for name in [IF_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE] {
             asking.headers.remove(name);
         }
-        if self.read.is_head {
+        let for_change = if self.read.is_head {
             // A whole answer is no longer than one that leaves out what has changed besides the body.
             asking.headers.remove(IF_NONE_MATCH);
+            ForChange::default()
         } else {
-            ask_for_change(&mut asking, &head);
-        }
+            ask_for_change(&mut asking, &self.read, &head)
+        };
         let question = self.shared.knowledge.question(&self.read);
         let age = asked.at.elapsed();
         let is_demanded = head.is_always_verified || !self.demand.takes(age);
@@ -238,14 +239,14 @@ impl Reader<'_> {
             }
         }
         let answer = answer?;
-        if answer.status() != StatusCode::NOT_MODIFIED {
-            return Ok(self.take(answer, &question, Some(&request.headers)).await);
-        }
-        if !head.agrees(answer.headers()) {
-            // The same ETag with other headers: what is known is no more.
-            self.shared.knowledge.forget(&self.read, &head);
-            drop((question, first));
-            return self.ask(request, None).await;
+        match for_change.stated(&answer, &self.read, &head) {
+            Stated::Same => (),
+            Stated::Other => {
+                self.shared.knowledge.forget(&self.read, &head);
+                drop(question);
+                return self.ask(request, first).await;
+            }
+            Stated::Answered => return Ok(self.take(answer, &question, Some(&request.headers)).await),
         }
         self.shared.knowledge.renew(&self.read, &head, &question);
         // Those who wait find it renewed.

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use hyper::body::Incoming;
 use hyper::http::request::Parts;
-use hyper::{HeaderMap, Response, StatusCode};
+use hyper::{HeaderMap, Response};
 
 use crate::asking::{First, Turn};
 use crate::body::{Body, full};
 use crate::changes::Moment;
-use crate::conditions::ask_for_change;
+use crate::conditions::{Stated, ask_for_change};
 use crate::filling::Filling;
 use crate::generation::Head;
 use crate::outcome::Outcome;
@@ -60,16 +60,16 @@ async fn try_answer(
         return ask(shared, upstream, request, read, first).await;
     };
     let mut question = request.clone();
-    ask_for_change(&mut question, &head);
+    let for_change = ask_for_change(&mut question, read, &head);
     let asked = shared.knowledge.moment();
     let answer = upstream.send(question, Upload::none()).await?;
-    if answer.status() != StatusCode::NOT_MODIFIED {
-        return Ok(take(shared, read, answer, asked));
-    }
-    if !head.agrees(answer.headers()) {
-        // The same ETag with other headers: what is known is no more.
-        shared.knowledge.forget(read, &head);
-        return ask(shared, upstream, request, read, None).await;
+    match for_change.stated(&answer, read, &head) {
+        Stated::Same => (),
+        Stated::Other => {
+            shared.knowledge.forget(read, &head);
+            return ask(shared, upstream, request, read, None).await;
+        }
+        Stated::Answered => return Ok(take(shared, read, answer, asked)),
     }
     let upstreams = (shared, upstream);
     let mut body = Serving::new(

@@ -149,6 +149,26 @@ fn without_freshness_each_read_asks_and_gets_what_the_endpoint_has() {
 }
 
 #[test]
+fn a_long_object_is_asked_about_by_its_first_byte_and_comes_whole_if_it_has_changed() {
+    let (endpoint, sidecar) = with_object(NEVER);
+    get(&sidecar, &[]);
+    endpoint.take_seen();
+    assert!(get(&sidecar, &[]).body == whole());
+    let seen = endpoint.take_seen();
+    assert_eq!((seen.len(), seen[0].header("range")), (1, Some("bytes=0-0")));
+    for (etag, size) in [("two", SIZE), ("none", 0)] {
+        endpoint.put("/bkt/k", object(etag, pattern(size, 9)));
+        let answer = get(&sidecar, &[("If-None-Match", "\"one\"")]);
+        assert_eq!((answer.status, answer.body == pattern(size, 9)), (200, true));
+        assert!(answer.header("content-range").is_none());
+        let seen = endpoint.take_seen();
+        assert_eq!((seen.len(), seen[1].header("range")), (2, None));
+        // It is asked for as the client asks.
+        assert_eq!(seen[1].header("if-none-match"), Some("\"one\""));
+    }
+}
+
+#[test]
 fn the_time_of_freshness_counts_from_the_question() {
     let endpoint = Endpoint::start();
     endpoint.put("/bkt/k", object("one", "one"));
