@@ -25,7 +25,7 @@
 //! | `gateway`, `fresh` | the way of a read: the endpoint is asked each time; or only for what is not fresh |
 //! | `ready`, `serving`, `local`, `passing` | what is at hand; a body from memory; answers made here; answers of the endpoint |
 //! | `policy`, `demand`, `preconditions` | for how long what is known is fresh; what clients demand; their conditions |
-//! | `writes`, `deletes`, `ending` | what requests may change; keys in their bodies; when a change is over |
+//! | `writes`, `deletes`, `root`, `ending` | what requests may change; keys in their bodies; errors in answers; when a change is over |
 //! | `knowledge`, `changes`, `wide` | what is known, and what makes it void |
 //! | `heads`, `absent`, `table`, `generation` | objects that are known, or known not to be there; what makes two of them the same |
 //! | `pieces`, `staging`, `filling`, `fills`, `asking` | the object cache; how bytes enter it; readers that share one request |
@@ -74,6 +74,7 @@ mod preconditions;
 mod range;
 mod read;
 mod ready;
+mod root;
 mod server;
 mod service;
 mod serving;
