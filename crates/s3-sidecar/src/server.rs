@@ -210,6 +210,9 @@ impl Drop for Sidecar {
                 tracing::error!("a thread of the S3 sidecar has panicked");
             }
         }
+        if self.shared.access_log.as_ref().is_some_and(|log| !log.finish()) {
+            tracing::warn!("the last lines of the access log of the S3 sidecar are lost: nothing takes them");
+        }
     }
 }
 
