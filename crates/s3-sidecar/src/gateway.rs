@@ -6,7 +6,7 @@ use hyper::body::Incoming;
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Response};
 
-use crate::asking::{First, Turn};
+use crate::asking::{self, Ended, First, Turn};
 use crate::body::{Body, full};
 use crate::changes::Moment;
 use crate::conditions::{Stated, ask_for_change};
@@ -41,6 +41,7 @@ async fn try_answer(
     request: Parts,
     read: &Arc<Read>,
 ) -> Result<(Response<Body>, Outcome), Failure> {
+    let deadline = asking::deadline(&shared.config);
     let mut first = None;
     let mut known = None;
     if !read.is_conditional {
@@ -48,11 +49,11 @@ async fn try_answer(
         if known.is_none() {
             match shared.asking.turn(read, false) {
                 Turn::First(turn) => first = Some(turn),
-                Turn::After(mut answered) => {
-                    // Ends with an error when the other reader's answer has begun, or failed.
-                    let _ = answered.changed().await;
-                    known = look_up(shared, &request.headers, read).await;
-                }
+                Turn::After(waiting) => match waiting.end(deadline).await {
+                    Ended::LookAgain => known = look_up(shared, &request.headers, read).await,
+                    Ended::Apart => (),
+                    Ended::Late => return Err(Failure::Late),
+                },
             }
         }
     }
@@ -103,7 +104,15 @@ async fn ask(
     first: Option<First>,
 ) -> Result<(Response<Body>, Outcome), Failure> {
     let asked = shared.knowledge.moment();
-    let answer = upstream.send(request, Upload::none()).await?;
+    let answer = match upstream.send(request, Upload::none()).await {
+        Ok(answer) => answer,
+        Err(failure) => {
+            if matches!(failure, Failure::Late) {
+                first.into_iter().for_each(|first| first.end(Ended::Late));
+            }
+            return Err(failure);
+        }
+    };
     let taken = take(shared, read, answer, asked);
     // Now others know what it states.
     drop(first);

@@ -327,6 +327,73 @@ fn what_has_gone_is_not_known_any_more() {
 }
 
 #[test]
+fn an_absence_is_remembered_without_a_length_of_its_document() {
+    let (endpoint, sidecar) = with_object(HOUR);
+    let chunk = |len: usize| format!("{len:x}\r\n{}\r\n", "x".repeat(len));
+    for (lens, is_kept) in
+        [(&[5][..], true), (&[4000, 4192], true), (&[4000, 4193], false), (&[9000, 10_000], false)]
+    {
+        let document: String = lens.iter().map(|len| chunk(*len)).collect();
+        let raw = format!("HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\n\r\n{document}0\r\n\r\n");
+        endpoint.on_request(move |_| Act::Raw(raw.clone().into_bytes()));
+        let path = format!("GET /bkt/{}", lens.iter().sum::<usize>());
+        for _ in 0..3 {
+            let answer = ask(&sidecar, &path, &[]);
+            assert_eq!((answer.status, answer.body.len()), (404, lens.iter().sum()), "{lens:?}");
+        }
+        assert_eq!(endpoint.take_seen().len(), if is_kept { 1 } else { 3 }, "{lens:?}");
+    }
+}
+
+/// An answer that states too little to be kept.
+const UNKEPT: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nnew";
+
+#[test]
+fn an_answer_that_cannot_be_kept_ends_what_was_known() {
+    let (endpoint, sidecar) = with_object(Fresh::Immutable);
+    get(&sidecar, &[]);
+    endpoint.on_request(|_| Act::Raw(UNKEPT.into()));
+    assert_eq!(get(&sidecar, &[("Cache-Control", "no-cache")]).body, b"new");
+    endpoint.put("/bkt/k", object("two", "two"));
+    endpoint.on_request(|_| Act::Serve);
+    assert_eq!(get(&sidecar, &[]).body, b"two");
+}
+
+#[test]
+fn conditions_that_were_not_asked_are_decided_on_every_answer() {
+    let (endpoint, sidecar) = with_object(NEVER);
+    for (name, value, status) in [
+        ("If-Match", "\"x\"", 412),
+        ("If-Match", "\"one\"", 200),
+        ("If-None-Match", "\"one\"", 304),
+        ("If-Modified-Since", "yesterday", 200),
+    ] {
+        endpoint.on_request(|_| Act::Serve);
+        get(&sidecar, &[]);
+        endpoint.take_seen();
+        // The question whether what is known holds is answered so that nothing can be decided by it.
+        let own = (name.to_ascii_lowercase(), value);
+        endpoint.on_request(move |seen| {
+            match seen.header(&own.0) == Some(own.1) && seen.header("range").is_none() {
+                true => Act::Serve,
+                false => Act::Raw(UNKEPT.into()),
+            }
+        });
+        assert_eq!(get(&sidecar, &[(name, value)]).status, status, "{name}: {value}");
+        assert_eq!(endpoint.take_seen().len(), 2, "{name}: {value}");
+    }
+    // As is one that cannot be decided by what has changed.
+    endpoint.on_request(|_| Act::Serve);
+    endpoint.put("/bkt/k", object("short", "short"));
+    get(&sidecar, &[]);
+    endpoint.put("/bkt/k", object("two", "two"));
+    endpoint.take_seen();
+    assert_eq!(get(&sidecar, &[("If-Modified-Since", "yesterday")]).body, b"two");
+    let seen = endpoint.take_seen();
+    assert_eq!((seen.len(), seen[1].header("if-modified-since")), (2, Some("yesterday")));
+}
+
+#[test]
 fn freshness_needs_rights_to_be_decided_here() {
     let endpoint = Endpoint::start();
     let config = |policy: CachePolicy| {
