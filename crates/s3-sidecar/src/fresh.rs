@@ -53,7 +53,7 @@ pub(crate) async fn answer(
     let mut reader = Reader { shared, upstream, read: Arc::new(read), policy, demand, deadline };
     match reader.answer(request).await {
         Ok(answered) => answered,
-        Err(failure) => (failure.answer(), Outcome::Failed),
+        Err(failure) => (failure.answer(), failure.outcome()),
     }
 }
 

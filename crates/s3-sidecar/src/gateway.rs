@@ -31,7 +31,7 @@ pub(crate) async fn answer(
     let read = Arc::new(read);
     match try_answer(shared, upstream, request, &read).await {
         Ok(answered) => answered,
-        Err(failure) => (failure.answer(), Outcome::Failed),
+        Err(failure) => (failure.answer(), failure.outcome()),
     }
 }
 

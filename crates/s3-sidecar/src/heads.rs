@@ -98,6 +98,7 @@ mod tests {
     fn head(generation: u8, is_of_whole: bool) -> Arc<Head> {
         Arc::new(Head {
             generation: [generation; size_of::<GenerationId>()],
+            namespace: blocker::Namespace::new(&b"b"[..]).unwrap(),
             etag: HeaderValue::from_static("\"a\""),
             last_modified: None,
             size: 1,

@@ -31,6 +31,7 @@
 //! | `pieces`, `staging`, `filling`, `fills`, `asking` | the object cache; how bytes enter it; readers that share one request |
 //! | `upstream`, `tls`, `upload` | requests to the endpoint; its certificates; bodies of clients |
 //! | `control`, `events` | commands to a running sidecar; notifications of buckets |
+//! | `terms`, `lane`, `bucket_metrics` | what buckets have of the memory and of the endpoint; its rates at work; what is counted of it |
 //! | `breaker` | spares requests the wait for an endpoint that is away |
 //! | `body`, `answer`, `outcome`, `metrics` | bodies; the proxy's own error answers; how requests end; counts |
 //! | `access_log`, `logged` | the access log; what it states of a request |
@@ -46,6 +47,7 @@ mod asking;
 pub mod auth;
 mod body;
 mod breaker;
+mod bucket_metrics;
 mod changes;
 mod conditions;
 pub mod config;
@@ -63,6 +65,7 @@ mod generation;
 mod heads;
 mod hop;
 mod knowledge;
+mod lane;
 mod local;
 mod logged;
 mod metrics;
@@ -83,6 +86,7 @@ mod staging;
 mod stall;
 mod table;
 mod target;
+mod terms;
 mod tls;
 mod upload;
 mod upstream;
@@ -96,3 +100,4 @@ pub use control::{ControlError, Invalidation, SidecarControl};
 pub use metrics::Counts;
 pub use policy::{CachePolicy, Fresh, Rule};
 pub use server::{Sidecar, SidecarError};
+pub use terms::BucketTerms;

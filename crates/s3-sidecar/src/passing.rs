@@ -15,6 +15,7 @@ use crate::body::{Body, BodyError, Data, full, streamed};
 use crate::ending::Ending;
 use crate::filling::Filling;
 use crate::hop;
+use crate::lane::Lane;
 use crate::root::Root;
 use crate::shared::Shared;
 use crate::upstream::Failure;
@@ -66,14 +67,15 @@ fn pass_with(
     mut ending: Option<Watched>,
 ) -> Response<Body> {
     let (mut head, body) = answer.into_parts();
+    let lane = head.extensions.remove::<Arc<Lane>>();
     hop::remove(&mut head.headers);
     if body.is_end_stream() {
         ending.take().into_iter().for_each(Watched::settle);
         return Response::from_parts(head, full(""));
     }
-    let state = Some((Arc::clone(shared), body, filling, ending));
+    let state = Some((Arc::clone(shared), body, filling, ending, lane));
     let frames = unfold(state, |state| async move {
-        let (shared, mut body, mut filling, mut ending) = state?;
+        let (shared, mut body, mut filling, mut ending, lane) = state?;
         let frame = timeout(shared.config.stall_max, body.frame()).await;
         let frame: Result<Frame<_>, BodyError> = match frame {
             Ok(None) => {
@@ -87,6 +89,9 @@ fn pass_with(
             Ok(frame) => {
                 if let Some(bytes) = frame.data_ref() {
                     shared.counts.bytes_from_upstream.add(bytes.len() as u64);
+                    if let Some(lane) = &lane {
+                        lane.pace(bytes.len()).await;
+                    }
                     if let Some(filling) = &mut filling {
                         filling.push(bytes).await;
                     }
@@ -98,7 +103,7 @@ fn pass_with(
                     // Nobody may ask for more.
                     ending.take().into_iter().for_each(Watched::settle);
                 }
-                Some((Ok(frame.map_data(Data::Bytes)), Some((shared, body, filling, ending))))
+                Some((Ok(frame.map_data(Data::Bytes)), Some((shared, body, filling, ending, lane))))
             }
             Err(error) => {
                 tracing::debug!(cause = %error, "a body of the endpoint is broken off");
