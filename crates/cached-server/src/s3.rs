@@ -16,14 +16,15 @@ mod running {
     pub struct LiveSidecar(Option<SidecarControl>);
 
     impl LiveSidecar {
-        /// Puts its policies in force, and opens the file of its access log anew, for it may have been renamed.
+        /// Puts its policies and what buckets have for themselves in force, and opens the file of its access log anew, for it may have been renamed.
         ///
         /// # Errors
         /// One line; then nothing has changed.
         pub(crate) fn change(&self, after: &File) -> Result<(), String> {
             let (Some(control), Some(table)) = (&self.0, &after.s3) else { return Ok(()) };
             let (policy, rules) = table.policies();
-            match control.set_policies(policy, rules) {
+            let set = control.set_terms(table.terms()).and_then(|()| control.set_policies(policy, rules));
+            match set {
                 Ok(()) => control.reopen_access_log(),
                 // It is ending, and so is the program.
                 Err(ControlError::Ended) => (),

@@ -66,7 +66,7 @@ impl Absents {
         let body = answer.body.as_ref().map_or(0, Bytes::len);
         let bytes = size_of::<Absent>() + size_of::<Answer>() + 128 + headers.sum::<usize>() + body;
         let absent = Absent { answer: Arc::new(answer), asked };
-        self.0.enter((key, false), absent, bytes, |known| known.asked.sequence > asked.sequence);
+        self.0.enter((key, false), absent, bytes, |known, _| known.asked.sequence > asked.sequence);
     }
 
     pub(crate) fn forget(&self, key: ObjectKey) {

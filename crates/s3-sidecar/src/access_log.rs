@@ -1,17 +1,20 @@
 //! The access log: a line of JSON for each request, written by a thread of its own.
 //!
-//! Requests never wait for it: lines that do not fit into its queue are dropped, and counted.
+//! Requests never wait for it, nor does a reload: lines that do not fit into its queue are dropped, and counted. The end of the
+//! sidecar waits for what is in the queue, but not for long.
 
 use std::cell::Cell;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::thread;
 use std::time::Duration;
 
 use cached_metrics::Counter;
+use parking_lot::Mutex;
 
 /// Where the access log goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,16 +28,32 @@ pub enum LogTarget {
 /// The most lines that wait to be written.
 const LINES_MAX: usize = 4096;
 
+/// How long the end waits for what is to be written, where nothing takes it.
+const END_MAX: Duration = Duration::from_secs(5);
+
 /// How a message reaches the thread.
 enum Message {
     Line(String),
-    Reopen,
+    /// Look at what is wanted.
+    Wake,
+}
+
+/// What is wanted of the thread beside lines.
+#[derive(Debug, Default)]
+struct Wanted {
+    /// That it opens the file anew.
+    reopen: AtomicBool,
+    /// That it ends once the queue is empty.
+    end: AtomicBool,
 }
 
 /// The log.
 #[derive(Debug)]
 pub(crate) struct AccessLog {
     lines: SyncSender<Message>,
+    wanted: Arc<Wanted>,
+    /// Closes when the thread has ended.
+    ended: Mutex<Receiver<()>>,
     dropped: Arc<Counter>,
 }
 
@@ -44,12 +63,21 @@ impl AccessLog {
     /// # Errors
     /// The file cannot be opened, or the thread not be started.
     pub(crate) fn start(target: &LogTarget) -> io::Result<AccessLog> {
-        let output = Output::open(target)?;
+        Self::start_on(Output::open(target)?)
+    }
+
+    fn start_on(output: Output) -> io::Result<AccessLog> {
         let (sender, lines) = sync_channel(LINES_MAX);
-        let dropped = Arc::new(Counter::default());
-        let failed = Arc::clone(&dropped);
-        thread::Builder::new().name("cached-s3-log".into()).spawn(move || write(output, &lines, &failed))?;
-        Ok(AccessLog { lines: sender, dropped })
+        let (end, ended) = sync_channel(0);
+        let (dropped, wanted) = (Arc::new(Counter::default()), Arc::new(Wanted::default()));
+        let log = AccessLog { lines: sender, wanted: Arc::clone(&wanted), ended: Mutex::new(ended), dropped };
+        let failed = Arc::clone(&log.dropped);
+        let body = move || {
+            write(output, &lines, &wanted, &failed);
+            drop(end);
+        };
+        thread::Builder::new().name("cached-s3-log".into()).spawn(body)?;
+        Ok(log)
     }
 
     /// Logs a line, if there is room.
@@ -61,10 +89,22 @@ impl AccessLog {
         }
     }
 
-    /// Has the file opened anew, for it may have been renamed. Waits if the queue is full.
+    /// Has the file opened anew, for it may have been renamed. Lines that wait to be written may come into either file.
     pub(crate) fn reopen(&self) {
-        // The thread ends after this only.
-        let _ = self.lines.send(Message::Reopen);
+        self.wanted.reopen.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Waits until all lines are written, or for [`END_MAX`]; later ones are not written. Returns whether they are.
+    pub(crate) fn finish(&self) -> bool {
+        self.wanted.end.store(true, Ordering::Release);
+        self.wake();
+        self.ended.lock().recv_timeout(END_MAX) == Err(RecvTimeoutError::Disconnected)
+    }
+
+    fn wake(&self) {
+        // Where the queue is full, the thread looks at what is wanted in any case.
+        let _ = self.lines.try_send(Message::Wake);
     }
 
     /// Returns the number of lines that were not written.
@@ -112,28 +152,31 @@ fn append(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).open(path)
 }
 
-fn write(mut output: Output, lines: &Receiver<Message>, failed: &Counter) {
+fn write(mut output: Output, lines: &Receiver<Message>, wanted: &Wanted, failed: &Counter) {
     let mut has_failed = false;
     while let Ok(message) = lines.recv() {
         let mut next = Some(message);
         // What waits is written at once, and then it is visible.
         while let Some(message) = next.take() {
-            match message {
-                Message::Reopen => output.reopen(),
-                Message::Line(line) => {
-                    if let Err(error) = output.writer.write_all(line.as_bytes()) {
-                        failed.increment();
-                        if !std::mem::replace(&mut has_failed, true) {
-                            tracing::error!(cause = %error, "the access log cannot be written");
-                        }
-                    } else {
-                        has_failed = false;
+            if wanted.reopen.swap(false, Ordering::Acquire) {
+                output.reopen();
+            }
+            if let Message::Line(line) = message {
+                if let Err(error) = output.writer.write_all(line.as_bytes()) {
+                    failed.increment();
+                    if !std::mem::replace(&mut has_failed, true) {
+                        tracing::error!(cause = %error, "the access log cannot be written");
                     }
+                } else {
+                    has_failed = false;
                 }
             }
             next = lines.try_recv().ok();
         }
         output.flush();
+        if wanted.end.load(Ordering::Acquire) {
+            return;
+        }
     }
 }
 
@@ -182,11 +225,63 @@ mod tests {
         assert_eq!(log.dropped().get(), 0);
     }
 
+    /// A writer that takes nothing until a gate is opened, and what it has taken then.
+    #[derive(Clone, Default)]
+    struct Held(Arc<(Mutex<(bool, Vec<u8>)>, parking_lot::Condvar)>);
+
+    impl Held {
+        fn open(&self) {
+            self.0.0.lock().0 = true;
+            self.0.1.notify_all();
+        }
+
+        fn log(&self) -> AccessLog {
+            let writer: Box<dyn Write + Send> = Box::new(self.clone());
+            let output = Output { writer: BufWriter::with_capacity(0, writer), path: None };
+            AccessLog::start_on(output).unwrap()
+        }
+    }
+
+    impl Write for Held {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let mut held = self.0.0.lock();
+            self.0.1.wait_while(&mut held, |held| !held.0);
+            held.1.extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
     #[test]
-    fn lines_without_room_are_dropped_and_counted() {
-        let (sender, lines) = sync_channel(2);
-        let log = AccessLog { lines: sender, dropped: Arc::default() };
-        (0..5).for_each(|_| log.line("x\n".into()));
-        assert_eq!((log.dropped().get(), lines.try_iter().count()), (3, 2));
+    fn neither_lines_nor_a_reload_wait_for_what_takes_nothing() {
+        let held = Held::default();
+        let log = held.log();
+        // The thread holds one of them at most.
+        (0..LINES_MAX + 5).for_each(|_| log.line("x\n".into()));
+        assert!(log.dropped().get() >= 4);
+        log.reopen();
+        held.open();
+        assert!(log.finish());
+        let taken = held.0.0.lock().1.len() / 2;
+        assert_eq!(taken as u64 + log.dropped().get(), LINES_MAX as u64 + 5);
+        // It has ended.
+        log.line("y\n".into());
+        log.reopen();
+    }
+
+    #[test]
+    fn the_end_writes_what_waits() {
+        let held = Held::default();
+        let log = held.log();
+        (0..100).for_each(|_| log.line("x\n".into()));
+        thread::scope(|scope| {
+            let finished = scope.spawn(|| log.finish());
+            held.open();
+            assert!(finished.join().unwrap());
+        });
+        assert_eq!(held.0.0.lock().1.len(), 200);
     }
 }

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
 
+use crate::config::SidecarConfig;
 use crate::range::Asked;
 use crate::read::Read;
 use crate::table::Place;
@@ -23,7 +25,7 @@ pub(crate) struct Asking {
 struct Reader {
     number: u64,
     brings: Brings,
-    answered: watch::Receiver<()>,
+    ended: watch::Receiver<Ended>,
 }
 
 /// What the answer to a reader brings.
@@ -41,7 +43,24 @@ pub(crate) struct First {
     asking: Arc<Asking>,
     place: Place,
     number: u64,
-    _answered: watch::Sender<()>,
+    ended: watch::Sender<Ended>,
+}
+
+/// What the question of a first reader has come to, for those that wait for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// What its answer states may be known now. It may have failed as well.
+    LookAgain,
+    /// Its answer is for that reader alone: the others have to ask.
+    Apart,
+    /// The endpoint has not answered in time.
+    Late,
+}
+
+/// Returns until when a reader that begins now waits for others: as long as the endpoint has for one question.
+pub(crate) fn deadline(config: &SidecarConfig) -> Instant {
+    // A question that fails in time has failed before.
+    Instant::now() + config.response_timeout + config.connect_timeout
 }
 
 /// What a reader is to do.
@@ -49,8 +68,31 @@ pub(crate) struct First {
 pub(crate) enum Turn {
     /// Ask.
     First(First),
-    /// Wait until this channel closes: another reader asks for the same bytes.
-    After(watch::Receiver<()>),
+    /// Wait: another reader asks for the same bytes.
+    After(Waiting),
+}
+
+/// A wait for the answer to another reader.
+#[derive(Debug)]
+pub(crate) struct Waiting(watch::Receiver<Ended>);
+
+impl Waiting {
+    /// Waits until the other reader's answer has begun, or failed, or until `deadline`: the reader has to ask then.
+    pub(crate) async fn end(mut self, deadline: Instant) -> Ended {
+        let ended = async {
+            // Ends with an error when the other reader has nothing more to state.
+            while self.0.changed().await.is_ok() {}
+            *self.0.borrow()
+        };
+        timeout_at(deadline, ended).await.unwrap_or(Ended::Apart)
+    }
+}
+
+impl First {
+    /// Ends the question, and states to those that wait what it has come to.
+    pub(crate) fn end(self, ended: Ended) {
+        self.ended.send_replace(ended);
+    }
 }
 
 impl Asking {
@@ -62,12 +104,12 @@ impl Asking {
         let mut readers = self.readers.lock();
         let list = readers.entry(place).or_default();
         if let Some(first) = list.iter().find(|reader| reader.brings.suffices(brings)) {
-            return Turn::After(first.answered.clone());
+            return Turn::After(Waiting(first.ended.clone()));
         }
         let number = self.number.fetch_add(1, Ordering::Relaxed);
-        let (sender, answered) = watch::channel(());
-        list.push(Reader { number, brings, answered });
-        Turn::First(First { asking: Arc::clone(self), place, number, _answered: sender })
+        let (sender, receiver) = watch::channel(Ended::LookAgain);
+        list.push(Reader { number, brings, ended: receiver });
+        Turn::First(First { asking: Arc::clone(self), place, number, ended: sender })
     }
 }
 
@@ -126,5 +168,32 @@ mod tests {
         ] {
             assert_eq!(covers(first, then), is_covered, "{first:?} {then:?}");
         }
+    }
+
+    #[test]
+    fn those_that_wait_know_what_the_first_question_has_come_to() {
+        let head = hyper::Request::get("/b/k").body(()).unwrap().into_parts().0;
+        let target = crate::target::Addressing::new(&[]).target("localhost", "/b/k");
+        let read = Read::understand(&head, &target).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let asking = Arc::new(Asking::default());
+        runtime.block_on(async {
+            let later = Instant::now() + std::time::Duration::from_secs(3600);
+            for ended in [Ended::LookAgain, Ended::Apart, Ended::Late] {
+                let Turn::First(first) = asking.turn(&read, false) else { panic!("nothing is under way") };
+                let Turn::After(waiting) = asking.turn(&read, false) else { panic!("it is under way") };
+                first.end(ended);
+                assert_eq!(waiting.end(later).await, ended);
+            }
+            let Turn::First(first) = asking.turn(&read, false) else { panic!("nothing is under way") };
+            let [Turn::After(one), Turn::After(other)] = [(); 2].map(|()| asking.turn(&read, false)) else {
+                panic!("it is under way")
+            };
+            assert_eq!(one.end(Instant::now()).await, Ended::Apart);
+            // Its client has left.
+            drop(first);
+            assert_eq!(other.end(later).await, Ended::LookAgain);
+        });
+        assert!(asking.readers.lock().is_empty());
     }
 }

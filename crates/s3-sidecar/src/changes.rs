@@ -5,6 +5,9 @@
 //! change is under way nothing is current. A change whose end is not known, as the connection broke or the endpoint had an
 //! error, may still come about: its scope is *unsettled* for a time.
 //!
+//! Answers may come in another order than the questions: one to an older question states nothing any more once a newer one has
+//! stated something else. Only questions that are under way at the same time can overtake each other.
+//!
 //! A change of one object leaves a record only as long as questions about it or changes of it are under way. Changes of more
 //! (a bucket, a prefix, everything) are *wide*: their places in the sequence are kept, in a table of limited size.
 
@@ -15,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::generation::GenerationId;
 use crate::target::ObjectKey;
 use crate::wide::{Area, End, Standing, Wide};
 
@@ -58,6 +62,8 @@ struct Activity {
     unsettled: u32,
     /// The place of the last beginning or end of a change.
     changed: u64,
+    /// The place of the newest question whose answer was believed, and which bytes it has stated; `None` for none.
+    answered: (u64, Option<GenerationId>),
 }
 
 /// A question to the endpoint that is under way, until this is dropped.
@@ -184,14 +190,27 @@ impl Shard {
 }
 
 impl Question {
-    /// Calls `enter` with the moment since which the answer holds, if no change of the object has begun or ended since then;
-    /// none begins before `enter` returns.
-    pub(crate) fn enter<T>(&self, enter: impl FnOnce(Moment) -> T) -> Option<T> {
-        let shard = self.changes.shard(&self.key);
-        let activity = shard.activities.get(&self.key)?;
+    /// Calls `enter` with the moment since which the answer holds, if no change of the object has begun or ended since then, and
+    /// no answer to a newer question has stated anything but `stated`, the bytes that this one states. No change begins and no other
+    /// answer is believed before `enter` returns.
+    pub(crate) fn enter<T>(
+        &self,
+        stated: Option<GenerationId>,
+        enter: impl FnOnce(Moment) -> T,
+    ) -> Option<T> {
+        let mut shard = self.changes.shard(&self.key);
+        let activity = shard.activities.get_mut(&self.key)?;
         let is_current =
             activity.changes == 0 && activity.unsettled == 0 && self.moment.sequence >= activity.changed;
-        is_current.then(|| enter(self.moment))
+        let (newest, known) = activity.answered;
+        let is_overtaken = self.moment.sequence < newest;
+        if !is_current || (is_overtaken && (stated.is_none() || stated != known)) {
+            return None;
+        }
+        if !is_overtaken {
+            activity.answered = (self.moment.sequence, stated);
+        }
+        Some(enter(self.moment))
     }
 }
 
@@ -214,7 +233,7 @@ mod tests {
     }
 
     fn enters(question: &Question) -> bool {
-        question.enter(|_| ()).is_some()
+        question.enter(None, |_| ()).is_some()
     }
 
     #[test]
@@ -229,6 +248,23 @@ mod tests {
         changes.end(key, End::Settled);
         assert!(!enters(&before) && !enters(&within) && enters(&changes.question(key)));
         drop((before, within));
+        assert_eq!(changes.under_way(), 0);
+    }
+
+    #[test]
+    fn an_answer_to_an_older_question_adds_to_what_a_newer_one_has_stated_and_changes_nothing() {
+        let changes = changes();
+        let key = [1; 32];
+        let [first, second, third] = [(); 3].map(|()| changes.question(key));
+        let believed = |question: &Question, stated: Option<u8>| {
+            question.enter(stated.map(|byte| [byte; 24]), |_| ()).is_some()
+        };
+        assert!(believed(&second, Some(2)) && !believed(&first, Some(1)) && !believed(&first, None));
+        assert!(believed(&first, Some(2)) && believed(&third, None));
+        // Nothing is known to be added to.
+        assert!(!believed(&second, None) && !believed(&first, Some(2)));
+        assert!(believed(&changes.question(key), Some(1)));
+        drop((first, second, third));
         assert_eq!(changes.under_way(), 0);
     }
 

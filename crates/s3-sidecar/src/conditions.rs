@@ -1,9 +1,10 @@
 //! `If-Range`, which decides here between a part and the whole, and the condition that is added for the endpoint.
 
-use hyper::HeaderMap;
-use hyper::header::{IF_MATCH, IF_NONE_MATCH, IF_RANGE, RANGE};
-use hyper::http::request::Parts;
 use std::ops::Range;
+
+use hyper::header::{HeaderValue, IF_MATCH, IF_NONE_MATCH, IF_RANGE, RANGE};
+use hyper::http::request::Parts;
+use hyper::{HeaderMap, Response, StatusCode};
 
 use crate::generation::Head;
 use crate::read::Read;
@@ -24,9 +25,62 @@ pub(crate) fn wanted(read: &Read, headers: &HeaderMap, head: &Head) -> Option<(R
     }
 }
 
+/// The size in bytes from which the question about a whole object asks for its first byte alone.
+pub(crate) const NARROWED_BYTES_MIN: u64 = 128 << 10;
+
+/// A question whether an object is still the one that is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ForChange {
+    /// Whether it asks for the first byte alone, in place of the whole object.
+    is_narrowed: bool,
+}
+
+/// What an answer to the question comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stated {
+    /// The object is the one that is known.
+    Same,
+    /// It is another one, of which the answer brings nothing that the client has asked for.
+    Other,
+    /// It is the answer to what the client has asked for.
+    Answered,
+}
+
 /// Adds the question whether the object is still the one that is known.
-pub(crate) fn ask_for_change(request: &mut Parts, head: &Head) {
-    request.headers.insert(IF_NONE_MATCH, head.etag.clone());
+///
+/// Of a long object that is asked for as a whole, the question asks for the first byte alone: radosgw reads the beginning of an
+/// object that it is asked for without a range before it looks at the condition. An object that has changed is then asked for once
+/// more, since headers of a part are not those of the whole: AWS leaves checksums out.
+pub(crate) fn ask_for_change(request: &mut Parts, read: &Read, head: &Head) -> ForChange {
+    let headers = &mut request.headers;
+    headers.insert(IF_NONE_MATCH, head.etag.clone());
+    let is_narrowed = head.size >= NARROWED_BYTES_MIN
+        && !read.signed.cover(&RANGE)
+        // Without a range it means nothing, and with one it would.
+        && [RANGE, IF_RANGE].iter().all(|name| !headers.contains_key(name));
+    if is_narrowed {
+        headers.insert(RANGE, HeaderValue::from_static("bytes=0-0"));
+    }
+    ForChange { is_narrowed }
+}
+
+impl ForChange {
+    /// Returns what an answer comes to.
+    pub(crate) fn stated<T>(self, answer: &Response<T>, read: &Read, head: &Head) -> Stated {
+        match answer.status() {
+            StatusCode::NOT_MODIFIED if head.agrees(answer.headers()) => Stated::Same,
+            // The same ETag with other headers.
+            StatusCode::NOT_MODIFIED => Stated::Other,
+            // The endpoint has not looked at the condition.
+            StatusCode::PARTIAL_CONTENT if self.is_narrowed => match Head::of(read, answer) {
+                Some((stated, _)) if stated.generation == head.generation => Stated::Same,
+                _ => Stated::Other,
+            },
+            // It is empty now.
+            StatusCode::RANGE_NOT_SATISFIABLE if self.is_narrowed => Stated::Other,
+            _ => Stated::Answered,
+        }
+    }
 }
 
 /// Makes the request one for these bytes of a known object, as far as the client's signature allows: what is signed stays.

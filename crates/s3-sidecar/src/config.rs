@@ -5,12 +5,15 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cached_core::object::ConfigError;
 use cached_tls::ServerTls;
 use hyper::Uri;
 
 use crate::access_log::LogTarget;
 use crate::auth::Secrets;
+use crate::pieces::cache_config;
 use crate::policy::{CachePolicy, Fresh, Policies, Rule};
+use crate::terms::{self, BucketTerms};
 
 pub use crate::auth::Auth;
 
@@ -65,6 +68,8 @@ pub struct SidecarConfig {
     pub policy: CachePolicy,
     /// What holds for others.
     pub rules: Vec<Rule>,
+    /// What buckets have for themselves.
+    pub terms: Vec<BucketTerms>,
     /// The largest number of objects that are remembered not to be there.
     pub absent_max: usize,
     /// Where requests are logged; `None` for nowhere.
@@ -117,6 +122,7 @@ impl SidecarConfig {
             auth: Auth::Gateway,
             policy: CachePolicy::default(),
             rules: Vec::new(),
+            terms: Vec::new(),
             absent_max: 16_384,
             access_log: None,
             secrets: Secrets::default(),
@@ -156,6 +162,7 @@ impl SidecarConfig {
         within("absent_max", self.absent_max as u64, 1..=1 << 28)?;
         self.policies()?;
         within("heads_max", self.heads_max as u64, 1..=1 << 28)?;
+        self.check_terms()?;
         within("heads_bytes_max", self.heads_bytes_max as u64, 1 << 16..=1 << 40)?;
         within("threads", self.threads as u64, 1..=1024)?;
         within("connections_max", self.connections_max as u64, 1..=1 << 20)?;
@@ -185,6 +192,21 @@ impl SidecarConfig {
     pub(crate) fn policies(&self) -> Result<Policies, (&'static str, String)> {
         check_policies(self.auth, &self.policy, &self.rules)?;
         Policies::new(self.policy, &self.rules).map_err(|why| ("buckets", why))
+    }
+
+    /// Checks what buckets have for themselves.
+    ///
+    /// # Errors
+    /// The key, and what cannot work.
+    pub(crate) fn check_terms(&self) -> Result<(), (&'static str, String)> {
+        terms::check(&self.terms).map_err(|why| ("buckets", why))?;
+        match cache_config(self.memory_bytes, self.heads_max, &self.terms) {
+            Ok(_) => Ok(()),
+            Err(ConfigError { key: "namespaces", why }) => {
+                Err(("buckets", format!("{why} (memory_bytes_max of [s3])")))
+            }
+            Err(ConfigError { key, why }) => Err(("memory_bytes", format!("{key}: {why}"))),
+        }
     }
 
     fn check_auth(&self) -> Result<(), (&'static str, String)> {

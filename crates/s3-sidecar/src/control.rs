@@ -7,6 +7,7 @@ use crate::events;
 use crate::policy::{CachePolicy, Policies, Rule};
 use crate::shared::Shared;
 use crate::target::object_key;
+use crate::terms::BucketTerms;
 use crate::wide::End;
 
 /// A handle on a running sidecar. It keeps nothing of it: after its end every command fails. Cheap to clone.
@@ -120,6 +121,20 @@ impl SidecarControl {
         let policies =
             changed.policies().map_err(|(key, why)| ControlError::Wrong(format!("s3.{key}: {why}")))?;
         let _: Policies = std::mem::replace(&mut *shared.policies.write(), policies);
+        Ok(())
+    }
+
+    /// Replaces what buckets have for themselves.
+    ///
+    /// # Errors
+    /// [`ControlError::Wrong`]; then nothing has changed.
+    pub fn set_terms(&self, terms: Vec<BucketTerms>) -> Result<(), ControlError> {
+        let shared = self.shared()?;
+        let wrong = |why| ControlError::Wrong(format!("s3.buckets: {why}"));
+        let changed = crate::SidecarConfig { terms, ..shared.config.clone() };
+        changed.check_terms().map_err(|(_, why)| wrong(why))?;
+        shared.pieces.set_shares(&changed.terms).map_err(|error| wrong(error.to_string()))?;
+        shared.lanes.change(&changed.terms);
         Ok(())
     }
 

@@ -5,16 +5,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hyper::body::Incoming;
-use hyper::header::{IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_UNMODIFIED_SINCE};
+use hyper::header::{HeaderName, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_UNMODIFIED_SINCE};
 use hyper::http::request::Parts;
-use hyper::{HeaderMap, Method, Response, StatusCode};
+use hyper::{Method, Response, StatusCode};
 use tokio::time::timeout;
 
 use crate::absent::Answer;
-use crate::asking::{First, Turn};
+use crate::asking::{self, Ended, First, Turn, Waiting};
 use crate::body::{Body, cached, full};
 use crate::changes::Question;
-use crate::conditions::ask_for_change;
+use crate::conditions::{ForChange, Stated, ask_for_change};
 use crate::demand::Demand;
 use crate::filling::Filling;
 use crate::generation::Head;
@@ -49,10 +49,11 @@ pub(crate) async fn answer(
     policy: CachePolicy,
 ) -> Answered {
     let demand = Demand::of(&request.headers);
-    let mut reader = Reader { shared, upstream, read: Arc::new(read), policy, demand };
+    let deadline = asking::deadline(&shared.config);
+    let mut reader = Reader { shared, upstream, read: Arc::new(read), policy, demand, deadline };
     match reader.answer(request).await {
         Ok(answered) => answered,
-        Err(failure) => (failure.answer(), Outcome::Failed),
+        Err(failure) => (failure.answer(), failure.outcome()),
     }
 }
 
@@ -62,6 +63,8 @@ struct Reader<'a> {
     read: Arc<Read>,
     policy: CachePolicy,
     demand: Demand,
+    /// When it waits for other readers no longer.
+    deadline: tokio::time::Instant,
 }
 
 /// What memory has for a read.
@@ -73,6 +76,24 @@ enum Tried {
     /// What only the endpoint can decide.
     Undecided,
 }
+
+/// An answer of the endpoint on its way to the client.
+struct Taken {
+    answered: Answered,
+    /// What it states of the object, if that is kept.
+    head: Option<Arc<Head>>,
+    /// Whether it tells other readers anything.
+    is_known: bool,
+}
+
+impl Taken {
+    fn passed(answer: Response<Body>, is_known: bool) -> Taken {
+        Taken { answered: (answer, Outcome::Passed), head: None, is_known }
+    }
+}
+
+/// The conditions that are decided here.
+const CONDITIONS: [HeaderName; 4] = [IF_MATCH, IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE];
 
 // What asks the endpoint is in futures of its own, so that those of hits, which are moved for each request, are short.
 impl Reader<'_> {
@@ -89,7 +110,7 @@ impl Reader<'_> {
                 }
                 Some(Found::Object(known)) => match self.turn(true) {
                     Ok(first) => return Box::pin(self.verify(request, known, first, true)).await,
-                    Err(waited) => Err(waited),
+                    Err(waiting) => Err(waiting),
                 },
                 Some(Found::Uncertain(known)) => {
                     return Box::pin(self.verify(request, known, None, false)).await;
@@ -102,10 +123,14 @@ impl Reader<'_> {
             };
             match turn {
                 Ok(first) => return Box::pin(self.ask(request, first)).await,
-                Err(mut answered) => {
-                    // Ends with an error when the other reader's answer has begun, or failed.
-                    let _ = answered.changed().await;
+                Err(waiting) => {
+                    let ended = waiting.end(self.deadline).await;
                     self.policy = self.shared.policies.read().of(&self.read.bucket, &self.read.name);
+                    match ended {
+                        Ended::LookAgain => (),
+                        Ended::Apart => break,
+                        Ended::Late => return self.after_late(&request).await,
+                    }
                 }
             }
         }
@@ -115,6 +140,37 @@ impl Reader<'_> {
             Some(Found::Uncertain(known)) => Box::pin(self.verify(request, known, None, false)).await,
             Some(Found::Absent(_)) | None => Box::pin(self.ask(request, None)).await,
         }
+    }
+
+    /// Returns the answer after the endpoint has left a question of another reader unanswered.
+    async fn after_late(&self, request: &Parts) -> Result<Answered, Failure> {
+        let Some(Found::Object(known)) = self.shared.knowledge.find(&self.read) else {
+            return Err(Failure::Late);
+        };
+        if self.is_fresh(&known) {
+            let origin = Origin::Memory(known.asked.at.elapsed());
+            if let Tried::Done(response) = self.try_memory(request, &known.head, origin, true).await {
+                return Ok((response, Outcome::Hit));
+            }
+        }
+        self.stale(request, &known).await.ok_or(Failure::Late)
+    }
+
+    /// Returns what memory has for a read while the endpoint is away, if it may be used then.
+    async fn stale(&self, request: &Parts, known: &Known) -> Option<Answered> {
+        let age = known.asked.at.elapsed();
+        if !self.is_usable_without_endpoint(&known.head, age) {
+            return None;
+        }
+        match self.try_memory(request, &known.head, Origin::Stale(age), true).await {
+            Tried::Done(response) => Some((response, Outcome::Stale)),
+            Tried::Missing | Tried::Undecided => None,
+        }
+    }
+
+    fn is_usable_without_endpoint(&self, head: &Head, age: Duration) -> bool {
+        let is_demanded = head.is_always_verified || !self.demand.takes(age);
+        !is_demanded && self.policy.is_usable_without_endpoint(age)
     }
 
     fn is_fresh(&self, known: &Known) -> bool {
@@ -132,14 +188,14 @@ impl Reader<'_> {
     }
 
     /// Returns whether the reader is to ask now, as the first one or as one of several, or what it is to wait for.
-    fn turn(&self, is_verification: bool) -> Result<Option<First>, tokio::sync::watch::Receiver<()>> {
+    fn turn(&self, is_verification: bool) -> Result<Option<First>, Waiting> {
         // Another reader's answer would not be fresh.
         if self.demand.asks() || (is_verification && !self.policy.fresh.is_ever()) {
             return Ok(None);
         }
         match self.shared.asking.turn(&self.read, is_verification) {
             Turn::First(first) => Ok(Some(first)),
-            Turn::After(answered) => Err(answered),
+            Turn::After(waiting) => Err(waiting),
         }
     }
 
@@ -186,7 +242,7 @@ impl Reader<'_> {
         }
         let (mut request, read) = (request.clone(), Arc::clone(&self.read));
         // They are decided; what is left is asked for by its tag.
-        for name in [IF_MATCH, IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE] {
+        for name in CONDITIONS {
             request.headers.remove(name);
         }
         let (head, segments) = (Arc::clone(&ready.head), ready.segments.take());
@@ -207,22 +263,21 @@ impl Reader<'_> {
         first: Option<First>,
         may_be_stale: bool,
     ) -> Result<Answered, Failure> {
-        let Known { head, asked } = known;
+        let head = Arc::clone(&known.head);
         let mut asking = request.clone();
         // They are decided here, when it is known what the object is.
         for name in [IF_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE] {
             asking.headers.remove(name);
         }
-        if self.read.is_head {
+        let for_change = if self.read.is_head {
             // A whole answer is no longer than one that leaves out what has changed besides the body.
             asking.headers.remove(IF_NONE_MATCH);
+            ForChange::default()
         } else {
-            ask_for_change(&mut asking, &head);
-        }
+            ask_for_change(&mut asking, &self.read, &head)
+        };
         let question = self.shared.knowledge.question(&self.read);
-        let age = asked.at.elapsed();
-        let is_demanded = head.is_always_verified || !self.demand.takes(age);
-        let is_usable = may_be_stale && !is_demanded && self.policy.is_usable_without_endpoint(age);
+        let is_usable = may_be_stale && self.is_usable_without_endpoint(&head, known.asked.at.elapsed());
         let answer = if is_usable {
             self.send_briefly(asking).await
         } else {
@@ -230,28 +285,30 @@ impl Reader<'_> {
         };
         let is_away = answer.as_ref().map_or(true, |answer| is_of_endpoint_away(answer.status()));
         if is_usable && is_away {
-            let origin = Origin::Stale(asked.at.elapsed());
-            if let Tried::Done(response) = self.try_memory(&request, &head, origin, true).await {
-                return Ok((response, Outcome::Stale));
+            if let Some(stale) = self.stale(&request, &known).await {
+                return Ok(stale);
             }
             if matches!(answer, Err(Failure::Late)) {
-                // Only the endpoint has the bytes: it gets the time that it has for any read.
+                // Only the endpoint has the bytes: it gets the time that it has for any read. Memory may have what others ask for.
+                drop((question, first));
+                return self.ask_in_turn(request).await;
+            }
+        }
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(failure) => return Err(failed(failure, first)),
+        };
+        match for_change.stated(&answer, &self.read, &head) {
+            Stated::Same => (),
+            Stated::Other => {
+                self.shared.knowledge.forget(&self.read, &head);
                 drop(question);
                 return self.ask(request, first).await;
             }
-        }
-        let answer = answer?;
-        if answer.status() != StatusCode::NOT_MODIFIED {
-            return Ok(self.take(answer, &question, Some(&request.headers)).await);
-        }
-        if !head.agrees(answer.headers()) {
-            // The same ETag with other headers: what is known is no more.
-            self.shared.knowledge.forget(&self.read, &head);
-            drop((question, first));
-            return self.ask(request, None).await;
+            Stated::Answered => return self.take_verified(request, answer, question, first).await,
         }
         self.shared.knowledge.renew(&self.read, &head, &question);
-        // Those who wait find it renewed.
+        // Those that wait find it renewed.
         drop((question, first));
         match self.try_memory(&request, &head, Origin::Verified(answer.headers()), false).await {
             Tried::Done(response) => Ok((response, Outcome::Revalidated)),
@@ -279,58 +336,101 @@ impl Reader<'_> {
         }
     }
 
+    /// Asks the endpoint for the object, unless another reader does.
+    async fn ask_in_turn(&self, request: Parts) -> Result<Answered, Failure> {
+        match self.turn(false) {
+            Ok(first) => self.ask(request, first).await,
+            Err(waiting) => match waiting.end(self.deadline).await {
+                Ended::Late => Err(Failure::Late),
+                Ended::LookAgain | Ended::Apart => self.ask(request, None).await,
+            },
+        }
+    }
+
     /// Asks the endpoint for the object.
     async fn ask(&self, request: Parts, first: Option<First>) -> Result<Answered, Failure> {
         let question = self.shared.knowledge.question(&self.read);
-        let answer = self.upstream.send(request, Upload::none()).await?;
-        let taken = self.take(answer, &question, None).await;
+        let answer = match self.upstream.send(request, Upload::none()).await {
+            Ok(answer) => answer,
+            Err(failure) => return Err(failed(failure, first)),
+        };
+        let is_away = is_of_endpoint_away(answer.status());
+        let taken = self.take(answer, &question).await;
         // Now others know what it states.
-        drop((question, first));
-        Ok(taken)
+        drop(question);
+        if let Some(first) = first {
+            first.end(if taken.is_known || is_away { Ended::LookAgain } else { Ended::Apart });
+        }
+        Ok(taken.answered)
     }
 
-    /// Passes an answer on, and keeps what it states and brings. `conditions` are those of the client that the endpoint was not
-    /// asked for.
-    async fn take(
+    /// Passes on the answer to a question that the client's conditions were taken out of, as far as they allow it.
+    async fn take_verified(
         &self,
+        request: Parts,
         answer: Response<Incoming>,
-        question: &Question,
-        conditions: Option<&HeaderMap>,
-    ) -> Answered {
+        question: Question,
+        first: Option<First>,
+    ) -> Result<Answered, Failure> {
+        let is_conditional = CONDITIONS.iter().any(|name| request.headers.contains_key(name));
+        if !is_conditional || !answer.status().is_success() {
+            return Ok(self.take(answer, &question).await.answered);
+        }
+        let own = answer.headers().clone();
+        let Taken { answered, head, .. } = self.take(answer, &question).await;
+        match head.map(|head| (decide(&request.headers, &head), head)) {
+            Some((Verdict::Send, _)) => Ok(answered),
+            Some((Verdict::NotModified, head)) => {
+                Ok((local::not_modified(&head, Origin::Verified(&own)), Outcome::Miss))
+            }
+            Some((Verdict::Failed, _)) => Ok((local::precondition_failed(), Outcome::Miss)),
+            // It states too little to decide them here.
+            Some((Verdict::Unknown, _)) | None => {
+                drop((question, answered));
+                self.ask(request, first).await
+            }
+        }
+    }
+
+    /// Passes an answer on, and keeps what it states and brings.
+    async fn take(&self, answer: Response<Incoming>, question: &Question) -> Taken {
         let (shared, read) = (self.shared, &self.read);
         if answer.status() == StatusCode::NOT_FOUND {
             return self.take_absent(answer, question).await;
         }
         let Some((head, bytes)) = Head::of(read, &answer) else {
-            return (pass(shared, answer, None), Outcome::Passed);
+            if answer.status().is_success() {
+                shared.knowledge.enter_unkept(read, question);
+            }
+            return Taken::passed(pass(shared, answer, None), false);
         };
         let head = shared.knowledge.enter(read, head, question);
-        match conditions.map(|headers| decide(headers, &head)) {
-            Some(Verdict::NotModified) => {
-                return (local::not_modified(&head, Origin::Verified(answer.headers())), Outcome::Miss);
-            }
-            Some(Verdict::Failed) => return (local::precondition_failed(), Outcome::Miss),
-            _ => (),
-        }
-        if read.is_head {
-            return (pass(shared, answer, None), Outcome::Miss);
-        }
-        let filling = Filling::begin(&shared.pieces, &shared.fills, &head, bytes);
-        (pass(shared, answer, Some(filling)), Outcome::Miss)
+        let filling = (!read.is_head).then(|| Filling::begin(&shared.pieces, &shared.fills, &head, bytes));
+        let answered = (pass(shared, answer, filling), Outcome::Miss);
+        Taken { answered, head: Some(head), is_known: true }
     }
 
-    async fn take_absent(&self, answer: Response<Incoming>, question: &Question) -> Answered {
+    async fn take_absent(&self, answer: Response<Incoming>, question: &Question) -> Taken {
         let knowledge = &self.shared.knowledge;
         if self.policy.negative == Duration::ZERO {
             knowledge.enter_absent(&self.read, None, question);
-            return (pass(self.shared, answer, None), Outcome::Passed);
+            return Taken::passed(pass(self.shared, answer, None), false);
         }
         let (answer, body) = collect(self.shared, answer, self.read.is_head).await;
         let kept =
             body.and_then(|body| Answer::of(answer.headers(), Some(body).filter(|_| !self.read.is_head)));
+        let is_known = kept.is_some();
         knowledge.enter_absent(&self.read, kept, question);
-        (answer, Outcome::Passed)
+        Taken::passed(answer, is_known)
     }
+}
+
+/// Returns the failure, after those that wait for a first reader know what its question has come to.
+fn failed(failure: Failure, first: Option<First>) -> Failure {
+    if matches!(failure, Failure::Late) {
+        first.into_iter().for_each(|first| first.end(Ended::Late));
+    }
+    failure
 }
 
 /// Returns whether an answer states that the endpoint cannot serve at the moment.

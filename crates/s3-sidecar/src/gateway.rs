@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use hyper::body::Incoming;
 use hyper::http::request::Parts;
-use hyper::{HeaderMap, Response, StatusCode};
+use hyper::{HeaderMap, Response};
 
-use crate::asking::{First, Turn};
+use crate::asking::{self, Ended, First, Turn};
 use crate::body::{Body, full};
 use crate::changes::Moment;
-use crate::conditions::ask_for_change;
+use crate::conditions::{Stated, ask_for_change};
 use crate::filling::Filling;
 use crate::generation::Head;
 use crate::outcome::Outcome;
@@ -31,7 +31,7 @@ pub(crate) async fn answer(
     let read = Arc::new(read);
     match try_answer(shared, upstream, request, &read).await {
         Ok(answered) => answered,
-        Err(failure) => (failure.answer(), Outcome::Failed),
+        Err(failure) => (failure.answer(), failure.outcome()),
     }
 }
 
@@ -41,6 +41,7 @@ async fn try_answer(
     request: Parts,
     read: &Arc<Read>,
 ) -> Result<(Response<Body>, Outcome), Failure> {
+    let deadline = asking::deadline(&shared.config);
     let mut first = None;
     let mut known = None;
     if !read.is_conditional {
@@ -48,11 +49,11 @@ async fn try_answer(
         if known.is_none() {
             match shared.asking.turn(read, false) {
                 Turn::First(turn) => first = Some(turn),
-                Turn::After(mut answered) => {
-                    // Ends with an error when the other reader's answer has begun, or failed.
-                    let _ = answered.changed().await;
-                    known = look_up(shared, &request.headers, read).await;
-                }
+                Turn::After(waiting) => match waiting.end(deadline).await {
+                    Ended::LookAgain => known = look_up(shared, &request.headers, read).await,
+                    Ended::Apart => (),
+                    Ended::Late => return Err(Failure::Late),
+                },
             }
         }
     }
@@ -60,16 +61,16 @@ async fn try_answer(
         return ask(shared, upstream, request, read, first).await;
     };
     let mut question = request.clone();
-    ask_for_change(&mut question, &head);
+    let for_change = ask_for_change(&mut question, read, &head);
     let asked = shared.knowledge.moment();
     let answer = upstream.send(question, Upload::none()).await?;
-    if answer.status() != StatusCode::NOT_MODIFIED {
-        return Ok(take(shared, read, answer, asked));
-    }
-    if !head.agrees(answer.headers()) {
-        // The same ETag with other headers: what is known is no more.
-        shared.knowledge.forget(read, &head);
-        return ask(shared, upstream, request, read, None).await;
+    match for_change.stated(&answer, read, &head) {
+        Stated::Same => (),
+        Stated::Other => {
+            shared.knowledge.forget(read, &head);
+            return ask(shared, upstream, request, read, None).await;
+        }
+        Stated::Answered => return Ok(take(shared, read, answer, asked)),
     }
     let upstreams = (shared, upstream);
     let mut body = Serving::new(
@@ -103,7 +104,15 @@ async fn ask(
     first: Option<First>,
 ) -> Result<(Response<Body>, Outcome), Failure> {
     let asked = shared.knowledge.moment();
-    let answer = upstream.send(request, Upload::none()).await?;
+    let answer = match upstream.send(request, Upload::none()).await {
+        Ok(answer) => answer,
+        Err(failure) => {
+            if matches!(failure, Failure::Late) {
+                first.into_iter().for_each(|first| first.end(Ended::Late));
+            }
+            return Err(failure);
+        }
+    };
     let taken = take(shared, read, answer, asked);
     // Now others know what it states.
     drop(first);

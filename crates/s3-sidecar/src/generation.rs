@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use blocker::Namespace;
 use hyper::header::{
     AGE, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, DATE, ETAG, HeaderName, HeaderValue, LAST_MODIFIED,
     SET_COOKIE, TRAILER, VARY,
@@ -20,6 +21,8 @@ pub(crate) type GenerationId = [u8; 24];
 #[derive(Debug)]
 pub(crate) struct Head {
     pub(crate) generation: GenerationId,
+    /// The namespace of its bytes in the object cache: that of its bucket.
+    pub(crate) namespace: Namespace,
     pub(crate) etag: HeaderValue,
     pub(crate) last_modified: Option<HeaderValue>,
     pub(crate) size: u64,
@@ -54,6 +57,7 @@ impl Head {
             _ => return None,
         };
         let etag = one(headers, &ETAG)?;
+        let namespace = Namespace::copy_from(read.bucket.as_bytes()).ok()?;
         // A weak one does not promise the same bytes.
         let is_strong = etag.as_bytes().starts_with(b"\"") && etag.len() > 2;
         if !is_strong || is_never_stored(headers) || is_kept_apart(headers) {
@@ -70,8 +74,17 @@ impl Head {
         let is_of_whole = answer.status() == StatusCode::OK;
         let is_always_verified = has_directive(headers, "no-cache");
         let etag = etag.clone();
-        let head =
-            Head { generation, etag, last_modified, size, headers: kept, is_of_whole, is_always_verified };
+        let headers = kept;
+        let head = Head {
+            generation,
+            namespace,
+            etag,
+            last_modified,
+            size,
+            headers,
+            is_of_whole,
+            is_always_verified,
+        };
         Some((head, bytes))
     }
 

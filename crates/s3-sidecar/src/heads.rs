@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::changes::Moment;
-use crate::generation::Head;
+use crate::generation::{GenerationId, Head};
 use crate::table::{Place, Table};
 use crate::target::ObjectKey;
 
@@ -35,14 +35,21 @@ impl Heads {
     pub(crate) fn enter(&self, place: Place, head: Arc<Head>, asked: Moment) -> Arc<Head> {
         let bytes = head.bytes();
         let (generation, is_of_whole) = (head.generation, head.is_of_whole);
-        let keep = |known: &mut Known| {
-            let states_more = known.head.is_of_whole && !is_of_whole;
-            let is_kept = known.head.generation == generation && states_more;
-            if is_kept && known.asked.sequence < asked.sequence {
-                known.asked = asked;
+        let keep = |known: &mut Known, new: &mut Known| {
+            let is_later = known.asked.sequence > asked.sequence;
+            if known.head.generation != generation {
+                // An answer to a later question is there already.
+                return is_later;
             }
-            // An answer to a later question is there already.
-            is_kept || known.asked.sequence > asked.sequence
+            // What states more stays, and is as new as the newer one.
+            let is_kept = known.head.is_of_whole && (!is_of_whole || is_later);
+            let newer = if is_later { known.asked } else { asked };
+            if is_kept {
+                known.asked = newer
+            } else {
+                new.asked = newer
+            }
+            is_kept
         };
         let known = self.0.enter(place, Known { head: Arc::clone(&head), asked }, bytes, keep);
         // The caller has bytes of its own answer, whatever is known.
@@ -63,6 +70,13 @@ impl Heads {
         self.0.remove_if(place, |known| Arc::ptr_eq(&known.head, head));
     }
 
+    /// Forgets what is known of other bytes of an object.
+    pub(crate) fn forget_others(&self, key: ObjectKey, generation: &GenerationId) {
+        for has_checksums in [false, true] {
+            self.0.remove_if(&(key, has_checksums), |known| known.head.generation != *generation);
+        }
+    }
+
     /// Forgets what is known of an object.
     pub(crate) fn forget_all(&self, key: ObjectKey) {
         [false, true].iter().for_each(|has_checksums| self.0.remove_if(&(key, *has_checksums), |_| true));
@@ -77,7 +91,6 @@ impl Heads {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generation::GenerationId;
     use hyper::HeaderMap;
     use hyper::header::HeaderValue;
     use std::time::Instant;
@@ -85,6 +98,7 @@ mod tests {
     fn head(generation: u8, is_of_whole: bool) -> Arc<Head> {
         Arc::new(Head {
             generation: [generation; size_of::<GenerationId>()],
+            namespace: blocker::Namespace::new(&b"b"[..]).unwrap(),
             etag: HeaderValue::from_static("\"a\""),
             last_modified: None,
             size: 1,
@@ -132,5 +146,27 @@ mod tests {
         heads.enter(([1; 32], true), head(2, true), asked(1));
         heads.forget_all([1; 32]);
         assert_eq!(heads.sizes(), (0, 0));
+    }
+
+    #[test]
+    fn an_older_answer_that_states_more_of_the_same_bytes_counts() {
+        let heads = Heads::new(100, 1 << 20);
+        heads.enter(PLACE, head(1, false), asked(7));
+        assert!(heads.enter(PLACE, head(1, true), asked(6)).is_of_whole);
+        let known = heads.get(&PLACE).unwrap();
+        assert_eq!((known.head.is_of_whole, known.asked.sequence), (true, 7));
+        // One that states as much is no newer.
+        let same = heads.enter(PLACE, head(1, true), asked(5));
+        assert!(Arc::ptr_eq(&same, &known.head));
+    }
+
+    #[test]
+    fn other_bytes_of_an_object_are_forgotten_with_and_without_checksums() {
+        let heads = Heads::new(100, 1 << 20);
+        let checked = ([1; 32], true);
+        heads.enter(PLACE, head(1, true), asked(1));
+        heads.enter(checked, head(2, true), asked(2));
+        heads.forget_others([1; 32], &head(2, true).generation);
+        assert_eq!((heads.get(&PLACE).is_none(), heads.get(&checked).is_some()), (true, true));
     }
 }

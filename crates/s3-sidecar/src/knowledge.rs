@@ -86,11 +86,17 @@ impl Knowledge {
     /// bytes then.
     pub(crate) fn enter(&self, read: &Read, head: Head, question: &Question) -> Arc<Head> {
         let head = Arc::new(head);
-        let entered = question.enter(|asked| {
+        let entered = question.enter(Some(head.generation), |asked| {
             self.absents.forget(read.key);
+            self.heads.forget_others(read.key, &head.generation);
             self.heads.enter(read.place(), Arc::clone(&head), asked)
         });
         entered.unwrap_or(head)
+    }
+
+    /// Enters that an object is there, and that what it is cannot be kept.
+    pub(crate) fn enter_unkept(&self, read: &Read, question: &Question) {
+        question.enter(None, |_| self.forget_all(read.key));
     }
 
     /// Enters what an answer states that is verified whenever it is used.
@@ -100,12 +106,15 @@ impl Knowledge {
 
     /// Enters that what is known of an object held when the endpoint was asked.
     pub(crate) fn renew(&self, read: &Read, head: &Arc<Head>, question: &Question) {
-        question.enter(|asked| self.heads.renew(&read.place(), head, asked));
+        question.enter(Some(head.generation), |asked| {
+            self.heads.forget_others(read.key, &head.generation);
+            self.heads.renew(&read.place(), head, asked);
+        });
     }
 
     /// Enters that an object is not there; `answer` is what the endpoint has answered, if that is to be kept.
     pub(crate) fn enter_absent(&self, read: &Read, answer: Option<Answer>, question: &Question) {
-        question.enter(|asked| {
+        question.enter(None, |asked| {
             self.heads.forget_all(read.key);
             if let Some(answer) = answer {
                 self.absents.enter(read.key, answer, asked);

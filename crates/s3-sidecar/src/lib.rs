@@ -25,13 +25,14 @@
 //! | `gateway`, `fresh` | the way of a read: the endpoint is asked each time; or only for what is not fresh |
 //! | `ready`, `serving`, `local`, `passing` | what is at hand; a body from memory; answers made here; answers of the endpoint |
 //! | `policy`, `demand`, `preconditions` | for how long what is known is fresh; what clients demand; their conditions |
-//! | `writes`, `deletes`, `ending` | what requests may change; keys in their bodies; when a change is over |
+//! | `writes`, `deletes`, `root`, `ending` | what requests may change; keys in their bodies; errors in answers; when a change is over |
 //! | `knowledge`, `changes`, `wide` | what is known, and what makes it void |
 //! | `heads`, `absent`, `table`, `generation` | objects that are known, or known not to be there; what makes two of them the same |
 //! | `pieces`, `staging`, `filling`, `fills`, `asking` | the object cache; how bytes enter it; readers that share one request |
 //! | `upstream`, `tls`, `upload` | requests to the endpoint; its certificates; bodies of clients |
 //! | `splicing`, `pipes` | bodies into sockets without a copy |
 //! | `control`, `events` | commands to a running sidecar; notifications of buckets |
+//! | `terms`, `lane`, `bucket_metrics` | what buckets have of the memory and of the endpoint; its rates at work; what is counted of it |
 //! | `breaker` | spares requests the wait for an endpoint that is away |
 //! | `body`, `answer`, `outcome`, `metrics` | bodies; the proxy's own error answers; how requests end; counts |
 //! | `access_log`, `logged` | the access log; what it states of a request |
@@ -47,6 +48,7 @@ mod asking;
 pub mod auth;
 mod body;
 mod breaker;
+mod bucket_metrics;
 mod changes;
 mod conditions;
 pub mod config;
@@ -64,6 +66,7 @@ mod generation;
 mod heads;
 mod hop;
 mod knowledge;
+mod lane;
 mod local;
 mod logged;
 mod metrics;
@@ -76,6 +79,7 @@ mod preconditions;
 mod range;
 mod read;
 mod ready;
+mod root;
 mod server;
 mod service;
 mod serving;
@@ -85,6 +89,7 @@ mod staging;
 mod stall;
 mod table;
 mod target;
+mod terms;
 mod tls;
 mod upload;
 mod upstream;
@@ -99,3 +104,4 @@ pub use metrics::Counts;
 pub use pipes::PIPE_DESCRIPTORS_MAX;
 pub use policy::{CachePolicy, Fresh, Rule};
 pub use server::{Sidecar, SidecarError};
+pub use terms::BucketTerms;

@@ -1,12 +1,14 @@
-//! Bodies of objects in the object cache, as pieces of 4 MiB of one generation.
+//! Bodies of objects in the object cache, as pieces of 4 MiB of one generation. Each bucket has a namespace of its own.
 
 use std::sync::Arc;
 
-use blocker::{BUCKET_BYTES, Blocker, Name, Namespace, ObjectId, ReadRequest, Segments};
-use cached_core::object::{ConfigError, ObjectCache, ObjectCacheConfig};
+use blocker::{BUCKET_BYTES, Blocker, Capabilities, Name, ObjectId, ReadRequest, Segments};
+use cached_core::object::{ConfigError, NamespaceCounters, ObjectCache, ObjectCacheConfig};
+use parking_lot::Mutex;
 
 use crate::generation::{GenerationId, Head};
 use crate::staging::{PIECE_BYTES, Staging};
+use crate::terms::BucketTerms;
 
 /// The most reads of staged bytes at a time: no disk or network waits behind them.
 const LOADS_MAX: usize = 4096;
@@ -15,34 +17,69 @@ const LOADS_MAX: usize = 4096;
 pub(crate) struct Pieces {
     cache: ObjectCache,
     staging: Arc<Staging>,
-    namespace: Namespace,
+    /// What is in force.
+    config: Mutex<ObjectCacheConfig>,
+}
+
+/// Returns the configuration of the cache: `memory_bytes` for pieces of `objects` objects, of which buckets have shares.
+pub(crate) fn cache_config(
+    memory_bytes: u64,
+    objects: usize,
+    terms: &[BucketTerms],
+) -> Result<ObjectCacheConfig, ConfigError> {
+    let pieces = objects as u64 + memory_bytes / PIECE_BYTES + 2;
+    let config = ObjectCacheConfig {
+        memory_bytes_max: memory_bytes,
+        objects_count_max: u32::try_from(pieces).unwrap_or(u32::MAX).min(1 << 31),
+        object_bytes_max: PIECE_BYTES,
+        // Nothing is ever written to it.
+        dirty_bytes_max: BUCKET_BYTES,
+        load_requests_max: LOADS_MAX,
+        read_ahead_bytes_max: 0,
+        bypass_read_bytes_min: 0,
+        namespaces: terms.iter().filter_map(BucketTerms::namespace).collect(),
+        ..ObjectCacheConfig::default()
+    };
+    config.check(&Capabilities::full(PIECE_BYTES))?;
+    Ok(config)
 }
 
 impl Pieces {
-    /// Returns an empty cache of `memory_bytes` for pieces of `objects` objects. `lends` states whether bodies go into sockets without
-    /// a copy.
+    /// Returns an empty cache of `memory_bytes` for pieces of `objects` objects, of which buckets have shares. `lends` states
+    /// whether bodies go into sockets without a copy.
     ///
     /// # Errors
     /// What cannot work, or the memory that cannot be mapped.
-    pub(crate) fn new(memory_bytes: u64, objects: usize, lends: bool) -> Result<Self, ConfigError> {
+    pub(crate) fn new(
+        memory_bytes: u64,
+        objects: usize,
+        terms: &[BucketTerms],
+        lends: bool,
+    ) -> Result<Self, ConfigError> {
         let staging = Arc::new(Staging::default());
-        let pieces = objects as u64 + memory_bytes / PIECE_BYTES + 2;
-        let config = ObjectCacheConfig {
-            memory_bytes_max: memory_bytes,
-            objects_count_max: u32::try_from(pieces).unwrap_or(u32::MAX).min(1 << 31),
-            object_bytes_max: PIECE_BYTES,
-            // Nothing is ever written to it.
-            dirty_bytes_max: BUCKET_BYTES,
-            load_requests_max: LOADS_MAX,
-            read_ahead_bytes_max: 0,
-            bypass_read_bytes_min: 0,
-            lends_buckets: lends,
-            ..ObjectCacheConfig::default()
-        };
-        let cache = ObjectCache::builder(Arc::clone(&staging) as Arc<dyn Blocker>).config(config).start()?;
-        let wrong = |_| ConfigError { key: "namespace", why: "is not a name".into() };
-        let namespace = Namespace::copy_from(b"s3").map_err(wrong)?;
-        Ok(Self { cache, staging, namespace })
+        let config =
+            ObjectCacheConfig { lends_buckets: lends, ..cache_config(memory_bytes, objects, terms)? };
+        let cache = ObjectCache::builder(Arc::clone(&staging) as Arc<dyn Blocker>);
+        let cache = cache.config(config.clone()).start()?;
+        Ok(Self { cache, staging, config: Mutex::new(config) })
+    }
+
+    /// Replaces the shares that buckets have.
+    ///
+    /// # Errors
+    /// What cannot work; then nothing has changed.
+    pub(crate) fn set_shares(&self, terms: &[BucketTerms]) -> Result<(), ConfigError> {
+        let mut before = self.config.lock();
+        let namespaces = terms.iter().filter_map(BucketTerms::namespace).collect();
+        let after = ObjectCacheConfig { namespaces, ..before.clone() };
+        self.cache.live_settings().change(&before, &after)?;
+        *before = after;
+        Ok(())
+    }
+
+    /// Returns what each bucket has of the memory.
+    pub(crate) fn by_bucket(&self) -> Vec<NamespaceCounters> {
+        self.cache.namespaces()
     }
 
     /// Returns how many bytes of its memory are in use.
@@ -54,7 +91,7 @@ impl Pieces {
     pub(crate) async fn read(&self, head: &Head, at: u64, len: u64) -> Option<Segments> {
         let within = at % PIECE_BYTES;
         let len = len.min(PIECE_BYTES - within).min(head.size.saturating_sub(at));
-        let read = ReadRequest::new(self.object(&head.generation, at / PIECE_BYTES)?, within, len);
+        let read = ReadRequest::new(object(head, at / PIECE_BYTES)?, within, len);
         let data = self.cache.read(read).await.ok()?.data;
         (len > 0 && data.len_bytes() as u64 == len).then_some(data)
     }
@@ -86,7 +123,7 @@ impl Pieces {
             let (piece, within) = (at / PIECE_BYTES, at % PIECE_BYTES);
             let len = (PIECE_BYTES - within).min((bytes.len_bytes() - done) as u64);
             let piece_bytes = PIECE_BYTES.min(head.size - piece * PIECE_BYTES);
-            let Some(object) = self.object(&head.generation, piece) else { return };
+            let Some(object) = object(head, piece) else { return };
             // At most a piece.
             let part = bytes.slice(done..done + len as usize);
             let _stay = self.staging.stage(object.name.clone(), within, part, piece_bytes);
@@ -95,13 +132,14 @@ impl Pieces {
             (at, done) = (at + len, done + len as usize);
         }
     }
+}
 
-    fn object(&self, generation: &GenerationId, piece: u64) -> Option<ObjectId> {
-        let mut name = [0; size_of::<GenerationId>() + 8];
-        name[..generation.len()].copy_from_slice(generation);
-        name[generation.len()..].copy_from_slice(&piece.to_be_bytes());
-        Some(ObjectId::new(self.namespace.clone(), Name::copy_from(&name).ok()?))
-    }
+fn object(head: &Head, piece: u64) -> Option<ObjectId> {
+    let generation = &head.generation;
+    let mut name = [0; size_of::<GenerationId>() + 8];
+    name[..generation.len()].copy_from_slice(generation);
+    name[generation.len()..].copy_from_slice(&piece.to_be_bytes());
+    Some(ObjectId::new(head.namespace.clone(), Name::copy_from(&name).ok()?))
 }
 
 #[cfg(test)]
@@ -115,6 +153,7 @@ mod tests {
     fn head(size: u64) -> Head {
         Head {
             generation: [7; size_of::<GenerationId>()],
+            namespace: blocker::Namespace::new(&b"b"[..]).unwrap(),
             etag: HeaderValue::from_static("\"a\""),
             last_modified: None,
             size,
@@ -126,7 +165,7 @@ mod tests {
 
     #[test]
     fn what_was_filled_is_read_and_nothing_else() {
-        let pieces = Pieces::new(32 << 20, 100, false).unwrap();
+        let pieces = Pieces::new(32 << 20, 100, &[], false).unwrap();
         let size = 2 * PIECE_BYTES + 5000;
         let head = head(size);
         let all: Vec<u8> = (0..size).map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8).collect();

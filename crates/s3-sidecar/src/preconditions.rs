@@ -109,6 +109,7 @@ mod tests {
     fn head() -> Head {
         Head {
             generation: [0; 24],
+            namespace: blocker::Namespace::new(&b"b"[..]).unwrap(),
             etag: HeaderValue::from_static("\"a,b\""),
             last_modified: Some(HeaderValue::from_static("Mon, 01 Jan 2024 00:00:00 GMT")),
             size: 1,

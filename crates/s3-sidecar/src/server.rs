@@ -20,12 +20,14 @@ use crate::access_log::AccessLog;
 use crate::asking::Asking;
 use crate::auth::{self, Access, Secrets};
 use crate::breaker::Breaker;
+use crate::bucket_metrics;
 use crate::config::SidecarConfig;
 use crate::connection;
 use crate::control::SidecarControl;
 use crate::fills::Fills;
 use crate::heads::Heads;
 use crate::knowledge::Knowledge;
+use crate::lane::Lanes;
 use crate::metrics::Counts;
 use crate::pieces::Pieces;
 use crate::pipes::Pipes;
@@ -89,7 +91,7 @@ impl Sidecar {
         }
         let local = |socket: &StdListener| socket.local_addr().map_err(SidecarError::Thread);
         let addresses = sockets.iter().map(local).collect::<Result<_, _>>()?;
-        let pieces = Pieces::new(config.memory_bytes, config.heads_max, config.tls.is_none())
+        let pieces = Pieces::new(config.memory_bytes, config.heads_max, &config.terms, config.tls.is_none())
             .map_err(|error| SidecarError::Config { key: "memory_bytes", why: error.to_string() })?;
         let heads = Heads::new(config.heads_max, config.heads_bytes_max);
         // An endpoint takes no longer over a change than over its answer.
@@ -104,6 +106,7 @@ impl Sidecar {
             addressing: Addressing::new(&config.domains),
             knowledge: Arc::new(knowledge),
             policies: RwLock::new(policies),
+            lanes: Lanes::new(&config.terms),
             access: Access::new(config.auth, config.secrets.keys.as_ref(), &config.region),
             pieces: Arc::new(pieces),
             fills: Arc::new(Fills::default()),
@@ -198,6 +201,7 @@ impl Collect for Metrics {
         let dropped = self.0.access_log.as_ref().map_or(0, |log| log.dropped().get());
         let help = "Lines of the access log that were not written.";
         into.counter("cached_s3_sidecar_access_log_dropped_total", help, dropped);
+        bucket_metrics::collect(&self.0, into);
         let bytes = self.0.pieces.used_bytes();
         into.gauge("cached_s3_sidecar_bodies_bytes", "Memory of bodies of objects of S3.", bytes);
         let help = "The memory for bodies of objects of S3.";
@@ -212,6 +216,9 @@ impl Drop for Sidecar {
             if thread.join().is_err() {
                 tracing::error!("a thread of the S3 sidecar has panicked");
             }
+        }
+        if self.shared.access_log.as_ref().is_some_and(|log| !log.finish()) {
+            tracing::warn!("the last lines of the access log of the S3 sidecar are lost: nothing takes them");
         }
     }
 }

@@ -65,6 +65,10 @@ async fn route(
     let host = host(&head.headers).unwrap_or_default();
     let target = shared.addressing.target(host, head.uri.path());
     let is_here = shared.config.auth.is_here();
+    if let Some(lane) = target.bucket().and_then(|bucket| shared.lanes.of(bucket)) {
+        // It goes with the request to where that is sent.
+        head.extensions.insert(lane);
+    }
     if upload.is_none()
         && let Some(mut read) = Read::understand(&head, &target)
     {
@@ -85,13 +89,13 @@ async fn route(
         (Ok(answer), None) => (pass(shared, answer, None), Outcome::Passed),
         (Ok(answer), Some(ending)) => (pass_change(shared, answer, ending), Outcome::Passed),
         (Err(failure), ending) => {
-            if matches!(failure, Failure::Unreachable(_)) {
+            if matches!(failure, Failure::Unreachable(_) | Failure::Busy) {
                 ending.into_iter().for_each(Ending::settle);
             }
             match verdict.as_ref().and_then(|verdict| verdict.get()) {
                 // The body was not what was signed: it has been broken off.
                 Some(denial) => refuse(shared, denial, true),
-                None => (failure.answer(), Outcome::Failed),
+                None => (failure.answer(), failure.outcome()),
             }
         }
     }

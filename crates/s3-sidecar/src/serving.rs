@@ -17,6 +17,7 @@ use crate::body::{Body, BodyError, Data, streamed};
 use crate::conditions::ask_for_rest;
 use crate::filling::Filling;
 use crate::generation::Head;
+use crate::lane::Lane;
 use crate::pieces::Pieces;
 use crate::range::parse_content_range;
 use crate::read::Read;
@@ -145,8 +146,10 @@ impl Serving {
         })?;
         let skipped = self.left.start - bytes.start;
         let filling = Filling::begin(&self.shared.pieces, &self.shared.fills, &self.head, bytes);
-        let (left, body) = (self.left.end - self.left.start, answer.into_body());
-        Ok(Rest { body, filling, skipped, left })
+        let left = self.left.end - self.left.start;
+        let (mut head, body) = answer.into_parts();
+        let lane = head.extensions.remove::<Arc<Lane>>();
+        Ok(Rest { body, filling, lane, skipped, left })
     }
 
     /// Returns which bytes of the same object an answer has, if it has what is left.
@@ -182,6 +185,7 @@ pub(crate) async fn from_cache(pieces: &Pieces, head: &Head, bytes: Range<u64>) 
 struct Rest {
     body: Incoming,
     filling: Filling,
+    lane: Option<Arc<Lane>>,
     /// Bytes to come that the client has already.
     skipped: u64,
     /// Bytes that the client is still to have.
@@ -197,6 +201,9 @@ impl Rest {
             let frame = frame.ok_or("the endpoint has ended its answer early")??;
             let Ok(mut bytes) = frame.into_data() else { continue };
             shared.counts.bytes_from_upstream.add(bytes.len() as u64);
+            if let Some(lane) = &self.lane {
+                lane.pace(bytes.len()).await;
+            }
             self.filling.push(&bytes).await;
             let skipped = self.skipped.min(bytes.len() as u64);
             self.skipped -= skipped;

@@ -12,6 +12,7 @@ use crate::config::SidecarConfig;
 use crate::deletes::Held;
 use crate::fills::Fills;
 use crate::knowledge::Knowledge;
+use crate::lane::Lanes;
 use crate::metrics::Counts;
 use crate::pieces::Pieces;
 use crate::policy::Policies;
@@ -23,6 +24,7 @@ pub(crate) struct Shared {
     pub(crate) addressing: Addressing,
     pub(crate) knowledge: Arc<Knowledge>,
     pub(crate) policies: RwLock<Policies>,
+    pub(crate) lanes: Lanes,
     pub(crate) access: Access,
     pub(crate) pieces: Arc<Pieces>,
     pub(crate) fills: Arc<Fills>,

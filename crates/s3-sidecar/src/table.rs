@@ -63,13 +63,19 @@ impl<V: Clone> Table<V> {
         Some(entry.value.clone())
     }
 
-    /// Enters a value of `bytes`, unless `keep` returns that the one that is there stays; a value that is too large takes no
-    /// place. Returns what is there then, or the value.
-    pub(crate) fn enter(&self, place: Place, value: V, bytes: usize, keep: impl FnOnce(&mut V) -> bool) -> V {
+    /// Enters a value of `bytes`, unless `keep` returns that the one that is there stays; it is given that one and the new one, and
+    /// may change them. A value that is too large takes no place. Returns what is there then, or the value.
+    pub(crate) fn enter(
+        &self,
+        place: Place,
+        mut value: V,
+        bytes: usize,
+        keep: impl FnOnce(&mut V, &mut V) -> bool,
+    ) -> V {
         let mut shard = self.shard(&place).lock();
         let shard = &mut *shard;
         if let Some(entry) = shard.entries.get_mut(&place) {
-            if keep(&mut entry.value) {
+            if keep(&mut entry.value, &mut value) {
                 return entry.value.clone();
             }
             if bytes > self.bytes_max {
@@ -164,16 +170,16 @@ mod tests {
     fn the_table_is_bounded_and_keeps_what_is_used() {
         let table = Table::new(10 * SHARDS, 1 << 30);
         for number in 0..100 {
-            table.enter(place(number), number, 7, |_| false);
+            table.enter(place(number), number, 7, |_, _| false);
             assert_eq!(table.get(&place(0)), Some(0), "{number}");
         }
         assert_eq!((table.sizes(), table.get(&place(1))), ((10, 70), None));
         let table = Table::new(1 << 20, 3 * SHARDS * 7);
         for number in 0..100 {
-            table.enter(place(number), number, 7, |_| false);
+            table.enter(place(number), number, 7, |_, _| false);
         }
         assert_eq!(table.sizes().0, 3);
-        table.enter(place(99), 1, 1000, |_| false);
+        table.enter(place(99), 1, 1000, |_, _| false);
         assert_eq!((table.sizes().0, table.get(&place(99))), (2, None));
     }
 
@@ -181,27 +187,27 @@ mod tests {
     fn what_leaves_and_returns_is_in_the_queue_once() {
         let table = Table::new(SHARDS * 4, 1 << 20);
         for _ in 0..10_000 {
-            table.enter(place(1), 1, 1, |_| false);
+            table.enter(place(1), 1, 1, |_, _| false);
             table.remove_if(&place(1), |_| true);
         }
         assert!(table.shards[0].lock().queue.len() <= QUEUE_SLACK + 1);
         assert_eq!(table.sizes(), (0, 0));
         for number in 0..4 {
-            table.enter(place(number), number, 1, |_| false);
+            table.enter(place(number), number, 1, |_, _| false);
         }
         table.remove_if(&place(0), |_| true);
-        table.enter(place(0), 0, 1, |_| false);
+        table.enter(place(0), 0, 1, |_, _| false);
         // Its old place in the queue is not its own.
-        table.enter(place(5), 5, 1, |_| false);
+        table.enter(place(5), 5, 1, |_, _| false);
         assert_eq!((table.get(&place(0)), table.get(&place(1))), (Some(0), None));
     }
 
     #[test]
     fn values_are_kept_changed_and_removed_by_what_they_are() {
         let table = Table::new(100, 1 << 20);
-        assert_eq!(table.enter(place(1), 1, 1, |_| true), 1);
-        assert_eq!(table.enter(place(1), 2, 1, |_| true), 1);
-        assert_eq!(table.enter(place(1), 2, 1, |_| false), 2);
+        assert_eq!(table.enter(place(1), 1, 1, |_, _| true), 1);
+        assert_eq!(table.enter(place(1), 2, 1, |_, _| true), 1);
+        assert_eq!(table.enter(place(1), 2, 1, |_, _| false), 2);
         table.update(&place(1), |value| *value = 3);
         table.remove_if(&place(1), |value| *value == 2);
         assert_eq!(table.get(&place(1)), Some(3));

@@ -79,6 +79,16 @@ pub(crate) enum Target<'a> {
     Unknown,
 }
 
+impl Target<'_> {
+    /// Returns the bucket, if one is named.
+    pub(crate) fn bucket(&self) -> Option<&str> {
+        match self {
+            Target::Object(bucket, _) | Target::IllEncoded(bucket) | Target::Bucket(bucket) => Some(bucket),
+            Target::Service | Target::Unknown => None,
+        }
+    }
+}
+
 /// Returns the identity of an object.
 pub(crate) fn object_key(bucket: &str, key: &[u8]) -> ObjectKey {
     let mut hash = Sha256::new();

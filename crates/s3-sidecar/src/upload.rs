@@ -19,6 +19,7 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 use crate::auth::{Check, Verdict};
 use crate::body::BodyError;
 use crate::deletes::Passing;
+use crate::lane::Lane;
 
 /// How long an endpoint that ignores `Expect: 100-continue` is waited for.
 const CONTINUE_WAIT_MAX: Duration = Duration::from_secs(1);
@@ -63,6 +64,10 @@ pub(crate) struct Upload {
     unwanted: Option<Pin<Box<Sleep>>>,
     /// What looks at the bytes as they pass.
     passing: Option<Passing>,
+    /// The lane of its bucket.
+    lane: Option<Arc<Lane>>,
+    /// Keeps the next bytes back as the lane demands.
+    pace: Option<Pin<Box<Sleep>>>,
 }
 
 /// Where a body comes from.
@@ -125,6 +130,8 @@ impl Upload {
             gate: None,
             unwanted: None,
             passing: None,
+            lane: None,
+            pace: None,
         }
     }
 
@@ -228,6 +235,11 @@ impl Upload {
         Self { passing, ..self }
     }
 
+    /// Returns the body, which passes in the pace of its bucket's lane.
+    pub(crate) fn in_lane(self, lane: &Arc<Lane>) -> Self {
+        if self.is_none() { self } else { Self { lane: Some(Arc::clone(lane)), ..self } }
+    }
+
     pub(crate) fn progress(&self) -> Arc<Progress> {
         Arc::clone(&self.progress)
     }
@@ -283,7 +295,19 @@ impl Body for Upload {
             ready!(unwanted.as_mut().poll(cx));
             return Poll::Ready(Some(Err("the endpoint has answered without the body".into())));
         }
+        if let Some(pace) = &mut this.pace {
+            ready!(pace.as_mut().poll(cx));
+            this.pace = None;
+        }
         let frame = ready!(this.poll_checked(cx));
+        if let (Some(lane), Some(Ok(frame))) = (&this.lane, &frame) {
+            let wait = lane.pass(frame.data_ref().map_or(0, Bytes::len));
+            if !wait.is_zero() {
+                this.pace = Some(Box::pin(sleep(wait)));
+                // That it stands still then is not its client's doing, nor the endpoint's.
+                *this.progress.last.lock() = Instant::now() + wait;
+            }
+        }
         if let (Some(passing), Some(Ok(frame))) = (&this.passing, &frame)
             && let Some(bytes) = frame.data_ref()
         {

@@ -21,6 +21,8 @@ use crate::auth::{self, Signer};
 use crate::body::Body;
 use crate::breaker::Breaker;
 use crate::config::SidecarConfig;
+use crate::lane::Lane;
+use crate::outcome::Outcome;
 use crate::upload::{Upload, keep_expectation};
 
 /// How long a connection is kept for the next request: less than endpoints keep theirs.
@@ -37,6 +39,8 @@ pub(crate) enum Failure {
     Late,
     /// The client stopped sending its request.
     Stalled,
+    /// The bucket's rates let it not pass.
+    Busy,
 }
 
 impl Failure {
@@ -56,11 +60,26 @@ impl Failure {
                 "GatewayTimeout",
                 "the S3 endpoint did not answer in time".into(),
             ),
+            Failure::Busy => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "SlowDown",
+                "more was asked of the bucket than it may ask of the S3 endpoint a second".into(),
+            ),
             Failure::Stalled => {
                 (StatusCode::BAD_REQUEST, "RequestTimeout", "the request's body did not come in time".into())
             }
         };
         answer::failure(status, code, &message)
+    }
+}
+
+impl Failure {
+    /// Returns how a request that has failed so ends.
+    pub(crate) fn outcome(&self) -> Outcome {
+        match self {
+            Failure::Busy => Outcome::Refused,
+            _ => Outcome::Failed,
+        }
     }
 }
 
@@ -105,8 +124,27 @@ impl Upstream {
     /// Sends a request, and returns the head of the answer with the rest to come.
     ///
     /// # Errors
-    /// [`Failure`]. [`Failure::Unreachable`] is the one after which the endpoint certainly has nothing of the request.
-    pub(crate) async fn send(&self, head: Parts, body: Upload) -> Result<Response<Incoming>, Failure> {
+    /// [`Failure`]. After [`Failure::Unreachable`] and [`Failure::Busy`] the endpoint certainly has nothing of the request.
+    pub(crate) async fn send(
+        &self,
+        mut head: Parts,
+        mut body: Upload,
+    ) -> Result<Response<Incoming>, Failure> {
+        let lane = head.extensions.remove::<Arc<Lane>>();
+        if let Some(lane) = &lane {
+            if !lane.enter().await {
+                return Err(Failure::Busy);
+            }
+            body = body.in_lane(lane);
+        }
+        let mut outcome = self.send_on(head, body).await;
+        if let (Ok(answer), Some(lane)) = (&mut outcome, lane) {
+            answer.extensions_mut().insert(lane);
+        }
+        outcome
+    }
+
+    async fn send_on(&self, head: Parts, body: Upload) -> Result<Response<Incoming>, Failure> {
         if !self.breaker.admits(std::time::Instant::now()) {
             return Err(Failure::Unreachable("it is tried once a second since it cannot be reached".into()));
         }

@@ -4,7 +4,7 @@ mod support;
 
 use std::time::Duration;
 
-use s3_sidecar::{CachePolicy, Fresh, Sidecar};
+use s3_sidecar::{Auth, CachePolicy, Fresh, Sidecar};
 use support::{Act, Away, Client, Endpoint, Gate, ask, object, pattern, request};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -78,6 +78,59 @@ fn an_endpoint_that_does_not_answer_is_not_waited_for_each_time() {
         }
     }
     panic!("each of them has asked");
+}
+
+#[test]
+fn the_readers_behind_one_that_is_not_answered_fail_with_it() {
+    for auth in [Auth::Gateway, Auth::None] {
+        let endpoint = Endpoint::start();
+        endpoint.put("/bkt/k", object("one", "one"));
+        let sidecar = endpoint.sidecar(|config| {
+            config.auth = auth;
+            config.response_timeout = Duration::from_secs(4);
+        });
+        let gate = Gate::new();
+        let held = gate.clone();
+        endpoint.on_request(move |_| Act::Late(held.clone()));
+        let mut readers: Vec<_> = (0..5).map(|_| Client::of(&sidecar)).collect();
+        for reader in &mut readers {
+            reader.send(request("GET /bkt/k", &[]));
+        }
+        for reader in &mut readers {
+            assert_eq!(reader.answer().status, 504);
+        }
+        // One has asked for all of them.
+        assert_eq!(endpoint.take_seen().len(), 1);
+        gate.open();
+    }
+}
+
+#[test]
+fn the_readers_behind_one_that_is_not_answered_get_what_memory_has() {
+    let (endpoint, _) = warm();
+    let sidecar = endpoint.fresh_sidecar(Fresh::For(Duration::from_nanos(1)), |config| {
+        config.policy.stale_if_error = HOUR;
+        config.connect_timeout = Duration::from_secs(1);
+        config.response_timeout = Duration::from_secs(4);
+    });
+    let range = ("Range", "bytes=0-299007");
+    assert_eq!(ask(&sidecar, "GET /bkt/large", &[range]).status, 206);
+    let gate = Gate::new();
+    let held = gate.clone();
+    endpoint.on_request(move |_| Act::Late(held.clone()));
+    // What the first one wants is not all there, so that it waits for the endpoint as long as any read.
+    let mut first = Client::of(&sidecar);
+    first.send(request("GET /bkt/large", &[]));
+    endpoint.take_seen();
+    for _ in 0..3 {
+        let answer = ask(&sidecar, "GET /bkt/large", &[range]);
+        assert_eq!(
+            (answer.status, answer.body.len(), answer.header("warning").is_some()),
+            (206, 299_008, true)
+        );
+    }
+    assert_eq!(first.answer().status, 504);
+    gate.open();
 }
 
 #[test]

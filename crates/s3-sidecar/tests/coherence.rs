@@ -181,6 +181,13 @@ fn a_change_whose_answer_is_lost_may_come_about_later() {
         Act::Hang,
         Act::Raw(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n".into()),
         Act::Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf".into()),
+        // As S3 states it that has begun to answer.
+        Act::Raw(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\
+              8\r\n<?xml?>\n\r\n2\r\n  \r\n1a\r\n<Error><Code>SlowDown</Code>\r\n8\r\n</Error>\r\n0\r\n\r\n"
+                .into(),
+        ),
+        Act::Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n<Error></Error>".into()),
     ] {
         for (line, path) in [("DELETE /bkt/k", "/bkt/k"), ("POST /bkt?x", "/bkt/other")] {
             let (endpoint, sidecar) = warm();
@@ -194,6 +201,85 @@ fn a_change_whose_answer_is_lost_may_come_about_later() {
             assert_eq!(read(&sidecar, path), b"late", "{line}");
             assert!(!asks(&endpoint, &sidecar, "/cup/k"));
         }
+    }
+}
+
+/// An endpoint whose answers to requests without `Cache-Control` are made up when they are asked for, and sent once the gate is open.
+fn holding_back() -> (Endpoint, Sidecar, std::sync::Arc<Gate>) {
+    let (endpoint, sidecar) = warm();
+    let gate = Gate::new();
+    let held = gate.clone();
+    endpoint.on_request(move |seen| match seen.header("cache-control") {
+        None => Act::Late(held.clone()),
+        Some(_) => Act::Serve,
+    });
+    (endpoint, sidecar, gate)
+}
+
+/// The headers of a read that asks the endpoint whatever is known, and waits for no other reader.
+const ASKING: (&str, &str) = ("Cache-Control", "no-cache");
+const CHECKSUMS: (&str, &str) = ("x-amz-checksum-mode", "ENABLED");
+
+#[test]
+fn an_answer_to_an_older_question_undoes_no_newer_one() {
+    let change = |endpoint: &Endpoint, body: Option<&str>| match body {
+        Some(body) => endpoint.put("/bkt/x", object(body, body)),
+        None => endpoint.remove("/bkt/x"),
+    };
+    for (before, after) in [(Some("old"), None), (None, Some("new")), (Some("old"), Some("new"))] {
+        for [first, second] in [[&[][..], &[ASKING]], [&[CHECKSUMS], &[ASKING]], [&[], &[ASKING, CHECKSUMS]]]
+        {
+            let (endpoint, sidecar, gate) = holding_back();
+            change(&endpoint, before);
+            let mut reader = Client::of(&sidecar);
+            reader.send(request("GET /bkt/x", first));
+            endpoint.wait_for_requests(1);
+            // Past the sidecar.
+            change(&endpoint, after);
+            let status = |body: Option<&str>| if body.is_some() { 200 } else { 404 };
+            assert_eq!(ask(&sidecar, "GET /bkt/x", second).status, status(after));
+            gate.open();
+            assert_eq!(reader.answer().status, status(before));
+            for headers in [first, &[], &[CHECKSUMS]] {
+                let last = ask(&sidecar, "GET /bkt/x", headers);
+                assert_eq!(last.status, status(after), "{before:?} {after:?} {first:?} {headers:?}");
+                assert!(after.is_none_or(|body| last.body == body.as_bytes()));
+            }
+        }
+    }
+}
+
+#[test]
+fn an_answer_to_an_older_question_is_not_known_after_a_newer_one_that_cannot_be_kept() {
+    let (endpoint, sidecar, gate) = holding_back();
+    let held = gate.clone();
+    endpoint.on_request(move |seen| match seen.header("cache-control") {
+        None => Act::Late(held.clone()),
+        Some(_) => Act::Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nnew".into()),
+    });
+    endpoint.put("/bkt/x", object("old", "old"));
+    let mut reader = Client::of(&sidecar);
+    reader.send(request("GET /bkt/x", &[]));
+    endpoint.wait_for_requests(1);
+    assert_eq!(ask(&sidecar, "GET /bkt/x", &[ASKING]).body, b"new");
+    gate.open();
+    assert_eq!(reader.answer().body, b"old");
+    assert!(asks(&endpoint, &sidecar, "/bkt/x"));
+}
+
+#[test]
+fn an_object_that_is_known_to_have_changed_is_not_known_with_its_checksums_either() {
+    for [first, second] in [[&[][..], &[CHECKSUMS]], [&[CHECKSUMS], &[]]] {
+        let (endpoint, sidecar) = warm();
+        let get = |headers: &[_]| ask(&sidecar, "GET /bkt/k", headers).body;
+        assert_eq!((get(first), get(second)), (b"old".to_vec(), b"old".to_vec()));
+        endpoint.put("/bkt/k", object("new", "new"));
+        assert_eq!(get(&[first, &[ASKING]].concat()), b"new");
+        assert_eq!(get(second), b"new");
+        // Nor when it is the older bytes that hold again.
+        endpoint.put("/bkt/k", object("old", "old"));
+        assert_eq!(get(&[first, &[ASKING]].concat()), b"old");
+        assert_eq!(get(second), b"old");
     }
 }
 

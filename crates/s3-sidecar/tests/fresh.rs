@@ -149,6 +149,26 @@ fn without_freshness_each_read_asks_and_gets_what_the_endpoint_has() {
 }
 
 #[test]
+fn a_long_object_is_asked_about_by_its_first_byte_and_comes_whole_if_it_has_changed() {
+    let (endpoint, sidecar) = with_object(NEVER);
+    get(&sidecar, &[]);
+    endpoint.take_seen();
+    assert!(get(&sidecar, &[]).body == whole());
+    let seen = endpoint.take_seen();
+    assert_eq!((seen.len(), seen[0].header("range")), (1, Some("bytes=0-0")));
+    for (etag, size) in [("two", SIZE), ("none", 0)] {
+        endpoint.put("/bkt/k", object(etag, pattern(size, 9)));
+        let answer = get(&sidecar, &[("If-None-Match", "\"one\"")]);
+        assert_eq!((answer.status, answer.body == pattern(size, 9)), (200, true));
+        assert!(answer.header("content-range").is_none());
+        let seen = endpoint.take_seen();
+        assert_eq!((seen.len(), seen[1].header("range")), (2, None));
+        // It is asked for as the client asks.
+        assert_eq!(seen[1].header("if-none-match"), Some("\"one\""));
+    }
+}
+
+#[test]
 fn the_time_of_freshness_counts_from_the_question() {
     let endpoint = Endpoint::start();
     endpoint.put("/bkt/k", object("one", "one"));
@@ -304,6 +324,73 @@ fn what_has_gone_is_not_known_any_more() {
     endpoint.take_seen();
     // The absence is what is known now.
     assert_eq!((get(&sidecar, &[]).status, endpoint.take_seen().len()), (404, 0));
+}
+
+#[test]
+fn an_absence_is_remembered_without_a_length_of_its_document() {
+    let (endpoint, sidecar) = with_object(HOUR);
+    let chunk = |len: usize| format!("{len:x}\r\n{}\r\n", "x".repeat(len));
+    for (lens, is_kept) in
+        [(&[5][..], true), (&[4000, 4192], true), (&[4000, 4193], false), (&[9000, 10_000], false)]
+    {
+        let document: String = lens.iter().map(|len| chunk(*len)).collect();
+        let raw = format!("HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\n\r\n{document}0\r\n\r\n");
+        endpoint.on_request(move |_| Act::Raw(raw.clone().into_bytes()));
+        let path = format!("GET /bkt/{}", lens.iter().sum::<usize>());
+        for _ in 0..3 {
+            let answer = ask(&sidecar, &path, &[]);
+            assert_eq!((answer.status, answer.body.len()), (404, lens.iter().sum()), "{lens:?}");
+        }
+        assert_eq!(endpoint.take_seen().len(), if is_kept { 1 } else { 3 }, "{lens:?}");
+    }
+}
+
+/// An answer that states too little to be kept.
+const UNKEPT: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nnew";
+
+#[test]
+fn an_answer_that_cannot_be_kept_ends_what_was_known() {
+    let (endpoint, sidecar) = with_object(Fresh::Immutable);
+    get(&sidecar, &[]);
+    endpoint.on_request(|_| Act::Raw(UNKEPT.into()));
+    assert_eq!(get(&sidecar, &[("Cache-Control", "no-cache")]).body, b"new");
+    endpoint.put("/bkt/k", object("two", "two"));
+    endpoint.on_request(|_| Act::Serve);
+    assert_eq!(get(&sidecar, &[]).body, b"two");
+}
+
+#[test]
+fn conditions_that_were_not_asked_are_decided_on_every_answer() {
+    let (endpoint, sidecar) = with_object(NEVER);
+    for (name, value, status) in [
+        ("If-Match", "\"x\"", 412),
+        ("If-Match", "\"one\"", 200),
+        ("If-None-Match", "\"one\"", 304),
+        ("If-Modified-Since", "yesterday", 200),
+    ] {
+        endpoint.on_request(|_| Act::Serve);
+        get(&sidecar, &[]);
+        endpoint.take_seen();
+        // The question whether what is known holds is answered so that nothing can be decided by it.
+        let own = (name.to_ascii_lowercase(), value);
+        endpoint.on_request(move |seen| {
+            match seen.header(&own.0) == Some(own.1) && seen.header("range").is_none() {
+                true => Act::Serve,
+                false => Act::Raw(UNKEPT.into()),
+            }
+        });
+        assert_eq!(get(&sidecar, &[(name, value)]).status, status, "{name}: {value}");
+        assert_eq!(endpoint.take_seen().len(), 2, "{name}: {value}");
+    }
+    // As is one that cannot be decided by what has changed.
+    endpoint.on_request(|_| Act::Serve);
+    endpoint.put("/bkt/k", object("short", "short"));
+    get(&sidecar, &[]);
+    endpoint.put("/bkt/k", object("two", "two"));
+    endpoint.take_seen();
+    assert_eq!(get(&sidecar, &[("If-Modified-Since", "yesterday")]).body, b"two");
+    let seen = endpoint.take_seen();
+    assert_eq!((seen.len(), seen[1].header("if-modified-since")), (2, Some("yesterday")));
 }
 
 #[test]

@@ -140,6 +140,94 @@ fn what_a_client_has_signed_is_never_altered() {
 }
 
 #[test]
+fn the_question_about_a_long_object_asks_for_its_first_byte_alone() {
+    let (endpoint, sidecar) = with_object();
+    endpoint.put("/b/short", object("short", pattern((128 << 10) - 1, 1)));
+    endpoint.put("/b/long", object("long", pattern(128 << 10, 2)));
+    let v4 = |names: &str| format!("AWS4-HMAC-SHA256 Credential=a/b, SignedHeaders={names}, Signature=0");
+    let (unsigned, signed) = (v4("host;x-amz-date"), v4("host;range"));
+    for (path, headers, range) in [
+        ("/b/long", &[][..], Some("bytes=0-0")),
+        ("/b/short", &[], None),
+        ("/b/long", &[("Range", "bytes=0-")], Some("bytes=0-")),
+        ("/b/long", &[("If-Range", "\"long\"")], None),
+        ("/b/long", &[("Authorization", unsigned.as_str())], Some("bytes=0-0")),
+        ("/b/long", &[("Authorization", signed.as_str())], None),
+    ] {
+        let line = format!("GET {path}");
+        let first = ask(&sidecar, &line, headers);
+        endpoint.take_seen();
+        let second = ask(&sidecar, &line, headers);
+        assert_eq!((first.status, first.body == second.body), (second.status, true), "{path} {headers:?}");
+        let seen = endpoint.take_seen();
+        assert_eq!((seen.len(), seen[0].header("range")), (1, range), "{path} {headers:?}");
+        assert!(seen[0].header("if-none-match").is_some());
+    }
+}
+
+#[test]
+fn a_long_object_that_has_changed_comes_as_it_is_asked_for() {
+    let (endpoint, sidecar) = with_object();
+    let changed = |etag: &str, size: usize| {
+        let mut other = object(etag, pattern(size, 7));
+        other.headers = vec![("x-amz-checksum-crc32".into(), etag.into())];
+        endpoint.put("/b/large", other);
+    };
+    for (etag, size) in [("longer", SIZE + 1), ("shorter", 5), ("empty", 0), ("again", SIZE)] {
+        get(&sidecar, &[]);
+        changed(etag, size);
+        endpoint.take_seen();
+        let answer = get(&sidecar, &[]);
+        assert_eq!((answer.status, answer.body == pattern(size, 7)), (200, true), "{etag}");
+        assert_eq!(answer.header("x-amz-checksum-crc32"), Some(etag));
+        assert!(answer.header("content-range").is_none());
+        // One question for a change, unless what was known is short, and the object as the client asks for it.
+        let seen = endpoint.take_seen();
+        let last = seen.last().unwrap();
+        assert!(seen.len() <= 2 && last.header("range").is_none(), "{seen:?}");
+    }
+    endpoint.remove("/b/large");
+    assert_eq!(get(&sidecar, &[]).status, 404);
+}
+
+#[test]
+fn endpoints_that_look_at_the_range_before_the_condition_are_understood() {
+    let (endpoint, sidecar) = with_object();
+    let part = |etag: &str, size: usize| {
+        format!(
+            "HTTP/1.1 206 Partial Content\r\nETag: \"{etag}\"\r\nLast-Modified: Mon, 01 Jan 2024 00:00:00 GMT\r\n\
+             Content-Range: bytes 0-0/{size}\r\nContent-Length: 1\r\nx-amz-request-id: part\r\n\r\nx"
+        )
+    };
+    let whole_again = |etag: &str| {
+        format!("HTTP/1.1 200 OK\r\nETag: \"{etag}\"\r\nContent-Length: 3\r\nx-amz-meta-m: 1\r\n\r\nnew")
+    };
+    let unsatisfiable = "HTTP/1.1 416 Range Not Satisfiable\r\nContent-Length: 0\r\n\r\n".to_owned();
+    get(&sidecar, &[]);
+    for (raw, is_asked_anew, is_known) in [
+        // The one that is known: it is not asked for again.
+        (part("large", SIZE), false, true),
+        (part("other", SIZE), true, true),
+        (part("large", SIZE + 1), true, true),
+        (unsatisfiable, true, true),
+        (whole_again("new"), false, false),
+    ] {
+        endpoint.take_seen();
+        let answered = raw.clone();
+        endpoint.on_request(move |seen| match seen.header("if-none-match") {
+            Some(_) => Act::Raw(answered.clone().into_bytes()),
+            None => Act::Serve,
+        });
+        let answer = get(&sidecar, &[]);
+        assert_eq!(answer.status, 200, "{raw}");
+        assert_eq!(answer.body == whole(), is_known, "{raw}");
+        assert_eq!(answer.header("x-amz-meta-colour").is_some(), is_known);
+        assert!(answer.header("content-range").is_none());
+        assert_eq!(endpoint.take_seen().len(), 1 + usize::from(is_asked_anew), "{raw}");
+    }
+}
+
+#[test]
 fn the_endpoint_decides_for_each_client() {
     let (endpoint, sidecar) = with_object();
     get(&sidecar, &[("Authorization", "AWS good:x")]);

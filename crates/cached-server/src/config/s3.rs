@@ -4,7 +4,9 @@ use super::error::{ConfigError, invalid, within};
 use super::s3_policies::{BucketTable, FreshSecs, policy};
 use cached_config::{Size, TlsTable};
 use cached_tls::{ServerTls, TlsError};
-use s3_sidecar::{Auth, CachePolicy, Credentials, Endpoint, Keys, LogTarget, Rule, Secrets, SidecarConfig};
+use s3_sidecar::{
+    Auth, BucketTerms, CachePolicy, Credentials, Endpoint, Keys, LogTarget, Rule, Secrets, SidecarConfig,
+};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -181,6 +183,7 @@ impl S3Table {
             Some(self.upstream_ca_file.clone()).filter(|path| !path.as_os_str().is_empty());
         config.domains.clone_from(&self.domains);
         (config.policy, config.rules) = self.policies();
+        config.terms = self.terms();
         config.absent_max = self.negative_max;
         config.access_log = match self.access_log.as_os_str() {
             path if path.is_empty() => None,
@@ -207,6 +210,11 @@ impl S3Table {
     pub(crate) fn policies(&self) -> (CachePolicy, Vec<Rule>) {
         let default = policy(self.fresh_secs, self.stale_if_error_secs, self.negative_secs);
         (default, self.buckets.iter().map(|bucket| bucket.rule(&default)).collect())
+    }
+
+    /// Returns what buckets have for themselves.
+    pub(crate) fn terms(&self) -> Vec<BucketTerms> {
+        self.buckets.iter().filter_map(BucketTable::terms).collect()
     }
 
     /// Reads the certificates of the listener; `None` without TLS.
@@ -324,6 +332,15 @@ impl S3Table {
             table.settings("s3.tls")?;
         }
         self.check_auth()?;
+        let misplaced = |table: &BucketTable| Some((table.misplaced()?, table.name.clone()));
+        if let Some((key, bucket)) = self.buckets.iter().find_map(misplaced) {
+            return invalid(
+                "s3.buckets",
+                &format!(
+                    "has {key} of bucket {bucket:?} in a table with a prefix; it holds for the bucket, in a table without one"
+                ),
+            );
+        }
         let wrong = |(key, why): (&str, String)| {
             let key = match key {
                 "memory_bytes" => "memory_bytes_max",

@@ -1,6 +1,8 @@
-//! `[[s3.buckets]]`, and the keys of `[s3]` that hold for objects without one: for how long what is known answers reads.
+//! `[[s3.buckets]]`, and the keys of `[s3]` that hold for objects without one: for how long what is known answers reads, and what
+//! a bucket has for itself.
 
-use s3_sidecar::{CachePolicy, Fresh, Rule};
+use cached_config::Size;
+use s3_sidecar::{BucketTerms, CachePolicy, Fresh, Rule};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -43,6 +45,21 @@ pub struct BucketTable {
     /// Whether anything is kept.
     #[serde(default = "yes")]
     pub caches: bool,
+    /// Memory for bodies that the other buckets cannot take from it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes_min: Option<Size>,
+    /// The most memory for its bodies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes_max: Option<Size>,
+    /// How much its misses count beside those of the others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_weight: Option<u32>,
+    /// The most requests to the endpoint a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upstream_requests_per_second_max: Option<u64>,
+    /// The most bytes to and from the endpoint a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upstream_bytes_per_second_max: Option<Size>,
 }
 
 fn yes() -> bool {
@@ -76,6 +93,31 @@ impl BucketTable {
             caches: self.caches,
         };
         Rule { bucket: self.name.clone(), prefix: self.prefix.clone(), policy }
+    }
+
+    /// Returns what the bucket has for itself; a table with a prefix states nothing of that.
+    pub(super) fn terms(&self) -> Option<BucketTerms> {
+        self.prefix.is_empty().then(|| BucketTerms {
+            bucket: self.name.clone(),
+            memory_bytes_min: self.memory_bytes_min.map(|size| size.0),
+            memory_bytes_max: self.memory_bytes_max.map(|size| size.0),
+            memory_weight: self.memory_weight,
+            requests_per_second_max: self.upstream_requests_per_second_max,
+            bytes_per_second_max: self.upstream_bytes_per_second_max.map(|size| size.0),
+        })
+    }
+
+    /// Returns the first key that concerns the bucket as a whole and stands in a table with a prefix.
+    pub(super) fn misplaced(&self) -> Option<&'static str> {
+        let of_bucket = [
+            ("memory_bytes_min", self.memory_bytes_min.is_some()),
+            ("memory_bytes_max", self.memory_bytes_max.is_some()),
+            ("memory_weight", self.memory_weight.is_some()),
+            ("upstream_requests_per_second_max", self.upstream_requests_per_second_max.is_some()),
+            ("upstream_bytes_per_second_max", self.upstream_bytes_per_second_max.is_some()),
+        ];
+        let mut set = of_bucket.into_iter().filter(|(_, is_set)| *is_set && !self.prefix.is_empty());
+        set.next().map(|(key, _)| key)
     }
 }
 
@@ -114,7 +156,30 @@ mod tests {
             policy,
         };
         assert_eq!(rules, [rule("a", "x/", first), rule("b", "", second)]);
+        assert_eq!(read.terms().len(), 1);
         // It is written as it is read.
+        let again: S3Table = toml::from_str(&toml::to_string(&read).unwrap()).unwrap();
+        assert_eq!(again, read);
+    }
+
+    #[test]
+    fn a_table_states_what_a_bucket_has_for_itself() {
+        let read = table(
+            "[[buckets]]\nname = \"a\"\nmemory_bytes_min = \"8 MiB\"\nmemory_bytes_max = \"16 MiB\"\nmemory_weight = 3\n\
+             upstream_requests_per_second_max = 5\nupstream_bytes_per_second_max = \"1 MiB\"\n\
+             [[buckets]]\nname = \"a\"\nprefix = \"x\"\n",
+        );
+        let read = read.unwrap();
+        assert!(read.check().is_ok());
+        let terms = BucketTerms {
+            bucket: "a".into(),
+            memory_bytes_min: Some(8 << 20),
+            memory_bytes_max: Some(16 << 20),
+            memory_weight: Some(3),
+            requests_per_second_max: Some(5),
+            bytes_per_second_max: Some(1 << 20),
+        };
+        assert_eq!(read.terms(), [terms]);
         let again: S3Table = toml::from_str(&toml::to_string(&read).unwrap()).unwrap();
         assert_eq!(again, read);
     }
@@ -133,6 +198,11 @@ mod tests {
         for (lines, key) in [
             ("[[buckets]]\nname = \"\"", "s3.buckets"),
             ("[[buckets]]\nname = \"a\"\n[[buckets]]\nname = \"a\"", "s3.buckets"),
+            ("[[buckets]]\nname = \"a\"\nprefix = \"x\"\nmemory_weight = 1", "s3.buckets"),
+            ("[[buckets]]\nname = \"a\"\nmemory_weight = 0", "s3.buckets"),
+            ("[[buckets]]\nname = \"a\"\nmemory_bytes_min = \"1 GiB\"", "s3.buckets"),
+            ("[[buckets]]\nname = \"a\"\nupstream_requests_per_second_max = 0", "s3.buckets"),
+            ("[[buckets]]\nname = \"a\"\nupstream_bytes_per_second_max = 1", "s3.buckets"),
             ("negative_max = 0", "s3.negative_max"),
             ("fresh_secs = 999999999999", "s3.fresh_secs"),
         ] {

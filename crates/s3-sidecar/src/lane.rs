@@ -1,0 +1,218 @@
+//! The way of a bucket's requests to the endpoint: how many of them, and of their bytes, pass in a second.
+//!
+//! A request beyond the rate waits for its turn, and is refused where that would take long. Bodies pass in the pace of the rate;
+//! what has passed too early delays the bytes and requests after it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cached_metrics::Counter;
+use parking_lot::{Mutex, RwLock};
+use tokio::time::{Instant, sleep};
+
+use crate::terms::BucketTerms;
+
+/// For how long what is not used of a rate is saved up.
+const BURST: Duration = Duration::from_millis(100);
+
+/// The longest wait of a request for its turn.
+const WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// The lane of one bucket.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    rates: Mutex<Rates>,
+    /// Requests to the endpoint.
+    pub(crate) requests: Counter,
+    /// Bytes of their bodies, and of those of the answers.
+    pub(crate) bytes: Counter,
+    /// Requests that had to wait.
+    pub(crate) waited: Counter,
+    /// Requests that were refused.
+    pub(crate) refused: Counter,
+}
+
+#[derive(Debug)]
+struct Rates {
+    requests: Rate,
+    bytes: Rate,
+}
+
+/// A limit of so many a second.
+#[derive(Debug)]
+struct Rate {
+    /// `None` for no limit.
+    per_second: Option<u64>,
+    /// Until when it is used up.
+    used_until: Instant,
+}
+
+impl Rate {
+    fn wait(&self, now: Instant) -> Duration {
+        match self.per_second {
+            Some(_) => self.used_until.saturating_duration_since(now + BURST),
+            None => Duration::ZERO,
+        }
+    }
+
+    fn take(&mut self, count: u64, now: Instant) {
+        if let Some(per_second) = self.per_second {
+            // A frame of a body, at the lowest rate, is some seconds.
+            let time = Duration::from_secs_f64(count as f64 / per_second as f64);
+            self.used_until = self.used_until.max(now) + time;
+        }
+    }
+}
+
+impl Lane {
+    fn new(terms: &BucketTerms) -> Self {
+        let now = Instant::now();
+        let rate = |per_second| Rate { per_second, used_until: now };
+        let rates =
+            Rates { requests: rate(terms.requests_per_second_max), bytes: rate(terms.bytes_per_second_max) };
+        let [requests, bytes, waited, refused] = Default::default();
+        Self { rates: Mutex::new(rates), requests, bytes, waited, refused }
+    }
+
+    fn change(&self, terms: &BucketTerms) {
+        let mut rates = self.rates.lock();
+        rates.requests.per_second = terms.requests_per_second_max;
+        rates.bytes.per_second = terms.bytes_per_second_max;
+    }
+
+    /// Waits for the turn of a request. Returns whether it has one; if not, it would have to wait too long.
+    pub(crate) async fn enter(&self) -> bool {
+        let wait = {
+            let (mut rates, now) = (self.rates.lock(), Instant::now());
+            let wait = rates.requests.wait(now).max(rates.bytes.wait(now));
+            if wait > WAIT_MAX {
+                self.refused.increment();
+                return false;
+            }
+            rates.requests.take(1, now);
+            wait
+        };
+        self.requests.increment();
+        if !wait.is_zero() {
+            self.waited.increment();
+            sleep(wait).await;
+        }
+        true
+    }
+
+    /// Returns how long a body has to wait before it goes on, after so many bytes of it.
+    pub(crate) fn pass(&self, bytes: usize) -> Duration {
+        self.bytes.add(bytes as u64);
+        let (mut rates, now) = (self.rates.lock(), Instant::now());
+        rates.bytes.take(bytes as u64, now);
+        rates.bytes.wait(now)
+    }
+
+    /// Waits until a body may go on, after so many bytes of it.
+    pub(crate) async fn pace(&self, bytes: usize) {
+        let wait = self.pass(bytes);
+        if !wait.is_zero() {
+            sleep(wait).await;
+        }
+    }
+}
+
+/// The lanes of the buckets that have terms.
+#[derive(Debug, Default)]
+pub(crate) struct Lanes(RwLock<HashMap<String, Arc<Lane>>>);
+
+impl Lanes {
+    /// Returns the lanes of these buckets.
+    pub(crate) fn new(all: &[BucketTerms]) -> Self {
+        let lanes = Self::default();
+        lanes.change(all);
+        lanes
+    }
+
+    /// Replaces the terms. A bucket that has some before and after keeps its lane, and its counts.
+    pub(crate) fn change(&self, all: &[BucketTerms]) {
+        let mut lanes = self.0.write();
+        let mut before = std::mem::take(&mut *lanes);
+        for terms in all {
+            let lane = before.remove(&terms.bucket).unwrap_or_else(|| Arc::new(Lane::new(terms)));
+            lane.change(terms);
+            lanes.insert(terms.bucket.clone(), lane);
+        }
+    }
+
+    /// Returns the lane of a bucket.
+    pub(crate) fn of(&self, bucket: &str) -> Option<Arc<Lane>> {
+        let lanes = self.0.read();
+        // Most have none.
+        if lanes.is_empty() { None } else { lanes.get(bucket).cloned() }
+    }
+
+    /// Returns all of them, in the order of the buckets' names.
+    pub(crate) fn all(&self) -> Vec<(String, Arc<Lane>)> {
+        let lanes = self.0.read();
+        let mut all: Vec<_> = lanes.iter().map(|(bucket, lane)| (bucket.clone(), Arc::clone(lane))).collect();
+        all.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn terms(requests: u64, bytes: u64) -> BucketTerms {
+        let (requests, bytes) = (Some(requests), Some(bytes));
+        BucketTerms {
+            bucket: "b".into(),
+            requests_per_second_max: requests,
+            bytes_per_second_max: bytes,
+            ..BucketTerms::default()
+        }
+    }
+
+    #[test]
+    fn a_rate_lets_a_burst_pass_and_then_as_many_as_it_says() {
+        let now = Instant::now();
+        let mut rate = Rate { per_second: Some(10), used_until: now };
+        let mut waits = Vec::new();
+        for _ in 0..4 {
+            waits.push(rate.wait(now).as_millis());
+            rate.take(1, now);
+        }
+        assert_eq!(waits, [0, 0, 100, 200]);
+        // What was not used for long is not saved up for longer than the burst.
+        let later = now + Duration::from_secs(3600);
+        rate.take(2, later);
+        assert_eq!(rate.wait(later).as_millis(), 100);
+        rate.per_second = None;
+        assert_eq!(rate.wait(later), Duration::ZERO);
+    }
+
+    #[test]
+    fn what_would_wait_too_long_is_refused_and_takes_nothing() {
+        let lane = Lane::new(&terms(1, 4096));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            assert!(lane.enter().await);
+            // Two seconds of the rate.
+            assert!(lane.pass(8192) > WAIT_MAX);
+            assert!(!lane.enter().await && !lane.enter().await);
+            assert_eq!((lane.requests.get(), lane.refused.get(), lane.bytes.get()), (1, 2, 8192));
+            lane.change(&BucketTerms::default());
+            assert!(lane.enter().await && lane.enter().await);
+            assert_eq!(lane.waited.get(), 0);
+        });
+    }
+
+    #[test]
+    fn a_bucket_keeps_its_lane_through_a_change_of_its_terms() {
+        let lanes = Lanes::new(&[terms(1, 4096)]);
+        let lane = lanes.of("b").unwrap();
+        lanes.change(&[terms(2, 4096)]);
+        assert!(Arc::ptr_eq(&lane, &lanes.of("b").unwrap()));
+        assert_eq!(lane.rates.lock().requests.per_second, Some(2));
+        lanes.change(&[]);
+        assert!(lanes.of("b").is_none() && lanes.all().is_empty());
+    }
+}
