@@ -1,10 +1,8 @@
 //! Taking a volume: the right to write to it, then its head, then its map.
 
-use blocker::{
-    Blocker, ClaimRequest, Condition, Durability, Epoch, InvalidateRequest, Scope, Version, WriterId,
-};
+use blocker::{Blocker, ClaimRequest, Condition, Durability, Epoch, Scope, Version, WriterId};
 
-use crate::entry::{Kind, VolumeId};
+use crate::entry::{Entry, Kind, VolumeId};
 use crate::error::{Error, Result};
 use crate::format::{Head, Owner};
 use crate::limits;
@@ -16,19 +14,28 @@ use crate::volume::{Inner, Opened, Promises, next_limit};
 /// Claims in a row that other owners may overtake.
 const TRIES: u32 = 32;
 
-/// Attaches a volume for this owner; one that was deleted and is kept for its clones only if `deleted`.
+/// How a volume is attached.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Access {
+    /// Also from an owner that has not given it up.
+    pub(crate) take_over: bool,
+    /// Also one that was deleted and is kept for its clones.
+    pub(crate) deleted: bool,
+}
+
+/// Attaches a volume for this owner.
 pub(crate) async fn attach(
     pool: &Pool,
     options: &Options,
     writer: WriterId,
     volume: VolumeId,
-    take_over: bool,
-    deleted: bool,
+    access: Access,
 ) -> Result<Inner> {
+    let Access { take_over, deleted } = access;
     let (head, is_as_left) = current_head(pool, options, volume).await?;
     check_owner(&head, options, take_over, deleted)?;
     let epoch = match options.fencing {
-        Fencing::Stamps => Some(claim(pool, volume, writer, &head).await?),
+        Fencing::Stamps => Some(claim(pool, volume, writer, head.owner.as_ref()).await?),
         Fencing::Below => {
             attach_below(pool, volume, is_as_left).await?;
             None
@@ -44,15 +51,31 @@ pub(crate) async fn attach(
     head.owner = Some(Owner { epoch: epoch.unwrap_or(0), writer: writer.0, name: options.owner.clone() });
     head.sequence += 1;
     let head_version = replace_head(&space, (&before, version), &head).await?;
-    limits::apply(pool, volume, &head.settings).await?;
-    let live = pool.load(&head.root, None).await?;
-    let (parent_root, parent) = match head.parent {
-        0 => (Vec::new(), Map::default()),
-        node => load_node(pool, volume, node, (&head.root, &live)).await?,
+    let loaded = async {
+        limits::apply(pool, volume, &head.settings).await?;
+        load(pool, &head).await
+    };
+    let (live, parent_root, parent) = match loaded.await {
+        Ok(loaded) => loaded,
+        Err(error) => {
+            // It is not open here: as it was, under a new number. If that fails as well, a takeover helps.
+            let _ = put_head(&space, &Head { sequence: head.sequence + 1, ..before }, head_version).await;
+            return Err(error);
+        }
     };
     let promises =
         Promises { flush_durability: options.flush_durability, records_at_once: options.records_at_once };
     Ok(Inner::new(Opened { space, head, head_version, live, parent_root, parent, birth, promises }))
+}
+
+/// Returns the map of a volume, and the pages and the map of the snapshot that it comes after.
+async fn load(pool: &Pool, head: &Head) -> Result<(Map, Vec<Entry>, Map)> {
+    let live = pool.load(&head.root, None).await?;
+    let (parent_root, parent) = match head.parent {
+        0 => Default::default(),
+        node => load_node(pool, head.volume, node, (&head.root, &live)).await?,
+    };
+    Ok((live, parent_root, parent))
 }
 
 /// Puts a head in place of the one that was read. A cache below that has dropped that one since, as it does when it learns of
@@ -77,7 +100,7 @@ async fn replace_head(space: &Space, before: (&Head, Version), head: &Head) -> R
 /// Returns the head as the store has it, and whether no other owner has had the volume since this one. If one may have,
 /// what caches below have of it is dropped.
 async fn current_head(pool: &Pool, options: &Options, volume: VolumeId) -> Result<(Head, bool)> {
-    invalidate(pool, Scope::Object(pool.object(volume, Kind::Head))).await?;
+    pool.invalidate(Scope::Object(pool.object(volume, Kind::Head))).await?;
     let (head, _) = pool.head(volume).await?;
     let is_as_left = match &head.owner {
         // It was not given up, perhaps by an earlier process: what that has logged may still be on its way.
@@ -85,17 +108,9 @@ async fn current_head(pool: &Pool, options: &Options, volume: VolumeId) -> Resul
         _ => pool.left.of(volume) == Some(head.sequence),
     };
     if !is_as_left {
-        invalidate(pool, Scope::Namespace(pool.namespace(volume))).await?;
+        pool.invalidate(Scope::Namespace(pool.namespace(volume))).await?;
     }
     Ok((head, is_as_left))
-}
-
-/// Lets the caches below read anew what they have of a scope and need not store.
-pub(crate) async fn invalidate(pool: &Pool, scope: Scope) -> Result<()> {
-    match pool.store.invalidate(InvalidateRequest::new(scope)).await {
-        Ok(_) | Err(blocker::Error::Unsupported(_)) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
 }
 
 /// Makes the layer below the writer of the volume, where it can be. One that was the writer before another owner came
@@ -127,9 +142,14 @@ fn check_owner(head: &Head, options: &Options, take_over: bool, deleted: bool) -
 }
 
 /// Claims the volume with an epoch of its own: no older change can be made after this.
-async fn claim(pool: &Pool, volume: VolumeId, writer: WriterId, head: &Head) -> Result<u64> {
+pub(crate) async fn claim(
+    pool: &Pool,
+    volume: VolumeId,
+    writer: WriterId,
+    last: Option<&Owner>,
+) -> Result<u64> {
     let scope = Scope::Namespace(pool.namespace(volume));
-    let mut in_force = match head.owner.as_ref().map(|owner| Epoch(owner.epoch)) {
+    let mut in_force = match last.map(|owner| Epoch(owner.epoch)) {
         // If there is a newer one, the answer to the claim has it.
         Some(last) if last > Epoch(0) => last,
         _ => match pool.store.claim(ClaimRequest::ask(scope.clone())).await {

@@ -2,13 +2,16 @@
 
 use std::collections::{HashMap, HashSet};
 
-use blocker::{Blocker, BlockerExt, Namespace, ObjectId};
+use blocker::{Blocker, BlockerExt, Durability, Namespace, ObjectId};
 use futures_util::TryStreamExt;
 
+use crate::attach::claim;
 use crate::entry::{Kind, VolumeId};
 use crate::error::{Error, Result};
 use crate::format::Origin;
 use crate::manage::{Lease, steadily};
+use crate::settings::Fencing;
+use crate::space::Space;
 use crate::volume::View;
 use crate::volumes::Volumes;
 
@@ -241,7 +244,7 @@ impl Volumes {
         }
         let namespaces = self.namespaces_but(&named, &deleted).await?;
         let mut unmade: HashSet<VolumeId> = clones.iter().map(|(_, clone)| *clone).collect();
-        unmade.extend(namespaces.iter().map(|(_, volume)| *volume));
+        unmade.extend(&namespaces);
         unmade.retain(|volume| !deleted.contains(volume) && !named.contains(volume));
         if repair {
             unmade = self.keep_unmade(unmade).await?;
@@ -258,13 +261,19 @@ impl Volumes {
                 report.repaired += 1;
             }
         }
-        for (namespace, _) in namespaces.into_iter().filter(|(_, volume)| unmade.contains(volume)) {
-            for object in self.objects(&namespace).await? {
-                report.note(ProblemKind::Leftover, &object);
-                if repair {
-                    self.pool.store.remove(&object).await?;
-                    report.repaired += 1;
-                }
+        for volume in namespaces.into_iter().filter(|volume| unmade.contains(volume)) {
+            let epoch = match self.options.fencing {
+                // An owner may have claimed it: nothing is removed there without a newer claim.
+                Fencing::Stamps if repair => Some(claim(&self.pool, volume, self.writer, None).await?),
+                _ => None,
+            };
+            let space = Space::new(self.pool.clone(), volume, epoch);
+            let objects = space.objects().await?;
+            objects.iter().for_each(|object| report.note(ProblemKind::Leftover, object));
+            if repair {
+                space.remove_all(&objects).await?;
+                space.flush(Durability::Stored).await?;
+                report.repaired += objects.len() as u64;
             }
         }
         if repair {
@@ -294,23 +303,20 @@ impl Volumes {
         }
     }
 
-    /// Returns the namespaces of volumes that are in neither set.
+    /// Returns the volumes with namespaces that are in neither set.
     async fn namespaces_but(
         &self,
         named: &HashSet<VolumeId>,
         deleted: &HashSet<VolumeId>,
-    ) -> Result<Vec<(Namespace, VolumeId)>> {
+    ) -> Result<Vec<VolumeId>> {
         let namespaces = match self.pool.store.control().namespaces().await {
             Ok(namespaces) => namespaces,
             // Such a store has no means to find them.
             Err(blocker::Error::Unsupported(_)) => return Ok(Vec::new()),
             Err(error) => return Err(error.into()),
         };
-        let of_volumes = namespaces.into_iter().filter_map(|namespace| {
-            let volume = self.pool.volume_of(&namespace)?;
-            Some((namespace, volume))
-        });
-        Ok(of_volumes.filter(|(_, volume)| !named.contains(volume) && !deleted.contains(volume)).collect())
+        let volumes = namespaces.iter().filter_map(|namespace| self.pool.volume_of(namespace));
+        Ok(volumes.filter(|volume| !named.contains(volume) && !deleted.contains(volume)).collect())
     }
 
     /// Keeps volumes from being made that have no name yet, by a record of their deletion: see

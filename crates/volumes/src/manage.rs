@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use blocker::Condition;
 
-use crate::attach::attach;
+use crate::attach::{Access, attach};
 use crate::catalog::{check_name, now_unix_seconds};
 use crate::entry::{Kind, VolumeId};
 use crate::error::{Error, Result};
@@ -57,7 +57,8 @@ impl Volumes {
         if let Some(inner) = self.opened(volume) {
             return Ok(Lease { inner, is_attached: false, _turn: turn });
         }
-        let inner = attach(&self.pool, &self.options, self.writer, volume, false, deleted).await?;
+        let access = Access { deleted, ..Access::default() };
+        let inner = attach(&self.pool, &self.options, self.writer, volume, access).await?;
         Ok(Lease { inner: Arc::new(inner), is_attached: true, _turn: turn })
     }
 

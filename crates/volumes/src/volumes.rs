@@ -8,7 +8,7 @@ use async_lock::Mutex as AsyncMutex;
 use blocker::{BUCKET_BYTES, Blocker, Scope, WriterId};
 use parking_lot::Mutex;
 
-use crate::attach::{attach, invalidate};
+use crate::attach::{Access, attach};
 use crate::catalog::check_name;
 use crate::entry::{Entry, Kind, VolumeId};
 use crate::error::{Error, Result};
@@ -138,7 +138,8 @@ impl Volumes {
         if let Some(inner) = self.opened(volume) {
             return Ok(Volume { inner });
         }
-        let inner = attach(&self.pool, &self.options, self.writer, volume, options.take_over, false).await?;
+        let access = Access { take_over: options.take_over, ..Access::default() };
+        let inner = attach(&self.pool, &self.options, self.writer, volume, access).await?;
         let inner = Arc::new(inner);
         self.open.lock().insert(volume, Arc::clone(&inner));
         Ok(Volume { inner })
@@ -223,7 +224,7 @@ impl Volumes {
     /// Returns the head of a volume, as the store has it where another owner may have changed it.
     pub(crate) async fn current_head(&self, volume: VolumeId) -> Result<Head> {
         if self.opened(volume).is_none() {
-            invalidate(&self.pool, Scope::Object(self.pool.object(volume, Kind::Head))).await?;
+            self.pool.invalidate(Scope::Object(self.pool.object(volume, Kind::Head))).await?;
         }
         Ok(self.pool.head(volume).await?.0)
     }

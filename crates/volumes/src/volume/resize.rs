@@ -61,7 +61,10 @@ impl Inner {
         }
         recorder.page_versions.retain(|page, _| (*page as usize) < pages);
         drop(turn);
-        self.record(&mut recorder).await
+        self.record(&mut recorder).await?;
+        drop(recorder);
+        self.remove_drops(usize::MAX).await;
+        Ok(())
     }
 
     /// Removes what lies between both ends, and zeroes the rest of the object at the new end. The caller has

@@ -11,7 +11,7 @@ use volumes::{Error, OpenOptions, Options, Settings, Volume, Volumes};
 const OBJECT: u64 = 4096;
 
 /// A steered store whose namespaces can be listed.
-struct Listed(Arc<SteeredStore>);
+pub(crate) struct Listed(pub(crate) Arc<SteeredStore>);
 
 impl Blocker for Listed {
     blocker::delegate!(|this| *this.0, except control);

@@ -1,0 +1,40 @@
+//! Settings and sizes that would do harm, and volumes that cannot be opened.
+
+use std::sync::Arc;
+
+use blocker::executor::block_on;
+use blocker::{Blocker, Memory, Name, Namespace, ObjectId};
+use volumes::{Error, OpenOptions, Options, Settings, Volumes};
+
+const OBJECT: u64 = 4096;
+
+fn owner_of(store: &Arc<Memory>, name: &str) -> Volumes {
+    Volumes::new(Arc::clone(store) as Arc<dyn Blocker>, Options::new("vol").owner(name)).unwrap()
+}
+
+fn small() -> Settings {
+    Settings::default().object_bytes(OBJECT)
+}
+
+#[test]
+fn a_volume_that_cannot_be_opened_has_no_owner() {
+    let store = Arc::new(Memory::default());
+    let [one, two] = ["one", "two"].map(|name| owner_of(&store, name));
+    block_on(one.create("a", OBJECT, small())).unwrap();
+    let disk = block_on(one.open("a", OpenOptions::default())).unwrap();
+    block_on(disk.write(0, b"one".into(), blocker::Durability::Cached)).unwrap();
+    block_on(disk.close()).unwrap();
+    let page = ObjectId::new(
+        Namespace::copy_from(b"vol.0000001").unwrap(),
+        Name::copy_from(b"m/000000001/00000000").unwrap(),
+    );
+    let content = test_kit::content(&*store, &page).expect("a page");
+    test_kit::fill(&store, &page, b"nonsense".to_vec());
+    for volumes in [&one, &two] {
+        let opened = block_on(volumes.open("a", OpenOptions::default())).map(drop);
+        assert!(matches!(opened, Err(Error::Damaged(_))), "{opened:?}");
+    }
+    test_kit::fill(&store, &page, content);
+    let disk = block_on(two.open("a", OpenOptions::default())).unwrap();
+    assert_eq!(block_on(disk.read(0, 3)).unwrap().to_vec(), b"one");
+}
