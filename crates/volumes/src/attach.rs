@@ -33,6 +33,8 @@ pub(crate) async fn attach(
 ) -> Result<Inner> {
     let Access { take_over, deleted } = access;
     let (head, is_as_left) = current_head(pool, options, volume).await?;
+    // What caches below have of snapshots that were there by then is right.
+    let newest = head.nodes.iter().map(|node| node.id).max();
     check_owner(&head, options, take_over, deleted)?;
     let epoch = match options.fencing {
         Fencing::Stamps => Some(claim(pool, volume, writer, head.owner.as_ref()).await?),
@@ -63,6 +65,9 @@ pub(crate) async fn attach(
             return Err(error);
         }
     };
+    if let Some(newest) = newest {
+        pool.left.know(volume, newest);
+    }
     let promises =
         Promises { flush_durability: options.flush_durability, records_at_once: options.records_at_once };
     Ok(Inner::new(Opened { space, head, head_version, live, parent_root, parent, birth, promises }))
@@ -70,6 +75,7 @@ pub(crate) async fn attach(
 
 /// Returns the map of a volume, and the pages and the map of the snapshot that it comes after.
 async fn load(pool: &Pool, head: &Head) -> Result<(Map, Vec<Entry>, Map)> {
+    pool.refresh(head.origin).await?;
     let live = pool.load(&head.root, None).await?;
     let (parent_root, parent) = match head.parent {
         0 => Default::default(),

@@ -92,6 +92,8 @@ impl Volumes {
 
     async fn check_once(&self, repair: bool) -> Result<Report> {
         let mut report = Report::default();
+        // A name of another owner's volume from before would make another one nameless.
+        self.pool.refresh_catalog().await?;
         let (named, damaged) = self.pool.names_and_damaged().await?;
         let named: HashMap<VolumeId, String> =
             named.into_iter().map(|(name, volume)| (volume, name)).collect();
@@ -229,6 +231,7 @@ impl Volumes {
         }
         // What was made or deleted since is looked at once more; the names first, because a deletion records
         // the volume before it takes its name.
+        self.pool.refresh_catalog().await?;
         let mut named: HashSet<VolumeId> = named.keys().copied().collect();
         named.extend(self.pool.names().await?.into_iter().map(|(_, volume)| volume));
         let mut deleted: HashSet<VolumeId> = remains.iter().copied().collect();
@@ -292,13 +295,14 @@ impl Volumes {
         named: &HashSet<VolumeId>,
         deleted: &HashSet<VolumeId>,
     ) -> Result<bool> {
-        match self.pool.head(clone).await {
-            Ok((head, _)) => {
+        match self.pool.fresh_head(clone).await {
+            Ok(Some(head)) => {
                 let is_made = named.contains(&clone) || deleted.contains(&clone) || head.is_deleted;
                 Ok(head.origin == Some(origin) && is_made)
             }
             // It may.
-            Err(Error::Damaged(_)) => Ok(named.contains(&clone) || self.pool.has_head(clone).await?),
+            Ok(None) => Ok(named.contains(&clone)),
+            Err(Error::Damaged(_)) => Ok(true),
             Err(error) => Err(error),
         }
     }
@@ -331,6 +335,7 @@ impl Volumes {
         if kept.is_empty() {
             return Ok(kept);
         }
+        self.pool.refresh_catalog().await?;
         for (_, volume) in self.pool.names().await? {
             if kept.remove(&volume) {
                 self.pool.remove_remains(volume).await?;

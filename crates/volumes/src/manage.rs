@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use blocker::Condition;
+use blocker::{Condition, Scope};
 
 use crate::attach::{Access, attach};
 use crate::catalog::{check_name, now_unix_seconds};
@@ -10,9 +10,10 @@ use crate::entry::{Kind, VolumeId};
 use crate::error::{Error, Result};
 use crate::format::{Head, Origin};
 use crate::limits;
+use crate::map::Map;
 use crate::settings::{Change, Settings, Usage};
 use crate::space::{Space, load_node, load_root};
-use crate::volume::{Inner, changes, snapshot_all};
+use crate::volume::{Inner, changes, snapshot_all, usage};
 use crate::volumes::{Volumes, check_size};
 
 /// The largest number of volumes with a snapshot at one instant.
@@ -85,7 +86,7 @@ impl Volumes {
         }
         let mut volumes = Vec::new();
         for name in names {
-            volumes.push(self.pool.find(name).await?);
+            volumes.push(self.find(name).await?);
         }
         volumes.sort_unstable();
         volumes.dedup();
@@ -119,7 +120,7 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`.
     pub async fn delete_snapshot(&self, name: &str, snapshot: &str) -> Result<()> {
-        let volume = self.pool.find(name).await?;
+        let volume = self.find(name).await?;
         steadily(|| async move {
             let lease = self.lease(volume, false).await?;
             let result = lease.inner.delete_snapshot(snapshot).await;
@@ -134,7 +135,7 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`, `ReadOnly`.
     pub async fn rollback(&self, name: &str, snapshot: &str) -> Result<()> {
-        let volume = self.pool.find(name).await?;
+        let volume = self.find(name).await?;
         steadily(|| async move {
             let lease = self.lease(volume, false).await?;
             let result = lease.inner.rollback(snapshot).await;
@@ -148,7 +149,7 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `ReadOnly`, and `Invalid` with the range of sizes.
     pub async fn resize(&self, name: &str, size_bytes: u64) -> Result<()> {
-        let volume = self.pool.find(name).await?;
+        let volume = self.find(name).await?;
         steadily(|| async move {
             let lease = self.lease(volume, false).await?;
             let result = match check_size(size_bytes, lease.inner.object_bytes()) {
@@ -167,7 +168,7 @@ impl Volumes {
     /// size of objects is asked for.
     pub async fn set(&self, name: &str, settings: Settings) -> Result<()> {
         settings.rates.check()?;
-        let volume = self.pool.find(name).await?;
+        let volume = self.find(name).await?;
         let lease = self.lease(volume, false).await?;
         if !lease.is_attached {
             return Err(Error::InUse { owner: self.options.owner.clone() });
@@ -178,18 +179,58 @@ impl Volumes {
         limits::clear(&self.pool, volume, &before, &settings).await
     }
 
-    /// Returns what a volume uses.
+    /// Returns what a volume uses: as it is stored, if it is not open here.
     ///
     /// # Errors
-    /// See [`Volumes`]; `NoSuchVolume`.
+    /// See [`Volumes`]; `NoSuchVolume`. Never `InUse`.
     pub async fn usage(&self, name: &str) -> Result<Usage> {
-        let volume = self.pool.find(name).await?;
-        steadily(|| async move {
-            let lease = self.lease(volume, false).await?;
-            let result = lease.inner.usage();
-            lease.end(result).await
-        })
-        .await
+        let volume = self.find(name).await?;
+        if let Some(inner) = self.opened(volume) {
+            match inner.usage() {
+                Err(Error::Closed | Error::HandedOver) => {}
+                answer => return answer,
+            }
+        }
+        let mut head = self.current_head(volume).await?;
+        loop {
+            match self.stored_usage(&head).await {
+                // Its owner may have replaced a page meanwhile: each attempt needs another head to fail.
+                Err(Error::Damaged(why)) => {
+                    let newer = self.current_head(volume).await?;
+                    if newer.sequence == head.sequence {
+                        return Err(Error::Damaged(why));
+                    }
+                    head = newer;
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    async fn stored_usage(&self, head: &Head) -> Result<Usage> {
+        let live = self.live_map(head).await?;
+        let parent = match head.parent {
+            0 => Map::default(),
+            node => {
+                self.pool.refresh(Some(Origin { volume: head.volume, node })).await?;
+                load_node(&self.pool, head.volume, node, (&head.root, &live)).await?.1
+            }
+        };
+        Ok(usage(head.volume, head.size_bytes, head.object_bytes, (&live, &parent)))
+    }
+
+    /// Returns the map of a volume as it is stored.
+    async fn live_map(&self, head: &Head) -> Result<Map> {
+        self.pool.refresh(head.origin).await?;
+        if self.opened(head.volume).is_none() {
+            // Its owner may have written them in place.
+            for (page, at) in head.root.iter().enumerate().filter(|(_, at)| at.volume() == head.volume) {
+                // A map has at most 65 536 pages.
+                let page = self.pool.object(head.volume, Kind::Page(at.birth(), page as u32));
+                self.pool.invalidate(Scope::Object(page)).await?;
+            }
+        }
+        self.pool.load(&head.root, None).await
     }
 
     /// Returns the ranges, by whole objects, in which `to` may differ from `from`: snapshots of a volume, or,
@@ -199,22 +240,30 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`.
     pub async fn diff(&self, name: &str, from: Option<&str>, to: Option<&str>) -> Result<Vec<Change>> {
-        let volume = self.pool.find(name).await?;
+        let volume = self.find(name).await?;
         let head = self.current_head(volume).await?;
         let none = (&[][..], &Default::default());
         let node = |name: &str| head.named(name).ok_or_else(|| Error::NoSuchSnapshot(name.to_owned()));
         let (root, new, size_bytes) = match to {
             Some(to) => {
                 let node = node(to)?;
+                self.pool.refresh(Some(Origin { volume, node: node.id })).await?;
                 let (root, map) = load_node(&self.pool, volume, node.id, none).await?;
                 (root, map, node.size_bytes)
             }
-            None => (head.root.clone(), self.pool.load(&head.root, None).await?, head.size_bytes),
+            None => (head.root.clone(), self.live_map(&head).await?, head.size_bytes),
         };
         let old = match from {
-            Some(from) => load_node(&self.pool, volume, node(from)?.id, (&root, &new)).await?.1,
+            Some(from) => {
+                let node = node(from)?;
+                self.pool.refresh(Some(Origin { volume, node: node.id })).await?;
+                load_node(&self.pool, volume, node.id, (&root, &new)).await?.1
+            }
             None => Default::default(),
         };
+        for name in [from, to].into_iter().flatten() {
+            self.pool.check_there(volume, node(name)?.id, name).await?;
+        }
         Ok(changes(&old, &new, size_bytes, head.object_bytes))
     }
 
@@ -225,7 +274,7 @@ impl Volumes {
     /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`, `Exists`.
     pub async fn clone_volume(&self, name: &str, snapshot: Option<&str>, new: &str) -> Result<()> {
         check_name(new)?;
-        let origin = self.pool.find(name).await?;
+        let origin = self.find(name).await?;
         if self.exists(new).await? {
             return Err(Error::Exists(new.to_owned()));
         }
@@ -248,10 +297,11 @@ impl Volumes {
         let no_snapshot = || Error::NoSuchSnapshot(snapshot.to_owned());
         let node = head.named(snapshot).ok_or_else(no_snapshot)?.clone();
         let origin = Origin { volume, node: node.id };
+        self.pool.refresh(Some(origin)).await?;
         self.pool.add_clone(origin, clone).await?;
         let made = async {
             // A deletion takes the name before it looks for clones, so one of the two finds the other.
-            let (head, _) = self.pool.head(volume).await?;
+            let head = self.current_head(volume).await?;
             if head.named(snapshot).is_none_or(|found| found.id != node.id) {
                 return Err(no_snapshot());
             }
@@ -305,7 +355,7 @@ impl Volumes {
     }
 
     pub(crate) async fn exists(&self, name: &str) -> Result<bool> {
-        match self.pool.find(name).await {
+        match self.find(name).await {
             Ok(_) => Ok(true),
             Err(Error::NoSuchVolume(_)) => Ok(false),
             Err(error) => Err(error),
@@ -325,7 +375,7 @@ impl Volumes {
     /// # Errors
     /// As [`Self::flatten`].
     pub async fn flatten_with(&self, name: &str, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<()> {
-        let volume = self.pool.find(name).await?;
+        let volume = self.find(name).await?;
         let flattened = steadily(|| async move {
             let lease = self.lease(volume, false).await?;
             let result = lease.inner.flatten(progress).await;
@@ -342,7 +392,7 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`; `InUse` if it is open, here or at another owner.
     pub async fn delete(&self, name: &str) -> Result<()> {
-        let volume = self.pool.find(name).await?;
+        let volume = self.find(name).await?;
         let lease = self.lease(volume, false).await?;
         if !lease.is_attached {
             return Err(Error::InUse { owner: self.options.owner.clone() });
@@ -385,10 +435,7 @@ impl Volumes {
         let mut next = Some((origin, clone));
         while let Some((origin, clone)) = next.take() {
             self.pool.remove_clone(origin, clone).await?;
-            if !self.pool.has_head(origin.volume).await? {
-                return Ok(());
-            }
-            let (head, _) = self.pool.head(origin.volume).await?;
+            let Some(head) = self.pool.fresh_head(origin.volume).await? else { return Ok(()) };
             let is_kept = head.node(origin.node).is_none_or(|node| !node.name.is_empty());
             if is_kept || self.pool.has_clones(origin).await? {
                 return Ok(());

@@ -32,7 +32,7 @@ pub use at_once::Answer;
 pub(crate) use commit::next_limit;
 use drops::Drops;
 pub use handle::Volume;
-pub(crate) use report::changes;
+pub(crate) use report::{changes, usage};
 use state::{State, Status};
 use tree::Frozen;
 pub(crate) use tree::snapshot_all;

@@ -155,6 +155,7 @@ impl Inner {
         recorder.page_versions.clear();
         if let Some(frozen) = recorder.frozen.take() {
             self.state.lock().drops.cover(frozen.drops);
+            self.space.pool.left.know(self.space.volume, frozen.id);
         }
     }
 

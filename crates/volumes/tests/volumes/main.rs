@@ -5,6 +5,7 @@ mod counting;
 mod crash;
 mod deposed;
 mod disk;
+mod elsewhere;
 mod handover;
 mod late;
 mod model;
