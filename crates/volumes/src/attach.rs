@@ -2,6 +2,7 @@
 
 use blocker::{Blocker, ClaimRequest, Condition, Durability, Epoch, Scope, Version, WriterId};
 
+use crate::depose;
 use crate::entry::{Entry, Kind, VolumeId};
 use crate::error::{Error, Result};
 use crate::format::{Head, Owner};
@@ -55,6 +56,9 @@ pub(crate) async fn attach(
     let head_version = replace_head(&space, (&before, version), &head).await?;
     let loaded = async {
         limits::apply(pool, volume, &head.settings).await?;
+        if before.owner.as_ref().is_some_and(|owner| owner.writer != 0) {
+            depose::renew_pages(&space, &head).await?;
+        }
         load(pool, &head).await
     };
     let (live, parent_root, parent) = match loaded.await {

@@ -185,7 +185,7 @@ impl Inner {
             return Ok(());
         }
         let head = self.space.object(Kind::Head);
-        match self.space.store().info(InfoRequest::new(head.clone())).await {
+        match self.space.store().info(InfoRequest::new(head)).await {
             Ok(info) if info.version == self.state.lock().head_version => return Ok(()),
             Ok(_) | Err(Store::Missing) => {}
             Err(error) => return Err(self.noted(error)),
@@ -193,7 +193,12 @@ impl Inner {
         // An operation of this owner may just have written it, or a cache below have another version of the same.
         let mut recorder = self.recorder().await?;
         self.state.lock().check()?;
-        let (found, version) = match self.space.pool.get(head).await {
+        self.check_head(&mut recorder).await
+    }
+
+    /// Checks that the head is the recorder's.
+    pub(super) async fn check_head(&self, recorder: &mut Recorder) -> Result<()> {
+        let (found, version) = match self.space.pool.get(self.space.object(Kind::Head)).await {
             Ok((found, version)) => (found.to_vec(), version),
             Err(Store::Missing) => return Err(self.deposed()),
             Err(error) => return Err(self.noted(error)),
@@ -201,7 +206,7 @@ impl Inner {
         if found != recorder.head.encode() {
             return Err(self.found_other(&found));
         }
-        self.note_version(&mut recorder, version);
+        self.note_version(recorder, version);
         Ok(())
     }
 

@@ -201,7 +201,12 @@ impl Inner {
                     is_whole = true;
                     let info =
                         self.space.store().info(blocker::InfoRequest::new(self.space.object(kind))).await;
-                    info.map_err(|error| self.noted(error))?.version
+                    let version = info.map_err(|error| self.noted(error))?.version;
+                    if !self.space.is_stamped() {
+                        // It may be the one that the next owner has given the page: see `depose.rs`.
+                        self.check_head(recorder).await?;
+                    }
+                    version
                 }
             };
             recorder.page_versions.remove(&page);
