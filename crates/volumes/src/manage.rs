@@ -149,11 +149,23 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `ReadOnly`, and `Invalid` with the range of sizes.
     pub async fn resize(&self, name: &str, size_bytes: u64) -> Result<()> {
+        self.resize_as(name, size_bytes, true).await.map(drop)
+    }
+
+    /// As [`Self::resize`], unless the volume is larger than that. Returns whether it has the size now.
+    ///
+    /// # Errors
+    /// As [`Self::resize`].
+    pub async fn grow(&self, name: &str, size_bytes: u64) -> Result<bool> {
+        self.resize_as(name, size_bytes, false).await
+    }
+
+    async fn resize_as(&self, name: &str, size_bytes: u64, may_shrink: bool) -> Result<bool> {
         let volume = self.find(name).await?;
         steadily(|| async move {
             let lease = self.lease(volume, false).await?;
             let result = match check_size(size_bytes, lease.inner.object_bytes()) {
-                Ok(()) => lease.inner.resize(size_bytes).await,
+                Ok(()) => lease.inner.resize(size_bytes, may_shrink).await,
                 Err(error) => Err(error),
             };
             lease.end(result).await

@@ -38,3 +38,14 @@ fn a_volume_that_cannot_be_opened_has_no_owner() {
     let disk = block_on(two.open("a", OpenOptions::default())).unwrap();
     assert_eq!(block_on(disk.read(0, 3)).unwrap().to_vec(), b"one");
 }
+
+#[test]
+fn a_volume_that_is_to_grow_does_not_shrink() {
+    let volumes = owner_of(&Arc::default(), "one");
+    block_on(volumes.create("a", 8 * OBJECT, small())).unwrap();
+    assert!(block_on(volumes.grow("a", 16 * OBJECT)).unwrap());
+    assert!(!block_on(volumes.grow("a", 12 * OBJECT)).unwrap());
+    assert_eq!(block_on(volumes.info("a")).unwrap().size_bytes, 16 * OBJECT);
+    block_on(volumes.resize("a", 4 * OBJECT)).unwrap();
+    assert_eq!(block_on(volumes.info("a")).unwrap().size_bytes, 4 * OBJECT);
+}
