@@ -350,20 +350,26 @@ impl Volumes {
             space.remove(Kind::Head).await?;
         }
         published?;
-        // A check takes a volume without a name for one that was never made: it marks it, and then looks for its
-        // name, so one of the two finds the other.
-        let is_marked = match head.origin {
-            Some(origin) => self.pool.is_clone(origin, head.volume).await?,
-            None => true,
-        };
-        if is_marked
-            && self.pool.has_head(head.volume).await?
-            && !self.pool.is_in_remains(head.volume).await?
-        {
+        if self.is_kept(head).await? {
             return Ok(());
         }
         self.pool.unpublish(name).await?;
         Err(Error::Io(blocker::Error::Retryable("a check has removed the volume while it was made".into())))
+    }
+
+    /// Returns whether a volume that was given its name is there. A check takes one without a name for one that was never
+    /// made: it records that, looks for its name, removes what there is, and then its record. So one of the two finds the
+    /// other: a record that is gone again was there before the head went.
+    async fn is_kept(&self, head: &Head) -> Result<bool> {
+        self.pool.refresh_catalog().await?;
+        if self.pool.is_in_remains(head.volume).await? {
+            return Ok(false);
+        }
+        let is_marked = match head.origin {
+            Some(origin) => self.pool.is_clone(origin, head.volume).await?,
+            None => true,
+        };
+        Ok(is_marked && self.pool.fresh_head(head.volume).await?.is_some())
     }
 
     pub(crate) async fn exists(&self, name: &str) -> Result<bool> {
