@@ -22,6 +22,8 @@ pub(crate) struct Access {
     pub(crate) take_over: bool,
     /// Also one that was deleted and is kept for its clones.
     pub(crate) deleted: bool,
+    /// With the limits of its settings: to be used, and not only to be changed or deleted.
+    pub(crate) is_limited: bool,
 }
 
 /// Attaches a volume for this owner.
@@ -32,7 +34,7 @@ pub(crate) async fn attach(
     volume: VolumeId,
     access: Access,
 ) -> Result<Inner> {
-    let Access { take_over, deleted } = access;
+    let Access { take_over, deleted, is_limited } = access;
     let (head, is_as_left) = current_head(pool, options, volume).await?;
     // What caches below have of snapshots that were there by then is right.
     let newest = head.nodes.iter().map(|node| node.id).max();
@@ -55,7 +57,9 @@ pub(crate) async fn attach(
     head.sequence += 1;
     let head_version = replace_head(&space, (&before, version), &head).await?;
     let loaded = async {
-        limits::apply(pool, volume, &head.settings).await?;
+        if is_limited {
+            limits::apply(pool, volume, &head.settings).await?;
+        }
         if before.owner.as_ref().is_some_and(|owner| owner.writer != 0) {
             depose::renew_pages(&space, &head).await?;
         }

@@ -54,11 +54,15 @@ where
 
 impl Volumes {
     pub(crate) async fn lease(&self, volume: VolumeId, deleted: bool) -> Result<Lease> {
+        // What is done to one that may be deleted needs no limits.
+        self.lease_as(volume, Access { deleted, is_limited: !deleted, ..Access::default() }).await
+    }
+
+    async fn lease_as(&self, volume: VolumeId, access: Access) -> Result<Lease> {
         let turn = self.turn(volume).lock_arc().await;
         if let Some(inner) = self.opened(volume) {
             return Ok(Lease { inner, is_attached: false, _turn: turn });
         }
-        let access = Access { deleted, ..Access::default() };
         let inner = attach(&self.pool, &self.options, self.writer, volume, access).await?;
         Ok(Lease { inner: Arc::new(inner), is_attached: true, _turn: turn })
     }
@@ -179,9 +183,10 @@ impl Volumes {
     /// See [`Volumes`]; `NoSuchVolume`; `InUse` if it is open, here or at another owner; `Invalid` if another
     /// size of objects is asked for.
     pub async fn set(&self, name: &str, settings: Settings) -> Result<()> {
-        settings.rates.check()?;
+        settings.check()?;
         let volume = self.find(name).await?;
-        let lease = self.lease(volume, false).await?;
+        // Without its limits, which may be what is wrong with it.
+        let lease = self.lease_as(volume, Access::default()).await?;
         if !lease.is_attached {
             return Err(Error::InUse { owner: self.options.owner.clone() });
         }
@@ -411,7 +416,7 @@ impl Volumes {
     /// See [`Volumes`]; `NoSuchVolume`; `InUse` if it is open, here or at another owner.
     pub async fn delete(&self, name: &str) -> Result<()> {
         let volume = self.find(name).await?;
-        let lease = self.lease(volume, false).await?;
+        let lease = self.lease_as(volume, Access::default()).await?;
         if !lease.is_attached {
             return Err(Error::InUse { owner: self.options.owner.clone() });
         }

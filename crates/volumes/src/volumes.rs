@@ -92,7 +92,7 @@ impl Volumes {
         check_name(name)?;
         let object_bytes = self.object_bytes(&settings)?;
         check_size(size_bytes, object_bytes)?;
-        settings.rates.check()?;
+        settings.check()?;
         if self.exists(name).await? {
             return Err(Error::Exists(name.to_owned()));
         }
@@ -138,7 +138,7 @@ impl Volumes {
         if let Some(inner) = self.opened(volume) {
             return Ok(Volume { inner });
         }
-        let access = Access { take_over: options.take_over, ..Access::default() };
+        let access = Access { take_over: options.take_over, is_limited: true, ..Access::default() };
         let inner = attach(&self.pool, &self.options, self.writer, volume, access).await?;
         let inner = Arc::new(inner);
         self.open.lock().insert(volume, Arc::clone(&inner));

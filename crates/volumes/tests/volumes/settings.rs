@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use blocker::executor::block_on;
-use blocker::{Blocker, Memory, Name, Namespace, ObjectId};
+use blocker::{Blocker, Memory, Name, Namespace, ObjectId, WriteMode};
+use test_kit::steered::SteeredStore;
 use volumes::{Error, OpenOptions, Options, Settings, Volumes};
 
 const OBJECT: u64 = 4096;
@@ -14,6 +15,33 @@ fn owner_of(store: &Arc<Memory>, name: &str) -> Volumes {
 
 fn small() -> Settings {
     Settings::default().object_bytes(OBJECT)
+}
+
+#[test]
+fn no_volume_has_a_namespace_that_refuses_its_own_head() {
+    let volumes = owner_of(&Arc::default(), "one");
+    let refused = block_on(volumes.create("a", OBJECT, small().write(WriteMode::ReadOnly)));
+    assert!(matches!(&refused, Err(Error::Invalid(why)) if why.contains("is_read_only")), "{refused:?}");
+    block_on(volumes.create("a", OBJECT, small())).unwrap();
+    let refused = block_on(volumes.set("a", small().write(WriteMode::ReadOnly)));
+    assert!(matches!(&refused, Err(Error::Invalid(why)) if why.contains("is_read_only")), "{refused:?}");
+    block_on(volumes.delete("a")).unwrap();
+}
+
+#[test]
+fn a_volume_whose_limits_nothing_keeps_can_be_set_otherwise_and_deleted() {
+    // Its control does nothing.
+    let store = SteeredStore::new() as Arc<dyn Blocker>;
+    let volumes = Volumes::new(store, Options::new("vol")).unwrap();
+    let limited = small().quota_bytes_max(1 << 20);
+    for name in ["a", "b"] {
+        block_on(volumes.create(name, OBJECT, limited)).unwrap();
+        let opened = block_on(volumes.open(name, OpenOptions::default())).map(drop);
+        assert!(matches!(opened, Err(Error::Io(blocker::Error::Unsupported(_)))), "{opened:?}");
+    }
+    block_on(volumes.set("a", small())).unwrap();
+    block_on(volumes.open("a", OpenOptions::default())).unwrap();
+    block_on(volumes.delete("b")).unwrap();
 }
 
 #[test]
