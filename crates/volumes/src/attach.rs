@@ -52,7 +52,8 @@ pub(crate) async fn attach(
     check_owner(&before, options, take_over, deleted)?;
     let mut head = before.clone();
     let birth = head.birth_limit;
-    head.birth_limit = next_limit(birth)?;
+    // With its births used up it can still be read and deleted.
+    head.birth_limit = next_limit(birth).unwrap_or(birth);
     head.owner = Some(Owner { epoch: epoch.unwrap_or(0), writer: writer.0, name: options.owner.clone() });
     head.sequence += 1;
     let head_version = replace_head(&space, (&before, version), &head).await?;
@@ -206,4 +207,43 @@ pub(crate) async fn put_head(space: &Space, head: &Head, version: Version) -> Re
     }
     space.ensure_stored(Kind::Head, Durability::Cached).await?;
     Ok(version)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use blocker::Memory;
+    use blocker::executor::block_on;
+
+    use super::*;
+    use crate::entry::BIRTH_MAX;
+    use crate::settings::{OpenOptions, Settings};
+    use crate::volumes::Volumes;
+
+    #[test]
+    fn a_volume_whose_births_are_used_up_can_be_read_and_deleted() {
+        let volumes = Volumes::new(Arc::new(Memory::default()), Options::new("vol")).unwrap();
+        block_on(async {
+            volumes.create("a", 1 << 20, Settings::default()).await.unwrap();
+            let disk = volumes.open("a", OpenOptions::default()).await.unwrap();
+            disk.write(0, b"one".into(), Durability::Cached).await.unwrap();
+            disk.close().await.unwrap();
+            let volume = volumes.pool.find("a").await.unwrap();
+            let space = Space::new(volumes.pool.clone(), volume, None);
+            for left in [100, 0] {
+                let (mut head, version) = volumes.pool.head(volume).await.unwrap();
+                head.birth_limit = BIRTH_MAX + 1 - left;
+                put_head(&space, &head, version).await.unwrap();
+                let disk = volumes.open("a", OpenOptions::default()).await.unwrap();
+                assert_eq!(disk.read(0, 3).await.unwrap().to_vec(), b"one");
+                let refused = disk.write(0, b"two".into(), Durability::Cached).await;
+                assert!(matches!(refused, Err(Error::Limit(_))), "{refused:?}");
+                disk.flush().await.unwrap();
+                disk.close().await.unwrap();
+                assert_eq!(volumes.check(true).await.unwrap().problems, []);
+            }
+            volumes.delete("a").await.unwrap();
+        });
+    }
 }

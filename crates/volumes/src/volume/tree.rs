@@ -11,7 +11,7 @@ use blocker::Durability;
 use super::drops::FLUSH_REMOVALS_MAX;
 use super::state::Status;
 use super::{Inner, Recorder};
-use crate::entry::{Entry, Kind, VolumeId};
+use crate::entry::{BIRTH_MAX, Entry, Kind, VolumeId};
 use crate::error::{Error, Result};
 use crate::format::{NODES_MAX, Node, Origin, Owner, encode_root};
 use crate::map::Map;
@@ -429,7 +429,7 @@ impl Inner {
         head.owner = to.map(|name| Owner { epoch, writer: 0, name: name.to_owned() });
         {
             let mut state = self.state.lock();
-            head.birth_limit = state.birth + 1;
+            head.birth_limit = (state.birth + 1).min(BIRTH_MAX + 1);
             // If the volume stays open, births are reserved anew.
             state.birth_limit = head.birth_limit;
         }
