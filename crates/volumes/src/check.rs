@@ -80,7 +80,7 @@ impl Volumes {
     /// Checks that each entry of each map has its object, that each object is named by a map, and that
     /// nothing is written in place that is shared. With `repair`, what nothing names is removed, and
     /// deletions that were cut short are ended. Each volume is attached and takes no changes meanwhile; those
-    /// of other owners are skipped, and then nothing is removed. Volumes may be made, cloned and deleted meanwhile,
+    /// of other owners are skipped. Volumes may be made, cloned and deleted meanwhile,
     /// by this and other owners; what is made just then may fail with `Retryable`. One check at a time may
     /// repair.
     ///
@@ -104,7 +104,6 @@ impl Volumes {
         volumes.sort_unstable();
         volumes.dedup();
         let mut leases = Vec::new();
-        let mut unread = 0;
         for volume in &volumes {
             // All but the record of its deletion is gone.
             if !named.contains_key(volume) && !self.pool.has_head(*volume).await? {
@@ -115,17 +114,12 @@ impl Volumes {
                 Err(Error::InUse { .. }) => {
                     let name = named.get(volume).cloned();
                     report.skipped.push(name.unwrap_or_else(|| format!("number {volume}")));
-                    unread += 1;
                 }
-                Err(Error::Damaged(why)) => {
-                    report.note(ProblemKind::Damaged, why);
-                    unread += 1;
-                }
+                Err(Error::Damaged(why)) => report.note(ProblemKind::Damaged, why),
                 Err(error) => return end_all(leases, Err(error)).await.map(|()| report),
             }
         }
-        let are_all = unread == 0 && is_catalog_whole;
-        let checked = self.check_leased(&mut report, &leases, are_all, repair).await;
+        let checked = self.check_leased(&mut report, &leases, repair).await;
         end_all(leases, checked).await?;
         // A volume that only seems to have no name would be taken for one that was never made.
         if is_catalog_whole {
@@ -138,7 +132,6 @@ impl Volumes {
         &self,
         report: &mut Report,
         leases: &[(VolumeId, Lease)],
-        are_all: bool,
         repair: bool,
     ) -> Result<()> {
         let mut views: Vec<View<'_>> = Vec::new();
@@ -149,7 +142,6 @@ impl Volumes {
                 Err(error) => return Err(error),
             }
         }
-        let is_complete = are_all && views.len() == leases.len();
         let mut names = Names::new();
         for view in &views {
             view.each_name(|volume, kind| *names.entry((volume, kind)).or_default() += 1);
@@ -178,8 +170,9 @@ impl Volumes {
                 let kind = Kind::of(&object.name);
                 let is_named =
                     kind.is_some_and(|kind| kind == Kind::Head || names.contains_key(&(view.volume(), kind)));
-                // With a volume unread it may be named there.
-                if is_named || !is_complete {
+                // What clones have of it one of its own nodes has, which is there for them: those that were not read
+                // name nothing else here.
+                if is_named {
                     continue;
                 }
                 report.note(ProblemKind::Leftover, &object);

@@ -143,6 +143,32 @@ fn a_deletion_removes_what_a_crash_has_left() {
 }
 
 #[test]
+fn a_repair_removes_what_a_crash_has_left_though_another_owner_has_a_clone() {
+    let store = SteeredStore::new();
+    let owner = |name: &str| {
+        let store = Arc::new(Listed(Arc::clone(&store)));
+        Volumes::new(store, Options::new("vol").owner(name)).unwrap()
+    };
+    let (one, two) = (owner("one"), owner("two"));
+    let disk = made(&one);
+    written(&disk, 0, b"one");
+    block_on(one.snapshot("a", "s")).unwrap();
+    block_on(one.clone_volume("a", Some("s"), "b")).unwrap();
+    block_on(one.delete_snapshot("a", "s")).unwrap();
+    let clone = block_on(two.open("b", OpenOptions::default())).unwrap();
+    written(&disk, 0, b"two");
+    block_on(disk.flush()).unwrap();
+    let kept = count(&store);
+    written(&disk, OBJECT, b"not flushed");
+    drop((disk, one));
+    let one = owner("one");
+    let report = block_on(one.check(true)).unwrap();
+    assert_eq!((report.repaired, report.skipped), (1, vec!["b".to_owned()]), "{:?}", report.problems);
+    assert_eq!(count(&store), kept);
+    assert_eq!(block_on(clone.read(0, 3)).unwrap().to_vec(), b"one");
+}
+
+#[test]
 fn a_repair_removes_what_is_left_without_a_head_in_a_claimed_namespace() {
     let store = SteeredStore::new();
     let volumes = volumes_of(&store, Fencing::Stamps);
