@@ -91,6 +91,8 @@ pub enum Verdict {
     Fail(Error),
     /// It is performed, and this error is returned.
     DoAndFail(Error),
+    /// This error is returned, and it waits until the test performs it.
+    FailAndHold(Error),
 }
 
 type Rule = Box<dyn FnMut(&CallInfo) -> Verdict + Send>;
@@ -303,6 +305,13 @@ impl SteeredStore {
                     Reply::Ready(Ok(_)) => Reply::err(error),
                     other => other,
                 }
+            }
+            Verdict::FailAndHold(error) => {
+                let slot = Arc::new(Mutex::new(Slot { answer: None, waker: None }));
+                let inner = Arc::clone(&self.inner);
+                let call = HeldCall { act: Some(Box::new(move || act(&inner))), done: None, slot };
+                state.held.insert(info.number, (info, Box::new(call)));
+                Reply::err(error)
             }
             Verdict::Hold => {
                 let slot = Arc::new(Mutex::new(Slot { answer: None, waker: None }));

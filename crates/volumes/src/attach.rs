@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use blocker::{
-    Blocker, ClaimRequest, Condition, Durability, Epoch, InvalidateRequest, Scope, Version, WriterId,
-};
+use blocker::{Blocker, ClaimRequest, Condition, Durability, Epoch, Scope, Version, WriterId};
 
-use crate::entry::{Kind, VolumeId};
+use crate::depose;
+use crate::entry::{Entry, Kind, VolumeId};
 use crate::error::{Error, Result};
 use crate::format::{Head, Owner};
 use crate::limits;
@@ -18,19 +17,32 @@ use crate::volume::{Inner, Opened, Promises, next_limit};
 /// Claims in a row that other owners may overtake.
 const TRIES: u32 = 32;
 
-/// Attaches a volume for this owner; one that was deleted and is kept for its clones only if `deleted`.
+/// How a volume is attached.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Access {
+    /// Also from an owner that has not given it up.
+    pub(crate) take_over: bool,
+    /// Also one that was deleted and is kept for its clones.
+    pub(crate) deleted: bool,
+    /// With the limits of its settings: to be used, and not only to be changed or deleted.
+    pub(crate) is_limited: bool,
+}
+
+/// Attaches a volume for this owner.
 pub(crate) async fn attach(
     pool: &Pool,
     options: &Options,
     writer: WriterId,
     volume: VolumeId,
-    take_over: bool,
-    deleted: bool,
+    access: Access,
 ) -> Result<Inner> {
+    let Access { take_over, deleted, is_limited } = access;
     let (head, is_as_left) = current_head(pool, options, volume).await?;
+    // What caches below have of snapshots that were there by then is right.
+    let newest = head.nodes.iter().map(|node| node.id).max();
     check_owner(&head, options, take_over, deleted)?;
     let epoch = match options.fencing {
-        Fencing::Stamps => Some(claim(pool, volume, writer, &head).await?),
+        Fencing::Stamps => Some(claim(pool, volume, writer, head.owner.as_ref()).await?),
         Fencing::Below => {
             attach_below(pool, volume, is_as_left).await?;
             None
@@ -42,20 +54,46 @@ pub(crate) async fn attach(
     check_owner(&before, options, take_over, deleted)?;
     let mut head = before.clone();
     let birth = head.birth_limit;
-    head.birth_limit = next_limit(birth)?;
+    // With its births used up it can still be read and deleted.
+    head.birth_limit = next_limit(birth).unwrap_or(birth);
     head.owner = Some(Owner { epoch: epoch.unwrap_or(0), writer: writer.0, name: options.owner.clone() });
     head.sequence += 1;
     let head_version = replace_head(&space, (&before, version), &head).await?;
-    limits::apply(pool, volume, &head.settings).await?;
-    let live = pool.load(&head.root, None).await?;
-    let (parent_root, parent) = match head.parent {
-        0 => (Vec::new(), Map::default()),
-        node => load_node(pool, volume, node, (&head.root, &live)).await?,
+    let loaded = async {
+        if is_limited {
+            limits::apply(pool, volume, &head.settings).await?;
+        }
+        if before.owner.as_ref().is_some_and(|owner| owner.writer != 0) {
+            depose::renew_pages(&space, &head).await?;
+        }
+        load(pool, &head).await
     };
+    let (live, parent_root, parent) = match loaded.await {
+        Ok(loaded) => loaded,
+        Err(error) => {
+            // It is not open here: as it was, under a new number. If that fails as well, a takeover helps.
+            let _ = put_head(&space, &Head { sequence: head.sequence + 1, ..before }, head_version).await;
+            return Err(error);
+        }
+    };
+    if let Some(newest) = newest {
+        pool.left.know(volume, newest);
+    }
     let promises =
         Promises { flush_durability: options.flush_durability, records_at_once: options.records_at_once };
     let room = Arc::clone(&pool.room);
     Ok(Inner::new(Opened { space, head, head_version, live, parent_root, parent, birth, promises, room }))
+}
+
+/// Returns the map of a volume, and the pages and the map of the snapshot that it comes after.
+async fn load(pool: &Pool, head: &Head) -> Result<(Map, Vec<Entry>, Map)> {
+    pool.refresh(head.origin).await?;
+    let live = pool.load(&head.root, None).await?;
+    let (parent_root, parent) = match head.parent {
+        0 => Default::default(),
+        node => load_node(pool, head.volume, node, (&head.root, &live)).await?,
+    };
+    Ok((live, parent_root, parent))
 }
 
 /// Puts a head in place of the one that was read. A cache below that has dropped that one since, as it does when it learns of
@@ -80,7 +118,7 @@ async fn replace_head(space: &Space, before: (&Head, Version), head: &Head) -> R
 /// Returns the head as the store has it, and whether no other owner has had the volume since this one. If one may have,
 /// what caches below have of it is dropped.
 async fn current_head(pool: &Pool, options: &Options, volume: VolumeId) -> Result<(Head, bool)> {
-    invalidate(pool, Scope::Object(pool.object(volume, Kind::Head))).await?;
+    pool.invalidate(Scope::Object(pool.object(volume, Kind::Head))).await?;
     let (head, _) = pool.head(volume).await?;
     let is_as_left = match &head.owner {
         // It was not given up, perhaps by an earlier process: what that has logged may still be on its way.
@@ -88,17 +126,9 @@ async fn current_head(pool: &Pool, options: &Options, volume: VolumeId) -> Resul
         _ => pool.left.of(volume) == Some(head.sequence),
     };
     if !is_as_left {
-        invalidate(pool, Scope::Namespace(pool.namespace(volume))).await?;
+        pool.invalidate(Scope::Namespace(pool.namespace(volume))).await?;
     }
     Ok((head, is_as_left))
-}
-
-/// Lets the caches below read anew what they have of a scope and need not store.
-pub(crate) async fn invalidate(pool: &Pool, scope: Scope) -> Result<()> {
-    match pool.store.invalidate(InvalidateRequest::new(scope)).await {
-        Ok(_) | Err(blocker::Error::Unsupported(_)) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
 }
 
 /// Makes the layer below the writer of the volume, where it can be. One that was the writer before another owner came
@@ -130,9 +160,14 @@ fn check_owner(head: &Head, options: &Options, take_over: bool, deleted: bool) -
 }
 
 /// Claims the volume with an epoch of its own: no older change can be made after this.
-async fn claim(pool: &Pool, volume: VolumeId, writer: WriterId, head: &Head) -> Result<u64> {
+pub(crate) async fn claim(
+    pool: &Pool,
+    volume: VolumeId,
+    writer: WriterId,
+    last: Option<&Owner>,
+) -> Result<u64> {
     let scope = Scope::Namespace(pool.namespace(volume));
-    let mut in_force = match head.owner.as_ref().map(|owner| Epoch(owner.epoch)) {
+    let mut in_force = match last.map(|owner| Epoch(owner.epoch)) {
         // If there is a newer one, the answer to the claim has it.
         Some(last) if last > Epoch(0) => last,
         _ => match pool.store.claim(ClaimRequest::ask(scope.clone())).await {
@@ -175,4 +210,43 @@ pub(crate) async fn put_head(space: &Space, head: &Head, version: Version) -> Re
     }
     space.ensure_stored(Kind::Head, Durability::Cached).await?;
     Ok(version)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use blocker::Memory;
+    use blocker::executor::block_on;
+
+    use super::*;
+    use crate::entry::BIRTH_MAX;
+    use crate::settings::{OpenOptions, Settings};
+    use crate::volumes::Volumes;
+
+    #[test]
+    fn a_volume_whose_births_are_used_up_can_be_read_and_deleted() {
+        let volumes = Volumes::new(Arc::new(Memory::default()), Options::new("vol")).unwrap();
+        block_on(async {
+            volumes.create("a", 1 << 20, Settings::default()).await.unwrap();
+            let disk = volumes.open("a", OpenOptions::default()).await.unwrap();
+            disk.write(0, b"one".into(), Durability::Cached).await.unwrap();
+            disk.close().await.unwrap();
+            let volume = volumes.pool.find("a").await.unwrap();
+            let space = Space::new(volumes.pool.clone(), volume, None);
+            for left in [100, 0] {
+                let (mut head, version) = volumes.pool.head(volume).await.unwrap();
+                head.birth_limit = BIRTH_MAX + 1 - left;
+                put_head(&space, &head, version).await.unwrap();
+                let disk = volumes.open("a", OpenOptions::default()).await.unwrap();
+                assert_eq!(disk.read(0, 3).await.unwrap().to_vec(), b"one");
+                let refused = disk.write(0, b"two".into(), Durability::Cached).await;
+                assert!(matches!(refused, Err(Error::Limit(_))), "{refused:?}");
+                disk.flush().await.unwrap();
+                disk.close().await.unwrap();
+                assert_eq!(volumes.check(true).await.unwrap().problems, []);
+            }
+            volumes.delete("a").await.unwrap();
+        });
+    }
 }

@@ -131,6 +131,13 @@ impl Pool {
         }
     }
 
+    /// As [`Self::find`], not from what a cache below remembers.
+    pub(crate) async fn find_fresh(&self, name: &str) -> Result<VolumeId> {
+        check_name(name)?;
+        self.invalidate(Scope::Object(self.name_object(name))).await?;
+        self.find(name).await
+    }
+
     /// Gives a volume its name. With an error it does not have it.
     pub(crate) async fn publish(&self, name: &str, volume: VolumeId) -> Result<()> {
         let bytes = CatalogEntry { volume }.encode();
@@ -145,7 +152,7 @@ impl Pool {
                 }
                 other => return Err(other.into()),
             }
-            match self.find(name).await {
+            match self.find_fresh(name).await {
                 Ok(found) if found == volume => {
                     self.store.flush(FlushRequest::new(Scope::Object(self.name_object(name)))).await?;
                     return Ok(());
@@ -195,6 +202,11 @@ impl Pool {
             }
         }
         Ok((names, damaged))
+    }
+
+    /// Lets the caches below read the catalog anew: another owner may have changed it.
+    pub(crate) async fn refresh_catalog(&self) -> Result<()> {
+        self.invalidate(Scope::Namespace(self.catalog())).await
     }
 
     /// Records that a clone depends on a snapshot.

@@ -2,13 +2,16 @@
 
 use std::collections::{HashMap, HashSet};
 
-use blocker::{Blocker, BlockerExt, Namespace, ObjectId};
+use blocker::{Blocker, BlockerExt, Durability, Namespace, ObjectId};
 use futures_util::TryStreamExt;
 
+use crate::attach::claim;
 use crate::entry::{Kind, VolumeId};
 use crate::error::{Error, Result};
 use crate::format::Origin;
 use crate::manage::{Lease, steadily};
+use crate::settings::Fencing;
+use crate::space::Space;
 use crate::volume::View;
 use crate::volumes::Volumes;
 
@@ -77,7 +80,7 @@ impl Volumes {
     /// Checks that each entry of each map has its object, that each object is named by a map, and that
     /// nothing is written in place that is shared. With `repair`, what nothing names is removed, and
     /// deletions that were cut short are ended. Each volume is attached and takes no changes meanwhile; those
-    /// of other owners are skipped, and then nothing is removed. Volumes may be made, cloned and deleted meanwhile,
+    /// of other owners are skipped. Volumes may be made, cloned and deleted meanwhile,
     /// by this and other owners; what is made just then may fail with `Retryable`. One check at a time may
     /// repair.
     ///
@@ -89,6 +92,8 @@ impl Volumes {
 
     async fn check_once(&self, repair: bool) -> Result<Report> {
         let mut report = Report::default();
+        // A name of another owner's volume from before would make another one nameless.
+        self.pool.refresh_catalog().await?;
         let (named, damaged) = self.pool.names_and_damaged().await?;
         let named: HashMap<VolumeId, String> =
             named.into_iter().map(|(name, volume)| (volume, name)).collect();
@@ -99,7 +104,6 @@ impl Volumes {
         volumes.sort_unstable();
         volumes.dedup();
         let mut leases = Vec::new();
-        let mut unread = 0;
         for volume in &volumes {
             // All but the record of its deletion is gone.
             if !named.contains_key(volume) && !self.pool.has_head(*volume).await? {
@@ -110,17 +114,12 @@ impl Volumes {
                 Err(Error::InUse { .. }) => {
                     let name = named.get(volume).cloned();
                     report.skipped.push(name.unwrap_or_else(|| format!("number {volume}")));
-                    unread += 1;
                 }
-                Err(Error::Damaged(why)) => {
-                    report.note(ProblemKind::Damaged, why);
-                    unread += 1;
-                }
+                Err(Error::Damaged(why)) => report.note(ProblemKind::Damaged, why),
                 Err(error) => return end_all(leases, Err(error)).await.map(|()| report),
             }
         }
-        let are_all = unread == 0 && is_catalog_whole;
-        let checked = self.check_leased(&mut report, &leases, are_all, repair).await;
+        let checked = self.check_leased(&mut report, &leases, repair).await;
         end_all(leases, checked).await?;
         // A volume that only seems to have no name would be taken for one that was never made.
         if is_catalog_whole {
@@ -133,7 +132,6 @@ impl Volumes {
         &self,
         report: &mut Report,
         leases: &[(VolumeId, Lease)],
-        are_all: bool,
         repair: bool,
     ) -> Result<()> {
         let mut views: Vec<View<'_>> = Vec::new();
@@ -144,7 +142,6 @@ impl Volumes {
                 Err(error) => return Err(error),
             }
         }
-        let is_complete = are_all && views.len() == leases.len();
         let mut names = Names::new();
         for view in &views {
             view.each_name(|volume, kind| *names.entry((volume, kind)).or_default() += 1);
@@ -173,8 +170,9 @@ impl Volumes {
                 let kind = Kind::of(&object.name);
                 let is_named =
                     kind.is_some_and(|kind| kind == Kind::Head || names.contains_key(&(view.volume(), kind)));
-                // With a volume unread it may be named there.
-                if is_named || !is_complete {
+                // What clones have of it one of its own nodes has, which is there for them: those that were not read
+                // name nothing else here.
+                if is_named {
                     continue;
                 }
                 report.note(ProblemKind::Leftover, &object);
@@ -226,6 +224,7 @@ impl Volumes {
         }
         // What was made or deleted since is looked at once more; the names first, because a deletion records
         // the volume before it takes its name.
+        self.pool.refresh_catalog().await?;
         let mut named: HashSet<VolumeId> = named.keys().copied().collect();
         named.extend(self.pool.names().await?.into_iter().map(|(_, volume)| volume));
         let mut deleted: HashSet<VolumeId> = remains.iter().copied().collect();
@@ -241,7 +240,7 @@ impl Volumes {
         }
         let namespaces = self.namespaces_but(&named, &deleted).await?;
         let mut unmade: HashSet<VolumeId> = clones.iter().map(|(_, clone)| *clone).collect();
-        unmade.extend(namespaces.iter().map(|(_, volume)| *volume));
+        unmade.extend(&namespaces);
         unmade.retain(|volume| !deleted.contains(volume) && !named.contains(volume));
         if repair {
             unmade = self.keep_unmade(unmade).await?;
@@ -258,13 +257,19 @@ impl Volumes {
                 report.repaired += 1;
             }
         }
-        for (namespace, _) in namespaces.into_iter().filter(|(_, volume)| unmade.contains(volume)) {
-            for object in self.objects(&namespace).await? {
-                report.note(ProblemKind::Leftover, &object);
-                if repair {
-                    self.pool.store.remove(&object).await?;
-                    report.repaired += 1;
-                }
+        for volume in namespaces.into_iter().filter(|volume| unmade.contains(volume)) {
+            let epoch = match self.options.fencing {
+                // An owner may have claimed it: nothing is removed there without a newer claim.
+                Fencing::Stamps if repair => Some(claim(&self.pool, volume, self.writer, None).await?),
+                _ => None,
+            };
+            let space = Space::new(self.pool.clone(), volume, epoch);
+            let objects = space.objects().await?;
+            objects.iter().for_each(|object| report.note(ProblemKind::Leftover, object));
+            if repair {
+                space.remove_all(&objects).await?;
+                space.flush(Durability::Stored).await?;
+                report.repaired += objects.len() as u64;
             }
         }
         if repair {
@@ -283,34 +288,32 @@ impl Volumes {
         named: &HashSet<VolumeId>,
         deleted: &HashSet<VolumeId>,
     ) -> Result<bool> {
-        match self.pool.head(clone).await {
-            Ok((head, _)) => {
+        match self.pool.fresh_head(clone).await {
+            Ok(Some(head)) => {
                 let is_made = named.contains(&clone) || deleted.contains(&clone) || head.is_deleted;
                 Ok(head.origin == Some(origin) && is_made)
             }
             // It may.
-            Err(Error::Damaged(_)) => Ok(named.contains(&clone) || self.pool.has_head(clone).await?),
+            Ok(None) => Ok(named.contains(&clone)),
+            Err(Error::Damaged(_)) => Ok(true),
             Err(error) => Err(error),
         }
     }
 
-    /// Returns the namespaces of volumes that are in neither set.
+    /// Returns the volumes with namespaces that are in neither set.
     async fn namespaces_but(
         &self,
         named: &HashSet<VolumeId>,
         deleted: &HashSet<VolumeId>,
-    ) -> Result<Vec<(Namespace, VolumeId)>> {
+    ) -> Result<Vec<VolumeId>> {
         let namespaces = match self.pool.store.control().namespaces().await {
             Ok(namespaces) => namespaces,
             // Such a store has no means to find them.
             Err(blocker::Error::Unsupported(_)) => return Ok(Vec::new()),
             Err(error) => return Err(error.into()),
         };
-        let of_volumes = namespaces.into_iter().filter_map(|namespace| {
-            let volume = self.pool.volume_of(&namespace)?;
-            Some((namespace, volume))
-        });
-        Ok(of_volumes.filter(|(_, volume)| !named.contains(volume) && !deleted.contains(volume)).collect())
+        let volumes = namespaces.iter().filter_map(|namespace| self.pool.volume_of(namespace));
+        Ok(volumes.filter(|volume| !named.contains(volume) && !deleted.contains(volume)).collect())
     }
 
     /// Keeps volumes from being made that have no name yet, by a record of their deletion: see
@@ -325,6 +328,7 @@ impl Volumes {
         if kept.is_empty() {
             return Ok(kept);
         }
+        self.pool.refresh_catalog().await?;
         for (_, volume) in self.pool.names().await? {
             if kept.remove(&volume) {
                 self.pool.remove_remains(volume).await?;

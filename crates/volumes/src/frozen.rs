@@ -4,8 +4,9 @@ use std::fmt;
 
 use blocker::{ReadRequest, Segments};
 
-use crate::entry::Kind;
+use crate::entry::{Kind, VolumeId};
 use crate::error::{Error, Result};
+use crate::format::Origin;
 use crate::map::Map;
 use crate::settings::{Change, Extent, ExtentKind};
 use crate::space::{Pool, load_node};
@@ -13,10 +14,14 @@ use crate::volume::changes;
 use crate::volumes::Volumes;
 
 /// A snapshot, to be read. It needs no owner, and holds nothing: once the snapshot is deleted, reads may fail
-/// with `Damaged`.
+/// with `Damaged`, or return what the volume has been given since. What was read is the snapshot's if
+/// [`Self::confirm`] succeeds after it.
 #[derive(Clone)]
 pub struct Snapshot {
     pool: Pool,
+    volume: VolumeId,
+    node: u64,
+    name: String,
     size_bytes: u64,
     object_bytes: u64,
     map: Map,
@@ -28,12 +33,16 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`.
     pub async fn open_snapshot(&self, name: &str, snapshot: &str) -> Result<Snapshot> {
-        let volume = self.pool.find(name).await?;
+        let volume = self.find(name).await?;
         let head = self.current_head(volume).await?;
         let node = head.named(snapshot).ok_or_else(|| Error::NoSuchSnapshot(snapshot.to_owned()))?;
+        self.pool.refresh(Some(Origin { volume, node: node.id })).await?;
         let (_, map) = load_node(&self.pool, volume, node.id, (&[], &Map::default())).await?;
+        let (pool, name, node) = (self.pool.clone(), node.name.clone(), node.clone());
         let (size_bytes, object_bytes) = (node.size_bytes, head.object_bytes);
-        Ok(Snapshot { pool: self.pool.clone(), size_bytes, object_bytes, map })
+        let snapshot = Snapshot { pool, volume, node: node.id, name, size_bytes, object_bytes, map };
+        snapshot.confirm().await?;
+        Ok(snapshot)
     }
 }
 
@@ -50,7 +59,15 @@ impl Snapshot {
         self.object_bytes
     }
 
-    /// Reads `length` bytes at `offset`.
+    /// Checks that the snapshot has not been deleted: then all that was read of it until now is what it had.
+    ///
+    /// # Errors
+    /// `NoSuchSnapshot` if it was deleted, also if there is another one of its name; `Io`, `Damaged`.
+    pub async fn confirm(&self) -> Result<()> {
+        self.pool.check_there(self.volume, self.node, &self.name).await
+    }
+
+    /// Reads `length` bytes at `offset`. The bytes count only if [`Self::confirm`] succeeds after it.
     ///
     /// # Errors
     /// `OutOfRange`, `Io`, and `Damaged` if an object that the map names is missing.

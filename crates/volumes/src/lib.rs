@@ -28,6 +28,7 @@
 mod attach;
 mod catalog;
 mod check;
+mod depose;
 mod entry;
 mod error;
 mod format;
@@ -36,6 +37,7 @@ mod left;
 mod limits;
 mod manage;
 mod map;
+mod origins;
 mod room;
 mod settings;
 mod space;

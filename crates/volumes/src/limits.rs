@@ -65,7 +65,11 @@ pub(crate) async fn clear(pool: &Pool, volume: VolumeId, before: &Settings, afte
     match pool.store.control().change_namespace(pool.namespace(volume), None, all).await {
         Err(Store::Denied(_)) => Ok(()),
         Err(Store::Unsupported(_)) if before.quota_bytes_max.is_some() && after.quota_bytes_max.is_none() => {
-            Ok(pool.store.control().set_quota(pool.namespace(volume), None).await?)
+            match pool.store.control().set_quota(pool.namespace(volume), None).await {
+                // Nothing has kept it.
+                Err(Store::Unsupported(_)) => Ok(()),
+                answer => Ok(answer?),
+            }
         }
         Err(Store::Unsupported(_)) => Ok(()),
         answer => Ok(answer?),

@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 
-use blocker::Condition;
+use blocker::{Condition, Scope};
 
-use crate::attach::attach;
+use crate::attach::{Access, attach};
 use crate::catalog::{check_name, now_unix_seconds};
 use crate::entry::{Kind, VolumeId};
 use crate::error::{Error, Result};
 use crate::format::{Head, Origin};
 use crate::limits;
+use crate::map::Map;
 use crate::settings::{Change, Settings, Usage};
 use crate::space::{Space, load_node, load_root};
-use crate::volume::{Inner, changes, snapshot_all};
+use crate::volume::{Inner, changes, snapshot_all, usage};
 use crate::volumes::{Volumes, check_size};
 
 /// The largest number of volumes with a snapshot at one instant.
@@ -53,11 +54,16 @@ where
 
 impl Volumes {
     pub(crate) async fn lease(&self, volume: VolumeId, deleted: bool) -> Result<Lease> {
+        // What is done to one that may be deleted needs no limits.
+        self.lease_as(volume, Access { deleted, is_limited: !deleted, ..Access::default() }).await
+    }
+
+    async fn lease_as(&self, volume: VolumeId, access: Access) -> Result<Lease> {
         let turn = self.turn(volume).lock_arc().await;
         if let Some(inner) = self.opened(volume) {
             return Ok(Lease { inner, is_attached: false, _turn: turn });
         }
-        let inner = attach(&self.pool, &self.options, self.writer, volume, false, deleted).await?;
+        let inner = attach(&self.pool, &self.options, self.writer, volume, access).await?;
         Ok(Lease { inner: Arc::new(inner), is_attached: true, _turn: turn })
     }
 
@@ -84,7 +90,7 @@ impl Volumes {
         }
         let mut volumes = Vec::new();
         for name in names {
-            volumes.push(self.pool.find(name).await?);
+            volumes.push(self.find(name).await?);
         }
         volumes.sort_unstable();
         volumes.dedup();
@@ -118,7 +124,7 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`.
     pub async fn delete_snapshot(&self, name: &str, snapshot: &str) -> Result<()> {
-        let volume = self.pool.find(name).await?;
+        let volume = self.find(name).await?;
         steadily(|| async move {
             let lease = self.lease(volume, false).await?;
             let result = lease.inner.delete_snapshot(snapshot).await;
@@ -133,7 +139,7 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`, `ReadOnly`.
     pub async fn rollback(&self, name: &str, snapshot: &str) -> Result<()> {
-        let volume = self.pool.find(name).await?;
+        let volume = self.find(name).await?;
         steadily(|| async move {
             let lease = self.lease(volume, false).await?;
             let result = lease.inner.rollback(snapshot).await;
@@ -147,11 +153,23 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `ReadOnly`, and `Invalid` with the range of sizes.
     pub async fn resize(&self, name: &str, size_bytes: u64) -> Result<()> {
-        let volume = self.pool.find(name).await?;
+        self.resize_as(name, size_bytes, true).await.map(drop)
+    }
+
+    /// As [`Self::resize`], unless the volume is larger than that. Returns whether it has the size now.
+    ///
+    /// # Errors
+    /// As [`Self::resize`].
+    pub async fn grow(&self, name: &str, size_bytes: u64) -> Result<bool> {
+        self.resize_as(name, size_bytes, false).await
+    }
+
+    async fn resize_as(&self, name: &str, size_bytes: u64, may_shrink: bool) -> Result<bool> {
+        let volume = self.find(name).await?;
         steadily(|| async move {
             let lease = self.lease(volume, false).await?;
             let result = match check_size(size_bytes, lease.inner.object_bytes()) {
-                Ok(()) => lease.inner.resize(size_bytes).await,
+                Ok(()) => lease.inner.resize(size_bytes, may_shrink).await,
                 Err(error) => Err(error),
             };
             lease.end(result).await
@@ -165,9 +183,10 @@ impl Volumes {
     /// See [`Volumes`]; `NoSuchVolume`; `InUse` if it is open, here or at another owner; `Invalid` if another
     /// size of objects is asked for.
     pub async fn set(&self, name: &str, settings: Settings) -> Result<()> {
-        settings.rates.check()?;
-        let volume = self.pool.find(name).await?;
-        let lease = self.lease(volume, false).await?;
+        settings.check()?;
+        let volume = self.find(name).await?;
+        // Without its limits, which may be what is wrong with it.
+        let lease = self.lease_as(volume, Access::default()).await?;
         if !lease.is_attached {
             return Err(Error::InUse { owner: self.options.owner.clone() });
         }
@@ -177,18 +196,58 @@ impl Volumes {
         limits::clear(&self.pool, volume, &before, &settings).await
     }
 
-    /// Returns what a volume uses.
+    /// Returns what a volume uses: as it is stored, if it is not open here.
     ///
     /// # Errors
-    /// See [`Volumes`]; `NoSuchVolume`.
+    /// See [`Volumes`]; `NoSuchVolume`. Never `InUse`.
     pub async fn usage(&self, name: &str) -> Result<Usage> {
-        let volume = self.pool.find(name).await?;
-        steadily(|| async move {
-            let lease = self.lease(volume, false).await?;
-            let result = lease.inner.usage();
-            lease.end(result).await
-        })
-        .await
+        let volume = self.find(name).await?;
+        if let Some(inner) = self.opened(volume) {
+            match inner.usage() {
+                Err(Error::Closed | Error::HandedOver) => {}
+                answer => return answer,
+            }
+        }
+        let mut head = self.current_head(volume).await?;
+        loop {
+            match self.stored_usage(&head).await {
+                // Its owner may have replaced a page meanwhile: each attempt needs another head to fail.
+                Err(Error::Damaged(why)) => {
+                    let newer = self.current_head(volume).await?;
+                    if newer.sequence == head.sequence {
+                        return Err(Error::Damaged(why));
+                    }
+                    head = newer;
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    async fn stored_usage(&self, head: &Head) -> Result<Usage> {
+        let live = self.live_map(head).await?;
+        let parent = match head.parent {
+            0 => Map::default(),
+            node => {
+                self.pool.refresh(Some(Origin { volume: head.volume, node })).await?;
+                load_node(&self.pool, head.volume, node, (&head.root, &live)).await?.1
+            }
+        };
+        Ok(usage(head.volume, head.size_bytes, head.object_bytes, (&live, &parent)))
+    }
+
+    /// Returns the map of a volume as it is stored.
+    async fn live_map(&self, head: &Head) -> Result<Map> {
+        self.pool.refresh(head.origin).await?;
+        if self.opened(head.volume).is_none() {
+            // Its owner may have written them in place.
+            for (page, at) in head.root.iter().enumerate().filter(|(_, at)| at.volume() == head.volume) {
+                // A map has at most 65 536 pages.
+                let page = self.pool.object(head.volume, Kind::Page(at.birth(), page as u32));
+                self.pool.invalidate(Scope::Object(page)).await?;
+            }
+        }
+        self.pool.load(&head.root, None).await
     }
 
     /// Returns the ranges, by whole objects, in which `to` may differ from `from`: snapshots of a volume, or,
@@ -198,22 +257,30 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`.
     pub async fn diff(&self, name: &str, from: Option<&str>, to: Option<&str>) -> Result<Vec<Change>> {
-        let volume = self.pool.find(name).await?;
+        let volume = self.find(name).await?;
         let head = self.current_head(volume).await?;
         let none = (&[][..], &Default::default());
         let node = |name: &str| head.named(name).ok_or_else(|| Error::NoSuchSnapshot(name.to_owned()));
         let (root, new, size_bytes) = match to {
             Some(to) => {
                 let node = node(to)?;
+                self.pool.refresh(Some(Origin { volume, node: node.id })).await?;
                 let (root, map) = load_node(&self.pool, volume, node.id, none).await?;
                 (root, map, node.size_bytes)
             }
-            None => (head.root.clone(), self.pool.load(&head.root, None).await?, head.size_bytes),
+            None => (head.root.clone(), self.live_map(&head).await?, head.size_bytes),
         };
         let old = match from {
-            Some(from) => load_node(&self.pool, volume, node(from)?.id, (&root, &new)).await?.1,
+            Some(from) => {
+                let node = node(from)?;
+                self.pool.refresh(Some(Origin { volume, node: node.id })).await?;
+                load_node(&self.pool, volume, node.id, (&root, &new)).await?.1
+            }
             None => Default::default(),
         };
+        for name in [from, to].into_iter().flatten() {
+            self.pool.check_there(volume, node(name)?.id, name).await?;
+        }
         Ok(changes(&old, &new, size_bytes, head.object_bytes))
     }
 
@@ -224,7 +291,7 @@ impl Volumes {
     /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`, `Exists`.
     pub async fn clone_volume(&self, name: &str, snapshot: Option<&str>, new: &str) -> Result<()> {
         check_name(new)?;
-        let origin = self.pool.find(name).await?;
+        let origin = self.find(name).await?;
         if self.exists(new).await? {
             return Err(Error::Exists(new.to_owned()));
         }
@@ -247,10 +314,11 @@ impl Volumes {
         let no_snapshot = || Error::NoSuchSnapshot(snapshot.to_owned());
         let node = head.named(snapshot).ok_or_else(no_snapshot)?.clone();
         let origin = Origin { volume, node: node.id };
+        self.pool.refresh(Some(origin)).await?;
         self.pool.add_clone(origin, clone).await?;
         let made = async {
             // A deletion takes the name before it looks for clones, so one of the two finds the other.
-            let (head, _) = self.pool.head(volume).await?;
+            let head = self.current_head(volume).await?;
             if head.named(snapshot).is_none_or(|found| found.id != node.id) {
                 return Err(no_snapshot());
             }
@@ -287,24 +355,30 @@ impl Volumes {
             space.remove(Kind::Head).await?;
         }
         published?;
-        // A check takes a volume without a name for one that was never made: it marks it, and then looks for its
-        // name, so one of the two finds the other.
-        let is_marked = match head.origin {
-            Some(origin) => self.pool.is_clone(origin, head.volume).await?,
-            None => true,
-        };
-        if is_marked
-            && self.pool.has_head(head.volume).await?
-            && !self.pool.is_in_remains(head.volume).await?
-        {
+        if self.is_kept(head).await? {
             return Ok(());
         }
         self.pool.unpublish(name).await?;
         Err(Error::Io(blocker::Error::Retryable("a check has removed the volume while it was made".into())))
     }
 
+    /// Returns whether a volume that was given its name is there. A check takes one without a name for one that was never
+    /// made: it records that, looks for its name, removes what there is, and then its record. So one of the two finds the
+    /// other: a record that is gone again was there before the head went.
+    async fn is_kept(&self, head: &Head) -> Result<bool> {
+        self.pool.refresh_catalog().await?;
+        if self.pool.is_in_remains(head.volume).await? {
+            return Ok(false);
+        }
+        let is_marked = match head.origin {
+            Some(origin) => self.pool.is_clone(origin, head.volume).await?,
+            None => true,
+        };
+        Ok(is_marked && self.pool.fresh_head(head.volume).await?.is_some())
+    }
+
     pub(crate) async fn exists(&self, name: &str) -> Result<bool> {
-        match self.pool.find(name).await {
+        match self.find(name).await {
             Ok(_) => Ok(true),
             Err(Error::NoSuchVolume(_)) => Ok(false),
             Err(error) => Err(error),
@@ -324,7 +398,7 @@ impl Volumes {
     /// # Errors
     /// As [`Self::flatten`].
     pub async fn flatten_with(&self, name: &str, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<()> {
-        let volume = self.pool.find(name).await?;
+        let volume = self.find(name).await?;
         let flattened = steadily(|| async move {
             let lease = self.lease(volume, false).await?;
             let result = lease.inner.flatten(progress).await;
@@ -341,8 +415,8 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`; `InUse` if it is open, here or at another owner.
     pub async fn delete(&self, name: &str) -> Result<()> {
-        let volume = self.pool.find(name).await?;
-        let lease = self.lease(volume, false).await?;
+        let volume = self.find(name).await?;
+        let lease = self.lease_as(volume, Access::default()).await?;
         if !lease.is_attached {
             return Err(Error::InUse { owner: self.options.owner.clone() });
         }
@@ -384,10 +458,7 @@ impl Volumes {
         let mut next = Some((origin, clone));
         while let Some((origin, clone)) = next.take() {
             self.pool.remove_clone(origin, clone).await?;
-            if !self.pool.has_head(origin.volume).await? {
-                return Ok(());
-            }
-            let (head, _) = self.pool.head(origin.volume).await?;
+            let Some(head) = self.pool.fresh_head(origin.volume).await? else { return Ok(()) };
             let is_kept = head.node(origin.node).is_none_or(|node| !node.name.is_empty());
             if is_kept || self.pool.has_clones(origin).await? {
                 return Ok(());

@@ -10,7 +10,8 @@ use crate::error::{Error, Result};
 pub struct Settings {
     /// Whether every change is refused.
     pub is_read_only: bool,
-    /// The write mode of the volume's namespace, set when it is opened; `None` leaves what the cache has.
+    /// The write mode of the volume's namespace, set when it is opened; `None` leaves what the cache has. Not
+    /// `ReadOnly`: see `is_read_only`.
     pub write: Option<WriteMode>,
     /// The quota of the volume's namespace in bytes, set when it is opened; `None` leaves what there is.
     pub quota_bytes_max: Option<u64>,
@@ -22,6 +23,15 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Checks that a volume can have them.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.write == Some(WriteMode::ReadOnly) {
+            let why = "the volume could not be given up, set or deleted: set is_read_only for that";
+            return Err(Error::Invalid(format!("the write mode \"read-only\" is none of a volume: {why}")));
+        }
+        self.rates.check()
+    }
+
     /// Sets whether every change is refused.
     #[must_use]
     pub fn read_only(mut self, is_read_only: bool) -> Self {
@@ -82,7 +92,7 @@ impl Rates {
     }
 
     /// Checks that a cache takes them: else the volume could not be opened.
-    pub(crate) fn check(&self) -> Result<()> {
+    fn check(&self) -> Result<()> {
         let ranges = [1..=10_000_000, 4096..=u64::MAX - 1, 0..=60_000];
         for ((key, value), range) in self.by_key().into_iter().zip(ranges) {
             if let Some(value) = value.filter(|value| !range.contains(value)) {

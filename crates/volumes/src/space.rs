@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use blocker::{
-    Blocker, Capabilities, Change, Condition, DeleteRequest, Durability, FlushRequest, Namespace, ObjectId,
-    OrderDomain, ReadRequest, Scope, Segments, Stamp, Version, WriteFullRequest,
+    Blocker, BlockerExt, Capabilities, Change, Condition, DeleteRequest, Durability, FlushRequest,
+    InvalidateRequest, Namespace, ObjectId, OrderDomain, ReadRequest, Scope, Segments, Stamp, Version,
+    WriteFullRequest,
 };
+use futures_util::TryStreamExt;
 
 use crate::entry::{Entry, Kind, VolumeId};
 use crate::error::{Error, Result};
@@ -17,6 +19,8 @@ use crate::room::Room;
 
 /// All changes of a volume are in this order domain of its namespace.
 const DOMAIN: OrderDomain = OrderDomain(1);
+/// Removals under way at once.
+const REMOVALS_MAX: usize = 32;
 /// Requests for pages under way at once.
 const LOADS_MAX: usize = 16;
 
@@ -79,9 +83,17 @@ impl Pool {
         }
     }
 
+    /// Lets the caches below read anew what they have of a scope and need not store.
+    pub(crate) async fn invalidate(&self, scope: Scope) -> Result<()> {
+        match self.store.invalidate(InvalidateRequest::new(scope)).await {
+            Ok(_) | Err(blocker::Error::Unsupported(_)) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Returns the entries of the pages in `root`, taking from `near` those that it has at the same place.
     pub(crate) async fn load(&self, root: &[Entry], near: Option<(&[Entry], &Map)>) -> Result<Map> {
-        use futures_util::{StreamExt, TryStreamExt};
+        use futures_util::StreamExt;
         let mut loads = Vec::new();
         let mut pages = vec![None; root.len()];
         for (page, at) in root.iter().enumerate() {
@@ -197,8 +209,12 @@ impl Space {
         let object = self.object(kind);
         let request = WriteFullRequest::new(object, bytes).change(self.change(Durability::Stored, condition));
         let reply = self.store().write_full(request).await?;
-        self.ensure_stored(kind, reply.durability).await?;
-        Ok(reply.version)
+        match self.ensure_stored(kind, reply.durability).await {
+            Ok(()) => Ok(reply.version),
+            Err(fenced @ blocker::Error::Fenced { .. }) => Err(fenced),
+            // It was written, whatever the flush says.
+            Err(error) => Err(blocker::Error::NotStored(error.to_string().into())),
+        }
     }
 
     /// Flushes an object unless the change was answered as *stored*.
@@ -216,10 +232,29 @@ impl Space {
         self.store().flush(FlushRequest::new(scope).durability(durability)).await.map(drop)
     }
 
+    /// Returns all objects of the volume, whether a map names them or not.
+    pub(crate) async fn objects(&self) -> Result<Vec<ObjectId>, blocker::Error> {
+        let entries: Vec<_> = self.pool.store.entries(self.namespace.clone(), "").try_collect().await?;
+        Ok(entries.into_iter().map(|entry| ObjectId::new(self.namespace.clone(), entry.name)).collect())
+    }
+
+    /// Removes objects that nothing refers to, some at a time.
+    pub(crate) async fn remove_all(&self, objects: &[ObjectId]) -> Result<(), blocker::Error> {
+        for some in objects.chunks(REMOVALS_MAX) {
+            let removals: Vec<_> = some.iter().map(|object| self.remove_object(object.clone())).collect();
+            futures_util::future::try_join_all(removals).await?;
+        }
+        Ok(())
+    }
+
     /// Removes an object that nothing refers to any more, if it is there.
     pub(crate) async fn remove(&self, kind: Kind) -> Result<(), blocker::Error> {
+        self.remove_object(self.object(kind)).await
+    }
+
+    async fn remove_object(&self, object: ObjectId) -> Result<(), blocker::Error> {
         let change = self.change(Durability::Cached, Condition::None);
-        match self.store().delete(DeleteRequest::new(self.object(kind)).change(change)).await {
+        match self.store().delete(DeleteRequest::new(object).change(change)).await {
             Ok(_) | Err(blocker::Error::Missing) => Ok(()),
             Err(error) => Err(error),
         }

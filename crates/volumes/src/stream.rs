@@ -20,6 +20,7 @@ const DATA_BYTES_MAX: u64 = 4 << 20;
 #[derive(Debug)]
 pub struct Export {
     of: Snapshot,
+    from: Option<Snapshot>,
     /// What comes before the ranges; empty once it was returned.
     begin: Vec<u8>,
     /// The ranges to come, the last one first.
@@ -47,7 +48,8 @@ impl Export {
         begin.extend_from_slice(&to.1.size_bytes().to_le_bytes());
         let mut changes = to.1.changed_extents(from.map(|(_, before)| before));
         changes.reverse();
-        Self { of: to.1.clone(), begin, changes, is_ended: false }
+        let from = from.map(|(_, before)| before.clone());
+        Self { of: to.1.clone(), from, begin, changes, is_ended: false }
     }
 
     /// Returns how many bytes of data are to be read for the rest of the stream. Zeros among them become
@@ -57,17 +59,26 @@ impl Export {
         self.changes.iter().filter(|change| change.is_data).map(|change| change.length).sum()
     }
 
-    /// Returns the next piece of the stream; `None` after the last.
+    /// Returns the next piece of the stream; `None` after the last. The last one comes only if both snapshots are still
+    /// there, so that the stream has what they had.
     ///
     /// # Errors
-    /// Those of [`Snapshot::read`]. The same piece can be asked for again.
+    /// Those of [`Snapshot::read`] and [`Snapshot::confirm`]. The same piece can be asked for again.
     pub async fn next(&mut self) -> Result<Option<Segments>> {
         if !self.begin.is_empty() {
             return Ok(Some(std::mem::take(&mut self.begin).into()));
         }
         let Some(change) = self.changes.last().copied() else {
-            let is_ended = std::mem::replace(&mut self.is_ended, true);
-            return Ok((!is_ended).then(|| b"e".into()));
+            if self.is_ended {
+                return Ok(None);
+            }
+            // A stream without its end is not taken for whole.
+            self.of.confirm().await?;
+            if let Some(from) = &self.from {
+                from.confirm().await?;
+            }
+            self.is_ended = true;
+            return Ok(Some(b"e".into()));
         };
         let range = |tag: u8, length: u64| -> Segments {
             let mut head = vec![tag];

@@ -8,7 +8,7 @@ use async_lock::Mutex as AsyncMutex;
 use blocker::{BUCKET_BYTES, Blocker, Scope, WriterId};
 use parking_lot::Mutex;
 
-use crate::attach::{attach, invalidate};
+use crate::attach::{Access, attach};
 use crate::catalog::check_name;
 use crate::entry::{Entry, Kind, VolumeId};
 use crate::error::{Error, Result};
@@ -93,7 +93,7 @@ impl Volumes {
         check_name(name)?;
         let object_bytes = self.object_bytes(&settings)?;
         check_size(size_bytes, object_bytes)?;
-        settings.rates.check()?;
+        settings.check()?;
         if self.exists(name).await? {
             return Err(Error::Exists(name.to_owned()));
         }
@@ -133,13 +133,14 @@ impl Volumes {
     /// See [`Volumes`]; `NoSuchVolume`; `InUse` if another owner has not closed it and `take_over` is not
     /// set.
     pub async fn open(&self, name: &str, options: OpenOptions) -> Result<Volume> {
-        let volume = self.pool.find(name).await?;
+        let volume = self.find(name).await?;
         let turn = self.turn(volume);
         let _turn = turn.lock().await;
         if let Some(inner) = self.opened(volume) {
             return Ok(Volume { inner });
         }
-        let inner = attach(&self.pool, &self.options, self.writer, volume, options.take_over, false).await?;
+        let access = Access { take_over: options.take_over, is_limited: true, ..Access::default() };
+        let inner = attach(&self.pool, &self.options, self.writer, volume, access).await?;
         let inner = Arc::new(inner);
         self.open.lock().insert(volume, Arc::clone(&inner));
         Ok(Volume { inner })
@@ -150,6 +151,8 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`], without `Damaged`: volumes that are damaged are listed apart.
     pub async fn list(&self) -> Result<Listing> {
+        // Another owner may have given a name to another volume.
+        self.pool.refresh_catalog().await?;
         let (names, damaged) = self.pool.names_and_damaged().await?;
         let mut all = Listing { volumes: Vec::new(), damaged };
         for (name, volume) in &names {
@@ -178,7 +181,7 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`.
     pub async fn info(&self, name: &str) -> Result<VolumeInfo> {
-        let head = self.current_head(self.pool.find(name).await?).await?;
+        let head = self.current_head(self.find(name).await?).await?;
         let mut info = info(name.to_owned(), &head);
         if let Some(origin) = head.origin {
             info.origin = Some(self.origin_info(origin, &self.pool.names_and_damaged().await?.0).await?);
@@ -204,7 +207,7 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`.
     pub async fn snapshots(&self, name: &str) -> Result<Vec<SnapshotInfo>> {
-        let head = self.current_head(self.pool.find(name).await?).await?;
+        let head = self.current_head(self.find(name).await?).await?;
         let named = head.nodes.iter().filter(|node| !node.name.is_empty());
         let snapshots = named.map(|node| {
             let mut parent = head.node(node.parent);
@@ -221,10 +224,22 @@ impl Volumes {
         Ok(snapshots.collect())
     }
 
+    /// Returns the number of the volume of this name, as the store has it where another owner may have made or deleted it.
+    pub(crate) async fn find(&self, name: &str) -> Result<VolumeId> {
+        let has_open = !self.open.lock().is_empty();
+        if has_open
+            && let Ok(volume) = self.pool.find(name).await
+            && self.opened(volume).is_some()
+        {
+            return Ok(volume);
+        }
+        self.pool.find_fresh(name).await
+    }
+
     /// Returns the head of a volume, as the store has it where another owner may have changed it.
     pub(crate) async fn current_head(&self, volume: VolumeId) -> Result<Head> {
         if self.opened(volume).is_none() {
-            invalidate(&self.pool, Scope::Object(self.pool.object(volume, Kind::Head))).await?;
+            self.pool.invalidate(Scope::Object(self.pool.object(volume, Kind::Head))).await?;
         }
         Ok(self.pool.head(volume).await?.0)
     }

@@ -133,13 +133,17 @@ impl Head {
         let owner = Owner { epoch: reader.u64()?, writer: reader.u128()?, name: reader.text()? };
         let origin = Origin { volume: VolumeId(reader.u32()?), node: reader.u64()? };
         let parent = reader.u64()?;
-        let is_read_only = reader.u8()? != 0;
+        let mut is_read_only = reader.u8()? != 0;
         let write = match reader.u8()? {
             0 => None,
             1 => Some(WriteMode::Back),
             2 => Some(WriteMode::Through),
             3 => Some(WriteMode::Around),
-            4 => Some(WriteMode::ReadOnly),
+            // As it could be set once: then the volume's own head could not be written.
+            4 => {
+                is_read_only = true;
+                None
+            }
             _ => return Err("it has an unknown write mode".into()),
         };
         let mut limit = || Ok::<_, String>(Some(reader.u64()?).filter(|value| *value != u64::MAX));

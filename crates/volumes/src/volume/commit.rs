@@ -7,7 +7,7 @@ use super::state::Status;
 use super::{BIRTHS_RESERVED, Inner, Recorder};
 use crate::entry::{BIRTH_MAX, Kind};
 use crate::error::{Error, Result};
-use crate::format::Head;
+use crate::format::{Head, Node};
 
 /// How often a head is written whose outcome is unknown.
 const TRIES: u32 = 4;
@@ -47,6 +47,8 @@ impl Inner {
 
     async fn send_head(&self, recorder: &mut Recorder, head: Head, bytes: Vec<u8>) -> Result<()> {
         let mut tries = 0;
+        // Whether an earlier try may still be made.
+        let mut may_come = false;
         loop {
             tries += 1;
             self.state.lock().in_flight = Some(bytes.clone());
@@ -68,10 +70,14 @@ impl Inner {
                     | Store::Superseded { .. }
                     | Store::Missing
             ) {
-                // Nothing was changed.
-                self.state.lock().in_flight = None;
+                // Nothing was changed, by this try.
+                if !may_come {
+                    self.state.lock().in_flight = None;
+                }
                 return Err(self.noted(error));
             }
+            may_come |=
+                matches!(error, Store::OutcomeUnknown(_) | Store::NotStored(_) | Store::Superseded { .. });
             let (found, version) = match self.space.pool.get(self.space.object(Kind::Head)).await {
                 Ok((found, version)) => (found.to_vec(), version),
                 Err(Store::Missing) => return Err(self.deposed()),
@@ -96,17 +102,32 @@ impl Inner {
 
     /// Finds out what became of a head whose write was not seen to end, and keeps it from coming later.
     pub(super) async fn resolve(&self, recorder: &mut Recorder) -> Result<()> {
-        let Some(bytes) = self.state.lock().in_flight.clone() else { return Ok(()) };
+        let in_flight = self.state.lock().in_flight.clone();
+        if let Some(bytes) = in_flight {
+            self.find_out(recorder, bytes).await?;
+        }
+        // A snapshot of which nothing was stored, and of which nothing will be.
+        if recorder.frozen.is_some() {
+            self.thaw(recorder).await;
+        }
+        Ok(())
+    }
+
+    async fn find_out(&self, recorder: &mut Recorder, bytes: Vec<u8>) -> Result<()> {
         self.state.lock().check()?;
         let owner = recorder.head.owner.clone();
         let found = self.space.pool.get(self.space.object(Kind::Head)).await;
         let (found, version) = found.map_err(|error| self.noted(error))?;
         let found = found.to_vec();
         self.note_version(recorder, version);
-        if found == bytes {
+        if found == bytes || recorder.earlier.as_ref() == Some(&found) {
             self.adopt(recorder, Head::decode(&found).map_err(Error::Damaged)?).await?;
+            // The other one was on the condition of the head before.
+            recorder.earlier = None;
         } else if found != recorder.head.encode() {
             return Err(self.found_other(&found));
+        } else if recorder.earlier.is_none() {
+            recorder.earlier = Some(bytes.clone());
         }
         // Written once more, under a number above both: what is still on its way meets another version.
         let mut head = recorder.head.clone();
@@ -120,6 +141,7 @@ impl Inner {
             // Nothing keeps it from coming.
             state.in_flight.get_or_insert(bytes);
         } else {
+            recorder.earlier = None;
             state.birth_limit = recorder.head.birth_limit;
         }
         sent
@@ -128,8 +150,11 @@ impl Inner {
     /// Takes over a head that this owner has written without seeing the write end.
     async fn adopt(&self, recorder: &mut Recorder, head: Head) -> Result<()> {
         let old = &recorder.head;
-        let has_same_shape =
-            head.parent == old.parent && head.nodes == old.nodes && head.size_bytes == old.size_bytes;
+        // The volume was frozen for it: what it has in memory comes after the snapshot.
+        let is_snapshot = recorder.frozen.as_ref().is_some_and(|frozen| is_made(frozen.id, old, &head));
+        let has_same_tree =
+            is_snapshot || head.parent == old.parent && have_same_tree(&head.nodes, &old.nodes);
+        let has_same_shape = has_same_tree && head.size_bytes == old.size_bytes;
         if !has_same_shape || head.is_deleted != old.is_deleted || head.origin != old.origin {
             self.state.lock().set_status(Status::Interrupted);
             return Err(Error::Interrupted);
@@ -141,6 +166,9 @@ impl Inner {
             .retain(|page, _| old.root.get(*page as usize) == head.root.get(*page as usize));
         self.state.lock().recorded = map;
         recorder.head = head;
+        if is_snapshot {
+            self.note_snapshot(recorder);
+        }
         Ok(())
     }
 
@@ -157,7 +185,7 @@ impl Inner {
             return Ok(());
         }
         let head = self.space.object(Kind::Head);
-        match self.space.store().info(InfoRequest::new(head.clone())).await {
+        match self.space.store().info(InfoRequest::new(head)).await {
             Ok(info) if info.version == self.state.lock().head_version => return Ok(()),
             Ok(_) | Err(Store::Missing) => {}
             Err(error) => return Err(self.noted(error)),
@@ -165,7 +193,12 @@ impl Inner {
         // An operation of this owner may just have written it, or a cache below have another version of the same.
         let mut recorder = self.recorder().await?;
         self.state.lock().check()?;
-        let (found, version) = match self.space.pool.get(head).await {
+        self.check_head(&mut recorder).await
+    }
+
+    /// Checks that the head is the recorder's.
+    pub(super) async fn check_head(&self, recorder: &mut Recorder) -> Result<()> {
+        let (found, version) = match self.space.pool.get(self.space.object(Kind::Head)).await {
             Ok((found, version)) => (found.to_vec(), version),
             Err(Store::Missing) => return Err(self.deposed()),
             Err(error) => return Err(self.noted(error)),
@@ -173,7 +206,7 @@ impl Inner {
         if found != recorder.head.encode() {
             return Err(self.found_other(&found));
         }
-        self.note_version(&mut recorder, version);
+        self.note_version(recorder, version);
         Ok(())
     }
 
@@ -215,6 +248,21 @@ impl Inner {
         state.birth_limit = limit;
         Ok(())
     }
+}
+
+/// Returns whether nodes differ in their names at most.
+fn have_same_tree(some: &[Node], others: &[Node]) -> bool {
+    let same = |one: &Node, other: &Node| {
+        (one.id, one.parent, one.size_bytes) == (other.id, other.parent, other.size_bytes)
+    };
+    some.len() == others.len() && some.iter().zip(others).all(|(one, other)| same(one, other))
+}
+
+/// Returns whether all that `new` has and `old` has not is a snapshot of this number.
+fn is_made(id: u64, old: &Head, new: &Head) -> bool {
+    let Some((node, before)) = new.nodes.split_last() else { return false };
+    let is_last = (node.id, node.parent, new.parent) == (id, old.parent, id);
+    is_last && before == old.nodes && new.root == old.root
 }
 
 /// Returns the limit to store so that births from `birth` on can be used.

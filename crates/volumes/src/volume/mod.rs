@@ -2,6 +2,7 @@
 
 mod at_once;
 mod commit;
+mod drops;
 mod handle;
 mod merge;
 mod over;
@@ -33,10 +34,12 @@ use crate::space::Space;
 
 pub use at_once::Answer;
 pub(crate) use commit::next_limit;
+use drops::Drops;
 pub use handle::Volume;
 use overlay::Overlays;
-pub(crate) use report::changes;
+pub(crate) use report::{changes, usage};
 use state::{State, Status};
+use tree::Frozen;
 pub(crate) use tree::snapshot_all;
 pub(crate) use view::View;
 
@@ -47,7 +50,7 @@ const LOCKS: u32 = 256;
 
 /// An open volume, shared by all its handles.
 ///
-/// Locks are taken in the order of the fields `recorder`, `merging`, `merges`, `turn`, `objects`, `state`.
+/// Locks are taken in the order of the fields `recorder`, `merging`, `merges`, `turn`, `objects`, `removing`, `state`.
 pub(crate) struct Inner {
     space: Space,
     object_bytes: u64,
@@ -65,6 +68,8 @@ pub(crate) struct Inner {
     turn: Arc<RwLock<()>>,
     /// Changes in place share an object, unless they are stamped; births take it alone.
     objects: Box<[Arc<RwLock<()>>]>,
+    /// Shared by what removes objects.
+    removing: RwLock<()>,
     state: Mutex<State>,
     /// The number and the map of the snapshot that was last compared with. A leaf of the order of locks.
     compared: Mutex<Option<(u64, Map)>>,
@@ -78,6 +83,10 @@ pub(crate) struct Recorder {
     parent_root: Vec<Entry>,
     /// The versions of pages that are this volume's own, where they are known.
     page_versions: HashMap<u32, Version>,
+    /// What the volume was frozen for: a snapshot that is not stored yet, or of which it is not known.
+    frozen: Option<Frozen>,
+    /// A head from before the one in flight that may still come.
+    earlier: Option<Vec<u8>>,
 }
 
 /// What an open volume begins with.
@@ -124,7 +133,7 @@ impl Inner {
             parent,
             birth,
             birth_limit: head.birth_limit,
-            drops: Vec::new(),
+            drops: Drops::default(),
             in_flight: None,
             births_met: 0,
             head_version,
@@ -132,7 +141,9 @@ impl Inner {
         };
         let (object_bytes, settings) = (head.object_bytes, head.settings);
         let writer = head.owner.as_ref().map_or(0, |owner| owner.writer);
-        let recorder = Recorder { head, head_version, parent_root, page_versions: HashMap::new() };
+        let page_versions = HashMap::new();
+        let recorder =
+            Recorder { head, head_version, parent_root, page_versions, frozen: None, earlier: None };
         Self {
             space,
             object_bytes,
@@ -144,6 +155,7 @@ impl Inner {
             merges: RwLock::default(),
             turn: Arc::default(),
             objects: (0..LOCKS).map(|_| Arc::default()).collect(),
+            removing: RwLock::new(()),
             state: Mutex::new(state),
             compared: Mutex::default(),
         }

@@ -1,11 +1,12 @@
 //! Flushing: what was born is recorded in the map once it is stored.
 //!
 //! In this order: (1) take the map as it is; (2) flush the data; (3) store its changed entries, and the head
-//! if a page was born; (4) remove what no map has any more. So an entry is stored after all that it names,
+//! if a page was born; (4) remove what no map has any more: `drops.rs`. So an entry is stored after all that it names,
 //! and nothing is removed that a stored entry names.
 
 use blocker::{Condition, Durability, Run, Version, WriteRequest, WriteRunsRequest};
 
+use super::drops::FLUSH_REMOVALS_MAX;
 use super::{Inner, Recorder};
 use crate::entry::{Entry, Kind};
 use crate::error::{Error, Result};
@@ -14,6 +15,22 @@ use crate::map::Map;
 
 /// How often a page is written that was found changed, or whose outcome is unknown.
 const TRIES: u32 = 3;
+
+/// Pages that are born for a record. Unless the record is stored, their names are not used again: they may be there.
+struct Born<'a> {
+    inner: &'a Inner,
+    /// The number, birth and version of each.
+    pages: Vec<(u32, u64, Version)>,
+    has_lost_names: bool,
+}
+
+impl Drop for Born<'_> {
+    fn drop(&mut self) {
+        if self.has_lost_names {
+            self.inner.state.lock().birth += 1;
+        }
+    }
+}
 
 impl Inner {
     /// Makes everything acknowledged before as durable as the volume's flushes are.
@@ -44,6 +61,8 @@ impl Inner {
             let mut recorder = self.recorder().await?;
             self.record(&mut recorder).await?;
         }
+        // Not before others have the recorder: it may take long.
+        self.remove_drops(FLUSH_REMOVALS_MAX).await;
         self.check_held().await
     }
 
@@ -60,28 +79,29 @@ impl Inner {
         }
     }
 
-    /// Flushes the data and records all births until now.
+    /// Flushes the data and records all births until now. What no map has any more can be removed then.
     pub(super) async fn record(&self, recorder: &mut Recorder) -> Result<()> {
-        let (frozen, drops) = {
+        let (frozen, mark) = {
             let state = self.state.lock();
             state.check()?;
-            (state.live.clone(), state.drops.len())
+            (state.live.clone(), state.drops.mark())
         };
         self.record_map(recorder, &frozen).await?;
-        self.remove_drops(drops).await
+        self.state.lock().drops.cover(mark);
+        Ok(())
     }
 
     /// Flushes the data and stores the entries of `frozen`, a map that the volume had.
     pub(super) async fn record_map(&self, recorder: &mut Recorder, frozen: &Map) -> Result<()> {
         self.flush_data(Durability::Stored).await?;
         let recorded = self.state.lock().recorded.clone();
-        let mut born = Vec::new();
+        let mut born = Born { inner: self, pages: Vec::new(), has_lost_names: false };
         let stored = self.store_pages(recorder, frozen, &recorded, &mut born).await;
         let committed = match stored {
-            Ok(()) if born.is_empty() => return Ok(()),
+            Ok(()) if born.pages.is_empty() => return Ok(()),
             Ok(()) => {
                 let mut head = recorder.head.clone();
-                for (page, birth, _) in &born {
+                for (page, birth, _) in &born.pages {
                     head.root[*page as usize] = Entry::new(self.space.volume, *birth);
                 }
                 self.commit(recorder, head).await
@@ -90,28 +110,27 @@ impl Inner {
         };
         let mut state = self.state.lock();
         if let Err(error) = committed {
-            if state.in_flight.is_none() && !born.is_empty() {
-                state.drops.extend(born.iter().map(|(page, birth, _)| Kind::Page(*birth, *page)));
-                // Their names are not used again.
-                state.birth += 1;
+            if state.in_flight.is_none() {
+                state.drops.extend(born.pages.iter().map(|(page, birth, _)| Kind::Page(*birth, *page)));
             }
+            drop(state);
             return Err(error);
         }
-        for (page, _, version) in born {
-            recorder.page_versions.insert(page, version);
-            state.recorded.pages[page as usize] = frozen.page(page as usize).cloned();
+        born.has_lost_names = false;
+        for (page, _, version) in &born.pages {
+            recorder.page_versions.insert(*page, *version);
+            state.recorded.pages[*page as usize] = frozen.page(*page as usize).cloned();
         }
         Ok(())
     }
 
-    /// Stores the changed pages of `frozen`: own ones in place; others anew, with their birth and version in
-    /// `born`.
+    /// Stores the changed pages of `frozen`: own ones in place; others anew, which are in `born` then.
     async fn store_pages(
         &self,
         recorder: &mut Recorder,
         frozen: &Map,
         recorded: &Map,
-        born: &mut Vec<(u32, u64, Version)>,
+        born: &mut Born<'_>,
     ) -> Result<()> {
         let root = recorder.head.root.clone();
         for (page, at) in root.iter().enumerate() {
@@ -132,19 +151,10 @@ impl Inner {
                 .await?;
                 self.state.lock().recorded.pages[page] = Some(entries.clone());
             } else {
+                born.has_lost_names = true;
                 let (birth, version) = self.bear_page(number, entries).await?;
-                born.push((number, birth, version));
+                born.pages.push((number, birth, version));
             }
-        }
-        Ok(())
-    }
-
-    /// Removes the first `count` objects that no map has any more.
-    pub(super) async fn remove_drops(&self, count: usize) -> Result<()> {
-        for _ in 0..count {
-            let Some(kind) = self.state.lock().drops.first().copied() else { return Ok(()) };
-            self.space.remove(kind).await.map_err(|error| self.noted(error))?;
-            self.state.lock().drops.remove(0);
         }
         Ok(())
     }
@@ -199,7 +209,12 @@ impl Inner {
                     is_whole = true;
                     let info =
                         self.space.store().info(blocker::InfoRequest::new(self.space.object(kind))).await;
-                    info.map_err(|error| self.noted(error))?.version
+                    let version = info.map_err(|error| self.noted(error))?.version;
+                    if !self.space.is_stamped() {
+                        // It may be the one that the next owner has given the page: see `depose.rs`.
+                        self.check_head(recorder).await?;
+                    }
+                    version
                 }
             };
             recorder.page_versions.remove(&page);

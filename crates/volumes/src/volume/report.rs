@@ -1,7 +1,7 @@
 //! What a volume's map says, without reading data.
 
 use super::Inner;
-use crate::entry::Entry;
+use crate::entry::{Entry, VolumeId};
 use crate::error::{Error, Result};
 use crate::map::Map;
 use crate::settings::{Change, Extent, ExtentKind, Usage};
@@ -54,6 +54,10 @@ impl Inner {
             // Without the recorder's lock: flushes do not wait for it.
             match load_node(&self.space.pool, self.space.volume, node, (&root, &recorded)).await {
                 Ok((_, map)) => {
+                    // Its pages may be written in place once it is deleted: then it has no name.
+                    if self.recorder().await?.head.named(name).is_none_or(|found| found.id != node) {
+                        continue;
+                    }
                     *self.compared.lock() = Some((node, map.clone()));
                     return Ok(map);
                 }
@@ -65,18 +69,29 @@ impl Inner {
     }
 
     pub(crate) fn usage(&self) -> Result<Usage> {
-        let state = self.state.lock();
-        state.check()?;
-        let count = |objects: usize| objects as u64 * self.object_bytes;
-        // What has an overlay is about to be copied.
-        let is_exclusive = |index, entry| state.overlays.is_over(index) || state.owns(index, entry);
-        Ok(Usage {
-            size_bytes: state.size_bytes,
-            referenced_bytes: count(state.live.objects().count()),
-            exclusive_bytes: count(
-                state.live.objects().filter(|(index, entry)| is_exclusive(*index, *entry)).count(),
-            ),
-        })
+        // Not under the lock: a map may be large.
+        let (size_bytes, live, parent) = {
+            let state = self.state.lock();
+            state.check()?;
+            // What has an overlay is about to be copied.
+            (state.size_bytes, state.live_with_overlays(), state.parent.clone())
+        };
+        Ok(usage(self.space.volume, size_bytes, self.object_bytes, (&live, &parent)))
+    }
+}
+
+/// Returns what a volume uses with this map, after a snapshot with the map `parent`.
+pub(crate) fn usage(
+    volume: VolumeId,
+    size_bytes: u64,
+    object_bytes: u64,
+    (live, parent): (&Map, &Map),
+) -> Usage {
+    let own = live.objects_not_in(parent).filter(|(_, entry)| entry.volume() == volume);
+    Usage {
+        size_bytes,
+        referenced_bytes: live.objects().count() as u64 * object_bytes,
+        exclusive_bytes: own.count() as u64 * object_bytes,
     }
 }
 

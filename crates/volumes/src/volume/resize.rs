@@ -20,8 +20,9 @@ impl Inner {
         self.commit(&mut recorder, head).await
     }
 
-    /// Moves the end of the volume. What is gained reads as zeros, also where it was cut off before.
-    pub(crate) async fn resize(&self, size_bytes: u64) -> Result<()> {
+    /// Moves the end of the volume. What is gained reads as zeros, also where it was cut off before. Returns whether it was
+    /// done: a larger volume stays as it is unless it `may_shrink`.
+    pub(crate) async fn resize(&self, size_bytes: u64, may_shrink: bool) -> Result<bool> {
         self.check_writable()?;
         self.ensure_births().await?;
         let mut recorder = self.recorder().await?;
@@ -32,6 +33,9 @@ impl Inner {
             state.check()?;
             state.size_bytes
         };
+        if size_bytes < old_bytes && !may_shrink {
+            return Ok(false);
+        }
         let pages = pages_of(size_bytes, self.object_bytes);
         if size_bytes < old_bytes {
             self.cut(size_bytes, old_bytes).await?;
@@ -61,7 +65,10 @@ impl Inner {
         }
         recorder.page_versions.retain(|page, _| (*page as usize) < pages);
         drop(turn);
-        self.record(&mut recorder).await
+        self.record(&mut recorder).await?;
+        drop(recorder);
+        self.remove_drops(usize::MAX).await;
+        Ok(true)
     }
 
     /// Removes what lies between both ends, and zeroes the rest of the object at the new end. The caller has

@@ -2,6 +2,7 @@
 
 use blocker::{Epoch, Version};
 
+use super::drops::Drops;
 use crate::entry::{Entry, Kind, VolumeId};
 use crate::error::{Error, Result};
 use crate::map::Map;
@@ -46,7 +47,7 @@ pub(super) struct State {
     /// Births from here on must be reserved in the head first.
     pub(super) birth_limit: u64,
     /// Objects that no map has any more, removed once that is stored.
-    pub(super) drops: Vec<Kind>,
+    pub(super) drops: Drops,
     /// A head whose write was not seen to end. As long as there is one, nothing is promised: what the volume
     /// has in memory may not be what is stored.
     pub(super) in_flight: Option<Vec<u8>>,

@@ -8,23 +8,25 @@
 use async_lock::{MutexGuard, RwLockWriteGuard};
 use blocker::Durability;
 
+use super::drops::FLUSH_REMOVALS_MAX;
 use super::state::Status;
 use super::{Inner, Recorder};
-use crate::entry::{Entry, Kind, VolumeId};
+use crate::entry::{BIRTH_MAX, Entry, Kind, VolumeId};
 use crate::error::{Error, Result};
 use crate::format::{NODES_MAX, Node, Origin, Owner, encode_root};
 use crate::map::Map;
 use crate::space::load_node;
 
 /// What a volume was at the instant of a snapshot.
-struct Frozen {
-    id: u64,
+#[derive(Clone)]
+pub(super) struct Frozen {
+    pub(super) id: u64,
     size_bytes: u64,
     map: Map,
     /// The map of the snapshot before.
     parent: Map,
-    /// The number of objects to be removed by then.
-    drops: usize,
+    /// The mark of the objects that no map had any more by then.
+    drops: u64,
 }
 
 /// Makes a snapshot of several volumes at one instant, in the order of their numbers, each once. Either all
@@ -60,29 +62,31 @@ pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_secon
         }
         let frozen = volumes.iter().map(|volume| volume.freeze()).collect::<Result<Vec<_>>>()?;
         drop(kept_out);
+        // Whatever becomes of this future: the next use of the recorder finds out, and undoes it.
+        for (recorder, frozen) in recorders.iter_mut().zip(&frozen) {
+            recorder.frozen = Some(frozen.clone());
+        }
         frozen
     };
     let mut error = None;
-    let mut stored = 0;
     for ((volume, recorder), frozen) in volumes.iter().zip(&mut recorders).zip(&frozen) {
         if let Err(why) = volume.store_snapshot(recorder, frozen, name, made_unix_seconds).await {
             error = Some(why);
             break;
         }
-        stored += 1;
     }
     let Some(error) = error else {
-        for (volume, frozen) in volumes.iter().zip(&frozen) {
-            // The snapshot is made whatever becomes of this: what is not removed now is removed by a later flush.
-            let _ = volume.remove_drops(frozen.drops).await;
+        drop(recorders);
+        for volume in volumes {
+            volume.remove_drops(FLUSH_REMOVALS_MAX).await;
         }
         return Ok(());
     };
-    for (at, (volume, recorder)) in volumes.iter().zip(&mut recorders).enumerate() {
-        if at < stored {
-            volume.delete_snapshot_named(recorder, name).await?;
-        } else if volume.state.lock().in_flight.is_none() {
-            volume.thaw(&frozen[at]).await;
+    for ((volume, recorder), frozen) in volumes.iter().zip(&mut recorders).zip(&frozen) {
+        // Each of them, whatever becomes of the others: the first error is the answer. What cannot be found out now is
+        // by the next use of the recorder.
+        if volume.resolve(recorder).await.is_ok() && recorder.head.node(frozen.id).is_some() {
+            let _ = volume.delete_snapshot_named(recorder, name).await;
         }
     }
     Err(error)
@@ -108,13 +112,14 @@ impl Inner {
         state.birth += 1;
         let map = state.live.clone();
         let parent = std::mem::replace(&mut state.parent, map.clone());
-        Ok(Frozen { id, size_bytes: state.size_bytes, map, parent, drops: state.drops.len() })
+        Ok(Frozen { id, size_bytes: state.size_bytes, map, parent, drops: state.drops.mark() })
     }
 
     /// Undoes [`Self::freeze`] where the snapshot was not made.
-    async fn thaw(&self, frozen: &Frozen) {
+    pub(super) async fn thaw(&self, recorder: &mut Recorder) {
         // A write that is copying what is its own again would leave it behind.
         let _turn = self.turn.write().await;
+        let Some(frozen) = recorder.frozen.take() else { return };
         let mut state = self.state.lock();
         state.parent = frozen.parent.clone();
         // What was replaced meanwhile because it seemed to be shared.
@@ -147,9 +152,18 @@ impl Inner {
         head.nodes.push(Node { id, parent, size_bytes: frozen.size_bytes, made_unix_seconds, name });
         head.parent = id;
         self.commit(recorder, head).await?;
+        self.note_snapshot(recorder);
+        Ok(())
+    }
+
+    /// Notes that the snapshot is stored for which the volume was frozen.
+    pub(super) fn note_snapshot(&self, recorder: &mut Recorder) {
         recorder.parent_root = recorder.head.root.clone();
         recorder.page_versions.clear();
-        Ok(())
+        if let Some(frozen) = recorder.frozen.take() {
+            self.state.lock().drops.cover(frozen.drops);
+            self.space.pool.left.know(self.space.volume, frozen.id);
+        }
     }
 
     /// Makes the volume what the snapshot has. Later snapshots stay.
@@ -159,7 +173,7 @@ impl Inner {
         let mut recorder = self.recorder().await?;
         let node = recorder.head.named(name).ok_or_else(|| Error::NoSuchSnapshot(name.to_owned()))?.clone();
         let (root, map) = self.map_of_node(&recorder, node.id).await?;
-        let _turn = self.turn.write().await;
+        let turn = self.turn.write().await;
         let mut head = recorder.head.clone();
         (head.root, head.parent, head.size_bytes) = (root.clone(), node.id, node.size_bytes);
         let old_root = recorder.head.root.clone();
@@ -179,13 +193,22 @@ impl Inner {
         }
         recorder.parent_root = root;
         recorder.page_versions.clear();
-        self.record(&mut recorder).await
+        drop(turn);
+        self.record(&mut recorder).await?;
+        drop(recorder);
+        self.remove_drops(usize::MAX).await;
+        Ok(())
     }
 
     /// Deletes a snapshot, and what it alone has.
     pub(crate) async fn delete_snapshot(&self, name: &str) -> Result<()> {
-        let mut recorder = self.recorder().await?;
-        self.delete_snapshot_named(&mut recorder, name).await
+        {
+            let mut recorder = self.recorder().await?;
+            self.delete_snapshot_named(&mut recorder, name).await?;
+        }
+        // Flushes go on meanwhile.
+        self.remove_drops(usize::MAX).await;
+        Ok(())
     }
 
     async fn delete_snapshot_named(&self, recorder: &mut Recorder, name: &str) -> Result<()> {
@@ -199,8 +222,12 @@ impl Inner {
 
     /// Removes the snapshots without a name that nothing needs any more.
     pub(crate) async fn collect(&self) -> Result<()> {
-        let mut recorder = self.recorder().await?;
-        self.collect_nodes(&mut recorder).await
+        {
+            let mut recorder = self.recorder().await?;
+            self.collect_nodes(&mut recorder).await?;
+        }
+        self.remove_drops(usize::MAX).await;
+        Ok(())
     }
 
     async fn collect_nodes(&self, recorder: &mut Recorder) -> Result<()> {
@@ -292,12 +319,18 @@ impl Inner {
         self.record(&mut recorder).await?;
         drop(_turn);
         self.collect_nodes(&mut recorder).await?;
+        self.remove_drops(usize::MAX).await;
         Ok(recorder.head.nodes.is_empty())
     }
 
-    /// Removes the head of a volume of which nothing else is left. Returns what it was cloned from.
+    /// Removes the head of a volume that no node needs any more, and what a crash has left of it. Returns what it was
+    /// cloned from.
     pub(crate) async fn remove_head(&self) -> Result<Option<Origin>> {
         let recorder = self.recorder().await?;
+        let head = self.space.object(Kind::Head);
+        let mut rest = self.space.objects().await.map_err(|error| self.noted(error))?;
+        rest.retain(|object| *object != head);
+        self.space.remove_all(&rest).await.map_err(|error| self.noted(error))?;
         // Without a head nothing finds what a crash brings back: all else is gone for good first.
         self.space.flush(blocker::Durability::Stored).await.map_err(|error| self.noted(error))?;
         self.space.remove(Kind::Head).await.map_err(|error| self.noted(error))?;
@@ -361,6 +394,10 @@ impl Inner {
 
     /// Stores everything and gives the volume up.
     pub(crate) async fn close(&self) -> Result<()> {
+        if self.is_open() {
+            // What takes long, while changes go on.
+            self.clear_drops().await?;
+        }
         self.give_up(None).await
     }
 
@@ -368,6 +405,7 @@ impl Inner {
     pub(crate) async fn hand_over(&self, to: &str) -> Result<()> {
         // Most of it while changes go on.
         self.flush_as(Durability::Stored).await?;
+        self.clear_drops().await?;
         self.give_up(Some(to)).await?;
         if self.space.is_stamped() {
             return Ok(());
@@ -394,13 +432,14 @@ impl Inner {
         let _kept_out = self.merged(&mut recorder).await?;
         let _turn = self.turn.write().await;
         self.record(&mut recorder).await?;
+        self.remove_drops(usize::MAX).await;
         let mut head = recorder.head.clone();
         // The epoch spares the next owner the question for it.
         let epoch = head.owner.as_ref().map_or(0, |owner| owner.epoch);
         head.owner = to.map(|name| Owner { epoch, writer: 0, name: name.to_owned() });
         {
             let mut state = self.state.lock();
-            head.birth_limit = state.birth + 1;
+            head.birth_limit = (state.birth + 1).min(BIRTH_MAX + 1);
             // If the volume stays open, births are reserved anew.
             state.birth_limit = head.birth_limit;
         }

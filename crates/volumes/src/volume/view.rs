@@ -26,6 +26,8 @@ impl Inner {
         let merges = self.merges.write().await;
         let turn = self.turn.write().await;
         self.record(&mut recorder).await?;
+        self.remove_drops(usize::MAX).await;
+        self.removals_ended().await;
         let live = self.state.lock().live.clone();
         let mut nodes = vec![(None, recorder.head.root.clone(), live)];
         for node in &recorder.head.nodes {

@@ -6,6 +6,7 @@
 
 use blocker::{Condition, DiscardRequest, Durability, Hints};
 
+use super::drops::DROPS_MAX;
 use super::write::Content;
 use super::{Inner, Piece};
 use crate::entry::Kind;
@@ -52,6 +53,9 @@ impl Inner {
 
     async fn zero(&self, offset: u64, length: u64, wish: Wish) -> Result<()> {
         self.check_writable()?;
+        if self.state.lock().drops.len() >= DROPS_MAX {
+            self.clear_drops().await?;
+        }
         self.ensure_births().await?;
         {
             let _turn = self.turn.read().await;

@@ -11,7 +11,7 @@ use volumes::{Error, OpenOptions, Options, Settings, Volume, Volumes};
 const OBJECT: u64 = 4096;
 
 /// A steered store whose namespaces can be listed.
-struct Listed(Arc<SteeredStore>);
+pub(crate) struct Listed(pub(crate) Arc<SteeredStore>);
 
 impl Blocker for Listed {
     blocker::delegate!(|this| *this.0, except control);
@@ -123,6 +123,46 @@ fn a_volume_that_a_check_took_for_one_that_was_never_made_is_not_made() {
         block_on(two.clone_volume("a", Some("s"), "c")).unwrap();
         assert_eq!(found(&two, "c"), b"old");
     }
+}
+
+#[test]
+fn a_volume_whose_head_a_check_is_removing_is_not_made() {
+    let store = SteeredStore::new();
+    let (one, two) = (volumes_of(&store, "one"), volumes_of(&store, "two"));
+    with_snapshot(&one);
+    store.rule(|call| {
+        let is_looked_for = call.op == Op::Info
+            && call.object.as_ref().is_some_and(|object| object.name.as_bytes() == b"x/0000002");
+        let is_removed = call.op == Op::Delete && is_change_of(call, "vol.0000002", "head");
+        match is_looked_for || is_removed || is_change_of(call, "vol", "v/c") {
+            true => Verdict::Hold,
+            false => Verdict::Pass,
+        }
+    });
+    let answer = |what: &str| {
+        let held = store.held();
+        let is_it = |call: &&CallInfo| {
+            call.object.as_ref().is_some_and(|object| object.name.as_bytes() == what.as_bytes())
+        };
+        store.answer(held.iter().find(is_it).unwrap_or_else(|| panic!("{what}: {held:?}")).number);
+    };
+    let mut made = Box::pin(one.create("c", 8 * OBJECT, Settings::default().object_bytes(OBJECT)));
+    assert!(poll_times(made.as_mut(), 1, Duration::ZERO).is_none());
+    let mut check = Box::pin(two.check(true));
+    assert!(poll_times(check.as_mut(), 1, Duration::ZERO).is_none());
+    // The check has seen no name, and is at the head. Now there is one, and its maker looks whether all is there.
+    answer("v/c");
+    assert!(poll_times(made.as_mut(), 1, Duration::ZERO).is_none());
+    answer("head");
+    block_on(check).unwrap();
+    store.pass();
+    answer("x/0000002");
+    let made = block_on(made);
+    assert!(matches!(made, Err(Error::Io(blocker::Error::Retryable(_)))), "{made:?}");
+    assert_eq!(names(&two), ["a"]);
+    create(&one, "c");
+    stored(&one, "c", b"two");
+    assert_eq!(found(&two, "c"), b"two");
 }
 
 #[test]

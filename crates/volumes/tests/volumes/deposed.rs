@@ -205,6 +205,42 @@ fn a_deposed_owner_is_promised_nothing_where_no_layer_refuses_it() {
 }
 
 #[test]
+fn a_deposed_owner_takes_nothing_from_the_next_one_where_no_layer_refuses_it() {
+    let store = Arc::new(Memory::default()) as Arc<dyn Blocker>;
+    let [one, two] = ["one", "two"].map(|name| owner_of(&store, name, Fencing::Below));
+    // An owner that has stored the page knows its version; one that has opened the volume since asks for it.
+    for (at, (snapshot, knows_page)) in
+        [(None, true), (Some("s"), true), (None, false), (Some("s"), false)].into_iter().enumerate()
+    {
+        if at > 0 {
+            block_on(two.delete("a")).unwrap();
+        }
+        let mut first = filled(&one);
+        if !knows_page {
+            block_on(first.close()).unwrap();
+            first = block_on(one.open("a", OpenOptions::default())).unwrap();
+        }
+        // Something that the next record takes from the map, and removes.
+        block_on(first.discard(0, OBJECT)).unwrap();
+        let second = taken(&two);
+        if let Some(snapshot) = snapshot {
+            block_on(two.snapshot("a", snapshot)).unwrap();
+        }
+        write(&second, 0, b"second");
+        block_on(second.flush()).unwrap();
+        let before = content(&second);
+        let late = block_on(first.flush());
+        assert!(matches!(late, Err(Error::Fenced { .. })), "{late:?}");
+        assert_eq!(content(&second), before);
+        block_on(second.close()).unwrap();
+        let second = taken(&two);
+        assert_eq!(content(&second), before);
+        block_on(second.close()).unwrap();
+        assert_eq!(block_on(two.check(false)).unwrap().problems, []);
+    }
+}
+
+#[test]
 fn a_flush_that_races_with_the_owners_own_changes_of_the_head_is_answered() {
     let store = SteeredStore::new();
     let one = owner_of(&(Arc::clone(&store) as Arc<dyn Blocker>), "one", Fencing::Below);

@@ -13,7 +13,7 @@ use super::stack::cache;
 const OBJECT: u64 = 4096;
 /// The most calls of the store, one after the other, by which a hand-over makes the volume's user wait, beside the flush
 /// of what is dirty.
-const CALLS_MAX: usize = 10;
+const CALLS_MAX: usize = 11;
 
 fn owner_of(store: &Arc<dyn Blocker>, name: &str, fencing: Fencing) -> Volumes {
     Volumes::new(Arc::clone(store), Options::new("vol").owner(name).fencing(fencing)).unwrap()

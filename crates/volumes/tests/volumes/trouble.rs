@@ -95,6 +95,8 @@ fn births_are_reserved_though_the_write_that_reserved_them_was_dropped() {
     let store = SteeredStore::new();
     let volumes = volumes_of(&store);
     let disk = made(&volumes, 8);
+    // What is discarded is recorded in a page that is there.
+    flushed(&disk, 7 * OBJECT, b"page");
     // Each round uses up a birth.
     let round = || {
         written(&disk, 0, b"one");
@@ -118,6 +120,8 @@ fn births_are_reserved_though_the_write_that_reserved_them_was_dropped() {
     drop(volumes);
     let (volumes, disk) = anew(&store);
     assert_eq!([bytes(&disk, 0, 5), bytes(&disk, OBJECT, 3)].concat(), b"threetwo");
+    // What the last flush has left to the next one.
+    block_on(volumes.check(true)).unwrap();
     assert_eq!(block_on(volumes.check(false)).unwrap().problems, []);
 }
 
@@ -169,11 +173,10 @@ fn a_snapshot_that_was_dropped_is_not_written_to() {
     let disk = made(&volumes, 8);
     flushed(&disk, 0, b"one");
     dropped(&store, volumes.snapshot("a", "s"));
-    written(&disk, 0, b"two");
-    assert_eq!(block_on(disk.flush()), Err(Error::Interrupted));
+    flushed(&disk, 0, b"two");
     drop((disk, volumes));
     let (volumes, disk) = anew(&store);
-    assert_eq!(bytes(&disk, 0, 3), b"one");
+    assert_eq!(bytes(&disk, 0, 3), b"two");
     let snapshot = block_on(volumes.open_snapshot("a", "s")).unwrap();
     assert_eq!(block_on(snapshot.read(0, 3)).unwrap().to_vec(), b"one");
 }

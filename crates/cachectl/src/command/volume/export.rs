@@ -150,6 +150,10 @@ impl Disk {
         }
         out.end_at(size, interrupt).map_err(Failure::io(what))?;
         interrupt.check()?;
+        if let Self::Snapshot(snapshot) = self {
+            // Deleted meanwhile, it may have been written over.
+            block_on(snapshot.confirm()).about(shown)?;
+        }
         Ok((size, data_bytes))
     }
 }

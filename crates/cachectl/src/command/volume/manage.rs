@@ -19,7 +19,7 @@ pub(crate) struct Create {
     /// Its size: bytes, or 512M, 20G, 1T.
     #[arg(value_parser = size)]
     size: u64,
-    /// Settings: is_read_only=true, write=back (through, around, read-only), quota_bytes_max=40G, object_bytes=4M, and
+    /// Settings: is_read_only=true, write=back (through, around), quota_bytes_max=40G, object_bytes=4M, and
     /// those of `volume set`.
     #[arg(value_name = "KEY=VALUE")]
     settings: Vec<Setting>,
@@ -58,7 +58,7 @@ pub(crate) struct Resize {
 pub(crate) struct Set {
     #[command(flatten)]
     name: Name,
-    /// Settings: is_read_only=true, write=back (through, around, read-only, none), quota_bytes_max=40G (none);
+    /// Settings: is_read_only=true, write=back (through, around, none), quota_bytes_max=40G (none);
     /// store_requests_per_second_max=500, store_bytes_per_second_max=50M, store_burst_ms=1000 (none).
     #[arg(value_name = "KEY=VALUE", required = true)]
     settings: Vec<Setting>,

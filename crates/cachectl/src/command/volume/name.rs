@@ -157,7 +157,11 @@ impl FromStr for Setting {
                 _ => return Err(format!("is_read_only is true or false, not {value:?}")),
             }),
             "write" if value == "none" => Self::Write(None),
-            "write" => Self::Write(Some(value.parse().map_err(|error: blocker::Error| error.to_string())?)),
+            "write" => {
+                let mode = value.parse().ok().filter(|mode| *mode != WriteMode::ReadOnly);
+                let wanted = "back, through, around or none; is_read_only=true for one that takes no changes";
+                Self::Write(Some(mode.ok_or_else(|| format!("write is {wanted}, not {value:?}"))?))
+            }
             "quota_bytes_max" if value == "none" => Self::QuotaBytesMax(None),
             "quota_bytes_max" => Self::QuotaBytesMax(Some(size(value)?)),
             "object_bytes" => Self::ObjectBytes(size(value)?),
@@ -304,7 +308,8 @@ mod tests {
         for (wrong, why) in [
             ("write", "KEY=VALUE"),
             ("store_burst_ms=soon", "a number or none"),
-            ("write=sideways", "read-only"),
+            ("write=sideways", "through"),
+            ("write=read-only", "is_read_only=true"),
             ("is_read_only=1", "true or false"),
             ("colour=1", "store_burst_ms"),
             ("object_bytes=big", "20G"),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use blocker::WriterId;
 use blocker::executor::block_on;
 use clap::Args;
 use volumes::{Fencing, OpenOptions, Options, Settings, Volume, Volumes};
@@ -41,10 +42,10 @@ impl StoreArguments {
     /// # Errors
     /// The store cannot hold volumes.
     pub(super) fn volumes(&self, context: &Context<'_>) -> Result<Volumes, Failure> {
-        // Without the process: what one that was killed has left open, the next one of this host may open.
+        // Each command is an owner of its own: one of them does not take a volume from another that is at work.
         let host = rustix::system::uname();
-        let owner: String =
-            format!("cachectl on {}", host.nodename().to_string_lossy()).chars().take(60).collect();
+        let host: String = host.nodename().to_string_lossy().chars().take(60).collect();
+        let owner = format!("cachectl on {host}, {:08x}", WriterId::random().0 as u32);
         let fencing = if self.claim { Fencing::Stamps } else { Fencing::Below };
         let options = Options::new(&self.prefix).owner(&owner).fencing(fencing);
         Volumes::new(Arc::clone(&context.opened.backend), options).about("")

@@ -7,7 +7,7 @@ use blocker::WriteMode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
-use volumes::{Error, OpenOptions, Settings};
+use volumes::{OpenOptions, Settings};
 
 /// The most extents of one answer.
 const EXTENTS_MAX: usize = 10_000;
@@ -77,11 +77,12 @@ impl Body for Resize {
     async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
         let Resize { name, size_bytes, shrink } = self;
         let now = managed.volumes.info(&name).await?.size_bytes;
-        if size_bytes >= now {
-            managed.volumes.resize(&name, size_bytes).await?;
+        // It may have grown since.
+        if size_bytes >= now && managed.volumes.grow(&name, size_bytes).await? {
             return Ok(done());
         }
         if !shrink {
+            let now = managed.volumes.info(&name).await?.size_bytes;
             let line = format!(
                 "the volume has {now} bytes: shrinking it drops what lies beyond its new end; add \"shrink\": true"
             );
@@ -126,11 +127,12 @@ fn changed(mut settings: Settings, values: &Map<String, Value>) -> Result<Settin
                 settings.is_read_only = value.as_bool().ok_or_else(|| wrong(key, "true or false"))?;
             }
             "write" => {
-                let mode = |text: &str| text.parse::<WriteMode>().ok();
+                // A volume that takes no changes is set to `is_read_only`.
+                let mode = |text: &str| text.parse().ok().filter(|mode| *mode != WriteMode::ReadOnly);
                 settings.write = match value {
                     Value::Null => None,
                     value => Some(value.as_str().and_then(mode).ok_or_else(|| {
-                        wrong(key, "\"through\", \"around\", \"back\", \"read-only\" or null")
+                        wrong(key, "\"through\", \"around\", \"back\" or null; see also is_read_only")
                     })?),
                 };
             }
@@ -317,12 +319,7 @@ pub(super) async fn list(managed: Arc<Managed>) -> Outcome {
 pub(super) async fn show(managed: Arc<Managed>, name: String) -> Outcome {
     let info = managed.volumes.info(&name).await?;
     let snapshots = managed.volumes.snapshots(&name).await?;
-    // What a volume uses is known to its owner.
-    let usage = match managed.volumes.usage(&name).await {
-        Ok(usage) => describe::usage(&usage),
-        Err(Error::InUse { .. }) => Value::Null,
-        Err(error) => return Err(error.into()),
-    };
+    let usage = describe::usage(&managed.volumes.usage(&name).await?);
     let mut value = describe::volume(&managed, &info);
     value["snapshots"] = snapshots.iter().map(describe::snapshot).collect();
     value["usage"] = usage;
@@ -357,6 +354,7 @@ mod tests {
         for (wrong, key) in [
             (json!({ "colour": 1 }), "settings.colour: is unknown"),
             (json!({ "write": "sideways" }), "settings.write: must be"),
+            (json!({ "write": "read-only" }), "settings.write: must be"),
             (json!({ "is_read_only": 1 }), "settings.is_read_only: must be"),
             (json!({ "object_bytes": -1 }), "settings.object_bytes: must be"),
         ] {

@@ -1,0 +1,79 @@
+//! Settings and sizes that would do harm, and volumes that cannot be opened.
+
+use std::sync::Arc;
+
+use blocker::executor::block_on;
+use blocker::{Blocker, Memory, Name, Namespace, ObjectId, WriteMode};
+use test_kit::steered::SteeredStore;
+use volumes::{Error, OpenOptions, Options, Settings, Volumes};
+
+const OBJECT: u64 = 4096;
+
+fn owner_of(store: &Arc<Memory>, name: &str) -> Volumes {
+    Volumes::new(Arc::clone(store) as Arc<dyn Blocker>, Options::new("vol").owner(name)).unwrap()
+}
+
+fn small() -> Settings {
+    Settings::default().object_bytes(OBJECT)
+}
+
+#[test]
+fn no_volume_has_a_namespace_that_refuses_its_own_head() {
+    let volumes = owner_of(&Arc::default(), "one");
+    let refused = block_on(volumes.create("a", OBJECT, small().write(WriteMode::ReadOnly)));
+    assert!(matches!(&refused, Err(Error::Invalid(why)) if why.contains("is_read_only")), "{refused:?}");
+    block_on(volumes.create("a", OBJECT, small())).unwrap();
+    let refused = block_on(volumes.set("a", small().write(WriteMode::ReadOnly)));
+    assert!(matches!(&refused, Err(Error::Invalid(why)) if why.contains("is_read_only")), "{refused:?}");
+    block_on(volumes.delete("a")).unwrap();
+}
+
+#[test]
+fn a_volume_whose_limits_nothing_keeps_can_be_set_otherwise_and_deleted() {
+    // Its control does nothing.
+    let store = SteeredStore::new() as Arc<dyn Blocker>;
+    let volumes = Volumes::new(store, Options::new("vol")).unwrap();
+    let limited = small().quota_bytes_max(1 << 20);
+    for name in ["a", "b"] {
+        block_on(volumes.create(name, OBJECT, limited)).unwrap();
+        let opened = block_on(volumes.open(name, OpenOptions::default())).map(drop);
+        assert!(matches!(opened, Err(Error::Io(blocker::Error::Unsupported(_)))), "{opened:?}");
+    }
+    block_on(volumes.set("a", small())).unwrap();
+    block_on(volumes.open("a", OpenOptions::default())).unwrap();
+    block_on(volumes.delete("b")).unwrap();
+}
+
+#[test]
+fn a_volume_that_cannot_be_opened_has_no_owner() {
+    let store = Arc::new(Memory::default());
+    let [one, two] = ["one", "two"].map(|name| owner_of(&store, name));
+    block_on(one.create("a", OBJECT, small())).unwrap();
+    let disk = block_on(one.open("a", OpenOptions::default())).unwrap();
+    block_on(disk.write(0, b"one".into(), blocker::Durability::Cached)).unwrap();
+    block_on(disk.close()).unwrap();
+    let page = ObjectId::new(
+        Namespace::copy_from(b"vol.0000001").unwrap(),
+        Name::copy_from(b"m/000000001/00000000").unwrap(),
+    );
+    let content = test_kit::content(&*store, &page).expect("a page");
+    test_kit::fill(&store, &page, b"nonsense".to_vec());
+    for volumes in [&one, &two] {
+        let opened = block_on(volumes.open("a", OpenOptions::default())).map(drop);
+        assert!(matches!(opened, Err(Error::Damaged(_))), "{opened:?}");
+    }
+    test_kit::fill(&store, &page, content);
+    let disk = block_on(two.open("a", OpenOptions::default())).unwrap();
+    assert_eq!(block_on(disk.read(0, 3)).unwrap().to_vec(), b"one");
+}
+
+#[test]
+fn a_volume_that_is_to_grow_does_not_shrink() {
+    let volumes = owner_of(&Arc::default(), "one");
+    block_on(volumes.create("a", 8 * OBJECT, small())).unwrap();
+    assert!(block_on(volumes.grow("a", 16 * OBJECT)).unwrap());
+    assert!(!block_on(volumes.grow("a", 12 * OBJECT)).unwrap());
+    assert_eq!(block_on(volumes.info("a")).unwrap().size_bytes, 16 * OBJECT);
+    block_on(volumes.resize("a", 4 * OBJECT)).unwrap();
+    assert_eq!(block_on(volumes.info("a")).unwrap().size_bytes, 4 * OBJECT);
+}
