@@ -10,13 +10,22 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// # Errors
 /// Fails when the core does not exist or may not be used here.
 pub fn pin_current_thread(cpu: usize) -> io::Result<()> {
+    restrict_current_thread(&[cpu])
+}
+
+/// Confines the calling thread, and every thread and process it starts later, to some cores.
+///
+/// # Errors
+/// Fails when one of them does not exist, or none of them may be used here.
+pub fn restrict_current_thread(cpus: &[usize]) -> io::Result<()> {
     let mut set = CpuSet::new();
-    if cpu >= CpuSet::MAX_CPU {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("there is no core {cpu}")));
+    for &cpu in cpus {
+        if cpu >= CpuSet::MAX_CPU {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("there is no core {cpu}")));
+        }
+        set.set(cpu);
     }
-    set.set(cpu);
-    sched_setaffinity(None, &set)?;
-    Ok(())
+    Ok(sched_setaffinity(None, &set)?)
 }
 
 /// Cores this process may use, lowest first.

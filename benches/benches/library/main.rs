@@ -10,9 +10,12 @@
 //! hundred thousand items; after a miss the caller stores the value. Every value read is checked against its key.
 //! Times are CPU time of the threads, so that other work on the machine does not count; `CACHED_LIBRARY_WALL=1`
 //! measures by the clock on the wall, which also counts waiting for locks.
+//!
+//! `CACHED_LIBRARY_THREADS=1,2,4,8,16` prints, instead of all that, how the rate grows with the number of threads (`scaling.rs`).
 
 mod load;
 mod memory;
+mod scaling;
 mod subject;
 
 use std::process::ExitCode;
@@ -67,6 +70,9 @@ fn run() -> Result<()> {
     let timed_by =
         if std::env::var_os("CACHED_LIBRARY_WALL").is_some() { TimedBy::Wall } else { TimedBy::ThreadCpu };
     println!("{}; times by {timed_by:?}", Machine::read());
+    if let Some(threads) = std::env::var_os("CACHED_LIBRARY_THREADS") {
+        return scaling::run(&threads.to_string_lossy());
+    }
     let mut criterion = Criterion::default()
         .warm_up_time(Duration::from_millis(500))
         .measurement_time(Duration::from_secs(3))

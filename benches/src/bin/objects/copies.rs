@@ -166,39 +166,82 @@ pub(crate) fn churn(rounds: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Two threads on different objects beside one.
+/// The most threads that are measured.
+const THREADS_MAX: usize = 16;
+
+/// Threads that read and write 4 KiB at random, and copy 4 KiB without the cache, by the number of threads: on objects of
+/// their own, and all on the same objects. Every thread goes over as many bytes, whatever the number of threads.
 pub(crate) fn threads(rounds: u32) -> anyhow::Result<()> {
+    let cores = std::thread::available_parallelism()?.get().min(THREADS_MAX);
+    let counts: Vec<usize> = (0..).map(|power| 1 << power).take_while(|&count| count <= cores).collect();
+    let most = counts[counts.len() - 1];
     let (cache, ids) = full()?;
-    let run = |threads: usize, seed: u64| {
-        let barrier = Barrier::new(threads + 1);
-        std::thread::scope(|scope| {
-            for (thread, ids) in ids.chunks(ids.len() / 2).take(threads).enumerate() {
-                let (barrier, cache) = (&barrier, &cache);
-                scope.spawn(move || {
-                    let mut places = Places::new(seed + 13 * thread as u64);
-                    let mut target = vec![0u8; BLOCK as usize];
-                    barrier.wait();
-                    for _ in 0..CALLS {
-                        let at = places.below(BYTES / 2 / BLOCK) * BLOCK;
-                        let id = ids[(at / OBJECT) as usize].clone();
-                        let reply = block_on(cache.read(ReadRequest::new(id, at % OBJECT, BLOCK)));
-                        reply.expect("a hit").data.copy_to(&mut target);
-                        black_box(&target);
-                    }
-                    barrier.wait();
-                });
-            }
-            barrier.wait();
-            let start = Instant::now();
-            barrier.wait();
-            threads as f64 * CALLS as f64 / start.elapsed().as_secs_f64()
-        })
+    let data = Bytes::from(vec![9u8; BLOCK as usize]);
+    let share = ids.len() / most;
+    let own = |thread: usize| &ids[thread * share..(thread + 1) * share];
+    let read_of = |ids: &[ObjectId], places: &mut Places, target: &mut [u8]| {
+        let at = places.below(ids.len() as u64 * OBJECT / BLOCK) * BLOCK;
+        let request = ReadRequest::new(ids[(at / OBJECT) as usize].clone(), at % OBJECT, BLOCK);
+        block_on(cache.read(request)).expect("a hit").data.copy_to(target);
+        black_box(target);
     };
-    let (mut one, mut two) = (Vec::new(), Vec::new());
-    for round in 0..u64::from(rounds) {
-        one.push(run(1, round + 1));
-        two.push(run(2, round + 1));
+    let write_of = |ids: &[ObjectId], places: &mut Places| {
+        let at = places.below(ids.len() as u64 * OBJECT / BLOCK) * BLOCK;
+        let request = WriteRequest::new(ids[(at / OBJECT) as usize].clone(), at % OBJECT, data.clone());
+        block_on(cache.write(request)).expect("a hit");
+    };
+    let memory = bare();
+    type Step<'a> = &'a (dyn Fn(usize, &mut Places, &mut [u8]) + Sync);
+    let steps: [(&str, Step<'_>); 5] = [
+        ("bare copies", &|thread, places, target| {
+            let at =
+                thread as u64 * share as u64 * OBJECT + places.below(share as u64 * OBJECT / BLOCK) * BLOCK;
+            target.copy_from_slice(black_box(&memory[at as usize..at as usize + target.len()]));
+            black_box(target);
+        }),
+        ("reads, different objects", &|thread, places, target| read_of(own(thread), places, target)),
+        ("reads, the same objects", &|_, places, target| read_of(own(0), places, target)),
+        ("writes, different objects", &|thread, places, _| write_of(own(thread), places)),
+        ("writes, the same objects", &|_, places, _| write_of(own(0), places)),
+    ];
+    for (name, step) in steps {
+        let mut one = Vec::new();
+        for &count in &counts {
+            let rates: Vec<f64> =
+                (0..u64::from(rounds)).map(|round| rate_of_threads(count, round + 1, step)).collect();
+            if count == 1 {
+                one.clone_from(&rates);
+            }
+            let bar = if (name, count) == ("reads, different objects", 2) { " (bar 1.7)" } else { "" };
+            println!(
+                "{name}, {count} threads: {:.2} million/s, over one thread's {}{bar}",
+                median(&mut rates.clone()) / 1e6,
+                ratio(&rates, &one)
+            );
+        }
     }
-    println!("two threads on different objects, rate ÷ one: {} (bar 1.7)", ratio(&two, &one));
     Ok(())
+}
+
+/// Returns how often a second `count` threads make a step, all together.
+fn rate_of_threads(count: usize, seed: u64, step: &(dyn Fn(usize, &mut Places, &mut [u8]) + Sync)) -> f64 {
+    let barrier = Barrier::new(count + 1);
+    std::thread::scope(|scope| {
+        for thread in 0..count {
+            let barrier = &barrier;
+            scope.spawn(move || {
+                let mut places = Places::new(seed + 13 * thread as u64);
+                let mut target = vec![0u8; BLOCK as usize];
+                barrier.wait();
+                for _ in 0..CALLS {
+                    step(thread, &mut places, &mut target);
+                }
+                barrier.wait();
+            });
+        }
+        barrier.wait();
+        let start = Instant::now();
+        barrier.wait();
+        count as f64 * CALLS as f64 / start.elapsed().as_secs_f64()
+    })
 }
