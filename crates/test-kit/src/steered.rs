@@ -116,6 +116,7 @@ trait Held: Send {
     fn perform(&mut self);
     fn answer(self: Box<Self>);
     fn fail(self: Box<Self>, error: Error);
+    fn is_awaited(&self) -> bool;
 }
 
 struct HeldCall<T> {
@@ -154,6 +155,10 @@ impl<T: Send + Unpin> Held for HeldCall<T> {
     }
     fn fail(self: Box<Self>, error: Error) {
         self.give(Err(error));
+    }
+    fn is_awaited(&self) -> bool {
+        // The reply has the other one.
+        Arc::strong_count(&self.slot) > 1
     }
 }
 
@@ -230,6 +235,13 @@ impl SteeredStore {
     /// Returns the held calls, in the order in which they came.
     pub fn held(&self) -> Vec<CallInfo> {
         self.state.lock().unwrap().held.values().map(|(call, _)| call.clone()).collect()
+    }
+
+    /// Returns the held calls whose replies were dropped.
+    pub fn abandoned(&self) -> Vec<CallInfo> {
+        let state = self.state.lock().unwrap();
+        let abandoned = state.held.values().filter(|(_, held)| !held.is_awaited());
+        abandoned.map(|(call, _)| call.clone()).collect()
     }
 
     fn take(&self, number: u64) -> Box<dyn Held> {

@@ -11,6 +11,8 @@ use volumes::{Error, Volume};
 
 /// The pause after which a volume without connections is given up again that could not be.
 const RETRY_PAUSE: Duration = Duration::from_secs(10);
+/// The pause after which objects are copied again that could not be.
+const MERGE_PAUSE: Duration = Duration::from_secs(1);
 
 /// The volumes that are attached. The lock of a name is held while its volume is opened or given up, so that
 /// neither happens in the middle of the other.
@@ -77,6 +79,18 @@ impl Table {
     }
 }
 
+/// Copies what is written to after snapshots, beside the requests of clients, until the volume is given up.
+async fn keep_merging(volume: Volume, name: String) {
+    while volume.merge_due().await.is_ok() {
+        let Err(error) = volume.merge().await else { continue };
+        // One that is given up meanwhile, or fenced off, has nothing to merge any more.
+        if volume.merge_due().await.is_ok() {
+            tracing::warn!(volume = name, cause = %error, "copying objects of a volume failed, and is tried again");
+            tokio::time::sleep(MERGE_PAUSE).await;
+        }
+    }
+}
+
 /// The turn of one volume.
 pub(crate) struct Turn {
     table: Arc<Table>,
@@ -106,6 +120,9 @@ impl Turn {
             })
         });
         let is_retried = self.held.as_ref().is_some_and(|held| held.is_retried);
+        if self.volume().is_none_or(|before| !before.is_same(&volume)) {
+            users.runtime.spawn(keep_merging(volume.clone(), self.name.clone()));
+        }
         *self.held = Some(Held { volume, users: Arc::downgrade(&users), is_retried });
         users
     }

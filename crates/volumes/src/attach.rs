@@ -1,5 +1,7 @@
 //! Taking a volume: the right to write to it, then its head, then its map.
 
+use std::sync::Arc;
+
 use blocker::{
     Blocker, ClaimRequest, Condition, Durability, Epoch, InvalidateRequest, Scope, Version, WriterId,
 };
@@ -52,7 +54,8 @@ pub(crate) async fn attach(
     };
     let promises =
         Promises { flush_durability: options.flush_durability, records_at_once: options.records_at_once };
-    Ok(Inner::new(Opened { space, head, head_version, live, parent_root, parent, birth, promises }))
+    let room = Arc::clone(&pool.room);
+    Ok(Inner::new(Opened { space, head, head_version, live, parent_root, parent, birth, promises, room }))
 }
 
 /// Puts a head in place of the one that was read. A cache below that has dropped that one since, as it does when it learns of

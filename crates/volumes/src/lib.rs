@@ -36,6 +36,7 @@ mod left;
 mod limits;
 mod manage;
 mod map;
+mod room;
 mod settings;
 mod space;
 mod stream;

@@ -126,6 +126,9 @@ pub struct Options {
     /// do not know that the cache that they had written to is gone, and the flush that follows would promise
     /// what is lost. It costs a flush with the first write to each object. Not so unless set.
     pub records_at_once: bool,
+    /// The memory in bytes, of all open volumes together, for writes to objects that snapshots have and that are not
+    /// copied yet. Without room such a write waits for the copy. 64 MiB unless set; with 0 each waits.
+    pub overlay_bytes_max: u64,
 }
 
 impl Options {
@@ -138,6 +141,7 @@ impl Options {
             fencing: Fencing::default(),
             flush_durability: Durability::Stored,
             records_at_once: false,
+            overlay_bytes_max: 64 << 20,
         }
     }
 
@@ -159,6 +163,13 @@ impl Options {
     #[must_use]
     pub fn records_at_once(mut self, records_at_once: bool) -> Self {
         self.records_at_once = records_at_once;
+        self
+    }
+
+    /// Sets the memory for writes to objects that are not copied yet.
+    #[must_use]
+    pub fn overlay_bytes_max(mut self, bytes: u64) -> Self {
+        self.overlay_bytes_max = bytes;
         self
     }
 

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::format::{PAGE_BYTES, Page, PageName, decode_page, decode_root};
 use crate::left::Left;
 use crate::map::Map;
+use crate::room::Room;
 
 /// All changes of a volume are in this order domain of its namespace.
 const DOMAIN: OrderDomain = OrderDomain(1);
@@ -25,13 +26,15 @@ pub(crate) struct Pool {
     pub(crate) store: Arc<dyn Blocker>,
     pub(crate) capabilities: Capabilities,
     pub(crate) left: Left,
+    /// The memory for overlays.
+    pub(crate) room: Arc<Room>,
     prefix: Arc<str>,
 }
 
 impl Pool {
-    pub(crate) fn new(store: Arc<dyn Blocker>, prefix: &str) -> Self {
+    pub(crate) fn new(store: Arc<dyn Blocker>, prefix: &str, room: Arc<Room>) -> Self {
         let capabilities = store.capabilities();
-        Self { store, capabilities, left: Left::default(), prefix: prefix.into() }
+        Self { store, capabilities, left: Left::default(), room, prefix: prefix.into() }
     }
 
     /// Returns the namespace of the catalog.

@@ -13,6 +13,7 @@ use crate::catalog::check_name;
 use crate::entry::{Entry, Kind, VolumeId};
 use crate::error::{Error, Result};
 use crate::format::{Head, NAME_BYTES_MAX, Origin, PAGE_BYTES, PAGES_MAX, pages_of};
+use crate::room::Room;
 use crate::settings::{
     DamagedVolume, Fencing, Listing, OpenOptions, Options, OriginInfo, Settings, SnapshotInfo, VolumeInfo,
 };
@@ -74,7 +75,7 @@ impl Volumes {
         if options.fencing == Fencing::Stamps && !can.fencing {
             return lacks("fencing");
         }
-        let pool = Pool::new(store, &options.prefix);
+        let pool = Pool::new(store, &options.prefix, Room::new(options.overlay_bytes_max));
         Ok(Self {
             pool,
             options,

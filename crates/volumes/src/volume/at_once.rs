@@ -10,7 +10,7 @@ use std::sync::Arc;
 use blocker::{Condition, Durability, ReadRequest, Reply, Segments};
 
 use super::read::padded;
-use super::write::{BIRTHS_MIN, Content};
+use super::write::Content;
 use super::{Inner, Piece};
 use crate::error::Result;
 
@@ -60,6 +60,9 @@ impl Inner {
         let entry = {
             let state = self.state.lock();
             state.check_range(offset, length).ok()?;
+            if state.overlays.is_over(piece.index) {
+                return None;
+            }
             state.live.get(piece.index)
         };
         if entry.is_hole() {
@@ -114,12 +117,16 @@ impl Inner {
         let birth = {
             let state = self.state.lock();
             state.check_range(offset, length).ok()?;
-            if state.birth + BIRTHS_MIN > state.birth_limit {
+            if !state.has_births() {
                 return None;
             }
-            state.own_birth(piece.index)?
+            state.own_birth(piece.index)
         };
         let content = Content::Data(data.clone());
+        let Some(birth) = birth else {
+            let is_kept = self.keep_over(&piece, &content, durability).ok()?;
+            return is_kept.then_some(Answer::Ready(Ok(Durability::Cached)));
+        };
         let begun = match self.send(&piece, birth, &content, durability, Condition::None) {
             Reply::Ready(Ok(reply)) => {
                 let is_recorded = self.state.lock().is_recorded(piece.index);

@@ -131,7 +131,7 @@ impl Inner {
         let has_same_shape =
             head.parent == old.parent && head.nodes == old.nodes && head.size_bytes == old.size_bytes;
         if !has_same_shape || head.is_deleted != old.is_deleted || head.origin != old.origin {
-            self.state.lock().status = Status::Interrupted;
+            self.state.lock().set_status(Status::Interrupted);
             return Err(Error::Interrupted);
         }
         let recorded = self.state.lock().recorded.clone();

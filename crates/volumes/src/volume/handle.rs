@@ -141,6 +141,35 @@ impl Volume {
         self.inner.usage()
     }
 
+    /// Returns whether both are handles of one open volume. A volume that was closed and opened again is another one.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// Waits until objects are to be merged: see [`Self::merge`].
+    ///
+    /// # Errors
+    /// `Closed`, `HandedOver`, `Fenced` and `Interrupted`, also while it waits. Only one caller may wait at a time.
+    pub async fn merge_due(&self) -> Result<()> {
+        self.inner.wait_for_overlays().await
+    }
+
+    /// Copies the objects that were written to since the last snapshot and are not copied yet. A short write to such an
+    /// object is kept in memory, so that it waits for no copy. Call this when [`Self::merge_due`] returns, beside all
+    /// else: the memory has a limit ([`Options::overlay_bytes_max`](crate::Options::overlay_bytes_max)), and when it is
+    /// full writes wait again. A flush, a snapshot and [`Self::close`] do it as well.
+    ///
+    /// # Errors
+    /// See [`Volume`]. After an error nothing is lost: it can be called again.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves objects that are not copied; a copy that was under way may stay until
+    /// [`Volumes::check`](crate::Volumes::check) removes it.
+    pub async fn merge(&self) -> Result<()> {
+        self.inner.merge_overlays().await
+    }
+
     /// Stores everything and gives the volume up, so that another owner can open it. No handle works
     /// afterwards. Changes under way end first.
     ///

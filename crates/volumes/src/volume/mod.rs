@@ -3,6 +3,9 @@
 mod at_once;
 mod commit;
 mod handle;
+mod merge;
+mod over;
+mod overlay;
 mod read;
 mod record;
 mod report;
@@ -24,12 +27,14 @@ use crate::entry::Entry;
 use crate::error::{Error, Result};
 use crate::format::Head;
 use crate::map::Map;
+use crate::room::Room;
 use crate::settings::Settings;
 use crate::space::Space;
 
 pub use at_once::Answer;
 pub(crate) use commit::next_limit;
 pub use handle::Volume;
+use overlay::Overlays;
 pub(crate) use report::changes;
 use state::{State, Status};
 pub(crate) use tree::snapshot_all;
@@ -42,7 +47,7 @@ const LOCKS: u32 = 256;
 
 /// An open volume, shared by all its handles.
 ///
-/// Locks are taken in the order of the fields `recorder`, `turn`, `objects`, `state`.
+/// Locks are taken in the order of the fields `recorder`, `merging`, `merges`, `turn`, `objects`, `state`.
 pub(crate) struct Inner {
     space: Space,
     object_bytes: u64,
@@ -52,6 +57,10 @@ pub(crate) struct Inner {
     writer: u128,
     /// What is stored of the volume's shape, and the right to change it: see [`Self::recorder`].
     recorder: AsyncMutex<Recorder>,
+    /// An object is merged once at a time.
+    merging: Box<[AsyncMutex<()>]>,
+    /// Merges share it: what must not see a copy that nothing names yet takes it alone.
+    merges: RwLock<()>,
     /// Changes of content share it; what needs an instant without any takes it alone.
     turn: Arc<RwLock<()>>,
     /// Changes in place share an object, unless they are stamped; births take it alone.
@@ -82,6 +91,7 @@ pub(crate) struct Opened {
     /// The first birth that was never used.
     pub(crate) birth: u64,
     pub(crate) promises: Promises,
+    pub(crate) room: Arc<Room>,
 }
 
 /// What the volume's answers promise: see [`Options`](crate::Options).
@@ -104,7 +114,7 @@ struct Piece {
 
 impl Inner {
     pub(crate) fn new(opened: Opened) -> Self {
-        let Opened { space, head, head_version, live, parent_root, parent, birth, promises } = opened;
+        let Opened { space, head, head_version, live, parent_root, parent, birth, promises, room } = opened;
         let state = State {
             volume: space.volume,
             status: Status::Open,
@@ -118,6 +128,7 @@ impl Inner {
             in_flight: None,
             births_met: 0,
             head_version,
+            overlays: Overlays::new(room),
         };
         let (object_bytes, settings) = (head.object_bytes, head.settings);
         let writer = head.owner.as_ref().map_or(0, |owner| owner.writer);
@@ -129,6 +140,8 @@ impl Inner {
             promises,
             writer,
             recorder: AsyncMutex::new(recorder),
+            merging: (0..LOCKS).map(|_| AsyncMutex::default()).collect(),
+            merges: RwLock::default(),
             turn: Arc::default(),
             objects: (0..LOCKS).map(|_| Arc::default()).collect(),
             state: Mutex::new(state),
@@ -162,6 +175,10 @@ impl Inner {
         &self.objects[(index % LOCKS) as usize]
     }
 
+    fn merging_of(&self, index: u32) -> &AsyncMutex<()> {
+        &self.merging[(index % LOCKS) as usize]
+    }
+
     pub(crate) fn object_bytes(&self) -> u64 {
         self.object_bytes
     }
@@ -191,7 +208,7 @@ impl Inner {
     fn fence(&self, epoch: blocker::Epoch) {
         let mut state = self.state.lock();
         if state.status == Status::Open {
-            state.status = Status::Fenced(epoch);
+            state.set_status(Status::Fenced(epoch));
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use blocker::{ObjectId, ReadRequest, Segments};
 
+use super::overlay::Source;
 use super::{Inner, Piece};
 use crate::entry::{Entry, Kind};
 use crate::error::{Error, Result};
@@ -37,10 +38,11 @@ impl Inner {
     async fn read_piece(&self, piece: Piece) -> Result<Segments> {
         let mut before = None;
         for _ in 0..TRIES {
-            let entry = {
+            let (entry, parts) = {
                 let state = self.state.lock();
                 state.check()?;
-                state.live.get(piece.index)
+                let parts = state.overlays.parts(piece.index, piece.within, piece.length);
+                (state.live.get(piece.index), parts)
             };
             if entry.is_hole() {
                 return Ok(zeros(piece.length));
@@ -49,14 +51,47 @@ impl Inner {
             if before == Some(entry) {
                 return Err(Error::Damaged(format!("object {object} of the volume is missing")));
             }
-            match self.space.store().read(ReadRequest::new(object, piece.within, piece.length)).await {
-                Ok(reply) => return Ok(padded(reply.data, piece.length)),
+            let read = match parts {
+                None => self.read_object(object, piece.within, piece.length).await,
+                Some(parts) => self.read_overlaid(object, piece.within, parts).await,
+            };
+            match read {
+                Ok(data) => return Ok(data),
                 // It may have been replaced and removed since the look at the map.
                 Err(blocker::Error::Missing) => before = Some(entry),
                 Err(error) => return Err(self.noted(error)),
             }
         }
         Err(Error::Io(blocker::Error::Retryable("the range is discarded faster than it can be read".into())))
+    }
+
+    async fn read_object(
+        &self,
+        object: ObjectId,
+        within: u64,
+        length: u64,
+    ) -> Result<Segments, blocker::Error> {
+        let reply = self.space.store().read(ReadRequest::new(object, within, length)).await?;
+        Ok(padded(reply.data, length))
+    }
+
+    /// Reads what was written over an object, and what lies between that of the object itself.
+    async fn read_overlaid(
+        &self,
+        object: ObjectId,
+        within: u64,
+        parts: Vec<(u64, Source)>,
+    ) -> Result<Segments, blocker::Error> {
+        let (mut data, mut at) = (Segments::new(), within);
+        for (length, source) in parts {
+            data.append(match source {
+                Source::Data(data) => data,
+                Source::Zeroes => zeros(length),
+                Source::Base => self.read_object(object.clone(), at, length).await?,
+            });
+            at += length;
+        }
+        Ok(data)
     }
 }
 

@@ -22,6 +22,14 @@ impl Inner {
     }
 
     pub(super) async fn flush_as(&self, durability: Durability) -> Result<()> {
+        let has_overlays = {
+            let state = self.state.lock();
+            state.check()?;
+            !state.overlays.is_empty()
+        };
+        if has_overlays {
+            self.merge_overlays().await?;
+        }
         let has_births = {
             let state = self.state.lock();
             state.check()?;

@@ -32,7 +32,7 @@ impl Inner {
         let (live, size_bytes) = {
             let state = self.state.lock();
             state.check()?;
-            (state.live.clone(), state.size_bytes)
+            (state.live_with_overlays(), state.size_bytes)
         };
         Ok(changes(&old, &live, size_bytes, self.object_bytes))
     }
@@ -68,11 +68,13 @@ impl Inner {
         let state = self.state.lock();
         state.check()?;
         let count = |objects: usize| objects as u64 * self.object_bytes;
+        // What has an overlay is about to be copied.
+        let is_exclusive = |index, entry| state.overlays.is_over(index) || state.owns(index, entry);
         Ok(Usage {
             size_bytes: state.size_bytes,
             referenced_bytes: count(state.live.objects().count()),
             exclusive_bytes: count(
-                state.live.objects().filter(|(index, entry)| state.owns(*index, *entry)).count(),
+                state.live.objects().filter(|(index, entry)| is_exclusive(*index, *entry)).count(),
             ),
         })
     }

@@ -92,7 +92,7 @@ impl Inner {
         }
         let birth = match own {
             Some(birth) => birth,
-            None => self.bear_copy(index, entry).await?,
+            None => self.bear_copy(index).await?,
         };
         self.discard_own(&piece, birth).await
     }

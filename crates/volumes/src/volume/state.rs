@@ -6,6 +6,20 @@ use crate::entry::{Entry, Kind, VolumeId};
 use crate::error::{Error, Result};
 use crate::map::Map;
 
+use super::overlay::Overlays;
+
+/// As many births are reserved at least when a change begins.
+pub(super) const BIRTHS_MIN: u64 = 512;
+
+/// Which birth a new object has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Births {
+    /// The current one. The caller has the object alone, so nothing else of its place has it.
+    Current,
+    /// One that no other object has.
+    Apart,
+}
+
 /// Whether a volume can be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Status {
@@ -40,6 +54,8 @@ pub(super) struct State {
     pub(super) births_met: u64,
     /// The version of the head, as the recorder has it.
     pub(super) head_version: Version,
+    /// What was written over objects that are not copied yet.
+    pub(super) overlays: Overlays,
 }
 
 impl State {
@@ -73,7 +89,23 @@ impl State {
     /// Returns the birth of the object at `index` if it may be written in place.
     pub(super) fn own_birth(&self, index: u32) -> Option<u64> {
         let entry = self.live.get(index);
-        self.owns(index, entry).then(|| entry.birth())
+        // What was written over it comes first, also where the snapshot that shared it is gone.
+        (self.owns(index, entry) && !self.overlays.is_over(index)).then(|| entry.birth())
+    }
+
+    /// Returns the map with other entries where there are overlays: entries that no map has.
+    pub(super) fn live_with_overlays(&self) -> Map {
+        let mut map = self.live.clone();
+        for index in self.overlays.indices() {
+            map.set(index, Entry::new(self.volume, self.birth + 1));
+        }
+        map
+    }
+
+    /// Sets whether the volume can be used.
+    pub(super) fn set_status(&mut self, status: Status) {
+        self.status = status;
+        self.overlays.wake();
     }
 
     /// Returns whether the entry of a place is stored.
@@ -91,11 +123,23 @@ impl State {
 
     /// Makes an entry that of an object born now.
     pub(super) fn set_born(&mut self, index: u32, birth: u64) {
+        self.overlays.forget(index);
         self.live.set(index, Entry::new(self.volume, birth));
+    }
+
+    /// Gives the volume a copy in place of what it was made of.
+    pub(super) fn set_copied(&mut self, index: u32, birth: u64) {
+        let base = self.live.get(index);
+        if self.owns(index, base) {
+            // A snapshot that shared it is gone, or was not made.
+            self.drops.push(Kind::Data(base.birth(), index));
+        }
+        self.set_born(index, birth);
     }
 
     /// Makes a place a hole. Its object is removed later if no other node has it.
     pub(super) fn set_hole(&mut self, index: u32) {
+        self.overlays.forget(index);
         let old = self.live.get(index);
         if old.is_hole() {
             return;
@@ -117,5 +161,23 @@ impl State {
             return Ok(self.birth);
         }
         Err(Error::Io(blocker::Error::Retryable("too many births failed at once".into())))
+    }
+
+    /// Returns whether enough births are reserved for a change.
+    pub(super) fn has_births(&self) -> bool {
+        self.birth + BIRTHS_MIN <= self.birth_limit
+    }
+
+    /// Returns the birth for an object to be born now, as [`Births`] has it.
+    pub(super) fn next_birth(&mut self, births: Births) -> Result<u64> {
+        let birth = self.current_birth()?;
+        if births == Births::Current {
+            return Ok(birth);
+        }
+        // The current one may be that of an object of the same place that is being made.
+        self.birth += 1;
+        let birth = self.current_birth()?;
+        self.birth += 1;
+        Ok(birth)
     }
 }

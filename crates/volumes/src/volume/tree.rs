@@ -44,6 +44,11 @@ pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_secon
             return Err(Error::Limit(format!("a volume has at most {NODES_MAX} snapshots: delete some")));
         }
     }
+    // Snapshots have no overlays: all objects are copied first, most of them beside the writes.
+    let mut kept_out = Vec::new();
+    for (volume, recorder) in volumes.iter().zip(&mut recorders) {
+        kept_out.push(volume.merged(recorder).await?);
+    }
     let frozen = {
         let mut turns: Vec<RwLockWriteGuard<'_, ()>> = Vec::new();
         for volume in volumes {
@@ -53,7 +58,9 @@ pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_secon
         for volume in volumes {
             volume.state.lock().current_birth()?;
         }
-        volumes.iter().map(|volume| volume.freeze()).collect::<Result<Vec<_>>>()?
+        let frozen = volumes.iter().map(|volume| volume.freeze()).collect::<Result<Vec<_>>>()?;
+        drop(kept_out);
+        frozen
     };
     let mut error = None;
     let mut stored = 0;
@@ -96,6 +103,7 @@ impl Inner {
     /// place.
     fn freeze(&self) -> Result<Frozen> {
         let mut state = self.state.lock();
+        debug_assert!(state.overlays.is_empty());
         let id = state.current_birth()?;
         state.birth += 1;
         let map = state.live.clone();
@@ -163,6 +171,7 @@ impl Inner {
             state.drops.extend(old.into_iter().map(|(index, entry)| Kind::Data(entry.birth(), index)));
             let pages = lost_pages(self.space.volume, &old_root, &[&recorder.parent_root]);
             state.drops.extend(pages);
+            state.overlays.clear();
             (state.live, state.recorded, state.parent) = (map.clone(), map.clone(), map);
             state.size_bytes = node.size_bytes;
             // Names of what is removed now are not used again.
@@ -274,6 +283,7 @@ impl Inner {
                 state.live.objects().filter(|(index, entry)| state.owns(*index, *entry)).collect();
             state.drops.extend(own.into_iter().map(|(index, entry)| Kind::Data(entry.birth(), index)));
             state.drops.extend(lost_pages(self.space.volume, &old_root, &[&recorder.parent_root]));
+            state.overlays.clear();
             let holes = Map::of_holes(recorder.head.root.len());
             (state.live, state.recorded, state.parent) = (holes.clone(), holes, Map::default());
         }
@@ -292,7 +302,7 @@ impl Inner {
         self.space.flush(blocker::Durability::Stored).await.map_err(|error| self.noted(error))?;
         self.space.remove(Kind::Head).await.map_err(|error| self.noted(error))?;
         self.space.flush(blocker::Durability::Stored).await.map_err(|error| self.noted(error))?;
-        self.state.lock().status = Status::Closed;
+        self.state.lock().set_status(Status::Closed);
         self.space.pool.left.forget(self.space.volume);
         Ok(recorder.head.origin)
     }
@@ -329,7 +339,7 @@ impl Inner {
                 state.live.get(index)
             };
             if !entry.is_hole() && entry.volume() != self.space.volume {
-                self.bear_copy(index, entry).await?;
+                self.bear_copy(index).await?;
             }
         }
         let mut recorder = self.recorder().await?;
@@ -375,12 +385,13 @@ impl Inner {
             Status::Open => {}
             Status::Closed | Status::HandedOver => return Ok(()),
             Status::Interrupted => {
-                self.state.lock().status = Status::Closed;
+                self.state.lock().set_status(Status::Closed);
                 return Ok(());
             }
             Status::Fenced(epoch) => return Err(Error::Fenced { epoch }),
         }
         self.resolve(&mut recorder).await?;
+        let _kept_out = self.merged(&mut recorder).await?;
         let _turn = self.turn.write().await;
         self.record(&mut recorder).await?;
         let mut head = recorder.head.clone();
@@ -395,7 +406,8 @@ impl Inner {
         }
         self.commit(&mut recorder, head).await?;
         self.space.pool.left.note(self.space.volume, recorder.head.sequence);
-        self.state.lock().status = if to.is_some() { Status::HandedOver } else { Status::Closed };
+        let status = if to.is_some() { Status::HandedOver } else { Status::Closed };
+        self.state.lock().set_status(status);
         Ok(())
     }
 }

@@ -14,6 +14,8 @@ pub(crate) struct View<'a> {
     nodes: Vec<(Option<u64>, Vec<Entry>, Map)>,
     parent_root: Vec<Entry>,
     _recorder: MutexGuard<'a, Recorder>,
+    /// No copy is being made that nothing names yet.
+    _merges: RwLockWriteGuard<'a, ()>,
     _turn: RwLockWriteGuard<'a, ()>,
 }
 
@@ -21,6 +23,7 @@ impl Inner {
     /// Records everything and holds the volume still.
     pub(crate) async fn view(&self) -> Result<View<'_>> {
         let mut recorder = self.recorder().await?;
+        let merges = self.merges.write().await;
         let turn = self.turn.write().await;
         self.record(&mut recorder).await?;
         let live = self.state.lock().live.clone();
@@ -30,7 +33,7 @@ impl Inner {
             nodes.push((Some(node.id), root, map));
         }
         let parent_root = recorder.parent_root.clone();
-        Ok(View { inner: self, nodes, parent_root, _recorder: recorder, _turn: turn })
+        Ok(View { inner: self, nodes, parent_root, _recorder: recorder, _merges: merges, _turn: turn })
     }
 }
 

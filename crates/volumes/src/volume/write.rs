@@ -4,19 +4,16 @@
 //! so whatever becomes of an attempt whose answer is lost, it changes nothing that a map has.
 
 use blocker::{
-    ChangeReply, Condition, CopyRequest, Durability, InfoRequest, Reply, Segments, WriteRequest,
-    WriteZeroesRequest,
+    ChangeReply, Condition, Durability, InfoRequest, Reply, Segments, WriteRequest, WriteZeroesRequest,
 };
 
-use super::{Inner, Piece};
-use crate::entry::{Entry, Kind};
-use crate::error::{Error, Result};
+use super::state::Births;
+use super::{Inner, Piece, Recorder};
+use crate::entry::Kind;
+use crate::error::Result;
 
 /// How often a change is tried whose outcome is unknown.
 const TRIES: u32 = 3;
-/// As many births are reserved at least when a change begins.
-pub(super) const BIRTHS_MIN: u64 = 512;
-
 /// The new content of a part of an object.
 #[derive(Clone)]
 pub(super) enum Content {
@@ -96,18 +93,19 @@ impl Inner {
 
     /// Reserves births in the head when few are left. The caller holds no lock.
     pub(super) async fn ensure_births(&self) -> Result<()> {
-        let has_enough = || {
-            let state = self.state.lock();
-            state.birth + BIRTHS_MIN <= state.birth_limit
-        };
-        if has_enough() {
+        if self.state.lock().has_births() {
             return Ok(());
         }
         let mut recorder = self.recorder().await?;
-        if has_enough() {
+        self.ensure_births_as(&mut recorder).await
+    }
+
+    /// As [`Self::ensure_births`], with the recorder.
+    pub(super) async fn ensure_births_as(&self, recorder: &mut Recorder) -> Result<()> {
+        if self.state.lock().has_births() {
             return Ok(());
         }
-        self.reserve_births(&mut recorder).await
+        self.reserve_births(recorder).await
     }
 
     /// Writes a part of an object. Returns the durability of the bytes, and whether the object's entry is
@@ -125,10 +123,16 @@ impl Inner {
             if let Some(birth) = own {
                 return self.write_in_place(&piece, birth, &content, durability).await;
             }
+            if self.keep_over(&piece, &content, durability)? {
+                return Ok((Durability::Cached, false));
+            }
         }
         let _alone = lock.write().await;
         if let Some(birth) = self.own(piece.index)? {
             return self.write_in_place(&piece, birth, &content, durability).await;
+        }
+        if self.keep_over(&piece, &content, durability)? {
+            return Ok((Durability::Cached, false));
         }
         let (old, size_bytes) = {
             let state = self.state.lock();
@@ -140,7 +144,7 @@ impl Inner {
                 .await?;
             return Ok((reply.durability, false));
         }
-        let birth = self.bear_copy(piece.index, old).await?;
+        let birth = self.bear_copy(piece.index).await?;
         self.write_in_place(&piece, birth, &content, durability).await
     }
 
@@ -150,43 +154,31 @@ impl Inner {
         Ok(state.own_birth(index))
     }
 
-    /// Gives the volume an object of its own with the content of `old`. The caller has the object alone.
-    /// Returns its birth.
-    pub(super) async fn bear_copy(&self, index: u32, old: Entry) -> Result<u64> {
-        let from = self.space.pool.object(old.volume(), Kind::Data(old.birth(), index));
-        self.bear(index, |birth| {
-            let to = self.space.object(Kind::Data(birth, index));
-            let change = self.space.change(Durability::Cached, Condition::Absent);
-            self.space.store().copy(CopyRequest::new(from.clone(), to).change(change))
-        })
-        .await
-        .map_err(|error| match error {
-            Error::Io(blocker::Error::Missing) => {
-                Error::Damaged(format!("object {from} of the volume is missing"))
-            }
-            other => other,
-        })?;
-        Ok(self.state.lock().live.get(index).birth())
-    }
-
     /// Makes a new object by `make`, on the condition that there is none of its name, and puts it into the
     /// map. The caller has the object alone.
     async fn bear(&self, index: u32, make: impl Fn(u64) -> Reply<ChangeReply>) -> Result<ChangeReply> {
+        let (reply, mut attempt) = self.make(index, Births::Current, make).await?;
+        attempt.ends = Ends::Born;
+        // Durable as asked or not, it is there; the caller's next flush covers it.
+        reply.map_err(|error| self.noted(error))
+    }
+
+    /// Makes a new object by `make`, on the condition that there is none of its name. It is to be put into the map, else
+    /// nothing names it. Returns an error beside it if it is there and less durable than was asked for.
+    pub(super) async fn make(
+        &self,
+        index: u32,
+        births: Births,
+        make: impl Fn(u64) -> Reply<ChangeReply>,
+    ) -> Result<(Result<ChangeReply, blocker::Error>, Attempt<'_>)> {
         let mut tries = 0;
         loop {
             tries += 1;
-            let birth = self.state.lock().current_birth()?;
+            let birth = self.state.lock().next_birth(births)?;
             let mut attempt = Attempt { inner: self, birth, index, ends: Ends::Unknown };
             match make(birth).await {
-                Ok(reply) => {
-                    attempt.ends = Ends::Born;
-                    return Ok(reply);
-                }
-                // Durable as asked or not, it is there; the caller's next flush covers it.
-                Err(error @ blocker::Error::NotStored(_)) => {
-                    attempt.ends = Ends::Born;
-                    return Err(self.noted(error));
-                }
+                Ok(reply) => return Ok((Ok(reply), attempt)),
+                Err(error @ blocker::Error::NotStored(_)) => return Ok((Err(error), attempt)),
                 Err(blocker::Error::Exists) if tries < TRIES => attempt.ends = Ends::Met,
                 Err(blocker::Error::OutcomeUnknown(_) | blocker::Error::Superseded { .. })
                     if tries < TRIES => {}
@@ -287,11 +279,18 @@ enum Ends {
 }
 
 /// An attempt to make an object. Unless nothing came of it, its name is not used for another one.
-struct Attempt<'a> {
+pub(super) struct Attempt<'a> {
     inner: &'a Inner,
-    birth: u64,
+    pub(super) birth: u64,
     index: u32,
     ends: Ends,
+}
+
+impl Attempt<'_> {
+    /// Ends it: the caller puts the object into the map.
+    pub(super) fn end_born(&mut self) {
+        self.ends = Ends::Nothing;
+    }
 }
 
 impl Drop for Attempt<'_> {

@@ -117,7 +117,8 @@ impl Run<'_> {
                 self.model.volumes.get_mut(&name).unwrap().flushed();
                 Ok(())
             }
-            (65..70, _) => {
+            (65..67, _) => self.open(&name).await?.merge().await,
+            (67..70, _) => {
                 self.open(&name).await?.close().await?;
                 self.model.volumes.get_mut(&name).unwrap().flushed();
                 Ok(())

@@ -97,7 +97,8 @@ impl World {
         match self.rng.below(100) {
             0..40 => self.write(&name),
             40..50 => self.zero(&name),
-            50..56 => block_on(self.opened(&name).flush()).unwrap(),
+            50..54 => block_on(self.opened(&name).flush()).unwrap(),
+            54..56 => block_on(self.opened(&name).merge()).unwrap(),
             56..60 => self.close(&name),
             60..68 => self.snapshot(&name),
             68..74 => self.clone_one(&name),

@@ -1,0 +1,228 @@
+//! Merging: an object with an overlay gets a copy that has both, and the volume has the copy.
+//!
+//! The copy, and most of what was written over the object, is made while writes go on; only what has come last is added
+//! with the object alone. A write that cannot wait for that, because there is no room for it, makes a copy of its own: the
+//! one that comes first counts, and the other one is removed.
+
+use std::future::poll_fn;
+use std::task::Poll;
+
+use blocker::{Condition, CopyRequest, Durability, WriteRequest, WriteZeroesRequest};
+use futures_util::StreamExt;
+
+use super::overlay::{Run, Source};
+use super::state::{BIRTHS_MIN, Births};
+use super::write::Attempt;
+use super::{Inner, Recorder};
+use crate::entry::{Entry, Kind};
+use crate::error::{Error, Result};
+
+/// Objects that are merged at once.
+const MERGES_MAX: usize = 4;
+/// Objects that are merged between two looks at the births that are left.
+const BATCH: usize = 64;
+/// Runs that are added in a row: with a cache below none of them waits, and others have the thread as well.
+const RUNS_AT_ONCE: u32 = 16;
+/// How often runs are added beside the writes before the rest is added without them.
+const PASSES: u32 = 3;
+
+// A merge takes two births.
+const _: () = assert!(3 * BATCH as u64 <= BIRTHS_MIN);
+
+impl Inner {
+    /// Waits until an object is to be merged.
+    ///
+    /// # Errors
+    /// The volume cannot be used any more.
+    pub(super) async fn wait_for_overlays(&self) -> Result<()> {
+        poll_fn(|context| {
+            let mut state = self.state.lock();
+            if let Err(error) = state.check() {
+                return Poll::Ready(Err(error));
+            }
+            if !state.overlays.is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            state.overlays.wait(context);
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Merges all objects that have an overlay now, while writes go on. The caller has no lock.
+    pub(super) async fn merge_overlays(&self) -> Result<()> {
+        self.merge_as(None).await
+    }
+
+    /// Merges all objects, and lets none have an overlay until what is returned is dropped. The caller has no turn.
+    pub(super) async fn merged(&self, recorder: &mut Recorder) -> Result<KeptOut<'_>> {
+        // Most of them while others come.
+        self.merge_as(Some(recorder)).await?;
+        let kept_out = KeptOut::new(self);
+        // A change that had found that it may begin an overlay has done so by then.
+        drop(self.turn.write().await);
+        self.merge_as(Some(recorder)).await?;
+        Ok(kept_out)
+    }
+
+    async fn merge_as(&self, mut recorder: Option<&mut Recorder>) -> Result<()> {
+        let mut left: Vec<u32> = self.state.lock().overlays.indices().collect();
+        while !left.is_empty() {
+            match &mut recorder {
+                None => self.ensure_births().await?,
+                Some(recorder) => self.ensure_births_as(recorder).await?,
+            }
+            let batch = left.split_off(left.len().saturating_sub(BATCH));
+            let merges = futures_util::stream::iter(batch).map(|index| self.merge(index));
+            let ended: Vec<Result<()>> = merges.buffer_unordered(MERGES_MAX).collect().await;
+            ended.into_iter().collect::<Result<()>>()?;
+        }
+        Ok(())
+    }
+
+    async fn merge(&self, index: u32) -> Result<()> {
+        let _one = self.merging_of(index).lock().await;
+        let _beside = self.merges.read().await;
+        let found = {
+            let state = self.state.lock();
+            state.check()?;
+            state.overlays.of(index)
+        };
+        let Some((id, base)) = found else { return Ok(()) };
+        let merged = self.merge_one(index, id, base).await;
+        self.state.lock().overlays.is_failing = merged.is_err();
+        merged
+    }
+
+    /// Merges an object that has the overlay with this number over `base`.
+    async fn merge_one(&self, index: u32, id: u64, base: Entry) -> Result<()> {
+        let is_current = || self.state.lock().overlays.of(index) == Some((id, base));
+        let mut attempt = match self.copy(index, base, Births::Apart).await {
+            // Another one has merged it, and what was written over is gone.
+            Err(Error::Damaged(_)) if !is_current() => return Ok(()),
+            made => made?,
+        };
+        let mut serial = 0;
+        for _ in 0..PASSES {
+            let runs = self.state.lock().overlays.runs_after(index, &mut serial);
+            if runs.is_empty() {
+                break;
+            }
+            self.write_runs(index, attempt.birth, &runs).await?;
+        }
+        let _turn = self.turn.read().await;
+        let _alone = self.lock_of(index).write().await;
+        let runs = self.state.lock().overlays.runs_after(index, &mut serial);
+        self.write_runs(index, attempt.birth, &runs).await?;
+        let mut state = self.state.lock();
+        state.check()?;
+        // Else the volume has another object by now, and the copy is removed.
+        if state.overlays.of(index) == Some((id, base)) {
+            attempt.end_born();
+            state.set_copied(index, attempt.birth);
+        }
+        // It is put away with the state free.
+        drop(state);
+        Ok(())
+    }
+
+    /// Gives the volume an object of its own with what it has in a place, which is no hole. The caller has the object
+    /// alone. Returns the object's birth.
+    pub(super) async fn bear_copy(&self, index: u32) -> Result<u64> {
+        let (base, runs) = {
+            let state = self.state.lock();
+            (state.live.get(index), state.overlays.runs_after(index, &mut 0))
+        };
+        let copied = async {
+            let attempt = self.copy(index, base, Births::Current).await?;
+            self.write_runs(index, attempt.birth, &runs).await?;
+            Ok(attempt)
+        };
+        let copied = copied.await;
+        let mut state = self.state.lock();
+        state.overlays.is_failing = copied.is_err();
+        match copied {
+            Ok(mut attempt) => {
+                let birth = attempt.birth;
+                attempt.end_born();
+                state.set_copied(index, birth);
+                // It is put away with the state free.
+                drop(state);
+                Ok(birth)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Copies `base` to a new object, which nothing names yet.
+    async fn copy(&self, index: u32, base: Entry, births: Births) -> Result<Attempt<'_>> {
+        let from = self.object_of(base, index);
+        let make = |birth| {
+            let to = self.space.object(Kind::Data(birth, index));
+            let change = self.space.change(Durability::Cached, Condition::Absent);
+            self.space.store().copy(CopyRequest::new(from.clone(), to).change(change))
+        };
+        match self.make(index, births, make).await {
+            // Durable as asked or not, it is there; the next flush covers it.
+            Ok((_, attempt)) => Ok(attempt),
+            Err(Error::Io(blocker::Error::Missing)) => {
+                Err(Error::Damaged(format!("object {from} of the volume is missing")))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes runs to an object that is the volume's own, or will be.
+    async fn write_runs(&self, index: u32, birth: u64, runs: &[(u64, Run)]) -> Result<()> {
+        for (number, (at, run)) in (1..).zip(runs) {
+            if number % RUNS_AT_ONCE == 0 {
+                give_way().await;
+            }
+            let source = run.source();
+            let send = || {
+                let object = self.space.object(Kind::Data(birth, index));
+                let change = self.space.change(Durability::Cached, Condition::None);
+                match &source {
+                    Source::Data(data) => {
+                        self.space.store().write(WriteRequest::new(object, *at, data.clone()).change(change))
+                    }
+                    _ => {
+                        let request = WriteZeroesRequest::new(object, *at, run.length);
+                        self.space.store().write_zeroes(request.change(change))
+                    }
+                }
+            };
+            self.change_in_place(index, birth, send(), send).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Lets other tasks of the thread go on.
+async fn give_way() {
+    let mut has_given = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut has_given, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// As long as it lives, no object gets an overlay that has none.
+pub(super) struct KeptOut<'a>(&'a Inner);
+
+impl<'a> KeptOut<'a> {
+    fn new(inner: &'a Inner) -> Self {
+        inner.state.lock().overlays.keep_out();
+        Self(inner)
+    }
+}
+
+impl Drop for KeptOut<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().overlays.let_in();
+    }
+}

@@ -1,0 +1,36 @@
+//! Which changes go to an overlay.
+
+use blocker::Durability;
+
+use super::write::Content;
+use super::{Inner, Piece};
+use crate::error::Result;
+
+/// The longest write that goes to an overlay, in bytes. What a longer one has to wait for is little beside its own bytes.
+const WRITE_BYTES_MAX: u64 = 256 << 10;
+
+impl Inner {
+    /// Keeps a change in memory if it can be: a short one, of which no more is promised than that it is *cached* in this
+    /// process, of a part of an object that is not the volume's own. Returns whether it is done. The caller shares the
+    /// turn and the object, or has the object alone.
+    pub(super) fn keep_over(&self, piece: &Piece, content: &Content, durability: Durability) -> Result<bool> {
+        if durability > Durability::Cached || self.promises.records_at_once {
+            return Ok(false);
+        }
+        let data = match content {
+            Content::Data(data) => Some(data),
+            Content::Zeroes => None,
+        };
+        if data.is_some() && piece.length > WRITE_BYTES_MAX.min(self.object_bytes / 4) {
+            return Ok(false);
+        }
+        let mut state = self.state.lock();
+        state.check()?;
+        let base = state.live.get(piece.index);
+        let is_own = state.own_birth(piece.index).is_some();
+        if base.is_hole() || is_own || self.is_whole(piece, state.size_bytes) {
+            return Ok(false);
+        }
+        Ok(state.overlays.insert((piece.index, base), (piece.within, piece.length), data))
+    }
+}

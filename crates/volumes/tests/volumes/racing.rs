@@ -1,0 +1,628 @@
+//! Several requests of a disk under way at once, whose calls to the store are held back and released in any order, fail or
+//! are cancelled, with a kill of the process at any point: whatever the order, a read has what some order of the
+//! requests allows, and what was promised is there after the kill.
+//!
+//! All is drawn from a seed: what is asked, the order in which requests go on, what becomes of each call, and the kill. A
+//! call that was held at the kill was made or not, by the seed as well.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use blocker::executor::block_on;
+use blocker::{Blocker, Durability, Error as Store};
+use parking_lot::Mutex;
+use test_kit::rng::Rng;
+use test_kit::steered::{Op, SteeredStore, Verdict};
+use volumes::{Error, OpenOptions, Options, ProblemKind, Result, Settings, Snapshot, Volume, Volumes};
+
+use super::disk::OBJECT;
+
+const CELL: u64 = 512;
+const CELLS_OF_OBJECT: u64 = OBJECT / CELL;
+const OBJECTS: u64 = 5;
+const CELLS: u64 = OBJECTS * CELLS_OF_OBJECT;
+const TASKS_MAX: usize = 7;
+const ROUNDS: u32 = 3;
+const STEPS_MAX: u64 = 260;
+/// Polls after which a request that waits for nothing must have ended.
+const POLLS_MAX: u32 = 20_000;
+
+/// What a cell has: the number of a write, repeated; 0 for zeros.
+type Tag = u64;
+
+fn cell_bytes(tag: Tag) -> Vec<u8> {
+    tag.to_le_bytes().repeat(CELL as usize / 8)
+}
+
+/// Something that has given cells new content.
+struct Change {
+    first: u64,
+    tags: Vec<Tag>,
+    start: u64,
+    /// When it was answered, failed or was cancelled.
+    end: u64,
+    is_acknowledged: bool,
+    /// Whether it outlives a kill.
+    is_kept: bool,
+}
+
+impl Change {
+    fn tag(&self, cell: u64) -> Option<Tag> {
+        self.tags.get(cell.checked_sub(self.first)? as usize).copied()
+    }
+}
+
+/// All that has changed the volume.
+#[derive(Default)]
+struct History(Vec<Change>);
+
+impl History {
+    /// Returns whether a cell can have `tag` for one that has looked at it between `from` and `to`.
+    fn allows(&self, cell: u64, tag: Tag, (from, to): (u64, u64), is_after_kill: bool) -> bool {
+        self.0.iter().any(|change| {
+            let has_it = change.tag(cell) == Some(tag) && change.start < to;
+            has_it
+                && !self.0.iter().any(|later| {
+                    let counts = later.is_acknowledged && (later.is_kept || !is_after_kill);
+                    counts && later.tag(cell).is_some() && later.start > change.end && later.end < from
+                })
+        })
+    }
+
+    /// Everything that was answered before `at` outlives a kill.
+    fn keep_until(&mut self, at: u64) {
+        for change in &mut self.0 {
+            change.is_kept |= change.is_acknowledged && change.end < at;
+        }
+    }
+
+    fn begin_with(&mut self, tags: Vec<Tag>, now: u64) {
+        let known = Change { first: 0, tags, start: now, end: now, is_acknowledged: true, is_kept: true };
+        self.0 = vec![known];
+    }
+}
+
+enum Asked {
+    /// A change: its place in the history, and whether its answer alone makes it outlive a kill.
+    Change {
+        at: usize,
+        is_kept: bool,
+    },
+    Read {
+        first: u64,
+        count: u64,
+    },
+    Flush,
+    Merge,
+    Snapshot {
+        name: String,
+    },
+    /// A change that must not be cancelled.
+    Rollback {
+        at: usize,
+    },
+    DeleteSnapshot {
+        name: String,
+    },
+}
+
+struct Task {
+    asked: Asked,
+    start: u64,
+    future: Pin<Box<dyn Future<Output = Result<Vec<u8>>>>>,
+}
+
+struct Taken {
+    /// From when to when it may have been taken.
+    span: (u64, u64),
+    /// Whether it is there for sure.
+    is_made: bool,
+    is_being_deleted: bool,
+    /// What it has, once it was read.
+    tags: Option<Vec<Tag>>,
+}
+
+struct World {
+    store: Arc<SteeredStore>,
+    rng: Rng,
+    records_at_once: bool,
+    overlay_bytes_max: u64,
+    volumes: Arc<Volumes>,
+    disk: Volume,
+    tasks: Vec<Task>,
+    history: History,
+    snapshots: BTreeMap<String, Taken>,
+    now: u64,
+    tag: Tag,
+    /// The held calls that are made already.
+    made: BTreeSet<u64>,
+    /// The volume is of no use any more: only a kill helps.
+    is_broken: bool,
+    is_told: bool,
+}
+
+impl World {
+    fn new(seed: u64, is_told: bool) -> Self {
+        let store = SteeredStore::new();
+        let mut rng = Rng::new(seed);
+        let records_at_once = rng.below(2) == 0;
+        let overlay_bytes_max = *rng.pick(&[0, 4 << 10, 1 << 20, 1 << 20, 1 << 20]);
+        let volumes = volumes_of(&store, records_at_once, overlay_bytes_max);
+        let settings = Settings::default().object_bytes(OBJECT);
+        block_on(volumes.create("a", OBJECTS * OBJECT, settings)).unwrap();
+        let disk = block_on(volumes.open("a", OpenOptions::default())).unwrap();
+        let mut world = Self {
+            store,
+            rng,
+            records_at_once,
+            overlay_bytes_max,
+            volumes,
+            disk,
+            tasks: Vec::new(),
+            history: History::default(),
+            snapshots: BTreeMap::new(),
+            now: 1,
+            tag: 0,
+            made: BTreeSet::new(),
+            is_broken: false,
+            is_told,
+        };
+        world.tag = 1;
+        let bytes = cell_bytes(1).repeat((CELLS - CELLS_OF_OBJECT) as usize);
+        block_on(world.disk.write(0, bytes.into(), Durability::Cached)).unwrap();
+        block_on(world.volumes.snapshot("a", "s0")).unwrap();
+        // The last object is a hole.
+        let hole = CELLS - CELLS_OF_OBJECT;
+        let tags: Vec<Tag> = (0..CELLS).map(|cell| u64::from(cell < hole)).collect();
+        world.history.begin_with(tags.clone(), 1);
+        let taken = Taken { span: (1, 1), is_made: true, is_being_deleted: false, tags: Some(tags) };
+        world.snapshots.insert("s0".into(), taken);
+        world
+    }
+
+    fn tell(&self, what: impl FnOnce() -> String) {
+        if self.is_told {
+            eprintln!("{}: {}", self.now, what());
+        }
+    }
+
+    fn steer(&mut self) {
+        let (changes, others) = (self.rng.within(100, 700), self.rng.below(200));
+        let rng = Mutex::new(Rng::new(self.rng.next_u64()));
+        self.store.rule(move |call| {
+            let chance = if call.op.is_change() || call.op == Op::Flush { changes } else { others };
+            if rng.lock().permille(chance) { Verdict::Hold } else { Verdict::Pass }
+        });
+    }
+
+    fn step(&mut self) {
+        self.now += 1;
+        match self.rng.below(100) {
+            0..25 => self.ask(),
+            25..65 => {
+                if !self.tasks.is_empty() {
+                    let at = self.rng.index(self.tasks.len());
+                    self.poll(at);
+                }
+            }
+            65..95 => self.release(),
+            95..97 => self.cancel(),
+            97..98 if self.rng.below(2) == 0 => self.calm(),
+            _ => {}
+        }
+    }
+
+    fn ask(&mut self) {
+        if self.tasks.len() >= TASKS_MAX || self.is_broken {
+            return;
+        }
+        match self.rng.below(100) {
+            0..52 => self.write(),
+            52..58 => self.zero(),
+            58..72 => self.read(),
+            72..82 => {
+                let disk = self.disk.clone();
+                self.begin(Asked::Flush, async move { disk.flush().await.map(|()| Vec::new()) });
+            }
+            82..90 if !self.tasks.iter().any(|task| matches!(task.asked, Asked::Merge)) => {
+                let disk = self.disk.clone();
+                self.begin(Asked::Merge, async move { disk.merge().await.map(|()| Vec::new()) });
+            }
+            90..95 if self.snapshots.len() < 5 => self.snapshot(),
+            95..97 => self.delete_snapshot(),
+            97..99 => self.rollback(),
+            _ => {}
+        }
+    }
+
+    fn begin(&mut self, asked: Asked, future: impl Future<Output = Result<Vec<u8>>> + 'static) {
+        self.tasks.push(Task { asked, start: self.now, future: Box::pin(future) });
+        self.poll(self.tasks.len() - 1);
+    }
+
+    /// Returns a range of cells: few within an object, a whole object, or some of two.
+    fn range(&mut self) -> (u64, u64) {
+        let object = self.rng.below(OBJECTS) * CELLS_OF_OBJECT;
+        match self.rng.below(12) {
+            0 => (object, CELLS_OF_OBJECT),
+            1 => {
+                let first = (object + self.rng.below(CELLS_OF_OBJECT)).min(CELLS - 1);
+                (first, self.rng.within(1, CELLS_OF_OBJECT).min(CELLS - first))
+            }
+            // Mostly the same ones: writes meet.
+            _ => (object + self.rng.below(4), self.rng.within(1, 2)),
+        }
+    }
+
+    fn note(&mut self, first: u64, tags: Vec<Tag>) -> usize {
+        let (start, end) = (self.now, u64::MAX);
+        self.history.0.push(Change { first, tags, start, end, is_acknowledged: false, is_kept: false });
+        self.history.0.len() - 1
+    }
+
+    fn write(&mut self) {
+        let ((first, count), disk) = (self.range(), self.disk.clone());
+        self.tag += 1;
+        let durability = if self.rng.below(6) == 0 { Durability::Stored } else { Durability::Cached };
+        let bytes = cell_bytes(self.tag).repeat(count as usize);
+        let at = self.note(first, vec![self.tag; count as usize]);
+        let tag = self.tag;
+        self.tell(|| format!("write {first}+{count} {durability}: {tag}"));
+        let is_kept = self.records_at_once || durability > Durability::Cached;
+        self.begin(Asked::Change { at, is_kept }, async move {
+            disk.write(first * CELL, bytes.into(), durability).await.map(|_| Vec::new())
+        });
+    }
+
+    fn zero(&mut self) {
+        let ((first, count), disk, kind) = (self.range(), self.disk.clone(), self.rng.below(3));
+        // A part of an object may keep its bytes when it is discarded.
+        let (first, count) = match kind {
+            0 => (first / CELLS_OF_OBJECT * CELLS_OF_OBJECT, CELLS_OF_OBJECT),
+            _ => (first, count),
+        };
+        let at = self.note(first, vec![0; count as usize]);
+        self.tell(|| format!("zero {first}+{count}, kind {kind}"));
+        let is_kept = self.records_at_once && kind != 0;
+        let (offset, length) = (first * CELL, count * CELL);
+        self.begin(Asked::Change { at, is_kept }, async move {
+            let zeroed = match kind {
+                0 => disk.discard(offset, length).await,
+                kind => disk.write_zeroes(offset, length, kind == 1, false).await,
+            };
+            zeroed.map(|()| Vec::new())
+        });
+    }
+
+    fn read(&mut self) {
+        let ((first, count), disk) = (self.range(), self.disk.clone());
+        self.begin(Asked::Read { first, count }, async move {
+            disk.read(first * CELL, count * CELL).await.map(|data| data.to_vec())
+        });
+    }
+
+    fn snapshot(&mut self) {
+        self.tag += 1;
+        let (name, volumes) = (format!("s{}", self.tag), Arc::clone(&self.volumes));
+        self.tell(|| format!("snapshot {name}"));
+        let span = (self.now, u64::MAX);
+        let taken = Taken { span, is_made: false, is_being_deleted: false, tags: None };
+        self.snapshots.insert(name.clone(), taken);
+        let own = name.clone();
+        self.begin(Asked::Snapshot { name }, async move {
+            volumes.snapshot("a", &own).await.map(|()| Vec::new())
+        });
+    }
+
+    fn delete_snapshot(&mut self) {
+        let made = self.snapshots.iter().filter(|(_, taken)| taken.is_made && !taken.is_being_deleted);
+        let made: Vec<String> = made.map(|(name, _)| name.clone()).collect();
+        if made.len() < 2 {
+            return;
+        }
+        let (name, volumes) = (self.rng.pick(&made).clone(), Arc::clone(&self.volumes));
+        self.tell(|| format!("delete snapshot {name}"));
+        self.snapshots.get_mut(&name).unwrap().is_being_deleted = true;
+        let own = name.clone();
+        self.begin(Asked::DeleteSnapshot { name }, async move {
+            volumes.delete_snapshot("a", &own).await.map(|()| Vec::new())
+        });
+    }
+
+    fn rollback(&mut self) {
+        let known = self.snapshots.iter().filter(|(_, taken)| taken.is_made && !taken.is_being_deleted);
+        let known: Vec<_> =
+            known.filter_map(|(name, taken)| Some((name.clone(), taken.tags.clone()?))).collect();
+        if known.is_empty() {
+            return;
+        }
+        let (name, tags) = self.rng.pick(&known).clone();
+        self.tell(|| format!("rollback {name}"));
+        let (at, volumes) = (self.note(0, tags), Arc::clone(&self.volumes));
+        self.begin(
+            Asked::Rollback { at },
+            async move { volumes.rollback("a", &name).await.map(|()| Vec::new()) },
+        );
+    }
+
+    fn poll(&mut self, at: usize) {
+        let mut context = Context::from_waker(Waker::noop());
+        let Poll::Ready(answer) = self.tasks[at].future.as_mut().poll(&mut context) else { return };
+        let task = self.tasks.swap_remove(at);
+        self.now += 1;
+        self.ended(task, answer);
+    }
+
+    fn ended(&mut self, task: Task, answer: Result<Vec<u8>>) {
+        let now = self.now;
+        if let Err(Error::Interrupted | Error::Fenced { .. } | Error::Closed) = &answer {
+            self.is_broken = true;
+        }
+        if let Err(error @ (Error::Damaged(_) | Error::NoSpace(_))) = &answer {
+            panic!("{error}");
+        }
+        match task.asked {
+            Asked::Change { at, is_kept } => {
+                let change = &mut self.history.0[at];
+                (change.end, change.is_acknowledged) = (now, answer.is_ok());
+                change.is_kept = is_kept && answer.is_ok();
+                self.tell(|| format!("change of {} has ended: {answer:?}", task.start));
+            }
+            Asked::Rollback { at } => {
+                let change = &mut self.history.0[at];
+                (change.end, change.is_acknowledged) = (now, answer.is_ok());
+                change.is_kept = answer.is_ok();
+                self.tell(|| format!("rollback has ended: {answer:?}"));
+            }
+            Asked::Read { first, count } => {
+                let Ok(bytes) = answer else { return };
+                for cell in first..first + count {
+                    let found = &bytes[((cell - first) * CELL) as usize..][..CELL as usize];
+                    self.check_cell(cell, found, (task.start, now), false, "a read");
+                }
+            }
+            Asked::Flush => {
+                self.tell(|| format!("flush of {} has ended: {answer:?}", task.start));
+                if answer.is_ok() {
+                    self.history.keep_until(task.start);
+                }
+            }
+            Asked::Merge => self.tell(|| format!("merge has ended: {answer:?}")),
+            Asked::Snapshot { name } => {
+                self.tell(|| format!("snapshot {name} has ended: {answer:?}"));
+                let taken = self.snapshots.get_mut(&name).unwrap();
+                taken.span.1 = now;
+                if answer.is_ok() {
+                    taken.is_made = true;
+                    self.history.keep_until(task.start);
+                }
+            }
+            Asked::DeleteSnapshot { name } => {
+                self.tell(|| format!("deletion of {name} has ended: {answer:?}"));
+                let taken = self.snapshots.get_mut(&name).unwrap();
+                taken.is_made = false;
+            }
+        }
+    }
+
+    #[track_caller]
+    fn check_cell(&self, cell: u64, found: &[u8], span: (u64, u64), is_after_kill: bool, what: &str) -> Tag {
+        let tag = Tag::from_le_bytes(found[..8].try_into().unwrap());
+        let is_whole = found == cell_bytes(tag);
+        if !is_whole || !self.history.allows(cell, tag, span, is_after_kill) {
+            let of_cell = self.history.0.iter().filter_map(|change| Some((change, change.tag(cell)?)));
+            let of_cell: Vec<String> = of_cell
+                .map(|(change, tag)| {
+                    let Change { start, end, is_acknowledged, is_kept, .. } = change;
+                    format!("{tag} from {start} to {end}, acknowledged: {is_acknowledged}, kept: {is_kept}")
+                })
+                .collect();
+            panic!(
+                "{what}: cell {cell} has {tag} (whole: {is_whole}) in {span:?}, of:\n{}",
+                of_cell.join("\n")
+            );
+        }
+        tag
+    }
+
+    /// Decides about one held call.
+    fn release(&mut self) {
+        let held = self.store.held();
+        if held.is_empty() {
+            return;
+        }
+        // Mostly the oldest: else nothing comes to its end.
+        let at = if self.rng.below(2) == 0 { 0 } else { self.rng.index(held.len()) };
+        let call = &held[at];
+        let can_fail = call.op.is_change() || call.op == Op::Flush;
+        let is_made = self.made.contains(&call.number);
+        match self.rng.below(100) {
+            0..2 if can_fail && !is_made => {
+                self.store.fail(call.number, Store::Retryable("for the test".into()));
+            }
+            2..3 if call.op.is_change() => {
+                self.store.fail(call.number, Store::OutcomeUnknown("for the test".into()));
+            }
+            3..5 if call.op.is_change() => {
+                self.store.perform(call.number);
+                self.store.fail(call.number, Store::OutcomeUnknown("for the test, made".into()));
+            }
+            5..6 if call.op.is_change() && call.op != Op::Delete => {
+                self.store.perform(call.number);
+                self.store.fail(call.number, Store::NotStored("for the test".into()));
+            }
+            6..16 => {
+                self.store.perform(call.number);
+                self.made.insert(call.number);
+            }
+            _ => self.store.answer(call.number),
+        }
+    }
+
+    /// Drops a request that may be dropped.
+    fn cancel(&mut self) {
+        let can = |task: &Task| {
+            matches!(task.asked, Asked::Change { .. } | Asked::Read { .. } | Asked::Flush | Asked::Merge)
+        };
+        let places: Vec<usize> =
+            self.tasks.iter().enumerate().filter(|(_, task)| can(task)).map(|(at, _)| at).collect();
+        if places.is_empty() {
+            return;
+        }
+        let task = self.tasks.swap_remove(*self.rng.pick(&places));
+        self.tell(|| format!("the request of {} is cancelled", task.start));
+        if let Asked::Change { at, .. } = task.asked {
+            self.history.0[at].end = self.now;
+        }
+        drop(task);
+        self.resolve_abandoned();
+    }
+
+    /// What was begun is made before all that comes after it, or never was. A copy may come late.
+    fn resolve_abandoned(&mut self) {
+        for call in self.store.abandoned() {
+            if call.op == Op::Copy && self.rng.below(2) == 0 {
+                continue;
+            }
+            match self.rng.below(2) {
+                0 => self.store.answer(call.number),
+                _ => self.store.fail(call.number, Store::Retryable("nobody waits".into())),
+            }
+        }
+    }
+
+    /// Lets everything come to its end, and compares all that there is.
+    fn calm(&mut self) {
+        self.tell(|| "calm".into());
+        self.store.open();
+        let mut polls = 0;
+        while !self.tasks.is_empty() {
+            let at = polls as usize % self.tasks.len();
+            self.poll(at);
+            polls += 1;
+            assert!(polls < POLLS_MAX, "requests wait for each other");
+        }
+        if !self.is_broken {
+            self.check_all(false);
+        }
+        self.steer();
+    }
+
+    /// Compares the volume and its snapshots with the history, while nothing is under way.
+    fn check_all(&mut self, is_after_kill: bool) -> Vec<Tag> {
+        let span = (self.now + 1, self.now + 2);
+        self.now += 3;
+        let bytes = block_on(self.disk.read(0, CELLS * CELL)).unwrap().to_vec();
+        let cells = bytes.chunks(CELL as usize).enumerate();
+        let tags: Vec<Tag> = cells
+            .map(|(cell, found)| self.check_cell(cell as u64, found, span, is_after_kill, "the volume"))
+            .collect();
+        let there: Vec<String> =
+            block_on(self.volumes.snapshots("a")).unwrap().into_iter().map(|info| info.name).collect();
+        for name in &there {
+            assert!(self.snapshots.contains_key(name), "{name} was deleted");
+        }
+        let mut snapshots = std::mem::take(&mut self.snapshots);
+        snapshots.retain(|name, taken| {
+            assert!(there.contains(name) || !taken.is_made || taken.is_being_deleted, "{name} is gone");
+            there.contains(name)
+        });
+        for (name, taken) in &mut snapshots {
+            taken.is_made = true;
+            taken.is_being_deleted = false;
+            let snapshot: Snapshot = block_on(self.volumes.open_snapshot("a", name)).unwrap();
+            let bytes = block_on(snapshot.read(0, CELLS * CELL)).unwrap().to_vec();
+            let cells = bytes.chunks(CELL as usize).enumerate();
+            let found = cells.map(|(cell, found)| match &taken.tags {
+                Some(tags) => {
+                    assert!(found == cell_bytes(tags[cell]), "snapshot {name} has changed in cell {cell}");
+                    tags[cell]
+                }
+                None => {
+                    let (from, to) = taken.span;
+                    self.check_cell(cell as u64, found, (from, to), false, name)
+                }
+            });
+            taken.tags = Some(found.collect());
+        }
+        self.snapshots = snapshots;
+        tags
+    }
+
+    /// Ends the process without a word, and begins another one.
+    fn kill(mut self) -> Self {
+        self.tell(|| "kill".into());
+        for task in std::mem::take(&mut self.tasks) {
+            match task.asked {
+                Asked::Change { at, .. } | Asked::Rollback { at } => self.history.0[at].end = self.now,
+                Asked::Snapshot { name } => self.snapshots.get_mut(&name).unwrap().span.1 = self.now,
+                _ => {}
+            }
+        }
+        // The process has no part in what is left of it.
+        self.volumes = volumes_of(&SteeredStore::new(), false, 0);
+        self.store.pass();
+        let mut held = self.store.held();
+        while !held.is_empty() {
+            let call = held.swap_remove(self.rng.index(held.len()));
+            if self.rng.below(2) == 0 {
+                self.tell(|| {
+                    format!("made all the same: {:?} {:?} {}+{}", call.op, call.object, call.offset, call.len)
+                });
+                self.store.answer(call.number);
+            } else {
+                self.store.fail(call.number, Store::Retryable("killed".into()));
+            }
+        }
+        let volumes = volumes_of(&self.store, self.records_at_once, self.overlay_bytes_max);
+        let disk = block_on(volumes.open("a", OpenOptions::default())).unwrap();
+        self.is_broken = false;
+        (self.volumes, self.disk) = (volumes, disk);
+        let tags = self.check_all(true);
+        self.history.begin_with(tags, self.now);
+        self
+    }
+
+    /// Nothing is missing or shared, and a repair leaves nothing over.
+    fn check_store(&mut self) {
+        let report = block_on(self.volumes.check(false)).unwrap();
+        let is_lost = report.problems.iter().any(|problem| problem.kind != ProblemKind::Leftover);
+        assert!(!is_lost && report.births_met == 0, "{report:?}");
+        block_on(self.volumes.check(true)).unwrap();
+        let report = block_on(self.volumes.check(false)).unwrap();
+        assert!(report.problems.is_empty(), "after a repair: {report:?}");
+        self.check_all(false);
+    }
+}
+
+fn volumes_of(store: &Arc<SteeredStore>, records_at_once: bool, overlay_bytes_max: u64) -> Arc<Volumes> {
+    let options = Options::new("vol").records_at_once(records_at_once).overlay_bytes_max(overlay_bytes_max);
+    Arc::new(Volumes::new(Arc::clone(store) as Arc<dyn Blocker>, options).unwrap())
+}
+
+fn race(seed: u64, is_told: bool) {
+    let mut world = World::new(seed, is_told);
+    for _ in 0..ROUNDS {
+        world.steer();
+        for _ in 0..world.rng.below(STEPS_MAX) {
+            world.step();
+        }
+        if world.rng.below(4) == 0 {
+            world.calm();
+        }
+        world = world.kill();
+        world.check_store();
+    }
+    block_on(world.disk.close()).unwrap();
+    let volumes = volumes_of(&world.store, world.records_at_once, world.overlay_bytes_max);
+    world.disk = block_on(volumes.open("a", OpenOptions::default())).unwrap();
+    world.volumes = volumes;
+    world.check_all(false);
+}
+
+#[test]
+fn whatever_the_order_of_calls_nothing_that_was_promised_is_lost() {
+    test_kit::each_seed(300, race);
+}
