@@ -28,7 +28,7 @@ mod routes;
 mod source;
 
 use super::{ObjectsError, spawn};
-use crate::config::{BackendTable, NbdTable, ObjectsTable, VolumesTable};
+use crate::config::{BackendTable, NbdTable, ObjectsTable, VolumesTable, Write};
 use blocker::Blocker;
 use cached_admin::AdminServer;
 use cached_admin::sources::Shown;
@@ -138,7 +138,11 @@ impl VolumesOpening {
         let options = Options::new(&self.volumes.prefix).owner(&owner).flush_durability(fua);
         let options = options.fencing(fencing(objects, cache));
         // Clients connect again after a kill, and do not know that it was one.
-        let options = options.records_at_once(self.volumes.record_at_once(objects));
+        let records_at_once = self.volumes.record_at_once(objects);
+        let options = options.records_at_once(records_at_once);
+        // Where writes go through, none is answered from memory.
+        let is_kept = records_at_once || objects.write == Write::Back;
+        let options = if is_kept { options } else { options.overlay_bytes_max(0) };
         let volumes = Volumes::new(Arc::new(cache.clone()), options);
         let volumes = Arc::new(volumes.map_err(|error| ObjectsError::Volumes(error.to_string()))?);
         let exports = VolumeExports::new(Arc::clone(&volumes)).fua_durability(fua);
