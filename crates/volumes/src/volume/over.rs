@@ -1,6 +1,6 @@
 //! Which changes go to an overlay.
 
-use blocker::Durability;
+use blocker::{Durability, WriteMode};
 
 use super::write::Content;
 use super::{Inner, Piece};
@@ -14,7 +14,9 @@ impl Inner {
     /// process, of a part of an object that is not the volume's own. Returns whether it is done. The caller shares the
     /// turn and the object, or has the object alone.
     pub(super) fn keep_over(&self, piece: &Piece, content: &Content, durability: Durability) -> Result<bool> {
-        if durability > Durability::Cached || self.promises.records_at_once {
+        // A cache that writes this volume through would answer once the store has it.
+        let is_cached = matches!(self.settings.write, None | Some(WriteMode::Back));
+        if durability > Durability::Cached || !is_cached || self.promises.records_at_once {
             return Ok(false);
         }
         let data = match content {

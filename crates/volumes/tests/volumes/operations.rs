@@ -88,9 +88,17 @@ fn what_waits_for_nothing_is_answered_at_once() {
     }
     assert!(matches!(finished(write(4 * OBJECT, Durability::Cached)), Err(Error::OutOfRange { .. })));
     block_on(volumes.snapshot("a", "s")).unwrap();
-    let shared = write(30, Durability::Cached);
-    assert!(!is_ready(&shared), "the snapshot has the object");
-    finished(shared).unwrap();
+    let stored = write(4 * OBJECT - 5, Durability::Stored);
+    assert!(!is_ready(&stored), "the object is born first");
+    finished(stored).unwrap();
+    assert!(
+        is_ready(&write(30, Durability::Cached)),
+        "the snapshot has the object, and it is kept in memory"
+    );
+    assert!(is_ready(&write(40, Durability::Cached)));
+    let stored = write(50, Durability::Stored);
+    assert!(!is_ready(&stored), "the object is copied first");
+    finished(stored).unwrap();
     assert!(is_ready(&write(40, Durability::Cached)));
     let snapshot = block_on(volumes.open_snapshot("a", "s")).unwrap();
     assert_eq!(block_on(snapshot.read(20, 40)).unwrap().to_vec()[..12], *b"there\0\0\0\0\0\0\0");
