@@ -8,12 +8,12 @@ use blocker::{
 
 use crate::entry::{Kind, VolumeId};
 use crate::error::{Error, Result};
-use crate::format::{Head, Owner};
+use crate::format::{Head, LOGS_MAX, OverlayLog, Owner};
 use crate::limits;
 use crate::map::Map;
 use crate::settings::{Fencing, Options};
 use crate::space::{Pool, Space, load_node};
-use crate::volume::{Inner, Opened, Promises, next_limit};
+use crate::volume::{Inner, Opened, Promises, has_log, next_limit};
 
 /// Claims in a row that other owners may overtake.
 const TRIES: u32 = 32;
@@ -45,6 +45,12 @@ pub(crate) async fn attach(
     head.birth_limit = next_limit(birth)?;
     head.owner = Some(Owner { epoch: epoch.unwrap_or(0), writer: writer.0, name: options.owner.clone() });
     head.sequence += 1;
+    let promises =
+        Promises { flush_durability: options.flush_durability, records_at_once: options.records_at_once };
+    // What the owner before has left in its logs is not in the map yet: they stay.
+    let is_logged = has_log(&space, &head.settings, promises) && head.logs.len() < LOGS_MAX;
+    let log = is_logged.then_some(OverlayLog { birth, key: writer.0 });
+    head.logs.extend(log);
     let head_version = replace_head(&space, (&before, version), &head).await?;
     limits::apply(pool, volume, &head.settings).await?;
     let live = pool.load(&head.root, None).await?;
@@ -52,10 +58,11 @@ pub(crate) async fn attach(
         0 => (Vec::new(), Map::default()),
         node => load_node(pool, volume, node, (&head.root, &live)).await?,
     };
-    let promises =
-        Promises { flush_durability: options.flush_durability, records_at_once: options.records_at_once };
-    let room = Arc::clone(&pool.room);
-    Ok(Inner::new(Opened { space, head, head_version, live, parent_root, parent, birth, promises, room }))
+    let (birth, room) = (birth + 1, Arc::clone(&pool.room));
+    let opened = Opened { space, head, head_version, live, parent_root, parent, birth, promises, room };
+    let inner = Inner::new(opened);
+    inner.take_over_logs(&before.logs, log).await?;
+    Ok(inner)
 }
 
 /// Puts a head in place of the one that was read. A cache below that has dropped that one since, as it does when it learns of

@@ -171,8 +171,10 @@ impl Volumes {
             }
             for object in found {
                 let kind = Kind::of(&object.name);
-                let is_named =
-                    kind.is_some_and(|kind| kind == Kind::Head || names.contains_key(&(view.volume(), kind)));
+                let is_named = kind.is_some_and(|kind| {
+                    let is_one = kind == Kind::Head || view.is_logged(kind);
+                    is_one || names.contains_key(&(view.volume(), kind))
+                });
                 // With a volume unread it may be named there.
                 if is_named || !is_complete {
                     continue;

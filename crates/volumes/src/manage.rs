@@ -12,7 +12,7 @@ use crate::format::{Head, Origin};
 use crate::limits;
 use crate::settings::{Change, Settings, Usage};
 use crate::space::{Space, load_node, load_root};
-use crate::volume::{Inner, changes, snapshot_all};
+use crate::volume::{Inner, changes, overlaid, snapshot_all};
 use crate::volumes::{Volumes, check_size};
 
 /// The largest number of volumes with a snapshot at one instant.
@@ -210,11 +210,16 @@ impl Volumes {
             }
             None => (head.root.clone(), self.pool.load(&head.root, None).await?, head.size_bytes),
         };
+        let logged = match to {
+            Some(_) => None,
+            None if head.logs.is_empty() => None,
+            None => Some(overlaid(&self.pool, volume, &head.logs, (new.clone(), head.object_bytes)).await?),
+        };
         let old = match from {
             Some(from) => load_node(&self.pool, volume, node(from)?.id, (&root, &new)).await?.1,
             None => Default::default(),
         };
-        Ok(changes(&old, &new, size_bytes, head.object_bytes))
+        Ok(changes(&old, logged.as_ref().unwrap_or(&new), size_bytes, head.object_bytes))
     }
 
     /// Makes a volume of a snapshot, or of a volume as it is now. No data are copied: it has what its origin
@@ -268,6 +273,7 @@ impl Volumes {
                 settings: head.settings.read_only(false),
                 nodes: Vec::new(),
                 root,
+                logs: Vec::new(),
             };
             self.make(new, &head).await
         };

@@ -47,6 +47,7 @@ impl Inner {
 
     async fn send_head(&self, recorder: &mut Recorder, head: Head, bytes: Vec<u8>) -> Result<()> {
         let mut tries = 0;
+        let _sending = Sending::new(self);
         loop {
             tries += 1;
             self.state.lock().in_flight = Some(bytes.clone());
@@ -130,6 +131,8 @@ impl Inner {
         let old = &recorder.head;
         let has_same_shape =
             head.parent == old.parent && head.nodes == old.nodes && head.size_bytes == old.size_bytes;
+        // Without a log that is needed, it has not all that was acknowledged.
+        let has_same_shape = has_same_shape && self.state.lock().overlays.are_enough(&head.logs);
         if !has_same_shape || head.is_deleted != old.is_deleted || head.origin != old.origin {
             self.state.lock().set_status(Status::Interrupted);
             return Err(Error::Interrupted);
@@ -214,6 +217,25 @@ impl Inner {
         let mut state = self.state.lock();
         state.birth_limit = limit;
         Ok(())
+    }
+}
+
+/// A head is being sent as long as it lives: it is not in doubt as one is that nothing was heard of.
+struct Sending<'a>(&'a Inner);
+
+impl<'a> Sending<'a> {
+    fn new(inner: &'a Inner) -> Self {
+        let mut state = inner.state.lock();
+        // Not where it is not known what became of the one before.
+        state.is_sending = state.in_flight.is_none();
+        drop(state);
+        Self(inner)
+    }
+}
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().is_sending = false;
     }
 }
 

@@ -25,7 +25,8 @@ impl Inner {
         let has_overlays = {
             let state = self.state.lock();
             state.check()?;
-            !state.overlays.is_empty()
+            // What is logged is flushed with the log.
+            !state.overlays.is_empty() && !state.overlays.logs.is_open()
         };
         if has_overlays {
             self.merge_overlays().await?;
@@ -78,7 +79,7 @@ impl Inner {
         let mut born = Vec::new();
         let stored = self.store_pages(recorder, frozen, &recorded, &mut born).await;
         let committed = match stored {
-            Ok(()) if born.is_empty() => return Ok(()),
+            Ok(()) if born.is_empty() => Ok(()),
             Ok(()) => {
                 let mut head = recorder.head.clone();
                 for (page, birth, _) in &born {
@@ -101,6 +102,7 @@ impl Inner {
             recorder.page_versions.insert(page, version);
             state.recorded.pages[page as usize] = frozen.page(page as usize).cloned();
         }
+        state.forget_recorded();
         Ok(())
     }
 

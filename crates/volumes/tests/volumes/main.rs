@@ -8,6 +8,7 @@ mod disk;
 mod handover;
 mod model;
 mod operations;
+mod overlays;
 mod racing;
 mod stack;
 mod streams;
