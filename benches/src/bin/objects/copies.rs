@@ -18,8 +18,13 @@ const BYTES: u64 = 256 << 20;
 const CALLS: u64 = 100_000;
 
 fn full() -> anyhow::Result<(ObjectCache, Vec<ObjectId>)> {
+    full_of(1024)
+}
+
+/// A cache that is full, with room for as many objects in its index.
+fn full_of(objects_count_max: u32) -> anyhow::Result<(ObjectCache, Vec<ObjectId>)> {
     let ids = objects(BYTES / OBJECT);
-    let cache = cache(memory_store(), ample(BYTES, 1024, WriteMode::Back))?;
+    let cache = cache(memory_store(), ample(BYTES, objects_count_max, WriteMode::Back))?;
     fill(&cache, &ids)?;
     Ok((cache, ids))
 }
@@ -175,7 +180,7 @@ pub(crate) fn threads(rounds: u32) -> anyhow::Result<()> {
     let cores = std::thread::available_parallelism()?.get().min(THREADS_MAX);
     let counts: Vec<usize> = (0..).map(|power| 1 << power).take_while(|&count| count <= cores).collect();
     let most = counts[counts.len() - 1];
-    let (cache, ids) = full()?;
+    let (cache, ids) = full_of(64 * 1024)?;
     let data = Bytes::from(vec![9u8; BLOCK as usize]);
     let share = ids.len() / most;
     let own = |thread: usize| &ids[thread * share..(thread + 1) * share];
