@@ -227,7 +227,9 @@ mod tests {
 
     /// A writer that takes nothing until a gate is opened, and what it has taken then.
     #[derive(Clone, Default)]
-    struct Held(Arc<(Mutex<(bool, Vec<u8>)>, parking_lot::Condvar)>);
+    struct Held(Arc<Gate>);
+    /// Whether it is open, and what came through.
+    type Gate = (Mutex<(bool, Vec<u8>)>, parking_lot::Condvar);
 
     impl Held {
         fn open(&self) {

@@ -45,9 +45,9 @@ impl Heads {
             let is_kept = known.head.is_of_whole && (!is_of_whole || is_later);
             let newer = if is_later { known.asked } else { asked };
             if is_kept {
-                known.asked = newer
+                known.asked = newer;
             } else {
-                new.asked = newer
+                new.asked = newer;
             }
             is_kept
         };

@@ -152,7 +152,7 @@ impl Turn {
 
     /// Returns the volume if it is to be given up by the task of `giver`: no connection uses it, and no other task gives
     /// it up.
-    fn to_give_up(&mut self, giver: &Arc<()>) -> Option<Volume> {
+    fn begin_giving_up(&mut self, giver: &Arc<()>) -> Option<Volume> {
         let is_used = self.users() > 0;
         let held = self.held.as_mut()?;
         let is_others = held.giver.upgrade().is_some_and(|other| !Arc::ptr_eq(&other, giver));
@@ -200,7 +200,7 @@ impl Drop for Attached {
         self.runtime.spawn(async move {
             let giver = Arc::new(());
             loop {
-                let Some(volume) = table.turn(&name).await.to_give_up(&giver) else { return };
+                let Some(volume) = table.turn(&name).await.begin_giving_up(&giver) else { return };
                 // Without the turn: a client that comes back after a broken connection need not wait for all of it.
                 let stored = volume.store().await;
                 if table.turn(&name).await.give_up_unused(stored).await {

@@ -336,7 +336,7 @@ impl S3Table {
         if let Some((key, bucket)) = self.buckets.iter().find_map(misplaced) {
             return invalid(
                 "s3.buckets",
-                &format!(
+                format!(
                     "has {key} of bucket {bucket:?} in a table with a prefix; it holds for the bucket, in a table without one"
                 ),
             );
