@@ -78,7 +78,7 @@ large = hashlib.sha512(b"large").digest() * (12 * MIB // 64)
 owner.upload_fileobj(io.BytesIO(large), "bucket", "large", Config=TransferConfig(multipart_threshold=MIB, multipart_chunksize=5 * MIB))
 assert reader.get_object(Bucket="bucket", Key="large")["Body"].read() == large
 url = owner.generate_presigned_url("put_object", Params={"Bucket": "bucket", "Key": "by-url"})
-urllib.request.urlopen(urllib.request.Request(url, data=b"by url", method="PUT"))
+urllib.request.urlopen(urllib.request.Request(url, data=b"by url", method="PUT", headers={"Content-Type": "text/plain"}))
 assert reader.get_object(Bucket="bucket", Key="by-url")["Body"].read() == b"by url"
 
 

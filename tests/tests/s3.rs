@@ -71,7 +71,7 @@ impl Both {
         let daemon = Daemon::start("cached", |_| {
             format!(
                 "[memcached]\nthreads = 1\n[s3]\nlisten = [\"127.0.0.1:0\"]\nupstream = \"{endpoint_url}\"\n\
-                 memory_bytes_max = \"64 MiB\"\n"
+                 memory_bytes_max = \"64 MiB\"\n[[s3.buckets]]\nname = \"shared\"\nmemory_bytes_min = \"1 MiB\"\nupstream_requests_per_second_max = 1000\n"
             )
         });
         let sidecar_url = wait_for("the line of the sidecar", || {
