@@ -13,6 +13,7 @@ use crate::config::SidecarConfig;
 use crate::range::Asked;
 use crate::read::Read;
 use crate::table::Place;
+use crate::upstream::Failure;
 
 /// The reads that are asked for.
 #[derive(Debug, Default)]
@@ -93,6 +94,14 @@ impl First {
     pub(crate) fn end(self, ended: Ended) {
         self.ended.send_replace(ended);
     }
+}
+
+/// Returns the failure, after those that wait for a first reader know what its question has come to.
+pub(crate) fn failed(failure: Failure, first: Option<First>) -> Failure {
+    if matches!(failure, Failure::Late) {
+        first.into_iter().for_each(|first| first.end(Ended::Late));
+    }
+    failure
 }
 
 impl Asking {

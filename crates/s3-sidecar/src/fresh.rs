@@ -11,7 +11,7 @@ use hyper::{Method, Response, StatusCode};
 use tokio::time::timeout;
 
 use crate::absent::Answer;
-use crate::asking::{self, Ended, First, Turn, Waiting};
+use crate::asking::{self, Ended, First, Turn, Waiting, failed};
 use crate::body::{Body, cached, full};
 use crate::changes::Question;
 use crate::conditions::{ForChange, Stated, ask_for_change};
@@ -423,14 +423,6 @@ impl Reader<'_> {
         knowledge.enter_absent(&self.read, kept, question);
         Taken::passed(answer, is_known)
     }
-}
-
-/// Returns the failure, after those that wait for a first reader know what its question has come to.
-fn failed(failure: Failure, first: Option<First>) -> Failure {
-    if matches!(failure, Failure::Late) {
-        first.into_iter().for_each(|first| first.end(Ended::Late));
-    }
-    failure
 }
 
 /// Returns whether an answer states that the endpoint cannot serve at the moment.

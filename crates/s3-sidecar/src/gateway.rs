@@ -106,12 +106,7 @@ async fn ask(
     let asked = shared.knowledge.moment();
     let answer = match upstream.send(request, Upload::none()).await {
         Ok(answer) => answer,
-        Err(failure) => {
-            if matches!(failure, Failure::Late) {
-                first.into_iter().for_each(|first| first.end(Ended::Late));
-            }
-            return Err(failure);
-        }
+        Err(failure) => return Err(asking::failed(failure, first)),
     };
     let taken = take(shared, read, answer, asked);
     // Now others know what it states.

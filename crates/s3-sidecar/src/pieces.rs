@@ -13,6 +13,9 @@ use crate::terms::BucketTerms;
 /// The most reads of staged bytes at a time: no disk or network waits behind them.
 const LOADS_MAX: usize = 4096;
 
+/// The length in bytes from which on two calls for a pipe cost less than a copy, and new memory for the buckets later.
+pub(crate) const LENT_BYTES_MIN: usize = 32 << 10;
+
 /// The bodies.
 pub(crate) struct Pieces {
     cache: ObjectCache,
@@ -101,9 +104,9 @@ impl Pieces {
         self.cache.lends()
     }
 
-    /// Lends bytes of the cache to the kernel, if that can be: they never change again.
+    /// Lends bytes of the cache to the kernel, if that can be and pays: they never change again.
     pub(crate) fn lend(&self, bytes: &Segments) {
-        if self.cache.lends() {
+        if bytes.len_bytes() >= LENT_BYTES_MIN && self.cache.lends() {
             for segment in bytes {
                 // What lies elsewhere is copied into sockets.
                 let _ = self.cache.lend(segment.as_slice());

@@ -13,7 +13,6 @@ use crate::generation::Head;
 use crate::read::Read;
 use crate::serving::{WHOLE_BYTES_MAX, from_cache};
 use crate::shared::Shared;
-use crate::splicing::LENT_BYTES_MIN;
 
 /// An object whose head is known, with the beginning of the bytes that a read asks for.
 pub(crate) struct Ready {
@@ -51,9 +50,7 @@ pub(crate) async fn ready(
     }
     if let Some(segments) = &segments {
         shared.counts.bytes_from_memory.add(segments.len_bytes() as u64);
-        if segments.len_bytes() >= LENT_BYTES_MIN {
-            shared.pieces.lend(segments);
-        }
+        shared.pieces.lend(segments);
     } else {
         shared.fills.find(&head.generation, bytes.start)?;
     }

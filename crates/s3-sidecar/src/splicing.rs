@@ -12,12 +12,10 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
+use crate::pieces::LENT_BYTES_MIN;
 use crate::pipes::{Pipe, Pipes};
 use crate::shared::Shared;
 use crate::stall::Progress;
-
-/// The length in bytes from which on two calls for a pipe cost less than a copy.
-pub(crate) const LENT_BYTES_MIN: usize = 32 << 10;
 
 /// The number of runs at the most before those that are lent: the head of an answer, and what is left of the one before.
 const OTHERS_MAX: usize = 4;
