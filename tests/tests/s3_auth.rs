@@ -3,9 +3,10 @@
 
 use cached_tests::daemon::{Daemon, wait_for};
 use cached_tests::http;
-use cached_tests::outside::{find_program, run, skip, text};
+use cached_tests::outside::{run, skip, text};
 use cached_tests::program::repository;
 use cached_tests::python;
+use cached_tests::s3::endpoint::find_versitygw;
 use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
@@ -59,7 +60,7 @@ impl Drop for Endpoint {
 impl Endpoint {
     fn start(programs: &Path) -> Endpoint {
         let directory = tempfile::tempdir().expect("a directory");
-        if find_program("versitygw").is_none() {
+        let Some(program) = find_versitygw(Path::new(env!("CARGO_TARGET_TMPDIR"))) else {
             let mut command = Command::new(programs.join("python"));
             let command = command.arg(folder().join("server.py")).stdin(Stdio::null()).stdout(Stdio::piped());
             let mut child = command.stderr(Stdio::null()).spawn().expect("the endpoint");
@@ -70,10 +71,10 @@ impl Endpoint {
                 url: format!("http://127.0.0.1:{}", line.trim()),
                 _directory: directory,
             };
-        }
+        };
         // It cannot choose a port; another program could take this one, and then it ends.
         let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
-        let mut command = Command::new("versitygw");
+        let mut command = Command::new(program);
         command.args([
             "--port",
             &free.to_string(),

@@ -93,6 +93,12 @@ testkey-2=aWIKTWFrZWZpbGUKbWFuCm91dApzcmMKVGVzdGluZwo=
 rgw_enable_usage_log = false
 ";
 
+/// Returns where versitygw is: where `go install` puts it by itself, or where `.ci/run` installs it, below `parent`.
+pub fn find_versitygw(parent: &Path) -> Option<PathBuf> {
+    let built = parent.join("tools/versitygw");
+    find_program("versitygw").or_else(|| built.is_file().then_some(built))
+}
+
 impl Endpoint {
     /// Starts an endpoint whose state is below `parent`. Returns `None`, and prints that `test` is skipped, if its program is
     /// not installed.
@@ -107,9 +113,7 @@ impl Endpoint {
     }
 
     fn versitygw(test: &str, parent: &Path) -> Option<Self> {
-        // Where `.ci/run` installs it, and where `go install` does by itself.
-        let built = parent.join("tools/versitygw");
-        let Some(program) = find_program("versitygw").or_else(|| built.is_file().then_some(built)) else {
+        let Some(program) = find_versitygw(parent) else {
             skip(
                 test,
                 "versitygw is not installed (go install github.com/versity/versitygw/cmd/versitygw@v1.8.0)",
