@@ -6,7 +6,7 @@ use bytes::Bytes;
 use hyper::{HeaderMap, Method};
 
 use crate::changes::Moment;
-use crate::generation::is_kept_apart;
+use crate::generation::{is_kept_apart, repeated};
 use crate::read::is_never_stored;
 use crate::table::Table;
 use crate::target::ObjectKey;
@@ -36,9 +36,7 @@ impl Answer {
         if is_never_stored(headers) || is_kept_apart(headers) {
             return None;
         }
-        let mut headers = headers.clone();
-        crate::generation::keep_repeated(&mut headers);
-        Some(Answer { headers, body })
+        Some(Answer { headers: repeated(headers), body })
     }
 
     /// Returns whether it answers a request with this method.

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use blocker::Namespace;
+use bytes::BytesMut;
 use hyper::header::{
     AGE, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, DATE, ETAG, HeaderName, HeaderValue, LAST_MODIFIED,
     SET_COOKIE, TRAILER, VARY,
@@ -35,7 +36,7 @@ pub(crate) struct Head {
 }
 
 /// Headers of one answer only.
-const OF_ONE_ANSWER: [HeaderName; 6] = [
+static OF_ONE_ANSWER: [HeaderName; 6] = [
     AGE,
     CONTENT_RANGE,
     DATE,
@@ -66,14 +67,15 @@ impl Head {
         if headers.contains_key("x-amz-server-side-encryption-customer-algorithm") {
             return None;
         }
-        let last_modified = headers.get(LAST_MODIFIED).cloned();
-        let mut kept = headers.clone();
-        keep_repeated(&mut kept);
-        kept.remove(CONTENT_LENGTH);
-        let generation = id(&read.key, etag, size, last_modified.as_ref());
+        let mut kept = repeated(headers);
+        // Not there if it was declared a matter of the connection.
+        let etag = kept.get(ETAG)?.clone();
+        let last_modified = kept.get(LAST_MODIFIED).cloned();
+        // An answer with a part replaces it.
+        kept.insert(CONTENT_LENGTH, HeaderValue::from(size));
+        let generation = id(&read.key, &etag, size, last_modified.as_ref());
         let is_of_whole = answer.status() == StatusCode::OK;
         let is_always_verified = has_directive(headers, "no-cache");
-        let etag = etag.clone();
         let headers = kept;
         let head = Head {
             generation,
@@ -110,10 +112,24 @@ impl Head {
     }
 }
 
-/// Leaves the headers that every answer repeats: neither of one answer nor of one connection.
-pub(crate) fn keep_repeated(headers: &mut HeaderMap) {
-    crate::hop::remove(headers);
-    OF_ONE_ANSWER.iter().for_each(|name| drop(headers.remove(name)));
+/// Returns the headers that every answer repeats: neither of one answer nor of one connection.
+///
+/// Their values are copied. As they came they are parts of a connection's buffer, all of which each of them would keep: 64 KiB for
+/// the headers of an object.
+pub(crate) fn repeated(headers: &HeaderMap) -> HeaderMap {
+    let mut kept = headers.clone();
+    crate::hop::remove(&mut kept);
+    OF_ONE_ANSWER.iter().for_each(|name| drop(kept.remove(name)));
+    let mut copied = BytesMut::with_capacity(kept.values().map(HeaderValue::len).sum());
+    kept.values().for_each(|value| copied.extend_from_slice(value.as_bytes()));
+    let mut copied = copied.freeze();
+    for value in kept.values_mut() {
+        // What is a value is one as a copy.
+        if let Ok(copy) = HeaderValue::from_maybe_shared(copied.split_to(value.len())) {
+            *value = copy;
+        }
+    }
+    kept
 }
 
 /// Returns whether an answer is for one client, or depends on headers of its request that are not looked at.
@@ -175,9 +191,29 @@ mod tests {
     }
 
     #[test]
+    fn what_is_kept_does_not_keep_the_buffer_that_it_came_in() {
+        let buffer = bytes::Bytes::from(b"\"tag\"Thu, 01 Jan 1970 00:00:00 GMT".to_vec());
+        let value = |range| HeaderValue::from_maybe_shared(buffer.slice(range)).unwrap();
+        let answer = whole().header("x-amz-meta-n", value(0..5)).header("last-modified", value(5..34));
+        let mut answer = answer.body(()).unwrap();
+        answer.headers_mut().insert(ETAG, value(0..5));
+        let request = Request::get("/b/k").body(()).unwrap().into_parts().0;
+        let read = Read::understand(&request, &Addressing::new(&[]).target("localhost", "/b/k")).unwrap();
+        let (head, _) = Head::of(&read, &answer).unwrap();
+        let absent = crate::absent::Answer::of(answer.headers(), None).unwrap();
+        drop(answer);
+        assert!(buffer.is_unique(), "something of the connection's buffer is kept");
+        for headers in [&head.headers, &absent.headers] {
+            assert_eq!((&headers[ETAG], &headers["x-amz-meta-n"]), (&value(0..5), &value(0..5)));
+            assert_eq!(headers[LAST_MODIFIED], value(5..34));
+        }
+        assert_eq!((head.etag, head.last_modified), (value(0..5), Some(value(5..34))));
+    }
+
+    #[test]
     fn what_can_be_kept_is() {
         let (of_whole, bytes) = head(whole().header("date", "d").header("connection", "close")).unwrap();
-        assert_eq!((bytes, of_whole.size, of_whole.headers.len()), (0..5, 5, 2));
+        assert_eq!((bytes, of_whole.size, of_whole.headers.len()), (0..5, 5, 3));
         let (of_part, bytes) = head(part("bytes 1-3/5")).unwrap();
         assert_eq!((bytes, of_part.size, of_part.is_of_whole), (1..4, 5, false));
         assert_eq!(of_part.generation, of_whole.generation);

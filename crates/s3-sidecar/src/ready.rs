@@ -94,8 +94,8 @@ pub(crate) fn answer(
             }
         }
     }
-    headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes.end - bytes.start));
     if is_part {
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes.end - bytes.start));
         let text = format!("bytes {}-{}/{}", bytes.start, bytes.end - 1, head.size);
         if let Ok(range) = HeaderValue::from_str(&text) {
             headers.insert(CONTENT_RANGE, range);
