@@ -48,6 +48,9 @@ impl FromStr for Endpoint {
     }
 }
 
+/// The default of [`SidecarConfig::headers_max`]: that of the library, which takes memory for each head where another is set.
+pub(crate) const HEADERS_MAX_DEFAULT: usize = 100;
+
 /// The configuration of a sidecar.
 #[derive(Clone, Debug)]
 pub struct SidecarConfig {
@@ -93,7 +96,7 @@ pub struct SidecarConfig {
     pub connections_max: usize,
     /// The largest head of a request or an answer in bytes, and the buffer for each direction of a connection.
     pub head_bytes_max: usize,
-    /// The largest number of headers.
+    /// The largest number of headers. With the default heads are parsed without memory from the heap.
     pub headers_max: usize,
     /// How long a client may take for the head of a request, and be idle between two.
     pub client_idle_max: Duration,
@@ -134,7 +137,7 @@ impl SidecarConfig {
             threads: 2,
             connections_max: 1024,
             head_bytes_max: 64 << 10,
-            headers_max: 128,
+            headers_max: HEADERS_MAX_DEFAULT,
             client_idle_max: Duration::from_secs(75),
             stall_max: Duration::from_secs(60),
             connect_timeout: Duration::from_secs(5),

@@ -11,6 +11,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 
+use crate::config::HEADERS_MAX_DEFAULT;
 use crate::service::answer;
 use crate::shared::Shared;
 use crate::stall::{Progress, Stall};
@@ -33,12 +34,15 @@ pub(crate) async fn serve(
             |request| async move { Ok::<_, Infallible>(answer(shared, upstream, peer, request).await) },
         );
     let socket = TokioIo::new(Stall::new(socket, config.stall_max));
-    let connection = http1::Builder::new()
+    let mut builder = http1::Builder::new();
+    if config.headers_max != HEADERS_MAX_DEFAULT {
+        builder.max_headers(config.headers_max);
+    }
+    let connection = builder
         .timer(TokioTimer::new())
         // Also the time for which a connection may be idle between two requests.
         .header_read_timeout(config.client_idle_max)
         .max_buf_size(config.head_bytes_max)
-        .max_headers(config.headers_max)
         .preserve_header_case(true)
         .serve_connection(socket, service);
     let mut connection = pin!(connection);

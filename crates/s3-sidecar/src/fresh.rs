@@ -93,7 +93,7 @@ impl Taken {
 }
 
 /// The conditions that are decided here.
-const CONDITIONS: [HeaderName; 4] = [IF_MATCH, IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE];
+static CONDITIONS: [HeaderName; 4] = [IF_MATCH, IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE];
 
 // What asks the endpoint is in futures of its own, so that those of hits, which are moved for each request, are short.
 impl Reader<'_> {
@@ -242,7 +242,7 @@ impl Reader<'_> {
         }
         let (mut request, read) = (request.clone(), Arc::clone(&self.read));
         // They are decided; what is left is asked for by its tag.
-        for name in CONDITIONS {
+        for name in &CONDITIONS {
             request.headers.remove(name);
         }
         let (head, segments) = (Arc::clone(&ready.head), ready.segments.take());

@@ -18,7 +18,7 @@ pub(crate) fn remove(headers: &mut HeaderMap) {
     for name in nominated {
         headers.remove(name);
     }
-    const ALL: [HeaderName; 7] =
+    static ALL: [HeaderName; 7] =
         [CONNECTION, KEEP_ALIVE, PROXY_CONNECTION, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE];
     // Most requests have none of them.
     if headers.keys().any(|name| ALL.contains(name)) {

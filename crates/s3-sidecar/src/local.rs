@@ -65,16 +65,16 @@ pub(crate) fn whole(head: &Head, origin: Origin<'_>, body: Body) -> Response<Bod
 }
 
 /// Headers of an answer without a body to a client that has the object.
-const OF_NOT_MODIFIED: [HeaderName; 6] =
+static OF_NOT_MODIFIED: [HeaderName; 6] =
     [CACHE_CONTROL, CONTENT_LOCATION, ETAG, EXPIRES, LAST_MODIFIED, VARY];
 
 /// Returns the answer that the client has the object as it is.
 pub(crate) fn not_modified(head: &Head, origin: Origin<'_>) -> Response<Body> {
     let mut response = Response::new(full(""));
     *response.status_mut() = StatusCode::NOT_MODIFIED;
-    for name in OF_NOT_MODIFIED {
-        if let Some(value) = head.headers.get(&name) {
-            response.headers_mut().insert(name, value.clone());
+    for name in &OF_NOT_MODIFIED {
+        if let Some(value) = head.headers.get(name) {
+            response.headers_mut().insert(name.clone(), value.clone());
         }
     }
     origin.state(response.headers_mut());

@@ -20,7 +20,7 @@ use crate::answer;
 use crate::auth::{self, Signer};
 use crate::body::Body;
 use crate::breaker::Breaker;
-use crate::config::SidecarConfig;
+use crate::config::{HEADERS_MAX_DEFAULT, SidecarConfig};
 use crate::lane::Lane;
 use crate::outcome::Outcome;
 use crate::upload::{Upload, keep_expectation};
@@ -103,13 +103,16 @@ impl Upstream {
         http.set_connect_timeout(Some(config.connect_timeout));
         let connector = hyper_rustls::HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
         let connector = connector.enable_http1().wrap_connector(http);
-        let client = legacy::Client::builder(TokioExecutor::new())
+        let mut builder = legacy::Client::builder(TokioExecutor::new());
+        if config.headers_max != HEADERS_MAX_DEFAULT {
+            builder.http1_max_headers(config.headers_max);
+        }
+        let client = builder
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_MAX)
             .pool_max_idle_per_host(config.connections_max.div_ceil(config.threads))
             .http1_preserve_header_case(true)
             .http1_max_buf_size(config.head_bytes_max)
-            .http1_max_headers(config.headers_max)
             .build(connector);
         let scheme = if config.upstream.has_tls { "https" } else { "http" };
         let authority = config.upstream.authority.clone();

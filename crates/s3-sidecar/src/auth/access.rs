@@ -60,7 +60,7 @@ impl Deletion {
 }
 
 /// Headers of a client's signature, which the endpoint does not get, and some by which it could take the request for another.
-const DROPPED: [HeaderName; 11] = [
+static DROPPED: [HeaderName; DROPPED_COUNT] = [
     HeaderName::from_static("authorization"),
     HeaderName::from_static("x-amz-date"),
     HeaderName::from_static("x-amz-security-token"),
@@ -73,6 +73,8 @@ const DROPPED: [HeaderName; 11] = [
     HeaderName::from_static("x-original-url"),
     HeaderName::from_static("x-rewrite-url"),
 ];
+
+const DROPPED_COUNT: usize = 11;
 
 /// How names of headers begin that gateways of one maker send each other, that belong to other dialects than S3's, or that state
 /// how the client has reached the sidecar.
@@ -90,6 +92,9 @@ const DROPPED_STARTS: [&str; 11] = [
     // Some endpoints take it for a dash.
     "x_",
 ];
+
+/// How names of S3's own headers begin; none of [`DROPPED_STARTS`] does.
+const OWN_START: &str = "x-amz-";
 
 impl Access {
     /// Returns the access of a mode; `Listener` needs keys.
@@ -166,9 +171,21 @@ fn is_preflight(head: &Parts) -> bool {
 fn drop_headers(head: &mut Parts) {
     let is_start =
         |text: &str| text.starts_with('x') && DROPPED_STARTS.iter().any(|start| text.starts_with(start));
-    let is_dropped = |name: &&HeaderName| DROPPED.contains(name) || is_start(name.as_str());
-    let dropped: Vec<HeaderName> = head.headers.keys().filter(is_dropped).cloned().collect();
-    for name in dropped {
+    // Most requests have one or two of those, and few headers at all: a lookup of each name would take longer.
+    let mut has = [false; DROPPED_COUNT];
+    let mut others: Vec<HeaderName> = Vec::new();
+    for name in head.headers.keys() {
+        match DROPPED.iter().position(|dropped| dropped == name) {
+            Some(at) => has[at] = true,
+            None if name.as_str().starts_with(OWN_START) => {}
+            None if is_start(name.as_str()) => others.push(name.clone()),
+            None => {}
+        }
+    }
+    for (name, _) in DROPPED.iter().zip(has).filter(|(_, has)| *has) {
+        head.headers.remove(name);
+    }
+    for name in others {
         head.headers.remove(name);
     }
     head.headers.insert(HOST, HeaderValue::from_static("localhost"));

@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 pub(crate) const EMPTY_SHA256: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
 const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+const LOWER_DIGITS: &[u8; 16] = b"0123456789abcdef";
 
 /// Which bytes stand for themselves in an encoded text.
 const UNRESERVED: [bool; 256] = {
@@ -83,7 +84,8 @@ pub(crate) fn push_header(into: &mut Vec<u8>, headers: &HeaderMap, name: &str) -
     into.extend_from_slice(name.as_bytes());
     into.push(b':');
     let mut count = 0;
-    for value in headers.get_all(name) {
+    // Names of headers are in lower case there. Looking one up by a text takes longer than comparing it with the few that come.
+    for (_, value) in headers.iter().filter(|(own, _)| own.as_str() == name) {
         if count > 0 {
             into.push(b',');
         }
@@ -112,9 +114,11 @@ pub(crate) fn must_be_signed(name: &HeaderName) -> bool {
 
 /// Appends bytes in hexadecimal digits.
 pub(crate) fn push_hex(into: &mut Vec<u8>, bytes: &[u8]) {
-    let digit = |half: u8| DIGITS[usize::from(half)].to_ascii_lowercase();
-    into.reserve(2 * bytes.len());
-    bytes.iter().for_each(|byte| into.extend_from_slice(&[digit(byte >> 4), digit(byte & 15)]));
+    let begin = into.len();
+    into.resize(begin + 2 * bytes.len(), 0);
+    for (pair, byte) in into[begin..].as_chunks_mut().0.iter_mut().zip(bytes) {
+        *pair = [LOWER_DIGITS[usize::from(byte >> 4)], LOWER_DIGITS[usize::from(byte & 15)]];
+    }
 }
 
 /// What each byte is as a lower-case hexadecimal digit; above 15 where it is none.
@@ -122,7 +126,7 @@ const HALVES: [u8; 256] = {
     let mut table = [u8::MAX; 256];
     let mut half = 0;
     while half < 16 {
-        table[DIGITS[half].to_ascii_lowercase() as usize] = half as u8;
+        table[LOWER_DIGITS[half] as usize] = half as u8;
         half += 1;
     }
     table
@@ -132,7 +136,7 @@ const HALVES: [u8; 256] = {
 pub(crate) fn parse_hex(text: &[u8]) -> Option<[u8; 32]> {
     let text: &[u8; 64] = text.try_into().ok()?;
     let (mut bytes, mut all) = ([0; 32], 0);
-    for (byte, pair) in bytes.iter_mut().zip(text.chunks_exact(2)) {
+    for (byte, pair) in bytes.iter_mut().zip(text.as_chunks::<2>().0) {
         let (high, low) = (HALVES[usize::from(pair[0])], HALVES[usize::from(pair[1])]);
         *byte = high << 4 | low;
         all |= high | low;
