@@ -1,10 +1,12 @@
-//! Takes what streams by into the cache: whole buckets, in runs that are worth the effort.
+//! Takes what streams by into the cache: whole buckets, in runs that are worth the effort, each in a task of its own, so that the
+//! client has the bytes before.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use blocker::{BUCKET_BYTES, Segment, Segments};
 use bytes::Bytes;
+use tokio::task::JoinHandle;
 
 use crate::fills::{Fill, Fills};
 use crate::generation::Head;
@@ -17,7 +19,10 @@ const RUN_BYTES: usize = 64 << 10;
 pub(crate) struct Filling {
     pieces: Arc<Pieces>,
     head: Arc<Head>,
-    fill: Fill,
+    /// The run that is being taken has it too, so that readers wait for what is left of a body that has ended.
+    fill: Arc<Fill>,
+    /// The run that is being taken; one at a time.
+    taking: Option<JoinHandle<()>>,
     /// Where the next byte that comes lies in the object, and where the body ends.
     left: Range<u64>,
     /// Bytes that have come and are not in the cache yet; they end at `left.start`.
@@ -32,9 +37,9 @@ impl Filling {
         head: &Arc<Head>,
         bytes: Range<u64>,
     ) -> Self {
-        let fill = fills.begin(head.generation, kept(&bytes, head.size));
+        let fill = Arc::new(fills.begin(head.generation, kept(&bytes, head.size)));
         let (pieces, head) = (Arc::clone(pieces), Arc::clone(head));
-        Self { pieces, head, fill, left: bytes, waiting: Segments::new() }
+        Self { pieces, head, fill, taking: None, left: bytes, waiting: Segments::new() }
     }
 
     /// Takes the next bytes.
@@ -68,8 +73,15 @@ impl Filling {
         };
         let whole = self.waiting.slice(0..len);
         self.waiting = self.waiting.slice(len..self.waiting.len_bytes());
-        self.pieces.fill(&self.head, begin, &whole).await;
-        self.fill.advance(begin + len as u64);
+        if let Some(taking) = self.taking.take() {
+            // One that has panicked has left its bytes out.
+            let _ = taking.await;
+        }
+        let (pieces, head, fill) = (Arc::clone(&self.pieces), Arc::clone(&self.head), Arc::clone(&self.fill));
+        self.taking = Some(tokio::spawn(async move {
+            pieces.fill(&head, begin, &whole).await;
+            fill.advance(begin + len as u64);
+        }));
     }
 }
 

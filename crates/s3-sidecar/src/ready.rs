@@ -11,7 +11,7 @@ use crate::body::Body;
 use crate::conditions::wanted;
 use crate::generation::Head;
 use crate::read::Read;
-use crate::serving::{WHOLE_BYTES_MAX, from_cache};
+use crate::serving::{WHOLE_BYTES_MAX, Whereabouts, from_cache, here_or_coming};
 use crate::shared::Shared;
 
 /// An object whose head is known, with the beginning of the bytes that a read asks for.
@@ -38,21 +38,25 @@ pub(crate) async fn ready(
     if bytes.is_empty() {
         return Some(Ready { head, bytes, is_part, segments: None });
     }
-    let mut segments = from_cache(&shared.pieces, &head, bytes.clone()).await;
-    let len = bytes.end - bytes.start;
-    if let Some(segments) = &mut segments
-        && len <= WHOLE_BYTES_MAX
-    {
-        while (segments.len_bytes() as u64) < len {
-            let rest = bytes.start + segments.len_bytes() as u64..bytes.end;
-            segments.append(from_cache(&shared.pieces, &head, rest).await?);
+    let mut segments = None;
+    match here_or_coming(shared, &head, bytes.clone()).await {
+        Whereabouts::Here(first) => {
+            let whole = bytes.end - bytes.start;
+            let segments = segments.insert(first);
+            while (segments.len_bytes() as u64) < whole && whole <= WHOLE_BYTES_MAX {
+                let rest = bytes.start + segments.len_bytes() as u64..bytes.end;
+                match here_or_coming(shared, &head, rest).await {
+                    Whereabouts::Here(next) => segments.append(next),
+                    // All of it is waited for before the answer begins.
+                    Whereabouts::Coming(_) => break,
+                    Whereabouts::Missing => return None,
+                }
+            }
+            shared.counts.bytes_from_memory.add(segments.len_bytes() as u64);
+            shared.pieces.lend(segments);
         }
-    }
-    if let Some(segments) = &segments {
-        shared.counts.bytes_from_memory.add(segments.len_bytes() as u64);
-        shared.pieces.lend(segments);
-    } else {
-        shared.fills.find(&head.generation, bytes.start)?;
+        Whereabouts::Coming(_) => (),
+        Whereabouts::Missing => return None,
     }
     Some(Ready { head, bytes, is_part, segments })
 }

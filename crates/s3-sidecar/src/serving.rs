@@ -16,6 +16,7 @@ use tokio::time::timeout;
 use crate::body::{Body, BodyError, Data, streamed};
 use crate::conditions::ask_for_rest;
 use crate::filling::Filling;
+use crate::fills::Coming;
 use crate::generation::Head;
 use crate::lane::Lane;
 use crate::pieces::Pieces;
@@ -114,19 +115,22 @@ impl Serving {
             }
             let at = self.left.start;
             let here = at..self.left.end.min(at.saturating_add(len_max));
-            if let Some(segments) = from_cache(&self.shared.pieces, &self.head, here).await {
-                self.left.start += segments.len_bytes() as u64;
-                self.shared.counts.bytes_from_memory.add(segments.len_bytes() as u64);
-                self.shared.pieces.lend(&segments);
-                return Ok(Some(Data::from(segments)));
-            }
-            if !has_waited && let Some(coming) = self.shared.fills.find(&self.head.generation, at) {
-                has_waited = true;
-                if let Some(position) = coming.wait(at, self.shared.config.share_wait_max).await {
-                    self.shared.counts.shared.increment();
-                    len_max = position - at;
-                    continue;
+            match here_or_coming(&self.shared, &self.head, here).await {
+                Whereabouts::Here(segments) => {
+                    self.left.start += segments.len_bytes() as u64;
+                    self.shared.counts.bytes_from_memory.add(segments.len_bytes() as u64);
+                    self.shared.pieces.lend(&segments);
+                    return Ok(Some(Data::from(segments)));
                 }
+                Whereabouts::Coming(coming) if !has_waited => {
+                    has_waited = true;
+                    if let Some(position) = coming.wait(at, self.shared.config.share_wait_max).await {
+                        self.shared.counts.shared.increment();
+                        len_max = position - at;
+                        continue;
+                    }
+                }
+                Whereabouts::Coming(_) | Whereabouts::Missing => (),
             }
             self.rest = Some(self.ask().await?);
         }
@@ -179,6 +183,28 @@ pub(crate) async fn from_cache(pieces: &Pieces, head: &Head, bytes: Range<u64>) 
     // Something of it is missing, perhaps only at the end.
     let bucket = BUCKET_BYTES - at % BUCKET_BYTES;
     if len.min(step) <= bucket { None } else { pieces.read(head, at, bucket).await }
+}
+
+/// Where the beginning of bytes of an object is.
+pub(crate) enum Whereabouts {
+    /// In the cache: these.
+    Here(Segments),
+    /// In a stream that is about to bring it.
+    Coming(Coming),
+    /// Neither.
+    Missing,
+}
+
+/// Returns where the beginning of these bytes of an object is.
+pub(crate) async fn here_or_coming(shared: &Shared, head: &Head, bytes: Range<u64>) -> Whereabouts {
+    if let Some(segments) = from_cache(&shared.pieces, head, bytes.clone()).await {
+        return Whereabouts::Here(segments);
+    }
+    if let Some(coming) = shared.fills.find(&head.generation, bytes.start) {
+        return Whereabouts::Coming(coming);
+    }
+    // A stream may have brought it and ended in between.
+    from_cache(&shared.pieces, head, bytes).await.map_or(Whereabouts::Missing, Whereabouts::Here)
 }
 
 /// What the endpoint sends of a known object.

@@ -5,7 +5,7 @@ mod support;
 use std::sync::Mutex;
 use std::thread;
 
-use s3_sidecar::Sidecar;
+use s3_sidecar::{Fresh, Sidecar};
 use support::{Act, Answer, Client, Endpoint, Gate, Seen, ask, object, pattern, request};
 
 const SIZE: usize = 9_000_123;
@@ -450,6 +450,25 @@ fn readers_of_a_cold_object_share_one_body() {
     let bodies = endpoint.take_seen().iter().filter(|seen| seen.header("if-none-match").is_none()).count();
     assert_eq!((bodies, sidecar.counts().bytes_from_upstream.get()), (1, SIZE as u64));
     assert!(sidecar.counts().shared.get() > 0);
+}
+
+/// The last bytes of a body may be on their way into the cache when the client has them.
+#[test]
+fn what_one_client_has_just_read_is_not_asked_for_again() {
+    let endpoint = Endpoint::start();
+    let sidecar = endpoint.fresh_sidecar(Fresh::Immutable, |config| config.threads = 2);
+    let mut clients = [0; 4].map(|_| Client::of(&sidecar));
+    for number in 0..240_usize {
+        // One run and less, several, and more than is kept back until all of it is there.
+        let size = [100, 70_000, 131_072, 300_000][number % 4];
+        let body = pattern(size, number as u8);
+        endpoint.put(&format!("/bucket/{number}"), object("a", body.clone()));
+        for client in &mut clients {
+            assert!(client.ask(&format!("GET /bucket/{number}"), &[]).body == body, "{number}");
+        }
+        let seen = endpoint.take_seen();
+        assert_eq!(seen.len(), 1, "{number}: {seen:?}");
+    }
 }
 
 #[test]
