@@ -472,6 +472,38 @@ fn what_one_client_has_just_read_is_not_asked_for_again() {
 }
 
 #[test]
+fn a_short_object_of_which_the_end_is_on_its_way_is_waited_for() {
+    const HERE: usize = 66_000;
+    let endpoint = Endpoint::start();
+    let sidecar = endpoint.fresh_sidecar(Fresh::Immutable, |config| config.threads = 1);
+    let body = pattern(131_072, 1);
+    endpoint.put("/bucket/short", object("a", body.clone()));
+    endpoint.put("/bucket/other", object("b", "other"));
+    assert_eq!(ask(&sidecar, "GET /bucket/other", &[]).body, b"other");
+    endpoint.take_seen();
+    let gate = Gate::new();
+    let held = gate.clone();
+    endpoint.on_request(move |_| Act::PauseAt(HERE, held.clone()));
+    let [mut first, mut second, mut third] = [0; 3].map(|_| Client::of(&sidecar));
+    // Every connection is served once before.
+    for client in [&mut second, &mut third] {
+        assert_eq!(client.ask("GET /bucket/other", &[]).body, b"other");
+    }
+    first.send(request("GET /bucket/short", &[]));
+    let head = first.head().unwrap();
+    let begin = first.bytes(HERE);
+    second.send(request("GET /bucket/short", &[]));
+    // The only thread looks at the second client's request before the third one's.
+    assert_eq!(third.ask("GET /bucket/other", &[]).body, b"other");
+    gate.open();
+    let rest = first.bytes(body.len() - HERE);
+    assert!(head.status == 200 && [begin, rest].concat() == body);
+    assert!(second.answer().body == body);
+    let seen = endpoint.take_seen();
+    assert_eq!(seen.len(), 1, "{seen:?}");
+}
+
+#[test]
 fn a_reader_whose_leader_leaves_goes_on_by_itself() {
     let (endpoint, sidecar) = with_object();
     let gate = Gate::new();
