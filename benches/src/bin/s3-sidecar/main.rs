@@ -9,7 +9,7 @@
 //! hits must be the number of requests. The servers take turns in each round; the median of the rounds counts.
 //!
 //! CPU time is of the processes named, user and system: radosgw's is its own and the OSD's; the endpoint's share of a hit that asks it is a
-//! figure of its own. `cold` reads each object once through `cached` and once from the endpoint, in turns, one at a time.
+//! figure of its own. `cold` reads each object once from the endpoint, through nginx and through `cached`, in turns, one at a time.
 
 mod client;
 mod data;
@@ -299,13 +299,14 @@ impl Servers {
         value.with_context(|| format!("no {name} in {text}"))
     }
 
-    /// Reads objects that were never read, one at a time, from the endpoint and through the sidecar in turns.
+    /// Reads objects that were never read, one at a time, from the endpoint, through nginx and through the sidecar in turns.
     fn measure_cold(&self, objects: &Objects) -> Result<()> {
-        let servers = [&self.endpoint, &self.cached];
-        let mut connections = [Connection::open(servers[0].address)?, Connection::open(servers[1].address)?];
-        let mut times: [Vec<f64>; 2] = Default::default();
+        let servers = [&self.endpoint, &self.nginx, &self.cached];
+        let connections = servers.map(|server| Connection::open(server.address));
+        let mut connections = connections.into_iter().collect::<Result<Vec<_>>>()?;
+        let mut times: [Vec<f64>; 3] = Default::default();
         for number in 0..objects.count {
-            for turn in [number % 2, (number + 1) % 2] {
+            for turn in [0, 1, 2].map(|turn| (number + turn) % 3) {
                 let get = get(self.keys_of(servers[turn]), objects, number, None);
                 let begun = Instant::now();
                 connections[turn].get(&get, None)?;
@@ -313,12 +314,14 @@ impl Servers {
             }
         }
         let spread = |times: &[f64]| Spread::of(times.iter().copied()).context("no objects");
-        let [direct, through] = [spread(&times[0])?.median, spread(&times[1])?.median];
+        let [direct, nginx, through] =
+            [spread(&times[0])?.median, spread(&times[1])?.median, spread(&times[2])?.median];
         let name = format!("cold, {} KiB", objects.bytes >> 10);
-        for (server, median) in [(&self.endpoint, direct), (&self.cached, through)] {
+        for (server, median) in servers.iter().zip([direct, nginx, through]) {
             println!("{}", Figure::new(format!("{name}: {}, median", server.name), median, "us"));
         }
         judged(&name, "latency, cached / the endpoint", through / direct, Some(Bar::Most(1.1)));
+        judged(&name, "latency, nginx / the endpoint", nginx / direct, None);
         Ok(())
     }
 }
