@@ -63,7 +63,7 @@ impl User {
             (Kind::Radosgw, "") => name.clone(),
             (Kind::Radosgw, tenant) => format!("{tenant}${name}"),
         };
-        Self { secret_key: format!("secret-of-{name}"), access_key, id, name, tenant }
+        Self { secret_key: format!("the-secret-of-{name}"), access_key, id, name, tenant }
     }
 }
 
