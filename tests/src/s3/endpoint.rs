@@ -83,9 +83,12 @@ enum Process {
 
 const ROOT: [&str; 2] = ["root-of-versitygw", "secret-of-root"];
 
-/// What s3-tests expect of radosgw's configuration: lifecycles by the second, and keys for encryption.
+/// What s3-tests expect of radosgw's configuration: lifecycles by the second, and keys for encryption. What they delete is removed
+/// within seconds: by default it would stay for two hours, and five passes fill the cluster's memory.
 const RADOSGW: &str = "[client.rgw]
 rgw_lc_debug_interval = 10
+rgw_gc_obj_min_wait = 5
+rgw_gc_processor_period = 10
 rgw_crypt_require_ssl = false
 rgw_crypt_s3_kms_backend = testing
 rgw_crypt_s3_kms_encryption_keys = testkey-1=YmluCmJvb3N0CmJvb3N0LWJ1aWxkCmNlcGguY29uZgo= \
