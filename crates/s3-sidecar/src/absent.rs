@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use hyper::header::HeaderName;
 use hyper::{HeaderMap, Method};
 
 use crate::changes::Moment;
@@ -13,6 +14,10 @@ use crate::target::ObjectKey;
 
 /// The longest answer that is kept, in bytes.
 pub(crate) const BODY_BYTES_MAX: usize = 8 << 10;
+
+/// What names the request that was answered: the document repeats it, and clients expect the same in both.
+const REQUEST_IDS: [HeaderName; 2] =
+    [HeaderName::from_static("x-amz-request-id"), HeaderName::from_static("x-amz-id-2")];
 
 /// What the endpoint has answered to a read of an object that is not there.
 #[derive(Clone, Debug)]
@@ -36,9 +41,14 @@ impl Answer {
         if is_never_stored(headers) || is_kept_apart(headers) {
             return None;
         }
-        let mut headers = headers.clone();
-        crate::generation::keep_repeated(&mut headers);
-        Some(Answer { headers, body })
+        let mut repeated = headers.clone();
+        crate::generation::keep_repeated(&mut repeated);
+        for name in REQUEST_IDS {
+            if let Some(id) = headers.get(&name) {
+                repeated.insert(name, id.clone());
+            }
+        }
+        Some(Answer { headers: repeated, body })
     }
 
     /// Returns whether it answers a request with this method.
