@@ -3,15 +3,16 @@
 //!
 //! The suite is no package of any registry: `CACHED_S3_TESTS` names a directory with it, at the snapshot that the list is about.
 //! `CACHED_S3_TESTS_ONLY` takes the tests whose names contain its value, `CACHED_S3_TESTS_SLICES` (3) is how many run
-//! side by side, and `CACHED_S3_TESTS_REPORT` names a directory for a file of all outcomes.
+//! side by side, `CACHED_S3_TESTS_MODE` takes one way of authentication (`gateway`, `listener`), and `CACHED_S3_TESTS_REPORT` names
+//! a directory for a file of all outcomes.
 
 use cached_tests::outside::announce_skip;
 use cached_tests::python;
 use cached_tests::s3::compare::{Comparison, expected};
-use cached_tests::s3::endpoint::{Endpoint, Kind};
-use cached_tests::s3::judge::{Judge, Outcomes, Pass};
+use cached_tests::s3::endpoint::{Endpoint, Kind, User};
+use cached_tests::s3::judge::{Judge, Outcomes, Pass, ROLES};
+use cached_tests::s3::mode::Mode;
 use cached_tests::s3::sidecar::Sidecar;
-use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -20,6 +21,9 @@ use std::sync::OnceLock;
 const ATTEMPTS_ALONE: usize = 2;
 /// The least share of what passes at the endpoint that must pass through the sidecar, whatever is listed.
 const RATIO_MIN: f64 = 0.99;
+/// How long what is known is fresh where the sidecar decides: longer than the tests read it, so that a change through the sidecar
+/// that does not end it makes a test fail.
+const FRESH: &str = "fresh_secs = 3600\nnegative_secs = 3600\n";
 
 /// The folder of Python's programs.
 static PROGRAMS: OnceLock<PathBuf> = OnceLock::new();
@@ -62,104 +66,147 @@ fn compare(kind: Kind, test: &str) {
         return;
     };
     judge.prepare(&endpoint);
-    let sidecar = Sidecar::before(endpoint.url(), "");
-    let run = |url: &str, buckets: &str, reads, names: &[String]| {
-        let outcomes = judge.run(kind, &Pass { url, buckets, reads, names });
-        // Some tests end some releases of endpoints; expected.toml is to list them as skipped.
-        assert!(endpoint.is_up(), "{} has ended", kind.name());
-        outcomes
-    };
-    let direct = run(endpoint.url(), "d-", 1, &[]);
-    report(kind, "direct", &direct);
+    let direct =
+        run(&judge, &endpoint, &Pass { urls: &[endpoint.url()], buckets: "d-", reads: 1, names: &[] });
+    report(&format!("{} direct", kind.name()), &direct);
     let mut problems = String::new();
-    // The second pass uses the names of the first again, and reads each object twice.
-    for (name, reads) in [("cold", 1), ("warm", 2)] {
-        let hits = sidecar.requests("hit");
-        let through = run(&sidecar.url, "c-", reads, &[]);
-        report(kind, name, &through);
-        println!("{} {name}: {} hits", kind.name(), sidecar.requests("hit") - hits);
-        let compared = Comparison::of(&direct, &through);
-        let again = |lost: &BTreeSet<&str>, number: usize| {
-            let names: Vec<String> = lost.iter().map(|&test| test.to_owned()).collect();
-            let alone = Judge { slices: 1, ..judge.clone() };
-            let of = |url: &str, buckets: &str| alone.run(kind, &Pass { url, buckets, reads, names: &names });
-            (of(endpoint.url(), &format!("d{number}-")), of(&sidecar.url, &format!("c{number}-")))
-        };
-        judge_pass(kind, name, &compared, &through, again, &mut problems);
+    let wanted = std::env::var("CACHED_S3_TESTS_MODE").ok();
+    for mode in Mode::ALL.into_iter().filter(|mode| wanted.as_deref().is_none_or(|name| name == mode.name()))
+    {
+        Compared { judge: &judge, endpoint: &endpoint, mode, direct: &direct }.judge(&mut problems);
     }
-    // Clients that break their requests off are among them: one test does.
-    println!("{}: {} requests failed in the sidecar", kind.name(), sidecar.requests("failed"));
     assert!(problems.is_empty(), "\n{problems}");
 }
 
-/// Prints how a pass compares, and adds what is wrong with it.
-fn judge_pass(
-    kind: Kind,
-    name: &str,
-    compared: &Comparison<'_>,
-    through: &Outcomes,
-    again: impl Fn(&BTreeSet<&str>, usize) -> (Outcomes, Outcomes),
-    problems: &mut String,
-) {
-    let expected = expected();
-    let is_whole = std::env::var_os("CACHED_S3_TESTS_ONLY").is_none();
-    let why = |test: &str| through.get(test).map_or("it has not run", |outcome| outcome.why.as_str());
-    println!(
-        "{} {name}: {} pass at the endpoint, {} of them not through the sidecar, ratio {:.4}; {} only through it: {:?}",
-        kind.name(),
-        compared.at_endpoint,
-        compared.lost.len(),
-        compared.ratio(),
-        compared.gained.len(),
-        compared.gained
-    );
-    for test in &compared.lost {
-        println!("  {test}: {}", why(test));
+/// Runs the suite, or some tests of it, once.
+fn run(judge: &Judge, endpoint: &Endpoint, pass: &Pass<'_>) -> Outcomes {
+    let outcomes = judge.run(endpoint.kind(), pass);
+    // Some tests end some releases of endpoints; expected.toml is to list them as skipped.
+    assert!(endpoint.is_up(), "{} has ended", endpoint.kind().name());
+    outcomes
+}
+
+/// Starts sidecars before an endpoint: one for all slices where clients sign for the endpoint, and one for each slice where it signs
+/// as one of the slice's users, the main one.
+fn sidecars(endpoint: &Endpoint, mode: Mode, slices: usize) -> Vec<Sidecar> {
+    let of_slice = |number| {
+        let users = ROLES.map(|role| User::new(endpoint.kind(), role, number));
+        Sidecar::with_keys(endpoint.url(), &users, &users[0], FRESH)
+    };
+    match mode {
+        Mode::Gateway => vec![Sidecar::before(endpoint.url(), "")],
+        Mode::Listener => (0..slices).map(of_slice).collect(),
     }
-    let mut lost = compared.lost.clone();
-    for number in 0..ATTEMPTS_ALONE {
-        let unlisted = lost.iter().copied().filter(|test| !expected.differing(kind).contains(test)).collect();
-        if BTreeSet::is_empty(&unlisted) {
-            break;
+}
+
+/// An endpoint with a way of authentication before it, and what became of the tests at the endpoint itself.
+struct Compared<'a> {
+    judge: &'a Judge,
+    endpoint: &'a Endpoint,
+    mode: Mode,
+    direct: &'a Outcomes,
+}
+
+impl Compared<'_> {
+    fn judge(&self, problems: &mut String) {
+        let sidecars = sidecars(self.endpoint, self.mode, self.judge.slices);
+        let urls: Vec<&str> = sidecars.iter().map(|sidecar| sidecar.url.as_str()).collect();
+        let requests = |result: &str| sidecars.iter().map(|sidecar| sidecar.requests(result)).sum::<u64>();
+        let from_memory = || ["hit", "revalidated", "absent"].into_iter().map(requests).sum::<u64>();
+        // The second pass uses the names of the first again, and reads each object twice.
+        for (name, reads) in [("cold", 1), ("warm", 2)] {
+            let (title, before) = (format!("{} {name}", self.title()), from_memory());
+            let buckets = format!("{}-", self.mode.letter());
+            let pass = Pass { urls: &urls, buckets: &buckets, reads, names: &[] };
+            let through = run(self.judge, self.endpoint, &pass);
+            report(&title, &through);
+            println!("{title}: {} from memory", from_memory() - before);
+            self.judge_pass(&title, &through, &Pass { buckets: "", ..pass }, problems);
         }
-        let (direct, through) = again(&unlisted, number);
-        let passes = |outcomes: &Outcomes, test: &str| outcomes.get(test).is_some_and(|it| it.has_passed());
-        for test in unlisted {
-            let [at_endpoint, at_sidecar] = [passes(&direct, test), passes(&through, test)];
-            println!("  {test}, once more: at the endpoint {at_endpoint}, through the sidecar {at_sidecar}");
-            if at_endpoint == at_sidecar {
-                lost.remove(test);
+        // Clients that break their requests off are among them: one test does.
+        println!("{}: {} requests failed in the sidecar", self.title(), requests("failed"));
+    }
+
+    fn title(&self) -> String {
+        format!("{} {}", self.endpoint.kind().name(), self.mode.name())
+    }
+
+    /// Prints how a pass compares, and adds what is wrong with it.
+    fn judge_pass(&self, title: &str, through: &Outcomes, pass: &Pass<'_>, problems: &mut String) {
+        let (kind, compared) = (self.endpoint.kind(), Comparison::of(self.direct, through));
+        let expected = expected();
+        let listed = expected.differing(kind, self.mode);
+        let is_whole = std::env::var_os("CACHED_S3_TESTS_ONLY").is_none();
+        let why = |test: &str| through.get(test).map_or("it has not run", |outcome| outcome.why.as_str());
+        println!(
+            "{title}: {} pass at the endpoint, {} of them not through the sidecar, ratio {:.4}; {} only through it: {:?}",
+            compared.at_endpoint,
+            compared.lost.len(),
+            compared.ratio(),
+            compared.gained.len(),
+            compared.gained
+        );
+        for test in &compared.lost {
+            println!("  {}{test}: {}", if listed.contains(test) { "(listed) " } else { "" }, why(test));
+        }
+        let mut lost = compared.lost.clone();
+        for number in 0..ATTEMPTS_ALONE {
+            let unlisted: Vec<String> = lost.difference(&listed).map(|&test| test.to_owned()).collect();
+            if unlisted.is_empty() {
+                break;
+            }
+            let (direct, through) = self.alone(&unlisted, number, pass);
+            let passes =
+                |outcomes: &Outcomes, test: &str| outcomes.get(test).is_some_and(|it| it.has_passed());
+            for test in &unlisted {
+                let [at_endpoint, at_sidecar] = [passes(&direct, test), passes(&through, test)];
+                println!(
+                    "  {test}, once more: at the endpoint {at_endpoint}, through the sidecar {at_sidecar}"
+                );
+                if at_endpoint == at_sidecar {
+                    lost.remove(test.as_str());
+                }
             }
         }
+        for test in lost.difference(&listed) {
+            let _ = writeln!(problems, "{title}: {test} passes at the endpoint only: {}", why(test));
+        }
+        for test in expected.always_differing(kind, self.mode).into_iter().filter(|_| is_whole) {
+            let problem = match self.direct.get(test) {
+                None => "is no test",
+                Some(direct) if direct.has_passed() && !lost.contains(test) => "passes",
+                Some(_) => continue,
+            };
+            let _ = writeln!(problems, "{title}: {test} {problem}, and expected.toml lists it");
+        }
+        // With keys of its own the sidecar makes all users one: what that changes is listed.
+        let is_short = self.mode == Mode::Gateway && compared.ratio() < RATIO_MIN;
+        if compared.at_endpoint == 0 || is_short {
+            let _ = writeln!(problems, "{title}: ratio {:.4}, {RATIO_MIN} is the least", compared.ratio());
+        }
     }
-    let listed = expected.differing(kind);
-    for test in lost.difference(&listed) {
-        let _ =
-            writeln!(problems, "{} {name}: {test} passes at the endpoint only: {}", kind.name(), why(test));
-    }
-    for test in expected.always_differing(kind).difference(&lost).filter(|_| is_whole) {
-        let _ = writeln!(problems, "{} {name}: {test} passes, and expected.toml lists it", kind.name());
-    }
-    if compared.at_endpoint == 0 || compared.ratio() < RATIO_MIN {
-        let _ = writeln!(
-            problems,
-            "{} {name}: ratio {:.4}, {RATIO_MIN} is the least",
-            kind.name(),
-            compared.ratio()
-        );
+
+    /// Runs tests again, one after the other: at the endpoint, and through the sidecar.
+    fn alone(&self, names: &[String], number: usize, pass: &Pass<'_>) -> (Outcomes, Outcomes) {
+        let alone = Judge { slices: 1, ..self.judge.clone() };
+        let of = |urls: &[&str], letter: char| {
+            let buckets = format!("{letter}{number}-");
+            run(&alone, self.endpoint, &Pass { urls, buckets: &buckets, names, ..*pass })
+        };
+        (of(&[self.endpoint.url()], 'd'), of(pass.urls, self.mode.letter()))
     }
 }
 
 /// Prints how many tests have which outcome, and writes all of them where that is wanted.
-fn report(kind: Kind, name: &str, outcomes: &Outcomes) {
+fn report(title: &str, outcomes: &Outcomes) {
     let count = |wanted: &str| outcomes.values().filter(|each| each.outcome == wanted).count();
     let [passed, failed, error, skipped] = ["passed", "failed", "error", "skipped"].map(count);
-    let kind = kind.name();
-    println!("{kind} {name}: {passed} passed, {failed} failed, {error} errors, {skipped} skipped");
+    println!("{title}: {passed} passed, {failed} failed, {error} errors, {skipped} skipped");
     let Some(dir) = std::env::var_os("CACHED_S3_TESTS_REPORT") else { return };
     let mut text = String::new();
     for each in outcomes.values() {
         let _ = writeln!(text, "{}\t{}\t{}\t{:?}", each.test, each.outcome, each.seconds, each.why);
     }
-    std::fs::write(PathBuf::from(dir).join(format!("{kind}-{name}.tsv")), text).expect("a report");
+    std::fs::write(PathBuf::from(dir).join(format!("{}.tsv", title.replace(' ', "-"))), text)
+        .expect("a report");
 }

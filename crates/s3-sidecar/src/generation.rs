@@ -195,6 +195,7 @@ mod tests {
         let buffer = bytes::Bytes::from(b"\"tag\"Thu, 01 Jan 1970 00:00:00 GMT".to_vec());
         let value = |range| HeaderValue::from_maybe_shared(buffer.slice(range)).unwrap();
         let answer = whole().header("x-amz-meta-n", value(0..5)).header("last-modified", value(5..34));
+        let answer = answer.header("x-amz-request-id", value(5..8)).header("x-amz-id-2", value(5..8));
         let mut answer = answer.body(()).unwrap();
         answer.headers_mut().insert(ETAG, value(0..5));
         let request = Request::get("/b/k").body(()).unwrap().into_parts().0;

@@ -288,6 +288,8 @@ fn objects_that_are_not_there_are_remembered() {
     for _ in 0..3 {
         let answer = ask(&sidecar, "GET /bkt/none", &[]);
         assert_eq!((answer.status, &answer.body[..]), (404, &b"<Code>NoSuchKey</Code>"[..]));
+        // The document names the request that was answered, and so do the headers.
+        assert_eq!(answer.header("x-amz-request-id"), Some("r"));
         assert_eq!(ask(&sidecar, "HEAD /bkt/none", &[]).status, 404);
     }
     assert_eq!((endpoint.take_seen().len(), sidecar.counts().absent.get()), (1, 5));

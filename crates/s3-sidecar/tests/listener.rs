@@ -289,11 +289,18 @@ fn rights_are_those_of_the_file() {
     assert_eq!(anonymous("GET /public/k"), 403);
     assert_eq!(anonymous("GET /public/www/k?response-content-type=text/html"), 403);
     assert_eq!(anonymous("PUT /public/www/k"), 403);
-    // What a browser asks first goes on without any signature.
+    // What a browser asks first goes on without any signature; a presigned URL's is that of the request that is to come.
     guarded.endpoint.take_seen();
-    let headers = [("origin", "https://example.com"), ("access-control-request-method", "GET")];
-    assert_eq!(guarded.send(request("OPTIONS /data/k", &headers)).status, 200);
-    assert_eq!(guarded.endpoint.take_seen()[0].header("authorization"), None);
+    let presigned = "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=nobody%2F20130524%2Fus-east-1%2Fs3%2Faws4_request\
+                     &X-Amz-Date=20130524T000000Z&X-Amz-Expires=600&X-Amz-SignedHeaders=host&x-amz-acl=private&X-Amz-Signature=00";
+    let headers = [("origin", "https://example.com"), ("access-control-request-method", "PUT")];
+    for (query, headers) in [("", &headers[..]), (presigned, &headers[..]), (presigned, &[])] {
+        assert_eq!(guarded.send(request(&format!("OPTIONS /data/k?{query}"), headers)).status, 200);
+        let seen = guarded.endpoint.take_seen().remove(0);
+        assert_eq!(seen.header("authorization"), None);
+        assert_eq!(seen.target(), if query.is_empty() { "/data/k" } else { "/data/k?x-amz-acl=private" });
+        assert_eq!(seen.header("origin").is_some(), !headers.is_empty());
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use crate::s3::endpoint::Kind;
 use crate::s3::judge::Outcomes;
+use crate::s3::mode::Mode;
 use serde::Deserialize;
 use std::collections::BTreeSet;
 
@@ -22,7 +23,10 @@ pub struct Expected {
 
 #[derive(Debug, Deserialize)]
 struct Listed {
-    endpoint: String,
+    /// The endpoint that it is about; all of them without it.
+    endpoint: Option<String>,
+    /// The way of authentication that it is about; all of them without it.
+    mode: Option<String>,
     tests: Vec<String>,
     /// Whether they pass at times.
     #[serde(default)]
@@ -40,25 +44,31 @@ pub fn expected() -> Expected {
 }
 
 impl Expected {
-    /// Returns the tests that pass at an endpoint and not through the sidecar.
-    pub fn differing(&self, kind: Kind) -> BTreeSet<&str> {
-        of_kind(&self.differs, kind)
+    /// Returns the tests that do not pass through the sidecar, if they pass at the endpoint.
+    pub fn differing(&self, kind: Kind, mode: Mode) -> BTreeSet<&str> {
+        names(self.differs.iter().filter(|each| each.is_about(kind, Some(mode))))
     }
 
     /// Returns those of them that never pass through the sidecar.
-    pub fn always_differing(&self, kind: Kind) -> BTreeSet<&str> {
-        of_kind(self.differs.iter().filter(|each| !each.by_chance), kind)
+    pub fn always_differing(&self, kind: Kind, mode: Mode) -> BTreeSet<&str> {
+        names(self.differs.iter().filter(|each| !each.by_chance && each.is_about(kind, Some(mode))))
     }
 
     /// Returns the tests that are not run with an endpoint.
     pub fn skipped(&self, kind: Kind) -> BTreeSet<&str> {
-        of_kind(&self.skipped, kind)
+        names(self.skipped.iter().filter(|each| each.is_about(kind, None)))
     }
 }
 
-fn of_kind<'a>(list: impl IntoIterator<Item = &'a Listed>, kind: Kind) -> BTreeSet<&'a str> {
-    let of_kind = list.into_iter().filter(|each| each.endpoint == kind.name());
-    of_kind.flat_map(|each| each.tests.iter().map(String::as_str)).collect()
+impl Listed {
+    fn is_about(&self, kind: Kind, mode: Option<Mode>) -> bool {
+        self.endpoint.as_deref().is_none_or(|endpoint| endpoint == kind.name())
+            && self.mode.as_deref().is_none_or(|own| mode.is_some_and(|mode| own == mode.name()))
+    }
+}
+
+fn names<'a>(list: impl Iterator<Item = &'a Listed>) -> BTreeSet<&'a str> {
+    list.flat_map(|each| each.tests.iter().map(String::as_str)).collect()
 }
 
 /// How a pass through the sidecar compares with one of the endpoint itself.
@@ -121,12 +131,31 @@ mod tests {
     }
 
     #[test]
-    fn the_list_is_of_endpoints_that_there_are() {
+    fn the_list_is_of_endpoints_and_modes_that_there_are() {
         let expected = expected();
-        let names: BTreeSet<&str> = Kind::ALL.iter().map(|kind| kind.name()).collect();
+        let is_known = |named: &Option<String>, mut known: std::vec::IntoIter<&str>| {
+            named.as_deref().is_none_or(|named| known.any(|each| each == named))
+        };
         for each in expected.differs.iter().chain(&expected.skipped) {
-            assert!(names.contains(each.endpoint.as_str()), "{}", each.endpoint);
-            assert!(!each.reason.is_empty() && !each.tests.is_empty());
+            assert!(is_known(&each.endpoint, Kind::ALL.map(Kind::name).to_vec().into_iter()), "{each:?}");
+            assert!(is_known(&each.mode, Mode::ALL.map(Mode::name).to_vec().into_iter()), "{each:?}");
+            assert!(!each.reason.is_empty() && !each.tests.is_empty(), "{each:?}");
         }
+        assert!(expected.skipped.iter().all(|each| each.mode.is_none()), "what is skipped is not run at all");
+    }
+
+    #[test]
+    fn what_is_listed_for_one_endpoint_or_mode_is_expected_there_only() {
+        let text = "snapshot = \"s\"\n\
+            [[differs]]\ntests = [\"everywhere\"]\nreason = \"r\"\n\
+            [[differs]]\nendpoint = \"radosgw\"\ntests = [\"radosgw\"]\nby_chance = true\nreason = \"r\"\n\
+            [[differs]]\nmode = \"listener\"\ntests = [\"listener\"]\nreason = \"r\"\n";
+        let listed: Expected = toml::from_str(text).unwrap();
+        let of = |kind, mode| listed.differing(kind, mode).into_iter().collect::<Vec<_>>();
+        assert_eq!(of(Kind::Versitygw, Mode::Gateway), ["everywhere"]);
+        assert_eq!(of(Kind::Radosgw, Mode::Gateway), ["everywhere", "radosgw"]);
+        assert_eq!(of(Kind::Versitygw, Mode::Listener), ["everywhere", "listener"]);
+        let always = listed.always_differing(Kind::Radosgw, Mode::Listener);
+        assert_eq!(always, BTreeSet::from(["everywhere", "listener"]));
     }
 }

@@ -63,7 +63,7 @@ impl User {
             (Kind::Radosgw, "") => name.clone(),
             (Kind::Radosgw, tenant) => format!("{tenant}${name}"),
         };
-        Self { secret_key: format!("secret-of-{name}"), access_key, id, name, tenant }
+        Self { secret_key: format!("the-secret-of-{name}"), access_key, id, name, tenant }
     }
 }
 
@@ -83,9 +83,12 @@ enum Process {
 
 const ROOT: [&str; 2] = ["root-of-versitygw", "secret-of-root"];
 
-/// What s3-tests expect of radosgw's configuration: lifecycles by the second, and keys for encryption.
+/// What s3-tests expect of radosgw's configuration: lifecycles by the second, and keys for encryption. What they delete is removed
+/// within seconds: by default it would stay for two hours, and five passes fill the cluster's memory.
 const RADOSGW: &str = "[client.rgw]
 rgw_lc_debug_interval = 10
+rgw_gc_obj_min_wait = 5
+rgw_gc_processor_period = 10
 rgw_crypt_require_ssl = false
 rgw_crypt_s3_kms_backend = testing
 rgw_crypt_s3_kms_encryption_keys = testkey-1=YmluCmJvb3N0CmJvb3N0LWJ1aWxkCmNlcGguY29uZgo= \

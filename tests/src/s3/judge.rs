@@ -16,7 +16,8 @@ const FILES: [&str; 2] = ["s3tests/functional/test_s3.py", "s3tests/functional/t
 const DEADLINE: Duration = Duration::from_secs(2 * 3600);
 /// The time that one test has, in seconds. Some wait for lifecycles.
 const TEST_SECS: &str = "240";
-const ROLES: [&str; 4] = ["main", "alt", "tenant", "iam"];
+/// The users of each slice.
+pub const ROLES: [&str; 4] = ["main", "alt", "tenant", "iam"];
 
 /// The suite, and the Python that runs it.
 #[derive(Clone, Debug)]
@@ -34,8 +35,8 @@ pub struct Judge {
 /// A pass over the suite.
 #[derive(Clone, Debug)]
 pub struct Pass<'a> {
-    /// What is judged.
-    pub url: &'a str,
+    /// What is judged: one URL for all slices, or one for each.
+    pub urls: &'a [&'a str],
     /// What the names of its buckets begin with: a few small letters and a hyphen.
     pub buckets: &'a str,
     /// How often each object is read.
@@ -102,7 +103,8 @@ impl Judge {
 
     fn run_slice(&self, kind: Kind, pass: &Pass<'_>, number: usize, dir: &Path) {
         let configuration = dir.join(format!("{number}.conf"));
-        std::fs::write(&configuration, configured(kind, pass.url, number)).expect("a configuration");
+        std::fs::write(&configuration, configured(kind, pass.urls[number % pass.urls.len()], number))
+            .expect("a configuration");
         let plugin = Path::new(env!("CARGO_MANIFEST_DIR")).join("s3/suite");
         let path = std::env::join_paths([&plugin, &self.suite]).expect("paths without colons");
         let mut command = Command::new(self.programs.join("python"));

@@ -2,6 +2,10 @@
 
 use crate::daemon::{Daemon, wait_for};
 use crate::http;
+use crate::s3::endpoint::User;
+use std::fmt::Write as _;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 /// A running sidecar.
 #[derive(Debug)]
@@ -18,10 +22,40 @@ impl Sidecar {
     /// # Panics
     /// If it does not start.
     pub fn before(endpoint_url: &str, more: &str) -> Self {
-        let daemon = Daemon::start("cached", |_| {
+        Self::configured(endpoint_url, |_| more.to_owned())
+    }
+
+    /// Starts `cached` before an endpoint: it verifies the signatures of `users`, of which each may do everything, and signs as
+    /// `own`.
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub fn with_keys(endpoint_url: &str, users: &[User], own: &User, more: &str) -> Self {
+        let mut keys = String::new();
+        for User { access_key, secret_key, .. } in users {
+            let _ = write!(
+                keys,
+                "[[keys]]\naccess_key = \"{access_key}\"\nsecret_key = \"{secret_key}\"\nread = [\"*\"]\nwrite = [\"*\"]\n"
+            );
+        }
+        Self::configured(endpoint_url, |place| {
+            let [keys_file, secret_file] = ["keys.toml", "secret"].map(|name| format!("{place}/{name}"));
+            write_secret(Path::new(&keys_file), &keys);
+            write_secret(Path::new(&secret_file), &own.secret_key);
+            let access_key = &own.access_key;
+            format!(
+                "auth = \"listener\"\nkeys_file = \"{keys_file}\"\nupstream_access_key = \"{access_key}\"\n\
+                 upstream_secret_file = \"{secret_file}\"\n{more}"
+            )
+        })
+    }
+
+    fn configured(endpoint_url: &str, more: impl FnOnce(&str) -> String) -> Self {
+        let daemon = Daemon::start("cached", |place| {
             format!(
                 "[memcached]\nthreads = 1\n[s3]\nlisten = [\"127.0.0.1:0\"]\nupstream = \"{endpoint_url}\"\n\
-                 memory_bytes_max = \"64 MiB\"\n{more}\n"
+                 memory_bytes_max = \"64 MiB\"\n{}\n",
+                more(place)
             )
         });
         let url = wait_for("the line of the sidecar", || {
@@ -46,4 +80,9 @@ impl Sidecar {
     pub fn requests(&self, result: &str) -> u64 {
         self.metric(&format!("cached_s3_sidecar_requests_total{{result=\"{result}\"}}"))
     }
+}
+
+fn write_secret(path: &Path, text: &str) {
+    std::fs::write(path, text).expect("a file");
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).expect("its mode");
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hyper::header::{ACCESS_CONTROL_REQUEST_METHOD, HOST, HeaderName, HeaderValue, ORIGIN};
+use hyper::header::{HOST, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Method, Uri};
 
@@ -123,17 +123,17 @@ impl Access {
             Access::Closed => return Err(Denial::anonymous()),
             Access::Listener(keys, region) => Some((keys.ring(), region)),
         };
+        // What a browser asks before it sends what is signed, by the URL of that: a signature in it is another method's.
+        let is_preflight = head.method == Method::OPTIONS;
         let verified = match &ring {
-            Some((ring, region)) => verify(ring, region, head, time::now())?,
-            None => None,
+            Some((ring, region)) if !is_preflight => verify(ring, region, head, time::now())?,
+            _ => None,
         };
         let host = host(&head.headers).map_err(Denial::uri)?;
         let target = addressing.target(host, head.uri.path());
         check_target(&head.method, &target)?;
-        let is_preflight = is_preflight(head);
         let client = match (&verified, &ring) {
             (Some(Verified { key, .. }), _) => Some(Client { rights: &key.rights, is_anonymous: false }),
-            // What a browser asks before it sends what is signed.
             (None, Some(_)) if is_preflight => None,
             (None, Some((ring, _))) => Some(Client { rights: &ring.anonymous, is_anonymous: true }),
             (None, None) => None,
@@ -150,7 +150,7 @@ impl Access {
         if let Some(uri) = uri {
             head.uri = uri;
         }
-        if is_preflight && verified.is_none() {
+        if is_preflight {
             head.extensions.insert(Unsigned);
         }
         let (payload, chain) = match verified {
@@ -160,11 +160,6 @@ impl Access {
         drop_headers(head);
         Ok(Some(Decision { payload, chain, deletion }))
     }
-}
-
-fn is_preflight(head: &Parts) -> bool {
-    let has = |name: HeaderName| head.headers.contains_key(name);
-    head.method == Method::OPTIONS && has(ORIGIN) && has(ACCESS_CONTROL_REQUEST_METHOD)
 }
 
 /// Removes what concerns the client's signature. The endpoint's name is set when the request is sent.

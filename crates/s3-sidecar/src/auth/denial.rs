@@ -160,6 +160,12 @@ impl Denial {
         Self::new(Reason::Malformed, StatusCode::BAD_REQUEST, "InvalidURI", text)
     }
 
+    /// No bucket can have this name.
+    pub(crate) fn bucket() -> Self {
+        let text = "the path begins with a name that no bucket can have here";
+        Self::new(Reason::Malformed, StatusCode::BAD_REQUEST, "InvalidBucketName", text)
+    }
+
     /// There is no length.
     pub(crate) fn length(text: &'static str) -> Self {
         Self::new(Reason::Malformed, StatusCode::LENGTH_REQUIRED, "MissingContentLength", text)
