@@ -120,6 +120,9 @@ impl Inner {
             if !state.has_births() {
                 return None;
             }
+            if state.logged_base(piece.index).is_some() {
+                return None;
+            }
             state.own_birth(piece.index)
         };
         let content = Content::Data(data.clone());

@@ -164,9 +164,10 @@ impl Volume {
     }
 
     /// Copies the objects that were written to since the last snapshot and are not copied yet. A short write to such an
-    /// object is kept in memory, so that it waits for no copy. Call this when [`Self::merge_due`] returns, beside all
-    /// else: the memory has a limit ([`Options::overlay_bytes_max`](crate::Options::overlay_bytes_max)), and when it is
-    /// full writes wait again. A flush, a snapshot and [`Self::close`] do it as well.
+    /// object is kept in memory, and logged where the options want every write to outlive the process, so that it waits
+    /// for no copy. Call this when [`Self::merge_due`] returns, beside all else: memory
+    /// ([`Options::overlay_bytes_max`](crate::Options::overlay_bytes_max)) and log have a limit, and when one is full
+    /// writes wait again. A snapshot and [`Self::close`] do it as well, and a flush of what is not logged.
     ///
     /// # Errors
     /// See [`Volume`]. After an error nothing is lost: it can be called again.
@@ -175,7 +176,7 @@ impl Volume {
     /// Dropping the future leaves objects that are not copied; a copy that was under way may stay until
     /// [`Volumes::check`](crate::Volumes::check) removes it.
     pub async fn merge(&self) -> Result<()> {
-        self.inner.merge_overlays().await
+        self.inner.merge_and_record().await
     }
 
     /// Stores everything and gives the volume up, so that another owner can open it. No handle works

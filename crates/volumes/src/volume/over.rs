@@ -2,12 +2,9 @@
 
 use blocker::{Durability, WriteMode};
 
-use super::write::Content;
+use super::write::{Content, is_short};
 use super::{Inner, Piece};
 use crate::error::Result;
-
-/// The longest write that goes to an overlay, in bytes. What a longer one has to wait for is little beside its own bytes.
-const WRITE_BYTES_MAX: u64 = 256 << 10;
 
 impl Inner {
     /// Keeps a change in memory if it can be: a short one, of which no more is promised than that it is *cached* in this
@@ -16,14 +13,8 @@ impl Inner {
     pub(super) fn keep_over(&self, piece: &Piece, content: &Content, durability: Durability) -> Result<bool> {
         // A cache that writes this volume through would answer once the store has it.
         let is_cached = matches!(self.settings.write, None | Some(WriteMode::Back));
-        if durability > Durability::Cached || !is_cached || self.promises.records_at_once {
-            return Ok(false);
-        }
-        let data = match content {
-            Content::Data(data) => Some(data),
-            Content::Zeroes => None,
-        };
-        if data.is_some() && piece.length > WRITE_BYTES_MAX.min(self.object_bytes / 4) {
+        let is_enough = durability == Durability::Cached && is_cached && !self.promises.records_at_once;
+        if !is_enough || !is_short(piece, content, self.object_bytes) {
             return Ok(false);
         }
         let mut state = self.state.lock();
@@ -33,6 +24,6 @@ impl Inner {
         if base.is_hole() || is_own || self.is_whole(piece, state.size_bytes) {
             return Ok(false);
         }
-        Ok(state.overlays.insert((piece.index, base), (piece.within, piece.length), data))
+        Ok(state.overlays.insert((piece.index, base), (piece.within, piece.length), content.data()))
     }
 }

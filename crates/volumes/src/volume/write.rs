@@ -14,11 +14,24 @@ use crate::error::Result;
 
 /// How often a change is tried whose outcome is unknown.
 const TRIES: u32 = 3;
+/// The longest write that goes to an overlay, in bytes. What a longer one has to wait for is little beside its own bytes.
+pub(super) const WRITE_BYTES_MAX: u64 = 256 << 10;
+
 /// The new content of a part of an object.
 #[derive(Clone)]
 pub(super) enum Content {
     Data(Segments),
     Zeroes,
+}
+
+impl Content {
+    /// Returns the bytes; `None` for zeros.
+    pub(super) fn data(&self) -> Option<&Segments> {
+        match self {
+            Self::Data(data) => Some(data),
+            Self::Zeroes => None,
+        }
+    }
 }
 
 impl Inner {
@@ -79,7 +92,7 @@ impl Inner {
         is_recorded: bool,
         wanted: Durability,
     ) -> Option<Durability> {
-        let is_recorded = is_recorded && self.state.lock().in_flight.is_none();
+        let is_recorded = is_recorded && !self.state.lock().is_in_doubt();
         if is_recorded {
             // Where nothing below refuses a deposed owner's change, no more is promised than was asked for and checked.
             let is_checked = wanted > Durability::Cached || self.space.is_stamped();
@@ -121,15 +134,18 @@ impl Inner {
             let _shared = lock.read().await;
             let own = self.own(piece.index)?;
             if let Some(birth) = own {
-                return self.write_in_place(&piece, birth, &content, durability).await;
+                return self.write_own(&piece, birth, &content, durability).await;
             }
             if self.keep_over(&piece, &content, durability)? {
                 return Ok((Durability::Cached, false));
             }
+            if let Some(logged) = self.log_over(&piece, &content, durability).await? {
+                return Ok(logged);
+            }
         }
         let _alone = lock.write().await;
         if let Some(birth) = self.own(piece.index)? {
-            return self.write_in_place(&piece, birth, &content, durability).await;
+            return self.write_own(&piece, birth, &content, durability).await;
         }
         if self.keep_over(&piece, &content, durability)? {
             return Ok((Durability::Cached, false));
@@ -193,7 +209,22 @@ impl Inner {
         }
     }
 
-    async fn write_in_place(
+    /// Writes a part of an own object, and logs it where that has to be.
+    async fn write_own(
+        &self,
+        piece: &Piece,
+        birth: u64,
+        content: &Content,
+        durability: Durability,
+    ) -> Result<(Durability, bool)> {
+        let base = self.state.lock().logged_base(piece.index);
+        match base.filter(|_| is_short(piece, content, self.object_bytes)) {
+            Some(base) => self.write_and_log(piece, (birth, base), content, durability).await,
+            None => self.write_in_place(piece, birth, content, durability).await,
+        }
+    }
+
+    pub(super) async fn write_in_place(
         &self,
         piece: &Piece,
         birth: u64,
@@ -265,6 +296,11 @@ impl Inner {
             }
         }
     }
+}
+
+/// Returns whether a change is one that an overlay can have.
+pub(super) fn is_short(piece: &Piece, content: &Content, object_bytes: u64) -> bool {
+    content.data().is_none() || piece.length <= WRITE_BYTES_MAX.min(object_bytes / 4)
 }
 
 /// How an attempt to make an object ended.

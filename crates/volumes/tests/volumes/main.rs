@@ -10,6 +10,7 @@ mod handover;
 mod late;
 mod model;
 mod operations;
+mod overlays;
 mod racing;
 mod removal;
 mod settings;

@@ -7,8 +7,12 @@
 //! So what an overlay has is as durable as what was acknowledged as *cached* has to be. A flush merges all objects first;
 //! so does a snapshot, whose map has no overlays, and the end of an owner. A change that promises more waits for the copy.
 //!
-//! What has overlays is here; `over.rs` puts changes into them, and `merge.rs` makes the copies.
+//! Where every acknowledged change is to outlive the process, a change is appended to a *log* as well before it is
+//! answered: then the log, which the head names, has it until the entry of the copy is stored.
+//!
+//! What has overlays is here; `over.rs` and `append.rs` put changes into them, and `merge.rs` makes the copies.
 
+mod logs;
 mod runs;
 
 use std::collections::BTreeMap;
@@ -17,10 +21,14 @@ use std::task::{Context, Waker};
 
 use blocker::Segments;
 
+use logs::Logs;
+pub(crate) use logs::part_bytes;
+pub(super) use logs::{PART_BYTES_MAX, PARTS_MAX, Renewal, Taken};
 use runs::Runs;
 pub(super) use runs::{Run, Source};
 
 use crate::entry::Entry;
+use crate::format::{OverlayLog, OverlayRecord};
 use crate::room::Room;
 
 /// The memory that one object's overlay takes beside its runs, about.
@@ -38,7 +46,12 @@ pub(super) struct Overlays {
     serial: u64,
     /// Of the one that waits for something to merge.
     waker: Option<Waker>,
+    pub(super) logs: Logs,
 }
+
+/// The order of a change among all. Of two that meet, the later one counts, also after a crash.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Order(u64);
 
 /// What was written over one object.
 struct Overlay {
@@ -47,11 +60,14 @@ struct Overlay {
     /// The object that was written over: what the map has as long as there is the overlay.
     base: Entry,
     runs: Runs,
+    /// The number of the first log with a record of it, if there is one.
+    since: Option<u64>,
 }
 
 impl Overlays {
     pub(super) fn new(room: Arc<Room>) -> Self {
-        Self { room, objects: BTreeMap::new(), kept_out: 0, is_failing: false, serial: 0, waker: None }
+        let (objects, logs) = (BTreeMap::new(), Logs::default());
+        Self { room, objects, kept_out: 0, is_failing: false, serial: 0, waker: None, logs }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -78,27 +94,88 @@ impl Overlays {
     pub(super) fn insert(
         &mut self,
         (index, base): (u32, Entry),
-        (within, length): (u64, u64),
+        range: (u64, u64),
         data: Option<&Segments>,
     ) -> bool {
-        let is_new = !self.is_over(index);
-        if self.is_failing || (is_new && self.kept_out > 0) {
+        if !self.may_add(index, range.1, data.is_some()) {
             return false;
         }
-        if !self.room.has(Runs::needed_bytes(length, data.is_some()) + OBJECT_BYTES) {
-            return false;
+        self.begin(index, base, None);
+        self.serial += 1;
+        self.add(index, range, data, Order(self.serial));
+        true
+    }
+
+    /// Takes a place in the log for a record of a change over its base, which has an overlay from now on: whatever becomes
+    /// of the record, it counts until a copy of the object is recorded. `None` if there is no room.
+    pub(super) fn place(&mut self, record: &OverlayRecord) -> Option<(Taken, Order)> {
+        if !self.may_add(record.index, record.length, record.data_sum.is_some()) {
+            return None;
+        }
+        let taken = self.logs.place(record.log_bytes())?;
+        self.begin(record.index, record.base, Some(taken.number));
+        self.serial += 1;
+        Some((taken, Order(self.serial)))
+    }
+
+    /// Takes a place in the log for a record of a change that an own object has as well.
+    pub(super) fn place_beside(&mut self, record: &OverlayRecord) -> Option<(Taken, Order)> {
+        self.serial += 1;
+        Some((self.logs.place(record.log_bytes())?, Order(self.serial)))
+    }
+
+    /// Adds what a record has that an owner before has appended to the log with this number.
+    pub(super) fn take_over(&mut self, record: &OverlayRecord, data: Option<&Segments>, log: u64) {
+        self.begin(record.index, record.base, Some(log));
+        self.serial += 1;
+        self.add(record.index, (record.within, record.length), data, Order(self.serial));
+    }
+
+    fn may_add(&self, index: u32, length: u64, is_data: bool) -> bool {
+        let may_begin = self.kept_out == 0 || self.is_over(index);
+        may_begin && !self.is_failing && self.room.has(Runs::needed_bytes(length, is_data) + OBJECT_BYTES)
+    }
+
+    /// Begins an overlay, unless there is one.
+    fn begin(&mut self, index: u32, base: Entry, since: Option<u64>) {
+        if let Some(overlay) = self.objects.get_mut(&index) {
+            overlay.since = overlay.since.or(since);
+            return;
         }
         self.serial += 1;
-        let serial = self.serial;
-        let new = || Overlay { id: serial, base, runs: Runs::default() };
-        let overlay = self.objects.entry(index).or_insert_with(new);
-        let before = if is_new { 0 } else { overlay.held_bytes() };
-        overlay.runs.insert(within, length, data, (serial, serial));
+        let overlay = Overlay { id: self.serial, base, runs: Runs::default(), since };
+        self.room.note(0, overlay.held_bytes());
+        self.objects.insert(index, overlay);
+        self.wake();
+    }
+
+    /// Adds what a change has to the overlay of its object, which was begun.
+    pub(super) fn add(
+        &mut self,
+        index: u32,
+        (within, length): (u64, u64),
+        data: Option<&Segments>,
+        Order(order): Order,
+    ) {
+        self.serial += 1;
+        let Some(overlay) = self.objects.get_mut(&index) else { return };
+        let before = overlay.held_bytes();
+        overlay.runs.insert(within, length, data, (order, self.serial));
         self.room.note(before, overlay.held_bytes());
-        if is_new {
-            self.wake();
-        }
-        true
+    }
+
+    /// Returns what the head is to name if it is to be written for the logs: with `new` if another one is due.
+    pub(super) fn renewal(&self, new: Option<OverlayLog>) -> Option<Renewal> {
+        self.logs.renewal(self.first_needed(), new)
+    }
+
+    /// Returns whether `logs` are all that are needed.
+    pub(super) fn are_enough(&self, logs: &[OverlayLog]) -> bool {
+        self.logs.are_enough(self.first_needed(), logs)
+    }
+
+    fn first_needed(&self) -> Option<u64> {
+        self.objects.values().filter_map(|overlay| overlay.since).min()
     }
 
     /// Lets no object have an overlay that has none, until [`Self::let_in`] was called as often.
@@ -125,17 +202,23 @@ impl Overlays {
         Some(self.objects.get(&index)?.runs.parts(within, length))
     }
 
-    /// Forgets what was written over an object: all of it was replaced, or is in a copy.
-    pub(super) fn forget(&mut self, index: u32) {
+    /// Forgets what was written over an object: the volume gets `by` in its place.
+    pub(super) fn forget(&mut self, index: u32, by: Entry) {
         if let Some(overlay) = self.objects.remove(&index) {
             self.room.note(overlay.held_bytes(), 0);
+            if let Some(since) = overlay.since {
+                self.logs.note_replaced(index, (overlay.base, by), since);
+            }
         }
     }
 
-    /// Forgets everything that was written over objects.
-    pub(super) fn clear(&mut self) {
-        let indices: Vec<u32> = self.indices().collect();
-        indices.into_iter().for_each(|index| self.forget(index));
+    /// Forgets everything that was written over objects, and all logs. Returns the births of the logs, and how many parts
+    /// each has.
+    pub(super) fn clear(&mut self) -> Vec<(u64, u32)> {
+        for overlay in std::mem::take(&mut self.objects).into_values() {
+            self.room.note(overlay.held_bytes(), 0);
+        }
+        self.logs.end_all()
     }
 
     /// Wakes the one that waits for something to merge.
