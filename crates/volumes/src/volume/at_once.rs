@@ -127,6 +127,7 @@ impl Inner {
         };
         let content = Content::Data(data.clone());
         let Some(birth) = birth else {
+            self.look_at_quota_at_once(&piece);
             let is_kept = self.keep_over(&piece, &content, durability).ok()?;
             return is_kept.then_some(Answer::Ready(Ok(Durability::Cached)));
         };

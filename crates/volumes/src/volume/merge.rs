@@ -166,7 +166,9 @@ impl Inner {
     /// Merges an object that has the overlay with this number over `base`.
     async fn merge_one(&self, index: u32, id: u64, base: Entry) -> Result<()> {
         let is_current = || self.state.lock().overlays.of(index) == Some((id, base));
-        let mut attempt = match self.copy(index, base, Births::Apart).await {
+        // What was written over it is acknowledged: it has to have its place, whatever the quota is by now.
+        let settles = true;
+        let mut attempt = match self.copy((index, base), Births::Apart, settles).await {
             // Another one has merged it, and what was written over is gone.
             Err(Error::Damaged(_)) if !is_current() => return Ok(()),
             made => made?,
@@ -177,12 +179,12 @@ impl Inner {
             if runs.is_empty() {
                 break;
             }
-            self.write_runs(index, attempt.birth, &runs).await?;
+            self.write_runs((index, attempt.birth), &runs, settles).await?;
         }
         let _turn = self.turn.read().await;
         let _alone = self.lock_of(index).write().await;
         let runs = self.state.lock().overlays.runs_after(index, &mut serial);
-        self.write_runs(index, attempt.birth, &runs).await?;
+        self.write_runs((index, attempt.birth), &runs, settles).await?;
         let mut state = self.state.lock();
         state.check()?;
         // Else the volume has another object by now, and the copy is removed.
@@ -203,8 +205,9 @@ impl Inner {
             (state.live.get(index), state.overlays.runs_after(index, &mut 0))
         };
         let copied = async {
-            let attempt = self.copy(index, base, Births::Current).await?;
-            self.write_runs(index, attempt.birth, &runs).await?;
+            // The caller can be refused still.
+            let attempt = self.copy((index, base), Births::Current, false).await?;
+            self.write_runs((index, attempt.birth), &runs, false).await?;
             Ok(attempt)
         };
         let copied = copied.await;
@@ -224,12 +227,13 @@ impl Inner {
     }
 
     /// Copies `base` to a new object, which nothing names yet.
-    async fn copy(&self, index: u32, base: Entry, births: Births) -> Result<Attempt<'_>> {
+    async fn copy(&self, (index, base): (u32, Entry), births: Births, settles: bool) -> Result<Attempt<'_>> {
         let from = self.object_of(base, index);
         let make = |birth| {
             let to = self.space.object(Kind::Data(birth, index));
             let change = self.space.change(Durability::Cached, Condition::Absent);
-            self.space.store().copy(CopyRequest::new(from.clone(), to).change(change))
+            let request = CopyRequest::new(from.clone(), to).change(change).settles(settles);
+            self.space.store().copy(request)
         };
         match self.make(index, births, make).await {
             // Durable as asked or not, it is there; the next flush covers it.
@@ -242,7 +246,7 @@ impl Inner {
     }
 
     /// Writes runs to an object that is the volume's own, or will be.
-    async fn write_runs(&self, index: u32, birth: u64, runs: &[(u64, Run)]) -> Result<()> {
+    async fn write_runs(&self, (index, birth): (u32, u64), runs: &[(u64, Run)], settles: bool) -> Result<()> {
         for (number, (at, run)) in (1..).zip(runs) {
             if number % RUNS_AT_ONCE == 0 {
                 give_way().await;
@@ -250,7 +254,8 @@ impl Inner {
             let source = run.source();
             let send = || {
                 let object = self.space.object(Kind::Data(birth, index));
-                let change = self.space.change(Durability::Cached, Condition::None);
+                let mut change = self.space.change(Durability::Cached, Condition::None);
+                change.settles = settles;
                 match &source {
                     Source::Data(data) => {
                         self.space.store().write(WriteRequest::new(object, *at, data.clone()).change(change))

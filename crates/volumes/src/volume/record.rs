@@ -263,7 +263,7 @@ impl Inner {
             let info = self.space.store().info(blocker::InfoRequest::new(self.space.object(kind)));
             return info.await.map(|info| info.version);
         };
-        let change = self.space.change(Durability::Stored, condition);
+        let change = self.space.settling(Durability::Stored, condition);
         let offset = |sector: &usize| (sector * SECTOR_BYTES) as u64;
         let bytes = |sector: &usize| encode_sector(name, entries, *sector);
         let reply = if sectors.len() as u64 <= u64::from(self.space.pool.capabilities.runs_max) {

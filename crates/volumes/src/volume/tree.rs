@@ -144,7 +144,8 @@ impl Inner {
         // The pages just born are the snapshot's: the next ones have other names.
         self.state.lock().birth += 1;
         let root = encode_root(&recorder.head.root);
-        let put = self.space.put(Kind::Root(frozen.id), root, blocker::Condition::Absent).await;
+        // Beyond a quota there are no more snapshots: each one has pages of the map anew.
+        let put = self.space.put_if_room(Kind::Root(frozen.id), root, blocker::Condition::Absent).await;
         put.map_err(|error| self.noted(error))?;
         let mut head = recorder.head.clone();
         let (id, parent) = (frozen.id, head.parent);

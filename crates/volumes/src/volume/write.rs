@@ -43,6 +43,7 @@ impl Inner {
     ) -> Result<Durability> {
         let length = data.len_bytes() as u64;
         self.check_writable()?;
+        self.merge_if_scarce().await;
         self.ensure_births().await?;
         let (is, is_recorded) = {
             let _turn = self.turn.read().await;
@@ -136,6 +137,7 @@ impl Inner {
             if let Some(birth) = own {
                 return self.write_own(&piece, birth, &content, durability).await;
             }
+            self.look_at_quota(&piece).await;
             if self.keep_over(&piece, &content, durability)? {
                 return Ok((Durability::Cached, false));
             }

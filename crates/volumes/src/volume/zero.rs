@@ -56,6 +56,7 @@ impl Inner {
         if self.state.lock().drops.len() >= DROPS_MAX {
             self.clear_drops().await?;
         }
+        self.merge_if_scarce().await;
         self.ensure_births().await?;
         {
             let _turn = self.turn.read().await;

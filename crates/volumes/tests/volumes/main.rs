@@ -11,6 +11,7 @@ mod late;
 mod model;
 mod operations;
 mod overlays;
+mod quota;
 mod racing;
 mod removal;
 mod settings;

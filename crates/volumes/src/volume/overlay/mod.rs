@@ -38,6 +38,11 @@ const OBJECT_BYTES: u64 = 512;
 pub(super) struct Overlays {
     room: Arc<Room>,
     objects: BTreeMap<u32, Overlay>,
+    /// How many objects may get an overlay before the quota is looked at again: once a change is acknowledged, the copy
+    /// of its object has to have room.
+    allowance: u32,
+    /// Whether the quota had room for no more than that.
+    is_limited: bool,
     /// The number of operations under way during which no object gets an overlay.
     kept_out: u32,
     /// Whether the last copy failed: then changes wait for the next one, and learn what became of it.
@@ -67,7 +72,17 @@ struct Overlay {
 impl Overlays {
     pub(super) fn new(room: Arc<Room>) -> Self {
         let (objects, logs) = (BTreeMap::new(), Logs::default());
-        Self { room, objects, kept_out: 0, is_failing: false, serial: 0, waker: None, logs }
+        Self {
+            room,
+            objects,
+            allowance: 0,
+            is_limited: false,
+            kept_out: 0,
+            is_failing: false,
+            serial: 0,
+            waker: None,
+            logs,
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -132,7 +147,7 @@ impl Overlays {
     }
 
     fn may_add(&self, index: u32, length: u64, is_data: bool) -> bool {
-        let may_begin = self.kept_out == 0 || self.is_over(index);
+        let may_begin = self.kept_out == 0 && self.allowance > 0 || self.is_over(index);
         may_begin && !self.is_failing && self.room.has(Runs::needed_bytes(length, is_data) + OBJECT_BYTES)
     }
 
@@ -142,6 +157,7 @@ impl Overlays {
             overlay.since = overlay.since.or(since);
             return;
         }
+        self.allowance = self.allowance.saturating_sub(1);
         self.serial += 1;
         let overlay = Overlay { id: self.serial, base, runs: Runs::default(), since };
         self.room.note(0, overlay.held_bytes());
@@ -176,6 +192,26 @@ impl Overlays {
 
     fn first_needed(&self) -> Option<u64> {
         self.objects.values().filter_map(|overlay| overlay.since).min()
+    }
+
+    /// Returns whether the quota is to be looked at before an object gets an overlay.
+    pub(super) fn lacks_allowance(&self) -> bool {
+        self.allowance == 0 && self.kept_out == 0 && self.room.is_any()
+    }
+
+    /// Lets as many objects have an overlay that have none, `is_limited` if the quota has room for no more.
+    pub(super) fn allow(&mut self, objects: u32, is_limited: bool) {
+        (self.allowance, self.is_limited) = (objects, is_limited);
+    }
+
+    /// Returns whether copies are due and the quota has no room for further ones.
+    pub(super) fn are_scarce(&self) -> bool {
+        self.allowance == 0 && self.is_limited && !self.is_empty()
+    }
+
+    /// Returns the number of objects with an overlay.
+    pub(super) fn count(&self) -> usize {
+        self.objects.len()
     }
 
     /// Lets no object have an overlay that has none, until [`Self::let_in`] was called as often.
