@@ -131,7 +131,7 @@ impl Inner {
             let is_kept = self.keep_over(&piece, &content, durability).ok()?;
             return is_kept.then_some(Answer::Ready(Ok(Durability::Cached)));
         };
-        let begun = match self.send(&piece, birth, &content, durability, Condition::None) {
+        let begun = match self.send(&piece, birth, &content, durability, Condition::Present) {
             // Before more than *cached* is promised, `settle` checks that the volume is still this owner's.
             Reply::Ready(Ok(_)) if durability == Durability::Cached && self.is_kept(piece.index) => {
                 return Some(Answer::Ready(Ok(durability)));

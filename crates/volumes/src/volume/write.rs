@@ -10,7 +10,7 @@ use blocker::{
 use super::state::Births;
 use super::{Inner, Piece, Recorder};
 use crate::entry::Kind;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// How often a change is tried whose outcome is unknown.
 const TRIES: u32 = 3;
@@ -233,7 +233,8 @@ impl Inner {
         content: &Content,
         durability: Durability,
     ) -> Result<(Durability, bool)> {
-        let begun = self.send(piece, birth, content, durability, Condition::None);
+        // An object that is lost below is not to be there anew with what is written and zeros.
+        let begun = self.send(piece, birth, content, durability, Condition::Present);
         self.finish_in_place(piece, birth, content, durability, begun).await
     }
 
@@ -246,13 +247,14 @@ impl Inner {
         durability: Durability,
         begun: Reply<ChangeReply>,
     ) -> Result<(Durability, bool)> {
-        let send = || self.send(piece, birth, content, durability, Condition::None);
+        let send = || self.send(piece, birth, content, durability, Condition::Present);
         let reply = self.change_in_place(piece.index, birth, begun, send).await?;
         Ok((reply.durability, self.state.lock().is_recorded(piece.index)))
     }
 
-    /// Finishes a change of an own object. Where its outcome is unknown, the object is asked for, which comes
-    /// after it, and the change is made again, by `send`.
+    /// Finishes a change of an own object. Where its outcome is unknown, the object is asked for, which comes after it, and
+    /// the change is made again, by `send`. Also after the last attempt the object is asked for, so that whatever becomes of
+    /// it, it does not come after the next change.
     pub(super) async fn change_in_place(
         &self,
         index: u32,
@@ -263,18 +265,31 @@ impl Inner {
         let (mut tries, mut begun) = (0, begun);
         loop {
             tries += 1;
-            match begun.await {
-                Err(blocker::Error::OutcomeUnknown(_) | blocker::Error::Superseded { .. })
-                    if tries < TRIES =>
-                {
-                    let object = self.space.object(Kind::Data(birth, index));
-                    match self.space.store().info(InfoRequest::new(object)).await {
-                        Ok(_) | Err(blocker::Error::Missing) => begun = send(),
-                        Err(error) => return Err(self.noted(error)),
-                    }
-                }
+            let error = match begun.await {
+                Err(error @ (blocker::Error::OutcomeUnknown(_) | blocker::Error::Superseded { .. })) => error,
+                Err(blocker::Error::Missing) => return Err(self.lost(index, birth).await),
                 answer => return answer.map_err(|error| self.noted(error)),
+            };
+            let object = self.space.object(Kind::Data(birth, index));
+            match self.space.store().info(InfoRequest::new(object)).await {
+                Ok(_) | Err(blocker::Error::Missing) => {}
+                Err(error) => return Err(self.noted(error)),
             }
+            if tries == TRIES {
+                return Err(self.noted(error));
+            }
+            begun = send();
+        }
+    }
+
+    /// Returns why an object that the map has is missing: the volume is another owner's by now, or is damaged.
+    async fn lost(&self, index: u32, birth: u64) -> Error {
+        match self.check_owner_stored().await {
+            Ok(()) => {
+                let object = self.space.object(Kind::Data(birth, index));
+                Error::Damaged(format!("object {object} of the volume is missing"))
+            }
+            Err(error) => error,
         }
     }
 
