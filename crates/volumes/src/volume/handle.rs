@@ -138,7 +138,20 @@ impl Volume {
     /// # Errors
     /// See [`Volume`]; `NoSuchSnapshot`.
     pub async fn changed_extents(&self, since: Option<&str>) -> Result<Vec<Change>> {
-        self.inner.changed_extents(since).await
+        self.inner.changed_extents(since, (0, u64::MAX)).await
+    }
+
+    /// As [`Self::changed_extents`], looking only at what has a part of a range: changes beyond it may be left out.
+    ///
+    /// # Errors
+    /// As [`Self::changed_extents`].
+    pub async fn changed_extents_in(
+        &self,
+        since: Option<&str>,
+        offset: u64,
+        length: u64,
+    ) -> Result<Vec<Change>> {
+        self.inner.changed_extents(since, (offset, length)).await
     }
 
     /// Returns what the volume uses.

@@ -1,12 +1,14 @@
 //! What a volume's owner has in memory, under one lock that is never held across an await.
 
+use std::ops::Range;
+
 use blocker::{Epoch, Version};
 
 use super::BIRTHS_RESERVED;
 use super::drops::Drops;
 use crate::entry::{BIRTH_MAX, Entry, Kind, VolumeId};
 use crate::error::{Error, Result};
-use crate::map::Map;
+use crate::map::{Map, page_of};
 
 use super::overlay::Overlays;
 
@@ -114,10 +116,10 @@ impl State {
         self.overlays.logs.base_of_replaced(index, self.live.get(index))
     }
 
-    /// Returns the map with other entries where there are overlays: entries that no map has.
-    pub(super) fn live_with_overlays(&self) -> Map {
-        let mut map = self.live.clone();
-        for index in self.overlays.indices() {
+    /// Returns pages of the map with other entries where there are overlays: entries that no map has.
+    pub(super) fn live_with_overlays(&self, pages: Range<usize>) -> Map {
+        let mut map = self.live.within(pages.clone());
+        for index in self.overlays.indices().filter(|index| pages.contains(&page_of(*index))) {
             map.set(index, Entry::new(self.volume, (self.birth + 1).min(BIRTH_MAX)));
         }
         map

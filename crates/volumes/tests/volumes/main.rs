@@ -7,6 +7,7 @@ mod deposed;
 mod disk;
 mod elsewhere;
 mod handover;
+mod in_place;
 mod late;
 mod model;
 mod operations;
