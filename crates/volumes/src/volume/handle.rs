@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use blocker::{Durability, Namespace, Segments};
 
+use super::state::Status;
 use super::{Answer, Inner};
 use crate::catalog::check_owner_name;
 use crate::error::Result;
@@ -201,11 +202,18 @@ impl Volume {
         self.inner.close().await
     }
 
+    /// Returns whether the volume was given up for another owner.
+    #[must_use]
+    pub fn is_handed_over(&self) -> bool {
+        self.inner.state.lock().status == Status::HandedOver
+    }
+
     /// As [`Self::close`], for the owner that calls itself `to`: it alone can open the volume then, and need not take it
     /// over. Changes wait only for what others have written while most of it was stored.
     ///
     /// # Errors
-    /// As [`Self::close`]; `Invalid` if no owner can have this name; `Closed` if it was closed before.
+    /// As [`Self::close`]; `Invalid` if no owner can have this name; `Closed` if it was closed before. It can be called again
+    /// for the same owner: what an earlier call has not come to is done then.
     pub async fn hand_over(&self, to: &str) -> Result<()> {
         check_owner_name(to)?;
         self.inner.hand_over(to).await

@@ -413,10 +413,13 @@ impl Inner {
 
     /// Stores everything and gives the volume up for another owner, which opens it without taking it over.
     pub(crate) async fn hand_over(&self, to: &str) -> Result<()> {
-        // Most of it while changes go on.
-        self.flush_as(Durability::Stored).await?;
-        self.clear_drops().await?;
-        self.give_up(Some(to)).await?;
+        // If it was given up by a call that failed after that, the rest is due.
+        if !self.was_handed_over(to).await {
+            // Most of it while changes go on.
+            self.flush_as(Durability::Stored).await?;
+            self.clear_drops().await?;
+            self.give_up(Some(to)).await?;
+        }
         if self.space.is_stamped() {
             return Ok(());
         }
@@ -425,6 +428,13 @@ impl Inner {
             Ok(()) | Err(blocker::Error::Unsupported(_)) => Ok(()),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Returns whether the volume was given up for the owner of this name.
+    async fn was_handed_over(&self, to: &str) -> bool {
+        let recorder = self.recorder.lock().await;
+        let is_its = recorder.head.owner.as_ref().is_some_and(|owner| owner.name == to);
+        is_its && self.state.lock().status == Status::HandedOver
     }
 
     async fn give_up(&self, to: Option<&str>) -> Result<()> {

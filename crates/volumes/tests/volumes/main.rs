@@ -14,6 +14,7 @@ mod operations;
 mod overlays;
 mod quota;
 mod racing;
+mod released;
 mod removal;
 mod settings;
 mod stack;
