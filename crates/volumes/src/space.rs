@@ -120,6 +120,7 @@ async fn load_page(pool: Pool, page: usize, at: Entry) -> Result<(usize, Arc<Pag
     let request = ReadRequest::new(object.clone(), 0, PAGE_BYTES as u64);
     let reply = match pool.store.read(request).await {
         Err(blocker::Error::Missing) => return Err(damaged("it is missing")),
+        Err(blocker::Error::Corrupt(why)) => return Err(damaged(&why)),
         answer => answer?,
     };
     let name = PageName { volume: at.volume(), birth: at.birth(), page: number };
@@ -146,6 +147,7 @@ pub(crate) async fn load_root(pool: &Pool, volume: VolumeId, node: u64) -> Resul
     let bytes = match pool.get(object.clone()).await {
         Ok((bytes, _)) => bytes.to_vec(),
         Err(blocker::Error::Missing) => return Err(damaged("it is missing")),
+        Err(blocker::Error::Corrupt(why)) => return Err(damaged(&why)),
         Err(error) => return Err(error.into()),
     };
     decode_root(&bytes).map_err(|why| damaged(&why))

@@ -155,7 +155,9 @@ impl Inner {
         let is_snapshot = recorder.frozen.as_ref().is_some_and(|frozen| is_made(frozen.id, old, &head));
         let has_same_tree =
             is_snapshot || head.parent == old.parent && have_same_tree(&head.nodes, &old.nodes);
-        let has_same_shape = has_same_tree && head.size_bytes == old.size_bytes;
+        // A larger size takes nothing away: all that is in memory is beside it. Not so what a rollback has made larger.
+        let is_grown = !is_snapshot && head.size_bytes > old.size_bytes && head.root.starts_with(&old.root);
+        let has_same_shape = has_same_tree && (is_grown || head.size_bytes == old.size_bytes);
         // Without a log that is needed, it has not all that was acknowledged.
         let has_same_shape = has_same_shape && self.state.lock().overlays.are_enough(&head.logs);
         if !has_same_shape || head.is_deleted != old.is_deleted || head.origin != old.origin {
@@ -171,6 +173,10 @@ impl Inner {
             let mut state = self.state.lock();
             state.recorded = map;
             state.forget_recorded();
+            if is_grown {
+                state.size_bytes = head.size_bytes;
+                state.live.pages.resize(head.root.len(), None);
+            }
         }
         recorder.head = head;
         if is_snapshot {
