@@ -109,6 +109,10 @@ pub struct Change {
     pub domain: Option<OrderDomain>,
     /// The condition under which the change may happen.
     pub condition: Condition,
+    /// Whether it gives a place to what was acknowledged before. A quota counts such a change and does not refuse it: else
+    /// what it is for could never be stored. A caller keeps what it acknowledges so ahead of its place within a bound, and a
+    /// layer that does not trust its callers may take the change for one as any other.
+    pub settles: bool,
 }
 
 /// What a flush, a claim or an invalidation covers.
@@ -241,6 +245,13 @@ macro_rules! with_change {
             #[must_use]
             pub fn if_version(self, version: Version) -> Self {
                 self.condition(Condition::Version(version))
+            }
+
+            /// Sets whether the change gives a place to what was acknowledged before.
+            #[must_use]
+            pub fn settles(mut self, settles: bool) -> Self {
+                self.change.settles = settles;
+                self
             }
 
             /// Sets all terms of the change.

@@ -127,6 +127,22 @@ fn growth_is_refused_at_the_write_and_what_is_cut_comes_back() {
 }
 
 #[test]
+fn a_change_that_settles_what_was_acknowledged_is_counted_and_not_refused() {
+    for mode in MODES {
+        let mut env = environment(mode);
+        env.write("c", 0, 5).unwrap();
+        assert_refused(env.write("d", 0, 2));
+        let settling = WriteRequest::new(object("d"), 0, vec![7; 2 * BUCKET as usize]).settles(true);
+        env.sim.run(env.cache.write(settling)).unwrap();
+        assert_eq!(env.used(), 12, "{mode}");
+        env.sim.run(env.cache.copy(CopyRequest::new(object("b"), object("e")).settles(true))).unwrap();
+        assert_eq!(env.used(), 14, "{mode}");
+        assert_refused(env.write("f", 0, 1));
+        env.check();
+    }
+}
+
+#[test]
 fn a_change_that_the_store_refuses_takes_nothing() {
     for mode in [WriteMode::Through, WriteMode::Around] {
         let mut env = environment(mode);

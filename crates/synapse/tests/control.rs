@@ -173,6 +173,23 @@ fn a_client_changes_namespaces_only_where_the_server_lets_it() {
 }
 
 #[test]
+fn a_client_exceeds_a_quota_for_what_was_acknowledged_only_where_it_might_set_one() {
+    for is_allowed in [false, true] {
+        let mut config = ServerConfig::default();
+        config.allow_namespace_changes = is_allowed;
+        let (host, backend) = host_with(config);
+        let client = host.client();
+        host.runtime.block_on(async {
+            backend.memory.set_quota(object("o").namespace, Some(3)).await.unwrap();
+            let write = |settles: bool| WriteRequest::new(object("o"), 0, b"four".to_vec()).settles(settles);
+            assert!(matches!(client.write(write(false)).await, Err(Error::OutOfSpace(_))));
+            let settled = client.write(write(true)).await;
+            assert_eq!(settled.is_ok(), is_allowed, "{settled:?}");
+        });
+    }
+}
+
+#[test]
 fn a_request_about_namespaces_needs_the_feature() {
     let limits = Capabilities::full(1 << 20);
     let older = Features(Features::ALL & !Features::NAMESPACES);

@@ -127,8 +127,9 @@ impl Export for VolumeExport {
                 }
                 Context::ChangedSince(snapshot) => {
                     let _alone = attached.comparing.lock().await;
-                    let changes = volume.changed_extents(Some(&snapshot)).await?;
-                    Ok(dirty(&changes, offset, len_bytes.into()))
+                    let len_bytes = u64::from(len_bytes);
+                    let changes = volume.changed_extents_in(Some(&snapshot), offset, len_bytes).await?;
+                    Ok(dirty(&changes, offset, len_bytes))
                 }
             }
         })

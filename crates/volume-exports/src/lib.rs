@@ -112,8 +112,12 @@ impl VolumeExports {
     /// Those of [`volumes::Volume::hand_over`], and of an attempt to attach it.
     pub async fn hand_over(&self, name: &str, to: &str) -> volumes::Result<()> {
         let mut turn = self.table.turn(name).await;
-        // The attached one, if it is.
-        let volume = self.volumes.open(name, OpenOptions::default()).await?;
+        let volume = match turn.volume().filter(|volume| volume.is_handed_over()) {
+            // An earlier call has failed after it was given up: the rest is due.
+            Some(volume) => volume.clone(),
+            // The attached one, if it is.
+            None => self.volumes.open(name, OpenOptions::default()).await?,
+        };
         match volume.hand_over(to).await {
             Ok(()) => {
                 turn.forget();

@@ -7,12 +7,12 @@ use blocker::{Blocker, ClaimRequest, Condition, Durability, Epoch, Scope, Versio
 use crate::depose;
 use crate::entry::{Entry, Kind, VolumeId};
 use crate::error::{Error, Result};
-use crate::format::{Head, Owner};
+use crate::format::{Head, LOGS_MAX, OverlayLog, Owner};
 use crate::limits;
 use crate::map::Map;
 use crate::settings::{Fencing, Options};
 use crate::space::{Pool, Space, load_node};
-use crate::volume::{Inner, Opened, Promises, next_limit};
+use crate::volume::{Inner, Opened, Promises, has_log, load_logs, next_limit};
 
 /// Claims in a row that other owners may overtake.
 const TRIES: u32 = 32;
@@ -58,6 +58,13 @@ pub(crate) async fn attach(
     head.birth_limit = next_limit(birth).unwrap_or(birth);
     head.owner = Some(Owner { epoch: epoch.unwrap_or(0), writer: writer.0, name: options.owner.clone() });
     head.sequence += 1;
+    let promises =
+        Promises { flush_durability: options.flush_durability, records_at_once: options.records_at_once };
+    // What the owner before has left in its logs is not in the map yet: they stay.
+    let has_births = head.birth_limit > birth;
+    let is_logged = has_births && has_log(&space, &head.settings, promises) && head.logs.len() < LOGS_MAX;
+    let log = is_logged.then_some(OverlayLog { birth, key: writer.0 });
+    head.logs.extend(log);
     let head_version = replace_head(&space, (&before, version), &head).await?;
     let loaded = async {
         if is_limited {
@@ -66,9 +73,10 @@ pub(crate) async fn attach(
         if before.owner.as_ref().is_some_and(|owner| owner.writer != 0) {
             depose::renew_pages(&space, &head).await?;
         }
-        load(pool, &head).await
+        let (live, parent_root, parent) = load(pool, &head).await?;
+        Ok((live, parent_root, parent, load_logs(pool, volume, &before.logs).await?))
     };
-    let (live, parent_root, parent) = match loaded.await {
+    let (live, parent_root, parent, logged) = match loaded.await {
         Ok(loaded) => loaded,
         Err(error) => {
             // It is not open here: as it was, under a new number. If that fails as well, a takeover helps.
@@ -79,10 +87,11 @@ pub(crate) async fn attach(
     if let Some(newest) = newest {
         pool.left.know(volume, newest);
     }
-    let promises =
-        Promises { flush_durability: options.flush_durability, records_at_once: options.records_at_once };
-    let room = Arc::clone(&pool.room);
-    Ok(Inner::new(Opened { space, head, head_version, live, parent_root, parent, birth, promises, room }))
+    let (birth, room) = (birth + u64::from(log.is_some()), Arc::clone(&pool.room));
+    let opened = Opened { space, head, head_version, live, parent_root, parent, birth, promises, room };
+    let inner = Inner::new(opened);
+    inner.take_over_logs(logged, log);
+    Ok(inner)
 }
 
 /// Returns the map of a volume, and the pages and the map of the snapshot that it comes after.

@@ -168,8 +168,10 @@ impl Volumes {
             }
             for object in found {
                 let kind = Kind::of(&object.name);
-                let is_named =
-                    kind.is_some_and(|kind| kind == Kind::Head || names.contains_key(&(view.volume(), kind)));
+                let is_named = kind.is_some_and(|kind| {
+                    let is_one = kind == Kind::Head || view.is_logged(kind);
+                    is_one || names.contains_key(&(view.volume(), kind))
+                });
                 // What clones have of it one of its own nodes has, which is there for them: those that were not read
                 // name nothing else here.
                 if is_named {

@@ -75,6 +75,8 @@ pub(crate) enum Kind {
     Page(u64, u32),
     /// Data: its birth and place in the volume.
     Data(u64, u32),
+    /// A part of a log of overlays: the birth of the log, and the number of the part.
+    Overlay(u64, u32),
 }
 
 impl Kind {
@@ -85,6 +87,7 @@ impl Kind {
             Self::Root(node) => format!("r/{node:09x}").into_bytes(),
             Self::Page(birth, page) => in_place(b'm', birth, page),
             Self::Data(birth, index) => in_place(b'd', birth, index),
+            Self::Overlay(birth, part) => in_place(b'o', birth, part),
         };
         Name::new(text).expect("less than 255 bytes")
     }
@@ -100,6 +103,7 @@ impl Kind {
             ("r", Some(node), None) => Self::Root(birth(node)?),
             ("m", Some(born), Some(page)) => Self::Page(birth(born)?, place(page)?),
             ("d", Some(born), Some(index)) => Self::Data(birth(born)?, place(index)?),
+            ("o", Some(born), Some(part)) => Self::Overlay(birth(born)?, place(part)?),
             _ => return None,
         };
         (kind.name() == *name).then_some(kind)
@@ -139,7 +143,8 @@ mod tests {
 
     #[test]
     fn names_are_read_back_and_no_other_names() {
-        for kind in [Kind::Head, Kind::Root(7), Kind::Page(1, 2), Kind::Data(BIRTH_MAX, u32::MAX)] {
+        let last = Kind::Data(BIRTH_MAX, u32::MAX);
+        for kind in [Kind::Head, Kind::Root(7), Kind::Page(1, 2), last, Kind::Overlay(7, 15)] {
             assert_eq!(Kind::of(&kind.name()), Some(kind));
         }
         let text = |kind: Kind| kind.name().to_string();

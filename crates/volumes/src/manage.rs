@@ -13,7 +13,7 @@ use crate::limits;
 use crate::map::Map;
 use crate::settings::{Change, Settings, Usage};
 use crate::space::{Space, load_node, load_root};
-use crate::volume::{Inner, changes, snapshot_all, usage};
+use crate::volume::{Inner, changes, overlaid, snapshot_all, usage};
 use crate::volumes::{Volumes, check_size};
 
 /// The largest number of volumes with a snapshot at one instant.
@@ -233,6 +233,7 @@ impl Volumes {
                 load_node(&self.pool, head.volume, node, (&head.root, &live)).await?.1
             }
         };
+        let live = overlaid(&self.pool, head.volume, &head.logs, (live, head.object_bytes)).await?;
         Ok(usage(head.volume, head.size_bytes, head.object_bytes, (&live, &parent)))
     }
 
@@ -270,6 +271,8 @@ impl Volumes {
             }
             None => (head.root.clone(), self.live_map(&head).await?, head.size_bytes),
         };
+        let logs = if to.is_none() { &head.logs[..] } else { &[] };
+        let overlaid = overlaid(&self.pool, volume, logs, (new.clone(), head.object_bytes)).await?;
         let old = match from {
             Some(from) => {
                 let node = node(from)?;
@@ -281,7 +284,7 @@ impl Volumes {
         for name in [from, to].into_iter().flatten() {
             self.pool.check_there(volume, node(name)?.id, name).await?;
         }
-        Ok(changes(&old, &new, size_bytes, head.object_bytes))
+        Ok(changes(&old, &overlaid, size_bytes, head.object_bytes))
     }
 
     /// Makes a volume of a snapshot, or of a volume as it is now. No data are copied: it has what its origin
@@ -336,6 +339,7 @@ impl Volumes {
                 settings: head.settings.read_only(false),
                 nodes: Vec::new(),
                 root,
+                logs: Vec::new(),
             };
             self.make(new, &head).await
         };

@@ -1,5 +1,6 @@
 //! A volume's map in memory: 2 MiB for each TiB. Maps of one tree share the pages in which they agree.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::entry::Entry;
@@ -28,6 +29,12 @@ impl Map {
         let (page, at) = place(index);
         let page = self.pages[page].get_or_insert_with(|| Arc::new([Entry::HOLE; PAGE_ENTRIES]));
         Arc::make_mut(page)[at] = entry;
+    }
+
+    /// Returns the map with holes where it has other pages.
+    pub(crate) fn within(&self, pages: Range<usize>) -> Self {
+        let kept = self.pages.iter().enumerate().take(pages.end);
+        Self { pages: kept.map(|(at, page)| page.clone().filter(|_| pages.contains(&at))).collect() }
     }
 
     /// Returns whether a page is the same memory, or holes, in both.
@@ -62,6 +69,11 @@ impl Map {
             entries.filter(move |(index, entry)| other.get(*index) != *entry)
         })
     }
+}
+
+/// Returns the page that has the entry of a place.
+pub(crate) fn page_of(index: u32) -> usize {
+    place(index).0
 }
 
 fn place(index: u32) -> (usize, usize) {

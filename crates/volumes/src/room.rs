@@ -15,6 +15,11 @@ impl Room {
         Arc::new(Self { bytes_max, used_bytes: AtomicU64::new(0) })
     }
 
+    /// Returns whether there is any memory.
+    pub(crate) fn is_any(&self) -> bool {
+        self.bytes_max > 0
+    }
+
     /// Returns whether there is room for as many bytes more. Volumes that ask at once may together take a little more.
     pub(crate) fn has(&self, bytes: u64) -> bool {
         self.used_bytes.load(Ordering::Relaxed).saturating_add(bytes) <= self.bytes_max

@@ -130,14 +130,15 @@ pub struct Options {
     /// What a flush of a volume promises, as long as it has no new object to record: *journaled* is enough
     /// where the cache below has a journal. *Stored* unless set.
     pub flush_durability: Durability,
-    /// Whether a write is answered only once the map that names its object is stored. Then what was acknowledged
-    /// is there after a kill of this process, if the layer below keeps what it has acknowledged: a cache that
+    /// Whether a write is answered only once the map that names its object is stored, or a log has it. Then what
+    /// was acknowledged is there after a kill of this process, if the layer below keeps what it has acknowledged: a cache that
     /// writes through, or one with a journal. For clients that reconnect and go on, as those of NBD do: they
     /// do not know that the cache that they had written to is gone, and the flush that follows would promise
-    /// what is lost. It costs a flush with the first write to each object. Not so unless set.
+    /// what is lost. It costs a flush with the first write to each new object. Not so unless set.
     pub records_at_once: bool,
     /// The memory in bytes, of all open volumes together, for writes to objects that snapshots have and that are not
-    /// copied yet. Without room such a write waits for the copy. 64 MiB unless set; with 0 each waits.
+    /// copied yet. Without room such a write waits for the copy. 64 MiB unless set; with 0 each waits, and volumes
+    /// have no logs.
     pub overlay_bytes_max: u64,
 }
 

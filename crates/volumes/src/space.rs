@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use blocker::{
     Blocker, BlockerExt, Capabilities, Change, Condition, DeleteRequest, Durability, FlushRequest,
-    InvalidateRequest, Namespace, ObjectId, OrderDomain, ReadRequest, Scope, Segments, Stamp, Version,
-    WriteFullRequest,
+    InvalidateRequest, Namespace, ObjectId, OrderDomain, Quota, ReadRequest, Reply, Scope, Segments, Stamp,
+    Version, WriteFullRequest,
 };
 use futures_util::TryStreamExt;
 
@@ -120,6 +120,7 @@ async fn load_page(pool: Pool, page: usize, at: Entry) -> Result<(usize, Arc<Pag
     let request = ReadRequest::new(object.clone(), 0, PAGE_BYTES as u64);
     let reply = match pool.store.read(request).await {
         Err(blocker::Error::Missing) => return Err(damaged("it is missing")),
+        Err(blocker::Error::Corrupt(why)) => return Err(damaged(&why)),
         answer => answer?,
     };
     let name = PageName { volume: at.volume(), birth: at.birth(), page: number };
@@ -146,6 +147,7 @@ pub(crate) async fn load_root(pool: &Pool, volume: VolumeId, node: u64) -> Resul
     let bytes = match pool.get(object.clone()).await {
         Ok((bytes, _)) => bytes.to_vec(),
         Err(blocker::Error::Missing) => return Err(damaged("it is missing")),
+        Err(blocker::Error::Corrupt(why)) => return Err(damaged(&why)),
         Err(error) => return Err(error.into()),
     };
     decode_root(&bytes).map_err(|why| damaged(&why))
@@ -199,15 +201,36 @@ impl Space {
         change
     }
 
-    /// Replaces an object, *stored* when this returns.
+    /// As [`Self::change`], of a change that gives a place to what was acknowledged: no quota refuses it.
+    pub(crate) fn settling(&self, durability: Durability, condition: Condition) -> Change {
+        let mut change = self.change(durability, condition);
+        change.settles = true;
+        change
+    }
+
+    /// Replaces an object, *stored* when this returns. No quota refuses it: what the volume has acknowledged is found by such
+    /// objects.
     pub(crate) async fn put(
         &self,
         kind: Kind,
         bytes: Vec<u8>,
         condition: Condition,
     ) -> Result<Version, blocker::Error> {
-        let object = self.object(kind);
-        let request = WriteFullRequest::new(object, bytes).change(self.change(Durability::Stored, condition));
+        self.put_as(kind, bytes, self.settling(Durability::Stored, condition)).await
+    }
+
+    /// As [`Self::put`], of an object that a quota may refuse.
+    pub(crate) async fn put_if_room(
+        &self,
+        kind: Kind,
+        bytes: Vec<u8>,
+        condition: Condition,
+    ) -> Result<Version, blocker::Error> {
+        self.put_as(kind, bytes, self.change(Durability::Stored, condition)).await
+    }
+
+    async fn put_as(&self, kind: Kind, bytes: Vec<u8>, change: Change) -> Result<Version, blocker::Error> {
+        let request = WriteFullRequest::new(self.object(kind), bytes).change(change);
         let reply = self.store().write_full(request).await?;
         match self.ensure_stored(kind, reply.durability).await {
             Ok(()) => Ok(reply.version),
@@ -230,6 +253,11 @@ impl Space {
     pub(crate) async fn flush(&self, durability: Durability) -> Result<(), blocker::Error> {
         let scope = Scope::Domain(self.namespace.clone(), DOMAIN);
         self.store().flush(FlushRequest::new(scope).durability(durability)).await.map(drop)
+    }
+
+    /// Returns what the volume may use and what it uses.
+    pub(crate) fn quota(&self) -> Reply<Quota> {
+        self.store().control().quota(self.namespace.clone())
     }
 
     /// Returns all objects of the volume, whether a map names them or not.

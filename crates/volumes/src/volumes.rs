@@ -111,6 +111,7 @@ impl Volumes {
             settings: settings.object_bytes(object_bytes),
             nodes: Vec::new(),
             root: vec![Entry::HOLE; pages_of(size_bytes, object_bytes)],
+            logs: Vec::new(),
         };
         self.make(name, &head).await
     }

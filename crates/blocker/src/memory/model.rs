@@ -447,7 +447,7 @@ impl Model {
         new_size: u64,
         act: impl FnOnce(&mut Vec<u8>),
     ) -> Done {
-        self.check_room(object, new_size)?;
+        self.check_room(object, new_size, change.settles)?;
         self.account(object, Some(new_size));
         self.change_count += 1;
         let mut version = self.fresh_version();
@@ -466,7 +466,7 @@ impl Model {
         Ok((version, content.data.len() as u64))
     }
 
-    fn check_room(&self, object: &ObjectId, new_size: u64) -> Result<()> {
+    fn check_room(&self, object: &ObjectId, new_size: u64, settles: bool) -> Result<()> {
         let old = self.charge(object);
         let new = OBJECT_OVERHEAD_BYTES + object.name.as_bytes().len() as u64 + new_size;
         if new <= old {
@@ -477,7 +477,7 @@ impl Model {
         }
         let quota = self.quotas.get(&object.namespace).copied().unwrap_or(u64::MAX);
         let used = self.used_by.get(&object.namespace).copied().unwrap_or(0);
-        if used - self.size(object) + new_size > quota {
+        if !settles && used - self.size(object) + new_size > quota {
             return Err(full("the namespace has used up its quota"));
         }
         Ok(())

@@ -91,7 +91,8 @@ async fn copy_below(
     let resize = match shared.quotas.has(shared.index.namespace_of(target.at())) {
         true => {
             let (_, from) = sizes(&source, call, |size| size.unwrap_or(0)).await?;
-            Some(Resize::begin(shared, &target, sizes(&target, call, |_| from).await?)?)
+            let sizes = sizes(&target, call, |_| from).await?;
+            Some(Resize::begin(shared, &target, sizes, change.settles)?)
         }
         false => None,
     };

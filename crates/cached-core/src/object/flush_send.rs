@@ -34,6 +34,8 @@ impl Terms<'_> {
         let mut change = Change::default();
         change.durability = Durability::Stored;
         change.domain = self.domain;
+        // A quota has counted it when it was acknowledged, if there is one here.
+        change.settles = true;
         change.stamp = own_stamp(self.shared, &self.id.namespace).await?;
         Ok(change)
     }

@@ -44,8 +44,18 @@ async fn count_once(shared: &Arc<Shared>, number: u16, namespace: &Namespace) ->
 /// Notes that the size of an object changes, before and after.
 ///
 /// # Errors
-/// `OutOfSpace` if the namespace would have more than its quota.
-pub(crate) fn change_size(shared: &Shared, number: u16, id: &ObjectId, sizes: (u64, u64)) -> Result<()> {
+/// `OutOfSpace` if the namespace would have more than its quota, unless the change `settles` what was acknowledged.
+pub(crate) fn change_size(
+    shared: &Shared,
+    number: u16,
+    id: &ObjectId,
+    sizes: (u64, u64),
+    settles: bool,
+) -> Result<()> {
+    if settles {
+        shared.quotas.note(number, id, sizes);
+        return Ok(());
+    }
     let changed = shared.quotas.change(number, id, sizes);
     if changed.is_err() {
         add(&shared.namespaces.record(number).metrics.quota_refusals, 1);
@@ -71,10 +81,15 @@ impl Resize {
     /// Counts the change.
     ///
     /// # Errors
-    /// `OutOfSpace` if the namespace would have more than its quota.
-    pub(crate) fn begin(shared: &Arc<Shared>, handle: &Handle, sizes: (u64, u64)) -> Result<Self> {
+    /// As [`change_size`].
+    pub(crate) fn begin(
+        shared: &Arc<Shared>,
+        handle: &Handle,
+        sizes: (u64, u64),
+        settles: bool,
+    ) -> Result<Self> {
         let (namespace, id) = (shared.index.namespace_of(handle.at()), handle.id().clone());
-        change_size(shared, namespace, &id, sizes)?;
+        change_size(shared, namespace, &id, sizes, settles)?;
         shared.quotas.begin_forward(namespace, &id, sizes.1);
         Ok(Self { shared: Arc::clone(shared), namespace, id, sizes, has_ended: false })
     }

@@ -301,7 +301,7 @@ fn apply(
         match request.log {
             // It has been acknowledged.
             LogTerms::Again(..) => shared.quotas.note(env.namespace, id, sizes),
-            _ => change_size(shared, env.namespace, id, sizes).map_err(Blocked::Failed)?,
+            _ => change_size(shared, env.namespace, id, sizes, change.settles).map_err(Blocked::Failed)?,
         }
         made = moment(object);
         logged = log_change(shared, object, env, request, made, room)

@@ -121,7 +121,8 @@ async fn forward(
         it.change.condition = store_condition(&handle, it.change.condition, it.call).await?;
     }
     // Before its turn is waited for: what is refused takes none.
-    let resize = sizes.map(|sizes| Resize::begin(shared, &handle, sizes)).transpose()?;
+    let settles = it.change.settles;
+    let resize = sizes.map(|sizes| Resize::begin(shared, &handle, sizes, settles)).transpose()?;
     let class = Class::of(it.call.priority);
     let asking = begin(shared, namespace, (Lane::Change, class), it.mutation.sent_bytes()).await?;
     let own_stamp = own_stamp(shared, &id.namespace).await?;

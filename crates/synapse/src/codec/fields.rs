@@ -17,13 +17,16 @@ pub(super) fn object(head: &Head<'_>, names: &mut Names) -> Result<ObjectId, Err
     Ok(ObjectId::new(names.namespace(head.namespace)?, names.name(head.name)?))
 }
 
+/// The hint that a change gives a place to what was acknowledged before.
+const SETTLES: u32 = 1 << 3;
+
 pub(super) fn put_call(header: &mut Header, call: &Call, now: Timestamp) {
     if let Some(deadline) = call.deadline {
         header.flags.put(Flags::DEADLINE, true);
         // Rounded up: the caller's own timer decides.
         header.deadline_us = deadline.0.saturating_sub(now.0).div_ceil(1000);
     }
-    header.hints = call.hints.bits();
+    header.hints = call.hints.bits() & !SETTLES;
     header.priority = match call.priority {
         Priority::Low => 0,
         Priority::Normal => 1,
@@ -36,7 +39,7 @@ pub(super) fn take_call(header: &Header, now: Timestamp) -> Call {
     if header.flags.has(Flags::DEADLINE) {
         call.deadline = Some(now + Duration::from_micros(header.deadline_us));
     }
-    call.hints = Hints::from_bits(header.hints);
+    call.hints = Hints::from_bits(header.hints & !SETTLES);
     call.priority = match header.priority {
         0 => Priority::Low,
         2 => Priority::Urgent,
@@ -62,6 +65,9 @@ pub(super) fn put_change<'a>(
         header.domain = domain.0;
     }
     (header.condition, header.version) = condition_bytes(change.condition);
+    if change.settles {
+        header.hints |= SETTLES;
+    }
 }
 
 pub(super) fn take_change(header: &Header) -> Result<Change, Error> {
@@ -75,6 +81,7 @@ pub(super) fn take_change(header: &Header) -> Result<Change, Error> {
         change.domain = Some(OrderDomain(header.domain));
     }
     change.condition = condition_of(header.condition, header.version)?;
+    change.settles = header.hints & SETTLES != 0;
     Ok(change)
 }
 

@@ -151,6 +151,22 @@ impl Request {
         }
     }
 
+    /// Returns the terms of the change that it asks for, if it does.
+    pub(crate) fn change_mut(&mut self) -> Option<&mut Change> {
+        Some(match self {
+            Self::Write(r) => &mut r.change,
+            Self::WriteZeroes(r) => &mut r.change,
+            Self::WriteRuns(r) => &mut r.change,
+            Self::Discard(r) => &mut r.change,
+            Self::CompareAndWrite(r) => &mut r.change,
+            Self::WriteFull(r) => &mut r.change,
+            Self::Truncate(r) => &mut r.change,
+            Self::Delete(r) => &mut r.change,
+            Self::Copy(r) => &mut r.change,
+            _ => return None,
+        })
+    }
+
     /// Puts the context of another span into its call options, if it has any.
     pub fn set_trace(&mut self, trace: TraceContext) {
         let call = match self {

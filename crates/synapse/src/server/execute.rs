@@ -17,7 +17,13 @@ pub(super) enum Step {
 
 impl Shared {
     /// Executes a request that has been decoded.
-    pub(super) fn execute(&self, request: Request) -> Step {
+    pub(super) fn execute(&self, mut request: Request) -> Step {
+        if !self.config.allow_namespace_changes
+            && let Some(change) = request.change_mut()
+        {
+            // A client that may not set quotas may not exceed them.
+            change.settles = false;
+        }
         if let Some(limit_bytes) = self.exceeds(&request) {
             return Step::Ready(Outcome::Failed(Error::TooLarge { limit_bytes }));
         }

@@ -5,13 +5,16 @@ use blocker::WriteMode;
 
 use super::reader::{Reader, put_text, sealed};
 use super::root::{pages, put_pages};
-use super::{NODES_MAX, PAGES_MAX, pages_of};
+use super::{LOGS_MAX, NODES_MAX, PAGES_MAX, pages_of};
 use crate::entry::{BIRTH_MAX, Entry, VOLUME_MAX, VolumeId};
 use crate::settings::{Rates, Settings};
 
 const MAGIC: &[u8; 8] = b"cvolhead";
 const VERSION_WITHOUT_RATES: u32 = 1;
 const VERSION_WITH_RATES: u32 = 2;
+const VERSION_WITH_LOGS: u32 = 3;
+/// What a log takes.
+const LOG_BYTES: usize = 24;
 /// The least that a node takes.
 const NODE_BYTES_MIN: usize = 34;
 
@@ -47,6 +50,15 @@ pub(crate) struct Node {
     pub(crate) name: String,
 }
 
+/// A log that has overlays of a volume: what was written over objects that are not copied yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct OverlayLog {
+    /// The birth in the names of its parts, which no other log has.
+    pub(crate) birth: u64,
+    /// In each of its records. No client of the volume knows it, so none can write what looks like a record.
+    pub(crate) key: u128,
+}
+
 /// See the module.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Head {
@@ -68,6 +80,8 @@ pub(crate) struct Head {
     pub(crate) nodes: Vec<Node>,
     /// Where each page of the map lies; a hole where a page has none but holes.
     pub(crate) root: Vec<Entry>,
+    /// The oldest first. None if there is nothing that the maps do not have: so once it was given up.
+    pub(crate) logs: Vec<OverlayLog>,
 }
 
 impl Head {
@@ -84,7 +98,11 @@ impl Head {
         let put = |into: &mut Vec<u8>, number: u64| into.extend_from_slice(&number.to_le_bytes());
         let rates = self.settings.rates;
         let has_rates = rates != Rates::default();
-        let version = if has_rates { VERSION_WITH_RATES } else { VERSION_WITHOUT_RATES };
+        let version = match (self.logs.is_empty(), has_rates) {
+            (false, _) => VERSION_WITH_LOGS,
+            (true, true) => VERSION_WITH_RATES,
+            (true, false) => VERSION_WITHOUT_RATES,
+        };
         bytes.extend_from_slice(&version.to_le_bytes());
         bytes.extend_from_slice(&self.volume.0.to_le_bytes());
         for number in [self.sequence, self.size_bytes, self.object_bytes, self.birth_limit] {
@@ -108,8 +126,15 @@ impl Head {
             Some(WriteMode::ReadOnly) => 4,
         });
         put(&mut bytes, self.settings.quota_bytes_max.unwrap_or(u64::MAX));
-        if has_rates {
+        if version >= VERSION_WITH_RATES {
             rates.by_key().iter().for_each(|(_, value)| put(&mut bytes, value.unwrap_or(u64::MAX)));
+        }
+        if version >= VERSION_WITH_LOGS {
+            bytes.extend_from_slice(&u32::try_from(self.logs.len()).expect("at most 8 logs").to_le_bytes());
+            for log in &self.logs {
+                put(&mut bytes, log.birth);
+                bytes.extend_from_slice(&log.key.to_le_bytes());
+            }
         }
         let count = u32::try_from(self.nodes.len()).expect("at most 4096 nodes");
         bytes.extend_from_slice(&count.to_le_bytes());
@@ -125,7 +150,7 @@ impl Head {
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
         let (mut reader, version) =
-            Reader::open_one_of(bytes, MAGIC, VERSION_WITHOUT_RATES..=VERSION_WITH_RATES)?;
+            Reader::open_one_of(bytes, MAGIC, VERSION_WITHOUT_RATES..=VERSION_WITH_LOGS)?;
         let volume = VolumeId(reader.u32()?);
         let (sequence, size_bytes) = (reader.u64()?, reader.u64()?);
         let (object_bytes, birth_limit) = (reader.u64()?, reader.u64()?);
@@ -149,12 +174,21 @@ impl Head {
         let mut limit = || Ok::<_, String>(Some(reader.u64()?).filter(|value| *value != u64::MAX));
         let quota_bytes_max = limit()?;
         let mut rates = Rates::default();
-        if version == VERSION_WITH_RATES {
+        if version >= VERSION_WITH_RATES {
             rates.store_requests_per_second_max = limit()?;
             rates.store_bytes_per_second_max = limit()?;
             rates.store_burst_ms = limit()?;
-            if rates == Rates::default() {
+            if rates == Rates::default() && version == VERSION_WITH_RATES {
                 return Err("it has no rates, and its format says that it has".into());
+            }
+        }
+        let mut logs = Vec::new();
+        if version >= VERSION_WITH_LOGS {
+            for _ in 0..reader.count(LOGS_MAX, LOG_BYTES)? {
+                logs.push(OverlayLog { birth: reader.u64()?, key: reader.u128()? });
+            }
+            if logs.is_empty() {
+                return Err("it has no logs, and its format says that it has".into());
             }
         }
         let mut nodes = Vec::new();
@@ -188,6 +222,7 @@ impl Head {
             },
             nodes,
             root,
+            logs,
         };
         head.check(flags)?;
         Ok(head)
@@ -210,6 +245,8 @@ impl Head {
             && is_volume(self.volume)
             && self.origin.is_none_or(|origin| is_volume(origin.volume) && origin.node != 0)
             && (1..=BIRTH_MAX + 1).contains(&self.birth_limit)
+            && self.logs.iter().all(|log| (1..self.birth_limit).contains(&log.birth))
+            && self.logs.is_sorted_by(|one, next| one.birth < next.birth)
             && self.root.len() == pages_of(self.size_bytes, self.object_bytes)
             && self.root.len() <= PAGES_MAX;
         if is_whole { Ok(()) } else { Err("its numbers contradict each other".into()) }

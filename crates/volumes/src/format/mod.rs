@@ -3,12 +3,14 @@
 
 mod catalog;
 mod head;
+mod overlay;
 mod page;
 mod reader;
 mod root;
 
 pub(crate) use catalog::CatalogEntry;
-pub(crate) use head::{Head, Node, Origin, Owner};
+pub(crate) use head::{Head, Node, Origin, OverlayLog, Owner};
+pub(crate) use overlay::{OverlayRecord, Place, overlay_records};
 pub(crate) use page::{
     PAGE_BYTES, PAGE_ENTRIES, Page, PageName, SECTOR_BYTES, SECTOR_ENTRIES, decode_page, encode_sector,
 };
@@ -18,6 +20,8 @@ pub(crate) use root::{decode_root, encode_root};
 pub(crate) const PAGES_MAX: usize = 1 << 16;
 /// The largest number of snapshots of a volume, with and without a name.
 pub(crate) const NODES_MAX: usize = 4096;
+/// The largest number of logs of overlays of a volume.
+pub(crate) const LOGS_MAX: usize = 8;
 /// The longest name of a volume, a snapshot or an owner, in bytes.
 pub(crate) const NAME_BYTES_MAX: usize = 200;
 
@@ -60,6 +64,7 @@ mod tests {
             settings: Settings::default().write(WriteMode::Back).quota_bytes_max(7).object_bytes(4 << 20),
             nodes: vec![node(4, 0, "monday"), node(12, 4, "")],
             root: vec![Entry::new(VolumeId(5), 17), Entry::HOLE, Entry::new(VolumeId(2), 1)],
+            logs: Vec::new(),
         }
     }
 
@@ -89,6 +94,11 @@ mod tests {
         limited.settings.rates.store_burst_ms = Some(0);
         assert_eq!(Head::decode(&limited.encode()), Ok(limited.clone()));
         refuses_damage(&limited.encode(), Head::decode);
+        for mut open in [head.clone(), limited] {
+            open.logs = vec![OverlayLog { birth: 7, key: 0 }, OverlayLog { birth: 4999, key: 1 << 99 }];
+            assert_eq!(Head::decode(&open.encode()), Ok(open.clone()));
+            refuses_damage(&open.encode(), Head::decode);
+        }
         assert_eq!(decode_root(&encode_root(&head.root)), Ok(head.root.clone()));
         refuses_damage(&encode_root(&head.root), decode_root);
         let entry = CatalogEntry { volume: VolumeId(77) };
@@ -98,7 +108,7 @@ mod tests {
 
     #[test]
     fn a_head_that_contradicts_itself_is_refused_though_its_checksum_is_right() {
-        let wrong: [fn(&mut Head); 9] = [
+        let wrong: [fn(&mut Head); 13] = [
             |head| head.root.push(Entry::HOLE),
             |head| head.object_bytes = 5000,
             |head| head.object_bytes = 0,
@@ -108,6 +118,10 @@ mod tests {
             |head| head.nodes[1].id = 5000,
             |head| head.birth_limit = 0,
             |head| head.volume = VolumeId(0),
+            |head| head.logs = vec![OverlayLog { birth: 0, key: 1 }],
+            |head| head.logs = vec![OverlayLog { birth: 5000, key: 1 }],
+            |head| head.logs = vec![OverlayLog { birth: 9, key: 1 }; 2],
+            |head| head.logs = (1..10).map(|birth| OverlayLog { birth, key: 1 }).collect(),
         ];
         for (at, wrong) in wrong.iter().enumerate() {
             let mut head = head();

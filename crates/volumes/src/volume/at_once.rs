@@ -120,14 +120,18 @@ impl Inner {
             if !state.has_births() {
                 return None;
             }
+            if state.logged_base(piece.index).is_some() {
+                return None;
+            }
             state.own_birth(piece.index)
         };
         let content = Content::Data(data.clone());
         let Some(birth) = birth else {
+            self.look_at_quota_at_once(&piece);
             let is_kept = self.keep_over(&piece, &content, durability).ok()?;
             return is_kept.then_some(Answer::Ready(Ok(Durability::Cached)));
         };
-        let begun = match self.send(&piece, birth, &content, durability, Condition::None) {
+        let begun = match self.send(&piece, birth, &content, durability, Condition::Present) {
             // Before more than *cached* is promised, `settle` checks that the volume is still this owner's.
             Reply::Ready(Ok(_)) if durability == Durability::Cached && self.is_kept(piece.index) => {
                 return Some(Answer::Ready(Ok(durability)));

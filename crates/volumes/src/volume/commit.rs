@@ -3,9 +3,9 @@
 use async_lock::MutexGuard;
 use blocker::{Condition, Epoch, Error as Store, InfoRequest, InvalidateRequest, Scope, Version};
 
-use super::state::Status;
-use super::{BIRTHS_RESERVED, Inner, Recorder};
-use crate::entry::{BIRTH_MAX, Kind};
+use super::state::{Status, next_limit};
+use super::{Inner, Recorder};
+use crate::entry::Kind;
 use crate::error::{Error, Result};
 use crate::format::{Head, Node};
 
@@ -49,6 +49,7 @@ impl Inner {
         let mut tries = 0;
         // Whether an earlier try may still be made.
         let mut may_come = false;
+        let _sending = Sending::new(self);
         loop {
             tries += 1;
             self.state.lock().in_flight = Some(bytes.clone());
@@ -154,7 +155,11 @@ impl Inner {
         let is_snapshot = recorder.frozen.as_ref().is_some_and(|frozen| is_made(frozen.id, old, &head));
         let has_same_tree =
             is_snapshot || head.parent == old.parent && have_same_tree(&head.nodes, &old.nodes);
-        let has_same_shape = has_same_tree && head.size_bytes == old.size_bytes;
+        // A larger size takes nothing away: all that is in memory is beside it. Not so what a rollback has made larger.
+        let is_grown = !is_snapshot && head.size_bytes > old.size_bytes && head.root.starts_with(&old.root);
+        let has_same_shape = has_same_tree && (is_grown || head.size_bytes == old.size_bytes);
+        // Without a log that is needed, it has not all that was acknowledged.
+        let has_same_shape = has_same_shape && self.state.lock().overlays.are_enough(&head.logs);
         if !has_same_shape || head.is_deleted != old.is_deleted || head.origin != old.origin {
             self.state.lock().set_status(Status::Interrupted);
             return Err(Error::Interrupted);
@@ -164,7 +169,15 @@ impl Inner {
         recorder
             .page_versions
             .retain(|page, _| old.root.get(*page as usize) == head.root.get(*page as usize));
-        self.state.lock().recorded = map;
+        {
+            let mut state = self.state.lock();
+            state.recorded = map;
+            state.forget_recorded();
+            if is_grown {
+                state.size_bytes = head.size_bytes;
+                state.live.pages.resize(head.root.len(), None);
+            }
+        }
         recorder.head = head;
         if is_snapshot {
             self.note_snapshot(recorder);
@@ -265,12 +278,21 @@ fn is_made(id: u64, old: &Head, new: &Head) -> bool {
     is_last && before == old.nodes && new.root == old.root
 }
 
-/// Returns the limit to store so that births from `birth` on can be used.
-pub(crate) fn next_limit(birth: u64) -> Result<u64> {
-    if birth + BIRTHS_RESERVED > BIRTH_MAX {
-        return Err(Error::Limit(
-            "the volume has used up its births: export it and import it as a new one".into(),
-        ));
+/// A head is being sent as long as it lives: it is not in doubt as one is that nothing was heard of.
+struct Sending<'a>(&'a Inner);
+
+impl<'a> Sending<'a> {
+    fn new(inner: &'a Inner) -> Self {
+        let mut state = inner.state.lock();
+        // Not where it is not known what became of the one before.
+        state.is_sending = state.in_flight.is_none();
+        drop(state);
+        Self(inner)
     }
-    Ok(birth + BIRTHS_RESERVED)
+}
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().is_sending = false;
+    }
 }

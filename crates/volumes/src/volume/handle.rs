@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use blocker::{Durability, Namespace, Segments};
 
+use super::state::Status;
 use super::{Answer, Inner};
 use crate::catalog::check_owner_name;
 use crate::error::Result;
@@ -138,7 +139,20 @@ impl Volume {
     /// # Errors
     /// See [`Volume`]; `NoSuchSnapshot`.
     pub async fn changed_extents(&self, since: Option<&str>) -> Result<Vec<Change>> {
-        self.inner.changed_extents(since).await
+        self.inner.changed_extents(since, (0, u64::MAX)).await
+    }
+
+    /// As [`Self::changed_extents`], looking only at what has a part of a range: changes beyond it may be left out.
+    ///
+    /// # Errors
+    /// As [`Self::changed_extents`].
+    pub async fn changed_extents_in(
+        &self,
+        since: Option<&str>,
+        offset: u64,
+        length: u64,
+    ) -> Result<Vec<Change>> {
+        self.inner.changed_extents(since, (offset, length)).await
     }
 
     /// Returns what the volume uses.
@@ -164,9 +178,10 @@ impl Volume {
     }
 
     /// Copies the objects that were written to since the last snapshot and are not copied yet. A short write to such an
-    /// object is kept in memory, so that it waits for no copy. Call this when [`Self::merge_due`] returns, beside all
-    /// else: the memory has a limit ([`Options::overlay_bytes_max`](crate::Options::overlay_bytes_max)), and when it is
-    /// full writes wait again. A flush, a snapshot and [`Self::close`] do it as well.
+    /// object is kept in memory, and logged where the options want every write to outlive the process, so that it waits
+    /// for no copy. Call this when [`Self::merge_due`] returns, beside all else: memory
+    /// ([`Options::overlay_bytes_max`](crate::Options::overlay_bytes_max)) and log have a limit, and when one is full
+    /// writes wait again. A snapshot and [`Self::close`] do it as well, and a flush of what is not logged.
     ///
     /// # Errors
     /// See [`Volume`]. After an error nothing is lost: it can be called again.
@@ -175,7 +190,7 @@ impl Volume {
     /// Dropping the future leaves objects that are not copied; a copy that was under way may stay until
     /// [`Volumes::check`](crate::Volumes::check) removes it.
     pub async fn merge(&self) -> Result<()> {
-        self.inner.merge_overlays().await
+        self.inner.merge_and_record().await
     }
 
     /// Stores everything and gives the volume up, so that another owner can open it. No handle works
@@ -187,11 +202,18 @@ impl Volume {
         self.inner.close().await
     }
 
+    /// Returns whether the volume was given up for another owner.
+    #[must_use]
+    pub fn is_handed_over(&self) -> bool {
+        self.inner.state.lock().status == Status::HandedOver
+    }
+
     /// As [`Self::close`], for the owner that calls itself `to`: it alone can open the volume then, and need not take it
     /// over. Changes wait only for what others have written while most of it was stored.
     ///
     /// # Errors
-    /// As [`Self::close`]; `Invalid` if no owner can have this name; `Closed` if it was closed before.
+    /// As [`Self::close`]; `Invalid` if no owner can have this name; `Closed` if it was closed before. It can be called again
+    /// for the same owner: what an earlier call has not come to is done then.
     pub async fn hand_over(&self, to: &str) -> Result<()> {
         check_owner_name(to)?;
         self.inner.hand_over(to).await

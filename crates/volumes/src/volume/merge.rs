@@ -11,11 +11,12 @@ use blocker::{Condition, CopyRequest, Durability, WriteRequest, WriteZeroesReque
 use futures_util::StreamExt;
 
 use super::overlay::{Run, Source};
-use super::state::{BIRTHS_MIN, Births};
+use super::state::{BIRTHS_MIN, Births, State};
 use super::write::Attempt;
 use super::{Inner, Recorder};
 use crate::entry::{Entry, Kind};
 use crate::error::{Error, Result};
+use crate::format::OverlayLog;
 
 /// Objects that are merged at once.
 const MERGES_MAX: usize = 4;
@@ -40,7 +41,9 @@ impl Inner {
             if let Err(error) = state.check() {
                 return Poll::Ready(Err(error));
             }
-            if !state.overlays.is_empty() {
+            // Without a log after an error, another one is due, unless there is no name for it.
+            let is_log_due = self.has_log() && state.overlays.logs.is_due() && !state.has_used_up_births();
+            if is_log_due || !state.overlays.is_empty() {
                 return Poll::Ready(Ok(()));
             }
             state.overlays.wait(context);
@@ -54,6 +57,56 @@ impl Inner {
         self.merge_as(None).await
     }
 
+    /// As [`Self::merge_overlays`]; records the copies, if changes are logged until that is done.
+    pub(super) async fn merge_and_record(&self) -> Result<()> {
+        self.merge_overlays().await?;
+        if !self.has_log() && !self.state.lock().overlays.logs.is_any() {
+            return Ok(());
+        }
+        let mut recorder = self.recorder().await?;
+        if self.state.lock().has_unrecorded() {
+            self.record(&mut recorder).await?;
+        }
+        self.renew_logs(&mut recorder).await
+    }
+
+    /// Begins another log if the one that there is has got long, and removes those that are needed no more.
+    pub(super) async fn renew_logs(&self, recorder: &mut Recorder) -> Result<()> {
+        self.renew_logs_once(recorder).await?;
+        // A log that was full has to go before the next one has room.
+        if self.has_log() && !self.state.lock().overlays.logs.has_room() {
+            self.renew_logs_once(recorder).await?;
+        }
+        Ok(())
+    }
+
+    async fn renew_logs_once(&self, recorder: &mut Recorder) -> Result<()> {
+        if self.has_log() && !self.state.lock().has_used_up_births() {
+            self.ensure_births_as(recorder).await?;
+        }
+        let renewal = {
+            let mut state = self.state.lock();
+            let new = self.new_log(&mut state)?;
+            state.overlays.renewal(new)
+        };
+        let Some(renewal) = renewal else { return Ok(()) };
+        let mut head = recorder.head.clone();
+        head.logs.clone_from(&renewal.logs);
+        self.commit(recorder, head).await?;
+        let mut state = self.state.lock();
+        state.overlays.logs.renewed(&renewal, &self.space.pool.capabilities);
+        state.drop_logs(renewal.gone);
+        Ok(())
+    }
+
+    /// Returns a log that was not begun yet, if the volume has one.
+    pub(super) fn new_log(&self, state: &mut State) -> Result<Option<OverlayLog>> {
+        if !self.has_log() || state.has_used_up_births() {
+            return Ok(None);
+        }
+        Ok(Some(OverlayLog { birth: state.next_birth(Births::Apart)?, key: self.writer }))
+    }
+
     /// Merges all objects, and lets none have an overlay until what is returned is dropped. The caller has no turn.
     pub(super) async fn merged(&self, recorder: &mut Recorder) -> Result<KeptOut<'_>> {
         // Most of them while others come.
@@ -62,6 +115,22 @@ impl Inner {
         // A change that had found that it may begin an overlay has done so by then.
         drop(self.turn.write().await);
         self.merge_as(Some(recorder)).await?;
+        Ok(kept_out)
+    }
+
+    /// As [`Self::merged`]. Where changes are logged, all copies are recorded but the last few: what is written over one
+    /// that is not would have to wait until the snapshot is made.
+    pub(super) async fn merged_for_snapshot(&self, recorder: &mut Recorder) -> Result<KeptOut<'_>> {
+        if !self.has_log() {
+            return self.merged(recorder).await;
+        }
+        self.merge_as(Some(recorder)).await?;
+        self.record(recorder).await?;
+        let kept_out = self.merged(recorder).await?;
+        if self.state.lock().has_unrecorded() {
+            self.record(recorder).await?;
+        }
+        self.renew_logs(recorder).await?;
         Ok(kept_out)
     }
 
@@ -97,7 +166,9 @@ impl Inner {
     /// Merges an object that has the overlay with this number over `base`.
     async fn merge_one(&self, index: u32, id: u64, base: Entry) -> Result<()> {
         let is_current = || self.state.lock().overlays.of(index) == Some((id, base));
-        let mut attempt = match self.copy(index, base, Births::Apart).await {
+        // What was written over it is acknowledged: it has to have its place, whatever the quota is by now.
+        let settles = true;
+        let mut attempt = match self.copy((index, base), Births::Apart, settles).await {
             // Another one has merged it, and what was written over is gone.
             Err(Error::Damaged(_)) if !is_current() => return Ok(()),
             made => made?,
@@ -108,12 +179,12 @@ impl Inner {
             if runs.is_empty() {
                 break;
             }
-            self.write_runs(index, attempt.birth, &runs).await?;
+            self.write_runs((index, attempt.birth), &runs, settles).await?;
         }
         let _turn = self.turn.read().await;
         let _alone = self.lock_of(index).write().await;
         let runs = self.state.lock().overlays.runs_after(index, &mut serial);
-        self.write_runs(index, attempt.birth, &runs).await?;
+        self.write_runs((index, attempt.birth), &runs, settles).await?;
         let mut state = self.state.lock();
         state.check()?;
         // Else the volume has another object by now, and the copy is removed.
@@ -134,8 +205,9 @@ impl Inner {
             (state.live.get(index), state.overlays.runs_after(index, &mut 0))
         };
         let copied = async {
-            let attempt = self.copy(index, base, Births::Current).await?;
-            self.write_runs(index, attempt.birth, &runs).await?;
+            // The caller can be refused still.
+            let attempt = self.copy((index, base), Births::Current, false).await?;
+            self.write_runs((index, attempt.birth), &runs, false).await?;
             Ok(attempt)
         };
         let copied = copied.await;
@@ -155,12 +227,13 @@ impl Inner {
     }
 
     /// Copies `base` to a new object, which nothing names yet.
-    async fn copy(&self, index: u32, base: Entry, births: Births) -> Result<Attempt<'_>> {
+    async fn copy(&self, (index, base): (u32, Entry), births: Births, settles: bool) -> Result<Attempt<'_>> {
         let from = self.object_of(base, index);
         let make = |birth| {
             let to = self.space.object(Kind::Data(birth, index));
             let change = self.space.change(Durability::Cached, Condition::Absent);
-            self.space.store().copy(CopyRequest::new(from.clone(), to).change(change))
+            let request = CopyRequest::new(from.clone(), to).change(change).settles(settles);
+            self.space.store().copy(request)
         };
         match self.make(index, births, make).await {
             // Durable as asked or not, it is there; the next flush covers it.
@@ -173,7 +246,7 @@ impl Inner {
     }
 
     /// Writes runs to an object that is the volume's own, or will be.
-    async fn write_runs(&self, index: u32, birth: u64, runs: &[(u64, Run)]) -> Result<()> {
+    async fn write_runs(&self, (index, birth): (u32, u64), runs: &[(u64, Run)], settles: bool) -> Result<()> {
         for (number, (at, run)) in (1..).zip(runs) {
             if number % RUNS_AT_ONCE == 0 {
                 give_way().await;
@@ -181,7 +254,8 @@ impl Inner {
             let source = run.source();
             let send = || {
                 let object = self.space.object(Kind::Data(birth, index));
-                let change = self.space.change(Durability::Cached, Condition::None);
+                let mut change = self.space.change(Durability::Cached, Condition::None);
+                change.settles = settles;
                 match &source {
                     Source::Data(data) => {
                         self.space.store().write(WriteRequest::new(object, *at, data.clone()).change(change))

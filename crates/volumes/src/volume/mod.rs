@@ -1,5 +1,6 @@
 //! An open volume.
 
+mod append;
 mod at_once;
 mod commit;
 mod drops;
@@ -9,6 +10,7 @@ mod over;
 mod overlay;
 mod read;
 mod record;
+mod replay;
 mod report;
 mod resize;
 mod state;
@@ -33,11 +35,13 @@ use crate::settings::Settings;
 use crate::space::Space;
 
 pub use at_once::Answer;
-pub(crate) use commit::next_limit;
 use drops::Drops;
 pub use handle::Volume;
 use overlay::Overlays;
+use overlay::part_bytes;
+pub(crate) use replay::{load_logs, overlaid};
 pub(crate) use report::{changes, usage};
+pub(crate) use state::next_limit;
 use state::{State, Status};
 use tree::Frozen;
 pub(crate) use tree::snapshot_all;
@@ -110,6 +114,13 @@ pub(crate) struct Promises {
     pub(crate) records_at_once: bool,
 }
 
+/// Returns whether a volume has a log of overlays: where every acknowledged change is to outlive the process. Stamped
+/// changes of one object come one after the other, and the log takes those of all objects.
+pub(crate) fn has_log(space: &Space, settings: &Settings, promises: Promises) -> bool {
+    let is_wanted = promises.records_at_once && !settings.is_read_only && space.pool.room.is_any();
+    is_wanted && !space.is_stamped() && part_bytes(&space.pool.capabilities).is_some()
+}
+
 /// A part of a range that lies within one object.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
@@ -135,6 +146,7 @@ impl Inner {
             birth_limit: head.birth_limit,
             drops: Drops::default(),
             in_flight: None,
+            is_sending: false,
             births_met: 0,
             head_version,
             overlays: Overlays::new(room),
@@ -185,6 +197,10 @@ impl Inner {
 
     fn lock_of(&self, index: u32) -> &Arc<RwLock<()>> {
         &self.objects[(index % LOCKS) as usize]
+    }
+
+    fn has_log(&self) -> bool {
+        has_log(&self.space, &self.settings, self.promises)
     }
 
     fn merging_of(&self, index: u32) -> &AsyncMutex<()> {

@@ -42,7 +42,8 @@ impl Inner {
         let has_overlays = {
             let state = self.state.lock();
             state.check()?;
-            !state.overlays.is_empty()
+            // What is logged is flushed with the log.
+            !state.overlays.is_empty() && !state.overlays.logs.is_open()
         };
         if has_overlays {
             self.merge_overlays().await?;
@@ -98,7 +99,7 @@ impl Inner {
         let mut born = Born { inner: self, pages: Vec::new(), has_lost_names: false };
         let stored = self.store_pages(recorder, frozen, &recorded, &mut born).await;
         let committed = match stored {
-            Ok(()) if born.pages.is_empty() => return Ok(()),
+            Ok(()) if born.pages.is_empty() => Ok(()),
             Ok(()) => {
                 let mut head = recorder.head.clone();
                 for (page, birth, _) in &born.pages {
@@ -121,6 +122,7 @@ impl Inner {
             recorder.page_versions.insert(*page, *version);
             state.recorded.pages[*page as usize] = frozen.page(*page as usize).cloned();
         }
+        state.forget_recorded();
         Ok(())
     }
 
@@ -149,7 +151,10 @@ impl Inner {
                     recorded.page(page).map(|page| &**page),
                 )
                 .await?;
-                self.state.lock().recorded.pages[page] = Some(entries.clone());
+                let mut state = self.state.lock();
+                state.recorded.pages[page] = Some(entries.clone());
+                // At once: beside a snapshot the copy may be written over from now on, and be replaced in its turn.
+                state.forget_recorded();
             } else {
                 born.has_lost_names = true;
                 let (birth, version) = self.bear_page(number, entries).await?;
@@ -258,7 +263,7 @@ impl Inner {
             let info = self.space.store().info(blocker::InfoRequest::new(self.space.object(kind)));
             return info.await.map(|info| info.version);
         };
-        let change = self.space.change(Durability::Stored, condition);
+        let change = self.space.settling(Durability::Stored, condition);
         let offset = |sector: &usize| (sector * SECTOR_BYTES) as u64;
         let bytes = |sector: &usize| encode_sector(name, entries, *sector);
         let reply = if sectors.len() as u64 <= u64::from(self.space.pool.capabilities.runs_max) {

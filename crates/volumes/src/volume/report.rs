@@ -3,6 +3,7 @@
 use super::Inner;
 use crate::entry::{Entry, VolumeId};
 use crate::error::{Error, Result};
+use crate::format::{PAGE_ENTRIES, PAGES_MAX};
 use crate::map::Map;
 use crate::settings::{Change, Extent, ExtentKind, Usage};
 use crate::space::load_node;
@@ -23,16 +24,24 @@ impl Inner {
         Ok(all)
     }
 
-    /// Returns the ranges in which the volume may differ from the snapshot `since`; from holes for `None`.
-    pub(super) async fn changed_extents(&self, since: Option<&str>) -> Result<Vec<Change>> {
+    /// Returns where the volume may differ from the snapshot `since`; from holes for `None`. Only pages of the map are looked
+    /// at that have a part of the range, so what lies beyond it may be missing.
+    pub(super) async fn changed_extents(
+        &self,
+        since: Option<&str>,
+        (offset, length): (u64, u64),
+    ) -> Result<Vec<Change>> {
+        let last = offset.saturating_add(length.saturating_sub(1)) / self.object_bytes;
+        let page = |object: u64| (object / PAGE_ENTRIES as u64) as usize;
+        let pages = page(offset / self.object_bytes)..page(last).min(PAGES_MAX) + 1;
         let old = match since {
             None => Map::default(),
-            Some(name) => self.map_of_snapshot(name).await?,
+            Some(name) => self.map_of_snapshot(name).await?.within(pages.clone()),
         };
         let (live, size_bytes) = {
             let state = self.state.lock();
             state.check()?;
-            (state.live_with_overlays(), state.size_bytes)
+            (state.live_with_overlays(pages), state.size_bytes)
         };
         Ok(changes(&old, &live, size_bytes, self.object_bytes))
     }
@@ -74,7 +83,7 @@ impl Inner {
             let state = self.state.lock();
             state.check()?;
             // What has an overlay is about to be copied.
-            (state.size_bytes, state.live_with_overlays(), state.parent.clone())
+            (state.size_bytes, state.live_with_overlays(0..PAGES_MAX), state.parent.clone())
         };
         Ok(usage(self.space.volume, size_bytes, self.object_bytes, (&live, &parent)))
     }

@@ -1,11 +1,14 @@
 //! What a volume's owner has in memory, under one lock that is never held across an await.
 
+use std::ops::Range;
+
 use blocker::{Epoch, Version};
 
+use super::BIRTHS_RESERVED;
 use super::drops::Drops;
-use crate::entry::{Entry, Kind, VolumeId};
+use crate::entry::{BIRTH_MAX, Entry, Kind, VolumeId};
 use crate::error::{Error, Result};
-use crate::map::Map;
+use crate::map::{Map, page_of};
 
 use super::overlay::Overlays;
 
@@ -51,6 +54,9 @@ pub(super) struct State {
     /// A head whose write was not seen to end. As long as there is one, nothing is promised: what the volume
     /// has in memory may not be what is stored.
     pub(super) in_flight: Option<Vec<u8>>,
+    /// Whether it is being written just now. Whether it or the one before comes to be stored, both lead to what is
+    /// acknowledged meanwhile: what could undo that has the turn.
+    pub(super) is_sending: bool,
     /// How many births met an object of their name. None should.
     pub(super) births_met: u64,
     /// The version of the head, as the recorder has it.
@@ -94,11 +100,27 @@ impl State {
         (self.owns(index, entry) && !self.overlays.is_over(index)).then(|| entry.birth())
     }
 
-    /// Returns the map with other entries where there are overlays: entries that no map has.
-    pub(super) fn live_with_overlays(&self) -> Map {
-        let mut map = self.live.clone();
-        for index in self.overlays.indices() {
-            map.set(index, Entry::new(self.volume, self.birth + 1));
+    /// Returns whether nothing more is promised until it is known what became of a head.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        self.in_flight.is_some() && !self.is_sending
+    }
+
+    /// Ends the logging of changes of objects whose entries are stored by now.
+    pub(super) fn forget_recorded(&mut self) {
+        let recorded = &self.recorded;
+        self.overlays.logs.forget_recorded(|index| recorded.get(index));
+    }
+
+    /// Returns over what changes of an own object are logged as well, until its entry is stored.
+    pub(super) fn logged_base(&self, index: u32) -> Option<Entry> {
+        self.overlays.logs.base_of_replaced(index, self.live.get(index))
+    }
+
+    /// Returns pages of the map with other entries where there are overlays: entries that no map has.
+    pub(super) fn live_with_overlays(&self, pages: Range<usize>) -> Map {
+        let mut map = self.live.within(pages.clone());
+        for index in self.overlays.indices().filter(|index| pages.contains(&page_of(*index))) {
+            map.set(index, Entry::new(self.volume, (self.birth + 1).min(BIRTH_MAX)));
         }
         map
     }
@@ -124,8 +146,9 @@ impl State {
 
     /// Makes an entry that of an object born now.
     pub(super) fn set_born(&mut self, index: u32, birth: u64) {
-        self.overlays.forget(index);
-        self.live.set(index, Entry::new(self.volume, birth));
+        let entry = Entry::new(self.volume, birth);
+        self.overlays.forget(index, entry);
+        self.live.set(index, entry);
     }
 
     /// Gives the volume a copy in place of what it was made of.
@@ -140,7 +163,7 @@ impl State {
 
     /// Makes a place a hole. Its object is removed later if no other node has it.
     pub(super) fn set_hole(&mut self, index: u32) {
-        self.overlays.forget(index);
+        self.overlays.forget(index, Entry::HOLE);
         let old = self.live.get(index);
         if old.is_hole() {
             return;
@@ -164,6 +187,17 @@ impl State {
         Err(Error::Io(blocker::Error::Retryable("too many births failed at once".into())))
     }
 
+    /// Has logs removed that the head does not name any more: their births, and how many parts each has.
+    pub(super) fn drop_logs(&mut self, logs: Vec<(u64, u32)>) {
+        let parts = logs.into_iter().flat_map(|(birth, parts)| (0..parts).map(move |part| (birth, part)));
+        self.drops.extend(parts.map(|(birth, part)| Kind::Overlay(birth, part)));
+    }
+
+    /// Returns whether no births can be reserved any more.
+    pub(super) fn has_used_up_births(&self) -> bool {
+        !self.has_births() && next_limit(self.birth.max(self.birth_limit)).is_err()
+    }
+
     /// Returns whether enough births are reserved for a change.
     pub(super) fn has_births(&self) -> bool {
         self.birth + BIRTHS_MIN <= self.birth_limit
@@ -181,4 +215,14 @@ impl State {
         self.birth += 1;
         Ok(birth)
     }
+}
+
+/// Returns the limit to store so that births from `birth` on can be used.
+pub(crate) fn next_limit(birth: u64) -> Result<u64> {
+    if birth + BIRTHS_RESERVED > BIRTH_MAX {
+        return Err(Error::Limit(
+            "the volume has used up its births: export it and import it as a new one".into(),
+        ));
+    }
+    Ok(birth + BIRTHS_RESERVED)
 }

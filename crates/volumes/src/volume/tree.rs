@@ -49,7 +49,7 @@ pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_secon
     // Snapshots have no overlays: all objects are copied first, most of them beside the writes.
     let mut kept_out = Vec::new();
     for (volume, recorder) in volumes.iter().zip(&mut recorders) {
-        kept_out.push(volume.merged(recorder).await?);
+        kept_out.push(volume.merged_for_snapshot(recorder).await?);
     }
     let frozen = {
         let mut turns: Vec<RwLockWriteGuard<'_, ()>> = Vec::new();
@@ -144,7 +144,8 @@ impl Inner {
         // The pages just born are the snapshot's: the next ones have other names.
         self.state.lock().birth += 1;
         let root = encode_root(&recorder.head.root);
-        let put = self.space.put(Kind::Root(frozen.id), root, blocker::Condition::Absent).await;
+        // Beyond a quota there are no more snapshots: each one has pages of the map anew.
+        let put = self.space.put_if_room(Kind::Root(frozen.id), root, blocker::Condition::Absent).await;
         put.map_err(|error| self.noted(error))?;
         let mut head = recorder.head.clone();
         let (id, parent) = (frozen.id, head.parent);
@@ -176,6 +177,9 @@ impl Inner {
         let turn = self.turn.write().await;
         let mut head = recorder.head.clone();
         (head.root, head.parent, head.size_bytes) = (root.clone(), node.id, node.size_bytes);
+        // Records over what comes back with the snapshot would count again.
+        let log = self.new_log(&mut self.state.lock())?;
+        head.logs = log.into_iter().collect();
         let old_root = recorder.head.root.clone();
         self.commit(&mut recorder, head).await?;
         {
@@ -185,7 +189,11 @@ impl Inner {
             state.drops.extend(old.into_iter().map(|(index, entry)| Kind::Data(entry.birth(), index)));
             let pages = lost_pages(self.space.volume, &old_root, &[&recorder.parent_root]);
             state.drops.extend(pages);
-            state.overlays.clear();
+            let logs = state.overlays.clear();
+            state.drop_logs(logs);
+            if let Some(log) = log {
+                state.overlays.logs.begin(log, &self.space.pool.capabilities);
+            }
             (state.live, state.recorded, state.parent) = (map.clone(), map.clone(), map);
             state.size_bytes = node.size_bytes;
             // Names of what is removed now are not used again.
@@ -299,6 +307,7 @@ impl Inner {
         if !recorder.head.is_deleted {
             let mut head = recorder.head.clone();
             head.is_deleted = true;
+            head.logs.clear();
             head.parent = 0;
             head.root.fill(Entry::HOLE);
             head.nodes.iter_mut().for_each(|node| node.name.clear());
@@ -310,7 +319,8 @@ impl Inner {
                 state.live.objects().filter(|(index, entry)| state.owns(*index, *entry)).collect();
             state.drops.extend(own.into_iter().map(|(index, entry)| Kind::Data(entry.birth(), index)));
             state.drops.extend(lost_pages(self.space.volume, &old_root, &[&recorder.parent_root]));
-            state.overlays.clear();
+            let logs = state.overlays.clear();
+            state.drop_logs(logs);
             let holes = Map::of_holes(recorder.head.root.len());
             (state.live, state.recorded, state.parent) = (holes.clone(), holes, Map::default());
         }
@@ -403,10 +413,13 @@ impl Inner {
 
     /// Stores everything and gives the volume up for another owner, which opens it without taking it over.
     pub(crate) async fn hand_over(&self, to: &str) -> Result<()> {
-        // Most of it while changes go on.
-        self.flush_as(Durability::Stored).await?;
-        self.clear_drops().await?;
-        self.give_up(Some(to)).await?;
+        // If it was given up by a call that failed after that, the rest is due.
+        if !self.was_handed_over(to).await {
+            // Most of it while changes go on.
+            self.flush_as(Durability::Stored).await?;
+            self.clear_drops().await?;
+            self.give_up(Some(to)).await?;
+        }
         if self.space.is_stamped() {
             return Ok(());
         }
@@ -415,6 +428,13 @@ impl Inner {
             Ok(()) | Err(blocker::Error::Unsupported(_)) => Ok(()),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Returns whether the volume was given up for the owner of this name.
+    async fn was_handed_over(&self, to: &str) -> bool {
+        let recorder = self.recorder.lock().await;
+        let is_its = recorder.head.owner.as_ref().is_some_and(|owner| owner.name == to);
+        is_its && self.state.lock().status == Status::HandedOver
     }
 
     async fn give_up(&self, to: Option<&str>) -> Result<()> {
@@ -432,8 +452,29 @@ impl Inner {
         let _kept_out = self.merged(&mut recorder).await?;
         let _turn = self.turn.write().await;
         self.record(&mut recorder).await?;
+        // Nothing is left that a map has not.
+        let is_used = {
+            let mut state = self.state.lock();
+            let is_used = state.overlays.logs.is_used();
+            state.overlays.logs.end();
+            // If the volume stays open, another log is due.
+            state.overlays.wake();
+            is_used
+        };
+        if is_used {
+            let mut head = recorder.head.clone();
+            head.logs.clear();
+            self.commit(&mut recorder, head).await?;
+            {
+                let mut state = self.state.lock();
+                let logs = state.overlays.clear();
+                state.drop_logs(logs);
+            }
+            self.record(&mut recorder).await?;
+        }
         self.remove_drops(usize::MAX).await;
         let mut head = recorder.head.clone();
+        head.logs.clear();
         // The epoch spares the next owner the question for it.
         let epoch = head.owner.as_ref().map_or(0, |owner| owner.epoch);
         head.owner = to.map(|name| Owner { epoch, writer: 0, name: name.to_owned() });

@@ -13,7 +13,7 @@ pub(crate) struct View<'a> {
     /// The pages and the map of each node; the live volume's first.
     nodes: Vec<(Option<u64>, Vec<Entry>, Map)>,
     parent_root: Vec<Entry>,
-    _recorder: MutexGuard<'a, Recorder>,
+    recorder: MutexGuard<'a, Recorder>,
     /// No copy is being made that nothing names yet.
     _merges: RwLockWriteGuard<'a, ()>,
     _turn: RwLockWriteGuard<'a, ()>,
@@ -35,7 +35,7 @@ impl Inner {
             nodes.push((Some(node.id), root, map));
         }
         let parent_root = recorder.parent_root.clone();
-        Ok(View { inner: self, nodes, parent_root, _recorder: recorder, _merges: merges, _turn: turn })
+        Ok(View { inner: self, nodes, parent_root, recorder, _merges: merges, _turn: turn })
     }
 }
 
@@ -62,6 +62,12 @@ impl View<'_> {
                 each(entry.volume(), Kind::Data(entry.birth(), index));
             }
         }
+    }
+
+    /// Returns whether an object is a part of a log that the volume has. Not all parts need be there.
+    pub(crate) fn is_logged(&self, kind: Kind) -> bool {
+        let births = self.recorder.head.logs.iter().map(|log| log.birth);
+        matches!(kind, Kind::Overlay(birth, _) if births.into_iter().any(|log| log == birth))
     }
 
     /// Calls `each` for every object that the live volume writes in place.

@@ -10,15 +10,28 @@ use blocker::{
 use super::state::Births;
 use super::{Inner, Piece, Recorder};
 use crate::entry::Kind;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// How often a change is tried whose outcome is unknown.
 const TRIES: u32 = 3;
+/// The longest write that goes to an overlay, in bytes. What a longer one has to wait for is little beside its own bytes.
+pub(super) const WRITE_BYTES_MAX: u64 = 256 << 10;
+
 /// The new content of a part of an object.
 #[derive(Clone)]
 pub(super) enum Content {
     Data(Segments),
     Zeroes,
+}
+
+impl Content {
+    /// Returns the bytes; `None` for zeros.
+    pub(super) fn data(&self) -> Option<&Segments> {
+        match self {
+            Self::Data(data) => Some(data),
+            Self::Zeroes => None,
+        }
+    }
 }
 
 impl Inner {
@@ -30,6 +43,7 @@ impl Inner {
     ) -> Result<Durability> {
         let length = data.len_bytes() as u64;
         self.check_writable()?;
+        self.merge_if_scarce().await;
         self.ensure_births().await?;
         let (is, is_recorded) = {
             let _turn = self.turn.read().await;
@@ -79,7 +93,7 @@ impl Inner {
         is_recorded: bool,
         wanted: Durability,
     ) -> Option<Durability> {
-        let is_recorded = is_recorded && self.state.lock().in_flight.is_none();
+        let is_recorded = is_recorded && !self.state.lock().is_in_doubt();
         if is_recorded {
             // Where nothing below refuses a deposed owner's change, no more is promised than was asked for and checked.
             let is_checked = wanted > Durability::Cached || self.space.is_stamped();
@@ -121,15 +135,19 @@ impl Inner {
             let _shared = lock.read().await;
             let own = self.own(piece.index)?;
             if let Some(birth) = own {
-                return self.write_in_place(&piece, birth, &content, durability).await;
+                return self.write_own(&piece, birth, &content, durability).await;
             }
+            self.look_at_quota(&piece).await;
             if self.keep_over(&piece, &content, durability)? {
                 return Ok((Durability::Cached, false));
+            }
+            if let Some(logged) = self.log_over(&piece, &content, durability).await? {
+                return Ok(logged);
             }
         }
         let _alone = lock.write().await;
         if let Some(birth) = self.own(piece.index)? {
-            return self.write_in_place(&piece, birth, &content, durability).await;
+            return self.write_own(&piece, birth, &content, durability).await;
         }
         if self.keep_over(&piece, &content, durability)? {
             return Ok((Durability::Cached, false));
@@ -193,14 +211,30 @@ impl Inner {
         }
     }
 
-    async fn write_in_place(
+    /// Writes a part of an own object, and logs it where that has to be.
+    async fn write_own(
         &self,
         piece: &Piece,
         birth: u64,
         content: &Content,
         durability: Durability,
     ) -> Result<(Durability, bool)> {
-        let begun = self.send(piece, birth, content, durability, Condition::None);
+        let base = self.state.lock().logged_base(piece.index);
+        match base.filter(|_| is_short(piece, content, self.object_bytes)) {
+            Some(base) => self.write_and_log(piece, (birth, base), content, durability).await,
+            None => self.write_in_place(piece, birth, content, durability).await,
+        }
+    }
+
+    pub(super) async fn write_in_place(
+        &self,
+        piece: &Piece,
+        birth: u64,
+        content: &Content,
+        durability: Durability,
+    ) -> Result<(Durability, bool)> {
+        // An object that is lost below is not to be there anew with what is written and zeros.
+        let begun = self.send(piece, birth, content, durability, Condition::Present);
         self.finish_in_place(piece, birth, content, durability, begun).await
     }
 
@@ -213,13 +247,14 @@ impl Inner {
         durability: Durability,
         begun: Reply<ChangeReply>,
     ) -> Result<(Durability, bool)> {
-        let send = || self.send(piece, birth, content, durability, Condition::None);
+        let send = || self.send(piece, birth, content, durability, Condition::Present);
         let reply = self.change_in_place(piece.index, birth, begun, send).await?;
         Ok((reply.durability, self.state.lock().is_recorded(piece.index)))
     }
 
-    /// Finishes a change of an own object. Where its outcome is unknown, the object is asked for, which comes
-    /// after it, and the change is made again, by `send`.
+    /// Finishes a change of an own object. Where its outcome is unknown, the object is asked for, which comes after it, and
+    /// the change is made again, by `send`. Also after the last attempt the object is asked for, so that whatever becomes of
+    /// it, it does not come after the next change.
     pub(super) async fn change_in_place(
         &self,
         index: u32,
@@ -230,18 +265,31 @@ impl Inner {
         let (mut tries, mut begun) = (0, begun);
         loop {
             tries += 1;
-            match begun.await {
-                Err(blocker::Error::OutcomeUnknown(_) | blocker::Error::Superseded { .. })
-                    if tries < TRIES =>
-                {
-                    let object = self.space.object(Kind::Data(birth, index));
-                    match self.space.store().info(InfoRequest::new(object)).await {
-                        Ok(_) | Err(blocker::Error::Missing) => begun = send(),
-                        Err(error) => return Err(self.noted(error)),
-                    }
-                }
+            let error = match begun.await {
+                Err(error @ (blocker::Error::OutcomeUnknown(_) | blocker::Error::Superseded { .. })) => error,
+                Err(blocker::Error::Missing) => return Err(self.lost(index, birth).await),
                 answer => return answer.map_err(|error| self.noted(error)),
+            };
+            let object = self.space.object(Kind::Data(birth, index));
+            match self.space.store().info(InfoRequest::new(object)).await {
+                Ok(_) | Err(blocker::Error::Missing) => {}
+                Err(error) => return Err(self.noted(error)),
             }
+            if tries == TRIES {
+                return Err(self.noted(error));
+            }
+            begun = send();
+        }
+    }
+
+    /// Returns why an object that the map has is missing: the volume is another owner's by now, or is damaged.
+    async fn lost(&self, index: u32, birth: u64) -> Error {
+        match self.check_owner_stored().await {
+            Ok(()) => {
+                let object = self.space.object(Kind::Data(birth, index));
+                Error::Damaged(format!("object {object} of the volume is missing"))
+            }
+            Err(error) => error,
         }
     }
 
@@ -265,6 +313,11 @@ impl Inner {
             }
         }
     }
+}
+
+/// Returns whether a change is one that an overlay can have.
+pub(super) fn is_short(piece: &Piece, content: &Content, object_bytes: u64) -> bool {
+    content.data().is_none() || piece.length <= WRITE_BYTES_MAX.min(object_bytes / 4)
 }
 
 /// How an attempt to make an object ended.

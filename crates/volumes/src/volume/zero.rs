@@ -12,6 +12,9 @@ use super::{Inner, Piece};
 use crate::entry::Kind;
 use crate::error::{Error, Result};
 
+/// The most objects that are zeroed in one turn.
+const PIECES_MAX: usize = 64;
+
 /// What is to become of a part.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wish {
@@ -53,16 +56,22 @@ impl Inner {
 
     async fn zero(&self, offset: u64, length: u64, wish: Wish) -> Result<()> {
         self.check_writable()?;
-        if self.state.lock().drops.len() >= DROPS_MAX {
-            self.clear_drops().await?;
-        }
-        self.ensure_births().await?;
-        {
+        // One after the other: a range may have as many objects as the volume.
+        let mut pieces = self.pieces(offset, length).peekable();
+        loop {
+            if self.state.lock().drops.len() >= DROPS_MAX {
+                self.clear_drops().await?;
+            }
+            self.merge_if_scarce().await;
+            self.ensure_births().await?;
+            // Not for all of them: a snapshot waits for the turn, and other changes wait for it.
             let _turn = self.turn.read().await;
             self.state.lock().check_range(offset, length)?;
-            // One after the other: a range may have as many objects as the volume.
-            for piece in self.pieces(offset, length) {
+            for piece in pieces.by_ref().take(PIECES_MAX) {
                 self.zero_piece(piece, wish).await?;
+            }
+            if pieces.peek().is_none() {
+                break;
             }
         }
         // What was discarded may come back.
@@ -108,11 +117,6 @@ impl Inner {
             let request = DiscardRequest::new(object.clone(), piece.within, piece.length).change(change);
             self.space.store().discard(request.hints(Hints::NO_CACHE))
         };
-        match self.change_in_place(piece.index, birth, send(), send).await {
-            Err(Error::Io(blocker::Error::Missing)) => {
-                Err(Error::Damaged(format!("object {object} of the volume is missing")))
-            }
-            answer => answer.map(drop),
-        }
+        self.change_in_place(piece.index, birth, send(), send).await.map(drop)
     }
 }

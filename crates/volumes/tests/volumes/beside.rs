@@ -6,7 +6,7 @@ use std::time::Duration;
 use blocker::executor::{block_on, poll_times};
 use blocker::{Blocker, Control, Durability};
 use test_kit::steered::{CallInfo, Op, SteeredStore, Verdict};
-use volumes::{Error, OpenOptions, Options, Settings, Volume, Volumes};
+use volumes::{Error, OpenOptions, Options, ProblemKind, Settings, Volume, Volumes};
 
 const OBJECT: u64 = 4096;
 
@@ -204,4 +204,31 @@ fn a_deletion_beside_a_check_keeps_its_record() {
     block_on(check).unwrap();
     assert_eq!(block_on(volumes.check(true)).unwrap().problems, []);
     assert_eq!(found(&volumes, "z"), b"old");
+}
+
+#[test]
+fn a_check_goes_on_to_other_volumes_where_a_page_or_root_of_one_is_corrupt() {
+    for corrupt in ["m/", "r/"] {
+        let store = SteeredStore::new();
+        let volumes = volumes_of(&store, "one");
+        with_snapshot(&volumes);
+        create(&volumes, "b");
+        stored(&volumes, "b", b"all");
+        store.rule(move |call| {
+            let is_it = call.object.as_ref().is_some_and(|object| {
+                let is_first = object.namespace.as_bytes() == b"vol.0000001";
+                is_first && object.name.as_bytes().starts_with(corrupt.as_bytes())
+            });
+            match call.op {
+                Op::Read if is_it => Verdict::Fail(blocker::Error::Corrupt("for the test".into())),
+                _ => Verdict::Pass,
+            }
+        });
+        let report = block_on(volumes.check(false)).unwrap();
+        assert_eq!((report.volumes, report.problems.len()), (1, 1), "{report:?}");
+        assert_eq!(report.problems[0].kind, ProblemKind::Damaged);
+        store.pass();
+        assert_eq!(block_on(volumes.check(false)).unwrap().problems, []);
+        assert_eq!(found(&volumes, "a"), b"new");
+    }
 }

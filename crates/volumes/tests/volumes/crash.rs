@@ -298,7 +298,7 @@ fn crash(seed: u64, at: Option<u64>, fencing: Fencing, is_told: bool) -> u64 {
     (plan.volatile, plan.crash_at_step) = (true, at);
     let store = Arc::new(Faulty::new(Arc::new(Memory::default()), plan, Arc::new(SystemClock)));
     let (mut model, mut tag) = (Model::default(), 0);
-    let options = || Options::new("vol").fencing(fencing);
+    let options = || Options::new("vol").fencing(fencing).records_at_once(seed % 2 == 1);
     for round in 0..2 {
         let volumes = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, options()).unwrap();
         let rng = Rng::new(seed * 2 + round);

@@ -136,6 +136,33 @@ fn a_volume_goes_on_after_a_snapshot_of_which_nothing_was_heard() {
 }
 
 #[test]
+fn a_volume_goes_on_after_a_larger_size_of_which_nothing_was_heard() {
+    // Within the page of the map that there is, and with another one.
+    for objects in [16, 5000] {
+        let store = SteeredStore::new();
+        let volumes = volumes_of(&store);
+        let disk = made(&volumes, "a");
+        flushed(&disk, 0, b"one");
+        store.rule(|call| {
+            let is_head = call.object.as_ref().is_some_and(|object| object.name.as_bytes() == b"head");
+            match call.op {
+                Op::WriteFull if is_head => Verdict::DoAndFail(unknown()),
+                Op::Read if is_head => Verdict::Fail(retryable()),
+                _ => Verdict::Pass,
+            }
+        });
+        block_on(volumes.resize("a", objects * OBJECT)).unwrap_err();
+        store.pass();
+        assert_eq!(disk.size_bytes(), 8 * OBJECT);
+        flushed(&disk, 0, b"two");
+        assert_eq!(disk.size_bytes(), objects * OBJECT);
+        flushed(&disk, (objects - 1) * OBJECT, b"far");
+        assert_stored(&store, b"two", None);
+        assert_eq!(bytes(&opened(&volumes_of(&store), "a"), (objects - 1) * OBJECT, 3), b"far");
+    }
+}
+
+#[test]
 fn a_snapshot_of_several_that_fails_is_undone_in_each() {
     let store = SteeredStore::new();
     let volumes = volumes_of(&store);

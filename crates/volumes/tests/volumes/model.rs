@@ -35,7 +35,7 @@ struct World {
 
 impl World {
     fn new(store: Arc<dyn Blocker>, fencing: Fencing, seed: u64, is_told: bool) -> Self {
-        let options = Options::new("vol").fencing(fencing);
+        let options = Options::new("vol").fencing(fencing).records_at_once(seed % 2 == 1);
         let volumes = Volumes::new(Arc::clone(&store), options).unwrap();
         Self { volumes, store, fencing, model: BTreeMap::new(), rng: Rng::new(seed), names: 0, is_told }
     }

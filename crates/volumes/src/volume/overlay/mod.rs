@@ -7,8 +7,12 @@
 //! So what an overlay has is as durable as what was acknowledged as *cached* has to be. A flush merges all objects first;
 //! so does a snapshot, whose map has no overlays, and the end of an owner. A change that promises more waits for the copy.
 //!
-//! What has overlays is here; `over.rs` puts changes into them, and `merge.rs` makes the copies.
+//! Where every acknowledged change is to outlive the process, a change is appended to a *log* as well before it is
+//! answered: then the log, which the head names, has it until the entry of the copy is stored.
+//!
+//! What has overlays is here; `over.rs` and `append.rs` put changes into them, and `merge.rs` makes the copies.
 
+mod logs;
 mod runs;
 
 use std::collections::BTreeMap;
@@ -17,10 +21,14 @@ use std::task::{Context, Waker};
 
 use blocker::Segments;
 
+use logs::Logs;
+pub(crate) use logs::part_bytes;
+pub(super) use logs::{PART_BYTES_MAX, PARTS_MAX, Renewal, Taken};
 use runs::Runs;
 pub(super) use runs::{Run, Source};
 
 use crate::entry::Entry;
+use crate::format::{OverlayLog, OverlayRecord};
 use crate::room::Room;
 
 /// The memory that one object's overlay takes beside its runs, about.
@@ -30,6 +38,11 @@ const OBJECT_BYTES: u64 = 512;
 pub(super) struct Overlays {
     room: Arc<Room>,
     objects: BTreeMap<u32, Overlay>,
+    /// How many objects may get an overlay before the quota is looked at again: once a change is acknowledged, the copy
+    /// of its object has to have room.
+    allowance: u32,
+    /// Whether the quota had room for no more than that.
+    is_limited: bool,
     /// The number of operations under way during which no object gets an overlay.
     kept_out: u32,
     /// Whether the last copy failed: then changes wait for the next one, and learn what became of it.
@@ -38,7 +51,12 @@ pub(super) struct Overlays {
     serial: u64,
     /// Of the one that waits for something to merge.
     waker: Option<Waker>,
+    pub(super) logs: Logs,
 }
+
+/// The order of a change among all. Of two that meet, the later one counts, also after a crash.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Order(u64);
 
 /// What was written over one object.
 struct Overlay {
@@ -47,11 +65,24 @@ struct Overlay {
     /// The object that was written over: what the map has as long as there is the overlay.
     base: Entry,
     runs: Runs,
+    /// The number of the first log with a record of it, if there is one.
+    since: Option<u64>,
 }
 
 impl Overlays {
     pub(super) fn new(room: Arc<Room>) -> Self {
-        Self { room, objects: BTreeMap::new(), kept_out: 0, is_failing: false, serial: 0, waker: None }
+        let (objects, logs) = (BTreeMap::new(), Logs::default());
+        Self {
+            room,
+            objects,
+            allowance: 0,
+            is_limited: false,
+            kept_out: 0,
+            is_failing: false,
+            serial: 0,
+            waker: None,
+            logs,
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -78,27 +109,109 @@ impl Overlays {
     pub(super) fn insert(
         &mut self,
         (index, base): (u32, Entry),
-        (within, length): (u64, u64),
+        range: (u64, u64),
         data: Option<&Segments>,
     ) -> bool {
-        let is_new = !self.is_over(index);
-        if self.is_failing || (is_new && self.kept_out > 0) {
+        if !self.may_add(index, range.1, data.is_some()) {
             return false;
         }
-        if !self.room.has(Runs::needed_bytes(length, data.is_some()) + OBJECT_BYTES) {
-            return false;
-        }
+        self.begin(index, base, None);
         self.serial += 1;
-        let serial = self.serial;
-        let new = || Overlay { id: serial, base, runs: Runs::default() };
-        let overlay = self.objects.entry(index).or_insert_with(new);
-        let before = if is_new { 0 } else { overlay.held_bytes() };
-        overlay.runs.insert(within, length, data, (serial, serial));
-        self.room.note(before, overlay.held_bytes());
-        if is_new {
-            self.wake();
-        }
+        self.add(index, range, data, Order(self.serial));
         true
+    }
+
+    /// Takes a place in the log for a record of a change over its base, which has an overlay from now on: whatever becomes
+    /// of the record, it counts until a copy of the object is recorded. `None` if there is no room.
+    pub(super) fn place(&mut self, record: &OverlayRecord) -> Option<(Taken, Order)> {
+        if !self.may_add(record.index, record.length, record.data_sum.is_some()) {
+            return None;
+        }
+        let taken = self.logs.place(record.log_bytes())?;
+        self.begin(record.index, record.base, Some(taken.number));
+        self.serial += 1;
+        Some((taken, Order(self.serial)))
+    }
+
+    /// Takes a place in the log for a record of a change that an own object has as well.
+    pub(super) fn place_beside(&mut self, record: &OverlayRecord) -> Option<(Taken, Order)> {
+        self.serial += 1;
+        Some((self.logs.place(record.log_bytes())?, Order(self.serial)))
+    }
+
+    /// Adds what a record has that an owner before has appended to the log with this number.
+    pub(super) fn take_over(&mut self, record: &OverlayRecord, data: Option<&Segments>, log: u64) {
+        self.begin(record.index, record.base, Some(log));
+        self.serial += 1;
+        self.add(record.index, (record.within, record.length), data, Order(self.serial));
+    }
+
+    fn may_add(&self, index: u32, length: u64, is_data: bool) -> bool {
+        let may_begin = self.kept_out == 0 && self.allowance > 0 || self.is_over(index);
+        may_begin && !self.is_failing && self.room.has(Runs::needed_bytes(length, is_data) + OBJECT_BYTES)
+    }
+
+    /// Begins an overlay, unless there is one.
+    fn begin(&mut self, index: u32, base: Entry, since: Option<u64>) {
+        if let Some(overlay) = self.objects.get_mut(&index) {
+            overlay.since = overlay.since.or(since);
+            return;
+        }
+        self.allowance = self.allowance.saturating_sub(1);
+        self.serial += 1;
+        let overlay = Overlay { id: self.serial, base, runs: Runs::default(), since };
+        self.room.note(0, overlay.held_bytes());
+        self.objects.insert(index, overlay);
+        self.wake();
+    }
+
+    /// Adds what a change has to the overlay of its object, which was begun.
+    pub(super) fn add(
+        &mut self,
+        index: u32,
+        (within, length): (u64, u64),
+        data: Option<&Segments>,
+        Order(order): Order,
+    ) {
+        self.serial += 1;
+        let Some(overlay) = self.objects.get_mut(&index) else { return };
+        let before = overlay.held_bytes();
+        overlay.runs.insert(within, length, data, (order, self.serial));
+        self.room.note(before, overlay.held_bytes());
+    }
+
+    /// Returns what the head is to name if it is to be written for the logs: with `new` if another one is due.
+    pub(super) fn renewal(&self, new: Option<OverlayLog>) -> Option<Renewal> {
+        self.logs.renewal(self.first_needed(), new)
+    }
+
+    /// Returns whether `logs` are all that are needed.
+    pub(super) fn are_enough(&self, logs: &[OverlayLog]) -> bool {
+        self.logs.are_enough(self.first_needed(), logs)
+    }
+
+    fn first_needed(&self) -> Option<u64> {
+        self.objects.values().filter_map(|overlay| overlay.since).min()
+    }
+
+    /// Returns whether the quota is to be looked at before an object gets an overlay.
+    pub(super) fn lacks_allowance(&self) -> bool {
+        self.allowance == 0 && self.kept_out == 0 && self.room.is_any()
+    }
+
+    /// Lets as many objects have an overlay that have none, `is_limited` if the quota has room for no more.
+    pub(super) fn allow(&mut self, objects: u32, is_limited: bool) {
+        (self.allowance, self.is_limited) = (objects, is_limited);
+    }
+
+    /// Returns whether copies are due and the quota has no room for further ones.
+    pub(super) fn are_scarce(&self) -> bool {
+        self.allowance == 0 && self.is_limited && !self.is_empty()
+    }
+
+    /// Returns the number of objects with an overlay.
+    pub(super) fn count(&self) -> usize {
+        self.objects.len()
     }
 
     /// Lets no object have an overlay that has none, until [`Self::let_in`] was called as often.
@@ -125,17 +238,23 @@ impl Overlays {
         Some(self.objects.get(&index)?.runs.parts(within, length))
     }
 
-    /// Forgets what was written over an object: all of it was replaced, or is in a copy.
-    pub(super) fn forget(&mut self, index: u32) {
+    /// Forgets what was written over an object: the volume gets `by` in its place.
+    pub(super) fn forget(&mut self, index: u32, by: Entry) {
         if let Some(overlay) = self.objects.remove(&index) {
             self.room.note(overlay.held_bytes(), 0);
+            if let Some(since) = overlay.since {
+                self.logs.note_replaced(index, (overlay.base, by), since);
+            }
         }
     }
 
-    /// Forgets everything that was written over objects.
-    pub(super) fn clear(&mut self) {
-        let indices: Vec<u32> = self.indices().collect();
-        indices.into_iter().for_each(|index| self.forget(index));
+    /// Forgets everything that was written over objects, and all logs. Returns the births of the logs, and how many parts
+    /// each has.
+    pub(super) fn clear(&mut self) -> Vec<(u64, u32)> {
+        for overlay in std::mem::take(&mut self.objects).into_values() {
+            self.room.note(overlay.held_bytes(), 0);
+        }
+        self.logs.end_all()
     }
 
     /// Wakes the one that waits for something to merge.
