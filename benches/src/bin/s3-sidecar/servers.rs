@@ -137,7 +137,7 @@ pub(crate) fn nginx(directory: &Path, endpoint: SocketAddr, cpu: usize) -> Resul
         "{user}worker_processes 1;\ndaemon off;\npid {dir}/pid;\nerror_log {dir}/error.log;\n\
          events {{ worker_connections 512; }}\n\
          http {{\n\
-         access_log off;\nsendfile on;\ntcp_nopush on;\ntcp_nodelay on;\n\
+         access_log off;\nsendfile on;\ntcp_nopush off;\ntcp_nodelay on;\n\
          keepalive_timeout 1h;\nkeepalive_requests 1000000000;\n\
          client_body_temp_path {dir}/1;\nproxy_temp_path {dir}/2;\nfastcgi_temp_path {dir}/3;\n\
          uwsgi_temp_path {dir}/4;\nscgi_temp_path {dir}/5;\n\
