@@ -63,6 +63,7 @@ impl User {
             (Kind::Radosgw, "") => name.clone(),
             (Kind::Radosgw, tenant) => format!("{tenant}${name}"),
         };
+        // The sidecar takes secrets of 16 bytes and more.
         Self { secret_key: format!("the-secret-of-{name}"), access_key, id, name, tenant }
     }
 }
