@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::task::JoinSet;
 use volumes::{Error, Volume};
@@ -21,6 +22,8 @@ pub(crate) struct Table {
     places: parking_lot::Mutex<HashMap<String, Place>>,
     /// Whether no volume is attached any more.
     is_closed: AtomicBool,
+    /// Tasks that have volumes: each keeps the store below alive.
+    tasks: parking_lot::Mutex<JoinSet<()>>,
 }
 
 type Place = Arc<Mutex<Option<Held>>>;
@@ -37,7 +40,7 @@ pub(crate) struct Held {
 pub(crate) struct Attached {
     table: Arc<Table>,
     name: String,
-    runtime: tokio::runtime::Handle,
+    runtime: Handle,
     /// Held while the volume is compared with a snapshot: each such request may have the map of one in memory.
     pub(crate) comparing: Mutex<()>,
 }
@@ -77,7 +80,19 @@ impl Table {
         }
         let mut failed: Vec<_> = closing.join_all().await.into_iter().flatten().collect();
         failed.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        if failed.is_empty() {
+            // Nothing is left to do for them. The caller may open the store anew.
+            let mut tasks = std::mem::take(&mut *self.tasks.lock());
+            tasks.shutdown().await;
+        }
         failed
+    }
+
+    /// Runs a task that has a volume.
+    fn spawn(&self, runtime: &Handle, task: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = self.tasks.lock();
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn_on(task, runtime);
     }
 }
 
@@ -118,13 +133,13 @@ impl Turn {
             Arc::new(Attached {
                 table: Arc::clone(&self.table),
                 name: self.name.clone(),
-                runtime: tokio::runtime::Handle::current(),
+                runtime: Handle::current(),
                 comparing: Mutex::default(),
             })
         });
         let giver = self.held.as_ref().map(|held| held.giver.clone()).unwrap_or_default();
         if self.volume().is_none_or(|before| !before.is_same(&volume)) {
-            users.runtime.spawn(keep_merging(volume.clone(), self.name.clone()));
+            self.table.spawn(&users.runtime, keep_merging(volume.clone(), self.name.clone()));
         }
         *self.held = Some(Held { volume, users: Arc::downgrade(&users), giver });
         users
@@ -197,7 +212,7 @@ impl Turn {
 impl Drop for Attached {
     fn drop(&mut self) {
         let (table, name) = (Arc::clone(&self.table), std::mem::take(&mut self.name));
-        self.runtime.spawn(async move {
+        self.table.spawn(&self.runtime, async move {
             let giver = Arc::new(());
             loop {
                 let Some(volume) = table.turn(&name).await.begin_giving_up(&giver) else { return };
