@@ -3,21 +3,16 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use hyper::header::{HeaderName, HeaderValue};
 use hyper::{HeaderMap, Method};
 
 use crate::changes::Moment;
-use crate::generation::{is_kept_apart, repeated};
+use crate::generation::{is_kept_apart, repeated_with_ids};
 use crate::read::is_never_stored;
 use crate::table::Table;
 use crate::target::ObjectKey;
 
 /// The longest answer that is kept, in bytes.
 pub(crate) const BODY_BYTES_MAX: usize = 8 << 10;
-
-/// What names the request that was answered: the document repeats it, and clients expect the same in both.
-static REQUEST_IDS: [HeaderName; 2] =
-    [HeaderName::from_static("x-amz-request-id"), HeaderName::from_static("x-amz-id-2")];
 
 /// What the endpoint has answered to a read of an object that is not there.
 #[derive(Clone, Debug)]
@@ -41,14 +36,7 @@ impl Answer {
         if is_never_stored(headers) || is_kept_apart(headers) {
             return None;
         }
-        let mut kept = repeated(headers);
-        for name in &REQUEST_IDS {
-            // Copied, as the others are.
-            if let Some(id) = headers.get(name).and_then(|id| HeaderValue::from_bytes(id.as_bytes()).ok()) {
-                kept.insert(name.clone(), id);
-            }
-        }
-        Some(Answer { headers: kept, body })
+        Some(Answer { headers: repeated_with_ids(headers), body })
     }
 
     /// Returns whether it answers a request with this method.

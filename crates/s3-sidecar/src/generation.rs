@@ -36,14 +36,11 @@ pub(crate) struct Head {
 }
 
 /// Headers of one answer only.
-static OF_ONE_ANSWER: [HeaderName; 6] = [
-    AGE,
-    CONTENT_RANGE,
-    DATE,
-    TRAILER,
-    HeaderName::from_static("x-amz-request-id"),
-    HeaderName::from_static("x-amz-id-2"),
-];
+static OF_ONE_ANSWER: [HeaderName; 4] = [AGE, CONTENT_RANGE, DATE, TRAILER];
+
+/// What names the request that was answered.
+static REQUEST_IDS: [HeaderName; 2] =
+    [HeaderName::from_static("x-amz-request-id"), HeaderName::from_static("x-amz-id-2")];
 
 impl Head {
     /// Returns what the answer to a read states of the object, and which of its bytes follow. `None` if it is not to be kept.
@@ -113,13 +110,24 @@ impl Head {
 }
 
 /// Returns the headers that every answer repeats: neither of one answer nor of one connection.
+pub(crate) fn repeated(headers: &HeaderMap) -> HeaderMap {
+    copied_without(headers, OF_ONE_ANSWER.iter().chain(&REQUEST_IDS))
+}
+
+/// As [`repeated`], with what names the request that was answered, for an answer whose document repeats it: clients expect the same
+/// in both.
+pub(crate) fn repeated_with_ids(headers: &HeaderMap) -> HeaderMap {
+    copied_without(headers, &OF_ONE_ANSWER)
+}
+
+/// Returns headers without those of the connection and some others.
 ///
 /// Their values are copied. As they came they are parts of a connection's buffer, all of which each of them would keep: 64 KiB for
 /// the headers of an object.
-pub(crate) fn repeated(headers: &HeaderMap) -> HeaderMap {
+fn copied_without<'a>(headers: &HeaderMap, others: impl IntoIterator<Item = &'a HeaderName>) -> HeaderMap {
     let mut kept = headers.clone();
     crate::hop::remove(&mut kept);
-    OF_ONE_ANSWER.iter().for_each(|name| drop(kept.remove(name)));
+    others.into_iter().for_each(|name| drop(kept.remove(name)));
     let mut copied = BytesMut::with_capacity(kept.values().map(HeaderValue::len).sum());
     kept.values().for_each(|value| copied.extend_from_slice(value.as_bytes()));
     let mut copied = copied.freeze();

@@ -291,7 +291,7 @@ fn rights_are_those_of_the_file() {
     assert_eq!(anonymous("PUT /public/www/k"), 403);
     // What a browser asks first goes on without any signature; a presigned URL's is that of the request that is to come.
     guarded.endpoint.take_seen();
-    let presigned = "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=nobody%2F20130524%2Fus-east-1%2Fs3%2Faws4_request\
+    let presigned = "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=unknown%2F20130524%2Fus-east-1%2Fs3%2Faws4_request\
                      &X-Amz-Date=20130524T000000Z&X-Amz-Expires=600&X-Amz-SignedHeaders=host&x-amz-acl=private&X-Amz-Signature=00";
     let headers = [("origin", "https://example.com"), ("access-control-request-method", "PUT")];
     for (query, headers) in [("", &headers[..]), (presigned, &headers[..]), (presigned, &[])] {

@@ -60,7 +60,7 @@ impl Deletion {
 }
 
 /// Headers of a client's signature, which the endpoint does not get, and some by which it could take the request for another.
-static DROPPED: [HeaderName; DROPPED_COUNT] = [
+static DROPPED: [HeaderName; 11] = [
     HeaderName::from_static("authorization"),
     HeaderName::from_static("x-amz-date"),
     HeaderName::from_static("x-amz-security-token"),
@@ -73,8 +73,6 @@ static DROPPED: [HeaderName; DROPPED_COUNT] = [
     HeaderName::from_static("x-original-url"),
     HeaderName::from_static("x-rewrite-url"),
 ];
-
-const DROPPED_COUNT: usize = 11;
 
 /// How names of headers begin that gateways of one maker send each other, that belong to other dialects than S3's, or that state
 /// how the client has reached the sidecar.
@@ -164,23 +162,14 @@ impl Access {
 
 /// Removes what concerns the client's signature. The endpoint's name is set when the request is sent.
 fn drop_headers(head: &mut Parts) {
-    let is_start =
-        |text: &str| text.starts_with('x') && DROPPED_STARTS.iter().any(|start| text.starts_with(start));
-    // Most requests have one or two of those, and few headers at all: a lookup of each name would take longer.
-    let mut has = [false; DROPPED_COUNT];
-    let mut others: Vec<HeaderName> = Vec::new();
-    for name in head.headers.keys() {
-        match DROPPED.iter().position(|dropped| dropped == name) {
-            Some(at) => has[at] = true,
-            None if name.as_str().starts_with(OWN_START) => {}
-            None if is_start(name.as_str()) => others.push(name.clone()),
-            None => {}
-        }
-    }
-    for (name, _) in DROPPED.iter().zip(has).filter(|(_, has)| *has) {
-        head.headers.remove(name);
-    }
-    for name in others {
+    let is_start = |text: &str| {
+        text.starts_with('x')
+            && !text.starts_with(OWN_START)
+            && DROPPED_STARTS.iter().any(|start| text.starts_with(start))
+    };
+    let is_dropped = |name: &&HeaderName| DROPPED.contains(name) || is_start(name.as_str());
+    let dropped: Vec<HeaderName> = head.headers.keys().filter(is_dropped).cloned().collect();
+    for name in dropped {
         head.headers.remove(name);
     }
     head.headers.insert(HOST, HeaderValue::from_static("localhost"));
