@@ -3,8 +3,8 @@
 use super::Inner;
 use crate::entry::{Entry, VolumeId};
 use crate::error::{Error, Result};
-use crate::format::{PAGE_ENTRIES, PAGES_MAX};
-use crate::map::Map;
+use crate::format::PAGES_MAX;
+use crate::map::{Map, page_of};
 use crate::settings::{Change, Extent, ExtentKind, Usage};
 use crate::space::load_node;
 
@@ -32,7 +32,8 @@ impl Inner {
         (offset, length): (u64, u64),
     ) -> Result<Vec<Change>> {
         let last = offset.saturating_add(length.saturating_sub(1)) / self.object_bytes;
-        let page = |object: u64| (object / PAGE_ENTRIES as u64) as usize;
+        // No map has a place beyond.
+        let page = |object: u64| page_of(u32::try_from(object).unwrap_or(u32::MAX));
         let pages = page(offset / self.object_bytes)..page(last).min(PAGES_MAX) + 1;
         let old = match since {
             None => Map::default(),

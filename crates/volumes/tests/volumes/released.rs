@@ -1,4 +1,4 @@
-//! A hand-over of which the store was told too late: it can be repeated.
+//! A hand-over whose last step, the release of the namespace at the store, has failed: it can be repeated.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
