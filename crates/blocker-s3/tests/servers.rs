@@ -214,6 +214,7 @@ fn moto() {
 }
 
 #[test]
+#[ignore = "takes many minutes: with -- --include-ignored"]
 fn trouble_before_moto() {
     serves_over_a_troubled_way(Outside::moto());
 }
@@ -229,11 +230,13 @@ fn trouble_before_versitygw() {
 }
 
 #[test]
+#[ignore = "takes minutes, most of them of a Ceph: with -- --include-ignored"]
 fn radosgw() {
     serves(Outside::radosgw());
 }
 
 #[test]
+#[ignore = "takes minutes, most of them of a Ceph: with -- --include-ignored"]
 fn trouble_before_radosgw() {
     serves_over_a_troubled_way(Outside::radosgw());
 }
