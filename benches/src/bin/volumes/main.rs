@@ -1,7 +1,7 @@
 //! Volumes of `cached`: beside RBD over the same Ceph, and what their size, a snapshot and their map cost.
 //!
 //! ```text
-//! cargo build --release -p cached-server --features rados
+//! cargo build --release -p cached-server
 //! cargo run --release --manifest-path benches/Cargo.toml --bin volumes             # about 10 minutes
 //! cargo run --release --manifest-path benches/Cargo.toml --bin volumes -- --quick  # about 4
 //! ```
@@ -12,7 +12,7 @@
 //!
 //! `size`: snapshots and clones of a volume of 1 TiB beside one of 1 GiB, over files, each with data in all pages of its map.
 //!
-//! `pause`: the latency of writes that are under way while snapshots are made, beside that of those before.
+//! `pause-files`, `pause-rados`: the latency of writes that are under way while snapshots are made, beside that of those before.
 //!
 //! `operations`: what a volume asks of the cache below it beyond its reads, writes and flushes. Counted, in this process.
 
@@ -44,7 +44,7 @@ struct Arguments {
     /// Short runs: enough to see, not to quote
     #[arg(long)]
     quick: bool,
-    /// Only parts whose name contains this: rbd, size, pause, operations
+    /// Only parts whose name contains this: rbd, size, pause-files, pause-rados, operations
     #[arg(long, default_value = "")]
     only: String,
     /// The store of the cluster's OSD
@@ -70,10 +70,17 @@ fn main() -> Result<()> {
     if is_wanted("size") {
         size::run(&arguments, directory.path())?;
     }
-    if is_wanted("rbd") || is_wanted("pause") {
+    if is_wanted("pause-files") {
+        let store = directory.path().join("store");
+        let backend = format!("{{ kind = \"file\", path = \"{}\" }}", store.display());
+        pause::run(&arguments, directory.path(), "files", &backend)?;
+    }
+    if is_wanted("rbd") || is_wanted("pause-rados") {
         let ceph = ceph::Ceph::up(directory.path().join("ceph"), &arguments.store)?;
-        if is_wanted("pause") {
-            pause::run(&arguments, directory.path(), &ceph)?;
+        if is_wanted("pause-rados") {
+            let conf = ceph.conf().display();
+            let backend = format!("{{ kind = \"rados\", pool = \"cached\", conf = \"{conf}\" }}");
+            pause::run(&arguments, directory.path(), "RADOS", &backend)?;
         }
         if is_wanted("rbd") {
             rbd::run(&arguments, directory.path(), &ceph)?;

@@ -10,9 +10,8 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use crate::cached::{Cached, Configuration};
-use crate::ceph::Ceph;
 use crate::writer::Writer;
-use crate::{Arguments, Bar, fio, print};
+use crate::{Arguments, Bar, print};
 
 const DISK_MIB: u64 = 256;
 const WRITERS: u64 = 4;
@@ -20,22 +19,19 @@ const WRITERS: u64 = 4;
 /// When something began and ended.
 type Span = (Instant, Instant);
 
-pub(crate) fn run(arguments: &Arguments, directory: &Path, ceph: &Ceph) -> Result<()> {
-    let files = format!("{{ kind = \"file\", path = \"{}\" }}", directory.join("store").display());
-    let rados = format!("{{ kind = \"rados\", pool = \"cached\", conf = \"{}\" }}", ceph.conf().display());
-    for (store, backend) in [("files", files), ("RADOS", rados)] {
-        for has_journal in [false, true] {
-            let with = if has_journal { "with" } else { "without" };
-            let wanted = Configuration {
-                memory_mib: 768,
-                dirty_mib: 512,
-                backend: backend.clone(),
-                has_journal,
-                more: "",
-            };
-            let cached = Cached::start(arguments, directory, &wanted)?;
-            measure(arguments, cached, &format!("pause: over {store} {with} a journal"))?;
-        }
+/// Measures over a store, without a journal and with one.
+pub(crate) fn run(arguments: &Arguments, directory: &Path, store: &str, backend: &str) -> Result<()> {
+    for has_journal in [false, true] {
+        let with = if has_journal { "with" } else { "without" };
+        let wanted = Configuration {
+            memory_mib: 768,
+            dirty_mib: 512,
+            backend: backend.to_owned(),
+            has_journal,
+            more: "",
+        };
+        let cached = Cached::start(arguments, directory, &wanted)?;
+        measure(arguments, cached, &format!("pause: over {store} {with} a journal"))?;
     }
     Ok(())
 }
@@ -43,7 +39,7 @@ pub(crate) fn run(arguments: &Arguments, directory: &Path, ceph: &Ceph) -> Resul
 fn measure(arguments: &Arguments, cached: Cached, name: &str) -> Result<()> {
     let (before, snapshots) = if arguments.quick { (3, 6) } else { (10, 12) };
     cached.create("disk", DISK_MIB << 20)?;
-    fio::fill(&cached.server.uri("disk"), DISK_MIB)?;
+    fill(&cached)?;
     let is_over = AtomicBool::new(false);
     let (begun, made, writes) = thread::scope(|scope| {
         let writers: Vec<_> = (0..WRITERS)
@@ -96,6 +92,16 @@ fn measure(arguments: &Arguments, cached: Cached, name: &str) -> Result<()> {
     cached.wait_until_detached("disk")?;
     cached.post("/volumes/delete", "{\"name\": \"disk\"}")?;
     cached.server.end()
+}
+
+/// Writes the disk from end to end, and has it stored.
+fn fill(cached: &Cached) -> Result<()> {
+    let mut writer = Writer::connect(&cached.server.socket, "disk")?;
+    let data = vec![0xa5; 1 << 20];
+    for mebibyte in 0..DISK_MIB {
+        writer.write(mebibyte << 20, &data)?;
+    }
+    writer.flush()
 }
 
 /// Writes until it is over; returns when each write began and ended.
