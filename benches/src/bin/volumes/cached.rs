@@ -99,8 +99,7 @@ pub(crate) struct Cached {
 
 impl Cached {
     pub(crate) fn start(arguments: &Arguments, directory: &Path, wanted: &Configuration) -> Result<Self> {
-        let hint =
-            "build it with `cargo build --release -p cached-server`, or name it by --cached";
+        let hint = "build it with `cargo build --release -p cached-server`, or name it by --cached";
         let program = find_program(&arguments.cached, hint)?;
         let (socket, token) = (directory.join("cached.sock"), directory.join("token"));
         fs::write(&token, format!("{TOKEN}\n"))?;
