@@ -4,7 +4,7 @@
 //!
 //! The endpoint (radosgw with one OSD in memory, or versitygw over a directory in `--dir`) has the same objects for all. nginx keeps its files
 //! in `--dir`, has one worker and does not look at signatures; `cached` has one thread. Every server is on one core, the load
-//! on another: requests signed beforehand by a header, random objects of one size, each connection with one at a time; the length, the
+//! on another, unless `--cores apart` gives each server a core of its own, as where the endpoint is on another machine: requests signed beforehand by a header, random objects of one size, each connection with one at a time; the length, the
 //! first and the last bytes of every body are checked. nginx must state `HIT` with each answer, and the sidecar's own count of
 //! hits must be the number of requests. The servers take turns in each round; the median of the rounds counts.
 //!
@@ -55,6 +55,12 @@ struct Args {
     /// Rounds; the median is printed
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100))]
     rounds: u64,
+    /// Which cores the servers have
+    #[arg(long, value_enum, default_value_t = Cores::Shared)]
+    cores: Cores,
+    /// Only loads whose name contains this: 4 KiB, 64 KiB, 4 MiB, 64 MiB, 64 KiB of 64 MiB, cold
+    #[arg(long, default_value = "")]
+    only: String,
     /// Connections
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1024))]
     connections: u64,
@@ -70,6 +76,28 @@ enum Endpoint {
 enum Auth {
     Gateway,
     Listener,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Cores {
+    /// One for all servers, one for the load
+    Shared,
+    /// One for each server, one for the load
+    Apart,
+}
+
+impl Cores {
+    /// Returns the cores of the endpoint, nginx, `cached` and the load, of those that are usable.
+    fn choose(self, usable: &[usize]) -> Result<[usize; 4]> {
+        let (first, last) = (usable[0], *usable.last().context("a core")?);
+        ensure!(first != last, "servers and load need a core each");
+        if self == Self::Shared {
+            return Ok([first, first, first, last]);
+        }
+        ensure!(usable.len() >= 4, "--cores apart needs four cores, and {} can be used", usable.len());
+        // As far from each other as possible: neighbours may be threads of one core.
+        Ok([0, 1, 2, 3].map(|server| usable[server * usable.len() / 4]))
+    }
 }
 
 /// One load: parts of objects.
@@ -91,22 +119,21 @@ const LOADS: [Load; 5] = [
 fn main() -> Result<()> {
     let args = Args::parse();
     let cpus = cpu::usable_cpus()?;
-    let (server_cpu, client_cpu) = (cpus[0], *cpus.last().context("a core")?);
-    ensure!(server_cpu != client_cpu, "servers and load need a core each");
+    let cores @ [endpoint_cpu, nginx_cpu, cached_cpu, client_cpu] = args.cores.choose(&cpus)?;
     let directory = tempfile::tempdir_in(&args.dir).context("a directory for the servers")?;
     let path = directory.path();
     let (endpoint, keys) = match args.endpoint {
-        Endpoint::Radosgw => servers::radosgw(path, server_cpu)?,
-        Endpoint::Versitygw => servers::versitygw(path, server_cpu)?,
+        Endpoint::Radosgw => servers::radosgw(path, endpoint_cpu)?,
+        Endpoint::Versitygw => servers::versitygw(path, endpoint_cpu)?,
     };
-    let nginx = servers::nginx(path, endpoint.address, server_cpu)?;
+    let nginx = servers::nginx(path, endpoint.address, nginx_cpu)?;
     let (more, cached_keys) = settings(args.auth, path, &keys)?;
-    let (cached, admin) = servers::cached(&args.cached, path, endpoint.address, &more, server_cpu)?;
+    let (cached, admin) = servers::cached(&args.cached, path, endpoint.address, &more, cached_cpu)?;
     println!("{}", Machine::read());
     // The load's threads inherit it.
     cpu::pin_current_thread(client_cpu)?;
     println!(
-        "auth = {:?}, {} connections, {} s, {} rounds; servers on core {server_cpu}, load on core {client_cpu}; machine's load {}",
+        "auth = {:?}, {} connections, {} s, {} rounds; cores of the endpoint, nginx, cached and the load: {cores:?}; machine's load {}",
         args.auth,
         args.connections,
         args.seconds,
@@ -115,11 +142,11 @@ fn main() -> Result<()> {
     );
     fill(&endpoint, &keys)?;
     let all = Servers { endpoint, nginx, cached, admin, keys, cached_keys };
-    for load in &LOADS {
+    for load in LOADS.iter().filter(|load| load.name.contains(&args.only)) {
         all.measure(load, &args)?;
     }
-    for objects in &COLD {
-        all.measure_cold(objects)?;
+    if "cold".contains(&args.only) {
+        COLD.iter().try_for_each(|objects| all.measure_cold(objects))?;
     }
     Ok(())
 }

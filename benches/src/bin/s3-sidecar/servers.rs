@@ -1,4 +1,4 @@
-//! The endpoint, nginx before it, and `cached` before it, all on one core.
+//! The endpoint, nginx before it, and `cached` before it, each on the core that is given.
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use cached_benches::process::CpuClock;
 use cached_benches::server::{bind_to_parent, find_program, free_address};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::sign::{HOST, Keys};
 
 const START_LIMIT: Duration = Duration::from_secs(60);
+const END_LIMIT: Duration = Duration::from_secs(5);
 /// What nginx and `cached` may keep.
 const CACHE_MIB: u64 = 1024;
 
@@ -41,7 +43,12 @@ struct Process(Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both fail only if it has been waited for already.
+        // In order first: nginx ends its workers then. All three fail only if it has been waited for already.
+        let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
+        let begun = Instant::now();
+        while begun.elapsed() < END_LIMIT && matches!(self.0.try_wait(), Ok(None)) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

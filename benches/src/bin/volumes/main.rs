@@ -78,8 +78,8 @@ fn main() -> Result<()> {
     if is_wanted("rbd") || is_wanted("pause-rados") {
         let ceph = ceph::Ceph::up(directory.path().join("ceph"), &arguments.store)?;
         if is_wanted("pause-rados") {
-            let conf = ceph.conf().display();
-            let backend = format!("{{ kind = \"rados\", pool = \"cached\", conf = \"{conf}\" }}");
+            let conf = ceph.conf();
+            let backend = format!("{{ kind = \"rados\", pool = \"cached\", conf = \"{}\" }}", conf.display());
             pause::run(&arguments, directory.path(), "RADOS", &backend)?;
         }
         if is_wanted("rbd") {
