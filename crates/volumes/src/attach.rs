@@ -142,7 +142,7 @@ async fn current_head(pool: &Pool, options: &Options, volume: VolumeId) -> Resul
 
 /// Makes the layer below the writer of the volume, where it can be. One that was the writer before another owner came
 /// has to become it again.
-async fn attach_below(pool: &Pool, volume: VolumeId, is_as_left: bool) -> Result<()> {
+pub(crate) async fn attach_below(pool: &Pool, volume: VolumeId, is_as_left: bool) -> Result<()> {
     let control = pool.store.control();
     if !is_as_left {
         match control.release(pool.namespace(volume)).await {
@@ -156,7 +156,8 @@ async fn attach_below(pool: &Pool, volume: VolumeId, is_as_left: bool) -> Result
     }
 }
 
-fn check_owner(head: &Head, options: &Options, take_over: bool, deleted: bool) -> Result<()> {
+/// Checks that a volume can be attached as far as its owner goes.
+pub(crate) fn check_owner(head: &Head, options: &Options, take_over: bool, deleted: bool) -> Result<()> {
     if head.is_deleted && !deleted {
         return Err(Error::NoSuchVolume(format!("number {}", head.volume)));
     }

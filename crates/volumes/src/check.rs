@@ -59,7 +59,8 @@ pub struct Report {
     /// How often a new object met one of its name in a volume that is open now: a fault of this program if
     /// not 0.
     pub births_met: u64,
-    /// The volumes that other owners have, which were not checked.
+    /// The volumes that were not checked: other owners have them, or they cannot be attached for the reason that follows the
+    /// name.
     pub skipped: Vec<String>,
 }
 
@@ -111,11 +112,12 @@ impl Volumes {
             }
             match self.lease(*volume, true).await {
                 Ok(lease) => leases.push((*volume, lease)),
-                Err(Error::InUse { .. }) => {
-                    let name = named.get(volume).cloned();
-                    report.skipped.push(name.unwrap_or_else(|| format!("number {volume}")));
-                }
+                Err(Error::InUse { .. }) => report.skipped.push(name_of(&named, *volume)),
                 Err(Error::Damaged(why)) => report.note(ProblemKind::Damaged, why),
+                // It is this volume's alone, and not a store that is away.
+                Err(error) if is_of_one_volume(&error) => {
+                    report.skipped.push(format!("{}: {error}", name_of(&named, *volume)));
+                }
                 Err(error) => return end_all(leases, Err(error)).await.map(|()| report),
             }
         }
@@ -205,8 +207,12 @@ impl Volumes {
                 Err(Error::Damaged(_)) => (None, named.contains_key(volume)),
                 Err(error) => return Err(error),
             };
-            let is_needed = head.as_ref().is_some_and(|head| head.is_deleted && !head.nodes.is_empty());
-            if is_needed && !is_named {
+            let is_kept = match &head {
+                Some(head) => head.is_deleted && !head.nodes.is_empty(),
+                // A damaged one, which is in the report already.
+                None => self.pool.has_head(*volume).await?,
+            };
+            if is_kept && !is_named {
                 if repair {
                     self.finish_deletion(*volume).await?;
                 }
@@ -357,19 +363,43 @@ impl Volumes {
         lease.end(withdrawn).await
     }
 
+    /// Ends a deletion. What a damaged volume has is kept for its clones, as long as there are some.
     async fn finish_deletion(&self, volume: VolumeId) -> Result<()> {
-        match self.lease(volume, true).await {
+        let finished = match self.lease(volume, true).await {
             Ok(lease) => self.destroy(lease, volume).await,
+            Err(error) => Err(error),
+        };
+        match finished {
             Err(Error::InUse { .. }) => Ok(()),
             // It has ended meanwhile.
             Err(Error::Damaged(_)) if !self.pool.has_head(volume).await? => Ok(()),
-            Err(error) => Err(error),
+            // The report has that already.
+            Err(Error::Damaged(_)) => match self.wipe(volume).await {
+                Err(Error::Invalid(_) | Error::InUse { .. }) => Ok(()),
+                wiped => wiped,
+            },
+            finished => finished,
         }
     }
 
     async fn objects(&self, namespace: &Namespace) -> Result<Vec<ObjectId>> {
         let entries: Vec<_> = self.pool.store.entries(namespace.clone(), "").try_collect().await?;
         Ok(entries.into_iter().map(|entry| ObjectId::new(namespace.clone(), entry.name)).collect())
+    }
+}
+
+fn name_of(named: &HashMap<VolumeId, String>, volume: VolumeId) -> String {
+    named.get(&volume).cloned().unwrap_or_else(|| format!("number {volume}"))
+}
+
+/// Returns whether an error of attaching a volume says nothing of the others.
+fn is_of_one_volume(error: &Error) -> bool {
+    use blocker::Error as Store;
+    let is_io = |error: &Store| matches!(error, Store::Corrupt(_) | Store::Denied(_) | Store::Invalid(_));
+    match error {
+        Error::NoSpace(_) | Error::Limit(_) | Error::Invalid(_) | Error::Unsupported(_) => true,
+        Error::Io(error) => is_io(error),
+        _ => false,
     }
 }
 
@@ -388,7 +418,7 @@ impl crate::space::Pool {
     }
 
     /// Returns the marks of clones.
-    async fn clones(&self) -> Result<Vec<(Origin, VolumeId)>> {
+    pub(crate) async fn clones(&self) -> Result<Vec<(Origin, VolumeId)>> {
         let mark = |name: &String| {
             let mut parts = name.strip_prefix("c/")?.split('/');
             let (volume, node) = (number(parts.next()?)?, u64::from_str_radix(parts.next()?, 16).ok()?);

@@ -37,13 +37,12 @@ pub(crate) async fn renew_pages(space: &Space, head: &Head) -> Result<()> {
 }
 
 async fn renew(space: &Space, page: Kind) -> Result<()> {
+    let damaged = |why: &str| Error::Damaged(format!("page {} of a map: {why}", space.object(page)));
     for _ in 0..TRIES {
         let (bytes, version) = match space.pool.get(space.object(page)).await {
             Ok(found) => found,
-            Err(Store::Missing) => {
-                let object = space.object(page);
-                return Err(Error::Damaged(format!("page {object} of a map: it is missing")));
-            }
+            Err(Store::Missing) => return Err(damaged("it is missing")),
+            Err(Store::Corrupt(why)) => return Err(damaged(&why)),
             Err(error) => return Err(error.into()),
         };
         match space.put(page, bytes.to_vec(), Condition::Version(version)).await {

@@ -28,6 +28,7 @@
 mod attach;
 mod catalog;
 mod check;
+mod damaged;
 mod depose;
 mod entry;
 mod error;

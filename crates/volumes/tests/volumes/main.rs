@@ -3,6 +3,7 @@
 mod beside;
 mod counting;
 mod crash;
+mod damaged;
 mod deposed;
 mod disk;
 mod elsewhere;

@@ -101,6 +101,9 @@ pub(crate) struct Delete {
     /// Yes, delete it with its snapshots.
     #[arg(long)]
     yes: bool,
+    /// Also if it is damaged, by what is there of it, and not by its map. No other host may have it.
+    #[arg(long)]
+    damaged: bool,
 }
 
 #[derive(Args)]
@@ -260,7 +263,13 @@ impl<'a> Server<'a> {
         self.output.write(format!("{name} depends on no other volume"), &answer)
     }
 
-    pub(super) fn delete(&self, Delete { name: Name { name }, yes }: &Delete) -> Result<(), Failure> {
+    pub(super) fn delete(
+        &self,
+        Delete { name: Name { name }, yes, damaged }: &Delete,
+    ) -> Result<(), Failure> {
+        if !yes && *damaged {
+            return Err(kept(name, "all that it has would be lost; --yes deletes it"));
+        }
         if !yes {
             let of = self.volume(name)?;
             let size = shown_size(of["size_bytes"].as_u64().unwrap_or(0));
@@ -271,7 +280,7 @@ impl<'a> Server<'a> {
             };
             return Err(kept(name, &format!("its {size}{snapshots} would be lost; --yes deletes it")));
         }
-        let answer = self.change("/volumes/delete", &json!({ "name": name }))?;
+        let answer = self.change("/volumes/delete", &json!({ "name": name, "damaged": damaged }))?;
         self.output.write(format!("{name} is deleted"), &answer)
     }
 

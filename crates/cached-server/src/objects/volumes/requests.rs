@@ -212,13 +212,22 @@ impl Body for Rollback {
 #[serde(deny_unknown_fields)]
 pub(super) struct Delete {
     name: String,
+    #[serde(default)]
+    damaged: bool,
 }
 
 impl Body for Delete {
-    const FORM: &'static str = r#"{"name": "NAME"}"#;
+    const FORM: &'static str = r#"{"name": "NAME", "damaged": false}"#;
 
     async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
-        managed.served.volumes.while_unused(&self.name, managed.volumes.delete(&self.name)).await?;
+        let volumes = &managed.volumes;
+        let deleted = async {
+            match self.damaged {
+                true => volumes.delete_damaged(&self.name).await,
+                false => volumes.delete(&self.name).await,
+            }
+        };
+        managed.served.volumes.while_unused(&self.name, deleted).await?;
         managed.served.counts.forget(&self.name);
         Ok(done())
     }
