@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use blocker::executor::block_on;
+use blocker::executor::{block_on, poll_times};
 use blocker::{Blocker, Durability, Error as Store, ListRequest};
 use test_kit::steered::{CallInfo, Op, SteeredStore, Verdict};
 use volumes::{Error, Fencing, OpenOptions, Options, ProblemKind, Settings, Volumes};
@@ -102,6 +103,16 @@ fn a_damaged_volume_is_deleted() {
     }
 }
 
+/// Damages the roots of the snapshots of "a" from when it has lost its name.
+fn damage_late(store: &SteeredStore) {
+    let mut is_damaged = false;
+    store.rule(move |call| {
+        is_damaged |=
+            call.op == Op::Delete && call.object.as_ref().is_some_and(|id| id.name.as_bytes() == b"v/a");
+        if is_damaged { damage(call, "r/") } else { Verdict::Pass }
+    });
+}
+
 #[test]
 fn a_deletion_that_meets_damage_late_is_ended_by_a_repair() {
     let store = SteeredStore::new();
@@ -110,19 +121,66 @@ fn a_deletion_that_meets_damage_late_is_ended_by_a_repair() {
     make(&volumes, "b");
     block_on(volumes.snapshot("a", "t")).unwrap();
     let volumes = volumes_of(&store, Fencing::Below);
-    // From when the volume has lost its name.
-    let mut is_damaged = false;
-    store.rule(move |call| {
-        is_damaged |=
-            call.op == Op::Delete && call.object.as_ref().is_some_and(|id| id.name.as_bytes() == b"v/a");
-        if is_damaged { damage(call, "r/") } else { Verdict::Pass }
-    });
+    damage_late(&store);
     let refused = block_on(volumes.delete("a"));
     assert!(matches!(refused, Err(Error::Damaged(_))), "{refused:?}");
     assert_eq!(names(&volumes), ["b"]);
     block_on(volumes.check(true)).unwrap();
     assert_eq!(block_on(volumes.check(false)).unwrap().problems, []);
     is_gone(&store, &volumes);
+}
+
+#[test]
+fn a_repair_keeps_what_clones_may_need_of_a_damaged_volume_without_a_name() {
+    for begin in RECORDS {
+        let store = SteeredStore::new();
+        let volumes = volumes_of(&store, Fencing::Below);
+        make(&volumes, "a");
+        make(&volumes, "b");
+        block_on(volumes.snapshot("a", "t")).unwrap();
+        block_on(volumes.clone_volume("a", Some("s"), "clone")).unwrap();
+        let volumes = volumes_of(&store, Fencing::Below);
+        damage_late(&store);
+        let refused = block_on(volumes.delete("a"));
+        assert!(matches!(refused, Err(Error::Damaged(_))), "{refused:?}");
+        store.rule(move |call| damage(call, begin));
+        for _ in 0..2 {
+            let report = block_on(volumes.check(true)).unwrap();
+            assert_eq!(report.repaired, 0, "{begin}: {report:?}");
+        }
+        store.pass();
+        assert_eq!(found(&volumes, "clone"), b"old");
+        block_on(volumes.delete("clone")).unwrap();
+        is_gone(&store, &volumes);
+    }
+}
+
+/// What was read as damaged may be read by another owner, which has the volume by then.
+#[test]
+fn a_volume_that_another_owner_takes_meanwhile_stays() {
+    let store = SteeredStore::new();
+    let [one, two] = ["one", "two"].map(|name| owned(&store, Fencing::Below, name));
+    make(&one, "a");
+    let one = owned(&store, Fencing::Below, "one");
+    let mut is_read = false;
+    store.rule(move |call| {
+        let is_first = !is_read && call.op == Op::Read && is_of_damaged(call, "m/");
+        is_read |= is_first;
+        let is_name =
+            call.op == Op::Delete && call.object.as_ref().is_some_and(|id| id.name.as_bytes() == b"v/a");
+        match (is_first, is_name) {
+            (true, _) => damage(call, "m/"),
+            (_, true) => Verdict::Hold,
+            _ => Verdict::Pass,
+        }
+    });
+    let mut deleted = Box::pin(one.delete_damaged("a"));
+    assert!(poll_times(deleted.as_mut(), 1, Duration::ZERO).is_none());
+    let disk = block_on(two.open("a", OpenOptions::default())).unwrap();
+    store.open();
+    assert_eq!(block_on(deleted), Err(Error::InUse { owner: "two".into() }));
+    assert_eq!(block_on(disk.read(0, 3)).unwrap().to_vec(), b"new");
+    block_on(disk.flush()).unwrap();
 }
 
 #[test]
@@ -220,9 +278,7 @@ fn a_deletion_of_a_damaged_volume_that_is_cut_short_is_ended() {
                     Ok(()) | Err(Error::NoSuchVolume(_)) => {}
                     Err(error) => panic!("{begin}, change {last}: {error}"),
                 }
-                for _ in 0..2 {
-                    block_on(volumes.check(true)).unwrap();
-                }
+                block_on(volumes.check(true)).unwrap();
                 is_gone(&store, &volumes);
                 if deleted.is_ok() {
                     assert!(last > 3, "{last}");
