@@ -182,9 +182,10 @@ fn a_damaged_volume_is_named_and_deleted_and_the_others_are_listed() {
     assert_eq!(all["damaged"][0]["name"], "broken", "{all}");
     assert_eq!(connect(&daemon, "disk").read(0, 4).expect("it is read"), [0; 4]);
     // It goes by its own command only.
-    refused(&daemon, &["delete", "broken", "--yes"], 6, "head volumes.0000001/head of a volume");
+    refused(&daemon, &["delete", "broken", "--yes"], 1, "with `damaged` it is deleted all the same");
     refused(&daemon, &["delete", "broken", "--damaged"], 2, "broken is kept as it is");
     assert!(done(&daemon, &["delete", "broken", "--damaged", "--yes"]).contains("broken is deleted"));
     wait_until_detached(&daemon, "disk");
-    assert!(done(&daemon, &["check"]).contains("1 volumes, 0 objects: in order"));
+    let checked = done(&daemon, &["check"]);
+    assert!(checked.contains("1 volume") && checked.contains("in order"), "{checked}");
 }

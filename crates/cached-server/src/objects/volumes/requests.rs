@@ -7,7 +7,7 @@ use blocker::WriteMode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
-use volumes::{OpenOptions, Settings};
+use volumes::{Error, OpenOptions, Settings};
 
 /// The most extents of one answer.
 const EXTENTS_MAX: usize = 10_000;
@@ -224,7 +224,12 @@ impl Body for Delete {
         let deleted = async {
             match self.damaged {
                 true => volumes.delete_damaged(&self.name).await,
-                false => volumes.delete(&self.name).await,
+                false => match volumes.delete(&self.name).await {
+                    Err(Error::Damaged(why)) => {
+                        Err(Error::Damaged(format!("{why}; with `damaged` it is deleted all the same")))
+                    }
+                    deleted => deleted,
+                },
             }
         };
         managed.served.volumes.while_unused(&self.name, deleted).await?;
