@@ -138,6 +138,9 @@ fn each_command_is_one_request_of_the_contract() {
     let shown = "disk depends on no other volume";
     asks(&["flatten", "disk"], "POST /volumes/flatten", body.clone(), done.clone(), shown);
     asks(&["delete", "disk", "--yes"], "POST /volumes/delete", body.clone(), done.clone(), "disk is deleted");
+    let damaged = json!({ "name": "disk", "damaged": true });
+    let delete = ["delete", "disk", "--damaged", "--yes"];
+    asks(&delete, "POST /volumes/delete", damaged, done.clone(), "disk is deleted");
     let shown = "disk is stored and given up: another host may take it";
     asks(&["detach", "disk"], "POST /volumes/detach", body, done, shown);
     let (code, output, _, asked) = run(&["take-over", "disk", "--yes"], &[(200, json!({}))]);

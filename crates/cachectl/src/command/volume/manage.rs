@@ -280,7 +280,9 @@ impl<'a> Server<'a> {
             };
             return Err(kept(name, &format!("its {size}{snapshots} would be lost; --yes deletes it")));
         }
-        let answer = self.change("/volumes/delete", &json!({ "name": name, "damaged": damaged }))?;
+        // A server from before the option refuses it.
+        let body = if *damaged { json!({ "name": name, "damaged": true }) } else { json!({ "name": name }) };
+        let answer = self.change("/volumes/delete", &body)?;
         self.output.write(format!("{name} is deleted"), &answer)
     }
 
