@@ -1,9 +1,7 @@
 //! Deleting a volume that cannot be read: by what its namespace has, and not by its map.
 
-use blocker::Durability;
-
 use crate::attach::{attach_below, check_owner, claim};
-use crate::entry::{Kind, VolumeId};
+use crate::entry::VolumeId;
 use crate::error::{Error, Result};
 use crate::settings::Fencing;
 use crate::space::Space;
@@ -61,14 +59,7 @@ impl Volumes {
             }
         };
         let space = Space::new(self.pool.clone(), volume, epoch);
-        let head = space.object(Kind::Head);
-        let mut rest = space.objects().await?;
-        rest.retain(|object| *object != head);
-        space.remove_all(&rest).await?;
-        // As in any deletion: the head goes when all else is gone for good.
-        space.flush(Durability::Stored).await?;
-        space.remove(Kind::Head).await?;
-        space.flush(Durability::Stored).await?;
+        space.clear().await?;
         self.pool.left.forget(volume);
         for (origin, clone) in self.pool.clones().await? {
             if clone == volume {

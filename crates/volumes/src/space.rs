@@ -275,6 +275,18 @@ impl Space {
         Ok(())
     }
 
+    /// Removes everything, the head last; *stored* when this returns.
+    pub(crate) async fn clear(&self) -> Result<(), blocker::Error> {
+        let head = self.object(Kind::Head);
+        let mut rest = self.objects().await?;
+        rest.retain(|object| *object != head);
+        self.remove_all(&rest).await?;
+        // Without a head nothing finds what a crash brings back: all else is gone for good first.
+        self.flush(Durability::Stored).await?;
+        self.remove(Kind::Head).await?;
+        self.flush(Durability::Stored).await
+    }
+
     /// Removes an object that nothing refers to any more, if it is there.
     pub(crate) async fn remove(&self, kind: Kind) -> Result<(), blocker::Error> {
         self.remove_object(self.object(kind)).await

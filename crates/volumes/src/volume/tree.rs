@@ -337,14 +337,7 @@ impl Inner {
     /// cloned from.
     pub(crate) async fn remove_head(&self) -> Result<Option<Origin>> {
         let recorder = self.recorder().await?;
-        let head = self.space.object(Kind::Head);
-        let mut rest = self.space.objects().await.map_err(|error| self.noted(error))?;
-        rest.retain(|object| *object != head);
-        self.space.remove_all(&rest).await.map_err(|error| self.noted(error))?;
-        // Without a head nothing finds what a crash brings back: all else is gone for good first.
-        self.space.flush(blocker::Durability::Stored).await.map_err(|error| self.noted(error))?;
-        self.space.remove(Kind::Head).await.map_err(|error| self.noted(error))?;
-        self.space.flush(blocker::Durability::Stored).await.map_err(|error| self.noted(error))?;
+        self.space.clear().await.map_err(|error| self.noted(error))?;
         self.state.lock().set_status(Status::Closed);
         self.space.pool.left.forget(self.space.volume);
         Ok(recorder.head.origin)
