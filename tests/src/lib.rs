@@ -39,7 +39,6 @@
 //! | [`check`] | the value checker: self-describing values under every kind of load |
 //! | [`lockstep`] | the same random commands to two servers |
 //! | [`modules`] | the modules of a crate and the circles among them |
-//! | [`mutations`] | small wrong changes to the product, each of which some test must notice |
 
 pub mod abuse;
 pub mod browser;
@@ -58,7 +57,6 @@ pub mod http;
 pub mod kill9;
 pub mod lockstep;
 pub mod modules;
-pub mod mutations;
 pub mod nbd;
 pub mod object_client;
 pub mod outside;
