@@ -3,7 +3,7 @@
 #![no_main]
 
 // The checks are the tests' own, so that `cargo test` replays the corpus through the same functions.
-#[path = "../../crates/cached-proto/tests/checks/mod.rs"]
+#[path = "../../crates/cached-proto/tests/it/checks/mod.rs"]
 mod checks;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| checks::binary(data));

@@ -3,7 +3,7 @@
 #![no_main]
 
 // The checks are the tests' own, so that `cargo test` replays the corpus through the same functions.
-#[path = "../../crates/blocker/tests/disk_bytes/mod.rs"]
+#[path = "../../crates/blocker/tests/it/disk_bytes/mod.rs"]
 mod disk_bytes;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

@@ -3,7 +3,7 @@
 #![no_main]
 
 // The check is the tests' own, so that `cargo test` replays the corpus through the same code.
-#[path = "../../crates/cached-core/tests/replay_bytes/mod.rs"]
+#[path = "../../crates/cached-core/tests/it/replay_bytes/mod.rs"]
 mod replay_bytes;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| replay_bytes::run(data));

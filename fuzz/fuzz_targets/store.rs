@@ -3,7 +3,7 @@
 #![no_main]
 
 // The interpreter is the tests' own, so that `cargo test` replays the corpus through the same code.
-#[path = "../../crates/cached-core/tests/store_ops/mod.rs"]
+#[path = "../../crates/cached-core/tests/it/store_ops/mod.rs"]
 mod store_ops;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| store_ops::run(data));

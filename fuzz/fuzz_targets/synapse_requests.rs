@@ -3,7 +3,7 @@
 #![no_main]
 
 // The checks are the tests' own, so that `cargo test` replays the corpus through the same functions.
-#[path = "../../crates/synapse/tests/checks/mod.rs"]
+#[path = "../../crates/synapse/tests/it/checks/mod.rs"]
 #[allow(dead_code, reason = "the other direction is another target's")]
 mod checks;
 

@@ -11,11 +11,11 @@
 //! begun and as done. Requests that are still on their way are waited for only after the comparison: by then the claim
 //! must have shut them out.
 
-#[path = "support/http.rs"]
+#[path = "it/support/http.rs"]
 mod http;
-#[path = "support/outside.rs"]
+#[path = "it/support/outside.rs"]
 mod outside;
-#[path = "support/trouble.rs"]
+#[path = "it/support/trouble.rs"]
 mod trouble;
 
 use std::collections::BTreeMap;

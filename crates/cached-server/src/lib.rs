@@ -4,7 +4,7 @@
 //! `worker/mod.rs` waits for its socket; `conn/drive.rs` reads; `conn/requests.rs` decodes with
 //! `cached-proto`; `exec/get.rs` reads the store; `stream/output.rs` sends the reply.
 //!
-//! Modules use only those below them; `cargo test -p cached-tests --test module_circles` checks that no two
+//! Modules use only those below them; `cargo test -p cached-tests module_circles` checks that no two
 //! use each other:
 //!
 //! ```text

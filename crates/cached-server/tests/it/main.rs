@@ -1,0 +1,8 @@
+//! The tests of the server: a connection in memory, and the program before an S3 server.
+
+mod connection;
+#[cfg(feature = "s3")]
+#[path = "../../../blocker-s3/tests/it/support/http.rs"]
+mod http;
+#[cfg(feature = "s3")]
+mod s3;

@@ -1,0 +1,294 @@
+//! What is not understood is forwarded as it came, and what is no request is refused.
+
+use std::time::Duration;
+
+use crate::support::{Act, Client, Endpoint, Gate, ask, object, pattern, request};
+
+#[test]
+fn a_request_and_its_answer_pass_unchanged() {
+    let endpoint = Endpoint::start();
+    let sidecar = endpoint.sidecar(|_| ());
+    let mut client = Client::of(&sidecar);
+    for (line, headers) in [
+        (
+            "GET /bucket/?list-type=2&prefix=a%2Fb&delimiter=/",
+            &[("X-Amz-Date", "now"), ("Accept", "a;q=0.1, b")][..],
+        ),
+        (
+            "GET /bucket//a//../b/./c%2F%20+~?versionId=x%3D",
+            &[("Authorization", "AWS4-HMAC-SHA256 Credential=é")],
+        ),
+        ("POST /bucket?delete", &[]),
+        ("OPTIONS /bucket/key", &[("Origin", "https://example.com")]),
+        ("HEAD /bucket/none", &[]),
+        ("PATCH /", &[("x-twice", "1"), ("x-twice", "2")]),
+    ] {
+        let answer = client.ask(line, headers);
+        let seen = endpoint.take_seen();
+        assert_eq!(seen.len(), 1, "{line}");
+        assert_eq!(seen[0].line, format!("{line} HTTP/1.1"));
+        assert_eq!(seen[0].header("host"), Some("localhost"));
+        for (name, value) in headers {
+            // Byte for byte, and with its capitals.
+            assert!(seen[0].headers.contains(&((*name).into(), (*value).into())), "{line}: {:?}", seen[0]);
+        }
+        assert_eq!(seen[0].headers.len(), headers.len() + 1, "{:?}", seen[0]);
+        assert_eq!(answer.header("x-amz-request-id"), Some("r"));
+    }
+}
+
+#[test]
+fn bodies_pass_whatever_their_framing() {
+    let endpoint = Endpoint::start();
+    let sidecar = endpoint.sidecar(|_| ());
+    let mut client = Client::of(&sidecar);
+    let body = pattern(3_000_000, 1);
+    client.send(request("PUT /bucket/key", &[("Content-Length", "3000000")]));
+    client.send(&body);
+    assert_eq!(client.answer().status, 200);
+    // On the same connection.
+    client.send(request("PUT /bucket/chunked", &[("Transfer-Encoding", "chunked")]));
+    client.send("5\r\nhello\r\n6;ext=1\r\n world\r\n0\r\n\r\n");
+    assert_eq!(client.answer().status, 200);
+    let seen = endpoint.take_seen();
+    assert_eq!((seen[0].body == body, &seen[1].body[..]), (true, &b"hello world"[..]));
+    assert_eq!(client.ask("DELETE /bucket/chunked", &[]).status, 204);
+    let head = client.ask("HEAD /bucket/key", &[]);
+    assert_eq!((head.status, head.header("content-length")), (200, Some("3000000")));
+    let whole = client.ask("GET /bucket/key", &[]);
+    assert_eq!((whole.status, whole.body == body), (200, true));
+    // An answer in chunks.
+    endpoint.on_request(|_| {
+        Act::Raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n".into())
+    });
+    assert_eq!(client.ask("GET /bucket?list", &[]).body, b"abc");
+}
+
+#[test]
+fn headers_of_a_connection_stay_on_it() {
+    let endpoint = Endpoint::start();
+    let sidecar = endpoint.sidecar(|_| ());
+    endpoint.on_request(|_| {
+        Act::Raw(
+            b"HTTP/1.1 200 OK\r\nConnection: close, X-Mine\r\nX-Mine: 1\r\nKeep-Alive: timeout=1\r\n\
+            Content-Length: 2\r\nX-Other: 2\r\n\r\nok"
+                .into(),
+        )
+    });
+    let mut client = Client::of(&sidecar);
+    for _ in 0..2 {
+        let headers = [
+            ("Connection", "keep-alive, x-hop"),
+            ("X-Hop", "1"),
+            ("Keep-Alive", "5"),
+            ("TE", "trailers"),
+            ("X-End", "2"),
+        ];
+        let answer = client.ask("POST /bucket?x", &headers);
+        assert_eq!((answer.header("x-mine"), answer.header("keep-alive")), (None, None));
+        assert_eq!((answer.header("x-other"), &answer.body[..]), (Some("2"), &b"ok"[..]));
+        let seen = endpoint.take_seen();
+        assert_eq!(
+            (seen[0].header("x-hop"), seen[0].header("te"), seen[0].header("x-end")),
+            (None, None, Some("2"))
+        );
+    }
+}
+
+#[test]
+fn a_body_that_the_endpoint_refuses_is_not_sent() {
+    let endpoint = Endpoint::start();
+    let sidecar = endpoint.sidecar(|_| ());
+    let headers = [("Content-Length", "5"), ("Expect", "100-continue")];
+    let mut client = Client::of(&sidecar);
+    client.send(request("PUT /bucket/key", &headers));
+    assert_eq!(client.head().unwrap().status, 100);
+    client.send("hello");
+    assert_eq!(client.answer().status, 200);
+    assert_eq!(endpoint.take_seen()[0].body, b"hello");
+    endpoint.on_request(|_| Act::Raw(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno".into()));
+    client.send(request("PUT /bucket/key", &headers));
+    // No 100 comes first.
+    let answer = client.answer();
+    assert_eq!((answer.status, &answer.body[..]), (403, &b"no"[..]));
+}
+
+#[test]
+fn a_body_that_was_not_asked_for_is_no_request() {
+    let smuggled = "GET /bucket/secret HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let len = smuggled.len().to_string();
+    for is_late in [false, true] {
+        let endpoint = Endpoint::start();
+        endpoint.put("/bucket/secret", object("s", "of another user"));
+        let sidecar = endpoint.sidecar(|_| ());
+        endpoint.on_request(move |seen| match seen.method() {
+            "PUT" => {
+                let bytes = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno".into();
+                Act::Refuse { bytes, is_late }
+            }
+            _ => Act::Serve,
+        });
+        for _ in 0..3 {
+            let mut client = Client::of(&sidecar);
+            let put = request("PUT /bucket/key", &[("Content-Length", &len), ("Expect", "100-continue")]);
+            // It does not wait for 100.
+            client.send(format!("{put}{smuggled}"));
+            let answer = match client.answer() {
+                answer if answer.status == 100 => client.answer(),
+                answer => answer,
+            };
+            assert_eq!((answer.status, &answer.body[..]), (403, &b"no"[..]));
+            assert_eq!(ask(&sidecar, "GET /bucket/other", &[]).status, 404);
+        }
+        let lines: Vec<_> = endpoint.take_seen().into_iter().map(|seen| seen.line).collect();
+        let is_there = lines.iter().any(|line| line.contains("secret"));
+        // What was sent before the answer, that connection has.
+        assert_eq!(is_there, is_late, "{lines:?}");
+    }
+}
+
+#[test]
+fn a_body_reaches_an_endpoint_that_ignores_expectations() {
+    let endpoint = Endpoint::start();
+    endpoint.answer_no_expectation();
+    let sidecar = endpoint.sidecar(|_| ());
+    let mut client = Client::of(&sidecar);
+    client.send(request("PUT /bucket/key", &[("Content-Length", "5"), ("Expect", "100-continue")]));
+    assert_eq!(client.head().unwrap().status, 100);
+    client.send("hello");
+    assert_eq!(client.answer().status, 200);
+}
+
+#[test]
+fn what_two_readers_could_understand_differently_is_refused_and_ends_the_connection() {
+    let endpoint = Endpoint::start();
+    let sidecar = endpoint.sidecar(|_| ());
+    let smuggled = "0\r\n\r\nGET /bucket/secret HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    for both in
+        ["Content-Length: 4\r\nTransfer-Encoding: chunked", "Transfer-Encoding: chunked\r\nContent-Length: 4"]
+    {
+        // The chunks count, and nothing after them is a request.
+        let mut client = Client::of(&sidecar);
+        client.send(format!("POST /b/k HTTP/1.1\r\nHost: localhost\r\n{both}\r\n\r\n{smuggled}"));
+        assert_eq!(client.answer().status, 200);
+        assert!(client.is_closed());
+        let seen = endpoint.take_seen();
+        assert_eq!((seen.len(), seen[0].header("content-length"), &seen[0].body[..]), (1, None, &b""[..]));
+    }
+    for head in [
+        "POST /b/k HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\nContent-Length: 5\r\n\r\n",
+        "POST /b/k HTTP/1.1\r\nHost: localhost\r\nContent-Length: +4\r\n\r\n",
+        "POST /b/k HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: xchunked\r\n\r\n",
+        "POST /b/k HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked, identity\r\n\r\n",
+        "POST /b/k HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding : chunked\r\n\r\n",
+        "GET /b/k HTTP/1.1\r\n\r\n",
+        "GET /b/k HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        "GET http://localhost/b/k HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "GET /b/k HTTP/1.1\r\nHost: localhost\r\nConnection: Host\r\n\r\n",
+        "GET /b/k HTTP/1.1\r\nHost: localhost\r\nX: a\r\n b\r\n\r\n",
+        "GET /b/k HTTP/1.1\r\nHost: localhost\r\nX: a\0b\r\n\r\n",
+        "GET /b/k x HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ] {
+        let mut client = Client::of(&sidecar);
+        client.send(head);
+        // It may have been closed already.
+        let _ = client.try_send(smuggled.as_bytes());
+        let answer = client.head();
+        let is_one =
+            endpoint.take_seen().iter().all(|seen| seen.target() == "/b/k" && seen.method() == "POST");
+        assert!(is_one, "{head}");
+        match answer {
+            None => (),
+            Some(answer) if answer.status == 400 => (),
+            Some(answer) => panic!("{head}: {answer:?}"),
+        }
+    }
+    let big = "x".repeat(200 << 10);
+    let mut client = Client::of(&sidecar);
+    let _ = client.try_send(request("GET /b/k", &[("X-Big", &big)]).as_bytes());
+    assert!(client.head().is_none_or(|answer| answer.status == 431));
+    assert!(endpoint.take_seen().is_empty());
+}
+
+#[test]
+fn what_the_endpoint_does_wrong_is_stated() {
+    let endpoint = Endpoint::start();
+    let sidecar = endpoint.sidecar(|config| config.response_timeout = Duration::from_secs(1));
+    endpoint.put("/bucket/key", object("a", pattern(100_000, 0)));
+    let expect = |line: &str, status| {
+        let answer = ask(&sidecar, line, &[]);
+        let text = String::from_utf8_lossy(&answer.body).into_owned();
+        assert_eq!(answer.status, status, "{text}");
+        assert!(status == 200 || text.contains("<Error><Code>"), "{text}");
+    };
+    endpoint.on_request(|_| Act::Hang);
+    expect("GET /bucket/key", 502);
+    expect("POST /bucket?x", 502);
+    // A read is tried twice: the connection might have been an old one.
+    assert_eq!(endpoint.take_seen().len(), 3);
+    endpoint.on_request(|_| Act::Raw(b"nonsense\r\n\r\n".into()));
+    expect("GET /bucket/key", 502);
+    let gate = Gate::new();
+    let held = gate.clone();
+    endpoint.on_request(move |_| Act::ServeAfter(held.clone()));
+    expect("GET /bucket/key", 504);
+    gate.open();
+    for act in [
+        Act::CutAt(50_000),
+        Act::Raw(b"HTTP/1.1 200 OK\r\nETag: \"a\"\r\nContent-Length: 100000\r\n\r\nshort".into()),
+    ] {
+        endpoint.on_request(move |_| act.clone());
+        assert!(ask(&sidecar, "GET /bucket/key", &[]).is_cut);
+    }
+    endpoint.on_request(|_| Act::Serve);
+    assert_eq!(ask(&sidecar, "GET /bucket/key", &[]).body, pattern(100_000, 0));
+}
+
+#[test]
+fn an_endpoint_that_is_away_is_a_clear_error_and_its_return_is_noticed() {
+    let away = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = away.local_addr().unwrap();
+    drop(away);
+    let endpoint = Endpoint::start();
+    let sidecar = endpoint.sidecar(|config| config.upstream = format!("http://{address}").parse().unwrap());
+    let answer = ask(&sidecar, "GET /bucket/key", &[]);
+    let text = String::from_utf8_lossy(&answer.body).into_owned();
+    assert!(answer.status == 502 && text.contains("cannot reach the S3 endpoint"), "{text}");
+    assert_eq!(sidecar.counts().failed.get(), 1);
+}
+
+#[test]
+fn connections_beyond_the_limit_are_answered_and_closed() {
+    let endpoint = Endpoint::start();
+    let sidecar = endpoint.sidecar(|config| config.connections_max = 2);
+    let mut clients = [Client::of(&sidecar), Client::of(&sidecar)];
+    clients.iter_mut().for_each(|client| assert_eq!(client.ask("HEAD /b/none", &[]).status, 404));
+    let answer = Client::of(&sidecar).answer();
+    assert!(answer.status == 503 && !answer.is_cut, "{answer:?}");
+    assert_eq!(answer.body.len().to_string(), answer.header("content-length").unwrap());
+}
+
+#[test]
+fn clients_that_stand_still_are_disconnected() {
+    let endpoint = Endpoint::start();
+    let sidecar = endpoint.sidecar(|config| {
+        config.client_idle_max = Duration::from_secs(1);
+        config.stall_max = Duration::from_secs(1);
+    });
+    let mut in_head = Client::of(&sidecar);
+    in_head.send("GET /b/k HTTP/1.1\r\nHost: loc");
+    let mut in_body = Client::of(&sidecar);
+    in_body.send(request("PUT /b/k", &[("Content-Length", "10")]));
+    in_body.send("half");
+    endpoint.put("/b/large", object("a", pattern(20_000_000, 0)));
+    let mut takes_nothing = Client::of(&sidecar);
+    takes_nothing.send(request("GET /b/large", &[]));
+    // Each of them waits until it is disconnected.
+    drop(in_head.head());
+    assert!(in_head.is_closed());
+    assert!(in_body.head().is_none_or(|answer| answer.status == 400));
+    while sidecar.counts().connections_now.get() > 0.0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

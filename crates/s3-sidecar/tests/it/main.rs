@@ -1,0 +1,13 @@
+//! The tests of the sidecar between a client and an endpoint of the tests.
+
+mod away;
+mod buckets;
+mod coherence;
+mod forwarding;
+mod fresh;
+mod history;
+mod lent;
+mod listener;
+mod reading;
+mod support;
+mod tls;

@@ -1,0 +1,4 @@
+//! The tests of `synapsed` as a program.
+
+mod daemon;
+mod restart;

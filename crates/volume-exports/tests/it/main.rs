@@ -1,0 +1,5 @@
+//! The tests of volumes as exports of NBD.
+
+mod receive;
+mod trouble;
+mod volumes;

@@ -1,0 +1,116 @@
+//! Upgrades and ends that cross each other: none is forgotten, and nothing is served by two processes.
+
+use super::{Items, connect, is_memcached};
+use cached_tests::daemon::{DEADLINE, wait_for};
+use cached_tests::upgrade::{Upgradable, memory_directory};
+use std::time::Instant;
+
+/// The exit status of a process that a defect has ended.
+const DEFECT: i32 = 70;
+
+/// Returns whether the program was built with faults that can be injected.
+fn injects_faults(server: &Upgradable) -> bool {
+    let mut conn = connect(server);
+    conn.send(b"debugtime stall-off\r\n");
+    conn.read_line() == b"OK"
+}
+
+/// Once the old process has given the memory away it serves no request any more, whatever becomes of the new one.
+#[test]
+fn a_process_that_has_given_the_memory_away_serves_no_more() {
+    if is_memcached() {
+        return;
+    }
+    // One that stands still is waited for in vain: not for long.
+    for (fault, limit_secs) in [("kill:go", 120), ("stall:go", 4)] {
+        let memory = memory_directory();
+        let args = format!("-t 2 --debug-clock -e {}", memory.path().join("memory").display());
+        let limit = format!("[process]\nupgrade_timeout_secs = {limit_secs}\n");
+        let mut server = Upgradable::start(&args, &limit);
+        if !injects_faults(&server) {
+            return server.end();
+        }
+        let items = Items::store(&mut connect(&server));
+        let mut counting = connect(&server);
+        counting.ask(b"set counter 0 0 1\r\n0\r\n", b"STORED\r\n");
+        server.use_script(&format!("CACHED_FAULT={fault} exec $REAL \"$@\""));
+        let (mut failed, deadline) = (server.failures(), Instant::now() + DEADLINE);
+        server.signal(libc::SIGUSR2);
+        let mut acknowledged = 0u64;
+        // Ends with the connection.
+        loop {
+            counting.send(b"incr counter 1\r\n");
+            let Some(line) = counting.try_read_line() else { break };
+            acknowledged = String::from_utf8_lossy(&line).parse().expect("a number");
+            // On a slow machine the new process may be given up before it has the memory.
+            if acknowledged.is_multiple_of(100) && server.failures() > failed {
+                failed = server.failures();
+                server.signal(libc::SIGUSR2);
+            }
+            assert!(Instant::now() < deadline, "{fault}: it serves on; log:\n{}", server.log());
+        }
+        assert_eq!(server.wait_exit(), DEFECT, "{fault}");
+        server.use_program();
+        server.start_again();
+        let mut conn = connect(&server);
+        conn.send(b"get counter\r\n");
+        conn.read_line();
+        let found: u64 = String::from_utf8_lossy(&conn.read_line()).parse().expect("a number");
+        conn.expect(b"END\r\n", "the end");
+        // The last request may have been executed without an answer.
+        assert!((acknowledged..=acknowledged + 1).contains(&found), "{fault}: {acknowledged}, {found}");
+        items.check(&mut conn, fault);
+        server.end();
+    }
+}
+
+/// An end that is requested while a new process prepares wins, also while the listeners stay open for load balancers.
+#[test]
+fn an_end_that_is_requested_first_wins() {
+    if is_memcached() {
+        return;
+    }
+    let mut server = Upgradable::start("-m 64", "[process]\ndrain_delay_secs = 2\n");
+    // The new process goes on once the end has been requested; or where the directory is gone, and it finds nothing.
+    let go = server.path("go");
+    let wait = format!("while [ -e {} ] && [ ! -e {} ]", server.path("log").display(), go.display());
+    server.use_script(&format!("{wait}; do sleep 0.05; done\nexec $REAL \"$@\""));
+    server.signal(libc::SIGUSR2);
+    wait_for("the new process", || server.log().contains("starting a new process").then_some(()));
+    server.signal(libc::SIGTERM);
+    wait_for("the drain", || server.log().contains("not ready any more").then_some(()));
+    std::fs::write(go, "").expect("a file");
+    assert_eq!(server.wait_exit(), 0);
+    server.pid = 0;
+    assert!(!server.log().contains("the new process serves"), "{}", server.log());
+}
+
+/// An end that is requested while the new process takes over is that one's.
+#[test]
+fn an_end_that_is_requested_during_the_hand_over_is_passed_on() {
+    if is_memcached() {
+        return;
+    }
+    let mut server = Upgradable::start("-m 64 --debug-clock", "");
+    server.use_script("CACHED_FAULT=slow:ready exec $REAL \"$@\"");
+    server.signal(libc::SIGUSR2);
+    // The old process stops then, for as long as the new one is slow.
+    wait_for("the new process", || server.log().contains("prepared to take over").then_some(()));
+    server.signal(libc::SIGTERM);
+    assert_eq!(server.wait_exit(), 0);
+    let log = server.log();
+    if log.contains("the new process serves") {
+        assert!(log.contains("the end was requested, and is passed on"), "{log}");
+        // The new process may have removed its number already.
+        server.pid = log.lines().rev().find_map(passed_on_to).expect("the number of the new process");
+        assert_eq!(server.wait_exit(), 0);
+    }
+    server.pid = 0;
+}
+
+/// Returns the number of the process that a line of the log names.
+fn passed_on_to(line: &str) -> Option<i32> {
+    let (_, rest) = line.split_once("the end was requested, and is passed on")?;
+    let (_, number) = rest.split_once("pid=")?;
+    number.split_whitespace().next()?.parse().ok()
+}

@@ -1,0 +1,158 @@
+//! Upgrades of a server with an object cache.
+
+use super::{Items, connect, is_memcached};
+use cached_tests::conn::Conn;
+use cached_tests::daemon::wait_for;
+use cached_tests::upgrade::objects::{Objects, Running, configuration};
+use cached_tests::upgrade::{Upgradable, memory_directory};
+
+/// Objects: what was acknowledged is there after each upgrade, with the least durability, too; clients see a pause, and
+/// connections are not refused.
+#[test]
+fn objects_are_served_through_upgrades_and_none_is_lost() {
+    if is_memcached() {
+        return;
+    }
+    for has_journal in [true, false] {
+        let memory = memory_directory();
+        let args = format!("-m 64 -t 2 -e {}", memory.path().join("memory").display());
+        let mut server = Upgradable::start(&args, &configuration(has_journal));
+        let mut conn = connect(&server);
+        let items = Items::store(&mut conn);
+        let mut objects = Objects::new(3, 1);
+        let seen = objects.under_load(&mut server, |server, load| {
+            for round in 0..3 {
+                load.more(150);
+                load.longest();
+                server.upgrade();
+                load.more(20);
+                println!("journal {has_journal}, upgrade {round}: longest wait {:?}", load.longest());
+            }
+        });
+        println!("{} changes, {} connections", seen.changes, seen.connections);
+        assert_eq!(seen.lines, [""; 0], "journal {has_journal}");
+        assert_eq!(objects.check(&server, true), [""; 0], "journal {has_journal}");
+        items.check(&mut conn, "items beside objects");
+        if has_journal {
+            // The last process is as good as the first: what it has acknowledged survives kill -9.
+            let seen = objects.under_load(&mut server, |_, load| load.more(150));
+            assert_eq!(seen.lines, [""; 0]);
+            server.signal(libc::SIGKILL);
+            server.wait_exit();
+            server.start_again();
+            assert_eq!(objects.check(&server, false), [""; 0], "after kill -9 of the last process");
+        }
+        let socket = server.path("objects");
+        server.signal(libc::SIGTERM);
+        assert_eq!(server.wait_exit(), 0);
+        server.pid = 0;
+        assert!(!socket.exists(), "the last process removes the file");
+    }
+}
+
+/// A server with objects whose upgrades fail under load.
+struct Failing<'a> {
+    server: &'a mut Upgradable,
+    load: &'a Running<'a>,
+    conn: Conn,
+}
+
+impl Failing<'_> {
+    /// Lets an upgrade fail; the load goes on before it and after it.
+    fn fail(&mut self, what: &str) {
+        self.load.more(60);
+        let line = self.server.upgrade_in_vain();
+        self.load.more(60);
+        self.conn.ask(b"mn\r\n", b"MN\r\n");
+        println!("{what}: {line}; longest wait {:?}", self.load.longest());
+    }
+
+    fn fail_by(&mut self, fault: &str) {
+        self.server.use_script(&format!("CACHED_FAULT={fault} exec $REAL \"$@\""));
+        self.fail(fault);
+    }
+}
+
+/// Starts a server that waits this long for a new process at each of its steps, lets its upgrades `fail` under load, and
+/// then one succeed. Returns how often it has opened its store again.
+fn fail_under_load(limit_secs: u64, seed: u64, fail: impl FnOnce(&mut Failing<'_>, &str, bool)) -> usize {
+    let limit = format!("upgrade_timeout_secs = {limit_secs}");
+    let text = configuration(true).replace("upgrade_timeout_secs = 60", &limit);
+    let mut server = Upgradable::start("-m 64 -t 2 --debug-clock", &text);
+    let mut conn = connect(&server);
+    conn.send(b"debugtime stall-off\r\n");
+    let injects_faults = conn.read_line() == b"OK";
+    let mut objects = Objects::new(3, seed);
+    let seen = objects.under_load(&mut server, |server, load| {
+        let mut failing = Failing { server, load, conn };
+        fail(&mut failing, &text, injects_faults);
+        let Failing { server, load, .. } = failing;
+        server.use_program();
+        // Where little time is given to an upgrade, several may be needed.
+        wait_for("an upgrade that succeeds", || server.try_upgrade().then_some(()));
+        load.more(60);
+    });
+    assert_eq!(seen.lines, [""; 0]);
+    assert_eq!(objects.check(&server, true), [""; 0]);
+    let log = server.log();
+    let times = |line: &str| log.matches(line).count();
+    let (let_go, again) = (times("has let the store go"), times("the object cache serves again"));
+    assert_eq!(let_go, again + 1, "{log}");
+    server.end();
+    again
+}
+
+/// Whatever is wrong with the new process, the old one opens its store again and serves all that it has acknowledged.
+#[test]
+fn the_old_process_opens_the_store_again_if_the_new_one_fails() {
+    if is_memcached() {
+        return;
+    }
+    let again = fail_under_load(120, 7, |failing, text, injects_faults| {
+        for (what, wrong) in [
+            ("a wrong configuration", "[objects]\nno_such_key = 1\n".to_owned()),
+            ("a store that cannot be opened", text.replace("DIR/store", "DIR/config.toml")),
+            ("a journal that cannot be opened", text.replace("DIR/journal", "DIR/config.toml/x")),
+        ] {
+            failing.server.configure(&wrong);
+            failing.fail(what);
+        }
+        failing.server.configure(text);
+        let faults = ["kill:listening", "kill:store", "kill:opened", "kill:ready"];
+        faults.iter().filter(|_| injects_faults).for_each(|fault| failing.fail_by(fault));
+    });
+    assert!(again >= 2, "{again}");
+}
+
+/// The same with a process that has the store when it hangs, and must not serve it: it is given up.
+#[test]
+fn the_old_process_opens_the_store_again_if_the_new_one_hangs() {
+    if is_memcached() {
+        return;
+    }
+    fail_under_load(4, 8, |failing, _, injects_faults| {
+        if injects_faults {
+            failing.fail_by("stall:ready");
+        }
+    });
+}
+
+/// What would be lost is not handed over, nor memory that moves between items and objects.
+#[test]
+fn what_cannot_be_handed_over_stays_where_it_is() {
+    if is_memcached() {
+        return;
+    }
+    let shared = "[objects]\nmemory_bytes_max = \"64 MiB\"\n[objects.backend]\nkind = \"file\"\npath = \"DIR/store\"\n\
+                  [shared_memory]\n";
+    for (text, reason) in [
+        ("[objects]\n[objects.backend]\nkind = \"memory\"\n", "the store of objects is in memory"),
+        (shared, "items and objects share memory"),
+    ] {
+        let server = Upgradable::start("-m 64", text);
+        server.signal(libc::SIGUSR2);
+        wait_for("the reason", || server.log().contains(reason).then_some(()));
+        connect(&server).ask(b"mn\r\n", b"MN\r\n");
+        server.end();
+    }
+}
