@@ -62,7 +62,7 @@ mod edition;
 mod exclusive;
 mod fence;
 mod forget;
-#[cfg(any(test, feature = "fuzzing"))]
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod head;
 mod heads;

@@ -94,7 +94,6 @@ impl Journal {
     }
 
     /// Opens without threads: the test calls `step_commit` and `step_prepare` instead.
-    #[cfg(any(test, feature = "simulated"))]
     #[doc(hidden)]
     pub fn open_stepped(
         config: &JournalConfig,
@@ -106,7 +105,6 @@ impl Journal {
     }
 
     /// Does the commit thread's next piece of work. Returns whether there was one.
-    #[cfg(any(test, feature = "simulated"))]
     #[doc(hidden)]
     pub fn step_commit(&self) -> bool {
         self.shared.commit_next()
@@ -126,14 +124,12 @@ impl Journal {
     }
 
     /// Gives up a commit that takes too long. Returns whether there was one.
-    #[cfg(any(test, feature = "simulated"))]
     #[doc(hidden)]
     pub fn step_watch(&self) -> bool {
         self.shared.give_up_late()
     }
 
     /// Does the preparing thread's next piece of work. Returns whether there was one.
-    #[cfg(any(test, feature = "simulated"))]
     #[doc(hidden)]
     pub fn step_prepare(&self) -> bool {
         self.shared.prepare_next()

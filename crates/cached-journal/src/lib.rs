@@ -66,7 +66,7 @@
 mod append;
 mod batch;
 mod buffer;
-#[cfg(any(test, feature = "fuzzing"))]
+#[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod check;
 mod clock;

@@ -90,7 +90,7 @@ mod watch;
 mod worker;
 
 /// What the fuzz targets call.
-#[cfg(feature = "fuzzing")]
+#[cfg(fuzzing)]
 pub mod fuzzing {
     pub use crate::stream::tls::harness::transport;
 

@@ -151,7 +151,6 @@ impl Expiring {
     }
 
     /// Calls `each` with every span that is not empty, and its bytes. For tests.
-    #[cfg(any(test, feature = "validate"))]
     pub(super) fn for_each(&self, region: u32, mut each: impl FnMut(usize, u32)) {
         for (span, bytes) in self.histogram(region).spans.iter().enumerate() {
             let bytes = bytes.load(Ordering::Relaxed);
@@ -162,7 +161,6 @@ impl Expiring {
     }
 
     /// The span of an expiry. For tests.
-    #[cfg(any(test, feature = "validate"))]
     pub(super) fn span_in(&self, region: u32, expiry: Expiry) -> usize {
         span_of(expiry.as_secs().saturating_sub(self.histogram(region).from.load(Ordering::Relaxed)))
     }

@@ -358,13 +358,11 @@ impl Arena {
     }
 
     /// Calls `each` with every span of a region's expiry histogram that is not empty, and its bytes.
-    #[cfg(any(test, feature = "validate"))]
     pub(crate) fn for_each_expiring(&self, id: RegionId, each: impl FnMut(usize, u32)) {
         self.expiring.for_each(id.0, each);
     }
 
     /// The span of a region's expiry histogram to which this expiry belongs.
-    #[cfg(any(test, feature = "validate"))]
     pub(crate) fn expiry_span(&self, id: RegionId, expiry: Expiry) -> usize {
         self.expiring.span_in(id.0, expiry)
     }

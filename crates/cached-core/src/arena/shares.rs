@@ -101,7 +101,6 @@ impl Arena {
     ///
     /// # Panics
     /// If it is not so.
-    #[cfg(any(test, feature = "validate"))]
     pub(crate) fn validate(&self) {
         let free = lock(&self.free);
         let held: u32 = free.held.iter().sum();

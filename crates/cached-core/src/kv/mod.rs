@@ -90,7 +90,6 @@ mod shuttle_tests;
 mod stats;
 #[cfg(all(test, not(shuttle)))]
 mod tests;
-#[cfg(any(test, feature = "validate"))]
 mod validate;
 mod view;
 

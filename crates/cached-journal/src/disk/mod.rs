@@ -10,7 +10,6 @@ use std::io;
 use std::sync::Arc;
 
 pub(crate) mod real;
-#[cfg(any(test, feature = "simulated"))]
 pub mod simulated;
 
 pub use real::RealDisk;

@@ -28,7 +28,7 @@ pub mod credentials;
 pub(crate) mod delete_many;
 pub(crate) mod denial;
 mod encoder;
-#[cfg(any(test, feature = "fuzzing"))]
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod keys;
 mod mode;

@@ -82,8 +82,9 @@ pub struct ServerConfig {
     pub continues: Option<InstanceId>,
     /// More secrets, each with the name by which a client selects it.
     pub keys: Vec<(String, Secret)>,
-    /// Forgets the outcomes of requests, so that a repeated request is executed again.
-    #[cfg(feature = "sabotage")]
+    /// Forgets the outcomes of requests, so that a repeated request is executed again: for tests that show that their
+    /// checks notice. Without effect in a release build.
+    #[doc(hidden)]
     pub forgets_outcomes: bool,
 }
 
@@ -114,7 +115,6 @@ impl Default for ServerConfig {
             closed: Vec::new(),
             continues: None,
             keys: Vec::new(),
-            #[cfg(feature = "sabotage")]
             forgets_outcomes: false,
         }
     }
@@ -156,10 +156,7 @@ impl ServerConfig {
     }
 
     pub(crate) fn remembers_outcomes(&self) -> bool {
-        #[cfg(feature = "sabotage")]
-        return !self.forgets_outcomes;
-        #[cfg(not(feature = "sabotage"))]
-        true
+        !(cfg!(debug_assertions) && self.forgets_outcomes)
     }
 }
 

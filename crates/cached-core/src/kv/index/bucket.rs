@@ -172,7 +172,6 @@ impl Bucket {
         self.locations.iter().position(|location| location.load(Ordering::Relaxed) == 0)
     }
 
-    #[cfg(any(test, feature = "validate"))]
     pub(super) fn is_empty(&self) -> bool {
         self.locations.iter().all(|location| location.load(Ordering::Relaxed) == 0)
     }

@@ -23,7 +23,6 @@ mod reserved;
 mod restore;
 mod space;
 mod stream;
-#[cfg(any(test, feature = "validate"))]
 mod validate;
 
 pub(crate) use giving::Giving;

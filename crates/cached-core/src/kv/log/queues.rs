@@ -80,7 +80,6 @@ impl Queues {
     }
 
     /// The queue of a region; `None` if it is in none.
-    #[cfg(any(test, feature = "validate"))]
     pub(crate) fn queue_of(&self, id: RegionId) -> Option<usize> {
         let queue = self.links[id.0 as usize].queue;
         (queue != u8::MAX).then_some(queue as usize)

@@ -52,7 +52,6 @@ impl OpenJournal {
     ///
     /// # Errors
     /// As [`Journal::open_in`].
-    #[cfg(any(test, feature = "simulated"))]
     #[doc(hidden)]
     pub fn open_stepped(config: &JournalConfig, environment: Environment) -> Result<Self, OpenError> {
         let open =
@@ -82,7 +81,6 @@ impl OpenJournal {
     }
 
     /// Returns the journal itself.
-    #[cfg(any(test, feature = "simulated"))]
     #[doc(hidden)]
     #[must_use]
     pub fn journal(&self) -> Arc<Journal> {

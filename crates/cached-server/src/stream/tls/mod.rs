@@ -20,9 +20,9 @@
 //! | `buffers` | what a worker lends |
 
 mod buffers;
-#[cfg(any(test, feature = "fuzzing"))]
+#[cfg(any(test, fuzzing))]
 #[cfg_attr(not(test), allow(dead_code, reason = "the tests use more of it than the fuzz target"))]
-#[cfg_attr(not(feature = "fuzzing"), allow(unreachable_pub, reason = "the fuzz target calls it"))]
+#[cfg_attr(not(fuzzing), allow(unreachable_pub, reason = "the fuzz target calls it"))]
 pub(crate) mod harness;
 mod records;
 #[cfg(test)]

@@ -362,7 +362,6 @@ impl Shard {
 }
 
 /// Checks for tests.
-#[cfg(any(test, feature = "validate"))]
 impl Shard {
     /// Checks counters and chains, and calls `each` with the number of the hash bucket and the location of
     /// every item. No other thread may use the shard.
