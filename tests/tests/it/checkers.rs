@@ -1,5 +1,5 @@
 //! The two checkers, for `CACHED_CHECKERS_SECONDS` seconds each (10 by default). By hand they run for any
-//! time: `cargo run -p cached-tests --bin check-values -- --seconds 3600`, and the same with `lockstep`.
+//! time: `cargo run -p cached-tests -- check-values --seconds 3600`, and the same with `lockstep`.
 
 use cached_tests::outside;
 use cached_tests::program::{Flavour, Program};
@@ -13,8 +13,8 @@ fn seconds() -> u64 {
 fn run(checker: &str) {
     let program = Program::under_test();
     let seconds = seconds();
-    let mut command = Command::new(checker);
-    command.args(["--seconds", &seconds.to_string()]).arg("--server").arg(&program.path);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rigs"));
+    command.arg(checker).args(["--seconds", &seconds.to_string()]).arg("--server").arg(&program.path);
     let output = outside::run(&mut command, Duration::from_secs(900 + 4 * seconds));
     println!("{}", outside::text(&output));
     assert!(output.status.success(), "{}\n{}", output.status, outside::text(&output));
@@ -23,7 +23,7 @@ fn run(checker: &str) {
 #[test]
 fn values_are_what_was_stored() {
     if Program::under_test().flavour == Flavour::Cached {
-        run(env!("CARGO_BIN_EXE_check-values"));
+        run("check-values");
     }
 }
 
@@ -32,5 +32,5 @@ fn replies_equal_memcacheds() {
     if outside::find_program("memcached").is_none() {
         return outside::skip("replies_equal_memcacheds", "memcached is not installed");
     }
-    run(env!("CARGO_BIN_EXE_lockstep"));
+    run("lockstep");
 }

@@ -1,5 +1,5 @@
 //! kill -9 of the real process under load, twenty times over each store: nothing that was acknowledged as
-//! journaled or stored is lost or torn. `--bin kill9` does it for as long as wanted.
+//! journaled or stored is lost or torn. The rig `kill9` does it for as long as wanted.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Warm restarts of the real process: twenty rounds of load and kill -9 in each configuration. `--bin warm` does
+//! Warm restarts of the real process: twenty rounds of load and kill -9 in each configuration. The rig `warm` does
 //! hundreds.
 
 use cached_tests::program::{Flavour, Program};

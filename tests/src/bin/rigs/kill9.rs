@@ -1,53 +1,44 @@
 //! kill -9 of the real process under load: see `cached_tests::kill9`.
-//!
-//! ```text
-//! cargo run --release -p cached-tests --bin kill9 -- [--rounds N] [--seed N] [--writers N] [--rados]
-//!                                                    [--server PATH] [--dir DIR] [--buffered]
-//! ```
-//! Kills as often as `--rounds` says (100), over a file store or, with `--rados`, over a one-node Ceph. Prints
-//! a line for each round and exits with 1 if anything that was acknowledged is lost or torn.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use cached_tests::ceph::Cluster;
+use cached_tests::checkers::full_path;
 use cached_tests::kill9::{self, Backend, Options};
 use cached_tests::program::Program;
 
-fn usage(problem: &str) -> ExitCode {
-    eprintln!(
-        "{problem}\nkill9 [--rounds N] [--seed N] [--writers N] [--rados] [--server PATH] [--dir DIR] [--buffered]"
-    );
-    ExitCode::from(2)
+/// Kills the real process with kill -9 under load, also while it recovers
+///
+/// Prints a line for each round and exits with 1 if anything that was acknowledged is lost or torn.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Kills
+    #[arg(long, default_value_t = 100)]
+    rounds: u64,
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Clients at a time
+    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u16).range(1..))]
+    writers: u16,
+    /// Over a one-node Ceph, instead of a file store
+    #[arg(long)]
+    rados: bool,
+    /// The journal writes through the page cache
+    #[arg(long)]
+    buffered: bool,
+    /// The server; this workspace's `cached` if none is given
+    #[arg(long, value_parser = full_path)]
+    server: Option<PathBuf>,
+    /// The directory for journal and store; the system's temporary one if none is given
+    #[arg(long)]
+    dir: Option<PathBuf>,
 }
 
-fn main() -> ExitCode {
-    let (mut rounds, mut seed, mut writers, mut is_rados, mut is_direct) = (100, 1, 6, false, true);
-    let (mut server, mut parent): (Option<PathBuf>, PathBuf) = (None, std::env::temp_dir());
-    let mut arguments = std::env::args().skip(1);
-    while let Some(argument) = arguments.next() {
-        match argument.as_str() {
-            "--rados" => is_rados = true,
-            "--buffered" => is_direct = false,
-            "--rounds" | "--seed" | "--writers" | "--server" | "--dir" => {
-                let Some(value) = arguments.next() else {
-                    return usage(&format!("{argument} needs a value"));
-                };
-                let number = value.parse::<u64>();
-                match (argument.as_str(), number) {
-                    ("--server", _) => server = Some(value.into()),
-                    ("--dir", _) => parent = value.into(),
-                    ("--rounds", Ok(number)) => rounds = number,
-                    ("--seed", Ok(number)) => seed = number,
-                    ("--writers", Ok(number)) if number > 0 => writers = number as usize,
-                    _ => return usage(&format!("{argument} {value}: a number is needed")),
-                }
-            }
-            _ => return usage(&format!("{argument} is not known")),
-        }
-    }
-    let directory = kill9::directory(&parent, "kill9");
-    let cluster = is_rados.then(|| Cluster::up("kill9", &directory));
+pub(crate) fn run(arguments: Arguments) -> ExitCode {
+    let Arguments { rounds, seed, writers, rados, buffered, server, dir } = arguments;
+    let directory = kill9::directory(&dir.unwrap_or_else(std::env::temp_dir), "kill9");
+    let cluster = rados.then(|| Cluster::up("kill9", &directory));
     let backend = match &cluster {
         None => Backend::File,
         Some(Some(cluster)) => Backend::Rados(cluster.conf()),
@@ -56,7 +47,8 @@ fn main() -> ExitCode {
     let program = server.unwrap_or_else(|| Program::under_test().path.clone());
     let run = directory.join("run");
     if let Err(error) = std::fs::create_dir(&run) {
-        return usage(&format!("{}: {error}", run.display()));
+        eprintln!("{}: {error}", run.display());
+        return ExitCode::from(2);
     }
     println!("seed {seed}, {}, in {}", program.display(), run.display());
     let options = Options {
@@ -64,9 +56,9 @@ fn main() -> ExitCode {
         directory: run,
         backend,
         rounds,
-        writers,
+        writers: writers.into(),
         seed,
-        direct: is_direct,
+        direct: !buffered,
         is_verbose: true,
     };
     let outcome = kill9::run(&options);

@@ -1,23 +1,15 @@
 //! Upgrades of a running server under load, as often as wanted: see `cached_tests::upgrade`.
-//!
-//! ```text
-//! cargo run --release -p cached-tests --bin upgrade -- [--upgrades N] [--seed N] [--clients N] [ARGUMENTS OF THE SERVER]
-//! cargo run --release -p cached-tests --bin upgrade -- --others [--upgrades N]
-//! cargo run --release -p cached-tests --bin upgrade -- --objects [--no-journal] [--upgrades N] [--seed N] [--clients N]
-//! ```
-//! Prints the pause of each upgrade (100 of them) and exits with 1 if any reply was missing or wrong. `--others`: clients
-//! of other languages do their everyday work, each under N upgrades. `--objects`: an object cache, whose clients know what
-//! each object must be.
 
 use cached_tests::upgrade::load::{self, Report};
 use cached_tests::upgrade::objects::{self, Objects};
 use cached_tests::upgrade::{Upgradable, others};
-use clap::Parser;
 use std::process::ExitCode;
 
-#[derive(Parser)]
-#[command(about = "Upgrades of a running server under load")]
-struct Arguments {
+/// Upgrades a running server under load
+///
+/// Prints the pause of each upgrade and exits with 1 if any reply was missing or wrong.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
     /// The number of upgrades; with --others, of each client
     #[arg(long, default_value_t = 100)]
     upgrades: u64,
@@ -40,8 +32,8 @@ struct Arguments {
     server: Vec<String>,
 }
 
-fn main() -> ExitCode {
-    let Arguments { upgrades, seed, clients, others, objects, no_journal, server } = Arguments::parse();
+pub(crate) fn run(arguments: Arguments) -> ExitCode {
+    let Arguments { upgrades, seed, clients, others, objects, no_journal, server } = arguments;
     let (clients, args) = (usize::from(clients), server.join(" "));
     let report = if others {
         let workshop = std::env::temp_dir().join("cached-upgrade-clients");

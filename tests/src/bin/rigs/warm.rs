@@ -1,18 +1,14 @@
 //! kill -9 of a process with a memory file, as often as wanted: see `cached_tests::warm`.
-//!
-//! ```text
-//! cargo run --release -p cached-tests --bin warm -- [--rounds N] [--seed N] [--clients N] [--dir DIR] [ARGUMENTS OF THE SERVER]
-//! ```
-//! Prints a line for each round (100) and exits with 1 if anything was lost or wrong. Name a directory on a tmpfs.
 
 use cached_tests::warm;
-use clap::Parser;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-#[derive(Parser)]
-#[command(about = "kill -9 of a process with a memory file")]
-struct Arguments {
+/// Kills a process with a memory file by kill -9
+///
+/// Prints a line for each round and exits with 1 if anything was lost or wrong. Name a directory on a tmpfs.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
     #[arg(long, default_value_t = 100)]
     rounds: u64,
     #[arg(long, default_value_t = 1)]
@@ -28,8 +24,8 @@ struct Arguments {
     server: Vec<String>,
 }
 
-fn main() -> ExitCode {
-    let Arguments { rounds, seed, clients, dir, server } = Arguments::parse();
+pub(crate) fn run(arguments: Arguments) -> ExitCode {
+    let Arguments { rounds, seed, clients, dir, server } = arguments;
     let parent = dir.unwrap_or_else(std::env::temp_dir);
     let directory = match tempfile::tempdir_in(&parent) {
         Ok(directory) => directory,

@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The upgrades that each client sees; `--bin upgrade` does as many as wanted.
+/// The upgrades that each client sees; the rig `upgrade` does as many as wanted.
 const UPGRADES: u64 = 3;
 
 /// memcached has no upgrades.
