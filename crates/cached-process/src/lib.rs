@@ -2,6 +2,7 @@
 //!
 //! | module | content |
 //! |---|---|
+//! | `allocator` | returns freed memory to the system |
 //! | `log` | lines on standard error, as text or JSON; repeated ones are counted; the last ones are kept |
 //! | `signals` | which signals end the process, and which one reads the configuration again |
 //! | `panics` | records the first panic of any thread |
@@ -11,6 +12,7 @@
 //! | `drain` | the request to end, and the state that readiness reports |
 #![warn(missing_debug_implementations)]
 
+pub mod allocator;
 pub mod drain;
 pub mod exit;
 pub mod log;

@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     if let Some(code) = cached_manual::written_on_request(cli::command) {
         return code;
     }
-    process::limit_allocator_arenas();
+    cached_process::allocator::configure();
     let take_over = match TakeOver::from_environment() {
         Ok(take_over) => take_over,
         Err(error) => {

@@ -1,4 +1,4 @@
-//! Settings of the process: descriptors, user, allocator, memory, terminal.
+//! Settings of the process: descriptors, user, memory, terminal.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
@@ -19,15 +19,6 @@ pub fn request_end(pid: u32) -> io::Result<()> {
 pub fn raise_descriptor_limit(connections: usize, threads: usize) -> u64 {
     // Listeners, log, the acceptor's runtime, and two for each worker's event loop.
     cached_config::raise_descriptor_limit((connections + 32 + 2 * threads) as u64)
-}
-
-/// Limits the arenas of the allocator, so that memory freed by one thread is reused by all.
-pub fn limit_allocator_arenas() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: `mallopt` takes two plain numbers and is called before any other thread exists.
-    unsafe {
-        libc::mallopt(libc::M_ARENA_MAX, 2);
-    }
 }
 
 /// Returns whether the process has root's rights.

@@ -561,6 +561,10 @@ async fn tick(shared: Arc<Shared>) {
         shared.request_timings();
         shared.close_idle();
         shared.logging.report_repeats();
+        if shared.connections.has_freed_much() {
+            // Not here, where connections are accepted. It returns nothing.
+            drop(tokio::task::spawn_blocking(cached_process::allocator::trim));
+        }
         for _ in 0..UPKEEP_STEPS {
             if !shared.kv.maintain() {
                 break;

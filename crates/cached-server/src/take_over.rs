@@ -114,8 +114,7 @@ fn admit(shared: &Shared, number: usize, handed: HandedConnection, socket: Owned
     let worker = number % shared.connections.queues().len();
     let now = shared.clock.now_secs();
     let info = ConnInfo::new(socket.as_raw_fd(), endpoints, handed.protocol, worker, now);
-    let info = Arc::new(info.of_listener(counts, false));
-    shared.connections.add(info.clone());
+    let info = shared.connections.add(info.of_listener(counts, false));
     let handed = Some(Box::new(handed));
     shared.connections.queue(worker).send(Command::Serve(AcceptedConnection {
         socket,

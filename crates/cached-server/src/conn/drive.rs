@@ -6,6 +6,7 @@ use super::Connection;
 use super::budget::Budget;
 use super::context::WorkerContext;
 use super::phase::{Phase, StopReason};
+use crate::connections::Memory;
 use crate::stream::{INPUT_BYTES, READ_BYTES, Transport};
 use std::task::Poll;
 
@@ -206,6 +207,15 @@ impl Connection {
     /// Reads a large value into its place.
     fn read_body(&mut self, context: &mut WorkerContext<'_>, io: &mut impl Transport) -> Option<DriveResult> {
         let Phase::Body(body) = &mut self.phase else { return None };
+        let more_bytes = body.growth_bytes();
+        if more_bytes > 0 {
+            let (shared, now) = (context.shared, context.shared.clock.now_secs());
+            let (limit_bytes, count) = (shared.live.connection_bytes_max(), shared.live.connections_max());
+            let memory = shared.connections.ask_for(&self.info, more_bytes, limit_bytes, count, now);
+            if memory == Memory::Short {
+                return Some(DriveResult::Yield);
+            }
+        }
         let Some(room) = body.spare() else {
             self.refuse_body(&mut context.executor());
             return self.send(context, io);

@@ -42,7 +42,7 @@ pub(crate) use context::WorkerContext;
 pub(crate) use drive::DriveResult;
 pub(crate) use hand_over::Finishing;
 
-use crate::connections::{ConnInfo, ConnState, Endpoints, HeldMemory};
+use crate::connections::{ConnInfo, ConnState, Endpoints, HeldMemory, Holder, Memory};
 use crate::shared::Shared;
 use crate::stream::Output;
 use cached_proto::Protocol;
@@ -51,7 +51,6 @@ use std::sync::Arc;
 
 /// One client.
 pub(crate) struct Connection {
-    pub(crate) info: Arc<ConnInfo>,
     protocol: Option<Protocol>,
     phase: Phase,
     /// Input that has not been used.
@@ -70,13 +69,14 @@ pub(crate) struct Connection {
     is_reported: bool,
     /// The clock's second of the last drive.
     last_active: u32,
+    /// Last, so that what the connection holds is freed before it stops counting.
+    pub(crate) info: Holder,
 }
 
 impl Connection {
     pub(crate) fn new(info: Arc<ConnInfo>) -> Connection {
         Connection {
             protocol: info.protocol,
-            info,
             phase: Phase::Command,
             input: Vec::new(),
             scanned: 0,
@@ -86,6 +86,7 @@ impl Connection {
             closing: false,
             is_reported: false,
             last_active: 0,
+            info: Holder::new(info),
         }
     }
 
@@ -111,17 +112,18 @@ impl Connection {
     /// Publishes what the connection holds and is doing. Called after each drive, before the connection
     /// waits. `tls_bytes` are the bytes of buffers of its TLS side.
     #[inline]
-    pub(crate) fn update_info(&mut self, shared: &Shared, tls_bytes: usize) {
+    pub(crate) fn update_info(&mut self, shared: &Shared, tls_bytes: usize) -> Memory {
         let waits = matches!(self.phase, Phase::Command) && self.input.is_empty() && self.output.is_none();
         let plain = waits && tls_bytes == 0;
         if !plain || self.is_reported {
             self.is_reported = !plain;
-            self.publish(shared, tls_bytes);
+            return self.publish(shared, tls_bytes);
         }
+        Memory::Enough
     }
 
     #[cold]
-    fn publish(&mut self, shared: &Shared, tls_bytes: usize) {
+    fn publish(&mut self, shared: &Shared, tls_bytes: usize) -> Memory {
         let within_value = std::mem::take(&mut self.within_value);
         self.info.set_state(match &self.phase {
             _ if self.output.is_some() => ConnState::Write,
@@ -132,7 +134,7 @@ impl Connection {
             Phase::Gate(_) | Phase::Command | Phase::Get { .. } | Phase::Dump(_) => ConnState::Read,
         });
         let now = shared.clock.now_secs();
-        shared.connections.record_held(&self.info, self.held(tls_bytes), now);
+        self.info.record(self.held(tls_bytes), now);
         // Memory that waits for slow readers is missing for all other clients.
         let limit = HeldMemory {
             buffer_bytes: shared.live.connection_bytes_max(),
@@ -140,7 +142,7 @@ impl Connection {
             // The store limits these itself.
             arriving_bytes: usize::MAX,
         };
-        shared.connections.enforce_limits(limit, now);
+        shared.connections.enforce_limits(limit, shared.live.connections_max(), now)
     }
 }
 

@@ -104,6 +104,15 @@ impl CommandQueue {
         std::mem::take(&mut *self.commands.lock())
     }
 
+    /// Removes the requests to check a connection, and returns the slots; other commands stay.
+    pub(crate) fn take_checks(&self) -> Vec<usize> {
+        let mut commands = self.commands.lock();
+        let checks = commands.extract_if(.., |command| matches!(command, Command::Check(_)));
+        checks
+            .filter_map(|command| if let Command::Check(slot) = command { Some(slot) } else { None })
+            .collect()
+    }
+
     /// Returns the descriptor that is readable while there may be commands.
     pub(crate) fn waker(&self) -> BorrowedFd<'_> {
         self.waker.as_fd()

@@ -83,6 +83,16 @@ pub(crate) struct HeldMemory {
     pub(crate) arriving_bytes: usize,
 }
 
+/// The memory of all connections.
+#[derive(Debug, Default)]
+pub(super) struct HeldSums {
+    pub(super) buffer_bytes: AtomicUsize,
+    /// The most buffers since [`Connections::has_freed_much`](super::Connections::has_freed_much) was last true.
+    pub(super) buffer_bytes_peak: AtomicUsize,
+    pub(super) pinned_bytes: AtomicUsize,
+    pub(super) arriving_bytes: AtomicUsize,
+}
+
 /// One connection as other threads see it.
 #[derive(Debug)]
 pub(crate) struct ConnInfo {
@@ -102,9 +112,11 @@ pub(crate) struct ConnInfo {
     state: AtomicU8,
     /// The clock's second of the last wake-up.
     last_active: AtomicU32,
-    pub(super) buffer_bytes: AtomicUsize,
-    pub(super) pinned_bytes: AtomicUsize,
-    pub(super) arriving_bytes: AtomicUsize,
+    buffer_bytes: AtomicUsize,
+    pinned_bytes: AtomicUsize,
+    arriving_bytes: AtomicUsize,
+    /// The sums that count what it holds.
+    pub(super) sums: Arc<HeldSums>,
     /// The clock's second since which it has held memory without a break.
     pub(super) held_since: AtomicU32,
     close_requested: AtomicBool,
@@ -153,6 +165,7 @@ impl ConnInfo {
             buffer_bytes: AtomicUsize::new(0),
             pinned_bytes: AtomicUsize::new(0),
             arriving_bytes: AtomicUsize::new(0),
+            sums: Arc::default(),
             held_since: AtomicU32::new(0),
             close_requested: AtomicBool::new(false),
             idle_timeout: AtomicBool::new(false),
@@ -208,6 +221,12 @@ impl ConnInfo {
         }
     }
 
+    fn set_held(&self, held: HeldMemory) {
+        set_share(&self.sums.buffer_bytes, &self.buffer_bytes, held.buffer_bytes);
+        set_share(&self.sums.pinned_bytes, &self.pinned_bytes, held.pinned_bytes);
+        set_share(&self.sums.arriving_bytes, &self.arriving_bytes, held.arriving_bytes);
+    }
+
     /// Returns whether the connection is to be closed by its worker.
     pub(crate) fn is_close_requested(&self) -> bool {
         self.close_requested.load(Ordering::Acquire)
@@ -240,4 +259,51 @@ impl ConnInfo {
     pub(crate) fn set_broken(&self) {
         self.broken.store(true, Ordering::Relaxed);
     }
+}
+
+/// A connection's own handle of its entry, which it drops after its buffers. What it holds is counted from when it
+/// reports that until this is dropped: nothing else takes a share out of the sums, so no share is given back
+/// while its memory is in use.
+#[derive(Debug)]
+pub(crate) struct Holder(Arc<ConnInfo>);
+
+impl Holder {
+    pub(crate) fn new(info: Arc<ConnInfo>) -> Holder {
+        Holder(info)
+    }
+
+    /// Records how much the connection holds from now on.
+    pub(crate) fn record(&self, held: HeldMemory, now: u32) {
+        let before = self.held();
+        self.set_held(held);
+        self.sums
+            .buffer_bytes_peak
+            .fetch_max(self.sums.buffer_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
+        if before == HeldMemory::default() {
+            self.held_since.store(now, Ordering::Relaxed);
+        }
+    }
+}
+
+impl std::ops::Deref for Holder {
+    type Target = Arc<ConnInfo>;
+
+    fn deref(&self) -> &Arc<ConnInfo> {
+        &self.0
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        if self.held() != HeldMemory::default() {
+            self.set_held(HeldMemory::default());
+        }
+    }
+}
+
+/// Replaces one connection's share of a sum.
+fn set_share(sum: &AtomicUsize, share: &AtomicUsize, now: usize) {
+    let before = share.swap(now, Ordering::Relaxed);
+    // Wrapping, so that the sum can fall as well.
+    sum.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
 }

@@ -2,14 +2,14 @@
 //! that serves one.
 //!
 //! ```text
-//!  acceptor ── add ──────────────► Connections ◄── record_held ── worker (its own connections)
+//!  acceptor ── add ──────────────► Connections ◄── Holder ────── worker (its own connections)
 //!                                   │  table of ConnInfo      ▲
 //!  ticker ──── close_idle ─────────►│                         │ Command::Serve, Command::Check
 //!  any worker ─ enforce_limits ────►│ ── CommandQueue of the connection's worker ──┘
 //! ```
 //! | module | content |
 //! |---|---|
-//! | `info` | [`ConnInfo`]: state, endpoints and held memory of one connection, written by its worker |
+//! | `info` | [`ConnInfo`]: state, endpoints and held memory of one connection, written by its worker; [`Holder`]: the worker's handle of it, which counts that memory until it is freed |
 //! | `commands` | [`CommandQueue`]: commands of other threads to a worker |
 //! | `handed` | [`HandedConnection`]: what another process must know to go on with one |
 //! | `table` | [`Connections`]: all of them, and the choice of those that are closed to free memory |
@@ -23,5 +23,5 @@ pub(crate) use commands::{
     AcceptedConnection, Command, CommandQueue, Pause, Paused, PausedConnection, Verdict,
 };
 pub(crate) use handed::{HANDED_INPUT_BYTES_MAX, HandedConnection, HandedPhase};
-pub(crate) use info::{ConnInfo, ConnState, Endpoints, HeldMemory, ListenerCounts, UdpSocket};
-pub(crate) use table::Connections;
+pub(crate) use info::{ConnInfo, ConnState, Endpoints, HeldMemory, Holder, ListenerCounts, UdpSocket};
+pub(crate) use table::{Connections, Memory};

@@ -2,7 +2,7 @@
 //! memory.
 
 use super::commands::{Command, CommandQueue};
-use super::info::{ConnInfo, Endpoints, HeldMemory};
+use super::info::{ConnInfo, Endpoints, HeldMemory, HeldSums};
 use crate::locks::{CONNECTIONS, Lock};
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
@@ -26,10 +26,20 @@ pub(crate) struct Connections {
     pub(crate) rejected: AtomicU64,
     /// The number closed because connections together held too much memory.
     pub(crate) closed_for_memory: AtomicU64,
-    buffer_bytes: AtomicUsize,
-    pinned_bytes: AtomicUsize,
-    arriving_bytes: AtomicUsize,
+    /// What all of them hold, those included that are being closed.
+    sums: Arc<HeldSums>,
 }
+
+/// Whether connections may take more memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Memory {
+    Enough,
+    /// More is held than the limit allows. What is to be freed has been chosen, and its workers have been told.
+    Short,
+}
+
+/// With so many bytes of buffers freed, memory is worth returning to the system.
+const FREED_BYTES_MIN: usize = 4 << 20;
 
 /// For how many of the clock's seconds a value may be arriving before its connection can be closed to free
 /// memory.
@@ -46,9 +56,7 @@ impl Connections {
             total: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
             closed_for_memory: AtomicU64::new(0),
-            buffer_bytes: AtomicUsize::new(0),
-            pinned_bytes: AtomicUsize::new(0),
-            arriving_bytes: AtomicUsize::new(0),
+            sums: Arc::default(),
         }
     }
 
@@ -62,20 +70,22 @@ impl Connections {
         &self.queues
     }
 
-    /// Enters a connection.
-    pub(crate) fn add(&self, info: Arc<ConnInfo>) {
+    /// Enters a connection, and returns its entry.
+    pub(crate) fn add(&self, mut info: ConnInfo) -> Arc<ConnInfo> {
+        info.sums = self.sums.clone();
+        let info = Arc::new(info);
         let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
         self.count_peak.fetch_max(count, Ordering::Relaxed);
         self.total.fetch_add(1, Ordering::Relaxed);
         info.listener.accepted.fetch_add(1, Ordering::Relaxed);
         info.listener.open.fetch_add(1, Ordering::Relaxed);
-        self.table.lock().insert(info.fd, info);
+        self.table.lock().insert(info.fd, info.clone());
+        info
     }
 
     /// Removes a connection. Called before its socket is closed: afterwards the descriptor may belong to
-    /// another one.
+    /// another one. What it holds counts until its [`Holder`](super::Holder) is dropped.
     pub(crate) fn remove(&self, info: &ConnInfo) {
-        self.record_held(info, HeldMemory::default(), 0);
         self.table.lock().remove(&info.fd);
         self.count.fetch_sub(1, Ordering::Relaxed);
         info.listener.open.fetch_sub(1, Ordering::Relaxed);
@@ -93,7 +103,17 @@ impl Connections {
 
     /// Returns the bytes of all connections' buffers.
     pub(crate) fn buffer_bytes(&self) -> usize {
-        self.buffer_bytes.load(Ordering::Relaxed)
+        self.sums.buffer_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether much less is held than once since this was last true.
+    pub(crate) fn has_freed_much(&self) -> bool {
+        let (held, peak) = (self.buffer_bytes(), &self.sums.buffer_bytes_peak);
+        let has_freed_much = peak.load(Ordering::Relaxed) >= held + FREED_BYTES_MIN;
+        if has_freed_much {
+            peak.store(held, Ordering::Relaxed);
+        }
+        has_freed_much
     }
 
     /// Returns every connection, ordered by descriptor.
@@ -122,34 +142,12 @@ impl Connections {
         self.queues[info.worker].send(Command::Check(info.slot()));
     }
 
-    /// Records how much a connection holds from now on.
-    ///
-    /// What a connection holds that is to be closed counts as freed from the moment at which that was
-    /// decided: its worker closes it as soon as it takes its commands, and until then no other connection is
-    /// to be closed for the same bytes.
-    pub(crate) fn record_held(&self, info: &ConnInfo, held: HeldMemory, now: u32) {
-        let before = info.held();
-        self.set_shares(info, held);
-        if info.is_close_requested() {
-            self.set_shares(info, HeldMemory::default());
-        }
-        if before == HeldMemory::default() {
-            info.held_since.store(now, Ordering::Relaxed);
-        }
-    }
-
-    fn set_shares(&self, info: &ConnInfo, held: HeldMemory) {
-        set_share(&self.buffer_bytes, &info.buffer_bytes, held.buffer_bytes);
-        set_share(&self.pinned_bytes, &info.pinned_bytes, held.pinned_bytes);
-        set_share(&self.arriving_bytes, &info.arriving_bytes, held.arriving_bytes);
-    }
-
     /// Closes the connection whose value is the slowest to arrive, by size and time, which frees the memory
     /// reserved for the value. Called when a store finds no memory. A value that has only just begun to
     /// arrive is left alone.
     #[inline]
     pub(crate) fn close_stalled(&self, now: u32) {
-        if self.arriving_bytes.load(Ordering::Relaxed) > 0 {
+        if self.sums.arriving_bytes.load(Ordering::Relaxed) > 0 {
             self.close_slowest_arriving(now);
         }
     }
@@ -170,136 +168,168 @@ impl Connections {
             "a store needs memory: the connection with the slowest unfinished value is closed"
         );
         self.request_close(slowest);
-        self.set_shares(slowest, HeldMemory::default());
     }
 
-    /// Closes connections as long as all of them together hold more than `limit`, beginning with those that
-    /// have held the most for the longest time. One connection alone may hold more than the limit of pinned
-    /// bytes: a single value may be that large.
+    /// Closes connections as long as the others together hold more than `limit`, beginning with those that
+    /// have held the most for the longest time. None is closed that holds no more than its floor: its part of half
+    /// of the buffers, which the limit has for each of `connections_max`. One connection alone may hold more
+    /// than the limit of pinned bytes: a single value may be that large.
     #[inline]
-    pub(crate) fn enforce_limits(&self, limit: HeldMemory, now: u32) {
+    pub(crate) fn enforce_limits(&self, limit: HeldMemory, connections_max: usize, now: u32) -> Memory {
+        let mut memory = Memory::Enough;
         if self.buffer_bytes() > limit.buffer_bytes {
-            self.close_slowest(now, limit.buffer_bytes, 0, |held| held.buffer_bytes);
+            let floor_bytes = floor_bytes(limit.buffer_bytes, connections_max);
+            let which = Choice { floor_bytes, spared: 0, asking: None };
+            self.close_slowest(now, limit.buffer_bytes, &which, |held| held.buffer_bytes);
+            memory = Memory::Short;
         }
-        if self.pinned_bytes.load(Ordering::Relaxed) > limit.pinned_bytes {
-            self.close_slowest(now, limit.pinned_bytes, 1, |held| held.pinned_bytes);
+        if self.sums.pinned_bytes.load(Ordering::Relaxed) > limit.pinned_bytes {
+            let which = Choice { floor_bytes: 0, spared: 1, asking: None };
+            self.close_slowest(now, limit.pinned_bytes, &which, |held| held.pinned_bytes);
         }
+        memory
     }
 
-    /// Closes the slowest holders, by size and time, until the others hold at most `limit_bytes` or at most
-    /// `spared` are left.
+    /// Returns whether a connection's buffers may grow by `more_bytes`. If not, the slowest holders are closed, which may
+    /// be this connection; it asks again once the workers have done that.
+    pub(crate) fn ask_for(
+        &self,
+        info: &ConnInfo,
+        more_bytes: usize,
+        limit_bytes: usize,
+        connections_max: usize,
+        now: u32,
+    ) -> Memory {
+        if self.buffer_bytes() + more_bytes <= limit_bytes {
+            return Memory::Enough;
+        }
+        let floor_bytes = floor_bytes(limit_bytes, connections_max);
+        let which = Choice { floor_bytes, spared: 0, asking: Some(info.fd) };
+        self.close_slowest(now, limit_bytes.saturating_sub(more_bytes), &which, |held| held.buffer_bytes);
+        Memory::Short
+    }
+
+    /// Closes the slowest holders, by size and time, until the others hold at most `limit_bytes`.
     #[cold]
     fn close_slowest(
         &self,
         now: u32,
         limit_bytes: usize,
-        spared: usize,
+        which: &Choice,
         bytes_of: impl Fn(HeldMemory) -> usize,
     ) {
         let table = self.table.lock();
-        // Summed up under the lock: another worker may have closed enough meanwhile.
+        // Summed up under the lock: another worker may have chosen enough meanwhile. What is being closed comes back by
+        // itself: no other connection is to be closed for the same bytes.
+        let mut sum = 0;
         let mut holders: Vec<(u64, usize, &Arc<ConnInfo>)> = Vec::new();
         for info in table.values().filter(|info| !info.is_close_requested()) {
             let bytes = bytes_of(info.held());
-            if bytes > 0 {
+            sum += bytes;
+            if bytes > which.floor_bytes || which.asking == Some(info.fd) {
                 let secs = now.saturating_sub(info.held_since.load(Ordering::Relaxed));
                 holders.push(((u64::from(secs) + 1) * bytes as u64, bytes, info));
             }
         }
         holders.sort_unstable_by_key(|(weight, ..)| *weight);
-        let mut sum: usize = holders.iter().map(|(_, bytes, _)| bytes).sum();
-        while sum > limit_bytes && holders.len() > spared {
+        while sum > limit_bytes && holders.len() > which.spared {
             let Some((_, bytes, slowest)) = holders.pop() else { return };
             sum -= bytes;
             self.closed_for_memory.fetch_add(1, Ordering::Relaxed);
             tracing::info!(fd = slowest.fd, bytes, "connections hold too much memory: the slowest is closed");
             self.request_close(slowest);
-            self.set_shares(slowest, HeldMemory::default());
         }
     }
 }
 
-/// Replaces one connection's share of a sum.
-fn set_share(sum: &AtomicUsize, share: &AtomicUsize, now: usize) {
-    // Ordered with the close request: a thread that adds a share again after it was taken out sees the
-    // request.
-    let before = share.swap(now, Ordering::AcqRel);
-    // Wrapping, so that the sum can fall as well.
-    sum.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+/// Which connections may be closed.
+struct Choice {
+    /// Those that hold more.
+    floor_bytes: usize,
+    /// How many of them stay whatever they hold.
+    spared: usize,
+    /// The one that asks for more, whatever it holds.
+    asking: Option<RawFd>,
+}
+
+/// Returns what each of `connections_max` connections may hold without being closed.
+fn floor_bytes(limit_bytes: usize, connections_max: usize) -> usize {
+    limit_bytes / 2 / connections_max.max(1)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::info::Holder;
     use super::*;
 
     fn table() -> Connections {
         Connections::new([CommandQueue::new().expect("a descriptor")].into())
     }
 
-    fn info(fd: RawFd) -> Arc<ConnInfo> {
-        Arc::new(ConnInfo::new(fd, Endpoints::Unix { path: "/x".into() }, None, 0, 2))
+    fn info(fd: RawFd) -> ConnInfo {
+        ConnInfo::new(fd, Endpoints::Unix { path: "/x".into() }, None, 0, 2)
+    }
+
+    /// Enters a connection, and returns what it owns of its entry.
+    fn enter(connections: &Connections, fd: RawFd) -> Holder {
+        Holder::new(connections.add(info(fd)))
+    }
+
+    /// So many that no floor is above 0.
+    const MANY: usize = 1 << 20;
+
+    fn bytes(buffer_bytes: usize) -> HeldMemory {
+        HeldMemory { buffer_bytes, ..HeldMemory::default() }
     }
 
     #[test]
     fn the_slowest_holder_is_closed_first() {
         let connections = table();
-        let (quick, slow, idle) = (info(1), info(2), info(3));
-        for info in [&quick, &slow, &idle] {
-            connections.add(info.clone());
-        }
-        let bytes = |buffer_bytes| HeldMemory { buffer_bytes, ..HeldMemory::default() };
-        connections.record_held(&slow, bytes(1000), 10);
-        connections.record_held(&quick, bytes(2000), 99);
-        connections.enforce_limits(bytes(3000), 100);
+        let [quick, slow, idle] = [1, 2, 3].map(|fd| enter(&connections, fd));
+        slow.record(bytes(1000), 10);
+        quick.record(bytes(2000), 99);
+        assert_eq!(connections.enforce_limits(bytes(3000), MANY, 100), Memory::Enough);
         assert!(!slow.is_close_requested(), "within the limit");
-        connections.enforce_limits(bytes(2999), 100);
+        assert_eq!(connections.enforce_limits(bytes(2999), MANY, 100), Memory::Short);
         assert!(slow.is_close_requested() && !quick.is_close_requested() && !idle.is_close_requested());
         connections.remove(&slow);
+        assert_eq!(connections.buffer_bytes(), 3000, "its buffers are not freed yet");
+        drop(slow);
         assert_eq!((connections.buffer_bytes(), connections.count(), connections.count_peak()), (2000, 2, 3));
     }
 
-    /// Until its worker has taken its commands, a connection that is to be closed still holds its memory; no
-    /// other is closed for that.
+    /// A connection that is to be closed still holds its memory, which counts; no other is closed for that.
     #[test]
-    fn a_connection_that_is_being_closed_costs_no_other_its_place() {
+    fn a_connection_that_is_being_closed_counts_and_costs_no_other_its_place() {
         let connections = table();
-        let (large, small, other) = (info(1), info(2), info(3));
-        for info in [&large, &small, &other] {
-            connections.add(info.clone());
-        }
-        let bytes = |buffer_bytes| HeldMemory { buffer_bytes, ..HeldMemory::default() };
-        connections.record_held(&small, bytes(10), 10);
-        connections.record_held(&other, bytes(20), 10);
-        connections.record_held(&large, bytes(5000), 100);
+        let [large, small, other] = [1, 2, 3].map(|fd| enter(&connections, fd));
+        small.record(bytes(10), 10);
+        other.record(bytes(20), 10);
+        large.record(bytes(5000), 100);
         for _ in 0..3 {
-            connections.enforce_limits(bytes(1000), 100);
+            assert_eq!(connections.enforce_limits(bytes(1000), MANY, 100), Memory::Short);
         }
         assert!(large.is_close_requested() && !small.is_close_requested() && !other.is_close_requested());
-        // Its last drive before its worker takes its commands.
-        connections.record_held(&large, bytes(6000), 100);
-        connections.enforce_limits(bytes(1000), 100);
+        // Its last drive before its worker closes it.
+        large.record(bytes(6000), 100);
+        connections.enforce_limits(bytes(1000), MANY, 100);
         assert!(!small.is_close_requested() && !other.is_close_requested());
-        assert_eq!(
-            (connections.buffer_bytes(), connections.closed_for_memory.load(Ordering::Relaxed)),
-            (30, 1)
-        );
+        let closed = connections.closed_for_memory.load(Ordering::Relaxed);
+        assert_eq!((connections.buffer_bytes(), closed), (6030, 1));
         connections.remove(&large);
+        drop(large);
         assert_eq!(connections.buffer_bytes(), 30);
+        assert_eq!(connections.enforce_limits(bytes(1000), MANY, 100), Memory::Enough);
     }
 
     #[test]
     fn a_store_without_memory_closes_the_slowest_arriving_value() {
         let connections = table();
-        let (quick, slow, reader) = (info(1), info(2), info(3));
+        let [quick, slow, reader] = [1, 2, 3].map(|fd| enter(&connections, fd));
         let arriving = |arriving_bytes| HeldMemory { arriving_bytes, ..HeldMemory::default() };
-        for (info, holding, since) in [
-            (&quick, arriving(5000), 99),
-            (&slow, arriving(1000), 10),
-            (&reader, HeldMemory { buffer_bytes: 90_000, ..HeldMemory::default() }, 2),
-        ] {
-            connections.add(info.clone());
-            connections.record_held(info, holding, since);
-        }
+        quick.record(arriving(5000), 99);
+        slow.record(arriving(1000), 10);
+        reader.record(bytes(90_000), 2);
         connections.close_stalled(100);
         assert!(slow.is_close_requested() && !quick.is_close_requested() && !reader.is_close_requested());
         connections.close_stalled(100);
@@ -314,42 +344,61 @@ mod tests {
     #[test]
     fn no_more_are_closed_than_the_limit_requires() {
         let connections = table();
-        let all: Vec<_> = (1..=5).map(info).collect();
-        for (index, info) in all.iter().enumerate() {
-            connections.add(info.clone());
-            connections.record_held(
-                info,
-                HeldMemory { buffer_bytes: 100 * (index + 1), ..HeldMemory::default() },
-                10,
-            );
+        let all: Vec<_> = (1..=5).map(|fd| enter(&connections, fd)).collect();
+        for (index, holder) in all.iter().enumerate() {
+            holder.record(bytes(100 * (index + 1)), 10);
         }
-        connections
-            .enforce_limits(HeldMemory { buffer_bytes: 600, pinned_bytes: 100, arriving_bytes: 0 }, 10);
-        let closed: Vec<bool> = all.iter().map(|info| info.is_close_requested()).collect();
+        let limit = HeldMemory { buffer_bytes: 600, pinned_bytes: 100, arriving_bytes: 0 };
+        connections.enforce_limits(limit, MANY, 10);
+        let closed: Vec<bool> = all.iter().map(|holder| holder.is_close_requested()).collect();
         assert_eq!(closed, [false, false, false, true, true]);
-        assert_eq!(connections.buffer_bytes(), 600);
+    }
+
+    #[test]
+    fn none_is_closed_that_holds_no_more_than_its_floor() {
+        let connections = table();
+        let [patient, greedy, asking] = [1, 2, 3].map(|fd| enter(&connections, fd));
+        // A floor of 125 bytes.
+        patient.record(bytes(125), 2);
+        greedy.record(bytes(900), 100);
+        connections.enforce_limits(bytes(1000), 4, 100);
+        assert!(greedy.is_close_requested() && !patient.is_close_requested());
+        connections.remove(&greedy);
+        drop(greedy);
+        // Where only floors are left, the one that asks for too much ends.
+        assert_eq!(connections.ask_for(&asking, 875, 1000, 4, 100), Memory::Enough);
+        assert_eq!(connections.ask_for(&asking, 876, 1000, 4, 100), Memory::Short);
+        assert!(asking.is_close_requested() && !patient.is_close_requested());
+    }
+
+    #[test]
+    fn a_connection_that_asks_for_more_has_the_slowest_closed() {
+        let connections = table();
+        let [slow, quick, asking] = [1, 2, 3].map(|fd| enter(&connections, fd));
+        slow.record(bytes(400), 10);
+        quick.record(bytes(400), 99);
+        asking.record(bytes(100), 99);
+        assert_eq!(connections.ask_for(&asking, 200, 1000, 4, 100), Memory::Short);
+        assert!(slow.is_close_requested() && !quick.is_close_requested() && !asking.is_close_requested());
+        // It waits until that is freed, and no other is closed for it.
+        assert_eq!(connections.ask_for(&asking, 200, 1000, 4, 100), Memory::Short);
+        assert!(!quick.is_close_requested());
+        connections.remove(&slow);
+        drop(slow);
+        assert_eq!(connections.ask_for(&asking, 200, 1000, 4, 100), Memory::Enough);
     }
 
     #[test]
     fn one_pinned_value_may_exceed_the_limit_and_two_may_not() {
         let connections = table();
-        let (first, second) = (info(1), info(2));
-        connections.add(first.clone());
-        connections.add(second.clone());
+        let [first, second] = [1, 2].map(|fd| enter(&connections, fd));
         let limit = HeldMemory { buffer_bytes: 10, pinned_bytes: 100, arriving_bytes: 0 };
-        connections.record_held(
-            &first,
-            HeldMemory { buffer_bytes: 5, pinned_bytes: 1000, arriving_bytes: 0 },
-            10,
-        );
-        connections.enforce_limits(limit, 100);
+        let pinned = HeldMemory { buffer_bytes: 5, pinned_bytes: 1000, arriving_bytes: 0 };
+        first.record(pinned, 10);
+        connections.enforce_limits(limit, MANY, 100);
         assert!(!first.is_close_requested());
-        connections.record_held(
-            &second,
-            HeldMemory { buffer_bytes: 5, pinned_bytes: 1000, arriving_bytes: 0 },
-            90,
-        );
-        connections.enforce_limits(limit, 100);
+        second.record(pinned, 90);
+        connections.enforce_limits(limit, MANY, 100);
         assert!(first.is_close_requested() && !second.is_close_requested());
     }
 }

@@ -136,8 +136,7 @@ fn admit(
     next_worker.set(worker + 1);
     let now = shared.clock.now_secs();
     let info = ConnInfo::new(socket.as_raw_fd(), endpoints, origin.protocol, worker, now);
-    let info = Arc::new(info.of_listener(origin.counts.clone(), origin.tls.is_some()));
-    shared.connections.add(info.clone());
+    let info = shared.connections.add(info.of_listener(origin.counts.clone(), origin.tls.is_some()));
     shared.watch.connection_opened(&info);
     shared.connections.queue(worker).send(Command::Serve(AcceptedConnection {
         socket,

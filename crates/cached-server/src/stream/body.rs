@@ -117,15 +117,25 @@ impl Body {
         (used, Ok(()))
     }
 
+    /// Returns by how many bytes the buffer outside the store grows for the next bytes of the value.
+    pub(crate) fn growth_bytes(&self) -> usize {
+        match &self.place {
+            Place::Collected { value, filled, missing } if *filled == value.len() => {
+                // As many again as have arrived: a value that is only announced costs little.
+                COLLECT_STEP_BYTES.max(*filled).min(*missing)
+            }
+            Place::Collected { .. } | Place::Reserved(_) => 0,
+        }
+    }
+
     /// Returns the next place for bytes of the value, not empty while any are missing. `None` if there is no
     /// memory.
     pub(crate) fn spare(&mut self) -> Option<&mut [u8]> {
+        let step = self.growth_bytes();
         match &mut self.place {
             Place::Reserved(reservation) => reservation.spare(),
-            Place::Collected { value, filled, missing } => {
-                if *filled == value.len() && *missing > 0 {
-                    // As many again as have arrived: a value that is only announced costs little.
-                    let step = COLLECT_STEP_BYTES.max(*filled).min(*missing);
+            Place::Collected { value, filled, .. } => {
+                if step > 0 {
                     value.try_reserve_exact(step).ok()?;
                     value.resize(*filled + step, 0);
                 }

@@ -29,7 +29,7 @@ pub(crate) use udp::udp_bytes_max;
 pub(crate) use watchdog::Watchdog;
 
 use crate::conn::{Connection, DriveResult, WorkerContext};
-use crate::connections::{AcceptedConnection, Command};
+use crate::connections::{AcceptedConnection, Command, Memory};
 use crate::counters::Counters;
 use crate::heartbeat::Activity;
 use crate::shared::Shared;
@@ -57,11 +57,11 @@ const WAKER: u64 = u64::MAX;
 /// A connection and its socket: two cache lines, which are all that a wake-up touches of a connection.
 #[repr(align(64))]
 pub(crate) struct ConnectionSlot {
+    /// `None` without TLS. Dropped before the connection, which counts its buffers.
+    tls: Option<Box<TlsStream>>,
+    connection: Connection,
     socket: OwnedFd,
     ready: Readiness,
-    connection: Connection,
-    /// `None` without TLS.
-    tls: Option<Box<TlsStream>>,
     /// The slot is listed in `Worker::yielded`.
     is_listed: bool,
 }
@@ -304,13 +304,7 @@ impl Worker {
             match command {
                 Command::Serve(accepted) => self.open_slot(accepted),
                 Command::Relay(number) => self.serve(number, None),
-                Command::Check(number) => {
-                    if let Some(Some(slot)) = self.slots.get(number)
-                        && slot.connection.info.is_close_requested()
-                    {
-                        self.close_slot(number);
-                    }
-                }
+                Command::Check(number) => self.check(number),
                 Command::Pause(pause) => self.pause(pause),
                 Command::Drain => self.draining = true,
                 Command::Abort => (self.draining, self.aborted) = (true, true),
@@ -391,10 +385,42 @@ impl Worker {
         if result == DriveResult::Close {
             return self.close_slot(number);
         }
-        slot.connection.update_info(&self.shared, tls_bytes);
+        if slot.connection.update_info(&self.shared, tls_bytes) == Memory::Short {
+            self.close_requested();
+            return self.list_yielded(number, result);
+        }
         if result == DriveResult::Yield && !slot.is_listed {
             slot.is_listed = true;
             self.yielded.push(number);
+        }
+    }
+
+    /// Closes those of the worker's connections that are to be closed, before any other takes more memory.
+    #[cold]
+    fn close_requested(&mut self) {
+        for number in self.shared.connections.queue(self.index).take_checks() {
+            self.check(number);
+        }
+    }
+
+    /// Lists a connection that has more to do, if it is still there.
+    #[cold]
+    fn list_yielded(&mut self, number: usize, result: DriveResult) {
+        if let Some(Some(slot)) = self.slots.get_mut(number)
+            && result == DriveResult::Yield
+            && !slot.is_listed
+        {
+            slot.is_listed = true;
+            self.yielded.push(number);
+        }
+    }
+
+    /// Closes a connection that is to be closed.
+    fn check(&mut self, number: usize) {
+        if let Some(Some(slot)) = self.slots.get(number)
+            && slot.connection.info.is_close_requested()
+        {
+            self.close_slot(number);
         }
     }
 
@@ -410,6 +436,8 @@ impl Worker {
             self.shared.watch.connection_closed(&slot.connection.info);
             tracing::debug!(fd = slot.connection.info.fd, "connection closed");
             self.free.push(number);
+            // Its buffers, then its share of what all connections hold, then its socket.
+            drop(slot);
         }
     }
 

@@ -6,7 +6,7 @@
 
 use super::Worker;
 use crate::conn::{DriveResult, Finishing, WorkerContext};
-use crate::connections::{Pause, Paused, PausedConnection, Verdict};
+use crate::connections::{Memory, Pause, Paused, PausedConnection, Verdict};
 use crate::heartbeat::Activity;
 use crate::stream::Socket;
 use std::os::fd::{AsFd, AsRawFd};
@@ -86,7 +86,11 @@ impl Worker {
         };
         match result {
             DriveResult::Close => self.close_slot(number),
-            DriveResult::Wait | DriveResult::Yield => slot.connection.update_info(&self.shared, tls_bytes),
+            DriveResult::Wait | DriveResult::Yield => {
+                if slot.connection.update_info(&self.shared, tls_bytes) == Memory::Short {
+                    self.close_requested();
+                }
+            }
         }
     }
 
