@@ -37,6 +37,8 @@ const DELAY_MAX: Duration = Duration::from_secs(5);
 /// What the client says of an answer with all of an object in place of a range (`tests/network.rs` notices if that
 /// changes).
 const NO_RANGE: &str = "non-partial response";
+/// What the client says of an answer that names no ETag (noticed there too).
+const NO_ETAG: &str = "ETag Header missing";
 /// What this program says of an answer that is longer than it can be.
 const TOO_MANY: &str = "the server sends more bytes than were asked for";
 
@@ -379,6 +381,10 @@ impl Requests {
                 self.stats.conflicts.fetch_add(1, Ordering::Relaxed);
                 Put::Lost
             }
+            // The put was made.
+            Err(Failure::Answer(answer @ E::Generic { .. })) if answer.to_string().contains(NO_ETAG) => {
+                Put::Done(None)
+            }
             Err(failure @ (Failure::Timeout | Failure::Answer(E::Generic { .. }))) => {
                 Put::Unknown(self.error(path, failure))
             }
@@ -493,7 +499,7 @@ impl Requests {
             E::PermissionDenied { .. } | E::Unauthenticated { .. } => Error::Denied(text.into()),
             E::NotSupported { .. } | E::NotImplemented { .. } => Error::Unsupported(text.into()),
             E::Generic { .. } if full.contains("status code: 507 ") => Error::OutOfSpace(text.into()),
-            E::Generic { .. } if full.contains(NO_RANGE) || full.contains(TOO_MANY) => {
+            E::Generic { .. } if [NO_RANGE, TOO_MANY, NO_ETAG].iter().any(|what| full.contains(what)) => {
                 Error::Unsupported(text.into())
             }
             _ => Error::Retryable(text.into()),

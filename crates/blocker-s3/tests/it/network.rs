@@ -162,6 +162,17 @@ fn a_server_that_ignores_ranges_is_refused_when_the_store_is_opened() {
     assert!(!error.to_string().contains('\n'), "{error}");
 }
 
+#[test]
+fn a_server_that_names_no_etag_is_refused_when_the_store_is_opened() {
+    for method in ["PUT", "GET"] {
+        let server = Double::new();
+        server.hide_etags_of(method);
+        let error = S3Store::open(&config(&server)).map(drop).unwrap_err();
+        assert_eq!(error.kind(), "unsupported", "{method}: {error}");
+        assert!(error.to_string().contains("ETag") && !error.to_string().contains('\n'), "{error}");
+    }
+}
+
 /// A server that keeps objects as files, and has no place for one.
 #[test]
 fn a_name_that_the_server_cannot_keep_is_refused_at_once_and_one_that_it_could_not_is_kept() {

@@ -94,6 +94,8 @@ struct State {
     now_secs: u64,
     ignores_conditions_of_removals: bool,
     ignores_ranges: bool,
+    /// The method of requests whose answers name no ETag.
+    hides_etags_of: Option<&'static str>,
     /// How many requests are held or on their way again, and how many of them may go.
     held: usize,
     release: usize,
@@ -217,6 +219,11 @@ impl Double {
     /// Removals are made whatever their condition.
     pub(crate) fn ignore_conditions_of_removals(&self) {
         self.state.0.lock().ignores_conditions_of_removals = true;
+    }
+
+    /// Answers to requests with this method name no ETag.
+    pub(crate) fn hide_etags_of(&self, method: &'static str) {
+        self.state.0.lock().hides_etags_of = Some(method);
     }
 
     /// Reads are answered with all of an object.
@@ -396,6 +403,14 @@ impl State {
     }
 
     fn answer(&mut self, asked: &Asked) -> Answer {
+        let mut answer = self.whole_answer(asked);
+        if self.hides_etags_of == Some(asked.method.as_str()) {
+            answer.headers.retain(|(name, _)| *name != "ETag");
+        }
+        answer
+    }
+
+    fn whole_answer(&mut self, asked: &Asked) -> Answer {
         let lost = Answer::error("412 Precondition Failed", "PreconditionFailed");
         let missing = Answer::error("404 Not Found", "NoSuchKey");
         let found = self.objects.get(&asked.key);
