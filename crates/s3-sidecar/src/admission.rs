@@ -1,30 +1,21 @@
 //! What is refused before anything else: requests of which two readers could have different opinions.
 //!
-//! How long a body is, the library decides: of `Transfer-Encoding` and `Content-Length` only the first is forwarded, and the connection
-//! ends with that request.
+//! How long a body is, `framing` judges.
 
-use hyper::header::HOST;
+use hyper::header::{HOST, HeaderName};
 use hyper::http::request::Parts;
-use hyper::{HeaderMap, Method};
+use hyper::{HeaderMap, Method, StatusCode};
 
-use crate::hop::nominated;
+use crate::framing::{self, nominated};
+use crate::headers::is_end_to_end;
+use crate::read::SignedHeaders;
 
-/// Headers that a client cannot declare a matter of one connection: what was decided by them would be undone.
-const NEVER_NOMINATED: [&str; 10] = [
-    "host",
-    "content-length",
-    "content-encoding",
-    "content-type",
-    "range",
-    "authorization",
-    "if-match",
-    "if-none-match",
-    "if-range",
-    "expect",
-];
+/// Returns the status and the reason with which a request is refused; `None` if it is not.
+pub(crate) fn refusal(head: &Parts) -> Option<(StatusCode, &'static str)> {
+    framing::refusal(head).or_else(|| wrong(head).map(|why| (StatusCode::BAD_REQUEST, why)))
+}
 
-/// Returns why a request is refused; `None` if it is not.
-pub(crate) fn refusal(head: &Parts) -> Option<&'static str> {
+fn wrong(head: &Parts) -> Option<&'static str> {
     if head.method == Method::CONNECT || head.method == Method::TRACE {
         return Some("CONNECT and TRACE are not forwarded");
     }
@@ -40,9 +31,10 @@ pub(crate) fn refusal(head: &Parts) -> Option<&'static str> {
     if let Some(why) = host(headers).err() {
         return Some(why);
     }
+    // Without what was judged, or signed, it would be another request.
     let is_forbidden = |name: &str| {
-        NEVER_NOMINATED.iter().any(|other| name.eq_ignore_ascii_case(other))
-            || name.get(..6).is_some_and(|start| start.eq_ignore_ascii_case("x-amz-"))
+        let is_signed = |name: &HeaderName| headers.contains_key(name) && SignedHeaders::of(head).cover(name);
+        is_end_to_end(name) || name.parse().is_ok_and(|name| is_signed(&name))
     };
     nominated(headers).any(is_forbidden).then_some("Connection names a header that concerns the endpoint")
 }
@@ -83,8 +75,14 @@ mod tests {
         assert!(refused(get().header("host", "")));
         assert!(refused(Request::get("http://a/b/k").header("host", "a")));
         assert!(refused(Request::connect("a:80").header("host", "a")));
-        for name in ["Host", "authorization", "X-Amz-Date", "range"] {
+        for name in ["Host", "authorization", "X-Amz-Date", "range", "Content-MD5", "content_md5", "origin"] {
             assert!(refused(get().header("host", "a").header("connection", format!("close, {name}"))));
         }
+        let signed = |names: &str| {
+            let value = format!("AWS4-HMAC-SHA256 Credential=a, SignedHeaders={names}, Signature=0");
+            let request = get().header("host", "a").header("authorization", value).header("x-mine", "1");
+            refused(request.header("connection", "x-mine"))
+        };
+        assert!(signed("host;x-mine") && !signed("host"));
     }
 }

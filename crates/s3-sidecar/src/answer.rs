@@ -18,8 +18,13 @@ pub(crate) fn failure(status: StatusCode, code: &str, message: &str) -> Response
 }
 
 /// Returns the answer to a request that is not understood; nothing after it on its connection can be trusted.
-pub(crate) fn refused(message: &str) -> Response<Body> {
-    let mut response = failure(StatusCode::BAD_REQUEST, "InvalidRequest", message);
+pub(crate) fn refused(status: StatusCode, message: &str) -> Response<Body> {
+    let code = match status {
+        StatusCode::NOT_IMPLEMENTED => "NotImplemented",
+        StatusCode::LENGTH_REQUIRED => "MissingContentLength",
+        _ => "InvalidRequest",
+    };
+    let mut response = failure(status, code, message);
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     response
 }

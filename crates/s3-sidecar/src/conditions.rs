@@ -72,7 +72,7 @@ impl ForChange {
             // The same ETag with other headers.
             StatusCode::NOT_MODIFIED => Stated::Other,
             // The endpoint has not looked at the condition.
-            StatusCode::PARTIAL_CONTENT if self.is_narrowed => match Head::of(read, answer) {
+            StatusCode::PARTIAL_CONTENT if self.is_narrowed => match Head::of(read, false, answer) {
                 Some((stated, _)) if stated.generation == head.generation => Stated::Same,
                 _ => Stated::Other,
             },

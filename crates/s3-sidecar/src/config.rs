@@ -48,9 +48,6 @@ impl FromStr for Endpoint {
     }
 }
 
-/// The default of [`SidecarConfig::headers_max`]: that of the library, which takes memory for each head where another is set.
-pub(crate) const HEADERS_MAX_DEFAULT: usize = 100;
-
 /// The configuration of a sidecar.
 #[derive(Clone, Debug)]
 pub struct SidecarConfig {
@@ -96,7 +93,8 @@ pub struct SidecarConfig {
     pub connections_max: usize,
     /// The largest head of a request or an answer in bytes, and the buffer for each direction of a connection.
     pub head_bytes_max: usize,
-    /// The largest number of headers. With the default heads are parsed without memory from the heap.
+    /// The largest number of headers. The default has room for what S3 allows of user metadata: 2 KiB of names and values together, which
+    /// are some 1050 entries at most.
     pub headers_max: usize,
     /// How long a client may take for the head of a request, and be idle between two.
     pub client_idle_max: Duration,
@@ -137,7 +135,7 @@ impl SidecarConfig {
             threads: 2,
             connections_max: 1024,
             head_bytes_max: 64 << 10,
-            headers_max: HEADERS_MAX_DEFAULT,
+            headers_max: 1200,
             client_idle_max: Duration::from_secs(75),
             stall_max: Duration::from_secs(60),
             connect_timeout: Duration::from_secs(5),
@@ -170,7 +168,7 @@ impl SidecarConfig {
         within("threads", self.threads as u64, 1..=1024)?;
         within("connections_max", self.connections_max as u64, 1..=1 << 20)?;
         within("head_bytes_max", self.head_bytes_max as u64, 8 << 10..=1 << 20)?;
-        within("headers_max", self.headers_max as u64, 16..=1024)?;
+        within("headers_max", self.headers_max as u64, 16..=4096)?;
         for (key, time) in [
             ("client_idle_secs", self.client_idle_max),
             ("stall_secs", self.stall_max),

@@ -11,7 +11,6 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 
-use crate::config::HEADERS_MAX_DEFAULT;
 use crate::service::answer;
 use crate::shared::Shared;
 use crate::stall::{Progress, Stall};
@@ -34,11 +33,9 @@ pub(crate) async fn serve(
             |request| async move { Ok::<_, Infallible>(answer(shared, upstream, peer, request).await) },
         );
     let socket = TokioIo::new(Stall::new(socket, config.stall_max));
-    let mut builder = http1::Builder::new();
-    if config.headers_max != HEADERS_MAX_DEFAULT {
-        builder.max_headers(config.headers_max);
-    }
-    let connection = builder
+    let connection = http1::Builder::new()
+        .max_headers(config.headers_max)
+        .max_header_size(config.head_bytes_max)
         .timer(TokioTimer::new())
         // Also the time for which a connection may be idle between two requests.
         .header_read_timeout(config.client_idle_max)

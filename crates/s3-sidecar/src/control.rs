@@ -3,10 +3,10 @@
 use std::fmt;
 use std::sync::{Arc, Weak};
 
+use crate::alias::Class;
 use crate::events;
 use crate::policy::{CachePolicy, Policies, Rule};
 use crate::shared::Shared;
-use crate::target::object_key;
 use crate::terms::BucketTerms;
 use crate::wide::End;
 
@@ -82,7 +82,7 @@ impl SidecarControl {
         match what {
             Invalidation::Key { bucket, key } => {
                 named(bucket)?;
-                shared.knowledge.changed_key(object_key(bucket, key.as_bytes()), End::Settled);
+                shared.knowledge.changed_key(Class::of(bucket, key.as_bytes()), End::Settled);
             }
             Invalidation::Prefix { bucket, prefix } => {
                 named(bucket)?;
@@ -104,7 +104,7 @@ impl SidecarControl {
         let named = events::parse(body).map_err(ControlError::Wrong)?;
         for one in &named {
             for key in &one.keys {
-                shared.knowledge.changed_key(object_key(&one.bucket, key), End::Settled);
+                shared.knowledge.changed_key(Class::of(&one.bucket, key), End::Settled);
             }
             shared.counts.invalidated_by_event.increment();
         }

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::alias::Class;
 use crate::deletes::Passing;
 use crate::knowledge::{Change, Knowledge, Scope};
-use crate::target::{ObjectKey, object_key};
 use crate::wide::{Area, End};
 
 /// A change under way; dropped without an end, it is unsettled: it may still come about.
@@ -37,17 +37,17 @@ impl Ending {
 
     fn end(&mut self, end: End) {
         let Some(change) = self.change.take() else { return };
-        match (self.keys(), end) {
-            (Some(keys), end) => change.end_as(&keys, end),
+        match (self.classes(), end) {
+            (Some(classes), end) => change.end_as(&classes, end),
             (None, End::Settled) => change.settle(),
             (None, End::Unsettled) => drop(change),
         }
     }
 
-    fn keys(&self) -> Option<Vec<ObjectKey>> {
+    fn classes(&self) -> Option<Vec<Class>> {
         let (bucket, body) = self.deletion.as_ref()?;
         let keys = body.keys()?;
-        Some(keys.iter().map(|key| object_key(bucket, key.as_bytes())).collect())
+        Some(keys.iter().map(|key| Class::of(bucket, key.as_bytes())).collect())
     }
 }
 

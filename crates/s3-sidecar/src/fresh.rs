@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hyper::body::Incoming;
-use hyper::header::{HeaderName, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_UNMODIFIED_SINCE};
+use hyper::header::{
+    HeaderName, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, RANGE,
+};
 use hyper::http::request::Parts;
 use hyper::{Method, Response, StatusCode};
 use tokio::time::timeout;
@@ -14,10 +16,9 @@ use crate::absent::Answer;
 use crate::asking::{self, Ended, First, Turn, Waiting, failed};
 use crate::body::{Body, cached, full};
 use crate::changes::Question;
-use crate::conditions::{ForChange, Stated, ask_for_change};
 use crate::demand::Demand;
 use crate::filling::Filling;
-use crate::generation::Head;
+use crate::generation::{Head, of_this_answer};
 use crate::heads::Known;
 use crate::knowledge::Found;
 use crate::local::{self, Origin};
@@ -80,15 +81,13 @@ enum Tried {
 /// An answer of the endpoint on its way to the client.
 struct Taken {
     answered: Answered,
-    /// What it states of the object, if that is kept.
-    head: Option<Arc<Head>>,
     /// Whether it tells other readers anything.
     is_known: bool,
 }
 
 impl Taken {
     fn passed(answer: Response<Body>, is_known: bool) -> Taken {
-        Taken { answered: (answer, Outcome::Passed), head: None, is_known }
+        Taken { answered: (answer, Outcome::Passed), is_known }
     }
 }
 
@@ -256,6 +255,8 @@ impl Reader<'_> {
     }
 
     /// Asks the endpoint whether what is known of the object holds.
+    ///
+    /// A HEAD asks, since tags, locks and the like change without `ETag` and `Last-Modified`: a 304 would leave out what has changed.
     async fn verify(
         &self,
         request: Parts,
@@ -263,21 +264,19 @@ impl Reader<'_> {
         first: Option<First>,
         may_be_stale: bool,
     ) -> Result<Answered, Failure> {
-        let head = Arc::clone(&known.head);
         let mut asking = request.clone();
+        asking.method = Method::HEAD;
+        if let Ok(uri) = asking.uri.path().parse() {
+            // Its parameters name the client's operation.
+            asking.uri = uri;
+        }
         // They are decided here, when it is known what the object is.
-        for name in [IF_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE] {
+        for name in CONDITIONS.iter().chain([&RANGE, &IF_RANGE]) {
             asking.headers.remove(name);
         }
-        let for_change = if self.read.is_head {
-            // A whole answer is no longer than one that leaves out what has changed besides the body.
-            asking.headers.remove(IF_NONE_MATCH);
-            ForChange::default()
-        } else {
-            ask_for_change(&mut asking, &self.read, &head)
-        };
         let question = self.shared.knowledge.question(&self.read);
-        let is_usable = may_be_stale && self.is_usable_without_endpoint(&head, known.asked.at.elapsed());
+        let is_usable =
+            may_be_stale && self.is_usable_without_endpoint(&known.head, known.asked.at.elapsed());
         let answer = if is_usable {
             self.send_briefly(asking).await
         } else {
@@ -298,19 +297,24 @@ impl Reader<'_> {
             Ok(answer) => answer,
             Err(failure) => return Err(failed(failure, first)),
         };
-        match for_change.stated(&answer, &self.read, &head) {
-            Stated::Same => (),
-            Stated::Other => {
-                self.shared.knowledge.forget(&self.read, &head);
-                drop(question);
-                return self.ask(request, first).await;
+        let stated = Head::of(&self.read, true, &answer).map(|(head, _)| head);
+        let Some(mut stated) = stated.filter(|stated| stated.generation == known.head.generation) else {
+            if self.read.is_head && !CONDITIONS.iter().any(|name| request.headers.contains_key(name)) {
+                return Ok(self.conclude(answer, question, first).await);
             }
-            Stated::Answered => return self.take_verified(request, answer, question, first).await,
-        }
-        self.shared.knowledge.renew(&self.read, &head, &question);
+            // It is another object, or none. What it is, is asked for as the client asks.
+            if answer.status().is_success() {
+                self.shared.knowledge.forget(&self.read, &known.head);
+            }
+            drop(question);
+            return self.ask(request, first).await;
+        };
+        stated.is_claimed_empty &= known.head.is_claimed_empty;
+        let head = self.shared.knowledge.enter(&self.read, stated, &question);
+        let own = of_this_answer(answer.headers());
         // Those that wait find it renewed.
         drop((question, first));
-        match self.try_memory(&request, &head, Origin::Verified(answer.headers()), false).await {
+        match self.try_memory(&request, &head, Origin::Verified(&own), false).await {
             Tried::Done(response) => Ok((response, Outcome::Revalidated)),
             Tried::Missing | Tried::Undecided => self.ask(request, None).await,
         }
@@ -354,6 +358,16 @@ impl Reader<'_> {
             Ok(answer) => answer,
             Err(failure) => return Err(failed(failure, first)),
         };
+        Ok(self.conclude(answer, question, first).await)
+    }
+
+    /// Passes on the answer to a question, and ends it.
+    async fn conclude(
+        &self,
+        answer: Response<Incoming>,
+        question: Question,
+        first: Option<First>,
+    ) -> Answered {
         let is_away = is_of_endpoint_away(answer.status());
         let taken = self.take(answer, &question).await;
         // Now others know what it states.
@@ -361,35 +375,7 @@ impl Reader<'_> {
         if let Some(first) = first {
             first.end(if taken.is_known || is_away { Ended::LookAgain } else { Ended::Apart });
         }
-        Ok(taken.answered)
-    }
-
-    /// Passes on the answer to a question that the client's conditions were taken out of, as far as they allow it.
-    async fn take_verified(
-        &self,
-        request: Parts,
-        answer: Response<Incoming>,
-        question: Question,
-        first: Option<First>,
-    ) -> Result<Answered, Failure> {
-        let is_conditional = CONDITIONS.iter().any(|name| request.headers.contains_key(name));
-        if !is_conditional || !answer.status().is_success() {
-            return Ok(self.take(answer, &question).await.answered);
-        }
-        let own = answer.headers().clone();
-        let Taken { answered, head, .. } = self.take(answer, &question).await;
-        match head.map(|head| (decide(&request.headers, &head), head)) {
-            Some((Verdict::Send, _)) => Ok(answered),
-            Some((Verdict::NotModified, head)) => {
-                Ok((local::not_modified(&head, Origin::Verified(&own)), Outcome::Miss))
-            }
-            Some((Verdict::Failed, _)) => Ok((local::precondition_failed(), Outcome::Miss)),
-            // It states too little to decide them here.
-            Some((Verdict::Unknown, _)) | None => {
-                drop((question, answered));
-                self.ask(request, first).await
-            }
-        }
+        taken.answered
     }
 
     /// Passes an answer on, and keeps what it states and brings.
@@ -398,7 +384,7 @@ impl Reader<'_> {
         if answer.status() == StatusCode::NOT_FOUND {
             return self.take_absent(answer, question).await;
         }
-        let Some((head, bytes)) = Head::of(read, &answer) else {
+        let Some((head, bytes)) = Head::of(read, read.is_head, &answer) else {
             if answer.status().is_success() {
                 shared.knowledge.enter_unkept(read, question);
             }
@@ -407,7 +393,7 @@ impl Reader<'_> {
         let head = shared.knowledge.enter(read, head, question);
         let filling = (!read.is_head).then(|| Filling::begin(&shared.pieces, &shared.fills, &head, bytes));
         let answered = (pass(shared, answer, filling), Outcome::Miss);
-        Taken { answered, head: Some(head), is_known: true }
+        Taken { answered, is_known: true }
     }
 
     async fn take_absent(&self, answer: Response<Incoming>, question: &Question) -> Taken {

@@ -86,7 +86,10 @@ async fn try_answer(
         return ask(shared, upstream, request, read, None).await;
     }
     let body = if bytes.is_empty() { full("") } else { body.into_body() };
-    Ok((ready::answer(&head, (&bytes, is_part), Some(answer.headers()), body), Outcome::Hit))
+    Ok((
+        ready::answer(&head, (&bytes, is_part), ready::HeadersOf::Same(answer.headers()), body),
+        Outcome::Hit,
+    ))
 }
 
 /// Returns what is known of an object if it is enough.
@@ -121,7 +124,7 @@ fn take(
     answer: Response<Incoming>,
     asked: Moment,
 ) -> (Response<Body>, Outcome) {
-    let Some((head, bytes)) = Head::of(read, &answer) else {
+    let Some((head, bytes)) = Head::of(read, false, &answer) else {
         return (pass(shared, answer, None), Outcome::Passed);
     };
     let head = shared.knowledge.enter_unverified(read, head, asked);

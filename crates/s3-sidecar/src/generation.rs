@@ -31,6 +31,8 @@ pub(crate) struct Head {
     pub(crate) headers: HeaderMap,
     /// Whether they come from an answer with the whole object.
     pub(crate) is_of_whole: bool,
+    /// Whether a HEAD alone has stated that there are no bytes: some endpoints answer one as if its empty body were the object.
+    pub(crate) is_claimed_empty: bool,
     /// Whether it came with `Cache-Control: no-cache`.
     pub(crate) is_always_verified: bool,
 }
@@ -44,7 +46,8 @@ static REQUEST_IDS: [HeaderName; 2] =
 
 impl Head {
     /// Returns what the answer to a read states of the object, and which of its bytes follow. `None` if it is not to be kept.
-    pub(crate) fn of<T>(read: &Read, answer: &Response<T>) -> Option<(Head, Range<u64>)> {
+    /// `is_head` states that it is the answer to a HEAD.
+    pub(crate) fn of<T>(read: &Read, is_head: bool, answer: &Response<T>) -> Option<(Head, Range<u64>)> {
         let headers = answer.headers();
         let (bytes, size) = match answer.status() {
             StatusCode::OK => {
@@ -72,6 +75,7 @@ impl Head {
         kept.insert(CONTENT_LENGTH, HeaderValue::from(size));
         let generation = id(&read.key, &etag, size, last_modified.as_ref());
         let is_of_whole = answer.status() == StatusCode::OK;
+        let is_claimed_empty = is_head && size == 0;
         let is_always_verified = has_directive(headers, "no-cache");
         let headers = kept;
         let head = Head {
@@ -82,6 +86,7 @@ impl Head {
             size,
             headers,
             is_of_whole,
+            is_claimed_empty,
             is_always_verified,
         };
         Some((head, bytes))
@@ -99,14 +104,42 @@ impl Head {
         size_of::<Head>() + 256 + headers.sum::<usize>()
     }
 
-    /// Returns the headers of an answer with a part of the object, without what holds for the whole alone.
-    pub(crate) fn headers_of_part(&self) -> HeaderMap {
+    /// Returns the headers that can be repeated on the word of a 304 that does not have them: they cannot change without `ETag` or
+    /// `Last-Modified`.
+    pub(crate) fn settled_headers(&self) -> HeaderMap {
         let mut headers = self.headers.clone();
+        let unsettled: Vec<HeaderName> = headers.keys().filter(|name| !is_settled(name)).cloned().collect();
+        unsettled.into_iter().for_each(|name| drop(headers.remove(name)));
+        headers
+    }
+
+    /// Returns the headers of an answer with a part of the object, without what holds for the whole alone.
+    pub(crate) fn without_checksums(mut headers: HeaderMap) -> HeaderMap {
         let of_whole: Vec<HeaderName> =
             headers.keys().filter(|name| name.as_str().starts_with("x-amz-checksum-")).cloned().collect();
         of_whole.into_iter().for_each(|name| drop(headers.remove(name)));
         headers
     }
+}
+
+/// Returns whether a header is set with an object's bytes, and by no later change: that of tags, a lock, the storage class, a
+/// restoration, a replication, encryption or an expiry leaves `ETag` and `Last-Modified` as they are. What is not known is taken for one of these.
+fn is_settled(name: &HeaderName) -> bool {
+    const SETTLED: [&str; 6] = [
+        "x-amz-checksum-",
+        "x-amz-delete-marker",
+        "x-amz-meta-",
+        "x-amz-missing-meta",
+        "x-amz-mp-parts-count",
+        "x-amz-version-id",
+    ];
+    !name.as_str().starts_with("x-") || SETTLED.iter().any(|start| name.as_str().starts_with(start))
+}
+
+/// Returns those of the headers of an answer that are its own, and not the object's.
+pub(crate) fn of_this_answer(headers: &HeaderMap) -> HeaderMap {
+    let own = REQUEST_IDS.iter().chain([&DATE]);
+    own.filter_map(|name| Some((name.clone(), headers.get(name)?.clone()))).collect()
 }
 
 /// Returns the headers that every answer repeats: neither of one answer nor of one connection.
@@ -126,7 +159,7 @@ pub(crate) fn repeated_with_ids(headers: &HeaderMap) -> HeaderMap {
 /// the headers of an object.
 fn copied_without<'a>(headers: &HeaderMap, others: impl IntoIterator<Item = &'a HeaderName>) -> HeaderMap {
     let mut kept = headers.clone();
-    crate::hop::remove(&mut kept);
+    crate::framing::remove(&mut kept);
     others.into_iter().for_each(|name| drop(kept.remove(name)));
     let mut copied = BytesMut::with_capacity(kept.values().map(HeaderValue::len).sum());
     kept.values().for_each(|value| copied.extend_from_slice(value.as_bytes()));
@@ -187,7 +220,7 @@ mod tests {
     fn head(answer: Builder) -> Option<(Head, Range<u64>)> {
         let request = Request::get("/b/k").body(()).unwrap().into_parts().0;
         let read = Read::understand(&request, &Addressing::new(&[]).target("localhost", "/b/k")).unwrap();
-        Head::of(&read, &answer.body(()).unwrap())
+        Head::of(&read, false, &answer.body(()).unwrap())
     }
 
     fn whole() -> Builder {
@@ -208,7 +241,7 @@ mod tests {
         answer.headers_mut().insert(ETAG, value(0..5));
         let request = Request::get("/b/k").body(()).unwrap().into_parts().0;
         let read = Read::understand(&request, &Addressing::new(&[]).target("localhost", "/b/k")).unwrap();
-        let (head, _) = Head::of(&read, &answer).unwrap();
+        let (head, _) = Head::of(&read, false, &answer).unwrap();
         let absent = crate::absent::Answer::of(answer.headers(), None).unwrap();
         drop(answer);
         assert!(buffer.is_unique(), "something of the connection's buffer is kept");
@@ -235,6 +268,48 @@ mod tests {
             assert_ne!(other.unwrap().0.generation, of_whole.generation);
         }
         assert!(head(whole().header("vary", "Origin, Accept-Encoding")).is_some());
+    }
+
+    #[test]
+    fn what_can_change_without_the_etag_is_not_settled() {
+        let headers = [
+            "x-amz-tagging-count",
+            "x-amz-object-lock-mode",
+            "x-amz-object-lock-retain-until-date",
+            "x-amz-object-lock-legal-hold",
+            "x-amz-restore",
+            "x-amz-storage-class",
+            "x-amz-replication-status",
+            "x-amz-expiration",
+            "x-amz-archive-status",
+            "x-amz-server-side-encryption",
+            "x-amz-of-tomorrow",
+            "x-rgw-object-type",
+            "x-minio-deployment-id",
+        ];
+        let answer = headers.iter().fold(whole(), |answer, name| answer.header(*name, "1"));
+        let (head, _) =
+            head(answer.header("x-amz-version-id", "2").header("cache-control", "max-age=1")).unwrap();
+        assert_eq!(head.headers.len(), headers.len() + 5);
+        let mut left: Vec<_> = head.settled_headers().keys().map(|name| name.as_str().to_owned()).collect();
+        left.sort();
+        assert_eq!(left, ["cache-control", "content-length", "etag", "x-amz-meta-m", "x-amz-version-id"]);
+    }
+
+    #[test]
+    fn a_head_of_length_0_does_not_state_that_the_object_is_empty() {
+        let request = Request::get("/b/k").body(()).unwrap().into_parts().0;
+        let read = Read::understand(&request, &Addressing::new(&[]).target("localhost", "/b/k")).unwrap();
+        let answer = |len: &str| {
+            Response::builder().header("etag", "\"a\"").header("content-length", len).body(()).unwrap()
+        };
+        for (is_head, len, is_claimed) in [(true, "0", true), (true, "1", false), (false, "0", false)] {
+            assert_eq!(
+                Head::of(&read, is_head, &answer(len)).unwrap().0.is_claimed_empty,
+                is_claimed,
+                "{is_head} {len}"
+            );
+        }
     }
 
     #[test]

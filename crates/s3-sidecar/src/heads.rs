@@ -56,15 +56,6 @@ impl Heads {
         if known.head.generation == generation { known.head } else { head }
     }
 
-    /// States that what is known held still when the endpoint was asked.
-    pub(crate) fn renew(&self, place: &Place, head: &Arc<Head>, asked: Moment) {
-        self.0.update(place, |known| {
-            if Arc::ptr_eq(&known.head, head) && known.asked.sequence < asked.sequence {
-                known.asked = asked;
-            }
-        });
-    }
-
     /// Forgets a head, if it is still the one that is known.
     pub(crate) fn forget(&self, place: &Place, head: &Arc<Head>) {
         self.0.remove_if(place, |known| Arc::ptr_eq(&known.head, head));
@@ -104,6 +95,7 @@ mod tests {
             size: 1,
             headers: HeaderMap::new(),
             is_of_whole,
+            is_claimed_empty: false,
             is_always_verified: false,
         })
     }
@@ -139,10 +131,6 @@ mod tests {
         assert_eq!(heads.enter(PLACE, head(1, true), asked(6)).generation[0], 1);
         let known = heads.get(&PLACE).unwrap();
         assert_eq!((known.head.generation[0], known.asked.sequence), (2, 7));
-        heads.renew(&PLACE, &known.head, asked(9));
-        heads.renew(&PLACE, &known.head, asked(8));
-        heads.renew(&PLACE, &head(2, true), asked(10));
-        assert_eq!(heads.get(&PLACE).unwrap().asked.sequence, 9);
         heads.enter(([1; 32], true), head(2, true), asked(1));
         heads.forget_all([1; 32]);
         assert_eq!(heads.sizes(), (0, 0));

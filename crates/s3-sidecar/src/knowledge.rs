@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::absent::{Absent, Absents, Answer};
+use crate::alias::{Class, plain_prefix};
 use crate::changes::{Changes, Moment, Question};
 use crate::generation::Head;
 use crate::heads::{Heads, Known};
@@ -33,8 +34,8 @@ pub(crate) enum Found {
 /// What a change concerns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// One object.
-    Key(ObjectKey),
+    /// One object, whichever of its names it was called by.
+    Key(Class),
     /// More.
     Wide(Area),
 }
@@ -104,14 +105,6 @@ impl Knowledge {
         self.heads.enter(read.place(), Arc::new(head), asked)
     }
 
-    /// Enters that what is known of an object held when the endpoint was asked.
-    pub(crate) fn renew(&self, read: &Read, head: &Arc<Head>, question: &Question) {
-        question.enter(Some(head.generation), |asked| {
-            self.heads.forget_others(read.key, &head.generation);
-            self.heads.renew(&read.place(), head, asked);
-        });
-    }
-
     /// Enters that an object is not there; `answer` is what the endpoint has answered, if that is to be kept.
     pub(crate) fn enter_absent(&self, read: &Read, answer: Option<Answer>, question: &Question) {
         question.enter(None, |asked| {
@@ -135,7 +128,7 @@ impl Knowledge {
     /// Begins a change; it is to be forwarded after this.
     pub(crate) fn begin(self: &Arc<Self>, scope: Scope) -> Change {
         match &scope {
-            Scope::Key(key) => self.changes.begin(*key, || self.forget_all(*key)),
+            Scope::Key(class) => self.changes.begin(class.key(), || self.forget_all(class.key())),
             Scope::Wide(area) => self.changes.begin_wide(area),
         }
         Change { knowledge: Arc::clone(self), scope: Some(scope) }
@@ -143,20 +136,21 @@ impl Knowledge {
 
     fn end(&self, scope: &Scope, end: End) {
         match scope {
-            Scope::Key(key) => self.changes.end(*key, end),
+            Scope::Key(class) => self.changes.end(class.key(), end),
             Scope::Wide(area) => self.changes.end_wide(area, end),
         }
     }
 
     /// Enters that an object has changed.
-    pub(crate) fn changed_key(&self, key: ObjectKey, end: End) {
+    pub(crate) fn changed_key(&self, class: Class, end: End) {
+        let key = class.key();
         self.changes.begin(key, || self.forget_all(key));
         self.changes.end(key, end);
     }
 
     /// Enters that objects have changed: all, or those of a bucket whose keys begin with a prefix.
     pub(crate) fn changed_wide(&self, bucket: Option<&str>, prefix: &[u8]) {
-        self.changes.changed_wide(bucket, prefix);
+        self.changes.changed_wide(bucket, &plain_prefix(prefix));
     }
 
     /// Returns the number of objects with a question or a change under way, or an unsettled change.
@@ -184,9 +178,9 @@ impl Change {
     }
 
     /// Ends a change of a bucket of which each object is known by now.
-    pub(crate) fn end_as(mut self, keys: &[ObjectKey], end: End) {
+    pub(crate) fn end_as(mut self, classes: &[Class], end: End) {
         let Some(scope) = self.scope.take() else { return };
-        keys.iter().for_each(|key| self.knowledge.changed_key(*key, end));
+        classes.iter().for_each(|class| self.knowledge.changed_key(*class, end));
         match &scope {
             Scope::Wide(area) => self.knowledge.changes.end_wide_without_change(area),
             scope @ Scope::Key(_) => self.knowledge.end(scope, end),

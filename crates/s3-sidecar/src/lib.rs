@@ -18,7 +18,8 @@
 //! |---|---|
 //! | [`config`] | what can be set, and which of it cannot work |
 //! | `server`, `connection`, `stall` | sockets and threads; one connection; clients that take nothing |
-//! | `admission`, `admitting`, `hop` | what is refused before anything else; what the sidecar decides; headers of one connection |
+//! | `admission`, `admitting`, `framing` | what is refused before anything else; what the sidecar decides; where messages end, and headers of one connection |
+//! | `headers`, `alias` | the request headers that are known; names that an endpoint may take for one object |
 //! | `service`, `shared` | from a request to its answer; what all threads share |
 //! | `target`, `read` | what a request names; which reads are understood |
 //! | `conditions`, `range` | `If-Range` and the added condition; ranges |
@@ -29,7 +30,7 @@
 //! | `knowledge`, `changes`, `wide` | what is known, and what makes it void |
 //! | `heads`, `absent`, `table`, `generation` | objects that are known, or known not to be there; what makes two of them the same |
 //! | `pieces`, `staging`, `filling`, `fills`, `asking` | the object cache; how bytes enter it; readers that share one request |
-//! | `upstream`, `tls`, `upload` | requests to the endpoint; its certificates; bodies of clients |
+//! | `upstream`, `connecting`, `tls`, `upload` | requests to the endpoint; connections to it; its certificates; bodies of clients |
 //! | `splicing`, `pipes` | bodies into sockets without a copy |
 //! | `control`, `events` | commands to a running sidecar; notifications of buckets |
 //! | `terms`, `lane`, `bucket_metrics` | what buckets have of the memory and of the endpoint; its rates at work; what is counted of it |
@@ -43,6 +44,7 @@ mod absent;
 mod access_log;
 mod admission;
 mod admitting;
+mod alias;
 mod answer;
 mod asking;
 pub mod auth;
@@ -52,6 +54,7 @@ mod bucket_metrics;
 mod changes;
 mod conditions;
 pub mod config;
+mod connecting;
 mod connection;
 mod control;
 mod deletes;
@@ -60,11 +63,12 @@ mod ending;
 mod events;
 mod filling;
 mod fills;
+mod framing;
 mod fresh;
 mod gateway;
 mod generation;
+mod headers;
 mod heads;
-mod hop;
 mod knowledge;
 mod lane;
 mod local;

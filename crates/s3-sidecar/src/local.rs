@@ -22,15 +22,15 @@ pub(crate) enum Origin<'a> {
     Memory(Duration),
     /// The same, and it does not answer now.
     Stale(Duration),
-    /// The endpoint has answered this request, with these headers.
+    /// The endpoint has stated it for this request, in an answer with these headers of its own.
     Verified(&'a HeaderMap),
 }
 
 impl Origin<'_> {
-    fn own(&self) -> Option<&HeaderMap> {
+    fn stated(&self) -> ready::HeadersOf<'_> {
         match self {
-            Origin::Verified(headers) => Some(headers),
-            Origin::Memory(_) | Origin::Stale(_) => None,
+            Origin::Verified(own) => ready::HeadersOf::With(own),
+            Origin::Memory(_) | Origin::Stale(_) => ready::HeadersOf::Known,
         }
     }
 
@@ -54,7 +54,7 @@ pub(crate) fn part(
     origin: Origin<'_>,
     body: Body,
 ) -> Response<Body> {
-    let mut response = ready::answer(head, (bytes, is_part), origin.own(), body);
+    let mut response = ready::answer(head, (bytes, is_part), origin.stated(), body);
     origin.state(response.headers_mut());
     response
 }

@@ -14,7 +14,7 @@ use crate::absent::BODY_BYTES_MAX;
 use crate::body::{Body, BodyError, Data, full, streamed};
 use crate::ending::Ending;
 use crate::filling::Filling;
-use crate::hop;
+use crate::framing;
 use crate::lane::Lane;
 use crate::root::Root;
 use crate::shared::Shared;
@@ -68,7 +68,7 @@ fn pass_with(
 ) -> Response<Body> {
     let (mut head, body) = answer.into_parts();
     let lane = head.extensions.remove::<Arc<Lane>>();
-    hop::remove(&mut head.headers);
+    framing::remove(&mut head.headers);
     if body.is_end_stream() {
         ending.take().into_iter().for_each(Watched::settle);
         return Response::from_parts(head, full(""));
@@ -128,7 +128,7 @@ pub(crate) async fn collect(
     let (mut head, mut body) = answer.into_parts();
     match timeout(shared.config.stall_max, begin(&mut body)).await {
         Ok(Ok((bytes, true))) => {
-            hop::remove(&mut head.headers);
+            framing::remove(&mut head.headers);
             shared.counts.bytes_from_upstream.add(bytes.len() as u64);
             (Response::from_parts(head, full(bytes.clone())), Some(bytes))
         }

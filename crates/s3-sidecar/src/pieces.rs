@@ -162,6 +162,7 @@ mod tests {
             size,
             headers: HeaderMap::new(),
             is_of_whole: true,
+            is_claimed_empty: false,
             is_always_verified: false,
         }
     }

@@ -115,6 +115,7 @@ mod tests {
             size: 1,
             headers: HeaderMap::new(),
             is_of_whole: true,
+            is_claimed_empty: false,
             is_always_verified: false,
         }
     }

@@ -8,6 +8,7 @@ use hyper::header::{
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Uri};
 
+use crate::headers::is_harmless;
 use crate::range::Asked;
 use crate::table::Place;
 use crate::target::{ObjectKey, Target, object_key};
@@ -49,7 +50,7 @@ impl SignedHeaders {
         }
     }
 
-    fn of(head: &Parts) -> SignedHeaders {
+    pub(crate) fn of(head: &Parts) -> SignedHeaders {
         let none = || SignedHeaders::These(String::new());
         if let Some(value) = head.headers.get(AUTHORIZATION) {
             let Ok(value) = value.to_str() else { return SignedHeaders::All };
@@ -84,19 +85,6 @@ const HARMLESS_PARAMETERS: [&str; 12] = [
     "expires",
 ];
 
-/// Headers of S3 that change nothing of the answer but whether it is allowed.
-const HARMLESS_HEADERS: [&str; 8] = [
-    "x-amz-date",
-    "x-amz-content-sha256",
-    "x-amz-security-token",
-    "x-amz-user-agent",
-    // AWS's SDK for C++ has it in every request.
-    "x-amz-api-version",
-    "x-amz-request-payer",
-    "x-amz-expected-bucket-owner",
-    "x-amz-checksum-mode",
-];
-
 impl Read {
     /// Returns the read that a request with this head is; `None` if it is none that is understood.
     pub(crate) fn understand(head: &Parts, target: &Target<'_>) -> Option<Read> {
@@ -109,19 +97,18 @@ impl Read {
         if !is_read || has_body || headers.contains_key(ORIGIN) || is_never_stored(headers) {
             return None;
         }
-        let is_harmless = |(name, value): (&str, &str)| {
+        let is_parameter_harmless = |(name, value): (&str, &str)| {
             let name = name.to_ascii_lowercase();
             let operation = if is_head { "HeadObject" } else { "GetObject" };
             HARMLESS_PARAMETERS.contains(&name.as_str()) || (name == "x-id" && value == operation)
         };
-        if !parameters(&head.uri).all(is_harmless) {
+        if !parameters(&head.uri).all(is_parameter_harmless) {
             return None;
         }
-        let is_unknown = |name: &HeaderName| {
-            name.as_str().starts_with("x-amz-") && !HARMLESS_HEADERS.contains(&name.as_str())
-        };
         // An endpoint of websites answers what the client accepts.
-        if headers.keys().any(is_unknown) || headers.get(ACCEPT).is_some_and(|accept| accept == "text/html") {
+        if !headers.keys().all(|name| is_harmless(name.as_str()))
+            || headers.get(ACCEPT).is_some_and(|accept| accept == "text/html")
+        {
             return None;
         }
         let has_checksums = match headers.get("x-amz-checksum-mode") {
@@ -246,6 +233,7 @@ mod tests {
             get("/b/k").header("origin", "https://example.com"),
             get("/b/k").header("content-length", "1"),
             get("/b/k").header("x-amz-new-thing", "1"),
+            get("/b/k").header("x-amz_checksum-mode", "ENABLED"),
         ] {
             let text = format!("{request:?}");
             assert!(understood(request).is_none(), "{text}");

@@ -36,6 +36,9 @@ pub(crate) async fn ready(
     }
     let head = Arc::clone(head);
     if bytes.is_empty() {
+        if head.is_claimed_empty {
+            return None;
+        }
         return Some(Ready { head, bytes, is_part, segments: None });
     }
     let mut segments = None;
@@ -81,17 +84,34 @@ impl Ready {
     }
 }
 
-/// Returns the answer with bytes of a known object, with the headers of the endpoint's answer that are its own.
+/// What states the headers of an answer with bytes of a known object.
+#[derive(Clone, Copy)]
+pub(crate) enum HeadersOf<'a> {
+    /// What is known of the object.
+    Known,
+    /// What is known, and the headers of an answer that are its own.
+    With(&'a HeaderMap),
+    /// An answer that the object is the same: what it has, and of what is known only what cannot have changed.
+    Same(&'a HeaderMap),
+}
+
+/// Returns the answer with bytes of a known object.
 pub(crate) fn answer(
     head: &Head,
     (bytes, is_part): (&Range<u64>, bool),
-    fresh: Option<&HeaderMap>,
+    of: HeadersOf<'_>,
     body: Body,
 ) -> Response<Body> {
-    let mut headers = if is_part { head.headers_of_part() } else { head.headers.clone() };
-    if let Some(fresh) = fresh {
-        let mut own = fresh.clone();
-        crate::hop::remove(&mut own);
+    let mut headers = match of {
+        HeadersOf::Known | HeadersOf::With(_) => head.headers.clone(),
+        HeadersOf::Same(_) => head.settled_headers(),
+    };
+    if is_part {
+        headers = Head::without_checksums(headers);
+    }
+    if let HeadersOf::With(own) | HeadersOf::Same(own) = of {
+        let mut own = own.clone();
+        crate::framing::remove(&mut own);
         for (name, value) in &own {
             if !name.as_str().starts_with("content-") && *name != ETAG {
                 headers.insert(name.clone(), value.clone());

@@ -9,12 +9,13 @@ use hyper::{Request, Response};
 
 use crate::access_log::measured;
 use crate::admission::{host, refusal};
+use crate::alias::is_plain;
 use crate::answer;
 use crate::auth::denial::Denial;
 use crate::body::Body;
 use crate::deletes::Passing;
 use crate::ending::Ending;
-use crate::hop;
+use crate::framing;
 use crate::logged::Entry;
 use crate::outcome::Outcome;
 use crate::passing::{pass, pass_change};
@@ -51,17 +52,17 @@ async fn route(
     request: Request<Incoming>,
 ) -> (Response<Body>, Outcome) {
     let (mut head, body) = request.into_parts();
-    if let Some(why) = refusal(&head) {
-        return (answer::refused(why), Outcome::Refused);
+    if let Some((status, why)) = refusal(&head) {
+        return (answer::refused(status, why), Outcome::Refused);
     }
-    let body = Upload::of(body, shared.config.stall_max);
+    let body = Upload::of(body, &head.headers, shared.config.stall_max);
     let has_body = !body.is_none();
     let upload = match shared.access.admit(&shared.addressing, &mut head, body).await {
         Ok(upload) => upload,
         Err(denial) => return refuse(shared, &denial, has_body),
     };
     let verdict = upload.verdict();
-    hop::remove(&mut head.headers);
+    framing::remove(&mut head.headers);
     let host = host(&head.headers).unwrap_or_default();
     let target = shared.addressing.target(host, head.uri.path());
     let is_here = shared.config.auth.is_here();
@@ -75,7 +76,8 @@ async fn route(
         if is_here {
             let policy = shared.policies.read().of(&read.bucket, &read.name);
             // The endpoint alone knows whose a bucket is.
-            if policy.caches && !head.headers.contains_key("x-amz-expected-bucket-owner") {
+            let is_known_here = policy.caches && is_plain(&read.name);
+            if is_known_here && !head.headers.contains_key("x-amz-expected-bucket-owner") {
                 read.forget_signature();
                 return fresh::answer(shared, upstream, head, read, policy).await;
             }

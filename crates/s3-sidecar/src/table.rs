@@ -100,13 +100,6 @@ impl<V: Clone> Table<V> {
         value
     }
 
-    /// Changes the value at a place.
-    pub(crate) fn update(&self, place: &Place, change: impl FnOnce(&mut V)) {
-        if let Some(entry) = self.shard(place).lock().entries.get_mut(place) {
-            change(&mut entry.value);
-        }
-    }
-
     /// Removes a place, if `which` returns true for its value.
     pub(crate) fn remove_if(&self, place: &Place, which: impl FnOnce(&V) -> bool) {
         let mut shard = self.shard(place).lock();
@@ -208,7 +201,7 @@ mod tests {
         assert_eq!(table.enter(place(1), 1, 1, |_, _| true), 1);
         assert_eq!(table.enter(place(1), 2, 1, |_, _| true), 1);
         assert_eq!(table.enter(place(1), 2, 1, |_, _| false), 2);
-        table.update(&place(1), |value| *value = 3);
+        table.enter(place(1), 3, 1, |_, _| false);
         table.remove_if(&place(1), |value| *value == 2);
         assert_eq!(table.get(&place(1)), Some(3));
         table.remove_if(&place(1), |value| *value == 3);

@@ -8,11 +8,13 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::header::EXPECT;
 use hyper::{HeaderMap, Request};
 use hyper_util::client::legacy::connect::{CaptureConnection, capture_connection};
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
@@ -75,9 +77,40 @@ enum Source {
     /// There is none.
     None,
     /// The client is sending it.
-    Client(Incoming),
+    Client(Client),
     /// It has been read.
     Whole(Option<Bytes>),
+}
+
+/// What a client is sending. If the answer comes before the end of it, as far as that takes not too long the rest is read: a
+/// client that still sends could miss the answer when its connection is closed.
+struct Client {
+    body: Option<Incoming>,
+    /// Whether the client sends without being asked to, or was asked.
+    is_sending: bool,
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let body = self.body.take().filter(|body| self.is_sending && !body.is_end_stream());
+        if let (Some(body), Ok(runtime)) = (body, Handle::try_current()) {
+            drop(runtime.spawn(drain(body)));
+        }
+    }
+}
+
+/// Reads a body as far as that takes not too long.
+async fn drain(mut body: Incoming) {
+    let draining = async {
+        let mut left = DRAIN_BYTES_MAX;
+        while let Some(Ok(frame)) = body.frame().await {
+            let len = frame.data_ref().map_or(0, Bytes::len);
+            let Some(rest) = left.checked_sub(len) else { return };
+            left = rest;
+        }
+    };
+    // The answer is sent either way.
+    let _ = timeout(DRAIN_TIME_MAX, draining).await;
 }
 
 /// Keeps the body back until the endpoint has asked for it.
@@ -141,9 +174,12 @@ impl Upload {
     }
 
     /// Returns a client's body.
-    pub(crate) fn of(body: Incoming, stall_max: Duration) -> Self {
-        let source = if body.is_end_stream() { Source::None } else { Source::Client(body) };
-        Self::new(source, stall_max)
+    pub(crate) fn of(body: Incoming, headers: &HeaderMap, stall_max: Duration) -> Self {
+        if body.is_end_stream() {
+            return Self::new(Source::None, stall_max);
+        }
+        let client = Client { body: Some(body), is_sending: !expects_continue(headers) };
+        Self::new(Source::Client(client), stall_max)
     }
 
     /// Returns a body that has been read.
@@ -184,8 +220,12 @@ impl Upload {
         let body = match &mut self.source {
             Source::None => return Poll::Ready(None),
             Source::Whole(bytes) => return Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Source::Client(body) => body,
+            Source::Client(client) => {
+                client.is_sending = true;
+                client.body.as_mut()
+            }
         };
+        let Some(body) = body else { return Poll::Ready(None) };
         if let Poll::Ready(frame) = Pin::new(body).poll_frame(cx) {
             self.stall = None;
             *self.progress.last.lock() = Instant::now();
@@ -322,7 +362,7 @@ impl Body for Upload {
             _ if self.refused.is_some() || self.unwanted.is_some() => false,
             (_, Source::None) => true,
             (Some(check), _) => check.is_done(),
-            (None, Source::Client(body)) => body.is_end_stream(),
+            (None, Source::Client(client)) => client.body.as_ref().is_none_or(Body::is_end_stream),
             (None, Source::Whole(bytes)) => bytes.is_none(),
         }
     }
@@ -331,7 +371,9 @@ impl Body for Upload {
         match (&self.check, &self.source) {
             (Some(check), _) => check.size_hint(),
             (None, Source::None) => SizeHint::with_exact(0),
-            (None, Source::Client(body)) => body.size_hint(),
+            (None, Source::Client(client)) => {
+                client.body.as_ref().map_or_else(SizeHint::default, Body::size_hint)
+            }
             (None, Source::Whole(bytes)) => {
                 SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
             }

@@ -20,7 +20,9 @@ use crate::answer;
 use crate::auth::{self, Signer};
 use crate::body::Body;
 use crate::breaker::Breaker;
-use crate::config::{HEADERS_MAX_DEFAULT, SidecarConfig};
+use crate::config::SidecarConfig;
+use crate::connecting::Connector;
+use crate::framing;
 use crate::lane::Lane;
 use crate::outcome::Outcome;
 use crate::upload::{Upload, keep_expectation};
@@ -86,7 +88,7 @@ impl Failure {
 /// The endpoint, as one thread speaks to it.
 #[derive(Debug)]
 pub(crate) struct Upstream {
-    client: legacy::Client<HttpsConnector<HttpConnector>, Upload>,
+    client: legacy::Client<HttpsConnector<Connector>, Upload>,
     scheme: &'static str,
     authority: String,
     /// `None` where requests keep the clients' signatures.
@@ -102,12 +104,9 @@ impl Upstream {
         http.set_nodelay(true);
         http.set_connect_timeout(Some(config.connect_timeout));
         let connector = hyper_rustls::HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
-        let connector = connector.enable_http1().wrap_connector(http);
-        let mut builder = legacy::Client::builder(TokioExecutor::new());
-        if config.headers_max != HEADERS_MAX_DEFAULT {
-            builder.http1_max_headers(config.headers_max);
-        }
-        let client = builder
+        let connector = connector.enable_http1().wrap_connector(Connector::new(http));
+        let client = legacy::Client::builder(TokioExecutor::new())
+            .http1_max_headers(config.headers_max)
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_MAX)
             .pool_max_idle_per_host(config.connections_max.div_ceil(config.threads))
@@ -193,11 +192,15 @@ impl Upstream {
             let deadline = progress.last().max(began) + self.response_timeout;
             tokio::select! {
                 answer = answer.as_mut() => {
-                    return answer.map_err(|error| match () {
+                    let mut answer = answer.map_err(|error| match () {
                         () if progress.is_stalled() => Failure::Stalled,
                         () if error.is_connect() => Failure::Unreachable(whole_text(&error)),
                         () => Failure::Broken(whole_text(&error)),
-                    });
+                    })?;
+                    return match framing::judge(&mut answer) {
+                        Ok(()) => Ok(answer),
+                        Err(why) => Err(Failure::Broken(format!("its answer cannot be passed on: {why}"))),
+                    };
                 }
                 () = sleep_until(deadline) => {
                     // A body that still moves is not late.

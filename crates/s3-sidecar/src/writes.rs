@@ -3,9 +3,11 @@
 use hyper::Method;
 use hyper::http::request::Parts;
 
+use crate::alias::{Class, plain};
+use crate::headers::reaches_further;
 use crate::knowledge::Scope;
 use crate::read::parameters;
-use crate::target::{Target, object_key};
+use crate::target::Target;
 use crate::wide::Area;
 
 /// Parameters with which a request changes no object but the one that it names.
@@ -29,14 +31,6 @@ const OF_ONE_OBJECT: [&str; 17] = [
     "x-id",
 ];
 
-/// Headers with which a request changes more than the object that it names: its source is moved, or an archive is unpacked.
-const OF_MORE: [&str; 4] = [
-    "x-amz-rename-source",
-    "x-amz-meta-snowball-auto-extract",
-    "x-minio-extract",
-    "x-amz-meta-minio-snowball",
-];
-
 /// Returns what a request may change; `None` if it is one that only reads, or that names no object and no bucket.
 pub(crate) fn scope(request: &Parts, target: &Target<'_>) -> Option<Scope> {
     if [Method::GET, Method::HEAD, Method::OPTIONS].contains(&request.method) {
@@ -52,17 +46,16 @@ pub(crate) fn scope(request: &Parts, target: &Target<'_>) -> Option<Scope> {
                 OF_ONE_OBJECT.contains(&name.as_str()) || is_of_signature(&name)
             };
             let is_of_one = parameters(&request.uri).all(|(name, _)| is_known(name))
-                && !OF_MORE.iter().any(|name| request.headers.contains_key(*name))
+                && !request.headers.keys().any(|name| reaches_further(name.as_str()))
                 && [Method::PUT, Method::POST, Method::DELETE].contains(&request.method);
             // Another POST of an object may be a form that names any key.
             let has =
                 |wanted: &str| parameters(&request.uri).any(|(name, _)| name.eq_ignore_ascii_case(wanted));
             let is_upload = request.method != Method::POST
                 || ["uploads", "uploadid", "select", "restore"].iter().any(|name| has(name));
-            // Some endpoints take a key for a path, which dots lead elsewhere.
-            let has_dots = key.split(|byte| *byte == b'/').any(|segment| matches!(segment, b"." | b".."));
-            Some(if is_of_one && is_upload && !has_dots {
-                Scope::Key(object_key(bucket, key))
+            // Where a key is a path, one without a plain name is the bucket.
+            Some(if is_of_one && is_upload && !plain(key).is_empty() {
+                Scope::Key(Class::of(bucket, key))
             } else {
                 of_bucket(bucket)
             })
@@ -102,7 +95,7 @@ mod tests {
 
     #[test]
     fn a_change_of_one_object_concerns_its_key() {
-        let key = Some(Scope::Key(object_key("b", b"k /")));
+        let key = Some(Scope::Key(Class::of("b", b"k /y")));
         for (method, query) in [
             ("PUT", ""),
             ("DELETE", ""),
@@ -112,9 +105,13 @@ mod tests {
             ("PUT", "?partNumber=1&uploadId=x&x-id=UploadPart"),
             ("PUT", "?X-Amz-Signature=0&X-Amz-Date=1&tagging"),
         ] {
-            assert_eq!(of(method, &format!("/b/k%20%2F{query}"), &[]), key, "{method} {query}");
+            assert_eq!(of(method, &format!("/b/k%20%2Fy{query}"), &[]), key, "{method} {query}");
         }
-        assert_eq!(of("PUT", "/b/k%20/", &[("x-amz-copy-source", "/b/other")]), key);
+        assert_eq!(of("PUT", "/b/k%20/y", &[("x-amz-copy-source", "/b/other")]), key);
+        // By whichever name.
+        for path in ["/b/k%20//y", "/b//k%20/y", "/b/k%20/%2E/y/", "/b/x/../k%20%2F%2Fy"] {
+            assert_eq!(of("PUT", path, &[]), key, "{path}");
+        }
     }
 
     #[test]
@@ -132,8 +129,8 @@ mod tests {
             ("PATCH", "/b/k"),
             ("MOVE", "/b/k"),
             ("PUT", "/b/k%"),
-            ("PUT", "/b/x/../k"),
-            ("DELETE", "/b/x/%2E/k"),
+            ("PUT", "/b/x/.."),
+            ("DELETE", "/b/%2E//"),
         ] {
             assert_eq!(of(method, path, &[]), bucket, "{method} {path}");
         }

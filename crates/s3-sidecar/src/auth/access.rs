@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hyper::header::{HOST, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
-use hyper::{Method, Uri};
+use hyper::{HeaderMap, Method, Uri};
 
 use super::canonical::{decoded, parameters, push_encoded};
 use super::chain::Chain;
@@ -13,12 +13,13 @@ use super::delete_many;
 use super::denial::Denial;
 use super::keys::{Key, Keys};
 use super::mode::Auth;
-use super::operation::{Allowed, Client, allow, check_target, covered};
+use super::operation::{Allowed, Client, allow, check_target};
 use super::payload;
 use super::sign::Unsigned;
 use super::time;
 use super::verify::{Payload, Verified, verify};
 use crate::admission::host;
+use crate::headers::{self, Known, Rule};
 use crate::target::{Addressing, Target};
 
 /// Decides about requests.
@@ -54,45 +55,10 @@ impl Deletion {
     /// # Errors
     /// [`Denial`], if one of its keys may not be deleted, or if it cannot be read.
     pub(crate) fn check(&self, body: &[u8]) -> Result<(), Denial> {
-        let may = |name: &String| self.key.rights.may_write(&self.bucket, covered(name.as_bytes()));
+        let may = |name: &String| self.key.rights.may_write(&self.bucket, name.as_bytes());
         if delete_many::keys(body)?.iter().all(may) { Ok(()) } else { Err(Denial::rights()) }
     }
 }
-
-/// Headers of a client's signature, which the endpoint does not get, and some by which it could take the request for another.
-static DROPPED: [HeaderName; 11] = [
-    HeaderName::from_static("authorization"),
-    HeaderName::from_static("x-amz-date"),
-    HeaderName::from_static("x-amz-security-token"),
-    HeaderName::from_static("x-amz-s3session-token"),
-    HeaderName::from_static("x-auth-token"),
-    HeaderName::from_static("forwarded"),
-    HeaderName::from_static("x-http-method"),
-    HeaderName::from_static("x-http-method-override"),
-    HeaderName::from_static("x-method-override"),
-    HeaderName::from_static("x-original-url"),
-    HeaderName::from_static("x-rewrite-url"),
-];
-
-/// How names of headers begin that gateways of one maker send each other, that belong to other dialects than S3's, or that state
-/// how the client has reached the sidecar.
-const DROPPED_STARTS: [&str; 11] = [
-    "x-minio-",
-    "x-rgw-",
-    "x-goog-",
-    "x-oss-",
-    "x-obs-",
-    "x-cos-",
-    "x-object-",
-    "x-container-",
-    "x-account-",
-    "x-forwarded-",
-    // Some endpoints take it for a dash.
-    "x_",
-];
-
-/// How names of S3's own headers begin; none of [`DROPPED_STARTS`] does.
-const OWN_START: &str = "x-amz-";
 
 impl Access {
     /// Returns the access of a mode; `Listener` needs keys.
@@ -127,9 +93,10 @@ impl Access {
             Some((ring, region)) if !is_preflight => verify(ring, region, head, time::now())?,
             _ => None,
         };
+        let dropped = headers_to_drop(&head.headers)?;
         let host = host(&head.headers).map_err(Denial::uri)?;
         let target = addressing.target(host, head.uri.path());
-        check_target(&head.method, &target)?;
+        check_target(head, &target)?;
         let client = match (&verified, &ring) {
             (Some(Verified { key, .. }), _) => Some(Client { rights: &key.rights, is_anonymous: false }),
             (None, Some(_)) if is_preflight => None,
@@ -155,24 +122,29 @@ impl Access {
             Some(Verified { payload, chain, .. }) => (payload, chain),
             None => (payload::declared(&head.headers)?, None),
         };
-        drop_headers(head);
+        for name in dropped {
+            head.headers.remove(name);
+        }
+        // The endpoint's name is set when the request is sent.
+        head.headers.insert(HOST, HeaderValue::from_static("localhost"));
         Ok(Some(Decision { payload, chain, deletion }))
     }
 }
 
-/// Removes what concerns the client's signature. The endpoint's name is set when the request is sent.
-fn drop_headers(head: &mut Parts) {
-    let is_start = |text: &str| {
-        text.starts_with('x')
-            && !text.starts_with(OWN_START)
-            && DROPPED_STARTS.iter().any(|start| text.starts_with(start))
-    };
-    let is_dropped = |name: &&HeaderName| DROPPED.contains(name) || is_start(name.as_str());
-    let dropped: Vec<HeaderName> = head.headers.keys().filter(is_dropped).cloned().collect();
-    for name in dropped {
-        head.headers.remove(name);
+/// Returns the headers that are not for the endpoint, as far as is known; those of the connection are looked at later.
+///
+/// # Errors
+/// [`Denial`], if the endpoint could take one that is not known for one that is.
+fn headers_to_drop(headers: &HeaderMap) -> Result<Vec<HeaderName>, Denial> {
+    let mut dropped = Vec::new();
+    for name in headers.keys() {
+        match headers::known(name.as_str()) {
+            Known::As(Rule::Client) | Known::Foreign => dropped.push(name.clone()),
+            Known::As(_) => (),
+            Known::Mistakable => return Err(Denial::unknown_header(name.as_str())),
+        }
     }
-    head.headers.insert(HOST, HeaderValue::from_static("localhost"));
+    Ok(dropped)
 }
 
 /// Returns the URI of the sidecar's own request, by path, in the one encoding; `None` if it is the client's.

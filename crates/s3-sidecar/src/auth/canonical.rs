@@ -1,7 +1,6 @@
 //! The one form of a request of which signatures are made: encoding, order and spaces do not matter then.
 
 use hyper::HeaderMap;
-use hyper::header::HeaderName;
 use percent_encoding::percent_decode;
 use sha2::{Digest, Sha256};
 
@@ -105,11 +104,6 @@ fn push_value(into: &mut Vec<u8>, value: &[u8]) {
         }
         into.extend_from_slice(word);
     }
-}
-
-/// Returns whether a header's name is one of those that must be signed.
-pub(crate) fn must_be_signed(name: &HeaderName) -> bool {
-    name.as_str().starts_with("x-amz-")
 }
 
 /// Appends bytes in hexadecimal digits.

@@ -118,6 +118,20 @@ impl Denial {
         Self::new(Reason::Signature, StatusCode::FORBIDDEN, "AccessDenied", text)
     }
 
+    /// A header is not known, and an endpoint could take it for one of S3's.
+    pub(crate) fn unknown_header(name: &str) -> Self {
+        let text = format!(
+            "the header {name} is not known to cached and is not forwarded: an endpoint could take it for one that means more; leave it out"
+        );
+        Self::new(Reason::Malformed, StatusCode::BAD_REQUEST, "InvalidRequest", text)
+    }
+
+    /// It is a request to the endpoint itself.
+    pub(crate) fn service() -> Self {
+        let text = "of the requests to the endpoint itself only the list of buckets is forwarded";
+        Self::new(Reason::Rights, StatusCode::FORBIDDEN, "AccessDenied", text)
+    }
+
     /// The clocks differ.
     pub(crate) fn skew() -> Self {
         let text = "the request's time and that of cached differ by more than 15 minutes";

@@ -73,7 +73,7 @@ pub(crate) fn check(
             let len: u64 = len.and_then(|len| len.parse().ok()).ok_or_else(|| {
                 Denial::length("an aws-chunked body needs its length in x-amz-decoded-content-length")
             })?;
-            let checksum = trailing_checksum(headers, has_trailer)?;
+            let checksum = trailing_checksum(headers, is_signed, has_trailer)?;
             let encodings = other_encodings(headers);
             drop_framing(headers);
             headers.remove(CONTENT_ENCODING);
@@ -101,14 +101,19 @@ fn drop_framing(headers: &mut HeaderMap) {
     headers.remove(TRAILER);
 }
 
-/// Returns the checksum that is to come after the last chunk.
-fn trailing_checksum(headers: &HeaderMap, has_trailer: bool) -> Result<Option<Checksum>, Denial> {
+/// Returns the checksum that is to come after the last chunk. As with S3, nothing comes after unsigned chunks where nothing is named.
+fn trailing_checksum(
+    headers: &HeaderMap,
+    is_signed: bool,
+    has_trailer: bool,
+) -> Result<Option<Checksum>, Denial> {
     let name = match (headers.get(TRAILER), has_trailer) {
         (None, false) => return Ok(None),
-        (Some(name), true) => name.to_str().unwrap_or_default().trim().to_ascii_lowercase(),
+        (None, true) if !is_signed => return Ok(None),
         (None, true) => {
             return Err(Denial::trailer("x-amz-trailer must name the checksum that comes after the body"));
         }
+        (Some(name), true) => name.to_str().unwrap_or_default().trim().to_ascii_lowercase(),
         (Some(_), false) => {
             return Err(Denial::trailer(
                 "x-amz-content-sha256 must announce the trailer that x-amz-trailer names",

@@ -1,5 +1,7 @@
 //! What a key may do: reads and writes in buckets, or under prefixes of keys.
 
+use crate::alias::{holds_for, plain_prefix};
+
 /// Where a right holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
@@ -44,6 +46,11 @@ impl Place {
         if prefix.contains('*') {
             return Err(format!("{text:?} has a *, which stands for itself in keys; a prefix needs none"));
         }
+        if *plain_prefix(prefix.as_bytes()) != *prefix.as_bytes() {
+            return Err(format!(
+                "{text:?} has a segment that is empty or of dots, which some endpoints leave out; a prefix without it is right"
+            ));
+        }
         Ok(Place::In { bucket: bucket.into(), prefix: prefix.into() })
     }
 
@@ -69,12 +76,14 @@ impl Rights {
         Rights { read: vec![Place::Everywhere], write: vec![Place::Everywhere] }
     }
 
+    /// Returns whether a key may be read, or all keys that begin so, whatever object an endpoint takes the name for.
     pub(crate) fn may_read(&self, bucket: &str, key: &[u8]) -> bool {
-        self.read.iter().any(|place| place.has(bucket, key))
+        holds_for(key, |form| self.read.iter().any(|place| place.has(bucket, form)))
     }
 
+    /// Returns whether a key may be written, whatever object an endpoint takes the name for.
     pub(crate) fn may_write(&self, bucket: &str, key: &[u8]) -> bool {
-        self.write.iter().any(|place| place.has(bucket, key))
+        holds_for(key, |form| self.write.iter().any(|place| place.has(bucket, form)))
     }
 
     /// Returns whether every key of the bucket may be written.
@@ -133,6 +142,17 @@ mod tests {
                 && !some.may_read("logs", b"")
         );
         assert!(!some.may_read("inbox", b"new-1") && some.may_write("inbox", b"new-1"));
+        for (key, may) in [
+            (&b"2024//x"[..], true),
+            (b"2024/", true),
+            (b"2024/x/", true),
+            (b"/2024/x", false),
+            (b"2024", false),
+            (b"2024/./x", false),
+            (b"2024/../x", false),
+        ] {
+            assert_eq!(some.may_read("logs", key), may, "{key:?}");
+        }
         assert!(!some.may_write("inbox", b"old") && !some.may_write("public", b"x"));
         assert!(!some.may_read("publi", b"c/x") && !some.may_read("public2", b"x"));
         assert!(some.touches("logs") && some.touches("inbox") && !some.touches("other"));
@@ -145,8 +165,24 @@ mod tests {
     #[test]
     fn places_that_are_none_are_refused() {
         for wrong in [
-            "", "/", "/x", "ab", "a*", "bucket/*", "*/x", "a b c", "..", "...", "a..b", "admin", "minio/x",
+            "",
+            "/",
+            "/x",
+            "ab",
+            "a*",
+            "bucket/*",
+            "*/x",
+            "a b c",
+            "..",
+            "...",
+            "a..b",
+            "admin",
+            "minio/x",
             "-ab",
+            "bucket/a//b",
+            "bucket//",
+            "bucket/./",
+            "bucket/a/..",
         ] {
             assert!(Place::parse(wrong).is_err(), "{wrong}");
         }

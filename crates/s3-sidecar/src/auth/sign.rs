@@ -4,11 +4,10 @@ use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, HOST, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 
-use super::canonical::{
-    EMPTY_SHA256, must_be_signed, push_header, push_hex, push_path, push_query, push_string_to_sign,
-};
+use super::canonical::{EMPTY_SHA256, push_header, push_hex, push_path, push_query, push_string_to_sign};
 use super::credentials::Credentials;
 use super::time;
+use crate::headers::is_of_s3;
 
 /// Marks a request that goes to the endpoint without a signature, whatever the sidecar's credentials are.
 #[derive(Clone, Copy, Debug)]
@@ -88,7 +87,7 @@ impl Signer {
 /// Returns the names of the headers that are signed: those that must be, and those that say what the body is.
 fn signed_names(headers: &HeaderMap) -> String {
     let is_signed = |name: &&HeaderName| {
-        must_be_signed(name) || matches!(name.as_str(), "host" | "content-md5" | "content-type")
+        is_of_s3(name.as_str()) || matches!(name.as_str(), "host" | "content-md5" | "content-type")
     };
     let mut names: Vec<&str> = headers.keys().filter(is_signed).map(HeaderName::as_str).collect();
     names.sort_unstable();

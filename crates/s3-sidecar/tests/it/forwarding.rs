@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use s3_sidecar::Fresh;
+
 use crate::support::{Act, Client, Endpoint, Gate, ask, object, pattern, request};
 
 #[test]
@@ -62,6 +64,104 @@ fn bodies_pass_whatever_their_framing() {
         Act::Raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n".into())
     });
     assert_eq!(client.ask("GET /bucket?list", &[]).body, b"abc");
+}
+
+#[test]
+fn answers_are_framed_in_one_way() {
+    let endpoint = Endpoint::start();
+    let (te, both) = ("Transfer-Encoding: chunked", "Transfer-Encoding: chunked\r\nContent-Length: 2");
+    let chunks = "5\r\nhello\r\n0\r\n\r\n";
+    for sidecar in [endpoint.sidecar(|_| ()), endpoint.fresh_sidecar(Fresh::Immutable, |_| ())] {
+        for (head, body, expected) in [
+            (format!("200 OK\r\n{te}"), chunks, Some("hello")),
+            (format!("200 OK\r\n{both}"), chunks, Some("hello")),
+            (format!("200 OK\r\nETag: \"a\"\r\n{both}"), chunks, Some("hello")),
+            ("200 OK\r\nContent-Length: 5\r\nContent-Length: 5".into(), "hello", Some("hello")),
+            ("200 OK\r\nContent-Length: 5, 5".into(), "hello", Some("hello")),
+            ("200 OK\r\nETag: \"a\"".into(), "hello", Some("hello")),
+            ("200 OK\r\nContent-Length: 5\r\nContent-Length: 2".into(), "hello", None),
+            ("200 OK\r\nContent-Length: +5".into(), "hello", None),
+            ("200 OK\r\nTransfer-Encoding: gzip, chunked".into(), chunks, None),
+            ("200 OK\r\nTransfer-Encoding: identity\r\nContent-Length: 5".into(), "hello", None),
+            ("101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade".into(), "hello", None),
+        ] {
+            let raw = format!("HTTP/1.1 {head}\r\n\r\n{body}").into_bytes();
+            endpoint.on_request(move |_| Act::Raw(raw.clone()));
+            for line in ["GET /bkt/k", "GET /bkt?list", "POST /bkt/k?uploads"] {
+                let answer = ask(&sidecar, line, &[("Cache-Control", "no-cache")]);
+                let (status, lengths) = (answer.status, answer.headers.iter());
+                let lengths = lengths.filter(|(name, _)| name.eq_ignore_ascii_case("content-length")).count();
+                let text = String::from_utf8_lossy(&answer.body).into_owned();
+                assert!(!answer.is_cut && lengths <= 1, "{head} {line}: {answer:?}");
+                match expected {
+                    Some(body) => assert_eq!((status, &*text), (200, body), "{head} {line}"),
+                    None => {
+                        assert!(status == 502 && text.contains("<Code>BadGateway"), "{head} {line}: {text}");
+                    }
+                }
+            }
+        }
+        // A HEAD has no body, and may state no length that is none.
+        for (len, status) in [("5, 5", 200), ("5, 6", 502), ("-1", 502)] {
+            let raw = format!("HTTP/1.1 200 OK\r\nContent-Length: {len}\r\n\r\n").into_bytes();
+            endpoint.on_request(move |_| Act::Raw(raw.clone()));
+            let answer = ask(&sidecar, "HEAD /bkt/k?versionId=1", &[]);
+            assert_eq!(answer.status, status, "{len}");
+            assert!(status != 200 || answer.header("content-length") == Some("5"));
+        }
+    }
+}
+
+#[test]
+fn an_answer_before_the_end_of_an_upload_reaches_the_client() {
+    let endpoint = Endpoint::start();
+    for sidecar in [endpoint.sidecar(|_| ()), endpoint.fresh_sidecar(Fresh::Immutable, |_| ())] {
+        for status in [503, 411, 403] {
+            let raw = format!("HTTP/1.1 {status} Now\r\nContent-Length: 5\r\nConnection: close\r\n\r\nearly");
+            endpoint.on_request(move |_| Act::RefuseAndClose(raw.clone().into_bytes()));
+            for len in [100_000, 900_000, 5_000_000] {
+                for framing in ["Content-Length", "Transfer-Encoding"] {
+                    let mut client = Client::of(&sidecar);
+                    let value = if framing == "Content-Length" { len.to_string() } else { "chunked".into() };
+                    client.send(request("PUT /bkt/k", &[(framing, &value)]));
+                    let begin =
+                        if framing == "Content-Length" { String::new() } else { format!("{len:x}\r\n") };
+                    // It may be taken or not.
+                    let _sent = client.try_send(&[begin.into_bytes(), pattern(len, 0)].concat());
+                    let answer = client.answer();
+                    assert_eq!((answer.status, &answer.body[..]), (status, &b"early"[..]), "{len} {framing}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn two_kib_of_user_metadata_pass_however_many_entries_they_are() {
+    let endpoint = Endpoint::start();
+    for sidecar in [endpoint.sidecar(|_| ()), endpoint.fresh_sidecar(Fresh::Immutable, |_| ())] {
+        // All names of one letter or digit, and of two, with nothing as their values: 2044 bytes.
+        let letters = "abcdefghijklmnopqrstuvwxyz0123456789";
+        let two = letters.chars().flat_map(|one| letters.chars().map(move |other| format!("{one}{other}")));
+        let all: Vec<_> = letters.chars().map(String::from).chain(two).take(1040).collect();
+        assert_eq!(all.iter().map(String::len).sum::<usize>(), 2044);
+        let names: Vec<_> = all.iter().map(|name| format!("x-amz-meta-{name}")).collect();
+        let mut headers: Vec<_> = names.iter().map(|name| (name.as_str(), "")).collect();
+        headers.push(("Content-Length", "0"));
+        let answer = ask(&sidecar, "PUT /bkt/k", &headers);
+        assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
+        let seen = endpoint.take_seen().remove(0);
+        assert!(names.iter().all(|name| seen.header(name) == Some("")));
+        let mut large = object("large", "body");
+        large.headers = names.iter().map(|name| (name.clone(), String::new())).collect();
+        endpoint.put("/bkt/k", large);
+        for line in ["GET /bkt/k", "GET /bkt/k", "HEAD /bkt/k"] {
+            let answer = ask(&sidecar, line, &[]);
+            assert_eq!(answer.status, 200, "{line}");
+            assert!(names.iter().all(|name| answer.header(name) == Some("")), "{line}");
+        }
+        endpoint.take_seen();
+    }
 }
 
 #[test]
@@ -181,6 +281,8 @@ fn what_two_readers_could_understand_differently_is_refused_and_ends_the_connect
         "POST /b/k HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: xchunked\r\n\r\n",
         "POST /b/k HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked, identity\r\n\r\n",
         "POST /b/k HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding : chunked\r\n\r\n",
+        "GET /b/k HTTP/1.1\r\nHost: localhost\r\nConnection: Content-MD5\r\nContent-MD5: x\r\n\r\n",
+        "GET /b/k HTTP/1.1\r\nHost: localhost\r\nConnection: x-amz_date\r\n\r\n",
         "GET /b/k HTTP/1.1\r\n\r\n",
         "GET /b/k HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
         "GET http://localhost/b/k HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -204,6 +306,23 @@ fn what_two_readers_could_understand_differently_is_refused_and_ends_the_connect
             Some(answer) => panic!("{head}: {answer:?}"),
         }
     }
+    // What the library would take off in part only, or not forward.
+    for (head, status) in [
+        ("PUT /b/k HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 501),
+        (
+            "PUT /b/k HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n",
+            501,
+        ),
+        ("PUT /b/k HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked, chunked\r\n\r\n", 501),
+        ("GET /b/k HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n", 411),
+    ] {
+        let mut client = Client::of(&sidecar);
+        client.send(head);
+        let _ = client.try_send(smuggled.as_bytes());
+        let answer = client.answer();
+        assert!(answer.status == status && client.is_closed(), "{head}: {answer:?}");
+    }
+    assert!(endpoint.take_seen().is_empty());
     let big = "x".repeat(200 << 10);
     let mut client = Client::of(&sidecar);
     let _ = client.try_send(request("GET /b/k", &[("X-Big", &big)]).as_bytes());

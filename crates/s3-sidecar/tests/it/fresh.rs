@@ -102,7 +102,7 @@ fn clients_may_demand_that_the_endpoint_is_asked() {
         let answer = get(&sidecar, &[(name, value)]);
         assert!(answer.body == whole() && answer.header("age").is_none());
         let seen = endpoint.take_seen();
-        assert_eq!((seen.len(), seen[0].header("if-none-match")), (1, Some("\"one\"")));
+        assert_eq!((seen.len(), seen[0].method()), (1, "HEAD"));
     }
     assert_eq!(get(&sidecar, &[("Cache-Control", "max-age=3600")]).body.len(), SIZE);
     assert!(endpoint.take_seen().is_empty());
@@ -118,7 +118,7 @@ fn an_object_may_demand_it_too() {
     for number in 0..3 {
         assert_eq!(ask(&sidecar, "GET /bkt/c", &[]).body, b"cautious");
         let seen = endpoint.take_seen();
-        assert_eq!((seen.len(), seen[0].header("if-none-match").is_some()), (1, number > 0));
+        assert_eq!((seen.len(), seen[0].method() == "HEAD"), (1, number > 0));
     }
 }
 
@@ -127,11 +127,14 @@ fn without_freshness_each_read_asks_and_gets_what_the_endpoint_has() {
     let (endpoint, sidecar) = with_object(NEVER);
     get(&sidecar, &[]);
     endpoint.take_seen();
-    // Headers may change without the body, and a whole answer to HEAD is no longer.
-    for (line, condition) in [("GET /bkt/k", Some("\"one\"")), ("HEAD /bkt/k", None)] {
+    for line in ["GET /bkt/k", "HEAD /bkt/k"] {
         assert_eq!(ask(&sidecar, line, &[]).status, 200);
         let seen = endpoint.take_seen();
-        assert_eq!((seen.len(), seen[0].header("if-none-match")), (1, condition), "{line}");
+        assert_eq!(
+            (seen.len(), seen[0].method(), seen[0].header("if-none-match")),
+            (1, "HEAD", None),
+            "{line}"
+        );
     }
     endpoint.put("/bkt/k", object("two", "two"));
     assert_eq!(get(&sidecar, &[("If-None-Match", "\"one\"")]).body, b"two");
@@ -147,13 +150,13 @@ fn without_freshness_each_read_asks_and_gets_what_the_endpoint_has() {
 }
 
 #[test]
-fn a_long_object_is_asked_about_by_its_first_byte_and_comes_whole_if_it_has_changed() {
+fn an_object_is_asked_about_by_its_head_and_comes_as_it_is_asked_for_if_it_has_changed() {
     let (endpoint, sidecar) = with_object(NEVER);
     get(&sidecar, &[]);
     endpoint.take_seen();
     assert!(get(&sidecar, &[]).body == whole());
     let seen = endpoint.take_seen();
-    assert_eq!((seen.len(), seen[0].header("range")), (1, Some("bytes=0-0")));
+    assert_eq!((seen.len(), seen[0].method()), (1, "HEAD"));
     for (etag, size) in [("two", SIZE), ("none", 0)] {
         endpoint.put("/bkt/k", object(etag, pattern(size, 9)));
         let answer = get(&sidecar, &[("If-None-Match", "\"one\"")]);
@@ -188,7 +191,7 @@ fn the_time_of_freshness_counts_from_the_question() {
     endpoint.take_seen();
     endpoint.put("/bkt/k", object("two", "two"));
     assert_eq!(ask(&sidecar, "GET /bkt/k", &[]).body, b"two");
-    assert_eq!(endpoint.take_seen()[0].header("if-none-match"), Some("\"one\""));
+    assert_eq!(endpoint.take_seen()[0].method(), "HEAD");
 }
 
 #[test]
@@ -249,6 +252,55 @@ fn a_head_is_known_and_brings_no_bytes() {
 }
 
 #[test]
+fn what_changes_without_the_etag_is_as_new_as_the_last_question() {
+    let (endpoint, sidecar) = with_object(NEVER);
+    let with = |headers: &[(&str, &str)]| {
+        let mut tagged = object("one", whole());
+        let owned = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        tagged.headers = owned.collect();
+        endpoint.put("/bkt/k", tagged);
+    };
+    let names =
+        ["x-amz-tagging-count", "x-amz-storage-class", "x-amz-object-lock-legal-hold", "x-amz-restore"];
+    let headers = |value| names.map(|name| (name, value));
+    for _ in 0..2 {
+        // Their absence changes as well.
+        for value in [Some("1"), Some("2"), None] {
+            with(&value.map(|value| headers(value).to_vec()).unwrap_or_default());
+            for range in [&[][..], &[("Range", "bytes=0-9")]] {
+                let answer = get(&sidecar, range);
+                assert!(answer.status / 100 == 2);
+                for name in names {
+                    assert_eq!(answer.header(name), value, "{name}");
+                }
+            }
+        }
+    }
+    assert_eq!(sidecar.counts().misses.get(), 1, "the body is the same all the time");
+}
+
+#[test]
+fn a_head_does_not_state_that_an_object_is_empty() {
+    let (endpoint, sidecar) = with_object(HOUR);
+    endpoint.on_request(|seen| match seen.method() {
+        "HEAD" => Act::Raw(b"HTTP/1.1 200 OK\r\nETag: \"one\"\r\nContent-Length: 0\r\n\r\n".into()),
+        _ => Act::Serve,
+    });
+    assert_eq!(ask(&sidecar, "HEAD /bkt/k", &[]).header("content-length"), Some("0"));
+    assert!(get(&sidecar, &[]).body == whole());
+    // One that is empty, and is known to be by its GET, stays known.
+    endpoint.on_request(|_| Act::Serve);
+    endpoint.put("/bkt/empty", object("empty", ""));
+    for (line, questions) in
+        [("HEAD /bkt/empty", 1), ("HEAD /bkt/empty", 0), ("GET /bkt/empty", 1), ("GET /bkt/empty", 0)]
+    {
+        endpoint.take_seen();
+        assert_eq!(ask(&sidecar, line, &[]).header("content-length"), Some("0"));
+        assert_eq!(endpoint.take_seen().len(), questions, "{line}");
+    }
+}
+
+#[test]
 fn rules_decide_for_buckets_and_prefixes() {
     let endpoint = Endpoint::start();
     let rule =
@@ -266,7 +318,7 @@ fn rules_decide_for_buckets_and_prefixes() {
             assert_eq!(ask(&sidecar, &format!("GET {path}"), &[]).body, path.as_bytes());
         }
         let seen = endpoint.take_seen();
-        let verified = seen.iter().filter(|seen| seen.header("if-none-match").is_some()).count();
+        let verified = seen.iter().filter(|seen| seen.method() == "HEAD").count();
         assert_eq!((seen.len(), verified > 0), (questions, is_verified), "{path}");
     }
     // They can be replaced.

@@ -302,6 +302,121 @@ fn rights_are_those_of_the_file() {
 }
 
 #[test]
+fn headers_that_are_not_known_reach_no_endpoint() {
+    let guarded = guarded(&key("\"data\"", "\"data\""));
+    let endpoint = &guarded.endpoint;
+    endpoint.put("/data/k", object("v", "hello"));
+    let unauthenticated = endpoint.sidecar(|config| config.auth = Auth::None);
+    let signer = Signer::default();
+    for name in [
+        "x-amz_copy-source",
+        "X-Amz-Copy_Source",
+        "x_amz_copy_source",
+        "x-amz.copy-source",
+        "x-amz-new-thing",
+        "x-minio-extract",
+        "x-rgw_x",
+        "x-goog-copy-source",
+        "x-http-method-override",
+        "x-http_method",
+        "x-original_url",
+        "x-rewrite-url",
+        "content_length",
+        "transfer_encoding",
+    ] {
+        let header = format!("\r\n{name}: /other/secret\r\n");
+        for line in ["PUT /data/k", "GET /data/k"] {
+            let unsigned = signer.request(line, &[]).replacen("\r\n", &header, 1);
+            let lower = name.to_ascii_lowercase();
+            let signed = signer.request(line, &[(&lower, "/other/secret")]);
+            for bytes in [unsigned, signed] {
+                let answer = guarded.send(&bytes);
+                assert!([400, 403].contains(&answer.status) && !code(&answer).is_empty(), "{line} {name}");
+            }
+            let answer = Client::of(&unauthenticated).ask(line, &[(name, "/other/secret")]);
+            assert_eq!((answer.status, &*code(&answer)), (400, "InvalidRequest"), "{line} {name}");
+        }
+    }
+    assert!(endpoint.take_seen().is_empty());
+    // What means nothing to S3 is left out, and what S3 has passes: its metadata with any name.
+    let others = [
+        ("x-forwarded-for", "1.2.3.4"),
+        ("cookie", "a=b"),
+        ("traceparent", "0"),
+        ("x-amzn-trace-id", "Root=1"),
+        ("amz-sdk-request", "attempt=1"),
+    ];
+    let own = [
+        ("x-amz-meta-my_key", "1"),
+        ("x-amz-storage-class", "STANDARD"),
+        ("content-type", "text/plain"),
+        ("content-md5", "x"),
+        ("user-agent", "me"),
+    ];
+    let answer = guarded.send(signer.request("PUT /data/k", &[&others[..], &own].concat()));
+    assert_eq!(answer.status, 200, "{}", code(&answer));
+    let seen = endpoint.take_seen().remove(0);
+    assert_own_signature(&seen, endpoint);
+    for (name, value) in own {
+        assert_eq!(seen.header(name), Some(value), "{name}");
+    }
+    for (name, _) in others {
+        assert_eq!(seen.header(name), None, "{name}");
+    }
+}
+
+#[test]
+fn the_sidecars_own_credentials_administer_nothing() {
+    let endpoint = Endpoint::start();
+    let sidecar = endpoint.sidecar(|config| {
+        config.auth = Auth::None;
+        config.secrets.credentials = Some(Credentials::new(OWN_KEY.into(), OWN_SECRET.into(), None));
+    });
+    let mut client = Client::of(&sidecar);
+    for line in
+        ["POST /", "POST /?Action=AssumeRole", "PUT /", "DELETE /", "GET /?Action=ListUsers", "GET /?x&x"]
+    {
+        let answer = client.ask(line, &[]);
+        assert!([400, 403].contains(&answer.status) && !code(&answer).is_empty(), "{line}");
+    }
+    assert!(endpoint.take_seen().is_empty());
+    for line in ["GET /", "GET /?max-buckets=2&prefix=a", "OPTIONS /"] {
+        client.ask(line, &[]);
+        assert_eq!(endpoint.take_seen().len(), 1, "{line}");
+    }
+}
+
+#[test]
+fn unsigned_chunks_need_no_trailer() {
+    let guarded = open();
+    let send = |trailer: Option<&str>, end: &str| {
+        let mut headers = vec![("x-amz-decoded-content-length", "5")];
+        headers.extend(trailer.map(|name| ("x-amz-trailer", name)));
+        let (head, ..) =
+            Signer::default().head("PUT /bucket/k", "STREAMING-UNSIGNED-PAYLOAD-TRAILER", &headers);
+        let body = format!("5\r\nhello\r\n0\r\n{end}");
+        let head = head.replacen("\r\n", &format!("\r\ncontent-length: {}\r\n", body.len()), 1);
+        guarded.send(format!("{head}{body}"))
+    };
+    let answer = send(None, "\r\n");
+    assert_eq!(answer.status, 200, "{}", code(&answer));
+    let seen = guarded.endpoint.take_seen().remove(0);
+    assert_eq!(
+        (&seen.body[..], seen.header("x-amz-content-sha256")),
+        (&b"hello"[..], Some("UNSIGNED-PAYLOAD"))
+    );
+    assert_own_signature(&seen, &guarded.endpoint);
+    // A trailer that is not announced is none, and one that is must come.
+    for (trailer, end) in
+        [(None, "x-amz-checksum-crc32:NhCmhg==\r\n\r\n"), (Some("x-amz-checksum-crc32"), "\r\n")]
+    {
+        let answer = send(trailer, end);
+        assert_eq!((answer.status, &*code(&answer)), (400, "MalformedTrailerError"), "{end}");
+    }
+    assert!(guarded.endpoint.take_seen().is_empty());
+}
+
+#[test]
 fn keys_in_a_deletion_of_many_are_decided_one_by_one() {
     let guarded = guarded(&key("", "\"data/in/\""));
     let body = |keys: &[&str]| {

@@ -241,6 +241,35 @@ fn the_endpoint_decides_for_each_client() {
 }
 
 #[test]
+fn what_can_change_without_the_etag_is_not_repeated() {
+    let (endpoint, sidecar) = with_object();
+    let with = |value: Option<&str>| {
+        let mut tagged = object("short", pattern(100, 1));
+        tagged.headers = vec![("x-amz-meta-m".into(), "1".into())];
+        let names = ["x-amz-tagging-count", "x-amz-storage-class", "x-amz-object-lock-mode", "x-amz-restore"];
+        tagged
+            .headers
+            .extend(value.into_iter().flat_map(|value| names.map(|name| (name.into(), value.into()))));
+        endpoint.put("/b/short", tagged);
+    };
+    with(Some("1"));
+    let ask = || ask(&sidecar, "GET /b/short", &[]);
+    assert_eq!(ask().header("x-amz-tagging-count"), Some("1"));
+    for value in [Some("1"), Some("2"), None] {
+        with(value);
+        let answer = ask();
+        let left: Vec<_> = answer.headers.iter().filter(|(name, _)| name.starts_with("x-amz-")).collect();
+        // A 304 does not have them.
+        assert_eq!(left.len(), 2, "{left:?}");
+        assert_eq!(
+            (answer.header("x-amz-meta-m"), answer.header("x-amz-request-id")),
+            (Some("1"), Some("fresh"))
+        );
+    }
+    assert_eq!(sidecar.counts().hits.get(), 3);
+}
+
+#[test]
 fn a_changed_object_is_seen_at_once() {
     let (endpoint, sidecar) = with_object();
     get(&sidecar, &[]);

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -78,6 +79,8 @@ pub enum Act {
     /// Answers with these bytes without reading the body, at once or when the body has begun to come, and takes what follows for the
     /// next request, as radosgw does.
     Refuse { bytes: Vec<u8>, is_late: bool },
+    /// Reads the head alone, sends these bytes, and closes.
+    RefuseAndClose(Vec<u8>),
     /// Closes without an answer.
     Hang,
 }
@@ -116,6 +119,8 @@ struct State {
     hook: Mutex<Option<Arc<Hook>>>,
     /// Whether 100 is sent to who expects it.
     continues: Mutex<bool>,
+    /// Whether a key is taken for a path.
+    folds: AtomicBool,
 }
 
 /// The endpoint.
@@ -166,6 +171,11 @@ impl Endpoint {
 
     pub fn answer_no_expectation(&self) {
         *self.state.continues.lock().unwrap() = false;
+    }
+
+    /// Takes keys for paths from now on, as an endpoint that keeps objects as files.
+    pub fn fold_paths(&self) {
+        self.state.folds.store(true, Ordering::Relaxed);
     }
 
     /// Returns the requests since the last call.
@@ -269,7 +279,7 @@ fn serve(socket: &TcpStream, state: &State) -> Option<()> {
         let mut seen = Seen { line, headers, body: Vec::new() };
         let hook = state.hook.lock().unwrap().clone();
         let act = hook.map_or(Act::Serve, |hook| hook(&seen));
-        if !matches!(act, Act::Raw(_) | Act::Refuse { .. }) {
+        if !matches!(act, Act::Raw(_) | Act::Refuse { .. } | Act::RefuseAndClose(_)) {
             if expects {
                 writer.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").ok()?;
             }
@@ -281,8 +291,9 @@ fn serve(socket: &TcpStream, state: &State) -> Option<()> {
             }
         }
         // Once it is seen, its answer is made up, if that does not wait.
-        let made_up = (!matches!(act, Act::ServeAfter(_) | Act::Raw(_) | Act::Refuse { .. }))
-            .then(|| answer(&seen, state));
+        let made_up =
+            (!matches!(act, Act::ServeAfter(_) | Act::Raw(_) | Act::Refuse { .. } | Act::RefuseAndClose(_)))
+                .then(|| answer(&seen, state));
         state.seen.lock().unwrap().push(seen.clone());
         state.seen_changed.notify_all();
         match &act {
@@ -291,6 +302,8 @@ fn serve(socket: &TcpStream, state: &State) -> Option<()> {
                 writer.write_all(bytes).ok()?;
                 return socket.shutdown(Shutdown::Both).ok();
             }
+            // With bytes unread the connection is reset.
+            Act::RefuseAndClose(bytes) => return writer.write_all(bytes).ok(),
             _ => (),
         }
         let (head, mut body) = made_up.unwrap_or_else(|| answer(&seen, state));
@@ -319,7 +332,7 @@ fn serve(socket: &TcpStream, state: &State) -> Option<()> {
                 return socket.shutdown(Shutdown::Both).ok();
             }
             // It is answered already.
-            Act::Raw(_) => (),
+            Act::Raw(_) | Act::RefuseAndClose(_) => (),
             Act::Refuse { bytes, is_late } => {
                 if is_late {
                     reader.fill_buf().ok()?;
@@ -332,9 +345,23 @@ fn serve(socket: &TcpStream, state: &State) -> Option<()> {
     Some(())
 }
 
+/// Returns a path without what file systems leave out.
+fn fold(path: &str) -> String {
+    let mut folded = Vec::new();
+    for segment in path.split('/') {
+        match segment {
+            "" | "." => (),
+            ".." => drop(folded.pop()),
+            segment => folded.push(segment),
+        }
+    }
+    format!("/{}", folded.join("/"))
+}
+
 /// Answers as S3: reads with conditions and one range, puts, deletes, and a list of words for everything else.
 fn answer(seen: &Seen, state: &State) -> (Vec<u8>, Vec<u8>) {
-    let path = seen.target().split('?').next().unwrap_or_default().to_owned();
+    let path = seen.target().split('?').next().unwrap_or_default();
+    let path = if state.folds.load(Ordering::Relaxed) { fold(path) } else { path.to_owned() };
     let mut objects = state.objects.lock().unwrap();
     let plain = |status: &str, body: &str| {
         let head =

@@ -1,0 +1,116 @@
+//! Connections to the endpoint, of which the answer is read even where it takes no more of the request.
+//!
+//! An endpoint that refuses an upload may answer before it has read the body, and close: what is still being written then fails, though
+//! the answer lies in the socket already. So a failure to write is no end here. What is written after it goes nowhere,
+//! and the other side's answer, or the end of what it sends, decides.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use futures_util::future::BoxFuture;
+use hyper::Uri;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tower_service::Service;
+
+type Socket = TokioIo<TcpStream>;
+
+/// Connects to the endpoint.
+#[derive(Clone, Debug)]
+pub(crate) struct Connector(HttpConnector);
+
+/// A connection.
+#[derive(Debug)]
+pub(crate) struct Patient {
+    socket: Socket,
+    /// Whether the other side takes nothing any more.
+    is_deaf: bool,
+}
+
+impl Connector {
+    pub(crate) fn new(http: HttpConnector) -> Self {
+        Self(http)
+    }
+}
+
+impl Service<Uri> for Connector {
+    type Response = Patient;
+    type Error = <HttpConnector as Service<Uri>>::Error;
+    type Future = BoxFuture<'static, Result<Patient, Self::Error>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let connecting = self.0.call(uri);
+        Box::pin(async move { Ok(Patient { socket: connecting.await?, is_deaf: false }) })
+    }
+}
+
+impl Patient {
+    /// Writes by `write`; what the other side does not take any more counts as written: `len` bytes.
+    fn poll_out(
+        &mut self,
+        cx: &mut Context<'_>,
+        len: usize,
+        write: impl FnOnce(Pin<&mut Socket>, &mut Context<'_>) -> Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        if !self.is_deaf {
+            match ready!(write(Pin::new(&mut self.socket), cx)) {
+                Ok(written) => return Poll::Ready(Ok(written)),
+                Err(cause) => {
+                    tracing::debug!(%cause, "the S3 endpoint takes no more of a request");
+                    self.is_deaf = true;
+                }
+            }
+        }
+        Poll::Ready(Ok(len))
+    }
+}
+
+impl Read for Patient {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_read(cx, into)
+    }
+}
+
+impl Write for Patient {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_out(cx, bytes.len(), |socket, cx| socket.poll_write(cx, bytes))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        runs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let len = runs.iter().map(|run| run.len()).sum();
+        self.poll_out(cx, len, |socket, cx| socket.poll_write_vectored(cx, runs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_out(cx, 0, |socket, cx| socket.poll_flush(cx).map_ok(|()| 0)).map_ok(drop)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_out(cx, 0, |socket, cx| socket.poll_shutdown(cx).map_ok(|()| 0)).map_ok(drop)
+    }
+}
+
+impl Connection for Patient {
+    fn connected(&self) -> Connected {
+        self.socket.connected()
+    }
+}
