@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::outside::{find_program, skip};
 use crate::program::repository;
@@ -38,7 +39,10 @@ impl Cluster {
             skip(test, &format!("{missing} is not installed"));
             return None;
         }
-        let cluster = Self { dir: parent.join(format!("ceph-{}-{test}", std::process::id())) };
+        // Tests of one process run beside each other.
+        static CLUSTERS: AtomicU32 = AtomicU32::new(0);
+        let number = CLUSTERS.fetch_add(1, Ordering::Relaxed);
+        let cluster = Self { dir: parent.join(format!("ceph-{}-{number}-{test}", std::process::id())) };
         let until = std::process::id().to_string();
         cluster.dev("up", &["--store", store, "--size", "2147483648", "--until", &until]);
         Some(cluster)

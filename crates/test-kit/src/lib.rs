@@ -115,6 +115,11 @@ pub fn same(found: &[u8], wanted: &[u8], what: &str) {
     assert_eq!(found.len(), wanted.len(), "{what}: length");
 }
 
+/// Returns by how much the numbers of seeds are multiplied: `CACHED_TEST_TIMES`, 1 without it. `.ci/long` sets it.
+pub fn times() -> u64 {
+    std::env::var("CACHED_TEST_TIMES").map_or(1, |text| text.parse().expect("a number"))
+}
+
 /// Returns the seeds of a test, and whether it is to print what happens: `OBJECT_SEED=n` runs that one alone
 /// and prints it, `OBJECT_SEEDS=n` runs `n`, from `OBJECT_FIRST=n` on.
 pub fn seeds(default_count: u64) -> (std::ops::Range<u64>, bool) {
@@ -123,7 +128,7 @@ pub fn seeds(default_count: u64) -> (std::ops::Range<u64>, bool) {
         Some(seed) => (seed..seed + 1, true),
         None => {
             let first = number("OBJECT_FIRST").unwrap_or(0);
-            (first..first + number("OBJECT_SEEDS").unwrap_or(default_count), false)
+            (first..first + number("OBJECT_SEEDS").unwrap_or(default_count * times()), false)
         }
     }
 }

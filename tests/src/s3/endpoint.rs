@@ -97,7 +97,7 @@ testkey-2=aWIKTWFrZWZpbGUKbWFuCm91dApzcmMKVGVzdGluZwo=
 rgw_enable_usage_log = false
 ";
 
-/// Returns where versitygw is: where `go install` puts it by itself, or where `.ci/run` installs it, below `parent`.
+/// Returns where versitygw is: where `go install` puts it by itself, or where `.ci/long` installs it, below `parent`.
 pub fn find_versitygw(parent: &Path) -> Option<PathBuf> {
     let built = parent.join("tools/versitygw");
     find_program("versitygw").or_else(|| built.is_file().then_some(built))

@@ -245,6 +245,7 @@ fn the_exporters_metrics_are_complete() {
 
 /// Prometheus' own checker finds nothing wrong, except with names that memcached's exporter has made so.
 #[test]
+#[ignore = "long: monitoring, with a Prometheus"]
 fn promtool_accepts_the_metrics() {
     const TEST: &str = "promtool_accepts_the_metrics";
     if !is_cached() {
@@ -331,6 +332,7 @@ fn prometheus(program: &Path, dir: &Path, target: &str) -> (Process, String) {
 
 /// A real Prometheus scrapes the listener, in the format that it prefers, and has every family of the plain text.
 #[test]
+#[ignore = "long: monitoring, with a Prometheus"]
 fn prometheus_scrapes_every_family() {
     const TEST: &str = "prometheus_scrapes_every_family";
     if !is_cached() {

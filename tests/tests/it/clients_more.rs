@@ -19,12 +19,14 @@ const CLIENT_DEADLINE: Duration = Duration::from_secs(300);
 
 /// libmemcached through Python, in both protocols.
 #[test]
+#[ignore = "long: clients, from the registries of their languages"]
 fn pylibmc() {
     play("pylibmc", prepare_pylibmc);
 }
 
 /// The same, with a password (`-S`).
 #[test]
+#[ignore = "long: clients, from the registries of their languages"]
 fn pylibmc_with_a_password() {
     play_with_a_password("pylibmc", prepare_pylibmc);
 }
@@ -46,12 +48,14 @@ fn prepare_pylibmc() -> Result<(Command, Form), String> {
 
 /// Node, binary protocol.
 #[test]
+#[ignore = "long: clients, from the registries of their languages"]
 fn memjs() {
     play("memjs", prepare_memjs);
 }
 
 /// The same, with a password (`-S`).
 #[test]
+#[ignore = "long: clients, from the registries of their languages"]
 fn memjs_with_a_password() {
     play_with_a_password("memjs", prepare_memjs);
 }
@@ -69,6 +73,7 @@ fn prepare_memjs() -> Result<(Command, Form), String> {
 
 /// Go, text protocol.
 #[test]
+#[ignore = "long: clients, from the registries of their languages"]
 fn gomemcache() {
     play("gomemcache", || {
         let go = program("go")?;
@@ -84,6 +89,7 @@ fn gomemcache() {
 
 /// Java: spymemcached in the binary protocol, xmemcached in text.
 #[test]
+#[ignore = "long: clients, from the registries of their languages"]
 fn spymemcached_and_xmemcached() {
     play("spymemcached_and_xmemcached", || {
         let (maven, java) = (program("mvn")?, program("java")?);
@@ -106,6 +112,7 @@ fn spymemcached_and_xmemcached() {
 
 /// Ruby: dalli, in the binary protocol, and in meta where it is new enough.
 #[test]
+#[ignore = "long: clients, from the registries of their languages"]
 fn dalli() {
     play("dalli", || {
         let ruby = program("ruby")?;
@@ -121,6 +128,7 @@ fn dalli() {
 
 /// The Prometheus exporter reads the statistics, and its output can be parsed.
 #[test]
+#[ignore = "long: clients, from the registries of their languages"]
 fn memcached_exporter() {
     const PACKAGE: &str = "github.com/prometheus/memcached_exporter/cmd/memcached_exporter";
     let test = "memcached_exporter";

@@ -37,21 +37,25 @@ fn tool(test: &str, name: &str, package: &str) -> Option<Command> {
 }
 
 #[test]
+#[ignore = "long: clients, from the registries of their languages"]
 fn aiomcache() {
     run_python("aiomcache", "everyday_aiomcache.py");
 }
 
 #[test]
+#[ignore = "long: clients, from the registries of their languages"]
 fn emcache() {
     run_python("emcache", "everyday_emcache.py");
 }
 
 #[test]
+#[ignore = "long: clients, from the registries of their languages"]
 fn python_memcached() {
     run_python("python_memcached", "everyday_python_memcached.py");
 }
 
 #[test]
+#[ignore = "long: clients, from the registries of their languages"]
 fn django() {
     run_python("django", "everyday_django.py");
 }
@@ -72,6 +76,7 @@ fn install() -> Result<PathBuf, String> {
 
 /// Both of PHP's extensions: memcached, by libmemcached in text and binary, and memcache.
 #[test]
+#[ignore = "long: clients, from the registries of their languages"]
 fn php() {
     let Some(mut command) = tool("php", "php", "php-cli") else { return };
     let modules = outside::run(Command::new(command.get_program()).arg("-m"), DEADLINE);
@@ -86,6 +91,7 @@ fn php() {
 
 /// Perl's three clients.
 #[test]
+#[ignore = "long: clients, from the registries of their languages"]
 fn perl() {
     let Some(mut command) = tool("perl", "perl", "perl") else { return };
     for module in ["Cache::Memcached", "Cache::Memcached::Fast", "Memcached::libmemcached"] {
@@ -269,6 +275,7 @@ fn exchange(stream: &mut TcpStream, request: &[u8], reply: &[u8]) {
 
 /// twemproxy spreads keys over several servers, and takes one that ends out of the ring.
 #[test]
+#[ignore = "long: clients, from the registries of their languages"]
 fn twemproxy() {
     let Some(program) = tool("twemproxy", "nutcracker", "nutcracker") else { return };
     let servers = [Server::start(""), Server::start(""), Server::start("")];
@@ -316,6 +323,7 @@ fn twemproxy() {
 
 /// nginx answers from the cache, and sends what is missing to the application.
 #[test]
+#[ignore = "long: clients, from the registries of their languages"]
 fn nginx() {
     let Some(program) = tool("nginx", "nginx", "nginx-light") else { return };
     let server = Server::start("");

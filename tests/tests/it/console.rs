@@ -124,6 +124,7 @@ fn all_documents() -> Vec<(&'static str, Value)> {
 }
 
 #[test]
+#[ignore = "long: browsers, in Chromium"]
 fn figures_are_those_of_the_documents() {
     let Some(mut browser) = Browser::start("figures_are_those_of_the_documents") else { return };
     let fixture = Fixture::start("127.0.0.1:0", &all_documents(), &[]);
@@ -231,6 +232,7 @@ fn figures_are_those_of_the_documents() {
 }
 
 #[test]
+#[ignore = "long: browsers, in Chromium"]
 fn hostile_bytes_stay_text() {
     let Some(mut browser) = Browser::start("hostile_bytes_stay_text") else { return };
     let hostile = [
@@ -314,6 +316,7 @@ fn hostile_bytes_stay_text() {
 }
 
 #[test]
+#[ignore = "long: browsers, in Chromium"]
 fn what_is_absent_is_left_out() {
     let Some(mut browser) = Browser::start("what_is_absent_is_left_out") else { return };
     // A server of items only, without any of the other documents.
@@ -370,6 +373,7 @@ fn what_is_absent_is_left_out() {
 }
 
 #[test]
+#[ignore = "long: browsers, in Chromium"]
 fn a_token_is_asked_for_and_kept_in_the_tab() {
     let Some(mut browser) = Browser::start("a_token_is_asked_for_and_kept_in_the_tab") else { return };
     // Hot keys only with the token.
@@ -413,6 +417,7 @@ fn a_token_is_asked_for_and_kept_in_the_tab() {
 }
 
 #[test]
+#[ignore = "long: browsers, in Chromium"]
 fn a_server_away_is_shown_and_found_again() {
     let Some(mut browser) = Browser::start("a_server_away_is_shown_and_found_again") else { return };
     // A port that no outgoing connection takes while the server is away.
@@ -443,6 +448,7 @@ fn a_server_away_is_shown_and_found_again() {
 }
 
 #[test]
+#[ignore = "long: browsers, in Chromium"]
 fn a_server_under_load_shows_what_its_clients_do() {
     let test = "a_server_under_load_shows_what_its_clients_do";
     if Program::under_test().flavour != Flavour::Cached {
@@ -601,6 +607,7 @@ const UNUSABLE: &str = r#"(() => {
 })()"#;
 
 #[test]
+#[ignore = "long: browsers, in Chromium"]
 fn it_is_readable_on_a_laptop_and_a_phone_dark_and_light() {
     let test = "it_is_readable_on_a_laptop_and_a_phone_dark_and_light";
     let Some(mut browser) = Browser::start(test) else { return };

@@ -190,7 +190,7 @@ fn object(number: usize) -> blocker::ObjectId {
 }
 
 fn content(number: usize) -> Vec<u8> {
-    (0..3000).map(|index| (number * 17 + index) as u8).collect()
+    (0..30_000).map(|index| (number * 17 + index) as u8).collect()
 }
 
 /// A server whose journal's disk is taken away and brought back, and what was written to it.
@@ -254,7 +254,7 @@ impl<'a> Trial<'a> {
         assert!(metric(&self.client, "cached_journal_restarts_total") > 0);
         let before = metric(&self.client, "cached_journal_restarts_total");
         // More than a segment, so that the files of others are used as well.
-        for _ in 0..600 {
+        for _ in 0..60 {
             assert_eq!(self.write(), Durability::Journaled);
         }
         assert_eq!(metric(&self.client, "cached_journal_restarts_total"), before, "one restart is enough");
@@ -277,17 +277,23 @@ impl<'a> Trial<'a> {
     }
 }
 
-/// Runs a test for both programs, each in a directory of its own.
-fn for_both(name: &str, test: impl Fn(&Site)) {
+/// Runs a test for both programs beside each other, each in a directory of its own.
+fn for_both(name: &str, test: impl Fn(&Site) + Sync) {
     if Program::under_test().flavour != Flavour::Cached {
         return;
     }
-    for daemon in Daemon::ALL {
+    let in_its_place = |daemon: Daemon| {
         let name = format!("{name}-{}", daemon.name());
         let place = kill9::directory(Path::new(env!("CARGO_TARGET_TMPDIR")), &name);
         test(&Site::new(daemon, &place));
         let _ = std::fs::remove_dir_all(place);
-    }
+    };
+    // Most of their time they wait for a disk.
+    std::thread::scope(|scope| {
+        for daemon in Daemon::ALL {
+            scope.spawn(move || in_its_place(daemon));
+        }
+    });
 }
 
 /// The open files of a directory that is moved away can be written and synced, and no start finds them.

@@ -40,7 +40,7 @@ topologySpreadConstraints: [{maxSkew: 1, topologyKey: zone, whenUnsatisfiable: S
 /// The fewest objects.
 const NOTHING: &str = "{podDisruptionBudget: {enabled: false}, networkPolicy: {enabled: false}, preStopSleepSecs: 0, serviceAccount: {name: default}, admin: {secretName: admin}}";
 
-/// Returns helm, from `PATH` or where `.ci/run` installs it, or prints that the test is skipped.
+/// Returns helm, from `PATH` or where `.ci/long` installs it, or prints that the test is skipped.
 fn helm(test: &str) -> Option<PathBuf> {
     let own = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("tools/helm");
     let found = outside::find_program("helm").or_else(|| own.is_file().then_some(own));
@@ -103,6 +103,7 @@ fn invalid(validator: &Path, manifests: &str) -> Option<String> {
 }
 
 #[test]
+#[ignore = "long: kubernetes, by helm"]
 fn helm_finds_nothing_wrong() {
     let Some(helm) = helm("helm_finds_nothing_wrong") else { return };
     for values in ["{}", EVERYTHING, NOTHING] {
@@ -112,6 +113,7 @@ fn helm_finds_nothing_wrong() {
 }
 
 #[test]
+#[ignore = "long: kubernetes, by helm"]
 fn wrong_values_are_refused() {
     let Some(helm) = helm("wrong_values_are_refused") else { return };
     for (values, expected) in [
@@ -127,6 +129,7 @@ fn wrong_values_are_refused() {
 }
 
 #[test]
+#[ignore = "long: kubernetes, by helm"]
 fn manifests_are_valid() {
     let Some(helm) = helm("manifests_are_valid") else { return };
     let validator = match validator() {
@@ -147,6 +150,7 @@ fn manifests_are_valid() {
 
 /// Without Helm, a user applies `deploy/kubernetes/cached.yaml`.
 #[test]
+#[ignore = "long: kubernetes, by helm"]
 fn the_plain_manifests_are_those_of_the_chart() {
     let Some(helm) = helm("the_plain_manifests_are_those_of_the_chart") else { return };
     let manifests =
@@ -167,6 +171,7 @@ fn the_plain_manifests_are_those_of_the_chart() {
 
 /// `cached` starts with the configuration that the pod has, and what it may take is below the pod's limit.
 #[test]
+#[ignore = "long: kubernetes, by helm"]
 fn the_configuration_is_accepted_and_fits_into_the_limit() {
     let test = "the_configuration_is_accepted_and_fits_into_the_limit";
     let Some(helm) = helm(test) else { return };

@@ -115,6 +115,7 @@ fn pages_and_completions_have_the_flags_of_the_help() {
 }
 
 #[test]
+#[ignore = "long: packages, for which other shells are installed"]
 fn shells_accept_the_completions() {
     let dir = generated();
     for (shell, flag, file) in

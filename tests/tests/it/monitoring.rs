@@ -72,6 +72,7 @@ fn metrics(expression: &str) -> impl Iterator<Item = &str> {
 }
 
 #[test]
+#[ignore = "long: monitoring, with a Prometheus"]
 fn promtool_accepts_the_rules_and_their_tests() {
     let Some(promtool) = program("promtool_accepts_the_rules_and_their_tests", "promtool") else { return };
     for (kind, file) in [("check", "cached.rules.yml"), ("test", "cached.rules.test.yml")] {
@@ -222,6 +223,7 @@ fn server_in_use(dir: &Path) -> (Running, u16) {
 }
 
 #[test]
+#[ignore = "long: monitoring, with a Prometheus"]
 fn expressions_find_their_metrics_and_no_alert_fires() {
     let test = "expressions_find_their_metrics_and_no_alert_fires";
     let Some(prometheus) = program(test, "prometheus") else { return };

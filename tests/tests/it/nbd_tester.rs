@@ -51,6 +51,7 @@ fn last_lines(output: &str) -> String {
 }
 
 #[test]
+#[ignore = "long: nbd-suite, which is fetched and built"]
 fn nbd_s_own_client() {
     let Some(tester) = tester() else { return };
     let daemon = Daemon::start("cached", |place| {

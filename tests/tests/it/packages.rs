@@ -53,6 +53,7 @@ const DEB: [(&str, &str); 4] =
     [("dpkg-deb", "dpkg"), ("dpkg-shlibdeps", "dpkg-dev"), ("objcopy", "binutils"), ("lintian", "lintian")];
 
 #[test]
+#[ignore = "long: packages, which are built and installed"]
 fn packages_are_clean_and_the_same_each_time() {
     let test = "packages_are_clean_and_the_same_each_time";
     if !possible(test, &DEB) {
@@ -76,6 +77,7 @@ fn packages_are_clean_and_the_same_each_time() {
 
 /// On a clean Debian with systemd: install, hardening, a wrong file, an upgrade under traffic, removal, purge.
 #[test]
+#[ignore = "long: packages, which are built and installed"]
 fn packages_are_installed_upgraded_and_removed() {
     let test = "packages_are_installed_upgraded_and_removed";
     let more = [("mmdebstrap", "mmdebstrap"), ("systemd-nspawn", "systemd-container")];
@@ -93,6 +95,7 @@ fn packages_are_installed_upgraded_and_removed() {
 }
 
 #[test]
+#[ignore = "long: packages, which are built and installed"]
 fn images_answer_requests() {
     let tools =
         [("skopeo", "skopeo"), ("jq", "jq"), ("ip", "iproute2"), ("dpkg-deb", "dpkg"), ("strip", "binutils")];
@@ -117,6 +120,7 @@ fn images_answer_requests() {
 const UNITS: [(&str, u32); 2] = [("cached.service", 15), ("synapsed.service", 14)];
 
 #[test]
+#[ignore = "long: packages, which are built and installed"]
 fn units_are_hardened() {
     if !possible("units_are_hardened", &[("systemd-analyze", "systemd")]) {
         return;

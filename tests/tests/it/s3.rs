@@ -98,6 +98,7 @@ impl Both {
 }
 
 #[test]
+#[ignore = "long: s3, before moto"]
 fn boto3_reads_and_changes_objects_through_the_sidecar() {
     let Some(both) = Both::start("boto3 through the sidecar") else { return };
     let directory = tempfile::tempdir().expect("a directory");
@@ -122,6 +123,7 @@ fn boto3_reads_and_changes_objects_through_the_sidecar() {
 }
 
 #[test]
+#[ignore = "long: s3, before moto"]
 fn concurrent_changes_are_seen_by_every_later_read() {
     let Some(both) = Both::start("histories through the sidecar") else { return };
     both.play("history.py", &[&both.sidecar_url, "600", "1"]);
@@ -129,6 +131,7 @@ fn concurrent_changes_are_seen_by_every_later_read() {
 }
 
 #[test]
+#[ignore = "long: s3, before moto"]
 fn two_sidecars_of_one_endpoint_never_go_back() {
     let Some(both) = Both::start("histories through two sidecars") else { return };
     let other = Sidecar::before(&both.endpoint_url, "");
@@ -138,6 +141,7 @@ fn two_sidecars_of_one_endpoint_never_go_back() {
 }
 
 #[test]
+#[ignore = "long: s3, with aws-cli and rclone"]
 fn aws_cli_and_rclone_synchronise_directories_through_the_sidecar() {
     let Some(both) = Both::start("aws-cli and rclone through the sidecar") else { return };
     let directory = tempfile::tempdir().expect("a directory");
@@ -193,6 +197,7 @@ fn aws_cli_and_rclone_synchronise_directories_through_the_sidecar() {
 }
 
 #[test]
+#[ignore = "long: s3, before moto"]
 fn the_end_of_the_program_lets_requests_finish() {
     let Some(both) = Both::start("the end of the sidecar") else { return };
     let address = both.sidecar_url.trim_start_matches("http://");

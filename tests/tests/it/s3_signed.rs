@@ -100,6 +100,7 @@ fn programs(test: &str) -> Option<PathBuf> {
 }
 
 #[test]
+#[ignore = "long: s3, before versitygw"]
 fn what_the_endpoint_refuses_is_refused_with_the_object_in_memory() {
     let test = "signatures through the sidecar";
     let Some(both) = Both::start(test) else { return };
@@ -114,6 +115,7 @@ fn what_the_endpoint_refuses_is_refused_with_the_object_in_memory() {
 }
 
 #[test]
+#[ignore = "long: s3, before versitygw"]
 fn two_sidecars_of_one_endpoint_never_go_back() {
     let test = "histories through two sidecars and versitygw";
     let Some(both) = Both::start(test) else { return };
@@ -126,6 +128,7 @@ fn two_sidecars_of_one_endpoint_never_go_back() {
 }
 
 #[test]
+#[ignore = "long: s3, before versitygw"]
 fn arrow_reads_columns_of_parquet_files() {
     let test = "Parquet through the sidecar";
     let Some(both) = Both::start(test) else { return };
@@ -136,6 +139,7 @@ fn arrow_reads_columns_of_parquet_files() {
 }
 
 #[test]
+#[ignore = "long: s3, before versitygw"]
 fn aws_cli_synchronises_directories() {
     let test = "aws-cli through the sidecar";
     let Some(both) = Both::start(test) else { return };
@@ -164,6 +168,7 @@ fn aws_cli_synchronises_directories() {
 }
 
 #[test]
+#[ignore = "long: s3, before versitygw"]
 fn rclone_synchronises_checks_and_keeps_both_sides_equal() {
     let test = "rclone through the sidecar";
     if find_program("rclone").is_none() {
@@ -212,6 +217,7 @@ fn rclone_synchronises_checks_and_keeps_both_sides_equal() {
 }
 
 #[test]
+#[ignore = "long: s3, before versitygw"]
 fn s3fs_mounts_a_bucket() {
     let test = "s3fs through the sidecar";
     let Some(s3fs) = find_program("s3fs") else { return skip(test, "there is no s3fs") };

@@ -51,11 +51,13 @@ fn target() -> &'static Path {
 }
 
 #[test]
+#[ignore = "long: s3, by Ceph's own tests"]
 fn through_the_sidecar_versitygw_passes_what_it_passes() {
     compare(Kind::Versitygw, "s3-tests with versitygw");
 }
 
 #[test]
+#[ignore = "long: s3, by Ceph's own tests"]
 fn through_the_sidecar_radosgw_passes_what_it_passes() {
     compare(Kind::Radosgw, "s3-tests with radosgw");
 }

@@ -6,6 +6,7 @@ use cached_tests::outside::skip;
 use cached_tests::virtual_machine::{System, run};
 
 #[test]
+#[ignore = "long: virtual-machine, a Debian under emulation"]
 fn debian_on_a_clone_survives_kill_9_of_the_server_and_of_itself() {
     match System::prepare() {
         Ok(system) => println!("{}", run(&system, 4)),

@@ -16,6 +16,7 @@ use crate::support::{Cluster, eventually, object, read, write};
 
 /// One cluster, one trouble after the other.
 #[test]
+#[ignore = "long: ceph, beyond the contract"]
 fn trouble_below_is_survived() {
     let Some(cluster) = Cluster::up("bluestore") else { return };
     let part = |name: &str, part: fn(&Cluster)| {

@@ -11,6 +11,7 @@ use crate::support::{Cluster, eventually, object, read, write};
 
 /// One cluster, one trouble after the other.
 #[test]
+#[ignore = "long: ceph, beyond the contract"]
 fn one_of_each_may_go() {
     let start = Instant::now();
     let Some(cluster) = Cluster::up_as_operated() else { return };

@@ -11,6 +11,8 @@ mod forgetting;
 #[path = "support/http.rs"]
 mod http;
 #[cfg(feature = "http")]
+mod kill9;
+#[cfg(feature = "http")]
 #[path = "support/measure.rs"]
 mod measure;
 #[cfg(feature = "http")]

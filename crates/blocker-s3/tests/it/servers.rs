@@ -200,34 +200,37 @@ fn serves_over_a_troubled_way(server: Option<Outside>) {
 }
 
 #[test]
+#[ignore = "long: s3, before moto, which is slow"]
 fn moto() {
     serves(Outside::moto());
 }
 
 #[test]
-#[ignore = "takes many minutes: with -- --include-ignored"]
+#[ignore = "long: s3, many minutes"]
 fn trouble_before_moto() {
     serves_over_a_troubled_way(Outside::moto());
 }
 
 #[test]
+#[ignore = "long: s3, before versitygw"]
 fn versitygw() {
     serves(Outside::versitygw());
 }
 
 #[test]
+#[ignore = "long: s3, before versitygw"]
 fn trouble_before_versitygw() {
     serves_over_a_troubled_way(Outside::versitygw());
 }
 
 #[test]
-#[ignore = "takes minutes, most of them of a Ceph: with -- --include-ignored"]
+#[ignore = "long: radosgw, before a Ceph"]
 fn radosgw() {
     serves(Outside::radosgw());
 }
 
 #[test]
-#[ignore = "takes minutes, most of them of a Ceph: with -- --include-ignored"]
+#[ignore = "long: radosgw, before a Ceph"]
 fn trouble_before_radosgw() {
     serves_over_a_troubled_way(Outside::radosgw());
 }

@@ -94,7 +94,7 @@ fn a_small_object_takes_one_block() {
 /// The figures of docs/storage-contract.md: `cargo test -p cached-blocker --test it file_store -- --ignored
 /// --nocapture`.
 #[test]
-#[ignore = "for figures; takes a minute"]
+#[ignore = "long: figures, a minute of them"]
 fn figures() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let store = open(dir.path()).unwrap();

@@ -509,7 +509,7 @@ impl Environment {
 
 #[test]
 fn several_clients_see_one_history() {
-    each_seed(1000, |seed, is_traced| {
+    each_seed(300, |seed, is_traced| {
         let policies = [WriteMode::Back, WriteMode::Back, WriteMode::Through, WriteMode::Around];
         let mut env = Environment::new(seed, is_traced, policies[seed as usize % 4], false);
         while env.operations < 100 {
@@ -521,7 +521,7 @@ fn several_clients_see_one_history() {
 
 #[test]
 fn a_lost_cache_leaves_a_prefix_of_history() {
-    each_seed(1000, |seed, is_traced| {
+    each_seed(300, |seed, is_traced| {
         let policies = [WriteMode::Back, WriteMode::Back, WriteMode::Back, WriteMode::Through];
         let mut env = Environment::new(seed, is_traced, policies[seed as usize % 4], true);
         let steps = env.rng.within(10, 1200);

@@ -60,9 +60,10 @@ fn every_flipped_bit_is_detected_or_harmless() {
     for name in disk.names().unwrap() {
         let name = name.as_str();
         let bytes = disk.content(name).unwrap();
-        for run in 0..bytes.len() / 64 {
+        // One bit in each run of 64 bytes, so in every batch header and every head; in each fourth run for a short time.
+        let step = if super::kit::times() == 1 { 4 } else { 1 };
+        for run in (random.below(step) as usize..bytes.len() / 64).step_by(step as usize) {
             let mut damaged = bytes.clone();
-            // One bit in each run of 64 bytes: in every batch header and every head.
             let byte = run * 64 + random.below(64) as usize;
             damaged[byte] ^= 1 << random.below(8);
             let copy = disk.copy();
@@ -82,7 +83,7 @@ fn every_flipped_bit_is_detected_or_harmless() {
         }
     }
     println!("{detected} detected, {harmless} harmless");
-    assert!(detected > 1000 && harmless > 100);
+    assert!(detected > 250 && harmless > 25);
 }
 
 #[test]

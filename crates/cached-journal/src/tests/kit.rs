@@ -13,6 +13,11 @@ use crate::{
 
 pub(super) const SEGMENT_BYTES: u64 = 64 * 1024;
 
+/// Returns by how much the numbers of seeds are multiplied: `CACHED_TEST_TIMES`, 1 without it. `.ci/long` sets it.
+pub(super) fn times() -> u64 {
+    std::env::var("CACHED_TEST_TIMES").map_or(1, |text| text.parse().expect("a number"))
+}
+
 pub(super) fn config(segments: u64) -> JournalConfig {
     JournalConfig {
         segment_bytes: SEGMENT_BYTES,

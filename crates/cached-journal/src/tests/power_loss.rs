@@ -80,8 +80,7 @@ fn run(seed: u64, faults: Faults, cut: impl Fn(&mut Random) -> Option<u64>) -> R
 }
 
 fn seeds() -> std::ops::Range<u64> {
-    let count = std::env::var("CACHED_JOURNAL_SEEDS").ok().and_then(|count| count.parse().ok());
-    0..count.unwrap_or(3000)
+    0..600 * super::kit::times()
 }
 
 fn run_all(faults: Faults, cut: impl Fn(&mut Random) -> Option<u64> + Copy) {
@@ -99,7 +98,7 @@ fn a_power_cut_loses_nothing_that_was_acknowledged_and_leaves_a_prefix() {
 
 #[test]
 fn a_power_cut_at_every_step_of_a_history_leaves_a_prefix() {
-    for seed in 0..12 {
+    for seed in 0..3 * super::kit::times() {
         let steps = run(seed, Faults::default(), |_| None).unwrap();
         for at in 1..steps.min(400) {
             if let Err(error) = run(seed, Faults::default(), |_| Some(at)) {

@@ -1,4 +1,4 @@
-//! A real Ceph for the tests of one file, brought up by `deploy/dev/ceph-dev`, gone when the test process is.
+//! A real Ceph for a test, brought up by `deploy/dev/ceph-dev`, gone when the test process is.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -45,8 +45,10 @@ impl Cluster {
             skip(&format!("tests on RADOS ({name})"), &format!("{missing} is not installed"));
             return None;
         }
-        let dir =
-            PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("ceph-{}-{name}", std::process::id()));
+        static CLUSTERS: AtomicU32 = AtomicU32::new(0);
+        let number = CLUSTERS.fetch_add(1, Ordering::Relaxed);
+        let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+            .join(format!("ceph-{}-{number}-{name}", std::process::id()));
         let cluster = Self { dir, user };
         let until = std::process::id().to_string();
         cluster.dev("up", &[arguments, &["--until", &until]].concat());

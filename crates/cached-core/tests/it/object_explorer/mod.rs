@@ -22,8 +22,8 @@ use std::collections::BTreeMap;
 use profiles::Profile;
 use scheduler::{Outcome, Without, run};
 
-/// The seeds of each profile that run by default.
-const SEEDS: u64 = 100;
+/// The seeds of each profile that run by default; `CACHED_TEST_TIMES` multiplies them.
+const SEEDS: u64 = 25;
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
@@ -118,7 +118,11 @@ fn every_order_of_events_keeps_the_guarantees() {
     let first = number("EXPLORE_FIRST").unwrap_or(0);
     let survey = number("EXPLORE_SURVEY").is_some();
     let seconds = number("EXPLORE_SECONDS");
-    let count = number("EXPLORE_SEEDS").unwrap_or(if seconds.is_some() { u64::MAX } else { SEEDS });
+    let count = number("EXPLORE_SEEDS").unwrap_or(if seconds.is_some() {
+        u64::MAX
+    } else {
+        SEEDS * test_kit::times()
+    });
     let start = std::time::Instant::now();
     let is_over = || seconds.is_some_and(|most| start.elapsed().as_secs() >= most);
     let mut found: BTreeMap<(usize, String), (u64, u64)> = BTreeMap::new();

@@ -534,11 +534,11 @@ fn run(seed: u64, is_traced: bool) -> u64 {
 #[test]
 fn any_history_matches_a_plain_map() {
     let changes = AtomicU64::new(0);
-    each_seed(1500, |seed, is_traced| {
+    each_seed(400, |seed, is_traced| {
         changes.fetch_add(run(seed, is_traced), Ordering::Relaxed);
     });
     let changes = changes.into_inner();
     println!("{changes} changes of modes, limits, rates, shares and of the path of requests");
     let is_whole = ["OBJECT_SEED", "OBJECT_SEEDS"].iter().all(|name| std::env::var(name).is_err());
-    assert!(!is_whole || changes >= 10_000, "{changes} are too few to show anything");
+    assert!(!is_whole || changes >= 2_500, "{changes} are too few to show anything");
 }

@@ -27,8 +27,8 @@ use profiles::Profile;
 use test_kit::rng::Rng;
 use world::{World, run};
 
-/// The seeds of each profile that run by default.
-const SEEDS: u64 = 40;
+/// The seeds of each profile that run by default; `CACHED_TEST_TIMES` multiplies them.
+const SEEDS: u64 = 15;
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
@@ -90,7 +90,8 @@ fn a_crash_loses_nothing_that_was_acknowledged_as_journaled() {
         return;
     }
     let (first, seconds) = (number("POWER_FIRST").unwrap_or(0), number("POWER_SECONDS"));
-    let count = number("POWER_SEEDS").unwrap_or(if seconds.is_some() { u64::MAX } else { SEEDS });
+    let count =
+        number("POWER_SEEDS").unwrap_or(if seconds.is_some() { u64::MAX } else { SEEDS * test_kit::times() });
     let is_survey = number("POWER_SURVEY").is_some();
     let start = std::time::Instant::now();
     let mut found: BTreeMap<(usize, String), (u64, u64)> = BTreeMap::new();
@@ -120,7 +121,7 @@ fn a_crash_loses_nothing_that_was_acknowledged_as_journaled() {
 
 #[test]
 fn the_power_may_go_at_every_step_of_the_disk() {
-    let sweeps = number("POWER_SWEEPS").unwrap_or(2);
+    let sweeps = number("POWER_SWEEPS").unwrap_or(test_kit::times());
     for profile in selected().iter().filter(|it| !it.has_faults()) {
         let profile = Profile { lives: 2, operations: 40, ..profile.clone() };
         for seed in 0..sweeps {
