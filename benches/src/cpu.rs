@@ -51,12 +51,3 @@ pub fn reserve_descriptors(wanted: u64) -> io::Result<()> {
         _ => Ok(()),
     }
 }
-
-/// Lowers the soft limit of open files, for this process and those it starts; [`reserve_descriptors`] raises it again.
-///
-/// # Errors
-/// Passes on the kernel's refusal.
-pub fn limit_descriptors(count: u64) -> io::Result<()> {
-    let limit = getrlimit(Resource::Nofile);
-    Ok(setrlimit(Resource::Nofile, Rlimit { current: Some(count), maximum: limit.maximum })?)
-}
