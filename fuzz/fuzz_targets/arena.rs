@@ -13,7 +13,13 @@ use std::sync::{Arc, OnceLock};
 fn open(path: &Path) -> Kv {
     let file = ArenaFile::open(path).expect("a file of our own");
     let clock = Arc::new(TickClock::starting_at(file.resume_secs()));
-    Kv::builder().memory_bytes(1 << 20).item_bytes_max(128 << 10).clock(clock).file(file).build().expect("a store")
+    Kv::builder()
+        .memory_bytes(1 << 20)
+        .item_bytes_max(128 << 10)
+        .clock(clock)
+        .file(file)
+        .build()
+        .expect("a store")
 }
 
 /// The file of a store that was killed.
