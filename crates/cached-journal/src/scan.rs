@@ -147,6 +147,26 @@ impl<'a> Scanner<'a> {
         }
     }
 
+    /// Looks at the end of the log for what may have been one more batch: it was cut off while it was written, or damaged
+    /// later.
+    pub(crate) fn find_cut_off(&self) -> Result<Option<Corruption>, DiskError> {
+        let mut block = vec![0; BLOCK_BYTES];
+        let read = self.segment.read(self.offset, &mut block)?;
+        let life = self.segment.header.life;
+        let is_due = BatchHeader::begins(&block[..read], self.next_number, self.last_check, life);
+        Ok(is_due.then(|| self.cut_off()))
+    }
+
+    /// Returns the batch that is due here as one that is incomplete.
+    pub(crate) fn cut_off(&self) -> Corruption {
+        let reason = format!(
+            "batch {}, the last one, is incomplete: the power went while it was written, and nothing in it was \
+             acknowledged; or it was damaged, and its records are lost",
+            self.next_number
+        );
+        Corruption::new(&self.segment.name, self.offset, reason)
+    }
+
     /// Moves to the next batch behind a break, and returns what is damaged; nothing if no batch is there.
     pub(crate) fn skip_damage(&mut self) -> Result<Option<Corruption>, DiskError> {
         let Some((offset, header)) = self.find_behind()? else { return Ok(None) };

@@ -110,6 +110,8 @@ pub(crate) struct Survey {
     pub(crate) log: Vec<LogSegment>,
     /// Offset and header of the log's last batch, if it is in the last segment.
     pub(crate) last_batch: Option<(u64, BatchHeader)>,
+    /// What may have been one more batch.
+    pub(crate) cut_off: Option<Corruption>,
     pub(crate) next_number: u64,
     pub(crate) last_check: u32,
     pub(crate) next_position: u64,
@@ -190,6 +192,7 @@ impl Survey {
             found,
             log: Vec::new(),
             last_batch: None,
+            cut_off: None,
             next_number: 1,
             last_check: 0,
             next_position: 1,
@@ -236,7 +239,16 @@ impl Survey {
         if let Some(torn_at) = torn_at {
             last = before;
             scanner = Scanner::new(&segment);
-            while scanner.offset < torn_at && scanner.next().is_ok() {}
+            while scanner.offset < torn_at {
+                match scanner.next() {
+                    Ok(_) => {}
+                    Err(ScanError::Break(_)) => break,
+                    Err(ScanError::Disk(error)) => return Err(error.into()),
+                }
+            }
+            self.cut_off = Some(scanner.cut_off());
+        } else {
+            self.cut_off = scanner.find_cut_off()?;
         }
         scanner.check_nothing_behind()?;
         self.tail = last.as_ref().map_or(header.tail, |batch| batch.header.tail);

@@ -55,6 +55,9 @@ pub struct Inspection {
     pub epochs: Epochs,
     /// Why the next open would refuse the journal.
     pub problem: Option<Corruption>,
+    /// A last batch that the next open would take for one that was cut off while it was written: nothing in it was
+    /// acknowledged then. It may also have been damaged later.
+    pub cut_off: Option<Corruption>,
 }
 
 fn superblock_of(disk: &dyn Disk) -> Result<Superblock, OpenError> {
@@ -99,9 +102,15 @@ pub fn inspect(disk: &dyn Disk) -> Result<Inspection, OpenError> {
             let segment = OpenSegment { name: found.name, file: found.file, header, segment_bytes };
             let mut scanner = Scanner::new(&segment);
             report.life = header.life;
-            while let Ok(batch) = scanner.next() {
-                report.batches += 1;
-                report.records += batch.heads.len() as u64;
+            loop {
+                match scanner.next() {
+                    Ok(batch) => {
+                        report.batches += 1;
+                        report.records += batch.heads.len() as u64;
+                    }
+                    Err(ScanError::Break(_)) => break,
+                    Err(ScanError::Disk(error)) => return Err(error.into()),
+                }
             }
             report.used_bytes = scanner.offset;
         }
@@ -118,6 +127,7 @@ pub fn inspect(disk: &dyn Disk) -> Result<Inspection, OpenError> {
             .as_ref()
             .and_then(|survey| Some(Position(survey.log.first()?.segment.header.first_position))),
         end: survey.as_ref().map(|survey| Position(survey.next_position)),
+        cut_off: survey.as_ref().and_then(|survey| survey.cut_off.clone()),
         epochs: survey.map(|survey| survey.epochs).unwrap_or_default(),
         problem,
     })
@@ -140,8 +150,8 @@ pub fn heads(disk: &dyn Disk, mut each: impl FnMut(Position, &Head<'_>, u64)) ->
     })
 }
 
-/// Reads a whole journal, payloads included, and returns everything that is damaged. An intact journal
-/// returns nothing.
+/// Reads a whole journal, payloads included, and returns everything that is damaged, or that may be: a last batch that
+/// is incomplete. An intact journal returns nothing.
 ///
 /// # Errors
 /// If the directory is in use, or the disk fails.
@@ -152,7 +162,7 @@ pub fn verify(disk: &dyn Disk) -> Result<Vec<Corruption>, OpenError> {
         Err(OpenError::Corrupt(corruption)) => return Ok(vec![corruption]),
         Err(error) => return Err(error),
     };
-    let (mut problems, mut failure) = (Vec::new(), None);
+    let (mut problems, mut failure) = (Vec::from_iter(survey.cut_off.clone()), None);
     survey.each_batch(|segment, batch| {
         for (_, _, place) in segment.records(batch) {
             match place.read() {
@@ -234,7 +244,7 @@ pub fn export(
         }
     }
     segments.sort_by_key(|segment| segment.header.life);
-    for segment in &segments {
+    for (at, segment) in segments.iter().enumerate() {
         let mut scanner = Scanner::new(segment);
         loop {
             let batch = match scanner.next() {
@@ -244,7 +254,13 @@ pub fn export(
                         problems.push(corruption);
                         continue;
                     }
-                    None => break,
+                    None => {
+                        // In a segment before, that is what a write that failed has left.
+                        if at + 1 == segments.len() {
+                            problems.extend(scanner.find_cut_off()?);
+                        }
+                        break;
+                    }
                 },
                 Err(ScanError::Disk(error)) => return Err(error.into()),
             };

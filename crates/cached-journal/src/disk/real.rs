@@ -1,13 +1,13 @@
 //! The operating system's disk.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, IoSlice};
 use std::num::NonZeroU64;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{Advice, FlockOperation, OFlags};
+use rustix::fs::{Advice, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::{Disk, DiskFile, FileId};
@@ -19,6 +19,7 @@ const LOCK_NAME: &str = "lock";
 pub struct RealDisk {
     root: PathBuf,
     is_direct: bool,
+    is_read_only: bool,
 }
 
 impl RealDisk {
@@ -36,15 +37,25 @@ impl RealDisk {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && root.is_dir() => {}
             Err(error) => return Err(error),
         }
-        Ok(Self { root: root.to_path_buf(), is_direct })
+        Ok(Self { root: root.to_path_buf(), is_direct, is_read_only: false })
     }
 
-    fn file(&self, name: &str, options: &mut OpenOptions) -> io::Result<Arc<dyn DiskFile>> {
+    /// Returns a directory that is only read: nothing in it is made or changed, so that a read-only file system
+    /// serves.
+    #[must_use]
+    pub fn read_only(root: &Path) -> Self {
+        Self { root: root.to_path_buf(), is_direct: false, is_read_only: true }
+    }
+
+    fn check_writable(&self) -> io::Result<()> {
+        if self.is_read_only { Err(Errno::ROFS.into()) } else { Ok(()) }
+    }
+
+    fn file(&self, name: &str, flags: OFlags) -> io::Result<Arc<dyn DiskFile>> {
         let path = self.root.join(name);
-        let buffered = options.read(true).write(true).open(&path)?;
+        let buffered = open_regular(&path, flags)?;
         let direct = if self.is_direct {
-            let flags = OFlags::DIRECT.bits() as i32;
-            let opened = OpenOptions::new().write(true).custom_flags(flags).open(&path);
+            let opened = open_regular(&path, OFlags::WRONLY | OFlags::DIRECT);
             let hint = |error: io::Error| match error.kind() {
                 io::ErrorKind::InvalidInput => io::Error::new(
                     error.kind(),
@@ -61,9 +72,40 @@ impl RealDisk {
     }
 }
 
+/// Opens a regular file, and refuses anything else: nothing is waited for at a FIFO, no link is followed.
+fn open_regular(path: &Path, flags: OFlags) -> io::Result<File> {
+    let flags = flags | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let opened = rustix::io::retry_on_intr(|| rustix::fs::open(path, flags, Mode::from_raw_mode(0o666)));
+    let is_file = match opened {
+        Ok(file) => {
+            let file = File::from(file);
+            if file.metadata()?.is_file() {
+                return Ok(file);
+            }
+            false
+        }
+        // A link; a directory, to write to; a socket.
+        Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => fs::symlink_metadata(path)?.is_file(),
+        Err(errno) => return Err(errno.into()),
+    };
+    Err(match is_file {
+        true => Errno::AGAIN.into(),
+        // No kind of error that is an answer to something, such as `InvalidInput` from O_DIRECT.
+        false => io::Error::other("it is no regular file"),
+    })
+}
+
 impl Disk for RealDisk {
     fn lock(&self) -> io::Result<Box<dyn Send + Sync>> {
-        Ok(Box::new(Lock::take(&self.root.join(LOCK_NAME))?))
+        let path = self.root.join(LOCK_NAME);
+        if !self.is_read_only {
+            return Ok(Box::new(Lock::take(&path)?));
+        }
+        match Lock::share(&path) {
+            // Whoever has the journal open has made it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Box::new(())),
+            lock => Ok(Box::new(lock?)),
+        }
     }
 
     fn names(&self) -> io::Result<Vec<String>> {
@@ -73,11 +115,12 @@ impl Disk for RealDisk {
     }
 
     fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
-        self.file(name, OpenOptions::new().create(true).truncate(true))
+        self.check_writable()?;
+        self.file(name, OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC)
     }
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
-        self.file(name, &mut OpenOptions::new())
+        self.file(name, if self.is_read_only { OFlags::RDONLY } else { OFlags::RDWR })
     }
 
     fn id(&self, name: &str) -> io::Result<FileId> {
@@ -85,10 +128,12 @@ impl Disk for RealDisk {
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.check_writable()?;
         fs::rename(self.root.join(from), self.root.join(to))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
+        self.check_writable()?;
         fs::remove_file(self.root.join(name))
     }
 
@@ -109,8 +154,15 @@ struct Lock(File);
 
 impl Lock {
     fn take(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
+        let file = open_regular(path, OFlags::WRONLY | OFlags::CREATE)?;
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(Self(file))
+    }
+
+    /// Takes the lock that readers share.
+    fn share(path: &Path) -> io::Result<Self> {
+        let file = open_regular(path, OFlags::RDONLY)?;
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared)?;
         Ok(Self(file))
     }
 }
@@ -181,7 +233,10 @@ impl DiskFile for RealFile {
 
 #[cfg(test)]
 mod tests {
-    use super::Lock;
+    use rustix::fs::{FileType, Mode};
+
+    use super::super::Disk;
+    use super::{Lock, RealDisk};
 
     #[test]
     fn a_lock_ends_although_a_child_still_has_the_file() {
@@ -193,5 +248,46 @@ mod tests {
         drop(lock);
         Lock::take(&path).unwrap();
         drop(of_the_child);
+    }
+
+    #[test]
+    fn readers_share_a_lock_and_keep_writers_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        drop(Lock::take(&path).unwrap());
+        let readers = [(); 2].map(|()| Lock::share(&path).unwrap());
+        assert!(Lock::take(&path).is_err());
+        drop(readers);
+        let _writer = Lock::take(&path).unwrap();
+        assert!(Lock::share(&path).is_err());
+    }
+
+    #[test]
+    fn what_is_read_only_is_not_changed_and_what_is_no_file_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = RealDisk::open(dir.path(), false).unwrap();
+        disk.create("file").unwrap();
+        let reading = RealDisk::read_only(dir.path());
+        drop(reading.lock().unwrap());
+        reading.open("file").unwrap();
+        let errors = [
+            reading.create("new").map(drop),
+            reading.rename("file", "other"),
+            reading.remove("file"),
+            reading.open("file").unwrap().write_at(0, &[&[0; 4096]]),
+        ];
+        assert!(errors.iter().all(Result::is_err), "{errors:?}");
+        assert_eq!(disk.names().unwrap(), ["file"], "no lock either");
+        rustix::fs::mknodat(rustix::fs::CWD, dir.path().join("fifo"), FileType::Fifo, Mode::RWXU, 0).unwrap();
+        std::os::unix::fs::symlink("file", dir.path().join("link")).unwrap();
+        std::fs::create_dir(dir.path().join("dir")).unwrap();
+        for disk in [&disk, &reading] {
+            for name in ["fifo", "link", "dir"] {
+                let error = disk.open(name).map(drop).unwrap_err();
+                assert_eq!(error.to_string(), "it is no regular file", "{name}");
+            }
+        }
+        std::fs::rename(dir.path().join("fifo"), dir.path().join("lock")).unwrap();
+        assert!(disk.lock().is_err() && reading.lock().is_err());
     }
 }

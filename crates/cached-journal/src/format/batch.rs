@@ -92,6 +92,20 @@ impl BatchHeader {
         Ok(header)
     }
 
+    /// Returns whether a block, which may be torn or damaged, looks like the begin of the batch that is due: of the four
+    /// fields that only that batch has together, three are enough. What an earlier life has left has one.
+    pub(crate) fn begins(block: &[u8], number: u64, previous_check: u32, life: u64) -> bool {
+        if block.len() < BATCH_HEADER_BYTES {
+            return false;
+        }
+        let is_magic = Fields(block).u32() == MAGIC;
+        let mut fields = Fields(&block[8..]);
+        let is_number = fields.u64() == number;
+        let is_previous = fields.u32() == previous_check;
+        let is_life = Fields(&block[48..]).u64() == life;
+        [is_magic, is_number, is_previous, is_life].iter().filter(|is_same| **is_same).count() >= 3
+    }
+
     /// Returns whether header and heads, given as read from the disk, match the check under a life's salt.
     pub(crate) fn is_intact(&self, salt: u32, header_and_heads: &[u8]) -> bool {
         header_and_heads.len() == self.layout().heads_end as usize

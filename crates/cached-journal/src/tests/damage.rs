@@ -1,8 +1,11 @@
 //! Bits that flip: every one is detected, or changes nothing that a recovery returns.
 
+use std::io;
+use std::sync::Arc;
+
 use super::kit::{Kit, SEGMENT_BYTES, append};
-use crate::disk::Disk;
 use crate::disk::simulated::{Faults, Random, SimulatedDisk};
+use crate::disk::{Disk, DiskFile, FileId};
 use crate::{Environment, Journal, OpenError, Position, tools};
 
 const SEGMENTS: u64 = 6;
@@ -215,4 +218,94 @@ fn a_header_that_is_destroyed_while_it_is_written_leaves_the_segment_as_it_was()
     let (_journal, replay) = kit.open().unwrap();
     let found: Vec<_> = replay.records().map(|record| record.unwrap().position).collect();
     assert!(holds.iter().all(|hold| found.contains(&hold.position())));
+}
+
+/// A disk that does not let one file be opened, or read.
+struct Refusing {
+    disk: SimulatedDisk,
+    name: String,
+    when_read: bool,
+    code: i32,
+}
+
+struct Unreadable(Arc<dyn DiskFile>, i32);
+
+impl Disk for Refusing {
+    fn lock(&self) -> io::Result<Box<dyn Send + Sync>> {
+        self.disk.lock()
+    }
+    fn names(&self) -> io::Result<Vec<String>> {
+        if self.name == "." { Err(io::Error::from_raw_os_error(self.code)) } else { self.disk.names() }
+    }
+    fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
+        panic!("{name} is made")
+    }
+    fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
+        match name == self.name {
+            false => self.disk.open(name),
+            true if self.when_read => Ok(Arc::new(Unreadable(self.disk.open(name)?, self.code))),
+            true => Err(io::Error::from_raw_os_error(self.code)),
+        }
+    }
+    fn id(&self, name: &str) -> io::Result<FileId> {
+        self.disk.id(name)
+    }
+    fn rename(&self, from: &str, _: &str) -> io::Result<()> {
+        panic!("{from} is renamed")
+    }
+    fn remove(&self, name: &str) -> io::Result<()> {
+        panic!("{name} is removed")
+    }
+    fn sync_names(&self) -> io::Result<()> {
+        panic!("something is synced")
+    }
+    fn random(&self) -> io::Result<u64> {
+        self.disk.random()
+    }
+}
+
+impl DiskFile for Unreadable {
+    fn len(&self) -> io::Result<u64> {
+        self.0.len()
+    }
+    fn id(&self) -> io::Result<FileId> {
+        self.0.id()
+    }
+    fn read_at(&self, _: u64, _: &mut [u8]) -> io::Result<usize> {
+        Err(io::Error::from_raw_os_error(self.1))
+    }
+    fn write_at(&self, _: u64, _: &[&[u8]]) -> io::Result<()> {
+        panic!("something is written")
+    }
+    fn sync(&self) -> io::Result<()> {
+        panic!("something is synced")
+    }
+}
+
+#[test]
+fn no_tool_takes_a_failure_of_the_system_for_damage() {
+    let (disk, _) = journal();
+    let mut names = disk.names().unwrap();
+    names.push(".".into());
+    // EACCES, EROFS, EIO, EMFILE, ENOSPC.
+    for code in [13, 30, 5, 24, 28] {
+        for (name, when_read) in names.iter().flat_map(|name| [(name, false), (name, true)]) {
+            if when_read && name == "." {
+                continue;
+            }
+            let disk = Refusing { disk: disk.copy(), name: name.clone(), when_read, code };
+            let answers = [
+                tools::inspect(&disk).map(drop),
+                tools::heads(&disk, |_, _, _| {}),
+                tools::verify(&disk).map(drop),
+                tools::export(&disk, |_, _| Ok(())).map(drop),
+            ];
+            for answer in answers {
+                let Err(OpenError::Disk(error)) = answer else {
+                    panic!("{name} with {code}, read {when_read}: {answer:?}")
+                };
+                assert_eq!((&error.file, error.error.raw_os_error()), (name, Some(code)));
+            }
+        }
+    }
 }
