@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use blocker::executor::block_on;
-use blocker::file::FileConfig;
+use blocker::file::{Access, FileConfig};
 use blocker::*;
 use bytes::Bytes;
 
@@ -194,6 +194,7 @@ fn bare_files(dir: &std::path::Path) -> Vec<File> {
 }
 
 fn store(dir: &std::path::Path, config: FileConfig) -> (FileStore, Vec<ObjectId>) {
+    let config = FileConfig { access: Access::Create, ..config };
     let store = FileStore::open_with(dir, config, Arc::new(SystemClock)).unwrap();
     let objects: Vec<_> = (0..FILES).map(object).collect();
     for object in &objects {

@@ -137,14 +137,24 @@ impl Error {
         let reason = || Reason::from(format!("{what}: {error}"));
         match error.kind() {
             Kind::StorageFull | Kind::QuotaExceeded => Self::OutOfSpace(reason()),
-            Kind::PermissionDenied | Kind::ReadOnlyFilesystem => Self::Denied(reason()),
-            Kind::Unsupported => Self::Unsupported(reason()),
-            Kind::Interrupted | Kind::WouldBlock | Kind::OutOfMemory | Kind::ResourceBusy => {
-                Self::Retryable(reason())
+            Kind::PermissionDenied | Kind::ReadOnlyFilesystem | Kind::NotADirectory | Kind::IsADirectory => {
+                Self::Denied(reason())
             }
-            // EMFILE and ENFILE have no stable kind of their own.
-            _ if matches!(error.raw_os_error(), Some(23 | 24)) => Self::Retryable(reason()),
-            _ => Self::Corrupt(reason()),
+            Kind::Unsupported => Self::Unsupported(reason()),
+            // A failure of the system is no evidence that anything stored is damaged.
+            _ => Self::Retryable(reason()),
+        }
+    }
+
+    /// As [`from_io`](Self::from_io), for reading what is stored of an object: what the medium does not return is
+    /// `Corrupt`.
+    #[must_use]
+    pub fn from_read(error: &io::Error, what: &str) -> Self {
+        /// EIO, EBADMSG, EUCLEAN, EREMOTEIO.
+        const MEDIUM: [i32; 4] = [5, 74, 117, 121];
+        match error.raw_os_error() {
+            Some(code) if MEDIUM.contains(&code) => Self::Corrupt(format!("{what}: {error}").into()),
+            _ => Self::from_io(error, what),
         }
     }
 }
@@ -161,6 +171,8 @@ mod tests {
         assert_eq!(kind(28), "out_of_space");
         assert_eq!(kind(13), "denied");
         assert_eq!(kind(24), "retryable");
-        assert_eq!(kind(5), "corrupt");
+        assert_eq!(kind(5), "retryable");
+        let read = |code| Error::from_read(&io::Error::from_raw_os_error(code), "x").kind();
+        assert_eq!((read(5), read(24), read(13)), ("corrupt", "retryable", "denied"));
     }
 }

@@ -10,7 +10,7 @@ use cached_core::object::ObjectCache;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let dir = std::env::args().nth(1).ok_or("the first argument must name a directory for the objects")?;
-    let store = Arc::new(FileStore::open(dir)?);
+    let store = Arc::new(FileStore::open_or_create(dir)?);
     let (cache, background) =
         ObjectCache::builder(store.clone()).memory_bytes(256 << 20).write_mode(WriteMode::Back).build()?;
     let background = std::thread::spawn(move || block_on(background));

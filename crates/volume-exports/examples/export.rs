@@ -44,8 +44,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err(USAGE.into());
     };
     let address: Address = address.parse()?;
-    let cache =
-        ObjectCache::builder(Arc::new(FileStore::open(directory)?)).memory_bytes(256 << 20).start()?;
+    let cache = ObjectCache::builder(Arc::new(FileStore::open_or_create(directory)?))
+        .memory_bytes(256 << 20)
+        .start()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let options = Options::new("volumes").records_at_once(true);

@@ -1,38 +1,60 @@
 //! Checking a store that is not open, and repairing what can be repaired.
 //!
 //! What is checked is everything the store itself writes: both copies of the superblock, of the claims and of
-//! every header, and what lies in its directories. The objects' bytes carry no checksum: that they are what
-//! was written is the file system's and the medium's word.
+//! every header, the size and the name that a header states, and what lies in the store's directories. The
+//! objects' bytes carry no checksum: that they are what was written is the file system's and the medium's word.
 //!
 //! | damage | repair |
 //! |---|---|
 //! | one copy of a header, of the superblock, of the claims | it is written again from the other |
-//! | both copies of a header | the file is set aside in `damaged/`; the object is missing then |
+//! | both copies of a header; a file that was cut, has grown, or is another object's | it is set aside; the object is missing then |
+//! | something else than a regular file in the place of an object | it is set aside |
 //! | both superblocks | one is made from the highest version of all objects |
-//! | both files of claims | empty ones are made: no claim binds any more, every writer has to claim again |
+//! | both files of claims | each namespace is claimed for no writer, above its highest stamp |
 //! | a superblock older than the objects | its count of starts is raised |
+//!
+//! Damage is what was read and does not fit. What the system does not let be read is not known: then the store
+//! could not be checked, and nothing is repaired. What is set aside or replaced is kept in `damaged/`.
 //!
 //! What a crash leaves behind is no damage. It is named all the same, and tidied up by a repair.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use super::access::Access;
 use super::directory_lock::DirectoryLock;
-use super::disk::{Disk, Open};
+use super::disk::{self, Disk, Kind, Open, found};
+use super::object::size_mismatch;
 use super::path::{self, Entry};
 use super::real::RealDisk;
 use super::records::{Superblock, decode_claims, encode_claims};
-use super::slot::{FORMAT, Found, HEADER_BYTES, Slot};
+use super::slot::{FORMAT, Found, HEADER_BYTES, Slot, name_sum};
 use super::store::BOOT_SHIFT;
 use super::twice::{CLAIMS, Copy, SUPERBLOCK, Twice, copy_name, replace};
 use crate::admission::Claims;
 use crate::error::{Error, Result};
+use crate::name::{Name, Namespace, ObjectId};
+use crate::order::Epoch;
+use crate::request::Scope;
 
 /// How far a count of starts that had to be made up lies above the highest that is known of: versions that
 /// were given since then and never stored must not be given again.
 const MADE_UP_STARTS: u64 = 4096;
+
+/// How a finding counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum FindingKind {
+    /// What was read is not what the store has written.
+    Damage,
+    /// What a crash leaves behind, or what is not the store's.
+    Note,
+    /// The system did not let it be read.
+    Unread,
+}
 
 /// Something that a check has found.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -44,8 +66,8 @@ pub struct Finding {
     pub what: String,
     /// What a repair does, or has done.
     pub remedy: String,
-    /// Whether it is damage, rather than what a crash leaves behind.
-    pub is_damage: bool,
+    /// How it counts.
+    pub kind: FindingKind,
 }
 
 /// What a check has seen.
@@ -58,24 +80,32 @@ pub struct CheckReport {
     pub tombstones: u64,
     /// The findings that are damage.
     pub damaged: u64,
-    /// The other findings.
+    /// The findings that are notes.
     pub notes: u64,
+    /// What could not be read. If it is not 0, nothing was repaired.
+    pub unread: u64,
 }
 
-/// Checks the store in `dir`, and with `repair` repairs it; `each` is given every finding. The store must not
-/// be open, and cannot be opened meanwhile.
+/// Checks the store in `dir`, and with `repair` repairs it; `each` is given every finding, after its repair if
+/// it is repaired. The store must not be open, and cannot be opened meanwhile. Without `repair` the directory is
+/// only read.
 ///
 /// # Errors
 /// `Denied` if a process has the store open or the directory is no store; `Unsupported` if another version of
-/// this program wrote it; the disk's errors.
+/// this program wrote it; the disk's errors. A repair that they end has done what was reported.
 pub fn check(dir: impl AsRef<Path>, repair: bool, each: &mut dyn FnMut(&Finding)) -> Result<CheckReport> {
     let dir = dir.as_ref();
-    if !dir.is_dir() {
+    let access = if repair { Access::Write } else { Access::Read };
+    let failed = |error: &io::Error| Error::from_io(error, &format!("opening {}", dir.display()));
+    let is_dir = match dir.metadata() {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(&error)),
+        found => found.is_ok_and(|found| found.is_dir()),
+    };
+    if !is_dir {
         return Err(Error::Denied(format!("there is no directory {}", dir.display()).into()));
     }
-    let _lock = DirectoryLock::take(dir)?;
-    let failed = |error: io::Error| Error::from_io(&error, &format!("checking {}", dir.display()));
-    let disk = RealDisk::new(false, dir).map_err(failed)?;
+    let _lock = DirectoryLock::take(dir, access)?;
+    let disk = RealDisk::new(false, dir, access).map_err(|error| failed(&error))?;
     check_on(&disk, dir, repair, each)
 }
 
@@ -86,16 +116,19 @@ pub(super) fn check_on(
     repair: bool,
     each: &mut dyn FnMut(&Finding),
 ) -> Result<CheckReport> {
-    let superblocks = Twice::read(disk, root, SUPERBLOCK, Superblock::decode)?;
-    let claims = Twice::read(disk, root, CLAIMS, decode_claims)?;
-    let mut check =
-        Check { disk, root, repair, each, report: CheckReport::default(), starts: 0, temporaries: 0 };
-    let failed = |error: io::Error| Error::from_io(&error, &format!("checking {}", root.display()));
-    check.top(superblocks.is_absent()).map_err(failed)??;
-    check.objects().map_err(failed)?;
-    check.superblock(&superblocks).map_err(failed)?;
-    check.claims(&claims).map_err(failed)?;
-    Ok(check.report)
+    if repair {
+        // Nothing is changed unless everything can be read: what is rebuilt is made from all of it.
+        let report = Check::new(disk, root, false, &mut |finding| {
+            if finding.kind == FindingKind::Unread {
+                each(finding);
+            }
+        })
+        .run()?;
+        if report.unread > 0 {
+            return Ok(report);
+        }
+    }
+    Check::new(disk, root, repair, each).run()
 }
 
 struct Check<'a> {
@@ -106,40 +139,109 @@ struct Check<'a> {
     report: CheckReport,
     /// The last start that an object's version names.
     starts: u64,
+    /// The highest epoch of a stamp in each namespace that has one.
+    epochs: BTreeMap<Namespace, Epoch>,
+    /// The version from which on headers state what size a file has.
+    sizes_from: u64,
+    /// The names in `damaged/`, once they have been asked for.
+    aside: Option<BTreeSet<Vec<u8>>>,
     temporaries: u64,
 }
 
-impl Check<'_> {
-    fn found(&mut self, path: &Path, is_damage: bool, what: impl Into<String>, remedy: impl Into<String>) {
-        *(if is_damage { &mut self.report.damaged } else { &mut self.report.notes }) += 1;
-        let finding =
-            Finding { path: path.to_path_buf(), what: what.into(), remedy: remedy.into(), is_damage };
+impl<'a> Check<'a> {
+    fn new(disk: &'a dyn Disk, root: &'a Path, repair: bool, each: &'a mut dyn FnMut(&Finding)) -> Self {
+        Self {
+            disk,
+            root,
+            repair,
+            each,
+            report: CheckReport::default(),
+            starts: 0,
+            epochs: BTreeMap::new(),
+            sizes_from: u64::MAX,
+            aside: None,
+            temporaries: 0,
+        }
+    }
+
+    fn run(mut self) -> Result<CheckReport> {
+        let superblocks = Twice::read(self.disk, self.root, SUPERBLOCK, Superblock::decode)?;
+        let claims = Twice::read(self.disk, self.root, CLAIMS, decode_claims)?;
+        if let (Copy::Whole(superblock), true) = (&superblocks.first, superblocks.is_in_both())
+            && superblock.clean
+        {
+            self.sizes_from = superblock.version_floor;
+        }
+        let unread = superblocks.unread(SUPERBLOCK).chain(claims.unread(CLAIMS));
+        for (name, error) in unread {
+            self.unread(&self.root.join(name), error)?;
+        }
+        self.top(superblocks.is_absent())?;
+        self.objects()?;
+        self.superblock(&superblocks)?;
+        self.claims(&claims)?;
+        Ok(self.report)
+    }
+
+    fn found(&mut self, path: &Path, kind: FindingKind, what: impl Into<String>, remedy: impl Into<String>) {
+        *match kind {
+            FindingKind::Damage => &mut self.report.damaged,
+            FindingKind::Note => &mut self.report.notes,
+            FindingKind::Unread => &mut self.report.unread,
+        } += 1;
+        let finding = Finding { path: path.to_path_buf(), what: what.into(), remedy: remedy.into(), kind };
         (self.each)(&finding);
     }
 
-    /// The entries of a directory: name, and whether it is a directory.
-    fn entries(&self, dir: &Path) -> io::Result<Vec<(Vec<u8>, bool)>> {
+    /// Reports that something could not be read.
+    ///
+    /// # Errors
+    /// During a repair, which ends with it.
+    fn unread(&mut self, path: &Path, error: &io::Error) -> Result<()> {
+        if self.repair {
+            return Err(Error::from_io(error, &format!("reading {}", path.display())));
+        }
+        self.found(path, FindingKind::Unread, error.to_string(), "nothing is repaired");
+        Ok(())
+    }
+
+    /// Returns what was read; nothing, and reports it, if that failed.
+    fn read<T>(&mut self, path: &Path, answer: io::Result<T>) -> Result<Option<T>> {
+        match answer {
+            Ok(read) => Ok(Some(read)),
+            Err(error) => self.unread(path, &error).map(|()| None),
+        }
+    }
+
+    /// Does a step of a repair.
+    fn repair(&mut self, path: &Path, act: impl FnOnce(&mut Self) -> io::Result<()>) -> Result<()> {
+        if !self.repair {
+            return Ok(());
+        }
+        act(self).map_err(|error| Error::from_io(&error, &format!("repairing {}", path.display())))
+    }
+
+    /// The entries of a directory: names, and what they lead to.
+    fn entries(&mut self, dir: &Path) -> Result<Vec<(Vec<u8>, Kind)>> {
         let mut entries = Vec::new();
-        self.disk.read_dir(dir, &mut |name, is_dir| entries.push((name.to_vec(), is_dir)))?;
+        let listed = self.disk.read_dir(dir, &mut |name, kind| entries.push((name.to_vec(), kind)));
+        self.read(dir, listed)?;
         Ok(entries)
     }
 
     /// What lies in the store's directory itself, and in `tmp/`.
-    fn top(&mut self, no_superblock: bool) -> io::Result<Result<()>> {
+    fn top(&mut self, no_superblock: bool) -> Result<()> {
         let entries = self.entries(self.root)?;
-        let has = |wanted: &[u8]| entries.iter().any(|(name, is_dir)| name == wanted && *is_dir);
+        let has = |wanted: &[u8]| entries.iter().any(|(name, kind)| name == wanted && *kind == Kind::Dir);
         let objects = self.root.join("objects");
-        if no_superblock && (!has(b"objects") || self.entries(&objects)?.is_empty()) {
+        let has_objects = has(b"objects");
+        if no_superblock && (!has_objects || self.entries(&objects)?.is_empty()) && self.report.unread == 0 {
             let text = format!("there is no store in {}: no superblock, and no objects", self.root.display());
-            return Ok(Err(Error::Denied(text.into())));
+            return Err(Error::Denied(text.into()));
         }
-        if !has(b"objects") {
-            self.found(
-                &objects,
-                true,
-                "is missing, and every object with it",
-                "the next start makes an empty one",
-            );
+        if !has_objects && self.report.unread == 0 {
+            let what = "is missing, and every object with it";
+            self.found(&objects, FindingKind::Damage, what, "the next start makes an empty one");
         }
         let ours: [&[u8]; 9] = [
             b"superblock",
@@ -153,192 +255,294 @@ impl Check<'_> {
             b"lost+found",
         ];
         for (name, _) in entries.iter().filter(|(name, _)| !ours.contains(&name.as_slice())) {
-            self.found(&self.root.join(OsStr::from_bytes(name)), false, "is not the store's", "left alone");
+            let path = self.root.join(OsStr::from_bytes(name));
+            self.found(&path, FindingKind::Note, "is not the store's", "left alone");
         }
         let tmp = self.root.join("tmp");
-        for (name, is_dir) in self.entries(&tmp)? {
+        for (name, kind) in self.entries(&tmp)? {
             let path = tmp.join(OsStr::from_bytes(&name));
-            match is_dir {
-                true => {
-                    self.found(&path, false, "is a directory, which the store does not make", "left alone");
-                }
-                false => {
-                    self.found(&path, false, "was left behind by a change that was cut off", "removed");
-                    if self.repair {
-                        self.disk.unlink(&path)?;
+            if kind == Kind::Dir {
+                let what = "is a directory, which the store does not make";
+                self.found(&path, FindingKind::Note, what, "left alone");
+                continue;
+            }
+            self.repair(&path, |check| check.disk.unlink(&path))?;
+            self.found(&path, FindingKind::Note, "was left behind by a change that was cut off", "removed");
+        }
+        Ok(())
+    }
+
+    /// Every file below `objects/`.
+    fn objects(&mut self) -> Result<()> {
+        // Directories, the escaped name so far, and the namespace below whose directory they are.
+        let mut left = vec![(self.root.join("objects"), String::new(), None::<Namespace>)];
+        while let Some((dir, before, namespace)) = left.pop() {
+            for (name, kind) in self.entries(&dir)? {
+                let path = dir.join(OsStr::from_bytes(&name));
+                let is_outer = namespace.is_none();
+                let suffix = if is_outer { path::NAMESPACE_SUFFIX } else { path::OBJECT_SUFFIX };
+                let decoded = match path::entry(&before, &name, is_outer, kind, suffix) {
+                    Some(Entry::More(text)) => {
+                        left.push((path, text, namespace.clone()));
+                        continue;
+                    }
+                    Some(Entry::Last(text)) => path::decode(&text),
+                    None => None,
+                };
+                let inner = match (decoded, &namespace) {
+                    (Some(name), None) => Namespace::new(name).ok().map(|found| (found, None)),
+                    (Some(name), Some(namespace)) => {
+                        Name::new(name).ok().map(|name| (namespace.clone(), Some(name)))
+                    }
+                    (None, _) => None,
+                };
+                match inner {
+                    Some((found, None)) => left.push((path, String::new(), Some(found))),
+                    Some((namespace, Some(name))) => self.object(&path, &ObjectId::new(namespace, name))?,
+                    None => {
+                        let what = "is not a name that the store gives";
+                        self.found(&path, FindingKind::Note, what, "left alone");
                     }
                 }
             }
         }
-        Ok(Ok(()))
-    }
-
-    /// Every file below `objects/`.
-    fn objects(&mut self) -> io::Result<()> {
-        // Directories, the escaped name so far, and whether the name is a namespace's.
-        let mut left = vec![(self.root.join("objects"), String::new(), true)];
-        while let Some((dir, before, is_outer)) = left.pop() {
-            for (name, is_dir) in self.entries(&dir)? {
-                let path = dir.join(OsStr::from_bytes(&name));
-                let suffix = if is_outer { path::NAMESPACE_SUFFIX } else { path::OBJECT_SUFFIX };
-                match path::entry(&before, &name, is_outer, is_dir, suffix) {
-                    Some(Entry::More(text)) => left.push((path, text, is_outer)),
-                    Some(Entry::Last(text)) if path::decode(&text).is_some() => match is_outer {
-                        true => left.push((path, String::new(), false)),
-                        false => self.object(&path)?,
-                    },
-                    _ => self.found(&path, false, "is not a name that the store gives", "left alone"),
-                }
-            }
-        }
         Ok(())
     }
 
-    fn object(&mut self, path: &Path) -> io::Result<()> {
+    fn object(&mut self, path: &Path, id: &ObjectId) -> Result<()> {
         let mut header = [0; HEADER_BYTES as usize];
-        let (read, len) = match self.disk.head(path, &mut header) {
-            Ok(Some(head)) => head,
-            Ok(None) => return Ok(()),
-            Err(error) => {
-                self.found(path, true, format!("cannot be read: {error}"), "left alone");
-                return Ok(());
+        let head = found(self.disk.head(path, &mut header));
+        let (read, len) = match self.read(path, head)? {
+            Some(disk::Found::File(head)) => head,
+            Some(disk::Found::Foreign(kind)) => {
+                return self.set_aside(path, FindingKind::Damage, format!("is {kind}, not a regular file"));
             }
+            Some(disk::Found::Absent) | None => return Ok(()),
         };
-        let (slot, one_damaged) = match Slot::find(&header[..read]) {
+        let header = &header[..read];
+        let (slot, one_damaged) = match Slot::find(header, name_sum(id)) {
             Found::Slot { slot, one_damaged } => (slot, one_damaged),
             Found::Blank if len <= HEADER_BYTES => {
-                self.found(path, false, "is a creation that was never stored", "removed");
-                return if self.repair { self.disk.unlink(path) } else { Ok(()) };
+                self.repair(path, |check| check.disk.unlink(path))?;
+                self.found(path, FindingKind::Note, "is a creation that was never stored", "removed");
+                return Ok(());
             }
             Found::Blank => {
                 let data = len - HEADER_BYTES;
                 let what = format!("has a blank header before {data} bytes: its creation was never stored");
-                return self.set_aside(path, false, what);
+                return self.set_aside(path, FindingKind::Note, what);
             }
-            Found::Damaged => return self.set_aside(path, true, "both copies of its header are damaged"),
+            Found::Damaged => {
+                return self.set_aside(path, FindingKind::Damage, "both copies of its header are damaged");
+            }
+            Found::Misplaced => {
+                return self.set_aside(path, FindingKind::Damage, "was made for another object");
+            }
             Found::Foreign(format) => {
                 let what = format!("has format {format}, where this program reads {FORMAT}");
-                self.found(path, true, what, "left alone");
+                self.found(path, FindingKind::Damage, what, "left alone");
                 return Ok(());
             }
         };
         self.starts = self.starts.max(slot.version.0 >> BOOT_SHIFT);
+        if let Some(stamp) = slot.stamp {
+            let highest = self.epochs.entry(id.namespace.clone()).or_default();
+            *highest = stamp.epoch.max(*highest);
+        }
+        if let Some(what) = size_mismatch(&slot, len, self.sizes_from) {
+            return self.set_aside(path, FindingKind::Damage, what);
+        }
         *(if slot.tombstone { &mut self.report.tombstones } else { &mut self.report.objects }) += 1;
         if one_damaged {
-            self.found(path, true, "one copy of its header is damaged", "written again from the other");
-            if self.repair {
-                let file = self.disk.open(path, Open::Existing)?;
+            let kept = self.aside(&[path.file_name().unwrap_or_default().as_bytes(), b".header"].concat())?;
+            self.repair(path, |check| {
+                check.keep(&kept, |file| file.write_at(0, &header.to_vec().into()).map_err(|it| it.error))?;
+                let file = check.disk.open(path, Open::ReadWrite)?;
                 let again = Slot { count: slot.count + 1, ..slot };
-                file.write_at(0, &again.encode().into()).map_err(|failed| failed.error)?;
-                file.sync_data()?;
-            }
+                file.write_at(0, &again.encode(name_sum(id)).into()).map_err(|failed| failed.error)?;
+                file.sync_data()
+            })?;
+            let remedy = format!("written again from the other; what it was is kept as {}", kept.display());
+            self.found(path, FindingKind::Damage, "one copy of its header is damaged", remedy);
         }
         if slot.lost {
             let what = "has lost something in a sync that failed";
-            self.found(path, false, what, "left alone; the store writes it anew when it is next used");
+            let remedy = "left alone; the store writes it anew when it is next used";
+            self.found(path, FindingKind::Note, what, remedy);
         }
         if slot.tombstone && len > HEADER_BYTES {
-            self.found(path, false, "has bytes behind the memory of a deletion", "cut off");
-            if self.repair {
-                let file = self.disk.open(path, Open::Existing)?;
+            self.repair(path, |check| {
+                let file = check.disk.open(path, Open::ReadWrite)?;
                 file.set_len(HEADER_BYTES)?;
-                file.sync_data()?;
-            }
+                file.sync_data()
+            })?;
+            self.found(path, FindingKind::Note, "has bytes behind the memory of a deletion", "cut off");
         }
         Ok(())
     }
 
-    /// Moves a file to where the store does not find it and a person does.
-    fn set_aside(&mut self, path: &Path, is_damage: bool, what: impl Into<String>) -> io::Result<()> {
+    /// Returns a path in `damaged/` that nothing has, which ends in `name`.
+    fn aside(&mut self, name: &[u8]) -> Result<PathBuf> {
         let dir = self.root.join("damaged");
-        let names = self.entries(&dir)?;
-        let file_name = path.file_name().unwrap_or_default().as_bytes();
-        let target = (0..).map(|number: u64| [format!("{number}-").as_bytes(), file_name].concat());
-        let mut target = target.filter(|target| !names.iter().any(|(name, _)| name == target));
-        let target = dir.join(OsStr::from_bytes(&target.next().unwrap_or_default()));
-        self.found(
-            path,
-            is_damage,
-            what,
-            format!("set aside as {}; the object is missing then", target.display()),
-        );
-        if self.repair {
-            self.disk.make_dir(&dir)?;
-            self.disk.rename(path, &target)?;
-            self.disk.sync_dir(&dir)?;
-            self.disk.sync_dir(self.root)?;
-            self.disk.sync_dir(path.parent().unwrap_or(self.root))?;
-        }
+        let mut names = match self.aside.take() {
+            Some(names) => names,
+            None => self.entries(&dir)?.into_iter().map(|(name, _)| name).collect(),
+        };
+        let mut target = (0..).map(|number: u64| [format!("{number}-").as_bytes(), name].concat());
+        let target = target.find(|target| !names.contains(target)).unwrap_or_default();
+        names.insert(target.clone());
+        self.aside = Some(names);
+        Ok(dir.join(OsStr::from_bytes(&target)))
+    }
+
+    /// Stores a file in `damaged/`.
+    fn keep(&self, kept: &Path, fill: impl FnOnce(&dyn disk::DiskFile) -> io::Result<()>) -> io::Result<()> {
+        let dir = self.root.join("damaged");
+        self.disk.make_dir(&dir)?;
+        let file = self.disk.open(kept, Open::Create)?;
+        fill(&*file)?;
+        file.sync_data()?;
+        self.disk.sync_dir(&dir)?;
+        self.disk.sync_dir(self.root)
+    }
+
+    /// Moves what lies at `path` to where the store does not find it and a person does.
+    fn move_aside(&self, path: &Path, target: &Path) -> io::Result<()> {
+        let dir = self.root.join("damaged");
+        self.disk.make_dir(&dir)?;
+        self.disk.rename(path, target)?;
+        self.disk.sync_dir(&dir)?;
+        self.disk.sync_dir(self.root)?;
+        self.disk.sync_dir(path.parent().unwrap_or(self.root))
+    }
+
+    fn set_aside(&mut self, path: &Path, kind: FindingKind, what: impl Into<String>) -> Result<()> {
+        let target = self.aside(path.file_name().unwrap_or_default().as_bytes())?;
+        self.repair(path, |check| check.move_aside(path, &target))?;
+        let remedy = format!("set aside as {}; the object is missing then", target.display());
+        self.found(path, kind, what, remedy);
         Ok(())
     }
 
-    /// Reports on the two files of `name`. Returns whether they have to be written again.
-    fn twice<T: PartialEq>(&mut self, name: &str, twice: &Twice<T>, last_resort: &str) -> bool {
-        let both = twice.value().is_none();
-        let mut again = false;
+    /// Replaces the two files of `name` if one of them is not what it should be, or if `value` is given for
+    /// another reason, and reports on them. `last_resort` is where the value comes from if neither can be used.
+    fn twice<T: PartialEq>(
+        &mut self,
+        name: &str,
+        twice: &Twice<T>,
+        last_resort: &str,
+        outdated: Option<(String, String)>,
+        content: impl FnOnce() -> Vec<u8>,
+    ) -> Result<()> {
+        let mut findings = Vec::new();
         for (name, copy) in [(name.to_owned(), &twice.first), (copy_name(name), &twice.second)] {
             let what = match copy {
-                Copy::Whole(_) => continue,
+                Copy::Whole(_) | Copy::Unread(_) => continue,
                 Copy::Absent => "is missing".to_owned(),
-                Copy::Damaged(error) => format!("cannot be used: {error}"),
+                Copy::Damaged(damage) => format!("cannot be used: {damage}"),
             };
-            let remedy = if both { last_resort } else { "written again from the other copy" };
-            self.found(&self.root.join(name), true, what, remedy);
-            again = true;
+            let remedy = match twice.value() {
+                Some(_) => "written again from the other copy",
+                None if twice.unread("").next().is_some() => "nothing until the other copy can be read",
+                None => last_resort,
+            };
+            findings.push((name, FindingKind::Damage, what, remedy.to_owned()));
         }
-        if !again && twice.first != twice.second {
-            self.found(&self.root.join(copy_name(name)), false, "is behind by a change", "written again");
-            again = true;
+        if let (Copy::Whole(first), Copy::Whole(second)) = (&twice.first, &twice.second)
+            && first != second
+        {
+            let again = "written again".to_owned();
+            findings.push((copy_name(name), FindingKind::Note, "is behind by a change".to_owned(), again));
         }
-        again
+        if let Some((what, remedy)) = outdated {
+            findings.push((name.to_owned(), FindingKind::Damage, what, remedy));
+        }
+        if findings.is_empty() {
+            return Ok(());
+        }
+        let mut kept = Vec::new();
+        for (name, copy) in [(name.to_owned(), &twice.first), (copy_name(name), &twice.second)] {
+            if !matches!(copy, Copy::Absent) && findings.iter().any(|(found, ..)| *found == name) {
+                let target = self.aside(name.as_bytes())?;
+                kept.push((name, target));
+            }
+        }
+        self.repair(&self.root.join(name), |check| {
+            for (name, target) in &kept {
+                check.keep_copy(&check.root.join(name), target)?;
+            }
+            check.replace(name, &content())
+        })?;
+        for (name, kind, what, mut remedy) in findings {
+            if let Some((_, target)) = kept.iter().find(|(kept, _)| *kept == name) {
+                remedy += &format!("; what it was is kept as {}", target.display());
+            }
+            self.found(&self.root.join(name), kind, what, remedy);
+        }
+        Ok(())
     }
 
-    fn superblock(&mut self, superblocks: &Twice<Superblock>) -> io::Result<()> {
+    /// Keeps a copy of a file that is about to be replaced; what is not a file is moved.
+    fn keep_copy(&self, path: &Path, kept: &Path) -> io::Result<()> {
+        match found(self.disk.open(path, Open::Read))? {
+            disk::Found::File(file) => {
+                let len = file.len()?;
+                self.keep(kept, |copy| copy.copy_from(&*file, 0, 0, len))
+            }
+            disk::Found::Foreign(_) => self.move_aside(path, kept),
+            disk::Found::Absent => Ok(()),
+        }
+    }
+
+    fn superblock(&mut self, superblocks: &Twice<Superblock>) -> Result<()> {
         if let (Copy::Whole(Superblock { boot: 1, .. }), Copy::Absent) =
             (&superblocks.first, &superblocks.second)
         {
             let path = self.root.join(copy_name(SUPERBLOCK));
-            self.found(&path, false, "is missing: the first start was cut off", "the next start writes it");
+            let what = "is missing: the first start was cut off";
+            self.found(&path, FindingKind::Note, what, "the next start writes it");
             return Ok(());
         }
-        let again = self.twice(
-            SUPERBLOCK,
-            superblocks,
-            "made from the versions of the objects; every object has a new version at the next start",
-        );
+        let starts = self.starts;
         let known = superblocks.value().copied();
-        let is_behind = known.is_some_and(|known| known.boot < self.starts);
-        if let Some(known) = known.filter(|_| is_behind) {
+        let outdated = known.filter(|known| known.boot < starts).map(|known| {
             let what = format!(
-                "knows of {} starts, where an object was changed in start {}: it is of an earlier time",
-                known.boot, self.starts
+                "knows of {} starts, where an object was changed in start {starts}: it is of an earlier time",
+                known.boot
             );
-            self.found(&self.root.join(SUPERBLOCK), true, what, "the count of starts is raised");
-        }
-        if !self.repair || !(again || is_behind) {
-            return Ok(());
-        }
+            (what, "the count of starts is raised".to_owned())
+        });
         let made_up = Superblock {
             clean: false,
-            boot: (self.starts + MADE_UP_STARTS).min((1 << (64 - BOOT_SHIFT)) - 2),
+            boot: (starts + MADE_UP_STARTS).min((1 << (64 - BOOT_SHIFT)) - 2),
             version_floor: 0,
         };
         // Not as closed in order, unless nothing but the second copy was amiss: it may be of another time.
         let from_first = matches!(superblocks.first, Copy::Whole(_));
         let value = match known {
-            Some(known) if !is_behind => Superblock { clean: known.clean && from_first, ..known },
+            Some(known) if outdated.is_none() => Superblock { clean: known.clean && from_first, ..known },
             _ => made_up,
         };
-        self.replace(SUPERBLOCK, &value.encode())
+        let last_resort =
+            "made from the versions of the objects; every object has a new version at the next start";
+        self.twice(SUPERBLOCK, superblocks, last_resort, outdated, || value.encode())
     }
 
-    fn claims(&mut self, claims: &Twice<Claims>) -> io::Result<()> {
-        let last_resort = "made empty: no claim binds any more, so every writer must claim before it writes";
-        if self.twice(CLAIMS, claims, last_resort) && self.repair {
-            let value = claims.value().cloned().unwrap_or_default();
-            return self.replace(CLAIMS, &encode_claims(&value));
+    fn claims(&mut self, claims: &Twice<Claims>) -> Result<()> {
+        let mut value = claims.value().cloned().unwrap_or_default();
+        if claims.value().is_none() {
+            for (namespace, highest) in &self.epochs {
+                let above = Epoch(highest.0.saturating_add(1));
+                value.record(&Scope::Namespace(namespace.clone()), above, None)?;
+            }
         }
-        Ok(())
+        let last_resort = format!(
+            "made from the objects: {} namespaces are claimed for no writer, above their highest stamps. Claims \
+             whose writers have stored nothing cannot be recovered. Every writer must claim again; a journal from \
+             before is refused at its cache's start and kept, and `cachectl journal export` saves what is in it",
+            self.epochs.len()
+        );
+        self.twice(CLAIMS, claims, &last_resort, None, || encode_claims(&value))
     }
 
     fn replace(&mut self, name: &str, content: &[u8]) -> io::Result<()> {

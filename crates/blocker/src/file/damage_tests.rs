@@ -196,9 +196,157 @@ fn claims_are_missed() {
     assert!(refused.to_string().contains("claims"), "{refused}");
     let (report, findings) = checked(&disk, true);
     assert_eq!(report.damaged, 2, "{findings}");
-    assert!(findings.contains("every writer must claim"), "{findings}");
+    assert!(findings.contains("Every writer must claim again"), "{findings}");
+    // No writer from before comes through, whichever stamps it has stored: the highest of the namespace is 3:2.
     let store = open(&disk).unwrap();
-    write(&store, "claimed", b"x".to_vec(), Some(Stamp::new(1, 1)));
+    let late = WriteRequest::new(object("new"), 0, b"late").stamp(Stamp::new(3, 9));
+    assert_eq!(block_on(store.write(late)).unwrap_err(), Error::Fenced { epoch: Epoch(4) });
+    let claim = |epoch| {
+        let scope = Scope::Namespace(object("x").namespace);
+        block_on(store.claim(ClaimRequest::new(scope, Epoch(epoch), WriterId(5)))).map(drop)
+    };
+    for epoch in [3, 4] {
+        assert_eq!(claim(epoch), Err(Error::Fenced { epoch: Epoch(4) }));
+    }
+    claim(5).unwrap();
+    write(&store, "claimed", b"x".to_vec(), Some(Stamp::new(5, 1)));
+}
+
+#[test]
+fn a_repair_keeps_what_it_replaces_and_reports_what_is_done() {
+    let disk = built();
+    let damage = |path: &Path, at: usize| {
+        let before = disk.contents()[path].clone();
+        let mut damaged = before.clone();
+        damaged[at] ^= 1;
+        disk.tamper(path, Some(damaged.clone()));
+        (path.to_path_buf(), before, damaged)
+    };
+    let in_root = |name: &str| Path::new(ROOT).join(name);
+    let damaged = [
+        (damage(&in_root("superblock"), 9), "0-superblock"),
+        (damage(&in_root("claims"), 9), "0-claims"),
+        (damage(&in_root("claims.copy"), 9), "0-claims.copy"),
+        (damage(&path_of("small"), 10), "0-small.obj.header"),
+    ];
+    let mut reported = Vec::new();
+    let report = check_on(&disk, Path::new(ROOT), true, &mut |finding| {
+        // By now it is done.
+        let now = disk.contents();
+        let ((path, before, was), kept) =
+            damaged.iter().find(|((path, ..), _)| *path == finding.path).expect("one of the four");
+        assert_ne!(now[path], *was, "{finding:?}");
+        if path.ends_with("superblock") {
+            assert_eq!(now[path], now[&in_root("superblock.copy")]);
+        } else if *path == path_of("small") {
+            assert_eq!(now[path][HEADER_BYTES as usize..], before[HEADER_BYTES as usize..]);
+        }
+        let kept = in_root("damaged").join(kept);
+        assert!(finding.remedy.contains(&kept.display().to_string()), "{finding:?}");
+        let len = now[&kept].len();
+        assert_eq!(now[&kept], was[..len]);
+        assert!(len == was.len() || len == HEADER_BYTES as usize);
+        reported.push(path.clone());
+    });
+    assert_eq!((report.unwrap().damaged, reported.len()), (4, 4));
+    assert_eq!(checked(&disk, false).0.damaged, 0);
+}
+
+/// The content of the file of an object of `built`, and whether a header states what it should be.
+fn tampered(disk: &SimulatedDisk) -> Vec<(&'static str, Vec<u8>)> {
+    let contents = disk.contents();
+    let of = |name: &str| contents[&path_of(name)].clone();
+    let with = |name: &str, change: &dyn Fn(&mut Vec<u8>)| {
+        let mut content = of(name);
+        change(&mut content);
+        content
+    };
+    vec![
+        ("small", with("small", &|content| content.truncate(1_100))),
+        ("small", with("small", &|content| content.push(0))),
+        ("large", with("large", &|content| content.truncate(4_096))),
+        ("large", with("large", &|content| content.truncate(1_024))),
+        ("large", with("large", &|content| content.resize(20_000, 0))),
+        ("small", of("large")),
+        ("large", of("small")),
+        ("small", of("gone")),
+        ("gone", of("small")),
+    ]
+}
+
+#[test]
+fn a_file_that_was_cut_or_put_into_another_place_is_refused_and_set_aside() {
+    for (round, (name, content)) in tampered(&built()).into_iter().enumerate() {
+        let disk = built();
+        disk.tamper(&path_of(name), Some(content));
+        let what = format!("round {round}, {name}");
+        let store = open(&disk).unwrap();
+        let info = block_on(store.info(InfoRequest::new(object(name))));
+        assert_eq!(info.map(drop).map_err(|error| error.kind()), Err("corrupt"), "{what}");
+        let listed = block_on(store.list(ListRequest::new(object("x").namespace)));
+        assert_eq!(listed.map(drop).map_err(|error| error.kind()), Err("corrupt"), "{what}");
+        store.close().unwrap();
+        drop(store);
+        let (report, findings) = checked(&disk, true);
+        assert_eq!(report.damaged, 1, "{what}: {findings}");
+        assert!(
+            disk.contents().contains_key(&Path::new(ROOT).join(format!("damaged/0-{name}.obj"))),
+            "{what}"
+        );
+        assert_eq!(checked(&disk, false).0.damaged, 0, "{what}");
+    }
+}
+
+#[test]
+fn after_a_crash_no_file_has_to_have_the_size_that_its_header_states() {
+    let disk = built();
+    let store = open(&disk).unwrap();
+    let grow = |name: &str, data: Vec<u8>| block_on(store.write(WriteRequest::new(object(name), 100, data)));
+    grow("large", vec![5; 9_000]).unwrap();
+    block_on(store.write(WriteRequest::new(object("new"), 0, vec![5; 100]))).unwrap();
+    grow("new", vec![5; 200]).unwrap();
+    disk.restart();
+    let (report, findings) = checked(&disk, false);
+    assert_eq!(report.damaged, 0, "{findings}");
+    let sizes = |store: &FileStore| {
+        ["small", "large", "new"]
+            .map(|name| block_on(store.info(InfoRequest::new(object(name)))).unwrap().size_bytes)
+    };
+    let store = open(&disk).unwrap();
+    assert_eq!(sizes(&store), [100, 9_100, 300]);
+    // Closed in order, all of them are known again.
+    store.close().unwrap();
+    let store = open(&disk).unwrap();
+    assert_eq!(sizes(&store), [100, 9_100, 300]);
+    block_on(store.write(WriteRequest::new(object("new"), 300, b"x"))).unwrap();
+    store.close().unwrap();
+    let mut content = disk.contents()[&path_of("new")].clone();
+    content.pop();
+    disk.tamper(&path_of("new"), Some(content));
+    assert_eq!(checked(&disk, false).0.damaged, 1);
+}
+
+#[test]
+fn a_header_of_an_earlier_program_is_read_and_gets_the_rest_with_the_next_change() {
+    let disk = built();
+    for (path, mut content) in disk.contents() {
+        if path.extension().is_some_and(|extension| extension == "obj") {
+            for copy in [0, 512] {
+                content[copy + 44..copy + 64].fill(0);
+            }
+            disk.tamper(&path, Some(content));
+        }
+    }
+    assert_eq!(checked(&disk, false).0.damaged, 0);
+    let before = disk.contents();
+    let store = open(&disk).unwrap();
+    is_whole(&store, "of an earlier program");
+    store.close().unwrap();
+    assert_eq!(disk.contents()[&path_of("small")], before[&path_of("small")], "reading changes nothing");
+    let store = open(&disk).unwrap();
+    write(&store, "small", vec![2; 100], Some(Stamp::new(3, 3)));
+    store.close().unwrap();
+    assert!(disk.contents()[&path_of("small")][44..64].iter().any(|byte| *byte != 0));
 }
 
 #[test]

@@ -5,19 +5,84 @@
 //! the entries of a directory; a rename is seen wholly or not at all; a 512-byte sector is written
 //! wholly or not at all. Without a sync, anything may be lost, in any order.
 
+use std::fmt;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::segment::{Segment, Segments};
 
-/// How to open a file.
+/// How to open a file. Nothing but a regular file is opened: see [`Kind::refused`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Open {
+    /// To read it; it must be there.
+    Read,
+    /// To read it, and to write it if its permissions and the file system allow that: elsewhere writes fail.
     /// It must be there.
-    Existing,
+    ReadWrite,
     /// Make it, empty, whatever was there.
     Create,
+}
+
+/// What a name in a directory leads to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    File,
+    Dir,
+    /// Anything else, as a noun.
+    Other(&'static str),
+}
+
+impl Kind {
+    /// Returns the error for opening this where a regular file is wanted.
+    pub(super) fn refused(self) -> io::Error {
+        io::Error::new(io::ErrorKind::InvalidInput, NotRegular(self))
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::File => "a regular file",
+            Self::Dir => "a directory",
+            Self::Other(noun) => noun,
+        })
+    }
+}
+
+#[derive(Debug)]
+struct NotRegular(Kind);
+
+impl fmt::Display for NotRegular {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "it is {}, not a regular file", self.0)
+    }
+}
+
+impl std::error::Error for NotRegular {}
+
+/// What was found under a name. An error of the system is none of these: then it is not known what is there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Found<T> {
+    File(T),
+    Absent,
+    /// Something that is not a regular file.
+    Foreign(Kind),
+}
+
+/// Returns what an attempt to open a file has found.
+///
+/// # Errors
+/// The system's error if it could not be found out what is there.
+pub(super) fn found<T>(opened: io::Result<T>) -> io::Result<Found<T>> {
+    opened.map(Found::File).or_else(|error| {
+        let foreign = error.get_ref().and_then(|error| error.downcast_ref::<NotRegular>());
+        match foreign {
+            Some(NotRegular(kind)) => Ok(Found::Foreign(*kind)),
+            None if error.kind() == io::ErrorKind::NotFound => Ok(Found::Absent),
+            None => Err(error),
+        }
+    })
 }
 
 /// A write that failed, and how much of it was done.
@@ -34,12 +99,12 @@ pub(super) trait Disk: Send + Sync {
     fn unlink(&self, path: &Path) -> io::Result<()>;
     /// Whether it was made now, rather than there before.
     fn make_dir(&self, path: &Path) -> io::Result<bool>;
-    /// The names in a directory and whether each is a directory; none if there is no such directory.
-    fn read_dir(&self, path: &Path, each: &mut dyn FnMut(&[u8], bool)) -> io::Result<()>;
+    /// The names in a directory and what each leads to; none if there is no such directory.
+    fn read_dir(&self, path: &Path, each: &mut dyn FnMut(&[u8], Kind)) -> io::Result<()>;
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
     /// Reads the first bytes of a file, as many as there are and fit. Returns how many, and the length of
-    /// the file; nothing if there is none.
-    fn head(&self, path: &Path, buffer: &mut [u8]) -> io::Result<Option<(usize, u64)>>;
+    /// the file.
+    fn head(&self, path: &Path, buffer: &mut [u8]) -> io::Result<(usize, u64)>;
     /// Makes everything on the disk durable at once, files and directories. Returns whether it did: where it
     /// cannot be trusted to, each has to be synced by itself. After an error, which may be another file's,
     /// nothing is known of any of them, and each file still reports its own at its own sync.

@@ -27,6 +27,7 @@
 //! What this leaves out: checksums of the data (the file system's or the medium's business), and any
 //! notice of files changed behind its back.
 
+mod access;
 mod check;
 #[cfg(test)]
 mod damage_tests;
@@ -50,10 +51,12 @@ mod slot;
 mod store;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod trouble_tests;
 mod twice;
 
 use std::fmt;
-use std::fs::{DirBuilder, OpenOptions};
+use std::fs::DirBuilder;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -72,12 +75,13 @@ use crate::reply::Reply;
 use crate::request::*;
 use crate::response::*;
 
-pub use check::{CheckReport, Finding, check};
+pub use access::Access;
+pub use check::{CheckReport, Finding, FindingKind, check};
 
 use directory_lock::DirectoryLock;
 use disk::Disk;
 use pool::{Late, Pool};
-use real::RealDisk;
+use real::{RealDisk, open_regular};
 use store::Store;
 
 /// How a file backend works.
@@ -97,6 +101,8 @@ pub struct FileConfig {
     pub inline_write_bytes_max: u64,
     /// About how many files are kept open.
     pub open_files_max: usize,
+    /// What this process may do with the store.
+    pub access: Access,
 }
 
 /// The most runs of one change: each is a system call.
@@ -111,6 +117,7 @@ impl Default for FileConfig {
             queue_max: 4096,
             inline_write_bytes_max: 64 * 1024,
             open_files_max: 512,
+            access: Access::Write,
         }
     }
 }
@@ -125,7 +132,7 @@ pub struct FileStore {
 }
 
 impl FileStore {
-    /// Opens the store in `dir` with the default configuration, making it if there is none.
+    /// Opens the store in `dir` with the default configuration.
     ///
     /// # Errors
     /// As [`Self::open_with`].
@@ -133,23 +140,56 @@ impl FileStore {
         Self::open_with(dir, FileConfig::default(), Arc::new(SystemClock))
     }
 
-    /// Opens the store in `dir`, making the directory and the store if they are not there.
+    /// As [`open`](Self::open), after making the directory and the store if they are missing.
     ///
     /// # Errors
-    /// `Denied` if another process holds it, it may not be written, or it is a directory of something
-    /// else; `Unsupported` if a newer program wrote it, or the file system has no O_DIRECT; `Corrupt`.
+    /// As [`Self::open_with`].
+    pub fn open_or_create(dir: impl AsRef<Path>) -> Result<Self> {
+        let config = FileConfig { access: Access::Create, ..FileConfig::default() };
+        Self::open_with(dir, config, Arc::new(SystemClock))
+    }
+
+    /// Makes a store in `dir`, which must be empty; it is made with its parents if it is missing.
+    ///
+    /// # Errors
+    /// `Denied` if there is a store already, and as [`Self::open_with`].
+    pub fn create(dir: impl AsRef<Path>) -> Result<()> {
+        let dir = dir.as_ref();
+        if ["superblock", "superblock.copy"].iter().any(|name| dir.join(name).symlink_metadata().is_ok()) {
+            return Err(Error::Denied(format!("there is a store in {} already", dir.display()).into()));
+        }
+        let config = FileConfig { threads: 0, access: Access::Create, ..FileConfig::default() };
+        Self::open_with(dir, config, Arc::new(SystemClock))?.close()
+    }
+
+    /// Opens the store in `dir`.
+    ///
+    /// # Errors
+    /// `Denied` if there is none and [`FileConfig::access`] does not ask for one, if another process holds it,
+    /// if it may not be read or written, or if it is a directory of something else; `Unsupported` if a newer
+    /// program wrote it, or the file system has no O_DIRECT; `Corrupt`; the disk's errors.
     pub fn open_with(dir: impl AsRef<Path>, config: FileConfig, clock: Arc<dyn Clock>) -> Result<Self> {
         let dir = dir.as_ref();
-        let failed = |error: std::io::Error| Error::from_io(&error, &format!("opening {}", dir.display()));
-        DirBuilder::new().recursive(true).create(dir).map_err(failed)?;
-        let lock = DirectoryLock::take(dir)?;
+        let failed = |error: &std::io::Error| Error::from_io(error, &format!("opening {}", dir.display()));
+        if config.access == Access::Create {
+            DirBuilder::new().recursive(true).create(dir).map_err(|error| match failed(&error) {
+                full @ Error::OutOfSpace(_) => full,
+                _ => Error::Denied(format!("{} cannot be made: {error}", dir.display()).into()),
+            })?;
+        } else if std::fs::metadata(dir).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
+            return Err(store::open::absent(dir));
+        }
+        let lock = DirectoryLock::take(dir, config.access)?;
         let config = FileConfig {
             inline_write_bytes_max: if config.direct { 0 } else { config.inline_write_bytes_max },
             ..config
         };
-        let disk = Arc::new(RealDisk::new(config.direct, dir).map_err(failed)?);
+        let disk =
+            Arc::new(RealDisk::new(config.direct, dir, config.access).map_err(|error| failed(&error))?);
         let opened = Self::over(dir, config, clock, disk, Some(lock))?;
-        DirectoryLock::name_holder(dir);
+        if config.access != Access::Read {
+            DirectoryLock::name_holder(dir);
+        }
         if config.direct {
             check_direct(dir)?;
         }
@@ -205,9 +245,8 @@ impl FileStore {
 }
 
 fn check_direct(dir: &Path) -> Result<()> {
-    use std::os::unix::fs::OpenOptionsExt;
-    let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
-    let opened = OpenOptions::new().read(true).custom_flags(flags).open(dir.join("superblock"));
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECT;
+    let opened = open_regular(&dir.join("superblock"), flags);
     opened.map(drop).map_err(|error| {
         Error::Unsupported(format!("the file system of {} has no O_DIRECT: {error}", dir.display()).into())
     })

@@ -16,13 +16,13 @@
 //! for data that are not stored.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::disk::{Disk, DiskFile, Open};
+use super::disk::{Disk, DiskFile, Found, Kind, Open, found};
 use super::ranked::{Mutex, Rank, RwLock};
-use super::slot::{FORMAT, Found, HEADER_BYTES, Slot, data_at};
+use super::slot::{self, FORMAT, HEADER_BYTES, Slot, data_at};
 use crate::admission::Head;
 use crate::error::{Error, Result};
 use crate::name::ObjectId;
@@ -78,13 +78,18 @@ impl Header {
         Self { slot, is_unsure: false }
     }
 
+    /// Whether the disk has this version and size. A slot of an earlier program states no size.
+    fn shows(&self, version: Version, size_bytes: Option<u64>) -> bool {
+        self.slot.version == version && (self.slot.size_bytes.is_none() || self.slot.size_bytes == size_bytes)
+    }
+
     /// Whether the disk lacks something of `next`.
     fn is_behind(&self, next: &Slot, with_version: bool) -> bool {
         let slot = &self.slot;
         self.is_unsure
             || next.stamp != slot.stamp
             || next.tombstone != slot.tombstone
-            || (with_version && next.version != slot.version)
+            || (with_version && !self.shows(next.version, next.size_bytes))
     }
 }
 
@@ -100,8 +105,15 @@ pub(super) struct Snapshot {
 const MARK_ATTEMPTS: u32 = 4;
 
 /// The header of a file that is not there.
-const NO_SLOT: Slot =
-    Slot { count: 0, version: Version(0), stamp: None, tombstone: false, packed: true, lost: false };
+const NO_SLOT: Slot = Slot {
+    count: 0,
+    version: Version(0),
+    stamp: None,
+    tombstone: false,
+    packed: true,
+    lost: false,
+    size_bytes: None,
+};
 
 impl State {
     pub(super) fn head(&self) -> Head {
@@ -139,6 +151,7 @@ impl State {
             tombstone: !self.alive,
             packed: self.packed,
             lost: false,
+            size_bytes: Some(self.size_bytes),
         }
     }
 }
@@ -147,23 +160,60 @@ impl State {
 ///
 /// # Errors
 /// `Corrupt`, or `Unsupported` if another version of this program wrote it.
-pub(super) fn check_header(path: &std::path::Path, header: &[u8]) -> Result<Option<(Slot, bool)>> {
-    match Slot::find(header) {
-        Found::Slot { slot, one_damaged } => Ok(Some((slot, one_damaged))),
+pub(super) fn check_header(path: &Path, id: &ObjectId, header: &[u8]) -> Result<Option<(Slot, bool)>> {
+    match Slot::find(header, slot::name_sum(id)) {
+        slot::Found::Slot { slot, one_damaged } => Ok(Some((slot, one_damaged))),
         // A creation that was never stored. The next creation starts it afresh.
-        Found::Blank => Ok(None),
-        Found::Damaged => {
+        slot::Found::Blank => Ok(None),
+        slot::Found::Damaged => {
             let text = format!(
                 "both copies of the header of {} fail their checks; `cachectl fsck` sets the file aside",
                 path.display()
             );
             Err(Error::Corrupt(text.into()))
         }
-        Found::Foreign(format) => {
+        slot::Found::Misplaced => {
+            let text = format!(
+                "the file {} was made for another object; `cachectl fsck` sets it aside",
+                path.display()
+            );
+            Err(Error::Corrupt(text.into()))
+        }
+        slot::Found::Foreign(format) => {
             let text = format!("{} has format {format}; this program reads {FORMAT}", path.display());
             Err(Error::Unsupported(text.into()))
         }
     }
+}
+
+/// Checks the length of an object's file, if its header states what it should be: it does if it was written since
+/// the last start that followed a crash, that is, if its version is not below `version_floor`.
+///
+/// # Errors
+/// `Corrupt`.
+pub(super) fn check_len(path: &Path, slot: &Slot, len: u64, version_floor: u64) -> Result<()> {
+    match size_mismatch(slot, len, version_floor) {
+        None => Ok(()),
+        Some(text) => {
+            let path = path.display();
+            Err(Error::Corrupt(format!("{path} {text}; `cachectl fsck` sets the file aside").into()))
+        }
+    }
+}
+
+/// Returns what is wrong with a file of `len` bytes, see [`check_len`].
+pub(super) fn size_mismatch(slot: &Slot, len: u64, version_floor: u64) -> Option<String> {
+    let stated =
+        slot.size_bytes.filter(|_| !slot.tombstone && !slot.lost && slot.version.0 >= version_floor)?;
+    let size = len.checked_sub(data_at(slot.packed));
+    (size != Some(stated))
+        .then(|| format!("has {} bytes of data where its header states {stated}", size.unwrap_or_default()))
+}
+
+/// The error for an object in whose place something else lies.
+pub(super) fn foreign(path: &Path, kind: Kind) -> Error {
+    let path = path.display();
+    Error::Corrupt(format!("{path} is {kind}, not a regular file; `cachectl fsck` sets it aside").into())
 }
 
 impl Object {
@@ -201,21 +251,23 @@ impl Object {
         if state.loaded {
             return Ok(false);
         }
-        let failed = |error: io::Error| Error::from_io(&error, "opening an object");
-        let file = match disk.open(&self.path, Open::Existing) {
+        let failed = |error: io::Error| Error::from_read(&error, &format!("opening {}", self.path.display()));
+        let file = match found(disk.open(&self.path, Open::ReadWrite)).map_err(failed)? {
+            Found::File(file) => file,
             // A long name's directories may be missing as well.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Found::Absent => {
                 state.loaded = true;
                 return Ok(false);
             }
-            file => file.map_err(failed)?,
+            Found::Foreign(kind) => return Err(foreign(&self.path, kind)),
         };
         let header = file.read_at(0, HEADER_BYTES as usize).map_err(failed)?;
-        let Some((found, one_damaged)) = check_header(&self.path, &header)? else {
+        let Some((found, one_damaged)) = check_header(&self.path, &self.id, &header)? else {
             state.loaded = true;
             return Ok(false);
         };
         let len = file.len().map_err(failed)?;
+        check_len(&self.path, &found, len, version_floor)?;
         let found = Slot { version: Version(found.version.0.max(version_floor)), ..found };
         *self.header.lock() = Header::of(found);
         self.may_be_stored.store(true, Ordering::Release);
@@ -237,7 +289,8 @@ impl Object {
         // No count is used twice: two headers of one count would be damage.
         header.slot.count = next.count;
         header.is_unsure = true;
-        file.write_at(0, &next.encode().into()).map_err(|failed| failed.error)?;
+        let encoded = next.encode(slot::name_sum(&self.id));
+        file.write_at(0, &encoded.into()).map_err(|failed| failed.error)?;
         *header = Header::of(next);
         Ok(())
     }
@@ -354,7 +407,7 @@ impl Object {
             return false;
         };
         let is_stored = !self.unsynced.load(Ordering::Acquire) && !self.lost.load(Ordering::Acquire);
-        let shows_version = !state.alive || header.slot.version == state.version;
+        let shows_version = !state.alive || header.shows(state.version, Some(state.size_bytes));
         is_stored && !state.excess && !header.is_unsure && shows_version
     }
 

@@ -13,6 +13,8 @@
 
 use std::path::{Path, PathBuf};
 
+use super::disk::Kind;
+
 /// The longest piece of an escaped name in one component; with its suffix it stays below 255.
 const PIECE_BYTES_MAX: usize = 200;
 
@@ -59,20 +61,23 @@ pub(super) enum Entry {
     More(String),
 }
 
-/// What the entry `file_name`, found below the pieces `before`, is. `None`: nothing of ours.
+/// What the entry `file_name`, found below the pieces `before`, is. `None`: nothing of ours. Whatever lies under
+/// an object's name is in the object's place.
 pub(super) fn entry(
     before: &str,
     file_name: &[u8],
     is_last_dir: bool,
-    is_dir: bool,
+    kind: Kind,
     suffix: &str,
 ) -> Option<Entry> {
     let text = std::str::from_utf8(file_name).ok()?;
+    let is_dir = kind == Kind::Dir;
     if is_dir && let Some(piece) = text.strip_suffix(PIECE_SUFFIX) {
         return (piece.len() == PIECE_BYTES_MAX).then(|| Entry::More(format!("{before}{piece}")));
     }
     let piece = text.strip_suffix(suffix)?;
-    (is_dir == is_last_dir && piece.len() <= PIECE_BYTES_MAX).then(|| Entry::Last(format!("{before}{piece}")))
+    ((is_dir || !is_last_dir) && piece.len() <= PIECE_BYTES_MAX)
+        .then(|| Entry::Last(format!("{before}{piece}")))
 }
 
 /// The name that was escaped so; `None` if no name is.
@@ -107,8 +112,8 @@ mod tests {
         for (index, component) in components.iter().enumerate() {
             assert!(component.len() <= 255, "{component:?} is too long");
             assert!(!component.as_encoded_bytes().starts_with(b"."), "{component:?}");
-            let is_dir = index + 1 < components.len();
-            match entry(&text, component.as_encoded_bytes(), false, is_dir, OBJECT_SUFFIX) {
+            let kind = if index + 1 < components.len() { Kind::Dir } else { Kind::File };
+            match entry(&text, component.as_encoded_bytes(), false, kind, OBJECT_SUFFIX) {
                 Some(Entry::More(so_far) | Entry::Last(so_far)) => text = so_far,
                 None => panic!("{component:?} is not recognised"),
             }
@@ -142,7 +147,8 @@ mod tests {
 
         #[test]
         fn any_file_name_is_taken_or_left(name in prop::collection::vec(any::<u8>(), 0..255), dir: bool) {
-            if let Some(Entry::Last(text)) = entry("", &name, false, dir, OBJECT_SUFFIX) {
+            let kind = if dir { Kind::Dir } else { Kind::File };
+            if let Some(Entry::Last(text)) = entry("", &name, false, kind, OBJECT_SUFFIX) {
                 let _ = decode(&text);
             }
         }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::FileStore;
-use super::check::{Finding, check_on};
+use super::check::{Finding, FindingKind, check_on};
 use super::simulated::SimulatedDisk;
 use super::testing::{History, ROOT, Seen, new_disk, open};
 use crate::blocker::Blocker;
@@ -156,7 +156,7 @@ fn check(store: &FileStore, key: u64, history: &History, versions: &HashMap<(u64
 
 /// What a crash leaves behind is no damage.
 fn assert_in_order(disk: &SimulatedDisk) {
-    let mut on_finding = |finding: &Finding| assert!(!finding.is_damage, "{finding:?}");
+    let mut on_finding = |finding: &Finding| assert!(finding.kind != FindingKind::Damage, "{finding:?}");
     match check_on(disk, Path::new(ROOT), false, &mut on_finding) {
         // The first start was cut off.
         Ok(_) | Err(Error::Denied(_)) => {}
@@ -301,7 +301,7 @@ fn a_full_disk_changes_nothing_and_is_told_once() {
     let before = block_on(store.write(WriteRequest::new(object(0), 0, b"before"))).unwrap();
     disk.fill(true);
     for _ in 0..2 {
-        let failed = block_on(store.write(WriteRequest::new(object(0), 0, b"after!")));
+        let failed = block_on(store.write(WriteRequest::new(object(0), 0, b"after, and longer")));
         assert_eq!(failed.unwrap_err().kind(), "out_of_space");
         let failed = block_on(store.write_full(WriteFullRequest::new(object(0), b"after!")));
         assert_eq!(failed.unwrap_err().kind(), "out_of_space");

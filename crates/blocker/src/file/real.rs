@@ -1,19 +1,20 @@
 //! The operating system's disk.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, FileType};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, Gid, Mode, OFlags, Uid};
 use rustix::io::{Errno, ReadWriteFlags};
 
-use super::disk::{Disk, DiskFile, Open, WriteFailed, copy_by_hand, zero_by_hand};
+use super::access::Access;
+use super::disk::{Disk, DiskFile, Kind, Open, WriteFailed, copy_by_hand, zero_by_hand};
 use crate::buffer::{BUFFER_BYTES, Buffer};
 use crate::segment::{Segment, Segments};
 
@@ -28,13 +29,70 @@ pub(super) struct RealDisk {
     /// The store's directory, if a sync of the whole file system can be trusted there. Open all the time: the
     /// kernel reports to each descriptor the failures since it was opened.
     whole: Option<File>,
+    access: Access,
+    /// The owner of the store's directory, if this process is root's and the directory is not.
+    owner: Option<(Uid, Gid)>,
 }
 
 impl RealDisk {
-    pub(super) fn new(direct: bool, root: &Path) -> io::Result<Self> {
+    pub(super) fn new(direct: bool, root: &Path, access: Access) -> io::Result<Self> {
         let dir = File::open(root)?;
         let is_trusted = syncs_report_failures() && syncs_reach_the_medium(&dir);
-        Ok(Self { direct, root: root.to_path_buf(), whole: is_trusted.then_some(dir) })
+        let found = dir.metadata()?;
+        let is_given = rustix::process::geteuid().is_root() && found.uid() != 0;
+        let owner = is_given.then(|| (Uid::from_raw(found.uid()), Gid::from_raw(found.gid())));
+        Ok(Self { direct, root: root.to_path_buf(), whole: is_trusted.then_some(dir), access, owner })
+    }
+
+    fn check_writable(&self) -> io::Result<()> {
+        if self.access == Access::Read { Err(Errno::ROFS.into()) } else { Ok(()) }
+    }
+
+    /// Gives what root has just made to the owner of the store, who could not use the store otherwise.
+    fn give(&self, made: &File) -> io::Result<()> {
+        let Some((uid, gid)) = self.owner else { return Ok(()) };
+        let found = made.metadata()?;
+        // What another user has put there under this name is not given away.
+        let is_own = found.uid() == 0 && (found.is_dir() || found.nlink() == 1);
+        if is_own && let Err(errno) = rustix::fs::fchown(made, Some(uid), Some(gid)) {
+            // A root without that right, as in a container, keeps what it makes.
+            return if errno == Errno::PERM { Ok(()) } else { Err(errno.into()) };
+        }
+        Ok(())
+    }
+}
+
+/// Opens a regular file, and refuses anything else: nothing is waited for at a FIFO, no link is followed.
+///
+/// # Errors
+/// [`Kind::refused`]; those of the system.
+pub(super) fn open_regular(path: &Path, flags: OFlags) -> io::Result<File> {
+    let flags = flags | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let opened = rustix::io::retry_on_intr(|| rustix::fs::open(path, flags, Mode::from_raw_mode(0o666)));
+    let file_type = match opened {
+        Ok(file) => {
+            let file = File::from(file);
+            let file_type = file.metadata()?.file_type();
+            if file_type.is_file() {
+                return Ok(file);
+            }
+            file_type
+        }
+        // A link; a directory, to write to; a socket.
+        Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => fs::symlink_metadata(path)?.file_type(),
+        Err(errno) => return Err(errno.into()),
+    };
+    Err(kind_of(file_type).refused())
+}
+
+fn kind_of(found: FileType) -> Kind {
+    match found {
+        found if found.is_file() => Kind::File,
+        found if found.is_dir() => Kind::Dir,
+        found if found.is_symlink() => Kind::Other("a symbolic link"),
+        found if found.is_fifo() => Kind::Other("a FIFO"),
+        found if found.is_socket() => Kind::Other("a socket"),
+        _ => Kind::Other("a device"),
     }
 }
 
@@ -59,40 +117,66 @@ fn syncs_reach_the_medium(dir: &File) -> bool {
 
 impl Disk for RealDisk {
     fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn DiskFile>> {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(how == Open::Create).truncate(how == Open::Create);
-        let buffered = options.open(path)?;
+        let is_created = how == Open::Create;
+        let mut denied = None;
+        let buffered = match how {
+            Open::Read => open_regular(path, OFlags::RDONLY)?,
+            Open::ReadWrite if self.access == Access::Read => {
+                denied = Some(Errno::ROFS);
+                open_regular(path, OFlags::RDONLY)?
+            }
+            Open::ReadWrite => match open_regular(path, OFlags::RDWR) {
+                Err(error) => {
+                    denied = Errno::from_io_error(&error)
+                        .filter(|errno| [Errno::ACCESS, Errno::PERM, Errno::ROFS].contains(errno));
+                    if denied.is_none() {
+                        return Err(error);
+                    }
+                    open_regular(path, OFlags::RDONLY)?
+                }
+                opened => opened?,
+            },
+            Open::Create => {
+                self.check_writable()?;
+                let file = open_regular(path, OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC)?;
+                self.give(&file)?;
+                file
+            }
+        };
         let mut direct = None;
-        if self.direct {
-            let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
-            direct = Some(OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?);
+        if self.direct && (is_created || (how == Open::ReadWrite && denied.is_none())) {
+            direct = Some(open_regular(path, OFlags::RDWR | OFlags::DIRECT)?);
         }
-        Ok(Arc::new(RealFile { buffered, direct, never_at_once: AtomicBool::new(self.direct) }))
+        let never_at_once = AtomicBool::new(self.direct);
+        Ok(Arc::new(RealFile { buffered, direct, denied, never_at_once }))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.check_writable()?;
         fs::rename(from, to)
     }
 
     fn unlink(&self, path: &Path) -> io::Result<()> {
+        self.check_writable()?;
         fs::remove_file(path)
     }
 
     fn make_dir(&self, path: &Path) -> io::Result<bool> {
+        self.check_writable()?;
         match fs::create_dir(path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(false),
-            made => made.map(|()| true),
+            made => made.and_then(|()| self.give(&File::open(path)?)).map(|()| true),
         }
     }
 
-    fn read_dir(&self, path: &Path, each: &mut dyn FnMut(&[u8], bool)) -> io::Result<()> {
+    fn read_dir(&self, path: &Path, each: &mut dyn FnMut(&[u8], Kind)) -> io::Result<()> {
         let entries = match fs::read_dir(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             entries => entries?,
         };
         for entry in entries {
             let entry = entry?;
-            each(entry.file_name().as_bytes(), entry.file_type()?.is_dir());
+            each(entry.file_name().as_bytes(), kind_of(entry.file_type()?));
         }
         Ok(())
     }
@@ -101,22 +185,19 @@ impl Disk for RealDisk {
         File::open(path)?.sync_all()
     }
 
-    fn head(&self, path: &Path, buffer: &mut [u8]) -> io::Result<Option<(usize, u64)>> {
-        let file = match File::open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            file => file?,
-        };
+    fn head(&self, path: &Path, buffer: &mut [u8]) -> io::Result<(usize, u64)> {
+        let file = open_regular(path, OFlags::RDONLY)?;
         let mut done = 0;
         while done < buffer.len() {
             match file.read_at(&mut buffer[done..], done as u64) {
                 // The file ends here.
-                Ok(0) => return Ok(Some((done, done as u64))),
+                Ok(0) => return Ok((done, done as u64)),
                 Ok(read) => done += read,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(Some((done, file.metadata()?.len())))
+        Ok((done, file.metadata()?.len()))
     }
 
     fn sync_all(&self) -> io::Result<bool> {
@@ -124,7 +205,7 @@ impl Disk for RealDisk {
         rustix::fs::syncfs(dir)?;
         // Not every file system tells the medium to empty its cache when it had nothing to write into its
         // journal; the sync of a file always does.
-        File::open(self.root.join("superblock"))?.sync_data()?;
+        open_regular(&self.root.join("superblock"), OFlags::RDONLY)?.sync_data()?;
         Ok(true)
     }
 }
@@ -134,6 +215,8 @@ struct RealFile {
     /// A second descriptor for aligned ranges. The kernel keeps the two coherent as long as they do
     /// not touch one range at the same time; the object's lock sees to that for writes.
     direct: Option<File>,
+    /// Why the file could be opened for reading only.
+    denied: Option<Errno>,
     /// The file system does not know RWF_NOWAIT, or there is no page cache to read from.
     never_at_once: AtomicBool,
 }
@@ -142,6 +225,10 @@ impl RealFile {
     fn direct_for(&self, offset: u64, len: u64) -> Option<&File> {
         let is_aligned = offset.is_multiple_of(DIRECT_ALIGN_BYTES) && len.is_multiple_of(DIRECT_ALIGN_BYTES);
         self.direct.as_ref().filter(|_| is_aligned && len > 0)
+    }
+
+    fn check_writable(&self) -> io::Result<()> {
+        self.denied.map_or(Ok(()), |errno| Err(errno.into()))
     }
 
     fn write_slices(&self, mut offset: u64, slices: &mut [IoSlice<'_>]) -> Result<(), WriteFailed> {
@@ -227,6 +314,7 @@ impl DiskFile for RealFile {
     }
 
     fn write_at(&self, offset: u64, data: &Segments) -> Result<(), WriteFailed> {
+        self.check_writable().map_err(|error| WriteFailed { written_bytes: 0, error })?;
         let len = data.len_bytes();
         if let Some(direct) = self.direct_for(offset, len as u64) {
             let (mut buffer, skip) = aligned_buffer(len);
@@ -245,10 +333,12 @@ impl DiskFile for RealFile {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
+        self.check_writable()?;
         self.buffered.set_len(len)
     }
 
     fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.check_writable()?;
         if len == 0 {
             return Ok(());
         }
@@ -263,6 +353,7 @@ impl DiskFile for RealFile {
     }
 
     fn copy_from(&self, from: &dyn DiskFile, from_at: u64, to_at: u64, len: u64) -> io::Result<()> {
+        self.check_writable()?;
         let Some(source) = from.raw() else { return copy_by_hand(self, from, from_at, to_at, len) };
         let (mut from_at, mut to_at, end) = (from_at, to_at, to_at + len);
         while to_at < end {

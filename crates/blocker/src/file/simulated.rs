@@ -20,7 +20,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 
-use super::disk::{Disk, DiskFile, Open, WriteFailed, copy_by_hand, zero_by_hand};
+use super::disk::{Disk, DiskFile, Kind, Open, WriteFailed, copy_by_hand, zero_by_hand};
 use crate::rng::Rng;
 use crate::segment::{Segment, Segments};
 
@@ -79,6 +79,8 @@ struct Media {
     dead: bool,
     sync_fails: bool,
     is_full: bool,
+    /// What cannot be opened or listed, and the number of the system's error.
+    refused: BTreeMap<PathBuf, i32>,
     /// Files opened before the power was cut are of no use afterwards.
     power: u64,
     dirs: BTreeMap<PathBuf, Dir>,
@@ -90,6 +92,18 @@ struct Media {
 enum Node {
     File(u64),
     Dir,
+    /// Something else, as a noun.
+    Other(&'static str),
+}
+
+impl Node {
+    fn kind(self) -> Kind {
+        match self {
+            Self::File(_) => Kind::File,
+            Self::Dir => Kind::Dir,
+            Self::Other(noun) => Kind::Other(noun),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -116,6 +130,8 @@ struct Contents {
     pending: Vec<FileOp>,
     /// A write-back has failed that no sync of this file has reported.
     error_unseen: bool,
+    /// The number of the error with which reads fail.
+    read_error: Option<i32>,
 }
 
 enum FileOp {
@@ -234,6 +250,10 @@ impl Media {
         self.error_unseen = true;
     }
 
+    fn check_path(&self, path: &Path) -> io::Result<()> {
+        self.refused.get(path).map_or(Ok(()), |code| Err(io::Error::from_raw_os_error(*code)))
+    }
+
     fn dir(&mut self, path: &Path) -> io::Result<&mut Dir> {
         self.dirs.get_mut(path).ok_or_else(not_found)
     }
@@ -263,7 +283,42 @@ impl SimulatedDisk {
         self.media.lock().sync_fails = fails;
     }
 
-    /// From now on no write finds room, or each does.
+    /// Lets the opening or listing of `path` fail from now on with the system's error `code`; `None`: no more.
+    pub(super) fn refuse(&self, path: &Path, code: Option<i32>) {
+        let mut media = self.media.lock();
+        match code {
+            Some(code) => media.refused.insert(path.to_path_buf(), code),
+            None => media.refused.remove(path),
+        };
+    }
+
+    /// As [`refuse`](Self::refuse), for reading a file that can be opened.
+    pub(super) fn refuse_reads(&self, path: &Path, code: Option<i32>) {
+        let (parent, name) = split(path);
+        let mut media = self.media.lock();
+        if let Some(Node::File(file)) = media.dirs.get(&parent).and_then(|dir| dir.live.get(&name)).copied() {
+            media.file(file).read_error = code;
+        }
+    }
+
+    /// Puts something into the place of a file: a directory, or what `kind` names.
+    pub(super) fn put_foreign(&self, path: &Path, kind: Kind) {
+        let (parent, name) = split(path);
+        let mut media = self.media.lock();
+        let node = match kind {
+            Kind::Other(noun) => Node::Other(noun),
+            Kind::File | Kind::Dir => Node::Dir,
+        };
+        if node == Node::Dir {
+            media.dirs.insert(path.to_path_buf(), Dir::default());
+        }
+        if let Some(dir) = media.dirs.get_mut(&parent) {
+            dir.live.insert(name.clone(), node);
+            dir.stored.insert(name, node);
+        }
+    }
+
+    /// From now on no write that needs room finds any, or each does: one over what a file has needs none.
     pub(super) fn fill(&self, is_full: bool) {
         self.media.lock().is_full = is_full;
     }
@@ -342,7 +397,7 @@ impl SimulatedDisk {
         for (path, dir) in &media.dirs {
             let files = dir.live.iter().filter_map(|(name, node)| match node {
                 Node::File(file) => Some((path.join(name), *file)),
-                Node::Dir => None,
+                Node::Dir | Node::Other(_) => None,
             });
             found.extend(files);
         }
@@ -416,11 +471,12 @@ impl Disk for SimulatedDisk {
         let power = media.power;
         let (parent, name) = split(path);
         media.check(power)?;
+        media.check_path(path)?;
         let node = media.dir(&parent)?.live.get(&name).copied();
         let file = match (node, how) {
-            (Some(Node::File(file)), Open::Existing) => file,
-            (None, Open::Existing) => return Err(not_found()),
-            (Some(Node::Dir), _) => return Err(io::ErrorKind::IsADirectory.into()),
+            (Some(node @ (Node::Dir | Node::Other(_))), _) => return Err(node.kind().refused()),
+            (Some(Node::File(file)), Open::Read | Open::ReadWrite) => file,
+            (None, Open::Read | Open::ReadWrite) => return Err(not_found()),
             (Some(Node::File(file)), Open::Create) => media.step(power, |media| {
                 media.file(file).apply(FileOp::SetLen(0));
                 Ok(file)
@@ -484,12 +540,13 @@ impl Disk for SimulatedDisk {
         })
     }
 
-    fn read_dir(&self, path: &Path, each: &mut dyn FnMut(&[u8], bool)) -> io::Result<()> {
+    fn read_dir(&self, path: &Path, each: &mut dyn FnMut(&[u8], Kind)) -> io::Result<()> {
         let media = self.media.lock();
         media.check(media.power)?;
+        media.check_path(path)?;
         let entries = media.dirs.get(path).map(|dir| dir.live.clone()).unwrap_or_default();
         drop(media);
-        entries.iter().for_each(|(name, node)| each(name.as_bytes(), *node == Node::Dir));
+        entries.iter().for_each(|(name, node)| each(name.as_bytes(), node.kind()));
         Ok(())
     }
 
@@ -506,18 +563,14 @@ impl Disk for SimulatedDisk {
         })
     }
 
-    fn head(&self, path: &Path, buffer: &mut [u8]) -> io::Result<Option<(usize, u64)>> {
-        let found = match self.open(path, Open::Existing) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            file => {
-                let file = file?;
-                let head = file.read_at(0, buffer.len())?;
-                buffer[..head.len()].copy_from_slice(&head);
-                Some((head.len(), file.len()?))
-            }
-        };
+    fn head(&self, path: &Path, buffer: &mut [u8]) -> io::Result<(usize, u64)> {
+        let found = self.open(path, Open::Read).and_then(|file| {
+            let head = file.read_at(0, buffer.len())?;
+            buffer[..head.len()].copy_from_slice(&head);
+            Ok((head.len(), file.len()?))
+        });
         self.pass("after head", path);
-        Ok(found)
+        found
     }
 
     fn sync_all(&self) -> io::Result<bool> {
@@ -571,9 +624,10 @@ impl SimulatedFile {
     }
 
     /// How many bytes of a write are done before it fails, and of what.
-    fn write_fails(&self, len: usize) -> Option<(usize, io::Error)> {
+    fn write_fails(&self, end: usize, len: usize) -> Option<(usize, io::Error)> {
         let mut media = self.media.lock();
-        let error = if media.is_full || media.fails(Fault::Full) {
+        let needs_room = end > media.file(self.file).live.len();
+        let error = if (media.is_full && needs_room) || media.fails(Fault::Full) {
             io::ErrorKind::StorageFull.into()
         } else if media.fails(Fault::Write) {
             io_error()
@@ -596,7 +650,11 @@ impl DiskFile for SimulatedFile {
     fn read_at(&self, offset: u64, len: usize) -> io::Result<Vec<u8>> {
         let mut media = self.media.lock();
         media.check(self.power)?;
-        let content = &media.file(self.file).live;
+        let file = media.file(self.file);
+        if let Some(code) = file.read_error {
+            return Err(io::Error::from_raw_os_error(code));
+        }
+        let content = &file.live;
         let from = (offset as usize).min(content.len());
         Ok(content[from..(from + len).min(content.len())].to_vec())
     }
@@ -606,7 +664,7 @@ impl DiskFile for SimulatedFile {
     }
 
     fn write_at(&self, offset: u64, data: &Segments) -> Result<(), WriteFailed> {
-        if let Some((done, error)) = self.write_fails(data.len_bytes()) {
+        if let Some((done, error)) = self.write_fails(offset as usize + data.len_bytes(), data.len_bytes()) {
             if done > 0 {
                 let written = self.apply(FileOp::Write(offset as usize, data.to_vec()[..done].to_vec()));
                 written.map_err(|error| WriteFailed { written_bytes: done as u64, error })?;

@@ -9,11 +9,18 @@
 //!      0        4        6       7       8        16       24        32         40      44
 //!      | "cSLT" | format | flags | zero  | count  | version | epoch  | sequence | crc   |
 //!        flags: 1 tombstone, 2 has a stamp, 4 packed, 8 lost
+//!      44           48           56     60           64
+//!      | crc of name | size       | zero | crc of all |
 //! ```
+//!
+//! The last 20 bytes are zeros where a program wrote the slot that did not have them, and such a program takes no
+//! notice of them. The checksum of the name (see [`name_sum`]) tells a file that was moved to another place; the
+//! size, in bytes, one that was cut or grew. The size is only that of the last header written: whether bytes have
+//! changed since, the version tells (see `Object::load`).
 //!
 //! A small object's data lie behind its header, so that it takes one block of 4 096 bytes; any other's begin
 //! at the next block, where they are aligned for the page cache and for O_DIRECT. The length of the file
-//! tells how many there are.
+//! is in force for how many there are.
 //!
 //! Both copies are written by one write. Of two valid ones the higher count is in force: they differ only
 //! where the power went in the middle of a write, for a sector is written whole or not at all. What has been
@@ -24,6 +31,7 @@
 //! and a later sync would claim success. The flag lies in the same cache, so a process that finds it finds
 //! such content, and writes the file anew before it serves anything.
 
+use crate::name::ObjectId;
 use crate::order::{Stamp, Version};
 
 /// The bytes of the header, both copies.
@@ -34,7 +42,9 @@ pub(super) const UNPACKED_AT: u64 = 4096;
 pub(super) const PACKED_BYTES_MAX: u64 = UNPACKED_AT - HEADER_BYTES;
 /// How far the copies are apart: a sector each.
 const COPY_STRIDE_BYTES: usize = 512;
-pub(super) const SLOT_BYTES: usize = 44;
+/// The bytes of a slot without name and size.
+const CORE_BYTES: usize = 44;
+pub(super) const SLOT_BYTES: usize = 64;
 const MAGIC: [u8; 4] = *b"cSLT";
 pub(super) const FORMAT: u16 = 2;
 const FLAG_TOMBSTONE: u8 = 1;
@@ -55,6 +65,8 @@ pub(super) struct Slot {
     pub(super) packed: bool,
     /// A sync of the file has failed: what is read of it may not be what is stored.
     pub(super) lost: bool,
+    /// The object's size when the slot was written; `None` in a slot of an earlier program.
+    pub(super) size_bytes: Option<u64>,
 }
 
 /// What was found in a header.
@@ -70,6 +82,8 @@ pub(super) enum Found {
     Blank,
     /// Something was, but both copies fail their checks.
     Damaged,
+    /// The header of an object of another name.
+    Misplaced,
     /// Another version of this program wrote this.
     Foreign(u16),
 }
@@ -79,9 +93,30 @@ pub(super) fn data_at(packed: bool) -> u64 {
     if packed { HEADER_BYTES } else { UNPACKED_AT }
 }
 
+/// The checksum by which a slot names its object.
+pub(super) fn name_sum(id: &ObjectId) -> u32 {
+    let namespace = id.namespace.as_bytes();
+    let mut sum = crc32fast::Hasher::new();
+    // At most 255 bytes.
+    sum.update(&[namespace.len() as u8]);
+    sum.update(namespace);
+    sum.update(id.name.as_bytes());
+    sum.finalize()
+}
+
 impl Slot {
-    /// Both copies of the slot, which go to the beginning of the file.
-    pub(super) fn encode(&self) -> Vec<u8> {
+    /// The slot of an object that is there, as it is written first.
+    pub(super) fn first(version: Version, stamp: Option<Stamp>, packed: bool, size_bytes: u64) -> Self {
+        Self { count: 0, version, stamp, tombstone: false, packed, lost: false, size_bytes: Some(size_bytes) }
+    }
+
+    /// The memory of a deletion.
+    pub(super) fn tombstone(version: Version, stamp: Option<Stamp>) -> Self {
+        Self { tombstone: true, ..Self::first(version, stamp, true, 0) }
+    }
+
+    /// Both copies of the slot, which go to the beginning of the file of the object of this [`name_sum`].
+    pub(super) fn encode(&self, name_sum: u32) -> Vec<u8> {
         let stamp = self.stamp.unwrap_or(Stamp::new(0, 0));
         let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
         let flags = flag(self.tombstone, FLAG_TOMBSTONE)
@@ -97,16 +132,23 @@ impl Slot {
         bytes.extend(stamp.epoch.0.to_le_bytes());
         bytes.extend(stamp.sequence.to_le_bytes());
         bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
+        if let Some(size_bytes) = self.size_bytes {
+            bytes.extend(name_sum.to_le_bytes());
+            bytes.extend(size_bytes.to_le_bytes());
+            bytes.extend([0; 4]);
+            bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
+        }
         bytes.resize(COPY_STRIDE_BYTES, 0);
         bytes.extend_from_within(..);
         bytes
     }
 
-    /// The slot in force in the first bytes of a file, however many there are.
-    pub(super) fn find(header: &[u8]) -> Found {
+    /// The slot in force in the first bytes of a file, however many there are, in the place of the object of this
+    /// [`name_sum`].
+    pub(super) fn find(header: &[u8], name_sum: u32) -> Found {
         let copy = |index: usize| {
             let from = (index * COPY_STRIDE_BYTES).min(header.len());
-            Self::decode(&header[from..(from + COPY_STRIDE_BYTES).min(header.len())])
+            Self::decode(&header[from..(from + COPY_STRIDE_BYTES).min(header.len())], name_sum)
         };
         match (copy(0), copy(1)) {
             (Found::Foreign(format), _) | (_, Found::Foreign(format)) => Found::Foreign(format),
@@ -124,20 +166,26 @@ impl Slot {
             (Found::Slot { slot, .. }, _) | (_, Found::Slot { slot, .. }) => {
                 Found::Slot { slot, one_damaged: true }
             }
+            (Found::Misplaced, _) | (_, Found::Misplaced) => Found::Misplaced,
             (Found::Blank, Found::Blank) => Found::Blank,
             _ => Found::Damaged,
         }
     }
 
-    fn decode(copy: &[u8]) -> Found {
+    fn decode(copy: &[u8], name_sum: u32) -> Found {
         let slot = &copy[..SLOT_BYTES.min(copy.len())];
         if slot.iter().all(|byte| *byte == 0) {
             return Found::Blank;
         }
-        let Some((fields, crc)) = slot.split_last_chunk::<4>().filter(|_| slot.len() == SLOT_BYTES) else {
-            return Found::Damaged;
+        let is_sealed = |bytes: &[u8]| {
+            let sealed = bytes.split_last_chunk::<4>();
+            sealed.is_some_and(|(fields, crc)| crc32fast::hash(fields) == u32::from_le_bytes(*crc))
         };
-        if fields[..4] != MAGIC || crc32fast::hash(fields) != u32::from_le_bytes(*crc) {
+        if slot.len() < SLOT_BYTES {
+            return Found::Damaged;
+        }
+        let (fields, seal) = slot.split_at(CORE_BYTES);
+        if fields[..4] != MAGIC || !is_sealed(fields) {
             return Found::Damaged;
         }
         let number = |at: usize| {
@@ -157,6 +205,18 @@ impl Slot {
             // No store gets so far, and none could go on from there.
             return Found::Damaged;
         }
+        let mut size_bytes = None;
+        if seal.iter().any(|byte| *byte != 0) {
+            if !is_sealed(slot) {
+                return Found::Damaged;
+            }
+            if seal[..4] != name_sum.to_le_bytes() {
+                return Found::Misplaced;
+            }
+            let mut size = [0; 8];
+            size.copy_from_slice(&seal[4..12]);
+            size_bytes = Some(u64::from_le_bytes(size));
+        }
         let slot = Self {
             count: number(8),
             version: Version(number(16)),
@@ -164,6 +224,7 @@ impl Slot {
             tombstone: flags & FLAG_TOMBSTONE != 0,
             packed: flags & FLAG_PACKED != 0,
             lost: flags & FLAG_LOST != 0,
+            size_bytes,
         };
         Found::Slot { slot, one_damaged: false }
     }
@@ -183,12 +244,19 @@ mod tests {
             tombstone: count.is_multiple_of(3),
             packed: count.is_multiple_of(2),
             lost: count.is_multiple_of(5),
+            size_bytes: Some(100 * count),
         }
+    }
+
+    const NAME: u32 = 77;
+
+    fn find(header: &[u8]) -> Found {
+        Slot::find(header, NAME)
     }
 
     /// A header whose copies are of two writes.
     fn header(one: Slot, two: Slot) -> Vec<u8> {
-        [&one.encode()[..COPY_STRIDE_BYTES], &two.encode()[COPY_STRIDE_BYTES..]].concat()
+        [&one.encode(NAME)[..COPY_STRIDE_BYTES], &two.encode(NAME)[COPY_STRIDE_BYTES..]].concat()
     }
 
     fn whole(slot: Slot) -> Found {
@@ -197,45 +265,58 @@ mod tests {
 
     #[test]
     fn the_newest_copy_is_in_force() {
-        assert_eq!(Slot::find(&header(slot(4), slot(5))), whole(slot(5)));
-        assert_eq!(Slot::find(&header(slot(5), slot(4))), whole(slot(5)));
-        assert_eq!(Slot::find(&slot(5).encode()), whole(slot(5)));
-        assert_eq!(Slot::find(&[]), Found::Blank);
-        assert_eq!(Slot::find(&[0; 4096]), Found::Blank);
+        assert_eq!(find(&header(slot(4), slot(5))), whole(slot(5)));
+        assert_eq!(find(&header(slot(5), slot(4))), whole(slot(5)));
+        assert_eq!(find(&slot(5).encode(NAME)), whole(slot(5)));
+        assert_eq!(find(&[]), Found::Blank);
+        assert_eq!(find(&[0; 4096]), Found::Blank);
         let mut differing = slot(5);
         differing.version = Version(1);
-        assert_eq!(Slot::find(&header(slot(5), differing)), Found::Damaged);
+        assert_eq!(find(&header(slot(5), differing)), Found::Damaged);
     }
 
     #[test]
     fn damage_of_one_sector_brings_nothing_older_back() {
         for (from, fill) in [(0, 0), (COPY_STRIDE_BYTES, 0), (0, 0xff), (COPY_STRIDE_BYTES, 0xff)] {
-            let mut header = slot(5).encode();
+            let mut header = slot(5).encode(NAME);
             header[from..from + COPY_STRIDE_BYTES].fill(fill);
-            assert_eq!(Slot::find(&header), Found::Slot { slot: slot(5), one_damaged: true });
+            assert_eq!(find(&header), Found::Slot { slot: slot(5), one_damaged: true });
         }
-        let mut both = slot(5).encode();
+        let mut both = slot(5).encode(NAME);
         both[3] ^= 1;
         both[COPY_STRIDE_BYTES + 20] ^= 1;
-        assert_eq!(Slot::find(&both), Found::Damaged);
+        assert_eq!(find(&both), Found::Damaged);
+    }
+
+    #[test]
+    fn a_header_in_another_place_is_told() {
+        let header = slot(5).encode(NAME);
+        assert_eq!(Slot::find(&header, NAME + 1), Found::Misplaced);
+        // A slot of an earlier program does not have the name.
+        let earlier = Slot { size_bytes: None, ..slot(5) };
+        assert_eq!(Slot::find(&earlier.encode(NAME), NAME + 1), whole(earlier));
+        let id = |namespace: &str, name: &str| format!("{namespace}/{name}").parse::<ObjectId>().unwrap();
+        assert_ne!(name_sum(&id("a", "bc")), name_sum(&id("ab", "c")));
+        // Programs from now on rely on this value.
+        assert_eq!(name_sum(&id("vm", "disk")), crc32fast::hash(b"\x02vmdisk"));
     }
 
     #[test]
     fn half_a_creation_is_no_damage() {
-        let mut header = slot(1).encode();
+        let mut header = slot(1).encode(NAME);
         header[..COPY_STRIDE_BYTES].fill(0);
-        assert_eq!(Slot::find(&header), whole(slot(1)));
-        assert_eq!(Slot::find(&slot(1).encode()[..COPY_STRIDE_BYTES]), whole(slot(1)));
+        assert_eq!(find(&header), whole(slot(1)));
+        assert_eq!(find(&slot(1).encode(NAME)[..COPY_STRIDE_BYTES]), whole(slot(1)));
     }
 
     #[test]
     fn another_format_is_refused_even_beside_a_known_slot() {
         for format in [1, 3] {
-            let mut foreign = slot(5).encode();
+            let mut foreign = slot(5).encode(NAME);
             foreign[4] = format;
-            let crc = crc32fast::hash(&foreign[..SLOT_BYTES - 4]);
-            foreign[SLOT_BYTES - 4..SLOT_BYTES].copy_from_slice(&crc.to_le_bytes());
-            assert_eq!(Slot::find(&foreign), Found::Foreign(format.into()));
+            let crc = crc32fast::hash(&foreign[..CORE_BYTES - 4]);
+            foreign[CORE_BYTES - 4..CORE_BYTES].copy_from_slice(&crc.to_le_bytes());
+            assert_eq!(find(&foreign), Found::Foreign(format.into()));
         }
     }
 
@@ -243,23 +324,23 @@ mod tests {
         #[test]
         fn a_slot_comes_back(
             count in 0..u64::MAX, version: u64, stamp: Option<(u64, u64)>, tombstone: bool, packed: bool,
-            lost: bool,
+            lost: bool, size_bytes: Option<u64>,
         ) {
             let stamp = stamp.map(|(epoch, sequence)| Stamp::new(epoch, sequence));
-            let slot = Slot { count, version: Version(version), stamp, tombstone, packed, lost };
-            prop_assert_eq!(Slot::find(&slot.encode()), whole(slot));
+            let slot = Slot { count, version: Version(version), stamp, tombstone, packed, lost, size_bytes };
+            prop_assert_eq!(find(&slot.encode(NAME)), whole(slot));
         }
 
         #[test]
         fn any_bytes_are_decoded_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
-            Slot::find(&bytes);
+            let _ = find(&bytes);
         }
 
         #[test]
         fn no_flipped_bit_passes(byte in 0..SLOT_BYTES, bit in 0..8, second: bool) {
-            let mut header = slot(2).encode();
+            let mut header = slot(2).encode(NAME);
             header[byte + if second { COPY_STRIDE_BYTES } else { 0 }] ^= 1_u8 << bit;
-            prop_assert_eq!(Slot::find(&header), Found::Slot { slot: slot(2), one_damaged: true });
+            prop_assert_eq!(find(&header), Found::Slot { slot: slot(2), one_damaged: true });
         }
     }
 }

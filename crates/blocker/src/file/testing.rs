@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::simulated::SimulatedDisk;
-use super::{FileConfig, FileStore};
+use super::{Access, FileConfig, FileStore};
 use crate::blocker::Blocker;
 use crate::clock::SystemClock;
 use crate::error::{Error, Result};
@@ -26,7 +26,7 @@ pub(super) fn open(disk: &SimulatedDisk) -> Result<FileStore> {
 }
 
 pub(super) fn open_with(disk: &SimulatedDisk, open_files_max: usize) -> Result<FileStore> {
-    let config = FileConfig { threads: 0, open_files_max, ..FileConfig::default() };
+    let config = FileConfig { threads: 0, open_files_max, access: Access::Create, ..FileConfig::default() };
     FileStore::over(Path::new(ROOT), config, Arc::new(SystemClock), Arc::new(disk.clone()), None)
 }
 

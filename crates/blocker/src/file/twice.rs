@@ -4,11 +4,15 @@
 //! begins. So whatever was acknowledged is in both, and the second is behind by at most the one change that
 //! was cut off.
 
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::disk::{Disk, Open};
+use super::disk::{Disk, Found, Open, found};
 use crate::error::{Error, Result};
+
+/// What a disk writes wholly or not at all.
+const SECTOR_BYTES: usize = 512;
 
 pub(super) const SUPERBLOCK: &str = "superblock";
 pub(super) const CLAIMS: &str = "claims";
@@ -19,12 +23,24 @@ pub(super) fn copy_name(name: &str) -> String {
 }
 
 /// What one of the two files holds.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Debug)]
 pub(super) enum Copy<T> {
     Whole(T),
     Absent,
-    /// It cannot be read, or fails its checks.
-    Damaged(Error),
+    Damaged(Damage),
+    /// The system could not read it: nothing is known of its content.
+    Unread(io::Error),
+}
+
+/// Why a file that could be read cannot be used: its bytes do not decode, or it is not a regular file. An error
+/// of the system never becomes one.
+#[derive(Debug)]
+pub(super) struct Damage(String);
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
 }
 
 impl<T> Copy<T> {
@@ -42,7 +58,7 @@ pub(super) struct Twice<T> {
     pub(super) second: Copy<T>,
 }
 
-impl<T> Twice<T> {
+impl<T: PartialEq> Twice<T> {
     /// # Errors
     /// `Unsupported` if another version of this program wrote one of them.
     pub(super) fn read(
@@ -51,14 +67,17 @@ impl<T> Twice<T> {
         name: &str,
         decode: fn(&[u8]) -> Result<T>,
     ) -> Result<Self> {
-        let read = |name: &str| match read_small(disk, &root.join(name)) {
-            Ok(None) => Ok(Copy::Absent),
-            Ok(Some(bytes)) => match decode(&bytes) {
+        let read = |name: &str| match found(read_small(disk, &root.join(name))) {
+            Ok(Found::Absent) => Ok(Copy::Absent),
+            Ok(Found::Foreign(kind)) => {
+                Ok(Copy::Damaged(Damage(format!("it is {kind}, not a regular file"))))
+            }
+            Ok(Found::File(bytes)) => match decode(&bytes) {
                 Ok(value) => Ok(Copy::Whole(value)),
                 Err(error @ Error::Unsupported(_)) => Err(error),
-                Err(error) => Ok(Copy::Damaged(error)),
+                Err(error) => Ok(Copy::Damaged(Damage(error.to_string()))),
             },
-            Err(error) => Ok(Copy::Damaged(Error::from_io(&error, &format!("reading {name}")))),
+            Err(error) => Ok(Copy::Unread(error)),
         };
         Ok(Self { first: read(name)?, second: read(&copy_name(name))? })
     }
@@ -68,9 +87,42 @@ impl<T> Twice<T> {
         self.first.whole().or(self.second.whole())
     }
 
+    /// As [`value`](Self::value); nothing if both files are absent or damaged. `name` is that of the first.
+    ///
+    /// # Errors
+    /// If a file that may hold the value could not be read.
+    pub(super) fn in_force(&self, root: &Path, name: &str) -> Result<Option<&T>> {
+        let value = self.value();
+        match self.unread(name).next().filter(|_| value.is_none()) {
+            Some((name, error)) => {
+                Err(Error::from_io(error, &format!("reading {}", root.join(name).display())))
+            }
+            None => Ok(value),
+        }
+    }
+
+    /// Returns the files that could not be read, with the reasons.
+    pub(super) fn unread(&self, name: &str) -> impl Iterator<Item = (String, &io::Error)> {
+        let files = [(name.to_owned(), &self.first), (copy_name(name), &self.second)];
+        files.into_iter().filter_map(|(name, copy)| match copy {
+            Copy::Unread(error) => Some((name, error)),
+            _ => None,
+        })
+    }
+
     /// Whether the first is lost and the second stands in for it.
     pub(super) fn is_from_copy(&self) -> bool {
         self.first.whole().is_none() && self.second.whole().is_some()
+    }
+
+    /// Whether both files hold the value in force.
+    pub(super) fn is_in_both(&self) -> bool {
+        self.first.whole().is_some() && self.first.whole() == self.second.whole()
+    }
+
+    /// Whether one of the files is damaged.
+    pub(super) fn is_damaged(&self) -> bool {
+        matches!(self.first, Copy::Damaged(_)) || matches!(self.second, Copy::Damaged(_))
     }
 
     /// Whether neither file is there.
@@ -80,6 +132,9 @@ impl<T> Twice<T> {
 }
 
 /// Replaces both files: when it returns, both are stored. `temporary` names a file to begin each with.
+///
+/// Content of one sector is written over the old one where the disk has no room for another file: a sector is
+/// written wholly or not at all, and the other file is not written meanwhile.
 ///
 /// # Errors
 /// The disk's errors; each file is then the old one or the new one.
@@ -98,25 +153,40 @@ pub(super) fn replace(
             file.sync_data()?;
             disk.rename(&temporary, &root.join(name))
         })();
-        if let Err(error) = replaced {
-            // If it stays, the next start removes it.
-            let _ = disk.unlink(&temporary);
-            return Err(error);
+        match replaced {
+            Ok(()) => disk.sync_dir(root)?,
+            Err(error) => {
+                // If it stays, the next start removes it.
+                let _ = disk.unlink(&temporary);
+                if !is_out_of_space(&error) || content.len() > SECTOR_BYTES {
+                    return Err(error);
+                }
+                overwrite(disk, &root.join(name), content).map_err(|_| error)?;
+            }
         }
-        disk.sync_dir(root)?;
     }
     Ok(())
 }
 
-fn read_small(disk: &dyn Disk, path: &Path) -> io::Result<Option<Vec<u8>>> {
+/// Writes over a file of the same length, in place.
+fn overwrite(disk: &dyn Disk, path: &Path, content: &[u8]) -> io::Result<()> {
+    let file = disk.open(path, Open::ReadWrite)?;
+    if file.len()? != content.len() as u64 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    file.write_at(0, &content.to_vec().into()).map_err(|failed| failed.error)?;
+    file.sync_data()
+}
+
+/// Whether a disk, or a user's share of it, is full.
+pub(super) fn is_out_of_space(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+fn read_small(disk: &dyn Disk, path: &Path) -> io::Result<Vec<u8>> {
     /// Far more than all claims together can take.
     const SMALL_BYTES_MAX: u64 = 64 << 20;
-    match disk.open(path, Open::Existing) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-        Ok(file) => {
-            let len = file.len()?.min(SMALL_BYTES_MAX);
-            file.read_at(0, len as usize).map(Some)
-        }
-    }
+    let file = disk.open(path, Open::Read)?;
+    let len = file.len()?.min(SMALL_BYTES_MAX);
+    file.read_at(0, len as usize)
 }

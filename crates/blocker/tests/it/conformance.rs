@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use blocker::conformance::{Harness, Options, Plain, run};
-use blocker::file::FileConfig;
+use blocker::file::{Access, FileConfig};
 use blocker::{Blocker, FileStore, Memory, PassThrough, SystemClock};
 
 fn options(seed: u64) -> Options {
@@ -21,6 +21,7 @@ fn passes(backend: Arc<dyn Blocker>) {
 }
 
 fn file(dir: &tempfile::TempDir, config: FileConfig) -> Arc<FileStore> {
+    let config = FileConfig { access: Access::Create, ..config };
     Arc::new(FileStore::open_with(dir.path(), config, Arc::new(SystemClock)).unwrap())
 }
 

@@ -47,14 +47,14 @@ fn passes(backend: Arc<dyn Blocker>) {
 fn without_faults_it_is_the_backend_below() {
     passes(faulty(Arc::new(Memory::default()), FaultPlan::benign(1)));
     let dir = tempfile::tempdir().unwrap();
-    passes(faulty(Arc::new(FileStore::open(dir.path()).unwrap()), FaultPlan::benign(1)));
+    passes(faulty(Arc::new(FileStore::open_or_create(dir.path()).unwrap()), FaultPlan::benign(1)));
 }
 
 #[test]
 fn delays_change_nothing_but_time() {
     passes(faulty(Arc::new(Memory::default()), plan(2, delays)));
     let dir = tempfile::tempdir().unwrap();
-    let file = Arc::new(FileStore::open(dir.path()).unwrap());
+    let file = Arc::new(FileStore::open_or_create(dir.path()).unwrap());
     passes(Arc::new(PassThrough::new(faulty(file, plan(3, delays)))));
 }
 
@@ -95,7 +95,7 @@ fn a_volatile_cache_keeps_the_contract_when_power_is_cut() {
         run(&disk, &options).assert_passed();
     }
     let dir = tempfile::tempdir().unwrap();
-    let file = Arc::new(FileStore::open(dir.path()).unwrap());
+    let file = Arc::new(FileStore::open_or_create(dir.path()).unwrap());
     run(&Disk(faulty(file, plan(9, |plan| plan.volatile = true))), &Options::default()).assert_passed();
 }
 

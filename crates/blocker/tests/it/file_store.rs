@@ -5,12 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use blocker::executor::block_on;
-use blocker::file::{FileConfig, check};
+use blocker::file::{Access, FileConfig, check};
 use blocker::metrics::Collect;
 use blocker::*;
 
 fn open(dir: &Path) -> Result<FileStore> {
-    let config = FileConfig { threads: 0, ..FileConfig::default() };
+    let config = FileConfig { threads: 0, access: Access::Create, ..FileConfig::default() };
     FileStore::open_with(dir, config, Arc::new(SystemClock))
 }
 

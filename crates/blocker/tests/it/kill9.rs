@@ -30,7 +30,7 @@ fn content(round: u64) -> Vec<u8> {
 
 /// Writes for ever: `done ROUND KEY KIND VERSION` after each acknowledgement.
 fn write_until_killed(dir: &str) {
-    let store = FileStore::open(dir).unwrap();
+    let store = FileStore::open_or_create(dir).unwrap();
     let start: u64 = std::env::var("KILL9_ROUND").unwrap().parse().unwrap();
     let mut out = std::io::stdout().lock();
     for round in start.. {
@@ -80,7 +80,7 @@ fn nothing_acknowledged_is_lost_by_kill_9() {
         // interrupted is then gone, and what is found is this run's doing.
         let lines_max = OBJECTS + (random >> 33) % 60;
         round = run_and_kill(dir.path(), round, lines_max, &mut last, &mut versions);
-        let store = FileStore::open(dir.path()).unwrap();
+        let store = FileStore::open_or_create(dir.path()).unwrap();
         for (key, (acknowledged, is_there)) in &last {
             check(&store, *key, *acknowledged, *is_there, round, &versions);
         }

@@ -155,7 +155,7 @@ fn passes_over_files() {
     for policy in POLICIES {
         for config in [tiny(policy), ample(policy)] {
             let dir = tempfile::tempdir().unwrap();
-            let store = Arc::new(FileStore::open(dir.path()).unwrap());
+            let store = Arc::new(FileStore::open_or_create(dir.path()).unwrap());
             Powered::new(store, config).passes(&options(2));
         }
     }

@@ -61,7 +61,7 @@ impl Chain {
 }
 
 fn files(dir: &tempfile::TempDir) -> Arc<dyn Blocker> {
-    let store = FileStore::open_with(dir.path(), FileConfig::default(), Arc::new(SystemClock));
+    let store = FileStore::open_or_create(dir.path());
     Arc::new(store.expect("a file store"))
 }
 

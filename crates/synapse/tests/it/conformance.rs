@@ -49,7 +49,7 @@ fn memory_over_one_connection_with_one_slot() {
 #[test]
 fn files_over_tcp() {
     let dir = tempfile::tempdir().unwrap();
-    let store = FileStore::open_with(dir.path(), FileConfig::default(), Arc::new(SystemClock)).unwrap();
+    let store = FileStore::open_or_create(dir.path()).unwrap();
     let host = Host::new(Kind::Tcp, Arc::new(store), ServerConfig::default());
     passes(&host, Arc::new(host.client()));
 }
@@ -57,7 +57,7 @@ fn files_over_tcp() {
 #[test]
 fn files_over_a_unix_socket() {
     let dir = tempfile::tempdir().unwrap();
-    let store = FileStore::open_with(dir.path(), FileConfig::default(), Arc::new(SystemClock)).unwrap();
+    let store = FileStore::open_or_create(dir.path()).unwrap();
     let host = Host::new(Kind::Unix, Arc::new(store), ServerConfig::default());
     passes(&host, Arc::new(host.client()));
 }

@@ -16,7 +16,7 @@ use volumes::{Options, Settings, Volumes};
 const SIZE_BYTES: u64 = 64 << 20;
 
 async fn volumes(folder: &Path) -> Arc<Volumes> {
-    let store = FileStore::open(folder.join("store")).unwrap();
+    let store = FileStore::open_or_create(folder.join("store")).unwrap();
     let volumes = Volumes::new(Arc::new(store), Options::new("volumes")).unwrap();
     if volumes.list().await.unwrap().volumes.is_empty() {
         volumes.create("disk", SIZE_BYTES, Settings::default()).await.unwrap();

@@ -40,7 +40,7 @@ impl Stack {
 
     pub(crate) fn files() -> Self {
         let made = tempfile::tempdir().unwrap();
-        let store = Arc::new(FileStore::open(made.path()).unwrap());
+        let store = Arc::new(FileStore::open_or_create(made.path()).unwrap());
         Self { store, _kept: (None, Some(made)) }
     }
 

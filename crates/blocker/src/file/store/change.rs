@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Store, ambiguous, count, retryable};
+use super::{Store, ambiguous, count};
 use crate::admission::admit;
 use crate::error::{Error, Result};
 use crate::event::Event;
@@ -24,7 +24,7 @@ impl Store {
         change: &Change,
         act: impl FnOnce(&Arc<Object>, &mut State, Version) -> Result<u64>,
     ) -> Result<ChangeReply> {
-        self.check_open()?;
+        self.check_changeable()?;
         let object = self.object(id)?;
         let (version, size_bytes) = {
             let held = self.claims.read();
@@ -50,7 +50,8 @@ impl Store {
         }
         if state.header_unsure {
             let restored = object.restore_slot(state, object.slot());
-            restored.map_err(|error| retryable(&error, "writing a header again after an earlier failure"))?;
+            restored
+                .map_err(|error| Error::from_io(&error, "writing a header again after an earlier failure"))?;
         }
         let version = self.next_version();
         let had_file = state.file.is_some();
@@ -102,7 +103,7 @@ impl Store {
         // The file of a tombstone, or one that cannot be removed: its header may by now mark the object as
         // living.
         let (version, stamp) = (state.version, state.stamp);
-        let tombstone = Slot { count: 0, version, stamp, tombstone: true, packed: true, lost: false };
+        let tombstone = Slot::tombstone(version, stamp);
         state.packed = true;
         state.changes += 1;
         self.mark_unsynced(object);
@@ -145,7 +146,7 @@ impl Store {
     }
 
     pub(in crate::file) fn delete(&self, request: &DeleteRequest) -> Result<DeleteReply> {
-        self.check_open()?;
+        self.check_changeable()?;
         let DeleteRequest { object: id, change, .. } = request;
         let object = self.object(id)?;
         {
@@ -156,22 +157,16 @@ impl Store {
             let file = Arc::clone(state.live()?);
             if state.header_unsure {
                 let restored = object.restore_slot(&mut state, object.slot());
-                restored
-                    .map_err(|error| retryable(&error, "writing a header again after an earlier failure"))?;
+                restored.map_err(|error| {
+                    Error::from_io(&error, "writing a header again after an earlier failure")
+                })?;
             }
             match change.stamp {
                 Some(_) => {
                     // The tombstone is stored before the data go, and at once: half a delete would be
                     // an object of holes.
                     let before = object.slot();
-                    let tombstone = Slot {
-                        count: 0,
-                        version: state.version,
-                        stamp: change.stamp,
-                        tombstone: true,
-                        packed: true,
-                        lost: false,
-                    };
+                    let tombstone = Slot::tombstone(state.version, change.stamp);
                     let written = object.write_slot(&*file, &mut object.header.lock(), tombstone);
                     count(&self.counters.syncs);
                     if let Err(error) = written.and_then(|()| object.sync_within(&*file)) {
@@ -189,7 +184,7 @@ impl Store {
                 }
                 None => {
                     let unlinked = self.disk.unlink(&object.path);
-                    unlinked.map_err(|error| retryable(&error, "deleting an object"))?;
+                    unlinked.map_err(|error| Error::from_io(&error, "deleting an object"))?;
                     self.forget_file(&object, &mut state);
                 }
             }

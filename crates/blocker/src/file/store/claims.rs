@@ -17,7 +17,7 @@ use crate::response::{ClaimReply, InvalidateReply};
 pub(super) struct ClaimsHeld {
     pub(super) claims: Claims,
     /// The last attempt to store them failed: they bind here, and perhaps not after a restart.
-    unstored: bool,
+    pub(super) unstored: bool,
 }
 
 impl ClaimsHeld {
@@ -30,6 +30,9 @@ impl Store {
     pub(in crate::file) fn claim(&self, request: &ClaimRequest) -> Result<ClaimReply> {
         let mut held = self.claims.write();
         self.check_open()?;
+        if request.epoch > Epoch(0) {
+            self.check_changeable()?;
+        }
         let mut raised = held.claims.clone();
         let is_news = raised.raise(&request.scope, request.epoch, request.writer)?;
         // A claim that is repeated because storing it failed is answered when it is stored, and not before.
@@ -47,7 +50,7 @@ impl Store {
     }
 
     pub(in crate::file) fn invalidate(&self, request: &InvalidateRequest) -> Result<InvalidateReply> {
-        self.check_open()?;
+        self.check_changeable()?;
         let mut lost = Vec::new();
         for shard in &self.shards {
             let objects = shard.objects.read();

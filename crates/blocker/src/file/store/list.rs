@@ -4,10 +4,12 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-use super::names::{Found, Sorted, after};
+use super::names::{self, Sorted, after};
 use super::{Store, count};
 use crate::error::{Error, Result};
-use crate::file::object::{Object, check_header};
+use crate::file::Access;
+use crate::file::disk::{Found, found};
+use crate::file::object::{Object, check_header, check_len, foreign};
 use crate::file::path;
 use crate::file::slot::{HEADER_BYTES, data_at};
 use crate::name::{Name, Namespace, ObjectId};
@@ -65,11 +67,12 @@ impl Store {
             if let Some(object) = known {
                 return self.entry_in_memory(&object);
             }
-            let entry = self.entry_on_disk(&path::encode(dir, id.name.as_bytes(), path::OBJECT_SUFFIX))?;
+            let path = path::encode(dir, id.name.as_bytes(), path::OBJECT_SUFFIX);
+            let entry = self.entry_on_disk(id, &path);
             // If the object was entered meanwhile, it may have been changed between the looks at its header
             // and at its length.
             if shard.entered.load(Ordering::Acquire) == entered {
-                return Ok(entry);
+                return entry;
             }
         }
         self.entry_in_memory(&*self.object(id)?)
@@ -84,15 +87,19 @@ impl Store {
         })
     }
 
-    fn entry_on_disk(&self, path: &Path) -> Result<Entry> {
+    fn entry_on_disk(&self, id: &ObjectId, path: &Path) -> Result<Entry> {
         let mut header = [0; HEADER_BYTES as usize];
-        let read = self.disk.head(path, &mut header);
-        let Some((read, len)) = read.map_err(|error| Error::from_io(&error, "listing an object"))? else {
+        let head = found(self.disk.head(path, &mut header));
+        let failed = |error| Error::from_read(&error, &format!("reading {}", path.display()));
+        let (read, len) = match head.map_err(failed)? {
+            Found::File(head) => head,
+            Found::Absent => return Ok(Entry::Nothing),
+            Found::Foreign(kind) => return Err(foreign(path, kind)),
+        };
+        let Some((slot, one_damaged)) = check_header(path, id, &header[..read])? else {
             return Ok(Entry::Nothing);
         };
-        let Some((slot, one_damaged)) = check_header(path, &header[..read])? else {
-            return Ok(Entry::Nothing);
-        };
+        check_len(path, &slot, len, self.version_floor)?;
         if one_damaged {
             count(&self.counters.copies_damaged);
         }
@@ -119,7 +126,12 @@ impl Store {
         let in_force = held.claims.in_force(id, None);
         let is_needless = state.stamp.is_some_and(|stamp| stamp.epoch < in_force);
         // If it stays, it is found and removed another time.
-        if !state.alive && is_needless && state.file.is_some() && self.disk.unlink(&object.path).is_ok() {
+        if self.config.access != Access::Read
+            && !state.alive
+            && is_needless
+            && state.file.is_some()
+            && self.disk.unlink(&object.path).is_ok()
+        {
             self.forget_file(&object, &mut state);
         }
         Ok(())
@@ -133,7 +145,7 @@ impl Store {
         from: &[u8],
         prefix: &[u8],
         count: usize,
-    ) -> Result<Found> {
+    ) -> Result<names::Found> {
         let id = {
             let mut names = self.names.lock();
             if let Some(found) = names.page(namespace, from, prefix, count) {
@@ -162,11 +174,11 @@ impl Store {
     fn walk(&self, dir: &Path, last_is_dir: bool, suffix: &str, each: &mut dyn FnMut(Vec<u8>)) -> Result<()> {
         let mut left = vec![(dir.to_path_buf(), String::new())];
         while let Some((dir, before)) = left.pop() {
-            let listed = self.disk.read_dir(&dir, &mut |file_name, is_dir| match path::entry(
+            let listed = self.disk.read_dir(&dir, &mut |file_name, kind| match path::entry(
                 &before,
                 file_name,
                 last_is_dir,
-                is_dir,
+                kind,
                 suffix,
             ) {
                 Some(path::Entry::More(text)) => {
@@ -178,7 +190,7 @@ impl Store {
                 }
                 None => {}
             });
-            listed.map_err(|error| Error::from_io(&error, "listing a namespace"))?;
+            listed.map_err(|error| Error::from_read(&error, &format!("listing {}", dir.display())))?;
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ mod claims;
 mod dirs;
 mod list;
 mod names;
-mod open;
+pub(super) mod open;
 mod read;
 mod replace;
 mod sync;
@@ -25,10 +25,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::capabilities::BUCKET_BYTES;
 use crate::error::{Error, Reason, Result};
 use crate::event::EventHub;
-use crate::file::FileConfig;
 use crate::file::disk::Disk;
 use crate::file::object::Object;
 use crate::file::ranked::{Mutex, RwLock};
+use crate::file::{Access, FileConfig};
 use crate::name::ObjectId;
 use crate::order::Version;
 
@@ -107,6 +107,14 @@ impl Store {
         Ok(())
     }
 
+    /// As `check_open`, before a change.
+    pub(super) fn check_changeable(&self) -> Result<()> {
+        if self.config.access == Access::Read {
+            return Err(Error::Denied("the store was opened for reading".into()));
+        }
+        self.check_open()
+    }
+
     /// For tests: whether no thread holds the claims exclusively, nor waits to.
     #[cfg(test)]
     pub(super) fn claims_are_free(&self) -> bool {
@@ -138,13 +146,4 @@ fn within(offset: u64, len: u64, size: u64) -> (u64, u64) {
 
 fn ambiguous(error: &io::Error) -> Error {
     Error::OutcomeUnknown(Reason::from(error.to_string()))
-}
-
-/// A failure of a change that has changed nothing. EIO is the medium's failure then, not evidence that stored
-/// data are damaged.
-fn retryable(error: &io::Error, what: &str) -> Error {
-    match Error::from_io(error, what) {
-        Error::Corrupt(reason) => Error::Retryable(reason),
-        other => other,
-    }
 }

@@ -12,31 +12,35 @@ use super::names::Names;
 use super::{BOOT_SHIFT, Counters, Shard, Store, Table, count};
 use crate::error::{Error, Result};
 use crate::event::EventHub;
-use crate::file::FileConfig;
-use crate::file::disk::{Disk, DiskFile, Open};
+use crate::file::disk::{Disk, DiskFile, Found, Kind, Open, found};
 use crate::file::ranked::{Mutex, Rank, RwLock};
 use crate::file::records::{Superblock, decode_claims, encode_claims};
-use crate::file::twice::{CLAIMS, Copy, SUPERBLOCK, Twice, copy_name, replace};
+use crate::file::twice::{CLAIMS, SUPERBLOCK, Twice, copy_name, is_out_of_space, replace};
+use crate::file::{Access, FileConfig};
 
 impl Store {
-    /// Opens the store in `root`, making it if the directory is empty. The caller holds its lock.
+    /// Opens the store in `root`; makes it if the directory is empty and the configuration allows that. The
+    /// caller holds its lock.
     ///
     /// # Errors
     /// `Denied` if the directory is not a store, `Unsupported` if another version of this program wrote it,
-    /// `Corrupt`.
+    /// `Corrupt`; the disk's errors.
     pub(in crate::file) fn open(root: &Path, config: FileConfig, disk: Arc<dyn Disk>) -> Result<Self> {
         let failed = |error: io::Error| Error::from_io(&error, &format!("opening {}", root.display()));
         let superblocks = Twice::read(&*disk, root, SUPERBLOCK, Superblock::decode)?;
         let claims_found = Twice::read(&*disk, root, CLAIMS, decode_claims)?;
-        let before = match superblocks.value() {
+        let before = match superblocks.in_force(root, SUPERBLOCK)? {
             Some(value) => Some(*value),
             None if superblocks.is_absent() => {
                 check_is_empty(&*disk, root).map_err(failed)??;
+                if config.access != Access::Create {
+                    return Err(absent(root));
+                }
                 None
             }
             None => return Err(lost(root, SUPERBLOCK)),
         };
-        let claims = match claims_found.value() {
+        let claims = match claims_found.in_force(root, CLAIMS)? {
             Some(claims) => claims.clone(),
             // The first start was cut off before it came to them.
             None if before.is_none() => Default::default(),
@@ -77,21 +81,25 @@ impl Store {
             events: EventHub::new(),
             counters: Counters::default(),
         };
+        if config.access == Access::Read {
+            return Ok(store);
+        }
         store.prepare_dirs().map_err(failed)?;
         if before.is_some() && !is_clean {
             store.store_what_is_there(&root.join("objects")).map_err(failed)?;
         }
-        let damaged = matches!(superblocks.first, Copy::Damaged(_))
-            || matches!(superblocks.second, Copy::Damaged(_))
-            || matches!(claims_found.first, Copy::Damaged(_))
-            || matches!(claims_found.second, Copy::Damaged(_));
+        let damaged = superblocks.is_damaged() || claims_found.is_damaged();
         if damaged || superblocks.is_from_copy() || claims_found.is_from_copy() {
             count(&store.counters.copies_damaged);
         }
         // What a crash or damage has left behind in one of the two catches up before anything is done.
-        if claims_found.first != claims_found.second || claims_found.value().is_none() {
-            let content = encode_claims(&store.claims.read().claims);
-            store.replace_small(CLAIMS, &content).map_err(failed)?;
+        if !claims_found.is_in_both() {
+            let mut held = store.claims.write();
+            match store.replace_small(CLAIMS, &encode_claims(&held.claims)) {
+                // What has to be deleted can be: the next claim tries again.
+                Err(error) if is_out_of_space(&error) && before.is_some() => held.unstored = true,
+                replaced => replaced.map_err(failed)?,
+            }
         }
         store.write_superblock(false).map_err(failed)?;
         Ok(store)
@@ -102,8 +110,8 @@ impl Store {
             self.disk.make_dir(&self.root.join(dir))?;
         }
         let (mut left, tmp) = (Vec::new(), self.root.join("tmp"));
-        self.disk.read_dir(&tmp, &mut |name, is_dir| {
-            if !is_dir {
+        self.disk.read_dir(&tmp, &mut |name, kind| {
+            if kind != Kind::Dir {
                 left.push(tmp.join(std::ffi::OsStr::from_bytes(name)));
             }
         })?;
@@ -126,12 +134,12 @@ impl Store {
         let mut left = vec![dir.to_path_buf()];
         while let Some(dir) = left.pop() {
             let mut files = Vec::new();
-            self.disk.read_dir(&dir, &mut |name, is_dir| {
-                let list = if is_dir { &mut left } else { &mut files };
+            self.disk.read_dir(&dir, &mut |name, kind| {
+                let list = if kind == Kind::Dir { &mut left } else { &mut files };
                 list.push(dir.join(std::ffi::OsStr::from_bytes(name)));
             })?;
             for path in files {
-                let file = self.disk.open(&path, Open::Existing)?;
+                let Found::File(file) = found(self.disk.open(&path, Open::ReadWrite))? else { continue };
                 if file.sync_data().is_err() {
                     self.renew_file(&path, &*file)?;
                 }
@@ -169,7 +177,7 @@ impl Store {
             // Every change holds these from its check to its end: when they are to be had, none is under way,
             // and none begins any more.
             let _claims = self.claims.write();
-            if self.closed.swap(true, Ordering::SeqCst) {
+            if self.closed.swap(true, Ordering::SeqCst) || self.config.access == Access::Read {
                 return Ok(());
             }
         }
@@ -177,6 +185,16 @@ impl Store {
         self.unsynced_dirs().iter().try_for_each(|dir| self.sync_dir(dir))?;
         self.write_superblock(true).map_err(|error| Error::from_io(&error, "closing the store"))
     }
+}
+
+/// The error for a directory that should hold a store.
+pub(in crate::file) fn absent(root: &Path) -> Error {
+    let dir = root.display();
+    let text = format!(
+        "there is no store in {dir}: `cachectl init {dir}` makes one, and so does a program whose configuration has \
+         create = true; if its disk is to be mounted there, mount it"
+    );
+    Error::Denied(text.into())
 }
 
 fn lost(root: &Path, name: &str) -> Error {

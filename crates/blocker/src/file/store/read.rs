@@ -95,7 +95,7 @@ pub(super) fn read_range(file: &dyn DiskFile, at: u64, len: u64) -> Result<Segme
         return Ok(Segments::new());
     }
     let bytes = file.read_at(at, len as usize);
-    let bytes = bytes.map_err(|error| Error::from_io(&error, "reading an object"))?;
+    let bytes = bytes.map_err(|error| Error::from_read(&error, "reading an object"))?;
     if (bytes.len() as u64) < len {
         return Err(Error::Corrupt("an object's file is shorter than it was".into()));
     }

@@ -4,12 +4,12 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Store, count, retryable};
+use super::{Store, count};
 use crate::admission::{admit, check_condition, range_end};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::file::disk::{DiskFile, Open};
 use crate::file::object::{Object, State};
-use crate::file::slot::{Found, HEADER_BYTES, PACKED_BYTES_MAX, Slot, UNPACKED_AT, data_at};
+use crate::file::slot::{Found, HEADER_BYTES, PACKED_BYTES_MAX, Slot, UNPACKED_AT, data_at, name_sum};
 use crate::order::Version;
 use crate::request::{Change, CopyRequest, WriteFullRequest};
 use crate::response::ChangeReply;
@@ -38,14 +38,8 @@ impl Store {
         size: u64,
         fill: impl FnOnce(&dyn DiskFile, u64) -> io::Result<()>,
     ) -> Result<()> {
-        let slot = Slot {
-            count: 1,
-            version,
-            stamp: change.stamp.or(state.stamp),
-            tombstone: false,
-            packed: size <= PACKED_BYTES_MAX,
-            lost: false,
-        };
+        let packed = size <= PACKED_BYTES_MAX;
+        let slot = Slot { count: 1, ..Slot::first(version, change.stamp.or(state.stamp), packed, size) };
         self.put_file(object, state, slot, true, fill)
     }
 
@@ -57,8 +51,7 @@ impl Store {
         // that the object's stamp stands for is in it. If nothing is, nothing can be lost.
         let sync = object.may_be_stored.load(Ordering::Acquire);
         let stamp = if sync { state.stamp } else { None };
-        let slot =
-            Slot { count: 1, version: state.version, stamp, tombstone: false, packed: false, lost: false };
+        let slot = Slot { count: 1, ..Slot::first(state.version, stamp, false, size) };
         self.put_file(object, state, slot, sync, |file, at| {
             file.set_len(at + size)?;
             file.copy_from(&*old, HEADER_BYTES, at, size)
@@ -73,8 +66,9 @@ impl Store {
     pub(super) fn renew(&self, object: &Object, state: &mut State) -> Result<()> {
         let Some(old) = state.file.clone() else { return Ok(()) };
         let (version, stamp, packed) = (state.version, state.stamp, state.packed);
-        let slot = Slot { count: 1, version, stamp, tombstone: !state.alive, packed, lost: false };
         let (from_at, size) = (state.at(0), state.size_bytes);
+        let first = Slot::first(version, stamp, packed, size);
+        let slot = Slot { count: 1, tombstone: !state.alive, ..first };
         self.put_file(object, state, slot, true, |file, at| {
             if size > 0 {
                 file.set_len(at + size)?;
@@ -96,12 +90,12 @@ impl Store {
         sync: bool,
         fill: impl FnOnce(&dyn DiskFile, u64) -> io::Result<()>,
     ) -> Result<()> {
-        let failed = |error: io::Error| retryable(&error, "replacing an object");
+        let failed = |error: io::Error| Error::from_io(&error, "replacing an object");
         self.make_parents(&object.path).map_err(failed)?;
         let temporary = self.temporary();
         let prepared = (|| {
             let file = self.disk.open(&temporary, Open::Create)?;
-            file.write_at(0, &slot.encode().into()).map_err(|failed| failed.error)?;
+            file.write_at(0, &slot.encode(name_sum(&object.id)).into()).map_err(|failed| failed.error)?;
             if !slot.packed {
                 file.set_len(UNPACKED_AT)?;
             }
@@ -138,8 +132,9 @@ impl Store {
     fn is_in_place(&self, object: &Object, slot: &Slot) -> bool {
         let mut header = [0; HEADER_BYTES as usize];
         let head = self.disk.head(&object.path, &mut header);
-        let Ok(Some((read, _))) = head else { return false };
-        Slot::find(&header[..read]) == Found::Slot { slot: *slot, one_damaged: false }
+        let Ok((read, _)) = head else { return false };
+        let found = Slot::find(&header[..read], name_sum(&object.id));
+        found == Found::Slot { slot: *slot, one_damaged: false }
     }
 
     pub(in crate::file) fn copy(&self, request: &CopyRequest) -> Result<ChangeReply> {
@@ -151,7 +146,7 @@ impl Store {
                 Ok(state.size_bytes)
             });
         }
-        self.check_open()?;
+        self.check_changeable()?;
         let (source, target) = (self.object(from)?, self.object(to)?);
         let (version, size_bytes) = {
             let held = self.claims.read();

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 
 use super::{SHARDS, Shard, Store, count};
 use crate::error::{Error, Result};
+use crate::file::Access;
 use crate::file::object::{Object, State};
 use crate::file::path;
 use crate::file::ranked::{ReadGuard, WriteGuard};
@@ -170,7 +171,7 @@ impl Store {
         if object.load(state, &*self.disk, self.version_floor)? {
             count(&self.counters.copies_damaged);
         }
-        if object.lost.load(Ordering::Acquire) {
+        if object.lost.load(Ordering::Acquire) && self.config.access != Access::Read {
             // An earlier process has lost something, and this one has served nothing of it yet.
             return self.renew(object, state).inspect_err(|_| state.loaded = false);
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::read::read_range;
-use super::{Store, ambiguous, retryable, within};
+use super::{Store, ambiguous, within};
 use crate::admission::{admit, range_end};
 use crate::capabilities::BUCKET_BYTES;
 use crate::error::{Error, Result};
@@ -38,7 +38,7 @@ impl Store {
             return None;
         }
         let checked = self
-            .check_open()
+            .check_changeable()
             .and_then(|()| range_end(request.offset, len, self.config.object_bytes_max).map(drop));
         if let Err(error) = checked {
             return Some(Err(error));
@@ -81,7 +81,8 @@ impl Store {
         }
     }
 
-    /// The object's file, made if it is not there, and such that a change up to `end` has room in it.
+    /// The object's file, made if it is not there, and such that a change up to `end` has room in it: what is made is
+    /// to have that size.
     fn writable(
         &self,
         object: &Object,
@@ -96,12 +97,12 @@ impl Store {
             }
             return state.live().map(Arc::clone);
         }
-        let failed = |error: io::Error| retryable(&error, "creating an object");
+        let failed = |error: io::Error| Error::from_io(&error, "creating an object");
         if let Some(file) = &state.file {
             // A tombstone's file. The object lives again from here on, so that it survives kill -9; it
             // keeps the tombstone's stamp until its own data are stored. Synced in between: the old
             // data must be gone from the disk before there can be an object again.
-            let alive = Slot { count: 0, version, stamp: state.stamp, tombstone: false, packed, lost: false };
+            let alive = Slot::first(version, state.stamp, packed, end);
             let revived = file
                 .set_len(HEADER_BYTES)
                 .and_then(|()| object.sync_within(&**file))
@@ -114,7 +115,7 @@ impl Store {
         self.make_parents(&object.path).map_err(failed)?;
         let file = self.disk.open(&object.path, Open::Create).map_err(failed)?;
         let mut header = object.header.lock();
-        let first = Slot { count: 0, version, stamp: None, tombstone: false, packed, lost: false };
+        let first = Slot::first(version, None, packed, end);
         let grown = if packed { Ok(()) } else { file.set_len(UNPACKED_AT) };
         let prepared = grown.and_then(|()| object.write_slot(&*file, &mut header, first));
         if let Err(error) = prepared {
@@ -200,7 +201,7 @@ impl Store {
             state.live()?;
             let file = self.writable(object, state, version, request.size_bytes)?;
             let resized = file.set_len(state.at(request.size_bytes));
-            resized.map_err(|error| retryable(&error, "truncating an object"))?;
+            resized.map_err(|error| Error::from_io(&error, "truncating an object"))?;
             Ok(request.size_bytes)
         })
     }
@@ -229,7 +230,7 @@ fn zero_range(file: &dyn DiskFile, state: &State, size_bytes: u64, offset: u64, 
     let grows = len > 0 && end > size_bytes;
     if grows {
         let grown = file.set_len(state.at(end));
-        grown.map_err(|error| retryable(&error, "extending an object"))?;
+        grown.map_err(|error| Error::from_io(&error, "extending an object"))?;
     }
     if within_len > 0 {
         file.punch(state.at(from), within_len).map_err(|error| ambiguous(&error))?;
@@ -253,5 +254,5 @@ fn undo(object: &Object, state: &mut State, offset: u64, failed: &WriteFailed) -
         let synced = || file.is_some_and(|file| object.sync_within(&*file).is_ok());
         offset >= state.size_bytes && state.trim() && synced()
     };
-    if is_undone { retryable(error, "writing an object") } else { ambiguous(error) }
+    if is_undone { Error::from_io(error, "writing an object") } else { ambiguous(error) }
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use blocker::executor::block_on;
-use blocker::file::FileConfig;
+use blocker::file::{Access, FileConfig};
 use blocker::*;
 
 const SLOT_STRIDE_BYTES: usize = 512;
@@ -26,7 +26,7 @@ fn object() -> ObjectId {
 }
 
 fn open(dir: &Path) -> Result<FileStore> {
-    let config = FileConfig { threads: 0, ..FileConfig::default() };
+    let config = FileConfig { threads: 0, access: Access::Create, ..FileConfig::default() };
     FileStore::open_with(dir, config, Arc::new(SystemClock))
 }
 
