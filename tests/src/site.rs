@@ -96,10 +96,13 @@ impl Site {
         let text = match self.daemon {
             Daemon::Cached => format!(
                 "[memcached]\nthreads = 1\nlisten = []\nunix_path = {:?}\n{objects}\n\
-                 [objects.backend]\nkind = \"file\"\npath = {store:?}\n{socket}{tables}",
+                 [objects.backend]\nkind = \"file\"\ncreate = true\npath = {store:?}\n{socket}{tables}",
                 self.path("memcached")
             ),
-            Daemon::Synapsed => format!("backend = \"file:{}\"\n{objects}{socket}{tables}", store.display()),
+            Daemon::Synapsed => format!(
+                "backend = {{ kind = \"file\", create = true, path = \"{}\" }}\n{objects}{socket}{tables}",
+                store.display()
+            ),
         };
         std::fs::write(self.path("config.toml"), text).expect("a configuration");
     }

@@ -18,6 +18,14 @@ pub(crate) struct BackendSpec {
 }
 
 impl BackendSpec {
+    /// Returns the backend, made if it is a file store that is missing.
+    pub(crate) fn creating(mut self) -> Self {
+        if let BackendTable::File(file) = &mut self.store {
+            file.create = true;
+        }
+        self
+    }
+
     /// Returns whether it is a server.
     pub(crate) fn is_server(&self) -> bool {
         matches!(self.store, BackendTable::Synapse(_))
@@ -81,7 +89,8 @@ pub(crate) struct Opened {
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Opened {
-    /// Opens the backend; `timeout` limits connecting and each request.
+    /// Opens the backend; `timeout` limits connecting and each request. With `only_reads`, a store in a directory is not
+    /// changed, and refuses changes.
     ///
     /// # Errors
     /// The store's own.
@@ -89,8 +98,10 @@ impl Opened {
         spec: &BackendSpec,
         secret: Option<&Secret>,
         timeout: Option<Duration>,
+        only_reads: bool,
     ) -> Result<Self> {
         let options = OpenOptions::default().secret(secret.cloned()).timeout(timeout).client_name("cachectl");
+        let options = options.only_reads(only_reads);
         let mut store = Store::open(&spec.store, &options).map_err(|error| match error {
             OpenError::Config(error) => Error::Denied(error.why.into()),
             OpenError::Store(error) => error,

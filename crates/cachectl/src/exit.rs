@@ -7,6 +7,9 @@ use blocker::Error;
 
 /// The exit code of a command that a signal has ended.
 pub(crate) const INTERRUPTED: u8 = 130;
+/// The exit code of a command whose output is read by no process any more: as if SIGPIPE had ended it, which would leave
+/// a backend without an orderly close.
+const OUTPUT_CLOSED: u8 = 141;
 
 /// Why the command failed.
 #[derive(Debug)]
@@ -29,6 +32,8 @@ pub(crate) enum Failure {
     Ended { by: Box<Self>, left: String },
     /// The command line is wrong.
     Usage(String),
+    /// What is to be looked at could not be read.
+    Unread(String),
     /// The number of rules that the conformance suite found broken.
     NotConforming(usize),
 }
@@ -37,6 +42,11 @@ impl Failure {
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         let what = what.into();
         move |error| Self::Io { what, error }
+    }
+
+    /// Returns whether the reader of the output has gone, as `head` does when it has enough. That is no news to anyone.
+    pub(crate) fn is_output_closed(&self) -> bool {
+        matches!(self, Self::Io { error, .. } if error.kind() == std::io::ErrorKind::BrokenPipe)
     }
 
     /// Adds what has become of the work that the failure ended.
@@ -62,6 +72,7 @@ impl Failure {
             Self::Interrupted => "interrupted",
             Self::Ended { by, .. } => by.kind(),
             Self::Usage(_) => "usage",
+            Self::Unread(_) => "unread",
             Self::NotConforming(_) => "not_conforming",
         }
     }
@@ -70,10 +81,16 @@ impl Failure {
         ExitCode::from(self.number())
     }
 
+    /// As [`code`](Self::code), for a command with exit codes of its own: `other`, unless the output is closed.
+    pub(crate) fn code_or(&self, other: u8) -> ExitCode {
+        if self.is_output_closed() { self.code() } else { ExitCode::from(other) }
+    }
+
     fn number(&self) -> u8 {
         match self {
+            Self::Io { .. } if self.is_output_closed() => OUTPUT_CLOSED,
             Self::Io { .. } | Self::NotConforming(_) => 1,
-            Self::Usage(_) => 2,
+            Self::Usage(_) | Self::Unread(_) => 2,
             Self::Admin { status, .. } => match status {
                 Some(401 | 403) => 4,
                 None | Some(503) => 5,
@@ -158,7 +175,7 @@ impl fmt::Display for Failure {
             Self::Problems { count, .. } => write!(f, "{count} problems were found"),
             Self::Interrupted => f.write_str("interrupted"),
             Self::Ended { by, left } => write!(f, "{by}; {left}"),
-            Self::Usage(text) => f.write_str(text),
+            Self::Usage(text) | Self::Unread(text) => f.write_str(text),
             Self::NotConforming(count) => write!(f, "{count} rules of the contract are broken"),
         }
     }

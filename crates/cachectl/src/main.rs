@@ -8,6 +8,9 @@
 //! output, as text or with `--json` as one JSON value per line; progress and errors go to standard error,
 //! an error as one line. The exit code is the kind of the error, see [`exit`].
 
+// They panic when the reader of the output has gone: see `Output`.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod admin;
 mod backend;
 mod command;
@@ -28,7 +31,7 @@ use output::Output;
 ///
 /// Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such object, 4 refused (exists, condition, fenced,
 /// denied), 5 try again later (busy, out of space, not stored), 6 corrupt or lost, 7 outcome unknown, 130
-/// interrupted. fsck and journal have their own.
+/// interrupted, 141 the reader of the output has gone. fsck and journal have their own.
 #[derive(Parser)]
 #[command(name = "cachectl", version, max_term_width = 100)]
 struct Arguments {
@@ -84,13 +87,7 @@ fn main() -> std::process::ExitCode {
         Some(done) => done,
         None => run(arguments, &output),
     };
-    match done {
-        Ok(()) => std::process::ExitCode::SUCCESS,
-        Err(failure) => {
-            output.failure(&failure);
-            failure.code()
-        }
-    }
+    output.end(done)
 }
 
 fn run(arguments: Arguments, output: &Output) -> Result<(), exit::Failure> {
@@ -101,7 +98,7 @@ fn run(arguments: Arguments, output: &Output) -> Result<(), exit::Failure> {
     let backend = arguments.backend.as_ref().ok_or_else(|| {
         exit::Failure::Usage("no backend is given; name one, for example --backend file:DIR".into())
     })?;
-    let opened = Opened::open(backend, secret.as_ref(), timeout)?;
+    let opened = Opened::open(backend, secret.as_ref(), timeout, arguments.command.only_reads())?;
     let done = arguments.command.run(&opened, &namespace, output);
     // Close in order even after a failure; the first failure is reported.
     let closed = opened.close();

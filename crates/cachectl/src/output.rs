@@ -1,6 +1,7 @@
 //! The output of a command: text for people, or one JSON value in each line for programs.
 
 use std::io::Write;
+use std::process::ExitCode;
 
 use serde_json::Value;
 
@@ -27,12 +28,24 @@ impl Output {
         written.map_err(Failure::io("standard output"))
     }
 
-    /// Writes why the command failed: one line on standard error.
+    /// Writes why the command failed: one line on standard error. Nothing if only the output's reader has gone.
     pub(crate) fn failure(&self, failure: &Failure) {
-        if self.json {
-            eprintln!("{}", serde_json::json!({ "error": failure.kind(), "message": failure.to_string() }));
-        } else {
-            eprintln!("cachectl: {failure}");
+        if failure.is_output_closed() {
+            return;
         }
+        let line = if self.json {
+            serde_json::json!({ "error": failure.kind(), "message": failure.to_string() }).to_string()
+        } else {
+            format!("cachectl: {failure}")
+        };
+        // If nobody reads it, the exit code is left.
+        let _ = writeln!(std::io::stderr(), "{line}");
+    }
+
+    /// Writes a failure, if it is one. Returns the exit code of the process.
+    pub(crate) fn end(&self, done: Result<(), Failure>) -> ExitCode {
+        let Err(failure) = done else { return ExitCode::SUCCESS };
+        self.failure(&failure);
+        failure.code()
     }
 }

@@ -46,8 +46,10 @@ impl Default for MemoryTable {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FileTable {
-    /// The directory; required. Created if it is missing.
+    /// The directory; required.
     pub path: PathBuf,
+    /// Whether to make the directory and the store in it if they are missing.
+    pub create: bool,
     /// Whether to bypass the page cache.
     pub direct: bool,
     /// The number of threads for blocking work.
@@ -61,6 +63,7 @@ impl Default for FileTable {
         let config = FileConfig::default();
         FileTable {
             path: PathBuf::new(),
+            create: false,
             direct: config.direct,
             threads: config.threads,
             open_files_max: config.open_files_max,

@@ -257,7 +257,8 @@ impl ObjectsTable {
     /// Returns the table with the values that follow from other keys filled in.
     #[must_use]
     pub fn filled_in(self) -> ObjectsTable {
-        ObjectsTable { dirty_bytes_max: Some(self.dirty_bytes_max()), ..self }
+        let dirty_bytes_max = Some(self.dirty_bytes_max());
+        ObjectsTable { dirty_bytes_max, journal: self.journal.map(JournalTable::filled_in), ..self }
     }
 
     /// Returns how long a shutdown may take to store what is dirty.

@@ -4,7 +4,7 @@ use crate::backend::{BackendTable, FileTable, MemoryTable, RadosTable, RemoteTab
 use crate::error::ConfigError;
 use crate::s3_table::S3Table;
 use crate::sweep::{SweepCounts, SweepOptions};
-use blocker::file::FileConfig;
+use blocker::file::{Access, FileConfig};
 use blocker::memory::MemoryConfig;
 use blocker::metrics::Collect;
 use blocker::trace::Tracer;
@@ -41,10 +41,12 @@ pub struct OpenOptions {
     pub client_name: String,
     /// Makes spans of the store's operations that are traced.
     pub tracer: Option<Tracer>,
+    /// Whether the store is only to be read: a file store then changes nothing in its directory. Other stores take no notice.
+    pub only_reads: bool,
 }
 
 impl Default for OpenOptions {
-    /// Objects of up to 4 MiB, no secret, the table's own timeouts, no name.
+    /// Objects of up to 4 MiB, no secret, the table's own timeouts, no name, reads and changes.
     fn default() -> Self {
         Self {
             object_bytes_max: OBJECT_BYTES_MAX_DEFAULT,
@@ -52,6 +54,7 @@ impl Default for OpenOptions {
             timeout: None,
             client_name: String::new(),
             tracer: None,
+            only_reads: false,
         }
     }
 }
@@ -82,6 +85,13 @@ impl OpenOptions {
     #[must_use]
     pub fn client_name(mut self, name: impl Into<String>) -> Self {
         self.client_name = name.into();
+        self
+    }
+
+    /// Sets whether the store is only to be read.
+    #[must_use]
+    pub fn only_reads(mut self, only_reads: bool) -> Self {
+        self.only_reads = only_reads;
         self
     }
 
@@ -262,13 +272,20 @@ fn file(table: &FileTable, options: &OpenOptions) -> Result<Store, OpenError> {
         direct: table.direct,
         threads: table.threads,
         open_files_max: table.open_files_max,
+        access: match (options.only_reads, table.create) {
+            (true, _) => Access::Read,
+            (false, true) => Access::Create,
+            (false, false) => Access::Write,
+        },
         ..FileConfig::default()
     };
-    // An error here is about the path, not about what the directory contains.
-    DirBuilder::new().recursive(true).create(&table.path).map_err(|error| {
-        let why = format!("{} is not there, and cannot be made: {error}", table.path.display());
-        OpenError::Config(ConfigError { key: "objects.backend.path".into(), why })
-    })?;
+    if config.access == Access::Create {
+        // An error here is about the path, not about what the directory contains.
+        DirBuilder::new().recursive(true).create(&table.path).map_err(|error| {
+            let why = format!("{} is not there, and cannot be made: {error}", table.path.display());
+            OpenError::Config(ConfigError { key: "objects.backend.path".into(), why })
+        })?;
+    }
     let file = Arc::new(FileStore::open_with(&table.path, config, Arc::new(SystemClock))?);
     let (backend, metrics) = handles(&file);
     Ok(Store { backend, memory_bytes_max: 0, secret: None, metrics, close: Close::File(file) })

@@ -12,6 +12,7 @@
 use clap::Command;
 use clap_complete::Shell;
 use std::ffi::OsString;
+use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 use std::{fs, io};
@@ -33,7 +34,8 @@ pub fn written_on_request(command: impl FnOnce() -> Command) -> Option<ExitCode>
     match write(command(), Path::new(directory)) {
         Ok(()) => Some(ExitCode::SUCCESS),
         Err(error) => {
-            eprintln!("{OPTION} {}: {error}", Path::new(directory).display());
+            // If nobody reads it, the exit status is left.
+            let _ = writeln!(io::stderr(), "{OPTION} {}: {error}", Path::new(directory).display());
             Some(ExitCode::from(NOT_WRITTEN))
         }
     }

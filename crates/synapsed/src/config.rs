@@ -263,7 +263,8 @@ mod tests {
     fn the_shipped_file_is_valid_and_has_the_defaults() {
         let text = include_str!("../../../deploy/synapsed.toml");
         let config = parse(text).unwrap();
-        assert_eq!(config, parse("backend = \"file:/var/lib/synapsed\"").unwrap());
+        let backend = "backend = { kind = \"file\", path = \"/var/lib/synapsed\", create = true }";
+        assert_eq!(config, parse(backend).unwrap());
         assert_eq!(config.objects, None, "off unless the table is there");
     }
 

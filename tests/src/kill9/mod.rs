@@ -176,7 +176,9 @@ impl<'a> Run<'a> {
         let limit_mib = random.random_range(8..14);
         self.habits = Habits { journaled_bytes_max, is_through, ..self.habits };
         let backend = match &self.options.backend {
-            Backend::File => format!("kind = \"file\"\npath = \"{}\"", self.place.path("store").display()),
+            Backend::File => {
+                format!("kind = \"file\"\ncreate = true\npath = \"{}\"", self.place.path("store").display())
+            }
             Backend::Rados(conf) => {
                 format!(
                     "kind = \"rados\"\npool = \"cached\"\nconf = \"{}\"\nroot = \"kill9\"",

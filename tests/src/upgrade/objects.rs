@@ -35,7 +35,7 @@ pub fn configuration(has_journal: bool) -> String {
         "[process]\nupgrade_timeout_secs = 60\n[objects]\nwrite = \"back\"\nwriter = \"cache\"\n\
          memory_bytes_max = \"16 MiB\"\ndirty_bytes_max = \"2 MiB\"\nobject_bytes_max = \"64 KiB\"\n\
          dirty_age_ms_max = 86400000\nnamespaces = [{{ name = \"plain\", write = \"back\"{plain} }}]\n{journal}\
-         [objects.backend]\nkind = \"file\"\npath = \"DIR/store\"\n\
+         [objects.backend]\nkind = \"file\"\ncreate = true\npath = \"DIR/store\"\n\
          [synapse]\nlisten = [\"unix:DIR/objects\", \"127.0.0.1:0\"]\nthreads = 2\n"
     )
 }

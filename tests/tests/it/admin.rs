@@ -401,7 +401,7 @@ impl Stack {
     fn start_store(&self) -> Server {
         let path = self.dir.path().join("store.toml");
         let text = format!(
-            "[objects.backend]\nkind = \"file\"\npath = \"{}\"\n[synapse]\nlisten = [\"unix:{}\"]\n",
+            "[objects.backend]\nkind = \"file\"\ncreate = true\npath = \"{}\"\n[synapse]\nlisten = [\"unix:{}\"]\n",
             self.dir.path().join("objects").display(),
             self.socket().display()
         );

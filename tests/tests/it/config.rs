@@ -135,7 +135,7 @@ fn checking_starts_nothing() {
     let store = dir.path().join("store");
     let socket = dir.path().join("socket");
     let file = File::new(&format!(
-        "[objects.backend]\nkind = \"file\"\npath = \"{}\"\n[synapse]\nlisten = [\"unix:{}\"]\n",
+        "[objects.backend]\nkind = \"file\"\ncreate = true\npath = \"{}\"\n[synapse]\nlisten = [\"unix:{}\"]\n",
         store.display(),
         socket.display()
     ));

@@ -45,7 +45,7 @@ fn a_thread_that_panics_ends_the_process_and_loses_nothing() {
         let (store, socket) = (dir.path().join("store"), dir.path().join("socket"));
         let text = format!(
             "[objects]\nwrite = \"back\"\ndirty_age_ms_max = 86400000\n[objects.backend]\n\
-             kind = \"file\"\npath = \"{}\"\n[synapse]\nlisten = [\"unix:{}\"]\n",
+             kind = \"file\"\ncreate = true\npath = \"{}\"\n[synapse]\nlisten = [\"unix:{}\"]\n",
             store.display(),
             socket.display()
         );

@@ -99,7 +99,7 @@ fn a_full_disk_under_load_loses_nothing_and_the_journal_comes_back() {
          namespaces = [{{ name = \"plain\", write = \"back\", journal = false }}]\n\
          [objects.journal]\ndirectory = \"{}\"\nsegment_bytes = \"1 MiB\"\nlimit_bytes = \"{SEGMENTS} MiB\"\n\
          direct = false\njournaled_bytes_max = \"256 KiB\"\n\
-         [objects.backend]\nkind = \"file\"\npath = \"{}\"",
+         [objects.backend]\nkind = \"file\"\ncreate = true\npath = \"{}\"",
         journal.display(),
         place.path("store").display(),
     ));

@@ -56,7 +56,7 @@ fn nbd_s_own_client() {
     let Some(tester) = tester() else { return };
     let daemon = Daemon::start("cached", |place| {
         format!(
-            "[objects]\nwrite = \"back\"\nmemory_bytes_max = \"128 MiB\"\n[objects.backend]\nkind = \"file\"\n\
+            "[objects]\nwrite = \"back\"\nmemory_bytes_max = \"128 MiB\"\n[objects.backend]\nkind = \"file\"\ncreate = true\n\
              path = \"{place}/store\"\n[volumes]\n[nbd]\nlisten = [\"unix:{place}/nbd\"]\nthreads = 2\n"
         )
     });

@@ -41,7 +41,7 @@ impl Place {
 
     /// Returns a file store in this directory.
     fn file_backend(&self) -> String {
-        format!("kind = \"file\"\npath = \"{}\"", self.path("store").display())
+        format!("kind = \"file\"\ncreate = true\npath = \"{}\"", self.path("store").display())
     }
 
     /// Returns a cache with these settings over a backend, and a listener on a unix socket.

@@ -28,7 +28,7 @@ fn cached() -> Daemon {
 fn cached_with(change: fn(String) -> String) -> Daemon {
     Daemon::start("cached", |place| {
         change(format!(
-            "[insight]\nsampled_share = 1.0\n{CACHE}[objects.backend]\nkind = \"file\"\npath = \"{place}/store\"\n\
+            "[insight]\nsampled_share = 1.0\n{CACHE}[objects.backend]\nkind = \"file\"\ncreate = true\npath = \"{place}/store\"\n\
              [synapse]\nlisten = [\"unix:{place}/synapse\"]\n{LIMITS}"
         ))
     })
@@ -41,7 +41,7 @@ fn synapsed() -> Daemon {
 fn synapsed_with(change: fn(String) -> String) -> Daemon {
     Daemon::start("synapsed", |place| {
         change(format!(
-            "backend = \"file:{place}/store\"\n[insight]\nsampled_share = 1.0\n{CACHE}memory_bytes_max = \"1 MiB\"\n\
+            "backend = {{ kind = \"file\", create = true, path = \"{place}/store\" }}\n[insight]\nsampled_share = 1.0\n{CACHE}memory_bytes_max = \"1 MiB\"\n\
              dirty_bytes_max = \"256 KiB\"\n[synapse]\nlisten = [\"unix:{place}/synapse\"]\n{LIMITS}"
         ))
     })
@@ -395,7 +395,9 @@ fn the_limits_of_the_synapse_listener_change_while_clients_are_connected() {
 #[test]
 fn a_cache_whose_store_stalls_is_not_ready_until_its_dirty_data_are_stored() {
     let store = Daemon::start("synapsed", |place| {
-        format!("backend = \"file:{place}/store\"\n[synapse]\nlisten = [\"unix:{place}/synapse\"]\n")
+        format!(
+            "backend = {{ kind = \"file\", create = true, path = \"{place}/store\" }}\n[synapse]\nlisten = [\"unix:{place}/synapse\"]\n"
+        )
     });
     let below = store.path("synapse").display().to_string();
     let cache = Daemon::start("cached", |place| {

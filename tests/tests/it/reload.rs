@@ -178,7 +178,7 @@ fn write_modes_and_dirty_limits_change() {
     let text = |objects: &str, more: &str| {
         format!(
             "[objects]\nmemory_bytes_max = \"8 MiB\"\ndirty_age_ms_max = 86400000\n{objects}\n[objects.backend]\n\
-             kind = \"file\"\npath = {store:?}\n[synapse]\nlisten = [\"unix:{}\"]\nthreads = 1\n{more}",
+             kind = \"file\"\ncreate = true\npath = {store:?}\n[synapse]\nlisten = [\"unix:{}\"]\nthreads = 1\n{more}",
             socket.display()
         )
     };
@@ -228,7 +228,7 @@ fn a_wrong_password_file_keeps_the_object_cache_as_it_was() {
     let text = |write: &str| {
         format!(
             "[memcached]\nauth_file = {passwords:?}\n[objects]\nmemory_bytes_max = \"8 MiB\"\nwrite = {write:?}\n\
-             [objects.backend]\nkind = \"file\"\npath = {store:?}\n[synapse]\nlisten = [\"unix:{}\"]\nthreads = 1\n",
+             [objects.backend]\nkind = \"file\"\ncreate = true\npath = {store:?}\n[synapse]\nlisten = [\"unix:{}\"]\nthreads = 1\n",
             socket.display()
         )
     };

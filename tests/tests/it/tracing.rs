@@ -146,7 +146,7 @@ fn a_request_is_one_trace_from_its_client_to_the_store_behind_another_server() {
     let collector = Collector::start();
     let node = Daemon::start("synapsed", |place| {
         format!(
-            "backend = \"file:{place}/store\"\n[objects]\n[synapse]\nlisten = [\"unix:{place}/synapse\"]\n{}",
+            "backend = {{ kind = \"file\", create = true, path = \"{place}/store\" }}\n[objects]\n[synapse]\nlisten = [\"unix:{place}/synapse\"]\n{}",
             collector.table(0.0)
         )
     });

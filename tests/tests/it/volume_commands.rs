@@ -15,7 +15,7 @@ fn start() -> Daemon {
             "[objects]\nwrite = \"back\"\nwriter = \"cache\"\nmemory_bytes_max = \"16 MiB\"\n\
              dirty_bytes_max = \"2 MiB\"\nobject_bytes_max = \"64 KiB\"\n[objects.journal]\n\
              directory = \"{place}/journal\"\nsegment_bytes = \"1 MiB\"\nlimit_bytes = \"12 MiB\"\ndirect = false\n\
-             journaled_bytes_max = \"256 KiB\"\n[objects.backend]\nkind = \"file\"\npath = \"{place}/store\"\n\
+             journaled_bytes_max = \"256 KiB\"\n[objects.backend]\nkind = \"file\"\ncreate = true\npath = \"{place}/store\"\n\
              [volumes]\n[nbd]\nlisten = [\"unix:{place}/nbd\"]\nthreads = 2\n[synapse]\n\
              listen = [\"unix:{place}/synapse\"]\n"
         )
@@ -106,7 +106,9 @@ fn a_disk_is_imported_used_rolled_back_and_copied_elsewhere() {
     // The streams make the same volume in another store.
     done(&daemon, &["export-diff", "disk@clean", "FILE:full"]);
     done(&daemon, &["export-diff", "disk@changed", "--from", "clean", "FILE:change"]);
-    let other = format!("file:{}", daemon.path("other").display());
+    let directory = daemon.path("other").display().to_string();
+    let other = format!("file:{directory}");
+    assert_eq!(daemon.cachectl(&["init", &directory]).0, 0);
     for stream in ["FILE:full", "FILE:change"] {
         let (code, text) = on(&daemon, &other, &["import-diff", "copy", stream]);
         assert_eq!(code, 0, "{text}");

@@ -20,7 +20,7 @@ fn configuration(place: &str, has_journal: bool, more: &str) -> String {
     );
     format!(
         "[objects]\nwrite = \"back\"\nwriter = \"cache\"\nmemory_bytes_max = \"16 MiB\"\ndirty_bytes_max = \"2 MiB\"\n\
-         object_bytes_max = \"64 KiB\"\ndirty_age_ms_max = 86400000\n{}[objects.backend]\nkind = \"file\"\n\
+         object_bytes_max = \"64 KiB\"\ndirty_age_ms_max = 86400000\n{}[objects.backend]\nkind = \"file\"\ncreate = true\n\
          path = \"{place}/store\"\n[volumes]\n[nbd]\nlisten = [\"unix:{place}/nbd\"]\nthreads = 2\n{more}",
         if has_journal { &journal } else { "" }
     )

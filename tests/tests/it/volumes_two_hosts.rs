@@ -158,7 +158,9 @@ fn moves_and_is_taken_over(backend: &str, writer: &str) {
 #[test]
 fn over_a_storage_node() {
     let node = Daemon::start("synapsed", |place| {
-        format!("backend = \"file:{place}/store\"\n[synapse]\nlisten = [\"unix:{place}/synapse\"]\n")
+        format!(
+            "backend = {{ kind = \"file\", create = true, path = \"{place}/store\" }}\n[synapse]\nlisten = [\"unix:{place}/synapse\"]\n"
+        )
     });
     let backend = format!("kind = \"synapse\"\naddress = \"unix:{}\"", node.path("synapse").display());
     moves_and_is_taken_over(&backend, "cache");

@@ -72,7 +72,7 @@ fn main() -> Result<()> {
     }
     if is_wanted("pause-files") {
         let store = directory.path().join("store");
-        let backend = format!("{{ kind = \"file\", path = \"{}\" }}", store.display());
+        let backend = format!("{{ kind = \"file\", create = true, path = \"{}\" }}", store.display());
         pause::run(&arguments, directory.path(), "files", &backend)?;
     }
     if is_wanted("rbd") || is_wanted("pause-rados") {

@@ -27,7 +27,10 @@ pub(crate) fn run(arguments: &Arguments, directory: &Path) -> Result<()> {
     let wanted = Configuration {
         memory_mib: 256,
         dirty_mib: 64,
-        backend: format!("{{ kind = \"file\", path = \"{}\" }}", directory.join("size").display()),
+        backend: format!(
+            "{{ kind = \"file\", create = true, path = \"{}\" }}",
+            directory.join("size").display()
+        ),
         has_journal: false,
         more: "",
     };

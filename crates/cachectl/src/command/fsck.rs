@@ -3,21 +3,22 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use blocker::file::{Finding, check};
+use blocker::file::{Finding, FindingKind, check};
 use clap::Args;
 use serde_json::json;
 
-use crate::exit::Failure;
+use crate::exit::{About, Failure};
 use crate::output::Output;
 
 /// What the exit code says of a store: 0 in order, 1 damaged (and with --repair repaired as reported), 2 it
-/// could not be checked.
+/// could not be checked, or the repair could not go on. Without --repair nothing is written.
 #[derive(Args)]
 pub(crate) struct Fsck {
     /// The directory of the store. No process may have it open.
     dir: PathBuf,
 
-    /// Repair what can be repaired, as the check without this option reports.
+    /// Repair what can be repaired, as the check without this option reports. What is replaced is kept in
+    /// DIR/damaged. Nothing is repaired where something cannot be read.
     #[arg(long)]
     repair: bool,
 }
@@ -29,7 +30,7 @@ impl Fsck {
             Ok(false) => ExitCode::from(1),
             Err(failure) => {
                 output.failure(&failure);
-                ExitCode::from(2)
+                failure.code_or(2)
             }
         }
     }
@@ -43,18 +44,28 @@ impl Fsck {
                 "path": finding.path.to_string_lossy(),
                 "what": finding.what,
                 "remedy": finding.remedy,
-                "damage": finding.is_damage,
+                "damage": finding.kind == FindingKind::Damage,
+                "unread": finding.kind == FindingKind::Unread,
             });
             let done = output.write(text, &value);
             written = std::mem::replace(&mut written, Ok(())).and(done);
         };
-        let report = check(&self.dir, self.repair, &mut on_finding)?;
+        let report = check(&self.dir, self.repair, &mut on_finding)
+            .about(format_args!("{} could not be checked", self.dir.display()))?;
         written?;
+        if report.unread > 0 {
+            let text = format!(
+                "{} could not be checked: {} files or directories could not be read, and nothing was changed",
+                self.dir.display(),
+                report.unread
+            );
+            return Err(Failure::Unread(text));
+        }
         let (objects, tombstones) = (report.objects, report.tombstones);
         let verdict = match (report.damaged, self.repair) {
             (0, _) => "in order".to_owned(),
             (damaged, false) => format!("{damaged} damaged; run again with --repair"),
-            (damaged, true) => format!("{damaged} damaged, handled as reported above"),
+            (damaged, true) => format!("{damaged} were damaged, and are repaired as reported above"),
         };
         let text = format!("{objects} objects, {tombstones} remembered deletions: {verdict}");
         let value = json!({
@@ -68,8 +79,12 @@ impl Fsck {
     }
 
     fn text(&self, finding: &Finding) -> String {
-        let Finding { path, what, remedy, is_damage, .. } = finding;
-        let kind = if *is_damage { "damage" } else { "note" };
+        let Finding { path, what, remedy, kind, .. } = finding;
+        let kind = match kind {
+            FindingKind::Damage => "damage",
+            FindingKind::Unread => return format!("could not be checked: {}: {what}", path.display()),
+            _ => "note",
+        };
         let remedy_is = if self.repair { "done" } else { "repair" };
         format!("{kind}: {} {what} ({remedy_is}: {remedy})", path.display())
     }

@@ -7,6 +7,7 @@ mod control;
 mod fsck;
 mod get;
 mod health;
+mod init;
 mod insight;
 mod journal;
 mod namespaces;
@@ -46,6 +47,8 @@ pub(crate) enum Command {
     Rm(object::Remove),
     /// Make everything in the namespace stored, or journaled.
     Flush(object::Flush),
+    /// Make a file store, which other commands and programs do not do by themselves: cachectl init DIR.
+    Init(init::Init),
     /// Check the directory of a file store that is not open, and repair it: cachectl fsck DIR [--repair].
     Fsck(fsck::Fsck),
     /// Remove what unfinished changes and deleted objects have left in a bucket of S3, or count it: cachectl -b s3:… sweep
@@ -121,6 +124,7 @@ impl Command {
     pub(crate) fn run_alone(&self, output: &Output) -> Option<std::process::ExitCode> {
         match self {
             Self::Fsck(fsck) => Some(fsck.run(output)),
+            Self::Init(init) => Some(output.end(init.run(output))),
             Self::Journal(journal) => Some(journal.run(output)),
             _ => None,
         }
@@ -155,6 +159,15 @@ impl Command {
         }
     }
 
+    /// Returns whether the command changes nothing in its backend.
+    pub(crate) fn only_reads(&self) -> bool {
+        match self {
+            Self::Get(_) | Self::Info(_) | Self::Ls(_) | Self::Stats(_) | Self::Lost(_) => true,
+            Self::Volume(volume) => volume.only_reads(),
+            _ => false,
+        }
+    }
+
     pub(crate) fn run(&self, opened: &Opened, namespace: &Namespace, output: &Output) -> Result<(), Failure> {
         let context = Context { opened, namespace, output };
         match self {
@@ -166,7 +179,7 @@ impl Command {
             Self::Rm(remove) => remove.run(&context),
             Self::Flush(flush) => flush.run(&context),
             // They have no backend, see `run_alone` and `run_admin`.
-            Self::Fsck(_) | Self::Health(_) | Self::Journal(_) | Self::Top(_) => Ok(()),
+            Self::Fsck(_) | Self::Init(_) | Self::Health(_) | Self::Journal(_) | Self::Top(_) => Ok(()),
             Self::Config(_) | Self::Reload(_) | Self::Drain(_) | Self::FlushPrefix(_) => Ok(()),
             Self::Cache(_) | Self::S3(_) => Ok(()),
             Self::Namespace(namespaces) => namespaces.run_on(&*context.opened.backend, output),

@@ -1,6 +1,8 @@
 //! The real binary, as a person uses it.
 
 use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -9,7 +11,14 @@ struct Probe {
 }
 
 impl Probe {
+    /// A place with a store.
     fn new() -> Self {
+        let probe = Self::empty();
+        blocker::FileStore::create(probe.path("store")).unwrap();
+        probe
+    }
+
+    fn empty() -> Self {
         Self { dir: tempfile::tempdir().unwrap() }
     }
 
@@ -187,8 +196,11 @@ fn a_damaged_store_is_refused() {
         let mut bytes = std::fs::read(&path).unwrap();
         bytes[10] ^= 0xff;
         std::fs::write(Path::new(&path), &bytes).unwrap();
-        // The other copy stands in for it.
+        // The other copy stands in for it, and whoever may write makes two of it again.
         probe.ok(&["ls"]);
+        assert_eq!(std::fs::read(&path).unwrap(), bytes);
+        probe.ok(&["flush"]);
+        assert_ne!(std::fs::read(&path).unwrap(), bytes);
     }
     for name in ["superblock", "superblock.copy"] {
         std::fs::write(probe.path("store").join(name), b"nonsense").unwrap();
@@ -198,7 +210,7 @@ fn a_damaged_store_is_refused() {
 
 #[test]
 fn a_store_is_checked_and_repaired() {
-    let probe = Probe::new();
+    let probe = Probe::empty();
     let store = probe.path("store");
     let fsck = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cachectl"));
@@ -209,6 +221,7 @@ fn a_store_is_checked_and_repaired() {
     // Nothing that could be checked.
     let (code, _, error) = fsck(&[]);
     assert_eq!((code, error.lines().count()), (Some(2), 1), "{error}");
+    blocker::FileStore::create(&store).unwrap();
     let input = probe.file("in", b"kept");
     for name in ["one", "two"] {
         probe.ok(&["put", name, &input]);
@@ -229,6 +242,7 @@ fn a_store_is_checked_and_repaired() {
     let (code, output, _) = fsck(&[]);
     assert_eq!(code, Some(0), "{output}");
     assert_eq!(probe.ok(&["get", "one"]), b"kept");
+    assert_eq!(std::fs::read(store.join("damaged/0-superblock")).unwrap(), b"nonsense");
     // While it is open it is refused.
     let held = blocker::FileStore::open(&store).unwrap();
     let (code, _, error) = fsck(&["--repair"]);
@@ -262,4 +276,257 @@ fn the_durability_that_was_reached_is_stated() {
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(error.contains("there are cached, journaled, replicated(NODES) or stored"), "{error}");
+}
+
+#[test]
+fn a_store_is_made_on_request_only() {
+    let probe = Probe::empty();
+    let input = probe.file("in", b"x");
+    let (store, mounted) = (probe.path("store"), probe.path("mounted"));
+    std::fs::create_dir(&mounted).unwrap();
+    for dir in [&store, &mounted] {
+        let backend = format!("file:{}", dir.display());
+        for command in [&["ls"][..], &["get", "x"], &["put", "x", &input], &["rm", "x"], &["conformance"]] {
+            let arguments = [&["--backend", &backend], command].concat();
+            let output = Command::new(env!("CARGO_BIN_EXE_cachectl")).args(&arguments).output().unwrap();
+            let error = String::from_utf8(output.stderr).unwrap();
+            assert_eq!((output.status.code(), error.lines().count()), (Some(4), 1), "{command:?}: {error}");
+            let way_on = format!("there is no store in {0}: `cachectl init {0}` makes one", dir.display());
+            assert!(error.contains(&way_on), "{error}");
+        }
+    }
+    assert!(!store.exists() && std::fs::read_dir(&mounted).unwrap().next().is_none());
+    let init = |dir: &Path| {
+        let output = Command::new(env!("CARGO_BIN_EXE_cachectl")).arg("init").arg(dir).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    for dir in [&store, &mounted, &probe.path("with/parents")] {
+        assert_eq!(init(dir), (Some(0), String::new()));
+        let (code, error) = init(dir);
+        assert_eq!(code, Some(4), "{error}");
+        assert!(error.contains("there is a store in") && error.contains("already"), "{error}");
+    }
+    probe.ok(&["put", "x", &input]);
+    // Nothing is made beside other files.
+    let other = probe.path("other");
+    std::fs::create_dir(&other).unwrap();
+    std::fs::write(other.join("letter"), "mine").unwrap();
+    let (code, error) = init(&other);
+    assert_eq!(code, Some(4), "{error}");
+    assert_eq!(std::fs::read_dir(&other).unwrap().count(), 1);
+}
+
+/// Whether this test may act for other users and mount; says so if not.
+fn is_root(what: &str) -> bool {
+    let is_root = std::fs::metadata("/proc/self").unwrap().uid() == 0;
+    if !is_root {
+        eprintln!("SKIPPED: {what} needs root");
+        assert!(std::env::var_os("CACHED_REQUIRE_ALL").is_none(), "skipped: {what}");
+    }
+    is_root
+}
+
+/// Everything below a directory: owner, inode, length and time of the last change.
+fn snapshot(dir: &Path) -> Vec<(std::path::PathBuf, (u32, u64, u64, i64, i64))> {
+    let (mut left, mut found) = (vec![dir.to_path_buf()], Vec::new());
+    while let Some(path) = left.pop() {
+        let metadata = path.symlink_metadata().unwrap();
+        if metadata.is_dir() {
+            left.extend(std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        }
+        let changed = (metadata.ctime(), metadata.ctime_nsec());
+        found.push((path, (metadata.uid(), metadata.ino(), metadata.len(), changed.0, changed.1)));
+    }
+    found.sort();
+    found
+}
+
+const SERVICE: u32 = 65_534;
+
+#[test]
+fn reading_a_store_of_another_user_changes_nothing_and_what_root_makes_there_is_that_users() {
+    if !is_root("acting for another user") {
+        return;
+    }
+    let probe = Probe::new();
+    let input = probe.file("in", b"x");
+    probe.ok(&["put", "x", &input]);
+    let store = probe.path("store");
+    for (path, _) in snapshot(&store) {
+        std::os::unix::fs::lchown(path, Some(SERVICE), Some(SERVICE)).unwrap();
+    }
+    let before = snapshot(&store);
+    for command in [&["ls"][..], &["get", "x"], &["info", "x"], &["stats"]] {
+        probe.ok(command);
+    }
+    let fsck = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cachectl"));
+        command.arg("fsck").arg(&store).args(arguments).output().unwrap()
+    };
+    assert_eq!(fsck(&[]).status.code(), Some(0));
+    assert_eq!(snapshot(&store), before);
+    std::fs::write(store.join("claims"), "nonsense").unwrap();
+    assert_eq!(fsck(&["--repair"]).status.code(), Some(1));
+    probe.ok(&["--namespace", "new", "put", "y", &input]);
+    let owners: Vec<_> = snapshot(&store).into_iter().filter(|(_, (uid, ..))| *uid != SERVICE).collect();
+    assert!(owners.is_empty(), "{owners:?}");
+}
+
+#[test]
+fn what_cannot_be_read_is_not_taken_for_damage_and_not_repaired() {
+    if !is_root("acting for another user") {
+        return;
+    }
+    let probe = Probe::new();
+    let input = probe.file("in", b"x");
+    probe.ok(&["put", "x", &input]);
+    let store = probe.path("store");
+    for dir in [probe.path(""), store.clone()] {
+        std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    // A program that this user may run as well.
+    let program = probe.path("cachectl");
+    std::fs::copy(env!("CARGO_BIN_EXE_cachectl"), &program).unwrap();
+    for files in [&["claims", "claims.copy"][..], &["superblock"], &["objects/default.ns/x.obj"]] {
+        let paths: Vec<_> = files.iter().map(|name| store.join(name)).collect();
+        let set_mode = |mode| {
+            for path in &paths {
+                std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+            }
+        };
+        set_mode(0o600);
+        let before = snapshot(&store);
+        for repair in [&[][..], &["--repair"]] {
+            let mut command = Command::new(&program);
+            let output =
+                command.uid(SERVICE).gid(SERVICE).arg("fsck").arg(&store).args(repair).output().unwrap();
+            let text = [output.stdout, output.stderr].concat();
+            let text = String::from_utf8(text).unwrap();
+            assert_eq!(output.status.code(), Some(2), "{files:?}: {text}");
+            for path in &paths {
+                let line = format!("could not be checked: {}: Permission denied", path.display());
+                assert!(text.contains(&line), "{files:?}: {text}");
+            }
+            assert!(!text.contains("damage:"), "{files:?}: {text}");
+            assert_eq!(snapshot(&store), before, "{files:?}");
+        }
+        let mut command = Command::new(&program);
+        command.arg("--backend").arg(format!("file:{}", store.display())).args(["get", "x"]);
+        let output = command.uid(SERVICE).gid(SERVICE).output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        if files.len() == 2 || files[0].starts_with("objects") {
+            assert_eq!(output.status.code(), Some(4), "{files:?}: {error}");
+            assert!(error.contains(&paths[0].display().to_string()), "{error}");
+            assert!(!error.contains("fsck") && !error.contains("corrupt"), "{error}");
+        } else {
+            // The copy suffices.
+            assert!(output.status.success(), "{error}");
+        }
+        set_mode(0o644);
+    }
+}
+
+#[test]
+fn a_fifo_in_the_place_of_a_file_holds_nothing_up() {
+    let probe = Probe::new();
+    let input = probe.file("in", b"x");
+    for name in ["x", "y"] {
+        probe.ok(&["put", name, &input]);
+    }
+    let store = probe.path("store");
+    let put_fifo = |name: &str| {
+        let path = store.join(name);
+        let _ = std::fs::remove_file(&path);
+        rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
+            .unwrap();
+    };
+    let fsck = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cachectl"));
+        let output = command.arg("fsck").arg(&store).args(arguments).output().unwrap();
+        (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+    };
+    for name in ["superblock", "claims.copy", "lock"] {
+        put_fifo(name);
+    }
+    assert_eq!(probe.ok(&["get", "x"]), b"x");
+    let (code, text) = fsck(&["--repair"]);
+    assert_eq!((code, text.matches("it is a FIFO, not a regular file").count()), (Some(1), 2), "{text}");
+    put_fifo("objects/default.ns/x.obj");
+    probe.fails(&["get", "x"], 6, "is a FIFO, not a regular file; `cachectl fsck` sets it aside");
+    probe.fails(&["ls"], 6, "is a FIFO");
+    assert_eq!(probe.ok(&["get", "y"]), b"x");
+    put_fifo("tmp/left");
+    let (code, text) = fsck(&["--repair"]);
+    assert_eq!(code, Some(1), "{text}");
+    probe.ok(&["put", "x", &input]);
+    assert_eq!(probe.ok(&["ls", "-1"]), b"x\ny\n");
+    assert_eq!(fsck(&[]).0, Some(0));
+}
+
+#[test]
+fn a_read_only_mount_is_read() {
+    if !is_root("mounting") {
+        return;
+    }
+    let probe = Probe::new();
+    let input = probe.file("in", b"x");
+    probe.ok(&["put", "x", &input]);
+    let store = probe.path("store");
+    let mount = |arguments: &[&str]| {
+        let done = Command::new("mount").args(arguments).arg(&store).arg(&store).output().unwrap();
+        done.status.success()
+    };
+    if !mount(&["--bind"]) || !mount(&["-o", "remount,bind,ro"]) {
+        eprintln!("SKIPPED: this machine does not let tests mount");
+        assert!(std::env::var_os("CACHED_REQUIRE_ALL").is_none(), "skipped: a read-only mount");
+        let _ = Command::new("umount").arg(&store).status();
+        return;
+    }
+    let outputs = [&["get", "x"][..], &["ls", "-1"], &["put", "x", &input], &["rm", "x"]]
+        .map(|command| probe.run(command));
+    let fsck = [&[][..], &["--repair"]].map(|repair| {
+        Command::new(env!("CARGO_BIN_EXE_cachectl")).arg("fsck").arg(&store).args(repair).output().unwrap()
+    });
+    // Before anything can fail, so that the mount does not stay.
+    assert!(Command::new("umount").arg(&store).status().unwrap().success());
+    assert_eq!(outputs[0].stdout, b"x");
+    assert_eq!(outputs[1].stdout, b"x\n");
+    for changing in &outputs[2..] {
+        assert_eq!(changing.status.code(), Some(4), "{changing:?}");
+    }
+    for check in fsck {
+        assert_eq!(check.status.code(), Some(0), "{check:?}");
+    }
+}
+
+#[test]
+fn a_command_whose_output_nobody_reads_ends_without_a_word() {
+    let probe = Probe::new();
+    let input = probe.file("in", &pattern(100_000));
+    probe.ok(&["put", "x", &input]);
+    let store = probe.path("store").display().to_string();
+    let fsck = {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cachectl"));
+        command.args(["fsck", &store]);
+        command
+    };
+    let closed = || {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        writer
+    };
+    let commands = [&["ls"][..], &["get", "x"], &["info", "x"], &["stats"], &["flush"], &["--json", "ls"]];
+    for mut command in commands.map(|command| probe.command(command)).into_iter().chain([fsck]) {
+        let output =
+            command.stdout(closed()).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(141), "{command:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{command:?}");
+    }
+    // Nor where the failure is what nobody reads.
+    for (arguments, code) in [(&["get", "absent"][..], 3), (&["ls"], 141)] {
+        let status = probe.command(arguments).stdout(closed()).stderr(closed()).status().unwrap();
+        assert_eq!(status.code(), Some(code), "{arguments:?}");
+    }
+    // The store was closed in order each time: no version has changed.
+    assert_eq!(probe.ok(&["get", "x"]), pattern(100_000));
 }

@@ -268,3 +268,106 @@ fn nothing_is_made_in_a_directory_without_a_journal() {
     assert!(text(&missing.stderr).contains("nowhere is no directory"), "{}", text(&missing.stderr));
     assert!(!probe.path("nowhere").exists());
 }
+
+#[test]
+fn a_damaged_last_batch_of_a_journal_that_was_not_closed_is_reported() {
+    let probe = Probe::new();
+    let journal = probe.open();
+    append(&journal, WRITE, "a", 0, b"first");
+    append(&journal, WRITE, "b", 0, b"second");
+    // As a crash leaves it: with nothing behind the last batch.
+    let crashed = Probe::new();
+    std::fs::create_dir(crashed.journal()).unwrap();
+    for entry in std::fs::read_dir(probe.journal()).unwrap().map(Result::unwrap) {
+        if entry.file_name() != "lock" {
+            std::fs::copy(entry.path(), crashed.journal().join(entry.file_name())).unwrap();
+        }
+    }
+    drop(journal);
+    assert_eq!(crashed.journal_ends("verify", &[], 0)[0]["damaged"], 0);
+    let segment = "segment-000000";
+    let payload = place(&crashed.journal().join(segment), b"second");
+    let block = payload / 4096 * 4096;
+    // Magic number, check, number, counts, the first position, a head, and the payload.
+    for at in [block, block + 5, block + 8, block + 20, block + 32, block + 70, payload] {
+        crashed.flip(segment, at);
+        let lines = crashed.journal_ends("verify", &[], 1);
+        assert_eq!(
+            (&lines[0]["file"], &lines[0]["offset"]),
+            (&segment.into(), &block.into()),
+            "{at}: {lines:?}"
+        );
+        assert!(lines[0]["reason"].as_str().unwrap().contains("is incomplete"), "{at}: {lines:?}");
+        let inspected = &crashed.journal_ends("inspect", &[], 0)[0];
+        assert_eq!(
+            (&inspected["records"], &inspected["cut_off"]["offset"]),
+            (&1.into(), &block.into()),
+            "{at}"
+        );
+        let to = crashed.path(&format!("saved-{at}"));
+        let exported = crashed.journal_ends("export", &[to.to_str().unwrap()], 1);
+        assert_eq!(exported.last().unwrap()["unreadable"], 1, "{at}: {exported:?}");
+        crashed.flip(segment, at);
+    }
+    assert_eq!(crashed.journal_ends("verify", &[], 0)[0]["damaged"], 0);
+    assert!(!crashed.journal().join("lock").exists(), "reading has made a file");
+}
+
+#[test]
+fn a_journal_of_another_user_or_on_a_read_only_mount_is_only_read() {
+    let probe = Probe::new().filled();
+    let entries = || {
+        let mut entries: Vec<_> =
+            std::fs::read_dir(probe.journal()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        entries.sort();
+        entries
+    };
+    std::fs::remove_file(probe.journal().join("lock")).unwrap();
+    let before = entries();
+    probe.journal_ends("inspect", &[], 0);
+    probe.journal_ends("verify", &[], 0);
+    probe.journal_ends("export", &[probe.path("saved").to_str().unwrap()], 0);
+    assert_eq!(entries(), before);
+    let mount = |arguments: &[&str]| {
+        let journal = probe.journal();
+        let done = Command::new("mount").args(arguments).arg(&journal).arg(&journal).output();
+        done.is_ok_and(|done| done.status.success())
+    };
+    if !mount(&["--bind"]) || !mount(&["-o", "remount,bind,ro"]) {
+        eprintln!("SKIPPED: this machine does not let tests mount");
+        assert!(std::env::var_os("CACHED_REQUIRE_ALL").is_none(), "skipped: a read-only mount");
+        let _ = Command::new("umount").arg(probe.journal()).output();
+        return;
+    }
+    let to = probe.path("saved-again");
+    let outputs =
+        [("inspect", &[][..]), ("verify", &[]), ("export", &[to.to_str().unwrap()]), ("discard", &["--yes"])]
+            .map(|(command, more)| probe.journal_command(command, more));
+    // Before anything can fail, so that the mount does not stay.
+    assert!(Command::new("umount").arg(probe.journal()).status().unwrap().success());
+    assert_eq!(
+        outputs.each_ref().map(|output| output.status.code()),
+        [Some(0), Some(0), Some(0), Some(2)],
+        "{outputs:?}"
+    );
+    assert_eq!(entries(), before);
+}
+
+#[test]
+fn what_is_no_file_holds_no_command_up() {
+    for file in ["journal", "segment-000000", "lock"] {
+        let probe = Probe::new().filled();
+        let path = probe.journal().join(file);
+        std::fs::remove_file(&path).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
+            .unwrap();
+        for command in ["inspect", "verify"] {
+            let lines = probe.journal_ends(command, &[], 2);
+            let message = lines[0]["message"].as_str().unwrap();
+            assert!(
+                message.contains("could not be read") && message.contains("no regular file"),
+                "{message}"
+            );
+        }
+    }
+}

@@ -19,6 +19,7 @@ fn fails(backend: &str, arguments: &[&str], code: i32, text: &str) {
 #[test]
 fn what_cannot_be_swept_is_refused_in_one_line() {
     let dir = tempfile::tempdir().unwrap();
+    blocker::FileStore::create(dir.path()).unwrap();
     let store = format!("file:{}", dir.path().display());
     fails(&store, &["sweep"], 2, "only a store on S3 has a sweep");
     fails(&store, &["sweep", "--age", "899"], 2, "--age takes 900 or more");

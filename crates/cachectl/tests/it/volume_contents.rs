@@ -33,6 +33,9 @@ impl Place {
 
     /// `cachectl volume` on the store of this name. `FILE:` before an argument makes it a file of this place.
     fn command(&self, store: &str, arguments: &[&str]) -> Command {
+        if !self.path(store).exists() {
+            FileStore::create(self.path(store)).unwrap();
+        }
         let mut command = Command::new(env!("CARGO_BIN_EXE_cachectl"));
         command.arg("--backend").arg(format!("file:{}", self.text(store))).arg("volume");
         for argument in arguments {
@@ -59,7 +62,7 @@ impl Place {
 
     /// The volumes of a store, while no command has it open.
     fn volumes(&self, store: &str) -> Volumes {
-        let store = FileStore::open(self.path(store)).unwrap();
+        let store = FileStore::open_or_create(self.path(store)).unwrap();
         Volumes::new(Arc::new(store), Options::new("volumes").owner("test")).unwrap()
     }
 

@@ -29,8 +29,10 @@ pub struct JournalTable {
     pub commit_timeout_secs: u64,
     /// What writers do while the journal is nearly full.
     pub at_limit: AtLimitName,
-    /// The largest payload that is logged; larger ones go to the store before they are acknowledged.
-    pub journaled_bytes_max: Size,
+    /// The largest payload that is logged; larger ones go to the store before they are acknowledged. 512 KiB unless set, or
+    /// the longest payload that segments of this size take.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub journaled_bytes_max: Option<Size>,
 }
 
 /// What writers do while the journal is nearly full.
@@ -76,7 +78,7 @@ impl Default for JournalTable {
                 AtLimit::Wait => AtLimitName::Wait,
                 AtLimit::Through => AtLimitName::Through,
             },
-            journaled_bytes_max: Size(options.journaled_bytes_max),
+            journaled_bytes_max: None,
         }
     }
 }
@@ -108,7 +110,17 @@ impl JournalTable {
             AtLimitName::Wait => AtLimit::Wait,
             AtLimitName::Through => AtLimit::Through,
         };
-        JournalOptions { at_limit, journaled_bytes_max: self.journaled_bytes_max.0 }
+        JournalOptions { at_limit, journaled_bytes_max: self.journaled_bytes_max().0 }
+    }
+
+    fn journaled_bytes_max(&self) -> Size {
+        let usual = JournalOptions::default().journaled_bytes_max;
+        self.journaled_bytes_max.unwrap_or(Size(usual.min(self.config().payload_bytes_max())))
+    }
+
+    /// Returns the table with the values that follow from other keys filled in.
+    pub(crate) fn filled_in(self) -> JournalTable {
+        JournalTable { journaled_bytes_max: Some(self.journaled_bytes_max()), ..self }
     }
 
     /// Checks the values, as far as that is possible without opening the journal.
@@ -145,7 +157,11 @@ impl JournalTable {
         })?;
         within(&key("commit_timeout_secs"), self.commit_timeout_secs, 1..=COMMIT_TIMEOUT_SECS_MAX)?;
         let longest = Size(self.config().payload_bytes_max());
-        within(&key("journaled_bytes_max"), self.journaled_bytes_max, Size(blocker::BUCKET_BYTES)..=longest)?;
+        within(
+            &key("journaled_bytes_max"),
+            self.journaled_bytes_max(),
+            Size(blocker::BUCKET_BYTES)..=longest,
+        )?;
         let checked = self.options().check(&self.config(), &objects.cache()?);
         checked.map_err(|error| ConfigError::from(&error))
     }

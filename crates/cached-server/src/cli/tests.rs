@@ -337,7 +337,7 @@ fn the_printed_configuration_reads_back_to_the_same_settings() {
     let (_first, objects) = file(
         "[objects]\nwrite = \"back\"\ndirty_bytes_max = 4097\n[[objects.namespaces]]\nname = \"scratch\"\n\
          write = \"around\"\nquota_bytes_max = \"1 GiB\"\nstore_weight = 3\nstore_burst_ms = 50\n\
-         store_bytes_per_second_max = \"1 MiB\"\n[objects.backend]\nkind = \"file\"\npath = \"/x\"\n[synapse]\nlisten = [\"[::1]\"]\n",
+         store_bytes_per_second_max = \"1 MiB\"\n[objects.backend]\nkind = \"file\"\ncreate = true\npath = \"/x\"\n[synapse]\nlisten = [\"[::1]\"]\n",
     );
     let (_second, rados) =
         file("[objects.backend]\nkind = \"rados\"\npool = \"p\"\nlibrados = { ms_type = \"async\" }\n");

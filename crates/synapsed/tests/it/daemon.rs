@@ -87,7 +87,7 @@ fn object(name: &'static str) -> ObjectId {
 fn a_directory_is_served_and_found_again_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let text = format!(
-        "backend = \"file:{}\"\n[synapse]\nlisten = [\"127.0.0.1:0\", \"unix:{}\"]\n",
+        "backend = {{ kind = \"file\", create = true, path = \"{}\" }}\n[synapse]\nlisten = [\"127.0.0.1:0\", \"unix:{}\"]\n",
         dir.path().join("store").display(),
         dir.path().join("sock").display()
     );
@@ -120,7 +120,10 @@ fn a_cache_over_a_directory_stores_at_the_end_what_it_has_acknowledged() {
     let dir = tempfile::tempdir().unwrap();
     let text = |cache: &str| {
         let store = dir.path().join("store");
-        format!("backend = \"file:{}\"\n[synapse]\nlisten = [\"127.0.0.1:0\"]\n{cache}", store.display())
+        format!(
+            "backend = {{ kind = \"file\", create = true, path = \"{}\" }}\n[synapse]\nlisten = [\"127.0.0.1:0\"]\n{cache}",
+            store.display()
+        )
     };
     // Nothing is stored because of its age: the shutdown must do it.
     let cache = "[objects]\nmemory_bytes_max = \"4 MiB\"\nwrite = \"back\"\nwriter = \"cache\"\ndirty_age_ms_max = 86400000\n";
@@ -192,7 +195,7 @@ fn a_wrong_configuration_prevents_the_start_with_one_line_that_names_file_and_ke
             assert!(error.contains(words), "{error}");
         }
     }
-    let text = "backend = \"file:/proc/no/such\"\n[synapse]\nlisten = [\"127.0.0.1:0\"]\n";
+    let text = "backend = { kind = \"file\", create = true, path = \"/proc/no/such\" }\n[synapse]\nlisten = [\"127.0.0.1:0\"]\n";
     let error = fails(dir.path(), text, &[], 78);
     assert!(error.contains("backend.path: /proc/no/such is not there, and cannot be made"), "{error}");
     // An address that is in use.
@@ -216,7 +219,8 @@ fn every_signal_stores_what_was_acknowledged_before_the_process_ends() {
     for signal in ["TERM", "INT", "QUIT", "USR1"] {
         let dir = tempfile::tempdir().unwrap();
         let store = dir.path().join("store");
-        let text = format!("backend = \"file:{}\"\n{BACK}", store.display());
+        let text =
+            format!("backend = {{ kind = \"file\", create = true, path = \"{}\" }}\n{BACK}", store.display());
         let mut daemon = Daemon::start(dir.path(), &text);
         let client = daemon.client();
         let write = |data: &'static [u8]| {
@@ -306,7 +310,7 @@ fn a_planned_restart_loses_nothing_that_a_client_had_not_flushed() {
     let at = |store: &str| {
         let (store, socket) = (path.join(store), path.join("sock"));
         format!(
-            "backend = \"file:{}\"\n[synapse]\nlisten = [\"unix:{}\"]\n",
+            "backend = {{ kind = \"file\", create = true, path = \"{}\" }}\n[synapse]\nlisten = [\"unix:{}\"]\n",
             store.display(),
             socket.display()
         )

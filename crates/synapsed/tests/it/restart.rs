@@ -15,7 +15,7 @@ impl Daemon {
     fn start(dir: &Path, store: &str) -> Self {
         let config = dir.join("synapsed.toml");
         let text = format!(
-            "backend = \"file:{}\"\n[synapse]\nlisten = [\"unix:{}\"]\n[objects]\nmemory_bytes_max = \"4 MiB\"\nwrite = \"back\"\n\
+            "backend = {{ kind = \"file\", create = true, path = \"{}\" }}\n[synapse]\nlisten = [\"unix:{}\"]\n[objects]\nmemory_bytes_max = \"4 MiB\"\nwrite = \"back\"\n\
              writer = \"cache\"\ndirty_age_ms_max = 86400000\n",
             dir.join(store).display(),
             dir.join("sock").display()

@@ -54,6 +54,10 @@ shutdown_flush_secs = {{ .Values.objects.shutdownFlushSecs }}
 
 [objects.backend]
 {{- include "cached.keys" .Values.objects.backend }}
+{{- /* The pod's volume is mounted before the program starts: if it is empty, it is new. */}}
+{{- if and (eq .Values.objects.backend.kind "file") (not (hasKey .Values.objects.backend "create")) }}
+create = true
+{{- end }}
 {{- with .Values.objects.journal }}
 
 [objects.journal]

@@ -143,7 +143,7 @@ fn what_cannot_be_handed_over_stays_where_it_is() {
     if is_memcached() {
         return;
     }
-    let shared = "[objects]\nmemory_bytes_max = \"64 MiB\"\n[objects.backend]\nkind = \"file\"\npath = \"DIR/store\"\n\
+    let shared = "[objects]\nmemory_bytes_max = \"64 MiB\"\n[objects.backend]\nkind = \"file\"\ncreate = true\npath = \"DIR/store\"\n\
                   [shared_memory]\n";
     for (text, reason) in [
         ("[objects]\n[objects.backend]\nkind = \"memory\"\n", "the store of objects is in memory"),

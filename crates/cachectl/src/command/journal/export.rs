@@ -23,7 +23,8 @@ use crate::output::Output;
 pub(super) struct Export {
     #[command(flatten)]
     directory: Directory,
-    /// Where to save it: a directory, or any backend as --backend takes it. It must have none of the objects.
+    /// Where to save it: a directory, which becomes a store if it is missing or empty, or any backend as --backend takes it.
+    /// It must have none of the objects.
     #[arg(value_name = "TO")]
     to: String,
     /// Save also what the log needs no longer: records of changes that were stored before.
@@ -65,7 +66,7 @@ impl Export {
             };
             tools::export(&disk, mark).map_err(|error| failure(directory, error))?;
         }
-        let opened = Opened::open(&spec, None, None)?;
+        let opened = Opened::open(&spec.creating(), None, None, false)?;
         let mut export = Exporting {
             store: &*opened.backend,
             reader: RecordReader::default(),

@@ -53,8 +53,9 @@ fn text(
     inspection: &Inspection,
     namespaces: &BTreeMap<Option<Namespace>, NamespaceReport>,
 ) -> String {
-    let Inspection { journal, segment_bytes, segments, records, payload_bytes, end, problem, .. } =
-        inspection;
+    let Inspection {
+        journal, segment_bytes, segments, records, payload_bytes, end, problem, cut_off, ..
+    } = inspection;
     let live = segments.iter().filter(|segment| segment.is_in_log).count();
     let mut lines = vec![
         format!("journal      {journal:016x} in {}", directory.display()),
@@ -92,6 +93,10 @@ fn text(
             "verdict      damaged, the next start refuses it: {problem}; verify lists all damage, export saves \
              what is readable, discard starts anew"
         ),
+        (None, _) if cut_off.is_some() => format!(
+            "verdict      the next start replays it but for a last batch: {}",
+            cut_off.as_ref().map(ToString::to_string).unwrap_or_default()
+        ),
         (None, Some(0)) => "verdict      intact, nothing to replay".to_owned(),
         (None, _) => "verdict      intact, the next start replays it".to_owned(),
     });
@@ -126,6 +131,7 @@ fn value(
         "end": inspection.end.map(|position| position.0),
         "namespaces": namespaces,
         "segments": segments,
+        "cut_off": inspection.cut_off.as_ref().map(damage_value),
         "problem": inspection.problem.as_ref().map(damage_value),
     })
 }

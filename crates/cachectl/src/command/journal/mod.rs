@@ -77,39 +77,48 @@ impl Journal {
             Ok(false) => ExitCode::from(1),
             Err(failure) => {
                 output.failure(&failure);
-                ExitCode::from(2)
+                failure.code_or(2)
             }
         }
     }
 }
 
-/// Opens a directory that has to hold a journal: nothing is made in any other.
+/// Opens a directory that has to hold a journal, to read it.
 fn open(directory: &Path) -> Result<RealDisk, Failure> {
+    check_is_journal(directory)?;
+    Ok(RealDisk::read_only(directory))
+}
+
+/// Checks that a directory holds a journal: nothing is made or removed in any other.
+fn check_is_journal(directory: &Path) -> Result<(), Failure> {
     let shown = directory.display();
     if !directory.is_dir() {
         return Err(Failure::Usage(format!("{shown} is no directory")));
     }
     // Segments without a superblock are what is left of a journal.
     let is_own = |name: &str| ["journal", "discarded"].contains(&name) || name.starts_with("segment-");
-    let mut entries = std::fs::read_dir(directory).map_err(Failure::io(shown.to_string()))?;
-    let has_journal =
-        entries.any(|entry| entry.is_ok_and(|entry| is_own(&entry.file_name().to_string_lossy())));
+    let entries = std::fs::read_dir(directory).map_err(Failure::io(shown.to_string()))?;
+    let mut has_journal = false;
+    for entry in entries {
+        let name = entry.map_err(Failure::io(shown.to_string()))?.file_name();
+        has_journal |= is_own(&name.to_string_lossy());
+    }
     if !has_journal {
         let text = format!(
             "{shown} holds no journal: name the directory under [objects.journal] of the configuration"
         );
         return Err(Failure::Usage(text));
     }
-    // Buffered: the tools work on any file system.
-    RealDisk::open(directory, false).map_err(Failure::io(shown.to_string()))
+    Ok(())
 }
 
 /// Returns why a tool could not read a journal, as a line that names the directory.
 fn failure(directory: &Path, error: OpenError) -> Failure {
     let shown = directory.display();
-    Failure::Usage(match error {
+    Failure::Unread(match error {
         OpenError::Locked => format!("{shown} is in use: a process has the journal open; stop it first"),
         OpenError::Corrupt(corruption) => format!("{shown}: {corruption}"),
+        OpenError::Disk(error) => format!("{shown} could not be read: {error}"),
         error => format!("{shown}: {error}"),
     })
 }
@@ -144,7 +153,9 @@ impl Discard {
         let shown = directory.display();
         if !self.yes {
             let lost = match tools::inspect(&disk) {
-                Ok(tools::Inspection { records: Some(0), .. }) => "it has no record to replay".to_owned(),
+                Ok(tools::Inspection { records: Some(0), cut_off: None, .. }) => {
+                    "it has no record to replay".to_owned()
+                }
                 Ok(tools::Inspection { records: Some(records), payload_bytes, .. }) => {
                     format!("{records} records, {} bytes, would be lost", payload_bytes.unwrap_or(0))
                 }
@@ -156,6 +167,8 @@ impl Discard {
             let text = format!("{shown} is kept: {lost}; --yes discards it (export saves it first)");
             return Err(Failure::Usage(text));
         }
+        // Buffered: the tools work on any file system.
+        let disk = RealDisk::open(directory, false).map_err(Failure::io(shown.to_string()))?;
         tools::discard(&disk).map_err(|error| failure(directory, error))?;
         output.write(format!("{shown} is empty; the next start begins a new journal"), &json!({}))?;
         Ok(true)
