@@ -530,3 +530,34 @@ fn a_command_whose_output_nobody_reads_ends_without_a_word() {
     // The store was closed in order each time: no version has changed.
     assert_eq!(probe.ok(&["get", "x"]), pattern(100_000));
 }
+
+#[test]
+fn objects_are_removed_from_a_full_disk() {
+    if !is_root("mounting") {
+        return;
+    }
+    let probe = Probe::empty();
+    let input = probe.file("in", &pattern(300_000));
+    let store = probe.path("store");
+    std::fs::create_dir(&store).unwrap();
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(&store).output();
+    if !mounted.is_ok_and(|done| done.status.success()) {
+        eprintln!("SKIPPED: this machine does not let tests mount");
+        assert!(std::env::var_os("CACHED_REQUIRE_ALL").is_none(), "skipped: a full disk");
+        return;
+    }
+    let init = Command::new(env!("CARGO_BIN_EXE_cachectl")).arg("init").arg(&store).output().unwrap();
+    let put = probe.run(&["put", "x", &input]);
+    // Every block that is left.
+    let mut filler = std::fs::File::create(store.join("tmp/filler")).unwrap();
+    while filler.write_all(&[1; 4096]).is_ok() {}
+    let results = [&["put", "y", &input][..], &["ls", "-1"], &["rm", "x"], &["ls", "-1"]]
+        .map(|command| probe.run(command));
+    // Before anything can fail, so that the mount does not stay.
+    drop(filler);
+    assert!(Command::new("umount").arg(&store).status().unwrap().success());
+    assert!(init.status.success() && put.status.success(), "{init:?} {put:?}");
+    let codes = results.each_ref().map(|output| output.status.code());
+    assert_eq!(codes, [Some(5), Some(0), Some(0), Some(0)], "{results:?}");
+    assert_eq!((&*results[1].stdout, &*results[3].stdout), (&b"x\n"[..], &b""[..]));
+}

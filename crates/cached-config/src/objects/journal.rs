@@ -237,3 +237,22 @@ pub(crate) fn check_durability(objects: &ObjectsTable) -> Result<(), ConfigError
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_of_any_size_need_no_other_key() {
+        for (segment_mib, longest_kib) in [(1, 256), (2, 512), (64, 512)] {
+            let segment_bytes = Size(segment_mib << 20);
+            let table = JournalTable { directory: "j".into(), segment_bytes, ..JournalTable::default() };
+            let objects = ObjectsTable { writer: WriterName::Cache, ..ObjectsTable::default() };
+            table.check(&objects).unwrap();
+            assert_eq!(table.options().journaled_bytes_max, longest_kib << 10);
+            // What an operator asks for is refused where it cannot be had.
+            let table = JournalTable { journaled_bytes_max: Some(Size(2 << 20)), ..table };
+            assert_eq!(table.check(&objects).unwrap_err().key, "objects.journal.journaled_bytes_max");
+        }
+    }
+}

@@ -81,8 +81,8 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
         ),
         (
             "[objects.backend]\nkind = \"file\"\npool = \"x\"\npath = \"y\"",
-            "cached.toml:1: objects.backend: pool: unknown field `pool`, expected one of `path`, `direct`, \
-             `threads`, `open_files_max`",
+            "cached.toml:1: objects.backend: pool: unknown field `pool`, expected one of `path`, `create`, \
+             `direct`, `threads`, `open_files_max`",
         ),
         (
             "[objects.backend]\nkind = \"file\"",
