@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use blocker::conformance::{Options, Plain, run};
-use blocker::file::FileConfig;
 use blocker::{Blocker, FileStore, Memory, SystemClock, WriteMode};
 use cached_core::object::{ObjectCache, ObjectCacheConfig, Writer};
 use synapse::{Address, ClientConfig, Server, ServerConfig, SynapseBlocker};

@@ -6,7 +6,6 @@ use std::time::Duration;
 use crate::support::host::{Host, Kind};
 use blocker::conformance::{Options, Plain, run};
 use blocker::faulty::FaultPlan;
-use blocker::file::FileConfig;
 use blocker::{Blocker, Faulty, FileStore, Memory, SystemClock};
 use synapse::ServerConfig;
 
