@@ -123,7 +123,7 @@ fn errors_are_one_clear_line_and_an_exit_code() {
 
 #[test]
 fn a_directory_of_something_else_is_left_alone() {
-    let probe = Probe::new();
+    let probe = Probe::empty();
     std::fs::create_dir(probe.path("store")).unwrap();
     probe.file("store/precious", b"data");
     probe.fails(&["ls"], 4, "is not a store");
@@ -136,7 +136,8 @@ fn a_held_directory_is_refused_and_names_its_holder() {
     let mut holder = probe.command(&["put", "slow"]);
     let mut holder = holder.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     // It has the store open once it has reported that, and waits for its input.
-    let is_open = || std::fs::read_to_string(probe.path("store/lock")).is_ok_and(|text| text.ends_with('\n'));
+    let reported = format!("{}\n", holder.id());
+    let is_open = || std::fs::read_to_string(probe.path("store/lock")).is_ok_and(|text| text == reported);
     while !is_open() {
         assert!(holder.try_wait().unwrap().is_none(), "the holder has ended");
         std::thread::yield_now();

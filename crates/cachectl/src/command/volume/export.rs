@@ -46,10 +46,6 @@ enum Disk {
 }
 
 impl Export {
-    pub(super) fn is_of_snapshot(&self) -> bool {
-        self.source.snapshot.is_some()
-    }
-
     pub(crate) fn run(&self, context: &Context<'_>) -> Result<(), Failure> {
         let interrupt = Interrupt::watch()?;
         let volumes = self.store.volumes(context)?;

@@ -127,16 +127,6 @@ impl Volume {
         })
     }
 
-    /// Returns whether the command changes nothing in its backend. An export of a volume, other than of a snapshot, takes
-    /// the volume and gives it up.
-    pub(crate) fn only_reads(&self) -> bool {
-        match &self.command {
-            VolumeCommand::Export(export) => export.is_of_snapshot(),
-            VolumeCommand::ExportDiff(_) => true,
-            _ => false,
-        }
-    }
-
     /// Runs a command that uses a backend.
     pub(crate) fn run(&self, context: &Context<'_>) -> Result<(), Failure> {
         match &self.command {
