@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -23,6 +24,8 @@ const RUNNING_MAX: usize = 32;
 const OUTCOMES_MAX: usize = 64;
 
 pub(super) type Outcome = Result<Value, Failure>;
+
+type Work = Pin<Box<dyn Future<Output = Outcome> + Send>>;
 
 /// What a client is answered.
 #[derive(Debug, PartialEq, Eq)]
@@ -97,19 +100,17 @@ impl Jobs {
     where
         F: Future<Output = Outcome> + Send + 'static,
     {
-        self.run_for(WAIT_MAX, job).await
+        let progress = Arc::new(Progress::default());
+        self.run_for(WAIT_MAX, Arc::clone(&progress), Box::pin(job(progress))).await
     }
 
-    async fn run_for<F>(&self, wait_max: Duration, job: impl FnOnce(Arc<Progress>) -> F) -> Answer
-    where
-        F: Future<Output = Outcome> + Send + 'static,
-    {
-        let progress = Arc::new(Progress::default());
+    /// Boxed, so that what follows is compiled once and not for each kind of request.
+    async fn run_for(&self, wait_max: Duration, progress: Arc<Progress>, work: Work) -> Answer {
         let number = match self.shared.begin(&progress) {
             Ok(number) => number,
             Err(failure) => return Answer::Outcome(Err(failure)),
         };
-        let (shared, work) = (Arc::clone(&self.shared), job(progress));
+        let shared = Arc::clone(&self.shared);
         // Also when it is aborted.
         let end = End { shared, number, outcome: Some(Err(Failure::ended())) };
         let task = self.runtime.spawn(async move { end.with(work.await) });
@@ -243,11 +244,13 @@ mod tests {
         let quick = jobs.run(|_| async { Ok(json!({ "a": 1 })) }).await;
         assert_eq!(quick, Answer::Outcome(Ok(json!({ "a": 1 }))));
         let (finish, finished) = oneshot::channel::<()>();
-        let slow = jobs.run_for(Duration::ZERO, |progress| async move {
-            progress.set(3, 7);
+        let progress = Arc::new(Progress::default());
+        progress.set(3, 7);
+        let work = async move {
             let _ = finished.await;
             Err(Failure::new(409, "no"))
-        });
+        };
+        let slow = jobs.run_for(Duration::ZERO, progress, Box::pin(work));
         assert_eq!(slow.await, Answer::UnderWay(2));
         tokio::task::yield_now().await;
         assert_eq!(jobs.state(2), Some(json!({ "state": "running", "done": 3, "total": 7 })));
@@ -262,7 +265,7 @@ mod tests {
     #[tokio::test]
     async fn what_does_not_end_is_aborted() {
         let jobs = Jobs::new(Handle::current());
-        let stuck = jobs.run_for(Duration::ZERO, |_| std::future::pending());
+        let stuck = jobs.run_for(Duration::ZERO, Arc::default(), Box::pin(std::future::pending()));
         assert_eq!(stuck.await, Answer::UnderWay(1));
         assert_eq!((jobs.close(Duration::ZERO).await, jobs.running()), (1, 0));
         assert_eq!(jobs.state(1).expect("known")["state"], "failed");
