@@ -271,9 +271,9 @@ impl RemoteTable {
 impl<'de> Deserialize<'de> for BackendTable {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         // Not derived: a derived implementation loses the key within the table.
-        let mut table = toml::Table::deserialize(deserializer)?;
+        let mut table = serde_json::Map::deserialize(deserializer)?;
         let kind = match table.remove("kind") {
-            Some(toml::Value::String(kind)) => kind,
+            Some(serde_json::Value::String(kind)) => kind,
             Some(_) => return Err(D::Error::custom(format!("kind: must be one of {}", kinds()))),
             None => return Err(D::Error::custom(format!("kind: is missing; it must be one of {}", kinds()))),
         };
@@ -305,9 +305,11 @@ fn kinds() -> String {
 }
 
 /// Parses the other keys; the error names the wrong one.
-fn keys<T: for<'de> Deserialize<'de>>(table: toml::Table) -> Result<T, String> {
-    serde_path_to_error::deserialize(table).map_err(|error| {
-        let (key, why) = (error.path().to_string(), error.inner().message().to_owned());
+fn keys<T: for<'de> Deserialize<'de>>(
+    table: serde_json::Map<String, serde_json::Value>,
+) -> Result<T, String> {
+    serde_path_to_error::deserialize(serde_json::Value::Object(table)).map_err(|error| {
+        let (key, why) = (error.path().to_string(), error.inner().to_string());
         // The path of the table itself.
         if key == "." { why } else { format!("{key}: {why}") }
     })

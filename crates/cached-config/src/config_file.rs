@@ -3,8 +3,13 @@
 
 use crate::error::ConfigError;
 use serde::de::DeserializeOwned;
+use serde_json::{Number, Value};
+use serde_path_to_error::Segment;
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use toml::Spanned;
+use toml::de::{DeArray, DeString, DeTable, DeValue};
 
 /// The largest file that is read, in bytes. Configuration is written by people.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -77,15 +82,64 @@ pub fn read_config(path: &Path) -> Result<String, ConfigFileError> {
 /// # Errors
 /// [`ConfigFileError`] for the first error found.
 pub fn parse_config<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, ConfigFileError> {
-    let wrong = |error: &toml::de::Error, key: String| {
-        ConfigFileError::at(path, text, error.span().map(|span| span.start), key, error.message())
+    let at = |span: Option<Range<usize>>, key: String, why: &str| {
+        ConfigFileError::at(path, text, span.map(|span| span.start), key, why)
     };
-    let reader = toml::Deserializer::parse(text).map_err(|error| wrong(&error, String::new()))?;
-    serde_path_to_error::deserialize(reader).map_err(|error| {
-        let key = match error.path().to_string() {
-            key if key == "." => String::new(),
-            key => key,
-        };
-        wrong(error.inner(), key)
+    let root = DeTable::parse(text).map_err(|error| at(error.span(), String::new(), error.message()))?;
+    // From JSON's tree: TOML's own deserializer makes three copies of the code of each table.
+    let values = json_of_table(root.get_ref());
+    serde_path_to_error::deserialize(values).map_err(|error| {
+        let (key, span) = (error.path().to_string(), span_of(&root, error.path()));
+        at(Some(span), if key == "." { String::new() } else { key }, &error.inner().to_string())
     })
+}
+
+fn json_of_table(table: &DeTable<'_>) -> Value {
+    let of = |(key, value): (&Spanned<DeString<'_>>, &Spanned<DeValue<'_>>)| {
+        (key.get_ref().to_string(), json_of(value.get_ref()))
+    };
+    Value::Object(table.iter().map(of).collect())
+}
+
+fn json_of(value: &DeValue<'_>) -> Value {
+    match value {
+        DeValue::String(text) => text.as_ref().into(),
+        DeValue::Boolean(flag) => (*flag).into(),
+        DeValue::Integer(number) => {
+            let (digits, radix) = (number.as_str(), number.radix());
+            let unsigned = u64::from_str_radix(digits, radix).map(Value::from);
+            unsigned
+                .or_else(|_| i64::from_str_radix(digits, radix).map(Value::from))
+                .unwrap_or_else(|_| digits.into())
+        }
+        // JSON has neither infinities nor NaN: as text they are refused where a number belongs.
+        DeValue::Float(number) => {
+            let finite = number.as_str().parse().ok().and_then(Number::from_f64);
+            finite.map_or_else(|| number.as_str().into(), Value::Number)
+        }
+        DeValue::Datetime(time) => time.to_string().into(),
+        DeValue::Array(values) => values.iter().map(|value| json_of(value.get_ref())).collect(),
+        DeValue::Table(table) => json_of_table(table),
+    }
+}
+
+/// Returns where the value at the end of `path` is: the innermost one that exists.
+fn span_of(root: &Spanned<DeTable<'_>>, path: &serde_path_to_error::Path) -> Range<usize> {
+    let (mut span, mut values) = (root.span(), Some(root.get_ref()));
+    let mut array = None;
+    for segment in path.iter() {
+        let found = match segment {
+            Segment::Map { key } => values.and_then(|table| table.get(key.as_str())),
+            Segment::Seq { index } => array.and_then(|array: &DeArray<'_>| array.get(*index)),
+            Segment::Enum { .. } | Segment::Unknown => None,
+        };
+        let Some(found) = found else { break };
+        span = found.span();
+        (values, array) = match found.get_ref() {
+            DeValue::Table(table) => (Some(table), None),
+            DeValue::Array(values) => (None, Some(values)),
+            _ => (None, None),
+        };
+    }
+    span
 }

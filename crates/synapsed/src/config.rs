@@ -65,11 +65,11 @@ impl Default for ProcessTable {
 }
 
 fn backend<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BackendTable, D::Error> {
-    use serde::de::{Error, IntoDeserializer};
-    match toml::Value::deserialize(deserializer)? {
-        toml::Value::String(text) => text.parse().map_err(D::Error::custom),
-        table @ toml::Value::Table(_) => BackendTable::deserialize(table.into_deserializer())
-            .map_err(|error: toml::de::Error| D::Error::custom(error.message())),
+    use serde::de::Error;
+    use serde_json::Value;
+    match Value::deserialize(deserializer)? {
+        Value::String(text) => text.parse().map_err(D::Error::custom),
+        table @ Value::Object(_) => BackendTable::deserialize(table).map_err(D::Error::custom),
         _ => Err(D::Error::custom("must be text, as in \"file:/var/lib/synapsed\", or a table with a kind")),
     }
 }
@@ -98,7 +98,9 @@ impl Config {
     /// Returns the file's text for these settings, with the defaults filled in.
     pub(crate) fn effective(&self) -> String {
         let filled = Self { objects: self.objects.clone().map(ObjectsTable::filled_in), ..self.clone() };
-        toml::to_string_pretty(&filled).expect("every configuration can be written")
+        let table = toml::Table::try_from(&filled);
+        let text = table.and_then(|table| toml::to_string_pretty(&table));
+        text.expect("every configuration can be written")
     }
 
     /// Returns the addresses to listen on.

@@ -181,6 +181,6 @@ impl Config {
     /// # Errors
     /// If TOML cannot express a value.
     pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
-        toml::to_string(&File::from(self))
+        toml::to_string(&toml::Table::try_from(File::from(self))?)
     }
 }
