@@ -41,7 +41,7 @@ fn make() -> Result<Certificate> {
     fs::write(dir.path().join("key.pem"), key.serialize_pem())?;
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from(own))?;
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
     let mut client = builder.with_root_certificates(roots).with_no_client_auth();
     // Every handshake is a full one.

@@ -104,7 +104,7 @@ impl Certificates {
     ) -> Arc<ClientConfig> {
         let mut roots = RootCertStore::empty();
         roots.add(self.certificate("ca")).expect("a root");
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider).with_protocol_versions(versions);
         let builder = builder.expect("versions").with_root_certificates(roots);
         Arc::new(match own {

@@ -1,30 +1,43 @@
-//! The client that speaks HTTP to the server.
+//! The client that speaks HTTP to the server: `object_store`'s requests over this project's HTTP client.
 
-use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
+use async_trait::async_trait;
 use blocker::{Clock, Error, Result};
+use cached_http::{Client, Route};
+use http_body_util::BodyExt;
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut};
-use object_store::{BackoffConfig, Certificate, ClientOptions, RetryConfig};
+use object_store::client::{
+    ClientConfigKey, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody,
+    HttpResponse, HttpResponseBody, HttpService,
+};
+use object_store::{BackoffConfig, ClientOptions, HeaderValue, RetryConfig};
 
 use crate::config::S3Config;
 use crate::credentials::FileCredentials;
 use crate::text::one_line;
+
+/// What servers see in their logs.
+const USER_AGENT: HeaderValue = HeaderValue::from_static(concat!("cached/", env!("CARGO_PKG_VERSION")));
 
 impl S3Config {
     /// Returns the client. Reads the files that are named, and sends nothing.
     ///
     /// # Errors
     /// [`Error::Invalid`], also for credentials that are half there.
-    pub(crate) fn client(&self, clock: &Arc<dyn Clock>) -> Result<AmazonS3> {
+    pub(crate) fn client(&self, clock: &Arc<dyn Clock>, connector: &Connector) -> Result<AmazonS3> {
         // Repeating is for the store: it knows what may be repeated.
         let retry = RetryConfig {
             max_retries: 0,
             retry_timeout: self.request_timeout,
             backoff: BackoffConfig::default(),
         };
+        let options =
+            ClientOptions::new().with_allow_http(self.allow_http).with_connect_timeout(self.connect_timeout);
         let mut builder = AmazonS3Builder::from_env()
-            .with_client_options(self.client_options()?)
+            .with_client_options(options)
+            .with_http_connector(connector.clone())
             .with_retry(retry)
             .with_bucket_name(&self.bucket)
             .with_virtual_hosted_style_request(self.virtual_host)
@@ -48,18 +61,6 @@ impl S3Config {
         builder.build().map_err(|error| Error::Invalid(one_line(&error).into()))
     }
 
-    pub(crate) fn client_options(&self) -> Result<ClientOptions> {
-        let mut options = ClientOptions::new()
-            .with_allow_http(self.allow_http)
-            .with_connect_timeout(self.connect_timeout)
-            .with_timeout(self.request_timeout)
-            .with_pool_max_idle_per_host(self.requests_in_flight_max as usize);
-        for certificate in self.ca_file.as_deref().map_or(Ok(Vec::new()), authorities)? {
-            options = options.with_root_certificate(certificate);
-        }
-        Ok(options)
-    }
-
     /// The endpoint as `object_store` takes it: with the bucket in the server's name where it belongs there.
     fn endpoint_of_bucket(&self, endpoint: &str) -> String {
         let endpoint = endpoint.trim_end_matches('/');
@@ -70,12 +71,92 @@ impl S3Config {
     }
 }
 
-fn authorities(path: &Path) -> Result<Vec<Certificate>> {
-    let wrong = |why: String| Error::Invalid(format!("ca_file {}: {why}", path.display()).into());
-    let pem = std::fs::read(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
-    let found = Certificate::from_pem_bundle(&pem).map_err(|error| wrong(one_line(&error)))?;
-    if found.is_empty() { Err(wrong("has no certificate in PEM".into())) } else { Ok(found) }
+/// Makes the clients that `object_store` asks for: the store's, and those of sources of credentials.
+#[derive(Clone, Debug)]
+pub(crate) struct Connector {
+    tls: rustls::ClientConfig,
+    allow_http: bool,
+    connect_timeout: Duration,
+    request_timeout: Duration,
+    idle_connections_max: usize,
 }
+
+impl Connector {
+    /// Returns the connector of a configuration. Reads `ca_file`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: the file cannot be used, or nothing would be trusted that signs for an endpoint with TLS.
+    pub(crate) fn new(config: &S3Config) -> Result<Self> {
+        let tls = match cached_tls::client::with_further_authorities(config.ca_file.as_deref()) {
+            Ok(tls) => tls,
+            // A minimal image has no authorities, and plain HTTP needs none.
+            Err(_) if config.allow_http && config.ca_file.is_none() => cached_tls::client::no_authorities(),
+            Err(why) if config.ca_file.is_some() => {
+                return Err(Error::Invalid(format!("ca_file {why}").into()));
+            }
+            Err(why) => return Err(Error::Invalid(why.into())),
+        };
+        Ok(Self {
+            tls,
+            allow_http: config.allow_http,
+            connect_timeout: config.connect_timeout,
+            request_timeout: config.request_timeout,
+            idle_connections_max: config.requests_in_flight_max as usize,
+        })
+    }
+
+    /// Returns a client of its own.
+    pub(crate) fn client(&self) -> HttpClient {
+        self.client_for(self.allow_http, self.connect_timeout)
+    }
+
+    fn client_for(&self, allow_http: bool, connect_timeout: Duration) -> HttpClient {
+        let route = Route::new(connect_timeout).through_proxies_of_environment();
+        let connector = route.with_tls(self.tls.clone(), allow_http);
+        let client =
+            cached_http::builder().pool_max_idle_per_host(self.idle_connections_max).build(connector);
+        HttpClient::new(Http { client, timeout: self.request_timeout })
+    }
+}
+
+impl HttpConnector for Connector {
+    /// An instance's metadata is served without TLS, near by: `object_store` sets both options for it.
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let option = |key| options.get_config_value(&key);
+        let allow_http = option(ClientConfigKey::AllowHttp).is_some_and(|value| value == "true");
+        let timeout = option(ClientConfigKey::ConnectTimeout);
+        let timeout = timeout.and_then(|value| humantime::parse_duration(&value).ok());
+        Ok(self.client_for(allow_http, timeout.unwrap_or(self.connect_timeout)))
+    }
+}
+
+/// The client in `object_store`'s terms.
+#[derive(Debug)]
+struct Http {
+    client: Client<HttpRequestBody>,
+    /// For the head of an answer; the store limits the time of an attempt itself, sources of credentials do not.
+    timeout: Duration,
+}
+
+#[async_trait]
+impl HttpService for Http {
+    async fn call(&self, mut request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
+        request.headers_mut().insert("user-agent", USER_AGENT);
+        let answer = tokio::time::timeout(self.timeout, self.client.request(request)).await;
+        let answer = answer.map_err(|error| HttpError::new(HttpErrorKind::Timeout, error))?;
+        let answer = answer.map_err(|error| {
+            let kind = if error.is_connect() { HttpErrorKind::Connect } else { HttpErrorKind::Request };
+            HttpError::new(kind, Cause(cached_http::whole_text(&error)))
+        })?;
+        let broken = |error| HttpError::new(HttpErrorKind::Interrupted, error);
+        Ok(answer.map(|body| HttpResponseBody::new(body.map_err(broken))))
+    }
+}
+
+/// An error with its causes in its text: `object_store` prints the first of a chain alone.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Cause(String);
 
 #[cfg(test)]
 mod tests {

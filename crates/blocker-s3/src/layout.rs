@@ -185,7 +185,6 @@ impl Layout {
     }
 
     /// The key whose age is that of the last sweep.
-    #[cfg(feature = "http")]
     pub(crate) fn last_sweep(&self) -> Path {
         self.path("s/last")
     }

@@ -50,13 +50,11 @@
 
 mod bounds;
 mod change;
-#[cfg(feature = "http")]
 mod client;
 mod config;
 mod content;
 mod copy;
 mod core;
-#[cfg(feature = "http")]
 mod credentials;
 mod edition;
 mod exclusive;
@@ -75,14 +73,12 @@ mod record;
 mod refusal;
 mod removals;
 mod remove_if;
-#[cfg(feature = "http")]
 mod remover;
 mod requests;
 mod room;
 mod store;
 mod swap;
 mod sweep;
-#[cfg(feature = "http")]
 mod sweeper;
 mod text;
 mod turns;

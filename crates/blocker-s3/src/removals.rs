@@ -23,12 +23,10 @@ impl Requests {
                     self.remove_or_leave(&path).await;
                 }
             }
-            #[cfg(feature = "http")]
             // Half of the room is for callers who wait.
             Spawn::On(_) if !self.width.is_half_free() => {
                 self.stats.left_behind.fetch_add(paths.len() as u64, Ordering::Relaxed);
             }
-            #[cfg(feature = "http")]
             Spawn::On(handle) => {
                 let this = Arc::clone(self);
                 this.removals.under_way.fetch_add(1, Ordering::AcqRel);

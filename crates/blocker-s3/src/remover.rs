@@ -8,12 +8,11 @@ use blocker::{Error, Result};
 use futures_util::future::BoxFuture;
 use object_store::HeaderValue;
 use object_store::aws::AmazonS3;
-use object_store::client::{HttpClient, HttpConnector, HttpRequest, HttpRequestBody, ReqwestConnector};
+use object_store::client::{HttpClient, HttpRequest, HttpRequestBody};
 use object_store::path::Path;
 use object_store::signer::{HeaderName, Method, Signer};
 use tokio::runtime::Handle;
 
-use crate::config::S3Config;
 use crate::remove_if::RemoveIf;
 use crate::text::one_line;
 
@@ -26,12 +25,8 @@ pub(crate) struct SignedRemover {
 }
 
 impl SignedRemover {
-    /// # Errors
-    /// `Invalid`, as [`S3Config::client`].
-    pub(crate) fn new(config: &S3Config, signer: AmazonS3, handle: Handle) -> Result<Arc<Self>> {
-        let http = ReqwestConnector::default().connect(&config.client_options()?);
-        let http = http.map_err(|error| Error::Invalid(one_line(&error).into()))?;
-        Ok(Arc::new(Self { signer, http, handle, timeout: config.request_timeout }))
+    pub(crate) fn new(timeout: Duration, signer: AmazonS3, http: HttpClient, handle: Handle) -> Arc<Self> {
+        Arc::new(Self { signer, http, handle, timeout })
     }
 }
 

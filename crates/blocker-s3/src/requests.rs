@@ -48,7 +48,6 @@ type Work<T> = Pin<Box<dyn Future<Output = object_store::Result<T>> + Send>>;
 #[derive(Clone, Debug)]
 pub(crate) enum Spawn {
     /// On a runtime of the store's own, which HTTP needs.
-    #[cfg(feature = "http")]
     On(tokio::runtime::Handle),
     /// In the caller's poll: for stores that need no runtime.
     Inline,
@@ -164,7 +163,6 @@ impl Requests {
         let place = self.width.place().await;
         let work = request(Arc::clone(&self.store));
         let answer = match &self.spawn {
-            #[cfg(feature = "http")]
             Spawn::On(handle) => {
                 let timeout = self.limits.timeout;
                 // By the runtime's timer, which forgets those that are not needed any more.
@@ -229,7 +227,6 @@ impl Requests {
     /// Returns a timer that forgets itself when it is dropped, as that of the system's clock does not.
     pub(crate) fn timer(&self, after: Duration) -> Sleep {
         match &self.spawn {
-            #[cfg(feature = "http")]
             Spawn::On(handle) => {
                 let mut task = tokio::task::JoinSet::new();
                 // The runtime's timers are made within it.

@@ -15,18 +15,17 @@ use tokio::sync::Semaphore;
 
 use crate::bounds::{Progress, bounded};
 use crate::change::Act;
+use crate::client::Connector;
 use crate::config::{COMPACTIONS_MAX, S3Config};
 use crate::core::Core;
 use crate::heads::Heads;
 use crate::layout::Layout;
 use crate::pages::Pages;
 use crate::remove_if::Remover;
-#[cfg(feature = "http")]
 use crate::remover::SignedRemover;
 use crate::requests::{Limits, Requests, Spawn};
 use crate::room::Room;
 use crate::sweep::{SweepOptions, Swept};
-#[cfg(feature = "http")]
 use crate::sweeper;
 use crate::turns::Turns;
 
@@ -35,7 +34,6 @@ const LIST_ENTRIES_MAX: u32 = 10_000;
 /// The most runs of one change.
 const RUNS_MAX: u32 = 128;
 /// How many threads send requests.
-#[cfg(feature = "http")]
 const THREADS: usize = 2;
 
 /// A backend that keeps objects in a bucket of S3, or of a server that speaks its protocol.
@@ -46,7 +44,6 @@ const THREADS: usize = 2;
 pub struct S3Store {
     pub(crate) core: Arc<Core>,
     /// What requests run on; none where they run in the caller's poll.
-    #[cfg(feature = "http")]
     runtime: Option<tokio::runtime::Runtime>,
 }
 
@@ -64,7 +61,6 @@ impl S3Store {
     /// One line that names what is missing: `Invalid` for a configuration that cannot be, `Unsupported` for a
     /// server that ignores conditions of puts, `Denied` without bucket or rights, `Retryable` if the server
     /// does not answer.
-    #[cfg(feature = "http")]
     pub fn open(config: &S3Config) -> Result<Self> {
         Self::open_with(config, Arc::new(SystemClock))
     }
@@ -73,10 +69,10 @@ impl S3Store {
     ///
     /// # Errors
     /// As [`Self::open`].
-    #[cfg(feature = "http")]
     pub fn open_with(config: &S3Config, clock: Arc<dyn Clock>) -> Result<Self> {
         config.check()?;
-        let client = config.client(&clock)?;
+        let connector = Connector::new(config)?;
+        let client = config.client(&clock, &connector)?;
         let signer = client.clone();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(THREADS)
@@ -85,10 +81,9 @@ impl S3Store {
             .build()
             .map_err(|error| Error::from_io(&error, "starting the threads for requests"))?;
         let handle = runtime.handle().clone();
-        let mut this = SignedRemover::new(config, signer, handle.clone()).and_then(|remover| {
-            let pages = Arc::new(client.clone());
-            Self::start(config, Arc::new(client), Spawn::On(handle), clock, (Some(pages), Some(remover)))
-        });
+        let remover = SignedRemover::new(config.request_timeout, signer, connector.client(), handle.clone());
+        let extras: (Pages, Remover) = (Some(Arc::new(client.clone())), Some(remover));
+        let mut this = Self::start(config, Arc::new(client), Spawn::On(handle), clock, extras);
         match &mut this {
             Ok(this) => {
                 if !config.sweep_interval.is_zero() {
@@ -139,11 +134,7 @@ impl S3Store {
             object_bytes_max: config.object_bytes_max,
             call_timeout: config.call_timeout,
         };
-        let this = Self {
-            core: Arc::new(core),
-            #[cfg(feature = "http")]
-            runtime: None,
-        };
+        let this = Self { core: Arc::new(core), runtime: None };
         let (core, progress) = (Arc::clone(&this.core), Progress::default());
         let watched = progress.clone();
         let probe = async move {
@@ -201,7 +192,6 @@ impl S3Store {
     }
 }
 
-#[cfg(feature = "http")]
 impl Drop for S3Store {
     /// Does not wait for requests that are under way: a runtime must not be dropped within another one
     /// otherwise.

@@ -69,7 +69,6 @@ impl Width {
     }
 
     /// Whether less than half of the places are taken.
-    #[cfg(feature = "http")]
     pub(crate) fn is_half_free(&self) -> bool {
         self.places.available_permits() >= self.now().div_ceil(2)
     }

@@ -1,17 +1,20 @@
 //! The client of a server's admin listener: HTTP, one request at a time, JSON answers.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::time::Duration;
 
+use cached_http::http::{Request, Response, StatusCode, Uri, request};
+use cached_http::{Blocking, RequestError, Route};
 use clap::Args;
 use serde_json::Value;
-use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider, parse_pem};
 
 use crate::exit::Failure;
 
 /// The largest answer that is read.
-const ANSWER_BYTES_MAX: u64 = 16 << 20;
+const ANSWER_BYTES_MAX: usize = 16 << 20;
+
+/// How long to wait for a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The largest error text that is shown.
 const REASON_BYTES_MAX: usize = 500;
@@ -45,7 +48,7 @@ impl AdminArguments {
 
 /// A client of one admin listener. It keeps its connection open between requests.
 pub(crate) struct Admin {
-    agent: ureq::Agent,
+    client: Blocking,
     base: String,
     authorization: Option<String>,
 }
@@ -59,7 +62,8 @@ impl Admin {
     pub(crate) fn new(arguments: &AdminArguments, timeout: Option<Duration>) -> Result<Self, Failure> {
         let base = base_of(arguments.url.as_deref().unwrap_or(URL_DEFAULT))?;
         let tls = match (base.starts_with("https://"), &arguments.ca_file) {
-            (true, Some(path)) => Some(tls(path)?),
+            (true, Some(path)) => cached_tls::client::with_authorities(Some(path))
+                .map_err(|why| Failure::Usage(format!("--admin-ca-file {why}")))?,
             (true, None) => {
                 return Err(Failure::Usage(format!(
                     "--admin {base}: https needs --admin-ca-file, the certificates of the authorities that the listener's \
@@ -67,7 +71,7 @@ impl Admin {
                 )));
             }
             // It may be set for all servers in the environment.
-            (false, _) => None,
+            (false, _) => cached_tls::client::no_authorities(),
         };
         let authorization = match &arguments.token_file {
             Some(path) => {
@@ -83,16 +87,11 @@ impl Admin {
             }
             None => None,
         };
-        let config = ureq::Agent::config_builder()
-            .timeout_global(timeout)
-            .http_status_as_error(false)
-            .max_redirects(0)
-            // The listener is this host's or a near one's; a proxy from the environment is not meant for it.
-            .proxy(None)
-            .user_agent(concat!("cachectl/", env!("CARGO_PKG_VERSION")))
-            .tls_config(tls.unwrap_or_default())
-            .build();
-        Ok(Self { agent: config.new_agent(), base, authorization })
+        // The listener is this host's or a near one's: no proxy from the environment is meant for it.
+        let connector = Route::new(CONNECT_TIMEOUT).with_tls(tls, true);
+        let client = Blocking::new(connector, concat!("cachectl/", env!("CARGO_PKG_VERSION")), timeout)
+            .map_err(Failure::io("starting the HTTP client"))?;
+        Ok(Self { client, base, authorization })
     }
 
     /// Returns the address of the listener, as a URL without a path.
@@ -105,12 +104,8 @@ impl Admin {
     /// # Errors
     /// The listener cannot be reached, refuses, or answers something else.
     pub(crate) fn get(&self, path: &str) -> Result<Value, Failure> {
-        let request = self.agent.get(format!("{}{path}", self.base)).header("Accept", "application/json");
-        let request = match &self.authorization {
-            Some(authorization) => request.header("Authorization", authorization),
-            None => request,
-        };
-        self.answer(path, request.call())
+        let request = Request::get(format!("{}{path}", self.base)).header("accept", "application/json");
+        self.answer(path, request, String::new())
     }
 
     /// Returns the reasons that a probe answers, one line each; none if all is well.
@@ -120,10 +115,8 @@ impl Admin {
     pub(crate) fn probe(&self, path: &str) -> Result<Vec<String>, Failure> {
         let url = format!("{}{path}", self.base);
         let failed = |status, text: String| Failure::Admin { what: url.clone(), status, text };
-        let mut response = self.agent.get(&url).call().map_err(|error| failed(None, error.to_string()))?;
-        let status = response.status();
-        let body = response.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_string();
-        let body = body.map_err(|error| failed(None, error.to_string()))?;
+        let response = self.client.send(Request::get(&url), "", ANSWER_BYTES_MAX);
+        let (status, body) = whole(response).map_err(|error| failed(None, error))?;
         let printable = |line: &str| -> String {
             line.chars().filter(|letter| !letter.is_control()).take(REASON_BYTES_MAX).collect()
         };
@@ -139,25 +132,20 @@ impl Admin {
     /// # Errors
     /// As for [`get`](Self::get). After a timeout the server may have acted all the same.
     pub(crate) fn post(&self, path: &str, body: &Value) -> Result<Value, Failure> {
-        let request = self.agent.post(format!("{}{path}", self.base)).content_type("application/json");
-        let request = match &self.authorization {
-            Some(authorization) => request.header("Authorization", authorization),
-            None => request,
-        };
-        self.answer(path, request.send(body.to_string()))
+        let request =
+            Request::post(format!("{}{path}", self.base)).header("content-type", "application/json");
+        self.answer(path, request, body.to_string())
     }
 
-    fn answer(
-        &self,
-        path: &str,
-        response: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
-    ) -> Result<Value, Failure> {
+    fn answer(&self, path: &str, request: request::Builder, body: String) -> Result<Value, Failure> {
         let failed =
             |status, text: String| Failure::Admin { what: format!("{}{path}", self.base), status, text };
-        let mut response = response.map_err(|error| failed(None, error.to_string()))?;
-        let status = response.status();
-        let body = response.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_string();
-        let body = body.map_err(|error| failed(None, error.to_string()))?;
+        let request = match &self.authorization {
+            Some(authorization) => request.header("authorization", authorization),
+            None => request,
+        };
+        let response = self.client.send(request, body, ANSWER_BYTES_MAX);
+        let (status, body) = whole(response).map_err(|error| failed(None, error))?;
         if !status.is_success() {
             // Some routes answer with the reason alone, as JSON.
             let reason = serde_json::from_str::<Value>(&body).ok();
@@ -172,6 +160,14 @@ impl Admin {
     }
 }
 
+/// Returns the status and the text of an answer.
+fn whole<B: AsRef<[u8]>>(
+    response: Result<Response<B>, RequestError>,
+) -> Result<(StatusCode, String), String> {
+    let response = response.map_err(|error| error.to_string())?;
+    Ok((response.status(), String::from_utf8_lossy(response.body().as_ref()).into_owned()))
+}
+
 /// Returns the first line of a reason, without what a terminal would obey.
 pub(crate) fn line_of(reason: &str) -> String {
     let line = reason.lines().next().unwrap_or_default();
@@ -179,7 +175,7 @@ pub(crate) fn line_of(reason: &str) -> String {
 }
 
 /// Returns one line about an answer that reports a failure.
-fn reason_of(status: ureq::http::StatusCode, body: &str) -> String {
+fn reason_of(status: StatusCode, body: &str) -> String {
     let reason = line_of(body);
     let hint = match status.as_u16() {
         401 | 403 => "; give the token with --admin-token-file",
@@ -187,26 +183,6 @@ fn reason_of(status: ureq::http::StatusCode, body: &str) -> String {
         _ => "",
     };
     if reason.is_empty() { format!("{status}{hint}") } else { format!("{status}: {reason}{hint}") }
-}
-
-/// Returns the client's side of TLS that trusts the authorities in a file.
-fn tls(path: &Path) -> Result<TlsConfig, Failure> {
-    let text = std::fs::read(path).map_err(Failure::io(path.display().to_string()))?;
-    let wrong = |why: String| Failure::Usage(format!("--admin-ca-file {}: {why}", path.display()));
-    let mut authorities = Vec::new();
-    for item in parse_pem(&text) {
-        match item.map_err(|error| wrong(error.to_string()))? {
-            PemItem::Certificate(authority) => authorities.push(authority),
-            _ => return Err(wrong("it has something else than certificates".into())),
-        }
-    }
-    if authorities.is_empty() {
-        return Err(wrong("there is no certificate in it; it must be PEM".into()));
-    }
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let config =
-        TlsConfig::builder().provider(TlsProvider::Rustls).unversioned_rustls_crypto_provider(provider);
-    Ok(config.root_certs(RootCerts::new_with_certs(&authorities)).build())
 }
 
 /// Returns the URL without a path of what the user has given.
@@ -222,7 +198,7 @@ fn base_of(given: &str) -> Result<String, Failure> {
     };
     let host = host.trim_end_matches('/');
     let base = format!("{scheme}://{host}");
-    let uri: ureq::http::Uri = base.parse().map_err(|_| wrong())?;
+    let uri: Uri = base.parse().map_err(|_| wrong())?;
     let plain = uri.path() == "/" && uri.query().is_none() && !host.contains('@');
     if !plain || uri.host().is_none_or(str::is_empty) {
         return Err(wrong());
@@ -232,6 +208,8 @@ fn base_of(given: &str) -> Result<String, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
@@ -277,14 +255,14 @@ mod tests {
         std::fs::write(file.path(), "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")
             .expect("a file");
         assert!(
-            matches!(new(Some(file.path())), Err(Failure::Usage(line)) if line.contains("something else"))
+            matches!(new(Some(file.path())), Err(Failure::Usage(line)) if line.contains("no certificate"))
         );
         assert!(new(Some(Path::new("/nonexistent"))).is_err());
     }
 
     #[test]
     fn a_reason_is_one_printable_line() {
-        let status = ureq::http::StatusCode::UNAUTHORIZED;
+        let status = StatusCode::UNAUTHORIZED;
         let reason = reason_of(status, "no\u{1b}[31m token\nsecond line");
         assert_eq!(reason, "401 Unauthorized: no[31m token; give the token with --admin-token-file");
     }

@@ -41,7 +41,7 @@ fn addresses_beyond_loopback_have_tls() {
     let ports: Vec<u16> = server.addresses().iter().map(SocketAddr::port).collect();
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from(own)).expect("a root");
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
     let client = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .expect("versions")

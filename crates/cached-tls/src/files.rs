@@ -104,7 +104,7 @@ fn key_cause(error: &rustls::pki_types::pem::Error) -> String {
 }
 
 /// Reads all certificates of a PEM text; there must be one.
-fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+pub(crate) fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
     let all = all.map_err(|error| error.to_string())?;
     if all.is_empty() {
@@ -113,7 +113,7 @@ fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     Ok(all)
 }
 
-fn read_file(path: &Path) -> Result<Vec<u8>, String> {
+pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>, String> {
     if path.as_os_str().is_empty() {
         return Err("no file is named".into());
     }

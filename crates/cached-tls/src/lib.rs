@@ -1,22 +1,24 @@
 //! What the TLS listeners of `cached` have in common: settings, certificates that are replaced while clients are
-//! served, and session tickets.
+//! served, and session tickets; and which authorities its clients trust.
 //!
 //! ```text
 //!  TlsSettings ── ServerTls::load ──► files read, key and chain verified together ──► one ServerConfig for each
 //!                      ▲                                                               client-certificate policy
 //!                      └─ reload, reload_if_changed: all of it again; after an error the old ones stay
 //! ```
-//! The library is rustls with aws-lc-rs: TLS 1.2 and 1.3, no early data, no renegotiation, no compression.
+//! The library is rustls with ring: TLS 1.2 and 1.3, no early data, no renegotiation, no compression.
 //!
 //! | module | content |
 //! |---|---|
 //! | `settings` | [`TlsSettings`] and its parts |
+//! | [`client`] | the client's side: which authorities are trusted |
 //! | `expiry` | when certificates expire |
 //! | `files` | reads PEM and DER; [`TlsError`] |
 //! | `no_authorities` | listeners that require certificates which nothing can verify |
 //! | `server` | [`ServerTls`] |
 //! | `tokio_listener` | handshakes and replacement for listeners on tokio; feature `tokio` |
 
+pub mod client;
 mod expiry;
 mod files;
 mod no_authorities;
@@ -32,3 +34,9 @@ pub use server::ServerTls;
 pub use settings::{ClientCertificates, KeyFormat, MinVersion, TlsSettings, suite_names};
 #[cfg(feature = "tokio")]
 pub use tokio_listener::{BUSY, TlsStream, accept, renew};
+
+/// Returns the cryptography of all TLS: the one place that names its library.
+#[must_use]
+pub fn provider() -> rustls::crypto::CryptoProvider {
+    rustls::crypto::ring::default_provider()
+}

@@ -4,7 +4,7 @@ use crate::expiry::expiry;
 use crate::files::{Material, Stamp, TlsError, stamps};
 use crate::no_authorities::NoAuthorities;
 use crate::settings::{ClientCertificates, MinVersion, TlsSettings};
-use rustls::crypto::{CryptoProvider, aws_lc_rs};
+use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::CertificateDer;
 use rustls::server::{NoServerSessionStorage, ProducesTickets, WebPkiClientVerifier};
 use rustls::{ServerConfig, SupportedCipherSuite, SupportedProtocolVersion};
@@ -176,13 +176,13 @@ impl InForce {
 
 /// Returns the cryptography, with the cipher suites that the settings name.
 fn provider(settings: &TlsSettings) -> Result<CryptoProvider, TlsError> {
-    let mut provider = aws_lc_rs::default_provider();
+    let mut provider = crate::provider();
     if settings.cipher_suites.is_empty() {
         return Ok(provider);
     }
     let find = |name: &String| {
         let named = |suite: &&SupportedCipherSuite| format!("{:?}", suite.suite()) == *name;
-        aws_lc_rs::ALL_CIPHER_SUITES.iter().find(named).copied().ok_or_else(|| {
+        ring::ALL_CIPHER_SUITES.iter().find(named).copied().ok_or_else(|| {
             let known = crate::suite_names().join(", ");
             TlsError::Settings(format!("there is no cipher suite {name}; there are {known}"))
         })
@@ -254,6 +254,6 @@ fn config(
 
 /// Returns keys for tickets, which change every six hours.
 fn tickets() -> Result<Arc<dyn ProducesTickets>, TlsError> {
-    aws_lc_rs::Ticketer::new()
+    ring::Ticketer::new()
         .map_err(|error| TlsError::Settings(format!("cannot make keys for session tickets: {error}")))
 }

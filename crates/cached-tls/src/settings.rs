@@ -1,6 +1,6 @@
 //! The settings of TLS on one listener or on several.
 
-use rustls::crypto::aws_lc_rs;
+use rustls::crypto::ring;
 use std::path::PathBuf;
 
 /// The settings of TLS.
@@ -70,5 +70,5 @@ pub enum MinVersion {
 
 /// Returns the names of all cipher suites.
 pub fn suite_names() -> Vec<String> {
-    aws_lc_rs::ALL_CIPHER_SUITES.iter().map(|suite| format!("{:?}", suite.suite())).collect()
+    ring::ALL_CIPHER_SUITES.iter().map(|suite| format!("{:?}", suite.suite())).collect()
 }

@@ -1,15 +1,15 @@
-//! Spans in OTLP's words.
+//! Spans as OTLP: the protocol's JSON form (OpenTelemetry Protocol 1.x, "JSON Protobuf encoding"), in which ids are
+//! hexadecimal and 64-bit numbers are strings.
 
+use std::fmt::Write;
 use std::time::{Duration, UNIX_EPOCH};
 
 use blocker::trace::{AttributeValue, FinishedSpan, SpanKind};
-use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
-use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value};
-use opentelemetry_proto::tonic::resource::v1::Resource;
-use opentelemetry_proto::tonic::trace::v1::span::SpanKind as Kind;
-use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
-use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, Status};
-use prost::Message;
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+/// `STATUS_CODE_ERROR`.
+const STATUS_ERROR: u32 = 2;
 
 /// The program that spans come from.
 #[derive(Clone, Debug)]
@@ -21,74 +21,76 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Returns what the collector learns of the program.
-    pub(crate) fn resource(&self) -> Resource {
+    /// Returns the resource: the attributes of the program, which each request repeats.
+    pub(crate) fn resource(&self) -> Value {
         let host = synapse::host_name();
         let pid = u64::from(std::process::id());
-        let attributes = vec![
+        json!({ "attributes": [
             attribute("service.name", self.program.into()),
             attribute("service.version", self.version.into()),
             attribute("service.instance.id", format!("{host}:{pid}").into()),
             attribute("host.name", host.into()),
             attribute("process.pid", pid.into()),
-        ];
-        Resource { attributes, ..Resource::default() }
+        ]})
     }
 }
 
 /// Returns the body of a request with these spans.
-pub(crate) fn request(origin: &Origin, resource: &Resource, spans: Vec<FinishedSpan>) -> Vec<u8> {
-    let scope = InstrumentationScope {
-        name: origin.program.into(),
-        version: origin.version.into(),
-        ..InstrumentationScope::default()
-    };
-    let spans = spans.into_iter().map(encode).collect();
-    let scope_spans = vec![ScopeSpans { scope: Some(scope), spans, ..ScopeSpans::default() }];
-    let resource = Some(resource.clone());
-    let resource_spans = vec![ResourceSpans { resource, scope_spans, ..ResourceSpans::default() }];
-    ExportTraceServiceRequest { resource_spans }.encode_to_vec()
+pub(crate) fn request(origin: &Origin, resource: &Value, spans: Vec<FinishedSpan>) -> Bytes {
+    let spans: Vec<Value> = spans.into_iter().map(encode).collect();
+    let scope = json!({ "name": origin.program, "version": origin.version });
+    let scope_spans = json!([{ "scope": scope, "spans": spans }]);
+    json!({ "resourceSpans": [{ "resource": resource, "scopeSpans": scope_spans }] }).to_string().into()
 }
 
-fn encode(span: FinishedSpan) -> Span {
+fn encode(span: FinishedSpan) -> Value {
+    // SPAN_KIND_INTERNAL, SPAN_KIND_SERVER, SPAN_KIND_CLIENT.
     let kind = match span.kind {
-        SpanKind::Internal => Kind::Internal,
-        SpanKind::Server => Kind::Server,
-        SpanKind::Client => Kind::Client,
+        SpanKind::Internal => 1,
+        SpanKind::Server => 2,
+        SpanKind::Client => 3,
     };
     let begun = span.begun.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let (code, message) = match span.error {
-        Some(error) => (StatusCode::Error, error),
-        None => (StatusCode::Unset, String::new()),
-    };
-    Span {
-        trace_id: span.context.trace_id().to_vec(),
-        span_id: span.context.span_id().get().to_be_bytes().to_vec(),
-        parent_span_id: span.parent.map_or_else(Vec::new, |parent| parent.get().to_be_bytes().to_vec()),
-        name: span.name.into_owned(),
-        kind: kind as i32,
-        start_time_unix_nano: nanos(begun),
-        end_time_unix_nano: nanos(begun + span.duration),
-        attributes: span.attributes.into_iter().map(|(name, value)| attribute(name, value)).collect(),
-        status: Some(Status { message, code: code as i32 }),
-        ..Span::default()
+    let attributes = span.attributes.into_iter().map(|(name, value)| attribute(name, value));
+    let mut encoded = json!({
+        "traceId": hexadecimal(&span.context.trace_id()),
+        "spanId": hexadecimal(&span.context.span_id().get().to_be_bytes()),
+        "name": span.name,
+        "kind": kind,
+        "startTimeUnixNano": nanos(begun),
+        "endTimeUnixNano": nanos(begun + span.duration),
+        "attributes": attributes.collect::<Vec<_>>(),
+    });
+    if let Some(parent) = span.parent {
+        encoded["parentSpanId"] = hexadecimal(&parent.get().to_be_bytes()).into();
     }
+    if let Some(error) = span.error {
+        encoded["status"] = json!({ "code": STATUS_ERROR, "message": error });
+    }
+    encoded
 }
 
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+        write!(text, "{byte:02x}").expect("a string takes it");
+        text
+    })
 }
 
-fn attribute(key: &str, value: AttributeValue) -> KeyValue {
+fn nanos(time: Duration) -> String {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).to_string()
+}
+
+fn attribute(key: &str, value: AttributeValue) -> Value {
     let value = match value {
-        AttributeValue::Text(text) => any_value::Value::StringValue(text.into_owned()),
+        AttributeValue::Text(text) => json!({ "stringValue": text }),
         // OTLP has signed numbers only.
         AttributeValue::Number(number) => {
-            any_value::Value::IntValue(i64::try_from(number).unwrap_or(i64::MAX))
+            json!({ "intValue": i64::try_from(number).unwrap_or(i64::MAX).to_string() })
         }
-        AttributeValue::Flag(flag) => any_value::Value::BoolValue(flag),
+        AttributeValue::Flag(flag) => json!({ "boolValue": flag }),
     };
-    KeyValue { key: key.into(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() }
+    json!({ "key": key, "value": value })
 }
 
 #[cfg(test)]
@@ -97,25 +99,36 @@ mod tests {
     use crate::queue::tests::span;
 
     #[test]
-    fn a_span_is_decoded_as_it_was() {
+    fn spans_are_encoded_as_the_protocol_wants() {
         let mut root = span();
         root.attributes = vec![("bytes", 7.into()), ("at_once", true.into()), ("object", "a/b".into())];
         let mut child = span();
         (child.parent, child.error) = (Some(root.context.span_id()), Some("no".into()));
         (child.kind, child.duration) = (SpanKind::Client, Duration::from_micros(5));
         let origin = Origin { program: "cached", version: "1.2.3" };
-        let bytes = request(&origin, &origin.resource(), vec![root.clone(), child.clone()]);
-        let decoded = ExportTraceServiceRequest::decode(&*bytes).expect("it is OTLP");
-        let of_program = &decoded.resource_spans[0];
-        let resource = of_program.resource.as_ref().expect("the program");
-        assert_eq!(resource.attributes[0], attribute("service.name", "cached".into()));
-        let [first, second] = &of_program.scope_spans[0].spans[..] else { panic!("{decoded:?}") };
-        assert_eq!((first.name.as_str(), first.kind), ("one", Kind::Server as i32));
-        assert_eq!((first.parent_span_id.len(), first.attributes.len()), (0, 3));
-        assert_eq!(second.parent_span_id, first.span_id);
-        assert_eq!(second.end_time_unix_nano - second.start_time_unix_nano, 5000);
-        let status = second.status.as_ref().expect("a status");
-        assert_eq!((status.code, status.message.as_str()), (StatusCode::Error as i32, "no"));
-        assert_eq!(second.trace_id, child.context.trace_id());
+        let body = request(&origin, &origin.resource(), vec![root.clone(), child.clone()]);
+        let decoded: Value = serde_json::from_slice(&body).expect("it is JSON");
+        let of_program = &decoded["resourceSpans"][0];
+        assert_eq!(of_program["resource"]["attributes"][0], attribute("service.name", "cached".into()));
+        let scope = &of_program["scopeSpans"][0];
+        assert_eq!(scope["scope"], json!({ "name": "cached", "version": "1.2.3" }));
+        let (first, second) = (&scope["spans"][0], &scope["spans"][1]);
+        assert_eq!((&first["name"], &first["kind"]), (&json!("one"), &json!(2)));
+        assert_eq!((first.get("parentSpanId"), first.get("status")), (None, None));
+        assert_eq!(
+            first["attributes"],
+            json!([
+                { "key": "bytes", "value": { "intValue": "7" } },
+                { "key": "at_once", "value": { "boolValue": true } },
+                { "key": "object", "value": { "stringValue": "a/b" } },
+            ])
+        );
+        assert_eq!(second["parentSpanId"], first["spanId"]);
+        let nanos = |key: &str| second[key].as_str().unwrap().parse::<u64>().unwrap();
+        assert_eq!(nanos("endTimeUnixNano") - nanos("startTimeUnixNano"), 5000);
+        assert_eq!(second["status"], json!({ "code": 2, "message": "no" }));
+        let trace_id = u128::from_str_radix(second["traceId"].as_str().unwrap(), 16).unwrap();
+        assert_eq!(trace_id.to_be_bytes()[..], child.context.trace_id()[..]);
+        assert_eq!(second["spanId"].as_str().unwrap().len(), 16);
     }
 }

@@ -7,6 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use blocker::trace::Tracer;
+use bytes::Bytes;
+use cached_http::http::Request;
+use cached_http::{Blocking, Route};
 use cached_metrics::{Collect, Counter, Families, Value};
 
 use crate::encode::{Origin, request};
@@ -17,8 +20,8 @@ use crate::table::TracingTable;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// The first pause after a request that failed, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// How much of what a collector answers is read.
-const ANSWER_BYTES_MAX: u64 = 4096;
+/// The longest answer that is read.
+const ANSWER_BYTES_MAX: usize = 1 << 20;
 /// The most time for sending what is queued at the end.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -50,7 +53,7 @@ impl Exporter {
     /// Starts the thread.
     ///
     /// # Errors
-    /// If the thread cannot be started.
+    /// If the thread or its client cannot be started.
     pub fn start(table: &TracingTable, origin: Origin) -> io::Result<Exporter> {
         let shared = Arc::new(Shared {
             queue: Queue::default(),
@@ -59,9 +62,10 @@ impl Exporter {
             unsent: Counter::new(),
         });
         let (sending, url) = (Arc::clone(&shared), table.url());
+        let client = client(&origin)?;
         let thread = thread::Builder::new().name("tracing".into());
         thread.spawn(move || {
-            sending.send_all(&url, &origin);
+            sending.send_all(&client, &url, &origin);
             sending.queue.set_ended();
         })?;
         let sink = Arc::clone(&shared);
@@ -99,16 +103,7 @@ impl fmt::Debug for Exporter {
 
 impl Shared {
     /// Sends batches until the end.
-    fn send_all(&self, url: &str, origin: &Origin) {
-        let agent = ureq::Agent::config_builder()
-            .timeout_global(Some(REQUEST_TIMEOUT))
-            .http_status_as_error(false)
-            .max_redirects(0)
-            // The collector is this host's or a near one's; a proxy from the environment is not meant for it.
-            .proxy(None)
-            .user_agent(format!("{}/{}", origin.program, origin.version))
-            .build()
-            .new_agent();
+    fn send_all(&self, client: &Blocking, url: &str, origin: &Origin) {
         let resource = origin.resource();
         let (mut away_since, mut pause): (Option<SystemTime>, _) = (None, PAUSES.0);
         let mut has_refused = false;
@@ -116,7 +111,7 @@ impl Shared {
             let count = batch.len() as u64;
             let body = request(origin, &resource, batch);
             loop {
-                match post(&agent, url, &body) {
+                match post(client, url, &body) {
                     Answer::Taken => {
                         self.sent.add(count);
                         if let Some(since) = away_since.take() {
@@ -151,22 +146,28 @@ impl Shared {
     }
 }
 
-fn post(agent: &ureq::Agent, url: &str, body: &[u8]) -> Answer {
-    let sent = agent.post(url).content_type("application/x-protobuf").send(body);
-    let mut response = match sent {
+/// The collector is this host's or a near one's: no proxy from the environment is meant for it.
+fn client(origin: &Origin) -> io::Result<Blocking> {
+    let connector = Route::new(REQUEST_TIMEOUT).with_tls(cached_tls::client::no_authorities(), true);
+    Blocking::new(connector, &format!("{}/{}", origin.program, origin.version), Some(REQUEST_TIMEOUT))
+}
+
+fn post(client: &Blocking, url: &str, body: &Bytes) -> Answer {
+    let request = Request::post(url).header("content-type", "application/json");
+    let response = match client.send(request, body.clone(), ANSWER_BYTES_MAX) {
         Ok(response) => response,
         Err(error) => return Answer::Away(error.to_string()),
     };
     let status = response.status();
-    // Read, so that the connection can be used again.
-    let text = response.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_vec();
     match status.as_u16() {
         200..=299 => Answer::Taken,
         429 | 502..=504 => Answer::Away(status.to_string()),
         _ => {
-            let text = text.unwrap_or_default();
-            let text: String =
-                String::from_utf8_lossy(&text).chars().filter(|c| !c.is_control()).take(200).collect();
+            let text: String = String::from_utf8_lossy(response.body())
+                .chars()
+                .filter(|c| !c.is_control())
+                .take(200)
+                .collect();
             Answer::Refused(format!("{status} {text}").trim_end().to_owned())
         }
     }

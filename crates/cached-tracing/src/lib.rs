@@ -1,4 +1,4 @@
-//! Sends spans to a collector of OpenTelemetry: OTLP over HTTP, in protobuf.
+//! Sends spans to a collector of OpenTelemetry: OTLP over HTTP, as JSON.
 //!
 //! ```text
 //! threads that serve ── span ended ──► queue (bounded, drops) ──► one thread: batches ──► POST /v1/traces

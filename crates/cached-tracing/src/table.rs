@@ -42,7 +42,7 @@ impl TracingTable {
         if authority.contains('/') {
             return wrong("it must have no path: /v1/traces is appended");
         }
-        match authority.parse::<ureq::http::uri::Authority>() {
+        match authority.parse::<cached_http::http::uri::Authority>() {
             Ok(parsed) if !parsed.host().is_empty() && !authority.contains('@') => Ok(()),
             _ => wrong("it must be http://HOST:PORT, as in \"http://127.0.0.1:4318\""),
         }

@@ -30,7 +30,7 @@
 //! | `knowledge`, `changes`, `wide` | what is known, and what makes it void |
 //! | `heads`, `absent`, `table`, `generation` | objects that are known, or known not to be there; what makes two of them the same |
 //! | `pieces`, `staging`, `filling`, `fills`, `asking` | the object cache; how bytes enter it; readers that share one request |
-//! | `upstream`, `connecting`, `tls`, `upload` | requests to the endpoint; connections to it; its certificates; bodies of clients |
+//! | `upstream`, `upload` | requests to the endpoint; bodies of clients |
 //! | `splicing`, `pipes` | bodies into sockets without a copy |
 //! | `control`, `events` | commands to a running sidecar; notifications of buckets |
 //! | `terms`, `lane`, `bucket_metrics` | what buckets have of the memory and of the endpoint; its rates at work; what is counted of it |
@@ -54,7 +54,6 @@ mod bucket_metrics;
 mod changes;
 mod conditions;
 pub mod config;
-mod connecting;
 mod connection;
 mod control;
 mod deletes;
@@ -94,7 +93,6 @@ mod stall;
 mod table;
 mod target;
 mod terms;
-mod tls;
 mod upload;
 mod upstream;
 mod wide;

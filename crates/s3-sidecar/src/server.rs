@@ -34,7 +34,6 @@ use crate::pipes::Pipes;
 use crate::shared::Shared;
 use crate::splicing::Splicing;
 use crate::target::Addressing;
-use crate::tls;
 use crate::upstream::Upstream;
 
 /// Why a sidecar cannot be started: one line each.
@@ -81,10 +80,15 @@ impl Sidecar {
     pub fn start(config: SidecarConfig) -> Result<Sidecar, SidecarError> {
         let wrong = |(key, why)| SidecarError::Config { key, why };
         config.check().map_err(wrong)?;
-        let upstream_tls = tls::client(config.upstream_ca_file.as_deref()).or_else(|why| {
-            // Without TLS towards the endpoint nothing is verified.
-            if config.upstream.has_tls { Err(wrong(("ca_file", why))) } else { Ok(tls::none()) }
-        })?;
+        let upstream_tls =
+            cached_tls::client::with_authorities(config.upstream_ca_file.as_deref()).or_else(|why| {
+                // Without TLS towards the endpoint nothing is verified.
+                if config.upstream.has_tls {
+                    Err(wrong(("ca_file", why)))
+                } else {
+                    Ok(cached_tls::client::no_authorities())
+                }
+            })?;
         let mut sockets = Vec::new();
         for address in &config.listen {
             sockets.extend(open(address)?);

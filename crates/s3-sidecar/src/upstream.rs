@@ -1,17 +1,13 @@
 //! Requests to the endpoint, over connections that are kept.
 
-use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cached_http::{Client, Route, whole_text};
 use hyper::body::Incoming;
 use hyper::header::HeaderValue;
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode, Uri, Version};
-use hyper_rustls::HttpsConnector;
-use hyper_util::client::legacy;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
 use rustls::ClientConfig;
 use tokio::time::{Instant, sleep_until};
 
@@ -21,14 +17,10 @@ use crate::auth::{self, Signer};
 use crate::body::Body;
 use crate::breaker::Breaker;
 use crate::config::SidecarConfig;
-use crate::connecting::Connector;
 use crate::framing;
 use crate::lane::Lane;
 use crate::outcome::Outcome;
 use crate::upload::{Upload, keep_expectation};
-
-/// How long a connection is kept for the next request: less than endpoints keep theirs.
-const IDLE_MAX: Duration = Duration::from_secs(15);
 
 /// Why the endpoint gave no answer.
 #[derive(Debug)]
@@ -88,7 +80,7 @@ impl Failure {
 /// The endpoint, as one thread speaks to it.
 #[derive(Debug)]
 pub(crate) struct Upstream {
-    client: legacy::Client<HttpsConnector<Connector>, Upload>,
+    client: Client<Upload>,
     scheme: &'static str,
     authority: String,
     /// `None` where requests keep the clients' signatures.
@@ -99,16 +91,9 @@ pub(crate) struct Upstream {
 
 impl Upstream {
     pub(crate) fn new(config: &SidecarConfig, tls: ClientConfig, breaker: &Arc<Breaker>) -> Arc<Self> {
-        let mut http = HttpConnector::new();
-        http.enforce_http(false);
-        http.set_nodelay(true);
-        http.set_connect_timeout(Some(config.connect_timeout));
-        let connector = hyper_rustls::HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
-        let connector = connector.enable_http1().wrap_connector(Connector::new(http));
-        let client = legacy::Client::builder(TokioExecutor::new())
+        let connector = Route::new(config.connect_timeout).with_tls(tls, true);
+        let client = cached_http::builder()
             .http1_max_headers(config.headers_max)
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE_MAX)
             .pool_max_idle_per_host(config.connections_max.div_ceil(config.threads))
             .http1_preserve_header_case(true)
             .http1_max_buf_size(config.head_bytes_max)
@@ -211,15 +196,4 @@ impl Upstream {
             }
         }
     }
-}
-
-/// Returns an error with its causes.
-fn whole_text(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }

@@ -6,10 +6,8 @@ use blocker::trace::{FinishedSpan, SpanKind, Tracer};
 use blocker::{Blocker, ObjectId, ReadRequest, WriteRequest};
 use cached_tests::daemon::{Daemon, wait_for};
 use cached_tests::object_client;
-use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
-use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value};
-use opentelemetry_proto::tonic::trace::v1::Span;
-use prost::Message;
+use serde::Deserialize;
+use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -17,6 +15,20 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use synapse::{Address, SynapseBlocker};
+
+/// A span as OTLP's JSON has it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Span {
+    trace_id: String,
+    span_id: String,
+    #[serde(default)]
+    parent_span_id: String,
+    name: String,
+    start_time_unix_nano: String,
+    #[serde(default)]
+    attributes: Vec<Value>,
+}
 
 /// A span, and the program that sent it.
 type Received = (String, Span);
@@ -76,18 +88,23 @@ impl State {
             head.push(line.trim_end().to_ascii_lowercase());
         }
         assert!(head[0].starts_with("post /v1/traces http/1.1"), "{head:?}");
-        assert!(head.contains(&"content-type: application/x-protobuf".to_owned()), "{head:?}");
+        assert!(head.contains(&"content-type: application/json".to_owned()), "{head:?}");
         let length = head.iter().find_map(|line| line.strip_prefix("content-length: ")).expect("a length");
         let mut body = vec![0; length.parse().expect("a number")];
         reader.read_exact(&mut body).ok()?;
         let status = self.status.load(Ordering::SeqCst);
         if status == 200 {
-            let decoded = ExportTraceServiceRequest::decode(&*body).expect("OTLP");
-            for of_program in decoded.resource_spans {
-                let resource = of_program.resource.expect("a resource");
-                let program = text(&resource.attributes, "service.name").expect("a name");
-                let spans = of_program.scope_spans.into_iter().flat_map(|scope| scope.spans);
-                self.spans.lock().expect("spans").extend(spans.map(|span| (program.clone(), span)));
+            let mut decoded: Value = serde_json::from_slice(&body).expect("OTLP");
+            for of_program in decoded["resourceSpans"].as_array_mut().expect("programs") {
+                let attributes = of_program["resource"]["attributes"].as_array().expect("a resource");
+                let program = text(attributes, "service.name").expect("a name");
+                for scope in of_program["scopeSpans"].as_array_mut().expect("scopes") {
+                    let spans: Vec<Span> = serde_json::from_value(scope["spans"].take()).expect("spans");
+                    self.spans
+                        .lock()
+                        .expect("spans")
+                        .extend(spans.into_iter().map(|span| (program.clone(), span)));
+                }
             }
         }
         self.requests.fetch_add(1, Ordering::SeqCst);
@@ -95,12 +112,9 @@ impl State {
     }
 }
 
-fn text(attributes: &[KeyValue], name: &str) -> Option<String> {
-    let found = attributes.iter().find(|attribute| attribute.key == name)?;
-    match found.value.as_ref()?.value.as_ref()? {
-        any_value::Value::StringValue(text) => Some(text.clone()),
-        _ => None,
-    }
+fn text(attributes: &[Value], name: &str) -> Option<String> {
+    let found = attributes.iter().find(|attribute| attribute["key"] == name)?;
+    found["value"]["stringValue"].as_str().map(str::to_owned)
 }
 
 /// A cache over a store, with a listener on the socket `synapse` in its directory.
@@ -133,7 +147,7 @@ fn chain(spans: &[Received], program: &str, last: &str, root: u64) -> Option<Vec
     let mut chain = vec![spans.iter().find(|(of, span)| of == program && span.name == last)?.clone()];
     loop {
         let parent = chain.last()?.1.parent_span_id.clone();
-        if parent == root.to_be_bytes() {
+        if parent == format!("{root:016x}") {
             chain.reverse();
             return Some(chain);
         }
@@ -160,7 +174,7 @@ fn a_request_is_one_trace_from_its_client_to_the_store_behind_another_server() {
     let mut write = WriteRequest::new(object("disk"), 0, vec![7; 5000]);
     write.call.trace = Some(root.context());
     block_on(client.write(write)).expect("it is written");
-    let trace_id = root.context().trace_id();
+    let trace_id: String = root.context().trace_id().iter().map(|byte| format!("{byte:02x}")).collect();
     drop(root);
     let own = own.lock().expect("spans").clone();
     let [sent, root] = &own[..] else { panic!("{own:?}") };
@@ -187,6 +201,7 @@ fn a_request_is_one_trace_from_its_client_to_the_store_behind_another_server() {
     assert_eq!(text(&written[6].1.attributes, "object").as_deref(), Some("vm/disk"));
     for pair in written.windows(2) {
         let (above, below) = (&pair[0].1, &pair[1].1);
+        // Of the same length for the next 260 years.
         assert!(above.start_time_unix_nano <= below.start_time_unix_nano, "{names:?}");
     }
     let (status, log) = cache.end();
@@ -221,7 +236,7 @@ fn requests_are_sampled_where_they_come_in() {
         collector.spans().iter().find(roots("memcached.turn")).cloned()
     });
     let ids = &turn.1.attributes;
-    assert!(ids.iter().any(|attribute| attribute.key == "memcached.get"), "{ids:?}");
+    assert!(ids.iter().any(|attribute| attribute["key"] == "memcached.get"), "{ids:?}");
     assert!(text(ids, "memcached.request_id").is_some_and(|id| id.contains('.')), "{ids:?}");
     // The share can change while it runs.
     cached.configure(|text| text.replace("sample_ratio = 1.0", "sample_ratio = 0.0"));

@@ -1,7 +1,5 @@
 //! What the answers of a server over HTTP come to, where the library below does not distinguish them.
 
-#![cfg(feature = "http")]
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;

@@ -1,8 +1,6 @@
 //! What a sweep removes beside blobs: the heads of deleted objects, where nothing depends on them and the server keeps
 //! conditions of removals.
 
-#![cfg(feature = "http")]
-
 use std::time::Duration;
 
 use blocker::executor::block_on;

@@ -2,7 +2,7 @@
 //! acknowledged is lost, a deposed writer changes nothing any more, and nothing that a writer has left outlives the sweep.
 //!
 //! ```text
-//! KILL9_MINUTES=10 cargo test -p blocker-s3 --features http --test it killed_writers_before_versitygw -- --ignored --nocapture
+//! KILL9_MINUTES=10 cargo test -p blocker-s3 --test it killed_writers_before_versitygw -- --ignored --nocapture
 //! ```
 //! `KILL9_ROUNDS` is another length than six rounds, `KILL9_SEED` another seed than 1.
 //!

@@ -1,8 +1,6 @@
 //! The store over real connections, to a server in this process: the conformance suite; a model under connections that
 //! are cut, answers that are lost, cut off or wrong, and wishes for fewer requests; answers that come too late.
 
-#![cfg(feature = "http")]
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;

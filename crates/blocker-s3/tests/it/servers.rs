@@ -3,8 +3,6 @@
 //!
 //! `docs/s3.md` has a table of what works on which.
 
-#![cfg(feature = "http")]
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;

@@ -2,14 +2,15 @@
 //! `docs/s3.md` that has it.
 
 use std::path::Path as File;
+use std::time::Duration;
 
 use blocker_s3::object_store::HeaderValue;
 use blocker_s3::object_store::aws::{AwsAuthorizer, AwsCredential};
-use blocker_s3::object_store::client::{
-    ClientOptions, HttpClient, HttpConnector, HttpRequest, HttpRequestBody, ReqwestConnector,
-};
+use blocker_s3::object_store::client::{HttpRequest, HttpRequestBody};
 use blocker_s3::object_store::signer::{HeaderName, Method};
+use cached_http::{Client, Route};
 use futures_util::future::join_all;
+use http_body_util::BodyExt;
 
 /// How often a race is run.
 const ROUNDS: usize = 10;
@@ -22,7 +23,7 @@ const WRONG: &str = "\"00000000000000000000000000000000\"";
 pub(crate) struct Plain {
     endpoint: String,
     credential: AwsCredential,
-    http: HttpClient,
+    http: Client<HttpRequestBody>,
 }
 
 struct Answer {
@@ -49,8 +50,8 @@ impl Answer {
 
 impl Plain {
     pub(crate) fn new(endpoint: &str, (key_id, secret_key): (&str, &str)) -> Self {
-        let options = ClientOptions::new().with_allow_http(true);
-        let http = ReqwestConnector::default().connect(&options).unwrap();
+        let route = Route::new(Duration::from_secs(5));
+        let http = cached_http::builder().build(route.with_tls(cached_tls::client::no_authorities(), true));
         let credential = AwsCredential { key_id: key_id.into(), secret_key: secret_key.into(), token: None };
         Self { endpoint: endpoint.to_owned(), credential, http }
     }
@@ -64,14 +65,13 @@ impl Plain {
             request.headers_mut().insert(name, HeaderValue::from_str(value).unwrap());
         }
         AwsAuthorizer::new(&self.credential, "s3", "us-east-1").try_authorize(&mut request, None).unwrap();
-        let answer = self.http.execute(request).await.unwrap();
+        let answer = self.http.request(request).await.unwrap();
         let status = answer.status().as_u16();
         let etag = answer.headers().get("etag").map(|etag| etag.to_str().unwrap().to_owned());
-        let body = answer
-            .into_body()
-            .bytes()
-            .await
-            .map_or(String::new(), |body| String::from_utf8_lossy(&body).replace("&quot;", "\""));
+        let body =
+            answer.into_body().collect().await.map_or(String::new(), |body| {
+                String::from_utf8_lossy(&body.to_bytes()).replace("&quot;", "\"")
+            });
         Answer { status, etag: etag.unwrap_or_default(), body }
     }
 

@@ -24,7 +24,7 @@ fn configs(versions: &[&'static rustls::SupportedProtocolVersion]) -> (Arc<Serve
     let key = rcgen::KeyPair::generate().expect("a key");
     let params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).expect("a name");
     let certificate = CertificateDer::from(params.self_signed(&key).expect("a certificate"));
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
     let private = PrivateKeyDer::try_from(key.serialize_der()).expect("a key");
     let server = ServerConfig::builder_with_provider(provider.clone())
         .with_protocol_versions(&[&rustls::version::TLS12, &rustls::version::TLS13])

@@ -1,53 +1,31 @@
-//! Connections to the endpoint, of which the answer is read even where it takes no more of the request.
+//! Connections of which the answer is read even where the server takes no more of the request.
 //!
-//! An endpoint that refuses an upload may answer before it has read the body, and close: what is still being written then fails, though
-//! the answer lies in the socket already. So a failure to write is no end here. What is written after it goes nowhere,
+//! A server that refuses an upload may answer before it has read the body, and close: what is still being written then fails,
+//! though the answer lies in the socket already. So a failure to write is no end here. What is written after it goes nowhere,
 //! and the other side's answer, or the end of what it sends, decides.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use futures_util::future::BoxFuture;
-use hyper::Uri;
 use hyper::rt::{Read, ReadBufCursor, Write};
-use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
+use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
-use tower_service::Service;
 
 type Socket = TokioIo<TcpStream>;
 
-/// Connects to the endpoint.
-#[derive(Clone, Debug)]
-pub(crate) struct Connector(HttpConnector);
-
 /// A connection.
 #[derive(Debug)]
-pub(crate) struct Patient {
+pub struct Patient {
     socket: Socket,
     /// Whether the other side takes nothing any more.
     is_deaf: bool,
 }
 
-impl Connector {
-    pub(crate) fn new(http: HttpConnector) -> Self {
-        Self(http)
-    }
-}
-
-impl Service<Uri> for Connector {
-    type Response = Patient;
-    type Error = <HttpConnector as Service<Uri>>::Error;
-    type Future = BoxFuture<'static, Result<Patient, Self::Error>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        self.0.poll_ready(cx)
-    }
-
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        let connecting = self.0.call(uri);
-        Box::pin(async move { Ok(Patient { socket: connecting.await?, is_deaf: false }) })
+impl From<Socket> for Patient {
+    fn from(socket: Socket) -> Self {
+        Self { socket, is_deaf: false }
     }
 }
 
@@ -62,10 +40,7 @@ impl Patient {
         if !self.is_deaf {
             match ready!(write(Pin::new(&mut self.socket), cx)) {
                 Ok(written) => return Poll::Ready(Ok(written)),
-                Err(cause) => {
-                    tracing::debug!(%cause, "the S3 endpoint takes no more of a request");
-                    self.is_deaf = true;
-                }
+                Err(_) => self.is_deaf = true,
             }
         }
         Poll::Ready(Ok(len))

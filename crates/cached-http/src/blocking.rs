@@ -1,0 +1,184 @@
+//! Requests from a thread that waits for each answer.
+
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::Response;
+use hyper::header::{HeaderValue, USER_AGENT};
+use hyper::http::request;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::{Client, Connector, builder, whole_text};
+
+/// A client for a thread that waits: one request at a time, over a connection that is kept between requests.
+///
+/// ```no_run
+/// # use std::time::Duration;
+/// use cached_http::{Blocking, Route, http};
+///
+/// let connector = Route::new(Duration::from_secs(5)).with_tls(cached_tls::client::no_authorities(), true);
+/// let client = Blocking::new(connector, "example/1.0", Some(Duration::from_secs(30)))?;
+/// let answer = client.send(http::Request::get("http://127.0.0.1:9150/livez"), "", 1 << 20)?;
+/// println!("{} {:?}", answer.status(), answer.body());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Blocking {
+    runtime: Runtime,
+    client: Client<Full<Bytes>>,
+    user_agent: HeaderValue,
+    timeout: Option<Duration>,
+}
+
+/// Why a request has no answer. The server may have acted all the same.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    /// The request cannot be sent: its URL or a header is malformed.
+    #[error("{0}")]
+    Malformed(#[from] hyper::http::Error),
+    /// The server cannot be reached, or broke off.
+    #[error("{0}")]
+    Failed(String),
+    /// The answer did not come in time.
+    #[error("no answer within {} s", .0.as_secs_f64())]
+    Timeout(Duration),
+    /// The body of the answer is longer than the caller takes.
+    #[error("the answer is longer than {0} bytes")]
+    TooLong(usize),
+}
+
+impl fmt::Debug for Blocking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Blocking").field("timeout", &self.timeout).finish_non_exhaustive()
+    }
+}
+
+impl Blocking {
+    /// Returns a client; it connects with its first request. A request may take `timeout`, `None` being without
+    /// limit.
+    ///
+    /// # Errors
+    /// The system refuses what waiting needs (an epoll instance).
+    ///
+    /// # Panics
+    /// If `user_agent` is no header value.
+    pub fn new(connector: Connector, user_agent: &str, timeout: Option<Duration>) -> io::Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let user_agent = HeaderValue::from_str(user_agent).expect("the program's own name");
+        Ok(Self { runtime, client: builder().build(connector), user_agent, timeout })
+    }
+
+    /// Sends a request with `body`, and returns the answer with all of its body. Redirects are not followed.
+    ///
+    /// # Errors
+    /// [`RequestError`]. Statuses are no errors.
+    ///
+    /// # Panics
+    /// Within an asynchronous task.
+    pub fn send(
+        &self,
+        request: request::Builder,
+        body: impl Into<Bytes>,
+        answer_bytes_max: usize,
+    ) -> Result<Response<Bytes>, RequestError> {
+        let mut request = request.body(Full::new(body.into()))?;
+        request.headers_mut().insert(USER_AGENT, self.user_agent.clone());
+        let answered = async {
+            let answer = self.client.request(request).await.map_err(|error| failed(&error))?;
+            let (head, body) = answer.into_parts();
+            let body = Limited::new(body, answer_bytes_max).collect().await.map_err(|error| {
+                match error.is::<http_body_util::LengthLimitError>() {
+                    true => RequestError::TooLong(answer_bytes_max),
+                    false => RequestError::Failed(whole_text(&*error)),
+                }
+            })?;
+            Ok(Response::from_parts(head, body.to_bytes()))
+        };
+        self.runtime.block_on(async {
+            match self.timeout {
+                None => answered.await,
+                Some(timeout) => tokio::time::timeout(timeout, answered)
+                    .await
+                    .unwrap_or(Err(RequestError::Timeout(timeout))),
+            }
+        })
+    }
+}
+
+/// Returns the causes of an error without the client's own name for them.
+fn failed(error: &hyper_util::client::legacy::Error) -> RequestError {
+    let cause = std::error::Error::source(error).map_or_else(|| error.to_string(), whole_text);
+    RequestError::Failed(cause)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::{SocketAddr, TcpListener};
+    use std::thread::JoinHandle;
+
+    use super::*;
+    use crate::Route;
+
+    fn client(timeout: Option<Duration>) -> Blocking {
+        let connector = Route::new(Duration::from_secs(5));
+        Blocking::new(connector.with_tls(cached_tls::client::no_authorities(), true), "test/1", timeout)
+            .unwrap()
+    }
+
+    /// A server that answers the requests of each connection with `replies`, then closes it. Returns the heads.
+    fn server(connections: Vec<Vec<&'static str>>) -> (SocketAddr, JoinHandle<Vec<Vec<String>>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let serving = std::thread::spawn(move || {
+            let mut heads = Vec::new();
+            for replies in connections {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map(Result::unwrap);
+                for reply in replies {
+                    heads.push(lines.by_ref().take_while(|line| !line.is_empty()).collect());
+                    stream.write_all(reply.as_bytes()).unwrap();
+                }
+            }
+            heads
+        });
+        (address, serving)
+    }
+
+    const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+
+    fn get(client: &Blocking, at: SocketAddr) -> Result<Response<Bytes>, RequestError> {
+        client.send(hyper::Request::get(format!("http://{at}/a?b")), "", 10)
+    }
+
+    #[test]
+    fn a_connection_is_kept_and_replaced_after_the_server_has_closed_it() {
+        let (at, serving) = server(vec![vec![OK, OK], vec![OK]]);
+        let client = client(None);
+        for _ in 0..3 {
+            assert_eq!(get(&client, at).unwrap().body().as_ref(), b"ok");
+        }
+        let heads = serving.join().unwrap();
+        assert_eq!(heads[2][0], "GET /a?b HTTP/1.1");
+        assert!(heads[2].contains(&format!("host: {at}")), "{heads:?}");
+        assert!(heads[2].contains(&"user-agent: test/1".to_owned()), "{heads:?}");
+    }
+
+    #[test]
+    fn what_goes_wrong_is_named() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let silent = listener.local_addr().unwrap();
+        let error = get(&client(Some(Duration::from_millis(50))), silent).unwrap_err();
+        assert_eq!(error.to_string(), "no answer within 0.05 s");
+        drop(listener);
+        let error = get(&client(None), silent).unwrap_err().to_string();
+        assert!(error.contains("onnection refused"), "{error}");
+        let (at, _serving) = server(vec![vec!["HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\n01234567890"]]);
+        let error = get(&client(None), at).unwrap_err();
+        assert_eq!(error.to_string(), "the answer is longer than 10 bytes");
+        let malformed = client(None).send(hyper::Request::get("http://a b/"), "", 10);
+        assert!(matches!(malformed, Err(RequestError::Malformed(_))));
+    }
+}

@@ -1,0 +1,137 @@
+//! How connections are made.
+
+use std::error::Error;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hyper::Uri;
+use hyper::http::uri::Scheme;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::connect::proxy::Tunnel;
+use hyper_util::client::proxy::matcher::Matcher;
+use rustls::ClientConfig;
+use tower_service::Service;
+
+use crate::patient::Patient;
+
+/// Connects to servers of `http` and `https` URLs.
+pub type Connector = HttpsConnector<Route>;
+
+type BoxError = Box<dyn Error + Send + Sync>;
+
+/// The TCP half of a [`Connector`]: directly, or through the proxy that the environment names for `https` URLs.
+#[derive(Clone, Debug)]
+pub struct Route {
+    tcp: HttpConnector,
+    proxies: Option<Arc<Matcher>>,
+}
+
+impl Route {
+    /// Returns a route that goes directly; a connection may take `connect_timeout`.
+    #[must_use]
+    pub fn new(connect_timeout: Duration) -> Self {
+        let mut tcp = HttpConnector::new();
+        tcp.enforce_http(false);
+        tcp.set_nodelay(true);
+        tcp.set_connect_timeout(Some(connect_timeout));
+        Self { tcp, proxies: None }
+    }
+
+    /// Takes proxies for `https` URLs from `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, also in lower case.
+    #[must_use]
+    pub fn through_proxies_of_environment(self) -> Self {
+        self.through(Matcher::from_env())
+    }
+
+    fn through(self, proxies: Matcher) -> Self {
+        Self { proxies: Some(Arc::new(proxies)), ..self }
+    }
+
+    /// Returns the connector for `https` URLs, and for `http` ones if `allows_http`.
+    #[must_use]
+    pub fn with_tls(self, tls: ClientConfig, allows_http: bool) -> Connector {
+        let builder = HttpsConnectorBuilder::new().with_tls_config(tls);
+        let builder = if allows_http { builder.https_or_http() } else { builder.https_only() };
+        builder.enable_http1().wrap_connector(self)
+    }
+}
+
+impl Service<Uri> for Route {
+    type Response = Patient;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.tcp.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, target: Uri) -> Self::Future {
+        let proxies = self.proxies.as_ref().filter(|_| target.scheme() == Some(&Scheme::HTTPS));
+        let Some(proxy) = proxies.and_then(|proxies| proxies.intercept(&target)) else {
+            let connecting = self.tcp.call(target);
+            return Box::pin(async { Ok(connecting.await?.into()) });
+        };
+        if proxy.uri().scheme() != Some(&Scheme::HTTP) {
+            let why = format!("the proxy {} must be an http:// URL", proxy.uri());
+            return Box::pin(std::future::ready(Err(why.into())));
+        }
+        let mut tunnel = Tunnel::new(proxy.uri().clone(), self.tcp.clone());
+        if let Some(authorization) = proxy.basic_auth() {
+            tunnel = tunnel.with_auth(authorization.clone());
+        }
+        let connecting = tunnel.call(target);
+        Box::pin(async { Ok(connecting.await?.into()) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// Connects to `target` through a proxy that answers `reply`. Returns the first line that the proxy got.
+    fn connect(target: &str, reply: &'static str) -> (String, Result<(), String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let proxy = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            let first = lines.next().unwrap().unwrap();
+            lines.find(|line| line.as_ref().unwrap().is_empty()).unwrap().unwrap();
+            stream.write_all(reply.as_bytes()).unwrap();
+            first
+        });
+        let proxies = Matcher::builder().https(format!("http://{address}")).no("other.example").build();
+        let mut route = Route::new(Duration::from_secs(5)).through(proxies);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let outcome = runtime.block_on(route.call(target.parse().unwrap()));
+        (proxy.join().unwrap(), outcome.map(drop).map_err(|error| crate::whole_text(&*error)))
+    }
+
+    #[test]
+    fn a_proxy_is_asked_for_a_tunnel() {
+        let (line, outcome) = connect("https://store.example:9000/disks", "HTTP/1.1 200 OK\r\n\r\n");
+        assert_eq!((line.as_str(), outcome), ("CONNECT store.example:9000 HTTP/1.1", Ok(())));
+    }
+
+    #[test]
+    fn a_proxy_that_refuses_is_an_error() {
+        let (_, outcome) = connect("https://store.example/", "HTTP/1.1 403 no\r\n\r\n");
+        assert!(outcome.unwrap_err().contains("unsuccessful"));
+    }
+
+    #[test]
+    fn a_proxy_must_be_an_http_url() {
+        let proxies = Matcher::builder().https("socks5://127.0.0.1:1").build();
+        let mut route = Route::new(Duration::from_secs(5)).through(proxies);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let error = runtime.block_on(route.call("https://store.example/".parse().unwrap())).unwrap_err();
+        assert!(error.to_string().contains("must be an http:// URL"), "{error}");
+    }
+}

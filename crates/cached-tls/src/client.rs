@@ -1,0 +1,86 @@
+//! The client's side of TLS: which authorities are trusted.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::{ClientConfig, RootCertStore};
+
+use crate::files;
+
+/// Returns a configuration that trusts the authorities in a PEM file, or the system's without one.
+///
+/// # Errors
+/// One line: the file, and what is wrong with it; or that the system has no authorities.
+pub fn with_authorities(ca_file: Option<&Path>) -> Result<ClientConfig, String> {
+    match ca_file {
+        Some(path) => Ok(of(of_file(path)?)),
+        None => Ok(of(of_system()?)),
+    }
+}
+
+/// Returns a configuration that trusts the system's authorities and those in a PEM file.
+///
+/// # Errors
+/// As [`with_authorities`]. A system without authorities is no error where there is a file.
+pub fn with_further_authorities(ca_file: Option<&Path>) -> Result<ClientConfig, String> {
+    let Some(path) = ca_file else { return with_authorities(None) };
+    let mut roots = of_file(path)?;
+    if let Ok(system) = of_system() {
+        roots.extend(system.roots);
+    }
+    Ok(of(roots))
+}
+
+/// Returns a configuration that trusts nobody, for servers without TLS.
+#[must_use]
+pub fn no_authorities() -> ClientConfig {
+    of(RootCertStore::empty())
+}
+
+fn of(roots: RootCertStore) -> ClientConfig {
+    let builder = ClientConfig::builder_with_provider(Arc::new(crate::provider()));
+    let builder = builder.with_safe_default_protocol_versions();
+    let builder = builder.expect("the provider's suites are those of TLS 1.2 and 1.3");
+    builder.with_root_certificates(roots).with_no_client_auth()
+}
+
+fn of_file(path: &Path) -> Result<RootCertStore, String> {
+    let wrong = |cause: String| format!("{}: {cause}", path.display());
+    let text = files::read_file(path).map_err(wrong)?;
+    let mut roots = RootCertStore::empty();
+    for certificate in files::certificates(&text).map_err(wrong)? {
+        roots.add(certificate).map_err(|error| wrong(error.to_string()))?;
+    }
+    Ok(roots)
+}
+
+fn of_system() -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    match roots.is_empty() {
+        true => Err("the system has no certificates of authorities; name a file of them".into()),
+        false => Ok(roots),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_must_have_certificates_of_authorities() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let error = |text: &str| {
+            std::fs::write(file.path(), text).unwrap();
+            with_authorities(Some(file.path())).unwrap_err()
+        };
+        let path = file.path().display();
+        let none = format!("{path}: there is no certificate in it; it must be PEM");
+        assert_eq!(error(""), none);
+        assert_eq!(error("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"), none);
+        let damaged = error("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
+        assert!(damaged.starts_with(&format!("{path}: ")), "{damaged}");
+        let missing = with_authorities(Some(Path::new("/nonexistent/ca.pem"))).unwrap_err();
+        assert_eq!(missing, "/nonexistent/ca.pem: No such file or directory");
+    }
+}
