@@ -12,7 +12,7 @@ use cached_journal::disk::simulated::{Faults, SimulatedDisk};
 use cached_journal::{Environment, Head, Journal, JournalConfig, Kind, Object, Record};
 use test_kit::rng::Rng;
 use test_kit::sim::Sim;
-use test_kit::steered::{SteeredStore, Verdict};
+use test_kit::steered::{Op, SteeredStore, Verdict};
 use test_kit::{BUCKET, KIB, id, pattern};
 
 const SEGMENT_BYTES: u64 = 64 * KIB;
@@ -34,6 +34,8 @@ struct Process {
     sim: Sim,
     cache: ObjectCache,
     journal: Arc<Journal>,
+    /// The journal's time.
+    clock: Arc<cached_journal::ManualClock>,
 }
 
 impl Process {
@@ -43,8 +45,9 @@ impl Process {
         seed: u64,
     ) -> std::result::Result<Self, String> {
         let mut sim = Sim::new(None);
-        let open =
-            OpenJournal::open_stepped(&journal_config(), environment(disk)).map_err(|it| it.to_string())?;
+        let clock = Arc::<cached_journal::ManualClock>::default();
+        let environment = Environment { clock: Arc::clone(&clock) as _, ..environment(disk) };
+        let open = OpenJournal::open_stepped(&journal_config(), environment).map_err(|it| it.to_string())?;
         let journal = open.journal();
         let config = ObjectCacheConfig {
             memory_bytes_max: 256 * BUCKET,
@@ -66,7 +69,7 @@ impl Process {
         test_kit::sim::forget(sim.spawn(background));
         // All segments: a journal that is half full has its objects stored.
         while journal.step_prepare() {}
-        Ok(Self { sim, cache, journal })
+        Ok(Self { sim, cache, journal, clock })
     }
 
     fn run<T: 'static>(&mut self, work: impl Future<Output = T> + 'static) -> T {
@@ -288,6 +291,83 @@ fn a_journal_that_another_writer_has_overtaken_is_not_replayed() {
     assert_eq!((*in_force, *journal_epoch), (Epoch(9), Epoch(1)));
     assert!(refused.to_string().contains("cachectl journal export"), "{refused}");
     assert!(test_kit::content(&*store, &name(0)).is_none());
+}
+
+/// Requires that all objects have what was journaled, and that the store gets it.
+fn assert_recovered(process: &mut Process, store: &Memory, contents: &[Option<Vec<u8>>]) {
+    for (object, content) in contents.iter().enumerate() {
+        assert_eq!(process.read(object).unwrap(), *content, "object {object}");
+    }
+    process.settle();
+    let cache = process.cache.clone();
+    process.run(async move { cache.flush(FlushRequest::new(Scope::All)).await }).unwrap();
+    for (object, content) in contents.iter().enumerate() {
+        assert_eq!(test_kit::content(store, &name(object)), *content, "object {object}");
+    }
+}
+
+/// The store takes a claim, and the answer is lost: the next attempt must not take it for the claim that voids the
+/// journal.
+#[test]
+fn a_claim_whose_answer_is_lost_leaves_nothing_out() {
+    for nth in [1, 2] {
+        let (disk, memory, contents) = written();
+        let store = SteeredStore::over(Arc::clone(&memory));
+        let mut process = Process::start(&disk, &store, 2).unwrap();
+        let mut claims = 0;
+        store.rule(move |call| {
+            claims += u64::from(call.op == Op::Claim);
+            match call.op == Op::Claim && claims == nth {
+                true => Verdict::DoAndFail(Error::OutcomeUnknown("the connection broke".into())),
+                false => Verdict::Pass,
+            }
+        });
+        let lost = process.begin().unwrap_err();
+        assert!(matches!(lost, RecoveryError::Store(Error::OutcomeUnknown(_))), "claim {nth}: {lost}");
+        process.begin().unwrap();
+        assert_recovered(&mut process, &memory, &contents);
+    }
+}
+
+/// Another writer that claims the namespace between two attempts is noticed.
+#[test]
+fn a_takeover_between_two_attempts_is_noticed() {
+    let (disk, memory, _) = written();
+    let store = SteeredStore::over(Arc::clone(&memory));
+    let mut process = Process::start(&disk, &store, 2).unwrap();
+    let mut claims = 0;
+    store.rule(move |call| {
+        claims += u64::from(call.op == Op::Claim);
+        match call.op == Op::Claim && claims == 2 {
+            true => Verdict::Fail(Error::Retryable("away".into())),
+            false => Verdict::Pass,
+        }
+    });
+    process.begin().unwrap_err();
+    let scope = Scope::Namespace(name(0).namespace);
+    executor::block_on(memory.claim(ClaimRequest::new(scope, Epoch(2), WriterId(77)))).unwrap();
+    let refused = process.begin().unwrap_err();
+    assert!(matches!(refused, RecoveryError::Overtaken { in_force: Epoch(2), .. }), "{refused}");
+}
+
+/// A disk that fails is no damage: there is nothing to discard, and the recovery begins once it works.
+#[test]
+fn a_disk_that_fails_while_the_claims_are_logged_is_tried_again() {
+    let (disk, memory, contents) = written();
+    let mut process = Process::start(&disk, &memory, 2).unwrap();
+    disk.set_faults(1, Faults { sync: 1000, ..Faults::default() });
+    for _ in 0..3 {
+        let failed = process.begin().unwrap_err();
+        assert!(
+            matches!(failed, RecoveryError::Disk(_)) && !failed.to_string().contains("discard"),
+            "{failed}"
+        );
+    }
+    disk.set_faults(1, Faults::default());
+    process.clock.advance(std::time::Duration::from_secs(6));
+    process.go_on();
+    process.begin().unwrap();
+    assert_recovered(&mut process, &memory, &contents);
 }
 
 #[test]

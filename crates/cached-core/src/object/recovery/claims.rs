@@ -5,14 +5,20 @@
 //! namespace since, and the next epoch is claimed. If the store refuses it, the epoch in force is either one
 //! that this cache has claimed itself to void its journal, after the journal's disk had failed: then what the
 //! records state is stored, and they are left out. Or it is another writer's: then they must not be applied.
+//!
+//! An attempt to begin that fails may leave claims in the store, also if no answer came. The next attempt repeats
+//! these instead of the journal's epochs: it would take its own claims for the ones that void the journal, and
+//! leave out what is not stored.
 
-use blocker::{ClaimRequest, Epoch, Error, Scope};
-use cached_journal::{AppendError, Appended, Journal, Position, Record, Replay};
+use std::collections::HashMap;
+
+use blocker::{ClaimRequest, Epoch, Error, Namespace, Scope};
+use cached_journal::{AppendError, Appended, Journal, OpenError, Position, Record, Replay};
 
 use super::{RecoveryError, on_demand, pass};
 use crate::object::change_log::records::{encode_epoch, subject};
 use crate::object::epochs::Own;
-use crate::object::recovery_state::{Collector, Found, FoundNamespace, Recovery, Unapplied};
+use crate::object::recovery_state::{BegunClaim, Collector, Found, FoundNamespace, Recovery, Unapplied};
 use crate::object::shared::Shared;
 use crate::sync::Arc;
 
@@ -24,14 +30,7 @@ pub(crate) async fn begin(shared: &Arc<Shared>) -> Result<(), RecoveryError> {
     let mut replay = Unbegun { recovery, unapplied: Some(unapplied) };
     let begun = shared.clock.now();
     let mut found = collect(shared, replay.get())?;
-    tracing::info!(
-        records = replay.get().len(),
-        bytes = replay.get().payload_bytes(),
-        objects = found.objects(),
-        namespaces = found.namespaces.len(),
-        took = ?shared.clock.now().since(begun),
-        "the journal holds changes that may not be stored: recovery begins"
-    );
+    let took = shared.clock.now().since(begun);
     let end = Position(replay.get().end().0.saturating_sub(1));
     // Where only an epoch was noted nothing is to be applied, whichever party is the writer by now.
     let changed: Vec<usize> = (0..found.namespaces.len()).filter(|at| found.has_changes(*at)).collect();
@@ -40,14 +39,24 @@ pub(crate) async fn begin(shared: &Arc<Shared>) -> Result<(), RecoveryError> {
             log.names.learn(&each.name, each.number, end);
         }
     }
+    let mut left_out = 0;
     for at in changed {
-        if claim(shared, &found.namespaces[at], end).await? == Standing::Voided {
-            recovery.count_left_out(found.leave_out(at));
+        if claim(shared, &found.namespaces[at], end, replay.claims()).await? {
+            left_out += found.leave_out(at);
         }
     }
     let not_started =
-        |error| RecoveryError::Journal(format!("the thread that reads it cannot be started: {error}"));
+        |error| RecoveryError::Disk(format!("the thread that reads it cannot be started: {error}"));
     recovery.start_reading().map_err(not_started)?;
+    tracing::info!(
+        records = replay.get().len(),
+        bytes = replay.get().payload_bytes(),
+        objects = found.objects(),
+        namespaces = found.namespaces.len(),
+        ?took,
+        "the journal holds changes that may not be stored: recovery begins"
+    );
+    recovery.count_left_out(left_out);
     let Some(unapplied) = replay.unapplied.take() else { return Ok(()) };
     let weak = Arc::downgrade(shared);
     recovery.set_out_of_turn(Box::new(move |object| match weak.upgrade() {
@@ -70,6 +79,11 @@ impl Unbegun<'_> {
         // It is taken out at the very end.
         &self.unapplied.as_ref().expect("the recovery has not begun").replay
     }
+
+    fn claims(&mut self) -> &mut HashMap<Namespace, BegunClaim> {
+        // As above.
+        &mut self.unapplied.as_mut().expect("the recovery has not begun").claims
+    }
 }
 
 impl Drop for Unbegun<'_> {
@@ -85,7 +99,10 @@ fn collect(shared: &Shared, replay: &Replay) -> Result<Found, RecoveryError> {
     let mut collector = Collector::default();
     let mut records = replay.records();
     while let Some(next) = records.next_placed() {
-        let (place, record) = next.map_err(|error| RecoveryError::Journal(error.to_string()))?;
+        let (place, record) = next.map_err(|error| match error {
+            OpenError::Disk(error) => RecoveryError::Disk(error.to_string()),
+            error => RecoveryError::Journal(error.to_string()),
+        })?;
         let malformed = |error| RecoveryError::Journal(format!("record {}: {error}", record.position.0));
         let about = subject(&record.head).map_err(malformed)?;
         let namespace = collector.namespace(&about.namespace, record.head.namespace, record.head.epoch);
@@ -97,50 +114,52 @@ fn collect(shared: &Shared, replay: &Replay) -> Result<Found, RecoveryError> {
     Ok(collector.finish())
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Standing {
-    /// No other party has changed the namespace.
-    Ours,
-    /// This cache has voided what the journal holds of the namespace.
-    Voided,
-}
-
 /// Claims a namespace of the journal with the epoch after the one in force, if that is this cache's. `end`:
-/// the last position found.
+/// the last position found; `claims`: those of this and of earlier attempts. Returns whether this cache has voided
+/// what the journal holds of the namespace.
 async fn claim(
     shared: &Arc<Shared>,
     found: &FoundNamespace,
     end: Position,
-) -> Result<Standing, RecoveryError> {
-    let name = &found.name;
-    let scope = Scope::Namespace(name.clone());
+    claims: &mut HashMap<Namespace, BegunClaim>,
+) -> Result<bool, RecoveryError> {
+    let (name, scope) = (&found.name, Scope::Namespace(found.name.clone()));
     let journal_epoch = Epoch(found.epoch);
     let overtaken = |in_force| RecoveryError::Overtaken { namespace: name.clone(), journal_epoch, in_force };
-    let (standing, own) = match claim_below(shared, &scope, journal_epoch).await? {
-        Ok(()) => (Standing::Ours, journal_epoch),
-        Err(newer) => {
-            claim_below(shared, &scope, newer).await?.map_err(overtaken)?;
-            (Standing::Voided, newer)
+    let claim = match claims.get(name) {
+        Some(claim) => *claim,
+        None => {
+            let (own, is_voided) = match claim_below(shared, &scope, journal_epoch).await? {
+                Ok(()) => (journal_epoch, false),
+                Err(newer) => {
+                    claim_below(shared, &scope, newer).await?.map_err(overtaken)?;
+                    (newer, true)
+                }
+            };
+            if is_voided {
+                tracing::warn!(
+                    namespace = %name, %journal_epoch, in_force = %own,
+                    "the journal was voided after its disk had failed: its changes of the namespace are stored, and are left out"
+                );
+                let mark = cached_journal::Head::mark(cached_journal::Scope::Namespace, end);
+                let head = cached_journal::Head { namespace: found.number, ..mark };
+                log(shared, |journal| journal.append(&Record { head, payload: &[] })).await?;
+            }
+            // Exactly the next one: a claim of another writer in between is noticed.
+            let epoch = Epoch(own.0.saturating_add(1));
+            log(shared, |journal| encode_epoch(found.number, name, epoch.0, |record| journal.append(record)))
+                .await?;
+            let claim = BegunClaim { epoch, is_voided };
+            claims.insert(name.clone(), claim);
+            claim
         }
     };
-    if standing == Standing::Voided {
-        tracing::warn!(
-            namespace = %name, %journal_epoch, in_force = %own,
-            "the journal was voided after its disk had failed: its changes of the namespace are stored, and are left out"
-        );
-        let mark = cached_journal::Head::mark(cached_journal::Scope::Namespace, end);
-        let head = cached_journal::Head { namespace: found.number, ..mark };
-        log(shared, |journal| journal.append(&Record { head, payload: &[] })).await?;
-    }
-    // Exactly the next one: a claim of another writer in between is noticed.
-    let next = Epoch(own.0.saturating_add(1));
-    log(shared, |journal| encode_epoch(found.number, name, next.0, |record| journal.append(record))).await?;
-    claim_below(shared, &scope, next).await?.map_err(overtaken)?;
+    claim_below(shared, &scope, claim.epoch).await?.map_err(overtaken)?;
     if let Some(log) = &shared.log {
-        log.names.claimed(name, next.0);
+        log.names.claimed(name, claim.epoch.0);
     }
-    shared.epochs.set(name, Own::Held(next));
-    Ok(standing)
+    shared.epochs.set(name, Own::Held(claim.epoch));
+    Ok(claim.is_voided)
 }
 
 /// Appends a record, and waits until it is durable.
@@ -148,10 +167,13 @@ async fn log(
     shared: &Shared,
     append: impl FnOnce(&Journal) -> Result<Appended, AppendError>,
 ) -> Result<(), RecoveryError> {
-    let failed = |why: String| RecoveryError::Journal(format!("the claims cannot be logged: {why}"));
-    let Some(log) = &shared.log else { return Err(failed("the cache has no journal".into())) };
-    let appended = append(log.journal()).map_err(|error| failed(error.to_string()))?;
-    log.journal().wait(appended.position).await.map_err(|error| failed(error.to_string()))
+    let why = |error: &dyn std::fmt::Display| format!("the claims cannot be logged: {error}");
+    let Some(log) = &shared.log else { return Err(RecoveryError::Journal(why(&"the cache has no journal"))) };
+    let appended = append(log.journal()).map_err(|error| match error {
+        AppendError::Full | AppendError::Busy | AppendError::Failed => RecoveryError::Disk(why(&error)),
+        AppendError::TooLarge | AppendError::Closed => RecoveryError::Journal(why(&error)),
+    })?;
+    log.journal().wait(appended.position).await.map_err(|error| RecoveryError::Disk(why(&error)))
 }
 
 /// Claims a namespace as the writer that may have claimed it before; `Err` within: the epoch in force, another

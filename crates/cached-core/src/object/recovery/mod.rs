@@ -44,6 +44,9 @@ pub enum RecoveryError {
         "the journal cannot be recovered: {0}; `cachectl journal verify` lists all damage, `cachectl journal export` saves what is readable, `cachectl journal discard` starts anew"
     )]
     Journal(String),
+    /// The journal's disk failed, or has no room at present. Nothing is damaged: it may work later.
+    #[error("the journal's disk: {0}")]
+    Disk(String),
     /// The store did not answer as needed.
     #[error("the store cannot be asked who may write: {0}")]
     Store(Error),

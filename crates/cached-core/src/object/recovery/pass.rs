@@ -39,7 +39,7 @@ struct Found {
 
 /// Applies everything that `replay` has.
 pub(super) async fn run(shared: Arc<Shared>, unapplied: Unapplied) {
-    let Unapplied { mut replay, logged } = unapplied;
+    let Unapplied { mut replay, logged, .. } = unapplied;
     let begun = shared.clock.now();
     let mut reader = replay.reader();
     let mut is_stuck = false;

@@ -6,8 +6,10 @@ mod parts;
 mod progress;
 mod reading;
 
+use std::collections::HashMap;
 use std::sync::OnceLock;
 
+use blocker::{Epoch, Namespace};
 use cached_journal::{Replay, Source};
 
 use super::background_queue::Task;
@@ -37,9 +39,19 @@ pub struct RecoveryProgress {
     pub is_done: bool,
 }
 
+/// A claim that an attempt to begin has made: its epoch is in the log, and the store has taken it, or may have.
+#[derive(Clone, Copy)]
+pub(crate) struct BegunClaim {
+    pub(crate) epoch: Epoch,
+    /// Whether the records of the namespace are left out: this cache has voided them.
+    pub(crate) is_voided: bool,
+}
+
 /// What an earlier process left.
 pub(crate) struct Unapplied {
     pub(crate) replay: Replay,
+    /// The claims of earlier attempts to begin: the next one must not take them for those of another process.
+    pub(crate) claims: HashMap<Namespace, BegunClaim>,
     /// Until nothing more of it will be applied the log is not declared void.
     pub(crate) logged: Logged,
 }
@@ -72,7 +84,10 @@ impl Recovery {
         let replay = replay.filter(|replay| !replay.is_empty());
         let is_active = replay.is_some();
         let (records, source) = (replay.as_ref().map_or(0, Replay::len), replay.as_ref().map(Replay::source));
-        let unapplied = replay.zip(log).map(|(replay, log)| Unapplied { replay, logged: log.count_logged() });
+        let unapplied = replay.zip(log).map(|(replay, log)| {
+            let claims = HashMap::new();
+            Unapplied { replay, claims, logged: log.count_logged() }
+        });
         Self {
             is_active: AtomicBool::new(is_active),
             is_done: AtomicBool::new(!is_active),

@@ -478,7 +478,7 @@ impl World {
             match begun.get() {
                 Ok(()) => trace!(self, "recovery has begun"),
                 // The disk failed before the claims were logged: once more.
-                Err(RecoveryError::Journal(why)) if self.profile.has_faults() => {
+                Err(RecoveryError::Disk(why)) if self.profile.has_faults() => {
                     trace!(self, "recovery cannot begin: {why}");
                     process.clock.advance(Duration::from_secs(6));
                     let own = process.cache.clone();
