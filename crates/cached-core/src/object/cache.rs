@@ -235,6 +235,19 @@ impl ObjectCache {
         self.shared().losses.all()
     }
 
+    /// Returns whether the store has stored everything that this cache has acknowledged, as far as no operation is
+    /// under way: a [flush](Blocker::flush) of everything would have nothing to do.
+    #[must_use]
+    pub fn is_stored(&self) -> bool {
+        let shared = self.shared();
+        let recovered = shared.recovery.progress();
+        recovered.is_done
+            && recovered.objects_failed == 0
+            && shared.dirty_queue.oldest().is_none()
+            && !shared.losses.is_any()
+            && !shared.forwarded.is_any()
+    }
+
     /// Returns the age of the oldest change that is not stored yet; zero if everything is stored.
     ///
     /// ```
@@ -451,8 +464,8 @@ impl ObjectCache {
     /// error.
     ///
     /// # Errors
-    /// If another writer has taken over a namespace since, if the journal cannot be read, and if the store
-    /// does not answer.
+    /// If another writer has taken over a namespace since, or the journal is damaged; and if its disk fails or the
+    /// store does not answer, which may pass.
     pub async fn begin_recovery(&self) -> Result<(), RecoveryError> {
         recovery::begin(self.shared()).await
     }

@@ -149,8 +149,12 @@ pub(crate) fn note_forwarded(
 ) {
     // Some stores give more than they are asked for; what has failed may have been done.
     let is_stored = answer.is_ok_and(|durability| durability >= Durability::Stored);
-    if let Some(log) = shared.log.as_ref().filter(|_| !is_stored) {
-        log.names.number(namespace).note_forwarded();
+    if is_stored {
+        return;
+    }
+    shared.forwarded.note();
+    if let Some(log) = &shared.log {
+        log.names.number(namespace).forwarded.note();
     }
 }
 
@@ -166,7 +170,7 @@ pub(crate) async fn store_forwarded(shared: &Shared, namespace: &Namespace) -> R
     if !known.has_forwarded() {
         return Ok(());
     }
-    let forwarded = known.forwarded();
+    let taken = known.forwarded.taken();
     match shared.below.flush(FlushRequest::new(Scope::Namespace(namespace.clone()))).await {
         Ok(_) => (),
         // The rest is stored.
@@ -175,7 +179,7 @@ pub(crate) async fn store_forwarded(shared: &Shared, namespace: &Namespace) -> R
         }
         Err(error) => return Err(Error::Retryable(error.to_string().into())),
     }
-    known.note_forwarded_stored(forwarded);
+    known.forwarded.note_stored(taken);
     Ok(())
 }
 

@@ -114,8 +114,12 @@ async fn flush_below(shared: &Shared, request: &FlushRequest) -> Result<()> {
     below.durability = Durability::Stored;
     let log = shared.log.as_ref();
     let forwarded = log.map_or_else(Vec::new, |log| log.names.forwarded_within(&request.scope));
+    let taken = shared.forwarded.taken();
     shared.below.flush(below).await?;
-    forwarded.iter().for_each(|(namespace, count)| namespace.note_forwarded_stored(*count));
+    forwarded.iter().for_each(|(namespace, taken)| namespace.forwarded.note_stored(*taken));
+    if request.scope == Scope::All {
+        shared.forwarded.note_stored(taken);
+    }
     Ok(())
 }
 

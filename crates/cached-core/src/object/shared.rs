@@ -5,7 +5,7 @@ use blocker::{Blocker, Capabilities, Clock, EventHub, ObjectId, Timestamp};
 
 use super::attach_state::Attaching;
 use super::background_queue::BackgroundQueue;
-use super::change_log::ChangeLog;
+use super::change_log::{ChangeLog, Forwarded};
 use super::config::{ObjectCacheConfig, Writer};
 use super::copied_content::ContentOwner;
 use super::dirty_queue::DirtyQueue;
@@ -93,6 +93,8 @@ pub(crate) struct Shared {
     pub(crate) failing: AtomicU32,
     /// The log of changes, if the cache has a journal.
     pub(crate) log: Option<ChangeLog>,
+    /// What the store has taken of this cache's callers.
+    pub(crate) forwarded: Forwarded,
     /// When the cache was made.
     pub(crate) made_at: Timestamp,
     /// What an earlier process has logged and this one has not applied.
@@ -155,6 +157,7 @@ impl Shared {
             restoring: Permits::new(1),
             pairing: Permits::new(1),
             failing: AtomicU32::new(0),
+            forwarded: Forwarded::default(),
             log,
             made_at: clock.now(),
             recovery,

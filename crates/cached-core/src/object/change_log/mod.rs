@@ -38,7 +38,7 @@ pub(crate) use append::{Entry, Full, Refusal, Room};
 pub use condition::{JournalHealth, JournalState};
 pub(crate) use events::Events;
 pub(crate) use holds::{KeptHold, Logged, Unlogged};
-pub(crate) use names::NamespaceLog;
+pub(crate) use names::{Forwarded, NamespaceLog};
 pub use open::OpenJournal;
 pub use options::{AtLimit, JournalOptions};
 

@@ -31,11 +31,38 @@ pub(crate) struct NamespaceLog {
     last: AtomicU64,
     /// A mark that is durable covers its records up to this position.
     marked: AtomicU64,
-    /// How many changes the store has taken past the log, and need not have stored; one for those of earlier
-    /// processes.
-    forwarded: AtomicU64,
+    /// What the store has taken past the log; one change for those of earlier processes.
+    pub(crate) forwarded: Forwarded,
+}
+
+/// Changes that the store has taken, and need not have stored.
+#[derive(Debug, Default)]
+pub(crate) struct Forwarded {
+    taken: AtomicU64,
     /// How many of them the store has stored since.
-    forwarded_stored: AtomicU64,
+    stored: AtomicU64,
+}
+
+impl Forwarded {
+    /// The store has taken a change that it need not have stored; the change is not acknowledged yet.
+    pub(crate) fn note(&self) {
+        self.taken.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Returns how many changes the store has taken: those that a flush covers which is asked for afterwards.
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken.load(Ordering::SeqCst)
+    }
+
+    /// The store has stored all that it had when `taken` was read.
+    pub(crate) fn note_stored(&self, taken: u64) {
+        self.stored.fetch_max(taken, Ordering::SeqCst);
+    }
+
+    /// Whether the store may have changes that it has not stored.
+    pub(crate) fn is_any(&self) -> bool {
+        self.taken() > self.stored.load(Ordering::SeqCst)
+    }
 }
 
 impl NamespaceLog {
@@ -54,37 +81,15 @@ impl NamespaceLog {
 
     fn new(number: u64, is_journaled: bool) -> Self {
         let zero = || AtomicU64::new(0);
-        Self {
-            number,
-            is_journaled,
-            epoch: zero(),
-            last: zero(),
-            marked: zero(),
-            forwarded: AtomicU64::new(1),
-            forwarded_stored: zero(),
-        }
+        let forwarded = Forwarded::default();
+        forwarded.note();
+        Self { number, is_journaled, epoch: zero(), last: zero(), marked: zero(), forwarded }
     }
 
     /// Whether the store may have changes that it has taken past the log, and not stored. Nothing may be logged
     /// then: it would survive what was acknowledged before it.
     pub(crate) fn has_forwarded(&self) -> bool {
-        self.forwarded.load(Ordering::SeqCst) > self.forwarded_stored.load(Ordering::SeqCst)
-    }
-
-    /// The store has taken a change that it need not have stored; the change is not acknowledged yet.
-    pub(crate) fn note_forwarded(&self) {
-        self.forwarded.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Returns how many changes the store has taken past the log: those that a flush covers which is asked for
-    /// afterwards.
-    pub(crate) fn forwarded(&self) -> u64 {
-        self.forwarded.load(Ordering::SeqCst)
-    }
-
-    /// The store has stored all that it had when `forwarded` was read.
-    pub(crate) fn note_forwarded_stored(&self, forwarded: u64) {
-        self.forwarded_stored.fetch_max(forwarded, Ordering::SeqCst);
+        self.forwarded.is_any()
     }
 
     /// A record of it was appended.
@@ -169,7 +174,7 @@ impl Names {
             Scope::Namespace(namespace) => self.get(namespace).into_iter().collect(),
             _ => self.known.iter().map(|known| Arc::clone(&known)).collect(),
         };
-        all.into_iter().map(|known| (Arc::clone(&known), known.forwarded())).collect()
+        all.into_iter().map(|known| (Arc::clone(&known), known.forwarded.taken())).collect()
     }
 
     /// Whether the log may have a record that would be replayed.
