@@ -44,6 +44,13 @@ pub enum ArenaFileError {
     /// It is a directory, a device or a socket.
     #[error("memory file {path} is not a regular file; name one on a tmpfs or a disk", path = .0.display())]
     NotAFile(PathBuf),
+    /// It holds something else.
+    #[error(
+        "memory file {path} holds something else than memory of cached, which would be lost; name another file, or \
+         remove this one",
+        path = .0.display()
+    )]
+    Foreign(PathBuf),
     /// Another process has it.
     #[error("memory file {path} is in use by another process; give each process a file of its own", path = .0.display())]
     InUse(PathBuf),
@@ -75,8 +82,6 @@ pub enum ArenaFileError {
 pub(crate) enum Cold {
     /// The file is new or empty.
     New,
-    /// No arena of this program.
-    Foreign,
     /// It was made by a program with another layout.
     Version(u32),
     /// The superblock or the table of regions does not match its checksum.
@@ -95,7 +100,6 @@ impl std::fmt::Display for Cold {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Cold::New => "the file is new",
-            Cold::Foreign => "the file holds no memory of cached",
             Cold::Version(found) => {
                 let known = super::superblock::VERSION;
                 return write!(f, "the file has layout version {found}, this program reads version {known}");
@@ -177,10 +181,29 @@ pub(crate) struct HeldFile {
 }
 
 impl ArenaFile {
+    /// Checks that [`open`](Self::open) would not refuse what is at a path; opens nothing for writing, and takes no lock.
+    ///
+    /// # Errors
+    /// [`ArenaFileError`], but for a file in use or of another user.
+    pub fn check(path: impl AsRef<Path>) -> Result<(), ArenaFileError> {
+        let path = path.as_ref();
+        let failed = |cause| ArenaFileError::Io { path: path.to_owned(), what: "cannot open it", cause };
+        match path.metadata() {
+            Ok(metadata) if !metadata.is_file() => Err(ArenaFileError::NotAFile(path.to_owned())),
+            Ok(_) => ArenaFile::read(path.to_owned(), File::open(path).map_err(failed)?).map(drop),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+                folder.map_or(Ok(()), |folder| folder.metadata().map(drop)).map_err(failed)
+            }
+            Err(error) => Err(failed(error)),
+        }
+    }
+
     /// Opens a file or creates it, locks it, and reads what it is. Nothing in it changes yet.
     ///
     /// # Errors
-    /// [`ArenaFileError`]: not because of what is in it, which then is not taken over.
+    /// [`ArenaFileError`]: also if the file holds something else than an arena. An arena that cannot be taken over is
+    /// no error.
     pub fn open(path: impl AsRef<Path>) -> Result<ArenaFile, ArenaFileError> {
         let path = path.as_ref().to_owned();
         let failed = |what| {
@@ -210,10 +233,12 @@ impl ArenaFile {
             // Its owner can read what clients store, and change it.
             return Err(ArenaFileError::NotOwned { path, owner: metadata.uid(), user });
         }
+        let opened = ArenaFile::read(path.clone(), file)?;
         if metadata.mode() & 0o077 != 0 {
-            file.set_permissions(Permissions::from_mode(0o600)).map_err(failed("cannot make it private"))?;
+            let private = Permissions::from_mode(0o600);
+            opened.file.set_permissions(private).map_err(failed("cannot make it private"))?;
         }
-        ArenaFile::read(path, file)
+        Ok(opened)
     }
 
     /// Takes a file that another process has [handed over](crate::kv::Kv::hand_over), with its lock. The clock of the
@@ -241,17 +266,16 @@ impl ArenaFile {
         };
         let mut page = [0; SUPERBLOCK_BYTES];
         let bytes = file.metadata().map_err(failed("cannot read its length"))?.len();
-        let earlier = if bytes == 0 {
-            Err(Cold::New)
-        } else if bytes < SUPERBLOCK_BYTES as u64 {
-            Err(Cold::Foreign)
-        } else {
-            file.read_exact_at(&mut page, 0).map_err(failed("cannot read it"))?;
-            Identity::decode(&page).map_err(|error| match error {
-                IdentityError::Foreign => Cold::Foreign,
-                IdentityError::Version(version) => Cold::Version(version),
-                IdentityError::Damaged => Cold::Damaged,
-            })
+        let begin = bytes.min(SUPERBLOCK_BYTES as u64) as usize;
+        file.read_exact_at(&mut page[..begin], 0).map_err(failed("cannot read it"))?;
+        let earlier = match Identity::decode(&page) {
+            Ok(identity) => Ok(identity),
+            Err(_) if bytes == 0 => Err(Cold::New),
+            // The room was reserved, and then the process ended.
+            Err(_) if page == [0; SUPERBLOCK_BYTES] => Err(Cold::Unfinished),
+            Err(IdentityError::Foreign) => return Err(ArenaFileError::Foreign(path)),
+            Err(IdentityError::Version(version)) => Err(Cold::Version(version)),
+            Err(IdentityError::Damaged) => Err(Cold::Damaged),
         };
         let earlier = earlier.and_then(|identity| match bytes < identity.bytes {
             true => Err(Cold::Truncated),
