@@ -21,6 +21,8 @@
 //! compares a whole set at once. Each takes about twenty instructions.
 
 use super::QueueId;
+use std::alloc::{Layout, alloc_zeroed};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
 /// Ghosts in a word, and words in a set: the latest four in the first. An allocator aligns them so that a set
@@ -83,16 +85,26 @@ pub(super) struct Ghosts {
     hand: AtomicU64,
 }
 
+/// Returns so many sets, or `None` if there is no memory for them.
+fn zeroed(count: usize) -> Option<Box<[Set]>> {
+    let layout = Layout::array::<Set>(count).ok().filter(|layout| layout.size() > 0)?;
+    // Zeroed by the system when first touched, which a loop over atomics would do at once.
+    // SAFETY: the layout's size is not zero.
+    let sets = NonNull::new(unsafe { alloc_zeroed(layout) }.cast::<Set>())?;
+    // SAFETY: the memory is allocated by the global allocator with the layout of such a slice, and zeros are valid atomics.
+    Some(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(sets.as_ptr(), count)) })
+}
+
 impl Ghosts {
     /// A table for `memory_bytes` of memory, in entries of about `entry_bytes` or more.
     pub(super) fn new(memory_bytes: usize, entry_bytes: usize) -> Ghosts {
         let set_bytes = entry_bytes.max(1) * WORDS * LANES / GHOSTS_PER_ENTRY;
         let count = (memory_bytes / set_bytes).max(1);
-        // Zeroed by the system when first touched, which a loop over atomics would do at once.
-        let zeroed = Box::into_raw(vec![[0u64; WORDS]; count].into_boxed_slice());
-        // SAFETY: the pointer comes from a box of the same layout: an atomic has its integer's size,
-        // alignment and valid values.
-        let sets = unsafe { Box::from_raw(zeroed as *mut [Set]) };
+        let Some(sets) = zeroed(count) else {
+            let bytes = count.saturating_mul(SET_BYTES);
+            tracing::warn!(bytes, "no memory for what the eviction policy remembers: it remembers nothing");
+            return Ghosts::default();
+        };
         let stamp_bytes = (memory_bytes as u64 / STAMPS_PER_MEMORY).max(1) as i64;
         let sweep_bytes = (SWEEP_SETS * set_bytes * SWEEP_STAMPS / STAMPS_PER_MEMORY as usize) as i64;
         let ghosts = Ghosts { sets, stamp_bytes, sweep_bytes, ..Ghosts::default() };
