@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use blocker::{Clock, Error, Result};
+use blocker::{Clock, Error, Result, SystemClock};
 use cached_http::{Client, Route};
 use http_body_util::BodyExt;
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut};
@@ -22,6 +22,14 @@ use crate::text::one_line;
 const USER_AGENT: HeaderValue = HeaderValue::from_static(concat!("cached/", env!("CARGO_PKG_VERSION")));
 
 impl S3Config {
+    /// Reads the files that are named, and the credentials of the environment, as opening a store does first.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], also for credentials that are half there.
+    pub fn check_files(&self) -> Result<()> {
+        self.client(&(Arc::new(SystemClock) as _), &Connector::new(self)?).map(drop)
+    }
+
     /// Returns the client. Reads the files that are named, and sends nothing.
     ///
     /// # Errors

@@ -179,7 +179,10 @@ fn reason_of(status: StatusCode, body: &str) -> String {
     let reason = line_of(body);
     let hint = match status.as_u16() {
         401 | 403 => "; give the token with --admin-token-file",
-        404 => "; this server has no such page",
+        // Where the server does not say more.
+        404 if reason.is_empty() || reason.starts_with("there is nothing here") => {
+            "; this server has no such page"
+        }
         _ => "",
     };
     if reason.is_empty() { format!("{status}{hint}") } else { format!("{status}: {reason}{hint}") }

@@ -18,6 +18,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::access::Gate;
 use crate::config::AdminConfig;
 use crate::counts::Counts;
+use crate::health::Health;
+use crate::parts::absent;
 use crate::routes::{Found, Request, Response, Routes};
 use crate::tokens::Tokens;
 
@@ -29,6 +31,7 @@ const HEADERS_MAX: usize = 64;
 /// What answers requests, shared by all connections.
 pub(crate) struct Service {
     routes: Routes,
+    health: Health,
     tokens: Option<Tokens>,
     body_bytes_max: usize,
     request_timeout: Duration,
@@ -37,9 +40,10 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    pub(crate) fn new(config: &AdminConfig, routes: Routes, counts: Arc<Counts>) -> Service {
+    pub(crate) fn new(config: &AdminConfig, routes: Routes, health: Health, counts: Arc<Counts>) -> Service {
         Service {
             routes,
+            health,
             tokens: config.tokens.clone(),
             body_bytes_max: config.body_bytes_max,
             request_timeout: config.request_timeout,
@@ -96,12 +100,7 @@ impl Service {
         let path = head.uri.path();
         let route = match self.routes.find(&head.method, path) {
             Found::Route(route) => route,
-            Found::Nothing => {
-                return Response::failure(
-                    404,
-                    "there is nothing here; /, /metrics, /readyz and /status.json are",
-                );
-            }
+            Found::Nothing => return absent(path, self.health.not_started()),
             Found::OtherMethods(methods) => {
                 let names: Vec<&str> = methods.iter().map(hyper::Method::as_str).collect();
                 let names = names.join(", ");

@@ -46,6 +46,7 @@ pub mod health;
 pub mod insight;
 mod listener;
 mod namespaces;
+mod parts;
 pub mod process;
 pub mod routes;
 pub mod sources;

@@ -116,7 +116,7 @@ impl AdminServer {
         let registration = crate::builtin::register(&registry, &counts, program, version, &health);
         crate::builtin::add_routes(&routes, &registry, &health, &status);
         crate::console::add_routes(&routes);
-        let service = Arc::new(Service::new(&config, routes.clone(), counts));
+        let service = Arc::new(Service::new(&config, routes.clone(), health.clone(), counts));
         let tokens = config.tokens.clone();
         let (end, ended) = oneshot::channel();
         let (begin, begun) = oneshot::channel();

@@ -1,10 +1,9 @@
 //! `[admin]`: the admin listener in a configuration file. Without this table there is none.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use cached_config::{ConfigError, TlsTable, invalid, within};
+use cached_config::{ConfigError, TlsTable, exposure, invalid, within};
 use cached_tls::{ServerTls, TlsError};
 use serde::{Deserialize, Serialize};
 
@@ -56,16 +55,10 @@ impl AdminTable {
                     format!("has \"{address}\"; an address is HOST:PORT, as in \"{ADDRESS_DEFAULT}\""),
                 );
             }
-            // A name is resolved, and checked again, when the listener opens.
-            let exposed = address.parse::<SocketAddr>().ok().filter(|address| !address.ip().is_loopback());
-            if let Some(exposed) = exposed.filter(|_| self.token_file.as_os_str().is_empty()) {
-                return invalid(
-                    "admin.listen",
-                    format!(
-                        "{exposed} can be reached from other machines, and there is no token: name a token_file, \
-                         or listen on 127.0.0.1"
-                    ),
-                );
+            let exposed = exposure(address).filter(|_| self.token_file.as_os_str().is_empty());
+            if let Some(exposed) = exposed {
+                let right = "name a token_file, or listen on 127.0.0.1";
+                return invalid("admin.listen", format!("{exposed}, and there is no token: {right}"));
             }
         }
         // Their files are read when the listener opens.

@@ -356,6 +356,18 @@ impl BackendTable {
         }
     }
 
+    /// Reads the files that the keys name, as opening does.
+    ///
+    /// # Errors
+    /// What is wrong with one of them.
+    pub fn check_files(&self) -> Result<(), ConfigError> {
+        match self {
+            BackendTable::S3(table) => table.check_files(),
+            BackendTable::Synapse(table) => table.secret().map(drop),
+            _ => Ok(()),
+        }
+    }
+
     /// Checks the values, as far as that is possible without opening the store.
     ///
     /// # Errors

@@ -2,10 +2,10 @@
 
 use cached_core::policy;
 use std::fmt;
-use std::net::SocketAddr;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use synapse::{Address, Secret};
+use synapse::Secret;
 
 /// A key whose value cannot work. [`ConfigFileError`](crate::ConfigFileError) adds the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,32 +88,22 @@ pub fn secret_warning(path: &Path) -> Option<String> {
     })
 }
 
-/// Checks that listening at `addresses` is not open to other machines without a secret, unless
-/// `allow_exposed`.
-///
-/// # Errors
-/// [`ConfigError`] with the first such address. A name is resolved, and checked again, when the listener
-/// opens.
-pub fn check_exposure(
-    key: &str,
-    addresses: &[Address],
-    has_secret: bool,
-    allow_exposed: bool,
-) -> Result<(), ConfigError> {
-    let exposed = addresses.iter().find_map(|address| match address {
-        Address::Tcp(text) => text.parse::<SocketAddr>().ok().filter(|at| !at.ip().is_loopback()),
-        Address::Unix(_) => None,
-    });
-    match exposed.filter(|_| !has_secret && !allow_exposed) {
-        None => Ok(()),
-        Some(at) => invalid(
-            key,
-            format!(
-                "{at} can be reached from other machines, and there is no secret: name a secret_file, or set \
-                 allow_exposed = true"
-            ),
-        ),
-    }
+/// Returns whether what failed with `error` fails until the path that the configuration names is another, or what is
+/// there, or the rights to it. Everything else is trouble of a disk or the system, which may pass.
+#[must_use]
+pub fn is_mistake(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::NotFound
+            | ErrorKind::PermissionDenied
+            | ErrorKind::AlreadyExists
+            | ErrorKind::NotADirectory
+            | ErrorKind::IsADirectory
+            | ErrorKind::ReadOnlyFilesystem
+            | ErrorKind::InvalidInput
+            | ErrorKind::InvalidFilename
+            | ErrorKind::Unsupported
+    )
 }
 
 /// Returns the eviction policy called `name`.

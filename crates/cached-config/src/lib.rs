@@ -22,6 +22,7 @@
 //! ```
 #![warn(missing_debug_implementations)]
 
+mod addresses;
 mod backend;
 mod backend_text;
 mod config_file;
@@ -42,22 +43,22 @@ mod store;
 mod sweep;
 mod synapse_table;
 mod tls_table;
+mod waiting;
 
+pub use addresses::{Listening, check_addresses, exposure};
 pub use backend::{BackendTable, FileTable, MemoryTable, RadosTable, RemoteTable};
 pub use cached_process::notify;
 pub use config_file::{ConfigFileError, parse_config, read_config};
 pub use descriptors::raise_descriptor_limit;
 pub use drain_times::DrainTimes;
-pub use error::{
-    ConfigError, check_exposure, eviction_policy, invalid, require, secret, secret_warning, within,
-};
+pub use error::{ConfigError, eviction_policy, invalid, is_mistake, require, secret, secret_warning, within};
 pub use event_log::log_events;
 pub use insight_table::InsightTable;
 pub use live_objects::{LIVE_KEYS, LiveObjects, Secrets};
 pub use objects::journal::{AtLimitName, DurabilityName, JournalTable};
 pub use objects::{NamespaceTable, ObjectsTable, Write, WriterName};
 pub use receive::CacheReceiveBuffers;
-pub use recovery::{begin_recovery, log_recovery, recovery_mistake};
+pub use recovery::{begin_recovery, log_recovery};
 pub use s3_table::S3Table;
 pub use shutdown::{ShutdownError, close_stored_journal, flush_all, store_all};
 pub use size::Size;
@@ -65,3 +66,4 @@ pub use store::{OpenError, OpenOptions, Store};
 pub use sweep::{SweepCounts, SweepOptions};
 pub use synapse_table::{SynapseTable, unix_mode};
 pub use tls_table::{ClientCertificatesName, KeyFormatName, MinVersionName, TlsTable};
+pub use waiting::{StartError, Waiting};

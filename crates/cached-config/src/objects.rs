@@ -5,6 +5,7 @@ pub(crate) mod journal;
 use crate::backend::BackendTable;
 use crate::error::{ConfigError, eviction_policy, invalid, require, within};
 use crate::size::Size;
+use crate::waiting::{StartError, Waiting};
 use blocker::{Blocker, Capabilities, NAME_BYTES_MAX, Namespace, WriteMode};
 use cached_core::arena::MemoryRange;
 use cached_core::insight::Sampling;
@@ -335,12 +336,19 @@ impl ObjectsTable {
         })
     }
 
-    /// Opens the journal, if one is configured, for [`open_cache`](Self::open_cache).
+    /// Opens the journal, if one is configured, for [`open_cache`](Self::open_cache). While its disk fails, tries again
+    /// every second.
+    ///
+    /// # Cancel safety
+    /// As [`JournalTable::open`].
     ///
     /// # Errors
     /// One line that names the directory, what is wrong with it, and the way out.
-    pub fn open_journal(&self) -> Result<Option<OpenJournal>, ConfigError> {
-        self.journal.as_ref().map(JournalTable::open).transpose()
+    pub async fn open_journal(&self, waiting: &mut Waiting<'_>) -> Result<Option<OpenJournal>, StartError> {
+        match &self.journal {
+            Some(table) => table.open(waiting).await.map(Some),
+            None => Ok(None),
+        }
     }
 
     /// Returns a cache over `below`, with the journal that [`open_journal`](Self::open_journal) has opened, and
@@ -373,6 +381,16 @@ impl ObjectsTable {
         };
         backend.check()?;
         self.check_cache()
+    }
+
+    /// Checks what the keys name, as far as that is possible without opening the journal or the store: files that must be
+    /// readable are read.
+    ///
+    /// # Errors
+    /// The first key that names something else than it must.
+    pub fn check_files(&self) -> Result<(), ConfigError> {
+        self.backend.as_ref().map_or(Ok(()), BackendTable::check_files)?;
+        self.journal.as_ref().map_or(Ok(()), JournalTable::check_place)
     }
 
     /// Checks the values except those of the store.

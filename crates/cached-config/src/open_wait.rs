@@ -1,18 +1,23 @@
-//! Opening a store that may be unavailable at first.
+//! Opening a store that may be away at first, and reading its record of servers.
 
 use crate::backend::BackendTable;
 use crate::store::{OpenError, OpenOptions, Store};
-use blocker::Error;
-use cached_process::notify;
+use crate::waiting::{StartError, Waiting, may_pass};
+use blocker::{Error, SystemClock};
+use cached_core::object::ObjectCache;
 use std::time::Duration;
+use synapse::NodeRecord;
+use synapse::codec::InstanceId;
 
-/// The time between two attempts to open a store that is unavailable.
-const OPEN_DELAY: Duration = Duration::from_secs(1);
+/// How long the store may take to return its record of servers.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long it may take to note an end there, and how long where nothing has changed.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
+const IDLE_END_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Store {
-    /// Opens the store, on a thread of its own because opening blocks. While the store is unavailable, tries
-    /// again every second, reports to the service manager that the start takes longer, and calls `waiting`
-    /// with the reason of every failed attempt. Needs a tokio runtime with time.
+    /// Opens the store, on a thread of its own because opening blocks. While the store is away, tries again every
+    /// second.
     ///
     /// # Cancel safety
     /// Dropping the future ends the attempts. One that is under way continues on its thread; dropping the
@@ -23,20 +28,52 @@ impl Store {
     pub async fn open_when_available(
         table: &BackendTable,
         options: &OpenOptions,
-        mut waiting: impl FnMut(&Error),
-    ) -> Result<Store, OpenError> {
+        waiting: &mut Waiting<'_>,
+    ) -> Result<Store, StartError> {
+        let what = format!("the store {table}");
+        waiting.step(format_args!("opening {what}"));
         loop {
             let (attempt, options) = (table.clone(), options.clone());
-            let opened = tokio::task::spawn_blocking(move || Store::open(&attempt, &options)).await;
-            let panicked = |_| Err(OpenError::Store(Error::Corrupt("opening the store has panicked".into())));
+            let opened = waiting.blocking(&what, move || Store::open(&attempt, &options)).await;
+            let panicked = || Err(OpenError::Store(Error::Corrupt("opening the store has panicked".into())));
             match opened.unwrap_or_else(panicked) {
-                Err(OpenError::Store(error)) if error.is_retryable() => {
-                    notify(&format!("STATUS=Waiting for {table}\nEXTEND_TIMEOUT_USEC=60000000"));
-                    waiting(&error);
-                }
-                opened => return opened,
+                Err(OpenError::Store(error)) if may_pass(&error) => waiting.pause(&what, error).await,
+                opened => return Ok(opened?),
             }
-            tokio::time::sleep(OPEN_DELAY).await;
+        }
+    }
+
+    /// Reads the store's record of servers, which is made if there is none. While the store is away, tries again every
+    /// second.
+    ///
+    /// # Cancel safety
+    /// Dropping the future ends the attempts.
+    ///
+    /// # Errors
+    /// Errors that waiting does not resolve.
+    pub async fn node_record(&self, waiting: &mut Waiting<'_>) -> Result<NodeRecord, StartError> {
+        loop {
+            match NodeRecord::open(&*self.backend(), &SystemClock, RECORD_TIMEOUT).await {
+                Err(error) if may_pass(&error) => {
+                    waiting.pause("the store before its record of servers is read", error).await;
+                }
+                record => return record.map_err(StartError::Store),
+            }
+        }
+    }
+
+    /// Records that a listener's `instance` has ended with everything stored. The store may be away: it has
+    /// little time if `cache`, through which all changes went, has changed nothing.
+    pub async fn record_end(&self, instance: InstanceId, cache: Option<&ObjectCache>) {
+        let counters = cache.map(ObjectCache::counters);
+        let is_unchanged =
+            counters.is_some_and(|counters| counters.writes_back + counters.writes_through == 0);
+        let timeout = if is_unchanged { IDLE_END_TIMEOUT } else { END_TIMEOUT };
+        if let Err(error) = NodeRecord::close(&*self.backend(), instance, &SystemClock, timeout).await {
+            tracing::warn!(
+                cause = %error,
+                "cannot record in the store that everything is stored: clients count as lost what they have not flushed"
+            );
         }
     }
 }

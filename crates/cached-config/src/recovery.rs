@@ -2,20 +2,17 @@
 
 use crate::error::ConfigError;
 use crate::objects::ObjectsTable;
-use blocker::{Clock, Error, SystemClock};
+use crate::waiting::{StartError, Waiting, may_pass};
+use blocker::{Clock, SystemClock};
 use cached_core::object::{ObjectCache, RecoveryError, RecoveryProgress};
-use cached_process::notify;
 use std::time::Duration;
 
-/// The time between two attempts to ask a store that is away.
-const ASK_DELAY: Duration = Duration::from_secs(1);
 /// The time between two looks at the progress, and the number of looks between two lines about it.
 const LOOK_DELAY: Duration = Duration::from_millis(200);
 const LOOKS_PER_LINE: u32 = 50;
 
-/// Begins the recovery of what an earlier process logged. While the store does not answer, asks again every
-/// second, reports to the service manager that the start takes longer, and calls `waiting` with the reason of
-/// every failed attempt.
+/// Begins the recovery of what an earlier process logged. While the store does not answer, or the journal's disk fails,
+/// tries again every second.
 ///
 /// # Cancel safety
 /// Dropping the future ends the attempts. It may be called again.
@@ -24,35 +21,28 @@ const LOOKS_PER_LINE: u32 = 50;
 /// Errors that waiting does not resolve.
 pub async fn begin_recovery(
     cache: &ObjectCache,
-    mut waiting: impl FnMut(&Error),
-) -> Result<(), RecoveryError> {
+    objects: &ObjectsTable,
+    waiting: &mut Waiting<'_>,
+) -> Result<(), StartError> {
+    let directory = objects.journal.as_ref().map(|table| table.directory.display().to_string());
+    let directory = directory.unwrap_or_default();
     loop {
         match cache.begin_recovery().await {
-            Err(RecoveryError::Store(error)) if may_answer_later(&error) => {
-                notify("STATUS=Waiting for the store\nEXTEND_TIMEOUT_USEC=60000000");
-                waiting(&error);
+            Ok(()) => return Ok(()),
+            Err(RecoveryError::Store(error)) if may_pass(&error) => {
+                waiting.pause("the store before the journal is recovered", error).await;
             }
-            begun => return begun,
+            Err(RecoveryError::Disk(why)) => {
+                waiting.pause(&format!("the disk of the journal in {directory}"), why).await;
+            }
+            Err(RecoveryError::Store(error)) => return Err(StartError::Store(error)),
+            Err(error @ (RecoveryError::Overtaken { .. } | RecoveryError::Journal(_))) => {
+                let why = format!("{directory}: {error}");
+                let key = "objects.journal.directory".into();
+                return Err(StartError::Config(ConfigError { key, why }));
+            }
         }
-        SystemClock.sleep(ASK_DELAY).await;
     }
-}
-
-/// Returns why a recovery cannot begin as a mistake of the configuration, or the store's error.
-///
-/// # Errors
-/// The store's error, if that is the reason.
-pub fn recovery_mistake(objects: &ObjectsTable, error: RecoveryError) -> Result<ConfigError, Error> {
-    if let RecoveryError::Store(error) = error {
-        return Err(error);
-    }
-    let directory =
-        objects.journal.as_ref().map_or_else(String::new, |table| table.directory.display().to_string());
-    Ok(ConfigError { key: "objects.journal.directory".into(), why: format!("{directory}: {error}") })
-}
-
-fn may_answer_later(error: &Error) -> bool {
-    error.is_retryable() || matches!(error, Error::DeadlinePassed | Error::OutcomeUnknown(_))
 }
 
 /// Logs how far the recovery is, every 10 s and at its end. Nothing if there is nothing to recover.

@@ -102,6 +102,11 @@ impl S3Table {
     fn check_store(&self) -> Result<(), ConfigError> {
         Ok(())
     }
+
+    #[cfg(not(feature = "s3"))]
+    pub(crate) fn check_files(&self) -> Result<(), ConfigError> {
+        Ok(())
+    }
 }
 
 #[cfg(feature = "s3")]
@@ -144,12 +149,23 @@ mod store {
         }
 
         pub(super) fn check_store(&self) -> Result<(), ConfigError> {
-            let config = self.store(blocker::OBJECT_BYTES_MAX_DEFAULT);
-            // The text begins with the name of the key.
-            config.check().or_else(|error| match error {
-                blocker::Error::Invalid(why) => invalid("objects.backend", why),
-                other => invalid("objects.backend", other.to_string()),
-            })
+            self.store(blocker::OBJECT_BYTES_MAX_DEFAULT).check().or_else(mistake)
+        }
+
+        /// Reads the files of credentials and authorities.
+        ///
+        /// # Errors
+        /// What is wrong with one of them.
+        pub(crate) fn check_files(&self) -> Result<(), ConfigError> {
+            self.store(blocker::OBJECT_BYTES_MAX_DEFAULT).check_files().or_else(mistake)
+        }
+    }
+
+    /// The text of the error begins with the name of the key.
+    fn mistake(error: blocker::Error) -> Result<(), ConfigError> {
+        match error {
+            blocker::Error::Invalid(why) => invalid("objects.backend", why),
+            other => invalid("objects.backend", other.to_string()),
         }
     }
 

@@ -1,5 +1,6 @@
 //! The shutdown of a cache: everything is stored, or the error states what is not.
 
+use crate::waiting::may_pass;
 use blocker::{Blocker, Clock, Durability, Error, FlushRequest, Scope, SystemClock};
 use cached_core::object::{JournalState, ObjectCache};
 use std::time::Duration;
@@ -40,11 +41,6 @@ impl ShutdownError {
     }
 }
 
-/// Returns whether a flush that failed with `error` may succeed when it is tried again.
-fn may_succeed_later(error: &Error) -> bool {
-    error.is_retryable() || matches!(error, Error::DeadlinePassed | Error::OutcomeUnknown(_))
-}
-
 /// Stores what is dirty, for at most `flush_max`, and closes the journal, if there is one: it then has nothing to
 /// replay. What the store does not take in time is no loss if the journal has all of it: the next start stores it.
 /// No other task may change anything any more.
@@ -53,6 +49,11 @@ fn may_succeed_later(error: &Error) -> bool {
 /// [`ShutdownError`] with what was acknowledged and is neither stored nor in the journal, and if objects could not be
 /// recovered from the journal, which then keeps their records.
 pub async fn store_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), ShutdownError> {
+    if cache.is_stored() {
+        // The store need not be asked, which may be away.
+        close_stored_journal(cache).await;
+        return Ok(());
+    }
     match flush_all(cache, flush_max).await {
         Ok(()) => close_stored_journal(cache).await,
         Err(_) if journal_all(cache).await && cache.recovery().objects_failed == 0 => {}
@@ -91,7 +92,7 @@ pub async fn flush_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), E
             Err(error) => error,
         };
         // With nothing dirty left, the error is about the store's own data.
-        let is_hopeless = !may_succeed_later(&error) && cache.counters().dirty_bytes == 0;
+        let is_hopeless = !may_pass(&error) && cache.counters().dirty_bytes == 0;
         let again = SystemClock.now() + RETRY_DELAY;
         if is_hopeless || again >= deadline {
             return Err(error);

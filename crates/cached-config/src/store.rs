@@ -1,14 +1,14 @@
 //! Opening the store that a configuration names, and closing it in order.
 
 use crate::backend::{BackendTable, FileTable, MemoryTable, RadosTable, RemoteTable};
-use crate::error::ConfigError;
+use crate::error::{ConfigError, is_mistake};
 use crate::s3_table::S3Table;
 use crate::sweep::{SweepCounts, SweepOptions};
 use blocker::file::{Access, FileConfig};
 use blocker::memory::MemoryConfig;
 use blocker::metrics::Collect;
 use blocker::trace::Tracer;
-use blocker::{Blocker, FileStore, Memory, OBJECT_BYTES_MAX_DEFAULT, Reply, SystemClock, Traced};
+use blocker::{Blocker, Error, FileStore, Memory, OBJECT_BYTES_MAX_DEFAULT, Reply, SystemClock, Traced};
 use std::fmt;
 use std::fs::DirBuilder;
 use std::sync::{Arc, Weak};
@@ -283,7 +283,10 @@ fn file(table: &FileTable, options: &OpenOptions) -> Result<Store, OpenError> {
         // An error here is about the path, not about what the directory contains.
         DirBuilder::new().recursive(true).create(&table.path).map_err(|error| {
             let why = format!("{} is not there, and cannot be made: {error}", table.path.display());
-            OpenError::Config(ConfigError { key: "objects.backend.path".into(), why })
+            match is_mistake(&error) {
+                true => OpenError::Config(ConfigError { key: "objects.backend.path".into(), why }),
+                false => OpenError::Store(Error::Retryable(why.into())),
+            }
         })?;
     }
     let file = Arc::new(FileStore::open_with(&table.path, config, Arc::new(SystemClock))?);

@@ -1,6 +1,7 @@
 //! `[synapse]`: the listener for programs that use the storage contract over the network.
 
-use crate::error::{ConfigError, check_exposure, invalid, secret, secret_warning, within};
+use crate::addresses::{Listening, exposure};
+use crate::error::{ConfigError, invalid, secret, secret_warning, within};
 use crate::size::Size;
 use serde::{Deserialize, Serialize};
 use std::fs::Permissions;
@@ -93,6 +94,14 @@ impl SynapseTable {
         self.listen.iter().map(|text| text.parse().map_err(wrong)).collect()
     }
 
+    /// Returns the addresses for a [check](crate::check_addresses) of all listeners; those that are none are left out.
+    #[must_use]
+    pub fn listening(&self) -> Vec<Listening> {
+        let addresses = self.listen.iter().filter_map(|text| text.parse::<Address>().ok());
+        let texts: Vec<String> = addresses.map(|address| address.to_string()).collect();
+        Listening::of("synapse.listen", &texts).collect()
+    }
+
     /// Returns the permissions of unix sockets.
     ///
     /// # Errors
@@ -171,7 +180,14 @@ impl SynapseTable {
         if addresses.is_empty() {
             return invalid("synapse.listen", "is empty; it must say where to listen");
         }
-        check_exposure("synapse.listen", &addresses, !secrets.is_empty(), self.allow_exposed)
+        let exposed = addresses.iter().find_map(|address| exposure(&address.to_string()));
+        match exposed.filter(|_| secrets.is_empty() && !self.allow_exposed) {
+            None => Ok(()),
+            Some(exposed) => {
+                let right = "name a secret_file, or set allow_exposed = true";
+                invalid("synapse.listen", format!("{exposed}, and there is no secret: {right}"))
+            }
+        }
     }
 
     /// Returns the error of a server with the key of the table, which has other names for its settings.

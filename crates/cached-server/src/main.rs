@@ -7,17 +7,18 @@ use cached_process::drain::Drain;
 use cached_process::log::Log;
 use cached_process::reload::{LiveSecs, Reloader, Reloads};
 use cached_process::signals::{Requested, Signals};
-use cached_process::{exit, panics};
+use cached_process::{Exit, Failure, memory, panics};
 use cached_server::cli::{self, Request};
-use cached_server::config::{AdminTable, Secrets, TracingTable};
+use cached_server::config::{AdminTable, Loaded, Secrets, TracingTable};
 use cached_server::objects::{
     ObjectSockets, Objects, ObjectsControl, ObjectsError, RunningObjects, VolumesOpening,
 };
+use cached_server::process::Parent;
 use cached_server::reload::{self, Cached};
 use cached_server::s3::RunningSidecar;
 use cached_server::{
-    Config, Logging, MemoryFileStart, PreparedServer, Program, ServeError, Server, TakeOver, TakingOver,
-    Upgrader, pid_file, process, systemd,
+    Config, Logging, MemoryFileStart, PreparedServer, Program, ServeError, Server, StartError, TakeOver,
+    TakingOver, Upgrader, pid_file, process, systemd,
 };
 use cached_tracing::{Exporter, Origin};
 use std::cell::Cell;
@@ -34,97 +35,86 @@ use tokio::runtime::Builder;
 /// The time requested from a service manager beyond the time that storing may take.
 const END_MARGIN: Duration = Duration::from_secs(5);
 
-/// memcached's exit status for a file of passwords that cannot be used.
-const PASSWORDS: u8 = 1;
-
-/// Why the program ends: a line, and memcached's exit status.
-struct Failure {
-    line: String,
-    status: u8,
-}
-
-impl Failure {
-    fn refused(cause: impl std::fmt::Display) -> Failure {
-        Failure { line: cause.to_string(), status: exit::REFUSED }
-    }
-}
-
 fn main() -> ExitCode {
     if let Some(code) = cached_manual::written_on_request(cli::command) {
         return code;
     }
     cached_process::allocator::configure();
-    let take_over = match TakeOver::from_environment() {
-        Ok(take_over) => take_over,
-        Err(error) => {
-            eprintln!("{error}");
-            return ExitCode::from(exit::REFUSED);
-        }
-    };
-    let inherited = systemd::inherited_sockets();
-    let arguments: Vec<OsString> = std::env::args_os().collect();
-    let result = match cli::read(&arguments) {
-        Ok(Request::Print(text)) => {
-            // Fails if the reader has closed the pipe, as `head` does.
-            let _ = std::io::stdout().write_all(text.as_bytes());
-            return ExitCode::SUCCESS;
-        }
-        Ok(Request::Serve(config)) => serve(*config, arguments, inherited, take_over),
-        Err(error) => Err(Failure { line: error.to_string(), status: error.status }),
-    };
-    match result {
+    let parent = Cell::new(None);
+    match run(&parent) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failure { line, status }) => {
-            eprintln!("{line}");
-            ExitCode::from(status)
+        Err(failure) => {
+            match parent.take() {
+                Some(parent) => parent.failed(&failure),
+                None => eprintln!("{failure}"),
+            }
+            failure.exit().into()
         }
     }
 }
 
-/// Serves until the end is requested. The order of the first steps is memcached's: those that need root's
-/// rights come before the rights are given up, sockets and files come after.
+/// Does what the command line asks for. `parent` has the process that waits for what becomes of a daemon.
+fn run(parent: &Cell<Option<Parent>>) -> Result<(), Failure> {
+    let take_over = TakeOver::from_environment().map_err(refused)?;
+    let inherited = systemd::inherited_sockets();
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    match cli::read(&arguments)? {
+        Request::Print(text) => {
+            // Fails if the reader has closed the pipe, as `head` does.
+            let _ = std::io::stdout().write_all(text.as_bytes());
+            Ok(())
+        }
+        Request::Serve(config) => serve(*config, arguments, inherited, take_over, parent),
+    }
+}
+
+fn refused(cause: impl std::fmt::Display) -> Failure {
+    Failure::new(Exit::Refused, cause)
+}
+
+/// The system has no thread, descriptor or memory at present.
+fn trouble(cause: impl std::fmt::Display) -> Failure {
+    Failure::new(Exit::Trouble, cause)
+}
+
+fn not_started(error: StartError) -> Failure {
+    Failure::new(error.exit(), error)
+}
+
+/// Serves until the end is requested. Mistakes come first, before anything is touched; then the order is memcached's:
+/// what needs root's rights comes before the rights are given up, sockets and files come after.
 fn serve(
     config: Config,
     arguments: Vec<OsString>,
     inherited: Vec<OwnedFd>,
     mut take_over: Option<TakeOver>,
+    parent: &Cell<Option<Parent>>,
 ) -> Result<(), Failure> {
     let program = Program::of_this_process(&arguments);
-    let signals = Signals::take_over().map_err(Failure::refused)?;
+    let signals = Signals::take_over().map_err(trouble)?;
     let settings = &config.settings;
+    // Before the user changes: the files may be readable by root only.
+    let loaded = config.load()?;
+    let Loaded { secrets, tokens, tls, admin_tls, nbd_tls, s3_tls, s3_secrets } = loaded;
+    let mut secret_warnings = config.secret_warnings();
+    secret_warnings.extend(settings.auth.warnings());
     if settings.core_dumps {
-        process::allow_core_dumps().map_err(Failure::refused)?;
+        process::allow_core_dumps().map_err(refused)?;
     }
     let connections = settings.connections_max
         + config.object_descriptors()
         + config.admin_descriptors()
         + config.s3_descriptors();
     let descriptors = process::raise_descriptor_limit(connections, settings.threads);
-    // Before the user changes: the files may be readable by root only.
-    let mut secret_warnings = config.secret_warnings();
-    secret_warnings.extend(settings.auth.warnings());
-    let secrets = config.secrets().map_err(|line| Failure { line, status: exit::CONFIGURATION })?;
-    let tokens = config.admin_tokens().map_err(|line| Failure { line, status: exit::CONFIGURATION })?;
-    settings.auth.load().map_err(|line| Failure { line, status: PASSWORDS })?;
-    let tls =
-        settings.load_tls().map_err(|error| Failure { line: error.to_string(), status: exit::USAGE })?;
-    let admin_tls = config.admin_tls().map_err(|line| Failure { line, status: exit::CONFIGURATION })?;
-    let nbd_tls = config.nbd_tls().map_err(|line| Failure { line, status: exit::CONFIGURATION })?;
-    let s3_tls = config.s3_tls().map_err(|line| Failure { line, status: exit::CONFIGURATION })?;
-    let s3_secrets = config.s3_secrets().map_err(|line| Failure { line, status: exit::CONFIGURATION })?;
     let without_user = process::is_root() && settings.user.is_none();
     if let Some(user) = settings.user.as_deref().filter(|_| process::is_root()) {
-        process::become_user(user).map_err(|error| {
-            let unknown = error.kind() == std::io::ErrorKind::NotFound;
-            Failure { line: error.to_string(), status: if unknown { exit::NO_USER } else { exit::REFUSED } }
-        })?;
+        process::become_user(user).map_err(refused)?;
     }
     // A process that takes over is a child of one that has left the terminal.
     if settings.daemon && take_over.is_none() {
-        process::daemonize(settings.core_dumps, settings.verbosity > 0).map_err(|error| Failure {
-            line: format!("failed to daemon() in order to daemonize: {error}"),
-            status: 1,
-        })?;
+        let left = process::daemonize(settings.core_dumps, settings.verbosity > 0);
+        let failed = |error| trouble(format_args!("failed to daemon() in order to daemonize: {error}"));
+        parent.set(Some(left.map_err(failed)?));
     }
     let log = Log::install(settings.log);
     let logging = Logging::over(log.clone(), settings.log.level, settings.verbosity);
@@ -171,8 +161,7 @@ fn serve(
         let (admin, tracer) = (admin.as_ref(), tracer.as_ref());
         match open_objects(&config, volumes, secrets, &signals, sockets, admin, tracer) {
             Err(ObjectsError::Ended) => Ok(None),
-            Err(ObjectsError::Config(line)) => Err(Failure { line, status: exit::CONFIGURATION }),
-            objects => objects.map(Some).map_err(Failure::refused),
+            objects => objects.map(Some).map_err(|error| error.failure(config.path.as_deref())),
         }
     };
     let is_taking_over = take_over.is_some();
@@ -191,20 +180,19 @@ fn serve(
         None => {
             let Some(objects) = open_objects(None)? else { return Ok(()) };
             let server = Server::open_with(config.settings.clone(), logging, inherited, tls, &on_taking_over);
-            (objects, server.map_err(Failure::refused)?)
+            (objects, server.map_err(not_started)?)
         }
         Some(mut take_over) => {
             let sockets = ObjectSockets::open(config.synapse.as_ref(), take_over.take_object_sockets());
-            let sockets = sockets.map_err(Failure::refused)?;
+            let sockets = sockets.map_err(|error| error.failure(config.path.as_deref()))?;
             let server = PreparedServer::new(config.settings.clone(), logging, take_over, tls);
-            let server = server.map_err(Failure::refused)?;
-            server.wait_for_store().map_err(Failure::refused)?;
+            let server = server.map_err(not_started)?;
+            server.wait_for_store().map_err(not_started)?;
             let Some(objects) = open_objects(Some(sockets))? else { return Ok(()) };
-            (objects, server.take_over(&on_taking_over).map_err(Failure::refused)?)
+            (objects, server.take_over(&on_taking_over).map_err(not_started)?)
         }
     };
-    let sidecar = RunningSidecar::start(&config, s3_tls, s3_secrets.clone(), admin.as_deref());
-    let sidecar = sidecar.map_err(Failure::refused)?;
+    let sidecar = RunningSidecar::start(&config, s3_tls, s3_secrets.clone(), admin.as_deref())?;
     let upgrades = if let Some(obstacle) = objects.as_ref().and_then(|objects| objects.control().obstacle()) {
         Err(obstacle)
     } else if sidecar.is_some() {
@@ -220,7 +208,7 @@ fn serve(
     };
     tracer.iter().for_each(|tracer| server.trace(tracer.clone()));
     let in_force = reload::source(&arguments, config.path.as_deref().zip(config.text.as_deref()))
-        .map_err(|line| Failure { line, status: exit::CONFIGURATION })?;
+        .map_err(|line| Failure::new(Exit::Configuration, line))?;
     let program = Cached::new(arguments, &config, server.live(), objects.as_ref().map(Objects::live), tokens)
         .with_tracer(tracer)
         .with_sidecar(s3_secrets, sidecar.live());
@@ -248,9 +236,10 @@ fn serve(
         if is_taking_over {
             write_pid_file();
         }
+        parent.take().into_iter().for_each(Parent::serves);
     };
     let requests = Requests { signals: &signals, reloader: &reloader, upgrades };
-    let result = run(server, objects, sidecar, &requests, &addresses, admin.as_deref(), serving);
+    let result = until_served(server, objects, sidecar, &requests, &addresses, admin.as_deref(), serving);
     if let Some(path) = pid_path.as_ref().filter(|_| daemon && !upgrader.is_done()) {
         pid_file::remove(path);
     }
@@ -279,7 +268,7 @@ fn start_tracing(
     admin: Option<&AdminServer>,
 ) -> Result<(Exporter, Option<Registration>), Failure> {
     let origin = Origin { program: "cached", version: env!("CARGO_PKG_VERSION") };
-    let exporter = Exporter::start(table, origin).map_err(Failure::refused)?;
+    let exporter = Exporter::start(table, origin).map_err(trouble)?;
     let none = std::iter::empty::<(&str, &str)>;
     let shown = admin.map(|admin| admin.registry().register(exporter.metrics(), none()));
     Ok((exporter, shown))
@@ -289,14 +278,15 @@ fn start_tracing(
 fn open_admin(config: AdminConfig) -> Result<AdminServer, Failure> {
     let opened = AdminServer::start(config, "cached", env!("CARGO_PKG_VERSION"));
     opened.map_err(|error| match error {
-        AdminError::Exposed { .. } => Failure { line: error.to_string(), status: exit::CONFIGURATION },
-        error => Failure::refused(error),
+        AdminError::Exposed { .. } => Failure::new(Exit::Configuration, error),
+        AdminError::Thread(_) => trouble(error),
+        error => refused(error),
     })
 }
 
 /// Serves on all listeners until the end is requested, then ends in order: first no more requests are
 /// accepted, then dirty objects are stored.
-fn run(
+fn until_served(
     server: Server,
     objects: Option<Objects>,
     sidecar: RunningSidecar,
@@ -310,7 +300,7 @@ fn run(
     let objects = match objects {
         Some(objects) => {
             server.report_objects(objects.statistics());
-            Some(objects.serve(server.live().drain_timeout()).map_err(Failure::refused)?)
+            Some(objects.serve(server.live().drain_timeout()).map_err(|error| error.failure(None))?)
         }
         None => None,
     };
@@ -362,17 +352,16 @@ fn run(
     let defect = match (served, panics::first()) {
         (_, Some(first)) => first.to_owned(),
         (Ok(Ok(())), None) => return stored,
-        (Ok(Err(error @ (ServeError::Thread(_) | ServeError::TakeOver(_)))), None) => {
-            return stored.and(Err(Failure::refused(error)));
-        }
+        (Ok(Err(error @ ServeError::Thread(_))), None) => return stored.and(Err(trouble(error))),
+        (Ok(Err(error @ ServeError::TakeOver(_))), None) => return stored.and(Err(refused(error))),
         (Ok(Err(error)), None) => error.to_string(),
         // The panic hook has recorded it, unless another hook has replaced it.
         (Err(_), None) => "a panic".to_owned(),
     };
     let line = format!("a defect of cached has ended it: {defect}");
     match stored {
-        Ok(()) => Err(Failure { line, status: exit::DEFECT }),
-        Err(Failure { line: lost, status }) => Err(Failure { line: format!("{line}\n{lost}"), status }),
+        Ok(()) => Err(Failure::new(Exit::Defect, line)),
+        Err(lost) => Err(lost.after(&line)),
     }
 }
 
@@ -437,13 +426,13 @@ fn pass_on_end(signals: &Signals, drain: &Drain, successor: u32) {
 fn store(objects: RunningObjects, signals: &Signals) -> Result<(), Failure> {
     // Also when a client has requested the end.
     request_time(objects.shutdown_time_max());
-    let runtime = Builder::new_current_thread().enable_all().build().map_err(Failure::refused)?;
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(trouble)?;
     let forced = async {
         signals.end_requested("while the process ends").await;
         tracing::warn!("a second signal forces the end");
     };
     let stored = runtime.block_on(objects.shut_down(forced));
-    stored.map_err(|error| Failure { line: error.to_string(), status: exit::NOT_STORED })
+    stored.map_err(|error| Failure::new(Exit::NotStored, error))
 }
 
 /// Requests time for the end from the service manager.
@@ -498,6 +487,7 @@ fn announce(
         let _ = writeln!(text, "admin on {url}");
     }
     let _ = writeln!(text, "memory: {limits}");
+    memory::warn_beyond_machine(limits.sum() as u64);
     // Fails if standard output is closed, which is no reason to stop.
     let _ = std::io::stdout().write_all(text.as_bytes());
     all

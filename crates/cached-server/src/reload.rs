@@ -70,7 +70,7 @@ impl LiveServer {
         others: impl FnOnce() -> Result<Vec<String>, String>,
     ) -> Result<Vec<String>, String> {
         let Some(shared) = self.shared.upgrade() else { return others() };
-        let passwords = shared.settings.auth.read_again()?;
+        let passwords = shared.settings.auth.read_again().map_err(|error| error.to_string())?;
         let (mut files, has_certificates) = certificates::refresh_with(&shared, others)?;
         files.extend(shared.settings.auth.put_in_force(passwords).into_iter().map(String::from));
         if has_certificates {

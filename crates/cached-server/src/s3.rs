@@ -6,8 +6,9 @@ mod running {
     use crate::s3_secrets::SidecarSecrets;
     use cached_admin::AdminServer;
     use cached_metrics::Registration;
+    use cached_process::{Exit, Failure};
     use cached_tls::ServerTls;
-    use s3_sidecar::{ControlError, Sidecar, SidecarControl};
+    use s3_sidecar::{ControlError, Sidecar, SidecarControl, SidecarError};
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -55,12 +56,18 @@ mod running {
             tls: Option<Arc<ServerTls>>,
             secrets: SidecarSecrets,
             admin: Option<&AdminServer>,
-        ) -> Result<RunningSidecar, String> {
+        ) -> Result<RunningSidecar, Failure> {
             let Some(table) = &config.s3 else { return Ok(RunningSidecar(None)) };
             let drain_timeout = Duration::from_secs(config.settings.drain.timeout_secs);
             let sidecar = table.sidecar(tls, secrets, drain_timeout);
-            let sidecar = sidecar.map_err(|error| format!("{}: {}", error.key, error.why))?;
-            let sidecar = Sidecar::start(sidecar).map_err(|error| error.to_string())?;
+            let sidecar = sidecar.map_err(|error| config.mistake(error, Exit::Configuration))?;
+            let sidecar = Sidecar::start(sidecar).map_err(|error| match error {
+                SidecarError::Config { key, why } => {
+                    config.mistake(S3Table::wrong((key, why)), Exit::Configuration)
+                }
+                error @ SidecarError::Thread(_) => Failure::new(Exit::Trouble, error),
+                error => Failure::new(Exit::Refused, error),
+            })?;
             if let Some(admin) = admin {
                 crate::s3_commands::add_routes(admin.routes(), &sidecar.control());
             }
@@ -113,6 +120,7 @@ mod running {
     use crate::config::Config;
     use crate::s3_secrets::SidecarSecrets;
     use cached_admin::AdminServer;
+    use cached_process::Failure;
     use cached_tls::ServerTls;
     use std::sync::Arc;
 
@@ -130,7 +138,7 @@ mod running {
             _: Option<Arc<ServerTls>>,
             _: SidecarSecrets,
             _: Option<&AdminServer>,
-        ) -> Result<RunningSidecar, String> {
+        ) -> Result<RunningSidecar, Failure> {
             Ok(RunningSidecar)
         }
 

@@ -26,8 +26,10 @@ use crate::worker::{self, Watchdog, Worker};
 use blocker::trace::Tracer;
 use cached_admin::AdminServer;
 use cached_admin::sources::Shown;
+use cached_config::{ConfigError, is_mistake};
 use cached_core::arena::{ArenaFile, ArenaFileError};
 use cached_core::kv::{ITEM_BYTES_MIN, Kv, KvConfig, KvConfigError, policy};
+use cached_process::Exit;
 use cached_process::drain::Drain;
 use cached_tls::{ServerTls, TlsError};
 use std::io;
@@ -62,8 +64,8 @@ pub enum StartError {
         cause: io::Error,
     },
     /// The passwords of clients cannot be read.
-    #[error("{0}")]
-    Passwords(String),
+    #[error("{}", .0.why)]
+    Passwords(ConfigError),
     /// A thread, its runtime or a descriptor for it cannot be created.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
@@ -73,6 +75,33 @@ pub enum StartError {
     /// The running process cannot be taken over from.
     #[error(transparent)]
     TakeOver(#[from] TakeOverError),
+}
+
+impl StartError {
+    /// Returns the exit status of a start that ends so.
+    #[must_use]
+    pub fn exit(&self) -> Exit {
+        match self {
+            StartError::Store(KvConfigError::File(error)) | StartError::MemoryFile(error) => {
+                of_memory_file(error)
+            }
+            StartError::Store(KvConfigError::Arena(_) | KvConfigError::Index(_)) => Exit::Refused,
+            StartError::Store(_) | StartError::Passwords(_) | StartError::Tls(_) => Exit::Configuration,
+            StartError::Listen { .. } | StartError::TakeOver(_) => Exit::Refused,
+            StartError::Thread(_) => Exit::Trouble,
+        }
+    }
+}
+
+fn of_memory_file(error: &ArenaFileError) -> Exit {
+    match error {
+        ArenaFileError::Io { cause, .. } if !is_mistake(cause) => Exit::Trouble,
+        ArenaFileError::InUse(_) | ArenaFileError::NotHandedOver { .. } => Exit::Refused,
+        ArenaFileError::Io { .. }
+        | ArenaFileError::NotAFile(_)
+        | ArenaFileError::NotOwned { .. }
+        | ArenaFileError::Foreign(_) => Exit::Configuration,
+    }
 }
 
 /// Why the server cannot run, or did not end in order: one line each.

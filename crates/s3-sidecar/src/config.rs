@@ -8,6 +8,7 @@ use std::time::Duration;
 use cached_core::object::ConfigError;
 use cached_tls::ServerTls;
 use hyper::Uri;
+use rustls::ClientConfig;
 
 use crate::access_log::LogTarget;
 use crate::auth::Secrets;
@@ -184,6 +185,35 @@ impl SidecarConfig {
             }
         }
         Ok(())
+    }
+
+    /// Reads the files that the configuration names, as far as they are read at the start alone.
+    ///
+    /// # Errors
+    /// The key of the first that cannot be used, and why.
+    pub fn check_files(&self) -> Result<(), (&'static str, String)> {
+        if let Some(LogTarget::File(path)) = &self.access_log {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            if path.is_dir() || folder.is_some_and(|folder| !folder.is_dir()) {
+                let why = "is no file, and none can be made there; its directory has to be there";
+                return Err(("access_log", format!("{}: {why}", path.display())));
+            }
+        }
+        self.upstream_tls().map(drop)
+    }
+
+    /// Returns how the endpoint's certificate is verified.
+    ///
+    /// # Errors
+    /// The key, and what is wrong with the authorities.
+    pub(crate) fn upstream_tls(&self) -> Result<ClientConfig, (&'static str, String)> {
+        match cached_tls::client::with_authorities(self.upstream_ca_file.as_deref()) {
+            // Without TLS towards the endpoint nothing is verified.
+            Err(_) if !self.upstream.has_tls && self.upstream_ca_file.is_none() => {
+                Ok(cached_tls::client::no_authorities())
+            }
+            client => client.map_err(|why| ("upstream_ca_file", why)),
+        }
     }
 
     /// Checks the policies, and returns them.

@@ -80,15 +80,7 @@ impl Sidecar {
     pub fn start(config: SidecarConfig) -> Result<Sidecar, SidecarError> {
         let wrong = |(key, why)| SidecarError::Config { key, why };
         config.check().map_err(wrong)?;
-        let upstream_tls =
-            cached_tls::client::with_authorities(config.upstream_ca_file.as_deref()).or_else(|why| {
-                // Without TLS towards the endpoint nothing is verified.
-                if config.upstream.has_tls {
-                    Err(wrong(("ca_file", why)))
-                } else {
-                    Ok(cached_tls::client::no_authorities())
-                }
-            })?;
+        let upstream_tls = config.upstream_tls().map_err(wrong)?;
         let mut sockets = Vec::new();
         for address in &config.listen {
             sockets.extend(open(address)?);

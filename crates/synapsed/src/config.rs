@@ -5,16 +5,18 @@
 //! `[objects]`, is at the top, because here it can be served without a cache.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use blocker::memory::MemoryConfig;
 use blocker::{Durability, Memory};
-use cached_admin::AdminTable;
+use cached_admin::{AdminTable, Tokens};
 use cached_config::{
-    BackendTable, ConfigError, ConfigFileError, DrainTimes, InsightTable, ObjectsTable, Secrets,
-    SynapseTable, invalid, parse_config, read_config, secret_warning,
+    BackendTable, ConfigError, ConfigFileError, DrainTimes, InsightTable, Listening, ObjectsTable, Secrets,
+    SynapseTable, check_addresses, invalid, parse_config, read_config, secret_warning,
 };
 use cached_core::object::ObjectCache;
 use cached_process::log::LogTable;
+use cached_tls::ServerTls;
 use cached_tracing::TracingTable;
 use serde::{Deserialize, Deserializer, Serialize};
 use synapse::{Address, Secret, Server, ServerConfig};
@@ -45,6 +47,16 @@ pub(crate) struct Config {
     /// What is traced, if anything is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tracing: Option<TracingTable>,
+}
+
+/// The content of the files that a configuration names.
+pub(crate) struct Loaded {
+    /// The server's settings, with its secrets.
+    pub(crate) server: ServerConfig,
+    pub(crate) secrets: Secrets,
+    /// The tokens of the admin listener, and its certificates.
+    pub(crate) tokens: Option<Tokens>,
+    pub(crate) admin_tls: Option<Arc<ServerTls>>,
 }
 
 /// `[process]`: settings of the whole program.
@@ -117,6 +129,25 @@ impl Config {
     /// The key that is out of range.
     pub(crate) fn drain(&self) -> Result<DrainTimes, ConfigError> {
         DrainTimes::new(self.process.drain_delay_secs, self.process.drain_timeout_secs)
+    }
+
+    /// Reads the files that the configuration names, and checks the rest of what it names. Opens no socket, no journal and
+    /// no backend, and takes no lock.
+    ///
+    /// # Errors
+    /// The first mistake.
+    pub(crate) fn load(&self) -> Result<Loaded, ConfigError> {
+        let mut addresses = self.synapse.listening();
+        addresses.extend(self.admin.iter().flat_map(|table| Listening::of("admin.listen", &table.listen)));
+        check_addresses(&addresses)?;
+        self.backend.check_files().map_err(in_this_file)?;
+        self.objects.as_ref().map_or(Ok(()), ObjectsTable::check_files)?;
+        Ok(Loaded {
+            server: self.server()?,
+            secrets: self.secrets()?,
+            tokens: self.admin.as_ref().map_or(Ok(None), AdminTable::tokens)?,
+            admin_tls: self.admin.as_ref().map_or(Ok(None), AdminTable::load_tls)?,
+        })
     }
 
     /// Returns the secret of the server that is the backend, if it is one; reads its file.
@@ -199,9 +230,9 @@ impl Config {
     /// Constructs the server, and the cache if there is one, over an empty memory backend with the same
     /// limits.
     fn try_construction(&self, server: ServerConfig) -> Result<(), ConfigError> {
-        let clock = std::sync::Arc::clone(&server.clock);
+        let clock = Arc::clone(&server.clock);
         let limits = MemoryConfig { object_bytes_max: self.object_bytes_max(), ..MemoryConfig::default() };
-        let memory = std::sync::Arc::new(Memory::new(limits, std::sync::Arc::clone(&clock)));
+        let memory = Arc::new(Memory::new(limits, Arc::clone(&clock)));
         let Some(table) = self.cache()? else {
             return Server::new(memory, server).map(drop).map_err(|error| SynapseTable::error(&error));
         };
@@ -223,7 +254,7 @@ impl Config {
         // Constructed only: its background task does not run.
         let (cache, _background) =
             ObjectCache::new(memory, cache, clock).map_err(|error| in_this_file((&error).into()))?;
-        Server::new(std::sync::Arc::new(cache), server).map(drop).map_err(|error| SynapseTable::error(&error))
+        Server::new(Arc::new(cache), server).map(drop).map_err(|error| SynapseTable::error(&error))
     }
 }
 

@@ -7,24 +7,24 @@
 
 mod cache;
 mod config;
-mod failure;
 mod reload;
 mod serve;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use cached_config::ConfigFileError;
 use cached_process::log::Log;
 use cached_process::panics;
 use cached_process::signals::Signals;
+use cached_process::{Exit, Failure};
 use clap::{CommandFactory, Parser};
 
 use config::Config;
-use failure::Failure;
 
 /// Serve a storage backend over TCP and unix sockets.
 #[derive(Parser)]
-#[command(name = "synapsed", version, max_term_width = 100)]
+#[command(name = "synapsed", version, max_term_width = 100, after_long_help = Exit::summary())]
 struct Arguments {
     /// The configuration file; deploy/synapsed.toml has every key with its comment.
     #[arg(short, long, value_name = "FILE")]
@@ -48,23 +48,27 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("synapsed: {failure}");
-            ExitCode::from(failure.status())
+            failure.exit().into()
         }
     }
 }
 
 fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let (config, text) = Config::read(&arguments.config).map_err(Failure::configuration)?;
+    let path = &arguments.config;
+    let (config, text) = Config::read(path).map_err(|error| Failure::new(Exit::Configuration, error))?;
     if arguments.print_config {
         print!("{}", config.effective());
         return Ok(());
     }
+    // Mistakes come first, before anything is touched.
+    let of_file = |error| Failure::new(Exit::Configuration, ConfigFileError::of_key(path, error));
+    let loaded = config.load().map_err(of_file)?;
     if arguments.check_config {
-        println!("{}: nothing is wrong with the configuration", arguments.config.display());
+        println!("{}: nothing is wrong with the configuration", path.display());
         return Ok(());
     }
-    let signals = Signals::take_over().map_err(Failure::refused)?;
+    let signals = Signals::take_over().map_err(|error| Failure::new(Exit::Trouble, error))?;
     let log = Log::install(config.log);
     panics::watch();
-    serve::run((&config, &text), &arguments.config, &signals, &log)
+    serve::run((&config, &text), loaded, path, &signals, &log)
 }

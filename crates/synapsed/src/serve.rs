@@ -2,34 +2,35 @@
 
 use std::cell::Cell;
 use std::cell::RefCell;
+use std::fmt;
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use blocker::trace::Tracer;
-use blocker::{Blocker, Error, SystemClock, Traced};
+use blocker::{Blocker, Traced};
 use cached_admin::insight::ObjectsInsight;
 use cached_admin::insight::slow::SlowLog;
 use cached_admin::insight::slow_store::SlowStore;
 use cached_admin::sources::{ObjectsSource, StoreSource, SynapseSource, measured};
-use cached_admin::{AdminConfig, AdminError, AdminServer, AdminTable, Health, control};
+use cached_admin::{AdminConfig, AdminError, AdminServer, Health, control};
 use cached_config::{
-    ConfigFileError, LiveObjects, ObjectsTable, OpenError, OpenOptions, ShutdownError, Store, SynapseTable,
-    begin_recovery, log_events, log_recovery, notify, raise_descriptor_limit, recovery_mistake,
+    ConfigFileError, LiveObjects, ObjectsTable, OpenOptions, Secrets, ShutdownError, StartError, Store,
+    SynapseTable, Waiting, begin_recovery, log_events, log_recovery, notify, raise_descriptor_limit,
 };
+use cached_core::object::OpenJournal;
 use cached_process::drain::Drain;
 use cached_process::log::Log;
-use cached_process::panics;
 use cached_process::reload::{LiveSecs, Reloader, Reloads};
 use cached_process::signals::{Requested, Signals};
+use cached_process::{Exit, Failure, memory, panics};
 use cached_tracing::{Exporter, Origin};
-use synapse::{Address, NodeRecord, Secret, Server, host_name};
+use synapse::{Address, Server, host_name};
 use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::cache::Cache;
-use crate::config::{Config, in_this_file};
-use crate::failure::Failure;
+use crate::config::{Config, Loaded, in_this_file};
 use crate::reload::{self, Synapsed};
 
 /// Serves a configuration, made of `text`, until a signal requests the shutdown. Then requests that have begun are answered, and a cache
@@ -39,28 +40,29 @@ use crate::reload::{self, Synapsed};
 /// The failure, with its exit status.
 pub(crate) fn run(
     (config, text): (&Config, &str),
+    loaded: Loaded,
     path: &Path,
     signals: &Signals,
     log: &Log,
 ) -> Result<(), Failure> {
-    let of_file = |error| Failure::configuration(ConfigFileError::of_key(path, error));
+    let of_file = |error| Failure::new(Exit::Configuration, ConfigFileError::of_key(path, error));
+    let Loaded { server: mut server_config, secrets, tokens, admin_tls } = loaded;
     config.warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
     let (wanted, addresses) = (config.descriptors_max(), config.addresses().map_err(of_file)?);
     let descriptors = raise_descriptor_limit(wanted);
     if descriptors < wanted {
         tracing::warn!(descriptors, wanted, "fewer file descriptors than connections and files may need");
     }
-    let (mut server_config, table) = (config.server().map_err(of_file)?, config.cache().map_err(of_file)?);
+    let table = config.cache().map_err(of_file)?;
     let drain_times = config.drain().map_err(of_file)?;
     let (delay, timeout) = (LiveSecs::new(drain_times.delay_secs), LiveSecs::new(drain_times.timeout_secs));
     // A runtime per thread: a connection stays on its thread, without work stealing.
-    let failed = |error: io::Error| Failure::refused(format!("cannot start a runtime: {error}"));
+    let failed =
+        |error: io::Error| Failure::new(Exit::Trouble, format_args!("cannot start a runtime: {error}"));
     let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
     // First, so that it answers while the start waits for the store.
-    let tokens = config.admin.as_ref().map_or(Ok(None), AdminTable::tokens).map_err(of_file)?;
-    let tls = config.admin.as_ref().map_or(Ok(None), AdminTable::load_tls).map_err(of_file)?;
-    let admin =
-        config.admin.as_ref().map(|table| open_admin(table.config(tokens.clone(), tls))).transpose()?;
+    let admin = config.admin.as_ref().map(|table| open_admin(table.config(tokens.clone(), admin_tls)));
+    let admin = admin.transpose()?;
     let health = admin.as_ref().map(AdminServer::health);
     let origin = Origin { program: "synapsed", version: env!("CARGO_PKG_VERSION") };
     let exporter = config.tracing.as_ref().map(|table| Exporter::start(table, origin)).transpose();
@@ -69,16 +71,28 @@ pub(crate) fn run(
     let _metrics = admin.as_ref().zip(exporter.as_ref()).map(|(admin, exporter)| {
         admin.registry().register(exporter.metrics(), std::iter::empty::<(&str, &str)>())
     });
-    let secrets = config.secrets().map_err(of_file)?;
-    // Before the wait for the store: a journal that cannot be used ends the start at once.
-    let journal = table.map_or(Ok(None), |table| table.open_journal());
-    let journal = journal.map_err(|error| of_file(in_this_file(error)))?;
-    let opened = runtime.block_on(open(config, secrets.store.clone(), tracer.as_ref(), signals, health));
-    let opened = opened.map_err(|error| match error {
-        OpenError::Config(error) => of_file(in_this_file(error)),
-        OpenError::Store(error) => Failure::refused(format!("{}: {error}", config.backend)),
+    let mut waiting = Waiting::new(|line| health.into_iter().for_each(|health| health.set_starting(line)));
+    let cannot_start = |error: StartError| {
+        let exit = error.exit();
+        match error {
+            StartError::Config(error) | StartError::InUse(error) => {
+                Failure::new(exit, ConfigFileError::of_key(path, in_this_file(error)))
+            }
+            StartError::Store(error) => Failure::new(exit, format_args!("{}: {error}", config.backend)),
+        }
+    };
+    let opened = runtime.block_on(async {
+        tokio::select! {
+            opened = open(config, table, &secrets, tracer.as_ref(), &mut waiting) => opened.map(Some),
+            () = signals.end_requested("while the store is being opened") => Ok(None),
+        }
     });
-    let Some(store) = opened? else { return Ok(()) };
+    let Some((store, journal)) = opened.map_err(cannot_start)? else {
+        tracing::info!("ending before the store was available");
+        // An attempt to open the journal or the store may hang: nothing waits for it.
+        runtime.shutdown_background();
+        return Ok(());
+    };
     let (store, measurements) = match &admin {
         Some(_) => measured(store, config.backend.kind()),
         None => (store, None),
@@ -93,17 +107,24 @@ pub(crate) fn run(
         let below = || Arc::new(SlowStore::new(store.backend(), Arc::clone(&slow)));
         let over = |table| Cache::over(below(), table, config.insight.sampling(), journal);
         let cache = table.map(over).transpose().map_err(of_file)?;
-        if let (Some(cache), Some(table)) = (&cache, table)
-            && !recover(cache, table, config, path, signals).await?
-        {
-            return Ok(());
-        }
+        let begun = async {
+            if let (Some(cache), Some(table)) = (&cache, table) {
+                begin_recovery(&cache.cache(), table, &mut waiting).await?;
+                tokio::spawn(log_recovery(cache.cache()));
+            }
+            store.node_record(&mut waiting).await
+        };
+        let record = tokio::select! {
+            record = begun => record.map_err(cannot_start)?,
+            () = signals.end_requested("while the journal is being recovered") => {
+                tracing::info!("ending before the store answered");
+                return Ok(());
+            }
+        };
         let backend = backend(&store, cache.as_ref(), tracer.as_ref());
         server_config.tracer = tracer.clone();
         server_config.name = host_name();
         server_config.receive_buffers = cache.as_ref().map(Cache::receive_buffers);
-        let record = NodeRecord::open(&*store.backend(), &SystemClock, RECORD_TIMEOUT).await;
-        let record = record.map_err(|error| Failure::refused(format!("{}: {error}", config.backend)))?;
         record.apply(&mut server_config);
         let cache_bytes_max = cache
             .as_ref()
@@ -117,8 +138,8 @@ pub(crate) fn run(
         let server = Arc::new(server.map_err(|error| of_file(SynapseTable::error(&error)))?);
         let mut bound = Vec::new();
         for address in &addresses {
-            let address = server.listen(address).await.map_err(Failure::refused)?;
-            config.synapse.restrict(&address).map_err(Failure::refused)?;
+            let address = server.listen(address).await.map_err(refused)?;
+            config.synapse.restrict(&address).map_err(refused)?;
             bound.push(address);
         }
         let _events = tokio::spawn(log_events(store.backend().subscribe(), config.backend.to_string()));
@@ -135,7 +156,7 @@ pub(crate) fn run(
             slow,
             in_force: Mutex::new(config.clone()),
         };
-        let source = reload::source(config, path, text).map_err(Failure::refused)?;
+        let source = reload::source(config, path, text).map_err(refused)?;
         let (reloader, drain) = (Arc::new(Reloader::new(program, source)), Drain::default());
         announce(&bound, config, memory_bytes_max, admin.as_ref());
         let mut shown = Vec::new();
@@ -181,24 +202,19 @@ pub(crate) fn run(
             // What is shown has handles of the server and the cache.
             drop((server, shown, insight));
             let stored = match cache {
-                Some(cache) => cache.shut_down().await.map_err(Failure::not_stored),
+                Some(cache) => cache.shut_down().await.map_err(not_stored),
                 None => Ok(()),
             };
-            if stored.is_ok()
-                && let Err(error) =
-                    NodeRecord::close(&*store.backend(), instance, &SystemClock, RECORD_TIMEOUT).await
-            {
-                tracing::warn!(
-                    cause = %error,
-                    "cannot record that everything is stored: clients count as lost what they have not flushed"
-                );
+            let cache = observed.take();
+            if stored.is_ok() {
+                store.record_end(instance, cache.as_ref()).await;
             }
             stage.set("closing the store");
-            drop(observed.take());
+            drop(cache);
             let closed = tokio::task::spawn_blocking(move || store.close(timeout)).await;
-            let closed = closed.map_err(|_| Failure::not_stored("closing the store has panicked"))?;
+            let closed = closed.map_err(|_| not_stored("closing the store has panicked"))?;
             stored.and(
-                closed.map_err(|error| Failure::not_stored(format!("closing {}: {error}", config.backend))),
+                closed.map_err(|error| not_stored(format_args!("closing {}: {error}", config.backend))),
             )
         };
         tokio::select! {
@@ -208,20 +224,20 @@ pub(crate) fn run(
                     Some(cache) => ShutdownError::of_cache(cache, "a second signal forced the end").to_string(),
                     None => format!("a second signal forced the end while {}", stage.get()),
                 };
-                let failure = Failure::not_stored(line);
+                let failure = not_stored(line);
                 // Exits without waiting for threads, which may be what the end waits for.
                 eprintln!("synapsed: {failure}");
-                std::process::exit(i32::from(failure.status()));
+                std::process::exit(i32::from(failure.exit().status()));
             }
         }
     });
     drop(workers);
     runtime.shutdown_timeout(timeout.get());
     match (panics::first(), ended) {
-        (Some(defect), Ok(())) => {
-            Err(Failure::defect(format!("a defect of synapsed has ended it: {defect}")))
+        (Some(defect), ended) => {
+            let line = format!("a defect of synapsed has ended it: {defect}");
+            Err(ended.map_or_else(|lost| lost.after(&line), |()| Failure::new(Exit::Defect, &line)))
         }
-        (Some(defect), Err(lost)) => Err(lost.after(format!("a defect of synapsed has ended it: {defect}"))),
         (None, ended) => ended,
     }
 }
@@ -258,41 +274,33 @@ async fn report_repeats(log: Log) {
     }
 }
 
-/// The most time for reading or writing the store's record of servers.
-const RECORD_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Opens the store. Waits for one that is unavailable, and returns `None` if the shutdown is requested
-/// meanwhile.
+/// Opens the journal of a cache, and the store. Trouble of the journal's disk and of the store is waited for.
 ///
 /// # Errors
 /// Errors that waiting does not resolve.
 async fn open(
     config: &Config,
-    secret: Option<Secret>,
+    table: Option<&ObjectsTable>,
+    secrets: &Secrets,
     tracer: Option<&Tracer>,
-    signals: &Signals,
-    health: Option<&Health>,
-) -> Result<Option<Store>, OpenError> {
-    let options = OpenOptions::default().object_bytes_max(config.object_bytes_max());
-    let options = options.secret(secret).tracer(tracer.cloned());
-    let mut last_cause = String::new();
-    let starting = |line: String| health.into_iter().for_each(|health| health.set_starting(line.as_str()));
-    starting(format!("opening the store {}", config.backend));
-    let waiting = |error: &Error| {
-        starting(format!("waiting for the store {}: {error}", config.backend));
-        let cause = error.to_string();
-        if cause != last_cause {
-            tracing::warn!(cause, store = %config.backend, "waiting for the store");
-            last_cause = cause;
-        }
+    waiting: &mut Waiting<'_>,
+) -> Result<(Store, Option<OpenJournal>), StartError> {
+    // Before the wait for the store: a journal that cannot be used ends the start at once.
+    let journal = match table {
+        Some(table) => table.open_journal(waiting).await?,
+        None => None,
     };
-    tokio::select! {
-        opened = Store::open_when_available(&config.backend, &options, waiting) => opened.map(Some),
-        () = signals.end_requested("while the store is being opened") => {
-            tracing::info!("ending before the store was available");
-            Ok(None)
-        }
-    }
+    let options = OpenOptions::default().object_bytes_max(config.object_bytes_max());
+    let options = options.secret(secrets.store.clone()).tracer(tracer.cloned());
+    Ok((Store::open_when_available(&config.backend, &options, waiting).await?, journal))
+}
+
+fn refused(cause: impl fmt::Display) -> Failure {
+    Failure::new(Exit::Refused, cause)
+}
+
+fn not_stored(cause: impl fmt::Display) -> Failure {
+    Failure::new(Exit::NotStored, cause)
 }
 
 /// Returns what is served: the cache if there is one, else the store.
@@ -304,49 +312,13 @@ fn backend(store: &Store, cache: Option<&Cache>, tracer: Option<&Tracer>) -> Arc
     }
 }
 
-/// Begins the recovery of what an earlier process logged. Waits for a store that does not answer, and returns
-/// false if the shutdown is requested meanwhile.
-///
-/// # Errors
-/// What waiting does not resolve.
-async fn recover(
-    cache: &Cache,
-    table: &ObjectsTable,
-    config: &Config,
-    path: &Path,
-    signals: &Signals,
-) -> Result<bool, Failure> {
-    let mut last_cause = String::new();
-    let waiting = |error: &Error| {
-        let cause = error.to_string();
-        if cause != last_cause {
-            tracing::warn!(cause, store = %config.backend, "waiting for the store before the journal is recovered");
-            last_cause = cause;
-        }
-    };
-    let cache = cache.cache();
-    tokio::select! {
-        begun = begin_recovery(&cache, waiting) => {
-            begun.map_err(|error| match recovery_mistake(table, error) {
-                Ok(mistake) => Failure::configuration(ConfigFileError::of_key(path, in_this_file(mistake))),
-                Err(error) => Failure::refused(format!("{}: {error}", config.backend)),
-            })?;
-            tokio::spawn(log_recovery(cache));
-            Ok(true)
-        }
-        () = signals.end_requested("while the journal is being recovered") => {
-            tracing::info!("ending before the store answered");
-            Ok(false)
-        }
-    }
-}
-
 /// Opens the admin listener.
 fn open_admin(config: AdminConfig) -> Result<AdminServer, Failure> {
     let opened = AdminServer::start(config, "synapsed", env!("CARGO_PKG_VERSION"));
     opened.map_err(|error| match error {
-        AdminError::Exposed { .. } => Failure::configuration(error),
-        error => Failure::refused(error),
+        AdminError::Exposed { .. } => Failure::new(Exit::Configuration, error),
+        AdminError::Thread(_) => Failure::new(Exit::Trouble, error),
+        error => refused(error),
     })
 }
 
@@ -370,7 +342,7 @@ impl Stage {
 }
 
 /// The time requested from a service manager beyond the most that the shutdown may take.
-const END_MARGIN: Duration = RECORD_TIMEOUT.saturating_add(Duration::from_secs(5));
+const END_MARGIN: Duration = Duration::from_secs(10);
 
 /// Writes the first lines on standard output: for people, and for a parent process that has configured port
 /// 0.
@@ -384,6 +356,7 @@ fn announce(bound: &[Address], config: &Config, memory_bytes_max: u64, admin: Op
     for url in admin.map(AdminServer::urls).unwrap_or_default() {
         let _ = writeln!(out, "synapsed: admin on {url}");
     }
+    memory::warn_beyond_machine(memory_bytes_max);
     let mib = memory_bytes_max >> 20;
     tracing::info!(
         backend = %config.backend,

@@ -3,7 +3,7 @@
 
 use cached_tests::http;
 use cached_tests::outside::{self, find_program, skip};
-use cached_tests::program::{Flavour, Program, repository};
+use cached_tests::program::{Flavour, Program, repository, workspace_programs};
 use cached_tests::server::{Server, Start, bring_up};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -463,9 +463,23 @@ fn probes_follow_the_start_the_store_and_the_end() {
     assert_eq!(http::get(&admin, "/livez"), (200, "ok\n".into()));
     let (status, reasons) = http::get(&admin, "/readyz");
     assert_eq!((status, reasons.starts_with("waiting for the store")), (503, true), "{waiting}");
+    // What needs the store says so; `cachectl` ends as where it is to be tried again.
+    let cachectl = |args: &[&str]| {
+        let mut command = Command::new(workspace_programs().join("cachectl"));
+        let output = command.args(["--admin", &admin]).args(args).output().expect("cachectl runs");
+        (output.status.code(), outside::text(&output))
+    };
+    for path in ["/volumes", "/volumes/show?name=a", "/namespaces.json", "/config.json"] {
+        let (status, line) = http::get(&admin, path);
+        assert!(status == 503 && line.contains("waiting for the store"), "{path}: {status} {line}");
+    }
+    let (status, said) = cachectl(&["volume", "list"]);
+    assert!(status == Some(5) && said.contains("waiting for the store"), "{status:?}: {said}");
 
     let store = stack.start_store();
     wait_for("the start is complete", || (http::get(&admin, "/startupz").0 == 200).then_some(()));
+    let (status, said) = cachectl(&["volume", "list"]);
+    assert!(status == Some(1) && said.contains("has no [volumes]"), "{status:?}: {said}");
     assert_eq!(http::get(&admin, "/readyz"), (200, "ok\n".into()));
     let (_, metrics) = http::get(&admin, "/metrics");
     for series in [

@@ -126,6 +126,144 @@ fn mistakes_name_file_and_key() {
     assert!(said.starts_with("/nonexistent/cached.toml: cannot be read: "), "{said}");
 }
 
+/// `--check-config` and the start refuse the same, in the same line, and the start has touched nothing by then.
+#[test]
+fn the_check_finds_what_the_start_refuses() {
+    if !is_cached() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    for (name, text) in [
+        ("short", "x"),
+        ("passwords", "user password\n"),
+        ("keys", "[[keys]]\n"),
+        ("aws", "[default]\naws_access_key_id = A\naws_secret_access_key = B\n"),
+        ("photo", "not the memory of a cache"),
+        ("blank", ""),
+    ] {
+        std::fs::write(path(name), text).expect("a file");
+    }
+    let objects = format!("[objects.backend]\nkind = \"file\"\npath = \"{}\"\n", path("store"));
+    let s3 = "[s3]\nlisten = [\"127.0.0.1:0\"]\nupstream = \"http://127.0.0.1:1\"\n";
+    let listener = format!("{s3}auth = \"listener\"\nupstream_access_key = \"A\"\n");
+    let backend = |kind: &str, keys: &str| format!("[objects.backend]\nkind = \"{kind}\"\n{keys}\n");
+    let cases = [
+        (format!("auth_file = \"{}\"", path("absent")), "memcached.auth_file: cannot read the passwords in"),
+        (format!("auth_file = \"{}\"", path("passwords")), "memcached.auth_file: "),
+        (format!("sasl_file = \"{}\"", path("blank")), "memcached.sasl_file: "),
+        (format!("memory_file = \"{}\"", path("photo")), "memcached.memory_file: memory file"),
+        (format!("memory_file = \"{}\"", path("no/such/file")), "memcached.memory_file: memory file"),
+        (
+            "[memcached.tls]\nchain_file = \"/no/chain\"".into(),
+            "memcached.tls: Error loading the certificate chain",
+        ),
+        (
+            "listen = [\"127.0.0.1:7\"]\n[admin]\nlisten = [\"0:7\"]\n".into(),
+            "admin.listen: 0:7 can be reached from",
+        ),
+        (
+            "listen = [\"127.0.0.1:7\"]\n[admin]\nlisten = [\"localhost:7\"]\n".into(),
+            "admin.listen: 127.0.0.1:7 is an address of memcached.listen as well",
+        ),
+        (
+            "listen = [\"*:7\", \"127.0.0.1:7\"]".into(),
+            "memcached.listen: 127.0.0.1:7 and *:7 are one address",
+        ),
+        (
+            format!("{objects}[synapse]\nlisten = [\"0:7\"]"),
+            "synapse.listen: 0:7 can be reached from other machines",
+        ),
+        (
+            format!("{objects}[synapse]\nlisten = [\"127.0.0.1\"]\n[admin]\nlisten = [\"127.0.0.1:11311\"]"),
+            "admin.listen: 127.0.0.1:11311 is an address of synapse.listen as well",
+        ),
+        (format!("{objects}[synapse]\nlisten = [\"node1:7\"]"), "synapse.listen: node1:7 has a name"),
+        (
+            format!("{objects}[synapse]\nlisten = [\"unix:/run/s\", \"unix:/run/s\"]"),
+            "synapse.listen: /run/s and /run/s are one address",
+        ),
+        (
+            format!(
+                "[objects]\nwriter = \"cache\"\n{objects}[objects.journal]\ndirectory = \"{}\"",
+                path("no/such/journal")
+            ),
+            "objects.journal.directory: ",
+        ),
+        (
+            backend(
+                "s3",
+                &format!("bucket = \"disks\"\nprofile = \"other\"\ncredentials_file = \"{}\"", path("aws")),
+            ),
+            "objects.backend: credentials_file",
+        ),
+        (
+            backend("synapse", &format!("address = \"h:1\"\nsecret_file = \"{}\"", path("short"))),
+            "objects.backend.secret_file: ",
+        ),
+        (
+            format!("{listener}keys_file = \"{}\"\nupstream_secret_file = \"/x\"", path("absent")),
+            "s3.keys_file: ",
+        ),
+        (
+            format!("{listener}keys_file = \"{}\"\nupstream_secret_file = \"/x\"", path("keys")),
+            "s3.keys_file: ",
+        ),
+        (
+            format!(
+                "{s3}auth = \"none\"\nupstream_access_key = \"A\"\nupstream_secret_file = \"{}\"",
+                path("absent")
+            ),
+            "s3.upstream_secret_file: ",
+        ),
+        (format!("{s3}upstream_ca_file = \"{}\"", path("blank")), "s3.upstream_ca_file: "),
+        (format!("{s3}access_log = \"{}\"", path("no/such/log")), "s3.access_log: "),
+        (format!("{s3}[s3.tls]\nchain_file = \"/no/chain\""), "s3.tls: "),
+        ("[admin.tls]\nchain_file = \"/no/chain\"".into(), "admin.tls: "),
+        (format!("[admin]\ntoken_file = \"{}\"", path("short")), "admin.token_file: "),
+    ];
+    let before = std::fs::read_dir(dir.path()).expect("a directory").count();
+    for (text, words) in cases {
+        let file = File::new(&format!("[memcached]\n{text}\n"));
+        let said = ["--check-config", ""].map(|mode| {
+            let (status, said) = Start::new().args(&format!("{} {mode}", file.flag())).run_to_exit();
+            assert_eq!(status.code(), Some(78), "{text}: {mode}: {said}");
+            said
+        });
+        assert_eq!(said[0], said[1], "{text}");
+        let line = format!("{}: {words}", file.path.display());
+        assert!(said[0].starts_with(&line) && said[0].lines().count() == 1, "{text}: {line}: {}", said[0]);
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).expect("a directory").count(), before, "something was made");
+    assert_eq!(std::fs::read(path("photo")).expect("the file"), b"not the memory of a cache");
+}
+
+/// The check takes neither the addresses nor the locks of a server that runs with the same file.
+#[test]
+fn a_running_server_does_not_disturb_the_check() {
+    if !is_cached() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let file = File::new(&format!(
+        "[memcached]\nlisten = []\nmemory_bytes_max = \"8 MiB\"\nmemory_file = \"{}\"\nunix_path = \"{}\"\n\
+         [objects]\nwriter = \"cache\"\nmemory_bytes_max = \"16 MiB\"\ndirty_bytes_max = \"1 MiB\"\n\
+         object_bytes_max = \"64 KiB\"\n[objects.backend]\nkind = \"file\"\ncreate = true\npath = \"{}\"\n\
+         [objects.journal]\ndirectory = \"{}\"\nsegment_bytes = \"1 MiB\"\nlimit_bytes = \"8 MiB\"\n\
+         journaled_bytes_max = \"256 KiB\"\ndirect = false\n[synapse]\nlisten = [\"unix:{}\"]\n",
+        path("memory"),
+        path("memcached"),
+        path("store"),
+        path("journal"),
+        path("synapse")
+    ));
+    let mut server = Start::new().args(&file.flag()).unix_at(&dir.path().join("memcached")).start();
+    let (status, said) = Start::new().args(&format!("{} --check-config", file.flag())).run_to_exit();
+    assert!(status.success(), "{said}");
+    server.assert_serves("a check beside it");
+}
+
 #[test]
 fn checking_starts_nothing() {
     if !is_cached() {

@@ -1,9 +1,12 @@
-//! Starts of `cached` and of `synapsed` with a journal that cannot be used: each is refused with status 78 and
-//! one line that names the file, the byte where it applies, the reason and the way out; and the way out leads
-//! to a start that works.
+//! Starts of `cached` and of `synapsed` with a journal that cannot be used: each is refused with status 78, or 71 if it is
+//! in use, and one line that names the file, the byte where it applies, the reason and the way out; and the way out leads
+//! to a start that works. A disk that fails is waited for.
 
 use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -18,8 +21,9 @@ use cached_tests::program::{Flavour, Program};
 use cached_tests::site::{Daemon, Site, metric, wait_for};
 use synapse::SynapseBlocker;
 
-/// The exit status of a configuration that cannot work.
+/// The exit statuses of a configuration that cannot work, and of what another process has.
 const CONFIGURATION: i32 = 78;
+const IN_USE: i32 = 71;
 /// An age at which nothing is stored within the test.
 const NEVER_MS: u64 = 86_400_000;
 const OBJECTS: usize = 4;
@@ -97,13 +101,18 @@ fn flip(path: &Path, offset: u64) {
     file.write_all_at(&[byte[0] ^ 4], offset).expect("a byte");
 }
 
-/// Requires that a start is refused with one line that contains all of these.
+/// Requires that a start is refused with one line that names file and key, and contains all of these.
 #[track_caller]
 fn assert_refused(site: &Site, contains: &[&str]) {
+    assert_refused_with(CONFIGURATION, site, contains);
+}
+
+#[track_caller]
+fn assert_refused_with(wanted: i32, site: &Site, contains: &[&str]) {
     let (status, line) = site.refused();
     println!("{line}");
-    assert_eq!(status, CONFIGURATION, "{line}");
-    assert!(line.contains("objects.journal.directory: "), "{line}");
+    assert_eq!(status, wanted, "{line}");
+    assert!(line.contains("config.toml: objects.journal.directory: "), "{line}");
     for each in contains {
         assert!(line.contains(each), "{each} is missing: {line}");
     }
@@ -245,7 +254,7 @@ fn every_flipped_bit_is_refused_or_loses_no_more_than_the_last_batch() {
         let mut status = None;
         wait_for("a start or its end", || {
             status = running.try_wait();
-            status.is_some() || std::os::unix::net::UnixStream::connect(site.path("socket")).is_ok()
+            status.is_some() || UnixStream::connect(site.path("socket")).is_ok()
         });
         if let Some(status) = status {
             assert_eq!(status.code(), Some(CONFIGURATION), "byte {offset}: {}", running.log());
@@ -281,7 +290,8 @@ fn a_journal_in_use_is_refused() {
         let other = Site { directory: site.path("other"), store: site.path("other/store"), ..site.clone() };
         std::fs::create_dir(&other.directory).expect("a directory");
         other.configure(NEVER_MS, "", "", "");
-        assert_refused(
+        assert_refused_with(
+            IN_USE,
             &other,
             &[site.journal.to_str().expect("a path"), "another process has this journal open", "stop it"],
         );
@@ -452,15 +462,25 @@ fn a_directory_that_cannot_be_made_is_refused() {
     });
 }
 
-/// A file system without `O_DIRECT`, unmounted when this is dropped.
+/// A file system, unmounted when this is dropped.
 struct Mount(PathBuf);
 
 impl Mount {
-    fn new(path: PathBuf) -> Option<Self> {
+    fn new(path: PathBuf, kind: &str, options: &str) -> Option<Self> {
         std::fs::create_dir(&path).expect("a directory");
         let mut command = Command::new("mount");
-        let mounted = command.args(["-t", "ramfs", "ramfs"]).arg(&path).output();
+        let mounted = command.args(["-t", kind, "-o", options, kind]).arg(&path).output();
         mounted.is_ok_and(|output| output.status.success()).then_some(Self(path))
+    }
+
+    /// Fills it to its last block.
+    fn fill(&self) {
+        let mut ballast = std::fs::File::create(self.0.join("ballast")).expect("a file");
+        while ballast.write_all(&[1; 4096]).is_ok() {}
+    }
+
+    fn make_room(&self) {
+        std::fs::remove_file(self.0.join("ballast")).expect("the ballast");
     }
 }
 
@@ -474,7 +494,7 @@ impl Drop for Mount {
 fn a_file_system_without_direct_writes_is_refused() {
     const TEST: &str = "a_file_system_without_direct_writes_is_refused";
     for_both("journal-direct", |site| {
-        let Some(mount) = Mount::new(site.path("ram")) else {
+        let Some(mount) = Mount::new(site.path("ram"), "ramfs", "mode=700") else {
             return skip(TEST, "a ramfs cannot be mounted here");
         };
         let site = Site { journal: mount.0.join("journal"), ..site.clone() };
@@ -483,5 +503,73 @@ fn a_file_system_without_direct_writes_is_refused() {
         // The way out, in the directory as the refused start has left it.
         site.configure(NEVER_MS, "", "direct = false", "");
         site.start().end();
+    });
+}
+
+/// Gives back the blocks of the segments behind the log's end, so that what is appended next needs room.
+fn punch_holes(journal: &Path) {
+    for entry in std::fs::read_dir(journal).expect("the journal") {
+        let path = entry.expect("an entry").path();
+        if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("segment-")) {
+            let bytes = std::fs::read(&path).expect("a segment");
+            let end =
+                bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| (last + 1).next_multiple_of(4096));
+            let file = OpenOptions::new().write(true).open(&path).expect("a segment");
+            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            let (at, len) = (end as libc::off_t, (bytes.len() - end) as libc::off_t);
+            // SAFETY: the descriptor is open; the call touches no memory of ours.
+            let punched = len == 0 || unsafe { libc::fallocate(file.as_raw_fd(), mode, at, len) } == 0;
+            assert!(punched, "{}", std::io::Error::last_os_error());
+        }
+    }
+}
+
+/// A disk that fails at the start is waited for, with a new journal and with one that has something to recover: it is no
+/// mistake in the configuration and no damage, and nothing is to be discarded.
+#[test]
+fn a_disk_that_fails_is_waited_for() {
+    const TEST: &str = "a_disk_that_fails_is_waited_for";
+    for_both("journal-disk-fails", |site| {
+        let Some(mount) = Mount::new(site.path("disk"), "tmpfs", "size=12m") else {
+            return skip(TEST, "a tmpfs cannot be mounted here");
+        };
+        let site = Site { journal: mount.0.join("journal"), ..site.clone() };
+        site.configure(NEVER_MS, "", "direct = false", "");
+        for is_new in [true, false] {
+            if !is_new {
+                crash(&site);
+                punch_holes(&site.journal);
+            }
+            mount.fill();
+            let mut running = site.spawn();
+            wait_for("the start that waits", || {
+                let ended = running.try_wait();
+                assert!(ended.is_none(), "{ended:?}:\n{}", running.log());
+                running.log().contains("waiting for the disk of the journal")
+            });
+            assert!(!running.log().contains("discard"), "{}", running.log());
+            mount.make_room();
+            wait_for("the listener", || UnixStream::connect(site.path("socket")).is_ok());
+            let client = site.connect();
+            assert!(is_new || (0..OBJECTS).all(|number| is_there(&client, number)));
+            drop(client);
+            running.end();
+        }
+    });
+}
+
+/// A signal ends the wait for a disk.
+#[test]
+fn the_wait_for_a_disk_ends_with_the_process() {
+    const TEST: &str = "the_wait_for_a_disk_ends_with_the_process";
+    for_both("journal-wait-ends", |site| {
+        let Some(mount) = Mount::new(site.path("disk"), "tmpfs", "size=1m") else {
+            return skip(TEST, "a tmpfs cannot be mounted here");
+        };
+        let site = Site { journal: mount.0.join("journal"), ..site.clone() };
+        site.configure(NEVER_MS, "", "direct = false", "");
+        let running = site.spawn();
+        wait_for("the start that waits", || running.log().contains("waiting for the disk of the journal"));
+        running.end();
     });
 }

@@ -384,7 +384,7 @@ impl Waiting {
         command.arg(flag).arg(format!("-s{}", front.path("memcached").display()));
         let child = command.stdout(std::process::Stdio::null()).stderr(file).spawn().expect("a process");
         let waiting = Waiting { child, log };
-        waiting.until(|log| log.contains("waiting for the store of objects"));
+        waiting.until(|log| log.contains("waiting for the store"));
         waiting
     }
 

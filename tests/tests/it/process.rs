@@ -54,7 +54,7 @@ fn at(port: u16) -> Address {
     Address::Tcp(SocketAddr::from(([127, 0, 0, 1], port)))
 }
 
-/// `-d -P`: the parent exits at once, the child serves and removes its file at the end.
+/// `-d -P`: the parent exits once the child serves, and the child removes its file at the end.
 #[test]
 fn daemon_and_pid_file() {
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -64,6 +64,7 @@ fn daemon_and_pid_file() {
     let status = command(&["-d", "-P", paths[0], "-s", paths[1]]).status().expect("it starts");
     assert!(status.success(), "{status}");
     let address = Address::Unix(socket.clone());
+    assert!(!is_cached() || Conn::open(&address).is_ok(), "the parent has not waited");
     let mut conn = connect(&address);
     let pid: i32 = wait_for("the pid file", || {
         std::fs::read_to_string(&file).ok()?.trim().parse().ok().filter(|pid| *pid != 999_999_999)
@@ -77,6 +78,37 @@ fn daemon_and_pid_file() {
     wait_for("its end", || (!Path::new(&format!("/proc/{pid}/fd")).exists()).then_some(()));
     assert!(!file.exists(), "the pid file is left behind");
     assert!(!is_cached() || !socket.exists(), "the socket is left behind");
+}
+
+/// A daemon that cannot start is no success: the parent has its line and its status.
+#[test]
+fn a_daemon_that_cannot_start_says_why() {
+    if !is_cached() {
+        return;
+    }
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("an address").to_string();
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let file = dir.path().join("cached.toml");
+    let store = dir.path().join("store");
+    let text = format!("[objects.backend]\nkind = \"file\"\npath = \"{}\"\n", store.display());
+    std::fs::write(&file, text).expect("a configuration");
+    // Found only by the child: the store has the name of a file.
+    std::fs::create_dir(&store).expect("a directory");
+    std::fs::write(store.join("superblock"), "not a store").expect("a file");
+    let config = format!("--config={}", file.display());
+    for (args, words) in [
+        (vec!["-l", &address], "in use"),
+        (vec!["-l", "127.0.0.1", "-p", "-1", &config], "the store of objects"),
+    ] {
+        for verbose in [false, true] {
+            let mut daemon = command(&args);
+            let output = daemon.args(verbose.then_some("-v")).arg("-d").output().expect("it runs");
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(71), "{said}");
+            assert_eq!(said.lines().filter(|line| line.contains(words)).count(), 1, "{args:?}: {said}");
+        }
+    }
 }
 
 /// Without `-d` the file is written and stays, as in memcached.

@@ -1,8 +1,8 @@
 //! Shutdown: accepted requests are answered completely; no client can keep the server from ending.
 
-use cached_tests::daemon::wait_for;
+use cached_tests::daemon::{Daemon, wait_for};
 use cached_tests::ending::SetOnDrop;
-use cached_tests::program::Flavour;
+use cached_tests::program::{Flavour, Program};
 use cached_tests::server::{Address, START_STOP_DEADLINE, Server, Start};
 use std::io::Write;
 use std::net::TcpStream;
@@ -68,6 +68,33 @@ fn a_client_that_never_reads_does_not_delay_the_end() {
     let status = server.wait_exit();
     println!("{status} after {:?}", start.elapsed());
     assert!(status.success(), "{status}");
+}
+
+/// A store that is away does not hold up the end of a cache, and makes no failure of it, if nothing is to be stored.
+#[test]
+fn an_end_without_the_store_is_in_order_if_nothing_is_to_be_stored() {
+    if Program::under_test().flavour != Flavour::Cached {
+        return;
+    }
+    for program in ["cached", "synapsed"] {
+        let store = Daemon::start("synapsed", |dir| {
+            format!("backend = \"memory:\"\n[synapse]\nlisten = [\"unix:{dir}/socket\"]\nthreads = 1")
+        });
+        let socket = store.path("socket").display().to_string();
+        let front = Daemon::start(program, |dir| match program {
+            "cached" => format!(
+                "[objects.backend]\nkind = \"synapse\"\naddress = \"unix:{socket}\"\n\
+                 [synapse]\nlisten = [\"unix:{dir}/front\"]\nthreads = 1"
+            ),
+            _ => format!(
+                "backend = \"synapse:unix:{socket}\"\n[objects]\n\
+                 [synapse]\nlisten = [\"unix:{dir}/front\"]\nthreads = 1"
+            ),
+        });
+        drop(store);
+        let (status, log) = front.end();
+        assert!(status.success() && !log.contains("not stored"), "{program}: {status}\n{log}");
+    }
 }
 
 /// Clients that send for as long as the server reads do not keep the server alive either.

@@ -1,6 +1,6 @@
 //! The start: invalid options, the output of `-V`, the unix socket's mode, a port that is in use.
 
-use cached_tests::program::Flavour;
+use cached_tests::program::{Flavour, Program};
 use cached_tests::server::{Server, Start};
 use std::os::unix::fs::PermissionsExt;
 
@@ -41,6 +41,41 @@ fn a_port_in_use_ends_the_start() {
     let (status, text) = Start::new().args(&format!("-l 127.0.0.1 -p {}", first.port())).run_to_exit();
     assert!(!status.success() && text.contains("in use"), "{status}: {text}");
     first.assert_serves("a second start on its port");
+}
+
+/// The file of `-e` is the cache's own, or it is left alone.
+#[test]
+fn a_memory_file_of_something_else_is_left_alone() {
+    if Program::under_test().flavour != Flavour::Cached {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("mailbox");
+    let content = b"From: somebody\n".repeat(1000);
+    std::fs::write(&path, &content).expect("a file");
+    let (status, text) = Start::new().args(&format!("-m 8 -I 1m -e {}", path.display())).run_to_exit();
+    assert_eq!((status.code(), text.lines().count()), (Some(64), 1), "{text}");
+    assert!(text.contains("holds something else than memory of cached"), "{text}");
+    assert!(std::fs::read(&path).expect("the file") == content, "it is overwritten");
+}
+
+/// More memory than the machine has is a warning, as memory is used when it is needed; more than can be had is one line.
+#[test]
+fn more_memory_than_the_machine_has_is_named() {
+    if Program::under_test().flavour != Flavour::Cached {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let file = dir.path().join("cached.toml");
+    let text = "[objects]\nmemory_bytes_max = \"4 TiB\"\n[objects.backend]\nkind = \"memory\"\n";
+    std::fs::write(&file, text).expect("a configuration");
+    for args in ["-m 1000000".to_owned(), "-m 4194304".to_owned(), format!("--config={}", file.display())] {
+        let mut server = Server::start(&args);
+        server.assert_serves(&args);
+        let log = server.log();
+        let warned = log.lines().filter(|line| line.contains("more memory than this machine has"));
+        assert_eq!(warned.count(), 1, "{args}:\n{log}");
+    }
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! `[objects.journal]`: the journal that makes write-back lose nothing. Off unless the table is there.
 
 use super::{ObjectsTable, WriterName};
-use crate::error::{ConfigError, invalid, require, within};
+use crate::error::{ConfigError, invalid, is_mistake, require, within};
 use crate::size::Size;
+use crate::waiting::{StartError, Waiting};
 use blocker::Durability;
 use cached_core::object::{AtLimit, JournalOptions, OpenJournal};
 use cached_journal::{DiskError, JournalConfig, OpenError, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
@@ -166,27 +167,60 @@ impl JournalTable {
         checked.map_err(|error| ConfigError::from(&error))
     }
 
-    /// Opens the journal. Reads the heads of all records that an earlier process left.
+    /// Checks that the directory is there, or can be made.
+    ///
+    /// # Errors
+    /// What stands in its place.
+    pub(crate) fn check_place(&self) -> Result<(), ConfigError> {
+        let (directory, parent) = (&self.directory, self.directory.parent());
+        let shown = directory.display();
+        if directory.exists() {
+            return require(directory.is_dir(), &key("directory"), || format!("{shown}: is no directory"));
+        }
+        let parent = parent.filter(|parent| !parent.as_os_str().is_empty());
+        require(parent.is_none_or(Path::is_dir), &key("directory"), || {
+            format!("{shown}: No such file or directory; its parent has to be there")
+        })
+    }
+
+    /// Opens the journal, on a thread of its own because opening reads the heads of all records that an earlier process
+    /// left. While its disk fails, tries again every second.
+    ///
+    /// # Cancel safety
+    /// As [`Store::open_when_available`](crate::Store::open_when_available).
     ///
     /// # Errors
     /// One line that names the directory, what is wrong, and the way out.
-    pub fn open(&self) -> Result<OpenJournal, ConfigError> {
+    pub async fn open(&self, waiting: &mut Waiting<'_>) -> Result<OpenJournal, StartError> {
         let directory = self.directory.display();
-        OpenJournal::open(&self.config()).map_err(|error| ConfigError {
-            key: key("directory"),
-            why: match error {
-                OpenError::Locked => format!(
-                    "{directory}: another process has this journal open; stop it, or name another directory"
-                ),
-                OpenError::Config(why) => why,
-                error @ OpenError::Foreign { .. } => format!("{directory}: {error}"),
-                OpenError::Corrupt(corruption) => format!(
+        let what = format!("the disk of the journal in {directory}");
+        let wrong = |why| ConfigError { key: key("directory"), why };
+        waiting.step(format_args!("opening the journal in {directory}"));
+        loop {
+            let config = self.config();
+            let opened = waiting.blocking(&what, move || OpenJournal::open(&config)).await;
+            let why = match opened {
+                Some(Ok(journal)) => return Ok(journal),
+                Some(Err(OpenError::Disk(error))) if !is_mistake(&error.error) => {
+                    waiting.pause(&what, trouble(&error)).await;
+                    continue;
+                }
+                Some(Err(OpenError::Locked)) => {
+                    return Err(StartError::InUse(wrong(format!(
+                        "{directory}: another process has this journal open; stop it, or name another directory"
+                    ))));
+                }
+                Some(Err(OpenError::Config(why))) => why,
+                Some(Err(error @ OpenError::Foreign { .. })) => format!("{directory}: {error}"),
+                Some(Err(OpenError::Corrupt(corruption))) => format!(
                     "{directory}: {corruption}; cachectl journal verify {directory} lists all damage, export saves \
                      what is readable, discard starts anew"
                 ),
-                OpenError::Disk(error) => disk_mistake(&self.directory, &error),
-            },
-        })
+                Some(Err(OpenError::Disk(error))) => disk_mistake(&self.directory, &error),
+                None => format!("{directory}: opening the journal has panicked"),
+            };
+            return Err(StartError::Config(wrong(why)));
+        }
     }
 }
 
@@ -199,10 +233,19 @@ fn disk_mistake(directory: &Path, DiskError { file, operation, error }: &DiskErr
         place => format!("{}: {operation} failed: {error}", place.display()),
     };
     match error.kind() {
-        ErrorKind::PermissionDenied => format!("{place}; the program's user needs to read and write there"),
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+            format!("{place}; the program's user needs to read and write there")
+        }
         ErrorKind::NotFound => format!("{place}; its parent has to be there"),
-        ErrorKind::StorageFull => format!("{place}; two segments need room at the start"),
         _ => place,
+    }
+}
+
+/// Returns what has failed on the journal's disk.
+fn trouble(error: &DiskError) -> String {
+    match error.error.kind() {
+        ErrorKind::StorageFull => format!("{error}; two segments need room at the start"),
+        _ => error.to_string(),
     }
 }
 

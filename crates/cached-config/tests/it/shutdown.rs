@@ -6,8 +6,8 @@ use std::time::Duration;
 use blocker::executor::block_on;
 use blocker::faulty::FaultPlan;
 use blocker::{
-    Blocker, ClaimRequest, Durability, Epoch, Error, Faulty, FlushRequest, Memory, Name, Namespace, ObjectId,
-    ReadRequest, Scope, SystemClock, WriteMode, WriteRequest, WriterId,
+    Blocker, ClaimRequest, Durability, Epoch, Error, Faulty, FileStore, FlushRequest, Memory, Name,
+    Namespace, ObjectId, ReadRequest, Scope, SystemClock, WriteMode, WriteRequest, WriterId,
 };
 use cached_config::{ShutdownError, store_all};
 use cached_core::object::{JournalOptions, ObjectCache, ObjectCacheConfig, OpenJournal, Writer};
@@ -23,20 +23,51 @@ fn cache(store: Arc<dyn Blocker>) -> ObjectCache {
     cache
 }
 
+fn object() -> ObjectId {
+    ObjectId::new(Namespace::new("n").unwrap(), Name::new("object").unwrap())
+}
+
 #[test]
 fn a_retryable_error_is_tried_again_even_if_nothing_is_dirty() {
     let mut plan = FaultPlan::benign(3);
     plan.error_permille = 700;
-    let store = Arc::new(Faulty::new(Arc::new(Memory::default()), plan, Arc::new(SystemClock)));
+    let directory = tempfile::tempdir().unwrap();
+    let files = Arc::new(FileStore::open_or_create(directory.path()).unwrap());
+    let store = Arc::new(Faulty::new(files, plan, Arc::new(SystemClock)));
     let cache = cache(Arc::clone(&store) as _);
+    cache.set_write_mode(object().namespace, WriteMode::Through).unwrap();
     let mut tries = 0;
     // Most of the first tries fail, so that some of ten shutdowns take several.
     for _ in 0..10 {
+        // The store has it, and need not have stored it.
+        while block_on(cache.write(WriteRequest::new(object(), 0, b"acknowledged"))).is_err() {}
+        assert!(!cache.is_stored());
         let before = store.steps();
         block_on(store_all(&cache, MINUTE)).unwrap();
         tries += store.steps() - before;
     }
     assert!(tries > 10, "no flush has failed: nothing was tested");
+}
+
+/// A store that is away does not hold up the end of a cache that has stored everything, or has never changed anything.
+#[test]
+fn a_store_that_has_everything_stored_is_not_asked() {
+    let store = SteeredStore::new();
+    let cache = cache(Arc::clone(&store) as _);
+    for _ in 0..2 {
+        store.rule(|_| Verdict::Fail(Error::Retryable("away".into())));
+        store.clear_log();
+        block_on(store_all(&cache, MINUTE)).unwrap();
+        assert!(store.log().is_empty(), "{:?}", store.log());
+        store.pass();
+        block_on(cache.write(WriteRequest::new(object(), 0, b"acknowledged"))).unwrap();
+        assert!(!cache.is_stored());
+        block_on(cache.flush(FlushRequest::new(Scope::All))).unwrap();
+    }
+    block_on(cache.write(WriteRequest::new(object(), 0, b"dirty"))).unwrap();
+    store.rule(|_| Verdict::Fail(Error::Retryable("away".into())));
+    let unfinished = block_on(store_all(&cache, Duration::from_millis(1))).unwrap_err();
+    assert!(unfinished.dirty_bytes > 0, "{unfinished}");
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod credentials;
 pub(crate) use attempts::{Attempts, WrongPassword};
 pub use credentials::Credentials;
 
+use cached_config::ConfigError;
 use std::path::PathBuf;
 
 /// The passwords of each protocol.
@@ -46,8 +47,8 @@ impl Auth {
     /// Reads the files. Until then no password is accepted. To be called while the process may read them.
     ///
     /// # Errors
-    /// One line: what is wrong with a file, and what would be right.
-    pub fn load(&self) -> Result<(), String> {
+    /// The key of a file, what is wrong with it, and what would be right.
+    pub fn load(&self) -> Result<(), ConfigError> {
         let read = self.read_again()?;
         self.put_in_force(read);
         Ok(())
@@ -56,8 +57,8 @@ impl Auth {
     /// Reads the files that have not been read.
     ///
     /// # Errors
-    /// One line: what is wrong with a file, and what would be right.
-    pub(crate) fn load_missing(&self) -> Result<(), String> {
+    /// As [`load`](Self::load).
+    pub(crate) fn load_missing(&self) -> Result<(), ConfigError> {
         let all = [&self.text, &self.sasl].into_iter().flatten();
         if all.clone().all(Credentials::is_loaded) { Ok(()) } else { self.load() }
     }
@@ -66,9 +67,11 @@ impl Auth {
     /// [put in force](Self::put_in_force).
     ///
     /// # Errors
-    /// One line: what is wrong with a file, and what would be right.
-    pub fn read_again(&self) -> Result<PasswordsRead, String> {
-        self.given().map(|(one, _)| one.read()).collect::<Result<_, _>>().map(PasswordsRead)
+    /// As [`load`](Self::load).
+    pub fn read_again(&self) -> Result<PasswordsRead, ConfigError> {
+        let read =
+            |(one, key): (&Credentials, &str)| one.read().map_err(|why| ConfigError { key: key.into(), why });
+        self.given().map(read).collect::<Result<_, _>>().map(PasswordsRead)
     }
 
     /// Accepts the passwords that have been read from now on, and no others. Returns the configuration keys of

@@ -3,10 +3,11 @@
 //! A protocol without passwords of its own must not lead around those of the other: with `-S` alone only the
 //! binary protocol is served, with `-Y` alone only text and meta.
 
-use super::{Cli, USAGE, UsageError, wrong};
+use super::{Cli, wrong};
 use crate::auth::Credentials;
 use crate::config::ConfigError;
 use crate::settings::Settings;
+use cached_process::{Exit, Failure};
 use cached_proto::Protocol;
 
 /// The variable that names memcached's file of SASL passwords.
@@ -14,12 +15,12 @@ const SASL_FILE_VARIABLE: &str = "MEMCACHED_SASL_PWDB";
 
 /// What is wrong: a flag, or a key of the file.
 pub(super) enum Wrong {
-    Flag(UsageError),
+    Flag(Failure),
     Key(ConfigError),
 }
 
 impl Wrong {
-    pub(super) fn blamed(self, blame: &impl Fn(ConfigError) -> UsageError) -> UsageError {
+    pub(super) fn blamed(self, blame: &impl Fn(ConfigError) -> Failure) -> Failure {
         match self {
             Wrong::Flag(error) => error,
             Wrong::Key(error) => blame(error),
@@ -28,7 +29,7 @@ impl Wrong {
 }
 
 fn flag(line: &str) -> Wrong {
-    Wrong::Flag(UsageError { line: line.into(), status: USAGE })
+    Wrong::Flag(Failure::new(Exit::Usage, line))
 }
 
 impl Cli {
@@ -85,7 +86,7 @@ fn only_protocol(settings: &Settings) -> Option<Protocol> {
 }
 
 /// Checks that no listener has a protocol without passwords.
-pub(super) fn check_listeners(settings: &Settings) -> Result<(), UsageError> {
+pub(super) fn check_listeners(settings: &Settings) -> Result<(), Failure> {
     let Some(only) = only_protocol(settings) else { return Ok(()) };
     if settings.listen.iter().all(|address| address.protocol == Some(only)) {
         return Ok(());
@@ -95,7 +96,7 @@ pub(super) fn check_listeners(settings: &Settings) -> Result<(), UsageError> {
         Protocol::Binary => ("binary", "-S"),
     };
     wrong(
-        USAGE,
+        Exit::Usage,
         format!(
             "a listener's proto[…] lets clients in without a password; with {file} alone it must be {known}"
         ),

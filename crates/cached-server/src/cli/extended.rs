@@ -3,10 +3,11 @@
 //! `ssl_…` are in `ssl`. Options that tune slabs, LRU threads and the hash table are checked as memcached checks them and shown by
 //! `stats settings`; they have no other effect.
 
-use super::{FAILURE, USAGE, UsageError, ssl, wrong};
+use super::{ssl, wrong};
 use crate::discovery::Discovery;
 use crate::settings::{InertSettings, Settings, TlsSettings};
 use cached_core::kv::policy;
+use cached_process::{Exit, Failure};
 
 /// The size of memcached's page of chunks.
 const PAGE_BYTES: usize = 1 << 20;
@@ -74,7 +75,7 @@ impl Extended {
     }
 
     /// Reads one list.
-    pub(super) fn read(&mut self, list: &str) -> Result<(), UsageError> {
+    pub(super) fn read(&mut self, list: &str) -> Result<(), Failure> {
         for part in list.trim_start().split(',').filter(|part| !part.is_empty()) {
             let (name, value) = match part.split_once('=') {
                 Some((name, value)) => (name, Some(value)),
@@ -85,7 +86,7 @@ impl Extended {
         Ok(())
     }
 
-    fn option(&mut self, part: &str, name: &str, value: Option<&str>) -> Result<(), UsageError> {
+    fn option(&mut self, part: &str, name: &str, value: Option<&str>) -> Result<(), Failure> {
         match name {
             "maxconns_fast" => self.maxconns_fast = true,
             "no_maxconns_fast" => self.maxconns_fast = false,
@@ -95,8 +96,8 @@ impl Extended {
             "no_pin_workers" => self.pin_workers = false,
             "cluster_discovery" => {
                 let parsed = value.unwrap_or("reached").parse();
-                self.cluster_discovery =
-                    parsed.or_else(|why: String| wrong(FAILURE, format!("cluster_discovery {why}")))?;
+                self.cluster_discovery = parsed
+                    .or_else(|why: String| wrong(Exit::FlagValue, format!("cluster_discovery {why}")))?;
             }
             "idle_timeout" => {
                 self.inert.idle_timeout = integer(given(value, "Missing numeric argument for idle_timeout")?);
@@ -118,10 +119,10 @@ impl Extended {
             "resp_obj_mem_limit" => {}
             _ if name.starts_with("ssl_") && ssl::read(&mut self.tls, &mut self.inert, name, value)? => {}
             _ if name.starts_with("ext_") => {
-                return wrong(USAGE, format!("-o {name}: this server has no external storage yet."));
+                return wrong(Exit::Usage, format!("-o {name}: this server has no external storage yet."));
             }
             _ if self.tuning(name, value)? => {}
-            _ => return wrong(FAILURE, format!("Illegal suboption \"{part}\"")),
+            _ => return wrong(Exit::FlagValue, format!("Illegal suboption \"{part}\"")),
         }
         let has_effect = matches!(
             name,
@@ -155,7 +156,7 @@ impl Extended {
 
     /// Reads an option of a part that this engine does not have; returns false for a name that memcached does
     /// not know either.
-    fn tuning(&mut self, name: &str, value: Option<&str>) -> Result<bool, UsageError> {
+    fn tuning(&mut self, name: &str, value: Option<&str>) -> Result<bool, Failure> {
         let inert = &mut self.inert;
         match name {
             "hashpower" => {
@@ -163,11 +164,14 @@ impl Extended {
                 match power {
                     12..=32 => inert.hashpower_init = power,
                     ..12 => {
-                        return wrong(FAILURE, format!("Initial hashtable multiplier of {power} is too low"));
+                        return wrong(
+                            Exit::FlagValue,
+                            format!("Initial hashtable multiplier of {power} is too low"),
+                        );
                     }
                     _ => {
                         return wrong(
-                            FAILURE,
+                            Exit::FlagValue,
                             format!("Initial hashtable multiplier of {power} is too high"),
                         );
                     }
@@ -246,7 +250,7 @@ impl Extended {
     }
 
     /// Checks options that depend on each other.
-    pub(super) fn check(&mut self, item_bytes_max: usize) -> Result<(), UsageError> {
+    pub(super) fn check(&mut self, item_bytes_max: usize) -> Result<(), Failure> {
         let chunk = self.chunk_bytes_max;
         if item_bytes_max > PAGE_BYTES && !self.chunk_changed {
             self.chunk_bytes_max = CHUNK_BYTES_MAX;
@@ -254,51 +258,51 @@ impl Extended {
             let line = format!(
                 "slab_chunk_max (bytes: {chunk}) cannot be larger than -I (item_size_max {item_bytes_max})"
             );
-            return wrong(USAGE, line);
+            return wrong(Exit::Usage, line);
         } else if self.chunk_changed && !item_bytes_max.is_multiple_of(chunk) {
             let line = format!(
                 "-I (item_size_max: {item_bytes_max}) must be evenly divisible by slab_chunk_max (bytes: {chunk})"
             );
-            return wrong(USAGE, line);
+            return wrong(Exit::Usage, line);
         } else if self.chunk_changed && !PAGE_BYTES.is_multiple_of(chunk) {
             let line = format!(
                 "slab_chunk_max (bytes: {chunk}) must divide evenly into {PAGE_BYTES} (slab_page_size)"
             );
-            return wrong(USAGE, line);
+            return wrong(Exit::Usage, line);
         }
         let inert = &self.inert;
         if inert.hot_lru_pct + inert.warm_lru_pct > 80 {
-            return wrong(USAGE, "hot_lru_pct + warm_lru_pct cannot be more than 80% combined");
+            return wrong(Exit::Usage, "hot_lru_pct + warm_lru_pct cannot be more than 80% combined");
         }
         if inert.temp_lru && !inert.lru_maintainer {
-            return wrong(USAGE, "temporary_ttl requires lru_maintainer to be enabled");
+            return wrong(Exit::Usage, "temporary_ttl requires lru_maintainer to be enabled");
         }
         Ok(())
     }
 }
 
-fn require(holds: bool, otherwise: &str) -> Result<(), UsageError> {
-    if holds { Ok(()) } else { wrong(FAILURE, otherwise) }
+fn require(holds: bool, otherwise: &str) -> Result<(), Failure> {
+    if holds { Ok(()) } else { wrong(Exit::FlagValue, otherwise) }
 }
 
-fn given<'a>(value: Option<&'a str>, otherwise: &str) -> Result<&'a str, UsageError> {
-    value.map_or_else(|| wrong(FAILURE, otherwise), Ok)
+fn given<'a>(value: Option<&'a str>, otherwise: &str) -> Result<&'a str, Failure> {
+    value.map_or_else(|| wrong(Exit::FlagValue, otherwise), Ok)
 }
 
-fn unsigned(name: &str, value: Option<&str>) -> Result<usize, UsageError> {
+fn unsigned(name: &str, value: Option<&str>) -> Result<usize, Failure> {
     let text = given(value, &format!("Missing {name} argument"))?;
     let number = text.parse::<u32>().map(|number| number as usize);
-    number.or_else(|_| wrong(FAILURE, format!("could not parse argument to {name}")))
+    number.or_else(|_| wrong(Exit::FlagValue, format!("could not parse argument to {name}")))
 }
 
 /// Returns the name of a known policy.
-fn eviction_policy(value: Option<&str>) -> Result<&'static str, UsageError> {
+fn eviction_policy(value: Option<&str>) -> Result<&'static str, Failure> {
     let name = value.unwrap_or_default();
     let known = policy::NAMES.iter().find(|known| **known == name);
     known.copied().map_or_else(
         || {
             wrong(
-                FAILURE,
+                Exit::FlagValue,
                 format!("eviction_policy is \"{name}\"; it must be one of {}", policy::NAMES.join(", ")),
             )
         },
@@ -306,7 +310,7 @@ fn eviction_policy(value: Option<&str>) -> Result<&'static str, UsageError> {
     )
 }
 
-fn kibibytes(name: &str, value: Option<&str>) -> Result<usize, UsageError> {
+fn kibibytes(name: &str, value: Option<&str>) -> Result<usize, Failure> {
     /// A larger number is more likely a mistake than intended.
     const KIBIBYTES_MAX: usize = 1 << 20;
     let kibibytes = unsigned(name, value)?;
@@ -315,22 +319,22 @@ fn kibibytes(name: &str, value: Option<&str>) -> Result<usize, UsageError> {
     Ok((kibibytes << 10).max(4 << 10))
 }
 
-fn percentage(name: &str, value: Option<&str>) -> Result<u32, UsageError> {
+fn percentage(name: &str, value: Option<&str>) -> Result<u32, Failure> {
     let number = integer(given(value, &format!("Missing {name} argument"))?);
     require((1..80).contains(&number), &format!("{name} must be > 1 and < 80"))?;
     Ok(number as u32)
 }
 
-fn factor(name: &str, value: Option<&str>) -> Result<f64, UsageError> {
+fn factor(name: &str, value: Option<&str>) -> Result<f64, Failure> {
     let number = leading_f64(given(value, &format!("Missing {name} argument"))?);
     require(number > 0.0, &format!("{name} must be > 0"))?;
     Ok(number)
 }
 
-fn chunk_max(value: Option<&str>) -> Result<usize, UsageError> {
+fn chunk_max(value: Option<&str>) -> Result<usize, Failure> {
     let text = given(value, "Missing slab_chunk_max argument")?;
     let Ok(kibibytes) = text.parse::<i32>() else {
-        return wrong(FAILURE, "could not parse argument to slab_chunk_max");
+        return wrong(Exit::FlagValue, "could not parse argument to slab_chunk_max");
     };
     require(kibibytes > 0, "slab_chunk_max must be >= 0")?;
     require(kibibytes <= 1 << 10, "slab_chunk_max must be specified in kilobytes.")?;
@@ -338,7 +342,7 @@ fn chunk_max(value: Option<&str>) -> Result<usize, UsageError> {
 }
 
 /// Reads sizes separated by `-`, in rising order and more than a pointer apart.
-fn slab_sizes(value: Option<&str>) -> Result<Vec<usize>, UsageError> {
+fn slab_sizes(value: Option<&str>) -> Result<Vec<usize>, Failure> {
     const CHUNK_BYTES_MIN: usize = 48;
     let text = given(value, "Missing slab_sizes argument")?;
     let mut sizes: Vec<usize> = Vec::new();
@@ -347,11 +351,11 @@ fn slab_sizes(value: Option<&str>) -> Result<Vec<usize>, UsageError> {
         let after = sizes.last().copied().unwrap_or(0);
         if !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&size) {
             let line = format!("slab size {part} is not within {CHUNK_BYTES_MIN}-{CHUNK_BYTES_MAX}");
-            return wrong(USAGE, line);
+            return wrong(Exit::Usage, line);
         }
         if size <= after + 8 && after > 0 {
             let line = format!("slab size {size} cannot be less than or equal to {after} or too close to it");
-            return wrong(USAGE, line);
+            return wrong(Exit::Usage, line);
         }
         sizes.push(size);
     }

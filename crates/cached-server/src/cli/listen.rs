@@ -3,8 +3,9 @@
 //! `[notls:|tls:|btls:|mtls:][proto[ascii|binary|negotiating]:][tag[name]:]host[:port]`, separated by commas. Tags are for memcached's
 //! proxy; they are checked and ignored.
 
-use super::{FAILURE, USAGE, UsageError, wrong};
+use super::wrong;
 use crate::settings::{ListenAddress, ListenTls};
+use cached_process::{Exit, Failure};
 use cached_proto::Protocol;
 
 /// Returns the addresses of all listeners. Without `-l`: every interface, or the loopback one with no
@@ -15,7 +16,7 @@ pub(super) fn addresses(
     protocol: Option<Protocol>,
     has_tls: bool,
     bare: bool,
-) -> Result<Vec<ListenAddress>, UsageError> {
+) -> Result<Vec<ListenAddress>, Failure> {
     if port == 0 {
         return Ok(Vec::new());
     }
@@ -36,6 +37,12 @@ pub(super) fn addresses(
             addresses.push(address);
         }
     }
+    if addresses.is_empty() {
+        return wrong(
+            Exit::Usage,
+            "-l: names no address; an address must be a host, host:port, [IPv6] or [IPv6]:port",
+        );
+    }
     Ok(addresses)
 }
 
@@ -45,20 +52,20 @@ fn address(
     port: u16,
     protocol: Option<Protocol>,
     has_tls: bool,
-) -> Result<ListenAddress, UsageError> {
+) -> Result<ListenAddress, Failure> {
     let (text, tls) = tls(text, has_tls)?;
     let (text, protocol) = match text.strip_prefix("proto[") {
         None => (text, protocol),
         Some(rest) => {
             let Some((name, rest)) = rest.split_once(']') else {
-                return wrong(USAGE, format!("Invalid protocol spec: \"{text}\""));
+                return wrong(Exit::Usage, format!("Invalid protocol spec: \"{text}\""));
             };
             let protocol = match name {
                 "ascii" => Some(Protocol::Text),
                 "binary" => Some(Protocol::Binary),
                 "negotiating" => None,
-                "proxy" => return wrong(USAGE, format!("Server not built with proxy: \"{text}\"")),
-                _ => return wrong(USAGE, format!("Invalid protocol spec: \"{text}\"")),
+                "proxy" => return wrong(Exit::Usage, format!("Server not built with proxy: \"{text}\"")),
+                _ => return wrong(Exit::Usage, format!("Invalid protocol spec: \"{text}\"")),
             };
             (rest.strip_prefix(':').unwrap_or(rest), protocol)
         }
@@ -69,14 +76,14 @@ fn address(
         None => port,
         Some(Ok(port)) => port,
         Some(Err(_)) => {
-            return wrong(FAILURE, format!("Invalid port number: \"{}\"", given.unwrap_or_default()));
+            return wrong(Exit::FlagValue, format!("Invalid port number: \"{}\"", given.unwrap_or_default()));
         }
     };
     Ok(ListenAddress { host: (host != "*").then(|| host.to_owned()), port, protocol, tls })
 }
 
 /// Returns the text after `notls:` and the like.
-fn tls(text: &str, has_tls: bool) -> Result<(&str, ListenTls), UsageError> {
+fn tls(text: &str, has_tls: bool) -> Result<(&str, ListenTls), Failure> {
     // `tls` is not memcached's: the contrary of `notls`.
     let names = [
         ("notls", ListenTls::Off),
@@ -87,7 +94,7 @@ fn tls(text: &str, has_tls: bool) -> Result<(&str, ListenTls), UsageError> {
     for (name, tls) in names {
         if let Some(rest) = text.strip_prefix(name).and_then(|rest| rest.strip_prefix(':')) {
             if !has_tls {
-                return wrong(USAGE, format!("'{name}' option is valid only when SSL is enabled"));
+                return wrong(Exit::Usage, format!("'{name}' option is valid only when SSL is enabled"));
             }
             return Ok((rest, tls));
         }
@@ -96,28 +103,28 @@ fn tls(text: &str, has_tls: bool) -> Result<(&str, ListenTls), UsageError> {
 }
 
 /// Returns the text after `tag[name]:` or `tag_name_:`.
-fn untagged(text: &str) -> Result<&str, UsageError> {
+fn untagged(text: &str) -> Result<&str, Failure> {
     let rest = match text.strip_prefix("tag") {
         Some(rest) if rest.starts_with(['[', '_']) => &rest[1..],
         _ => return Ok(text),
     };
     let Some((name, rest)) = rest.split_once([']', '_']) else {
-        return wrong(USAGE, format!("Invalid tag in socket config: \"{text}\""));
+        return wrong(Exit::Usage, format!("Invalid tag in socket config: \"{text}\""));
     };
     if !(1..=8).contains(&name.len()) {
-        return wrong(USAGE, format!("Listener tags must be between 1 and 8 characters: \"{name}\""));
+        return wrong(Exit::Usage, format!("Listener tags must be between 1 and 8 characters: \"{name}\""));
     }
     Ok(rest.strip_prefix(':').unwrap_or(rest))
 }
 
-fn host_and_port(text: &str) -> Result<(&str, Option<&str>), UsageError> {
+fn host_and_port(text: &str) -> Result<(&str, Option<&str>), Failure> {
     let bad = || {
         let line = format!("-l {text}: an address must be a host, host:port, [IPv6] or [IPv6]:port");
-        UsageError { line, status: USAGE }
+        Failure::new(Exit::Usage, line)
     };
     if let Some(rest) = text.strip_prefix('[') {
         let Some((host, rest)) = rest.split_once(']') else {
-            return wrong(USAGE, format!("Invalid IPV6 address: \"{text}\""));
+            return wrong(Exit::Usage, format!("Invalid IPV6 address: \"{text}\""));
         };
         return match rest.strip_prefix(':') {
             Some(given) => Ok((host, Some(given))),

@@ -2,6 +2,7 @@
 //! `-h`. Flags that `-h` does not name (refused ones, those for tests) are hidden.
 
 use super::{Cli, help};
+use cached_process::Exit;
 use clap::builder::StyledStr;
 use clap::{Arg, Command, CommandFactory};
 
@@ -25,14 +26,13 @@ pub fn command() -> Command {
         .version(env!("CARGO_PKG_VERSION"))
         .about("A cache server that any memcached client uses, and a cache of objects in front of slow stores")
         .override_usage("cached [FLAGS]")
-        .after_long_help(
+        .after_long_help(format!(
             "The flags are memcached's. With any flag and no -l the server listens on all interfaces, without any \
              flag on 127.0.0.1. SIGTERM and SIGINT end it in order: requests that were received are answered, dirty \
              objects are stored. SIGHUP reads the configuration again. SIGUSR2 starts the program at its path, which \
-             takes over sockets, memory file and connections; if that fails, the running process goes on.\n\nExit status: 0, everything acknowledged is stored; 1 and 64, a flag is wrong; 67, \
-             there is no such user; 70, a defect ended the process; 71, the system or the store refused something; \
-             74, acknowledged data could not be stored; 78, the configuration file is wrong.",
-        )
+             takes over sockets, memory file and connections; if that fails, the running process goes on.\n\n{}",
+            Exit::summary()
+        ))
         .mut_args(described)
 }
 

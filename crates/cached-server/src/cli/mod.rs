@@ -24,9 +24,10 @@ pub use manual::command;
 
 use crate::config::{Config, ConfigFileError, File};
 use cached_config::read_config;
-use cached_process::exit::{self, USAGE};
+use cached_process::{Exit, Failure};
 use clap::parser::ValueSource;
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// A memcached-compatible cache.
@@ -135,26 +136,13 @@ pub struct Cli {
     rest: Vec<String>,
 }
 
-/// Why the server cannot start with these arguments: one line, and memcached's exit status.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{line}")]
-pub struct UsageError {
-    line: String,
-    /// The status to exit with.
-    pub status: u8,
+/// Returns the failure of a configuration file.
+fn mistake(error: ConfigFileError) -> Failure {
+    Failure::new(Exit::Configuration, error)
 }
 
-/// memcached's exit status for an invalid value.
-const FAILURE: u8 = 1;
-
-fn wrong<T>(status: u8, line: impl Into<String>) -> Result<T, UsageError> {
-    Err(UsageError { line: line.into(), status })
-}
-
-impl From<ConfigFileError> for UsageError {
-    fn from(error: ConfigFileError) -> UsageError {
-        UsageError { line: error.to_string(), status: exit::CONFIGURATION }
-    }
+fn wrong<T>(exit: Exit, line: impl fmt::Display) -> Result<T, Failure> {
+    Err(Failure::new(exit, line))
 }
 
 /// What the program is to do.
@@ -170,8 +158,8 @@ pub enum Request {
 /// too.
 ///
 /// # Errors
-/// [`UsageError`] for a flag that is unknown or a value that cannot work.
-pub fn read(arguments: &[std::ffi::OsString]) -> Result<Request, UsageError> {
+/// [`Failure`] for a flag that is unknown or a value that cannot work, with memcached's exit status where it has one.
+pub fn read(arguments: &[std::ffi::OsString]) -> Result<Request, Failure> {
     read_with(arguments, None)
 }
 
@@ -180,14 +168,12 @@ pub fn read(arguments: &[std::ffi::OsString]) -> Result<Request, UsageError> {
 pub(crate) fn read_with(
     arguments: &[std::ffi::OsString],
     file: Option<(&Path, &str)>,
-) -> Result<Request, UsageError> {
+) -> Result<Request, Failure> {
     let illegal = |error: clap::Error| {
         let text = error.to_string();
         let line = text.lines().next().unwrap_or_default();
-        UsageError {
-            line: format!("Illegal argument: {}", line.trim_start_matches("error: ")),
-            status: FAILURE,
-        }
+        let line = line.trim_start_matches("error: ");
+        Failure::new(Exit::FlagValue, format_args!("Illegal argument: {line}"))
     };
     let matches = Cli::command().try_get_matches_from(arguments).map_err(illegal)?;
     let mut cli = Cli::from_arg_matches(&matches).map_err(illegal)?;
@@ -205,7 +191,7 @@ pub(crate) fn read_with(
 impl Cli {
     /// Checks the arguments. `bare` is set if none of them is memcached's; the server then listens on the
     /// loopback interface only. `text` is the file's, read if it is absent.
-    fn check(self, bare: bool, mut text: Option<String>) -> Result<Request, UsageError> {
+    fn check(self, bare: bool, mut text: Option<String>) -> Result<Request, Failure> {
         if self.help > 0 {
             return Ok(Request::Print(help_text()));
         }
@@ -221,9 +207,9 @@ impl Cli {
             Some(path) => {
                 let text = match &mut text {
                     Some(text) => text,
-                    absent => absent.insert(read_config(path)?),
+                    absent => absent.insert(read_config(path).map_err(mistake)?),
                 };
-                Some((path.as_path(), File::parse(path, text)?))
+                Some((path.as_path(), File::parse(path, text).map_err(mistake)?))
             }
             None => None,
         };
@@ -233,15 +219,10 @@ impl Cli {
         config.text = text;
         if print {
             let text = config.to_toml();
-            return text.map(Request::Print).or_else(|error| wrong(USAGE, error.to_string()));
+            return text.map(Request::Print).or_else(|error| wrong(Exit::Usage, error));
         }
         if check {
-            let wrong_files = |error: cached_tls::TlsError| UsageError {
-                line: error.to_string(),
-                status: exit::CONFIGURATION,
-            };
-            config.settings.load_tls().map_err(wrong_files)?;
-            config.admin_tls().or_else(|line| wrong(exit::CONFIGURATION, line))?;
+            config.load()?;
             let what = path.as_deref().map_or("the command line".into(), Path::to_string_lossy);
             return Ok(Request::Print(format!("{what}: nothing is wrong with the configuration\n")));
         }

@@ -4,10 +4,11 @@
 //! Errors in flags have memcached's messages; errors in the file name its key.
 
 use super::extended::{self, Extended};
-use super::{Cli, FAILURE, USAGE, UsageError, auth, listen, wrong};
+use super::{Cli, auth, listen, mistake, wrong};
 use crate::config::{Config, ConfigError, ConfigFileError, File, share};
 use crate::logging::Logging;
 use crate::settings::{ListenAddress, Settings, SlabClasses};
+use cached_process::{Exit, Failure};
 use cached_proto::Protocol;
 use std::path::Path;
 
@@ -19,12 +20,13 @@ const PORT: i32 = 11211;
 
 impl Cli {
     /// Returns all settings. `bare` is set if none of the flags is memcached's.
-    pub(super) fn overlay(self, file: Option<Given<'_>>, bare: bool) -> Result<Config, UsageError> {
+    pub(super) fn overlay(self, file: Option<Given<'_>>, bare: bool) -> Result<Config, Failure> {
         let path = file.as_ref().map(|(path, _)| *path);
         let blame = |error: ConfigError| match path {
-            Some(path) => UsageError::from(ConfigFileError::of_key(path, error)),
-            None => UsageError { line: error.why, status: USAGE },
+            Some(path) => mistake(ConfigFileError::of_key(path, error)),
+            None => Failure::new(Exit::Usage, error.why),
         };
+        let by_flag = self.keys_given();
         let mut settings = match &file {
             Some((_, file)) => file.settings().map_err(blame)?,
             None => Settings::default(),
@@ -48,7 +50,7 @@ impl Cli {
         if settings.item_bytes_max > settings.memory_bytes / 2 {
             let why = "Cannot set item size limit higher than 1/2 of memory max.";
             if path.is_none() || sizes_given {
-                return wrong(USAGE, why);
+                return wrong(Exit::Usage, why);
             }
             let why = format!("is more than half of memory_bytes_max, {} bytes", settings.memory_bytes);
             return Err(blame(ConfigError { key: "memcached.item_bytes_max".into(), why }));
@@ -81,7 +83,7 @@ impl Cli {
             notes.push("datagrams are not encrypted, unlike connections; -U 0 turns them off".into());
         }
         if settings.tls.is_some() && settings.listen.is_empty() {
-            return wrong(USAGE, "ERROR: You cannot enable SSL without a TCP port.");
+            return wrong(Exit::Usage, "ERROR: You cannot enable SSL without a TCP port.");
         }
         if !self.rest.is_empty() {
             notes.push(format!("words without a flag are ignored: {}", self.rest.join(" ")));
@@ -115,34 +117,54 @@ impl Cli {
             tracing,
             path: None,
             text: None,
+            by_flag,
         })
     }
 
+    /// Returns the keys of what flags name.
+    fn keys_given(&self) -> Vec<&'static str> {
+        let has_tls = self.tls > 0 || self.extended.iter().any(|list| list.contains("ssl_"));
+        let given = [
+            ("process.user", self.user.is_some()),
+            ("memcached.listen", !self.listen.is_empty() || self.port.is_some()),
+            ("memcached.udp_listen", self.udp_port.is_some()),
+            ("memcached.unix_path", self.unix_socket.is_some()),
+            ("memcached.auth_file", self.auth_file.is_some()),
+            ("memcached.sasl_file", self.sasl > 0),
+            ("memcached.tls", has_tls),
+            ("memcached.memory_file", self.memory_file.is_some()),
+        ];
+        given.into_iter().filter_map(|(key, is_given)| is_given.then_some(key)).collect()
+    }
+
     /// Returns the value of `-p`, if it is given.
-    fn port_given(&self, notes: &mut Vec<String>) -> Result<Option<i32>, UsageError> {
+    fn port_given(&self, notes: &mut Vec<String>) -> Result<Option<i32>, Failure> {
         let Some(text) = &self.port else { return Ok(None) };
         match number("-p", text, notes)? {
-            port if port > 65535 => wrong(USAGE, format!("ERROR: Invalid port number {port}.")),
+            port if port > 65535 => wrong(Exit::Usage, format!("ERROR: Invalid port number {port}.")),
             port if port < -1 => {
                 let line = format!("-p {port}: the TCP port must be 0 to 65535, or -1 for any free one");
-                wrong(USAGE, line)
+                wrong(Exit::Usage, line)
             }
             port => Ok(Some(port as i32)),
         }
     }
 
     /// `-a`, `-m`, `-I`.
-    fn sizes(&self, settings: &mut Settings, notes: &mut Vec<String>) -> Result<(), UsageError> {
+    fn sizes(&self, settings: &mut Settings, notes: &mut Vec<String>) -> Result<(), Failure> {
         if let Some(text) = &self.unix_mask {
             let Ok(mask) = u32::from_str_radix(text.trim(), 8) else {
-                return wrong(USAGE, format!("-a {text}: the access mask must be octal"));
+                return wrong(Exit::Usage, format!("-a {text}: the access mask must be octal"));
             };
             settings.unix_mask = mask & 0o777;
         }
         if let Some(text) = &self.memory_limit {
             let mib = number("-m", text, notes)?.max(0);
             if mib > 4 << 20 {
-                return wrong(USAGE, format!("-m {mib}: item memory must be at most 4194304 megabytes"));
+                return wrong(
+                    Exit::Usage,
+                    format!("-m {mib}: item memory must be at most 4194304 megabytes"),
+                );
             }
             settings.memory_bytes = (mib as usize) << 20;
         }
@@ -153,14 +175,17 @@ impl Cli {
     }
 
     /// `-c`, `-t`, `-R`, `-b`.
-    fn counts(&self, settings: &mut Settings, notes: &mut Vec<String>) -> Result<(), UsageError> {
+    fn counts(&self, settings: &mut Settings, notes: &mut Vec<String>) -> Result<(), Failure> {
         if let Some(text) = &self.conn_limit {
             settings.connections_max = positive("-c", text, "Maximum connections", notes)? as usize;
         }
         if let Some(text) = &self.threads {
             let threads = positive("-t", text, "Number of threads", notes)?;
             if threads > 1024 {
-                return wrong(USAGE, format!("-t {threads}: the number of threads must be at most 1024"));
+                return wrong(
+                    Exit::Usage,
+                    format!("-t {threads}: the number of threads must be at most 1024"),
+                );
             }
             settings.threads = threads as usize;
         }
@@ -175,7 +200,7 @@ impl Cli {
     }
 
     /// Flags that enable or disable something, and names.
-    fn switches(&self, settings: &mut Settings) -> Result<(), UsageError> {
+    fn switches(&self, settings: &mut Settings) -> Result<(), Failure> {
         if let Some(name) = &self.protocol {
             settings.protocol = match name.trim() {
                 "auto" => None,
@@ -185,13 +210,13 @@ impl Cli {
                     let line = format!(
                         "Invalid value for binding protocol: {other} -- should be one of auto, binary, or ascii"
                     );
-                    return wrong(USAGE, line);
+                    return wrong(Exit::Usage, line);
                 }
             };
         }
         if let Some(text) = &self.prefix_delimiter {
             let Some(delimiter) = text.trim_start().bytes().next() else {
-                return wrong(FAILURE, "No delimiter specified");
+                return wrong(Exit::FlagValue, "No delimiter specified");
             };
             settings.prefix_delimiter = Some(delimiter);
         }
@@ -203,7 +228,7 @@ impl Cli {
         }
         if let Some(path) = &self.memory_file {
             if path.as_os_str().is_empty() {
-                return wrong(USAGE, "-e names no file");
+                return wrong(Exit::Usage, "-e names no file");
             }
             settings.memory_file = Some(path.clone());
         }
@@ -232,12 +257,12 @@ impl Cli {
         settings: &Settings,
         notes: &mut Vec<String>,
         extended: &Extended,
-    ) -> Result<SlabClasses, UsageError> {
+    ) -> Result<SlabClasses, Failure> {
         let mut classes = settings.classes.clone();
         if let Some(text) = &self.growth_factor {
             classes.factor = extended::leading_f64(text);
             if classes.factor.is_nan() || classes.factor <= 1.0 {
-                return wrong(FAILURE, "Factor must be greater than 1");
+                return wrong(Exit::FlagValue, "Factor must be greater than 1");
             }
         }
         if let Some(text) = &self.slab_min_size {
@@ -255,24 +280,24 @@ impl Cli {
         settings: &Settings,
         extended: &mut Extended,
         notes: &mut Vec<String>,
-    ) -> Result<(), UsageError> {
+    ) -> Result<(), Failure> {
         let Some(text) = &self.napi_ids else { return Ok(()) };
         let ids = number("-N", text, notes)?;
         if ids <= 0 {
-            return wrong(FAILURE, "Maximum number of NAPI IDs must be greater than 0");
+            return wrong(Exit::FlagValue, "Maximum number of NAPI IDs must be greater than 0");
         }
         let threads = settings.threads;
         if ids > threads as i64 {
             let line =
                 format!("Number of napi_ids({ids}) cannot be greater than number of threads({threads})");
-            return wrong(USAGE, line);
+            return wrong(Exit::Usage, line);
         }
         extended.without_effect.push(format!("-N {ids}"));
         Ok(())
     }
 
     /// Sets the addresses to listen on without a file, as memcached does.
-    fn listen_alone(&self, settings: &mut Settings, port: i32, bare: bool) -> Result<(), UsageError> {
+    fn listen_alone(&self, settings: &mut Settings, port: i32, bare: bool) -> Result<(), Failure> {
         settings.interface = match self.listen.is_empty() {
             true => bare.then(|| "127.0.0.1".into()),
             false => Some(self.listen.join(",")),
@@ -288,7 +313,7 @@ impl Cli {
 
     /// Sets the addresses to listen on with a file: `-s` and `-l` replace those of the file, `-p` alone
     /// changes their port.
-    fn listen_over(&self, file: &File, settings: &mut Settings, port: Option<i32>) -> Result<(), UsageError> {
+    fn listen_over(&self, file: &File, settings: &mut Settings, port: Option<i32>) -> Result<(), Failure> {
         if let Some(path) = &self.unix_socket {
             settings.unix_path = Some(path.clone());
             settings.interface = None;
@@ -332,9 +357,9 @@ pub(super) fn move_to(listen: &mut Vec<ListenAddress>, port: u16) {
 }
 
 /// Reads a number as `atoi` does. Letters after it are ignored, as in `atoi`, and named in the log.
-pub(super) fn number(flag: &str, text: &str, notes: &mut Vec<String>) -> Result<i64, UsageError> {
+pub(super) fn number(flag: &str, text: &str, notes: &mut Vec<String>) -> Result<i64, Failure> {
     let Some((number, rest)) = extended::leading_number(text) else {
-        return wrong(USAGE, format!("{flag} {text}: must be a number"));
+        return wrong(Exit::Usage, format!("{flag} {text}: must be a number"));
     };
     if !rest.is_empty() {
         notes.push(format!("{flag} {text} is read as {number}"));
@@ -342,16 +367,16 @@ pub(super) fn number(flag: &str, text: &str, notes: &mut Vec<String>) -> Result<
     Ok(number)
 }
 
-fn positive(flag: &str, text: &str, what: &str, notes: &mut Vec<String>) -> Result<i64, UsageError> {
+fn positive(flag: &str, text: &str, what: &str, notes: &mut Vec<String>) -> Result<i64, Failure> {
     match number(flag, text, notes) {
         Ok(number @ 1..=0x7fff_ffff) => Ok(number),
-        Ok(number @ 0x8000_0000..) => wrong(FAILURE, format!("{flag} {number}: too large")),
-        _ => wrong(FAILURE, format!("{what} must be greater than 0")),
+        Ok(number @ 0x8000_0000..) => wrong(Exit::FlagValue, format!("{flag} {number}: too large")),
+        _ => wrong(Exit::FlagValue, format!("{what} must be greater than 0")),
     }
 }
 
 /// Reads `-I`: bytes, or kibi-, mebi-, gibibytes with a letter.
-fn item_size(text: &str, memory_bytes: usize) -> Result<usize, UsageError> {
+fn item_size(text: &str, memory_bytes: usize) -> Result<usize, Failure> {
     let (number, rest) = extended::leading_number(text).unwrap_or((0, ""));
     let unit = match rest {
         "k" | "K" => 1i64 << 10,
@@ -361,13 +386,13 @@ fn item_size(text: &str, memory_bytes: usize) -> Result<usize, UsageError> {
     };
     let bytes = number.saturating_mul(unit);
     if bytes < 1024 {
-        return wrong(USAGE, "Item max size cannot be less than 1024 bytes.");
+        return wrong(Exit::Usage, "Item max size cannot be less than 1024 bytes.");
     }
     if bytes > (memory_bytes / 2) as i64 {
-        return wrong(USAGE, "Cannot set item size limit higher than 1/2 of memory max.");
+        return wrong(Exit::Usage, "Cannot set item size limit higher than 1/2 of memory max.");
     }
     if bytes > 1 << 30 {
-        return wrong(USAGE, "Cannot set item size limit higher than a gigabyte.");
+        return wrong(Exit::Usage, "Cannot set item size limit higher than a gigabyte.");
     }
     Ok(bytes as usize)
 }

@@ -1,7 +1,8 @@
 //! `-o ssl_…`: TLS, with memcached's names and messages.
 
-use super::{FAILURE, UsageError, wrong};
+use super::wrong;
 use crate::settings::{ClientCertificates, InertSettings, KeyFormat, MinVersion, TlsSettings};
+use cached_process::{Exit, Failure};
 
 /// Reads one option. Returns false for a name that memcached does not know either.
 pub(super) fn read(
@@ -9,15 +10,18 @@ pub(super) fn read(
     inert: &mut InertSettings,
     name: &str,
     value: Option<&str>,
-) -> Result<bool, UsageError> {
+) -> Result<bool, Failure> {
     let given = || match value {
         Some(text) => Ok(text),
-        None => wrong(FAILURE, format!("Missing {name} argument")),
+        None => wrong(Exit::FlagValue, format!("Missing {name} argument")),
     };
-    let number = || -> Result<i64, UsageError> {
-        given()?.trim().parse().or_else(|_| wrong(FAILURE, format!("could not parse argument to {name}")))
+    let number = || -> Result<i64, Failure> {
+        given()?
+            .trim()
+            .parse()
+            .or_else(|_| wrong(Exit::FlagValue, format!("could not parse argument to {name}")))
     };
-    let invalid = || wrong(FAILURE, format!("Invalid {name}. Use help to see valid options."));
+    let invalid = || wrong(Exit::FlagValue, format!("Invalid {name}. Use help to see valid options."));
     match name {
         "ssl_chain_cert" => tls.chain_file = given()?.into(),
         "ssl_key" => tls.key_file = given()?.into(),
@@ -26,7 +30,7 @@ pub(super) fn read(
             tls.key_format = match given()?.trim() {
                 "1" | "PEM" => KeyFormat::Pem,
                 "2" | "DER" => KeyFormat::Der,
-                _ => return wrong(FAILURE, format!("could not parse argument to {name}")),
+                _ => return wrong(Exit::FlagValue, format!("could not parse argument to {name}")),
             };
         }
         "ssl_verify_mode" => {
@@ -44,7 +48,7 @@ pub(super) fn read(
                     let line = format!(
                         "{name}: TLS 1.0 and 1.1 are not safe and not available; use 2 (TLS 1.2) or 3 (TLS 1.3)"
                     );
-                    return wrong(FAILURE, line);
+                    return wrong(Exit::FlagValue, line);
                 }
                 2 => MinVersion::Tls12,
                 3 => MinVersion::Tls13,
@@ -54,7 +58,7 @@ pub(super) fn read(
         "ssl_session_cache" => tls.session_tickets = true,
         "ssl_wbuf_size" => match u32::try_from(number()?) {
             Ok(kibibytes) => inert.ssl_wbuf_size = (kibibytes as usize).saturating_mul(1 << 10),
-            Err(_) => return wrong(FAILURE, format!("could not parse argument to {name}")),
+            Err(_) => return wrong(Exit::FlagValue, format!("could not parse argument to {name}")),
         },
         "ssl_kernel_tls" => {}
         "ssl_ciphers" => {
@@ -63,7 +67,7 @@ pub(super) fn read(
                 "{name}: lists of ciphers in OpenSSL's language are not read; the safe ones are chosen without it, and \
                  cipher_suites in [memcached.tls] of a configuration file names some of them"
             );
-            return wrong(FAILURE, line);
+            return wrong(Exit::FlagValue, line);
         }
         _ => return Ok(false),
     }

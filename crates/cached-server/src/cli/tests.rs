@@ -5,7 +5,7 @@ use crate::settings::{ClientCertificates, ListenAddress, ListenTls, MinVersion, 
 use cached_process::log::Level;
 use cached_proto::Protocol;
 
-fn check(arguments: &[&str]) -> Result<Request, UsageError> {
+fn check(arguments: &[&str]) -> Result<Request, Failure> {
     let all: Vec<_> = std::iter::once("cached").chain(arguments.iter().copied()).map(Into::into).collect();
     read(&all)
 }
@@ -179,10 +179,20 @@ fn invalid_values_have_memcacheds_messages() {
             "hot_lru_pct + warm_lru_pct cannot be more than 80% combined",
             64,
         ),
+        (
+            &["-l", ""],
+            "-l: names no address; an address must be a host, host:port, [IPv6] or [IPv6]:port",
+            64,
+        ),
+        (
+            &["-l", ", ;"],
+            "-l: names no address; an address must be a host, host:port, [IPv6] or [IPv6]:port",
+            64,
+        ),
         (&["-N", "5"], "Number of napi_ids(5) cannot be greater than number of threads(4)", 64),
     ] {
         let error = check(arguments).expect_err("a usage error");
-        assert_eq!((error.to_string().as_str(), error.status), (words, status), "{arguments:?}");
+        assert_eq!((error.to_string().as_str(), error.exit().status()), (words, status), "{arguments:?}");
     }
 }
 
@@ -205,7 +215,10 @@ fn missing_features_that_protect_or_persist_data_stop_the_start() {
 fn unknown_flags_are_refused_with_one_line() {
     for arguments in [&["-q"][..], &["--bogus"], &["-D"]] {
         let error = check(arguments).expect_err("a usage error");
-        assert!(error.to_string().starts_with("Illegal argument") && error.status == 1, "{error}");
+        assert!(
+            error.to_string().starts_with("Illegal argument") && error.exit() == Exit::FlagValue,
+            "{error}"
+        );
         assert!(!error.to_string().contains('\n'));
     }
 }
@@ -319,7 +332,7 @@ fn errors_in_the_file_name_its_key() {
             all.extend(mode);
             let error = check(&all).expect_err(text);
             assert!(error.to_string().ends_with(words), "{text}: {error}");
-            assert_eq!((error.status, error.to_string().lines().count()), (status, 1), "{text}");
+            assert_eq!((error.exit().status(), error.to_string().lines().count()), (status, 1), "{text}");
         }
     }
 }

@@ -5,23 +5,24 @@
 
 use super::auth::Wrong;
 use super::overlay::{move_to, number};
-use super::{Cli, USAGE, UsageError, listen, wrong};
+use super::{Cli, listen, wrong};
 use crate::config::{ConfigError, File};
 use crate::settings::{ListenAddress, ListenTls, Settings};
+use cached_process::{Exit, Failure};
 
 /// The port of addresses in the file that have none.
 const PORT: i32 = 11211;
 
 impl Cli {
     /// Returns the value of `-U`, if it is given.
-    pub(super) fn udp_port_given(&self, notes: &mut Vec<String>) -> Result<Option<i32>, UsageError> {
+    pub(super) fn udp_port_given(&self, notes: &mut Vec<String>) -> Result<Option<i32>, Failure> {
         let Some(text) = &self.udp_port else { return Ok(None) };
         match number("-U", text, notes)? {
             port @ -1..=65535 => Ok(Some(port as i32)),
             port => {
                 let line =
                     format!("-U {port}: the UDP port must be 0 (off) to 65535, or -1 for any free one");
-                wrong(USAGE, line)
+                wrong(Exit::Usage, line)
             }
         }
     }
@@ -82,7 +83,7 @@ impl Cli {
             None => "Cannot use UDP with ascii authentication enabled (-U 0 to disable)",
         };
         Err(match port {
-            Some(_) => Wrong::Flag(UsageError { line: line.into(), status: USAGE }),
+            Some(_) => Wrong::Flag(Failure::new(Exit::Usage, line)),
             None => {
                 let why = "lets clients in without a password; it must be empty with auth_file or sasl_file";
                 Wrong::Key(ConfigError { key: "memcached.udp_listen".into(), why: why.into() })

@@ -1,4 +1,4 @@
 //! Errors in a configuration file, one line each.
 
-pub use cached_config::ConfigFileError;
-pub(crate) use cached_config::{ConfigError, invalid, require, within};
+pub use cached_config::{ConfigError, ConfigFileError};
+pub(crate) use cached_config::{invalid, require, within};

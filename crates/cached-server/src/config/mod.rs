@@ -8,6 +8,7 @@
 //! | module | content |
 //! |---|---|
 //! | `file` | the file as a whole |
+//! | `load` | what the configuration names: the files are read |
 //! | `process`, `memcached`, `shared_memory`, `volumes`, `nbd`, `s3`, `s3_policies` | one table each |
 //! | crate `cached-admin` | `[admin]`: shared with `synapsed` |
 //! | crate `cached-config` | `[insight]`, `[objects]` and its backend, `[synapse]`, sizes with units: shared with `synapsed` |
@@ -16,6 +17,7 @@
 mod error;
 mod file;
 mod insight;
+mod load;
 mod memcached;
 mod nbd;
 mod process;
@@ -40,19 +42,15 @@ pub use cached_config::{
     Size, SynapseTable, Write, WriterName,
 };
 pub use cached_tracing::TracingTable;
-pub use error::ConfigFileError;
+pub use error::{ConfigError, ConfigFileError};
+pub use load::Loaded;
 pub use shared_memory::SharedMemoryTable;
 
-pub(crate) use error::ConfigError;
 pub(crate) use file::File;
 pub(crate) use shared_memory::share;
 
-use crate::s3_secrets::SidecarSecrets;
 use crate::settings::Settings;
-use cached_admin::Tokens;
-use cached_tls::ServerTls;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 /// The configuration of the program, from flags and file.
 #[derive(Debug, Clone, Default)]
@@ -80,69 +78,11 @@ pub struct Config {
     pub path: Option<PathBuf>,
     /// The file's text: what was read once is not read again, as it may have changed by then.
     pub text: Option<String>,
+    /// The keys whose values flags have set, of those that name something.
+    pub by_flag: Vec<&'static str>,
 }
 
 impl Config {
-    /// Reads the secrets of the object listener and of the store. To be called while the process may read
-    /// their files.
-    ///
-    /// # Errors
-    /// One line that states what is wrong with a file.
-    pub fn secrets(&self) -> Result<Secrets, String> {
-        File::from(self).secrets().map_err(|error| error.to_string())
-    }
-
-    /// Reads the tokens of the admin listener. To be called while the process may read their file.
-    ///
-    /// # Errors
-    /// One line that states what is wrong with the file.
-    pub fn admin_tokens(&self) -> Result<Option<Tokens>, String> {
-        let tokens = self.admin.as_ref().map_or(Ok(None), AdminTable::tokens);
-        tokens.map_err(|error| format!("{}: {}", error.key, error.why))
-    }
-
-    /// Reads the certificates of the admin listener. To be called while the process may read their files.
-    ///
-    /// # Errors
-    /// One line that states what is wrong with them.
-    pub fn admin_tls(&self) -> Result<Option<Arc<ServerTls>>, String> {
-        let tls = self.admin.as_ref().map_or(Ok(None), AdminTable::load_tls);
-        tls.map_err(|error| format!("{}: {}", error.key, error.why))
-    }
-
-    /// Reads the certificates of the listener of volumes. To be called while the process may read their files.
-    ///
-    /// # Errors
-    /// One line that states what is wrong with them.
-    pub fn nbd_tls(&self) -> Result<Option<Arc<ServerTls>>, String> {
-        let tls = self.nbd.as_ref().map_or(Ok(None), NbdTable::load_tls);
-        tls.map_err(|error| format!("{}: {}", error.key, error.why))
-    }
-
-    /// Reads the certificates of the S3 listener. To be called while the process may read their files.
-    ///
-    /// # Errors
-    /// One line that states what is wrong with them.
-    pub fn s3_tls(&self) -> Result<Option<Arc<ServerTls>>, String> {
-        #[cfg(feature = "sidecar")]
-        let tls = self.s3.as_ref().map_or(Ok(None), S3Table::load_tls);
-        #[cfg(not(feature = "sidecar"))]
-        let tls = Ok::<_, ConfigError>(None);
-        tls.map_err(|error| format!("{}: {}", error.key, error.why))
-    }
-
-    /// Reads the keys of the S3 listener, and its own credentials. To be called while the process may read their files.
-    ///
-    /// # Errors
-    /// One line that states what is wrong with them.
-    pub fn s3_secrets(&self) -> Result<SidecarSecrets, String> {
-        #[cfg(feature = "sidecar")]
-        let secrets = self.s3.as_ref().map_or(Ok(SidecarSecrets::default()), S3Table::load_secrets);
-        #[cfg(not(feature = "sidecar"))]
-        let secrets = Ok::<_, ConfigError>(SidecarSecrets::default());
-        secrets.map_err(|error| format!("{}: {}", error.key, error.why))
-    }
-
     /// Returns the number of descriptors that the sidecar may need.
     pub fn s3_descriptors(&self) -> usize {
         #[cfg(feature = "sidecar")]

@@ -2,12 +2,11 @@
 
 use super::error::{ConfigError, invalid, require, within};
 use super::volumes::VolumesTable;
-use cached_config::{ClientCertificatesName, Size, TlsTable, unix_mode};
+use cached_config::{ClientCertificatesName, Listening, Size, TlsTable, exposure, unix_mode};
 use cached_tls::{ServerTls, TlsError};
 use nbd::{Address, AddressError, PORT_DEFAULT, ServerConfig, SettingError};
 use serde::{Deserialize, Serialize};
 use std::fs::Permissions;
-use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,6 +86,13 @@ impl NbdTable {
     pub(crate) fn addresses(&self) -> Result<Vec<Address>, ConfigError> {
         let wrong = |error: AddressError| ConfigError { key: "nbd.listen".into(), why: error.to_string() };
         self.listen.iter().map(|text| text.parse().map_err(wrong)).collect()
+    }
+
+    /// Returns the addresses for a check of all listeners; those that are none are left out.
+    pub(crate) fn listening(&self) -> Vec<Listening> {
+        let addresses = self.listen.iter().filter_map(|text| text.parse::<Address>().ok());
+        let texts: Vec<String> = addresses.map(|address| address.to_string()).collect();
+        Listening::of("nbd.listen", &texts).collect()
     }
 
     /// Sets the permissions of a unix socket that a server listens at.
@@ -175,24 +181,15 @@ impl NbdTable {
         if knows_clients || self.allow_exposed {
             return Ok(());
         }
-        let exposed = addresses.iter().find(|address| match address {
-            // A name but localhost may lead anywhere.
-            Address::Tcp(text) => match text.parse::<SocketAddr>() {
-                Ok(at) => !at.ip().is_loopback(),
-                Err(_) => !text.starts_with("localhost:"),
-            },
-            Address::Unix(_) => false,
-        });
-        match exposed {
-            None => Ok(()),
-            Some(at) => invalid(
-                "nbd.listen",
-                format!(
-                    "{at} can be reached from other machines, and clients need no certificate: set tls_required = true \
-                     and client_certificates = \"require\" in [nbd.tls], or allow_exposed = true"
-                ),
+        let exposed = addresses.iter().find_map(|address| exposure(&address.to_string()));
+        let Some(exposed) = exposed else { return Ok(()) };
+        invalid(
+            "nbd.listen",
+            format!(
+                "{exposed}, and clients need no certificate: set tls_required = true and client_certificates = \
+                 \"require\" in [nbd.tls], or allow_exposed = true"
             ),
-        }
+        )
     }
 
     /// Returns the error of a server with the key of the table, which has other names for some settings.

@@ -341,19 +341,31 @@ impl S3Table {
                 ),
             );
         }
-        let wrong = |(key, why): (&str, String)| {
-            let key = match key {
-                "memory_bytes" => "memory_bytes_max",
-                "absent_max" => "negative_max",
-                key => key,
-            };
-            ConfigError { key: format!("s3.{key}"), why }
-        };
         let mut config = self.sidecar(None, Secrets::default(), Duration::ZERO)?;
         // Files are read later, and what they have is checked then.
         if config.auth == Auth::Listener {
             config.auth = Auth::None;
         }
-        config.check().map_err(wrong)
+        config.check().map_err(S3Table::wrong)
+    }
+
+    /// Checks the table with keys and credentials that [`load_secrets`](Self::load_secrets) has read, and what it names
+    /// besides.
+    ///
+    /// # Errors
+    /// The first key whose value cannot work.
+    pub(crate) fn check_loaded(&self, secrets: Secrets) -> Result<(), ConfigError> {
+        let config = self.sidecar(None, secrets, Duration::ZERO)?;
+        config.check().and_then(|()| config.check_files()).map_err(S3Table::wrong)
+    }
+
+    /// Returns the error of a sidecar with the key of the table, which has other names for some settings.
+    pub(crate) fn wrong((key, why): (&str, String)) -> ConfigError {
+        let key = match key {
+            "memory_bytes" => "memory_bytes_max",
+            "absent_max" => "negative_max",
+            key => key,
+        };
+        ConfigError { key: format!("s3.{key}"), why }
     }
 }

@@ -296,6 +296,7 @@ fn filled_in(text: &str) -> toml::Table {
         tracing,
         path: None,
         text: None,
+        by_flag: Vec::new(),
     };
     let mut full = File::from(&config);
     // The command line turns them into addresses.

@@ -12,7 +12,7 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `open`, `store`, `recovery` | opening a cache: at the start, and again if another process has failed to take over |
+//! | `open` | opening a cache: at the start, and again if another process has failed to take over |
 //! | `thread`, `control` | the control thread, and what it is asked for |
 //! | `release` | letting the store go for another process |
 //! | `sockets`, `listener` | the sockets, which stay; the server that accepts from them, which ends with its cache |
@@ -24,12 +24,10 @@ mod control;
 mod listener;
 mod live;
 mod open;
-mod recovery;
 mod release;
 mod shutdown;
 mod sockets;
 mod statistics;
-mod store;
 mod thread;
 mod volumes;
 
@@ -46,10 +44,13 @@ use crate::insight::slow::SlowLog;
 use crate::settings::Settings;
 use blocker::trace::Tracer;
 use cached_admin::AdminServer;
+use cached_config::{ConfigFileError, StartError};
 use cached_process::reload::LiveSecs;
+use cached_process::{Exit, Failure};
 use listener::ObjectListener;
 use open::{OpenObjects, Opening, Parts};
 use std::io;
+use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -59,9 +60,12 @@ use tokio::sync::oneshot;
 /// Why the object cache cannot start: one line each.
 #[derive(Debug, thiserror::Error)]
 pub enum ObjectsError {
-    /// The configuration is invalid, which only opening has shown.
+    /// The configuration is invalid, which only opening has shown, or what it names must be mended first.
     #[error("{0}")]
-    Config(String),
+    Config(ConfigError),
+    /// Another process has what the key names.
+    #[error("{0}")]
+    InUse(ConfigError),
     /// The store cannot be opened.
     #[error("cannot open the store of objects: {0}")]
     Store(#[from] blocker::Error),
@@ -81,7 +85,38 @@ pub enum ObjectsError {
 
 impl From<ConfigError> for ObjectsError {
     fn from(error: ConfigError) -> ObjectsError {
-        ObjectsError::Config(format!("{}: {}", error.key, error.why))
+        ObjectsError::Config(error)
+    }
+}
+
+impl From<StartError> for ObjectsError {
+    fn from(error: StartError) -> ObjectsError {
+        match error {
+            StartError::Config(error) => ObjectsError::Config(error),
+            StartError::InUse(error) => ObjectsError::InUse(error),
+            StartError::Store(error) => ObjectsError::Store(error),
+        }
+    }
+}
+
+impl ObjectsError {
+    /// Returns the exit status of a start that ends so, and the line, which names the file `path` where a key of it is wrong.
+    #[must_use]
+    pub fn failure(self, path: Option<&Path>) -> Failure {
+        let exit = match &self {
+            ObjectsError::Config(_) => Exit::Configuration,
+            ObjectsError::InUse(_)
+            | ObjectsError::Store(_)
+            | ObjectsError::Listener(_)
+            | ObjectsError::Volumes(_) => Exit::Refused,
+            ObjectsError::Thread(_) | ObjectsError::Ended => Exit::Trouble,
+        };
+        match (self, path) {
+            (ObjectsError::Config(error) | ObjectsError::InUse(error), Some(path)) => {
+                Failure::new(exit, ConfigFileError::of_key(path, error))
+            }
+            (error, _) => Failure::new(exit, error),
+        }
     }
 }
 

@@ -1,29 +1,25 @@
 //! An object cache over its store, with a listener: what one process at a time can have open. It is opened at the start,
 //! and once more if another process that was to take over has failed.
 
+use super::ObjectsError;
 use super::listener::ObjectListener;
 use super::volumes::{Kept, VolumeService, VolumesOpening};
-use super::{ObjectsError, recovery, store};
-use crate::config::{ObjectsTable, Secrets, SynapseTable};
+use crate::config::{BackendTable, ConfigError, ObjectsTable, Secrets, SynapseTable};
 use crate::insight::slow::SlowLog;
 use blocker::trace::Tracer;
-use blocker::{Blocker, Measurements, SystemClock};
+use blocker::{Blocker, Measurements};
 use cached_admin::Health;
 use cached_admin::insight::slow_store::SlowStore;
 use cached_admin::sources::{StoreSource, measured};
-use cached_config::{LiveObjects, Store, log_events, log_recovery};
+use cached_config::{LiveObjects, OpenOptions, Store, Waiting, begin_recovery, log_events, log_recovery};
 use cached_core::insight::Sampling;
 use cached_core::object::{Background, ObjectCache};
 use cached_process::reload::LiveSecs;
 use std::sync::Arc;
-use std::time::Duration;
 use synapse::NodeRecord;
 use synapse::codec::InstanceId;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::AbortHandle;
-
-/// How long the store may take to return its record of servers.
-const RECORD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What an object cache is opened with.
 #[derive(Clone)]
@@ -61,45 +57,60 @@ pub(super) struct Parts {
 }
 
 impl Opening {
-    /// Opens the journal and the store, creates the cache, and begins its recovery. While the store is away, this
-    /// waits for it until `end` is ready.
+    /// Opens the journal and the store, creates the cache, and begins its recovery. Trouble of the journal's disk and of
+    /// the store is waited for, until `end` is ready.
     ///
     /// # Errors
-    /// [`ObjectsError`] for the first failure.
+    /// [`ObjectsError`] for the first failure that does not go away by waiting; [`ObjectsError::Ended`].
     pub(super) fn open(&self, end: impl Future<Output = ()>) -> Result<OpenObjects, ObjectsError> {
-        let Opening { objects, synapse, secrets, sampling, tracer, slow, health, .. } = self;
         let control = Builder::new_current_thread().enable_all().build()?;
-        // Before the wait for the store: a journal that cannot be used ends the start at once.
-        let journal = objects.open_journal()?;
-        let mut end = std::pin::pin!(end);
-        let opening =
-            store::open(objects, secrets.store.clone(), tracer.as_ref(), end.as_mut(), health.as_ref());
-        let store = control.block_on(opening);
-        if matches!(store, Err(ObjectsError::Ended)) {
-            // An attempt to open the store may hang; the process ends without waiting for it.
-            control.shutdown_background();
-            return Err(ObjectsError::Ended);
+        let opened = control.block_on(async {
+            tokio::select! {
+                opened = self.open_in(control.handle()) => opened,
+                () = end => Err(ObjectsError::Ended),
+            }
+        });
+        match opened {
+            Ok((parts, background)) => Ok(OpenObjects { parts, background, control }),
+            Err(error) => {
+                // An attempt to open the journal or the store may hang: nothing waits for it.
+                control.shutdown_background();
+                Err(error)
+            }
         }
-        let (store, measurements) = match (store?, &objects.backend, health) {
-            (store, Some(table), Some(_)) => measured(store, table.kind()),
-            (store, ..) => (store, None),
+    }
+
+    async fn open_in(&self, control: &Handle) -> Result<(Parts, Background), ObjectsError> {
+        let Opening { objects, synapse, secrets, sampling, tracer, slow, health, .. } = self;
+        let Some(table) = &objects.backend else {
+            return Err(ConfigError { key: "objects.backend".into(), why: "is missing".into() }.into());
+        };
+        if matches!(table, BackendTable::Memory(_)) {
+            tracing::warn!("objects are kept in memory: all of them are lost when this process ends");
+        }
+        let mut waiting = Waiting::new(|line| health.iter().for_each(|health| health.set_starting(line)));
+        // Before the wait for the store: a journal that cannot be used ends the start at once.
+        let journal = objects.open_journal(&mut waiting).await?;
+        let options = OpenOptions::default().object_bytes_max(objects.object_bytes_max.0);
+        let options = options.secret(secrets.store.clone()).tracer(tracer.clone());
+        let store = Store::open_when_available(table, &options, &mut waiting).await?;
+        let (store, measurements) = match health {
+            Some(_) => measured(store, table.kind()),
+            None => (store, None),
         };
         // Always there, because the threshold can change.
         let below: Arc<dyn Blocker> = Arc::new(SlowStore::new(store.backend(), slow.clone()));
         let (cache, background) = objects.open_cache(below, journal, *sampling)?;
-        control.block_on(recovery::begin(&cache, objects, end))?;
+        begin_recovery(&cache, objects, &mut waiting).await?;
         let record = match synapse {
-            Some(_) => {
-                let backend = store.backend();
-                Some(control.block_on(NodeRecord::open(&*backend, &SystemClock, RECORD_TIMEOUT))?)
-            }
+            Some(_) => Some(store.node_record(&mut waiting).await?),
             None => None,
         };
         let listener = self.listener(record.as_ref(), &cache, None)?;
-        let volumes = control.block_on(self.volumes(&cache, control.handle(), None))?;
-        let name = objects.backend.as_ref().map_or_else(String::new, ToString::to_string);
+        let volumes = self.volumes(&cache, control, None).await?;
+        let name = table.to_string();
         let parts = Parts { cache, store, name, listener, volumes, record, measurements };
-        Ok(OpenObjects { parts, background, control })
+        Ok((parts, background))
     }
 
     /// Returns the listener, if one is configured, which accepts nothing yet. `continues` is the instance of one that

@@ -68,7 +68,7 @@ impl ObjectThread {
         }
         close_stored_journal(&parts.cache).await;
         if let Some(instance) = instance {
-            shutdown::record_end(&parts.store, instance).await;
+            parts.store.record_end(instance, Some(&parts.cache)).await;
         }
         Ok(())
     }

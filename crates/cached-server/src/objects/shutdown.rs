@@ -3,7 +3,6 @@
 
 use super::listener::ObjectListener;
 use super::volumes::VolumeService;
-use blocker::SystemClock;
 use blocker::metrics::Collect;
 use cached_config::{Store, store_all};
 use cached_core::object::{ObjectCache, WeakObjectCache};
@@ -11,12 +10,10 @@ use cached_process::reload::LiveSecs;
 use std::sync::Weak;
 use std::thread;
 use std::time::{Duration, Instant};
-use synapse::NodeRecord;
-use synapse::codec::InstanceId;
 
 pub use cached_config::ShutdownError;
 
-/// How long the store has to write its record, and to close.
+/// How long the store has to close.
 pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Ends the listeners, whose clients have `drain_timeout` to take their replies, gives volumes up, then stores dirty data
@@ -33,7 +30,7 @@ pub(super) async fn shut_down(
     let given_up = end_listeners(listener, volumes, drain_timeout, flush_max).await;
     store_all(cache, flush_max.get()).await?;
     if let Some(instance) = instance {
-        record_end(store, instance).await;
+        store.record_end(instance, Some(cache)).await;
     }
     given_up.map_err(|why| ShutdownError { dirty_bytes: 0, why })
 }
@@ -60,17 +57,6 @@ pub(super) async fn end_listeners(
         }
     };
     tokio::join!(objects, volumes).1
-}
-
-/// Records in the store that a listener's instance has ended with everything stored.
-pub(super) async fn record_end(store: &Store, instance: InstanceId) {
-    let closed = NodeRecord::close(&*store.backend(), instance, &SystemClock, STEP_TIMEOUT).await;
-    if let Err(error) = closed {
-        tracing::warn!(
-            cause = %error,
-            "cannot record in the store that everything is stored: clients will treat unflushed writes as lost"
-        );
-    }
 }
 
 /// Closes the store, whatever the result of the shutdown.

@@ -1,0 +1,29 @@
+//! The memory of this machine, beside what a program may take.
+
+/// Returns the memory that this machine has, in bytes; 0 if that is not known.
+fn machine_bytes() -> u64 {
+    // SAFETY: plain numbers.
+    let of = |name| u64::try_from(unsafe { libc::sysconf(name) }).unwrap_or(0);
+    of(libc::_SC_PHYS_PAGES).saturating_mul(of(libc::_SC_PAGESIZE))
+}
+
+/// Logs a warning if a program that takes `bytes` at most could take more memory than this machine has.
+pub fn warn_beyond_machine(bytes: u64) {
+    let machine = machine_bytes();
+    if machine > 0 && bytes > machine {
+        tracing::warn!(
+            most_mib = bytes >> 20,
+            machine_mib = machine >> 20,
+            "the configuration allows more memory than this machine has: when it is used, the system swaps, or ends the \
+             process; lower memory_bytes_max (-m)"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_memory_of_the_machine_is_known() {
+        assert!(super::machine_bytes() > 1 << 24);
+    }
+}
