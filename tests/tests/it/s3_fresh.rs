@@ -2,6 +2,8 @@
 
 use cached_tests::daemon::{Daemon, wait_for};
 use cached_tests::http;
+use cached_tests::program::repository;
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
@@ -128,4 +130,27 @@ fn an_operator_announces_changes_reloads_policies_and_rotates_the_log() {
     daemon.configure(|text| text.replace("name = \"media\"", "name = \"\""));
     let (code, shown) = daemon.cachectl(&["reload"]);
     assert!(code != 0 && shown.contains("s3.buckets"), "{shown}");
+}
+
+#[test]
+fn the_reference_names_every_metric_of_the_sidecar() {
+    let (upstream, _) = endpoint();
+    let daemon = Daemon::start("cached", |_| {
+        format!(
+            "[memcached]\nthreads = 1\n[s3]\nlisten = [\"127.0.0.1:0\"]\nupstream = \"{upstream}\"\n\
+             memory_bytes_max = \"16 MiB\"\n[[s3.buckets]]\nname = \"shared\"\nmemory_bytes_min = \"1 MiB\"\n\
+             upstream_requests_per_second_max = 1000\n"
+        )
+    });
+    let (_, shown) = http::get(&daemon.admin, "/metrics");
+    let is_ours = |name: &str| name.starts_with("cached_s3_sidecar_");
+    let shown = shown.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    let shown: BTreeMap<&str, &str> = shown.filter(|(name, _)| is_ours(name)).collect();
+    let reference = std::fs::read_to_string(repository().join("docs/metrics.md")).expect("docs/metrics.md");
+    let documented = reference.lines().filter_map(|line| {
+        let (name, rest) = line.strip_prefix("| `")?.split_once('`')?;
+        Some((name.split('{').next()?, rest.split('|').nth(1)?.trim()))
+    });
+    let documented: BTreeMap<&str, &str> = documented.filter(|(name, _)| is_ours(name)).collect();
+    assert_eq!(shown, documented, "left: shown, right: in docs/metrics.md");
 }
