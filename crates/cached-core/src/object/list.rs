@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use blocker::{ListEntry, ListReply, ListRequest, Name, ObjectId, Result, Scope, Version};
+use blocker::{Error, ListEntry, ListReply, ListRequest, Name, ObjectId, Result, Scope, Version};
 
 use super::handle::Handle;
 use super::recovery_gate;
 use super::shared::Shared;
-use super::state::Known;
+use super::state::Listed;
 use crate::sync::Arc;
 
 /// Returns one page.
@@ -17,9 +17,15 @@ pub(crate) async fn list(shared: Arc<Shared>, mut request: ListRequest) -> Resul
     recovery_gate::scope(&shared, &Scope::Namespace(request.namespace.clone())).await?;
     loop {
         // Collected before the store is asked: what is stored meanwhile is in one of the two.
-        let ours = pending_of(&shared, &request).await;
+        let ours = queued_of(&shared, &request).await;
         let page = shared.below.list(request.clone()).await?;
         let last = page.entries.last().map(|entry| entry.name.clone());
+        if page.has_more
+            && last.as_ref().is_none_or(|last| request.after.as_ref().is_some_and(|it| last <= it))
+        {
+            let why = format!("the store's listing of {} does not go on", request.namespace);
+            return Err(Error::Corrupt(why.into()));
+        }
         let mut merged: BTreeMap<Name, ListEntry> =
             page.entries.into_iter().map(|entry| (entry.name.clone(), entry)).collect();
         for (name, entry) in ours {
@@ -28,8 +34,11 @@ pub(crate) async fn list(shared: Arc<Shared>, mut request: ListRequest) -> Resul
             // stored and forgotten.
             match entry {
                 _ if is_beyond => None,
-                Some(entry) => merged.insert(name, entry),
-                None => merged.remove(&name),
+                Listed::Present(entry) => merged.insert(name, entry),
+                Listed::Absent => merged.remove(&name),
+                // It has been stored since it was queued, and forgotten: the page, which was asked for later, has it
+                // or has it not.
+                Listed::Unknown => None,
             };
         }
         let mut entries = Vec::with_capacity(merged.len());
@@ -47,9 +56,8 @@ pub(crate) async fn list(shared: Arc<Shared>, mut request: ListRequest) -> Resul
     }
 }
 
-/// Returns the objects with pending changes that the request asks for, whether the store knows them or not;
-/// `None` for those that have been removed.
-async fn pending_of(shared: &Arc<Shared>, request: &ListRequest) -> Vec<(Name, Option<ListEntry>)> {
+/// Returns the objects in the dirty queue that the request asks for, whether the store knows them or not.
+async fn queued_of(shared: &Arc<Shared>, request: &ListRequest) -> Vec<(Name, Listed)> {
     let mut ours = Vec::new();
     for node in shared.dirty_queue.nodes() {
         let Some(handle) = Handle::of_node(shared, node) else { continue };
@@ -59,7 +67,7 @@ async fn pending_of(shared: &Arc<Shared>, request: &ListRequest) -> Vec<(Name, O
             && request.after.as_ref().is_none_or(|after| id.name > *after);
         if is_asked {
             let name = id.name.clone();
-            let entry = handle.enter(move |object, _| object.list_entry(name)).await;
+            let entry = handle.enter(move |object, _| object.listed(name)).await;
             ours.push((id.name.clone(), entry));
         }
     }
@@ -84,9 +92,9 @@ async fn corrected(
     }
     let Some(in_use) = shared.find(hash, &id) else { return Some(shown()) };
     let handle = Handle::of(shared, in_use);
-    let known = handle.enter(move |object, _| (object.head.known, object.list_entry(name))).await;
-    match known {
-        (Known::Unknown, _) => Some(shown()),
-        (_, known) => known,
+    match handle.enter(move |object, _| object.listed(name)).await {
+        Listed::Unknown => Some(shown()),
+        Listed::Absent => None,
+        Listed::Present(entry) => Some(entry),
     }
 }

@@ -1,11 +1,14 @@
 //! Other clients change the store past the cache: once the cache learns of it, or could, it drops what may be
 //! old, keeps what is newer, and never writes old bytes over theirs.
 
+use std::sync::Arc;
+
+use blocker::executor::block_on;
 use blocker::*;
-use cached_core::object::{ObjectCacheConfig, Writer};
+use cached_core::object::{ObjectCache, ObjectCacheConfig, Writer};
 use test_kit::cache_environment::CacheEnvironment;
 use test_kit::steered::{Op, SteeredStore};
-use test_kit::{BUCKET, id, pattern, same, small};
+use test_kit::{BUCKET, id, namespace, pattern, same, small};
 
 fn put(base: &mut [u8], offset: usize, over: &[u8]) {
     base[offset..offset + over.len()].copy_from_slice(over);
@@ -240,4 +243,34 @@ fn the_writer_of_the_namespace_stores_two_runs_as_one() {
     let theirs = WriteFullRequest::new(object.clone(), pattern(7, 0, 100));
     let theirs = executor::block_on(env.store.memory().write_full(theirs));
     assert!(matches!(theirs, Err(Error::Fenced { .. })), "no other client can write: {theirs:?}");
+}
+
+/// As when another owner takes objects over whose changes are still on their way: what is stored, and forgotten, while a
+/// listing looks at the dirty queue is in the listing all the same.
+#[test]
+fn what_is_flushed_and_forgotten_while_it_is_listed_is_listed() {
+    const COUNT: usize = 400;
+    let store = Arc::new(Memory::default());
+    let cache = ObjectCache::builder(store).memory_bytes(64 << 20).write_mode(WriteMode::Back);
+    let cache = cache.start().expect("a cache");
+    let object = |number: usize| id(&format!("object-{number:03}"));
+    for _ in 0..5 {
+        for number in 0..COUNT {
+            block_on(cache.write(WriteRequest::new(object(number), 0, vec![1; 512]))).unwrap();
+        }
+        block_on(cache.invalidate(InvalidateRequest::new(Scope::Namespace(namespace("ns"))))).unwrap();
+        let flush = std::thread::spawn({
+            let cache = cache.clone();
+            move || block_on(cache.flush(FlushRequest::new(Scope::All))).map(drop)
+        });
+        loop {
+            let is_last = flush.is_finished();
+            let page = block_on(cache.list(ListRequest::new(namespace("ns")).entries_max(1000))).unwrap();
+            assert_eq!((page.entries.len(), page.has_more), (COUNT, false));
+            if is_last {
+                break;
+            }
+        }
+        flush.join().unwrap().unwrap();
+    }
 }

@@ -1,10 +1,16 @@
 //! A cache with a journal: what is logged, when it is acknowledged, and how long the log is kept.
 
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
 use crate::journal_kit::{Environment, SEGMENT_BYTES};
+use blocker::executor::block_on;
 use blocker::*;
 use cached_core::object::{AtLimit, JournalOptions, JournalState};
+use test_kit::rng::Rng;
 use test_kit::steered::{Op, Verdict};
-use test_kit::{id, pattern};
+use test_kit::{each_seed, id, namespace, pattern};
 
 #[test]
 fn a_journaled_write_is_acknowledged_once_its_record_is_durable() {
@@ -428,4 +434,167 @@ fn a_journaled_flush_of_everything_stores_only_what_is_not_logged() {
     assert!(
         env.store.log().iter().filter(|call| call.op.is_change()).all(|call| call.object != Some(id("a")))
     );
+}
+
+/// A cache of two namespaces, one of them journaled, before a store of which other owners change objects once the
+/// cache has given the namespace up; and what a listing must show.
+struct Listed {
+    env: Environment,
+    rng: Rng,
+    /// The sizes of the objects of each namespace, by name.
+    sizes: [BTreeMap<String, u64>; 2],
+    /// How often other owners have had a namespace.
+    owners: u64,
+}
+
+const LISTED: [&str; 2] = ["ns", "plain"];
+
+impl Listed {
+    fn object(&mut self) -> (usize, String, ObjectId) {
+        let (of, name) = (self.rng.index(2), format!("object-{}", self.rng.below(5)));
+        let id = ObjectId::new(namespace(LISTED[of]), Name::copy_from(name.as_bytes()).unwrap());
+        (of, name, id)
+    }
+
+    fn done<T: 'static>(&mut self, reply: Reply<T>) -> Result<T> {
+        let reply = self.env.sim.spawn(reply);
+        self.env.commit();
+        for _ in 0..100 {
+            if reply.is_done() {
+                break;
+            }
+            // It waits for a flush that the store holds.
+            self.env.store.open();
+            self.env.sim.advance(Duration::from_millis(100));
+            self.env.commit();
+        }
+        reply.get()
+    }
+
+    fn change(&mut self) {
+        let (of, name, id) = self.object();
+        let before = self.sizes[of].get(&name).copied();
+        let (offset, len) = (self.rng.below(20_000), self.rng.below(9000));
+        let cache = self.env.cache.clone();
+        let (answer, after) = match self.rng.below(6) {
+            0 => {
+                let request = WriteFullRequest::new(id, pattern(1, 0, len as usize));
+                (self.done(cache.write_full(request)), Some(len))
+            }
+            1 => {
+                let deleted = self.done(cache.delete(DeleteRequest::new(id)));
+                (deleted.map(|_| ChangeReply::new(Version(0), 0, Durability::Cached)), None)
+            }
+            2 => (self.done(cache.truncate(TruncateRequest::new(id, offset))), Some(offset)),
+            // Often beyond the end, where it changes nothing.
+            3 => (self.done(cache.discard(DiscardRequest::new(id, offset, len))), before),
+            4 => {
+                let request = WriteRequest::new(id, 0, Vec::new());
+                (self.done(cache.write(request)), Some(before.unwrap_or(0)))
+            }
+            _ => {
+                let request = WriteRequest::new(id, offset, pattern(1, offset, 1 + len as usize));
+                (self.done(cache.write(request)), Some(before.unwrap_or(0).max(offset + 1 + len)))
+            }
+        };
+        match answer {
+            Ok(_) => match after {
+                Some(size) => _ = self.sizes[of].insert(name, size),
+                None => _ = self.sizes[of].remove(&name),
+            },
+            Err(Error::Missing) => assert_eq!(before, None),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// The cache gives a namespace up, and another owner has it for a while.
+    fn hand_over(&mut self) {
+        let (of, name, id) = self.object();
+        let released = self.env.cache.control().release(id.namespace.clone());
+        match self.done(released) {
+            Ok(()) => (),
+            // Something was written meanwhile, or is held.
+            Err(Error::Retryable(_)) => return,
+            Err(error) => panic!("{error}"),
+        }
+        self.owners += 1;
+        let memory = self.env.store.memory();
+        let scope = Scope::Namespace(id.namespace.clone());
+        let in_force = block_on(memory.claim(ClaimRequest::ask(scope.clone()))).unwrap().epoch;
+        let epoch = Epoch(in_force.0 + 1);
+        block_on(memory.claim(ClaimRequest::new(scope, epoch, WriterId(77)))).unwrap();
+        let stamp = Stamp::new(epoch.0, self.owners);
+        if self.rng.permille(500) {
+            let size = self.rng.below(9000);
+            let request = WriteFullRequest::new(id, pattern(2, 0, size as usize)).stamp(stamp);
+            block_on(memory.write_full(request)).unwrap();
+            self.sizes[of].insert(name, size);
+        } else if self.sizes[of].remove(&name).is_some() {
+            block_on(memory.delete(DeleteRequest::new(id).stamp(stamp))).unwrap();
+        }
+    }
+
+    fn step(&mut self) {
+        match self.rng.weighted(&[50, 10, 10, 10, 10, 5, 3]) {
+            0 => self.change(),
+            // Nothing is known of the objects whose changes are all stored.
+            1 => {
+                let (_, _, id) = self.object();
+                let scope =
+                    if self.rng.permille(500) { Scope::Namespace(id.namespace) } else { Scope::Object(id) };
+                let cache = self.env.cache.clone();
+                self.done(cache.invalidate(InvalidateRequest::new(scope))).unwrap();
+            }
+            2 => {
+                let (of, name, id) = self.object();
+                let found = self.done(self.env.cache.clone().info(InfoRequest::new(id)));
+                assert_eq!(found.ok().map(|info| info.size_bytes), self.sizes[of].get(&name).copied());
+            }
+            // Flushes begin, by age, and some of them end.
+            3 => {
+                self.env.sim.advance(Duration::from_millis(self.rng.below(40_000)));
+                self.env.commit();
+            }
+            4 => _ = self.env.store.answer_first(),
+            5 if self.rng.permille(500) => self.env.store.hold_changes(),
+            5 => self.env.store.pass(),
+            _ => self.hand_over(),
+        }
+    }
+
+    /// The listing, in pages of any size, is the truth.
+    fn check(&mut self, step: usize) {
+        for of in 0..2 {
+            let mut request = ListRequest::new(namespace(LISTED[of]));
+            let mut found = BTreeMap::new();
+            loop {
+                request.entries_max = 1 + self.rng.below(6) as u32;
+                let page = self.done(self.env.cache.clone().list(request.clone())).unwrap();
+                let name = |entry: &ListEntry| String::from_utf8(entry.name.as_bytes().to_vec()).unwrap();
+                found.extend(page.entries.iter().map(|entry| (name(entry), entry.size_bytes)));
+                request.after = page.entries.last().map(|entry| entry.name.clone());
+                if !page.has_more {
+                    break;
+                }
+            }
+            assert_eq!(found, self.sizes[of], "step {step}: {}", LISTED[of]);
+        }
+        self.env.cache.validate().unwrap();
+    }
+}
+
+/// Whatever is queued, known, forgotten, or was another owner's.
+#[test]
+fn a_listing_shows_after_each_step_what_is_there() {
+    let owners = AtomicU64::new(0);
+    each_seed(60, |seed, _| {
+        let (env, rng) = (Environment::new(16), Rng::new(seed));
+        let mut listed = Listed { env, rng, sizes: Default::default(), owners: 0 };
+        for step in 0..150 {
+            listed.step();
+            listed.check(step);
+        }
+        owners.fetch_add(listed.owners, Ordering::Relaxed);
+    });
+    assert!(owners.into_inner() > 0 || std::env::var("OBJECT_SEED").is_ok(), "no other owner took part");
 }

@@ -16,6 +16,14 @@ pub(crate) enum Known {
     Present,
 }
 
+/// An object's entry in a listing, as far as the cache knows it.
+pub(crate) enum Listed {
+    /// The store knows it: nothing is pending of an object of which nothing is known.
+    Unknown,
+    Absent,
+    Present(ListEntry),
+}
+
 /// What is known of an object as a whole.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
@@ -88,9 +96,15 @@ impl Object {
         }
     }
 
-    pub(crate) fn list_entry(&self, name: Name) -> Option<ListEntry> {
-        let is_present = self.head.known == Known::Present;
-        is_present.then(|| ListEntry::new(name, self.head.size, Version(self.head.version)))
+    /// Returns the object's entry in a listing, as far as the cache knows it.
+    pub(crate) fn listed(&self, name: Name) -> Listed {
+        match self.head.known {
+            Known::Unknown => Listed::Unknown,
+            Known::Absent => Listed::Absent,
+            Known::Present => {
+                Listed::Present(ListEntry::new(name, self.head.size, Version(self.head.version)))
+            }
+        }
     }
 
     /// Takes over what the store reported of the object as a whole.

@@ -67,7 +67,7 @@ use pending::Pending;
 
 pub(crate) use flush::Ended;
 pub(crate) use flush_plan::{FlushPlan, RunLimits};
-pub(crate) use head::{Known, ReportedHead};
+pub(crate) use head::{Known, Listed, ReportedHead};
 pub(crate) use invalidate::Invalidated;
 pub(crate) use load::Keep;
 pub(crate) use read::{LINES_READ, LINES_WRITTEN, Lookup};
