@@ -4,7 +4,7 @@
 //! does not overtake those that wait; only the first of them tries. A task looks once more after it has
 //! queued, so no wake-up is lost; one that gives up leaves no trace and wakes the next. The queue is bounded.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::ops::Deref;
 use std::pin::Pin;
@@ -34,7 +34,18 @@ impl Default for WaitQueue {
 #[derive(Default)]
 struct Queue {
     next_id: u64,
-    waiters: VecDeque<(u64, Waker)>,
+    /// By their numbers, which rise: the first is the one that has waited longest.
+    waiters: BTreeMap<u64, Waker>,
+}
+
+impl Queue {
+    fn is_first(&self, id: u64) -> bool {
+        self.waiters.first_key_value().is_some_and(|(first, _)| *first == id)
+    }
+
+    fn first_waker(&self) -> Option<Waker> {
+        self.waiters.first_key_value().map(|(_, waker)| waker.clone())
+    }
 }
 
 impl WaitQueue {
@@ -58,7 +69,7 @@ impl WaitQueue {
     /// Wakes the first task that waits. Called after something was put back.
     pub(crate) fn notify(&self) {
         if self.waiting.load(Ordering::SeqCst) > 0 {
-            let first = lock(&self.queue).waiters.front().map(|(_, waker)| waker.clone());
+            let first = lock(&self.queue).first_waker();
             first.into_iter().for_each(Waker::wake);
         }
     }
@@ -108,18 +119,17 @@ where
                 }
                 let id = queue.next_id;
                 queue.next_id += 1;
-                queue.waiters.push_back((id, cx.waker().clone()));
+                queue.waiters.insert(id, cx.waker().clone());
                 this.queue.set_waiting(&queue);
                 this.id = Some(id);
                 queue.waiters.len() == 1
             }
             Some(id) => {
                 let mut queue = lock(&this.queue.queue);
-                let is_first = queue.waiters.front().is_some_and(|(first, _)| *first == id);
-                if let Some((_, waker)) = queue.waiters.iter_mut().find(|(each, _)| *each == id) {
+                if let Some(waker) = queue.waiters.get_mut(&id) {
                     waker.clone_from(cx.waker());
                 }
-                is_first
+                queue.is_first(id)
             }
         };
         if !is_first {
@@ -141,11 +151,10 @@ impl<Q: Deref<Target = WaitQueue>, F> Wait<Q, F> {
         let Some(id) = self.id.take() else { return };
         let next = {
             let mut queue = lock(&self.queue.queue);
-            let was_first = queue.waiters.front().is_some_and(|(first, _)| *first == id);
-            queue.waiters.retain(|(each, _)| *each != id);
+            let was_first = queue.is_first(id);
+            queue.waiters.remove(&id);
             self.queue.set_waiting(&queue);
-            let next = queue.waiters.front().filter(|_| was_first);
-            next.map(|(_, waker)| waker.clone())
+            was_first.then(|| queue.first_waker()).flatten()
         };
         next.into_iter().for_each(Waker::wake);
     }
@@ -222,6 +231,26 @@ mod tests {
         assert!(third.as_mut().poll(&mut cx).is_pending(), "not before the second");
         drop(second);
         assert!(third.as_mut().poll(&mut cx).is_ready(), "the second gave up");
+        assert!(!permits.queue.has_waiters());
+    }
+
+    /// A poll, or an end, of one costs the same however many others wait: otherwise this takes minutes.
+    #[test]
+    fn as_many_wait_as_may_and_each_gives_up() {
+        let permits = Arc::new(Permits::new(0));
+        let mut cx = Context::from_waker(Waker::noop());
+        let take = || Box::pin(Permits::acquire(Arc::clone(&permits)));
+        let mut waiting: Vec<_> = (0..WAITERS_MAX).map(|_| take()).collect();
+        for _ in 0..3 {
+            for each in waiting.iter_mut().rev() {
+                assert!(each.as_mut().poll(&mut cx).is_pending());
+            }
+        }
+        assert!(matches!(take().as_mut().poll(&mut cx), Poll::Ready(Err(Error::Retryable(_)))));
+        // From the middle, the end and the front.
+        while !waiting.is_empty() {
+            drop(waiting.swap_remove(waiting.len() / 2));
+        }
         assert!(!permits.queue.has_waiters());
     }
 }
