@@ -96,6 +96,28 @@ name_type! {
     Namespace, "a namespace's name"
 }
 
+impl Namespace {
+    /// Returns whether the name is reserved: it begins with a dot. Stores take it as any other; servers keep records of
+    /// their own there, and each interface for clients hides such namespaces and [refuses](Self::check_unreserved) them.
+    #[must_use]
+    pub fn is_reserved(&self) -> bool {
+        self.0.starts_with(b".")
+    }
+
+    /// Checks that a client may use the namespace.
+    ///
+    /// # Errors
+    /// [`Error::Denied`] if it is [reserved](Self::is_reserved).
+    pub fn check_unreserved(&self) -> Result<()> {
+        if self.is_reserved() {
+            let why =
+                format!("namespace {self} is reserved: those that begin with a dot have records of servers");
+            return Err(Error::Denied(why.into()));
+        }
+        Ok(())
+    }
+}
+
 /// The identity of an object: a name in a namespace.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ObjectId {

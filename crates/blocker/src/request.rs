@@ -130,6 +130,17 @@ pub enum Scope {
 }
 
 impl Scope {
+    /// Returns the namespace in which all of it is; `None` for everything.
+    #[must_use]
+    pub fn namespace(&self) -> Option<&Namespace> {
+        match self {
+            Self::Object(ObjectId { namespace, .. })
+            | Self::Domain(namespace, _)
+            | Self::Namespace(namespace) => Some(namespace),
+            Self::All => None,
+        }
+    }
+
     /// Returns whether the scope covers a change of `object` in `domain`.
     #[must_use]
     pub fn covers(&self, object: &ObjectId, domain: Option<OrderDomain>) -> bool {

@@ -145,6 +145,15 @@ async fn set(cache: WeakObjectCache, request: Request) -> Response {
 
 type Parsed = (Namespace, Option<WriteMode>, Vec<(NamespaceKey, Option<u64>)>);
 
+/// Returns the namespace of this name.
+///
+/// # Errors
+/// It is none, or reserved for servers.
+fn name_of(text: &str) -> blocker::Result<Namespace> {
+    let name = Namespace::copy_from(text.as_bytes())?;
+    name.check_unreserved().map(|()| name)
+}
+
 /// # Errors
 /// What is none of the values that there are.
 fn parsed(
@@ -152,7 +161,7 @@ fn parsed(
     write: Option<&str>,
     settings: &BTreeMap<String, Option<u64>>,
 ) -> blocker::Result<Parsed> {
-    let name = Namespace::copy_from(namespace.as_bytes())?;
+    let name = name_of(namespace)?;
     let mode = write.map(str::parse::<WriteMode>).transpose()?;
     let mut values = Vec::new();
     for (key, value) in settings {
@@ -169,7 +178,7 @@ async fn remove(cache: WeakObjectCache, request: Request) -> Response {
             return Response::failure(400, format_args!("give {{\"namespace\": \"NAME\"}}: {error}"));
         }
     };
-    let name = match Namespace::copy_from(namespace.as_bytes()) {
+    let name = match name_of(&namespace) {
         Ok(name) => name,
         Err(error) => return Response::failure(400, error),
     };
@@ -270,6 +279,13 @@ mod tests {
             [json!({"namespace": "vm"}), json!({"namespace": "vm", "write": "sideways"}), json!({"x": 1})]
         {
             assert_eq!(post("/namespaces/set", wrong).0, 400);
+        }
+        for (path, body) in [
+            ("/namespaces/set", json!({"namespace": ".synapse", "write": "back"})),
+            ("/namespaces/remove", json!({"namespace": ".synapse", "discard_dirty": true})),
+        ] {
+            let (status, why) = post(path, body);
+            assert!(status == 400 && why.to_string().contains("reserved"), "{path}: {status} {why}");
         }
         drop(cache);
         assert_eq!(show("").0, 503);

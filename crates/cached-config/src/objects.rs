@@ -280,6 +280,11 @@ impl ObjectsTable {
                 let count = table.name.len();
                 return invalid(key(), format!("has {count} bytes; a namespace has 1 to {NAME_BYTES_MAX}"));
             };
+            require(!namespace.is_reserved(), &key(), || {
+                format!(
+                    "\"{namespace}\" is reserved: names that begin with a dot are those of servers' records"
+                )
+            })?;
             let twice = self.namespaces[..index].iter().any(|other| other.name == table.name);
             require(!twice, &key(), || format!("\"{}\" is there twice; once is right", table.name))?;
             let inherited =

@@ -43,10 +43,13 @@ pub struct OpenOptions {
     pub tracer: Option<Tracer>,
     /// Whether the store is only to be read: a file store then changes nothing in its directory. Other stores take no notice.
     pub only_reads: bool,
+    /// Whether a server opens the store, which keeps its record there: a synapse server lets no other client use
+    /// [reserved namespaces](blocker::Namespace::is_reserved).
+    pub is_server: bool,
 }
 
 impl Default for OpenOptions {
-    /// Objects of up to 4 MiB, no secret, the table's own timeouts, no name, reads and changes.
+    /// Objects of up to 4 MiB, no secret, the table's own timeouts, no name, reads and changes, not for a server.
     fn default() -> Self {
         Self {
             object_bytes_max: OBJECT_BYTES_MAX_DEFAULT,
@@ -55,6 +58,7 @@ impl Default for OpenOptions {
             client_name: String::new(),
             tracer: None,
             only_reads: false,
+            is_server: false,
         }
     }
 }
@@ -92,6 +96,13 @@ impl OpenOptions {
     #[must_use]
     pub fn only_reads(mut self, only_reads: bool) -> Self {
         self.only_reads = only_reads;
+        self
+    }
+
+    /// Opens the store for a server, which keeps its record there.
+    #[must_use]
+    pub fn server(mut self) -> Self {
+        self.is_server = true;
         self
     }
 
@@ -345,6 +356,7 @@ fn remote(table: &RemoteTable, options: &OpenOptions) -> Result<Store, OpenError
     let mut config = table.client().map_err(OpenError::Config)?;
     config.secret.clone_from(&options.secret);
     config.tracer.clone_from(&options.tracer);
+    config.is_server = options.is_server;
     if !options.client_name.is_empty() {
         config.name.clone_from(&options.client_name);
     }

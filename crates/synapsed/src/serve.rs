@@ -291,7 +291,7 @@ async fn open(
         None => None,
     };
     let options = OpenOptions::default().object_bytes_max(config.object_bytes_max());
-    let options = options.secret(secrets.store.clone()).tracer(tracer.cloned());
+    let options = options.secret(secrets.store.clone()).tracer(tracer.cloned()).server();
     Ok((Store::open_when_available(&config.backend, &options, waiting).await?, journal))
 }
 

@@ -9,7 +9,7 @@ use blocker::{BUCKET_BYTES, Blocker, Scope, WriterId};
 use parking_lot::Mutex;
 
 use crate::attach::{Access, attach};
-use crate::catalog::check_name;
+use crate::catalog::check_new_name;
 use crate::entry::{Entry, Kind, VolumeId};
 use crate::error::{Error, Result};
 use crate::format::{Head, NAME_BYTES_MAX, Origin, PAGE_BYTES, PAGES_MAX, pages_of};
@@ -49,7 +49,7 @@ impl Volumes {
     /// Returns the volumes of `store` with these options.
     ///
     /// # Errors
-    /// `Invalid` if a name is empty or too long; `Unsupported` if the store lacks conditions, atomic writes
+    /// `Invalid` if a name is empty or too long, or the prefix begins with a dot; `Unsupported` if the store lacks conditions, atomic writes
     /// of whole objects, objects that can hold a page of a map, or, with [`Fencing::Stamps`], fencing.
     pub fn new(store: Arc<dyn Blocker>, options: Options) -> Result<Self> {
         for (what, name) in [("prefix", &options.prefix), ("owner", &options.owner)] {
@@ -58,6 +58,12 @@ impl Volumes {
                     "the {what} {name:?} must have 1 to {NAME_BYTES_MAX} bytes"
                 )));
             }
+        }
+        if options.prefix.starts_with('.') {
+            return Err(Error::Invalid(format!(
+                "the prefix {:?} is reserved: it begins with a dot",
+                options.prefix
+            )));
         }
         let can = store.capabilities();
         let smallest = can.object_bytes_max.min(can.request_bytes_max);
@@ -90,7 +96,7 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`]; `Exists`; `Invalid` for a size or a setting out of its range, with the range.
     pub async fn create(&self, name: &str, size_bytes: u64, settings: Settings) -> Result<()> {
-        check_name(name)?;
+        check_new_name(name)?;
         let object_bytes = self.object_bytes(&settings)?;
         check_size(size_bytes, object_bytes)?;
         settings.check()?;
@@ -142,6 +148,9 @@ impl Volumes {
         }
         let access = Access { take_over: options.take_over, is_limited: true, ..Access::default() };
         let inner = attach(&self.pool, &self.options, self.writer, volume, access).await?;
+        if inner.has_shared() {
+            inner.look_ahead_at_quota().await;
+        }
         let inner = Arc::new(inner);
         self.open.lock().insert(volume, Arc::clone(&inner));
         Ok(Volume { inner })

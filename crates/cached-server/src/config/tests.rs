@@ -193,6 +193,14 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
             "cached.toml: volumes.prefix: has 0 bytes; it must have 1 to 200",
         ),
         (
+            &(objects("") + "[volumes]\nprefix = \".v\""),
+            "cached.toml: volumes.prefix: \".v\" is reserved: names that begin with a dot are those of servers' records",
+        ),
+        (
+            &objects("namespaces = [{ name = \".synapse\", write = \"back\" }]"),
+            "cached.toml: objects.namespaces[0].name: \".synapse\" is reserved: names that begin with a dot are those of servers' records",
+        ),
+        (
             &(objects("") + "[volumes]\nfua = \"journaled\""),
             "cached.toml: volumes.fua: is \"journaled\" without a journal; add [objects.journal], or write \"stored\"",
         ),

@@ -87,6 +87,12 @@ impl VolumesTable {
         require((1..=TEXT_BYTES_MAX).contains(&self.prefix.len()), "volumes.prefix", || {
             format!("has {} bytes; it must have 1 to {TEXT_BYTES_MAX}", self.prefix.len())
         })?;
+        require(!self.prefix.starts_with('.'), "volumes.prefix", || {
+            format!(
+                "\"{}\" is reserved: names that begin with a dot are those of servers' records",
+                self.prefix
+            )
+        })?;
         require(self.owner.len() <= TEXT_BYTES_MAX, "volumes.owner", || {
             format!("has {} bytes; it must have at most {TEXT_BYTES_MAX}", self.owner.len())
         })?;

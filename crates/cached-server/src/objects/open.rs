@@ -92,7 +92,7 @@ impl Opening {
         // Before the wait for the store: a journal that cannot be used ends the start at once.
         let journal = objects.open_journal(&mut waiting).await?;
         let options = OpenOptions::default().object_bytes_max(objects.object_bytes_max.0);
-        let options = options.secret(secrets.store.clone()).tracer(tracer.clone());
+        let options = options.secret(secrets.store.clone()).tracer(tracer.clone()).server();
         let store = Store::open_when_available(table, &options, &mut waiting).await?;
         let (store, measurements) = match health {
             Some(_) => measured(store, table.kind()),

@@ -66,6 +66,9 @@ pub struct ClientConfig {
     pub name: String,
     /// The name of the secret, for a server with several; empty for a server with one.
     pub key: String,
+    /// Whether this client belongs to a server, which keeps [its record](crate::NodeRecord) in the store that it is
+    /// connected to. Only then the server lets it use [reserved namespaces](blocker::Namespace::is_reserved).
+    pub is_server: bool,
     /// The bytes of buffers for large payloads that are kept for reuse. 32 MiB unless set.
     pub payload_pool_bytes_max: usize,
     /// Makes a span of each call that is [traced](blocker::Call::trace), from the call to its answer.
@@ -95,6 +98,7 @@ impl ClientConfig {
             bytes: 32 << 20,
             waiting_max: 65_536,
             payload_crc: false,
+            is_server: false,
             connect_timeout: Duration::from_secs(5),
             keep_alive: Duration::from_secs(5),
             peer_timeout: Duration::from_secs(15),
@@ -144,6 +148,7 @@ impl fmt::Debug for ClientConfig {
             .field("slots", &self.slots)
             .field("bytes", &self.bytes)
             .field("payload_crc", &self.payload_crc)
+            .field("is_server", &self.is_server)
             .finish_non_exhaustive()
     }
 }

@@ -64,6 +64,7 @@ async fn handshake(
     input.payload_bytes_max = codec::REASON_BYTES_MAX as u32;
     let mut features = Features(Features::RUNS | Features::CREDIT);
     features.0 |= Features::METRICS | Features::LOSSES | Features::NAMESPACES;
+    features.0 |= if config.is_server { Features::RESERVED_NAMESPACES } else { 0 };
     features.0 |= if config.payload_crc { Features::PAYLOAD_CRC } else { 0 };
     features.0 |= if session.lane == 0 { Features::EVENTS | Features::WRITES_LOST } else { 0 };
     let credits = Credits { slots: config.slots, bytes: config.bytes };

@@ -42,6 +42,9 @@ impl Features {
     pub const LOSSES: u64 = 1 << 9;
     /// The namespaces of a cache can be listed, changed and removed.
     pub const NAMESPACES: u64 = 1 << 10;
+    /// The client is a server itself, and uses reserved namespaces for its record: see
+    /// [`Namespace::is_reserved`](blocker::Namespace::is_reserved). No right, but what tells such a client from others.
+    pub const RESERVED_NAMESPACES: u64 = 1 << 11;
     /// Everything that this side supports. Bits 4 to 6 are reserved: reads of several ranges, a feed of
     /// changes, and objects that have moved.
     pub const ALL: u64 = Self::PAYLOAD_CRC
@@ -51,7 +54,8 @@ impl Features {
         | Self::WRITES_LOST
         | Self::METRICS
         | Self::LOSSES
-        | Self::NAMESPACES;
+        | Self::NAMESPACES
+        | Self::RESERVED_NAMESPACES;
 
     /// Whether all bits of `feature` are set.
     #[must_use]

@@ -151,6 +151,43 @@ impl Request {
         }
     }
 
+    /// Returns the namespaces that it names, as far as they can be several: those of a copy.
+    pub(crate) fn namespaces(&self) -> [Option<&Namespace>; 2] {
+        let one = match self {
+            Self::Copy(r) => return [Some(&r.from.namespace), Some(&r.to.namespace)],
+            Self::Read(r) => &r.object.namespace,
+            Self::Write(r) => &r.object.namespace,
+            Self::WriteZeroes(r) => &r.object.namespace,
+            Self::WriteRuns(r) => &r.object.namespace,
+            Self::Discard(r) => &r.object.namespace,
+            Self::CompareAndWrite(r) => &r.object.namespace,
+            Self::WriteFull(r) => &r.object.namespace,
+            Self::Truncate(r) => &r.object.namespace,
+            Self::Delete(r) => &r.object.namespace,
+            Self::Info(r) => &r.object.namespace,
+            Self::List(r) => &r.namespace,
+            Self::Flush(r) => return [r.scope.namespace(), None],
+            Self::Claim(r) => return [r.scope.namespace(), None],
+            Self::Invalidate(r) => return [r.scope.namespace(), None],
+            Self::Attach(namespace)
+            | Self::Detach(namespace)
+            | Self::Policy(namespace)
+            | Self::SetPolicy(namespace, _)
+            | Self::Quota(namespace)
+            | Self::SetQuota(namespace, _)
+            | Self::NamespaceState(namespace)
+            | Self::ChangeNamespace(namespace, ..)
+            | Self::RemoveNamespace(namespace, _) => namespace,
+            // Where a page begins is no use of a namespace.
+            Self::Statistics
+            | Self::Namespaces(_)
+            | Self::Metrics(_)
+            | Self::Losses(_)
+            | Self::NamespaceStates(_) => return [None, None],
+        };
+        [Some(one), None]
+    }
+
     /// Returns the terms of the change that it asks for, if it does.
     pub(crate) fn change_mut(&mut self) -> Option<&mut Change> {
         Some(match self {

@@ -439,7 +439,7 @@ fn handle_request(
                 let session = open.owned.generation();
                 span = super::spans::begin(tracer, &mut request, peer, session, id);
             }
-            shared.execute(request)
+            shared.execute(request, open.features)
         }
         Err(error) => Step::Ready(Outcome::Failed(error)),
     };

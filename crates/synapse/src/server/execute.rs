@@ -4,10 +4,10 @@ use std::future::Future;
 use std::pin::Pin;
 
 use blocker::metrics::render;
-use blocker::{Control, Error, Reply};
+use blocker::{Control, Error, Namespace, Reply};
 
 use super::Shared;
-use crate::codec::{Answer, CONTROL_ENTRIES_MAX, Outcome, Request, metrics_page};
+use crate::codec::{Answer, CONTROL_ENTRIES_MAX, Features, Outcome, Request, metrics_page};
 
 /// The outcome of a request: there already, or to come.
 pub(super) enum Step {
@@ -16,8 +16,19 @@ pub(super) enum Step {
 }
 
 impl Shared {
-    /// Executes a request that has been decoded.
-    pub(super) fn execute(&self, mut request: Request) -> Step {
+    /// Executes a request that has been decoded, of a client with these features.
+    pub(super) fn execute(&self, mut request: Request, features: Features) -> Step {
+        let sees_reserved = features.has(Features::RESERVED_NAMESPACES);
+        if !sees_reserved
+            && let Some(Err(error)) = request
+                .namespaces()
+                .into_iter()
+                .flatten()
+                .map(Namespace::check_unreserved)
+                .find(Result::is_err)
+        {
+            return Step::Ready(Outcome::Failed(error));
+        }
         if !self.config.allow_namespace_changes
             && let Some(change) = request.change_mut()
         {
@@ -55,11 +66,12 @@ impl Shared {
                 let (page, has_more) = metrics_page(families, after);
                 Answer::Metrics(page, has_more)
             }),
-            request => self.control(backend.control(), request),
+            request => self.control(backend.control(), request, sees_reserved),
         }
     }
 
-    fn control(&self, control: &dyn Control, request: Request) -> Step {
+    fn control(&self, control: &dyn Control, request: Request, sees_reserved: bool) -> Step {
+        let is_seen = move |namespace: &Namespace| sees_reserved || !namespace.is_reserved();
         match request {
             Request::Attach(namespace) => {
                 let own = self.capabilities;
@@ -78,6 +90,7 @@ impl Shared {
                 step(control.set_quota(namespace, bytes_max), |()| Answer::Done)
             }
             Request::Namespaces(after) => step(control.namespaces(), move |mut namespaces| {
+                namespaces.retain(is_seen);
                 if let Some(after) = after {
                     namespaces.retain(|namespace| *namespace > after);
                 }
@@ -85,11 +98,17 @@ impl Shared {
                 namespaces.truncate(CONTROL_ENTRIES_MAX);
                 Answer::Namespaces(namespaces, has_more)
             }),
-            Request::Losses(after) => step(control.losses(after), Answer::Losses),
+            Request::Losses(after) => step(control.losses(after), move |mut page| {
+                page.losses.retain(|loss| is_seen(&loss.object.namespace));
+                Answer::Losses(page)
+            }),
             Request::NamespaceState(namespace) => {
                 step(control.namespace_state(namespace), Answer::NamespaceState)
             }
-            Request::NamespaceStates(after) => step(control.namespace_states(after), Answer::NamespaceStates),
+            Request::NamespaceStates(after) => step(control.namespace_states(after), move |mut page| {
+                page.states.retain(|state| is_seen(&state.namespace));
+                Answer::NamespaceStates(page)
+            }),
             Request::ChangeNamespace(..) | Request::RemoveNamespace(..)
                 if !self.config.allow_namespace_changes =>
             {

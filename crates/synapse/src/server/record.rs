@@ -125,8 +125,10 @@ impl NodeRecord {
 
     fn decode(bytes: &[u8]) -> Result<Self, Error> {
         let damaged = || {
-            let text = "the record of the store's servers (namespace .synapse, object node) is damaged; delete it to \
-                        have a new one, and restart the clients that are connected";
+            let text = "the record of the store's servers (namespace .synapse, object node) is damaged; bring it back from \
+                        a copy of the store, or remove it with \"cachectl --backend BACKEND --namespace .synapse rm node\": \
+                        the store then gets a new identity, and clients that are connected refuse it until they are \
+                        restarted, so let them store what they have first, if they can";
             Error::Corrupt(text.into())
         };
         let (record, crc) = bytes.split_last_chunk::<4>().ok_or_else(damaged)?;
