@@ -40,6 +40,9 @@ pub enum Event {
     /// that cover them answer [`Error::WritesLost`](crate::Error::WritesLost): write again what was not
     /// stored.
     WritesLost(Scope),
+    /// A store in memory has come back without anything: all that it had is lost, what was *stored* as well, and so are
+    /// claims. Drop clean copies, and store again what is not stored yet.
+    Emptied,
     /// The store has run out of space.
     Full,
     /// The store works, but not as it should.

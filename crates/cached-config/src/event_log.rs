@@ -24,6 +24,13 @@ pub async fn log_events(mut events: Subscription, name: String) {
                     );
                 }
             }
+            Event::Emptied => {
+                tracing::error!(
+                    store = name,
+                    "the store was in memory and has come back without anything: all that was stored there is lost; clean \
+                     copies are dropped, and what is dirty is stored again"
+                );
+            }
             Event::Full => {
                 is_logged = true;
                 tracing::warn!(store = name, "the store is full");

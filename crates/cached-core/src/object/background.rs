@@ -135,10 +135,10 @@ impl Background {
                 log_failure(drop_clean(&shared, &scope).await);
                 shared.hub.publish(&Event::Changed(scope));
             })),
-            Event::Missed => self.tasks.push(Box::pin(async move {
+            event @ (Event::Missed | Event::Emptied) => self.tasks.push(Box::pin(async move {
                 log_failure(drop_clean(&shared, &Scope::All).await);
                 check_epochs(&shared).await;
-                shared.hub.publish(&Event::Missed);
+                shared.hub.publish(&event);
             })),
             // Copies of what other clients had written may be of writes that are gone below.
             Event::WritesLost(scope) => self.tasks.push(Box::pin(async move {

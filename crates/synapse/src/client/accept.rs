@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use blocker::{Capabilities, Durability, Error, Event, ObjectId, OrderDomain, Scope};
+use blocker::{Capabilities, Durability, Error, Event, ObjectId, OrderDomain, Scope, Survives};
 
 use super::connect::Connected;
 use super::lane::Lane;
@@ -17,7 +17,7 @@ impl Shared {
     /// `Retryable`, with what differs.
     pub(super) fn accept(&self, connected: Connected) -> Result<Connected, Error> {
         let welcome = &connected.welcome;
-        self.check_store(welcome).map_err(|text| {
+        let is_emptied = self.check_store(welcome).map_err(|text| {
             tracing::warn!(server = %self.config.address, "{text}");
             Error::Retryable(format!("{}: {text}", self.config.address).into())
         })?;
@@ -32,6 +32,13 @@ impl Shared {
             self.lanes().iter().for_each(|lane| lane.wake());
         }
         *self.instance.lock() = Some(welcome.instance);
+        if is_emptied {
+            tracing::error!(
+                server = %self.config.address,
+                "the server has its store in memory and has come back without anything: all that was stored there is lost"
+            );
+            self.events.publish(&Event::Emptied);
+        }
         if welcome.features.has(Features::EVENTS) && self.has_events.swap(true, Ordering::AcqRel) {
             // Events may have been published while there was no connection.
             self.events.publish(&Event::Missed);
@@ -40,12 +47,15 @@ impl Shared {
     }
 
     /// Checks that the server still serves the store of the first connection, and still promises what it
-    /// promised then. Limits may change; a request beyond the new ones is refused when it is made.
+    /// promised then. Limits may change; a request beyond the new ones is refused when it is made. Returns whether it serves
+    /// a new store in place of one that it had in memory, which no restart survives.
     ///
     /// # Errors
     /// One line: what differs, and what would be right.
-    fn check_store(&self, welcome: &Welcome) -> Result<(), String> {
+    fn check_store(&self, welcome: &Welcome) -> Result<bool, String> {
         let now = &welcome.capabilities;
+        let is_in_memory = |can: &Capabilities| can.survives == Survives::Nothing;
+        let was_in_memory = is_in_memory(&self.capabilities.read()) && is_in_memory(now);
         if let Some(promise) = lost_promise(&self.capabilities.read(), now) {
             return Err(format!(
                 "the server no longer promises {promise}, on which this client's callers rely; restore it, or \
@@ -54,6 +64,10 @@ impl Shared {
         }
         let mut store = self.store.lock();
         match (*store, welcome.store) {
+            (Some(known), Some(found)) if found != known && was_in_memory => {
+                *store = Some(found);
+                Ok(true)
+            }
             (Some(known), found) if found != Some(known) => {
                 let found = found.map_or("one without an identity".to_owned(), |found| hex(&found));
                 Err(format!(
@@ -64,7 +78,7 @@ impl Shared {
             }
             (_, found) => {
                 *store = found;
-                Ok(())
+                Ok(false)
             }
         }
     }

@@ -197,7 +197,10 @@ fn a_server_that_comes_back_over_another_store_is_refused_until_it_is_the_same_a
             let store = &stores[number];
             let record = NodeRecord::open(&**store, &server.clock, TIMEOUT).await.unwrap();
             server.reconfigure(|config| record.apply(config));
-            server.replace_store(Arc::new(Caching(Arc::clone(store) as _)));
+            let mut can = store.capabilities();
+            can.survives = Survives::PowerLoss;
+            let inner = Arc::new(Caching(Arc::clone(store) as _));
+            server.replace_store(Arc::new(Promising { inner, can }));
             server.restart().await;
         };
         serve(0).await;
@@ -249,5 +252,148 @@ fn a_claim_far_beyond_the_epoch_in_force_does_not_lock_a_namespace() {
         assert!(matches!(anonymous, Error::Invalid(_)), "{anonymous}");
         let write = WriteRequest::new(object("o"), 0, b"x").stamp(Stamp::new(1, 1));
         client.write(write).await.unwrap();
+    });
+}
+
+#[test]
+fn reserved_namespaces_are_hidden_from_clients_and_refused_to_them() {
+    simulate(async {
+        let clock = TokioClock::new();
+        let store = Arc::new(clock.memory());
+        let record = NodeRecord::open(&*store, &clock, TIMEOUT).await.unwrap();
+        let server = server(clock, Arc::clone(&store) as _);
+        server.reconfigure(|config| {
+            record.apply(config);
+            config.allow_namespace_changes = true;
+        });
+        server.restart().await;
+        let client = server.client().await;
+        client.write(WriteRequest::new(object("o"), 0, b"x")).await.unwrap();
+        let own: Namespace = ".synapse".parse().unwrap();
+        let id = ObjectId::new(own.clone(), Name::new("node").unwrap());
+        let other = object("o");
+        fn refused<T>(what: &str, answer: Result<T>) {
+            match answer {
+                Err(Error::Denied(why)) => assert!(why.contains("reserved"), "{what}: {why}"),
+                Err(error) => panic!("{what}: {error}"),
+                Ok(_) => panic!("{what} is not refused"),
+            }
+        }
+        macro_rules! refuses {
+            ($($request:expr),* $(,)?) => { $(refused(stringify!($request), $request.into_future().await);)* };
+        }
+        let control = client.control();
+        let scopes = [
+            Scope::Object(id.clone()),
+            Scope::Namespace(own.clone()),
+            Scope::Domain(own.clone(), OrderDomain(1)),
+        ];
+        for scope in scopes {
+            refuses!(
+                client.flush(FlushRequest::new(scope.clone())),
+                client.claim(ClaimRequest::new(scope.clone(), Epoch(1), WriterId(1))),
+                client.invalidate(InvalidateRequest::new(scope.clone())),
+            );
+        }
+        refuses!(
+            client.read(ReadRequest::new(id.clone(), 0, 1)),
+            client.info(InfoRequest::new(id.clone())),
+            client.list(ListRequest::new(own.clone())),
+            client.write(WriteRequest::new(id.clone(), 0, b"x")),
+            client.write_full(WriteFullRequest::new(id.clone(), b"x")),
+            client.write_zeroes(WriteZeroesRequest::new(id.clone(), 0, 1)),
+            client.write_runs(WriteRunsRequest::new(id.clone(), vec![Run::zeroes(0, 1)])),
+            client.discard(DiscardRequest::new(id.clone(), 0, 1)),
+            client.compare_and_write(CompareAndWriteRequest::new(id.clone(), 0, b"S", b"x")),
+            client.truncate(TruncateRequest::new(id.clone(), 0)),
+            client.delete(DeleteRequest::new(id.clone())),
+            client.copy(CopyRequest::new(other.clone(), id.clone())),
+            client.copy(CopyRequest::new(id.clone(), other.clone())),
+            control.attach(own.clone()),
+            control.detach(own.clone()),
+            control.policy(own.clone()),
+            control.set_policy(own.clone(), Policy::default()),
+            control.quota(own.clone()),
+            control.set_quota(own.clone(), Some(1)),
+            control.namespace_state(own.clone()),
+            control.change_namespace(own.clone(), Some(WriteMode::Back), Vec::new()),
+            control.remove_namespace(own.clone(), DirtyData::Discard),
+        );
+        assert_eq!(control.namespaces().await.unwrap(), [other.namespace.clone()]);
+        // A server that has this one as its store keeps its record there.
+        let mut config = client_config(&server);
+        config.is_server = true;
+        let front = server.client_with(config).await;
+        assert_eq!(NodeRecord::open(&front, &clock, TIMEOUT).await.unwrap(), record);
+        NodeRecord::close(&front, [7; 16], &clock, TIMEOUT).await.unwrap();
+        assert_ne!(NodeRecord::open(&*store, &clock, TIMEOUT).await.unwrap(), record);
+        assert_eq!(front.control().namespaces().await.unwrap(), [own, other.namespace]);
+    });
+}
+
+#[test]
+fn a_damaged_record_is_refused_with_the_way_out() {
+    simulate(async {
+        let clock = TokioClock::new();
+        let store = clock.memory();
+        let before = NodeRecord::open(&store, &clock, TIMEOUT).await.unwrap();
+        let id: ObjectId = ".synapse/node".parse().unwrap();
+        store.write(WriteRequest::new(id.clone(), 9, b"damage")).await.unwrap();
+        let error = NodeRecord::open(&store, &clock, TIMEOUT).await.unwrap_err();
+        let way_out = "cachectl --backend BACKEND --namespace .synapse rm node";
+        assert!(matches!(&error, Error::Corrupt(why) if why.contains(way_out)), "{error}");
+        store.delete(DeleteRequest::new(id)).await.unwrap();
+        assert_ne!(NodeRecord::open(&store, &clock, TIMEOUT).await.unwrap().store(), before.store());
+    });
+}
+
+#[test]
+fn a_store_in_memory_that_comes_back_without_anything_is_accepted_and_reported() {
+    simulate(async {
+        let clock = TokioClock::new();
+        let store = Arc::new(clock.memory());
+        let server = server(clock, Arc::clone(&store) as _);
+        let serve = async |store: &Arc<Memory>| {
+            let record = NodeRecord::open(&**store, &server.clock, TIMEOUT).await.unwrap();
+            server.reconfigure(|config| record.apply(config));
+            server.replace_store(Arc::clone(store) as _);
+            server.restart().await;
+        };
+        serve(&store).await;
+        let client = server.client().await;
+        let mut events = client.subscribe();
+        let front = front(&server, &client);
+        let write = |name| front.write(WriteRequest::new(object(name), 0, vec![7; 10_000]));
+        write("stored").await.unwrap();
+        front.flush(FlushRequest::new(Scope::All)).await.unwrap();
+        write("dirty").await.unwrap();
+        assert_eq!(content(&front, object("stored")).await.len(), 10_000);
+        for round in 0..3 {
+            let empty = Arc::new(clock.memory());
+            serve(&empty).await;
+            // What is dirty is stored, and of what was stored nothing is left.
+            tokio::time::sleep(TIMEOUT).await;
+            front.flush(FlushRequest::new(Scope::All)).await.unwrap();
+            assert_eq!(content(&*empty, object("dirty")).await, [7; 10_000], "round {round}");
+            assert_eq!(front.info(InfoRequest::new(object("stored"))).await.unwrap_err(), Error::Missing);
+            let names = front.list(ListRequest::new(object("dirty").namespace)).await.unwrap().entries;
+            assert_eq!(names.len(), 1);
+            let emptied =
+                std::iter::from_fn(|| events.try_next()).filter(|event| *event == Event::Emptied).count();
+            assert_eq!(emptied, 1, "round {round}");
+            write("dirty").await.unwrap();
+        }
+        // Beside one that survives more, another identity is another store.
+        let mut can = store.capabilities();
+        can.survives = Survives::PowerLoss;
+        let record = NodeRecord::open(&*store, &server.clock, TIMEOUT).await.unwrap();
+        server.reconfigure(|config| record.apply(config));
+        server.replace_store(Arc::new(Promising { inner: Arc::clone(&store) as _, can }));
+        server.restart().await;
+        tokio::time::sleep(TIMEOUT).await;
+        let mut read = ReadRequest::new(object("dirty"), 0, 4);
+        read.call.deadline = Some(server.clock.now() + Duration::from_secs(300));
+        let refused = client.read(read).into_future().await.map(drop).unwrap_err();
+        assert!(refused.to_string().contains("serves another store"), "{refused}");
     });
 }
