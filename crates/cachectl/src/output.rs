@@ -24,7 +24,10 @@ impl Output {
     /// Writes one result: `text`, or `value` as JSON.
     pub(crate) fn write(&self, text: impl std::fmt::Display, value: &Value) -> Result<(), Failure> {
         let mut out = std::io::stdout().lock();
-        let written = if self.json { writeln!(out, "{value}") } else { writeln!(out, "{text}") };
+        let written = match self.json {
+            true => writeln!(out, "{}", shown_json(&value.to_string())),
+            false => writeln!(out, "{}", shown(&text.to_string())),
+        };
         written.map_err(Failure::io("standard output"))
     }
 
@@ -34,9 +37,10 @@ impl Output {
             return;
         }
         let line = if self.json {
-            serde_json::json!({ "error": failure.kind(), "message": failure.to_string() }).to_string()
+            let value = serde_json::json!({ "error": failure.kind(), "message": failure.to_string() });
+            shown_json(&value.to_string())
         } else {
-            format!("cachectl: {failure}")
+            format!("cachectl: {}", shown(&failure.to_string()))
         };
         // If nobody reads it, the exit code is left.
         let _ = writeln!(std::io::stderr(), "{line}");
@@ -47,5 +51,43 @@ impl Output {
         let Err(failure) = done else { return ExitCode::SUCCESS };
         self.failure(&failure);
         failure.code()
+    }
+}
+
+/// Returns a text with escapes for what a terminal would obey, or not show: names are of any bytes.
+fn shown(text: &str) -> String {
+    escaped(text, |letter| letter.escape_unicode().to_string())
+}
+
+/// Returns a JSON value that means the same. Only strings have what is escaped.
+fn shown_json(text: &str) -> String {
+    escaped(text, |letter| {
+        letter.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect()
+    })
+}
+
+fn escaped(text: &str, escape: impl Fn(char) -> String) -> String {
+    let mut out = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '\n' | '\t' => out.push(letter),
+            letter if volumes::is_shown(letter) => out.push(letter),
+            letter => out.push_str(&escape(letter)),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_terminal_would_obey_is_escaped() {
+        assert_eq!(shown("é a\u{301}\t\"x\"\n\u{202e}\u{1b}[2J"), "é a\u{301}\t\"x\"\n\\u{202e}\\u{1b}[2J");
+        let value = serde_json::json!({ "né": ["a\u{202e}b", "\u{e0001}\u{7f}"] });
+        let text = shown_json(&value.to_string());
+        assert_eq!(text, r#"{"né":["a\u202eb","\udb40\udc01\u007f"]}"#);
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value);
     }
 }

@@ -94,6 +94,22 @@ pub(crate) async fn attach(
     Ok(inner)
 }
 
+/// Reads a volume that no owner has, without taking it: nothing is written, and nothing may be changed. Returns `None` if it
+/// has an owner, which may be one that has ended without giving it up.
+pub(crate) async fn look(pool: &Pool, options: &Options, volume: VolumeId) -> Result<Option<Inner>> {
+    let (head, _) = current_head(pool, options, volume).await?;
+    if head.owner.is_some() || !head.logs.is_empty() {
+        return Ok(None);
+    }
+    let (head, head_version) = pool.head(volume).await?;
+    let (live, parent_root, parent) = load(pool, &head).await?;
+    let promises = Promises { flush_durability: Durability::Stored, records_at_once: false };
+    let (space, birth, room) =
+        (Space::new(pool.clone(), volume, None), head.birth_limit, Arc::clone(&pool.room));
+    let opened = Opened { space, head, head_version, live, parent_root, parent, birth, promises, room };
+    Ok(Some(Inner::new(opened)))
+}
+
 /// Returns the map of a volume, and the pages and the map of the snapshot that it comes after.
 async fn load(pool: &Pool, head: &Head) -> Result<(Map, Vec<Entry>, Map)> {
     pool.refresh(head.origin).await?;

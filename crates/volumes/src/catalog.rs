@@ -27,6 +27,29 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     Err(Error::Invalid(format!("the name {name:?}: a name has {wanted}")))
 }
 
+/// Checks the name of a volume or a snapshot that is to be made: it looks like what it is. Those that were made before
+/// this was asked for can still be found, and removed.
+pub(crate) fn check_new_name(name: &str) -> Result<()> {
+    check_name(name)?;
+    if name.chars().all(is_shown) {
+        return Ok(());
+    }
+    let why = "has characters that are invisible or change how text is shown";
+    Err(Error::Invalid(format!("the name {name:?} {why}: a name has none")))
+}
+
+/// Returns whether a text shows a character as what it is. Control characters, those that are invisible, and those that turn
+/// the text around them, as U+202E, are not shown.
+#[must_use]
+pub fn is_shown(letter: char) -> bool {
+    if letter.is_ascii() {
+        return !letter.is_ascii_control();
+    }
+    // After a letter, for those that combine with it.
+    let after = String::from_iter(['a', letter]);
+    after.escape_debug().eq(after.chars())
+}
+
 /// Checks the name of an owner.
 pub(crate) fn check_owner_name(name: &str) -> Result<()> {
     if (1..=NAME_BYTES_MAX).contains(&name.len()) {

@@ -2,13 +2,13 @@
 
 use std::collections::{HashMap, HashSet};
 
-use blocker::{Blocker, BlockerExt, Durability, Namespace, ObjectId};
+use blocker::{Blocker, BlockerExt, Durability, Namespace, ObjectId, Scope};
 use futures_util::TryStreamExt;
 
 use crate::attach::claim;
 use crate::entry::{Kind, VolumeId};
 use crate::error::{Error, Result};
-use crate::format::Origin;
+use crate::format::{Head, Origin};
 use crate::manage::{Lease, steadily};
 use crate::settings::Fencing;
 use crate::space::Space;
@@ -80,8 +80,9 @@ type Names = HashMap<(VolumeId, Kind), u32>;
 impl Volumes {
     /// Checks that each entry of each map has its object, that each object is named by a map, and that
     /// nothing is written in place that is shared. With `repair`, what nothing names is removed, and
-    /// deletions that were cut short are ended. Each volume is attached and takes no changes meanwhile; those
-    /// of other owners are skipped. Volumes may be made, cloned and deleted meanwhile,
+    /// deletions that were cut short are ended. Changes of volumes that are open here go on, but wait while maps are compared
+    /// with listings. Without `repair` nothing is written, unless an owner has ended without giving a volume up; with it each
+    /// volume that is not open is attached. Those of other owners are skipped. Volumes may be made, cloned and deleted meanwhile,
     /// by this and other owners; what is made just then may fail with `Retryable`. One check at a time may
     /// repair.
     ///
@@ -110,7 +111,11 @@ impl Volumes {
             if !named.contains_key(volume) && !self.pool.has_head(*volume).await? {
                 continue;
             }
-            match self.lease(*volume, true).await {
+            let lease = match repair {
+                true => self.lease(*volume, true).await,
+                false => self.lease_to_look(*volume).await,
+            };
+            match lease {
                 Ok(lease) => leases.push((*volume, lease)),
                 Err(Error::InUse { .. }) => report.skipped.push(name_of(&named, *volume)),
                 Err(Error::Damaged(why)) => report.note(ProblemKind::Damaged, why),
@@ -121,7 +126,7 @@ impl Volumes {
                 Err(error) => return end_all(leases, Err(error)).await.map(|()| report),
             }
         }
-        let checked = self.check_leased(&mut report, &leases, repair).await;
+        let checked = self.check_leased(&mut report, &leases, &named, repair).await;
         end_all(leases, checked).await?;
         // A volume that only seems to have no name would be taken for one that was never made.
         if is_catalog_whole {
@@ -134,13 +139,24 @@ impl Volumes {
         &self,
         report: &mut Report,
         leases: &[(VolumeId, Lease)],
+        named: &HashMap<VolumeId, String>,
         repair: bool,
     ) -> Result<()> {
         let mut views: Vec<View<'_>> = Vec::new();
-        for (_, lease) in leases {
+        let mut looked_at = HashSet::new();
+        for (volume, lease) in leases {
             match lease.inner.view().await {
-                Ok(view) => views.push(view),
-                Err(Error::Damaged(why)) => report.note(ProblemKind::Damaged, why),
+                Ok(view) => {
+                    views.push(view);
+                    looked_at.extend(lease.is_looked_at.then_some(*volume));
+                }
+                Err(Error::Damaged(why)) => {
+                    let head = lease.inner.head().await;
+                    match lease.is_looked_at && !self.is_still(&head).await? {
+                        true => report.skipped.push(attached_meanwhile(named, *volume)),
+                        false => report.note(ProblemKind::Damaged, why),
+                    }
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -156,6 +172,8 @@ impl Volumes {
             });
         }
         for view in &views {
+            // What seems to be wrong with a volume that another owner has attached meanwhile may be that owner's doing.
+            let before = (report.volumes, report.objects, report.problems.len(), report.unlisted);
             report.volumes += 1;
             report.births_met += view.births_met();
             let namespace = self.pool.namespace(view.volume());
@@ -166,7 +184,13 @@ impl Volumes {
             let mut missing: Vec<_> = wanted.filter(|(_, kind)| !kinds.contains(kind)).collect();
             missing.sort_unstable();
             for (volume, kind) in missing {
-                report.note(ProblemKind::Missing, self.pool.object(*volume, *kind));
+                let object = self.pool.object(*volume, *kind);
+                // A listing is put together of several answers: of what it lacks the store alone can tell.
+                self.pool.invalidate(Scope::Object(object.clone())).await?;
+                match self.pool.store.exists(&object).await? {
+                    true => report.objects += 1,
+                    false => report.note(ProblemKind::Missing, object),
+                }
             }
             for object in found {
                 let kind = Kind::of(&object.name);
@@ -188,8 +212,22 @@ impl Volumes {
             if repair {
                 view.flush().await?;
             }
+            if looked_at.contains(&view.volume()) && !self.is_still(view.head()).await? {
+                (report.volumes, report.objects, _, report.unlisted) = before;
+                report.problems.truncate(before.2);
+                report.skipped.push(attached_meanwhile(named, view.volume()));
+            }
         }
         Ok(())
+    }
+
+    /// Returns whether the head of a volume is still this one: then no owner has attached it meanwhile.
+    async fn is_still(&self, head: &Head) -> Result<bool> {
+        match self.pool.fresh_head(head.volume).await {
+            Ok(found) => Ok(found.as_ref() == Some(head)),
+            Err(Error::Damaged(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Ends deletions that were cut short; removes marks of clones, and namespaces, of volumes that were
@@ -390,6 +428,10 @@ impl Volumes {
 
 fn name_of(named: &HashMap<VolumeId, String>, volume: VolumeId) -> String {
     named.get(&volume).cloned().unwrap_or_else(|| format!("number {volume}"))
+}
+
+fn attached_meanwhile(named: &HashMap<VolumeId, String>, volume: VolumeId) -> String {
+    format!("{}: it was attached meanwhile", name_of(named, volume))
 }
 
 /// Returns whether an error of attaching a volume says nothing of the others.

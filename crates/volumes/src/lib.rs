@@ -46,6 +46,7 @@ mod stream;
 mod volume;
 mod volumes;
 
+pub use crate::catalog::is_shown;
 pub use crate::check::{Problem, ProblemKind, Report};
 pub use crate::error::{Error, Result};
 pub use crate::frozen::Snapshot;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use blocker::{Condition, Scope};
 
-use crate::attach::{Access, attach};
-use crate::catalog::{check_name, now_unix_seconds};
+use crate::attach::{Access, attach, look};
+use crate::catalog::{check_new_name, now_unix_seconds};
 use crate::entry::{Kind, VolumeId};
 use crate::error::{Error, Result};
 use crate::format::{Head, Origin};
@@ -19,10 +19,12 @@ use crate::volumes::{Volumes, check_size};
 /// The largest number of volumes with a snapshot at one instant.
 const TOGETHER_MAX: usize = 256;
 
-/// A volume for one operation: one that is open, or attached for as long as it takes.
+/// A volume for one operation: one that is open, or attached for as long as it takes, or looked at.
 pub(crate) struct Lease {
     pub(crate) inner: Arc<Inner>,
     is_attached: bool,
+    /// Whether it was not taken: another owner may attach it meanwhile.
+    pub(crate) is_looked_at: bool,
     _turn: async_lock::MutexGuardArc<()>,
 }
 
@@ -61,10 +63,28 @@ impl Volumes {
     async fn lease_as(&self, volume: VolumeId, access: Access) -> Result<Lease> {
         let turn = self.turn(volume).lock_arc().await;
         if let Some(inner) = self.opened(volume) {
-            return Ok(Lease { inner, is_attached: false, _turn: turn });
+            return Ok(Lease { inner, is_attached: false, is_looked_at: false, _turn: turn });
         }
         let inner = attach(&self.pool, &self.options, self.writer, volume, access).await?;
-        Ok(Lease { inner: Arc::new(inner), is_attached: true, _turn: turn })
+        Ok(Lease { inner: Arc::new(inner), is_attached: true, is_looked_at: false, _turn: turn })
+    }
+
+    /// As [`Self::lease`], for what changes nothing: a volume that no owner has is only looked at, which costs reads alone.
+    pub(crate) async fn lease_to_look(&self, volume: VolumeId) -> Result<Lease> {
+        let turn = self.turn(volume).lock_arc().await;
+        if self.opened(volume).is_none() {
+            match look(&self.pool, &self.options, volume).await {
+                Ok(Some(inner)) => {
+                    let inner = Arc::new(inner);
+                    return Ok(Lease { inner, is_attached: false, is_looked_at: true, _turn: turn });
+                }
+                // Another owner may have attached it since the look at its head: attaching it tells.
+                Ok(None) | Err(Error::Damaged(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        drop(turn);
+        self.lease(volume, true).await
     }
 
     /// Makes a snapshot of a volume.
@@ -82,7 +102,7 @@ impl Volumes {
     /// As [`Self::snapshot`]. Either all have the snapshot or none, unless the store fails while it is
     /// undone.
     pub async fn snapshot_together(&self, names: &[&str], snapshot: &str) -> Result<()> {
-        check_name(snapshot)?;
+        check_new_name(snapshot)?;
         if names.len() > TOGETHER_MAX {
             return Err(Error::Limit(format!(
                 "at most {TOGETHER_MAX} volumes have a snapshot at one instant"
@@ -293,7 +313,7 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`, `Exists`.
     pub async fn clone_volume(&self, name: &str, snapshot: Option<&str>, new: &str) -> Result<()> {
-        check_name(new)?;
+        check_new_name(new)?;
         let origin = self.find(name).await?;
         if self.exists(new).await? {
             return Err(Error::Exists(new.to_owned()));

@@ -5,7 +5,7 @@
 
 use blocker::{Durability, Segments};
 
-use crate::catalog::check_name;
+use crate::catalog::{check_name, check_new_name};
 use crate::error::{Error, Result};
 use crate::format::NAME_BYTES_MAX;
 use crate::frozen::Snapshot;
@@ -171,7 +171,11 @@ impl Header {
     fn take_name(&mut self, is_from: bool, record: &[u8]) -> Result<Expect> {
         let name = String::from_utf8(record[4..].to_vec());
         let name = name.map_err(|_| Error::Invalid("a name in the stream is no UTF-8".into()))?;
-        check_name(&name)?;
+        if is_from {
+            check_name(&name)?
+        } else {
+            check_new_name(&name)?
+        }
         let place = if is_from { &mut self.from } else { &mut self.to };
         if place.is_some() || self.size_bytes.is_some() {
             return Err(Error::Invalid("the stream has a name twice, or after the size".into()));

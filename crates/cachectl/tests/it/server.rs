@@ -128,3 +128,22 @@ fn a_server_that_is_not_there_is_told_in_one_line() {
     assert_eq!(output.status.code(), Some(5), "{error}");
     assert!(error.contains(&address) && error.lines().count() == 1, "{error}");
 }
+
+#[test]
+fn what_servers_keep_for_themselves_is_refused() {
+    let host = Host::new(ServerConfig::default());
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("in");
+    std::fs::write(&file, b"x").unwrap();
+    for command in
+        [&["put", "node", file.to_str().unwrap()][..], &["rm", "node"], &["get", "node"], &["ls"], &["flush"]]
+    {
+        host.fails(&[&["--namespace", ".synapse"], command].concat(), 4, "reserved");
+    }
+}
+
+#[test]
+fn what_a_terminal_would_obey_is_shown_escaped() {
+    let host = Host::new(ServerConfig::default());
+    host.fails(&["volume", "export", "a\u{202e}b"], 3, "a\\u{202e}b");
+}

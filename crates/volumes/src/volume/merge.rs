@@ -54,7 +54,9 @@ impl Inner {
 
     /// Merges all objects that have an overlay now, while writes go on. The caller has no lock.
     pub(super) async fn merge_overlays(&self) -> Result<()> {
-        self.merge_as(None).await
+        self.merge_as(None).await?;
+        self.look_ahead_at_quota().await;
+        Ok(())
     }
 
     /// As [`Self::merge_overlays`]; records the copies, if changes are logged until that is done.

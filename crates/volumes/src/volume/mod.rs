@@ -211,6 +211,12 @@ impl Inner {
         self.object_bytes
     }
 
+    /// Returns whether the volume has objects that a snapshot, or another volume, has as well.
+    pub(crate) fn has_shared(&self) -> bool {
+        let state = self.state.lock();
+        state.live.objects().any(|(index, entry)| !state.owns(index, entry))
+    }
+
     pub(crate) fn settings(&self) -> Settings {
         self.settings
     }

@@ -23,6 +23,20 @@ impl Inner {
         }
     }
 
+    /// Looks before changes need it whether there is a quota, so that none of them waits for the store to answer that there
+    /// is none. What is left of one is looked at when it is needed: it may have been used up by then.
+    pub(crate) async fn look_ahead_at_quota(&self) {
+        // Where changes are stamped there are no overlays.
+        if self.space.is_stamped() || !self.state.lock().overlays.lacks_allowance() {
+            return;
+        }
+        match self.space.quota().await {
+            Ok(Quota { bytes_max: Some(_), .. }) => {}
+            Err(error) if !matches!(error, Store::Unsupported(_)) => {}
+            quota => self.note_quota(quota),
+        }
+    }
+
     /// As [`Self::look_at_quota`], if the store answers at once.
     pub(super) fn look_at_quota_at_once(&self, piece: &Piece) {
         if self.is_quota_wanted(piece)

@@ -37,6 +37,7 @@ pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_secon
     for volume in volumes {
         volume.ensure_births().await?;
         recorders.push(volume.recorder().await?);
+        volume.look_ahead_at_quota().await;
     }
     for recorder in &recorders {
         if recorder.head.named(name).is_some() {
@@ -174,6 +175,7 @@ impl Inner {
         let mut recorder = self.recorder().await?;
         let node = recorder.head.named(name).ok_or_else(|| Error::NoSuchSnapshot(name.to_owned()))?.clone();
         let (root, map) = self.map_of_node(&recorder, node.id).await?;
+        self.look_ahead_at_quota().await;
         let turn = self.turn.write().await;
         let mut head = recorder.head.clone();
         (head.root, head.parent, head.size_bytes) = (root.clone(), node.id, node.size_bytes);

@@ -5,9 +5,10 @@ use async_lock::{MutexGuard, RwLockWriteGuard};
 use super::{Inner, Recorder};
 use crate::entry::{Entry, Kind, VolumeId};
 use crate::error::Result;
+use crate::format::Head;
 use crate::map::Map;
 
-/// See the module. While it lives, the volume takes no changes.
+/// See the module. While it lives, the volume takes no changes here.
 pub(crate) struct View<'a> {
     inner: &'a Inner,
     /// The pages and the map of each node; the live volume's first.
@@ -20,6 +21,11 @@ pub(crate) struct View<'a> {
 }
 
 impl Inner {
+    /// Returns the head of the volume, as it is stored.
+    pub(crate) async fn head(&self) -> Head {
+        self.recorder.lock().await.head.clone()
+    }
+
     /// Records everything and holds the volume still.
     pub(crate) async fn view(&self) -> Result<View<'_>> {
         let mut recorder = self.recorder().await?;
@@ -42,6 +48,11 @@ impl Inner {
 impl View<'_> {
     pub(crate) fn volume(&self) -> VolumeId {
         self.inner.space.volume
+    }
+
+    /// Returns the head of the volume.
+    pub(crate) fn head(&self) -> &Head {
+        &self.recorder.head
     }
 
     /// Returns how many births met an object of their name.

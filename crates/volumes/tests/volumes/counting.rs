@@ -1,10 +1,11 @@
 //! What a volume asks of its store, counted.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use blocker::executor::block_on;
+use blocker::executor::{block_on, poll_times};
 use blocker::{Blocker, Durability};
-use test_kit::steered::{Op, SteeredStore};
+use test_kit::steered::{Op, SteeredStore, Verdict};
 use volumes::{OpenOptions, Options, Settings, Volumes};
 
 const OBJECTS: u64 = 64;
@@ -93,4 +94,55 @@ fn a_snapshot_and_a_clone_of_a_large_volume_take_no_more_calls_than_of_a_small_o
         assert_eq!(block_on(clone.read(0, 14)).unwrap().to_vec(), b"\0\0\0\0\0something");
     }
     assert_eq!(counts[0], counts[1]);
+}
+
+/// Of volumes that no owner has: what another one changes meanwhile is not reported as damage.
+#[test]
+fn a_check_without_repair_writes_nothing() {
+    let store = SteeredStore::new();
+    let new = |owner: &str| {
+        let options = Options::new("vol").owner(owner);
+        Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, options).unwrap()
+    };
+    let volumes = new("one");
+    for name in ["a", "b"] {
+        block_on(volumes.create(
+            name,
+            OBJECTS * OBJECT_BYTES,
+            Settings::default().object_bytes(OBJECT_BYTES),
+        ))
+        .unwrap();
+        let disk = block_on(volumes.open(name, OpenOptions::default())).unwrap();
+        block_on(disk.write(5, b"something".into(), Durability::Stored)).unwrap();
+        block_on(volumes.snapshot(name, "s")).unwrap();
+        block_on(disk.write(5, b"other".into(), Durability::Stored)).unwrap();
+        block_on(disk.close()).unwrap();
+    }
+    let begin = store.log().len();
+    let report = block_on(new("two").check(false)).unwrap();
+    assert!(
+        calls(&store, begin).iter().all(|op| !op.is_change() && *op != Op::Claim),
+        "{:?}",
+        calls(&store, begin)
+    );
+    assert_eq!((report.volumes, report.problems.len(), report.skipped.len()), (2, 0, 0));
+    // Another owner discards what the volume has while the check lists its objects: first two listings of the catalog, then
+    // one for each volume.
+    let mut lists = 0;
+    store.rule(move |call| {
+        lists += u32::from(call.op == Op::List);
+        if call.op == Op::List && lists == 4 { Verdict::Hold } else { Verdict::Pass }
+    });
+    let checking = new("two");
+    let mut check = Box::pin(checking.check(false));
+    assert!(poll_times(check.as_mut(), 1, Duration::ZERO).is_none());
+    assert_eq!(store.held().len(), 1);
+    let other = new("other");
+    let disk = block_on(other.open("b", OpenOptions::default())).unwrap();
+    block_on(disk.discard(0, OBJECTS * OBJECT_BYTES)).unwrap();
+    block_on(disk.close()).unwrap();
+    store.open();
+    let report = block_on(check).unwrap();
+    assert_eq!((report.volumes, report.problems), (1, Vec::new()));
+    assert_eq!(report.skipped, ["b: it was attached meanwhile"]);
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::executor::{block_on, poll_times};
-use blocker::{Durability, Memory};
+use blocker::{Blocker, CopyRequest, DeleteRequest, Durability, Memory, Name, ObjectId};
 use test_kit::steered::{CallInfo, Op, SteeredStore, Verdict};
 use volumes::{Answer, Error, ExtentKind, Fencing, OpenOptions, Options, Settings, Volume, Volumes};
 
@@ -426,4 +426,52 @@ fn what_was_cut_off_is_zeros_when_the_volume_grows_again() {
     assert_eq!(block_on(volumes.check(false)).unwrap().problems, []);
     block_on(volumes.rollback("a", "s")).unwrap();
     assert_eq!(bytes(&disk, 2 * OBJECT + 98, 4), [7, 7, 0, 0]);
+}
+
+/// What turns or hides the text around it is in no name that is made; one that was made before can be found and removed.
+#[test]
+fn a_new_name_looks_like_what_it_is() {
+    let store = Arc::new(Memory::default());
+    let volumes = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, Options::new("vol")).unwrap();
+    for name in ["größe", "e\u{301}t\u{e9}", "ディスク", "it's \"C:\\\"", "a b", "🖴"] {
+        block_on(volumes.create(name, OBJECT, small())).unwrap_or_else(|error| panic!("{error}"));
+        block_on(volumes.snapshot(name, name)).unwrap();
+    }
+    block_on(volumes.create("a", OBJECT, small())).unwrap();
+    block_on(volumes.snapshot("a", "s")).unwrap();
+    let refused = |what: Result<(), Error>, name: &str| match what {
+        Err(Error::Invalid(why)) => assert!(!why.contains(name) && why.is_ascii(), "{why}"),
+        other => panic!("{name:?}: {other:?}"),
+    };
+    let wrong = [
+        "a\u{202e}b",
+        "\u{200b}",
+        "a\u{2028}",
+        "a\u{2066}b",
+        "\u{feff}a",
+        "a\u{ad}b",
+        "a\u{a0}b",
+        "a\u{e0001}",
+        "a\u{7f}",
+        "a\u{1b}[2J",
+    ];
+    for name in wrong {
+        refused(block_on(volumes.create(name, OBJECT, small())), name);
+        refused(block_on(volumes.snapshot("a", name)), name);
+        refused(block_on(volumes.clone_volume("a", Some("s"), name)), name);
+    }
+    let id = |name: &str| {
+        ObjectId::new("vol".parse().unwrap(), Name::copy_from(format!("v/{name}").as_bytes()).unwrap())
+    };
+    block_on(store.copy(CopyRequest::new(id("a"), id("a\u{202e}b")))).unwrap();
+    block_on(store.delete(DeleteRequest::new(id("a")))).unwrap();
+    assert!(block_on(volumes.list()).unwrap().volumes.iter().any(|volume| volume.name == "a\u{202e}b"));
+    block_on(volumes.delete("a\u{202e}b")).unwrap();
+}
+
+#[test]
+fn volumes_have_no_reserved_namespaces() {
+    let made = |prefix: &str| Volumes::new(Arc::new(Memory::default()), Options::new(prefix)).map(drop);
+    assert!(matches!(made(".vol"), Err(Error::Invalid(why)) if why.contains("begins with a dot")));
+    assert_eq!(made("v.ol"), Ok(()));
 }

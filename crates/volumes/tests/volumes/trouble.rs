@@ -3,10 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use blocker::executor::{block_on, poll_times};
-use blocker::{Blocker, Durability, Error as Store, Memory, Name, Namespace, ObjectId};
+use blocker::{
+    Blocker, Control, DeleteRequest, Durability, Error as Store, ListReply, ListRequest, Memory, Name,
+    Namespace, ObjectId, Quota, Reply,
+};
 use cached_core::object::Writer;
 use test_kit::steered::{CallInfo, Op, SteeredStore, Verdict};
 use volumes::{Change, Error, OpenOptions, Options, ProblemKind, Rates, Settings, Volume, Volumes};
@@ -431,4 +435,84 @@ fn rates_and_a_quota_are_those_of_the_namespace_of_the_cache() {
     let settings = Settings::default().write(blocker::WriteMode::Back).rates(disk.settings().rates);
     block_on(bare.create("a", OBJECT, settings)).unwrap();
     block_on(opened(&bare, "a").close()).unwrap();
+}
+
+/// A store whose listings lack data, as that of a layer that puts it together of several answers may.
+struct Listless(Memory);
+
+impl Blocker for Listless {
+    blocker::delegate!(|this| this.0, except list);
+
+    fn list(&self, request: ListRequest) -> Reply<ListReply> {
+        let without_data = |page: ListReply| {
+            let entries = page.entries.into_iter().filter(|entry| !entry.name.as_bytes().starts_with(b"d/"));
+            ListReply::new(entries.collect(), page.has_more)
+        };
+        Reply::ok(without_data(block_on(self.0.list(request)).unwrap()))
+    }
+}
+
+#[test]
+fn a_check_asks_for_what_a_listing_lacks_before_it_is_missing() {
+    let store = Arc::new(Listless(Memory::default()));
+    let volumes = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, Options::new("vol")).unwrap();
+    let disk = made(&volumes, 4);
+    flushed(&disk, 0, &[1; 3 * OBJECT as usize]);
+    block_on(disk.close()).unwrap();
+    let report = block_on(volumes.check(false)).unwrap();
+    assert_eq!(report.problems, []);
+    // Three of data, a page of the map, and the head.
+    assert_eq!(report.objects, 5);
+    let all = block_on(store.0.list(ListRequest::new("vol.0000001".parse().unwrap()).prefix("d/"))).unwrap();
+    let gone = ObjectId::new("vol.0000001".parse().unwrap(), all.entries[1].name.clone());
+    block_on(store.0.delete(DeleteRequest::new(gone.clone()))).unwrap();
+    let report = block_on(volumes.check(false)).unwrap();
+    let missing: Vec<_> =
+        report.problems.iter().map(|problem| (problem.kind, problem.what.clone())).collect();
+    assert_eq!(missing, [(ProblemKind::Missing, gone.to_string())]);
+}
+
+/// A store that counts how often it is asked for a quota, and has none.
+struct Looked(Memory, AtomicU32);
+
+impl Blocker for Looked {
+    blocker::delegate!(|this| this.0, except control);
+
+    fn control(&self) -> &dyn Control {
+        self
+    }
+}
+
+impl Control for Looked {
+    blocker::delegate_control!(|this| *this.0.control(), except quota);
+
+    fn quota(&self, namespace: Namespace) -> Reply<Quota> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        let quota = block_on(self.0.control().quota(namespace));
+        Reply::pending(std::future::ready(quota))
+    }
+}
+
+/// Neither after a snapshot, nor in a volume that has been opened with one, nor in a clone.
+#[test]
+fn no_write_beside_a_snapshot_waits_to_learn_that_there_is_no_quota() {
+    let store = Arc::new(Looked(Memory::default(), AtomicU32::new(0)));
+    let new = || Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, Options::new("vol")).unwrap();
+    let volumes = new();
+    let disk = made(&volumes, 4);
+    flushed(&disk, 0, &[1; 3 * OBJECT as usize]);
+    let write = |disk: &Volume, offset: u64| {
+        let before = store.1.load(Ordering::Relaxed);
+        written(disk, offset, b"new");
+        assert_eq!(store.1.load(Ordering::Relaxed), before, "it has looked at the quota");
+    };
+    block_on(volumes.snapshot("a", "s")).unwrap();
+    write(&disk, 0);
+    block_on(disk.close()).unwrap();
+    let volumes = new();
+    write(&opened(&volumes, "a"), OBJECT);
+    block_on(volumes.clone_volume("a", Some("s"), "b")).unwrap();
+    write(&opened(&volumes, "b"), OBJECT);
+    block_on(volumes.rollback("a", "s")).unwrap();
+    write(&opened(&volumes, "a"), 2 * OBJECT);
 }
