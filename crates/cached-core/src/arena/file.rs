@@ -9,9 +9,10 @@
 //! ```
 //! The file is mapped as a whole and shared. A process that is killed leaves in it what its threads had stored.
 //! The bytes reach a disk in any order, so after another boot of the system the content counts only if the
-//! process had ended cleanly: then it had written everything, and checksums show whether that is still so.
+//! process had ended cleanly: then it had written everything, and checksums of all of it show whether that is still so.
+//! After another end the checksum of each entry shows whether what it holds is what was stored.
 
-use super::superblock::{IdentityError, MemoryState, SUPERBLOCK_BYTES};
+use super::superblock::{IdentityError, MemoryState, SUPERBLOCK_BYTES, VERSION, VERSION_WITHOUT_CHECKSUMS};
 use super::{Identity, Memory, Region, Superblock};
 use crate::clock::FIRST_SECOND;
 use memmap2::{MmapOptions, MmapRaw};
@@ -101,8 +102,11 @@ impl std::fmt::Display for Cold {
         f.write_str(match self {
             Cold::New => "the file is new",
             Cold::Version(found) => {
-                let known = super::superblock::VERSION;
-                return write!(f, "the file has layout version {found}, this program reads version {known}");
+                let (least, newest) = (VERSION_WITHOUT_CHECKSUMS, VERSION);
+                return write!(
+                    f,
+                    "the file has layout version {found}, this program reads versions {least} to {newest}"
+                );
             }
             Cold::Damaged => "the file does not match its checksum",
             Cold::Truncated => "the file is shorter than it was",

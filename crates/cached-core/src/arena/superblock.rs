@@ -27,7 +27,9 @@ const NOTES_AT: usize = 1024;
 const IDENTITY_BYTES: usize = 100;
 const MAGIC: [u8; 8] = *b"cachedMF";
 /// The version of the layout of the file: of the superblock, the table of regions, region headers and entries.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
+/// The version in which entries have no checksums; a file that has it keeps it.
+pub(super) const VERSION_WITHOUT_CHECKSUMS: u32 = 1;
 const POLICY_BYTES: usize = 16;
 
 /// What the memory is: a process with another identity cannot use it.
@@ -37,6 +39,8 @@ pub(crate) struct Identity {
     pub(crate) regions: u32,
     pub(crate) granule_shift: u32,
     pub(crate) has_cas: bool,
+    /// Whether entries end with checksums.
+    pub(crate) has_checksums: bool,
     pub(super) policy: [u8; POLICY_BYTES],
     /// The seeds of the key hash.
     pub(crate) hash_seed: u64,
@@ -73,6 +77,7 @@ impl Identity {
             regions,
             granule_shift,
             has_cas,
+            has_checksums: true,
             policy: name,
             hash_seed: 0,
             shared_seed: 0,
@@ -81,6 +86,12 @@ impl Identity {
             arena_at: 0,
             bytes: 0,
         }
+    }
+
+    /// The identity of a file whose entries have checksums or, as those of earlier builds, have none.
+    #[cfg(test)]
+    pub(crate) fn with_checksums(self, has_checksums: bool) -> Identity {
+        Identity { has_checksums, ..self }
     }
 
     /// What differs, where it matters; `None` if this memory can be used as `wanted`.
@@ -114,8 +125,9 @@ impl Identity {
             at += field.len();
         };
         put(&MAGIC);
+        let version = if self.has_checksums { VERSION } else { VERSION_WITHOUT_CHECKSUMS };
         let words =
-            [VERSION, self.region_bytes, self.regions, self.granule_shift, u32::from(self.has_cas), 0];
+            [version, self.region_bytes, self.regions, self.granule_shift, u32::from(self.has_cas), 0];
         words.iter().for_each(|word| put(&word.to_le_bytes()));
         put(&self.policy);
         let words =
@@ -132,8 +144,9 @@ impl Identity {
         if bytes[..8] != MAGIC {
             return Err(IdentityError::Foreign);
         }
-        if u32_at(8) != VERSION {
-            return Err(IdentityError::Version(u32_at(8)));
+        let version = u32_at(8);
+        if ![VERSION_WITHOUT_CHECKSUMS, VERSION].contains(&version) {
+            return Err(IdentityError::Version(version));
         }
         if u32_at(IDENTITY_BYTES - 4) != crc32fast::hash(&bytes[..IDENTITY_BYTES - 4]) {
             return Err(IdentityError::Damaged);
@@ -145,6 +158,7 @@ impl Identity {
             regions: u32_at(16),
             granule_shift: u32_at(20),
             has_cas: u32_at(24) != 0,
+            has_checksums: version == VERSION,
             policy,
             hash_seed: u64_at(48),
             shared_seed: u64_at(56),
@@ -385,6 +399,17 @@ mod tests {
                 _ => Err(IdentityError::Damaged),
             };
             assert_eq!(Identity::decode(&damaged), expected, "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn the_version_tells_whether_entries_have_checksums() {
+        let mut page = [0; SUPERBLOCK_BYTES];
+        for has_checksums in [false, true] {
+            let identity = Identity { has_checksums, ..identity() };
+            page[..IDENTITY_BYTES].copy_from_slice(&identity.encode());
+            assert_eq!((page[8], Identity::decode(&page)), (1 + u8::from(has_checksums), Ok(identity)));
+            assert_eq!(identity.differs(&self::identity()), None, "both can be used");
         }
     }
 

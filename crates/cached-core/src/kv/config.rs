@@ -60,6 +60,9 @@ pub struct KvConfig {
     /// Smaller regions than the arena's size asks for, so that a test has many of them.
     #[cfg(test)]
     pub(crate) region_bytes: Option<usize>,
+    /// Whether a new memory file has checksums, which those of earlier builds do not have.
+    #[cfg(all(test, not(any(miri, shuttle))))]
+    pub(crate) checksums: bool,
 }
 
 impl std::fmt::Debug for KvConfig {
@@ -101,6 +104,8 @@ impl Default for KvConfig {
             file: None,
             #[cfg(test)]
             region_bytes: None,
+            #[cfg(all(test, not(any(miri, shuttle))))]
+            checksums: true,
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::KeyHash;
 use crate::stores;
 
 pub(crate) const PIECE_HEADER_BYTES: usize = 16;
-const LIST_HEADER_BYTES: usize = 8;
+pub(crate) const LIST_HEADER_BYTES: usize = 8;
 const LIST_ENTRY_BYTES: usize = 8;
 
 /// One piece in an item's list.

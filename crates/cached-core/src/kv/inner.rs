@@ -226,7 +226,7 @@ impl Inner {
         }
         // Not counted among those that a flush of everything has ended.
         self.notify(Change::Flushed, found.item.key(), found.item.cas());
-        found.item.make_dead();
+        self.log.make_dead(found.item);
         bucket.remove(found.slot, bytes);
         self.item_died(found.item, found.location);
     }
@@ -259,7 +259,7 @@ impl Inner {
     /// Removes an item from the index. Its entries become garbage.
     pub(super) fn remove(&self, bucket: &BucketGuard<'_>, found: Found<'_>, change: Change) {
         self.notify(change, found.item.key(), found.item.cas());
-        found.item.make_dead();
+        self.log.make_dead(found.item);
         let bytes = self.item_bytes(found.item);
         bucket.remove(found.slot, bytes);
         if change == Change::Flushed {

@@ -163,9 +163,10 @@ impl LiveEntry for Live<'_> {
                 // SAFETY: the new entry has the old one's size, and nothing refers to it yet; the lock of the
                 // item's hash bucket is held.
                 let moved = unsafe { item.copy_to(self.inner.log.ptr(to.location), to.bytes as usize) };
+                // Its checksum came along.
                 moved.make_live(item.usage());
                 slot.set_location(to.location);
-                item.make_dead();
+                self.inner.log.make_dead(item);
             }
             Some(position) => {
                 self.inner.log.copy_entry(self.location, to);
@@ -187,7 +188,7 @@ impl LiveEntry for Live<'_> {
             notify_eviction(&**hook, item, now);
         }
         inner.notify(Change::Evicted, item.key(), item.cas());
-        item.make_dead();
+        inner.log.make_dead(item);
         bucket.remove(found.slot, bytes);
         if item.shape().fields().extents {
             inner.each_entry(item, found.location, |entry, bytes| {

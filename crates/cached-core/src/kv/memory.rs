@@ -14,6 +14,8 @@ pub(super) struct KvMemory {
     pub(super) arena: Arena,
     pub(super) superblock: Arc<Superblock>,
     pub(super) hasher: KeyHasher,
+    /// Whether entries have checksums.
+    pub(super) has_checksums: bool,
     /// The file, with what is to be taken over.
     #[cfg(not(any(miri, shuttle)))]
     pub(super) mapped: Option<MappedFile>,
@@ -49,6 +51,7 @@ impl KvMemory {
             arena: Arena::new(arena)?,
             superblock: Arc::new(Superblock::without_file().map_err(no_superblock)?),
             hasher: KeyHasher::new(config.hash_seed),
+            has_checksums: false,
             #[cfg(not(any(miri, shuttle)))]
             mapped: None,
         })
@@ -68,6 +71,8 @@ impl KvMemory {
         }
         let regions = (arena.bytes / arena.region_bytes) as u32;
         let identity = Identity::new(arena.region_bytes, regions, granule_shift, config.cas, policy);
+        #[cfg(test)]
+        let identity = identity.with_checksums(config.checksums);
         let seed = config.hash_seed.unwrap_or_else(random_seed);
         let shared = config.hash_seed.unwrap_or_else(random_seed);
         let check = |seed, shared| KeyHasher::lasting(seed, shared).check();
@@ -86,6 +91,7 @@ impl KvMemory {
             arena: Arena::in_memory_of(arena, table, memory)?,
             superblock: Arc::new(superblock),
             hasher: KeyHasher::lasting(identity.hash_seed, identity.shared_seed),
+            has_checksums: identity.has_checksums,
             mapped: Some(MappedFile {
                 identity,
                 cold: cold.map(|cold| cold.to_string()),

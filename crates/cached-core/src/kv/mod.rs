@@ -188,7 +188,7 @@ impl Kv {
         // Without eviction the memory is divided in another way, and every entry has room for an expiry.
         let policy_name = if config.evict { policy.name() } else { "none" };
         let memory = KvMemory::new(arena_config, granule_shift, &mut config, policy_name)?;
-        let KvMemory { arena, superblock, hasher, .. } = memory;
+        let KvMemory { arena, superblock, hasher, has_checksums, .. } = memory;
         if config.memory_range.is_some() {
             arena.keep_pages_small();
         }
@@ -197,6 +197,7 @@ impl Kv {
         let index = Index::new((arena.bytes() / entry_bytes_min) as u64).map_err(KvConfigError::Index)?;
         let log = Log::new(LogConfig {
             granule_shift,
+            has_checksums,
             evicts: config.evict,
             lanes: config.lanes,
             policy,

@@ -2,6 +2,8 @@
 
 use super::Kv;
 use super::extent::List;
+#[cfg(not(any(miri, shuttle)))]
+use super::extent::{PIECE_HEADER_BYTES, Piece};
 use super::item::KEY_BYTES_MAX;
 #[cfg(not(any(miri, shuttle)))]
 use super::restart::scan::{Kind, Scan};
@@ -47,6 +49,8 @@ impl Kv {
                     for piece in list.pieces() {
                         assert!(locations.insert(piece.location), "a piece in two lists");
                         value_bytes += piece.bytes as usize;
+                        #[cfg(not(any(miri, shuttle)))]
+                        self.validate_piece(piece);
                     }
                     assert_eq!(value_bytes, list.value_bytes(), "pieces do not add up to the value");
                 }
@@ -56,6 +60,16 @@ impl Kv {
         #[cfg(not(any(miri, shuttle)))]
         self.validate_marks(&locations);
         log.validate(&live, expiring);
+    }
+
+    #[cfg(not(any(miri, shuttle)))]
+    fn validate_piece(&self, piece: Piece) {
+        let log = &self.inner.log;
+        let bytes = log.padded(PIECE_HEADER_BYTES + piece.bytes as usize);
+        assert!(
+            !log.has_checksums() || log.matches_piece_checksum(piece.location, piece.bytes, bytes),
+            "a piece without its checksum"
+        );
     }
 
     /// Checks that exactly the items in the index are marked live, and that every region can be walked over.
@@ -76,6 +90,10 @@ impl Kv {
                     assert!(
                         locations.contains(&entry.location),
                         "a live item to which the index does not lead"
+                    );
+                    assert!(
+                        !log.has_checksums() || item.matches_checksum(entry.bytes),
+                        "an item without its checksum"
                     );
                 }
             }

@@ -23,6 +23,8 @@
 //! stores reaches the memory in program order as far as a later process can see, so a process that opens the
 //! memory of one that was killed finds complete items where it finds LIVE, and rebuilds the index from them.
 //!
+//! In a memory file an entry ends with a checksum, behind its padding (see `checksum.rs`).
+//!
 //! Little-endian; an entry starts at a multiple of the granule (4 bytes or more) and is padded to one. The
 //! payload is the value, or with EXTENTS the list of the pieces in which the value lies (see `extent.rs`). An
 //! entry with 255 as the number of key bytes is such a piece, not an item.
@@ -33,9 +35,11 @@
 //! within the same padded size. The payload of an entry in a pinned region does not change: writers check the
 //! pins.
 
+mod checksum;
 mod shape;
 mod usage;
 
+pub(crate) use checksum::{CHECKSUM_BYTES, piece_matches_checksum, write_piece_checksum};
 pub(crate) use shape::{Fields, PAYLOAD_BYTES_MAX, Shape, entry_bytes_min};
 pub(crate) use usage::{Usage, state};
 

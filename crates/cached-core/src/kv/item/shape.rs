@@ -100,6 +100,12 @@ impl Shape {
         stores::done();
     }
 
+    /// The word itself.
+    #[inline]
+    pub(super) fn word(self) -> u32 {
+        self.0
+    }
+
     /// The bytes of data of a piece; `None` for an item.
     #[inline]
     pub(crate) fn piece_bytes(self) -> Option<u32> {

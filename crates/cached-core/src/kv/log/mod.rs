@@ -33,6 +33,7 @@ use crate::arena::Notes;
 use crate::arena::{Arena, Owner, RegionId, RegionState, Superblock};
 use crate::clock::Expiry;
 use crate::kv::extent::PIECE_HEADER_BYTES;
+use crate::kv::item::CHECKSUM_BYTES;
 use crate::kv::lock_ranks;
 use crate::policy::Policy;
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock, try_lock};
@@ -57,6 +58,8 @@ pub(super) struct Log {
     arena: Arena,
     /// An entry starts at a multiple of `1 << granule_shift` bytes; locations count granules.
     granule_shift: u32,
+    /// The bytes of an entry's checksum; 0 without one.
+    checksum_bytes: usize,
     /// Whether live items are evicted to make room.
     evicts: bool,
     /// Entries in regions with a lower sequence number have been flushed; 0 while no flush is being cleaned
@@ -88,6 +91,8 @@ pub(super) struct LogConfig {
     pub(super) arena: Arena,
     pub(super) superblock: Arc<Superblock>,
     pub(super) granule_shift: u32,
+    /// Whether entries have checksums, for a later process.
+    pub(super) has_checksums: bool,
     pub(super) evicts: bool,
     pub(super) lanes: usize,
     /// The number of regions that it has at least.
@@ -115,6 +120,7 @@ impl Log {
         let regions = config.arena.region_count();
         Log {
             granule_shift: config.granule_shift,
+            checksum_bytes: if config.has_checksums { CHECKSUM_BYTES } else { 0 },
             evicts: config.evicts,
             boundary: AtomicU64::new(0),
             superblock: config.superblock,
@@ -224,7 +230,7 @@ impl Log {
         wanted: usize,
         now: u32,
     ) -> Option<(Entry, u32)> {
-        let header = PIECE_HEADER_BYTES;
+        let header = PIECE_HEADER_BYTES + self.checksum_bytes;
         let region_bytes = self.arena.region_bytes();
         self.reclaim_if_low(owner, now);
         let mut streams = self.lanes.own_in_use().lock();
@@ -240,7 +246,7 @@ impl Log {
             }
         }
         let data = wanted.min(open.room(region_bytes) as usize - header) as u32;
-        let entry = open.append(self, self.padded(header + data as usize))?;
+        let entry = open.append(self, self.padded(PIECE_HEADER_BYTES + data as usize))?;
         Some((entry, data))
     }
 

@@ -6,6 +6,7 @@ use super::queues::{LARGE, QUEUES};
 use crate::all_cores::on_all_cores;
 use crate::arena::{Owner, REGION_HEADER_BYTES, RegionId, RegionState};
 use crate::clock::Expiry;
+use crate::kv::item;
 use crate::sync::{Ordering, lock};
 
 impl Log {
@@ -48,6 +49,12 @@ impl Log {
     /// Whether the regions before the flush of an earlier process include this one.
     pub(in crate::kv) fn was_flushed(&self, region: RegionId) -> bool {
         self.arena.region(region).sequence() < self.superblock.notes().boundary()
+    }
+
+    /// Whether a piece that was found in a walk matches its checksum.
+    pub(in crate::kv) fn matches_piece_checksum(&self, location: u32, data: u32, bytes: u32) -> bool {
+        // SAFETY: the walk has found an entry of this size in its region, and no other thread uses the store.
+        unsafe { item::piece_matches_checksum(self.ptr(location), data, bytes) }
     }
 
     /// Counts an entry to which the index now leads.

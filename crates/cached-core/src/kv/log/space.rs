@@ -7,7 +7,7 @@ use super::Log;
 use super::stream::Entry;
 use crate::arena::{RegionId, RegionState};
 use crate::clock::Expiry;
-use crate::kv::item;
+use crate::kv::item::{self, ItemPtr, Usage};
 use crate::stores;
 use crate::sync::lock;
 
@@ -35,11 +35,43 @@ impl Log {
         (self.arena.offset_of(region, offset) >> self.granule_shift) as u32
     }
 
-    /// The size of an entry with its padding.
+    /// The size of an entry with its padding, and its checksum if it has one.
     #[inline]
     pub(in crate::kv) fn padded(&self, bytes: usize) -> u32 {
         let mask = (1usize << self.granule_shift) - 1;
-        ((bytes + mask) & !mask) as u32
+        ((bytes + self.checksum_bytes + mask) & !mask) as u32
+    }
+
+    /// Whether entries have checksums.
+    #[inline]
+    pub(in crate::kv) fn has_checksums(&self) -> bool {
+        self.checksum_bytes != 0
+    }
+
+    /// Marks a complete item as one to which the index leads.
+    #[inline]
+    pub(in crate::kv) fn make_live(&self, item: ItemPtr, usage: Usage) {
+        if self.has_checksums() {
+            item.write_checksum(self.padded(item.shape().entry_bytes()));
+        }
+        item.make_live(usage);
+    }
+
+    /// Marks an item as one to which the index does not lead, for good.
+    #[inline]
+    pub(in crate::kv) fn make_dead(&self, item: ItemPtr) {
+        item.make_dead();
+        if self.has_checksums() {
+            item.void_checksum(self.padded(item.shape().entry_bytes()));
+        }
+    }
+
+    /// Completes a piece of `data` bytes.
+    pub(in crate::kv) fn end_piece(&self, piece: Entry, data: u32) {
+        if self.has_checksums() {
+            // SAFETY: the piece has this size, and nothing refers to it yet.
+            unsafe { item::write_piece_checksum(self.ptr(piece.location), data, piece.bytes) };
+        }
     }
 
     /// Makes the bytes at a location an entry that nothing refers to, so that a restart can step over it.
@@ -47,7 +79,7 @@ impl Log {
     pub(super) fn begin_unborn(&self, location: u32, bytes: u32) {
         // SAFETY: the bytes have just been cut from the open region of the caller's stream, whose lock the
         // caller holds; they are aligned to a granule.
-        unsafe { item::write_unborn(self.ptr(location), bytes) };
+        unsafe { item::write_unborn(self.ptr(location), bytes - self.checksum_bytes as u32) };
     }
 
     /// Records that the index refers to the entry: its region may be reclaimed again.

@@ -73,7 +73,7 @@ impl Kv {
                 }
                 stores::done();
                 item.set_cas(inner.next_cas(&locked, options.new_cas));
-                item.make_live(Usage::new(item.state(), now));
+                inner.log.make_live(item, Usage::new(item.state(), now));
                 inner.notify(Change::Stored, key, item.cas());
                 return ArithmeticOutcome::Done {
                     value,

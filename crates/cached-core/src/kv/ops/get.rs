@@ -205,8 +205,8 @@ impl Kv {
                     unsafe {
                         stores::copy(payload.as_ptr(), new.payload_ptr(), payload.len());
                     }
-                    new.make_live(attributes.usage);
-                    old.item.make_dead();
+                    log.make_live(new, attributes.usage);
+                    log.make_dead(old.item);
                     let old_bytes = log.padded(old.item.shape().entry_bytes());
                     old.slot.set_location(entry.location);
                     locked.shard().adjust_bytes(u64::from(entry.bytes), u64::from(old_bytes));

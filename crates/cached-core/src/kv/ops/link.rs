@@ -188,7 +188,7 @@ impl Inner {
         let fits = self.set_expiry(item, old.location, attributes.expiry);
         debug_assert!(fits, "the fields are the same");
         item.set_optional(attributes);
-        item.make_live(attributes.usage.with(bits));
+        self.log.make_live(item, attributes.usage.with(bits));
         bucket.shard().count_stored();
         if self.insight.sampler.takes(hash.0) {
             self.sample_store(hash, item.key(), item);
@@ -215,17 +215,17 @@ impl Inner {
         let replaces = old.map(|old| old.item.policy_bits());
         let bits = self.log.policy().insert(&Insertion { hash: hash.0, bytes, replaces });
         // Of two live items of a key a restart takes one, so no value is lost that is being replaced.
-        item.make_live(attributes.usage.with(bits << state::POLICY_SHIFT));
+        self.log.make_live(item, attributes.usage.with(bits << state::POLICY_SHIFT));
         match old {
             Some(old) => {
-                old.item.make_dead();
+                self.log.make_dead(old.item);
                 bucket.shard().adjust_bytes(bytes, self.item_bytes(old.item));
                 old.slot.set_location(entry.location);
                 self.item_died(old.item, old.location);
             }
             None => {
                 if !self.note_stored(hash, key) || !bucket.insert(hash, entry.location, bytes) {
-                    item.make_dead();
+                    self.log.make_dead(item);
                     self.log.abandon(entry);
                     return StoreOutcome::OutOfMemory;
                 }

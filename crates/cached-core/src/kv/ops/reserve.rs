@@ -255,6 +255,7 @@ impl Reservation {
                 inner.decide_and_link(self.hash, key, entry, self.value_bytes, &self.options, replaces, now)
             }
             Place::Pieces(pieces) => {
+                pieces.iter().for_each(|(piece, data)| inner.log.end_piece(*piece, *data));
                 let Some(entry) = self.write_list(&pieces, key, now) else {
                     self.place = Place::Pieces(pieces);
                     return Some(StoreOutcome::OutOfMemory);

@@ -96,7 +96,7 @@ impl HandedOver {
                 guard.for_each(|location| {
                     let item = inner.item_at(location);
                     if !item.is_live() {
-                        item.make_live(item.usage());
+                        inner.log.make_live(item, item.usage());
                     }
                 });
             }

@@ -2,7 +2,7 @@
 //!
 //! The index lies in the memory of the process. A restart walks over the regions that were in use, and links
 //! every item that is marked LIVE (see `item/`), unless it has been flushed or has expired. After a clean end
-//! each region must match its checksum; what does not is left out.
+//! each region must match its checksum, after another one each entry; what does not is left out.
 //!
 //! Bytes of a file are taken for what they say only within bounds: whatever is in them, the result is a store
 //! that is consistent in itself.
@@ -19,6 +19,7 @@ use super::lasting::{Lasting, Restart};
 use super::memory::MappedFile;
 use crate::arena::Superblock;
 use crate::sync::Arc;
+use rebuild::Check;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -59,7 +60,15 @@ pub(super) fn take_over(inner: &mut Inner, file: MappedFile, superblock: Arc<Sup
             inner.log.end_restore(none, |_| true);
             Restart { cold: Some(cold), ..Restart::nothing() }
         }
-        None => rebuild::rebuild(inner, now, was_clean, &progress),
+        None => {
+            // What another process has just had in use needs no check.
+            let check = match (was_clean, is_handed_over) {
+                (true, _) => Check::Regions,
+                (false, true) => Check::Nothing,
+                (false, false) => Check::Entries,
+            };
+            rebuild::rebuild(inner, now, check, &progress)
+        }
     };
     superblock.notes().note_time(now, restart.items);
     let restart = Restart { was_clean, took: begun.elapsed(), ..restart };

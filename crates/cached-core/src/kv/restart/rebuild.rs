@@ -31,6 +31,15 @@ struct Part {
     with_items: Vec<RegionId>,
 }
 
+/// What must match its checksum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Check {
+    Regions,
+    /// Every entry, if they have checksums.
+    Entries,
+    Nothing,
+}
+
 /// Whether an item was linked.
 enum Linked {
     Yes,
@@ -40,19 +49,20 @@ enum Linked {
 }
 
 /// Rebuilds the index and the accounting of regions. No other thread uses the store.
-pub(super) fn rebuild(inner: &Inner, now: u32, was_clean: bool, progress: &RestartProgress) -> Restart {
+pub(super) fn rebuild(inner: &Inner, now: u32, check: Check, progress: &RestartProgress) -> Restart {
     let (regions, damaged_regions) = inner.log.begin_restore(now);
     progress.regions_max.store(regions.len() as u32, Ordering::Relaxed);
     inner.index.make_room(inner.log.notes().items());
+    let check_entries = check == Check::Entries && inner.log.has_checksums();
     let next = AtomicU32::new(0);
     let parts = on_all_cores(regions.len(), || {
         let mut part = Part::default();
         while let Some(region) = regions.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
-            if was_clean && !inner.log.matches_crc(*region) {
+            if check == Check::Regions && !inner.log.matches_crc(*region) {
                 part.damaged_regions += 1;
                 inner.log.arena().region(*region).set_used_bytes(inner.log.first_entry());
             } else {
-                scan_region(inner, *region, now, &mut part);
+                scan_region(inner, *region, now, check_entries, &mut part);
             }
             progress.regions.fetch_add(1, Ordering::Relaxed);
             progress.items.store(inner.index.stored_and_items().1, Ordering::Relaxed);
@@ -85,7 +95,7 @@ pub(super) fn rebuild(inner: &Inner, now: u32, was_clean: bool, progress: &Resta
 }
 
 /// Links the live items of a region, except for those with pieces.
-fn scan_region(inner: &Inner, region: RegionId, now: u32, part: &mut Part) {
+fn scan_region(inner: &Inner, region: RegionId, now: u32, check: bool, part: &mut Part) {
     let is_flushed = inner.log.was_flushed(region);
     let mut scan = Scan::new(&inner.log, region);
     let mut batch: Vec<(Entry, ItemPtr, KeyHash)> = Vec::with_capacity(BATCH);
@@ -94,7 +104,9 @@ fn scan_region(inner: &Inner, region: RegionId, now: u32, part: &mut Part) {
         for Entry { location, bytes, kind } in scan.by_ref() {
             let item = match kind {
                 Kind::Piece { data_bytes, owner } => {
-                    part.pieces.push((location, (data_bytes, owner)));
+                    if !check || inner.log.matches_piece_checksum(location, data_bytes, bytes) {
+                        part.pieces.push((location, (data_bytes, owner)));
+                    }
                     continue;
                 }
                 Kind::Item(item) => item,
@@ -103,7 +115,8 @@ fn scan_region(inner: &Inner, region: RegionId, now: u32, part: &mut Part) {
                 continue;
             }
             has_items = true;
-            if is_flushed || item.expiry().is_past(now) || !inner.may_hold(item) {
+            let is_whole = (!check || item.matches_checksum(bytes)) && inner.may_hold(item);
+            if is_flushed || item.expiry().is_past(now) || !is_whole {
                 item.make_dead();
                 *(if is_flushed {
                     &mut part.flushed

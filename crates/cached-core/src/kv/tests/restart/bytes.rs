@@ -1,7 +1,9 @@
 //! Memory with arbitrary changes: whatever it says, the store that is made of it is consistent, and works.
 
 use super::*;
+use crate::kv::item::state::LIVE;
 use crate::kv::tests::value_of;
+use crate::kv::{ArithmeticOptions, StoreOptions};
 use proptest::prelude::*;
 
 /// A change of the file.
@@ -24,8 +26,8 @@ fn damage() -> impl Strategy<Value = Damage> {
     ]
 }
 
-/// The file of a store that was killed: bytes, where the arena starts, and where entries are.
-fn killed_store() -> (Vec<u8>, usize, Vec<usize>) {
+/// The file of a store that was killed: bytes, where the arena starts, where entries are, and the items.
+fn killed_store() -> (Vec<u8>, usize, Vec<usize>, State) {
     let lab = Lab::new();
     let (kv, _) = open(&lab.path());
     for n in 0..400u32 {
@@ -44,7 +46,117 @@ fn killed_store() -> (Vec<u8>, usize, Vec<usize>) {
     while let Some(at) = cursor {
         cursor = kv.scan(at, |item| entries.push(arena_at + item.location as usize * 4));
     }
-    (bytes, arena_at, entries)
+    (bytes, arena_at, entries, state(&kv))
+}
+
+/// Opens a store in a file with these bytes.
+fn open_bytes(bytes: &[u8]) -> Kv {
+    let lab = Lab::new();
+    let path = lab.path();
+    std::fs::write(&path, bytes).unwrap();
+    open(&path).0
+}
+
+/// Each byte of an item, and of a piece: what does not match its checksum is left out, and nothing else.
+#[test]
+fn a_changed_byte_of_an_entry_is_noticed_after_a_kill() {
+    let lab = Lab::new();
+    let (kv, _) = open(&lab.path());
+    kv.store(
+        b"some key",
+        kv.hash(b"some key"),
+        b"a value",
+        &StoreOptions { client_flags: 7, ..Default::default() },
+    );
+    kv.set(b"large", &value_of(1, 10_000)).unwrap();
+    kv.set(b"other", b"1").unwrap();
+    kv.arithmetic(b"other", kv.hash(b"other"), &ArithmeticOptions { delta: 1, ..Default::default() });
+    let before = state(&kv);
+    let bytes = std::fs::read(kv.memory_file().unwrap()).unwrap();
+    assert_eq!(state(&open_bytes(&bytes)), before);
+    let places = [
+        // With the client flags before the key.
+        (b"some key".as_slice(), &b"some key"[..], -4..15),
+        (b"large", &value_of(1, 10_000)[5_000..5_040], 0..40),
+        (b"other", b"other2", 0..6),
+    ];
+    for (key, content, range) in places {
+        let mut found = bytes.windows(content.len()).enumerate().filter(|(_, window)| *window == content);
+        let (at, _) = found.next_back().expect("it is in the file");
+        for at in range.map(|offset| at.wrapping_add_signed(offset)) {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 0x10;
+            let kv = open_bytes(&damaged);
+            kv.validate();
+            let mut expected = before.clone();
+            expected.remove(key);
+            assert_eq!(state(&kv), expected, "byte {at}");
+            assert_eq!(kv.restart().unwrap().damaged_items, 1);
+        }
+    }
+}
+
+#[test]
+fn a_deleted_item_does_not_come_back_by_its_mark() {
+    let lab = Lab::new();
+    let (kv, _) = open(&lab.path());
+    let (kept, deleted, replaced) = (b"kept", b"deleted", b"replaced");
+    for key in [&kept[..], deleted, replaced] {
+        kv.set(key, b"value").unwrap();
+    }
+    let arena_at =
+        std::fs::metadata(kv.memory_file().unwrap()).unwrap().len() as usize - kv.stats().arena_bytes;
+    let mut usages = Vec::new();
+    let mut cursor = Some(crate::kv::ScanCursor::default());
+    while let Some(at) = cursor {
+        cursor = kv.scan(at, |item| usages.push(arena_at + item.location as usize * 4 + 4));
+    }
+    kv.remove(deleted);
+    kv.set(replaced, b"a value that is longer").unwrap();
+    let before = state(&kv);
+    let mut bytes = std::fs::read(kv.memory_file().unwrap()).unwrap();
+    usages.iter().for_each(|at| bytes[*at] |= LIVE);
+    let kv = open_bytes(&bytes);
+    assert_eq!((state(&kv), kv.restart().unwrap().damaged_items), (before, 2));
+}
+
+/// A file of an earlier build is taken over, keeps its layout, and is handed over.
+#[test]
+fn a_file_without_checksums_is_taken_over() {
+    let lab = Lab::new();
+    let path = lab.path();
+    let (kv, _) = open_with(&path, KvConfig { checksums: false, ..small() });
+    for n in 0..200u32 {
+        kv.set(&n.to_le_bytes(), &value_of(n.into(), if n % 20 == 0 { 9_000 } else { 100 })).unwrap();
+    }
+    let version = |path: &Path| std::fs::read(path).unwrap()[8];
+    assert_eq!(version(&path), 1);
+    let before = state(&kv);
+    kv.end_as_killed();
+    drop(kv);
+    let (kv, _) = open(&path);
+    assert_eq!((kv.restart().unwrap().cold.clone(), state(&kv)), (None, before));
+    kv.set(b"later", &value_of(7, 9_000)).unwrap();
+    kv.validate();
+    let before = state(&kv);
+    // In order.
+    drop(kv);
+    let (kv, clock) = open(&path);
+    assert!(kv.restart().unwrap().was_clean);
+    assert_eq!((version(&path), state(&kv)), (1, before.clone()));
+    let handed = kv.hand_over().unwrap();
+    let descriptor = handed.file().try_clone().unwrap();
+    let file = ArenaFile::handed_over(handed.path(), descriptor, clock.now_secs()).unwrap();
+    let new = Kv::new(KvConfig { clock: clock.clone(), file: Some(file), ..small() }).unwrap();
+    assert_eq!(state(&new), before);
+    handed.resume();
+    kv.validate();
+    drop(new);
+    drop(kv);
+    // Other settings make a new file, of the present layout.
+    let (kv, _) = open_with(&path, KvConfig { cas: false, ..small() });
+    assert!(kv.restart().unwrap().cold.is_some());
+    assert_eq!(version(&path), 2);
 }
 
 proptest! {
@@ -52,7 +164,7 @@ proptest! {
 
     #[test]
     fn any_bytes_make_a_store(damages in proptest::collection::vec(damage(), 1..40)) {
-        let (mut bytes, arena_at, entries) = killed_store();
+        let (mut bytes, arena_at, entries, stored) = killed_store();
         for damage in damages {
             match damage {
                 Damage::Notes(at, to) => bytes[1024 + usize::from(at)] = to,
@@ -67,14 +179,12 @@ proptest! {
                 }
             }
         }
-        let lab = Lab::new();
-        let path = lab.path();
-        std::fs::write(&path, &bytes).unwrap();
-        let (kv, _) = open(&path);
+        let kv = open_bytes(&bytes);
         kv.validate();
-        let found = state(&kv);
-        for (key, seen) in &found {
+        for (key, seen) in &state(&kv) {
             prop_assert_eq!(kv.get(key), Some(seen.value.clone()));
+            // Whatever the damage: the value that was stored, or none.
+            prop_assert_eq!(Some((&seen.value, seen.client_flags)), stored.get(key).map(|seen| (&seen.value, seen.client_flags)));
         }
         // Enough to reclaim every region.
         for n in 0..3_000u32 {
