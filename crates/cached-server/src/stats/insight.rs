@@ -5,6 +5,7 @@ use super::Sink;
 use crate::insight_report::hot_report;
 use crate::shared::Shared;
 use cached_core::insight::{CurvePoint, MissRatioCurve};
+use std::borrow::Cow;
 
 /// Keys and prefixes that `stats hot` shows.
 const HOT_SHOWN: usize = 20;
@@ -51,7 +52,7 @@ fn write_points(sink: &mut Sink<'_>, scope: &str, points: &[CurvePoint]) {
     }
 }
 
-/// `stats hot`: the hottest keys and prefixes, those that are no text in hexadecimal digits.
+/// `stats hot`: the hottest keys and prefixes.
 pub(super) fn write_hot(shared: &Shared, sink: &mut Sink<'_>) {
     shared.take_samples();
     let report = hot_report(shared, HOT_SHOWN);
@@ -59,14 +60,14 @@ pub(super) fn write_hot(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("dropped", report.dropped);
     for (rank, hot) in report.keys.iter().enumerate() {
         let rank = rank + 1;
-        sink.put(&format!("key:{rank}:name"), hot.bytes.as_deref().unwrap_or(&hot.key));
+        sink.put(&format!("key:{rank}:name"), name(&hot.key, hot.bytes.as_deref()));
         sink.put(&format!("key:{rank}:share"), format_args!("{:.6}", hot.share));
         sink.put(&format!("key:{rank}:error"), format_args!("{:.6}", hot.error_share));
         sink.put(&format!("key:{rank}:per_sec"), format_args!("{:.1}", hot.per_sec));
     }
     for (rank, hot) in report.prefixes.iter().enumerate() {
         let rank = rank + 1;
-        sink.put(&format!("prefix:{rank}:name"), hot.bytes.as_deref().unwrap_or(&hot.prefix));
+        sink.put(&format!("prefix:{rank}:name"), name(&hot.prefix, hot.bytes.as_deref()));
         sink.put(&format!("prefix:{rank}:share"), format_args!("{:.6}", hot.share));
         sink.put(&format!("prefix:{rank}:error"), format_args!("{:.6}", hot.error_share));
         sink.put(&format!("prefix:{rank}:per_sec"), format_args!("{:.1}", hot.per_sec));
@@ -77,6 +78,26 @@ pub(super) fn write_hot(shared: &Shared, sink: &mut Sink<'_>) {
             sink.put(&format!("prefix:{rank}:item_bytes"), item_bytes);
         }
     }
+}
+
+/// Returns a key or prefix as one word of ASCII or as the text that it is: no two names look the same, since a backslash
+/// is doubled. `hex` are its bytes in hexadecimal digits if it is no printable text.
+fn name<'a>(text: &'a str, hex: Option<&str>) -> Cow<'a, str> {
+    let Some(hex) = hex else {
+        return if text.contains('\\') { text.replace('\\', r"\\").into() } else { text.into() };
+    };
+    let mut name = String::new();
+    for digits in hex.as_bytes().chunks(2).filter_map(|digits| str::from_utf8(digits).ok()) {
+        match u8::from_str_radix(digits, 16) {
+            Ok(b'\\') => name.push_str(r"\\"),
+            Ok(byte @ b' '..=b'~') => name.push(byte.into()),
+            _ => {
+                name.push_str(r"\x");
+                name.push_str(digits);
+            }
+        }
+    }
+    name.into()
 }
 
 /// `stats misses`: why keys were missed.
@@ -127,5 +148,25 @@ pub(super) fn write_slow(shared: &Shared, sink: &mut Sink<'_>) {
             sink.put(&format!("{number}:key"), key);
         }
         sink.put(&format!("{number}:total_us"), slow.total_us);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_different_bytes_look_different() {
+        for (text, hex, shown) in [
+            ("user:1", None, "user:1"),
+            ("ff", None, "ff"),
+            ("\u{fffd}", Some("ff"), r"\xff"),
+            (r"\xff", None, r"\\xff"),
+            ("é", None, "é"),
+            ("a\u{fffd}\\ z", Some("61ff5c207a"), r"a\xff\\ z"),
+            ("a\nb", Some("610a62"), r"a\x0ab"),
+        ] {
+            assert_eq!(name(text, hex), shown);
+        }
     }
 }
