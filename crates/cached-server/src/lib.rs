@@ -87,6 +87,7 @@ mod take_over;
 mod upgrade;
 mod upgrader;
 mod watch;
+mod work;
 mod worker;
 
 /// What the fuzz targets call.

@@ -29,6 +29,54 @@ fn names_and_order_in_text() {
     assert_same_names(&names);
 }
 
+/// However many reports and dumps clients ask for at once, one report's work lies between two requests of another
+/// client.
+#[test]
+fn many_reports_do_not_keep_other_clients_waiting() {
+    const ITEMS: usize = 40_000;
+    const REPORTS: usize = 100;
+    let server = Server::start("-t 1");
+    let mut conn = server.connect();
+    let sets: String = (0..ITEMS).map(|item| format!("set {item} 0 0 1 noreply\r\nx\r\n")).collect();
+    conn.send(sets.as_bytes());
+    conn.ask(b"mn\r\n", b"MN\r\n");
+    for counter in ["a", "b", "c"] {
+        conn.ask(format!("set {counter} 0 0 3\r\n000\r\n").as_bytes(), b"STORED\r\n");
+    }
+    // Of a class without items: the replies are short, so that no sender has to read them.
+    let mut senders: Vec<Conn> = (0..3).map(|_| server.connect()).collect();
+    for (sender, counter) in senders.iter_mut().zip(["a", "b", "c"]) {
+        let step = format!("stats cachedump 39 0\r\nincr {counter} 1 noreply\r\n");
+        sender.send(step.repeat(REPORTS).as_bytes());
+    }
+    let (mut served, mut behind) = (0, None);
+    loop {
+        conn.send(b"mg a v\r\nmg b v\r\nmg c v\r\n");
+        served += 1;
+        let mut done = || {
+            conn.read_line();
+            String::from_utf8(conn.read_line()).expect("text").trim().parse::<usize>().expect("a number")
+        };
+        let done = [done(), done(), done()];
+        if done.contains(&REPORTS) {
+            behind = behind.or(done.into_iter().min());
+        }
+        if done == [REPORTS; 3] {
+            break;
+        }
+    }
+    println!(
+        "another client was served {served} times; {behind:?} of {REPORTS} when the first sender was done"
+    );
+    for sender in &mut senders {
+        sender.expect(&b"END\r\n".repeat(REPORTS), "the reports");
+    }
+    if server.flavour == Flavour::Cached {
+        assert!(served >= 10, "served {served} times beside {} reports", 3 * REPORTS);
+        assert!(behind.is_some_and(|least| least >= REPORTS / 4), "senders have their turns: {behind:?}");
+    }
+}
+
 #[test]
 fn names_and_order_in_binary() {
     let server = Server::start("");

@@ -128,7 +128,9 @@ impl Kv {
         let inner = &self.inner;
         let buckets: u64 = inner.index.shards().iter().map(|shard| shard.bucket_count()).sum();
         // One hash bucket in every `step`, so that the whole index has its part.
-        let step = (self.stats().items / items_max.max(1) + 1).min(buckets.max(1));
+        let items_max = items_max.max(1);
+        // The index does not shrink: of one that was larger, as many hash buckets are looked at.
+        let step = (self.stats().items / items_max + 1).max(buckets / items_max).min(buckets.max(1));
         for (shard, of) in inner.index.shards().iter().enumerate() {
             let mut bucket = 0;
             while bucket < of.bucket_count() {

@@ -4,6 +4,7 @@ use crate::counters::Counters;
 use crate::exec::Executor;
 use crate::shared::Shared;
 use crate::stream::Output;
+use crate::work::Work;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// A worker's counters and buffers, for the connection that it drives.
@@ -16,6 +17,8 @@ pub(crate) struct WorkerContext<'a> {
     pub(crate) received: Option<&'a [u8]>,
     /// Empty between connections.
     pub(crate) output: &'a mut Output,
+    /// What is left of this iteration for costly requests.
+    pub(crate) work: &'a mut Work,
     /// The connection's socket.
     pub(crate) client: BorrowedFd<'a>,
 }
@@ -23,6 +26,6 @@ pub(crate) struct WorkerContext<'a> {
 impl WorkerContext<'_> {
     #[inline]
     pub(super) fn executor(&mut self) -> Executor<'_> {
-        Executor::new(self.shared, self.counters, self.output, self.client.as_raw_fd())
+        Executor::new(self.shared, self.counters, self.output, self.work, self.client.as_raw_fd())
     }
 }

@@ -264,7 +264,7 @@ impl Connection {
                 }
                 (StopReason::Output | StopReason::Budget, None) => {
                     budget.take_batch();
-                    if budget.is_used_up() {
+                    if stop == StopReason::Budget || budget.is_used_up() {
                         self.runnable = true;
                         return (used, Some(DriveResult::Yield));
                     }

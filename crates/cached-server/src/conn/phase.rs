@@ -56,7 +56,7 @@ pub(super) enum StopReason {
     Input,
     /// The output is to be sent before more is executed.
     Output,
-    /// The budget of requests is used up.
+    /// Other connections are to be served first: the budget of requests is used up, or the work for costly ones.
     Budget,
     /// The connection is to be closed once the output is sent.
     Close,

@@ -91,7 +91,7 @@ impl Connection {
             scanned = 0;
             budget.take_request();
             match next {
-                Next::Dump(_) if self.is_datagram() => executor.refuse_dump(),
+                Next::Dump(dump) if self.is_datagram() && dump.is_of_all() => executor.refuse_dump(),
                 Next::Dump(dump) => {
                     self.phase = Phase::Dump(dump);
                     return (used, StopReason::Output);
@@ -104,7 +104,7 @@ impl Connection {
                 Next::Continue if budget.has_no_request() && used < input.len() => {
                     return (used, StopReason::Budget);
                 }
-                Next::Continue | Next::Suspend(_) => {}
+                Next::Continue | Next::Suspend(_) | Next::Defer => {}
                 Next::Close => return (used, StopReason::Close),
             }
         }
@@ -138,6 +138,7 @@ impl Connection {
                     self.phase = Phase::Get { cursor, line_bytes: consumed };
                     Err(StopReason::Output)
                 }
+                Next::Defer => Err(StopReason::Budget),
                 next => Ok((consumed, next)),
             },
             Decoded::Body { header, consumed, body_len } => {
@@ -160,7 +161,10 @@ impl Connection {
     #[inline(always)]
     fn binary_request(&mut self, executor: &mut Executor<'_>, rest: &[u8]) -> Executed {
         match binary::decode(rest) {
-            Decoded::Request { request, consumed } => Ok((consumed, exec::binary(executor, &request))),
+            Decoded::Request { request, consumed } => match exec::binary(executor, &request) {
+                Next::Defer => Err(StopReason::Budget),
+                next => Ok((consumed, next)),
+            },
             Decoded::Body { header, consumed, body_len } => {
                 let begin = || exec::begin_binary(executor, &header);
                 self.begin_body(Protocol::Binary, &rest[..consumed], body_len, begin)

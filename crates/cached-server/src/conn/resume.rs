@@ -34,7 +34,7 @@ impl Connection {
             Phase::Dump(dump) => match exec::resume_dump(executor, *dump) {
                 Next::Dump(further) => {
                     *dump = further;
-                    Err(StopReason::Output)
+                    Err(if executor.work.is_used_up() { StopReason::Budget } else { StopReason::Output })
                 }
                 _ => {
                     self.phase = Phase::Command;

@@ -7,6 +7,7 @@ use crate::logging::Logging;
 use crate::settings::Settings;
 use crate::stream::{INPUT_BYTES, Transport};
 use crate::watch::Watch;
+use crate::work::Work;
 use cached_core::kv::{Kv, KvConfig, StoreOptions};
 use std::collections::VecDeque;
 use std::fs::File;
@@ -64,6 +65,7 @@ struct Bench {
     connection: Connection,
     input: Vec<u8>,
     output: Output,
+    work: Work,
     client: File,
     io: Fake,
 }
@@ -88,6 +90,7 @@ impl Bench {
             connection: Connection::new(Arc::new(info)),
             input: vec![0; INPUT_BYTES],
             output: Output::default(),
+            work: Work::new(),
             client: File::open("/dev/null").expect("a descriptor"),
             io: Fake::default(),
         }
@@ -103,6 +106,7 @@ impl Bench {
             input: &mut self.input,
             received: received.map(|count| &ahead[..count]),
             output: &mut self.output,
+            work: &mut self.work,
             client: self.client.as_fd(),
         };
         let result = self.connection.drive(&mut context, &mut self.io);
@@ -110,11 +114,24 @@ impl Bench {
         result
     }
 
-    /// Drives until the connection waits for its socket; returns how often.
+    /// Drives until the connection waits for its socket, once in each iteration of a worker's loop; returns how often.
     fn drive_until_it_waits(&mut self) -> usize {
-        let mut count = 1;
-        while self.drive() == DriveResult::Yield {
-            count += 1;
+        for count in 1.. {
+            self.work.renew();
+            if self.drive() != DriveResult::Yield {
+                return count;
+            }
+        }
+        unreachable!("the connection always has more to do");
+    }
+
+    /// Stores items that fill more hash buckets than one iteration may walk.
+    fn fill_index(&self) -> usize {
+        let kv = &self.shared.kv;
+        let count = 12 * Work::UNITS_MAX as usize;
+        for number in 0..count {
+            let key = number.to_string();
+            kv.store(key.as_bytes(), kv.hash(key.as_bytes()), b"v", &StoreOptions::default());
         }
         count
     }
@@ -156,17 +173,86 @@ fn a_drive_ends_after_the_allowed_number_of_requests() {
     assert_eq!(bench.drive_until_it_waits(), 1, "without -R a pipeline is not cut into pieces");
 }
 
+/// Returns a binary request without a body.
+fn binary(opcode: u8, key: &[u8]) -> Vec<u8> {
+    let mut request = vec![0; 24];
+    (request[0], request[1], request[3], request[11]) = (0x80, opcode, key.len() as u8, key.len() as u8);
+    request.extend_from_slice(key);
+    request
+}
+
+/// However many reports are in one read, other connections are served after each that walks over items.
+#[test]
+fn a_report_that_walks_over_items_ends_the_drive() {
+    const REPORTS: usize = 20;
+    for report in ["stats items", "stats slabs", "stats sizes", "stats cachedump 39 0", "stats shape"] {
+        let mut bench = Bench::new(|settings| settings.track_sizes = true);
+        bench.fill_index();
+        bench.io.pieces.push_back(format!("{report}\r\n").repeat(REPORTS).into_bytes());
+        assert!(bench.drive_until_it_waits() >= REPORTS, "{report}");
+        let replies = String::from_utf8(bench.io.written).expect("text");
+        assert_eq!(replies.matches("END\r\n").count(), REPORTS, "{report}");
+    }
+    let mut bench = Bench::new(|_| {});
+    bench.fill_index();
+    bench.io.pieces.push_back(binary(0x10, b"items").repeat(REPORTS));
+    assert!(bench.drive_until_it_waits() >= REPORTS);
+    // Cheap ones share an iteration.
+    let mut bench = Bench::new(|_| {});
+    bench.io.pieces.push_back(b"stats\r\n".repeat(REPORTS));
+    assert!((2..REPORTS / 2).contains(&bench.drive_until_it_waits()));
+}
+
+/// Dumps stop in between also where they find nothing to list.
+#[test]
+fn a_dump_of_an_index_without_items_stops_in_between() {
+    for dump in
+        [&b"lru_crawler metadump all\r\n"[..], b"lru_crawler mgdump all\r\n", b"stats cachedump 1 0\r\n"]
+    {
+        let mut bench = Bench::new(|_| {});
+        let items = bench.fill_index();
+        bench.io.pieces.push_back(dump.to_vec());
+        let full = bench.drive_until_it_waits();
+        let lines = bench.io.written.iter().filter(|byte| **byte == b'\n').count();
+        assert!(lines > items, "{lines} lines of {items} items");
+        bench.io.written.clear();
+        bench.shared.kv.flush_all();
+        bench.io.pieces.push_back(dump.to_vec());
+        let empty = bench.drive_until_it_waits();
+        assert!(full > 1 && empty > 1, "{full} and {empty} drives");
+        assert!(bench.io.written.len() < 10);
+    }
+}
+
+/// Once another connection has used up an iteration's work, costly requests wait, and only these.
+#[test]
+fn costly_requests_wait_for_the_next_iteration() {
+    for costly in
+        [&b"stats\r\n"[..], b"stats cachedump 1 0\r\n", b"lru_crawler enable\r\n", b"flush_prefix a\r\n"]
+    {
+        let mut bench = Bench::new(|_| {});
+        bench.work.use_up();
+        bench.io.pieces.push_back([b"mn\r\nget a\r\n", costly, b"mn\r\n"].concat());
+        assert_eq!(bench.drive(), DriveResult::Yield);
+        assert_eq!(bench.drive(), DriveResult::Yield);
+        assert_eq!(bench.io.written, b"MN\r\nEND\r\n", "what comes before is answered once");
+        bench.drive_until_it_waits();
+        assert!(bench.io.written.len() > 14 && bench.io.written.ends_with(b"\r\nMN\r\n"));
+    }
+    let mut bench = Bench::new(|_| {});
+    bench.work.use_up();
+    bench.io.pieces.push_back([binary(0x0a, b""), binary(0x10, b""), binary(0x0a, b"")].concat());
+    assert_eq!(bench.drive(), DriveResult::Yield);
+    assert_eq!(bench.io.written.len(), 24);
+    bench.drive_until_it_waits();
+    assert!(bench.io.written.len() > 1000);
+}
+
 /// A connection that goes on in another process after any byte replies as if nothing had been.
 #[test]
 fn a_connection_can_be_handed_over_after_any_byte() {
     let text = b"set a 1 0 5\r\nvalue\r\nget a b\r\nms c 2 T0\r\nhi\r\nset big 0 0 9999999\r\nxx\r\nmn\r\nincr a 1\r\n";
-    let mut binary = Vec::new();
-    for (opcode, key) in [(0x0c_u8, &b"k"[..]), (0x0a, b""), (0x0c, b"other")] {
-        let mut head = [0; 24];
-        (head[0], head[1], head[3], head[11]) = (0x80, opcode, key.len() as u8, key.len() as u8);
-        binary.extend_from_slice(&head);
-        binary.extend_from_slice(key);
-    }
+    let binary = [binary(0x0c, b"k"), binary(0x0a, b""), binary(0x0c, b"other")].concat();
     for script in [&text[..], &binary] {
         let whole = |cut: Option<usize>| {
             let mut bench = Bench::new(|_| {});
@@ -224,6 +310,7 @@ fn a_connection_within_a_value_is_brought_to_its_end_and_no_further() {
         input: &mut bench.input,
         received: None,
         output: &mut bench.output,
+        work: &mut bench.work,
         client: bench.client.as_fd(),
     };
     let allowed = bench.connection.missing_bytes();

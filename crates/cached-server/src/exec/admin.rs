@@ -15,6 +15,7 @@ use cached_proto::text::{Admin, Tokens, Verb, Verbosity};
 use std::sync::atomic::Ordering;
 
 const WATCH_NOT_ALLOWED: &[u8] = b"CLIENT_ERROR watch commands not allowed\r\n";
+const BAD_CLASS: &[u8] = b"BADCLASS invalid class id\r\n";
 const DUMP_NOT_ALLOWED: &[u8] = b"ERROR metadump not allowed\r\n";
 
 /// `verbosity`.
@@ -47,15 +48,18 @@ pub(super) fn execute(executor: &mut Executor<'_>, command: &Admin<'_>) -> Next 
         },
         Verb::DebugTime => debug_time(executor, tokens),
         // A usual build of memcached answers the same: it lacks these commands, or what they work on.
-        Verb::RefreshCerts => match certificates::refresh(executor.shared) {
-            // As from a memcached built without TLS.
-            None => reply::ERROR,
-            Some(Ok(())) => reply::OK,
-            Some(Err(error)) => {
-                executor.out.bytes.extend_from_slice(format!("{error}\r\n").as_bytes());
-                return Next::Continue;
+        Verb::RefreshCerts => {
+            // Reads files and checks keys.
+            executor.work.use_up();
+            match certificates::refresh(executor.shared) {
+                None => b"Error TLS not enabled\r\n",
+                Some(Ok(())) => reply::OK,
+                Some(Err(error)) => {
+                    executor.out.bytes.extend_from_slice(format!("{error}\r\n").as_bytes());
+                    return Next::Continue;
+                }
             }
-        },
+        }
         Verb::Config => match cluster::reply(executor, tokens) {
             Ok(bytes) => {
                 if !command.noreply {
@@ -191,22 +195,32 @@ enum Crawl {
 
 /// `lru_crawler`: the engine finds expired items without a crawler, and dumps need none.
 fn lru_crawler(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Crawl {
-    if tokens.len() == 3 && tokens.is_prefix_of(1, "metadump") && !tokens.is_prefix_of(1, "crawl") {
-        return dump(executor, tokens, DumpKind::Attributes);
-    }
-    if tokens.len() == 3 && tokens.is_prefix_of(1, "mgdump") {
-        return dump(executor, tokens, DumpKind::Requests);
+    // In this order: a word may be the beginning of several names.
+    if tokens.len() == 3
+        && let Some(walk) =
+            ["crawl", "metadump", "mgdump"].into_iter().find(|name| tokens.is_prefix_of(1, name))
+    {
+        if !executor.shared.inert.lru_crawler.load(Ordering::Relaxed) {
+            return Crawl::Reply(b"CLIENT_ERROR lru crawler disabled\r\n");
+        }
+        let known = tokens.get(2).is_some_and(size_classes::is_known);
+        return match walk {
+            "metadump" => dump(executor, known, DumpKind::Attributes),
+            "mgdump" => dump(executor, known, DumpKind::Requests),
+            _ if known => Crawl::Reply(reply::OK),
+            _ => Crawl::Reply(BAD_CLASS),
+        };
     }
     Crawl::Reply(crawler_setting(executor, tokens))
 }
 
 /// Starts a dump, unless something forbids it. It must be the first command of its batch, as in memcached.
-fn dump(executor: &Executor<'_>, tokens: &Tokens<'_>, kind: DumpKind) -> Crawl {
+fn dump(executor: &Executor<'_>, is_known: bool, kind: DumpKind) -> Crawl {
     let words: [&[u8]; 2] = match kind {
         DumpKind::Attributes => {
             [DUMP_NOT_ALLOWED, b"ERROR cannot pipeline other commands before metadump\r\n"]
         }
-        DumpKind::Requests => {
+        DumpKind::Requests | DumpKind::Class { .. } => {
             [b"ERROR key dump not allowed\r\n", b"ERROR cannot pipeline other commands before mgdump\r\n"]
         }
     };
@@ -214,8 +228,8 @@ fn dump(executor: &Executor<'_>, tokens: &Tokens<'_>, kind: DumpKind) -> Crawl {
         Crawl::Reply(words[0])
     } else if !executor.out.is_empty() {
         Crawl::Reply(words[1])
-    } else if !tokens.get(2).is_some_and(size_classes::is_known) {
-        Crawl::Reply(b"BADCLASS invalid class id\r\n")
+    } else if !is_known {
+        Crawl::Reply(BAD_CLASS)
     } else {
         Crawl::Dump(kind)
     }
@@ -224,10 +238,6 @@ fn dump(executor: &Executor<'_>, tokens: &Tokens<'_>, kind: DumpKind) -> Crawl {
 fn crawler_setting(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
     let inert = &executor.shared.inert;
     if tokens.len() == 3 {
-        let known = tokens.get(2).is_some_and(size_classes::is_known);
-        if tokens.is_prefix_of(1, "crawl") {
-            return if known { reply::OK } else { b"BADCLASS invalid class id\r\n" };
-        }
         if tokens.is_prefix_of(1, "tocrawl") {
             let Some(count) = number_u32(tokens, 2) else { return reply::BAD_FORMAT };
             inert.lru_crawler_tocrawl.store(count, Ordering::Relaxed);

@@ -18,6 +18,9 @@ pub(crate) fn execute(executor: &mut Executor<'_>, request: &Request<'_>) -> Nex
     if !matches!(request.command, Command::Get { exptime: None, .. }) {
         executor.counters.heartbeat.set_activity(Activity::Binary);
     }
+    if executor.work.is_used_up() && matches!(request.command, Command::Stat { .. }) {
+        return Next::Defer;
+    }
     match &request.command {
         Command::Get { key, with_key, exptime: None } => get(executor, head, key, *with_key),
         Command::Get { key, with_key, exptime: Some(exptime) } => {
@@ -31,7 +34,8 @@ pub(crate) fn execute(executor: &mut Executor<'_>, request: &Request<'_>) -> Nex
         Command::Noop => encode_done(&mut executor.out.bytes, head, 0),
         Command::Version => encode_version(&mut executor.out.bytes, head, MEMCACHED_VERSION),
         Command::Stat { key } => {
-            stats::binary(executor.shared, executor.client, &mut executor.out.bytes, head, key);
+            let Executor { shared, out, work, client, .. } = executor;
+            stats::binary(shared, *client, &mut out.bytes, work, head, key);
         }
         Command::Quit => {
             encode_done(&mut executor.out.bytes, head, 0);

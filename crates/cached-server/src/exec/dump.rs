@@ -1,15 +1,20 @@
-//! `lru_crawler metadump` and `mgdump`: lists of all keys.
+//! `lru_crawler metadump` and `mgdump`: lists of all keys; `stats cachedump`: the keys of a size class.
 //!
-//! A dump walks the index one hash bucket at a time and stops whenever the output buffer is full, so a client
-//! that does not read holds nothing but its cursor. It lists every item that is present throughout; items
-//! that come or go meanwhile may be in it or not.
+//! A dump walks the index one hash bucket at a time and stops whenever the output buffer is full or the work of this
+//! iteration is used up, so a client that does not read holds nothing but its cursor, and other clients are served
+//! meanwhile. It lists every item that is present throughout; items that come or go meanwhile may be in it or not.
 
 use super::{Executor, Next};
+use crate::size_classes::CLASS_MAX;
 use cached_core::clock::Expiry;
 use cached_core::kv::{ItemView, ScanCursor};
 use cached_proto::meta::encode_key;
-use cached_proto::reply;
+use cached_proto::text::Tokens;
+use cached_proto::{number, reply};
 use std::io::Write as _;
+
+/// The longest reply to `stats cachedump` in bytes, as in memcached.
+const CLASS_BYTES_MAX: u32 = 2 << 20;
 
 /// A dump that has not reached its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,19 +30,59 @@ pub(crate) enum DumpKind {
     Attributes,
     /// `mg …`: requests that can be sent to a server as they are.
     Requests,
+    /// `ITEM key [bytes b; exp s]`, for the items of one size class.
+    Class {
+        class: u32,
+        /// The number of items still to be listed.
+        items_left: u32,
+        /// The bytes of reply still allowed.
+        bytes_left: u32,
+    },
 }
 
-/// Continues a dump until it is complete or the output is full.
+impl Dump {
+    /// Returns whether it lists the items of all classes.
+    pub(crate) fn is_of_all(&self) -> bool {
+        !matches!(self.kind, DumpKind::Class { .. })
+    }
+
+    /// Returns whether it has listed as many items as it may.
+    fn is_full(&self) -> bool {
+        matches!(self.kind, DumpKind::Class { items_left: 0, .. } | DumpKind::Class { bytes_left: 0, .. })
+    }
+}
+
+/// Begins `stats cachedump class limit`: at most `limit` items of one size class; 0 is without limit.
+pub(super) fn class(executor: &mut Executor<'_>, tokens: &Tokens<'_>) -> Next {
+    let number = |index| tokens.get(index).and_then(number::token_u32);
+    let words: &[u8] = match (number(2), number(3)) {
+        _ if !executor.shared.live.dump_commands() => b"CLIENT_ERROR stats cachedump not allowed\r\n",
+        _ if tokens.len() < 4 => b"CLIENT_ERROR bad command line\r\n",
+        (Some(class), Some(_)) if class > CLASS_MAX => b"CLIENT_ERROR Illegal slab id\r\n",
+        (Some(class), Some(limit)) => {
+            let items_left = if limit == 0 { u32::MAX } else { limit };
+            let kind = DumpKind::Class { class, items_left, bytes_left: CLASS_BYTES_MAX };
+            return Next::Dump(Dump { kind, cursor: ScanCursor::default() });
+        }
+        _ => reply::BAD_FORMAT,
+    };
+    executor.reply(words);
+    Next::Continue
+}
+
+/// Continues a dump until it is complete, the output is full, or other connections are to be served.
 pub(crate) fn resume(executor: &mut Executor<'_>, mut dump: Dump) -> Next {
-    let shared = executor.shared;
-    let clock = &shared.clock;
-    let kv = &executor.shared.kv;
-    let out = &mut executor.out.bytes;
+    let Executor { shared, out, work, .. } = executor;
+    let out = &mut out.bytes;
     loop {
-        let next = kv.scan(dump.cursor, |item| match dump.kind {
+        if out.len() >= crate::stream::FULL_BYTES || work.is_used_up() {
+            return Next::Dump(dump);
+        }
+        work.take(1);
+        let next = shared.kv.scan(dump.cursor, |item| match &mut dump.kind {
             DumpKind::Attributes => {
                 let class = shared.class_of(item);
-                write_attributes(out, item, class, |secs| clock.unix_secs_of(secs));
+                write_attributes(out, item, class, |secs| shared.clock.unix_secs_of(secs));
             }
             DumpKind::Requests => {
                 out.extend_from_slice(b"mg ");
@@ -49,20 +94,34 @@ pub(crate) fn resume(executor: &mut Executor<'_>, mut dump: Dump) -> Next {
                 }
                 out.extend_from_slice(b"\r\n");
             }
+            DumpKind::Class { class, items_left, bytes_left } => {
+                if *items_left > 0 && !item.key_binary() && shared.class_of(item) == *class {
+                    let before = out.len();
+                    write_size(out, item, |secs| shared.clock.unix_secs_of(secs));
+                    *items_left -= 1;
+                    *bytes_left = bytes_left.saturating_sub((out.len() - before) as u32);
+                }
+            }
         });
-        match next {
-            None => break,
-            Some(cursor) => dump.cursor = cursor,
-        }
-        if out.len() >= crate::stream::FULL_BYTES {
-            return Next::Dump(dump);
-        }
+        let Some(cursor) = next.filter(|_| !dump.is_full()) else { break };
+        dump.cursor = cursor;
     }
     out.extend_from_slice(match dump.kind {
-        DumpKind::Attributes => reply::END,
+        DumpKind::Attributes | DumpKind::Class { .. } => reply::END,
         DumpKind::Requests => b"EN\r\n",
     });
     Next::Continue
+}
+
+fn write_size(out: &mut Vec<u8>, item: &ItemView<'_>, unix_secs_of: impl Fn(u32) -> i64) {
+    let exp = match item.expiry() {
+        Expiry::NEVER => 0,
+        expiry => unix_secs_of(expiry.as_secs()),
+    };
+    out.extend_from_slice(b"ITEM ");
+    out.extend_from_slice(item.key());
+    // Writing to a vector cannot fail.
+    let _ = write!(out, " [{} b; {exp} s]\r\n", item.value_bytes());
 }
 
 fn write_attributes(out: &mut Vec<u8>, item: &ItemView<'_>, class: u32, unix_secs_of: impl Fn(u32) -> i64) {

@@ -43,11 +43,19 @@ pub(super) fn binary(executor: &mut Executor<'_>, head: &Head, exptime: u32) {
     encode_done(&mut executor.out.bytes, head, 0);
 }
 
+fn flush_prefix(executor: &mut Executor<'_>, prefix: &[u8]) -> Result<(), PrefixError> {
+    if executor.kv().memory_file().is_some() {
+        // It walks over the whole index.
+        executor.work.use_up();
+    }
+    executor.shared.flush_prefix(prefix)
+}
+
 /// `flush_prefix`.
 pub(super) fn prefix(executor: &mut Executor<'_>, command: &text::FlushPrefix<'_>) {
     let words = match executor.shared.live.flush_command() {
         false => reply::FLUSH_PREFIX_NOT_ALLOWED,
-        true => match executor.shared.flush_prefix(command.prefix) {
+        true => match flush_prefix(executor, command.prefix) {
             Ok(()) => reply::OK,
             Err(PrefixError::TooMany) => reply::TOO_MANY_PREFIXES,
             Err(PrefixError::Length) => reply::BAD_FORMAT,

@@ -11,7 +11,7 @@
 //! | `set` and its like in all protocols, where a `cas` is turned into a conditional store | `store` |
 //! | `delete`, `incr`, `me`, `flush_all`, `flush_prefix` | `delete`, `arithmetic`, `debug`, `flush` |
 //! | `config get cluster` | `cluster` |
-//! | `lru_crawler metadump`, `mgdump` | `dump` |
+//! | `lru_crawler metadump`, `mgdump`, `stats cachedump` | `dump` |
 //! | `verbosity`, `watch`, `shutdown`, `slabs`, `lru` | `admin` |
 
 mod admin;
@@ -38,6 +38,7 @@ pub(crate) use text::execute as text;
 use crate::counters::Counters;
 use crate::shared::Shared;
 use crate::stream::Output;
+use crate::work::Work;
 use cached_core::kv::{Kv, Miss};
 use cached_proto::text::GetCursor;
 use std::os::fd::RawFd;
@@ -47,6 +48,8 @@ pub(crate) struct Executor<'a> {
     pub(crate) shared: &'a Shared,
     pub(crate) counters: &'a Counters,
     pub(crate) out: &'a mut Output,
+    /// What is left for costly requests.
+    pub(crate) work: &'a mut Work,
     /// The client's socket, by which event lines name it.
     pub(crate) client: RawFd,
 }
@@ -58,7 +61,9 @@ pub(crate) enum Next {
     Continue,
     /// With the same retrieval, once there is room for more values.
     Suspend(GetCursor),
-    /// With the rest of a dump, once there is room for more of it.
+    /// With the same request, which has not begun, once other connections have been served.
+    Defer,
+    /// With the rest of a dump, once there is room for more of it and other connections have been served.
     Dump(Dump),
     /// As a watcher of events of these kinds.
     Watch(u32),
@@ -72,9 +77,10 @@ impl<'a> Executor<'a> {
         shared: &'a Shared,
         counters: &'a Counters,
         out: &'a mut Output,
+        work: &'a mut Work,
         client: RawFd,
     ) -> Executor<'a> {
-        Executor { shared, counters, out, client }
+        Executor { shared, counters, out, work, client }
     }
 
     #[inline]

@@ -1,6 +1,6 @@
 //! Text and meta requests: the choice of the function.
 
-use super::{Executor, Next, admin, arithmetic, debug, delete, flush, get, meta, store};
+use super::{Executor, Next, admin, arithmetic, debug, delete, dump, flush, get, meta, store};
 use crate::heartbeat::Activity;
 use crate::settings::MEMCACHED_VERSION;
 use crate::stats;
@@ -20,6 +20,9 @@ pub(crate) fn execute(executor: &mut Executor<'_>, request: &Request<'_>) -> Nex
 #[inline(never)]
 fn execute_other(executor: &mut Executor<'_>, request: &Request<'_>) -> Next {
     executor.counters.heartbeat.set_activity(Activity::of(request));
+    if executor.work.is_used_up() && is_costly(request) {
+        return Next::Defer;
+    }
     match request {
         Request::Get(get) => return get::many(executor, &mut get.clone()),
         Request::Store(command) => store::text(executor, command),
@@ -37,10 +40,19 @@ fn execute_other(executor: &mut Executor<'_>, request: &Request<'_>) -> Next {
         Request::Version => text::encode_version(&mut executor.out.bytes, MEMCACHED_VERSION),
         Request::Quit => return Next::Close,
         Request::Verbosity(command) => admin::verbosity(executor, command),
+        Request::Stats(tokens) if tokens.is_prefix_of(1, "cachedump") => {
+            return dump::class(executor, tokens);
+        }
         Request::Stats(tokens) => {
-            stats::text(executor.shared, executor.client, &mut executor.out.bytes, tokens);
+            let Executor { shared, out, work, client, .. } = executor;
+            stats::text(shared, *client, &mut out.bytes, work, tokens);
         }
         Request::Admin(command) => return admin::execute(executor, command),
     }
     Next::Continue
+}
+
+/// Returns whether the cost of a request does not follow from the bytes that it takes and returns.
+fn is_costly(request: &Request<'_>) -> bool {
+    matches!(request, Request::Stats(_) | Request::Admin(_) | Request::FlushPrefix(_))
 }

@@ -9,6 +9,7 @@
 use super::Sink;
 use crate::shared::Shared;
 use crate::size_classes::{PAGE_BYTES, item_bytes};
+use crate::work::Work;
 use cached_core::kv::ScanCursor;
 use std::collections::BTreeMap;
 
@@ -34,12 +35,13 @@ struct Sample {
 }
 
 impl Sample {
-    fn take(shared: &Shared) -> Sample {
+    fn take(shared: &Shared, work: &mut Work) -> Sample {
         let mut sample = Sample::default();
         let mut seen = 0u64;
         let mut cursor = Some(ScanCursor::default());
         for _ in 0..HASH_BUCKETS_MAX {
             let Some(at) = cursor else { break };
+            work.take(1);
             cursor = shared.kv.scan(at, |item| {
                 seen += 1;
                 let cas = shared.settings.cas;
@@ -74,7 +76,7 @@ impl Sample {
 
 /// `stats items`.
 pub(super) fn write_items(shared: &Shared, sink: &mut Sink<'_>) {
-    let sample = Sample::take(shared);
+    let sample = Sample::take(shared, sink.work);
     let kv = shared.engine_stats();
     let totals = shared.totals();
     let largest = sample.largest();
@@ -121,7 +123,7 @@ pub(super) fn write_items(shared: &Shared, sink: &mut Sink<'_>) {
 
 /// `stats slabs`. Pages are calculated from the class's bytes.
 pub(super) fn write_slabs(shared: &Shared, sink: &mut Sink<'_>) {
-    let sample = Sample::take(shared);
+    let sample = Sample::take(shared, sink.work);
     let kv = shared.engine_stats();
     let totals = shared.totals();
     let largest = sample.largest();
@@ -158,7 +160,7 @@ pub(super) fn write_sizes(shared: &Shared, sink: &mut Sink<'_>) {
     if !shared.settings.track_sizes {
         return sink.put("sizes_status", "disabled");
     }
-    for (bytes, count) in Sample::take(shared).sizes {
+    for (bytes, count) in Sample::take(shared, sink.work).sizes {
         sink.put(&bytes.to_string(), count);
     }
 }

@@ -3,7 +3,6 @@
 //! A report is a list of names and values written to a [`Sink`], which encodes them for the client's
 //! protocol. Reports only read: the counters, the table of connections, the store and the settings.
 
-mod cachedump;
 mod conns;
 mod flush_prefix;
 mod general;
@@ -13,12 +12,17 @@ mod objects;
 mod settings;
 
 use crate::shared::Shared;
-use crate::size_classes::CLASS_MAX;
+use crate::work::Work;
 use cached_proto::binary::{Head, Status, encode_error, encode_stat, encode_stat_end};
+use cached_proto::reply;
 use cached_proto::text::{self, Tokens};
-use cached_proto::{number, reply};
 use std::fmt::{Display, Write as _};
 use std::os::fd::RawFd;
+
+/// The work of summing up the counters of all threads and shards.
+const SUMS_UNITS: usize = 32;
+/// The shortest line of `stats detail dump`, about.
+const PREFIX_LINE_BYTES: usize = 32;
 
 /// The destination of a report.
 pub(crate) struct Sink<'a> {
@@ -26,15 +30,17 @@ pub(crate) struct Sink<'a> {
     /// The header of the request, if it was a binary one.
     head: Option<&'a Head>,
     value: String,
+    work: &'a mut Work,
 }
 
 impl<'a> Sink<'a> {
-    fn new(out: &'a mut Vec<u8>, head: Option<&'a Head>) -> Sink<'a> {
-        Sink { out, head, value: String::new() }
+    fn new(out: &'a mut Vec<u8>, head: Option<&'a Head>, work: &'a mut Work) -> Sink<'a> {
+        Sink { out, head, value: String::new(), work }
     }
 
     /// Writes one name and its value.
     pub(crate) fn put(&mut self, name: &str, value: impl Display) {
+        self.work.take(1);
         self.value.clear();
         // Writing to a String cannot fail.
         let _ = write!(self.value, "{value}");
@@ -73,10 +79,16 @@ fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8], client: RawFd) -> b
         },
         // Keys of other clients are shown where key dumps are.
         b"hot" | b"slow" if !shared.settings.dump_enabled => return false,
-        b"hot" => insight::write_hot(shared, sink),
-        b"mrc" => insight::write_mrc(shared, sink),
-        b"misses" => insight::write_misses(shared, sink),
-        b"shape" => insight::write_shape(shared, sink),
+        b"hot" | b"mrc" | b"misses" | b"shape" => {
+            // They take what has been sampled so far, or look at thousands of items.
+            sink.work.use_up();
+            match name {
+                b"hot" => insight::write_hot(shared, sink),
+                b"mrc" => insight::write_mrc(shared, sink),
+                b"misses" => insight::write_misses(shared, sink),
+                _ => insight::write_shape(shared, sink),
+            }
+        }
         b"slow" => insight::write_slow(shared, sink),
         b"flush_prefix" => flush_prefix::write(shared, sink),
         b"journal" => match shared.objects.get() {
@@ -90,8 +102,8 @@ fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8], client: RawFd) -> b
 
 /// Returns the names and values of the report called `name`; none if there is no such report.
 pub(crate) fn pairs(shared: &Shared, name: &[u8]) -> Vec<(String, String)> {
-    let mut text = Vec::new();
-    let mut sink = Sink::new(&mut text, None);
+    let (mut text, mut work) = (Vec::new(), Work::new());
+    let mut sink = Sink::new(&mut text, None, &mut work);
     report(shared, &mut sink, name, -1);
     let line = |line: &str| {
         let (name, value) = line.strip_prefix("STAT ")?.trim_end().split_once(' ')?;
@@ -100,18 +112,16 @@ pub(crate) fn pairs(shared: &Shared, name: &[u8]) -> Vec<(String, String)> {
     String::from_utf8_lossy(&text).lines().filter_map(line).collect()
 }
 
-/// `stats …` from the connection `client`.
-pub(crate) fn text(shared: &Shared, client: RawFd, out: &mut Vec<u8>, tokens: &Tokens<'_>) {
+/// `stats …` from the connection `client`, except for `cachedump`, which is a dump.
+pub(crate) fn text(shared: &Shared, client: RawFd, out: &mut Vec<u8>, work: &mut Work, tokens: &Tokens<'_>) {
+    work.take(SUMS_UNITS);
     if tokens.len() > 1 {
         if tokens.is_prefix_of(1, "reset") {
             shared.reset_stats();
             return out.extend_from_slice(reply::RESET);
         }
         if tokens.is_prefix_of(1, "detail") {
-            return detail(shared, out, tokens);
-        }
-        if !tokens.is_prefix_of(1, "settings") && tokens.is_prefix_of(1, "cachedump") {
-            return cachedump(shared, out, tokens);
+            return detail(shared, out, work, tokens);
         }
     }
     // `settings` and `conns` may be abbreviated, as `reset` may; the other names may not.
@@ -121,7 +131,7 @@ pub(crate) fn text(shared: &Shared, client: RawFd, out: &mut Vec<u8>, tokens: &T
         Some(_) if tokens.is_prefix_of(1, "conns") => b"conns",
         Some(name) => name,
     };
-    let mut sink = Sink::new(out, None);
+    let mut sink = Sink::new(out, None, work);
     if report(shared, &mut sink, name, client) {
         sink.end();
     } else {
@@ -130,7 +140,15 @@ pub(crate) fn text(shared: &Shared, client: RawFd, out: &mut Vec<u8>, tokens: &T
 }
 
 /// STAT.
-pub(crate) fn binary(shared: &Shared, client: RawFd, out: &mut Vec<u8>, head: &Head, name: &[u8]) {
+pub(crate) fn binary(
+    shared: &Shared,
+    client: RawFd,
+    out: &mut Vec<u8>,
+    work: &mut Work,
+    head: &Head,
+    name: &[u8],
+) {
+    work.take(SUMS_UNITS);
     if name.starts_with(b"reset") {
         shared.reset_stats();
         return encode_stat_end(out, head);
@@ -143,7 +161,7 @@ pub(crate) fn binary(shared: &Shared, client: RawFd, out: &mut Vec<u8>, head: &H
         match known {
             Some(b" dump") => {
                 let mut dump = Vec::new();
-                shared.prefixes.dump(&mut dump);
+                dump_prefixes(shared, &mut dump, work);
                 encode_stat(out, head, b"detailed", &dump);
             }
             Some(on_or_off) => shared.prefixes.set(on_or_off == b" on"),
@@ -152,7 +170,7 @@ pub(crate) fn binary(shared: &Shared, client: RawFd, out: &mut Vec<u8>, head: &H
         return encode_stat_end(out, head);
     }
     let name = if name.starts_with(b"settings") { b"settings" } else { name };
-    let mut sink = Sink::new(out, Some(head));
+    let mut sink = Sink::new(out, Some(head), work);
     // memcached has `conns` in text only.
     if name != b"conns" && report(shared, &mut sink, name, client) {
         sink.end();
@@ -161,7 +179,7 @@ pub(crate) fn binary(shared: &Shared, client: RawFd, out: &mut Vec<u8>, head: &H
     }
 }
 
-fn detail(shared: &Shared, out: &mut Vec<u8>, tokens: &Tokens<'_>) {
+fn detail(shared: &Shared, out: &mut Vec<u8>, work: &mut Work, tokens: &Tokens<'_>) {
     if !shared.live.dump_commands() {
         return out.extend_from_slice(b"CLIENT_ERROR stats detail not allowed\r\n");
     }
@@ -173,21 +191,15 @@ fn detail(shared: &Shared, out: &mut Vec<u8>, tokens: &Tokens<'_>) {
         shared.prefixes.set(false);
         out.extend_from_slice(reply::OK);
     } else if tokens.is_prefix_of(what, "dump") {
-        shared.prefixes.dump(out);
+        dump_prefixes(shared, out, work);
     } else {
         out.extend_from_slice(b"CLIENT_ERROR usage: stats detail on|off|dump\r\n");
     }
 }
 
-/// `stats cachedump class limit`.
-fn cachedump(shared: &Shared, out: &mut Vec<u8>, tokens: &Tokens<'_>) {
-    let number = |index| tokens.get(index).and_then(number::token_u32);
-    let words: &[u8] = match (number(2), number(3)) {
-        _ if !shared.live.dump_commands() => b"CLIENT_ERROR stats cachedump not allowed\r\n",
-        _ if tokens.len() < 4 => b"CLIENT_ERROR bad command line\r\n",
-        (Some(class), Some(_)) if class > CLASS_MAX => b"CLIENT_ERROR Illegal slab id\r\n",
-        (Some(class), Some(limit)) => return cachedump::write(shared, out, class, limit),
-        _ => reply::BAD_FORMAT,
-    };
-    out.extend_from_slice(words);
+/// Writes a line for each prefix.
+fn dump_prefixes(shared: &Shared, out: &mut Vec<u8>, work: &mut Work) {
+    let before = out.len();
+    shared.prefixes.dump(out);
+    work.take((out.len() - before) / PREFIX_LINE_BYTES);
 }

@@ -36,6 +36,7 @@ use crate::shared::Shared;
 use crate::stream::{
     AHEAD_BYTES, Draining, FULL_BYTES, GROUP, INPUT_BYTES, Output, Readiness, Socket, TlsStream,
 };
+use crate::work::Work;
 use cached_core::KeyHash;
 use cached_proto::text;
 use rustix::event::{Timespec, epoll};
@@ -94,6 +95,8 @@ pub(crate) struct Worker {
     /// The bytes read ahead from the connections of a group.
     ahead: Box<[u8]>,
     output: Output,
+    /// What is left of this iteration for costly requests.
+    work: Work,
     /// Those of this worker in `shared`.
     counters: Arc<Counters>,
     /// The number of steps begun, by which the watchdog distinguishes one from the next.
@@ -128,6 +131,7 @@ impl Worker {
             input: vec![0; INPUT_BYTES].into(),
             ahead: vec![0; GROUP * AHEAD_BYTES].into(),
             output: Output::with_capacity(2 * FULL_BYTES),
+            work: Work::new(),
             steps: 0,
             timing: Timing::new(index),
             draining: false,
@@ -151,6 +155,8 @@ impl Worker {
             if self.tls.is_some() {
                 self.follow_handshakes();
             }
+            // Those that have waited come first; what they leave is for those that events announce.
+            self.work.renew();
             if !self.yielded.is_empty() {
                 self.serve_yielded();
             }
@@ -161,7 +167,10 @@ impl Worker {
     /// Serves the connections with more to do.
     #[inline(never)]
     fn serve_yielded(&mut self) {
-        for number in std::mem::take(&mut self.yielded) {
+        let mut yielded = std::mem::take(&mut self.yielded);
+        // In turn: the first one may use up the work for costly requests.
+        yielded.rotate_left(1);
+        for number in yielded {
             if let Some(Some(slot)) = self.slots.get_mut(number) {
                 slot.is_listed = false;
             }
@@ -366,6 +375,7 @@ impl Worker {
             input: &mut self.input,
             received: received.map(|range| &self.ahead[range]),
             output: &mut self.output,
+            work: &mut self.work,
             client: slot.socket.as_fd(),
         };
         let mut socket = Socket { fd: slot.socket.as_fd(), ready: &mut slot.ready };
@@ -488,6 +498,7 @@ impl Worker {
     fn drain_slot(&mut self, number: usize) -> bool {
         let Some(Some(slot)) = self.slots.get_mut(number) else { return false };
         slot.ready.write = true;
+        self.work.renew();
         self.steps += 1;
         let counters = &*self.counters;
         counters.heartbeat.begin(self.steps, slot.socket.as_raw_fd(), Activity::Draining);
@@ -497,6 +508,7 @@ impl Worker {
             input: &mut self.input,
             received: None,
             output: &mut self.output,
+            work: &mut self.work,
             client: slot.socket.as_fd(),
         };
         let socket = Socket { fd: slot.socket.as_fd(), ready: &mut slot.ready };

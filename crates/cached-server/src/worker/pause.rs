@@ -62,6 +62,7 @@ impl Worker {
     /// Drives one connection towards the end of its request.
     fn finish_request(&mut self, number: usize) {
         let Some(Some(slot)) = self.slots.get_mut(number) else { return };
+        self.work.renew();
         // Events are not waited for here.
         (slot.ready.read, slot.ready.write) = (true, true);
         self.steps += 1;
@@ -72,6 +73,7 @@ impl Worker {
             input: &mut self.input,
             received: None,
             output: &mut self.output,
+            work: &mut self.work,
             client: slot.socket.as_fd(),
         };
         let socket = Socket { fd: slot.socket.as_fd(), ready: &mut slot.ready };

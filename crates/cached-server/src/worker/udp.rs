@@ -91,7 +91,12 @@ impl Worker {
                 };
                 let info = udp.infos[index].clone();
                 let WorkerUdp { datagram, reply, .. } = &mut udp;
+                self.work.renew();
                 self.answer(&datagram[..bytes], peer, socket, *address, info, reply);
+                // One costly datagram in an iteration.
+                if !self.work.is_untouched() {
+                    break;
+                }
             }
         }
         self.udp = Some(udp);
@@ -133,10 +138,16 @@ impl Worker {
                 input: &mut self.input,
                 received: None,
                 output: &mut self.output,
+                work: &mut self.work,
                 client: socket.as_fd(),
             };
             // The end of the datagram is the end of the connection.
             if connection.drive(&mut context, &mut io) != DriveResult::Yield {
+                break;
+            }
+            // There is no later: it is refused like one whose reply is too large.
+            if self.work.is_used_up() {
+                io.is_too_large = true;
                 break;
             }
         }
