@@ -88,10 +88,14 @@ impl ServerClock {
         self.ticks.set(self.first_secs.saturating_add(secs).max(self.now_secs()));
     }
 
-    /// Advances the counter by `secs`, for tests. It never moves back.
+    /// Advances the counter by `secs` at once, for tests, also while it is stopped. It never moves back.
     pub fn shift(&self, secs: i32) {
         self.shift_secs.fetch_add(secs.into(), Ordering::Relaxed);
-        self.tick();
+        if self.paused.load(Ordering::Relaxed) {
+            self.ticks.set(self.now_secs().saturating_add(secs.max(0).cast_unsigned()).min(u32::MAX / 2));
+        } else {
+            self.tick();
+        }
     }
 
     /// Stops the counter, or resumes it, for tests.
@@ -193,6 +197,22 @@ mod tests {
         later.tick();
         assert!(later.uptime_secs() <= 1 && later.now_secs() >= 1_000_000);
         assert!((later.unix_secs() - clock.unix_secs()).abs() <= 1, "both show the present");
+    }
+
+    #[test]
+    fn a_clock_that_is_stopped_is_moved_at_once_and_goes_on_from_there() {
+        let clock = ServerClock::new();
+        clock.pause(true);
+        let before = clock.now_secs();
+        clock.shift(5);
+        clock.shift(2);
+        clock.shift(-3);
+        assert_eq!(clock.now_secs(), before + 7);
+        clock.tick();
+        assert_eq!(clock.now_secs(), before + 7);
+        clock.pause(false);
+        clock.tick();
+        assert!(clock.now_secs() >= before + 7);
     }
 
     #[test]

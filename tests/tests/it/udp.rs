@@ -184,6 +184,44 @@ fn one_reply_for_one_datagram() {
     client.ask(format!("get{keys}\r\n").as_bytes(), &all);
 }
 
+/// A request without a reply is not answered by an empty message.
+#[test]
+fn quiet_requests_have_no_reply() {
+    // differs udp-no-empty-message
+    if !is_cached() {
+        return;
+    }
+    let (server, mut client) = start("");
+    let setq = Request::new(op("SETQ").unwrap()).key(b"a").extras(&[0; 8]).value(b"1").bytes();
+    client.send(&setq);
+    client.expect_nothing("SETQ");
+    client.send(&Request::new(op("GETQ").unwrap()).key(b"none").bytes());
+    client.expect_nothing("GETQ of a missing key");
+    client.send(b"set b 0 0 1 noreply\r\n1\r\n");
+    client.expect_nothing("noreply");
+    server.connect().ask(b"get a b\r\n", b"VALUE a 0 1\r\n1\r\nVALUE b 0 1\r\n1\r\nEND\r\n");
+}
+
+/// A datagram may ask for the work of one iteration, not for more.
+#[test]
+fn reports_in_datagrams_are_limited() {
+    if !is_cached() {
+        return;
+    }
+    let (server, mut client) = start("-t 1");
+    let mut conn = server.connect();
+    let sets: String = (0..40_000).map(|item| format!("set {item} 0 0 1 noreply\r\nx\r\n")).collect();
+    conn.send(sets.as_bytes());
+    conn.ask(b"mn\r\n", b"MN\r\n");
+    for report in ["stats items\r\n", "stats slabs\r\n"] {
+        client.send(report.as_bytes());
+        assert!(client.receive().ends_with(b"END\r\n"), "{report}");
+        client.ask(report.repeat(100).as_bytes(), b"SERVER_ERROR reply too large for UDP\r\n");
+    }
+    client.ask(b"stats cachedump 39 0\r\n", b"SERVER_ERROR reply too large for UDP\r\n");
+    conn.ask(b"flush_all\r\n", b"OK\r\n");
+}
+
 /// Nothing subscribes or dumps to a forged address, and replies have a limit.
 #[test]
 fn replies_are_limited() {

@@ -149,6 +149,19 @@ impl Inner {
         Ok(found)
     }
 
+    /// Looks up an item that its creator has given an expiry in the past: it is shown to that caller only.
+    #[cold]
+    pub(super) fn find_created<'a>(
+        &self,
+        bucket: &BucketGuard<'a>,
+        hash: KeyHash,
+        key: &[u8],
+    ) -> Result<Found<'a>, Miss> {
+        let found = self.find_any(bucket, hash, key).ok_or(Miss::Absent)?;
+        let is_flushed = self.log.is_flushed(found.location) || self.is_ended_by_prefix(found.item);
+        if is_flushed { Err(Miss::Flushed) } else { Ok(found) }
+    }
+
     /// The live item of a key in a slot in which [`peek`](super::index::BucketHint::peek) has seen its tag,
     /// if it is there.
     #[inline(always)]

@@ -73,7 +73,7 @@ pub struct FetchOptions {
     /// Does not count the fetch as a use of the item.
     pub no_bump: bool,
     /// Creates an empty item with this expiry if there is none (meta `N`): the caller that creates it wins
-    /// the refresh. A created item is not touched.
+    /// the refresh. A created item is not touched; one that expires at once is shown to its creator only.
     pub vivify: Option<Expiry>,
     /// Lets the caller win the right to refresh an item that expires before this (meta `R`), unless another
     /// one has won it.
@@ -132,8 +132,10 @@ pub struct DeleteOptions {
     pub expiry: Option<Expiry>,
     /// The CAS value of an item that stays, instead of one from the counter (meta `E`).
     pub new_cas: Option<u64>,
-    /// Keeps the item, but empties its value and clears its client flags (meta `x`).
+    /// Keeps the item, but empties its value and gives it `client_flags` (meta `x`).
     pub clear_value: bool,
+    /// The client flags of an item that is emptied (meta `F`).
+    pub client_flags: u32,
 }
 
 /// The outcome of [`Kv::delete`](super::Kv::delete).

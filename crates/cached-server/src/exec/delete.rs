@@ -50,6 +50,7 @@ pub(super) fn meta(executor: &mut Executor<'_>, command: &meta::Delete<'_>) {
         expiry: if clear_value { Some(ttl.unwrap_or_default()) } else { ttl },
         new_cas: flags.new_cas(),
         clear_value,
+        client_flags: flags.client_flags(),
     };
     let outcome = executor.delete(key.bytes(&mut buffer), &options, "md");
     let status = match outcome {

@@ -108,22 +108,6 @@ pub(super) fn get(executor: &mut Executor<'_>, command: &Get<'_>) {
             counters.get_misses.bump();
             executor.reply(reply::OUT_OF_MEMORY);
         }
-        // An item that is created expired is shown to its creator only.
-        Err(_) if options.vivify.is_some_and(|expiry| expiry.is_past(clock.now_secs())) => {
-            counters.get_cmds.bump();
-            counters.get_hits.bump();
-            let shown = MetaItem {
-                key: key_bytes,
-                key_is_binary: key.is_binary(),
-                ttl: ttl_left(expiries.shown(flags, true, Expiry::NEVER), clock.now_secs()),
-                won: true,
-                ..MetaItem::default()
-            };
-            command.encode_hit(&mut executor.out.bytes, &shown);
-            if command.returns_value(shown.cas) {
-                executor.reply(b"\r\n");
-            }
-        }
         Err(miss) => {
             // memcached counts a miss as that of a get, whatever else was requested.
             counters.get_cmds.bump();

@@ -76,6 +76,7 @@ impl Kv {
     ) -> Option<DeleteOutcome> {
         let store = StoreOptions {
             mode: StoreMode::Set,
+            client_flags: options.client_flags,
             expiry: options.expiry.unwrap_or(Expiry::NEVER),
             key_binary,
             // An emptied item keeps its CAS value; only marking it stale changes it.

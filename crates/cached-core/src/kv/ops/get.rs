@@ -98,7 +98,10 @@ impl Kv {
         loop {
             let now = inner.now();
             let locked = inner.index.shard(hash).lock(hash);
-            let found = inner.find(&locked, hash, key, now);
+            let found = match options.vivify {
+                Some(expiry) if created && expiry.is_past(now) => inner.find_created(&locked, hash, key),
+                _ => inner.find(&locked, hash, key, now),
+            };
             if inner.insight.sampler.takes(hash.0) && !created {
                 inner.sample_fetch(hash, key, found.map(|found| found.item), options.touch);
             }
@@ -115,7 +118,6 @@ impl Kv {
                         ..StoreOptions::default()
                     };
                     match self.store(key, hash, b"", &store) {
-                        StoreOutcome::Stored { .. } if expiry.is_past(now) => return Err(miss),
                         StoreOutcome::Stored { .. } => created = true,
                         StoreOutcome::NotStored => {} // Another thread was faster: read its item.
                         _ => return Err(Miss::OutOfMemory),
