@@ -31,6 +31,7 @@ mod operate;
 mod packages;
 mod prefixes;
 mod process;
+mod readme;
 mod reload;
 mod s3;
 mod s3_auth;
