@@ -93,7 +93,11 @@ impl Collect for Counters {
         into.counter("cache_flushes_total", "Flushes of objects that succeeded.", self.flushes);
         let help = "Flushes of objects that failed and are tried again.";
         into.counter("cache_flush_failures_total", help, self.flush_failures);
-        into.counter("cache_flush_requests_total", "Requests that flushes sent.", self.flush_requests);
+        into.counter(
+            "cache_flush_requests_total",
+            "Changes that flushes sent to the store.",
+            self.flush_requests,
+        );
         into.counter("cache_flush_bytes_total", "Bytes that flushes sent.", self.flush_bytes);
         let help = "Acknowledged data that the store refused for good.";
         into.counter("cache_lost_bytes_total", help, self.lost_bytes);

@@ -40,6 +40,21 @@ impl Terms<'_> {
         Ok(change)
     }
 
+    /// As [`ask`](Self::ask), for a change, which counts as a request of a flush.
+    pub(crate) async fn ask_to_change<T: Send + Unpin + 'static>(
+        &self,
+        (lane, bytes): (Lane, u64),
+        send: impl FnOnce(Change, Call) -> Reply<T>,
+    ) -> Result<T> {
+        let counted = |change, call| {
+            let metrics = &self.shared.metrics;
+            add(&metrics.flush_requests, 1);
+            metrics.flush_sizes.observe(bytes as f64);
+            send(change, call)
+        };
+        self.ask((lane, bytes), counted).await
+    }
+
     /// Asks the store once it is the turn of this flush.
     async fn ask<T: Send + Unpin + 'static>(
         &self,
@@ -74,7 +89,7 @@ pub(crate) async fn send(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits)
                 request.call = call;
                 shared.below.$operation(request)
             };
-            terms.ask((Lane::Change, $bytes), send).await
+            terms.ask_to_change((Lane::Change, $bytes), send).await
         }};
     }
     let mut exists = plan.store_exists;
@@ -154,28 +169,24 @@ pub(crate) async fn send(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits)
 /// Sends the runs of one request.
 async fn send_runs(terms: &Terms<'_>, runs: &[Run]) -> Result<u64> {
     let Terms { shared, id, .. } = *terms;
-    let send = |change, call| {
-        add(&shared.metrics.flush_requests, 1);
-        shared.metrics.flush_sizes.observe(runs.iter().map(Run::len_bytes).sum::<u64>() as f64);
-        match runs {
-            [Run { offset, content: RunContent::Data(data), .. }] => {
-                let mut request = WriteRequest::new(id.clone(), *offset, data.clone()).change(change);
-                request.call = call;
-                shared.below.write(request)
-            }
-            [Run { offset, content: RunContent::Zeroes(len_bytes), .. }] => {
-                let mut request = WriteZeroesRequest::new(id.clone(), *offset, *len_bytes).change(change);
-                request.call = call;
-                shared.below.write_zeroes(request)
-            }
-            several => {
-                let mut request = WriteRunsRequest::new(id.clone(), several.to_vec()).change(change);
-                request.call = call;
-                shared.below.write_runs(request)
-            }
+    let send = |change, call| match runs {
+        [Run { offset, content: RunContent::Data(data), .. }] => {
+            let mut request = WriteRequest::new(id.clone(), *offset, data.clone()).change(change);
+            request.call = call;
+            shared.below.write(request)
+        }
+        [Run { offset, content: RunContent::Zeroes(len_bytes), .. }] => {
+            let mut request = WriteZeroesRequest::new(id.clone(), *offset, *len_bytes).change(change);
+            request.call = call;
+            shared.below.write_zeroes(request)
+        }
+        several => {
+            let mut request = WriteRunsRequest::new(id.clone(), several.to_vec()).change(change);
+            request.call = call;
+            shared.below.write_runs(request)
         }
     };
-    Ok(terms.ask((Lane::Flush, runs_bytes(runs)), send).await?.version.0)
+    Ok(terms.ask_to_change((Lane::Flush, runs_bytes(runs)), send).await?.version.0)
 }
 
 pub(crate) fn succeeded(shared: &Shared) {

@@ -14,6 +14,7 @@ use blocker::{
 
 use super::config::Writer;
 use super::flush_send::{Terms, send, succeeded};
+use super::gate::Lane;
 use super::metrics::add;
 use super::state::{FlushPlan, RunLimits};
 use super::wait_queue::Permits;
@@ -42,14 +43,14 @@ pub(crate) async fn restore(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimi
         Err(error) => return Err(error),
     };
     let mut request = WriteFullRequest::new(terms.id.clone(), overlaid(&base, &plan.runs, plan.size));
-    request.change = terms.change().await?;
-    if shared.can.conditions {
-        request.change.condition = condition;
-    }
-    request.call = terms.call();
-    add(&shared.metrics.flush_requests, 1);
-    shared.metrics.flush_sizes.observe(plan.size as f64);
-    let version = match shared.below.write_full(request).await {
+    let send = |change, call| {
+        (request.change, request.call) = (change, call);
+        if shared.can.conditions {
+            request.change.condition = condition;
+        }
+        shared.below.write_full(request)
+    };
+    let version = match terms.ask_to_change((Lane::Change, plan.size), send).await {
         Ok(reply) => reply.version.0,
         Err(error @ (Error::ConditionFailed { .. } | Error::Exists | Error::Missing)) => {
             return Err(Error::Retryable(format!("changed while it was read back: {error}").into()));
