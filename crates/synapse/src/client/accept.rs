@@ -46,6 +46,21 @@ impl Shared {
         Ok(connected)
     }
 
+    /// Notes that a lane has a connection.
+    pub(super) fn lane_up(&self) {
+        self.lanes_up.fetch_add(1, Ordering::AcqRel);
+        if self.is_away.swap(false, Ordering::AcqRel) {
+            tracing::info!(server = %self.config.address, "the server is back");
+        }
+    }
+
+    /// Notes that a lane has none any more.
+    pub(super) fn lane_down(&self, why: &Error) {
+        if self.lanes_up.fetch_sub(1, Ordering::AcqRel) == 1 && !self.is_away.swap(true, Ordering::AcqRel) {
+            tracing::warn!(server = %self.config.address, cause = %why, "the server is away, and is tried again");
+        }
+    }
+
     /// Checks that the server still serves the store of the first connection, and still promises what it
     /// promised then. Limits may change; a request beyond the new ones is refused when it is made. Returns whether it serves
     /// a new store in place of one that it had in memory, which no restart survives.

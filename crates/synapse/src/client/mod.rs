@@ -19,7 +19,7 @@ mod operations;
 mod task;
 mod unflushed;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use blocker::{Capabilities, Error, EventHub, Result};
@@ -97,6 +97,10 @@ pub(crate) struct Shared {
     /// The features of the last welcome.
     features: AtomicU64,
     unflushed: Unflushed,
+    /// The lanes with a connection.
+    lanes_up: AtomicU32,
+    /// Whether the log has a line that there is none.
+    is_away: AtomicBool,
     instance: Mutex<Option<InstanceId>>,
     core: OnceLock<Weak<Core>>,
     counters: Counters,
@@ -161,6 +165,8 @@ impl SynapseBlocker {
             pool,
             events: EventHub::new(),
             has_events: AtomicBool::new(false),
+            lanes_up: AtomicU32::new(0),
+            is_away: AtomicBool::new(false),
             features: AtomicU64::new(features.0),
             unflushed: Unflushed::default(),
             instance: Mutex::new(None),

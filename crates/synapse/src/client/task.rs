@@ -38,11 +38,15 @@ async fn serve(lane: &Lane, shared: &Arc<Shared>, first: Option<Connected>) {
         let ended = match attempt.and_then(|connected| shared.accept(connected)) {
             Ok(connected) => {
                 failures = 0;
+                shared.lane_up();
                 let mut connection = Connection::new(lane, shared, connected);
                 let end = poll_fn(|cx| connection.poll(&mut deadlines, cx)).await;
                 match end {
                     End::Closed => return connection.send_goodbye().await,
-                    End::Broken(error) => error,
+                    End::Broken(error) => {
+                        shared.lane_down(&error);
+                        error
+                    }
                 }
             }
             Err(error) => error,
