@@ -10,11 +10,11 @@
 use std::sync::Arc;
 
 use cached_process::drain::Drain;
-use cached_process::log::Log;
-use cached_process::log::Record;
+use cached_process::log::{self, Log, Record};
 use cached_process::reload::{Change, Effective, Origin, ReloadReport, Reloader};
 use serde_json::{Value, json};
 
+use crate::insight::documents::shortened;
 use crate::routes::{Access, Response, Routes};
 
 /// Adds the routes of one program.
@@ -64,7 +64,8 @@ pub fn add_routes(routes: &Routes, reloader: &Arc<Reloader>, drain: &Drain, log:
             Ok(after) => {
                 let lines = log.tail(after);
                 let next = lines.last().map(|line| line.id + 1);
-                let lines: Vec<Value> = lines.iter().map(line).collect();
+                let has_token = request.has_token();
+                let lines: Vec<Value> = lines.into_iter().map(|record| line(record, has_token)).collect();
                 Response::json(&json!({ "next": next, "lines": lines }))
             }
             Err(_) => Response::failure(400, "after must be the number of a line"),
@@ -98,8 +99,14 @@ fn document(effective: &Effective) -> Value {
     json!({ "file": effective.file, "entries": entries })
 }
 
-/// Returns a line of the log; its message has the event's fields behind it.
-fn line(record: &Record) -> Value {
+/// Returns a line of the log; its message has the event's fields behind it. Names of objects are clients' data, and
+/// shown whole with a token only.
+fn line(mut record: Record, has_token: bool) -> Value {
+    for (key, value) in record.fields.iter_mut().filter(|_| !has_token) {
+        if let ("object", log::Value::Text(name)) = (*key, value) {
+            *name = shortened(name);
+        }
+    }
     json!({
         "id": record.id,
         "unix_ms": record.unix_ms,

@@ -10,7 +10,7 @@ use crate::routes::{Request, Response};
 const HOT_SHOWN: usize = 20;
 /// The most that it may ask for.
 const HOT_SHOWN_MAX: usize = 256;
-/// The letters of a key that is not shown whole.
+/// The most letters of a key that is not shown whole; of a short one at most half.
 const SHORTENED_LETTERS: usize = 8;
 /// Namespaces with metrics of their own; the others are added up.
 const NAMESPACES_SHOWN: usize = 50;
@@ -137,13 +137,17 @@ impl HotKey {
     }
 
     fn shorten(&mut self) {
-        if self.key.chars().count() > SHORTENED_LETTERS {
-            self.key = self.key.chars().take(SHORTENED_LETTERS).chain(['…']).collect();
-        }
+        self.key = shortened(&self.key);
         if let Some(bytes) = &mut self.bytes {
-            bytes.truncate(2 * SHORTENED_LETTERS);
+            bytes.truncate(2 * SHORTENED_LETTERS.min(bytes.len() / 4));
         }
     }
+}
+
+/// Returns the first letters of a key or of an object's name, as it is shown without a token.
+pub(crate) fn shortened(name: &str) -> String {
+    let letters = SHORTENED_LETTERS.min(name.chars().count() / 2);
+    name.chars().take(letters).chain(['…']).collect()
 }
 
 /// A prefix that is asked for often, the part of a key before the delimiter; or a namespace of objects.
@@ -302,6 +306,8 @@ mod tests {
         assert_eq!(report.keys[1].bytes.as_deref(), Some("ff01"));
         report.shorten_keys();
         let shown: Vec<&str> = report.keys.iter().map(|key| &*key.key).collect();
-        assert_eq!([shown[0], shown[2]], ["namespac…", "12345678"]);
+        assert_eq!([shown[0], shown[2]], ["namespac…", "1234…"]);
+        assert_eq!(report.keys[1].bytes.as_deref(), Some(""));
+        assert_eq!(shortened("a"), "…");
     }
 }
