@@ -6,7 +6,8 @@ use cached_metrics::Families;
 use crate::capabilities::Capabilities;
 use crate::error::{Error, Reason};
 use crate::name::{Namespace, ObjectId};
-use crate::namespace_state::{DirtyData, NamespacePage, NamespaceSetting, NamespaceState, RemovedNamespace};
+use crate::namespace_settings::NamespaceSettings;
+use crate::namespace_state::{DirtyData, NamespacePage, NamespaceState, RemovedNamespace};
 use crate::order::Epoch;
 use crate::reply::Reply;
 use crate::write_mode::WriteMode;
@@ -101,7 +102,7 @@ pub struct LossPage {
 /// | `quota`, `set_quota`, `namespaces` | forwards | forwards |
 /// | `metrics` | its own and those from below | its own, if it has any, and those from below |
 /// | `losses` | answers | forwards |
-/// | `namespace_state`, `namespace_states`, `change_namespace`, `remove_namespace` | answers | forwards |
+/// | `namespace_state`, `namespace_states`, `change_namespace`, `set_volume`, `remove_namespace` | answers | forwards |
 ///
 /// [`delegate_control!`](crate::delegate_control) writes the forwarding methods; [`Reply::then`] or
 /// [`metrics_above`] adds to an answer from below.
@@ -218,24 +219,36 @@ pub trait Control: Send + Sync {
     /// it changes nothing.
     ///
     /// # Errors
-    /// `Invalid` if a key is unknown, or a value does not go with the others: then nothing has changed; those of
+    /// `Invalid` if a value does not go with the others: then nothing has changed; those of
     /// [`set_policy`](Self::set_policy).
-    fn change_namespace(
-        &self,
-        namespace: Namespace,
-        write: Option<WriteMode>,
-        settings: Vec<NamespaceSetting>,
-    ) -> Reply<()> {
-        drop((namespace, write, settings));
+    fn change_namespace(&self, namespace: Namespace, settings: NamespaceSettings) -> Reply<()> {
+        drop((namespace, settings));
         Reply::err(no_cache())
     }
 
-    /// Drops what the cache has of a namespace, and the write mode and settings that were set for it. What the store
-    /// has stays.
+    /// Sets all that a volume has set for its namespace, in place of what it had set before; the namespace cannot be removed
+    /// as long as the volume is attached, that is until `None` is set. What a command or the configuration has set stays.
+    /// `attachment` tells one attachment of the volume from another: `None` ends the same one, and no other.
     ///
     /// # Errors
-    /// `Missing` if it has not been used; `Denied` if it has dirty data and they are to be refused; `Unsupported`
-    /// where nothing is cached; those of a flush of the namespace.
+    /// `Unsupported` where nothing is cached, or a cache is not told of volumes; those of
+    /// [`change_namespace`](Self::change_namespace).
+    fn set_volume(
+        &self,
+        namespace: Namespace,
+        attachment: u64,
+        settings: Option<NamespaceSettings>,
+    ) -> Reply<()> {
+        drop((namespace, attachment, settings));
+        Reply::err(no_cache())
+    }
+
+    /// Drops what the cache has of a namespace, and the write mode and settings that commands, and a volume that is not
+    /// attached, have set for it. What the store has stays, and so does what the configuration has set.
+    ///
+    /// # Errors
+    /// `Missing` if it has not been used; `Denied` if a volume in it is attached, or it has dirty data and they are to be
+    /// refused; `Unsupported` where nothing is cached; those of a flush of the namespace.
     fn remove_namespace(&self, namespace: Namespace, dirty_data: DirtyData) -> Reply<RemovedNamespace> {
         drop((namespace, dirty_data));
         Reply::err(no_cache())

@@ -130,7 +130,7 @@ macro_rules! delegate_control {
     (|$this:ident| $below:expr, except $($own:ident)*) => {
         $($crate::__delegate_unless! { $own [
             attach detach release policy set_policy quota set_quota metrics losses namespaces namespace_state
-            namespace_states change_namespace remove_namespace
+            namespace_states change_namespace set_volume remove_namespace
         ] { compile_error! { concat!("`", stringify!($own), "` is no method of `Control`") } } })*
         $crate::__delegate_one! { [$($own)*] |$this| $below, Control
             attach(namespace: $crate::Namespace) -> $crate::Reply<$crate::Attachment>
@@ -171,8 +171,14 @@ macro_rules! delegate_control {
         $crate::__delegate_one! { [$($own)*] |$this| $below, Control
             change_namespace(
                 namespace: $crate::Namespace,
-                write: Option<$crate::WriteMode>,
-                settings: Vec<$crate::NamespaceSetting>
+                settings: $crate::NamespaceSettings
+            ) -> $crate::Reply<()>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Control
+            set_volume(
+                namespace: $crate::Namespace,
+                attachment: u64,
+                settings: Option<$crate::NamespaceSettings>
             ) -> $crate::Reply<()>
         }
         $crate::__delegate_one! { [$($own)*] |$this| $below, Control
@@ -235,6 +241,7 @@ macro_rules! __delegate_unless {
     (namespace_state [namespace_state $($rest:ident)*] $body:tt) => {};
     (namespace_states [namespace_states $($rest:ident)*] $body:tt) => {};
     (change_namespace [change_namespace $($rest:ident)*] $body:tt) => {};
+    (set_volume [set_volume $($rest:ident)*] $body:tt) => {};
     (remove_namespace [remove_namespace $($rest:ident)*] $body:tt) => {};
     ($name:ident [] { $($body:tt)* }) => { $($body)* };
     ($name:ident [$other:ident $($rest:ident)*] $body:tt) => {

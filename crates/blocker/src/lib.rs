@@ -70,6 +70,7 @@ mod layer;
 mod measured;
 pub mod memory;
 mod name;
+mod namespace_settings;
 mod namespace_state;
 mod order;
 mod parse;
@@ -98,9 +99,8 @@ pub use crate::layer::PassThrough;
 pub use crate::measured::{Measured, Measurements, OperationStats};
 pub use crate::memory::Memory;
 pub use crate::name::{NAME_BYTES_MAX, Name, Namespace, ObjectId};
-pub use crate::namespace_state::{
-    DirtyData, NamespacePage, NamespaceSetting, NamespaceState, RemovedNamespace,
-};
+pub use crate::namespace_settings::{NamespaceKey, NamespaceSettings};
+pub use crate::namespace_state::{DirtyData, NamespacePage, NamespaceState, RemovedNamespace};
 pub use crate::order::{Durability, Epoch, OrderDomain, Stamp, Version, WriterId};
 pub use crate::reply::{Pending, Reply, ReplyFuture};
 pub use crate::request::{

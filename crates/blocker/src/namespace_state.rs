@@ -1,25 +1,8 @@
 //! The part of the control plane that manages the namespaces of a cache: their settings, and what it has of them.
 
 use crate::name::Namespace;
+use crate::namespace_settings::NamespaceSettings;
 use crate::write_mode::WriteMode;
-
-/// A setting of a namespace, by its key in the configuration.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct NamespaceSetting {
-    /// The key.
-    pub key: String,
-    /// The value; the unit is the one in the key. `None`: none of its own.
-    pub value: Option<u64>,
-}
-
-impl NamespaceSetting {
-    /// Returns a setting with these values.
-    #[must_use]
-    pub fn new(key: String, value: Option<u64>) -> Self {
-        Self { key, value }
-    }
-}
 
 /// What a cache has of a namespace, and how it treats it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -31,10 +14,10 @@ pub struct NamespaceState {
     pub write: WriteMode,
     /// Whether something of an earlier write mode is left: a change under way, or data to be stored.
     pub is_changing: bool,
-    /// Whether the configuration in force names it.
+    /// Whether the configuration file names it.
     pub is_configured: bool,
-    /// Its settings.
-    pub settings: Vec<NamespaceSetting>,
+    /// Its settings in force, beside the write mode.
+    pub settings: NamespaceSettings,
     /// What the cache has of it, and what has been done with it, by name.
     pub counts: Vec<(String, u64)>,
 }
@@ -48,7 +31,7 @@ impl NamespaceState {
             write,
             is_changing: false,
             is_configured: false,
-            settings: Vec::new(),
+            settings: NamespaceSettings::default(),
             counts: Vec::new(),
         }
     }

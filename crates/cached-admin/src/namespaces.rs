@@ -6,14 +6,17 @@
 //! | `POST /namespaces/set` | `{"namespace", "write", "settings", "wait_ms"}` sets the write mode, and settings |
 //! | `POST /namespaces/remove` | `{"namespace", "flush", "discard_dirty", "wait_ms"}` drops what the cache has of it |
 //!
-//! Settings have their keys in the configuration, and are numbers or `null`. A change waits until nothing of the mode before is left, for 20 seconds at most: then the answer has `done`: false
-//! with the reason. It goes on all the same.
+//! Settings have their keys in the configuration, and are numbers or `null`. `sources` states what has set each: the
+//! `file`, a `volume` that is attached, or a `command`; without one it is the default. A change waits until nothing of
+//! the mode before is left, for 20 seconds at most: then the answer has `done`: false with the reason. It goes on all
+//! the same.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
 
-use blocker::{Error, Namespace, WriteMode};
-use cached_core::object::{DirtyData, NamespaceCounters, NamespaceKey, ObjectCache, WeakObjectCache};
+use blocker::{Error, Namespace, NamespaceSettings, WriteMode};
+use cached_core::object::{
+    DirtyData, NamespaceCounters, ObjectCache, SettingSource, SettingsInForce, WeakObjectCache,
+};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -27,9 +30,9 @@ const LISTED_MAX: usize = 4097;
 #[serde(deny_unknown_fields)]
 struct Set {
     namespace: String,
-    write: Option<String>,
+    write: Option<WriteMode>,
     #[serde(default)]
-    settings: BTreeMap<String, Option<u64>>,
+    settings: NamespaceSettings,
     wait_ms: Option<u64>,
 }
 
@@ -65,7 +68,7 @@ fn list(cache: &ObjectCache, name: Option<String>) -> Response {
             Some(of) => {
                 let mut value = value(of);
                 if let Some(name) = &of.namespace {
-                    value["settings"] = settings(cache, name);
+                    add_settings(cache, name, &mut value);
                 }
                 Response::json(&value)
             }
@@ -79,10 +82,16 @@ fn list(cache: &ObjectCache, name: Option<String>) -> Response {
     Response::json(&json!({ "namespaces": values }))
 }
 
-/// Returns the settings of a namespace, by key; `null` where it has none of its own.
-fn settings(cache: &ObjectCache, name: &Namespace) -> Value {
-    let values = cache.namespace_settings(name);
-    values.into_iter().map(|(key, value)| (key.name().to_owned(), json!(value))).collect()
+/// Adds the settings of a namespace, by key, `null` where it has none of its own, and their sources.
+fn add_settings(cache: &ObjectCache, name: &Namespace, value: &mut Value) {
+    let SettingsInForce { write: (_, write), values, .. } = cache.namespace_settings(name);
+    value["sources"]["write"] = json!(write.to_string());
+    for (key, (number, source)) in values {
+        value["settings"][key.name()] = json!(number);
+        if source != SettingSource::Default {
+            value["sources"][key.name()] = json!(source.to_string());
+        }
+    }
 }
 
 /// Returns what is shown of a namespace; its name is `null` for all together that are not counted apart.
@@ -106,44 +115,34 @@ fn value(of: &NamespaceCounters) -> Value {
 
 async fn set(cache: WeakObjectCache, request: Request) -> Response {
     let Some(cache) = cache.upgrade() else { return ended() };
-    let Set { namespace, write, settings, wait_ms } = match serde_json::from_slice(request.body()) {
+    let Set { namespace, write, mut settings, wait_ms } = match serde_json::from_slice(request.body()) {
         Ok(body) => body,
         Err(error) => {
             let form = "{\"namespace\": \"NAME\", \"write\": \"back\"}";
             return Response::failure(400, format_args!("give {form}: {error}"));
         }
     };
-    let (name, mode, values) = match parsed(&namespace, write.as_deref(), &settings) {
-        Ok(parsed) => parsed,
+    let name = match name_of(&namespace) {
+        Ok(name) => name,
         Err(error) => return Response::failure(400, error),
     };
-    if mode.is_none() && values.is_empty() {
+    settings.write = write.or(settings.write);
+    if settings.is_empty() {
         return Response::failure(400, "give a write mode, or settings, or both");
     }
-    tracing::info!(peer = %request.peer(), %namespace, write, ?settings, "the admin listener changes a namespace");
-    if let Err(error) = cache.set_namespace(&name, &values) {
-        return Response::failure(409, error);
-    }
-    let Some(mode) = mode else { return Response::json(&json!({ "done": true })) };
-    let changed = cache.change_write_mode(name.clone(), mode, None);
-    match tokio::time::timeout(wait_of(wait_ms), changed).await {
+    let values = serde_json::to_string(&settings).unwrap_or_default();
+    tracing::info!(peer = %request.peer(), %namespace, settings = values, "the admin listener changes a namespace");
+    // What is left is stored without a caller that waits.
+    match tokio::time::timeout(wait_of(wait_ms), cache.change_namespace(&name, &settings, None)).await {
         Ok(Ok(())) => Response::json(&json!({ "done": true })),
-        Ok(Err(error @ Error::OutOfSpace(_))) => Response::failure(409, error),
+        Ok(Err(error @ (Error::Invalid(_) | Error::OutOfSpace(_)))) => Response::failure(409, error),
         Ok(Err(error)) => Response::json(&json!({ "done": false, "why": error.to_string() })),
         Err(_) => {
-            // What is left is stored without a caller that waits.
-            match cache.set_write_mode(name, mode) {
-                Ok(()) => {
-                    let why = "changes of the mode before are under way, or not stored yet";
-                    Response::json(&json!({ "done": false, "why": why }))
-                }
-                Err(error) => Response::failure(409, error),
-            }
+            let why = "changes of the mode before are under way, or not stored yet";
+            Response::json(&json!({ "done": false, "why": why }))
         }
     }
 }
-
-type Parsed = (Namespace, Option<WriteMode>, Vec<(NamespaceKey, Option<u64>)>);
 
 /// Returns the namespace of this name.
 ///
@@ -152,22 +151,6 @@ type Parsed = (Namespace, Option<WriteMode>, Vec<(NamespaceKey, Option<u64>)>);
 fn name_of(text: &str) -> blocker::Result<Namespace> {
     let name = Namespace::copy_from(text.as_bytes())?;
     name.check_unreserved().map(|()| name)
-}
-
-/// # Errors
-/// What is none of the values that there are.
-fn parsed(
-    namespace: &str,
-    write: Option<&str>,
-    settings: &BTreeMap<String, Option<u64>>,
-) -> blocker::Result<Parsed> {
-    let name = name_of(namespace)?;
-    let mode = write.map(str::parse::<WriteMode>).transpose()?;
-    let mut values = Vec::new();
-    for (key, value) in settings {
-        values.push((key.parse::<NamespaceKey>()?, *value));
-    }
-    Ok((name, mode, values))
 }
 
 async fn remove(cache: WeakObjectCache, request: Request) -> Response {
@@ -244,6 +227,8 @@ mod tests {
             (&json!(8192), &json!("back")),
             "{vm}"
         );
+        let sources = json!({"write": "command", "quota_bytes_max": "command", "store_weight": "command"});
+        assert_eq!(vm["sources"], sources);
         let write = WriteRequest::new("vm/p".parse().expect("a name"), 0, vec![1; 16384]);
         assert!(matches!(block_on(cache.write(write)), Err(Error::OutOfSpace(_))));
         let wrong = json!({"namespace": "vm", "settings": {"store_weight": 0}});

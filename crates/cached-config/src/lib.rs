@@ -56,7 +56,7 @@ pub use event_log::log_events;
 pub use insight_table::InsightTable;
 pub use live_objects::{LIVE_KEYS, LiveObjects, Secrets};
 pub use objects::journal::{AtLimitName, DurabilityName, JournalTable};
-pub use objects::{NamespaceTable, ObjectsTable, Write, WriterName};
+pub use objects::{NamespaceTable, ObjectsTable, WriterName};
 pub use receive::CacheReceiveBuffers;
 pub use recovery::{begin_recovery, log_recovery};
 pub use s3_table::S3Table;

@@ -77,24 +77,20 @@ impl LiveObjects {
         LiveObjects { cache, listener, store, secrets: Mutex::new(secrets) }
     }
 
-    /// Puts in force what can change, from the tables `before` to `after`, of which `listener` is the listener's.
+    /// Puts in force what can change of the table `after`, and of `listener`, the listener's.
     /// Returns the keys of the secrets that have changed; `store_key` is the one of the store's.
     ///
     /// # Errors
     /// The key that cannot work with the others in force; then nothing has changed.
     pub fn change(
         &self,
-        before: Option<&ObjectsTable>,
         after: Option<&ObjectsTable>,
         listener: Option<&SynapseTable>,
         secrets: Secrets,
         store_key: &str,
     ) -> Result<Vec<String>, ConfigError> {
         let mut in_force = self.secrets.lock().unwrap_or_else(PoisonError::into_inner);
-        let change = match (before, after) {
-            (Some(before), Some(after)) => Some((before.cache()?, after.cache()?, after)),
-            _ => None,
-        };
+        let change = after.map(|after| Ok::<_, ConfigError>((after.cache()?, after))).transpose()?;
         let mut changed = Vec::new();
         let server = self.listener.as_ref().and_then(Weak::upgrade);
         let limits_before = server.as_ref().map(|server| server.limits());
@@ -123,8 +119,8 @@ impl LiveObjects {
                 }
             }
         }
-        if let (Some((cache, flush_max)), Some((before, after, table))) = (&self.cache, change) {
-            if let Err(error) = cache.change(&before, &after) {
+        if let (Some((cache, flush_max)), Some((after, table))) = (&self.cache, change) {
+            if let Err(error) = cache.change(&after) {
                 undo_limits();
                 if let Some(listener) = &server {
                     let mut all = in_force.listener.iter().cloned();

@@ -6,15 +6,17 @@ use crate::backend::BackendTable;
 use crate::error::{ConfigError, eviction_policy, invalid, require, within};
 use crate::size::Size;
 use crate::waiting::{StartError, Waiting};
-use blocker::{Blocker, Capabilities, NAME_BYTES_MAX, Namespace, WriteMode};
+use blocker::{Blocker, Capabilities, NAME_BYTES_MAX, Namespace, NamespaceKey, NamespaceSettings, WriteMode};
 use cached_core::arena::MemoryRange;
 use cached_core::insight::Sampling;
 use cached_core::object::{
     Background, ConfigError as CacheConfigError, NamespaceConfig, OBJECT_BYTES_LIMIT, ObjectCache,
-    ObjectCacheConfig, OpenJournal, StoreTerms, Writer,
+    ObjectCacheConfig, OpenJournal, Writer,
 };
 use journal::{DurabilityName, JournalTable, check_durability};
-use serde::{Deserialize, Serialize};
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,7 +60,7 @@ pub struct ObjectsTable {
     /// Whether requests go to the cache; if not, they go to the store.
     pub attached: bool,
     /// How writes are treated.
-    pub write: Write,
+    pub write: WriteMode,
     /// Which writer makes the changes that reach the store.
     pub writer: WriterName,
     /// The least durability of an acknowledgement in namespaces with a journal.
@@ -80,21 +82,6 @@ pub struct ObjectsTable {
     pub memory_range: Option<MemoryRange>,
 }
 
-/// How writes are treated: the write mode.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Write {
-    /// Write-through: stored before they are acknowledged, and kept.
-    Through,
-    /// Write-back: acknowledged from memory, stored later.
-    Back,
-    /// Write-around: stored before they are acknowledged, not kept.
-    Around,
-    /// Changes are refused.
-    #[serde(rename = "read-only")]
-    ReadOnly,
-}
-
 /// Which writer makes the changes that reach the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -105,76 +92,80 @@ pub enum WriterName {
     Cache,
 }
 
-/// One of `[[objects.namespaces]]`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, expecting = "a table")]
+/// One of `[[objects.namespaces]]`: its settings, each by its key, beside what is here.
+#[derive(Debug, Clone, PartialEq)]
 pub struct NamespaceTable {
     /// The namespace's name.
     pub name: String,
-    /// How writes to it are treated.
-    pub write: Write,
     /// Whether its changes are logged in the journal; `None`: if there is a journal, and writes are
     /// write-back.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub journal: Option<bool>,
     /// The least durability of an acknowledgement; `None`: as `[objects]` has it.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub durability: Option<DurabilityName>,
-    /// Its own part of the data that may be dirty; `None`: it shares the rest with the others.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub dirty_bytes_max: Option<Size>,
-    /// How long a change may be dirty before its flush begins; `None`: as `[objects]` has it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub dirty_age_ms_max: Option<u64>,
-    /// The most bytes of objects that it may have; `None`: no quota.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub quota_bytes_max: Option<Size>,
-    /// The most requests to the store a second; `None`: no limit.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub store_requests_per_second_max: Option<u64>,
-    /// The most bytes to and from the store a second; `None`: no limit.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub store_bytes_per_second_max: Option<Size>,
-    /// The requests to the store a second that are reserved for it; `None`: none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub store_requests_per_second_min: Option<u64>,
-    /// Its share of what is not reserved, beside the weights of the others; `None`: 1.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub store_weight: Option<u32>,
-    /// For how long it can save up what it has not used of its rates; `None`: 100 ms.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub store_burst_ms: Option<u64>,
-    /// Memory that the others cannot take from it; `None`: none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory_bytes_min: Option<Size>,
-    /// The most memory that it has; `None`: all.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory_bytes_max: Option<Size>,
-    /// How much its misses count beside those of the others; `None`: 1.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory_weight: Option<u32>,
-    /// How far ahead is read; `None`: as `[objects]` has it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub read_ahead_bytes_max: Option<Size>,
-    /// From how many bytes on reads in order are not kept; `None`: as `[objects]` has it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub bypass_read_bytes_min: Option<Size>,
-    /// From how many bytes on writes in order go around the cache; `None`: as `[objects]` has it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub bypass_write_bytes_min: Option<Size>,
+    /// What can change while the program runs; what is not there is as `[objects]` has it.
+    pub settings: NamespaceSettings,
 }
 
-impl NamespaceTable {
-    /// Returns what the namespace may have of the store.
-    fn store_terms(&self) -> StoreTerms {
-        let without = StoreTerms::default();
-        StoreTerms {
-            requests_per_second_max: self.store_requests_per_second_max,
-            bytes_per_second_max: self.store_bytes_per_second_max.map(|size| size.0),
-            requests_per_second_min: self.store_requests_per_second_min,
-            weight: self.store_weight.unwrap_or(without.weight),
-            burst: self.store_burst_ms.map_or(without.burst, Duration::from_millis),
+const NAMESPACE_FIELDS: [&str; 4] = ["name", "write", "journal", "durability"];
+
+impl Serialize for NamespaceTable {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("name", &self.name)?;
+        self.settings.write.iter().try_for_each(|write| map.serialize_entry("write", write))?;
+        self.journal.iter().try_for_each(|journal| map.serialize_entry("journal", journal))?;
+        self.durability.iter().try_for_each(|durability| map.serialize_entry("durability", durability))?;
+        for (key, value) in self.settings.values().filter_map(|(key, value)| Some((key, value?))) {
+            match key.is_bytes() {
+                true => map.serialize_entry(key.name(), &Size(value))?,
+                false => map.serialize_entry(key.name(), &value)?,
+            }
         }
+        map.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for NamespaceTable {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(NamespaceVisitor)
+    }
+}
+
+struct NamespaceVisitor;
+
+impl<'de> Visitor<'de> for NamespaceVisitor {
+    type Value = NamespaceTable;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a table")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<NamespaceTable, A::Error> {
+        let (mut name, mut journal, mut durability) = (None, None, None);
+        let mut settings = NamespaceSettings::default();
+        while let Some(key) = map.next_key::<String>()? {
+            match key.as_str() {
+                "name" => name = Some(map.next_value()?),
+                "write" => settings.write = Some(map.next_value()?),
+                "journal" => journal = Some(map.next_value()?),
+                "durability" => durability = Some(map.next_value()?),
+                key => match key.parse::<NamespaceKey>() {
+                    Ok(key) if key.is_bytes() => settings.set(key, map.next_value::<Size>()?.0),
+                    Ok(key) => settings.set(key, map.next_value::<u64>()?),
+                    Err(_) => {
+                        let known =
+                            NAMESPACE_FIELDS.into_iter().chain(NamespaceKey::ALL.map(NamespaceKey::name));
+                        let known: Vec<String> = known.map(|name| format!("`{name}`")).collect();
+                        let known = known.join(", ");
+                        return Err(A::Error::custom(format_args!(
+                            "unknown field `{key}`, expected one of {known}"
+                        )));
+                    }
+                },
+            }
+        }
+        let name = name.ok_or_else(|| A::Error::missing_field("name"))?;
+        Ok(NamespaceTable { name, journal, durability, settings })
     }
 }
 
@@ -210,7 +201,7 @@ impl From<&ObjectCacheConfig> for ObjectsTable {
             eviction_policy: cache.eviction_policy.clone(),
             huge_pages: cache.huge_pages,
             attached: cache.attached,
-            write: cache.write.into(),
+            write: cache.write,
             writer: match cache.writer {
                 Writer::Callers => WriterName::Callers,
                 Writer::Cache => WriterName::Cache,
@@ -221,28 +212,6 @@ impl From<&ObjectCacheConfig> for ObjectsTable {
             backend: None,
             namespaces: Vec::new(),
             memory_range: cache.memory_range,
-        }
-    }
-}
-
-impl From<WriteMode> for Write {
-    fn from(policy: WriteMode) -> Write {
-        match policy {
-            WriteMode::Through => Write::Through,
-            WriteMode::Back => Write::Back,
-            WriteMode::Around => Write::Around,
-            WriteMode::ReadOnly => Write::ReadOnly,
-        }
-    }
-}
-
-impl From<Write> for WriteMode {
-    fn from(write: Write) -> WriteMode {
-        match write {
-            Write::Through => WriteMode::Through,
-            Write::Back => WriteMode::Back,
-            Write::Around => WriteMode::Around,
-            Write::ReadOnly => WriteMode::ReadOnly,
         }
     }
 }
@@ -290,19 +259,10 @@ impl ObjectsTable {
             let inherited =
                 if table.journal == Some(false) { DurabilityName::Cached } else { self.durability };
             namespaces.push(NamespaceConfig {
+                namespace,
                 journal: table.journal,
                 durability: table.durability.unwrap_or(inherited).into(),
-                dirty_bytes_max: table.dirty_bytes_max.map(|size| size.0),
-                dirty_age_max: table.dirty_age_ms_max.map(Duration::from_millis),
-                store: table.store_terms(),
-                quota_bytes_max: table.quota_bytes_max.map(|size| size.0),
-                memory_bytes_min: table.memory_bytes_min.map(|size| size.0),
-                memory_bytes_max: table.memory_bytes_max.map(|size| size.0),
-                memory_weight: table.memory_weight,
-                read_ahead_bytes_max: table.read_ahead_bytes_max.map(|size| size.0),
-                bypass_read_bytes_min: table.bypass_read_bytes_min.map(|size| size.0),
-                bypass_write_bytes_min: table.bypass_write_bytes_min.map(|size| size.0),
-                ..NamespaceConfig::new(namespace, table.write.into())
+                settings: table.settings.clone(),
             });
         }
         Ok(ObjectCacheConfig {
@@ -322,7 +282,7 @@ impl ObjectsTable {
             retry_delay_max: Duration::from_millis(self.retry_delay_ms_max),
             eviction_policy: self.eviction_policy.clone(),
             attached: self.attached,
-            write: self.write.into(),
+            write: self.write,
             journal: None,
             durability: self.durability.into(),
             namespaces,

@@ -204,13 +204,13 @@ impl Program for Cached {
         let after = File::parse(self.name(), &text).map_err(|error| error.to_string())?;
         let (settings, secrets) = (after.settings().map_err(line)?, after.secrets().map_err(line)?);
         let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
-        let (before, objects) = (in_force.objects.as_ref(), after.objects.as_ref());
+        let objects = after.objects.as_ref();
         // What can be refused comes first: all files are read, then the object cache changes, or nothing does.
         let tokens = self.tokens.as_ref().map(Tokens::read_again).transpose()?;
         let sidecar = self.sidecar.read_again()?;
         let mut files = self.server.refresh_files(|| match &self.objects {
             None => Ok(Vec::new()),
-            Some(live) => live.change(before, objects, after.synapse.as_ref(), secrets).map_err(line),
+            Some(live) => live.change(objects, after.synapse.as_ref(), secrets).map_err(line),
         })?;
         // They were checked with the file.
         self.live_sidecar.change(&after)?;

@@ -75,7 +75,7 @@ impl Pieces {
         let mut before = self.config.lock();
         let namespaces = terms.iter().filter_map(BucketTerms::namespace).collect();
         let after = ObjectCacheConfig { namespaces, ..before.clone() };
-        self.cache.live_settings().change(&before, &after)?;
+        self.cache.live_settings().change(&after)?;
         *before = after;
         Ok(())
     }

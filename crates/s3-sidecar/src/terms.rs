@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use blocker::{Namespace, WriteMode};
+use blocker::{Namespace, NamespaceKey, WriteMode};
 use cached_core::object::NamespaceConfig;
 
 /// The terms of a bucket.
@@ -32,14 +32,18 @@ const BYTES_PER_SECOND_MIN: u64 = 4096;
 impl BucketTerms {
     /// Returns what the object cache is to know of the bucket; `None` if it has no share of the memory.
     pub(crate) fn namespace(&self) -> Option<NamespaceConfig> {
-        let Self { memory_bytes_min, memory_bytes_max, memory_weight, .. } = *self;
-        if memory_bytes_min.is_none() && memory_bytes_max.is_none() && memory_weight.is_none() {
+        let shares = [
+            (NamespaceKey::MemoryBytesMin, self.memory_bytes_min),
+            (NamespaceKey::MemoryBytesMax, self.memory_bytes_max),
+            (NamespaceKey::MemoryWeight, self.memory_weight.map(u64::from)),
+        ];
+        if shares.iter().all(|(_, value)| value.is_none()) {
             return None;
         }
-        // Nothing is ever written to it.
         let name = Namespace::copy_from(self.bucket.as_bytes()).ok()?;
+        // Nothing is ever written to it.
         let config = NamespaceConfig::new(name, WriteMode::Through);
-        Some(NamespaceConfig { memory_bytes_min, memory_bytes_max, memory_weight, ..config })
+        Some(shares.into_iter().fold(config, |config, (key, value)| config.with(key, value)))
     }
 }
 
@@ -100,6 +104,6 @@ mod tests {
         let limited = BucketTerms { requests_per_second_max: Some(1), ..of.clone() };
         assert!(limited.namespace().is_none());
         let weighted = BucketTerms { memory_weight: Some(2), ..of };
-        assert_eq!(weighted.namespace().unwrap().memory_weight, Some(2));
+        assert_eq!(weighted.namespace().unwrap().settings.number(NamespaceKey::MemoryWeight), Some(2));
     }
 }

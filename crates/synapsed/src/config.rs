@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use blocker::memory::MemoryConfig;
-use blocker::{Durability, Memory};
+use blocker::{Durability, Memory, NamespaceKey};
 use cached_admin::{AdminTable, Tokens};
 use cached_config::{
     BackendTable, ConfigError, ConfigFileError, DrainTimes, InsightTable, Listening, ObjectsTable, Secrets,
@@ -248,8 +248,8 @@ impl Config {
         (cache.journal, cache.durability) = (None, Durability::Cached);
         for namespace in &mut cache.namespaces {
             (namespace.journal, namespace.durability) = (None, Durability::Cached);
-            namespace.dirty_bytes_max = None;
-            namespace.memory_bytes_min = None;
+            namespace.settings.unset(NamespaceKey::DirtyBytesMax);
+            namespace.settings.unset(NamespaceKey::MemoryBytesMin);
         }
         // Constructed only: its background task does not run.
         let (cache, _background) =

@@ -62,11 +62,11 @@ impl Program for Synapsed {
         let after = Config::parse(&self.path, &text).map_err(|error| error.to_string())?;
         let (drain, secrets) = (after.drain().map_err(line)?, after.secrets().map_err(line)?);
         let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
-        let (before, objects) = (in_force.objects.as_ref(), after.objects.as_ref());
+        let objects = after.objects.as_ref();
         let listener = Some(&after.synapse);
         // What can be refused comes first: its file is read, then the object cache changes, or nothing does.
         let tokens = self.tokens.as_ref().map(Tokens::read_again).transpose()?;
-        let files = self.objects.change(before, objects, listener, secrets, "backend.secret_file");
+        let files = self.objects.change(objects, listener, secrets, "backend.secret_file");
         let mut files = files.map_err(|error| line(in_this_file(error)))?;
         if tokens.is_some_and(TokensRead::put_in_force) {
             files.push("admin.token_file".into());

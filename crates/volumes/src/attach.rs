@@ -68,7 +68,7 @@ pub(crate) async fn attach(
     let head_version = replace_head(&space, (&before, version), &head).await?;
     let loaded = async {
         if is_limited {
-            limits::apply(pool, volume, &head.settings).await?;
+            limits::apply(pool, volume, head.sequence, &head.settings).await?;
         }
         if before.owner.as_ref().is_some_and(|owner| owner.writer != 0) {
             depose::renew_pages(&space, &head).await?;
@@ -79,6 +79,7 @@ pub(crate) async fn attach(
     let (live, parent_root, parent, logged) = match loaded.await {
         Ok(loaded) => loaded,
         Err(error) => {
+            limits::release(pool, volume, head.sequence).await;
             // It is not open here: as it was, under a new number. If that fails as well, a takeover helps.
             let _ = put_head(&space, &Head { sequence: head.sequence + 1, ..before }, head_version).await;
             return Err(error);

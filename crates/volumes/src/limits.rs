@@ -1,28 +1,36 @@
 //! What a volume may use of what it shares with others: the write mode, quota and rates of its namespace, which the
-//! cache below keeps.
+//! cache below keeps. A cache in this process knows them as the volume's, and whether it is attached; one that is reached
+//! over a server takes them as commands.
 
-use blocker::{Error as Store, NamespaceSetting, Policy, WriteMode};
+use blocker::{Error as Store, NamespaceKey, NamespaceSettings, Policy, WriteMode};
 
 use crate::entry::VolumeId;
 use crate::error::Result;
 use crate::settings::Settings;
 use crate::space::Pool;
 
-const QUOTA_KEY: &str = "quota_bytes_max";
-
-/// Returns the settings that a namespace of a cache has, by their keys.
-fn by_key(settings: &Settings) -> impl Iterator<Item = (&'static str, Option<u64>)> {
-    let rates = settings.rates;
-    std::iter::once((QUOTA_KEY, settings.quota_bytes_max)).chain(rates.by_key())
+/// Returns the settings of a volume's namespace.
+fn of_namespace(settings: &Settings) -> NamespaceSettings {
+    let quota = (NamespaceKey::QuotaBytesMax, settings.quota_bytes_max);
+    let all = std::iter::once(quota).chain(settings.rates.by_key());
+    let mut own = NamespaceSettings::default();
+    own.write = settings.write;
+    all.filter(|(_, value)| value.is_some()).fold(own, |own, (key, value)| own.with(key, value))
 }
 
-/// Sets what `settings` have for the namespace of a volume; what they do not have stays as it is.
+/// Sets what `settings` have for the namespace of a volume; what they do not have stays as it is. `attachment` is a
+/// number that no other attachment of the volume has.
 ///
 /// # Errors
 /// The store's; `Unsupported` where nothing below can keep a quota, or writes off a volume.
-pub(crate) async fn apply(pool: &Pool, volume: VolumeId, settings: &Settings) -> Result<()> {
+pub(crate) async fn apply(pool: &Pool, volume: VolumeId, attachment: u64, settings: &Settings) -> Result<()> {
     let (namespace, control) = (pool.namespace(volume), pool.store.control());
-    if let Some(write) = settings.write {
+    let mut all = of_namespace(settings);
+    match control.set_volume(namespace.clone(), attachment, Some(all.clone())).await {
+        Err(Store::Unsupported(_)) => {}
+        answer => return Ok(answer?),
+    }
+    if let Some(write) = all.write.take() {
         let mut policy = Policy::default();
         policy.write = write;
         match control.set_policy(namespace.clone(), policy).await {
@@ -31,12 +39,10 @@ pub(crate) async fn apply(pool: &Pool, volume: VolumeId, settings: &Settings) ->
             answer => answer?,
         }
     }
-    let own = |(key, value): (&str, Option<u64>)| Some(NamespaceSetting::new(key.into(), Some(value?)));
-    let all: Vec<_> = by_key(settings).filter_map(own).collect();
     if all.is_empty() {
         return Ok(());
     }
-    let is_denied = match control.change_namespace(namespace.clone(), None, all).await {
+    let is_denied = match control.change_namespace(namespace.clone(), all).await {
         // Nothing caches: there are no rates, and a quota is the store's.
         Err(Store::Unsupported(_)) => false,
         // By a server that lets no client set them. One that has volumes sets them itself.
@@ -50,27 +56,50 @@ pub(crate) async fn apply(pool: &Pool, volume: VolumeId, settings: &Settings) ->
     }
 }
 
-/// Takes back what was set for the namespace of a volume by `before`, and is not in `after`: until the cache is started
-/// again it would stay.
+/// Lets the namespace of a volume be taken out of the cache again, once the attachment of this number has ended.
+pub(crate) async fn release(pool: &Pool, volume: VolumeId, attachment: u64) {
+    match pool.store.control().set_volume(pool.namespace(volume), attachment, None).await {
+        Ok(()) | Err(Store::Unsupported(_)) => {}
+        // A cache in this process does not fail; whatever does, the next attachment takes the place of this one.
+        Err(_) => {}
+    }
+}
+
+/// Replaces what was set by `before` for the namespace of a volume that is not attached, as far as it is not in `after`.
+/// The caller has the turn of the volume.
 ///
 /// # Errors
 /// The store's.
-pub(crate) async fn clear(pool: &Pool, volume: VolumeId, before: &Settings, after: &Settings) -> Result<()> {
-    let gone =
-        by_key(before).zip(by_key(after)).filter(|((_, old), (_, new))| old.is_some() && new.is_none());
-    let all: Vec<_> = gone.map(|((key, _), _)| NamespaceSetting::new(key.into(), None)).collect();
-    if all.is_empty() {
+pub(crate) async fn replace(
+    pool: &Pool,
+    volume: VolumeId,
+    before: &Settings,
+    after: &Settings,
+) -> Result<()> {
+    let (namespace, control) = (pool.namespace(volume), pool.store.control());
+    let (before, after) = (of_namespace(before), of_namespace(after));
+    // Attachments have higher numbers.
+    match control.set_volume(namespace.clone(), 0, Some(after.clone())).await {
+        Err(Store::Unsupported(_)) => {}
+        answer => {
+            answer?;
+            release(pool, volume, 0).await;
+            return Ok(());
+        }
+    }
+    let gone = before.values().filter(|(key, _)| after.get(*key).is_none());
+    let gone = gone.fold(NamespaceSettings::default(), |gone, (key, _)| gone.with(key, None));
+    if gone.is_empty() {
         return Ok(());
     }
-    match pool.store.control().change_namespace(pool.namespace(volume), None, all).await {
+    let has_quota = gone.get(NamespaceKey::QuotaBytesMax).is_some();
+    match control.change_namespace(namespace.clone(), gone).await {
         Err(Store::Denied(_)) => Ok(()),
-        Err(Store::Unsupported(_)) if before.quota_bytes_max.is_some() && after.quota_bytes_max.is_none() => {
-            match pool.store.control().set_quota(pool.namespace(volume), None).await {
-                // Nothing has kept it.
-                Err(Store::Unsupported(_)) => Ok(()),
-                answer => Ok(answer?),
-            }
-        }
+        Err(Store::Unsupported(_)) if has_quota => match control.set_quota(namespace, None).await {
+            // Nothing has kept it.
+            Err(Store::Unsupported(_)) => Ok(()),
+            answer => Ok(answer?),
+        },
         Err(Store::Unsupported(_)) => Ok(()),
         answer => Ok(answer?),
     }

@@ -211,9 +211,11 @@ impl Volumes {
             return Err(Error::InUse { owner: self.options.owner.clone() });
         }
         let before = lease.inner.settings();
-        let result = lease.inner.set(settings).await;
-        lease.end(result).await?;
-        limits::clear(&self.pool, volume, &before, &settings).await
+        let result = match lease.inner.set(settings).await {
+            Ok(()) => limits::replace(&self.pool, volume, &before, &settings).await,
+            error => error,
+        };
+        lease.end(result).await
     }
 
     /// Returns what a volume uses: as it is stored, if it is not open here.
@@ -471,7 +473,11 @@ impl Volumes {
         if !is_gone {
             return lease.end(Ok(None)).await;
         }
-        let result = lease.inner.remove_head().await;
+        let none = Settings::default();
+        let result = match limits::replace(&self.pool, volume, &none, &none).await {
+            Ok(()) => lease.inner.remove_head().await,
+            Err(error) => Err(error),
+        };
         let origin = lease.end(result).await?;
         self.pool.remove_remains(volume).await?;
         Ok(origin)

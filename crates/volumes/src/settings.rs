@@ -1,6 +1,6 @@
 //! What callers set, and what they are given to read.
 
-use blocker::{Durability, WriteMode};
+use blocker::{Durability, NamespaceKey, WriteMode};
 
 use crate::error::{Error, Result};
 
@@ -83,11 +83,11 @@ pub struct Rates {
 
 impl Rates {
     /// Returns the rates by the keys that a cache has for them.
-    pub(crate) fn by_key(&self) -> [(&'static str, Option<u64>); 3] {
+    pub(crate) fn by_key(&self) -> [(NamespaceKey, Option<u64>); 3] {
         [
-            ("store_requests_per_second_max", self.store_requests_per_second_max),
-            ("store_bytes_per_second_max", self.store_bytes_per_second_max),
-            ("store_burst_ms", self.store_burst_ms),
+            (NamespaceKey::StoreRequestsPerSecondMax, self.store_requests_per_second_max),
+            (NamespaceKey::StoreBytesPerSecondMax, self.store_bytes_per_second_max),
+            (NamespaceKey::StoreBurstMs, self.store_burst_ms),
         ]
     }
 

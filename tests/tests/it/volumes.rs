@@ -207,10 +207,21 @@ fn a_volume_has_the_quota_and_rates_that_are_set_for_it() {
     };
     let mut disk = connect(&daemon, "disk");
     assert_eq!(in_force(&daemon), [Some(MIB), Some(500), Some(1000)]);
+    // As long as it is attached, they are the volume's, and its namespace stays.
+    let shown = || daemon.json("/namespaces.json?name=volumes.0000001");
+    assert_eq!(shown()["sources"]["quota_bytes_max"], "volume");
+    let remove = ["namespace", "remove", "volumes.0000001", "--flush"];
+    let (code, refused) = daemon.cachectl(&remove);
+    assert_eq!((code, refused.contains("detach the volume first")), (4, true), "{refused}");
+    assert_eq!(in_force(&daemon), [Some(MIB), Some(500), Some(1000)]);
     // Each block lies in an object of its own, of 64 KiB.
     let error = (0..64).find_map(|block| disk.write(block * 65536, &[1; 65536]).err()).expect("the quota");
     assert!(error.to_string().contains("error 28"), "{error}");
     drop(disk);
+    wait_until_detached(&daemon, "disk");
+    let (code, text) = daemon.cachectl(&remove);
+    assert_eq!(code, 0, "{text}");
+    assert_eq!((in_force(&daemon), shown()["sources"]["quota_bytes_max"].is_null()), ([None; 3], true));
     // The settings are the volume's: they are there after a restart, once it is attached.
     let daemon = daemon.restart("cached", libc::SIGTERM);
     let disk = connect(&daemon, "disk");

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use blocker::executor::block_on;
-use blocker::{Blocker, Hints, Name, Namespace, ObjectId, ReadRequest, WriteMode, WriteRequest};
+use blocker::{
+    Blocker, Hints, Name, Namespace, NamespaceKey, ObjectId, ReadRequest, WriteMode, WriteRequest,
+};
 use bytes::Bytes;
 use cached_core::object::{NamespaceConfig, ObjectCache, ObjectCacheConfig, StoreTerms};
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -33,7 +35,7 @@ fn object(namespace: &str, number: u64) -> ObjectId {
 }
 
 fn own(name: &str, write: WriteMode, store: StoreTerms) -> NamespaceConfig {
-    NamespaceConfig { store, ..NamespaceConfig::new(Namespace::new(name.to_owned()).expect("a name"), write) }
+    NamespaceConfig::new(Namespace::new(name.to_owned()).expect("a name"), write).with_store_terms(store)
 }
 
 fn reserved(rate: u64) -> StoreTerms {
@@ -145,7 +147,7 @@ fn hot_beside_stream(seconds: u64) -> anyhow::Result<()> {
             dirty_bytes_max: 16 << 20,
             namespaces: vec![
                 own("hot", WriteMode::Through, hot),
-                NamespaceConfig { dirty_bytes_max: Some(8 << 20), ..stream_terms },
+                stream_terms.with(NamespaceKey::DirtyBytesMax, 8 << 20),
             ],
             ..ample(16 << 20, 1000, WriteMode::Through)
         };

@@ -5,11 +5,10 @@ mod by_backend;
 
 use std::time::Duration;
 
-use blocker::{Blocker, DirtyData, Error, WriteMode};
+use blocker::{Blocker, DirtyData, Error, NamespaceKey, NamespaceSettings, WriteMode};
 use by_admin::ByAdmin;
 use by_backend::ByBackend;
 use cached_config::Size;
-use cached_core::object::NamespaceKey;
 use clap::{Args, Subcommand};
 use serde::Deserialize;
 use serde::de::IntoDeserializer;
@@ -42,9 +41,10 @@ enum NamespaceCommand {
     /// keep them. They are in force at once. If --timeout passes before what was written back is stored, the exit code is
     /// not 0, and the rest is stored in the background.
     Set(Set),
-    /// Drop what the cache has of a namespace, and the write mode that was set for it. The store keeps its objects.
+    /// Drop what the cache has of a namespace, and what `set` has set for it. The store keeps its objects, and what the
+    /// configuration file has set stays in force.
     ///
-    /// Refused while data of it are not stored, unless --flush stores them first, or --discard-dirty drops them.
+    /// Refused while a volume in it is attached, and while data of it are not stored, unless --flush stores them first, or --discard-dirty drops them.
     Remove(Remove),
 }
 
@@ -108,12 +108,7 @@ trait Manager {
     /// Returns one of them; `None` if it is neither configured nor used.
     fn show(&self, name: &str) -> Result<Option<Value>, Failure>;
 
-    fn set(
-        &self,
-        name: &str,
-        write: Option<WriteMode>,
-        settings: &[(NamespaceKey, Option<u64>)],
-    ) -> Result<Value, Failure>;
+    fn set(&self, name: &str, settings: &NamespaceSettings) -> Result<Value, Failure>;
 
     fn remove(&self, name: &str, dirty_data: DirtyData) -> Result<Value, Failure>;
 }
@@ -131,7 +126,10 @@ impl Namespaces {
 
     /// Asks a backend that is a server.
     pub(crate) fn run_on(&self, backend: &dyn Blocker, output: &Output) -> Result<(), Failure> {
-        self.manage(&ByBackend(backend.control()), output)
+        let done = self.manage(&ByBackend(backend.control()), output);
+        done.map_err(|failure| {
+            failure.leaves("asked over synapse, as -b says; --admin asks an admin listener")
+        })
     }
 
     fn manage(&self, manager: &dyn Manager, output: &Output) -> Result<(), Failure> {
@@ -147,15 +145,14 @@ impl Namespaces {
                 let answer = manager.show(name)?.ok_or_else(missing)?;
                 output.write(shown(&answer), &answer)
             }
-            NamespaceCommand::Create(Set { name: Name { name }, write, settings }) => {
+            NamespaceCommand::Create(set) => {
+                let name = &set.name.name;
                 if manager.show(name)?.is_some() {
                     return Err(Failure::Backend { what: name.clone(), error: Error::Exists });
                 }
-                set(manager, name, *write, settings, output)
+                set.run(manager, output)
             }
-            NamespaceCommand::Set(Set { name: Name { name }, write, settings }) => {
-                set(manager, name, *write, settings, output)
-            }
+            NamespaceCommand::Set(set) => set.run(manager, output),
             NamespaceCommand::Remove(Remove { name: Name { name }, flush, discard_dirty }) => {
                 let dirty_data = match (flush, discard_dirty) {
                     (true, _) => DirtyData::Store,
@@ -175,20 +172,20 @@ impl Namespaces {
     }
 }
 
-fn set(
-    manager: &dyn Manager,
-    name: &str,
-    write: Option<WriteMode>,
-    settings: &[(NamespaceKey, Option<u64>)],
-    output: &Output,
-) -> Result<(), Failure> {
-    let answer = manager.set(name, write, settings)?;
-    let mode = write.map(|write| format!("write-{write}")).into_iter();
-    let shown = |(key, value): &(NamespaceKey, Option<u64>)| {
-        format!("{key}={}", value.map_or_else(|| "none".to_owned(), |value| value.to_string()))
-    };
-    let all: Vec<String> = mode.chain(settings.iter().map(shown)).collect();
-    output.write(format!("{name} is {} until the next restart", all.join(", ")), &answer)
+impl Set {
+    fn run(&self, manager: &dyn Manager, output: &Output) -> Result<(), Failure> {
+        let Self { name: Name { name }, write, settings } = self;
+        let mut all = NamespaceSettings::default();
+        all.write = *write;
+        settings.iter().for_each(|(key, value)| all.set(*key, *value));
+        let answer = manager.set(name, &all)?;
+        let mode = write.map(|write| format!("write-{write}")).into_iter();
+        let shown = |(key, value): (NamespaceKey, Option<u64>)| {
+            format!("{key}={}", value.map_or_else(|| "none".to_owned(), |value| value.to_string()))
+        };
+        let all: Vec<String> = mode.chain(all.values().map(shown)).collect();
+        output.write(format!("{name} is {} until the next restart", all.join(", ")), &answer)
+    }
 }
 
 fn name_of(of: &Value) -> &str {
@@ -211,8 +208,13 @@ fn line(of: &Value) -> String {
     )
 }
 
+/// Returns what has set a value, in brackets; nothing if the server has no word of it.
+fn source_of(of: &Value, key: &str) -> String {
+    of["sources"][key].as_str().map_or_else(String::new, |source| format!(" ({source})"))
+}
+
 fn shown(of: &Value) -> String {
-    let mut text = format!("{}\n  write             {}", name_of(of), mode_of(of));
+    let mut text = format!("{}\n  write             {}{}", name_of(of), mode_of(of), source_of(of, "write"));
     for key in [
         "configured",
         "objects",
@@ -228,10 +230,13 @@ fn shown(of: &Value) -> String {
         let value = if of[key].is_null() { "none".to_owned() } else { of[key].to_string() };
         text.push_str(&format!("\n  {key:<17} {value}"));
     }
-    // Those that are set.
-    for (key, value) in of["settings"].as_object().into_iter().flatten().filter(|(_, value)| !value.is_null())
-    {
-        text.push_str(&format!("\n  {key} = {value}"));
+    // Those that are set, also to none.
+    for (key, value) in of["settings"].as_object().into_iter().flatten() {
+        match (value, source_of(of, key)) {
+            (Value::Null, source) if source.is_empty() => {}
+            (Value::Null, source) => text.push_str(&format!("\n  {key} = none{source}")),
+            (value, source) => text.push_str(&format!("\n  {key} = {value}{source}")),
+        }
     }
     text
 }
@@ -252,6 +257,12 @@ mod tests {
         assert!(shown(&of).contains("\n  dirty_bytes_max   none\n"), "{}", shown(&of));
         let set = json!({ "settings": { "quota_bytes_max": 5, "store_weight": null } });
         assert!(shown(&set).ends_with("\n  quota_bytes_max = 5"), "{}", shown(&set));
+        let sources = json!({ "write": "file", "memory_weight": "command", "quota_bytes_max": "volume" });
+        let settings = json!({ "memory_weight": null, "quota_bytes_max": 5, "store_weight": null });
+        let set = json!({ "write": "back", "settings": settings, "sources": sources });
+        assert!(shown(&set).contains("  back (file)\n"), "{}", shown(&set));
+        let end = "\n  memory_weight = none (command)\n  quota_bytes_max = 5 (volume)";
+        assert!(shown(&set).ends_with(end), "{}", shown(&set));
         assert!(line(&json!({ "namespace": null })).starts_with("(all others)"));
     }
 

@@ -4,9 +4,7 @@ use std::future::Future;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use blocker::{
-    Blocker, Clock, DirtyData, Namespace, ObjectId, RemovedNamespace, Result, Timestamp, WriteMode,
-};
+use blocker::{Blocker, Clock, DirtyData, Namespace, ObjectId, RemovedNamespace, Result, Timestamp};
 
 use super::attach_state::AttachStatus;
 use super::background::Background;
@@ -26,7 +24,7 @@ use super::receive::ReceiveBuffer;
 use super::recovery::{self, RecoveryError};
 use super::recovery_state::{Recovery, RecoveryProgress};
 use super::shared::Shared;
-use super::{counters, detach, validate, write_modes};
+use super::{counters, detach, validate};
 use crate::arena::MemoryRange;
 use crate::insight::Sampling;
 
@@ -277,71 +275,6 @@ impl ObjectCache {
         self.shared().config.dirty_age_max
     }
 
-    /// Sets the write mode of a namespace, for operations that begin from now on. Operations under way end in
-    /// the mode in which they began, and what was written back is stored in the background;
-    /// [`change_write_mode`](Self::change_write_mode) waits for that.
-    ///
-    /// # Errors
-    /// [`Error::OutOfSpace`](blocker::Error::OutOfSpace) once 4 096 namespaces have been used or configured.
-    ///
-    /// ```
-    /// # use std::sync::Arc;
-    /// # use blocker::Memory;
-    /// use blocker::{Namespace, WriteMode};
-    /// # use cached_core::object::ObjectCache;
-    /// # let cache = ObjectCache::builder(Arc::new(Memory::default())).memory_bytes(64 << 20).start()?;
-    /// cache.set_write_mode(Namespace::new("scratch")?, WriteMode::Back)?;
-    /// # Ok::<_, Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn set_write_mode(&self, namespace: Namespace, mode: WriteMode) -> Result<(), blocker::Error> {
-        write_modes::set(self.shared(), &namespace, mode)?;
-        write_modes::settle_in_background(self.shared());
-        Ok(())
-    }
-
-    /// Sets the write mode of a namespace, and returns a future that is ready when nothing of an earlier mode is
-    /// left: every change that began in it has ended, and what was written back is stored.
-    ///
-    /// The mode is in force when this returns, for changes that begin from now on. If the future fails or is
-    /// dropped, it stays in force; what is left is tried again in the background until it is stored, and a
-    /// further call waits for it again.
-    ///
-    /// # Errors
-    /// [`Error::NotStored`](blocker::Error::NotStored) if the deadline passes before,
-    /// [`Error::OutOfSpace`](blocker::Error::OutOfSpace) as [`set_write_mode`](Self::set_write_mode), and those of a
-    /// flush of the namespace.
-    ///
-    /// ```
-    /// # use std::sync::Arc;
-    /// # use blocker::Memory;
-    /// use blocker::{Namespace, WriteMode};
-    /// # use blocker::executor::block_on;
-    /// # use cached_core::object::ObjectCache;
-    /// # let cache = ObjectCache::builder(Arc::new(Memory::default())).memory_bytes(64 << 20).start()?;
-    /// let volume = Namespace::new("volume")?;
-    /// block_on(cache.change_write_mode(volume.clone(), WriteMode::Back, None))?;
-    /// // When this returns, the store has all that was written back.
-    /// block_on(cache.change_write_mode(volume, WriteMode::ReadOnly, None))?;
-    /// # Ok::<_, Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn change_write_mode(
-        &self,
-        namespace: Namespace,
-        mode: WriteMode,
-        deadline: Option<Timestamp>,
-    ) -> impl Future<Output = Result<()>> + Send + use<> {
-        let set = write_modes::set(self.shared(), &namespace, mode);
-        let shared = Arc::clone(self.shared());
-        async move {
-            let number = set?;
-            let settled = write_modes::settle(&shared, number, deadline).await;
-            if settled.is_err() {
-                write_modes::settle_in_background(&shared);
-            }
-            settled
-        }
-    }
-
     /// Takes the cache out of the path of requests, which go on without failing for it: everything is stored,
     /// what is cached is dropped, and requests go to the store; returns when that is done. A cache that is
     /// detached stays so until [`attach_cache`](Self::attach_cache) is called.
@@ -405,18 +338,19 @@ impl ObjectCache {
         self.shared().attaching.status()
     }
 
-    /// Drops what the cache has of a namespace, and the write mode and settings that were set for it: it is treated
-    /// as one that has never been used, until it is used again. Returns what was dropped. What the store has stays.
+    /// Drops what the cache has of a namespace, and what commands have set for it: it is treated as one that has never
+    /// been used, until it is used again. Returns what was dropped. What the store has stays, and what the
+    /// configuration has set for the namespace stays in force.
     ///
     /// `dirty_data` states what becomes of data that are not stored; they are dropped only with
     /// [`DirtyData::Discard`]. Then the namespace is read-only until that is done, a change that overlaps the
     /// removal may be dropped as well, and one that begins after it is kept. The store need not be there for it,
-    /// unless a change is on its way to it.
+    /// unless a change is on its way to it, or the journal is in trouble.
     ///
     /// # Errors
     /// [`Error::Missing`](blocker::Error::Missing) if it has not been used;
-    /// [`Error::Denied`](blocker::Error::Denied) if it has dirty data and they are to be refused: then nothing has
-    /// changed; [`Error::NotStored`](blocker::Error::NotStored) if the deadline passes before all is stored, and
+    /// [`Error::Denied`](blocker::Error::Denied) if it has dirty data and they are to be refused, if a volume in it is
+    /// attached, or if what is set for others does not work without its settings: then nothing has changed; [`Error::NotStored`](blocker::Error::NotStored) if the deadline passes before all is stored, and
     /// [`Error::Retryable`](blocker::Error::Retryable) if it was written to meanwhile: its data are still here
     /// then; those of a flush.
     pub fn remove_namespace(

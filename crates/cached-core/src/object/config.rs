@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use blocker::{BUCKET_BYTES, Capabilities, Durability, Namespace, OBJECT_BYTES_MAX_DEFAULT, WriteMode};
+use blocker::{
+    BUCKET_BYTES, Capabilities, Durability, Namespace, NamespaceKey, NamespaceSettings,
+    OBJECT_BYTES_MAX_DEFAULT, WriteMode,
+};
 
 use super::gate::StoreTerms;
 use super::namespace_numbers::NAMESPACES_MAX;
@@ -27,90 +30,81 @@ pub enum Writer {
     Cache,
 }
 
-/// How writes to one namespace are treated.
+/// What one namespace has of its own.
 #[derive(Clone, Debug)]
 pub struct NamespaceConfig {
     /// The namespace.
     pub namespace: Namespace,
-    /// How writes to it are treated.
-    pub write: WriteMode,
     /// Whether its changes are logged. `None`: if it is written back at the start, and the cache has a
     /// journal.
     pub journal: Option<bool>,
     /// The least durability of an acknowledgement, *cached* or *journaled*.
     pub durability: Durability,
-    /// Its own part of [`ObjectCacheConfig::dirty_bytes_max`], in bytes: it takes no other room for dirty
-    /// data, and no other namespace takes this. `None`: it shares what is left with the others.
-    pub dirty_bytes_max: Option<u64>,
-    /// How long a change to it may wait until its flush begins. `None`: as
-    /// [`ObjectCacheConfig::dirty_age_max`].
-    pub dirty_age_max: Option<Duration>,
-    /// What it may have of the store, and what it is sure to get.
-    pub store: StoreTerms,
-    /// The most bytes that its objects may have together, by their sizes; `None`: no quota. A change that
-    /// would exceed it is refused with [`OutOfSpace`](blocker::Error::OutOfSpace) before it is acknowledged.
+    /// What can change while the cache runs. There can be [`MEMORY_SHARES_MAX`] namespaces with a share of the memory.
     ///
-    /// What is used is counted by listing the namespace once, in the background, and by every change of a
+    /// What is used of a quota is counted by listing the namespace once, in the background, and by every change of a
     /// size that goes through this cache. Changes that other writers make are found at the next count: after
     /// a change of the quota, at the start, and after a refusal, at most once a minute. Until the first count
     /// has ended, only what it has seen so far is compared.
-    pub quota_bytes_max: Option<u64>,
-    /// Memory that other namespaces cannot take from it as long as it uses it, in bytes. With this or one of
-    /// the next two it has a share of the memory of its own, of which there can be [`MEMORY_SHARES_MAX`].
-    /// `None`: 0.
-    pub memory_bytes_min: Option<u64>,
-    /// The most memory that it has, in bytes; exceeded by what the requests under way take, and by dirty
-    /// data. `None`: all.
-    pub memory_bytes_max: Option<u64>,
-    /// How much a miss of it counts beside a miss of the others, 1 to [`MEMORY_WEIGHT_MAX`], when memory goes
-    /// to where it gains most. `None`: 1.
-    pub memory_weight: Option<u32>,
-    /// How far ahead is read, in bytes. `None`: as [`ObjectCacheConfig::read_ahead_bytes_max`].
-    pub read_ahead_bytes_max: Option<u64>,
-    /// From how many bytes on reads in order bypass the cache. `None`: as
-    /// [`ObjectCacheConfig::bypass_read_bytes_min`].
-    pub bypass_read_bytes_min: Option<u64>,
-    /// From how many bytes on writes in order bypass the cache. `None`: as
-    /// [`ObjectCacheConfig::bypass_write_bytes_min`].
-    pub bypass_write_bytes_min: Option<u64>,
+    pub settings: NamespaceSettings,
 }
 
-/// The largest [`NamespaceConfig::memory_weight`].
+/// The largest [`NamespaceKey::MemoryWeight`].
 pub const MEMORY_WEIGHT_MAX: u32 = 1000;
 
 impl NamespaceConfig {
-    /// Returns the configuration of a namespace with a write mode of its own, and nothing else.
+    /// Returns the configuration of a namespace with these settings, such as a write mode, and nothing else.
     #[must_use]
-    pub fn new(namespace: Namespace, write: WriteMode) -> Self {
-        Self {
-            namespace,
-            write,
-            journal: None,
-            durability: Durability::Cached,
-            dirty_bytes_max: None,
-            dirty_age_max: None,
-            store: StoreTerms::default(),
-            quota_bytes_max: None,
-            memory_bytes_min: None,
-            memory_bytes_max: None,
-            memory_weight: None,
-            read_ahead_bytes_max: None,
-            bypass_read_bytes_min: None,
-            bypass_write_bytes_min: None,
+    pub fn new(namespace: Namespace, settings: impl Into<NamespaceSettings>) -> Self {
+        Self { namespace, journal: None, durability: Durability::Cached, settings: settings.into() }
+    }
+
+    /// Returns it with another value of a setting.
+    #[must_use]
+    pub fn with(mut self, key: NamespaceKey, value: impl Into<Option<u64>>) -> Self {
+        self.settings.set(key, value);
+        self
+    }
+
+    /// Returns it with other terms at the store; what they do not limit or reserve is left to other sources.
+    #[must_use]
+    pub fn with_store_terms(self, terms: StoreTerms) -> Self {
+        let without = StoreTerms::default();
+        let burst = u64::try_from(terms.burst.as_millis()).unwrap_or(u64::MAX);
+        let all = [
+            (NamespaceKey::StoreRequestsPerSecondMax, terms.requests_per_second_max),
+            (NamespaceKey::StoreBytesPerSecondMax, terms.bytes_per_second_max),
+            (NamespaceKey::StoreRequestsPerSecondMin, terms.requests_per_second_min),
+            (NamespaceKey::StoreWeight, (terms.weight != without.weight).then_some(terms.weight.into())),
+            (NamespaceKey::StoreBurstMs, (terms.burst != without.burst).then_some(burst)),
+        ];
+        let set = all.into_iter().filter(|(_, value)| value.is_some());
+        set.fold(self, |config, (key, value)| config.with(key, value))
+    }
+
+    /// Returns the value of a setting, if it has one of its own.
+    pub(crate) fn own(&self, key: NamespaceKey) -> Option<u64> {
+        self.settings.number(key)
+    }
+
+    /// Returns what it may have of the store. A weight that is too large for its type is the largest, which no check
+    /// lets through.
+    pub(crate) fn store_terms(&self) -> StoreTerms {
+        let without = StoreTerms::default();
+        let weight = self.own(NamespaceKey::StoreWeight);
+        StoreTerms {
+            requests_per_second_max: self.own(NamespaceKey::StoreRequestsPerSecondMax),
+            bytes_per_second_max: self.own(NamespaceKey::StoreBytesPerSecondMax),
+            requests_per_second_min: self.own(NamespaceKey::StoreRequestsPerSecondMin),
+            weight: weight.map_or(without.weight, |weight| u32::try_from(weight).unwrap_or(u32::MAX)),
+            burst: self.own(NamespaceKey::StoreBurstMs).map_or(without.burst, Duration::from_millis),
         }
     }
 
     /// Returns whether it has a share of the memory of its own.
     pub(crate) fn has_own_memory(&self) -> bool {
-        self.memory_bytes_min.is_some() || self.memory_bytes_max.is_some() || self.memory_weight.is_some()
-    }
-
-    /// Returns whether it is limited in anything apart from other namespaces.
-    pub(crate) fn has_own_limits(&self) -> bool {
-        self.dirty_bytes_max.is_some()
-            || self.dirty_age_max.is_some()
-            || self.store != StoreTerms::default()
-            || self.quota_bytes_max.is_some()
+        let keys = [NamespaceKey::MemoryBytesMin, NamespaceKey::MemoryBytesMax, NamespaceKey::MemoryWeight];
+        keys.into_iter().any(|key| self.own(key).is_some())
     }
 }
 
@@ -165,7 +159,7 @@ pub struct ObjectCacheConfig {
     pub retry_delay_max: Duration,
     /// The eviction policy's name, one of [`policy::NAMES`].
     pub eviction_policy: String,
-    /// How writes to namespaces that are not named in `namespaces` are treated.
+    /// How writes to namespaces that have no write mode of their own are treated.
     pub write: WriteMode,
     /// Whether changes are logged in namespaces that are not named in `namespaces`. `None`: if they are
     /// written back at the start, and the cache has a journal.
@@ -333,24 +327,23 @@ impl ObjectCacheConfig {
     /// Checks what namespaces have of their own.
     fn check_namespaces(&self) -> Result<(), ConfigError> {
         let wrong = |why| Err(ConfigError { key: "namespaces", why });
-        let own: Vec<&NamespaceConfig> =
-            self.namespaces.iter().filter(|each| each.has_own_limits()).collect();
         let count = self.namespaces.len();
+        let parts =
+            || self.namespaces.iter().filter_map(|each| Some((each, each.own(NamespaceKey::DirtyBytesMax)?)));
         if count > NAMESPACES_MAX {
             return wrong(format!("{count} of them have settings of their own; {NAMESPACES_MAX} can have"));
         }
-        if let Some(each) =
-            own.iter().find(|each| each.dirty_bytes_max.is_some_and(|part| part < BUCKET_BYTES))
-        {
+        if let Some((each, _)) = parts().find(|(_, part)| *part < BUCKET_BYTES) {
             return wrong(format!(
                 "dirty_bytes_max of \"{}\" must be at least {BUCKET_BYTES}",
                 each.namespace
             ));
         }
-        for each in &own {
-            each.store.check().or_else(|why| wrong(format!("\"{}\": {why}", each.namespace)))?;
+        for each in &self.namespaces {
+            each.store_terms().check().or_else(|why| wrong(format!("\"{}\": {why}", each.namespace)))?;
         }
-        let reserved = own.iter().filter_map(|each| each.store.requests_per_second_min);
+        let reserved = |each: &NamespaceConfig| each.own(NamespaceKey::StoreRequestsPerSecondMin);
+        let reserved = self.namespaces.iter().filter_map(reserved);
         let sum = reserved.fold(0, u64::saturating_add);
         if sum > StoreTerms::RATE_MAX {
             return wrong(format!(
@@ -358,8 +351,7 @@ impl ObjectCacheConfig {
                 StoreTerms::RATE_MAX
             ));
         }
-        let parts = own.iter().filter_map(|each| each.dirty_bytes_max);
-        let sum = parts.fold(0, u64::saturating_add);
+        let sum = parts().map(|(_, part)| part).fold(0, u64::saturating_add);
         let most = self.dirty_bytes_max - BUCKET_BYTES;
         if sum > most {
             return wrong(format!(
@@ -384,21 +376,24 @@ impl ObjectCacheConfig {
         }
         for each in own() {
             let name = &each.namespace;
-            if each.memory_bytes_max.is_some_and(|max| max < BUCKET_BYTES) {
+            let (min, max) = (each.own(NamespaceKey::MemoryBytesMin), each.own(NamespaceKey::MemoryBytesMax));
+            if max.is_some_and(|max| max < BUCKET_BYTES) {
                 return wrong(format!("memory_bytes_max of \"{name}\" must be at least {BUCKET_BYTES}"));
             }
-            if each.memory_bytes_min > each.memory_bytes_max && each.memory_bytes_max.is_some() {
+            if max.is_some_and(|max| min > Some(max)) {
                 return wrong(format!(
                     "memory_bytes_min of \"{name}\" must not be above its memory_bytes_max"
                 ));
             }
-            if !each.memory_weight.is_none_or(|weight| (1..=MEMORY_WEIGHT_MAX).contains(&weight)) {
+            let weight = each.own(NamespaceKey::MemoryWeight);
+            if !weight.is_none_or(|weight| (1..=u64::from(MEMORY_WEIGHT_MAX)).contains(&weight)) {
                 return wrong(format!(
                     "memory_weight of \"{name}\" must be between 1 and {MEMORY_WEIGHT_MAX}"
                 ));
             }
         }
-        let sum = own().filter_map(|each| each.memory_bytes_min).fold(0, u64::saturating_add);
+        let sum =
+            own().filter_map(|each| each.own(NamespaceKey::MemoryBytesMin)).fold(0, u64::saturating_add);
         let most = self.memory_bytes_min() / 8 * 7;
         if sum > most {
             return wrong(format!(
@@ -409,11 +404,11 @@ impl ObjectCacheConfig {
         Ok(())
     }
 
-    /// Returns how writes to `namespace` are treated at the start.
+    /// Returns how writes to `namespace` are treated.
     #[must_use]
     pub fn write_mode(&self, namespace: &Namespace) -> WriteMode {
         let own = self.namespaces.iter().find(|each| each.namespace == *namespace);
-        own.map_or(self.write, |each| each.write)
+        own.and_then(|each| each.settings.write).unwrap_or(self.write)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use blocker::metrics::{Collect, Families};
 use blocker::{
     Attachment, Blocker, Control, DirtyData, Epoch, Error, Loss, LossPage, Namespace, NamespacePage,
-    NamespaceSetting, NamespaceState, ObjectId, Policy, Quota, RemovedNamespace, Reply, Scope, WriteMode,
+    NamespaceSettings, NamespaceState, ObjectId, Policy, Quota, RemovedNamespace, Reply, Scope, WriteMode,
     metrics_above,
 };
 
@@ -112,7 +112,7 @@ impl Control for ObjectCache {
     }
 
     fn set_policy(&self, namespace: Namespace, policy: Policy) -> Reply<()> {
-        Reply::pending(self.change_write_mode(namespace, policy.write, None))
+        Reply::pending(self.change_namespace(&namespace, &policy.write.into(), None))
     }
 
     /// That of this cache, if it has one for the namespace.
@@ -149,13 +149,17 @@ impl Control for ObjectCache {
         Reply::ok(namespace_control::states(self, after.as_ref()))
     }
 
-    fn change_namespace(
+    fn change_namespace(&self, namespace: Namespace, settings: NamespaceSettings) -> Reply<()> {
+        namespace_control::change(self, &namespace, &settings)
+    }
+
+    fn set_volume(
         &self,
         namespace: Namespace,
-        write: Option<WriteMode>,
-        settings: Vec<NamespaceSetting>,
+        attachment: u64,
+        settings: Option<NamespaceSettings>,
     ) -> Reply<()> {
-        namespace_control::change(self, namespace, write, &settings)
+        Reply::pending(self.set_volume(&namespace, attachment, settings))
     }
 
     fn remove_namespace(&self, namespace: Namespace, dirty_data: DirtyData) -> Reply<RemovedNamespace> {

@@ -249,12 +249,14 @@ impl DirtyRoom {
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
+    use crate::object::write_phases::WritePhases;
 
     /// A room of namespaces with the numbers 1 to 3.
     fn room(total: u64, own: &[(u16, u64)]) -> DirtyRoom {
-        let namespaces = NamespaceTable::new(blocker::WriteMode::Through);
+        let phases = || WritePhases::new(blocker::WriteMode::Through, blocker::WriteMode::Through);
+        let namespaces = NamespaceTable::new(phases());
         for name in ["a", "b", "c"] {
-            namespaces.add(blocker::Namespace::new(name).unwrap());
+            namespaces.add(blocker::Namespace::new(name).unwrap(), phases());
         }
         DirtyRoom::new(&namespaces, &DirtyLimits { total, own: own.to_vec() })
     }

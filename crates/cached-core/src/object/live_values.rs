@@ -1,9 +1,9 @@
 //! The values of a cache's configuration that can change while it runs.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::time::Duration;
 
-use blocker::Namespace;
+use blocker::{Namespace, NamespaceKey};
 
 use super::config::{NamespaceConfig, ObjectCacheConfig};
 use super::dirty_room::DirtyLimits;
@@ -75,14 +75,11 @@ impl LiveValues {
 
 fn set_own_ages(config: &ObjectCacheConfig, namespaces: &Namespaces) {
     let own = |each: &NamespaceConfig| {
-        let age = each.dirty_age_max.map(|age| nanos(age).min(NO_OWN - 1));
-        age.map(|age| (namespaces.of(&each.namespace), age))
+        let age = Duration::from_millis(each.own(NamespaceKey::DirtyAgeMsMax)?);
+        Some((namespaces.of(&each.namespace), nanos(age).min(NO_OWN - 1)))
     };
     let ages: HashMap<u16, u64> = config.namespaces.iter().filter_map(own).collect();
-    let configured: HashSet<u16> =
-        config.namespaces.iter().map(|each| namespaces.of(&each.namespace)).collect();
     for record in namespaces.records().filter(|record| record.number != OTHERS) {
-        record.is_configured.store(configured.contains(&record.number), Ordering::SeqCst);
         record.dirty_age_nanos.store(ages.get(&record.number).copied().unwrap_or(NO_OWN), Ordering::SeqCst);
     }
 }
@@ -95,7 +92,7 @@ fn dirty_buckets_max(config: &ObjectCacheConfig, count: u32) -> u64 {
 /// Returns the limits of dirty data, of `count` buckets that there are.
 pub(crate) fn dirty_limits(config: &ObjectCacheConfig, count: u32, namespaces: &Namespaces) -> DirtyLimits {
     let own = |each: &NamespaceConfig| {
-        let part = each.dirty_bytes_max? / blocker::BUCKET_BYTES;
+        let part = each.own(NamespaceKey::DirtyBytesMax)? / blocker::BUCKET_BYTES;
         Some((namespaces.of(&each.namespace), part)).filter(|(number, _)| *number != OTHERS)
     };
     let own = config.namespaces.iter().filter_map(own).collect();
@@ -104,14 +101,15 @@ pub(crate) fn dirty_limits(config: &ObjectCacheConfig, count: u32, namespaces: &
 
 /// Returns what the namespaces may have of the store that have terms of their own.
 pub(crate) fn store_terms(config: &ObjectCacheConfig, numbers: &Namespaces) -> Vec<(Number, StoreTerms)> {
-    let own = config.namespaces.iter().filter(|each| each.store != StoreTerms::default());
-    own.map(|each| (Number::from(numbers.of(&each.namespace)), each.store)).collect()
+    let terms = config.namespaces.iter().map(|each| (each, each.store_terms()));
+    let own = terms.filter(|(_, terms)| *terms != StoreTerms::default());
+    own.map(|(each, terms)| (Number::from(numbers.of(&each.namespace)), terms)).collect()
 }
 
 /// Returns the quotas of the namespaces that have one.
 pub(crate) fn quotas(config: &ObjectCacheConfig, numbers: &Namespaces) -> Vec<(u16, Namespace, u64)> {
     let own = |each: &NamespaceConfig| {
-        Some((numbers.of(&each.namespace), each.namespace.clone(), each.quota_bytes_max?))
+        Some((numbers.of(&each.namespace), each.namespace.clone(), each.own(NamespaceKey::QuotaBytesMax)?))
     };
     config.namespaces.iter().filter_map(own).collect()
 }

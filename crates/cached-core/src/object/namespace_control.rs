@@ -3,14 +3,13 @@
 use std::sync::Arc;
 
 use blocker::{
-    DirtyData, Error, Namespace, NamespacePage, NamespaceSetting, NamespaceState, RemovedNamespace, Reply,
-    Result, WriteMode,
+    DirtyData, Error, Namespace, NamespacePage, NamespaceSettings, NamespaceState, RemovedNamespace, Reply,
+    Result,
 };
 
 use super::cache::ObjectCache;
 use super::namespace_counters::NamespaceCounters;
 use super::namespace_removal;
-use super::namespace_settings::NamespaceKey;
 
 /// The largest number of namespaces on one page.
 const PAGE_MAX: usize = 256;
@@ -41,8 +40,9 @@ pub(crate) fn states(cache: &ObjectCache, after: Option<&Namespace>) -> Namespac
 fn state_of(cache: &ObjectCache, name: &Namespace, of: &NamespaceCounters) -> NamespaceState {
     let mut state = NamespaceState::new(name.clone(), of.write_mode);
     (state.is_changing, state.is_configured) = (of.is_mode_changing, of.is_configured);
-    let settings = cache.namespace_settings(name).into_iter();
-    state.settings = settings.map(|(key, value)| NamespaceSetting::new(key.name().into(), value)).collect();
+    for (key, (value, _)) in cache.namespace_settings(name).values {
+        state.settings.set(key, value);
+    }
     let counts = [
         ("objects", of.objects),
         ("cached_bytes", of.cached_bytes),
@@ -59,25 +59,11 @@ fn state_of(cache: &ObjectCache, name: &Namespace, of: &NamespaceCounters) -> Na
 }
 
 /// Sets settings and write mode of a namespace; answers when nothing of the mode before is left.
-pub(crate) fn change(
-    cache: &ObjectCache,
-    namespace: Namespace,
-    write: Option<WriteMode>,
-    settings: &[NamespaceSetting],
-) -> Reply<()> {
-    let parsed = |setting: &NamespaceSetting| Ok((setting.key.parse::<NamespaceKey>()?, setting.value));
-    let values: Result<Vec<_>> = settings.iter().map(parsed).collect();
-    let set = values.and_then(|values| {
-        if write.is_none() && values.is_empty() {
-            return Err(Error::Invalid("give a write mode, or settings, or both".into()));
-        }
-        cache.set_namespace(&namespace, &values)
-    });
-    match (set, write) {
-        (Err(error), _) => Reply::err(error),
-        (Ok(()), None) => Reply::ok(()),
-        (Ok(()), Some(write)) => Reply::pending(cache.change_write_mode(namespace, write, None)),
+pub(crate) fn change(cache: &ObjectCache, namespace: &Namespace, settings: &NamespaceSettings) -> Reply<()> {
+    if settings.is_empty() {
+        return Reply::err(Error::Invalid("give a write mode, or settings, or both".into()));
     }
+    Reply::pending(cache.change_namespace(namespace, settings, None))
 }
 
 /// Drops what the cache has of a namespace.

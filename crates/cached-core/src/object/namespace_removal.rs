@@ -1,17 +1,16 @@
-//! Taking a namespace out of the cache: its data, and what has been set for it while the cache runs.
+//! Taking a namespace out of the cache: its data, and what commands have set for it.
 
-use blocker::{DirtyData, Error, Namespace, RemovedNamespace, Result, Scope, Timestamp, WriteMode};
+use blocker::{DirtyData, Error, Namespace, RemovedNamespace, Result, Scope, Timestamp};
 
 use super::change_log::ChangeLog;
 use super::deadline::until;
 use super::invalidate::drop_clean;
 use super::log_waits;
-use super::namespace_numbers::OTHERS;
-use super::namespaces::too_many;
+use super::namespace_table::NamespaceRecord;
 use super::recovery_gate;
-use super::settings_in_force::forget_settings;
+use super::settings_in_force::{check_removal, remove_settings};
 use super::shared::Shared;
-use super::write_modes::{discard_left, settle, settle_in_background, store_and_mark};
+use super::write_modes::{Settling, discard_left, settle_in_background, store_and_mark};
 use crate::sync::{Arc, Ordering};
 
 /// See [`ObjectCache::remove_namespace`](super::ObjectCache::remove_namespace).
@@ -24,23 +23,20 @@ pub(crate) async fn remove(
     let number = shared.namespaces.known(namespace).ok_or(Error::Missing)?;
     let record = shared.namespaces.record(number);
     let dirty = || record.dirty_taken.load(Ordering::SeqCst) * blocker::BUCKET_BYTES;
-    if dirty_data == DirtyData::Refuse && (dirty() > 0 || record.write_phases.is_changing()) {
+    check_removal(shared, namespace)?;
+    // A change under way that is applied later is stored.
+    if dirty_data == DirtyData::Refuse && dirty() > 0 {
         let why = format!("namespace {namespace} has {} bytes that are not stored", dirty());
         return Err(Error::Denied(why.into()));
     }
     let late = || Error::NotStored(format!("{} bytes of namespace {namespace} are left", dirty()).into());
     let mut removed = RemovedNamespace::default();
     if dirty_data == DirtyData::Discard {
-        let discarding = discard(shared, namespace, number);
+        let discarding = discard(shared, namespace, record);
         removed.discarded_bytes = until(&*shared.clock, deadline, late, discarding).await?;
     }
-    shared.namespaces.set_mode(number, None);
-    forget_settings(shared, namespace);
-    let stored = settle(shared, number, deadline).await;
-    if stored.is_err() {
-        settle_in_background(shared);
-    }
-    stored?;
+    remove_settings(shared, namespace)?;
+    Settling::begin(shared, number, deadline).end().await?;
     if dirty_data != DirtyData::Discard {
         until(&*shared.clock, deadline, late, store_and_mark(shared, namespace)).await?;
     }
@@ -57,18 +53,19 @@ pub(crate) async fn remove(
 /// Drops what is not stored of a namespace; returns how much of it was acknowledged, in bytes. Meanwhile the
 /// namespace is read-only: nothing is dropped that is acknowledged after the end. If this fails or is dropped, the
 /// namespace has its mode again, and what is left is stored.
-async fn discard(shared: &Arc<Shared>, namespace: &Namespace, number: u16) -> Result<u64> {
+async fn discard(shared: &Arc<Shared>, namespace: &Namespace, record: &NamespaceRecord) -> Result<u64> {
     recovery_gate::scope(shared, &Scope::Namespace(namespace.clone())).await?;
-    let discarding = Discarding::begin(shared, namespace, number)?;
-    let record = shared.namespaces.record(number);
+    let discarding = Discarding::begin(shared, namespace, record)?;
     let before = record.discarded_bytes.load(Ordering::SeqCst);
-    discard_left(shared, namespace, number).await?;
+    discard_left(shared, namespace, record.number).await?;
     if let Some(up_to) = shared.log.as_ref().map(ChangeLog::last_position) {
         // Before changes are logged again: nothing of what was dropped is replayed.
         log_waits::mark_namespace(shared, namespace, up_to).await?;
+        // While the journal is in trouble there are no marks: what it has is replayed until it is void.
+        log_waits::not_draining(shared, namespace).await?;
     }
     shared.losses.repair(&Scope::Namespace(namespace.clone()));
-    shared.quotas.recount(number);
+    shared.quotas.recount(record.number);
     drop(discarding);
     let bytes = record.discarded_bytes.load(Ordering::SeqCst) - before;
     if bytes > 0 {
@@ -80,33 +77,25 @@ async fn discard(shared: &Arc<Shared>, namespace: &Namespace, number: u16) -> Re
 /// A namespace of which nothing is stored any more, until this is dropped.
 struct Discarding<'a> {
     shared: &'a Shared,
-    number: u16,
-    mode: Option<WriteMode>,
+    record: &'a NamespaceRecord,
 }
 
 impl<'a> Discarding<'a> {
     /// # Errors
-    /// `Retryable` if it is one already, `OutOfSpace` if the namespace is not counted apart.
-    fn begin(shared: &'a Shared, namespace: &Namespace, number: u16) -> Result<Self> {
-        if number == OTHERS {
-            return Err(Error::OutOfSpace(too_many(namespace).into()));
-        }
-        let record = shared.namespaces.record(number);
+    /// `Retryable` if it is one already.
+    fn begin(shared: &'a Shared, namespace: &Namespace, record: &'a NamespaceRecord) -> Result<Self> {
         if record.discards_dirty.swap(true, Ordering::SeqCst) {
             return Err(Error::Retryable(format!("namespace {namespace} is being removed already").into()));
         }
-        let has_own = record.has_own_mode.load(Ordering::Relaxed);
-        let mode = has_own.then(|| record.write_phases.set_mode());
-        shared.namespaces.set_mode(number, Some(WriteMode::ReadOnly));
-        Ok(Self { shared, number, mode })
+        shared.namespaces.refresh(record);
+        Ok(Self { shared, record })
     }
 }
 
 impl Drop for Discarding<'_> {
     fn drop(&mut self) {
-        let record = self.shared.namespaces.record(self.number);
-        record.discards_dirty.store(false, Ordering::SeqCst);
-        self.shared.namespaces.set_mode(self.number, self.mode);
+        self.record.discards_dirty.store(false, Ordering::SeqCst);
+        self.shared.namespaces.refresh(self.record);
         settle_in_background(self.shared);
     }
 }

@@ -10,7 +10,7 @@
 
 use std::ptr::NonNull;
 
-use blocker::{Namespace, WriteMode};
+use blocker::Namespace;
 
 use super::dirty_pool::DirtyPool;
 use super::limited_flushes::LimitedFlushes;
@@ -25,11 +25,9 @@ pub(crate) struct NamespaceRecord {
     pub(crate) number: u16,
     /// Its name; `None` for the others.
     pub(crate) name: Option<Namespace>,
-    /// Whether it is named in the configuration in force.
+    /// Whether the configuration that was read last names it.
     pub(crate) is_configured: AtomicBool,
     pub(crate) metrics: NamespaceMetrics,
-    /// Whether it has a write mode of its own.
-    pub(crate) has_own_mode: AtomicBool,
     pub(crate) write_phases: WritePhases,
     /// Whether a task of the background settles it.
     pub(crate) is_settling: AtomicBool,
@@ -61,7 +59,6 @@ impl NamespaceRecord {
             name,
             is_configured: AtomicBool::new(false),
             metrics: NamespaceMetrics::new(),
-            has_own_mode: AtomicBool::new(false),
             write_phases,
             is_settling: AtomicBool::new(false),
             discards_dirty: AtomicBool::new(false),
@@ -113,9 +110,9 @@ impl Drop for Made {
 }
 
 impl NamespaceTable {
-    /// Returns a table that has the record of the others, with their write mode.
-    pub(crate) fn new(mode: WriteMode) -> Self {
-        let others = Made::new(NamespaceRecord::new(OTHERS, None, WritePhases::new(mode)));
+    /// Returns a table that has the record of the others.
+    pub(crate) fn new(write_phases: WritePhases) -> Self {
+        let others = Made::new(NamespaceRecord::new(OTHERS, None, write_phases));
         let places = (0..=NAMESPACES_MAX).map(|_| AtomicPtr::new(others.0.as_ptr())).collect();
         Self {
             places,
@@ -141,20 +138,18 @@ impl NamespaceTable {
     }
 
     /// Returns the number of records, with that of the others.
-    fn count(&self) -> u32 {
+    pub(crate) fn count(&self) -> u32 {
         self.made.count.load(Ordering::Acquire)
     }
 
     /// Makes a record of a namespace that has none, and returns its number; [`OTHERS`] if the table is full.
-    /// Its write mode is that of the others.
-    pub(crate) fn add(&self, name: Namespace) -> u16 {
-        let phases = self.record(OTHERS).write_phases.another();
+    pub(crate) fn add(&self, name: Namespace, write_phases: WritePhases) -> u16 {
         let mut made = lock(&self.made.all);
         if made.len() > NAMESPACES_MAX {
             return OTHERS;
         }
         let number = made.len() as u16;
-        let record = Made::new(NamespaceRecord::new(number, Some(name), phases));
+        let record = Made::new(NamespaceRecord::new(number, Some(name), write_phases));
         self.places[usize::from(number)].store(record.0.as_ptr(), Ordering::Release);
         made.push(record);
         self.made.count.store(made.len() as u32, Ordering::Release);
@@ -164,17 +159,20 @@ impl NamespaceTable {
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {
+    use blocker::WriteMode;
+
     use super::*;
 
     #[test]
     fn every_number_has_a_record_and_the_last_ones_share_that_of_the_others() {
-        let table = NamespaceTable::new(WriteMode::Through);
+        let phases = || WritePhases::new(WriteMode::Through, WriteMode::Through);
+        let table = NamespaceTable::new(phases());
         assert_eq!(table.record(7).number, OTHERS);
         let name = |at: usize| Namespace::new(format!("n{at}")).unwrap();
         for at in 1..=NAMESPACES_MAX {
-            assert_eq!(usize::from(table.add(name(at))), at);
+            assert_eq!(usize::from(table.add(name(at), phases())), at);
         }
-        assert_eq!((table.add(name(0)), table.records().count()), (OTHERS, NAMESPACES_MAX + 1));
+        assert_eq!((table.add(name(0), phases()), table.records().count()), (OTHERS, NAMESPACES_MAX + 1));
         let last = table.record(NAMESPACES_MAX as u16);
         assert_eq!(
             (usize::from(last.number), last.name.clone()),

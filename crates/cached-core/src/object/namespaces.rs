@@ -2,16 +2,17 @@
 //!
 //! An object's node keeps the number, so that what concerns an object's namespace costs no look-up by name.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
 
 use blocker::{Durability, Namespace, WriteMode};
 use dashmap::DashMap;
 
-use super::config::ObjectCacheConfig;
+use super::config::{NamespaceConfig, ObjectCacheConfig};
 use super::lock_ranks;
 use super::namespace_numbers::{NAMESPACES_MAX, OTHERS};
 use super::namespace_table::{NamespaceRecord, NamespaceTable};
+use super::write_phases::WritePhases;
 use crate::hash::{KeyHasher, SeededState};
 use crate::sync::{AtomicBool, Mutex, Ordering, lock};
 
@@ -28,7 +29,7 @@ pub(crate) struct Namespaces {
     is_full: AtomicBool,
     /// Whether changes go around the cache, whatever the modes. Written while `changing` is held.
     is_in_transit: AtomicBool,
-    /// Held while a number is given, or a mode set: a new record gets the mode of the others.
+    /// Held while a number is given, or a mode set.
     changing: Mutex<()>,
 }
 
@@ -43,7 +44,7 @@ impl Namespaces {
     /// The configured ones get the first numbers.
     pub(crate) fn new(config: &ObjectCacheConfig) -> Self {
         let namespaces = Self {
-            table: NamespaceTable::new(config.write),
+            table: NamespaceTable::new(WritePhases::new(config.write, config.write)),
             asks_to_settle: AtomicBool::new(false),
             has_back: AtomicBool::new(false),
             numbers: DashMap::with_hasher(KeyHasher::new(config.hash_seed).seeded_state()),
@@ -51,11 +52,8 @@ impl Namespaces {
             is_in_transit: AtomicBool::new(false),
             changing: Mutex::ranked((), &lock_ranks::NAMESPACE_NUMBERS),
         };
-        for each in &config.namespaces {
-            let number = namespaces.of(&each.namespace);
-            namespaces.set_own(number, Some(each.write));
-        }
-        namespaces.note_back();
+        // The configuration was checked: there are enough numbers.
+        let _ = namespaces.set_modes(config, &config.namespaces);
         namespaces
     }
 
@@ -71,7 +69,13 @@ impl Namespaces {
         if let Some(number) = self.known(namespace) {
             return number;
         }
-        let number = self.table.add(namespace.clone());
+        self.add(namespace, self.record(OTHERS).write_phases.set_mode())
+    }
+
+    /// Gives a namespace a number, of which `set` is the write mode; [`OTHERS`] if all have been given. The caller
+    /// holds `changing`.
+    fn add(&self, namespace: &Namespace, set: WriteMode) -> u16 {
+        let number = self.table.add(namespace.clone(), WritePhases::new(set, self.in_force(set, false)));
         if number == OTHERS {
             self.is_full.store(true, Ordering::Relaxed);
         } else {
@@ -96,27 +100,44 @@ impl Namespaces {
         self.has_back.load(Ordering::Relaxed)
     }
 
-    /// Gives a namespace a write mode of its own, or that of the others; with the number of the others, sets
-    /// theirs.
-    pub(crate) fn set_mode(&self, number: u16, mode: Option<WriteMode>) {
+    /// Puts the write modes of a configuration in force, with numbers for the namespaces that are new; those in `named`
+    /// count as configured.
+    ///
+    /// # Errors
+    /// The first namespace for which no number is left; then nothing has changed.
+    pub(crate) fn set_modes(
+        &self,
+        config: &ObjectCacheConfig,
+        named: &[NamespaceConfig],
+    ) -> Result<(), Namespace> {
         let _changing = lock(&self.changing);
-        self.set_own(number, mode);
+        let new = config.namespaces.iter().filter(|each| self.known(&each.namespace).is_none());
+        let new: Vec<&NamespaceConfig> = new.collect();
+        if let Some(each) = new.get(NAMESPACES_MAX + 1 - self.count() as usize) {
+            return Err(each.namespace.clone());
+        }
+        for each in new {
+            // With its mode from the start on: nothing of another one is left.
+            self.add(&each.namespace, each.settings.write.unwrap_or(config.write));
+        }
+        let own = config.namespaces.iter().filter_map(|each| Some((&each.namespace, each.settings.write?)));
+        let own: HashMap<&Namespace, WriteMode> = own.collect();
+        let named: HashSet<&Namespace> = named.iter().map(|each| &each.namespace).collect();
+        for record in self.records() {
+            let mode = record.name.as_ref().and_then(|name| own.get(name)).copied();
+            self.put(record, mode.unwrap_or(config.write));
+            let is_named = record.name.as_ref().is_some_and(|name| named.contains(name));
+            record.is_configured.store(is_named, Ordering::SeqCst);
+        }
         self.note_back();
+        Ok(())
     }
 
-    fn set_own(&self, number: u16, mode: Option<WriteMode>) {
-        let of_others = self.record(OTHERS).write_phases.set_mode();
-        let is_in_transit = self.is_in_transit.load(Ordering::Relaxed);
-        if number != OTHERS {
-            let record = self.record(number);
-            record.has_own_mode.store(mode.is_some(), Ordering::Relaxed);
-            record.write_phases.set(mode.unwrap_or(of_others), is_in_transit);
-        } else if let Some(mode) = mode {
-            let without_own = |record: &&NamespaceRecord| !record.has_own_mode.load(Ordering::Relaxed);
-            self.records()
-                .filter(without_own)
-                .for_each(|record| record.write_phases.set(mode, is_in_transit));
-        }
+    /// Puts the mode of a namespace in force again, after `discards_dirty` of its record has changed.
+    pub(crate) fn refresh(&self, record: &NamespaceRecord) {
+        let _changing = lock(&self.changing);
+        self.put(record, record.write_phases.set_mode());
+        self.note_back();
     }
 
     /// Lets the changes that begin from now on go around the cache, or puts the modes that were set in force
@@ -124,9 +145,25 @@ impl Namespaces {
     pub(crate) fn set_in_transit(&self, is_in_transit: bool) {
         let _changing = lock(&self.changing);
         self.is_in_transit.store(is_in_transit, Ordering::Relaxed);
-        self.records()
-            .for_each(|record| record.write_phases.set(record.write_phases.set_mode(), is_in_transit));
+        self.records().for_each(|record| self.put(record, record.write_phases.set_mode()));
         self.note_back();
+    }
+
+    fn put(&self, record: &NamespaceRecord, set: WriteMode) {
+        let mode = self.in_force(set, record.discards_dirty.load(Ordering::SeqCst));
+        record.write_phases.set(set, mode);
+    }
+
+    /// Returns the mode that is in force where `set` has been set: while what is dirty is discarded, none that
+    /// changes anything, and in transit none that keeps something in the cache.
+    fn in_force(&self, set: WriteMode, discards_dirty: bool) -> WriteMode {
+        match set {
+            _ if discards_dirty => WriteMode::ReadOnly,
+            WriteMode::Back | WriteMode::Through if self.is_in_transit.load(Ordering::Relaxed) => {
+                WriteMode::Around
+            }
+            set => set,
+        }
     }
 
     fn note_back(&self) {
@@ -134,38 +171,19 @@ impl Namespaces {
         self.has_back.store(has_back, Ordering::Relaxed);
     }
 
-    /// Changes the modes that differ between two configurations: a namespace whose mode is the same in both
-    /// keeps the one that it has.
-    pub(crate) fn change_modes(&self, before: &ObjectCacheConfig, after: &ObjectCacheConfig) {
-        let modes = |config: &ObjectCacheConfig| -> HashMap<Namespace, WriteMode> {
-            config.namespaces.iter().map(|each| (each.namespace.clone(), each.write)).collect()
-        };
-        let (before_of, after_of) = (modes(before), modes(after));
+    /// Checks the modes against the configuration in force.
+    pub(crate) fn validate(&self, config: &ObjectCacheConfig) -> Result<(), String> {
         let _changing = lock(&self.changing);
-        for namespace in before_of.keys().filter(|name| !after_of.contains_key(*name)) {
-            if let Some(number) = self.known(namespace) {
-                self.set_own(number, None);
-            }
-        }
-        for (namespace, mode) in after_of.iter().filter(|(name, mode)| before_of.get(*name) != Some(*mode)) {
-            if let Some(number) = self.known(namespace) {
-                self.set_own(number, Some(*mode));
-            }
-        }
-        if before.write != after.write {
-            self.set_own(OTHERS, Some(after.write));
-        }
-        self.note_back();
-    }
-
-    /// Checks what the modes have in common.
-    pub(crate) fn validate(&self) -> Result<(), String> {
-        let _changing = lock(&self.changing);
-        let of_others = self.record(OTHERS).write_phases.mode();
         for record in self.records() {
-            let mode = record.write_phases.mode();
-            if !record.has_own_mode.load(Ordering::Relaxed) && mode != of_others {
-                return Err(format!("namespace {} has no mode of its own, and {mode}", record.number));
+            let set = record.name.as_ref().map_or(config.write, |name| config.write_mode(name));
+            let mode = self.in_force(set, record.discards_dirty.load(Ordering::SeqCst));
+            let found = (record.write_phases.set_mode(), record.write_phases.mode());
+            if found != (set, mode) {
+                return Err(format!(
+                    "namespace {} has modes {found:?}, not {:?}",
+                    record.number,
+                    (set, mode)
+                ));
             }
             if mode == WriteMode::Back && !self.has_back() {
                 return Err(format!("namespace {} is written back, and none is noted", record.number));

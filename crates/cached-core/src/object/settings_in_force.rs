@@ -1,42 +1,306 @@
-//! Putting a configuration in force while the cache runs, as far as it can change.
+//! Putting settings in force while the cache runs, as far as they can change.
 
-use std::sync::Arc;
+use std::fmt;
+use std::future::Future;
+use std::sync::{Arc, Weak};
 
+use blocker::{Durability, Error, Namespace, NamespaceSettings, Result, Timestamp};
+
+use super::cache::ObjectCache;
 use super::config::{ConfigError, NamespaceConfig, ObjectCacheConfig};
+use super::detach;
 use super::live_values::{dirty_limits, quotas, set_limited, store_terms};
-use super::namespace_numbers::OTHERS;
-use super::namespace_settings::NamespaceSettings;
+use super::namespace_settings::{Settings, SettingsInForce};
 use super::namespaces::too_many;
 use super::share::MEMORY_SHARES_MAX;
 use super::share_moves::move_buckets;
 use super::shared::Shared;
-use super::write_modes::settle_in_background;
-use crate::sync::lock;
+use super::write_modes::{Settling, settle_in_background};
+use crate::sync::{Ordering, lock};
 
-use blocker::Namespace;
+/// Changes the configuration of a running cache. It keeps neither the cache nor its store open.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use blocker::{Memory, SystemClock};
+/// # use cached_core::object::{ObjectCache, ObjectCacheConfig};
+/// let config = ObjectCacheConfig::default();
+/// let (cache, _background) =
+///     ObjectCache::new(Arc::new(Memory::default()), config.clone(), Arc::new(SystemClock))?;
+/// let settings = cache.live_settings();
+/// settings.change(&ObjectCacheConfig { dirty_bytes_max: 64 << 20, ..config })?;
+/// # Ok::<_, cached_core::object::ConfigError>(())
+/// ```
+#[derive(Clone)]
+pub struct LiveSettings(Weak<Shared>);
 
-/// Takes back what has been set for a namespace beside the configuration.
-pub(crate) fn forget_settings(shared: &Arc<Shared>, namespace: &Namespace) {
-    let mut settings = lock(&shared.settings);
-    let Some(new): Option<NamespaceSettings> = settings.without(namespace) else { return };
-    match put_in_force(shared, &new.in_force(&shared.namespaces), None) {
-        Ok(()) => *settings = new,
-        Err(error) => {
-            tracing::warn!(%namespace, key = error.key, why = %error.why, "the settings of a removed namespace stay");
+impl LiveSettings {
+    /// Puts in force what can change of `after`: `dirty_bytes_max`, `dirty_age_max`, `flush_requests_max`,
+    /// `flush_gap_bytes_max`, `load_requests_max`, `read_ahead_bytes_max`, the cut-offs of bypassing, the retry
+    /// delays, whether the cache is attached, and the namespaces' settings. What a command has set for a namespace
+    /// stays unless the key is another one in `after` than in the configuration before it; a cache with the same
+    /// `attached` stays as it is. Requests that are under way, and what is dirty, stay as they are: a limit that has
+    /// become lower is reached as they end. Other fields have no effect. Does nothing once the cache is gone.
+    ///
+    /// # Errors
+    /// The first key that cannot work with the rest of the cache's configuration, or a namespace whose journal
+    /// or durability would change; then nothing has changed.
+    pub fn change(&self, after: &ObjectCacheConfig) -> Result<(), ConfigError> {
+        let Some(shared) = self.0.upgrade() else { return Ok(()) };
+        let mut settings = lock(&shared.settings);
+        check_journal(&settings.file, after)?;
+        let is_switched = settings.file.attached != after.attached;
+        let new = settings.reconfigured(after);
+        put_in_force(&shared, &mut settings, new)?;
+        drop(settings);
+        settle_in_background(&shared);
+        if is_switched {
+            detach::put_in_force(&shared, after.attached);
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for LiveSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LiveSettings")
+    }
+}
+
+impl ObjectCache {
+    /// Returns the means of changing the configuration while the cache runs.
+    #[must_use]
+    pub fn live_settings(&self) -> LiveSettings {
+        LiveSettings(Arc::downgrade(self.shared()))
+    }
+
+    /// Changes settings of a namespace by a command: those that `settings` have. They are in force when this returns, a
+    /// write mode for operations that begin from now on. Operations under way end in the mode in which they began,
+    /// and what was written back is stored in the background; [`change_namespace`](Self::change_namespace) waits
+    /// for that.
+    ///
+    /// They hold until another configuration is put in force ([`LiveSettings::change`]) in which the same key is
+    /// another one, or the namespace is removed.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if one cannot work with the others or the rest of the configuration;
+    /// [`Error::OutOfSpace`] if 4 096 other namespaces have been used or configured. Then nothing has changed.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use blocker::{Memory, Namespace};
+    /// use blocker::{NamespaceKey, NamespaceSettings, WriteMode};
+    /// use cached_core::object::{ObjectCache, SettingSource};
+    /// # let cache = ObjectCache::builder(Arc::new(Memory::default())).memory_bytes(64 << 20).start()?;
+    /// let scratch = Namespace::new("scratch")?;
+    /// let settings = NamespaceSettings::from(WriteMode::Back).with(NamespaceKey::QuotaBytesMax, 1 << 30);
+    /// cache.set_namespace(&scratch, &settings)?;
+    /// let in_force = cache.namespace_settings(&scratch);
+    /// assert_eq!(in_force.write, (WriteMode::Back, SettingSource::Command));
+    /// assert_eq!(in_force.values[&NamespaceKey::QuotaBytesMax], (Some(1 << 30), SettingSource::Command));
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_namespace(&self, namespace: &Namespace, settings: &NamespaceSettings) -> Result<()> {
+        self.set_by_command(namespace, settings)?;
+        settle_in_background(self.shared());
+        Ok(())
+    }
+
+    /// As [`set_namespace`](Self::set_namespace), and returns a future that is ready when nothing of an earlier mode is
+    /// left: every change that began in it has ended, and what was written back is stored.
+    ///
+    /// If the future fails or is dropped, the settings stay in force; what is left is tried again in the background
+    /// until it is stored, and a further call waits for it again.
+    ///
+    /// # Errors
+    /// [`Error::NotStored`] if the deadline passes before, and those of a flush of the namespace.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use blocker::Memory;
+    /// use blocker::{Namespace, WriteMode};
+    /// # use blocker::executor::block_on;
+    /// # use cached_core::object::ObjectCache;
+    /// # let cache = ObjectCache::builder(Arc::new(Memory::default())).memory_bytes(64 << 20).start()?;
+    /// let volume = Namespace::new("volume")?;
+    /// block_on(cache.change_namespace(&volume, &WriteMode::Back.into(), None))?;
+    /// // When this returns, the store has all that was written back.
+    /// block_on(cache.change_namespace(&volume, &WriteMode::ReadOnly.into(), None))?;
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn change_namespace(
+        &self,
+        namespace: &Namespace,
+        settings: &NamespaceSettings,
+        deadline: Option<Timestamp>,
+    ) -> impl Future<Output = Result<()>> + Send + use<> {
+        let set = self.set_by_command(namespace, settings);
+        self.settled(namespace, set.map(|()| settings.write.is_some()), deadline)
+    }
+
+    /// Sets all that a volume has set for its namespace, or notes that it is detached: see
+    /// [`Control::set_volume`](blocker::Control::set_volume).
+    pub(crate) fn set_volume(
+        &self,
+        namespace: &Namespace,
+        attachment: u64,
+        settings: Option<NamespaceSettings>,
+    ) -> impl Future<Output = Result<()>> + Send + use<> {
+        // Without a mode it may have had one before.
+        let may_have_changed_mode = settings.is_some();
+        let set = match settings {
+            Some(settings) => self.attach_volume(namespace, attachment, settings),
+            None => {
+                lock(&self.shared().settings).detach(namespace, attachment);
+                Ok(())
+            }
+        };
+        self.settled(namespace, set.map(|()| may_have_changed_mode), None)
+    }
+
+    /// Waits until nothing of an earlier mode is left, if a mode has been set.
+    fn settled(
+        &self,
+        namespace: &Namespace,
+        has_mode: Result<bool>,
+        deadline: Option<Timestamp>,
+    ) -> impl Future<Output = Result<()>> + Send + use<> {
+        let shared = self.shared();
+        let settling = has_mode.map(|has_mode| {
+            has_mode.then(|| Settling::begin(shared, shared.namespaces.of(namespace), deadline))
+        });
+        async move {
+            match settling? {
+                Some(settling) => settling.end().await,
+                None => Ok(()),
+            }
+        }
+    }
+
+    fn set_by_command(&self, namespace: &Namespace, settings: &NamespaceSettings) -> Result<()> {
+        let shared = self.shared();
+        let mut in_force = lock(&shared.settings);
+        let new = in_force.with_command(namespace, settings);
+        put_in_force(shared, &mut in_force, new).map_err(Refused::answer)
+    }
+
+    fn attach_volume(
+        &self,
+        namespace: &Namespace,
+        attachment: u64,
+        settings: NamespaceSettings,
+    ) -> Result<()> {
+        let shared = self.shared();
+        let mut in_force = lock(&shared.settings);
+        let record = shared.namespaces.known(namespace).map(|number| shared.namespaces.record(number));
+        if record.is_some_and(|record| record.discards_dirty.load(Ordering::SeqCst)) {
+            return Err(Error::Retryable(format!("namespace {namespace} is being removed").into()));
+        }
+        let new = in_force.with_volume(namespace, attachment, settings);
+        put_in_force(shared, &mut in_force, new).map_err(Refused::answer)
+    }
+
+    /// Returns the settings that are in force for a namespace, with their sources.
+    #[must_use]
+    pub fn namespace_settings(&self, namespace: &Namespace) -> SettingsInForce {
+        lock(&self.shared().settings).of(namespace)
+    }
+}
+
+/// Takes back what commands, and a volume that is not attached, have set for a namespace.
+///
+/// # Errors
+/// As [`check_removal`].
+pub(crate) fn remove_settings(shared: &Arc<Shared>, namespace: &Namespace) -> Result<()> {
+    let mut in_force = lock(&shared.settings);
+    let new = removed(&in_force, namespace)?;
+    put_in_force(shared, &mut in_force, new).map_err(|error| not_without(namespace, error))
+}
+
+/// Checks that the settings of a namespace can be taken back.
+///
+/// # Errors
+/// `Denied` if a volume in it is attached, or what others have set does not work without it.
+pub(crate) fn check_removal(shared: &Shared, namespace: &Namespace) -> Result<()> {
+    let new = removed(&lock(&shared.settings), namespace)?;
+    check(shared, &new, &new.in_force()).map_err(|error| not_without(namespace, error.into()))
+}
+
+fn removed(in_force: &Settings, namespace: &Namespace) -> Result<Settings> {
+    if in_force.has_volume(namespace) {
+        let why =
+            format!("namespace {namespace} is that of a volume that is attached: detach the volume first");
+        return Err(Error::Denied(why.into()));
+    }
+    Ok(in_force.without(namespace))
+}
+
+fn not_without(namespace: &Namespace, refused: Refused) -> Error {
+    let why = refused.answer();
+    Error::Denied(format!("other settings do not work without those of namespace {namespace}: {why}").into())
+}
+
+/// Why settings cannot be put in force.
+pub(crate) enum Refused {
+    Config(ConfigError),
+    /// There is no number for this namespace.
+    TooMany(Namespace),
+}
+
+impl From<ConfigError> for Refused {
+    fn from(error: ConfigError) -> Self {
+        Self::Config(error)
+    }
+}
+
+impl From<Refused> for ConfigError {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Config(error) => error,
+            Refused::TooMany(namespace) => Self { key: "namespaces", why: too_many(&namespace) },
         }
     }
 }
 
-/// Puts in force what can change of `after`, and the write modes that differ between two configurations, `modes`.
-/// The caller holds the lock of the settings.
+impl Refused {
+    /// Returns what a caller is answered.
+    fn answer(self) -> Error {
+        match self {
+            Self::Config(ConfigError { key, why }) => Error::Invalid(format!("{key}: {why}").into()),
+            Self::TooMany(namespace) => Error::OutOfSpace(too_many(&namespace).into()),
+        }
+    }
+}
+
+/// Puts `new` in force instead of `in_force`, as far as it can change.
 ///
 /// # Errors
 /// The first key that cannot work with the rest of the cache's configuration; then nothing has changed.
-pub(crate) fn put_in_force(
-    shared: &Arc<Shared>,
-    after: &ObjectCacheConfig,
-    modes: Option<(&ObjectCacheConfig, &ObjectCacheConfig)>,
-) -> Result<(), ConfigError> {
+fn put_in_force(shared: &Arc<Shared>, in_force: &mut Settings, new: Settings) -> Result<(), Refused> {
+    let after = &new.in_force();
+    check(shared, &new, after)?;
+    shared.namespaces.set_modes(after, &new.file.namespaces).map_err(Refused::TooMany)?;
+    shared.live.set(after, &shared.namespaces);
+    shared.read_ahead.set(after, &shared.namespaces);
+    let limits = dirty_limits(after, shared.pool.count_min(), &shared.namespaces);
+    shared.metrics.dirty_room.set_limits(&limits);
+    let shares = shared.shares.set(after, &shared.namespaces, &shared.queues, shared.pool.count_max());
+    shares.into_iter().for_each(|namespace| move_buckets(shared, namespace));
+    shared.gate.set_max(after.load_requests_max, after.flush_requests_max);
+    let terms = store_terms(after, &shared.namespaces);
+    shared.gate.set_terms(&terms);
+    set_limited(&shared.namespaces, &terms);
+    shared.quotas.set(&quotas(after, &shared.namespaces));
+    shared.background.wake();
+    *in_force = new;
+    Ok(())
+}
+
+/// Checks that what can change of `after`, which follows from `new`, works with the rest of the cache's configuration.
+///
+/// # Errors
+/// The first key that does not.
+fn check(shared: &Shared, new: &Settings, after: &ObjectCacheConfig) -> Result<(), ConfigError> {
     let whole = ObjectCacheConfig {
         dirty_bytes_max: after.dirty_bytes_max,
         dirty_age_max: after.dirty_age_max,
@@ -53,49 +317,42 @@ pub(crate) fn put_in_force(
         ..shared.config.clone()
     };
     whole.check(&shared.can)?;
-    check_numbers(shared, after)?;
     check_shares(shared, after)?;
-    shared.log.iter().try_for_each(|log| log.check(&whole))?;
-    if let Some((before, after)) = modes {
-        shared.namespaces.change_modes(before, after);
-        settle_in_background(shared);
-    }
-    shared.live.set(after, &shared.namespaces);
-    shared.read_ahead.set(after, &shared.namespaces);
-    let limits = dirty_limits(after, shared.pool.count_min(), &shared.namespaces);
-    shared.metrics.dirty_room.set_limits(&limits);
-    let new = shared.shares.set(after, &shared.namespaces, &shared.queues, shared.pool.count_max());
-    new.into_iter().for_each(|namespace| move_buckets(shared, namespace));
-    shared.gate.set_max(after.load_requests_max, after.flush_requests_max);
-    let terms = store_terms(after, &shared.namespaces);
-    shared.gate.set_terms(&terms);
-    set_limited(&shared.namespaces, &terms);
-    shared.quotas.set(&quotas(after, &shared.namespaces));
-    shared.background.wake();
-    Ok(())
-}
-
-/// Checks that every namespace with settings of its own is counted apart, or can be.
-fn check_numbers(shared: &Shared, after: &ObjectCacheConfig) -> Result<(), ConfigError> {
-    let is_uncounted = |each: &&NamespaceConfig| shared.namespaces.of(&each.namespace) == OTHERS;
-    match after.namespaces.iter().find(is_uncounted) {
-        None => Ok(()),
-        Some(each) => Err(ConfigError { key: "namespaces", why: too_many(&each.namespace) }),
-    }
+    // Whether a namespace is logged follows from the mode that the file has, whatever is in force.
+    let logged = ObjectCacheConfig { namespaces: new.file.namespaces.clone(), ..whole };
+    shared.log.iter().try_for_each(|log| log.check(&logged))
 }
 
 /// Checks that every namespace with a share of the memory has one, or can get one: they are not taken away
 /// from those that had one since the start.
 fn check_shares(shared: &Shared, after: &ObjectCacheConfig) -> Result<(), ConfigError> {
-    let own = after.namespaces.iter().filter(|each| each.has_own_memory());
-    let numbers: Vec<u16> = own.map(|each| shared.namespaces.of(&each.namespace)).collect();
-    let new = numbers.iter().filter(|number| !shared.shares.has_own(**number)).count();
-    if numbers.contains(&OTHERS) || new > shared.shares.free() {
+    let is_new = |each: &&NamespaceConfig| {
+        let number = shared.namespaces.known(&each.namespace);
+        each.has_own_memory() && !number.is_some_and(|number| shared.shares.has_own(number))
+    };
+    if after.namespaces.iter().filter(is_new).count() > shared.shares.free() {
         let why = format!(
             "no more namespaces can get a share of the memory while the cache runs: {MEMORY_SHARES_MAX} have had \
              one since the start; a restart takes it from those that have none any more"
         );
         return Err(ConfigError { key: "namespaces", why });
+    }
+    Ok(())
+}
+
+/// Checks that no namespace would be logged in another way than at the start.
+fn check_journal(before: &ObjectCacheConfig, after: &ObjectCacheConfig) -> Result<(), ConfigError> {
+    for each in &after.namespaces {
+        let (journal, durability) = match before.namespaces.iter().find(|old| old.namespace == each.namespace)
+        {
+            Some(old) => (old.journal, old.durability),
+            None => (None, Durability::Cached),
+        };
+        if (journal, durability) != (each.journal, each.durability) {
+            let why =
+                format!("journal and durability of \"{}\" can change at a restart only", each.namespace);
+            return Err(ConfigError { key: "namespaces", why });
+        }
     }
     Ok(())
 }

@@ -19,7 +19,7 @@ use super::lock_ranks;
 use super::losses::Losses;
 use super::memory_shares::MemoryShares;
 use super::metrics::{Metrics, add};
-use super::namespace_settings::NamespaceSettings;
+use super::namespace_settings::Settings;
 use super::namespaces::Namespaces;
 use super::pool::Pool;
 use super::queue::Queues;
@@ -43,8 +43,8 @@ pub(crate) struct Shared {
     pub(crate) can: Capabilities,
     /// As it was at the start; what can change since is in `live`, `namespaces`, `metrics` and the gate.
     pub(crate) config: ObjectCacheConfig,
-    /// What is in force for the namespaces; held while that changes.
-    pub(crate) settings: Mutex<NamespaceSettings>,
+    /// What is in force for the namespaces, by its sources; held while that changes.
+    pub(crate) settings: Mutex<Settings>,
     pub(crate) live: LiveValues,
     /// Whether requests go to the cache.
     pub(crate) attaching: Attaching,
@@ -132,7 +132,7 @@ impl Shared {
         Self {
             can: below.capabilities(),
             attaching: Attaching::default(),
-            settings: Mutex::ranked(NamespaceSettings::new(config.clone()), &lock_ranks::SETTINGS),
+            settings: Mutex::ranked(Settings::new(config.clone()), &lock_ranks::SETTINGS),
             epochs: Epochs::new(&hasher, log.as_ref().map(ChangeLog::writer)),
             metrics: Metrics::new(&namespaces, &dirty_limits(&config, pool.count_min(), &namespaces)),
             read_ahead: ReadAhead::new(&config, pool.count_min(), &namespaces),

@@ -7,7 +7,7 @@ use blocker::WriteMode;
 use super::queue::UNREAD;
 use super::shared::Shared;
 use super::slots::{STATES, Slot, State};
-use crate::sync::Ordering;
+use crate::sync::{Ordering, lock};
 
 /// Checks every invariant; see [`ObjectCache::validate`](super::ObjectCache::validate).
 pub(crate) fn validate(shared: &Shared) -> Result<(), String> {
@@ -55,7 +55,7 @@ pub(crate) fn validate(shared: &Shared) -> Result<(), String> {
     }
     shared.metrics.dirty_room.validate()?;
     shared.gate.validate()?;
-    shared.namespaces.validate()?;
+    shared.namespaces.validate(&lock(&shared.settings).in_force())?;
     if shared.log.is_none() {
         // What a journal has of an earlier process is written back whatever the mode.
         for record in shared.namespaces.records() {

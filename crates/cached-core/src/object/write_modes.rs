@@ -13,9 +13,7 @@ use super::change_log::ChangeLog;
 use super::deadline::until;
 use super::handle::Handle;
 use super::log_waits;
-use super::namespace_numbers::OTHERS;
 use super::namespace_table::NamespaceRecord;
-use super::namespaces::too_many;
 use super::scope_ops;
 use super::shared::Shared;
 use super::wait_queue::{WaitQueue, wait};
@@ -49,17 +47,34 @@ pub(crate) fn read_only(namespace: &Namespace) -> Error {
     Error::Denied(format!("namespace {namespace} is read-only").into())
 }
 
-/// Sets the mode of a namespace, for changes that begin from now on.
-///
-/// # Errors
-/// `OutOfSpace` if the namespace cannot have settings of its own.
-pub(crate) fn set(shared: &Shared, namespace: &Namespace, mode: WriteMode) -> Result<u16> {
-    let number = shared.namespaces.of(namespace);
-    if number == OTHERS {
-        return Err(Error::OutOfSpace(too_many(namespace).into()));
+/// A caller that waits until nothing of an earlier mode is left. If that fails, or this is dropped, the background
+/// goes on with it.
+pub(crate) struct Settling {
+    shared: Arc<Shared>,
+    number: u16,
+    deadline: Option<Timestamp>,
+    has_ended: bool,
+}
+
+impl Settling {
+    pub(crate) fn begin(shared: &Arc<Shared>, number: u16, deadline: Option<Timestamp>) -> Self {
+        Self { shared: Arc::clone(shared), number, deadline, has_ended: false }
     }
-    shared.namespaces.set_mode(number, Some(mode));
-    Ok(number)
+
+    /// Waits; see [`settle`].
+    pub(crate) async fn end(mut self) -> Result<()> {
+        let settled = settle(&self.shared, self.number, self.deadline).await;
+        self.has_ended = settled.is_ok();
+        settled
+    }
+}
+
+impl Drop for Settling {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            settle_in_background(&self.shared);
+        }
+    }
 }
 
 /// Waits until nothing of an earlier mode of a namespace is left: no change that began in it is under way, and

@@ -42,7 +42,8 @@ fn mode(number: u8) -> WriteMode {
 pub(crate) struct WritePhases {
     /// The mode in force, as a number. Written under the lock.
     mode: AtomicU8,
-    /// The mode that has been set: in force unless the cache is detached. Written under the lock.
+    /// The mode that has been set: in force unless the cache is detached, or the namespace is being removed. Written
+    /// under the lock.
     set_mode: AtomicU8,
     state: Mutex<State>,
     /// The tasks that wait until the changes of earlier phases have ended.
@@ -59,20 +60,14 @@ struct State {
 }
 
 impl WritePhases {
-    pub(crate) fn new(mode: WriteMode) -> Self {
+    /// Returns the phases of a namespace that has not been used, for which `set` has been set and `mode` is in force.
+    pub(crate) fn new(set: WriteMode, mode: WriteMode) -> Self {
         Self {
             mode: AtomicU8::new(number(mode)),
-            set_mode: AtomicU8::new(number(mode)),
+            set_mode: AtomicU8::new(number(set)),
             state: Mutex::ranked(State::default(), &lock_ranks::WRITE_PHASES),
             waiters: WaitQueue::default(),
         }
-    }
-
-    /// Returns the phases of another namespace with the same modes.
-    pub(crate) fn another(&self) -> Self {
-        let other = Self::new(self.set_mode());
-        other.mode.store(self.mode.load(Ordering::Acquire), Ordering::Release);
-        other
     }
 
     /// Returns the mode in force.
@@ -113,13 +108,8 @@ impl WritePhases {
         }
     }
 
-    /// Sets a mode. It is in force for the changes that begin from now on, except in transit, where none is kept
-    /// in the cache: then they go around it, or are refused as before.
-    pub(crate) fn set(&self, set: WriteMode, is_in_transit: bool) {
-        let mode = match set {
-            WriteMode::Back | WriteMode::Through if is_in_transit => WriteMode::Around,
-            set => set,
-        };
+    /// Notes the mode that has been set, and puts `mode` in force, for the changes that begin from now on.
+    pub(crate) fn set(&self, set: WriteMode, mode: WriteMode) {
         let mut state = lock(&self.state);
         self.set_mode.store(number(set), Ordering::Release);
         let before = self.mode();
@@ -170,43 +160,44 @@ impl WritePhases {
 mod tests {
     use super::*;
 
+    fn new() -> WritePhases {
+        WritePhases::new(WriteMode::Back, WriteMode::Back)
+    }
+
     #[test]
     fn what_began_in_a_mode_is_left_until_it_has_ended_and_is_stored() {
-        let phases = WritePhases::new(WriteMode::Back);
+        let phases = new();
+        let set = |mode| phases.set(mode, mode);
         let (first, mode) = phases.begin();
         assert_eq!((mode, phases.is_changing()), (WriteMode::Back, false));
-        phases.set(WriteMode::Back, false);
+        set(WriteMode::Back);
         assert_eq!(phases.phase(), first, "nothing has changed");
-        phases.set(WriteMode::Through, false);
+        set(WriteMode::Through);
         let (second, mode) = phases.begin();
         assert_eq!((second, mode), (first + 1, WriteMode::Through));
         assert!(!phases.have_ended_before(second) && phases.have_ended_before(first));
         phases.end(first);
         assert!(phases.have_ended_before(second) && phases.is_changing() && phases.has_dirty_left());
-        phases.set(WriteMode::ReadOnly, false);
+        set(WriteMode::ReadOnly);
         assert!(!phases.have_ended_before(phases.phase()) && phases.has_dirty_left());
         phases.note_stored(second);
         assert!(phases.has_dirty_left(), "the mode has changed since");
         phases.end(second);
         phases.note_stored(phases.phase());
         assert!(!phases.is_changing() && !phases.is_busy());
-        phases.set(WriteMode::Back, false);
-        phases.set(WriteMode::Around, false);
+        set(WriteMode::Back);
+        set(WriteMode::Around);
         assert!(phases.has_dirty_left());
-        phases.set(WriteMode::Back, false);
+        set(WriteMode::Back);
         assert!(!phases.is_changing(), "what is dirty is of the mode in force again");
     }
     #[test]
-    fn in_transit_nothing_is_kept_and_the_mode_that_was_set_comes_back() {
-        let phases = WritePhases::new(WriteMode::Back);
-        phases.set(WriteMode::Back, true);
+    fn another_mode_than_the_one_that_was_set_can_be_in_force_for_a_while() {
+        let phases = new();
+        phases.set(WriteMode::Back, WriteMode::Around);
         assert_eq!((phases.mode(), phases.set_mode()), (WriteMode::Around, WriteMode::Back));
         assert!(phases.has_dirty_left());
-        phases.set(WriteMode::ReadOnly, true);
-        assert_eq!((phases.mode(), phases.set_mode()), (WriteMode::ReadOnly, WriteMode::ReadOnly));
-        phases.set(WriteMode::Through, true);
-        assert_eq!(phases.mode(), WriteMode::Around);
-        phases.set(WriteMode::Back, false);
+        phases.set(WriteMode::Back, WriteMode::Back);
         assert_eq!((phases.mode(), phases.set_mode()), (WriteMode::Back, WriteMode::Back));
         assert!(!phases.has_dirty_left(), "what is dirty is of the mode in force again");
     }

@@ -121,10 +121,8 @@ fn object(space: u64, number: u64) -> ObjectId {
 /// Random changes of both halves between the steps of random moves.
 fn random_moves(seed: u64) {
     let mut rng = Rng::new(seed);
-    let own = NamespaceConfig {
-        memory_bytes_min: Some(MIB),
-        ..NamespaceConfig::new(namespace("own"), WriteMode::Back)
-    };
+    let own = NamespaceConfig::new(namespace("own"), WriteMode::Back);
+    let own = own.with(NamespaceKey::MemoryBytesMin, MIB);
     let mut both = Both::new(if rng.index(2) == 0 { vec![own] } else { Vec::new() });
     let mut items: HashMap<u64, Vec<u8>> = HashMap::new();
     let mut buckets: HashMap<(u64, u64, u64), u64> = HashMap::new();

@@ -172,15 +172,15 @@ fn a_namespace_has_cut_offs_of_its_own_and_they_change_while_it_runs() {
         env.cache.counters().bypassed_write_bytes - so_far
     };
     assert_eq!(around(&mut env, &object), 0, "off by default");
-    let own = |bypass: u64| NamespaceConfig {
-        bypass_write_bytes_min: Some(bypass),
-        ..NamespaceConfig::new(namespace("ns"), WriteMode::Back)
+    let own = |bypass: u64| {
+        let own = NamespaceConfig::new(namespace("ns"), WriteMode::Back);
+        own.with(NamespaceKey::BypassWriteBytesMin, bypass)
     };
     let one = ObjectCacheConfig { namespaces: vec![own(CUT_OFF)], ..before.clone() };
-    env.cache.live_settings().change(&before, &one).unwrap();
+    env.cache.live_settings().change(&one).unwrap();
     assert_eq!((around(&mut env, &object), around(&mut env, &other)), (CUT_OFF, 0));
     let rest = ObjectCacheConfig { namespaces: vec![own(0)], bypass_write_bytes_min: CUT_OFF, ..before };
-    env.cache.live_settings().change(&one, &rest).unwrap();
+    env.cache.live_settings().change(&rest).unwrap();
     assert_eq!((around(&mut env, &object), around(&mut env, &other)), (0, CUT_OFF));
     env.agrees(&object);
     env.agrees(&other);

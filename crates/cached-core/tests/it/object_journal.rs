@@ -271,7 +271,7 @@ fn a_change_in_another_mode_is_marked_until_the_namespace_is() {
     let mut env = Environment::new(8);
     env.write(&id("a"), 0, pattern(1, 0, 100), Durability::Cached).get().unwrap();
     env.commit();
-    env.cache.set_write_mode(id("a").namespace, WriteMode::Through).unwrap();
+    env.cache.set_namespace(&id("a").namespace, &WriteMode::Through.into()).unwrap();
     let through = env.write(&id("a"), 0, pattern(2, 0, 100), Durability::Cached);
     assert!(!through.is_done());
     env.commit();

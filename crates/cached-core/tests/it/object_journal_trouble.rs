@@ -292,7 +292,7 @@ fn the_objects_of_a_limited_namespace_are_logged_again_and_the_tail_moves_on() {
         let without = StoreTerms::default();
         let rate = StoreTerms { requests_per_second_max: Some(1), burst: Duration::ZERO, ..without };
         let own = NamespaceConfig::new(namespace("slow"), WriteMode::Back);
-        config.namespaces.push(NamespaceConfig { store: rate, ..own });
+        config.namespaces.push(own.with_store_terms(rate));
     });
     let writes: Vec<_> = (0..OBJECTS)
         .map(|number| env.write(&slow(number), 0, pattern(number, 0, 100), Durability::Cached))
@@ -471,4 +471,37 @@ fn after_trouble_a_recovery_shows_no_version_for_another_content() {
             drop(flush);
         }
     }
+}
+
+/// While the journal is in trouble no mark keeps what it has from being replayed: a removal that discards it has not
+/// ended before the log is void.
+#[test]
+fn what_was_discarded_while_the_journal_is_in_trouble_is_not_replayed() {
+    let mut env = Environment::new(8);
+    env.store.rule(|call| match call.op {
+        Op::Claim => Verdict::Hold,
+        op if op.is_change() => Verdict::Fail(Error::Retryable("the store is full".into())),
+        _ => Verdict::Pass,
+    });
+    let durable = env.write(&id("a"), 0, pattern(1, 0, 100), Durability::Journaled);
+    env.commit();
+    assert_eq!(durable.get().unwrap().durability, Durability::Journaled);
+    fail_disk(&env.disk, true);
+    env.write(&id("b"), 0, pattern(2, 0, 100), Durability::Cached).get().unwrap();
+    env.commit();
+    assert_eq!(state(&env), JournalState::Draining);
+    let removal = env.sim.spawn(env.cache.remove_namespace(namespace("ns"), DirtyData::Discard, None));
+    env.sim.advance(10 * SECOND);
+    env.commit();
+    assert!(!removal.is_done() && state(&env) == JournalState::Draining);
+    env.store.open();
+    env.sim.advance(2 * SECOND);
+    env.commit();
+    assert_eq!(state(&env), JournalState::Void);
+    assert!(removal.get().unwrap().discarded_bytes > 0);
+    let mut env = env.restarted();
+    env.begin_recovery().unwrap();
+    let info = env.sim.spawn(env.cache.info(InfoRequest::new(id("a"))));
+    env.commit();
+    assert!(matches!(info.get(), Err(Error::Missing)));
 }

@@ -1,11 +1,13 @@
 //! The configuration of a running cache.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::executor::block_on;
 use blocker::*;
-use cached_core::object::{NamespaceConfig, ObjectCache, ObjectCacheConfig};
+use cached_core::object::{NamespaceConfig, ObjectCache, ObjectCacheConfig, SettingSource};
+use test_kit::rng::Rng;
 
 fn object(namespace: &'static str, name: &'static str) -> ObjectId {
     ObjectId::new(Namespace::new(namespace).unwrap(), Name::new(name).unwrap())
@@ -26,7 +28,7 @@ impl Running {
     }
 
     fn change(&mut self, after: ObjectCacheConfig) {
-        self.cache.live_settings().change(&self.config, &after).unwrap();
+        self.cache.live_settings().change(&after).unwrap();
         self.config = after;
     }
 
@@ -130,11 +132,243 @@ fn what_cannot_work_changes_nothing() {
         (ObjectCacheConfig { namespaces: vec![journaled], ..config() }, "namespaces"),
     ] {
         let wrong = ObjectCacheConfig { write: WriteMode::Back, ..wrong };
-        let error = running.cache.live_settings().change(&running.config, &wrong).unwrap_err();
+        let error = running.cache.live_settings().change(&wrong).unwrap_err();
         assert_eq!(error.key, key, "{error}");
         assert_eq!(running.mode("n"), WriteMode::Through, "after {error}");
     }
     let settings = running.cache.live_settings();
     running.end();
-    settings.change(&config(), &config()).expect("nothing to change once it is gone");
+    settings.change(&config()).expect("nothing to change once it is gone");
+}
+
+/// The namespaces of the model, of which the first is never configured.
+const NAMES: [&str; 3] = ["unnamed", "one", "two"];
+const KEYS: [NamespaceKey; 5] = [
+    NamespaceKey::QuotaBytesMax,
+    NamespaceKey::DirtyAgeMsMax,
+    NamespaceKey::StoreRequestsPerSecondMax,
+    NamespaceKey::StoreRequestsPerSecondMin,
+    NamespaceKey::StoreWeight,
+];
+const MODES: [WriteMode; 4] = [WriteMode::Back, WriteMode::Through, WriteMode::Around, WriteMode::ReadOnly];
+
+/// What one source has set: the write mode and the values of `KEYS`.
+type Table = (Option<WriteMode>, BTreeMap<NamespaceKey, Option<u64>>);
+
+/// What every source has set, as lists of pairs.
+#[derive(Clone, Default)]
+struct Model {
+    default: WriteMode,
+    file: BTreeMap<&'static str, Table>,
+    /// With the number of the attachment, if it is attached.
+    volume: BTreeMap<&'static str, (Option<u64>, Table)>,
+    command: BTreeMap<&'static str, Table>,
+}
+
+impl Model {
+    /// Returns the tables of a namespace, the strongest first.
+    fn tables(&self, name: &str) -> Vec<(SettingSource, &Table)> {
+        let volume = self.volume.get(name).map(|(_, table)| (SettingSource::Volume, table));
+        let command = self.command.get(name).map(|table| (SettingSource::Command, table));
+        let file = self.file.get(name).map(|table| (SettingSource::File, table));
+        command.into_iter().chain(volume).chain(file).collect()
+    }
+
+    fn write(&self, name: &str) -> (WriteMode, SettingSource) {
+        let found = self.tables(name).into_iter().find_map(|(source, table)| Some((table.0?, source)));
+        found.unwrap_or((self.default, SettingSource::Default))
+    }
+
+    fn value(&self, name: &str, key: NamespaceKey) -> (Option<u64>, SettingSource) {
+        let mut tables = self.tables(name).into_iter();
+        let found = tables.find_map(|(source, table)| Some((*table.1.get(&key)?, source)));
+        found.unwrap_or((None, SettingSource::Default))
+    }
+
+    /// Returns whether the values fit together: no reservation is above its limit.
+    fn fits(&self) -> bool {
+        NAMES.into_iter().all(|name| {
+            let of = |key| self.value(name, key).0;
+            let limit = of(NamespaceKey::StoreRequestsPerSecondMax).unwrap_or(u64::MAX);
+            of(NamespaceKey::StoreRequestsPerSecondMin).is_none_or(|reserved| reserved <= limit)
+        })
+    }
+
+    fn config(&self) -> ObjectCacheConfig {
+        let named = |(name, table): (&&'static str, &Table)| {
+            NamespaceConfig::new(Namespace::new(*name).unwrap(), settings(table))
+        };
+        let namespaces = self.file.iter().map(named).collect();
+        ObjectCacheConfig { write: self.default, namespaces, ..config() }
+    }
+}
+
+fn settings(table: &Table) -> NamespaceSettings {
+    let mut settings = NamespaceSettings::default();
+    settings.write = table.0;
+    table.1.iter().for_each(|(key, value)| settings.set(*key, *value));
+    settings
+}
+
+/// Draws what a source sets; none of it is `none` in a file or a volume.
+fn draw(rng: &mut Rng, has_none: bool) -> Table {
+    let mut table = Table::default();
+    if rng.permille(500) {
+        table.0 = Some(*rng.pick(&MODES));
+    }
+    for key in KEYS {
+        if rng.permille(300) {
+            let is_none = has_none && rng.permille(200);
+            let value = match key {
+                NamespaceKey::StoreRequestsPerSecondMin => *rng.pick(&[5, 200]),
+                NamespaceKey::StoreRequestsPerSecondMax => *rng.pick(&[100, 5000]),
+                _ => rng.within(1, 5),
+            };
+            table.1.insert(key, (!is_none).then_some(value));
+        }
+    }
+    table
+}
+
+/// Random sequences of what each source sets and takes back, of reloads, removals and restarts. After every step each
+/// value and its source is that of the strongest source that has it, and what is in force agrees.
+#[test]
+fn every_value_is_that_of_its_strongest_source_whatever_others_do() {
+    let seed = std::env::var("CACHED_SETTINGS_SEED").ok().and_then(|seed| seed.parse().ok());
+    for seed in seed.map_or(0..60, |seed: u64| seed..seed + 1) {
+        settings_by_source(seed);
+    }
+}
+
+fn settings_by_source(seed: u64) {
+    let mut rng = Rng::new(seed);
+    let mut model = Model { default: *rng.pick(&MODES[..3]), ..Model::default() };
+    let mut running = Running::new(model.config());
+    let mut attachments = 0;
+    for step in 0..60 {
+        let name = *rng.pick(&NAMES);
+        let namespace = Namespace::new(name).unwrap();
+        let cache = running.cache.clone();
+        let control = cache.control();
+        let mut next = model.clone();
+        let what = format!("seed {seed}, step {step}, {name}");
+        match rng.weighted(&[6, 5, 4, 4, 3, 1]) {
+            0 => {
+                let table = draw(&mut rng, true);
+                let entry = next.command.entry(name).or_default();
+                entry.0 = table.0.or(entry.0);
+                entry.1.extend(table.1.clone());
+                let answer = block_on(control.change_namespace(namespace, settings(&table)));
+                match (settings(&table).is_empty() || !next.fits(), answer) {
+                    (false, Ok(())) => model = next,
+                    (true, Err(Error::Invalid(_))) => {}
+                    other => panic!("{what}: a command is answered {other:?}"),
+                }
+            }
+            1 => {
+                next.file.remove(name);
+                if name != NAMES[0] && rng.permille(800) {
+                    next.file.insert(name, draw(&mut rng, false));
+                }
+                if rng.permille(200) {
+                    next.default = *rng.pick(&MODES[..3]);
+                }
+                let none = Table::default();
+                let (before, after) = (model.file.get(name), next.file.get(name));
+                let (before, after) = (before.unwrap_or(&none).clone(), after.unwrap_or(&none).clone());
+                if let Some(command) = next.command.get_mut(name) {
+                    command.0 = command.0.filter(|_| before.0 == after.0);
+                    command.1.retain(|key, _| before.1.get(key) == after.1.get(key));
+                }
+                match (next.fits(), running.cache.live_settings().change(&next.config())) {
+                    (true, Ok(())) => model = next,
+                    (false, Err(_)) => {}
+                    other => panic!("{what}: a reload is answered {other:?}"),
+                }
+            }
+            2 => {
+                let is_known = cache.namespaces().iter().any(|of| of.namespace.as_ref() == Some(&namespace));
+                let is_attached = model.volume.get(name).is_some_and(|(attachment, _)| attachment.is_some());
+                next.command.remove(name);
+                next.volume.remove(name);
+                match block_on(control.remove_namespace(namespace, DirtyData::Refuse)) {
+                    Ok(_) if is_known && !is_attached && next.fits() => model = next,
+                    Err(Error::Missing) if !is_known => {}
+                    Err(Error::Denied(_)) if is_attached || !next.fits() => {}
+                    other => panic!("{what}: a removal is answered {other:?}"),
+                }
+            }
+            3 => {
+                attachments += 1;
+                let table = draw(&mut rng, false);
+                next.volume.insert(name, (Some(attachments), table.clone()));
+                let set = control.set_volume(namespace, attachments, Some(settings(&table)));
+                match (next.fits(), block_on(set)) {
+                    (true, Ok(())) => model = next,
+                    (false, Err(Error::Invalid(_))) => {}
+                    other => panic!("{what}: an attachment is answered {other:?}"),
+                }
+            }
+            4 => {
+                // Now and then one that another has followed.
+                let attached = model.volume.get(name).and_then(|(attachment, _)| *attachment);
+                let attachment = attached.unwrap_or(0).saturating_sub(rng.below(2));
+                block_on(control.set_volume(namespace, attachment, None)).unwrap();
+                if let Some((number, _)) = model.volume.get_mut(name).filter(|_| attached == Some(attachment))
+                {
+                    *number = None;
+                }
+            }
+            _ => {
+                drop(cache);
+                running.end();
+                (model.volume, model.command) = Default::default();
+                running = Running::new(model.config());
+            }
+        }
+        agrees(&running.cache, &model, &what);
+    }
+    running.end();
+}
+
+fn agrees(cache: &ObjectCache, model: &Model, what: &str) {
+    cache.validate().unwrap_or_else(|why| panic!("{what}: {why}"));
+    let all = cache.namespaces();
+    for name in NAMES {
+        let namespace = Namespace::new(name).unwrap();
+        let in_force = cache.namespace_settings(&namespace);
+        assert_eq!(in_force.write, model.write(name), "{what}: write of {name}");
+        for (key, found) in in_force.values {
+            let expected =
+                if KEYS.contains(&key) { model.value(name, key) } else { (None, SettingSource::Default) };
+            assert_eq!(found, expected, "{what}: {key} of {name}");
+        }
+        assert_eq!(block_on(cache.control().policy(namespace.clone())).unwrap().write, model.write(name).0);
+        if let Some(of) = all.iter().find(|of| of.namespace.as_ref() == Some(&namespace)) {
+            assert_eq!(of.write_mode, model.write(name).0, "{what}: {name}");
+            assert_eq!(of.is_configured, model.file.contains_key(name), "{what}: {name}");
+            let quota = model.value(name, NamespaceKey::QuotaBytesMax).0;
+            assert_eq!(of.quota.map(|quota| quota.bytes_max), quota, "{what}: {name}");
+        }
+    }
+}
+
+#[test]
+fn a_namespace_with_another_mode_than_the_others_is_not_changing_from_the_start_on() {
+    let namespaces = vec![own("n", WriteMode::Through), own("o", WriteMode::ReadOnly)];
+    let mut running = Running::new(ObjectCacheConfig { write: WriteMode::Back, namespaces, ..config() });
+    running.write("o", 100);
+    assert!(running.cache.namespaces().iter().all(|of| !of.is_mode_changing));
+    let remove = |running: &Running| {
+        let namespace = Namespace::new("n").unwrap();
+        block_on(running.cache.remove_namespace(namespace, DirtyData::Refuse, None)).unwrap();
+    };
+    remove(&running);
+    // One that comes into being with the mode.
+    let mut after = running.config.clone();
+    after.namespaces.push(own("new", WriteMode::Around));
+    running.change(after);
+    assert!(running.cache.namespaces().iter().all(|of| !of.is_mode_changing));
+    assert_eq!(running.mode("n"), WriteMode::Through, "as it is configured");
+    running.end();
 }

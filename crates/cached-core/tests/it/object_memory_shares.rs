@@ -21,12 +21,9 @@ struct Environment {
 }
 
 fn own(name: &str, min: Option<u64>, max: Option<u64>, weight: Option<u32>) -> NamespaceConfig {
-    NamespaceConfig {
-        memory_bytes_min: min,
-        memory_bytes_max: max,
-        memory_weight: weight,
-        ..NamespaceConfig::new(namespace(name), WriteMode::Through)
-    }
+    let own = NamespaceConfig::new(namespace(name), WriteMode::Through);
+    let own = own.with(NamespaceKey::MemoryBytesMin, min).with(NamespaceKey::MemoryBytesMax, max);
+    own.with(NamespaceKey::MemoryWeight, weight.map(u64::from))
 }
 
 fn object(name: &str, number: u64) -> ObjectId {
@@ -83,7 +80,7 @@ impl Environment {
 
     fn change(&mut self, namespaces: Vec<NamespaceConfig>) {
         let after = ObjectCacheConfig { namespaces, ..self.config.clone() };
-        self.cache.live_settings().change(&self.config, &after).unwrap();
+        self.cache.live_settings().change(&after).unwrap();
         self.config = after;
         self.cache.validate().unwrap();
     }
@@ -128,7 +125,8 @@ fn a_namespace_has_no_more_than_its_maximum_even_if_memory_is_free() {
 #[test]
 fn a_namespace_keeps_its_maximum_beside_one_with_dirty_data_above_its_own() {
     let max = Some(64 * BUCKET);
-    let dirty = NamespaceConfig { write: WriteMode::Back, ..own("dirty", None, max, None) };
+    let mut dirty = own("dirty", None, max, None);
+    dirty.settings.write = Some(WriteMode::Back);
     let mut environment = environment(&["backup"], 256, vec![dirty, own("backup", None, max, None)]);
     for number in 0..8 {
         let write = WriteRequest::new(object("dirty", number), 0, vec![1; (BUCKETS * BUCKET) as usize]);
@@ -203,7 +201,7 @@ fn what_cannot_be_is_refused() {
     let environment = environment(&["a"], 1, Vec::new());
     let refused = |namespaces: Vec<NamespaceConfig>| {
         let after = ObjectCacheConfig { namespaces, ..environment.config.clone() };
-        environment.cache.live_settings().change(&environment.config, &after).unwrap_err().to_string()
+        environment.cache.live_settings().change(&after).unwrap_err().to_string()
     };
     let of = |min, max, weight| refused(vec![own("a", min, max, weight)]);
     assert_eq!(
@@ -228,7 +226,7 @@ fn what_cannot_be_is_refused() {
     let fifteen = |first: u32| sixteen(first).into_iter().take(15).collect::<Vec<_>>();
     environment.change(fifteen(0));
     let after = ObjectCacheConfig { namespaces: fifteen(100), ..environment.config.clone() };
-    let error = environment.cache.live_settings().change(&environment.config, &after).unwrap_err();
+    let error = environment.cache.live_settings().change(&after).unwrap_err();
     assert!(error.to_string().contains("15 have had one since the start"), "{error}");
     environment.end();
 }

@@ -23,7 +23,7 @@ struct Environment {
 
 fn own(name: &str, part: Option<u64>) -> NamespaceConfig {
     let own = NamespaceConfig::new(namespace(name), WriteMode::Back);
-    NamespaceConfig { dirty_bytes_max: part.map(|part| part * BUCKET), ..own }
+    own.with(NamespaceKey::DirtyBytesMax, part.map(|part| part * BUCKET))
 }
 
 fn config(namespaces: Vec<NamespaceConfig>) -> ObjectCacheConfig {
@@ -77,7 +77,7 @@ impl Environment {
 
     fn change(&mut self, namespaces: Vec<NamespaceConfig>) {
         let after = ObjectCacheConfig { namespaces, ..self.config.clone() };
-        self.cache.live_settings().change(&self.config, &after).unwrap();
+        self.cache.live_settings().change(&after).unwrap();
         self.config = after;
         self.sim.run_until_idle();
         self.cache.validate().unwrap();
@@ -160,8 +160,7 @@ fn flushing_begins_in_the_namespace_that_is_half_full() {
 
 #[test]
 fn each_namespace_is_flushed_at_its_own_age() {
-    let aged =
-        |name, secs| NamespaceConfig { dirty_age_max: Some(Duration::from_secs(secs)), ..own(name, None) };
+    let aged = |name, secs: u64| own(name, None).with(NamespaceKey::DirtyAgeMsMax, secs * 1000);
     let mut env = environment(vec![aged("busy", 10), aged("quiet", 7200)]);
     let writes = ["quiet", "other", "busy"].map(|name| env.write(name, 0..1));
     let flushed = |env: &mut Environment, secs| {
@@ -222,7 +221,7 @@ fn parts_that_leave_nothing_for_the_others_are_refused() {
         (vec![own("a", Some(0))], "at least 4096"),
         ((0..4097).map(|n| own(&format!("n{n}"), None)).collect(), "4096 can have"),
     ] {
-        let error = live.change(&env.config, &config(parts)).unwrap_err();
+        let error = live.change(&config(parts)).unwrap_err();
         assert!(error.key == "namespaces" && error.why.contains(why), "{error}");
         env.cache.validate().unwrap();
     }
@@ -237,8 +236,7 @@ fn a_namespace_beyond_those_told_apart_cannot_get_limits_later() {
         let id = object(&format!("n{number}"), 0);
         assert_eq!(env.sim.run(env.cache.info(InfoRequest::new(id))).unwrap_err(), Error::Missing);
     }
-    let error =
-        env.cache.live_settings().change(&env.config, &config(vec![own("n4096", Some(1))])).unwrap_err();
+    let error = env.cache.live_settings().change(&config(vec![own("n4096", Some(1))])).unwrap_err();
     assert!(error.key == "namespaces" && error.why.contains("it gets a place at a restart"), "{error}");
     env.end(vec![]);
 }

@@ -26,7 +26,7 @@ fn object(name: &str) -> ObjectId {
 }
 
 fn own(write: WriteMode, quota: Option<u64>) -> NamespaceConfig {
-    NamespaceConfig { quota_bytes_max: quota, ..NamespaceConfig::new(namespace("vm"), write) }
+    NamespaceConfig::new(namespace("vm"), write).with(NamespaceKey::QuotaBytesMax, quota)
 }
 
 fn environment(write: WriteMode) -> Environment {
@@ -65,7 +65,7 @@ impl Environment {
     fn change(&mut self, quota: Option<u64>) {
         let write = self.config.write;
         let after = ObjectCacheConfig { namespaces: vec![own(write, quota)], ..self.config.clone() };
-        self.cache.live_settings().change(&self.config, &after).unwrap();
+        self.cache.live_settings().change(&after).unwrap();
         self.config = after;
         self.sim.run_until_idle();
     }

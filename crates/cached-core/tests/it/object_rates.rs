@@ -27,7 +27,7 @@ fn rate(per_second: u64) -> StoreTerms {
 }
 
 fn own(name: &str, write: WriteMode, store: StoreTerms) -> NamespaceConfig {
-    NamespaceConfig { store, ..NamespaceConfig::new(namespace(name), write) }
+    NamespaceConfig::new(namespace(name), write).with_store_terms(store)
 }
 
 fn object(name: &str, number: u64) -> ObjectId {
@@ -69,7 +69,7 @@ impl Environment {
 
     fn change(&mut self, namespaces: Vec<NamespaceConfig>) -> Result<(), ConfigError> {
         let after = ObjectCacheConfig { namespaces, ..self.config.clone() };
-        self.cache.live_settings().change(&self.config, &after)?;
+        self.cache.live_settings().change(&after)?;
         self.config = after;
         self.sim.run_until_idle();
         self.cache.validate().unwrap();

@@ -448,17 +448,15 @@ fn the_settings_change_while_it_runs_and_for_one_namespace_alone() {
     env.others_write(&other, pattern(1, 0, 64 * BUCKET as usize));
     (0..8).for_each(|at| read_bucket(&mut env, &object, at));
     assert_eq!(ahead(&env), (0, 0, 0));
-    let own = NamespaceConfig {
-        read_ahead_bytes_max: Some(16 * KIB),
-        ..NamespaceConfig::new(namespace("ns"), WriteMode::Through)
-    };
+    let own = NamespaceConfig::new(namespace("ns"), WriteMode::Through);
+    let own = own.with(NamespaceKey::ReadAheadBytesMax, 16 * KIB);
     let after = ObjectCacheConfig { namespaces: vec![own], ..before.clone() };
-    env.cache.live_settings().change(&before, &after).unwrap();
+    env.cache.live_settings().change(&after).unwrap();
     (8..32).for_each(|at| read_bucket(&mut env, &object, at));
     (0..32).for_each(|at| read_bucket(&mut env, &other, at));
     let longest = asked(&env, &object).iter().map(|(first, end)| end - first).max();
     assert_eq!((longest, env.calls(Op::Read, &other)), (Some(4), 32));
-    env.cache.live_settings().change(&after, &before).unwrap();
+    env.cache.live_settings().change(&before).unwrap();
     let so_far = ahead(&env).0;
     (40..60).for_each(|at| read_bucket(&mut env, &object, at));
     assert_eq!(ahead(&env).0, so_far);

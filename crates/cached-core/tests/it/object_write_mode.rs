@@ -7,7 +7,7 @@ use test_kit::steered::{Op, Verdict};
 use test_kit::{BUCKET, id, namespace, pattern, same, small};
 
 fn set(env: &CacheEnvironment, mode: WriteMode) {
-    env.cache.set_write_mode(namespace("ns"), mode).unwrap();
+    env.cache.set_namespace(&namespace("ns"), &mode.into()).unwrap();
 }
 
 /// A forwarded write keeps its data in the cache and asks the store for what its own mode promises, whatever

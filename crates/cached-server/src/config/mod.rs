@@ -39,7 +39,7 @@ pub use self::volumes::{FuaName, VolumesTable};
 pub use cached_admin::AdminTable;
 pub use cached_config::{
     BackendTable, FileTable, MemoryTable, NamespaceTable, ObjectsTable, RadosTable, RemoteTable, Secrets,
-    Size, SynapseTable, Write, WriterName,
+    Size, SynapseTable, WriterName,
 };
 pub use cached_tracing::TracingTable;
 pub use error::{ConfigError, ConfigFileError};

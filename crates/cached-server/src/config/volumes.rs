@@ -1,8 +1,9 @@
 //! `[volumes]`: disks that lie in the object cache. Without this table there are none.
 
 use super::error::{ConfigError, invalid, require};
+use blocker::WriteMode;
 use blocker::{Durability, NAME_BYTES_MAX};
-use cached_config::{ObjectsTable, Write};
+use cached_config::ObjectsTable;
 use serde::{Deserialize, Serialize};
 
 /// The longest name of a namespace's begin, or of an owner, in bytes.
@@ -65,7 +66,7 @@ impl VolumesTable {
     /// Returns whether a write is answered only once the volume's map has its object.
     #[must_use]
     pub fn record_at_once(&self, objects: &ObjectsTable) -> bool {
-        self.record_at_once.unwrap_or(objects.journal.is_some() || objects.write != Write::Back)
+        self.record_at_once.unwrap_or(objects.journal.is_some() || objects.write != WriteMode::Back)
     }
 
     /// Returns the table with the values that follow from other keys filled in.

@@ -35,14 +35,13 @@ impl ReloadObjects {
         self.in_force.lock().live = live;
     }
 
-    /// Puts in force what can change, from the tables `before` to `after`, of which `listener` is the listener's.
+    /// Puts in force what can change of the table `after`, and of `listener`, the listener's.
     /// Returns the keys of the secrets that have changed.
     ///
     /// # Errors
     /// The key that cannot work with the others in force; then nothing has changed.
     pub(crate) fn change(
         &self,
-        before: Option<&ObjectsTable>,
         after: Option<&ObjectsTable>,
         listener: Option<&SynapseTable>,
         secrets: Secrets,
@@ -53,7 +52,7 @@ impl ReloadObjects {
             let why = "cannot change while another process takes over; reload once it has, or has failed";
             return Err(ConfigError { key: "objects".into(), why: why.into() });
         };
-        let changed = live.change(before, after, listener, secrets.clone(), "objects.backend.secret_file")?;
+        let changed = live.change(after, listener, secrets.clone(), "objects.backend.secret_file")?;
         if let Some(after) = after {
             opening.objects = after.clone();
         }

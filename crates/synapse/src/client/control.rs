@@ -5,14 +5,14 @@ use std::sync::atomic::Ordering;
 
 use blocker::metrics::{Collect, Families, Label, Value};
 use blocker::{
-    Attachment, Control, DirtyData, Error, LossPage, NAME_BYTES_MAX, Namespace, NamespacePage,
-    NamespaceSetting, NamespaceState, ObjectId, Policy, Quota, RemovedNamespace, Reply, Result, WriteMode,
+    Attachment, Control, DirtyData, LossPage, Namespace, NamespacePage, NamespaceSettings, NamespaceState,
+    ObjectId, Policy, Quota, RemovedNamespace, Reply, Result,
 };
 
 use super::call::Call;
 use super::operations::send;
 use super::{Core, SynapseBlocker};
-use crate::codec::{Answer, Features, NAMESPACE_SETTINGS_MAX, Request};
+use crate::codec::{Answer, Features, Request};
 
 /// The most samples that are fetched of a server's metrics.
 const SAMPLES_MAX: u64 = 65_536;
@@ -73,19 +73,8 @@ impl Control for SynapseBlocker {
         send!(self, Request::NamespaceStates(after), NamespaceStates)
     }
 
-    fn change_namespace(
-        &self,
-        namespace: Namespace,
-        write: Option<WriteMode>,
-        settings: Vec<NamespaceSetting>,
-    ) -> Reply<()> {
-        if settings.len() > NAMESPACE_SETTINGS_MAX
-            || settings.iter().any(|setting| setting.key.len() > NAME_BYTES_MAX)
-        {
-            let why = format!("a namespace has {NAMESPACE_SETTINGS_MAX} settings at most, with shorter keys");
-            return Reply::err(Error::Invalid(why.into()));
-        }
-        self.done(Request::ChangeNamespace(namespace, write, settings))
+    fn change_namespace(&self, namespace: Namespace, settings: NamespaceSettings) -> Reply<()> {
+        self.done(Request::ChangeNamespace(namespace, settings))
     }
 
     fn remove_namespace(&self, namespace: Namespace, dirty_data: DirtyData) -> Reply<RemovedNamespace> {

@@ -63,7 +63,6 @@ pub use hello::{
 };
 pub use metrics::{LOSSES_MAX, metrics_page};
 pub use names::Names;
-pub use namespaces::NAMESPACE_SETTINGS_MAX;
 pub use op::{Kind, Op};
 pub use request::{Request, is_unmatchable_prefix};
 pub use runs::{RUN_BYTES, RUNS_MAX};

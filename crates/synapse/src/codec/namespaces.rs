@@ -6,7 +6,7 @@
 //! count    u8 length, name; u64
 //! ```
 
-use blocker::{Error, NAME_BYTES_MAX, Namespace, NamespaceSetting, NamespaceState};
+use blocker::{Error, NAME_BYTES_MAX, Namespace, NamespaceKey, NamespaceSettings, NamespaceState};
 use bytes::{Buf, Bytes};
 
 use super::cost::CONTROL_BYTES_MAX;
@@ -15,51 +15,52 @@ use super::fields::{write_code, write_of};
 use super::page::{put_name, take_name, take_u64};
 
 /// The most settings of a namespace, and the most counts, in one frame.
-pub const NAMESPACE_SETTINGS_MAX: usize = 64;
+pub(super) const NAMESPACE_SETTINGS_MAX: usize = 64;
 
 const CHANGING: u8 = 1;
 const CONFIGURED: u8 = 2;
 
-/// Returns the bytes of settings; those beyond [`NAMESPACE_SETTINGS_MAX`], and those with a key that is too long,
-/// are left out.
-pub(super) fn encode_settings(settings: &[NamespaceSetting]) -> Vec<u8> {
+/// Returns the bytes of settings, without the write mode.
+pub(super) fn encode_settings(settings: &NamespaceSettings) -> Vec<u8> {
     let mut bytes = Vec::new();
-    settings_of(settings).for_each(|setting| put_setting(&mut bytes, setting));
+    put_settings(&mut bytes, settings);
     bytes
 }
 
-fn settings_of(settings: &[NamespaceSetting]) -> impl Iterator<Item = &NamespaceSetting> {
-    settings.iter().filter(|setting| setting.key.len() <= NAME_BYTES_MAX).take(NAMESPACE_SETTINGS_MAX)
-}
-
-fn put_setting(bytes: &mut Vec<u8>, setting: &NamespaceSetting) {
-    put_name(bytes, setting.key.as_bytes());
-    bytes.push(u8::from(setting.value.is_some()));
-    bytes.extend_from_slice(&setting.value.unwrap_or(0).to_le_bytes());
+fn put_settings(bytes: &mut Vec<u8>, settings: &NamespaceSettings) {
+    for (key, value) in settings.values() {
+        put_name(bytes, key.name().as_bytes());
+        bytes.push(u8::from(value.is_some()));
+        bytes.extend_from_slice(&value.unwrap_or(0).to_le_bytes());
+    }
 }
 
 /// Reads the settings of a request.
 ///
 /// # Errors
-/// [`Error::Invalid`] if the parts do not add up or there are too many.
-pub(super) fn decode_settings(mut bytes: Bytes) -> Result<Vec<NamespaceSetting>, Error> {
-    let mut settings = Vec::new();
-    while !bytes.is_empty() {
-        if settings.len() == NAMESPACE_SETTINGS_MAX {
-            return Err(invalid("more settings than one request may have"));
+/// [`Error::Invalid`] if the parts do not add up, there are too many, or a key is unknown.
+pub(super) fn decode_settings(mut bytes: Bytes) -> Result<NamespaceSettings, Error> {
+    let mut settings = NamespaceSettings::default();
+    for _ in 0..NAMESPACE_SETTINGS_MAX {
+        if bytes.is_empty() {
+            return Ok(settings);
         }
-        settings.push(take_setting(&mut bytes)?);
+        let (key, value) = take_setting(&mut bytes)?;
+        settings.set(key.parse()?, value);
     }
-    Ok(settings)
+    match bytes.is_empty() {
+        true => Ok(settings),
+        false => Err(invalid("more settings than one request may have")),
+    }
 }
 
-fn take_setting(bytes: &mut Bytes) -> Result<NamespaceSetting, Error> {
+fn take_setting(bytes: &mut Bytes) -> Result<(String, Option<u64>), Error> {
     let key = take_text(bytes)?;
     let has_value = take_u8(bytes)?;
     let value = take_u64(bytes)?;
     match (has_value, value) {
-        (0, 0) => Ok(NamespaceSetting::new(key, None)),
-        (1, value) => Ok(NamespaceSetting::new(key, Some(value))),
+        (0, 0) => Ok((key, None)),
+        (1, value) => Ok((key, Some(value))),
         _ => Err(invalid("a setting has a value or none")),
     }
 }
@@ -85,8 +86,9 @@ fn put_state(bytes: &mut Vec<u8>, state: &NamespaceState) {
     let bit = |is_set: bool, bit: u8| if is_set { bit } else { 0 };
     bytes.push(bit(state.is_changing, CHANGING) | bit(state.is_configured, CONFIGURED));
     // At most NAMESPACE_SETTINGS_MAX of each.
-    bytes.push(settings_of(&state.settings).count() as u8);
-    settings_of(&state.settings).for_each(|setting| put_setting(bytes, setting));
+    const { assert!(NamespaceKey::ALL.len() <= NAMESPACE_SETTINGS_MAX) };
+    bytes.push(state.settings.values().len() as u8);
+    put_settings(bytes, &state.settings);
     let counts = || {
         let counts = state.counts.iter().filter(|(name, _)| name.len() <= NAME_BYTES_MAX);
         counts.take(NAMESPACE_SETTINGS_MAX)
@@ -117,7 +119,11 @@ pub(super) fn decode_states(mut bytes: Bytes) -> Result<Vec<NamespaceState>, Err
         }
         (state.is_changing, state.is_configured) = (bits & CHANGING != 0, bits & CONFIGURED != 0);
         for _ in 0..take_count(&mut bytes)? {
-            state.settings.push(take_setting(&mut bytes)?);
+            let (key, value) = take_setting(&mut bytes)?;
+            // A newer server may have settings that this client does not know.
+            if let Ok(key) = key.parse() {
+                state.settings.set(key, value);
+            }
         }
         for _ in 0..take_count(&mut bytes)? {
             state.counts.push((take_text(&mut bytes)?, take_u64(&mut bytes)?));
@@ -154,8 +160,7 @@ mod tests {
         let mut state = NamespaceState::new(Namespace::new(name).unwrap(), WriteMode::ReadOnly);
         state.is_configured = true;
         let key = |number: usize| format!("{number:0>255}");
-        state.settings =
-            (0..70).map(|number| NamespaceSetting::new(key(number), Some(number as u64))).collect();
+        state.settings = (0..).zip(NamespaceKey::ALL).fold(state.settings, |all, (n, key)| all.with(key, n));
         state.counts = (0..70).map(|number| (key(number), number as u64)).collect();
         state
     }
@@ -167,7 +172,7 @@ mod tests {
         assert!(count > 1 && count < 50 && bytes.len() as u64 <= CONTROL_BYTES_MAX, "{count}");
         let found = decode_states(bytes.into()).unwrap();
         assert_eq!((found.len(), &found[1].namespace), (count, &states[1].namespace));
-        assert_eq!(found[0].settings, states[0].settings[..NAMESPACE_SETTINGS_MAX]);
+        assert_eq!(found[0].settings, states[0].settings);
         assert_eq!(found[0].counts, states[0].counts[..NAMESPACE_SETTINGS_MAX]);
     }
 
@@ -182,17 +187,27 @@ mod tests {
             bytes[at] = byte;
             decode_states(bytes.into())
         };
-        for (at, byte) in [(3, 4), (4, 4), (5, 65), (5 + 1 + 256, 2)] {
+        let key = NamespaceKey::DirtyBytesMax.name().len();
+        for (at, byte) in [(3, 4), (4, 4), (5, 65), (5 + 1 + 1 + key, 2)] {
             assert!(changed(at, byte).is_err(), "{at}: {byte}");
         }
-        let settings = vec![NamespaceSetting::new("k".into(), None); NAMESPACE_SETTINGS_MAX];
-        let most = encode_settings(&settings);
+        let mut newer = good.clone();
+        newer[7] = b'D';
+        let known = decode_states(newer.into()).unwrap().remove(0).settings;
+        assert_eq!(known.values().len(), NamespaceKey::ALL.len() - 1, "a key that is not known is skipped");
+        let settings = NamespaceSettings::default().with(NamespaceKey::StoreWeight, None);
+        let one = encode_settings(&settings);
+        let most = one.repeat(NAMESPACE_SETTINGS_MAX);
         assert_eq!(decode_settings(most.clone().into()).unwrap(), settings);
-        let one = encode_settings(&settings[..1]);
         assert!(decode_settings([most, one.clone()].concat().into()).is_err(), "too many");
         assert!(decode_settings(one[..one.len() - 1].to_vec().into()).is_err());
+        let mut unknown = one.clone();
+        unknown[1] = b'S';
+        let why = decode_settings(unknown.into()).unwrap_err().to_string();
+        assert!(why.contains("\"Store_weight\"") && why.contains("store_weight"), "{why}");
         let mut none_with_value = one;
-        none_with_value[3] = 1;
+        let at = none_with_value.len() - 1;
+        none_with_value[at] = 1;
         assert!(decode_settings(none_with_value.into()).is_err());
     }
 }

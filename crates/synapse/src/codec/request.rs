@@ -83,7 +83,7 @@ pub enum Request {
     /// [`Control::namespace_states`]: those after this one.
     NamespaceStates(Option<Namespace>),
     /// [`Control::change_namespace`].
-    ChangeNamespace(Namespace, Option<WriteMode>, Vec<NamespaceSetting>),
+    ChangeNamespace(Namespace, NamespaceSettings),
     /// [`Control::remove_namespace`].
     RemoveNamespace(Namespace, DirtyData),
 }
@@ -206,7 +206,14 @@ impl Request {
 
     /// Puts the context of another span into its call options, if it has any.
     pub fn set_trace(&mut self, trace: TraceContext) {
-        let call = match self {
+        if let Some(call) = self.call_mut() {
+            call.trace = Some(trace);
+        }
+    }
+
+    /// Returns its call options; control requests have none.
+    pub(crate) fn call_mut(&mut self) -> Option<&mut Call> {
+        Some(match self {
             Self::Read(r) => &mut r.call,
             Self::Write(r) => &mut r.call,
             Self::WriteZeroes(r) => &mut r.call,
@@ -222,9 +229,8 @@ impl Request {
             Self::Flush(r) => &mut r.call,
             Self::Claim(r) => &mut r.call,
             Self::Invalidate(r) => &mut r.call,
-            _ => return,
-        };
-        call.trace = Some(trace);
+            _ => return None,
+        })
     }
 
     /// Returns the length of its payload, in bytes.
@@ -236,7 +242,7 @@ impl Request {
             Self::WriteRuns(r) => runs::payload_bytes(&r.runs),
             Self::CompareAndWrite(r) => r.expected.len_bytes() + r.data.len_bytes(),
             Self::List(r) => r.prefix.len(),
-            Self::ChangeNamespace(_, _, settings) => encode_settings(settings).len(),
+            Self::ChangeNamespace(_, settings) => encode_settings(settings).len(),
             _ => 0,
         }
     }
@@ -388,10 +394,10 @@ impl Request {
             | Self::Policy(namespace)
             | Self::NamespaceState(namespace)
             | Self::Quota(namespace) => names[0] = namespace.as_bytes(),
-            Self::ChangeNamespace(namespace, write, settings) => {
+            Self::ChangeNamespace(namespace, settings) => {
                 names[0] = namespace.as_bytes();
-                header.flags.put(Flags::LIMIT, write.is_some());
-                header.length = write.map_or(0, write_code);
+                header.flags.put(Flags::LIMIT, settings.write.is_some());
+                header.length = settings.write.map_or(0, write_code);
                 payload = encode_settings(settings).into();
             }
             Self::RemoveNamespace(namespace, dirty_data) => {
@@ -575,9 +581,10 @@ impl Request {
             Op::NamespaceStates if head.namespace.is_empty() => Self::NamespaceStates(None),
             Op::NamespaceStates => Self::NamespaceStates(Some(names.namespace(head.namespace)?)),
             Op::ChangeNamespace => {
-                let write = header.flags.has(Flags::LIMIT).then(|| write_of(header.length)).transpose()?;
-                let settings = decode_settings(payload.to_bytes())?;
-                Self::ChangeNamespace(names.namespace(head.namespace)?, write, settings)
+                let mut settings = decode_settings(payload.to_bytes())?;
+                settings.write =
+                    header.flags.has(Flags::LIMIT).then(|| write_of(header.length)).transpose()?;
+                Self::ChangeNamespace(names.namespace(head.namespace)?, settings)
             }
             Op::RemoveNamespace => {
                 Self::RemoveNamespace(names.namespace(head.namespace)?, dirty_data_of(header.length)?)

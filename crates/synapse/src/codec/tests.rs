@@ -187,14 +187,12 @@ fn requests() -> Vec<Request> {
         Request::NamespaceState(namespace()),
         Request::NamespaceStates(None),
         Request::NamespaceStates(Some(namespace())),
-        Request::ChangeNamespace(namespace(), Some(WriteMode::ReadOnly), Vec::new()),
+        Request::ChangeNamespace(namespace(), WriteMode::ReadOnly.into()),
         Request::ChangeNamespace(
             namespace(),
-            None,
-            vec![
-                NamespaceSetting::new("quota_bytes_max".into(), Some(u64::MAX)),
-                NamespaceSetting::new("store_weight".into(), None),
-            ],
+            NamespaceSettings::default()
+                .with(NamespaceKey::QuotaBytesMax, u64::MAX)
+                .with(NamespaceKey::StoreWeight, None),
         ),
         Request::RemoveNamespace(namespace(), DirtyData::Refuse),
         Request::RemoveNamespace(namespace(), DirtyData::Store),
@@ -271,7 +269,7 @@ fn a_request_that_makes_no_sense_is_invalid() {
     let compare = CompareAndWriteRequest::new(object("c"), 5, b"12", b"3");
     let compare = bytes_of(&Request::CompareAndWrite(compare), false);
     let policy = bytes_of(&Request::SetPolicy(object("x").namespace, Policy::default()), false);
-    let mode = Request::ChangeNamespace(object("x").namespace, Some(WriteMode::Back), Vec::new());
+    let mode = Request::ChangeNamespace(object("x").namespace, WriteMode::Back.into());
     let mode = bytes_of(&mode, false);
     let removal = bytes_of(&Request::RemoveNamespace(object("x").namespace, DirtyData::Refuse), false);
     let copy = Request::Copy(CopyRequest::new(object("a"), object("b")).if_from_version(Version(1)));
@@ -311,7 +309,7 @@ fn every_answer_and_error_arrives_as_it_was_sent() {
     (losses.has_more, losses.unlisted_objects, losses.unlisted_bytes) = (true, 2, 3);
     let mut state = NamespaceState::new(object("x").namespace, WriteMode::Around);
     state.is_changing = true;
-    state.settings = vec![NamespaceSetting::new("memory_weight".into(), Some(3))];
+    state.settings.set(NamespaceKey::MemoryWeight, 3);
     state.counts = vec![("objects".into(), 7), ("dirty_bytes".into(), u64::MAX)];
     let mut states = NamespacePage::default();
     (states.states, states.has_more) = (vec![state.clone(), state.clone()], true);

@@ -116,8 +116,8 @@ impl Shared {
                     "this server lets no client change namespaces: its allow_namespace_changes is false";
                 Step::Ready(Outcome::Failed(Error::Denied(why.into())))
             }
-            Request::ChangeNamespace(namespace, write, settings) => {
-                step(control.change_namespace(namespace, write, settings), |()| Answer::Done)
+            Request::ChangeNamespace(namespace, settings) => {
+                step(control.change_namespace(namespace, settings), |()| Answer::Done)
             }
             Request::RemoveNamespace(namespace, dirty_data) => {
                 step(control.remove_namespace(namespace, dirty_data), Answer::RemoveNamespace)

@@ -48,16 +48,11 @@ impl Control for Controlled {
         Reply::ok(page)
     }
 
-    fn change_namespace(
-        &self,
-        namespace: Namespace,
-        write: Option<WriteMode>,
-        settings: Vec<NamespaceSetting>,
-    ) -> Reply<()> {
-        if settings.iter().any(|setting| setting.key == "colour") {
-            return Reply::err(Error::Invalid("no such key".into()));
+    fn change_namespace(&self, namespace: Namespace, mut settings: NamespaceSettings) -> Reply<()> {
+        if settings.number(NamespaceKey::StoreWeight) == Some(0) {
+            return Reply::err(Error::Invalid("no such weight".into()));
         }
-        let mut state = NamespaceState::new(namespace.clone(), write.unwrap_or_default());
+        let mut state = NamespaceState::new(namespace.clone(), settings.write.take().unwrap_or_default());
         (state.is_configured, state.settings) = (true, settings);
         self.namespaces.lock().unwrap().insert(namespace, state);
         Reply::ok(())
@@ -109,8 +104,8 @@ fn host_with(config: ServerConfig) -> (Host, Arc<Controlled>) {
     (Host::new(Kind::Tcp, Arc::clone(&backend) as _, config), backend)
 }
 
-fn quota(bytes: u64) -> Vec<NamespaceSetting> {
-    vec![NamespaceSetting::new("quota_bytes_max".into(), Some(bytes))]
+fn quota(bytes: u64) -> NamespaceSettings {
+    NamespaceSettings::default().with(NamespaceKey::QuotaBytesMax, bytes)
 }
 
 #[test]
@@ -124,7 +119,9 @@ fn namespaces_are_listed_changed_and_removed_as_at_the_backend() {
         // Long names: the answer takes more than one page.
         let name = |number: u64| Namespace::new(format!("{number:0>250}")).unwrap();
         for number in 0..1200 {
-            control.change_namespace(name(number), Some(WriteMode::Back), quota(number)).await.unwrap();
+            let mut settings = quota(number);
+            settings.write = Some(WriteMode::Back);
+            control.change_namespace(name(number), settings).await.unwrap();
         }
         let (mut all, mut pages) = (Vec::new(), 0);
         loop {
@@ -139,11 +136,9 @@ fn namespaces_are_listed_changed_and_removed_as_at_the_backend() {
         let wanted: Vec<_> = backend.namespaces.lock().unwrap().values().cloned().collect();
         assert!(pages > 1 && all == wanted, "{pages} pages, {} namespaces", all.len());
         assert_eq!(control.namespace_state(name(7)).await.unwrap().settings, quota(7));
-        let wrong = vec![NamespaceSetting::new("colour".into(), None)];
-        let refused = control.change_namespace(name(7), None, wrong).await;
-        assert_eq!(refused, Err(Error::Invalid("no such key".into())));
-        let many = vec![NamespaceSetting::new("k".into(), None); NAMESPACE_SETTINGS_MAX + 1];
-        assert!(matches!(control.change_namespace(name(7), None, many).await, Err(Error::Invalid(_))));
+        let wrong = NamespaceSettings::default().with(NamespaceKey::StoreWeight, 0);
+        let refused = control.change_namespace(name(7), wrong).await;
+        assert_eq!(refused, Err(Error::Invalid("no such weight".into())));
         for dirty_data in [DirtyData::Refuse, DirtyData::Store, DirtyData::Discard] {
             let removed = control.remove_namespace(name(dirty_data as u64), dirty_data).await.unwrap();
             assert_eq!(removed.discarded_bytes, dirty_data as u64);
@@ -160,9 +155,9 @@ fn a_client_changes_namespaces_only_where_the_server_lets_it() {
     host.runtime.block_on(async {
         let control = client.control();
         let namespace = || object("o").namespace;
-        backend.change_namespace(namespace(), None, quota(1)).await.unwrap();
+        backend.change_namespace(namespace(), quota(1)).await.unwrap();
         assert_eq!(control.namespace_state(namespace()).await.unwrap().settings, quota(1));
-        let changed = control.change_namespace(namespace(), None, quota(2)).await;
+        let changed = control.change_namespace(namespace(), quota(2)).await;
         assert!(matches!(changed, Err(Error::Denied(_))), "{changed:?}");
         let removed = control.remove_namespace(namespace(), DirtyData::Discard).await;
         assert!(matches!(removed, Err(Error::Denied(_))), "{removed:?}");
@@ -195,7 +190,7 @@ fn a_request_about_namespaces_needs_the_feature() {
     for mut request in [
         Request::NamespaceState(namespace()),
         Request::NamespaceStates(None),
-        Request::ChangeNamespace(namespace(), None, quota(1)),
+        Request::ChangeNamespace(namespace(), quota(1)),
         Request::RemoveNamespace(namespace(), DirtyData::Refuse),
     ] {
         assert!(matches!(request.fit(&limits, older), Err(Error::Unsupported(_))));

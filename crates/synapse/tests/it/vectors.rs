@@ -99,11 +99,9 @@ fn requests() -> Vec<(&'static str, Request)> {
             "to write-back, a quota of 1 MiB, and no weight of its own",
             Request::ChangeNamespace(
                 namespace(),
-                Some(WriteMode::Back),
-                vec![
-                    NamespaceSetting::new("quota_bytes_max".into(), Some(1 << 20)),
-                    NamespaceSetting::new("store_weight".into(), None),
-                ],
+                NamespaceSettings::from(WriteMode::Back)
+                    .with(NamespaceKey::QuotaBytesMax, 1 << 20)
+                    .with(NamespaceKey::StoreWeight, None),
             ),
         ),
         ("what is not stored is stored first", Request::RemoveNamespace(namespace(), DirtyData::Store)),
@@ -127,7 +125,7 @@ fn answers() -> Vec<(Op, &'static str, Outcome)> {
     (losses.has_more, losses.unlisted_objects, losses.unlisted_bytes) = (true, 2, 8192);
     let mut state = NamespaceState::new(namespace(), WriteMode::Through);
     state.is_configured = true;
-    state.settings = vec![NamespaceSetting::new("memory_weight".into(), Some(3))];
+    state.settings.set(NamespaceKey::MemoryWeight, 3);
     state.counts = vec![("objects".into(), 3)];
     let mut states = NamespacePage::default();
     (states.states, states.has_more) = (vec![state.clone()], true);

@@ -62,6 +62,8 @@ pub(crate) struct Inner {
     promises: Promises,
     /// The identity of the owner, as the head has it.
     writer: u128,
+    /// The number of this attachment: that of the head with which it began.
+    attachment: u64,
     /// What is stored of the volume's shape, and the right to change it: see [`Self::recorder`].
     recorder: AsyncMutex<Recorder>,
     /// An object is merged once at a time.
@@ -152,6 +154,7 @@ impl Inner {
             overlays: Overlays::new(room),
         };
         let (object_bytes, settings) = (head.object_bytes, head.settings);
+        let attachment = head.sequence;
         let writer = head.owner.as_ref().map_or(0, |owner| owner.writer);
         let page_versions = HashMap::new();
         let recorder =
@@ -162,6 +165,7 @@ impl Inner {
             settings,
             promises,
             writer,
+            attachment,
             recorder: AsyncMutex::new(recorder),
             merging: (0..LOCKS).map(|_| AsyncMutex::default()).collect(),
             merges: RwLock::default(),

@@ -14,6 +14,7 @@ use super::{Inner, Recorder};
 use crate::entry::{BIRTH_MAX, Entry, Kind, VolumeId};
 use crate::error::{Error, Result};
 use crate::format::{NODES_MAX, Node, Origin, Owner, encode_root};
+use crate::limits;
 use crate::map::Map;
 use crate::space::load_node;
 
@@ -432,16 +433,26 @@ impl Inner {
         is_its && self.state.lock().status == Status::HandedOver
     }
 
+    /// Lets the volume's namespace be taken out of the cache again.
+    async fn release_limits(&self) {
+        limits::release(&self.space.pool, self.space.volume, self.attachment).await;
+    }
+
     async fn give_up(&self, to: Option<&str>) -> Result<()> {
         let mut recorder = self.recorder.lock().await;
-        match self.state.lock().status {
+        let status = self.state.lock().status;
+        match status {
             Status::Open => {}
             Status::Closed | Status::HandedOver => return Ok(()),
             Status::Interrupted => {
+                self.release_limits().await;
                 self.state.lock().set_status(Status::Closed);
                 return Ok(());
             }
-            Status::Fenced(epoch) => return Err(Error::Fenced { epoch }),
+            Status::Fenced(epoch) => {
+                self.release_limits().await;
+                return Err(Error::Fenced { epoch });
+            }
         }
         self.resolve(&mut recorder).await?;
         let _kept_out = self.merged(&mut recorder).await?;
@@ -481,6 +492,7 @@ impl Inner {
         }
         self.commit(&mut recorder, head).await?;
         self.space.pool.left.note(self.space.volume, recorder.head.sequence);
+        self.release_limits().await;
         let status = if to.is_some() { Status::HandedOver } else { Status::Closed };
         self.state.lock().set_status(status);
         Ok(())

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use blocker::executor::{block_on, poll_times};
 use blocker::{
-    Blocker, Control, DeleteRequest, Durability, Error as Store, ListReply, ListRequest, Memory, Name,
-    Namespace, ObjectId, Quota, Reply,
+    Blocker, Control, DeleteRequest, DirtyData, Durability, Error as Store, ListReply, ListRequest, Memory,
+    Name, Namespace, ObjectId, Quota, Reply, WriteMode,
 };
 use cached_core::object::Writer;
 use test_kit::steered::{CallInfo, Op, SteeredStore, Verdict};
@@ -400,12 +400,13 @@ fn rates_and_a_quota_are_those_of_the_namespace_of_the_cache() {
     let mut rates = Rates::default();
     (rates.store_requests_per_second_max, rates.store_burst_ms) = (Some(500), Some(1000));
     let settings = Settings::default().object_bytes(OBJECT).rates(rates).quota_bytes_max(1 << 20);
+    let settings = settings.write(WriteMode::Through);
     block_on(volumes.create("a", 8 * OBJECT, settings)).unwrap();
     let in_force = || {
         let namespace = Namespace::copy_from(b"vol.0000001").unwrap();
         let state = block_on(store.control().namespace_state(namespace)).unwrap();
-        let all = state.settings.into_iter().filter_map(|setting| Some((setting.key, setting.value?)));
-        all.collect::<BTreeMap<_, _>>()
+        let all = state.settings.values().filter_map(|(key, value)| Some((key.name().to_owned(), value?)));
+        (state.write, all.collect::<BTreeMap<_, _>>())
     };
     let wanted = |all: &[(&str, u64)]| -> BTreeMap<String, u64> {
         all.iter().map(|(key, value)| ((*key).to_owned(), *value)).collect()
@@ -414,14 +415,34 @@ fn rates_and_a_quota_are_those_of_the_namespace_of_the_cache() {
     assert_eq!(disk.settings().rates, rates);
     let all =
         [("quota_bytes_max", 1 << 20), ("store_burst_ms", 1000), ("store_requests_per_second_max", 500)];
-    assert_eq!(in_force(), wanted(&all));
+    assert_eq!(in_force(), (WriteMode::Through, wanted(&all)));
+    // As long as it is attached, its namespace is not taken out of the cache.
+    let remove = || {
+        let namespace = Namespace::copy_from(b"vol.0000001").unwrap();
+        block_on(store.control().remove_namespace(namespace, DirtyData::Store))
+    };
+    assert!(matches!(remove(), Err(Store::Denied(_))));
+    assert_eq!(in_force(), (WriteMode::Through, wanted(&all)));
     block_on(disk.close()).unwrap();
-    // What is taken back does not stay until the cache is started again.
+    assert_eq!(
+        in_force(),
+        (WriteMode::Through, wanted(&all)),
+        "until it is attached with others, or removed"
+    );
+    remove().unwrap();
+    assert_eq!(in_force(), (WriteMode::Back, wanted(&[])));
+    block_on(opened(&volumes, "a").close()).unwrap();
+    assert_eq!(in_force(), (WriteMode::Through, wanted(&all)));
+    // What is taken back does not come again.
     rates.store_requests_per_second_max = None;
     block_on(volumes.set("a", Settings::default().rates(rates))).unwrap();
     assert_eq!(block_on(volumes.info("a")).unwrap().settings.rates, rates);
+    assert_eq!(in_force(), (WriteMode::Back, wanted(&all[1..2])));
     block_on(opened(&volumes, "a").close()).unwrap();
-    assert_eq!(in_force(), wanted(&all[1..2]));
+    assert_eq!(in_force(), (WriteMode::Back, wanted(&all[1..2])));
+    block_on(volumes.delete("a")).unwrap();
+    assert_eq!(in_force(), (WriteMode::Back, wanted(&[])), "nothing is left of it");
+    block_on(volumes.create("a", OBJECT, Settings::default())).unwrap();
     rates.store_bytes_per_second_max = Some(1);
     for refused in [
         block_on(volumes.set("a", Settings::default().rates(rates))),

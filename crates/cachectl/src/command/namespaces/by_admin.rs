@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use blocker::{DirtyData, WriteMode};
-use cached_core::object::NamespaceKey;
-use serde_json::{Map, Value, json};
+use blocker::{DirtyData, NamespaceSettings};
+use serde_json::{Value, json};
 
 use super::super::until_done::until_done;
 use super::Manager;
@@ -30,16 +29,9 @@ impl Manager for ByAdmin {
         }
     }
 
-    fn set(
-        &self,
-        name: &str,
-        write: Option<WriteMode>,
-        settings: &[(NamespaceKey, Option<u64>)],
-    ) -> Result<Value, Failure> {
-        let values: Map<String, Value> =
-            settings.iter().map(|(key, value)| (key.name().to_owned(), json!(value))).collect();
-        let write = write.map(|write| write.to_string());
-        let body = json!({ "namespace": name, "write": write, "settings": values });
+    fn set(&self, name: &str, settings: &NamespaceSettings) -> Result<Value, Failure> {
+        let mut values = settings.clone();
+        let body = json!({ "namespace": name, "write": values.write.take(), "settings": values });
         until_done(&self.admin, "/namespaces/set", &body, self.timeout)
     }
 

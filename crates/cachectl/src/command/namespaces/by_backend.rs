@@ -1,8 +1,7 @@
 //! Managing namespaces by the control plane of a backend: a server that is reached over synapse.
 
 use blocker::executor::block_on;
-use blocker::{Control, DirtyData, Error, Namespace, NamespaceSetting, NamespaceState, WriteMode};
-use cached_core::object::NamespaceKey;
+use blocker::{Control, DirtyData, Error, Namespace, NamespaceSettings, NamespaceState};
 use serde_json::{Value, json};
 
 use super::Manager;
@@ -35,16 +34,8 @@ impl Manager for ByBackend<'_> {
         }
     }
 
-    fn set(
-        &self,
-        name: &str,
-        write: Option<WriteMode>,
-        settings: &[(NamespaceKey, Option<u64>)],
-    ) -> Result<Value, Failure> {
-        let setting =
-            |(key, value): &(NamespaceKey, Option<u64>)| NamespaceSetting::new(key.name().into(), *value);
-        let settings = settings.iter().map(setting).collect();
-        block_on(self.0.change_namespace(namespace(name)?, write, settings)).about(name)?;
+    fn set(&self, name: &str, settings: &NamespaceSettings) -> Result<Value, Failure> {
+        block_on(self.0.change_namespace(namespace(name)?, settings.clone())).about(name)?;
         Ok(json!({ "done": true }))
     }
 
@@ -73,8 +64,6 @@ fn value(of: &NamespaceState) -> Value {
     for (name, count) in &of.counts {
         value[name.as_str()] = json!(count);
     }
-    for setting in &of.settings {
-        value["settings"][setting.key.as_str()] = json!(setting.value);
-    }
+    value["settings"] = json!(of.settings);
     value
 }

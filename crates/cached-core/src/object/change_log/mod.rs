@@ -203,7 +203,8 @@ fn check(sizes: Sizes, options: &JournalOptions, config: &ObjectCacheConfig) -> 
         let why = format!("must be at least four times object_bytes_max, {object}, where there is a journal");
         return wrong("memory_bytes_max", why);
     }
-    let own = |each: &NamespaceConfig| (each.journal, each.durability, each.write);
+    let own =
+        |each: &NamespaceConfig| (each.journal, each.durability, each.settings.write.unwrap_or(config.write));
     let all = std::iter::once((config.journal, config.durability, config.write));
     for (journal, durability, write) in all.chain(config.namespaces.iter().map(own)) {
         match durability {

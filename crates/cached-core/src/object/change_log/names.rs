@@ -122,7 +122,12 @@ impl Names {
             configured: config
                 .namespaces
                 .iter()
-                .map(|it| (it.namespace.clone(), each(journals(it.journal, it.write), it.durability)))
+                .map(|it| {
+                    (
+                        it.namespace.clone(),
+                        each(journals(it.journal, config.write_mode(&it.namespace)), it.durability),
+                    )
+                })
                 .collect(),
             known: DashMap::with_hasher(KeyHasher::new(config.hash_seed).seeded_state()),
             next: AtomicU64::new(1),

@@ -1,4 +1,5 @@
 use super::*;
+use crate::object::write_phases::WritePhases;
 use blocker::{Name, Namespace};
 
 fn id(n: u32) -> ObjectId {
@@ -7,13 +8,16 @@ fn id(n: u32) -> ObjectId {
 fn hash(n: u32) -> u64 {
     u64::from(n).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
+fn table() -> NamespaceTable {
+    NamespaceTable::new(WritePhases::new(blocker::WriteMode::Through, blocker::WriteMode::Through))
+}
 fn goes(_: u32, _: u64, _: &mut Object) -> bool {
     true
 }
 
 #[test]
 fn entering_a_full_index_evicts_the_object_not_asked_for() {
-    let index = Index::new(3, &NamespaceTable::new(blocker::WriteMode::Through)).unwrap();
+    let index = Index::new(3, &table()).unwrap();
     for n in 0..3 {
         let Entered::Placed { in_use, evicted: None } = index.enter(hash(n), &id(n), 1, goes) else {
             panic!("there is room")
@@ -34,7 +38,7 @@ fn entering_a_full_index_evicts_the_object_not_asked_for() {
 
 #[test]
 fn a_dirty_object_leaves_later_or_stays_if_it_is_asked_for() {
-    let index = Index::new(2, &NamespaceTable::new(blocker::WriteMode::Through)).unwrap();
+    let index = Index::new(2, &table()).unwrap();
     for n in 0..2 {
         let Entered::Placed { in_use, .. } = index.enter(hash(n), &id(n), 1, goes) else { panic!("room") };
         index.unuse(in_use);

@@ -29,7 +29,7 @@ use super::queue::Queues;
 use super::share::{SHARES, Share};
 use super::slots::State;
 use crate::sync::{AtomicU16, AtomicU32, AtomicU64, Mutex, Ordering, lock, try_lock};
-use blocker::BUCKET_BYTES;
+use blocker::{BUCKET_BYTES, NamespaceKey};
 use targets::{Bounds, Measured, Targets};
 
 /// The targets are looked at when this part of all buckets has been evicted.
@@ -65,9 +65,9 @@ pub(crate) struct ShareReport {
 fn bounds(config: &NamespaceConfig) -> Bounds {
     let none = Bounds::NONE;
     Bounds {
-        min: config.memory_bytes_min.map_or(none.min, |bytes| bytes / BUCKET_BYTES),
-        max: config.memory_bytes_max.map_or(none.max, |bytes| (bytes / BUCKET_BYTES).max(1)),
-        weight: config.memory_weight.map_or(none.weight, u64::from),
+        min: config.own(NamespaceKey::MemoryBytesMin).map_or(none.min, |bytes| bytes / BUCKET_BYTES),
+        max: config.own(NamespaceKey::MemoryBytesMax).map_or(none.max, |bytes| (bytes / BUCKET_BYTES).max(1)),
+        weight: config.own(NamespaceKey::MemoryWeight).unwrap_or(none.weight),
     }
 }
 

@@ -17,7 +17,7 @@ use std::sync::OnceLock;
 use std::task::Waker;
 use std::time::Duration;
 
-use blocker::{BUCKET_BYTES, Call, Hints, Name, ObjectId};
+use blocker::{BUCKET_BYTES, Call, Hints, Name, NamespaceKey, ObjectId};
 
 use super::config::{NamespaceConfig, ObjectCacheConfig};
 use super::lock_ranks;
@@ -118,13 +118,13 @@ impl ReadAhead {
         for (each, number) in config.namespaces.iter().zip(&all).filter(|(_, number)| **number != OTHERS) {
             set_own(&self.flow(*number).own, Some(each));
         }
-        let any = |default: u64, own: fn(&NamespaceConfig) -> Option<u64>| {
-            default > 0 || config.namespaces.iter().any(|each| own(each).is_some_and(|bytes| bytes > 0))
+        let any = |default: u64, key: NamespaceKey| {
+            default > 0 || config.namespaces.iter().any(|each| each.own(key).is_some_and(|bytes| bytes > 0))
         };
-        let reads = any(config.read_ahead_bytes_max, |each| each.read_ahead_bytes_max)
-            || any(config.bypass_read_bytes_min, |each| each.bypass_read_bytes_min);
+        let reads = any(config.read_ahead_bytes_max, NamespaceKey::ReadAheadBytesMax)
+            || any(config.bypass_read_bytes_min, NamespaceKey::BypassReadBytesMin);
         self.follows_reads.store(reads, Ordering::Relaxed);
-        let writes = any(config.bypass_write_bytes_min, |each| each.bypass_write_bytes_min);
+        let writes = any(config.bypass_write_bytes_min, NamespaceKey::BypassWriteBytesMin);
         self.follows_writes.store(writes, Ordering::Relaxed);
     }
 
@@ -360,9 +360,10 @@ fn passes(found: &Found, cut_off_bytes: u64) -> bool {
 }
 
 fn set_own(own: &FlowSettings, config: Option<&NamespaceConfig>) {
-    own.read_ahead_bytes_max.set(config.and_then(|config| config.read_ahead_bytes_max));
-    own.bypass_read_bytes_min.set(config.and_then(|config| config.bypass_read_bytes_min));
-    own.bypass_write_bytes_min.set(config.and_then(|config| config.bypass_write_bytes_min));
+    let value = |key| config.and_then(|config| config.own(key));
+    own.read_ahead_bytes_max.set(value(NamespaceKey::ReadAheadBytesMax));
+    own.bypass_read_bytes_min.set(value(NamespaceKey::BypassReadBytesMin));
+    own.bypass_write_bytes_min.set(value(NamespaceKey::BypassWriteBytesMin));
 }
 
 fn nanos(time: Duration) -> u64 {

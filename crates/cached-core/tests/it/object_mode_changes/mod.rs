@@ -14,7 +14,7 @@ use test_kit::{BUCKET, KIB, id, namespace, pattern, same, small};
 
 fn change(env: &mut CacheEnvironment, mode: WriteMode, wait: Option<Duration>) -> Handle<Result<()>> {
     let deadline = wait.map(|wait| env.sim.clock.now() + wait);
-    let changed = env.cache.change_write_mode(namespace("ns"), mode, deadline);
+    let changed = env.cache.change_namespace(&namespace("ns"), &mode.into(), deadline);
     let changed = env.sim.spawn(changed);
     env.sim.run_until_idle();
     env.validate();
@@ -137,7 +137,7 @@ fn what_is_left_is_stored_though_the_command_is_not_waited_for() {
     let object = id("object");
     env.written(&object, 0, bytes(1));
     env.store.hold_changes();
-    env.cache.set_write_mode(namespace("ns"), WriteMode::Through).unwrap();
+    env.cache.set_namespace(&namespace("ns"), &WriteMode::Through.into()).unwrap();
     env.sim.run_until_idle();
     assert!(counters(&env).is_mode_changing);
     env.store.open();
@@ -156,7 +156,7 @@ fn a_change_of_mode_ends_although_the_store_has_refused_a_flush() {
         true => Verdict::Fail(Error::Corrupt("damaged".into())),
         false => Verdict::Pass,
     });
-    env.cache.set_write_mode(namespace("ns"), WriteMode::Through).unwrap();
+    env.cache.set_namespace(&namespace("ns"), &WriteMode::Through.into()).unwrap();
     env.sim.advance(Duration::from_secs(5));
     assert!(counters(&env).is_mode_changing && counters(&env).dirty_bytes > 0);
     env.store.open();
@@ -205,7 +205,7 @@ fn the_mode_of_namespaces_without_one_of_their_own_changes_with_the_configuratio
     env.written(&object, 0, bytes(1));
     env.store.hold_changes();
     let after = ObjectCacheConfig { write: WriteMode::Through, ..config.clone() };
-    env.cache.live_settings().change(&config, &after).unwrap();
+    env.cache.live_settings().change(&after).unwrap();
     env.sim.run_until_idle();
     assert!(counters(&env).is_mode_changing);
     assert_eq!(counters(&env).write_mode, WriteMode::Through);
@@ -260,7 +260,8 @@ fn namespace_removed_and_its_dirty_data_discarded() {
     env.others_write(&object, bytes(1));
     env.others_write(&removed, bytes(2));
     for name in ["ns", "keeps"] {
-        let changed = env.sim.spawn(env.cache.change_write_mode(namespace(name), WriteMode::Back, None));
+        let changed =
+            env.sim.spawn(env.cache.change_namespace(&namespace(name), &WriteMode::Back.into(), None));
         env.at_once(changed).unwrap();
     }
     env.written(&object, 0, bytes(3));
@@ -304,7 +305,7 @@ fn a_removal_that_is_given_up_leaves_what_it_has_not_discarded_to_be_stored() {
     env.hold(Op::Write, &held);
     let forwarded = env.write(&held, 0, bytes(1));
     env.sim.run_until_idle();
-    let changed = env.sim.spawn(env.cache.change_write_mode(namespace("ns"), WriteMode::Back, None));
+    let changed = env.sim.spawn(env.cache.change_namespace(&namespace("ns"), &WriteMode::Back.into(), None));
     env.sim.run_until_idle();
     env.written(&object, 0, bytes(2));
     let deadline = env.sim.clock.now() + Duration::from_secs(1);

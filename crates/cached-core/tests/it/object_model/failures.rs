@@ -110,10 +110,14 @@ impl Environment {
         draw_limits(&mut self.rng, &mut after);
         draw_flow(&mut self.rng, &mut after);
         trace!(self, "limits {} of {:?}", after.dirty_bytes_max, after.namespaces);
-        cache.live_settings().change(&self.config, &after).unwrap_or_else(|error| panic!("{error}"));
+        cache.live_settings().change(&after).unwrap_or_else(|error| panic!("{error}"));
         self.config = after;
         self.policy_changes += 1;
-        self.has_had_quota |= self.config.namespaces.iter().any(|each| each.quota_bytes_max.is_some());
+        self.has_had_quota |= self
+            .config
+            .namespaces
+            .iter()
+            .any(|each| each.settings.number(NamespaceKey::QuotaBytesMax).is_some());
         self.validate();
     }
 
@@ -135,13 +139,11 @@ impl Environment {
         let value = self.rng.permille(700).then(|| *self.rng.pick(values));
         let name = self.rng.pick(&self.namespaces).clone();
         trace!(self, "{name}: {key} is {value:?}");
-        cache.set_namespace(&name, &[(key, value)]).unwrap_or_else(|error| panic!("{error}"));
-        let in_force = cache.namespace_settings(&name)[&key];
-        // What is the default is none of its own.
-        assert!(
-            in_force == value || in_force.is_none() && key.name().starts_with("store_"),
-            "{key}: {in_force:?}"
-        );
+        cache
+            .set_namespace(&name, &NamespaceSettings::default().with(key, value))
+            .unwrap_or_else(|error| panic!("{error}"));
+        let in_force = cache.namespace_settings(&name).values[&key];
+        assert_eq!(in_force, (value, SettingSource::Command), "{key}");
         self.has_had_quota |= key == NamespaceKey::QuotaBytesMax;
         self.policy_changes += 1;
         self.validate();
@@ -165,7 +167,7 @@ impl Environment {
             let of_it = self.objects.iter_mut().filter(|tracked| tracked.id.namespace == name);
             of_it.for_each(|tracked| tracked.may_be_forwarded = true);
         }
-        let changed = Reply::pending(self.cache().change_write_mode(name, mode, deadline));
+        let changed = Reply::pending(self.cache().change_namespace(&name, &mode.into(), deadline));
         let asked = Asked::Mode { namespace, mode, changes };
         self.launch(changed, deadline.is_some(), asked, |()| Answer::ModeChanged);
         self.validate();

@@ -21,7 +21,7 @@ use std::time::Duration;
 use blocker::faulty::FaultPlan;
 use blocker::*;
 use cached_core::object::{
-    AttachState, NamespaceConfig, NamespaceKey, ObjectCache, ObjectCacheConfig, StoreTerms, Writer,
+    AttachState, NamespaceConfig, ObjectCache, ObjectCacheConfig, SettingSource, StoreTerms, Writer,
 };
 use test_kit::detached::DetachedStore;
 use test_kit::rng::Rng;
@@ -398,7 +398,8 @@ impl Environment {
         draw_flow(&mut rng, &mut config);
         // A store that is never slow enough is no matter for this test.
         config.read_ahead_latency_min = Duration::from_micros(*rng.pick(&[0, 0, 200]));
-        let has_had_quota = config.namespaces.iter().any(|each| each.quota_bytes_max.is_some());
+        let has_had_quota =
+            config.namespaces.iter().any(|each| each.settings.number(NamespaceKey::QuotaBytesMax).is_some());
         let switches = rng.permille(600).then_some(0);
         let (cache, background) = cache(Arc::clone(&store) as _, config.clone(), &sim.clock);
         let mut env = Self {
@@ -471,16 +472,23 @@ fn draw_limits(rng: &mut Rng, config: &mut ObjectCacheConfig) {
     // A quarter of the room each, at most: something is left for the others.
     let part_max = config.dirty_bytes_max / 4;
     for namespace in &mut config.namespaces {
+        // Flow is drawn apart.
+        let mut own = NamespaceConfig { settings: NamespaceSettings::default(), ..namespace.clone() };
+        own.settings.write = namespace.settings.write;
         let part = *rng.pick(&[4, 16, 64, 192]) * KIB;
-        namespace.dirty_bytes_max = (part <= part_max && rng.permille(300)).then_some(part);
-        namespace.dirty_age_max =
-            rng.permille(300).then(|| Duration::from_millis(*rng.pick(&[0, 50, 20_000])));
-        namespace.store = if rng.permille(400) { store_terms(rng) } else { StoreTerms::default() };
-        namespace.quota_bytes_max = rng.permille(300).then(|| *rng.pick(&[0, 64, 300, 1000, 100_000]) * KIB);
+        let part = (part <= part_max && rng.permille(300)).then_some(part);
+        let age = rng.permille(300).then(|| *rng.pick(&[0, 50, 20_000]));
+        let own = own.with(NamespaceKey::DirtyBytesMax, part).with(NamespaceKey::DirtyAgeMsMax, age);
+        let own = if rng.permille(400) { own.with_store_terms(store_terms(rng)) } else { own };
+        let quota = rng.permille(300).then(|| *rng.pick(&[0, 64, 300, 1000, 100_000]) * KIB);
         let memory = config.memory_bytes_max;
-        namespace.memory_bytes_min = rng.permille(200).then(|| memory / rng.within(16, 64));
-        namespace.memory_bytes_max = rng.permille(200).then(|| memory / rng.within(2, 16));
-        namespace.memory_weight = rng.permille(200).then(|| rng.within(1, 1000) as u32);
+        let (min, max) = (
+            rng.permille(200).then(|| memory / rng.within(16, 64)),
+            rng.permille(200).then(|| memory / rng.within(2, 16)),
+        );
+        let weight = rng.permille(200).then(|| rng.within(1, 1000));
+        let own = own.with(NamespaceKey::QuotaBytesMax, quota).with(NamespaceKey::MemoryBytesMin, min);
+        *namespace = own.with(NamespaceKey::MemoryBytesMax, max).with(NamespaceKey::MemoryWeight, weight);
     }
 }
 
@@ -503,9 +511,13 @@ fn draw_flow(rng: &mut Rng, config: &mut ObjectCacheConfig) {
     config.bypass_read_bytes_min = *rng.pick(&cut_offs);
     config.bypass_write_bytes_min = *rng.pick(&cut_offs);
     for namespace in &mut config.namespaces {
-        namespace.read_ahead_bytes_max = rng.permille(300).then(|| *rng.pick(&ahead));
-        namespace.bypass_read_bytes_min = rng.permille(300).then(|| *rng.pick(&cut_offs));
-        namespace.bypass_write_bytes_min = rng.permille(300).then(|| *rng.pick(&cut_offs));
+        for (key, values) in [
+            (NamespaceKey::ReadAheadBytesMax, &ahead[..]),
+            (NamespaceKey::BypassReadBytesMin, &cut_offs),
+            (NamespaceKey::BypassWriteBytesMin, &cut_offs),
+        ] {
+            namespace.settings.set(key, rng.permille(300).then(|| *rng.pick(values)));
+        }
     }
 }
 

@@ -28,8 +28,8 @@ mod routes;
 mod source;
 
 use super::{ObjectsError, spawn};
-use crate::config::{BackendTable, NbdTable, ObjectsTable, VolumesTable, Write};
-use blocker::Blocker;
+use crate::config::{BackendTable, NbdTable, ObjectsTable, VolumesTable};
+use blocker::{Blocker, WriteMode};
 use cached_admin::AdminServer;
 use cached_admin::sources::Shown;
 use cached_core::object::ObjectCache;
@@ -141,7 +141,7 @@ impl VolumesOpening {
         let records_at_once = self.volumes.record_at_once(objects);
         let options = options.records_at_once(records_at_once);
         // Where writes go through, none is answered from memory.
-        let is_kept = records_at_once || objects.write == Write::Back;
+        let is_kept = records_at_once || objects.write == WriteMode::Back;
         let options = if is_kept { options } else { options.overlay_bytes_max(0) };
         let volumes = Volumes::new(Arc::new(cache.clone()), options);
         let volumes = Arc::new(volumes.map_err(|error| ObjectsError::Volumes(error.to_string()))?);

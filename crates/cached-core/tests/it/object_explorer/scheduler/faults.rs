@@ -71,7 +71,7 @@ impl Environment {
         let namespace = self.rng.pick(&self.ids).namespace.clone();
         let mode = *self.rng.pick(&[WriteMode::Back, WriteMode::Through, WriteMode::Around]);
         trace!(self, "  {namespace} is written {mode}");
-        self.caches.iter().for_each(|cache| cache.set_write_mode(namespace.clone(), mode).expect("room"));
+        self.caches.iter().for_each(|cache| cache.set_namespace(&namespace, &mode.into()).expect("room"));
     }
 
     /// Lets the store refuse a request for the time being.

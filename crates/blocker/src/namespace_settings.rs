@@ -1,0 +1,170 @@
+//! The settings that a namespace of a cache can have: a partial table, of what one source has set.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::write_mode::WriteMode;
+
+macro_rules! keys {
+    ($($(#[$doc:meta])* $key:ident = $name:literal,)*) => {
+        /// A setting of a namespace that can change while the cache runs, beside its write mode. Each is a number;
+        /// the unit is the one in the name, and without one it is a count.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+        #[non_exhaustive]
+        pub enum NamespaceKey {
+            $($(#[$doc])* #[serde(rename = $name)] $key,)*
+        }
+
+        impl NamespaceKey {
+            /// All keys.
+            pub const ALL: [Self; [$($name),*].len()] = [$(Self::$key),*];
+
+            /// Returns the key's name, which it has in the configuration file as well.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$key => $name,)*
+                }
+            }
+        }
+    };
+}
+
+keys! {
+    /// Its own part of the data that may be dirty. None: it shares the rest with the others.
+    DirtyBytesMax = "dirty_bytes_max",
+    /// How long a change may be dirty before its flush begins. None: as for the whole cache.
+    DirtyAgeMsMax = "dirty_age_ms_max",
+    /// The most bytes that its objects may have together, by their sizes. None: no quota. A change that would
+    /// exceed it is refused with [`OutOfSpace`](crate::Error::OutOfSpace) before it is acknowledged.
+    QuotaBytesMax = "quota_bytes_max",
+    /// The most requests to the store a second. None: no limit.
+    StoreRequestsPerSecondMax = "store_requests_per_second_max",
+    /// The most bytes to and from the store a second. None: no limit.
+    StoreBytesPerSecondMax = "store_bytes_per_second_max",
+    /// The requests to the store a second that are reserved for it. None: none.
+    StoreRequestsPerSecondMin = "store_requests_per_second_min",
+    /// Its share of what is not reserved, beside the weights of the others. None: 1.
+    StoreWeight = "store_weight",
+    /// For how long it can save up what it has not used of its rates. None: 100 ms.
+    StoreBurstMs = "store_burst_ms",
+    /// Memory that other namespaces cannot take from it as long as it uses it. With this or one of the next two
+    /// it has a share of the memory of its own. None: 0.
+    MemoryBytesMin = "memory_bytes_min",
+    /// The most memory that it has; exceeded by what the requests under way take, and by dirty data. None: all.
+    MemoryBytesMax = "memory_bytes_max",
+    /// How much a miss of it counts beside a miss of the others, when memory goes to where it gains most. None: 1.
+    MemoryWeight = "memory_weight",
+    /// How far ahead of a client that reads in order the store is read. None: as for the whole cache.
+    ReadAheadBytesMax = "read_ahead_bytes_max",
+    /// From how many bytes on reads in order bypass the cache. None: as for the whole cache.
+    BypassReadBytesMin = "bypass_read_bytes_min",
+    /// From how many bytes on writes in order bypass the cache. None: as for the whole cache.
+    BypassWriteBytesMin = "bypass_write_bytes_min",
+}
+
+impl NamespaceKey {
+    /// Returns whether its value is a number of bytes.
+    #[must_use]
+    pub fn is_bytes(self) -> bool {
+        self.name().contains("bytes")
+    }
+}
+
+impl fmt::Display for NamespaceKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for NamespaceKey {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::ALL.into_iter().find(|key| key.name() == text).ok_or_else(|| {
+            let known = Self::ALL.map(Self::name).join(", ");
+            Error::Invalid(format!("{text:?} cannot be set for a namespace; there are {known}").into())
+        })
+    }
+}
+
+/// Settings of a namespace as one source has them: those that are not there are left to other sources.
+///
+/// ```
+/// use blocker::{NamespaceKey, NamespaceSettings, WriteMode};
+///
+/// let mut file = NamespaceSettings::from(WriteMode::Through).with(NamespaceKey::QuotaBytesMax, 4096);
+/// let command = NamespaceSettings::default().with(NamespaceKey::QuotaBytesMax, None);
+/// file.extend(&command);
+/// assert_eq!(file.write, Some(WriteMode::Through));
+/// assert_eq!(file.get(NamespaceKey::QuotaBytesMax), Some(None), "no quota, whatever the file has");
+/// assert_eq!(file.get(NamespaceKey::StoreWeight), None, "not set");
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct NamespaceSettings {
+    /// How writes are treated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub write: Option<WriteMode>,
+    #[serde(flatten)]
+    values: BTreeMap<NamespaceKey, Option<u64>>,
+}
+
+impl NamespaceSettings {
+    /// Returns the settings with another value: a number, or `None` for none of its own, which hides the value of a
+    /// weaker source.
+    #[must_use]
+    pub fn with(mut self, key: NamespaceKey, value: impl Into<Option<u64>>) -> Self {
+        self.set(key, value);
+        self
+    }
+
+    /// Sets a value, as [`with`](Self::with).
+    pub fn set(&mut self, key: NamespaceKey, value: impl Into<Option<u64>>) {
+        self.values.insert(key, value.into());
+    }
+
+    /// Takes a value back: it is left to other sources.
+    pub fn unset(&mut self, key: NamespaceKey) {
+        self.values.remove(&key);
+    }
+
+    /// Returns a value: `None` if it is not set, `Some(None)` if it is set to none of its own.
+    #[must_use]
+    pub fn get(&self, key: NamespaceKey) -> Option<Option<u64>> {
+        self.values.get(&key).copied()
+    }
+
+    /// Returns the number that a key has.
+    #[must_use]
+    pub fn number(&self, key: NamespaceKey) -> Option<u64> {
+        self.get(key).flatten()
+    }
+
+    /// Returns the values that are set, beside the write mode, in the order of the keys.
+    pub fn values(&self) -> impl ExactSizeIterator<Item = (NamespaceKey, Option<u64>)> {
+        self.values.iter().map(|(key, value)| (*key, *value))
+    }
+
+    /// Returns whether nothing is set.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.write.is_none() && self.values.is_empty()
+    }
+
+    /// Lays the settings of a stronger source over these.
+    pub fn extend(&mut self, stronger: &Self) {
+        self.write = stronger.write.or(self.write);
+        self.values.extend(&stronger.values);
+    }
+}
+
+/// Settings that have a write mode alone.
+impl From<WriteMode> for NamespaceSettings {
+    fn from(mode: WriteMode) -> Self {
+        Self { write: Some(mode), values: BTreeMap::new() }
+    }
+}
