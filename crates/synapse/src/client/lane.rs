@@ -20,6 +20,7 @@ mod tests;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use blocker::{Capabilities, Error, Segments, Timestamp};
 use parking_lot::Mutex;
@@ -63,6 +64,17 @@ pub(super) struct Resent {
     pub(super) count: u64,
     /// The number of requests that must not be sent again, and will not be answered.
     pub(super) lost_count: u64,
+}
+
+/// The part of the time that is left which the way of the answer may take, and the most that it may.
+const ANSWER_SHARE: u32 = 8;
+const ANSWER_TIME_MAX: Duration = Duration::from_millis(250);
+
+/// Returns the deadline that the server is told, also of a call that has none but the client's: what the server knows
+/// at it, such as why something is not stored, reaches the caller before its own.
+fn server_deadline(now: Timestamp, deadline: Timestamp) -> Option<Timestamp> {
+    let left = deadline.since(now);
+    (deadline != NEVER).then(|| now + (left - (left / ANSWER_SHARE).min(ANSWER_TIME_MAX)))
 }
 
 /// The deadline of a call that has none.
@@ -335,7 +347,7 @@ impl Lane {
             let slot = &mut state.slots[id.slot as usize];
             if slot.sequence == id.sequence
                 && slot.state == SlotState::Queued
-                && let Some(request) = &slot.request
+                && let Some(request) = &mut slot.request
             {
                 let needed_bytes = slot.cost_bytes;
                 if state.can_request_credit && needed_bytes > state.credits.bytes {
@@ -355,6 +367,9 @@ impl Lane {
                 state.sent_bytes += slot.cost_bytes;
                 slot.was_sent_before = std::mem::replace(&mut slot.was_sent, true);
                 (slot.state, slot.is_owed) = (SlotState::Sent, true);
+                if let Some(call) = request.call_mut() {
+                    call.deadline = server_deadline(now, slot.deadline);
+                }
                 output.push(|out| request.encode(id, now, has_crc, out));
             }
             state.queue.pop_front();

@@ -204,3 +204,45 @@ fn dropping_the_client_ends_its_connections() {
     assert_eq!(host.runtime.block_on(reply.into_future()).unwrap_err(), Error::Missing);
     until("all are closed", || host.server.metric("synapse_connections_open") == 0);
 }
+
+/// A store that has no space: it says so at the deadline of each change.
+struct Full {
+    memory: Memory,
+    clock: ManualClock,
+    begun: std::sync::atomic::AtomicU64,
+}
+
+impl Blocker for Full {
+    blocker::delegate!(|this| this.memory, except write);
+
+    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
+        let wait = self.clock.sleep_until(request.call.deadline.expect("a deadline"));
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        Reply::pending(async move {
+            wait.await;
+            Err(Error::NotStored("no space is left".into()))
+        })
+    }
+}
+
+#[test]
+fn what_the_server_knows_at_the_deadline_of_a_call_reaches_its_caller_in_time() {
+    let clock = ManualClock::new();
+    let backend = Arc::new(Full { memory: Memory::default(), clock: clock.clone(), begun: 0.into() });
+    let mut config = ServerConfig::default();
+    config.clock = Arc::new(clock.clone());
+    let host = Host::new(Kind::Tcp, Arc::clone(&backend) as _, config);
+    let mut config = host.client_config();
+    (config.clock, config.call_timeout) = (Arc::new(clock.clone()), Some(Duration::from_secs(2)));
+    let client = host.client_with(config);
+    let write = || WriteRequest::new(object("o"), 0, b"x");
+    let own = write().deadline(clock.now() + Duration::from_secs(2));
+    let writes = [write(), own].map(|write| host.runtime.spawn(client.write(write).into_future()));
+    until("both are under way", || backend.begun.load(Ordering::SeqCst) == 2);
+    // A quarter of a second is left for the answer, and does not pass here.
+    clock.advance(Duration::from_millis(1750));
+    for write in writes {
+        let why = host.runtime.block_on(write).unwrap().unwrap_err();
+        assert_eq!(why, Error::NotStored("no space is left".into()));
+    }
+}
