@@ -39,17 +39,12 @@ pub(crate) struct AdminArguments {
 /// The admin listener that is asked unless another one is given.
 const URL_DEFAULT: &str = "http://127.0.0.1:9150";
 
-impl AdminArguments {
-    /// Returns whether an admin listener is given.
-    pub(crate) fn is_given(&self) -> bool {
-        self.url.is_some()
-    }
-}
-
 /// A client of one admin listener. It keeps its connection open between requests.
 pub(crate) struct Admin {
     client: Blocking,
     base: String,
+    /// Whether the listener was named, and is not the one that is asked without a name.
+    is_named: bool,
     authorization: Option<String>,
 }
 
@@ -91,7 +86,7 @@ impl Admin {
         let connector = Route::new(CONNECT_TIMEOUT).with_tls(tls, true);
         let client = Blocking::new(connector, concat!("cachectl/", env!("CARGO_PKG_VERSION")), timeout)
             .map_err(Failure::io("starting the HTTP client"))?;
-        Ok(Self { client, base, authorization })
+        Ok(Self { client, base, is_named: arguments.url.is_some(), authorization })
     }
 
     /// Returns the address of the listener, as a URL without a path.
@@ -145,7 +140,8 @@ impl Admin {
             None => request,
         };
         let response = self.client.send(request, body, ANSWER_BYTES_MAX);
-        let (status, body) = whole(response).map_err(|error| failed(None, error))?;
+        let hint = if self.is_named { "" } else { "; --admin names another admin listener than this one" };
+        let (status, body) = whole(response).map_err(|error| failed(None, format!("{error}{hint}")))?;
         if !status.is_success() {
             // Some routes answer with the reason alone, as JSON.
             let reason = serde_json::from_str::<Value>(&body).ok();

@@ -21,7 +21,8 @@ mod progress;
 
 use std::time::Duration;
 
-use clap::{CommandFactory, Parser};
+use clap::parser::ValueSource;
+use clap::{CommandFactory, FromArgMatches, Parser};
 
 use backend::{BackendSpec, Opened};
 use command::Command;
@@ -76,14 +77,18 @@ fn main() -> std::process::ExitCode {
     if let Some(code) = cached_manual::written_on_request(Arguments::command) {
         return code;
     }
-    let arguments = Arguments::parse();
+    let matches = Arguments::command().get_matches();
+    let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let output = Output::new(arguments.json);
     if let Some(code) = arguments.command.run_alone(&output) {
         return code;
     }
-    let has_server = arguments.backend.as_ref().is_some_and(BackendSpec::is_server);
+    // A server that the environment names is that of objects; a running server is asked by its admin listener.
+    let is_named = |option| matches.value_source(option) == Some(ValueSource::CommandLine);
+    let names_server = arguments.backend.as_ref().is_some_and(BackendSpec::is_server) && is_named("backend");
+    let over_synapse = names_server && !is_named("url");
     let (admin, timeout) = (&arguments.admin, arguments.timeout());
-    let done = match arguments.command.run_admin(admin, has_server, timeout, &output) {
+    let done = match arguments.command.run_admin(admin, over_synapse, timeout, &output) {
         Some(done) => done,
         None => run(arguments, &output),
     };

@@ -96,9 +96,10 @@ pub(crate) enum Command {
     /// Ask something of the S3 sidecar of a running cached, by its admin listener (--admin).
     S3(s3::S3),
     /// List, show, create, change or remove the namespaces of a running cached or synapsed's object cache, by its admin
-    /// listener (--admin), or over synapse if -b synapse:… is given and --admin is not.
+    /// listener (--admin), or over synapse if the command line has -b synapse:… and no --admin.
     ///
-    /// Over synapse, changes need allow_namespace_changes in the server's configuration.
+    /// CACHECTL_BACKEND changes nothing about that. Over synapse, changes need allow_namespace_changes in the server's
+    /// configuration.
     Namespace(namespaces::Namespaces),
     /// Take the object cache of a running cached or synapsed out of the path of requests, or put it back, by its admin
     /// listener (--admin).
@@ -131,11 +132,11 @@ impl Command {
     }
 
     /// Runs a command that uses a server's admin listener only. Returns `None` if the command does not, or if it can
-    /// do without and another server is given, `has_server`.
+    /// do without and is to go `over_synapse`.
     pub(crate) fn run_admin(
         &self,
         admin: &AdminArguments,
-        has_server: bool,
+        over_synapse: bool,
         timeout: Option<Duration>,
         output: &Output,
     ) -> Option<Result<(), Failure>> {
@@ -147,7 +148,7 @@ impl Command {
             Self::Drain(drain) => Some(drain.run(admin, timeout, output)),
             Self::FlushPrefix(flush) => Some(flush.run(admin, timeout, output)),
             Self::S3(s3) => Some(s3.run(admin, timeout, output)),
-            Self::Namespace(_) if has_server && !admin.is_given() => None,
+            Self::Namespace(_) if over_synapse => None,
             Self::Namespace(namespaces) => Some(namespaces.run(admin, timeout, output)),
             Self::Cache(cache) => Some(cache.run(admin, timeout, output)),
             Self::Volume(volume) => volume.run_admin(admin, timeout, output),

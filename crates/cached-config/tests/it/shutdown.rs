@@ -35,7 +35,7 @@ fn a_retryable_error_is_tried_again_even_if_nothing_is_dirty() {
     let files = Arc::new(FileStore::open_or_create(directory.path()).unwrap());
     let store = Arc::new(Faulty::new(files, plan, Arc::new(SystemClock)));
     let cache = cache(Arc::clone(&store) as _);
-    cache.set_write_mode(object().namespace, WriteMode::Through).unwrap();
+    cache.set_namespace(&object().namespace, &WriteMode::Through.into()).unwrap();
     let mut tries = 0;
     // Most of the first tries fail, so that some of ten shutdowns take several.
     for _ in 0..10 {

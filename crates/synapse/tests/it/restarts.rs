@@ -316,7 +316,7 @@ fn reserved_namespaces_are_hidden_from_clients_and_refused_to_them() {
             control.quota(own.clone()),
             control.set_quota(own.clone(), Some(1)),
             control.namespace_state(own.clone()),
-            control.change_namespace(own.clone(), Some(WriteMode::Back), Vec::new()),
+            control.change_namespace(own.clone(), WriteMode::Back.into()),
             control.remove_namespace(own.clone(), DirtyData::Discard),
         );
         assert_eq!(control.namespaces().await.unwrap(), [other.namespace.clone()]);
