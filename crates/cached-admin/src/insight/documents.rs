@@ -307,7 +307,7 @@ mod tests {
         report.shorten_keys();
         let shown: Vec<&str> = report.keys.iter().map(|key| &*key.key).collect();
         assert_eq!([shown[0], shown[2]], ["namespac…", "1234…"]);
-        assert_eq!(report.keys[1].bytes.as_deref(), Some(""));
+        assert_eq!(report.keys[1].bytes.as_deref(), Some("ff"));
         assert_eq!(shortened("a"), "…");
     }
 }
