@@ -456,7 +456,7 @@ impl Listed {
         (of, name, id)
     }
 
-    fn done<T: 'static>(&mut self, reply: Reply<T>) -> Result<T> {
+    fn done<T: Unpin + 'static>(&mut self, reply: Reply<T>) -> Result<T> {
         let reply = self.env.sim.spawn(reply);
         self.env.commit();
         for _ in 0..100 {
