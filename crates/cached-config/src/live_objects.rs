@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError, Weak};
 use synapse::{Secret, SecretHandle, Server};
 
 /// The keys that can change while a program runs, of the tables that `cached` and `synapsed` share.
-pub const LIVE_KEYS: [&str; 31] = [
+pub const LIVE_KEYS: [&str; 32] = [
     "process.drain_delay_secs",
     "process.drain_timeout_secs",
     "log.level",
@@ -33,6 +33,7 @@ pub const LIVE_KEYS: [&str; 31] = [
     "synapse.secret_file",
     "synapse.secret_file_previous",
     "synapse.connections_max",
+    "synapse.peer_connections_max",
     "synapse.sessions_max",
     "synapse.session_linger_secs",
     "synapse.session_requests_max",

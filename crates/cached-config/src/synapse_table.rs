@@ -30,6 +30,9 @@ pub struct SynapseTable {
     pub threads: usize,
     /// The largest number of connections.
     pub connections_max: u32,
+    /// The largest number of connections of one address; `None`: half of `connections_max`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer_connections_max: Option<u32>,
     /// The largest number of sessions, connected or not.
     pub sessions_max: u32,
     /// How long a session without a connection is kept, in seconds.
@@ -65,6 +68,7 @@ impl Default for SynapseTable {
             allow_namespace_changes: config.allow_namespace_changes,
             threads: THREADS,
             connections_max: config.connections_max,
+            peer_connections_max: config.peer_connections_max,
             sessions_max: config.sessions_max,
             session_linger_secs: config.session_linger.as_secs(),
             session_requests_max: config.session_slots_max,
@@ -151,6 +155,7 @@ impl SynapseTable {
         config.allow_exposed = self.allow_exposed;
         config.allow_namespace_changes = self.allow_namespace_changes;
         config.connections_max = self.connections_max;
+        config.peer_connections_max = self.peer_connections_max;
         config.sessions_max = self.sessions_max;
         config.session_linger = Duration::from_secs(self.session_linger_secs);
         config.session_slots_max = self.session_requests_max;

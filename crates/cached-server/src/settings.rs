@@ -130,6 +130,8 @@ pub struct Settings {
     pub slow_request_ms: u32,
     /// The bytes that all connections together may hold for unfinished input and unsent output.
     pub connection_bytes_max: usize,
+    /// The largest number of connections of one address; 0 is without limit.
+    pub peer_connections_max: usize,
 }
 
 /// One `-l` address.
@@ -353,6 +355,7 @@ impl Default for Settings {
             insight_share: 0.0,
             slow_request_ms: 100,
             connection_bytes_max: Settings::connection_bytes_for(1024, 1 << 20),
+            peer_connections_max: 0,
         }
     }
 }

@@ -5,9 +5,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use blocker::{Reply, Segments};
+use connection::ReceiveBuffer;
 
 use crate::protocol::{Context, Description, Extent, NoExport, Zeroes};
-use crate::receive::ReceiveBuffer;
 
 /// The most bytes that an export has in memory for one request to read ahead. They count among those that a connection may
 /// have outstanding.

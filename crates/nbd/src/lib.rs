@@ -11,7 +11,10 @@
 //!   may share an export.
 //! - Once the export has been asked, a request runs to its end, even if its client is gone.
 //! - What a client can make grow has a limit: options, names, payloads, requests and bytes outstanding,
-//!   connections, and the time for a negotiation. A client that makes no progress is disconnected.
+//!   connections, in all and of each address, and the time for a negotiation. A client that makes no progress is
+//!   disconnected.
+//! - One client never stops another: each connection has a floor of the memory, which no other can take, and where more
+//!   is needed the slowest client is disconnected.
 //! - The payload of a large write is read from the socket into the memory that the export is passed, which may
 //!   be the export's own ([`Export::receive_buffer`]); the payload of a large read is sent from the memory that
 //!   the export returns.
@@ -24,11 +27,10 @@ mod address;
 mod export;
 mod memory;
 pub mod protocol;
-mod receive;
 mod server;
 
 pub use address::{Address, AddressError, PORT_DEFAULT};
+pub use connection::{ReceiveBuffer, SettingError};
 pub use export::{Export, Exports, Lookup, READ_AHEAD_BYTES};
 pub use memory::{MemoryExport, NamedExports};
-pub use receive::ReceiveBuffer;
-pub use server::{ListenError, Server, ServerConfig, SettingError};
+pub use server::{ListenError, Server, ServerConfig};

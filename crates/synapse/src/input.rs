@@ -11,16 +11,15 @@
 //! with the number of connections.
 
 use std::cell::RefCell;
-use std::io::{self, IoSliceMut};
+use std::io;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use blocker::{Segment, Segments, Timestamp};
 use bytes::Bytes;
+use connection::{LARGE_BYTES, PayloadPool, ReceiveBuffer, Stream, copy_into, poll_fill};
 
 use crate::codec::{self, FrameError, HEAD_BYTES_MAX, Head, payload_crc};
-use crate::receive::{LARGE_BYTES, PayloadPool, ReceiveBuffer};
-use crate::stream::Stream;
 
 /// The length of the buffer: several times the longest frame that passes through it.
 const BUFFER_BYTES: usize = 128 * 1024;
@@ -30,8 +29,6 @@ const READ_BYTES: usize = 32 * 1024;
 const COPIED_BYTES_MIN: usize = 1024;
 /// The most bytes of one read where a large frame is expected: most heads, and little of the payload.
 const HEAD_READ_BYTES: usize = 512;
-/// The most slices of one read, the next head's included.
-const PLACES_MAX: usize = 65;
 const _: () = assert!(BUFFER_BYTES >= HEAD_BYTES_MAX + LARGE_BYTES);
 
 /// The most buffers that a thread keeps for connections that are about to read.
@@ -74,12 +71,15 @@ pub(crate) struct Input {
     pub(crate) payload_bytes_max: u32,
     /// The bytes of large payloads that were copied.
     pub(crate) copied_bytes: u64,
+    /// The bytes that have arrived.
+    pub(crate) received_bytes: u64,
     /// When bytes arrived last.
     pub(crate) received_at: Timestamp,
 }
 
 struct Body {
     reserved: Box<dyn ReceiveBuffer>,
+    len_bytes: usize,
     left_bytes: usize,
 }
 
@@ -137,6 +137,7 @@ impl Input {
             pool,
             payload_bytes_max: 0,
             copied_bytes: 0,
+            received_bytes: 0,
             received_at: now,
         }
     }
@@ -166,7 +167,13 @@ impl Input {
         let room = (self.end + self.read_bytes).min(self.buffer.len());
         let count = ready!(stream.poll_read(cx, &mut self.buffer[self.end..room]))?;
         self.end += count;
+        self.received_bytes += count as u64;
         Poll::Ready(Ok(count))
+    }
+
+    /// Returns the length of the large payload that is arriving; 0 if there is none.
+    pub(crate) fn receiving_bytes(&self) -> usize {
+        self.body.as_ref().map_or(0, |body| body.len_bytes)
     }
 
     /// Whether a large payload is arriving.
@@ -180,37 +187,12 @@ impl Input {
         let Some(body) = &mut self.body else { return Poll::Pending };
         // The buffer is empty: the payload has taken everything in it.
         let next_head = &mut self.buffer[..self.large_head.len()];
-        let left_bytes = body.left_bytes;
-        let mut beyond_count = 0;
-        let mut read = |places: &mut [IoSliceMut<'_>]| {
-            let offered: usize = places.iter().map(|place| place.len()).sum();
-            let done = if offered == left_bytes && places.len() < PLACES_MAX {
-                let mut all: [_; PLACES_MAX] = std::array::from_fn(|_| IoSliceMut::new(&mut []));
-                let count = places.len();
-                all.iter_mut().zip(places).for_each(|(one, place)| *one = IoSliceMut::new(place));
-                all[count] = IoSliceMut::new(next_head);
-                stream.poll_read_vectored(cx, &mut all[..=count])
-            } else {
-                stream.poll_read_vectored(cx, places)
-            };
-            match done {
-                Poll::Ready(Ok(count)) => {
-                    beyond_count = count.saturating_sub(offered);
-                    Ok(count - beyond_count)
-                }
-                Poll::Ready(Err(error)) => Err(error),
-                Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
-            }
-        };
-        match body.reserved.fill(&mut read) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
-            Err(error) => Poll::Ready(Err(error)),
-            Ok(count) => {
-                body.left_bytes = left_bytes.saturating_sub(count);
-                (self.start, self.end) = (0, beyond_count);
-                Poll::Ready(Ok(count + beyond_count))
-            }
-        }
+        let filled = ready!(poll_fill(cx, stream, &mut *body.reserved, body.left_bytes, next_head))?;
+        body.left_bytes = body.left_bytes.saturating_sub(filled.payload_bytes);
+        (self.start, self.end) = (0, filled.beyond_bytes);
+        let count = filled.payload_bytes + filled.beyond_bytes;
+        self.received_bytes += count as u64;
+        Poll::Ready(Ok(count))
     }
 
     /// Returns the next frame, if it is complete. `reserve` may return the receive buffer for a large
@@ -265,15 +247,10 @@ impl Input {
             let (head_bytes, payload) = (&*self.large_head, Payload::Received(reserved.finish()));
             return Ok(Some(Frame { head, head_bytes, payload }));
         }
-        self.body = Some(Body { reserved, left_bytes: payload_bytes - arrived.len() });
+        self.body =
+            Some(Body { reserved, len_bytes: payload_bytes, left_bytes: payload_bytes - arrived.len() });
         Ok(None)
     }
-}
-
-fn copy_into(reserved: &mut dyn ReceiveBuffer, mut bytes: &[u8]) {
-    let mut read = |places: &mut [IoSliceMut<'_>]| io::Read::read_vectored(&mut bytes, places);
-    // Reading from a slice never fails, and the receive buffer has room for all of it.
-    while reserved.fill(&mut read).is_ok_and(|count| count > 0) {}
 }
 
 impl Drop for Input {

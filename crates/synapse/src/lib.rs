@@ -37,20 +37,18 @@
 //! # Ok::<_, Box<dyn std::error::Error>>(())
 //! ```
 
+mod address;
 mod auth;
 mod client;
 pub mod codec;
 mod input;
-mod output;
 mod receive;
 mod server;
-mod setting;
-mod stream;
 mod timer;
 
+pub use address::{Address, AddressError, Connector, Duplex, Opening, PORT_DEFAULT};
 pub use auth::{SECRET_BYTES_MIN, Secret, SecretError};
 pub use client::{ClientConfig, SecretHandle, SynapseBlocker};
+pub use connection::SettingError;
 pub use receive::{LARGE_BYTES, ReceiveBuffer, ReceiveBuffers};
 pub use server::{ListenError, ListeningSocket, NodeRecord, Server, ServerConfig, ServerLimits, host_name};
-pub use setting::SettingError;
-pub use stream::{Address, AddressError, Connector, Duplex, Opening, PORT_DEFAULT};

@@ -53,6 +53,8 @@ pub(crate) struct MemcachedTable {
     connections_max: u32,
     /// `-o maxconns_fast` and `no_maxconns_fast`.
     connections_excess: Excess,
+    /// No flag; 0 is without limit.
+    peer_connections_max: u32,
     /// `-o read_buf_mem_limit`; with 0 it follows from `connections_max`.
     connection_bytes_max: Size,
     /// `-o idle_timeout`.
@@ -146,6 +148,7 @@ impl From<&Settings> for MemcachedTable {
             cas: settings.cas,
             threads: u32::try_from(settings.threads).unwrap_or(u32::MAX),
             connections_max: u32::try_from(settings.connections_max).unwrap_or(u32::MAX),
+            peer_connections_max: u32::try_from(settings.peer_connections_max).unwrap_or(u32::MAX),
             connections_excess: if settings.connections_max_fast { Excess::Refuse } else { Excess::Wait },
             connection_bytes_max: settings.inert.read_buf_mem_limit.into(),
             idle_timeout_secs: settings.idle_timeout_secs,
@@ -231,6 +234,7 @@ impl MemcachedTable {
         settings.connections_max =
             within("memcached.connections_max", self.connections_max, 1..=i32::MAX as u32)? as usize;
         settings.connections_max_fast = self.connections_excess == Excess::Refuse;
+        settings.peer_connections_max = self.peer_connections_max as usize;
         self.apply_buffers(settings)?;
         let idle = within("memcached.idle_timeout_secs", self.idle_timeout_secs, 0..=i32::MAX as u32)?;
         settings.idle_timeout_secs = idle;

@@ -28,6 +28,9 @@ pub struct NbdTable {
     pub threads: usize,
     /// The largest number of connections.
     pub connections_max: u32,
+    /// The largest number of connections of one address; `None`: half of `connections_max`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer_connections_max: Option<u32>,
     /// The largest number of outstanding requests of each connection.
     pub connection_requests_max: u32,
     /// The largest sum of their payloads for each connection.
@@ -66,6 +69,7 @@ impl Default for NbdTable {
             allow_exposed: false,
             threads: THREADS,
             connections_max: config.connections_max,
+            peer_connections_max: config.peer_connections_max,
             connection_requests_max: config.connection_requests_max,
             connection_bytes_max: Size(config.connection_bytes_max),
             bytes_max: Size(config.bytes_max),
@@ -110,6 +114,7 @@ impl NbdTable {
     pub(crate) fn server(&self, tls: Option<Arc<ServerTls>>) -> ServerConfig {
         let mut config = ServerConfig::default();
         config.connections_max = self.connections_max;
+        config.peer_connections_max = self.peer_connections_max;
         config.connection_requests_max = self.connection_requests_max;
         config.connection_bytes_max = self.connection_bytes_max.0;
         config.bytes_max = self.bytes_max.0;

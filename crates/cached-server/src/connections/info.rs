@@ -4,6 +4,7 @@
 //! thread that finds that connections together hold too much memory and chooses which of them to close.
 
 use cached_proto::Protocol;
+use connection::Peer;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{OwnedFd, RawFd};
 use std::path::PathBuf;
@@ -140,6 +141,14 @@ impl ConnInfo {
     pub(crate) fn client_host(&self) -> Option<IpAddr> {
         match &self.endpoints {
             Endpoints::Tcp { peer, .. } => Some(peer.ip()),
+            Endpoints::Unix { .. } | Endpoints::Udp { .. } => None,
+        }
+    }
+
+    /// Returns the address by which the connections of its client are counted; `None` if they are not.
+    pub(super) fn network(&self) -> Option<IpAddr> {
+        match &self.endpoints {
+            Endpoints::Tcp { peer, .. } => Peer::Tcp(*peer).network(),
             Endpoints::Unix { .. } | Endpoints::Udp { .. } => None,
         }
     }

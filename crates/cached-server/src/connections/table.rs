@@ -4,7 +4,9 @@
 use super::commands::{Command, CommandQueue};
 use super::info::{ConnInfo, Endpoints, HeldMemory, HeldSums};
 use crate::locks::{CONNECTIONS, Lock};
+use connection::Peer;
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -94,6 +96,12 @@ impl Connections {
     /// Returns the number of connections.
     pub(crate) fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of connections from the address of `peer`.
+    pub(crate) fn count_of(&self, peer: SocketAddr) -> usize {
+        let network = Peer::Tcp(peer).network();
+        self.table.lock().values().filter(|info| info.network() == network).count()
     }
 
     /// Returns the largest number of connections at one time.

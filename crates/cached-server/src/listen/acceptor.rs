@@ -110,10 +110,25 @@ fn admit(
     shared: &Shared,
     next_worker: &RoundRobin,
 ) {
-    if shared.is_full() {
+    let peer_connections_max = shared.settings.peer_connections_max;
+    let is_peer_full = || {
+        peer.is_some_and(|peer| {
+            peer_connections_max > 0 && shared.connections.count_of(peer) >= peer_connections_max
+        })
+    };
+    if shared.is_full() || is_peer_full() {
         shared.connections.rejected.fetch_add(1, Ordering::Relaxed);
-        let (peer, connections_max) = (peer_name(peer), shared.live.connections_max());
-        tracing::warn!(peer, connections_max, "connection refused: too many are open");
+        let peer = peer_name(peer);
+        if shared.is_full() {
+            let connections_max = shared.live.connections_max();
+            tracing::warn!(peer, connections_max, "connection refused: too many are open");
+        } else {
+            tracing::warn!(
+                peer,
+                peer_connections_max,
+                "connection refused: too many of its address are open"
+            );
+        }
         origin.counts.refused.fetch_add(1, Ordering::Relaxed);
         let words = match origin.tls {
             None => &b"ERROR Too many open connections\r\n"[..],

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cached_tls::ServerTls;
+use connection::{Budget, Limits, SettingError};
 use tokio::runtime::Handle;
 
-use super::input::BUFFER_BYTES;
+use super::input::{BUFFER_BYTES, PIECE_BYTES_MIN};
 use crate::protocol::TlsMode;
 use crate::protocol::wire::PAYLOAD_BYTES_MAX;
 
@@ -16,15 +17,19 @@ use crate::protocol::wire::PAYLOAD_BYTES_MAX;
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct ServerConfig {
-    /// The most connections at a time. 256 unless set.
+    /// The most connections at a time. Each has a floor of `bytes_max` of its own. 256 unless set.
     pub connections_max: u32,
+    /// The most connections of one address, without those over unix sockets. Half of `connections_max` unless set.
+    pub peer_connections_max: Option<u32>,
     /// The most requests of one connection that are being executed, 1 to 65 536. 256 unless set.
     pub connection_requests_max: u32,
     /// The most bytes of payloads and extents of one connection, of requests that are being executed and of replies that
     /// the client has not taken; at least [`PAYLOAD_BYTES_MAX`]. A single request may always have its
     /// payload. 64 MiB unless set.
     pub connection_bytes_max: u64,
-    /// The most bytes of payloads of all connections; at least `connection_bytes_max`. 1 GiB unless set.
+    /// The most bytes of payloads and extents of all connections; at least twice `connection_bytes_max`, and 128 KiB
+    /// for each of `connections_max`. Half of what is beyond that is divided into floors, of which no connection can
+    /// take another's; the rest is for those that need more. 1 GiB unless set.
     pub bytes_max: u64,
     /// The bytes of buffers for large payloads that are kept for reuse. 64 MiB unless set.
     pub payload_pool_bytes_max: usize,
@@ -46,6 +51,7 @@ impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             connections_max: 256,
+            peer_connections_max: None,
             connection_requests_max: 256,
             connection_bytes_max: 64 << 20,
             bytes_max: 1 << 30,
@@ -59,37 +65,13 @@ impl Default for ServerConfig {
     }
 }
 
-/// A setting that cannot work, and what would be right.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{setting} {problem}")]
-pub struct SettingError {
-    setting: &'static str,
-    problem: &'static str,
-}
-
-impl SettingError {
-    /// Returns the name of the setting: the field of the configuration.
-    #[must_use]
-    pub fn setting(&self) -> &'static str {
-        self.setting
-    }
-
-    /// Returns what would be right, for example `must be at least 1`.
-    #[must_use]
-    pub fn problem(&self) -> &'static str {
-        self.problem
-    }
-}
-
 impl ServerConfig {
     /// Checks that the settings are within their ranges and fit together.
     ///
     /// # Errors
     /// The first setting that does not, and what would be right.
     pub fn check(&self) -> Result<(), SettingError> {
-        let check = |is_wrong: bool, setting, problem| {
-            if is_wrong { Err(SettingError { setting, problem }) } else { Ok(()) }
-        };
+        let check = SettingError::check;
         check(self.connections_max == 0, "connections_max", "must be at least 1")?;
         let requests = 1..=65_536;
         check(
@@ -102,12 +84,9 @@ impl ServerConfig {
             "connection_bytes_max",
             "must be at least 32 MiB, the longest payload",
         )?;
-        check(
-            self.bytes_max < self.connection_bytes_max,
-            "bytes_max",
-            "must be at least connection_bytes_max",
-        )?;
+        check(self.peer_connections_max == Some(0), "peer_connections_max", "must be at least 1")?;
         check(self.bytes_max > 1 << 40, "bytes_max", "must be at most 1 TiB")?;
+        self.budget()?;
         check(self.negotiation_timeout.is_zero(), "negotiation_timeout", "must be above 0")?;
         check(self.stall_timeout.is_zero(), "stall_timeout", "must be above 0")?;
         check(self.tls_required && self.tls.is_none(), "tls_required", "needs a certificate")
@@ -121,6 +100,24 @@ impl ServerConfig {
         connections + self.bytes_max + self.payload_pool_bytes_max as u64
     }
 
+    pub(super) fn budget(&self) -> Result<Arc<Budget>, SettingError> {
+        let request_bytes = self.connection_bytes_max;
+        let budget =
+            Budget::new(self.bytes_max, PIECE_BYTES_MIN, request_bytes, request_bytes, self.connections_max);
+        budget.map_err(|needed| {
+            let problem = format!(
+                "must be at least {needed}: twice connection_bytes_max, and a floor for each of {} connections",
+                self.connections_max
+            );
+            SettingError::new("bytes_max", problem)
+        })
+    }
+
+    pub(super) fn limits(&self) -> Limits {
+        let peer_connections_max = self.peer_connections_max.unwrap_or(self.connections_max.div_ceil(2));
+        Limits { connections_max: self.connections_max, peer_connections_max }
+    }
+
     pub(crate) fn tls_mode(&self) -> TlsMode {
         match (&self.tls, self.tls_required) {
             (None, _) => TlsMode::Off,
@@ -131,7 +128,7 @@ impl ServerConfig {
 }
 
 /// The memory of a connection beside its requests, in bytes: buffers, and TLS.
-const FIXED_BYTES: u64 = BUFFER_BYTES as u64 + 128 * 1024;
+const FIXED_BYTES: u64 = BUFFER_BYTES as u64 + 192 * 1024;
 /// The memory of a request that is being executed, beside its payload, in bytes.
 const REQUEST_BYTES: u64 = 1024;
 

@@ -12,21 +12,18 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use blocker::{Error, Segments};
+use connection::{Grant, Output, Peer, Stream, Turn};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::task::unconstrained;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use super::Shared;
-use super::budget::Share;
 use super::counters::Counts;
 use super::end::End;
 use super::in_flight::{InFlight, Outcome, Step};
-use super::input::{Input, payload_memory_bytes};
+use super::input::Input;
 use super::negotiate::Negotiating;
-use super::output::Output;
-use super::peer::Peer;
-use super::stream::Stream;
 use crate::export::{Export, READ_AHEAD_BYTES};
 use crate::protocol::wire::EXTENTS_MAX;
 use crate::protocol::{
@@ -39,18 +36,19 @@ use crate::protocol::{
 const SEND_BYTES: usize = 256 * 1024;
 /// How often a connection reads before other tasks of its thread run.
 const ROUNDS_MAX: u32 = 16;
-/// While other connections wait for room, a client has to send or to take this part of what it has outstanding
-/// within the stall timeout.
-const MOVED_PART: u64 = 8;
-/// How long a reply that the client does not take may pin the memory of others.
-const PIN_TIME: Duration = Duration::from_secs(1);
+/// How often a client is looked at whose turn it is: a reply that it does not take pins the memory of others for as long
+/// at most, and it may be the slowest where they need memory.
+const LOOK_TIME: Duration = Duration::from_secs(1);
 /// The most time for the end of a connection: what is queued is sent, and what still arrives is received.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// Serves a connection to its end.
 pub(super) async fn run(shared: &Arc<Shared>, stream: Stream, peer: Peer) -> End {
+    // Declared first, so that it is dropped last: what the connection holds counts until it is freed.
+    let mut grant;
     let mut ending = shared.ending.subscribe();
-    let (mut input, mut output) = (Input::new(Arc::clone(&shared.pool)), Output::default());
+    let share_bytes = shared.budget.share_bytes();
+    let (mut input, mut output) = (Input::new(Arc::clone(&shared.pool), share_bytes), Output::default());
     let negotiating = Negotiating { shared, input: &mut input, output: &mut output };
     let negotiated = tokio::select! {
         negotiated = timeout(shared.config.negotiation_timeout, negotiating.run(stream)) => negotiated,
@@ -65,13 +63,18 @@ pub(super) async fn run(shared: &Arc<Shared>, stream: Stream, peer: Peer) -> End
         %peer, structured = session.is_structured, contexts = session.contexts.len(),
         "export opened",
     );
+    grant = match shared.budget.join(shared.config.connection_bytes_max, false) {
+        Ok(grant) => grant,
+        Err(error) => return End::Closed(Err(io::Error::other(error.to_string()))),
+    };
     let mut open = Transmission {
-        share: shared.budget.share(),
+        grant: &mut grant,
+        is_registered: false,
         stall: Box::pin(sleep(shared.config.stall_timeout)),
         is_stall_armed: false,
         progress_at: Instant::now(),
         has_progressed: false,
-        window: Window { begun_at: Instant::now(), outstanding_bytes: 0, moved_bytes: 0 },
+        turn: Turn::begin(shared.at(Instant::now()), 0),
         in_flight: FuturesUnordered::new(),
         in_flight_bytes: 0,
         is_ended: false,
@@ -80,8 +83,8 @@ pub(super) async fn run(shared: &Arc<Shared>, stream: Stream, peer: Peer) -> End
         shared,
         peer,
         stream,
-        input,
-        output,
+        input: &mut input,
+        output: &mut output,
         export,
         session: Arc::new(session),
     };
@@ -108,14 +111,16 @@ struct Transmission<'a> {
     shared: &'a Arc<Shared>,
     peer: Peer,
     stream: Stream,
-    input: Input,
-    output: Output,
+    input: &'a mut Input,
+    output: &'a mut Output,
     export: Arc<dyn Export>,
     session: Arc<Session>,
     in_flight: FuturesUnordered<InFlight>,
     /// The bytes of the requests in flight: payloads that have arrived, and what is to be returned.
     in_flight_bytes: u64,
-    share: Share,
+    grant: &'a mut Grant,
+    /// Whether changes of the grant wake the task, whose waker stays the same.
+    is_registered: bool,
     /// Whether the client has requested the end.
     is_ended: bool,
     /// Whether the next request waits for room, not for the client.
@@ -124,19 +129,10 @@ struct Transmission<'a> {
     progress_at: Instant,
     /// Whether there were any since.
     has_progressed: bool,
-    window: Window,
+    turn: Turn,
     stall: Pin<Box<Sleep>>,
     is_stall_armed: bool,
     counts: Counts,
-}
-
-/// What a client has done since a point in time since when it was its turn all along.
-struct Window {
-    begun_at: Instant,
-    /// The bytes that the client had to send or to take then.
-    outstanding_bytes: u64,
-    /// The bytes that it has sent or taken since.
-    moved_bytes: u64,
 }
 
 /// Why no more requests are executed now.
@@ -148,7 +144,7 @@ enum Pause {
 }
 
 /// Returns the bytes that a request takes until its reply has been sent.
-fn cost_bytes(request: &Request, checked: Result<Command, Refusal>, session: &Session) -> u64 {
+fn cost_bytes(request: &Request, checked: Result<Command, Refusal>, session: &Session, input: &Input) -> u64 {
     match checked {
         Ok(Command::Read { .. }) => request.len_bytes.into(),
         Ok(Command::BlockStatus { is_one }) => {
@@ -156,14 +152,18 @@ fn cost_bytes(request: &Request, checked: Result<Command, Refusal>, session: &Se
             (session.contexts.len() * extents * size_of::<Extent>()) as u64
         }
         Ok(Command::Cache) => request.len_bytes.min(READ_AHEAD_BYTES).into(),
-        _ => payload_memory_bytes(request),
+        _ => input.payload_memory_bytes(request),
     }
 }
 
 impl Transmission<'_> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+        if !std::mem::replace(&mut self.is_registered, true) {
+            self.grant.register(cx.waker());
+        }
         let end = self.poll_rounds(cx);
-        self.release_room();
+        let held_bytes = self.held_bytes();
+        self.grant.follow(cx.waker(), held_bytes);
         self.shared.counters.add(&mut self.counts);
         match end {
             Poll::Ready(Ok(())) => {
@@ -176,19 +176,26 @@ impl Transmission<'_> {
         }
     }
 
-    /// Returns the bytes that the client has to send, or to take.
+    /// Returns the bytes of memory that wait for the client to send, or to take.
     fn client_bytes(&self) -> u64 {
-        self.input.receiving_bytes() + self.output.pending_bytes() as u64
+        self.input.receiving_bytes() + self.output.held_bytes() as u64
     }
 
-    /// Ready once the client has made no progress for too long, although it is its turn; or next to none, while
-    /// others wait for what it holds.
+    /// Returns the bytes of memory of the connection.
+    fn held_bytes(&self) -> u64 {
+        self.in_flight_bytes + self.client_bytes()
+    }
+
+    /// Ready once the client has made no progress for too long, although it is its turn; or is the slowest, and others
+    /// wait for what it keeps.
     fn poll_stall(&mut self, cx: &mut Context<'_>) -> Poll<End> {
         let is_in_request = !self.is_ended && !self.is_paused && self.input.is_in_request();
         if self.output.pending_bytes() == 0 && !is_in_request {
             self.is_stall_armed = false;
+            self.grant.end_turn();
             return Poll::Pending;
         }
+        let timeout = self.shared.config.stall_timeout;
         if std::mem::take(&mut self.has_progressed) {
             self.progress_at = Instant::now();
         }
@@ -196,37 +203,28 @@ impl Transmission<'_> {
             self.is_stall_armed = true;
             // Until now it was the turn of this side.
             self.progress_at = Instant::now();
-            self.begin_window();
-            self.stall.as_mut().reset(self.progress_at + self.shared.config.stall_timeout.min(PIN_TIME));
+            self.turn = Turn::begin(self.shared.at(self.progress_at), self.client_bytes());
+            self.stall.as_mut().reset(self.progress_at + timeout.min(LOOK_TIME));
         }
         while self.stall.as_mut().poll(cx).is_ready() {
-            let (now, timeout) = (Instant::now(), self.shared.config.stall_timeout);
+            let (now, client_bytes) = (Instant::now(), self.client_bytes());
             self.output.unpin();
             if now >= self.progress_at + timeout {
                 return Poll::Ready(End::Stalled);
             }
-            if now >= self.window.begun_at + timeout {
-                let outstanding_bytes = self.window.outstanding_bytes.min(self.client_bytes());
-                if self.window.moved_bytes < outstanding_bytes / MOVED_PART && self.share.do_others_wait() {
-                    return Poll::Ready(End::Stalled);
-                }
-                self.begin_window();
+            let waiting = self.turn.waiting(self.shared.at(now), client_bytes);
+            if self.grant.is_slowest(waiting, client_bytes) {
+                return Poll::Ready(End::Slowest);
             }
-            let end = self.progress_at.min(self.window.begun_at) + timeout;
-            self.stall.as_mut().reset(end.min(now + PIN_TIME));
+            self.stall.as_mut().reset((self.progress_at + timeout).min(now + LOOK_TIME));
         }
         Poll::Pending
-    }
-
-    fn begin_window(&mut self) {
-        let outstanding_bytes = self.client_bytes();
-        self.window = Window { begun_at: Instant::now(), outstanding_bytes, moved_bytes: 0 };
     }
 
     /// Counts bytes that the client has sent or taken.
     fn note_progress(&mut self, bytes: usize) {
         self.has_progressed = true;
-        self.window.moved_bytes += bytes as u64;
+        self.turn.note_moved(bytes as u64);
     }
 
     /// Pending when nothing is left to do; ready when there may be more to do, or at the end.
@@ -243,7 +241,6 @@ impl Transmission<'_> {
             }
             self.is_paused = matches!(pause, Pause::Room);
             if self.is_paused {
-                self.release_room();
                 // The flush may have made room; otherwise one of the wakers of what is outstanding is set.
                 if !self.has_room_for_next(cx) {
                     return Poll::Pending;
@@ -271,13 +268,6 @@ impl Transmission<'_> {
         Ok(is_sent)
     }
 
-    /// Returns to all connections what this one does not need.
-    fn release_room(&mut self) {
-        let held_bytes =
-            self.in_flight_bytes + self.input.receiving_bytes() + self.output.held_bytes() as u64;
-        self.share.release_beyond(held_bytes);
-    }
-
     /// Answers the requests that have become ready.
     fn answer_ready(&mut self, cx: &mut Context<'_>) {
         if self.in_flight.is_empty() {
@@ -289,24 +279,44 @@ impl Transmission<'_> {
         }
     }
 
-    /// Returns whether the connection may have one more request of this cost outstanding.
-    fn admits(&mut self, cost_bytes: u64, cx: &mut Context<'_>) -> bool {
+    /// Returns whether there is memory for more of the next request, which takes `cost_bytes` in all.
+    fn admits(&mut self, request: &Request, cost_bytes: u64, cx: &mut Context<'_>) -> bool {
+        let limits = &self.shared.config;
+        let receiving_bytes = self.input.receiving_bytes();
+        let needed_bytes = self.input.needed_bytes(request, cost_bytes);
+        let outstanding_bytes = self.held_bytes() - receiving_bytes;
         if self.input.is_receiving() {
-            // It was admitted before its payload. A client may send all of that before it takes a reply.
+            if needed_bytes <= receiving_bytes {
+                return true;
+            }
+            // A client may send all of a payload before it takes a reply.
+        } else {
+            let is_alone = self.in_flight.is_empty() && outstanding_bytes == 0;
+            let is_within = self.in_flight.len() < limits.connection_requests_max as usize
+                && outstanding_bytes + cost_bytes <= limits.connection_bytes_max;
+            if !is_alone && !is_within {
+                return false;
+            }
+        }
+        // The heads of replies come on top of what the limit of one connection allows.
+        let wanted_bytes = (outstanding_bytes + needed_bytes).min(limits.connection_bytes_max);
+        if wanted_bytes <= self.grant.bytes() {
             return true;
         }
-        let outstanding_bytes = self.in_flight_bytes + self.output.held_bytes() as u64;
-        let is_alone = self.in_flight.is_empty() && outstanding_bytes == 0;
-        let limits = &self.shared.config;
-        let is_within = self.in_flight.len() < limits.connection_requests_max as usize
-            && outstanding_bytes + cost_bytes <= limits.connection_bytes_max;
-        (is_alone || is_within) && self.share.poll_hold(outstanding_bytes + cost_bytes, cx).is_ready()
+        self.grant.demand(wanted_bytes);
+        // It may be there at once. Then it is used before it is taken back.
+        while wanted_bytes > self.grant.bytes() {
+            let Some(bytes) = self.grant.take_change(cx.waker()) else { return false };
+            // It is the one that was announced.
+            let _ = self.grant.accept(bytes, outstanding_bytes + receiving_bytes);
+        }
+        true
     }
 
     fn has_room_for_next(&mut self, cx: &mut Context<'_>) -> bool {
         let Ok(Some(request)) = self.input.peek() else { return true };
         let checked = request.check(&self.session, self.export.description());
-        self.admits(cost_bytes(&request, checked, &self.session), cx)
+        self.admits(&request, cost_bytes(&request, checked, &self.session, self.input), cx)
     }
 
     /// Executes every complete request. Returns why it stopped.
@@ -320,8 +330,8 @@ impl Transmission<'_> {
             }
             let Some(request) = self.input.peek()? else { return Ok(Pause::Arrival) };
             let checked = request.check(&self.session, self.export.description());
-            let cost = cost_bytes(&request, checked, &self.session);
-            if !self.admits(cost, cx) {
+            let cost = cost_bytes(&request, checked, &self.session, self.input);
+            if !self.admits(&request, cost, cx) {
                 return Ok(Pause::Room);
             }
             let export = &self.export;
@@ -410,7 +420,7 @@ impl Transmission<'_> {
     fn answer(&mut self, request: Request, outcome: Result<Outcome, Error>) {
         let (cookie, is_structured) = (request.cookie, self.session.is_structured);
         match outcome {
-            Ok(Outcome::Done) => self.output.push(Segments::new(), |out| encode_done(out, cookie)),
+            Ok(Outcome::Done) => self.output.push_head(|out| encode_done(out, cookie)),
             Ok(Outcome::Read(data, _)) if data.len_bytes() != request.len_bytes as usize => {
                 // Sending it would put the stream out of step.
                 tracing::error!(peer = %self.peer, ?request, "a read returned {} bytes", data.len_bytes());
@@ -420,10 +430,13 @@ impl Transmission<'_> {
                 self.counts.read_bytes += data.len_bytes() as u64;
                 let output = &mut self.output;
                 encode_read(cookie, is_structured, is_unfragmented, request.offset, data, |head, data| {
-                    output.push(data, head);
+                    output.push(|out| {
+                        head(out);
+                        data
+                    });
                 });
             }
-            Ok(Outcome::Status(extents, is_one)) => self.output.push(Segments::new(), |out| {
+            Ok(Outcome::Status(extents, is_one)) => self.output.push_head(|out| {
                 encode_block_status(out, cookie, request.len_bytes, is_one, &extents);
             }),
             Err(error) => {
@@ -436,20 +449,20 @@ impl Transmission<'_> {
     fn refuse(&mut self, request: &Request, errno: Errno, why: &str) {
         self.counts.failures += 1;
         let is_structured = self.session.is_structured;
-        self.output.push(Segments::new(), |out| encode_error(out, request.cookie, is_structured, errno, why));
+        self.output.push_head(|out| encode_error(out, request.cookie, is_structured, errno, why));
     }
 
     /// Ends the connection: what was begun is completed, whether its client is there or not, and where it is
     /// there, it gets its replies.
     async fn finish(&mut self, end: &End) {
         let is_there = matches!(end, End::Ended | End::ShuttingDown);
-        // What began may take as long as the store does. Others do not wait for more than that.
-        self.share.stop_waiting();
         self.input.forget_payload();
         if !is_there {
-            self.output = Output::default();
+            *self.output = Output::default();
         }
-        self.share.release_beyond(self.in_flight_bytes + self.output.held_bytes() as u64);
+        // What began may take as long as the store does. Others do not wait for more than that.
+        let held_bytes = self.held_bytes();
+        self.grant.retire(held_bytes);
         while let Some((request, _, outcome)) = self.in_flight.next().await {
             if is_there {
                 self.answer(request, outcome);

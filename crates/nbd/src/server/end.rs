@@ -21,6 +21,8 @@ pub(super) enum End {
     Slow,
     /// The client makes no progress.
     Stalled,
+    /// Others need the memory that waits for the client, and it is the slowest.
+    Slowest,
     /// The server shuts down.
     ShuttingDown,
 }

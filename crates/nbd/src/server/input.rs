@@ -1,21 +1,19 @@
 //! A connection's receiving side: one buffer for requests and small payloads, and large payloads read from
 //! the socket into buffers of their own, the export's or the server's.
 //!
-//! The read that ends a large payload has room for one more request, because another large one is likely to
-//! follow, and for little more, because what arrives with its request must be copied.
+//! Of a large payload only the first piece is counted and has memory until that has arrived: one that is only announced
+//! costs little. The rest is waited for in one, so that a payload which arrives does not stop half-way again.
 
-use std::io::{self, IoSliceMut, Read as _};
+use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use blocker::{Segment, Segments};
 use bytes::Bytes;
+use connection::{LARGE_BYTES, PayloadPool, ReceiveBuffer, Stream, copy_into, poll_fill};
 
-use super::pool::{LARGE_BYTES, PayloadPool, buffer_bytes};
-use super::stream::Stream;
 use crate::protocol::wire::{PAYLOAD_BYTES_MAX, REQUEST_BYTES};
 use crate::protocol::{Request, Violation};
-use crate::receive::ReceiveBuffer;
 
 /// The length of the buffer, in bytes: more than the longest request that passes through it.
 pub(super) const BUFFER_BYTES: usize = 128 * 1024;
@@ -24,16 +22,13 @@ const _: () = assert!(BUFFER_BYTES >= LARGE_BYTES + REQUEST_BYTES);
 const READ_BYTES: usize = 64 * 1024;
 /// The most bytes of one read where a large write is expected: its head, and little of the payload.
 const HEAD_READ_BYTES: usize = 512;
-/// The most slices of one read.
-const PLACES_MAX: usize = 72;
+/// The most bytes of a payload for which there is memory before any of them has arrived.
+const PIECE_BYTES_MAX: u64 = 1 << 20;
+/// The least: what has arrived with the head fits into them. Every connection has them as its share, so that no payload which
+/// waits for the memory of its rest holds what others need.
+pub(super) const PIECE_BYTES_MIN: u64 = BUFFER_BYTES as u64;
 /// Payloads up to this size are copied into memory that the thread keeps for them.
 const BUCKET_BYTES: usize = 4096;
-
-/// Returns the bytes of memory of a request's payload.
-pub(super) fn payload_memory_bytes(request: &Request) -> u64 {
-    let len_bytes = request.payload_bytes() as usize;
-    if len_bytes < LARGE_BYTES { len_bytes as u64 } else { buffer_bytes(len_bytes) as u64 }
-}
 
 /// A connection's receiving side.
 pub(super) struct Input {
@@ -44,18 +39,49 @@ pub(super) struct Input {
     body: Option<Body>,
     read_bytes: usize,
     pool: Arc<PayloadPool>,
+    /// The bytes of a payload for which there is memory before any of them has arrived.
+    piece_bytes: usize,
 }
 
 struct Body {
     request: Request,
+    /// What has arrived before `reserved`.
+    arrived: Segments,
     reserved: Box<dyn ReceiveBuffer>,
+    /// The bytes that are missing in `reserved`.
     left_bytes: usize,
+    /// The bytes after those.
+    rest_bytes: usize,
+    /// Whether all of it is counted.
+    is_admitted: bool,
+}
+
+impl Body {
+    fn received_bytes(&self) -> usize {
+        self.request.payload_bytes() as usize - self.left_bytes - self.rest_bytes
+    }
 }
 
 impl Input {
-    pub(super) fn new(pool: Arc<PayloadPool>) -> Self {
+    /// Returns the receiving side of a connection with a share of `share_bytes` of the memory.
+    pub(super) fn new(pool: Arc<PayloadPool>, share_bytes: u64) -> Self {
         let buffer = vec![0; BUFFER_BYTES].into();
-        Self { buffer, start: 0, end: 0, body: None, read_bytes: READ_BYTES, pool }
+        // A length of the pool's buffers.
+        let piece_bytes = 1 << share_bytes.clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX).ilog2();
+        Self { buffer, start: 0, end: 0, body: None, read_bytes: READ_BYTES, pool, piece_bytes }
+    }
+
+    /// Returns the bytes of memory of a request's payload.
+    pub(super) fn payload_memory_bytes(&self, request: &Request) -> u64 {
+        let len_bytes = request.payload_bytes() as usize;
+        let memory_bytes = if len_bytes < LARGE_BYTES {
+            len_bytes
+        } else if len_bytes <= self.piece_bytes {
+            PayloadPool::buffer_bytes(len_bytes)
+        } else {
+            self.piece_bytes + PayloadPool::buffer_bytes(len_bytes - self.piece_bytes)
+        };
+        memory_bytes as u64
     }
 
     /// Returns the bytes that have arrived and were not taken.
@@ -83,7 +109,20 @@ impl Input {
 
     /// Returns the bytes of memory of the large payload that is arriving.
     pub(super) fn receiving_bytes(&self) -> u64 {
-        self.body.as_ref().map_or(0, |body| payload_memory_bytes(&body.request))
+        self.body.as_ref().map_or(0, |body| match body.is_admitted {
+            true => self.payload_memory_bytes(&body.request),
+            false => self.piece_bytes as u64,
+        })
+    }
+
+    /// Returns the bytes of memory that the request which [`Self::peek`] has returned needs before more of it is taken; all
+    /// of it needs `cost_bytes`.
+    pub(super) fn needed_bytes(&self, request: &Request, cost_bytes: u64) -> u64 {
+        match &self.body {
+            Some(body) if body.is_admitted || body.received_bytes() >= self.piece_bytes => cost_bytes,
+            None if request.payload_bytes() as usize <= self.piece_bytes => cost_bytes,
+            _ => self.piece_bytes as u64,
+        }
     }
 
     /// Frees the memory of the large payload that is arriving. Nothing can be received after this.
@@ -111,38 +150,12 @@ impl Input {
     fn poll_fill_body(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<io::Result<usize>> {
         let Some(body) = &mut self.body else { return Poll::Pending };
         // The buffer is empty: what had arrived of the payload was copied.
-        let head = &mut self.buffer[..HEAD_READ_BYTES];
-        let left_bytes = body.left_bytes;
-        let mut beyond_bytes = 0;
-        let mut read = |places: &mut [IoSliceMut<'_>]| {
-            let offered: usize = places.iter().map(|place| place.len()).sum();
-            let done = if offered == left_bytes && places.len() < PLACES_MAX {
-                let mut all: [_; PLACES_MAX] = std::array::from_fn(|_| IoSliceMut::new(&mut []));
-                let count = places.len();
-                all.iter_mut().zip(places).for_each(|(one, place)| *one = IoSliceMut::new(place));
-                all[count] = IoSliceMut::new(head);
-                stream.poll_read_vectored(cx, &mut all[..=count])
-            } else {
-                stream.poll_read_vectored(cx, places)
-            };
-            match done {
-                Poll::Ready(Ok(count)) => {
-                    beyond_bytes = count.saturating_sub(offered);
-                    Ok(count - beyond_bytes)
-                }
-                Poll::Ready(Err(error)) => Err(error),
-                Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
-            }
-        };
-        match body.reserved.fill(&mut read) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
-            Err(error) => Poll::Ready(Err(error)),
-            Ok(count) => {
-                body.left_bytes = left_bytes.saturating_sub(count);
-                (self.start, self.end) = (0, beyond_bytes);
-                Poll::Ready(Ok(count + beyond_bytes))
-            }
-        }
+        let head_bytes = if body.rest_bytes == 0 { HEAD_READ_BYTES } else { 0 };
+        let head = &mut self.buffer[..head_bytes];
+        let filled = ready!(poll_fill(cx, stream, &mut *body.reserved, body.left_bytes, head))?;
+        body.left_bytes = body.left_bytes.saturating_sub(filled.payload_bytes);
+        (self.start, self.end) = (0, filled.beyond_bytes);
+        Poll::Ready(Ok(filled.payload_bytes + filled.beyond_bytes))
     }
 
     /// Returns the next request without taking it, or `None` if not all of its head has arrived.
@@ -161,15 +174,23 @@ impl Input {
     }
 
     /// Takes the request that [`Self::peek`] has returned, and returns its payload; `None` if not all of that
-    /// has arrived. `reserve` may return memory of the export for a large one.
+    /// has arrived. There is memory for [`Self::needed_bytes`]. `reserve` may return memory of the export for a large
+    /// payload.
     pub(super) fn take_request(
         &mut self,
         request: Request,
         reserve: impl FnOnce() -> Option<Box<dyn ReceiveBuffer>>,
     ) -> Option<Segments> {
-        if self.body.is_some() {
-            let body = self.body.take_if(|body| body.left_bytes == 0)?;
-            return Some(body.reserved.finish());
+        if let Some(body) = &mut self.body {
+            body.is_admitted |= body.received_bytes() >= self.piece_bytes;
+            if body.left_bytes == 0 && body.rest_bytes > 0 && body.is_admitted {
+                let rest = self.pool.reserve(body.rest_bytes);
+                body.arrived.append(std::mem::replace(&mut body.reserved, rest).finish());
+                body.left_bytes = std::mem::take(&mut body.rest_bytes);
+            }
+            let mut body = self.body.take_if(|body| body.left_bytes == 0 && body.rest_bytes == 0)?;
+            body.arrived.append(body.reserved.finish());
+            return Some(body.arrived);
         }
         let length = request.payload_bytes() as usize;
         if length == 0 {
@@ -188,7 +209,12 @@ impl Input {
             self.take(REQUEST_BYTES + length);
             return Some(payload);
         }
-        let mut reserved = reserve().unwrap_or_else(|| self.pool.reserve(length));
+        let (mut reserved, rest_bytes) = match reserve() {
+            Some(reserved) => (reserved, 0),
+            None => {
+                (self.pool.reserve(length.min(self.piece_bytes)), length.saturating_sub(self.piece_bytes))
+            }
+        };
         let arrived = &self.buffer[self.start + REQUEST_BYTES..self.end];
         let count = arrived.len().min(length);
         copy_into(&mut *reserved, &arrived[..count]);
@@ -197,13 +223,10 @@ impl Input {
         if count == length {
             return Some(reserved.finish());
         }
-        self.body = Some(Body { request, reserved, left_bytes: length - count });
+        let left_bytes = length - rest_bytes - count;
+        let is_admitted = length <= self.piece_bytes;
+        let arrived = Segments::new();
+        self.body = Some(Body { request, arrived, reserved, left_bytes, rest_bytes, is_admitted });
         None
     }
-}
-
-fn copy_into(reserved: &mut dyn ReceiveBuffer, mut bytes: &[u8]) {
-    let mut read = |places: &mut [IoSliceMut<'_>]| bytes.read_vectored(places);
-    // Reading from a slice never fails, and the buffer has room for all of it.
-    while reserved.fill(&mut read).is_ok_and(|count| count > 0) {}
 }

@@ -1,26 +1,18 @@
-//! Listening: sockets, and how many connections there may be.
+//! Listening, and serving what is accepted.
 
+use std::future::Future;
 use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use socket2::{SockRef, TcpKeepalive};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream, lookup_host};
+use ::connection::{Accepted, Connections, ListeningSocket, Peer, Place, Refusal, Service, serve_all};
+use tokio::net::lookup_host;
+use tokio::runtime::Handle;
 
 use super::connection;
 use super::end::End;
-use super::peer::Peer;
-use super::stream::Stream;
 use super::{Server, Shared};
 use crate::address::Address;
-
-/// The pause after a connection that could not be accepted.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// After this time without a byte the system asks whether the other host is still there, and then at this
-/// interval.
-const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// Why a server cannot listen: the system does not bind the address.
 #[derive(Debug, thiserror::Error)]
@@ -30,17 +22,6 @@ pub struct ListenError {
     pub address: Address,
     /// The system's error.
     pub cause: io::Error,
-}
-
-enum Listener {
-    Tcp(TcpListener),
-    Unix(UnixListener, PathBuf),
-}
-
-/// A connection on its way to the runtime that serves it.
-enum Accepted {
-    Tcp(std::net::TcpStream),
-    Unix(std::os::unix::net::UnixStream),
 }
 
 impl Server {
@@ -54,148 +35,62 @@ impl Server {
     /// Outside of a tokio runtime.
     pub async fn listen(&self, address: &Address) -> Result<Address, ListenError> {
         let failed = |cause: io::Error| ListenError { address: address.clone(), cause };
-        let (listener, bound) = match address {
+        let (socket, file) = match address {
             Address::Tcp(text) => {
                 let addresses: Vec<_> = lookup_host(text.as_str()).await.map_err(failed)?.collect();
-                let listener = TcpListener::bind(&*addresses).await.map_err(failed)?;
-                let bound = listener.local_addr().map_err(failed)?;
-                (Listener::Tcp(listener), Address::Tcp(bound.to_string()))
+                (ListeningSocket::bind_tcp(&addresses).map_err(failed)?, None)
             }
-            Address::Unix(path) => {
-                let listener = bind_unix(path).map_err(failed)?;
-                (Listener::Unix(listener, path.clone()), address.clone())
-            }
+            Address::Unix(path) => (ListeningSocket::bind_unix(path).map_err(failed)?, Some(path.clone())),
         };
-        let accepting = tokio::spawn(accept(Arc::clone(&self.shared), listener));
-        self.listeners.lock().push(accepting);
+        let bound = socket.address().map_err(failed)?;
+        let bound = bound.map_or_else(|| address.clone(), |bound| Address::Tcp(bound.to_string()));
+        let accepting = serve_all(Arc::clone(&self.shared), &socket, file).map_err(failed)?;
+        self.listeners.lock().push(tokio::spawn(accepting));
         tracing::info!(address = %bound, "listening for NBD");
         Ok(bound)
     }
 }
 
-/// Binds a unix socket. A socket file that a dead process has left is removed; one that accepts connections
-/// is in use.
-fn bind_unix(path: &Path) -> io::Result<UnixListener> {
-    match UnixListener::bind(path) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            match std::os::unix::net::UnixStream::connect(path) {
-                Err(answer) if answer.kind() == io::ErrorKind::ConnectionRefused => {
-                    std::fs::remove_file(path)?;
-                    UnixListener::bind(path)
+impl Service for Shared {
+    fn connections(&self) -> &Connections {
+        &self.connections
+    }
+
+    fn take_place(&self, peer: &Peer) -> Result<Place, Refusal> {
+        let place = self.connections.take(peer, self.config.limits());
+        match &place {
+            Ok(_) => self.count(|counts| counts.connections += 1),
+            Err(refusal) => {
+                self.count(|counts| counts.refused += 1);
+                if let Some(suppressed) = self.admit_log(refusal.limit()) {
+                    tracing::warn!(%peer, cause = %refusal, suppressed, "NBD connection refused");
                 }
-                _ => Err(error),
             }
         }
-        done => done,
+        place
     }
-}
 
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Self::Unix(_, path) = self {
-            // It may be gone already; nothing depends on it.
-            let _ = std::fs::remove_file(path);
+    fn workers(&self) -> &[Handle] {
+        &self.config.workers
+    }
+
+    fn log_accept_error(&self, error: &io::Error) {
+        if let Some(suppressed) = self.admit_log("accept") {
+            tracing::warn!(cause = %error, suppressed, "cannot accept an NBD connection");
         }
     }
-}
 
-async fn accept(shared: Arc<Shared>, listener: Listener) {
-    let mut next_worker = 0_usize;
-    loop {
-        let (peer, accepted) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // Out of descriptors, or a client that has closed at once. Without a pause the former would
-                // spin.
-                if let Some(suppressed) = shared.admit_log("accept") {
-                    tracing::warn!(cause = %error, suppressed, "cannot accept an NBD connection");
-                }
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
-        // Without a place the connection is closed at once, and the client tries again later.
-        let Some(place) = Place::take(&shared, peer) else { continue };
-        let serving = async move { serve(&place, peer, accepted).await };
-        let workers = &shared.config.workers;
-        let task = match workers.get(next_worker % workers.len().max(1)) {
-            Some(worker) => worker.spawn(serving),
-            None => tokio::spawn(serving),
-        };
-        next_worker = next_worker.wrapping_add(1);
-        let mut tasks = shared.tasks.lock();
-        tasks.retain(|task| !task.is_finished());
-        tasks.push(task.abort_handle());
+    fn sleep(&self, time: Duration) -> impl Future<Output = ()> + Send {
+        tokio::time::sleep(time)
+    }
+
+    async fn serve(self: Arc<Self>, place: Place, peer: Peer, accepted: Accepted) {
+        serve(&self, peer, accepted).await;
+        drop(place);
     }
 }
 
-impl Listener {
-    async fn accept(&self) -> io::Result<(Peer, Accepted)> {
-        match self {
-            Self::Tcp(tcp) => {
-                let (stream, address) = tcp.accept().await?;
-                Ok((Peer::Tcp(address), Accepted::Tcp(stream.into_std()?)))
-            }
-            Self::Unix(unix, _) => {
-                let (stream, _) = unix.accept().await?;
-                let credentials = stream.peer_cred().ok();
-                let (pid, uid) = (credentials.and_then(|of| of.pid()), credentials.map(|of| of.uid()));
-                Ok((Peer::Unix { pid, uid }, Accepted::Unix(stream.into_std()?)))
-            }
-        }
-    }
-}
-
-/// A connection's place among `connections_max`. Free again when it is dropped.
-struct Place(Arc<Shared>);
-
-impl Place {
-    /// Takes a place, unless all are taken.
-    fn take(shared: &Arc<Shared>, peer: Peer) -> Option<Self> {
-        let connections_max = shared.config.connections_max;
-        let before = shared.connection_count.fetch_add(1, Ordering::AcqRel);
-        let place = Self(Arc::clone(shared));
-        if before >= connections_max as usize {
-            shared.count(|counts| counts.refused += 1);
-            if let Some(suppressed) = shared.admit_log("connections_max") {
-                tracing::warn!(
-                    %peer, connections_max, suppressed,
-                    "NBD connection refused: too many are open",
-                );
-            }
-            return None;
-        }
-        shared.count(|counts| counts.connections += 1);
-        Some(place)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.connection_count.fetch_sub(1, Ordering::AcqRel);
-        self.0.connection_ended.notify_waiters();
-    }
-}
-
-impl Accepted {
-    fn into_stream(self) -> io::Result<Stream> {
-        match self {
-            Self::Tcp(stream) => {
-                let stream = TcpStream::from_std(stream)?;
-                // Replies are put together before the write; the kernel must not wait for more.
-                stream.set_nodelay(true)?;
-                // A client may be silent for as long as it likes, a host that is gone may not.
-                let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
-                SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
-                Ok(Stream::Tcp(stream))
-            }
-            Self::Unix(stream) => UnixStream::from_std(stream).map(Stream::Unix),
-        }
-    }
-}
-
-async fn serve(place: &Place, peer: Peer, accepted: Accepted) {
-    let shared = &place.0;
+async fn serve(shared: &Arc<Shared>, peer: Peer, accepted: Accepted) {
     let end = match accepted.into_stream() {
         Ok(stream) => connection::run(shared, stream, peer).await,
         Err(error) => End::Closed(Err(error)),
@@ -226,6 +121,15 @@ async fn serve(place: &Place, peer: Peer, accepted: Accepted) {
                 tracing::info!(
                     %peer, ?end, suppressed,
                     "NBD connection closed: the client makes no progress",
+                );
+            }
+        }
+        End::Slowest => {
+            shared.count(|counts| counts.stalled += 1);
+            if let Some(suppressed) = shared.admit_log("slowest") {
+                tracing::info!(
+                    %peer, suppressed,
+                    "NBD connection closed: others need the memory that waits for this client, the slowest",
                 );
             }
         }

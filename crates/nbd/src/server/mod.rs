@@ -3,10 +3,9 @@
 //! ```text
 //! listen ──► negotiate ──► connection: request ──► export ──► ready: answered in the same write
 //!                              ▲                      └─────► pending: in flight, answered when it is ready
-//!                              └── budget: the bytes of payloads of all connections
+//!                              └── a part of the budget: the bytes of payloads of all connections
 //! ```
 
-mod budget;
 mod config;
 mod connection;
 mod counters;
@@ -14,35 +13,27 @@ mod end;
 mod in_flight;
 mod input;
 mod listen;
-mod log_limit;
 mod negotiate;
-mod output;
-mod peer;
-mod pool;
-mod stream;
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use blocker::Error;
+use ::connection::{Budget, Connections, LogLimit, PayloadPool, Peer, SettingError};
+use blocker::{Error, Timestamp};
 use cached_metrics::{Collect, Families, Number};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
-use tokio::task::{AbortHandle, JoinHandle};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use crate::export::Exports;
 use crate::protocol::Request;
 
-use budget::Budget;
-pub use config::{ServerConfig, SettingError};
+pub use config::ServerConfig;
 use counters::{Counters, Counts};
 pub use listen::ListenError;
-use log_limit::LogLimit;
-use peer::Peer;
-use pool::PayloadPool;
 
 /// Serves exports.
 ///
@@ -74,15 +65,15 @@ pub struct Server {
 struct Shared {
     exports: Arc<dyn Exports>,
     config: ServerConfig,
-    budget: Budget,
+    budget: Arc<Budget>,
     pool: Arc<PayloadPool>,
     counters: Counters,
     log_limit: LogLimit,
-    connection_count: AtomicUsize,
-    connection_ended: Notify,
+    connections: Arc<Connections>,
+    /// When the server was made.
+    begun_at: Instant,
     /// Whether the server shuts down.
     ending: watch::Sender<bool>,
-    tasks: Mutex<Vec<AbortHandle>>,
 }
 
 impl Server {
@@ -93,14 +84,13 @@ impl Server {
     pub fn new(exports: Arc<dyn Exports>, config: ServerConfig) -> Result<Self, SettingError> {
         config.check()?;
         let shared = Shared {
-            budget: Budget::new(config.bytes_max),
+            budget: config.budget()?,
             pool: PayloadPool::new(config.payload_pool_bytes_max),
             counters: Counters::default(),
             log_limit: LogLimit::default(),
-            connection_count: AtomicUsize::new(0),
-            connection_ended: Notify::new(),
+            connections: Arc::default(),
+            begun_at: Instant::now(),
             ending: watch::Sender::new(false),
-            tasks: Mutex::default(),
             exports,
             config,
         };
@@ -124,30 +114,21 @@ impl Server {
             let _ = listener.await;
         }
         self.shared.ending.send_replace(true);
-        let all_ended = async {
-            loop {
-                let ended = self.shared.connection_ended.notified();
-                if self.shared.connection_count.load(Ordering::Acquire) == 0 {
-                    break;
-                }
-                ended.await;
-            }
-        };
-        let in_order = tokio::time::timeout(timeout, all_ended).await.is_ok();
+        let in_order = tokio::time::timeout(timeout, self.shared.connections.wait_for_end()).await.is_ok();
         self.abort_connections();
         in_order
     }
 
     /// Aborts all connections, as a crash would, and continues to listen. For tests.
     pub fn abort_connections(&self) {
-        self.shared.tasks.lock().drain(..).for_each(|task| task.abort());
+        self.shared.connections.abort();
     }
 }
 
 impl Collect for Server {
     fn collect(&self, into: &mut Families) {
         self.shared.counters.collect(into);
-        let connections = self.shared.connection_count.load(Ordering::Relaxed) as u64;
+        let connections = self.shared.connections.count().into();
         into.gauge("nbd_connections_open", "Connections that are open.", connections);
     }
 }
@@ -168,7 +149,12 @@ impl Drop for Server {
 impl Shared {
     /// Returns whether a log line of this reason may be written now, see [`LogLimit::admit`].
     fn admit_log(&self, reason: &'static str) -> Option<u64> {
-        self.log_limit.admit(reason, Instant::now())
+        self.log_limit.admit(reason, self.at(Instant::now()))
+    }
+
+    /// Returns a point in time as one of the server's own clock.
+    fn at(&self, time: Instant) -> Timestamp {
+        Timestamp::default() + time.saturating_duration_since(self.begun_at)
     }
 
     /// Logs a request that the export has failed for a reason that an operator can remove.

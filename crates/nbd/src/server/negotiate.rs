@@ -3,16 +3,17 @@
 use std::future::poll_fn;
 use std::io;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
+
+use connection::{Duplex, Output, Stream};
+use rustls::ServerConfig;
+use tokio_rustls::TlsAcceptor;
 
 use super::Shared;
 use super::end::End;
 use super::input::Input;
-use super::output::Output;
-use super::stream::Stream;
 use crate::export::Export;
 use crate::protocol::{Action, Answered, Description, Negotiation, NoExport, Session};
-use blocker::Segments;
 
 /// With this many bytes of replies the client has to take them before its next option is looked at: options are
 /// short, and their replies may be long.
@@ -64,7 +65,7 @@ impl Negotiating<'_> {
                     let answered = state.answer_export(description, &mut out);
                     match (answered, export) {
                         (Answered::Transmission(session), Ok((export, _))) => {
-                            self.output.push(Segments::new(), |small| small.append(&mut out));
+                            self.output.push_head(|small| small.append(&mut out));
                             return Ok((stream, export, session));
                         }
                         (Answered::End, Err(error)) => return Err(End::NoExport(name, error)),
@@ -76,7 +77,7 @@ impl Negotiating<'_> {
                     let tls = self.shared.config.tls.as_ref();
                     let config = tls.and_then(|tls| tls.config(tls.settings().client_certificates));
                     let config = config.ok_or_else(|| io::Error::other("TLS has no configuration"))?;
-                    stream = stream.accept_tls(config).await.map_err(End::Tls)?;
+                    stream = accept_tls(stream, config).await.map_err(End::Tls)?;
                     state.begin_tls();
                 }
                 Action::End => {
@@ -92,13 +93,20 @@ impl Negotiating<'_> {
     }
 
     async fn send(&mut self, stream: &mut Stream, out: &mut Vec<u8>) -> io::Result<()> {
-        self.output.push(Segments::new(), |small| small.append(out));
-        poll_fn(|cx| {
-            ready!(self.output.poll_flush(cx, stream))?;
-            Poll::Ready(Ok(()))
-        })
-        .await
+        self.output.push_head(|small| small.append(out));
+        poll_fn(|cx| self.output.poll_flush(cx, stream)).await
     }
+}
+
+/// Begins TLS.
+async fn accept_tls(stream: Stream, config: Arc<ServerConfig>) -> io::Result<Stream> {
+    let acceptor = TlsAcceptor::from(config);
+    let encrypted: Box<dyn Duplex> = match stream {
+        Stream::Tcp(stream) => Box::new(acceptor.accept(stream).await?),
+        Stream::Unix(stream) => Box::new(acceptor.accept(stream).await?),
+        Stream::Other(_) => return Err(io::Error::other("TLS has begun already")),
+    };
+    Ok(Stream::Other(encrypted))
 }
 
 /// Refuses an export that contradicts itself, rather than to serve it.

@@ -7,10 +7,10 @@ use std::time::Duration;
 use blocker::trace::Tracer;
 use blocker::{Clock, SystemClock};
 
+use crate::address::{Address, Connector};
 use crate::auth::Secret;
 use crate::codec::{HANDSHAKE_NAME_BYTES_MAX, KEY_BYTES_MAX};
-use crate::setting::SettingError;
-use crate::stream::{Address, Connector};
+use connection::SettingError;
 
 /// The settings of a [`SynapseBlocker`](crate::SynapseBlocker).
 ///

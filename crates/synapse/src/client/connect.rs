@@ -11,10 +11,10 @@ use super::config::ClientConfig;
 use crate::auth::{Role, Transcript, random};
 use crate::codec::{self, Challenge, Credits, Features, Flags, Head, Hello, Op, SessionId, Status, Welcome};
 use crate::input::Input;
-use crate::output::Output;
-use crate::receive::PayloadPool;
-use crate::stream::Stream;
 use crate::timer::Timer;
+use connection::Output;
+use connection::PayloadPool;
+use connection::Stream;
 
 /// A connection after its handshake.
 pub(super) struct Connected {
@@ -55,7 +55,7 @@ async fn handshake(
     let address = &config.address;
     let stream = match &config.connector {
         Some(connector) => connector().await.map(Stream::Other),
-        None => Stream::connect(address).await,
+        None => crate::address::connect(address).await,
     };
     let mut stream = stream.map_err(|error| Error::Retryable(format!("{address}: {error}").into()))?;
     let mut input = Input::new(Arc::clone(pool), config.clock.now());

@@ -17,9 +17,9 @@ use super::errors::damaged_error;
 use super::lane::Lane;
 use crate::codec::{self, Features, Flags, InstanceId, Names, Op, Outcome, Status};
 use crate::input::Input;
-use crate::output::Output;
-use crate::stream::Stream;
 use crate::timer::Timer;
+use connection::Output;
+use connection::Stream;
 
 /// How often a lane reads before other tasks of its thread run.
 const ROUNDS_MAX: u32 = 8;

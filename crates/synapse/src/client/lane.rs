@@ -29,7 +29,7 @@ use tokio::sync::Notify;
 use super::config::ClientConfig;
 use super::errors::{deadline_error, unreachable_error};
 use crate::codec::{self, Credits, Features, Op, Outcome, Request, RequestId, Welcome};
-use crate::output::Output;
+use connection::Output;
 
 use state::{Slot, SlotState, State, Waiter};
 

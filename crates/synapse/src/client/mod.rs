@@ -27,7 +27,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::auth::{Secret, random};
 use crate::codec::{InstanceId, SessionId, StoreId};
-use crate::receive::PayloadPool;
+use ::connection::PayloadPool;
 
 pub use config::ClientConfig;
 use lane::Lane;

@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 use crate::auth::Secret;
 use crate::codec::{InstanceId, StoreId};
 use crate::receive::ReceiveBuffers;
-use crate::setting::SettingError;
+use connection::SettingError;
 
 /// The settings of a [`Server`](crate::Server). Everything has a limit; [`Self::memory_bytes_max`] is the
 /// memory that they allow together.
@@ -39,6 +39,8 @@ pub struct ServerConfig {
     pub allow_namespace_changes: bool,
     /// The most connections at a time. Each has a share of `bytes_max` of its own. 1 024 unless set.
     pub connections_max: u32,
+    /// The most connections of one address, without those over unix sockets. Half of `connections_max` unless set.
+    pub peer_connections_max: Option<u32>,
     /// The most sessions that are remembered, connected or not; at least `connections_max`. 4 096 unless set.
     pub sessions_max: u32,
     /// The most outstanding requests per session, 1 to 65 536. 256 unless set.
@@ -96,6 +98,7 @@ impl Default for ServerConfig {
             allow_exposed: false,
             allow_namespace_changes: false,
             connections_max: 1024,
+            peer_connections_max: None,
             sessions_max: 4096,
             session_slots_max: 256,
             session_bytes_max: 64 << 20,
@@ -130,6 +133,7 @@ impl ServerConfig {
         let is_alone = self.secret.is_none() && self.secret_previous.is_some();
         check(is_alone, "secret_previous", "needs a secret beside it")?;
         check(self.connections_max == 0, "connections_max", "must be at least 1")?;
+        check(self.peer_connections_max == Some(0), "peer_connections_max", "must be at least 1")?;
         check(
             self.sessions_max < self.connections_max,
             "sessions_max",

@@ -13,22 +13,22 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use blocker::{Error, Event, Segments, Subscription, Timestamp};
+use connection::{Grant, Output, Peer, Stream, Turn};
+use tokio::sync::mpsc;
 
 use super::Shared;
-use super::budget::Grant;
 use super::counters::Counts;
 use super::execute::Step;
-use super::peer::Peer;
 use super::session::{Completion, Owned};
 use super::slots::{Begin, Cancel};
 use crate::codec::{
     self, Features, Flags, FrameError, Names, Op, Outcome, Request, RequestId, Status, cost_bytes,
 };
 use crate::input::{Frame, Input};
-use crate::output::Output;
-use crate::stream::Stream;
 use crate::timer::Timer;
 
+/// The least share of a connection of the bytes that may be outstanding: a few requests without a payload.
+pub(super) const SHARE_BYTES_MIN: u64 = 16 * 1024;
 /// The memory of a connection beside its requests, in bytes: buffers and names.
 pub(super) const FIXED_BYTES: u64 = 512 * 1024;
 /// While more than this is still to be sent, nothing more is read.
@@ -41,6 +41,8 @@ const ROUNDS_MAX: u32 = 8;
 /// The number of reads of large payloads that earlier answers may wait for: the client is woken once for
 /// several.
 const HELD_MAX: u32 = 3;
+/// How often a client is looked at whose turn it is: it may be the slowest where others need memory.
+const LOOK_TIME: Duration = Duration::from_secs(1);
 /// The most time for sending a goodbye.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -57,6 +59,8 @@ pub(super) enum End {
     Refused(Error),
     /// The client was silent for the peer timeout.
     Silent,
+    /// Others need the memory that waits for the client, and it is the slowest.
+    Slowest,
     /// Another connection has taken the session over.
     Replaced,
     /// The server shuts down.
@@ -93,8 +97,15 @@ pub(super) struct Established {
     pub(super) features: Features,
     pub(super) has_crc: bool,
     pub(super) events: Option<Subscription>,
-    /// The bytes that this connection may have outstanding, returned when it ends.
+    /// The bytes that this connection may have outstanding.
     pub(super) grant: Grant,
+    /// Has a clone in each task that executes a request; the receiver learns of the end of all of them.
+    pub(super) executing: mpsc::Sender<()>,
+    pub(super) executed: mpsc::Receiver<()>,
+    /// Since when it is the client's turn, and the bytes that it had moved by then; `None`: it is not.
+    pub(super) turn: Option<(Turn, u64)>,
+    /// When to look at the client next.
+    pub(super) look: Timer,
     /// When a grant was last announced to the client.
     pub(super) announced_at: Timestamp,
     /// The bytes that the client had not received when that was last read from the system.
@@ -123,22 +134,43 @@ impl Connection {
 
     /// Serves the connection to its end.
     pub(super) async fn run(mut self) -> End {
-        let mut end = match self.handshake().await {
+        let (end, held) = match self.handshake().await {
             Ok(mut open) => {
                 let end = poll_fn(|cx| self.poll_open(&mut open, cx)).await;
                 if matches!(end, End::Ending) {
                     self.finish(&mut open).await;
                 }
-                end
+                let Established { owned, mut grant, executing, mut executed, .. } = open;
+                // What the requests take that are being executed, whoever goes on with the session, and the answers.
+                grant.retire(owned.slots.cost_bytes() + self.output.held_bytes() as u64);
+                // The session is free for the client's next connection.
+                drop((owned, executing));
+                (
+                    end,
+                    Some(async move {
+                        while executed.recv().await.is_some() {}
+                        drop(grant);
+                    }),
+                )
             }
-            Err(end) => end,
+            Err(end) => (end, None),
         };
+        let end = self.say_goodbye(end).await;
+        drop(self);
+        if let Some(held) = held {
+            tokio::spawn(held);
+        }
+        end
+    }
+
+    /// Tells the client why the connection ends, where it may be listening.
+    async fn say_goodbye(&mut self, mut end: End) -> End {
         let why = match &end {
             End::Broken(text) => Err(Error::Invalid(text.clone().into())),
             End::Refused(error) => Err(error.clone()),
             End::Replaced => Ok(Status::Replaced),
             End::Ending => Ok(Status::Ending),
-            End::Closed(_) | End::Goodbye | End::Silent => return end,
+            End::Closed(_) | End::Goodbye | End::Silent | End::Slowest => return end,
         };
         self.output.push(|out| {
             codec::encode_goodbye(out, why.as_ref().map(|status| *status));
@@ -182,6 +214,9 @@ impl Connection {
             Poll::Ready(Err(end)) => return Poll::Ready(end),
             Poll::Pending => {}
         }
+        if self.is_slowest(open, cx) {
+            return Poll::Ready(End::Slowest);
+        }
         // The time of the last read: what arrived since then has not been read yet.
         let now = open.owned.now;
         let timeout = open.peer_timeout;
@@ -205,6 +240,33 @@ impl Connection {
             cx.waker().wake_by_ref();
         }
         Poll::Pending
+    }
+
+    /// Returns whether the connection is to end because others need the memory that waits for its client to send the rest
+    /// of a payload, or to take its answers.
+    fn is_slowest(&mut self, open: &mut Established, cx: &mut Context<'_>) -> bool {
+        let client_bytes = (self.output.held_bytes() + self.input.receiving_bytes()) as u64;
+        // Less than any share helps no other.
+        if client_bytes <= SHARE_BYTES_MIN {
+            if open.turn.take().is_some() {
+                open.grant.end_turn();
+            }
+            return false;
+        }
+        let moved_bytes = self.output.written_bytes() + self.input.received_bytes;
+        let now = self.shared.config.clock.now();
+        let (turn, seen_bytes) = open.turn.get_or_insert_with(|| {
+            open.look.set(now + LOOK_TIME);
+            (Turn::begin(now, client_bytes), moved_bytes)
+        });
+        while open.look.poll(cx, now).is_ready() {
+            turn.note_moved(moved_bytes - std::mem::replace(seen_bytes, moved_bytes));
+            if open.grant.is_slowest(turn.waiting(now, client_bytes), client_bytes) {
+                return true;
+            }
+            open.look.set(now + LOOK_TIME);
+        }
+        false
     }
 
     /// Pending when nothing is left to do; ready when there may be more to do, or at the end.
@@ -455,7 +517,7 @@ fn handle_request(
         }
         Step::Pending(future) => {
             counts.waits += 1;
-            let reporter = open.owned.reporter(id);
+            let reporter = open.owned.reporter(id, open.executing.clone());
             let task = match span {
                 None => tokio::spawn(async move { reporter.report(future.await) }),
                 Some(span) => tokio::spawn(async move {

@@ -13,6 +13,7 @@ use super::slots::Slots;
 use crate::auth::{Role, Transcript, random};
 use crate::codec::{self, Challenge, Credits, Features, Flags, Hello, Op, Welcome};
 use crate::timer::Timer;
+use tokio::sync::mpsc;
 
 impl Connection {
     /// Performs the handshake, within `handshake_timeout`.
@@ -86,6 +87,8 @@ impl Connection {
         }
         self.input.payload_bytes_max = shared.payload_bytes_max;
         let timer = Timer::after(Arc::clone(&config.clock), limits.peer_timeout);
+        let look = Timer::after(Arc::clone(&config.clock), limits.peer_timeout);
+        let (executing, executed) = mpsc::channel(1);
         let wrote_at = config.clock.now();
         let has_crc = features.has(Features::PAYLOAD_CRC);
         Ok(Established {
@@ -94,6 +97,10 @@ impl Connection {
             has_crc,
             events,
             grant,
+            executing,
+            executed,
+            turn: None,
+            look,
             announced_at: wrote_at,
             unreceived_bytes: 0,
             peer_timeout: limits.peer_timeout,

@@ -1,17 +1,17 @@
 //! The limits of a server that can change while it serves.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::Server;
 use super::config::ServerConfig;
-use crate::setting::SettingError;
+use connection::{Limits, SettingError};
 
 /// The limits of a [`Server`] that can change while it serves. [`ServerConfig`] explains each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "they are those of `ServerConfig`")]
 pub struct ServerLimits {
     pub connections_max: u32,
+    pub peer_connections_max: Option<u32>,
     pub sessions_max: u32,
     pub session_slots_max: u32,
     pub session_bytes_max: u64,
@@ -27,6 +27,7 @@ impl ServerConfig {
     pub fn limits(&self) -> ServerLimits {
         ServerLimits {
             connections_max: self.connections_max,
+            peer_connections_max: self.peer_connections_max,
             sessions_max: self.sessions_max,
             session_slots_max: self.session_slots_max,
             session_bytes_max: self.session_bytes_max,
@@ -40,6 +41,7 @@ impl ServerConfig {
     fn with_limits(&self, limits: &ServerLimits) -> ServerConfig {
         let ServerLimits {
             connections_max,
+            peer_connections_max,
             sessions_max,
             session_slots_max,
             session_bytes_max,
@@ -50,6 +52,7 @@ impl ServerConfig {
         } = *limits;
         ServerConfig {
             connections_max,
+            peer_connections_max,
             sessions_max,
             session_slots_max,
             session_bytes_max,
@@ -59,6 +62,13 @@ impl ServerConfig {
             session_linger,
             ..self.clone()
         }
+    }
+}
+
+impl ServerLimits {
+    pub(super) fn connections(&self) -> Limits {
+        let peer_connections_max = self.peer_connections_max.unwrap_or(self.connections_max.div_ceil(2));
+        Limits { connections_max: self.connections_max, peer_connections_max }
     }
 }
 
@@ -83,8 +93,7 @@ impl Server {
         let before = *in_force;
         // First, so that no more connections than these are accepted meanwhile.
         in_force.connections_max = limits.connections_max;
-        let open = u32::try_from(shared.connection_count.load(Ordering::Acquire)).unwrap_or(u32::MAX);
-        let connections = limits.connections_max.max(open);
+        let connections = limits.connections_max.max(shared.connections.count());
         if let Err(needed) = shared.budget.change(limits.bytes_max, limits.session_bytes_max, connections) {
             *in_force = before;
             return Err(too_few_bytes(needed, connections));

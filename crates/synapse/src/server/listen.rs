@@ -8,30 +8,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use ::connection::{Accepted, Connections, Duplex, Peer, Place, Refusal, Service, serve_all};
 use blocker::Error;
-use tokio::net::{TcpStream, UnixStream, lookup_host};
+use tokio::net::lookup_host;
+use tokio::runtime::Handle;
 
 use super::connection::{Connection, End};
-use super::peer::Peer;
-use super::socket::{Accepting, ListenError, ListeningSocket};
+use super::socket::{ListenError, ListeningSocket};
 use super::{Server, Shared};
-use crate::stream::{Address, Duplex, Stream};
-
-/// The pause after a connection that could not be accepted.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// A socket that is accepted from, and the file that is removed at the end of that.
-struct Listener {
-    socket: Accepting,
-    file: Option<PathBuf>,
-}
-
-/// A connection on its way to the runtime that serves it.
-enum Accepted {
-    Tcp(std::net::TcpStream),
-    Unix(std::os::unix::net::UnixStream),
-    Other(Box<dyn Duplex>),
-}
+use crate::address::Address;
 
 impl Server {
     /// Serves one connection that does not come from [`Self::listen`], to its end. Runs on the runtime that
@@ -42,8 +27,8 @@ impl Server {
     pub fn serve_stream(&self, stream: Box<dyn Duplex>) -> impl Future<Output = ()> + Send + 'static + use<> {
         let (shared, accepted) = (Arc::clone(&self.shared), Accepted::Other(stream));
         async move {
-            if let Some(place) = Place::take(&shared, &Peer::Other) {
-                serve(&place, Peer::Other, accepted).await;
+            if let Ok(place) = shared.take_place(&Peer::Other) {
+                shared.serve(place, Peer::Other, accepted).await;
             }
         }
     }
@@ -63,10 +48,11 @@ impl Server {
                 let addresses: Vec<_> = lookup_host(text.as_str()).await.map_err(failed)?.collect();
                 // Before the socket is there.
                 addresses.iter().try_for_each(|one| self.check_exposure(one))?;
-                (ListeningSocket::bind_tcp(&addresses).await, None)
+                (::connection::ListeningSocket::bind_tcp(&addresses), None)
             }
-            Address::Unix(path) => (ListeningSocket::bind_unix(path), Some(path.clone())),
+            Address::Unix(path) => (::connection::ListeningSocket::bind_unix(path), Some(path.clone())),
         };
+        let socket = socket.and_then(|socket| ListeningSocket::new(address, socket));
         self.accept_from(&socket.map_err(failed)?, file)
     }
 
@@ -90,11 +76,9 @@ impl Server {
 
     fn accept_from(&self, socket: &ListeningSocket, file: Option<PathBuf>) -> Result<Address, ListenError> {
         let bound = socket.address().clone();
-        let accepting = socket.accepting();
+        let accepting = serve_all(Arc::clone(&self.shared), &socket.socket, file);
         let accepting = accepting.map_err(|cause| ListenError::Bind { address: bound.clone(), cause })?;
-        let listener = Listener { socket: accepting, file };
-        let task = tokio::spawn(accept(Arc::clone(&self.shared), listener));
-        self.listeners.lock().push(task);
+        self.listeners.lock().push(tokio::spawn(accepting));
         tracing::info!(address = %bound, "listening");
         Ok(bound)
     }
@@ -113,102 +97,51 @@ impl Server {
     }
 }
 
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Some(path) = &self.file {
-            // It may be gone already; nothing depends on it.
-            let _ = std::fs::remove_file(path);
-        }
+impl Service for Shared {
+    fn connections(&self) -> &Connections {
+        &self.connections
     }
-}
 
-async fn accept(shared: Arc<Shared>, listener: Listener) {
-    let mut next_worker = 0_usize;
-    loop {
-        let (peer, accepted) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // Out of descriptors, or a client that has closed at once. Without a pause the former would
-                // spin.
-                if let Some(suppressed) = shared.admit_log("accept") {
-                    tracing::warn!(cause = %error, suppressed, "cannot accept a connection");
-                }
-                shared.config.clock.sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
-        // Without a place the connection is closed at once, and the client tries again later.
-        let Some(place) = Place::take(&shared, &peer) else { continue };
-        let serving = async move { serve(&place, peer, accepted).await };
-        let workers = &shared.config.workers;
-        let task = match workers.get(next_worker % workers.len().max(1)) {
-            Some(worker) => worker.spawn(serving),
-            None => tokio::spawn(serving),
-        };
-        next_worker = next_worker.wrapping_add(1);
-        let mut tasks = shared.tasks.lock();
-        tasks.retain(|task| !task.is_finished());
-        tasks.push(task.abort_handle());
-    }
-}
-
-impl Listener {
-    async fn accept(&self) -> io::Result<(Peer, Accepted)> {
-        match &self.socket {
-            Accepting::Tcp(tcp) => {
-                let (stream, address) = tcp.accept().await?;
-                Ok((Peer::Tcp(address), Accepted::Tcp(stream.into_std()?)))
-            }
-            Accepting::Unix(unix) => {
-                let (stream, _) = unix.accept().await?;
-                let credentials = stream.peer_cred().ok();
-                let (pid, uid) = (credentials.and_then(|of| of.pid()), credentials.map(|of| of.uid()));
-                Ok((Peer::Unix { pid, uid }, Accepted::Unix(stream.into_std()?)))
-            }
-        }
-    }
-}
-
-/// A connection's place among `connections_max`. Free again when it is dropped.
-struct Place(Arc<Shared>);
-
-impl Place {
-    /// Takes a place, unless all are taken.
-    fn take(shared: &Arc<Shared>, peer: &Peer) -> Option<Self> {
-        let is_full = {
+    fn take_place(&self, peer: &Peer) -> Result<Place, Refusal> {
+        let place = {
             // Held meanwhile: a change of the limit counts every connection that has a place.
-            let limits = shared.limits.read();
-            let before = shared.connection_count.fetch_add(1, Ordering::AcqRel);
-            (before >= limits.connections_max as usize).then_some(limits.connections_max)
+            let limits = self.limits.read();
+            self.connections.take(peer, limits.connections())
         };
-        if let Some(connections_max) = is_full {
-            shared.connection_count.fetch_sub(1, Ordering::AcqRel);
-            shared.count(|counts| counts.refused += 1);
-            if let Some(suppressed) = shared.admit_log("connections_max") {
-                tracing::warn!(%peer, connections_max, suppressed, "connection refused: too many are open");
+        match &place {
+            Ok(_) => self.count(|counts| counts.connections += 1),
+            Err(refusal) => {
+                self.count(|counts| counts.refused += 1);
+                if let Some(suppressed) = self.admit_log(refusal.limit()) {
+                    tracing::warn!(%peer, cause = %refusal, suppressed, "connection refused");
+                }
             }
-            return None;
         }
-        shared.count(|counts| counts.connections += 1);
-        Some(Self(Arc::clone(shared)))
+        place
+    }
+
+    fn workers(&self) -> &[Handle] {
+        &self.config.workers
+    }
+
+    fn log_accept_error(&self, error: &io::Error) {
+        if let Some(suppressed) = self.admit_log("accept") {
+            tracing::warn!(cause = %error, suppressed, "cannot accept a connection");
+        }
+    }
+
+    fn sleep(&self, time: Duration) -> impl Future<Output = ()> + Send {
+        self.config.clock.sleep(time)
+    }
+
+    async fn serve(self: Arc<Self>, place: Place, peer: Peer, accepted: Accepted) {
+        serve(&self, peer, accepted).await;
+        drop(place);
     }
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.connection_count.fetch_sub(1, Ordering::AcqRel);
-        self.0.connection_ended.notify_waiters();
-    }
-}
-
-async fn serve(place: &Place, peer: Peer, accepted: Accepted) {
-    let shared = &place.0;
-    let stream = match accepted {
-        Accepted::Tcp(stream) => TcpStream::from_std(stream).and_then(Stream::tcp),
-        Accepted::Unix(stream) => UnixStream::from_std(stream).map(Stream::Unix),
-        Accepted::Other(stream) => Ok(Stream::Other(stream)),
-    };
-    let end = match stream {
+async fn serve(shared: &Arc<Shared>, peer: Peer, accepted: Accepted) {
+    let end = match accepted.into_stream() {
         Ok(stream) => Connection::new(Arc::clone(shared), stream, peer).run().await,
         Err(error) => End::Closed(Err(error)),
     };
@@ -229,6 +162,15 @@ async fn serve(place: &Place, peer: Peer, accepted: Accepted) {
             shared.count(|counts| counts.silent += 1);
             if let Some(suppressed) = shared.admit_log("silent") {
                 tracing::info!(%peer, suppressed, "connection closed: the client was silent");
+            }
+        }
+        End::Slowest => {
+            shared.count(|counts| counts.silent += 1);
+            if let Some(suppressed) = shared.admit_log("slowest") {
+                tracing::info!(
+                    %peer, suppressed,
+                    "connection closed: others need the memory that waits for this client, the slowest"
+                );
             }
         }
         End::Closed(Err(error)) => tracing::debug!(%peer, cause = %error, "connection broken"),

@@ -6,7 +6,6 @@
 //!                 └── session: outlives the connection
 //! ```
 
-mod budget;
 mod config;
 mod connection;
 mod counters;
@@ -14,8 +13,6 @@ mod execute;
 mod handshake;
 mod limits;
 mod listen;
-mod log_limit;
-mod peer;
 mod record;
 mod secrets;
 mod session;
@@ -24,29 +21,24 @@ mod socket;
 mod spans;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use ::connection::{Budget, Connections, LogLimit, PayloadPool, Peer, ReceiveBuffer, SettingError};
 use blocker::metrics::{Collect, Families, Number};
 use blocker::{Blocker, Capabilities, Error, Reply, metrics_above};
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::Notify;
-use tokio::task::{AbortHandle, JoinHandle};
+use tokio::task::JoinHandle;
 
 use crate::auth::random;
 use crate::codec::{
     CONTROL_BYTES_MAX, HEAD_BYTES_MAX, Head, InstanceId, LIST_ENTRY_BYTES_MAX, Names, Op, Outcome, RUN_BYTES,
     RUNS_MAX,
 };
-use crate::receive::{PayloadPool, ReceiveBuffer};
-use crate::setting::SettingError;
 
-use budget::Budget;
 pub use config::{ServerConfig, host_name};
 use counters::{Counters, Counts};
 pub use limits::ServerLimits;
-use log_limit::LogLimit;
-use peer::Peer;
 pub use record::NodeRecord;
 use secrets::Secrets;
 use session::Sessions;
@@ -98,9 +90,7 @@ pub(crate) struct Shared {
     secrets: Secrets,
     /// Whether it listens at an address that other machines can reach.
     is_exposed: AtomicBool,
-    connection_count: AtomicUsize,
-    connection_ended: Notify,
-    tasks: Mutex<Vec<AbortHandle>>,
+    connections: Arc<Connections>,
 }
 
 impl Server {
@@ -121,8 +111,9 @@ impl Server {
         let least_bytes =
             payload_bytes_max.max(list_bytes).max(CONTROL_BYTES_MAX) + 2 * HEAD_BYTES_MAX as u64;
         check_session_bytes(config.session_bytes_max, least_bytes)?;
+        let (most_bytes, count) = (config.session_bytes_max, config.connections_max);
         let budget =
-            Budget::new(config.bytes_max, least_bytes, config.session_bytes_max, config.connections_max);
+            Budget::new(config.bytes_max, connection::SHARE_BYTES_MIN, least_bytes, most_bytes, count);
         let budget = budget.map_err(|needed| limits::too_few_bytes(needed, config.connections_max))?;
         let shared = Shared {
             capabilities,
@@ -138,9 +129,7 @@ impl Server {
             log_limit: LogLimit::default(),
             secrets: Secrets::new(&config),
             is_exposed: AtomicBool::new(false),
-            connection_count: AtomicUsize::new(0),
-            connection_ended: Notify::new(),
-            tasks: Mutex::default(),
+            connections: Arc::default(),
             backend,
             config,
         };
@@ -173,29 +162,19 @@ impl Server {
                 // Then it is gone, and its address is free. An abort is its only error.
                 let _ = listener.await;
             }
-            loop {
-                let ended = self.shared.connection_ended.notified();
-                if self.shared.connection_count.load(Ordering::Acquire) == 0 {
-                    break;
-                }
-                ended.await;
-            }
+            self.shared.connections.wait_for_end().await;
         };
         let in_order = tokio::select! {
             () = all_ended => true,
             () = clock.sleep(timeout) => false,
         };
-        self.abort_all();
+        self.abort_connections();
         in_order
     }
 
     /// Aborts all connections, as a crash would, and continues to listen. For tests.
     pub fn abort_connections(&self) {
-        self.abort_all();
-    }
-
-    fn abort_all(&self) {
-        self.shared.tasks.lock().drain(..).for_each(|task| task.abort());
+        self.shared.connections.abort();
     }
 }
 
@@ -208,7 +187,7 @@ impl Collect for Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.listeners.lock().drain(..).for_each(|listener| listener.abort());
-        self.abort_all();
+        self.abort_connections();
     }
 }
 
@@ -246,7 +225,7 @@ impl Shared {
 
     fn collect(&self, into: &mut Families) {
         self.counters.collect(into);
-        let connections = self.connection_count.load(Ordering::Relaxed) as u64;
+        let connections = self.connections.count().into();
         into.gauge("synapse_connections_open", "Connections that are open.", connections);
         into.gauge("synapse_sessions", "Sessions that are remembered.", self.sessions.count() as u64);
     }

@@ -7,7 +7,7 @@ use parking_lot::RwLock;
 use super::config::ServerConfig;
 use super::{Server, Shared};
 use crate::auth::Secret;
-use crate::setting::SettingError;
+use connection::SettingError;
 
 /// The secrets that are in force.
 pub(super) struct Secrets {

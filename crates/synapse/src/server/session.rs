@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use blocker::{Error, Timestamp};
 use parking_lot::Mutex;
+use tokio::sync::mpsc;
 
 use super::slots::Slots;
 use crate::auth::random;
@@ -82,10 +83,16 @@ impl Session {
         .await
     }
 
-    /// Delivers the outcome of a task to the owner.
+    /// Delivers the outcome of a task to the owner; without one, of outcomes only those are kept that a client may ask
+    /// for again.
     fn deliver(&self, completion: Completion) {
         let owner = {
             let mut state = self.state.lock();
+            if let Some(slots) = &mut state.slots {
+                let (id, outcome) = completion;
+                slots.complete(id, outcome);
+                return;
+            }
             state.completions.push(completion);
             self.has_completions.store(true, Ordering::Release);
             state.owner.clone()
@@ -132,9 +139,9 @@ impl Owned {
         }
     }
 
-    /// Returns the handle by which a task delivers its outcome.
-    pub(super) fn reporter(&self, id: RequestId) -> Reporter {
-        Reporter { session: Arc::clone(&self.session), id, outcome: None }
+    /// Returns the handle by which a task delivers its outcome. `executing` is dropped after that.
+    pub(super) fn reporter(&self, id: RequestId, executing: mpsc::Sender<()>) -> Reporter {
+        Reporter { session: Arc::clone(&self.session), id, outcome: None, _executing: executing }
     }
 }
 
@@ -144,6 +151,9 @@ impl Drop for Owned {
         slots.disconnect();
         let next = {
             let mut state = self.session.state.lock();
+            for (id, outcome) in std::mem::take(&mut state.completions) {
+                slots.complete(id, outcome);
+            }
             state.slots = Some(slots);
             state.owner = None;
             state.left_at = self.now;
@@ -158,6 +168,8 @@ pub(super) struct Reporter {
     session: Arc<Session>,
     id: RequestId,
     outcome: Option<Outcome>,
+    /// Its connection's memory counts as long as this is there.
+    _executing: mpsc::Sender<()>,
 }
 
 impl Reporter {

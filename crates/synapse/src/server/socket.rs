@@ -4,11 +4,10 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 
-use tokio::net::{TcpListener, UnixListener, lookup_host};
+use tokio::net::lookup_host;
 
-use crate::stream::Address;
+use crate::address::Address;
 
 /// Why a server cannot listen on an address.
 #[derive(Debug, thiserror::Error)]
@@ -40,13 +39,7 @@ pub enum ListenError {
 #[derive(Debug)]
 pub struct ListeningSocket {
     address: Address,
-    socket: Socket,
-}
-
-#[derive(Debug)]
-enum Socket {
-    Tcp(std::net::TcpListener),
-    Unix(std::os::unix::net::UnixListener),
+    pub(super) socket: connection::ListeningSocket,
 }
 
 impl ListeningSocket {
@@ -60,11 +53,12 @@ impl ListeningSocket {
     pub async fn bind(address: &Address) -> Result<Self, ListenError> {
         let bound = match address {
             Address::Tcp(text) => match lookup_host(text.as_str()).await {
-                Ok(addresses) => Self::bind_tcp(&addresses.collect::<Vec<_>>()).await,
+                Ok(addresses) => connection::ListeningSocket::bind_tcp(&addresses.collect::<Vec<_>>()),
                 Err(cause) => Err(cause),
             },
-            Address::Unix(path) => Self::bind_unix(path),
+            Address::Unix(path) => connection::ListeningSocket::bind_unix(path),
         };
+        let bound = bound.and_then(|socket| Self::new(address, socket));
         bound.map_err(|cause| ListenError::Bind { address: address.clone(), cause })
     }
 
@@ -74,21 +68,10 @@ impl ListeningSocket {
     /// If it is no listening socket of the kind that `address` is of.
     pub fn adopt(address: &Address, socket: OwnedFd) -> io::Result<Self> {
         let socket = match address {
-            Address::Tcp(_) => Socket::Tcp(socket.into()),
-            Address::Unix(_) => Socket::Unix(socket.into()),
+            Address::Tcp(_) => connection::ListeningSocket::adopt_tcp(socket),
+            Address::Unix(_) => connection::ListeningSocket::adopt_unix(socket),
         };
-        let address = match &socket {
-            Socket::Tcp(tcp) => {
-                tcp.set_nonblocking(true)?;
-                Address::Tcp(tcp.local_addr()?.to_string())
-            }
-            Socket::Unix(unix) => {
-                unix.set_nonblocking(true)?;
-                unix.local_addr()?;
-                address.clone()
-            }
-        };
-        Ok(Self { address, socket })
+        Self::new(address, socket?)
     }
 
     /// Returns the address that it is bound to: for the TCP port 0, with the port that the system has chosen.
@@ -97,50 +80,15 @@ impl ListeningSocket {
         &self.address
     }
 
-    pub(super) async fn bind_tcp(addresses: &[SocketAddr]) -> io::Result<Self> {
-        let listener = TcpListener::bind(addresses).await?;
-        let bound = listener.local_addr()?;
-        Ok(Self { address: Address::Tcp(bound.to_string()), socket: Socket::Tcp(listener.into_std()?) })
-    }
-
-    /// Binds a unix socket. A socket file that a dead process has left is removed; one that accepts connections
-    /// is in use.
-    pub(super) fn bind_unix(path: &Path) -> io::Result<Self> {
-        let listener = match UnixListener::bind(path) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                match std::os::unix::net::UnixStream::connect(path) {
-                    Err(answer) if answer.kind() == io::ErrorKind::ConnectionRefused => {
-                        std::fs::remove_file(path)?;
-                        UnixListener::bind(path)
-                    }
-                    _ => Err(error),
-                }
-            }
-            done => done,
-        }?;
-        Ok(Self { address: Address::Unix(path.into()), socket: Socket::Unix(listener.into_std()?) })
-    }
-
-    /// Returns a listener of the runtime that is entered, on a descriptor of its own.
-    pub(super) fn accepting(&self) -> io::Result<Accepting> {
-        Ok(match &self.socket {
-            Socket::Tcp(tcp) => Accepting::Tcp(TcpListener::from_std(tcp.try_clone()?)?),
-            Socket::Unix(unix) => Accepting::Unix(UnixListener::from_std(unix.try_clone()?)?),
-        })
+    pub(super) fn new(address: &Address, socket: connection::ListeningSocket) -> io::Result<Self> {
+        let bound = socket.address()?;
+        let address = bound.map_or_else(|| address.clone(), |bound| Address::Tcp(bound.to_string()));
+        Ok(Self { address, socket })
     }
 }
 
 impl AsFd for ListeningSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match &self.socket {
-            Socket::Tcp(tcp) => tcp.as_fd(),
-            Socket::Unix(unix) => unix.as_fd(),
-        }
+        self.socket.as_fd()
     }
-}
-
-/// A socket from which a runtime accepts.
-pub(super) enum Accepting {
-    Tcp(TcpListener),
-    Unix(UnixListener),
 }

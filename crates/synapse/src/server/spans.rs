@@ -2,8 +2,8 @@
 
 use blocker::note_error;
 use blocker::trace::{Span, SpanKind, Tracer};
+use connection::Peer;
 
-use super::peer::Peer;
 use crate::codec::{Outcome, Request, RequestId};
 
 /// Begins the span of a request that its client traces, or that is sampled here, and puts its context into

@@ -1,13 +1,18 @@
 //! Grants of many connections: nothing is lost, nothing is granted twice, and every demand is met.
 
 use std::task::Context;
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
 
 use super::*;
 
 const MIB: u64 = 1 << 20;
+const SHARE_BYTES_MIN: u64 = 16 * 1024;
 
 fn budget(all_bytes: u64, connections_max: u32) -> Arc<Budget> {
-    Budget::new(all_bytes, 4 * MIB, 64 * MIB, connections_max).unwrap()
+    Budget::new(all_bytes, SHARE_BYTES_MIN, 4 * MIB, 64 * MIB, connections_max).unwrap()
 }
 
 /// Accepts every announced grant, with nothing outstanding.
@@ -115,9 +120,9 @@ fn fixed_grants_are_of_one_large_request_and_leave_room_for_others() {
 
 #[test]
 fn too_few_bytes_for_two_requests_and_a_share_for_each_are_refused() {
-    let needed = Budget::new(MIB, 4 * MIB, 64 * MIB, 1024).err().unwrap();
+    let needed = Budget::new(MIB, SHARE_BYTES_MIN, 4 * MIB, 64 * MIB, 1024).err().unwrap();
     assert_eq!(needed, 8 * MIB + 1024 * SHARE_BYTES_MIN);
-    assert!(Budget::new(needed, 4 * MIB, 64 * MIB, 1024).is_ok());
+    assert!(Budget::new(needed, SHARE_BYTES_MIN, 4 * MIB, 64 * MIB, 1024).is_ok());
 }
 
 /// Clients that come, go, demand, use what they have and accept late, in any order: never more than there is,
@@ -252,4 +257,108 @@ fn a_budget_too_small_for_the_clients_whose_grants_cannot_change_is_refused() {
     assert!(budget.change(needed, 16 * MIB, 8).is_ok(), "{needed}");
     drop(fixed);
     assert!(budget.change(16 * MIB, 16 * MIB, 8).is_ok());
+}
+
+#[test]
+fn only_the_slowest_that_keeps_what_others_need_ends() {
+    let budget = budget(24 * MIB, 8);
+    let mut grants: Vec<_> = (0..3).map(|_| budget.join(0, false).unwrap()).collect();
+    let share = grants[0].bytes();
+    for (grant, bytes) in grants.iter_mut().zip([4 * MIB, 3 * MIB, share]) {
+        grant.demand(bytes);
+        accept_all_holding(grant, bytes);
+    }
+    let seconds = Duration::from_secs;
+    let mut is_slowest = |of: usize, at: u64, bytes: u64| grants[of].is_slowest(seconds(at), bytes);
+    // As slow as they like while nobody needs more.
+    assert!(!is_slowest(0, 600, 4 * MIB) && !is_slowest(1, 500, 3 * MIB) && !is_slowest(2, 900, share));
+    let mut greedy: Vec<_> = (0..4).map(|_| budget.join(0, false).unwrap()).collect();
+    for grant in &mut greedy {
+        grant.demand(4 * MIB);
+        accept_all_holding(grant, 4 * MIB);
+    }
+    assert!(!budget.state.lock().demanding.is_empty());
+    // A demand has a second to be met by others.
+    assert!(!is_slowest(0, 601, 4 * MIB));
+    assert!(!is_slowest(1, 501, 3 * MIB) && !is_slowest(1, 502, 3 * MIB), "another is slower");
+    assert!(!is_slowest(2, 902, share) && !is_slowest(2, 903, share), "it has no more than its share");
+    assert!(is_slowest(0, 602, 4 * MIB));
+    assert!(!is_slowest(1, 503, 3 * MIB), "what the first gives back is enough");
+}
+
+/// Accepts what is granted, with `cost_bytes` outstanding.
+fn accept_all_holding(grant: &mut Grant, cost_bytes: u64) {
+    grant.follow(Waker::noop(), cost_bytes);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Clients that never give back what they hold, and clients that do: those are all served, soon; and none of the
+    /// others ends that holds no more than its share.
+    #[test]
+    fn one_client_never_stops_another(
+        holding in vec(0_u64..=4 * MIB, 0..20),
+        wanted in vec(1_u64..=4 * MIB, 1..10),
+    ) {
+        let budget = budget(64 * MIB, 32);
+        let share = budget.state.lock().division.share_bytes;
+        // Each with what it wants to hold, and whether it does.
+        let mut stuck: Vec<_> =
+            holding.into_iter().map(|bytes| (budget.join(64 * MIB, false).unwrap(), bytes, false)).collect();
+        let patient = stuck.iter().filter(|(_, bytes, _)| *bytes <= share).count();
+        let mut served = vec![false; wanted.len()];
+        let mut others: Vec<_> = wanted.iter().map(|_| budget.join(64 * MIB, false).unwrap()).collect();
+        let has = |grant: &mut Grant, bytes: u64| {
+            if bytes > grant.bytes() {
+                grant.demand(bytes);
+            }
+            while bytes > grant.bytes() {
+                let Some(granted) = grant.take_change(Waker::noop()) else { return false };
+                grant.accept(granted, 0).unwrap();
+            }
+            true
+        };
+        for second in 0..80 {
+            for (grant, bytes, holds) in &mut stuck {
+                *holds = *holds || has(grant, *bytes);
+                grant.follow(Waker::noop(), if *holds { *bytes } else { 0 });
+            }
+            for ((grant, bytes), served) in others.iter_mut().zip(&wanted).zip(&mut served) {
+                if !*served {
+                    *served = has(grant, *bytes);
+                    prop_assert!(*served || *bytes > share, "a request within the share waits");
+                }
+                grant.follow(Waker::noop(), 0);
+            }
+            let mut ended = None;
+            for (at, (grant, bytes, holds)) in stuck.iter_mut().enumerate() {
+                if *holds && grant.is_slowest(Duration::from_secs(second), *bytes) {
+                    prop_assert!(*bytes > share);
+                    ended = Some(at);
+                    break;
+                }
+            }
+            if let Some(at) = ended {
+                stuck.remove(at);
+            }
+            prop_assert!(budget.reserved_bytes() <= 64 * MIB);
+        }
+        prop_assert!(served.iter().all(|served| *served), "{served:?} of {wanted:?}");
+        prop_assert!(stuck.iter().filter(|(_, bytes, _)| *bytes <= share).count() == patient);
+    }
+}
+
+#[test]
+fn what_is_outstanding_counts_when_its_connection_has_ended() {
+    let budget = budget(64 * MIB, 8);
+    let mut grant = budget.join(0, false).unwrap();
+    grant.demand(4 * MIB);
+    accept_all_holding(&mut grant, 4 * MIB);
+    grant.retire(3 * MIB);
+    assert_eq!(budget.reserved_bytes(), 3 * MIB);
+    budget.change(48 * MIB, 64 * MIB, 8).unwrap();
+    assert_eq!(budget.reserved_bytes(), 3 * MIB);
+    drop(grant);
+    assert_eq!(budget.reserved_bytes(), 0);
 }

@@ -8,29 +8,31 @@ use std::task::{Context, Poll, ready};
 use blocker::{Segment, Segments};
 use bytes::Bytes;
 
-use super::stream::Stream;
+use crate::stream::Stream;
 
 /// Payloads below this size are copied next to their head: the kernel reads bytes that lie in the processor's
-/// cache faster than bytes in far memory.
+/// cache faster than bytes in far memory (4 KiB: by a third of a microsecond).
 const INLINE_BYTES: usize = 16 * 1024;
 /// The most slices of one write.
 const PARTS_MAX: usize = 128;
 /// A buffer that has grown beyond this size is freed once it is empty.
-const KEPT_BYTES: usize = 256 * 1024;
+const KEPT_BYTES: usize = 128 * 1024;
 
 /// A connection's sending side.
-#[derive(Default)]
-pub(super) struct Output {
+#[derive(Default, Debug)]
+pub struct Output {
     /// Heads and small payloads, in order; the bytes before `sent` are sent.
     small: Vec<u8>,
     sent: usize,
     parts: VecDeque<Part>,
     pending_bytes: usize,
+    written_bytes: u64,
     /// The bytes of the payloads in `parts`, what is sent of them included.
     payload_bytes: usize,
     is_unflushed: bool,
 }
 
+#[derive(Debug)]
 enum Part {
     /// The next bytes of `small`.
     Small(usize),
@@ -40,18 +42,26 @@ enum Part {
 
 impl Output {
     /// Returns the bytes that are still to be sent.
-    pub(super) fn pending_bytes(&self) -> usize {
+    #[must_use]
+    pub fn pending_bytes(&self) -> usize {
         self.pending_bytes
     }
 
+    /// Returns the bytes written since the connection began.
+    #[must_use]
+    pub fn written_bytes(&self) -> u64 {
+        self.written_bytes
+    }
+
     /// Returns the bytes of memory that what is still to be sent keeps: some of them may be sent already.
-    pub(super) fn held_bytes(&self) -> usize {
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
         self.small.len() + self.payload_bytes
     }
 
     /// Copies the payloads that are pinned, and so lets go of the memory of others: a cache can do nothing with a
     /// bucket for as long as it waits here for a client.
-    pub(super) fn unpin(&mut self) {
+    pub fn unpin(&mut self) {
         for part in &mut self.parts {
             let Part::Payload { payload, index, from } = part else { continue };
             if payload.iter().all(|segment| segment.pin().is_none()) {
@@ -64,10 +74,10 @@ impl Output {
         }
     }
 
-    /// Appends what `write` puts into the buffer, and then `payload`.
-    pub(super) fn push(&mut self, payload: Segments, write: impl FnOnce(&mut Vec<u8>)) {
+    /// Appends what `write` puts into the buffer, and then the payload that it returns.
+    pub fn push(&mut self, write: impl FnOnce(&mut Vec<u8>) -> Segments) {
         let start = self.small.len();
-        write(&mut self.small);
+        let payload = write(&mut self.small);
         let length = payload.len_bytes();
         if length < INLINE_BYTES {
             payload.iter().for_each(|segment| self.small.extend_from_slice(segment.as_slice()));
@@ -77,6 +87,14 @@ impl Output {
         self.pending_bytes += length;
         self.payload_bytes += length;
         self.parts.push_back(Part::Payload { payload, index: 0, from: 0 });
+    }
+
+    /// Appends what `write` puts into the buffer.
+    pub fn push_head(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        self.push(|small| {
+            write(small);
+            Segments::new()
+        });
     }
 
     fn push_small(&mut self, count: usize) {
@@ -89,7 +107,7 @@ impl Output {
     }
 
     /// Writes as much as the socket takes. Ready when nothing is left.
-    pub(super) fn poll_flush(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<io::Result<()>> {
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<io::Result<()>> {
         while self.pending_bytes > 0 {
             let small = &self.small[self.sent..];
             let count = if small.len() == self.pending_bytes {
@@ -139,6 +157,7 @@ impl Output {
 
     fn advance(&mut self, mut count: usize) {
         self.pending_bytes -= count;
+        self.written_bytes += count as u64;
         while count > 0 {
             let Some(part) = self.parts.front_mut() else { break };
             let is_over = match part {
@@ -219,7 +238,10 @@ mod tests {
                 bucket.retain(0);
                 payload.push(Segment::pinned(Arc::clone(&bucket) as _, 0, 0..4096));
             }
-            output.push(payload, |out| out.extend_from_slice(head));
+            output.push(|out| {
+                out.extend_from_slice(head);
+                payload
+            });
         }
         // Within the second of the pinned segments.
         output.advance(3 + 10_000 + 5000);
@@ -235,14 +257,17 @@ mod tests {
     #[test]
     fn what_is_sent_counts_until_its_memory_is_free() {
         let mut output = Output::default();
-        output.push(vec![7; 1 << 20].into(), |out| out.extend_from_slice(b"head"));
+        output.push(|out| {
+            out.extend_from_slice(b"head");
+            vec![7; 1 << 20].into()
+        });
         output.advance(1 << 20);
         assert_eq!((output.pending_bytes(), output.held_bytes()), (4, 1 << 20));
         output.advance(4);
         assert_eq!(output.held_bytes(), 0);
         // Small replies, of which the client takes some: what was sent of them is kept only as long as it is less.
         for _ in 0..1000 {
-            output.push(vec![7; 4096].into(), |_| ());
+            output.push(|_| vec![7; 4096].into());
         }
         for _ in 0..999 {
             output.advance(4096);

@@ -1,9 +1,8 @@
-//! A setting of a client or server that cannot work.
+//! A setting that cannot work.
 
 use std::fmt;
 
-/// A setting that cannot work, and what would be right. Returned by the checks of
-/// [`ClientConfig`](crate::ClientConfig) and [`ServerConfig`](crate::ServerConfig).
+/// A setting that cannot work, and what would be right.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SettingError {
     setting: &'static str,
@@ -11,12 +10,16 @@ pub struct SettingError {
 }
 
 impl SettingError {
-    pub(crate) fn new(setting: &'static str, problem: impl Into<String>) -> Self {
+    /// Returns the error of a setting.
+    pub fn new(setting: &'static str, problem: impl Into<String>) -> Self {
         Self { setting, problem: problem.into() }
     }
 
     /// Fails with `problem` if `is_wrong`.
-    pub(crate) fn check(is_wrong: bool, setting: &'static str, problem: &str) -> Result<(), Self> {
+    ///
+    /// # Errors
+    /// Then.
+    pub fn check(is_wrong: bool, setting: &'static str, problem: &str) -> Result<(), Self> {
         if is_wrong { Err(Self::new(setting, problem)) } else { Ok(()) }
     }
 

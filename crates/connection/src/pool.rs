@@ -8,16 +8,14 @@ use blocker::Segments;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use crate::receive::ReceiveBuffer;
+use crate::receive::{LARGE_BYTES, ReceiveBuffer};
 
-/// Payloads from this size on, in bytes, are read from the socket into buffers of the pool.
-pub(super) const LARGE_BYTES: usize = 32 * 1024;
 /// The number of buffer sizes: the powers of two from [`LARGE_BYTES`] to 4 MiB.
 const CLASS_COUNT: usize = 8;
 
 /// Large buffers that are reused.
 #[derive(Debug)]
-pub(super) struct PayloadPool {
+pub struct PayloadPool {
     classes: [Mutex<Vec<Vec<u8>>>; CLASS_COUNT],
     kept_bytes: AtomicUsize,
     kept_bytes_max: usize,
@@ -25,12 +23,14 @@ pub(super) struct PayloadPool {
 
 impl PayloadPool {
     /// Returns a pool that keeps at most `kept_bytes_max` bytes for reuse.
-    pub(super) fn new(kept_bytes_max: usize) -> Arc<Self> {
+    #[must_use]
+    pub fn new(kept_bytes_max: usize) -> Arc<Self> {
         Arc::new(Self { classes: Default::default(), kept_bytes: AtomicUsize::new(0), kept_bytes_max })
     }
 
     /// Returns a buffer for a payload of `len_bytes`.
-    pub(super) fn reserve(self: &Arc<Self>, len_bytes: usize) -> Box<dyn ReceiveBuffer> {
+    #[must_use]
+    pub fn reserve(self: &Arc<Self>, len_bytes: usize) -> Box<dyn ReceiveBuffer> {
         let class = class_of(len_bytes);
         let kept = class.and_then(|class| self.classes[class].lock().pop());
         let memory = match (kept, class) {
@@ -38,9 +38,15 @@ impl PayloadPool {
                 self.kept_bytes.fetch_sub(memory.len(), Ordering::Relaxed);
                 memory
             }
-            (None, _) => vec![0; buffer_bytes(len_bytes)],
+            (None, _) => vec![0; Self::buffer_bytes(len_bytes)],
         };
         Box::new(Lease { memory, filled: 0, len_bytes, pool: Arc::clone(self) })
+    }
+
+    /// Returns the length in bytes of the buffer of a payload of `len_bytes`.
+    #[must_use]
+    pub fn buffer_bytes(len_bytes: usize) -> usize {
+        class_of(len_bytes).map_or(len_bytes, |class| LARGE_BYTES << class)
     }
 
     fn return_memory(&self, memory: Vec<u8>) {
@@ -55,11 +61,6 @@ impl PayloadPool {
             self.kept_bytes.fetch_sub(memory.len(), Ordering::Relaxed);
         }
     }
-}
-
-/// Returns the length in bytes of the buffer of a payload of `len_bytes`.
-pub(super) fn buffer_bytes(len_bytes: usize) -> usize {
-    class_of(len_bytes).map_or(len_bytes, |class| LARGE_BYTES << class)
 }
 
 /// Returns the smallest class that holds `len_bytes`, if one does.

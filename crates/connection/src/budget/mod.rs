@@ -14,7 +14,13 @@
 //! their own share, in the order of their last demand. A grant that shrinks counts in full until its client
 //! has accepted the smaller one, and after that as much as is still outstanding.
 //!
-//! A client without the feature *credit* has a fixed grant, of one request of the largest kind.
+//! That alone does not help against a client that neither sends what it has announced nor takes its replies: what it
+//! keeps beyond its share comes back when its connection ends. So where a demand is not met, the connection with
+//! the slowest client ends, by bytes and time ([`Grant::is_slowest`]).
+//!
+//! A protocol may announce grants to its clients, which then accept them ([`Grant::accept`]), or not: then the
+//! server itself keeps to them ([`Grant::follow`]). A client that cannot learn of changes has a fixed grant, of one
+//! request of the largest kind.
 
 mod grant;
 #[cfg(test)]
@@ -28,19 +34,20 @@ use std::task::Waker;
 use blocker::Error;
 use parking_lot::Mutex;
 
-pub(super) use grant::Grant;
+pub use grant::Grant;
 
-/// The least share of a connection, in bytes: a few requests without a payload.
-pub(super) const SHARE_BYTES_MIN: u64 = 16 * 1024;
-
-pub(super) struct Budget {
+/// The memory of all connections.
+#[derive(Debug)]
+pub struct Budget {
+    /// The least share of a connection.
+    share_bytes_min: u64,
     /// The cost of one request of the largest kind.
     request_bytes: u64,
     state: Mutex<State>,
 }
 
 /// How the bytes are divided.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, Debug)]
 struct Division {
     /// A connection's own share, whatever others use.
     share_bytes: u64,
@@ -50,11 +57,13 @@ struct Division {
     pool_bytes: u64,
 }
 
-#[derive(Default)]
+#[derive(Default, Debug)]
 struct State {
     division: Division,
     /// The part of the pool that is not reserved. Negative while more is reserved than a smaller budget has.
     left_bytes: i64,
+    /// What is outstanding of grants that have retired.
+    retired_bytes: u64,
     /// The number of clients with fixed grants.
     fixed_count: u64,
     members: BTreeMap<u64, Member>,
@@ -65,6 +74,7 @@ struct State {
     tick: u64,
 }
 
+#[derive(Debug)]
 struct Member {
     is_fixed: bool,
     wanted_bytes: u64,
@@ -78,26 +88,40 @@ struct Member {
     demanded_at: u64,
     /// What it requested is on its way to it: until it has accepted that, nothing is taken back.
     is_served: bool,
+    /// How much of others' memory its client keeps, and for how long: bytes beyond its share, times milliseconds;
+    /// 0: its client is not slow.
+    slowness: u128,
+    /// It ends, because others need what it has.
+    is_ending: bool,
     waker: Option<Waker>,
     /// Set while the connection has not taken up a change of `target_bytes`.
     changed: Arc<AtomicBool>,
 }
 
 impl Budget {
-    /// Distributes `all_bytes` over at most `connections_max` connections, at most `most_bytes` to each.
+    /// Distributes `all_bytes` over at most `connections_max` connections, at least `share_bytes_min` and at most
+    /// `most_bytes` to each, of which the largest request costs `request_bytes`.
     ///
     /// # Errors
     /// The least `all_bytes` that would do.
-    pub(super) fn new(
+    pub fn new(
         all_bytes: u64,
+        share_bytes_min: u64,
         request_bytes: u64,
         most_bytes: u64,
         connections_max: u32,
     ) -> Result<Arc<Self>, u64> {
-        let division = Division::new(all_bytes, request_bytes, most_bytes, connections_max)?;
+        let share_bytes_min = share_bytes_min.min(request_bytes);
+        let division = Division::new(all_bytes, share_bytes_min, request_bytes, most_bytes, connections_max)?;
         let left_bytes = division.pool_bytes.cast_signed();
         let state = Mutex::new(State { division, left_bytes, ..State::default() });
-        Ok(Arc::new(Self { request_bytes, state }))
+        Ok(Arc::new(Self { share_bytes_min, request_bytes, state }))
+    }
+
+    /// Returns the bytes that each connection has whatever others use.
+    #[must_use]
+    pub fn share_bytes(&self) -> u64 {
+        self.state.lock().division.share_bytes
     }
 
     /// Distributes `all_bytes` from now on, as [`new`](Self::new) would; `connections_max` counts at least those
@@ -105,22 +129,24 @@ impl Budget {
     ///
     /// # Errors
     /// `all_bytes` that would do, also for clients whose grant cannot change; then nothing has changed.
-    pub(super) fn change(&self, all_bytes: u64, most_bytes: u64, connections_max: u32) -> Result<(), u64> {
+    pub fn change(&self, all_bytes: u64, most_bytes: u64, connections_max: u32) -> Result<(), u64> {
         let mut state = self.state.lock();
         let members = u32::try_from(state.members.len()).unwrap_or(u32::MAX);
+        let (share_min, request) = (self.share_bytes_min, self.request_bytes);
         let division =
-            Division::new(all_bytes, self.request_bytes, most_bytes, connections_max.max(members))?;
+            Division::new(all_bytes, share_min, request, most_bytes, connections_max.max(members))?;
         let fixed_extra = self.request_bytes - division.share_bytes;
         let is_smaller = division.pool_bytes < state.division.pool_bytes;
         if is_smaller && (state.fixed_count + 1) * fixed_extra > division.pool_bytes {
             // Nothing would be left for a large request of the others.
-            let shares = u64::from(connections_max.max(members)) * SHARE_BYTES_MIN;
+            let shares = u64::from(connections_max.max(members)) * share_min;
             return Err(shares + 2 * (state.fixed_count + 1) * self.request_bytes);
         }
         state.division = division;
         let reserved: u64 = state.members.values().map(|member| member.reserved_bytes).sum();
         let shares = division.share_bytes * u64::from(members);
-        state.left_bytes = (division.pool_bytes + shares).cast_signed() - reserved.cast_signed();
+        let taken = reserved + state.retired_bytes;
+        state.left_bytes = (division.pool_bytes + shares).cast_signed() - taken.cast_signed();
         let mut wakers = Vec::new();
         let mut below = Vec::new();
         for (key, member) in &mut state.members {
@@ -146,7 +172,7 @@ impl Budget {
     ///
     /// # Errors
     /// `Retryable` if too many connections have a fixed grant.
-    pub(super) fn join(self: &Arc<Self>, wanted_bytes: u64, is_fixed: bool) -> Result<Grant, Error> {
+    pub fn join(self: &Arc<Self>, wanted_bytes: u64, is_fixed: bool) -> Result<Grant, Error> {
         let mut state = self.state.lock();
         let Division { share_bytes, pool_bytes, .. } = state.division;
         let fixed_extra = self.request_bytes - share_bytes;
@@ -165,6 +191,8 @@ impl Budget {
             demand_bytes: 0,
             demanded_at: state.tick,
             is_served: false,
+            slowness: 0,
+            is_ending: false,
             waker: None,
             changed: Arc::clone(&changed),
         };
@@ -276,14 +304,26 @@ impl Budget {
         }
     }
 
+    /// Returns how many bytes are missing for all demands, less those of connections that are ending.
+    fn missing_bytes(state: &State) -> u64 {
+        let demanding = state.demanding.iter().filter_map(|key| state.members.get(key));
+        let missing: u64 =
+            demanding.map(|member| member.demand_bytes.saturating_sub(member.reserved_bytes)).sum();
+        let ending = state.members.values().filter(|member| member.is_ending);
+        let coming: u64 =
+            ending.map(|member| member.reserved_bytes.saturating_sub(state.division.share_bytes)).sum();
+        (missing.cast_signed() - state.left_bytes - coming.cast_signed()).max(0).cast_unsigned()
+    }
+
     #[cfg(test)]
     fn reserved_bytes(&self) -> u64 {
         let state = self.state.lock();
         let reserved: u64 = state.members.values().map(|member| member.reserved_bytes).sum();
         let shares = state.division.share_bytes * state.members.len() as u64;
-        let left = (state.division.pool_bytes + shares).cast_signed() - reserved.cast_signed();
+        let taken = reserved + state.retired_bytes;
+        let left = (state.division.pool_bytes + shares).cast_signed() - taken.cast_signed();
         assert_eq!(state.left_bytes, left, "bytes are lost or made");
-        reserved
+        taken
     }
 }
 
@@ -294,16 +334,17 @@ impl Division {
     /// The least `all_bytes` that would do.
     fn new(
         all_bytes: u64,
+        share_bytes_min: u64,
         request_bytes: u64,
         most_bytes: u64,
         connections_max: u32,
     ) -> Result<Division, u64> {
         let connections = u64::from(connections_max.max(1));
-        let shares_min = connections.saturating_mul(SHARE_BYTES_MIN.min(request_bytes));
+        let shares_min = connections.saturating_mul(share_bytes_min);
         let needed = shares_min.saturating_add(2 * request_bytes);
         let spare = all_bytes.checked_sub(needed).ok_or(needed)?;
         // Half of the spare bytes for shares, half for the connections that need more.
-        let share_bytes = (SHARE_BYTES_MIN + spare / 2 / connections).min(request_bytes);
+        let share_bytes = (share_bytes_min + spare / 2 / connections).min(request_bytes);
         Ok(Division { share_bytes, most_bytes, pool_bytes: all_bytes - share_bytes * connections })
     }
 

@@ -1,36 +1,38 @@
 //! Limits log lines that clients can cause: at most one per second for each reason, with the number of those
 //! left out.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use blocker::Timestamp;
 use parking_lot::Mutex;
 
 /// The least time between two lines of one reason.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Decides which lines are written.
-#[derive(Default)]
-pub(super) struct LogLimit {
+#[derive(Default, Debug)]
+pub struct LogLimit {
     /// One entry per reason. Reasons are constants of the program, so their number is bounded.
     reasons: Mutex<Vec<Reason>>,
 }
 
+#[derive(Debug)]
 struct Reason {
     name: &'static str,
-    logged_at: Instant,
+    logged_at: Timestamp,
     suppressed: u64,
 }
 
 impl LogLimit {
     /// Returns whether a line of this reason may be written now: `Some` with the number of lines suppressed
     /// since the last one, or `None`, and the line counts as suppressed.
-    pub(super) fn admit(&self, name: &'static str, now: Instant) -> Option<u64> {
+    pub fn admit(&self, name: &'static str, now: Timestamp) -> Option<u64> {
         let mut reasons = self.reasons.lock();
         let Some(reason) = reasons.iter_mut().find(|reason| reason.name == name) else {
             reasons.push(Reason { name, logged_at: now, suppressed: 0 });
             return Some(0);
         };
-        if now.saturating_duration_since(reason.logged_at) < INTERVAL {
+        if now.since(reason.logged_at) < INTERVAL {
             reason.suppressed += 1;
             return None;
         }
@@ -46,7 +48,7 @@ mod tests {
     #[test]
     fn one_line_per_second_and_reason_is_admitted() {
         let limit = LogLimit::default();
-        let start = Instant::now();
+        let start = Timestamp(0);
         assert_eq!(limit.admit("denied", start), Some(0));
         for _ in 0..5 {
             assert_eq!(limit.admit("denied", start + Duration::from_millis(999)), None);

@@ -1,109 +1,31 @@
-//! A connection's stream of bytes: TCP, a unix socket, or another one; and addresses as text.
+//! A connection's stream of bytes: TCP, a unix socket, or another one, such as TLS over one of them.
 
-use std::fmt;
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
 use std::pin::Pin;
-use std::str::FromStr;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
-/// The TCP port of synapse unless another one is given.
-pub const PORT_DEFAULT: u16 = 11311;
+/// After this time without a byte the system asks whether the other host is still there, and then at this
+/// interval.
+const KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// The address of a server.
-///
-/// ```
-/// use synapse::Address;
-///
-/// assert_eq!("node-1".parse(), Ok(Address::Tcp("node-1:11311".into())));
-/// assert_eq!("[::1]:7000".parse(), Ok(Address::Tcp("[::1]:7000".into())));
-/// assert_eq!("unix:/run/s.sock".parse(), Ok(Address::Unix("/run/s.sock".into())));
-/// assert_eq!(Address::Unix("/run/s.sock".into()).to_string(), "unix:/run/s.sock");
-/// ```
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Address {
-    /// `HOST:PORT`. The host is resolved at each connection.
-    Tcp(String),
-    /// The path of a unix socket.
-    Unix(PathBuf),
-}
-
-/// Why a text is not an [`Address`].
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum AddressError {
-    /// There is nothing after `unix:`.
-    #[error("unix: needs a path")]
-    NoPath,
-    /// There is no host.
-    #[error("{text:?} names no host; write HOST:PORT or unix:PATH")]
-    NoHost {
-        /// The text.
-        text: String,
-    },
-    /// The port is not a number up to 65535.
-    #[error("{text:?}: the port is a number up to 65535")]
-    Port {
-        /// The text.
-        text: String,
-    },
-}
-
-impl FromStr for Address {
-    type Err = AddressError;
-
-    /// `unix:PATH`, `HOST:PORT`, `[V6]:PORT`, or `HOST` for [`PORT_DEFAULT`].
-    fn from_str(text: &str) -> Result<Self, AddressError> {
-        if let Some(path) = text.strip_prefix("unix:") {
-            let is_there = !path.is_empty();
-            return is_there.then(|| Self::Unix(path.into())).ok_or(AddressError::NoPath);
-        }
-        let (host, port) = match text.rsplit_once(':') {
-            // A bare address of IPv6 has colons of its own.
-            Some((host, port)) if !host.contains(':') || host.ends_with(']') => (host, Some(port)),
-            _ => (text, None),
-        };
-        if host.is_empty() {
-            return Err(AddressError::NoHost { text: text.into() });
-        }
-        match port.map(str::parse::<u16>) {
-            None if host.contains(':') => Ok(Self::Tcp(format!("[{host}]:{PORT_DEFAULT}"))),
-            None => Ok(Self::Tcp(format!("{host}:{PORT_DEFAULT}"))),
-            Some(Ok(port)) => Ok(Self::Tcp(format!("{host}:{port}"))),
-            Some(Err(_)) => Err(AddressError::Port { text: text.into() }),
-        }
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp(address) => f.write_str(address),
-            Self::Unix(path) => write!(f, "unix:{}", path.display()),
-        }
-    }
-}
-
-/// A stream of bytes in both directions: a tunnel, or a simulated network.
+/// A stream of bytes in both directions: TLS, a tunnel, or a simulated network.
 pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Duplex for S {}
 
-/// A stream that is being opened.
-pub type Opening = Pin<Box<dyn Future<Output = io::Result<Box<dyn Duplex>>> + Send>>;
-
-/// Opens streams to a server that is not reached by an [`Address`].
-pub type Connector = Arc<dyn Fn() -> Opening + Send + Sync>;
-
 /// An open connection.
-pub(crate) enum Stream {
+pub enum Stream {
+    /// TCP.
     Tcp(TcpStream),
+    /// A unix socket.
     Unix(UnixStream),
+    /// Another one.
     Other(Box<dyn Duplex>),
 }
 
@@ -123,21 +45,21 @@ macro_rules! transfer {
 }
 
 impl Stream {
-    pub(crate) async fn connect(address: &Address) -> io::Result<Self> {
-        match address {
-            Address::Tcp(address) => Self::tcp(TcpStream::connect(address.as_str()).await?),
-            Address::Unix(path) => UnixStream::connect(path).await.map(Self::Unix),
-        }
-    }
-
-    pub(crate) fn tcp(stream: TcpStream) -> io::Result<Self> {
+    /// Returns the stream of a connection over TCP.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn tcp(stream: TcpStream) -> io::Result<Self> {
         // Frames are put together before the write; the kernel must not wait for more.
         stream.set_nodelay(true)?;
+        // A peer may be silent for as long as it likes, a host that is gone may not.
+        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
+        SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
         Ok(Self::Tcp(stream))
     }
 
     /// Performs one read, and returns its length. 0 is the end of the stream.
-    pub(crate) fn poll_read(&mut self, cx: &mut Context<'_>, bytes: &mut [u8]) -> Poll<io::Result<usize>> {
+    pub fn poll_read(&mut self, cx: &mut Context<'_>, bytes: &mut [u8]) -> Poll<io::Result<usize>> {
         let mut buffer = ReadBuf::new(bytes);
         let read = match self {
             Self::Tcp(stream) => Pin::new(stream).poll_read(cx, &mut buffer),
@@ -148,7 +70,7 @@ impl Stream {
     }
 
     /// Performs one read into several slices, and returns its length. 0 is the end of the stream.
-    pub(crate) fn poll_read_vectored(
+    pub fn poll_read_vectored(
         &mut self,
         cx: &mut Context<'_>,
         places: &mut [IoSliceMut<'_>],
@@ -178,7 +100,7 @@ impl Stream {
     }
 
     /// Performs one write from several slices, and returns its length.
-    pub(crate) fn poll_write_vectored(
+    pub fn poll_write_vectored(
         &mut self,
         cx: &mut Context<'_>,
         parts: &[IoSlice<'_>],
@@ -203,9 +125,18 @@ impl Stream {
         }
     }
 
+    /// Passes on what a layer in between holds back. Ready when nothing is left.
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Self::Tcp(_) | Self::Unix(_) => Poll::Ready(Ok(())),
+            Self::Other(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
     /// Returns the number of bytes written that the other side has not received yet, as far as the system
     /// knows.
-    pub(crate) fn unreceived_bytes(&self) -> Option<u64> {
+    #[must_use]
+    pub fn unreceived_bytes(&self) -> Option<u64> {
         let descriptor = match self {
             Self::Tcp(stream) => stream.as_raw_fd(),
             Self::Unix(stream) => stream.as_raw_fd(),
@@ -219,30 +150,29 @@ impl Stream {
     }
 
     /// Closes the sending direction.
-    pub(crate) async fn shutdown(&mut self) -> io::Result<()> {
-        poll_fn(|cx| match self {
+    pub fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
             Self::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
             Self::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
             Self::Other(stream) => Pin::new(stream).poll_shutdown(cx),
-        })
-        .await
+        }
+    }
+
+    /// Closes the sending direction.
+    ///
+    /// # Errors
+    /// The system's.
+    pub async fn shutdown(&mut self) -> io::Result<()> {
+        poll_fn(|cx| self.poll_shutdown(cx)).await
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_are_hosts_with_ports_or_paths() {
-        let tcp = |text: &str| Ok(Address::Tcp(text.into()));
-        assert_eq!("node1:7000".parse(), tcp("node1:7000"));
-        assert_eq!("node1".parse(), tcp("node1:11311"));
-        assert_eq!("[::1]:7".parse(), tcp("[::1]:7"));
-        assert_eq!("::1".parse(), tcp("[::1]:11311"));
-        assert_eq!("unix:/run/x".parse(), Ok(Address::Unix("/run/x".into())));
-        for wrong in ["", ":7", "unix:", "a:b", "a:70000"] {
-            assert!(wrong.parse::<Address>().is_err(), "{wrong}");
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tcp(stream) => stream.fmt(f),
+            Self::Unix(stream) => stream.fmt(f),
+            Self::Other(_) => f.write_str("Other"),
         }
     }
 }

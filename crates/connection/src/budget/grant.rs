@@ -3,11 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use super::Budget;
+use crate::turn::SLOW_TIME;
 
-/// The bytes that a connection may have outstanding. They return to the budget when it is dropped.
-pub(in crate::server) struct Grant {
+/// The bytes that a connection may have outstanding. They return to the budget when it is dropped: drop it after
+/// what it counts.
+#[derive(Debug)]
+pub struct Grant {
     budget: Arc<Budget>,
     key: u64,
     is_fixed: bool,
@@ -20,6 +24,12 @@ pub(in crate::server) struct Grant {
     /// Whether bytes are reserved that the client may no longer use, and that what is outstanding still
     /// takes.
     is_draining: bool,
+    /// Whether the budget knows that its client is slow.
+    is_slow: bool,
+    /// What is still outstanding since it takes no more requests.
+    retired_bytes: u64,
+    /// Whether demands were not met when it was last asked whether the connection is the slowest.
+    has_seen_demands: bool,
 }
 
 impl Grant {
@@ -31,26 +41,40 @@ impl Grant {
         bytes: u64,
     ) -> Self {
         let (announced_bytes, accepted_bytes) = (bytes, bytes);
-        Self { budget, key, is_fixed, changed, announced_bytes, accepted_bytes, is_draining: false }
+        Self {
+            budget,
+            key,
+            is_fixed,
+            changed,
+            announced_bytes,
+            accepted_bytes,
+            is_draining: false,
+            is_slow: false,
+            retired_bytes: 0,
+            has_seen_demands: false,
+        }
     }
 
     /// Returns the most bytes that the client may have outstanding, by any grant that it may still follow.
-    pub(in crate::server) fn bytes(&self) -> u64 {
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
         self.announced_bytes.max(self.accepted_bytes)
     }
 
     /// Whether a change was announced to the client that it has not accepted yet.
-    pub(in crate::server) fn is_unaccepted(&self) -> bool {
+    #[must_use]
+    pub fn is_unaccepted(&self) -> bool {
         self.announced_bytes != self.accepted_bytes
     }
 
     /// Whether the grant never changes: the client may not request more.
-    pub(in crate::server) fn is_fixed(&self) -> bool {
+    #[must_use]
+    pub fn is_fixed(&self) -> bool {
         self.is_fixed
     }
 
     /// Ready once a fixed grant is there in full; at once for others.
-    pub(in crate::server) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if !self.is_fixed {
             return Poll::Ready(());
         }
@@ -66,7 +90,7 @@ impl Grant {
 
     /// Returns the grant to announce to the client, if it has changed. `waker` is woken when it changes
     /// again.
-    pub(in crate::server) fn take_change(&mut self, waker: &Waker) -> Option<u64> {
+    pub fn take_change(&mut self, waker: &Waker) -> Option<u64> {
         // One announcement at a time.
         if self.is_unaccepted() {
             return None;
@@ -91,7 +115,7 @@ impl Grant {
     }
 
     /// Has `waker` woken when the grant changes.
-    pub(in crate::server) fn register(&self, waker: &Waker) {
+    pub fn register(&self, waker: &Waker) {
         let mut state = self.budget.state.lock();
         let has_changed = self.changed.load(Ordering::Acquire);
         if let Some(member) = state.members.get_mut(&self.key) {
@@ -107,7 +131,7 @@ impl Grant {
     ///
     /// # Errors
     /// The violation, if that is not the grant that was announced: close the connection.
-    pub(in crate::server) fn accept(&mut self, bytes: u64, cost_bytes: u64) -> Result<(), &'static str> {
+    pub fn accept(&mut self, bytes: u64, cost_bytes: u64) -> Result<(), &'static str> {
         if !self.is_unaccepted() || bytes != self.announced_bytes {
             return Err("it accepts a grant that it was not given");
         }
@@ -133,7 +157,7 @@ impl Grant {
     }
 
     /// Returns to the budget what is no longer needed, now that `cost_bytes` are outstanding.
-    pub(in crate::server) fn release_unused(&mut self, cost_bytes: u64) {
+    pub fn release_unused(&mut self, cost_bytes: u64) {
         if !self.is_draining {
             return;
         }
@@ -153,8 +177,73 @@ impl Grant {
         wakers.into_iter().for_each(Waker::wake);
     }
 
+    /// Keeps to the budget's changes at once, for a protocol that does not announce them, with `cost_bytes` outstanding.
+    /// `waker` is woken when the grant changes again.
+    pub fn follow(&mut self, waker: &Waker, cost_bytes: u64) {
+        while let Some(bytes) = self.take_change(waker) {
+            // It is the one that was announced.
+            let _ = self.accept(bytes, cost_bytes);
+        }
+        self.release_unused(cost_bytes);
+    }
+
+    /// Returns whether the connection is to end, because others need the memory that waits for its client: the client has
+    /// not done its part for `waiting`, keeps `client_bytes`, more than its share, and is the slowest of all.
+    /// To be asked about once a second while it is the client's turn: so demands have that time to be met by those that
+    /// give memory back by themselves.
+    pub fn is_slowest(&mut self, waiting: Duration, client_bytes: u64) -> bool {
+        let mut state = self.budget.state.lock();
+        let share_bytes = state.division.share_bytes;
+        let Some(member) = state.members.get_mut(&self.key) else { return false };
+        let kept_bytes = client_bytes.min(member.reserved_bytes).saturating_sub(share_bytes);
+        let is_slow = waiting >= SLOW_TIME && kept_bytes > 0;
+        member.slowness = if is_slow { u128::from(kept_bytes) * waiting.as_millis() } else { 0 };
+        self.is_slow = is_slow;
+        let own = member.slowness;
+        let has_demands = !state.demanding.is_empty();
+        let had_demands = std::mem::replace(&mut self.has_seen_demands, has_demands);
+        if !is_slow || !had_demands || !has_demands || Budget::missing_bytes(&state) == 0 {
+            return false;
+        }
+        if state.members.values().any(|member| !member.is_ending && member.slowness > own) {
+            return false;
+        }
+        if let Some(member) = state.members.get_mut(&self.key) {
+            member.is_ending = true;
+        }
+        true
+    }
+
+    /// Called when the connection takes no more requests, with `cost_bytes` outstanding: those count until the grant is
+    /// dropped, and the rest is for others.
+    pub fn retire(&mut self, cost_bytes: u64) {
+        let mut state = self.budget.state.lock();
+        let Some(member) = state.members.remove(&self.key) else { return };
+        state.left_bytes += member.reserved_bytes.cast_signed() - state.division.share_bytes.cast_signed();
+        if member.is_fixed {
+            state.fixed_count -= 1;
+        }
+        state.retired_bytes += cost_bytes;
+        state.left_bytes -= cost_bytes.cast_signed();
+        self.retired_bytes = cost_bytes;
+        let key = self.key;
+        state.demanding.retain(|demanding| *demanding != key);
+        let wakers = self.budget.distribute(&mut state);
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Called when it is no longer the client's turn.
+    pub fn end_turn(&mut self) {
+        if std::mem::take(&mut self.is_slow)
+            && let Some(member) = self.budget.state.lock().members.get_mut(&self.key)
+        {
+            member.slowness = 0;
+        }
+    }
+
     /// Called when the client has a request that costs `bytes`.
-    pub(in crate::server) fn demand(&self, bytes: u64) {
+    pub fn demand(&self, bytes: u64) {
         let mut state = self.budget.state.lock();
         self.budget.demand(&mut state, self.key, bytes);
         let wakers = self.budget.distribute(&mut state);
@@ -165,14 +254,13 @@ impl Grant {
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        let mut state = self.budget.state.lock();
-        let Some(member) = state.members.remove(&self.key) else { return };
-        state.left_bytes += member.reserved_bytes.cast_signed() - state.division.share_bytes.cast_signed();
-        if member.is_fixed {
-            state.fixed_count -= 1;
+        self.retire(0);
+        if self.retired_bytes == 0 {
+            return;
         }
-        let key = self.key;
-        state.demanding.retain(|demanding| *demanding != key);
+        let mut state = self.budget.state.lock();
+        state.retired_bytes -= self.retired_bytes;
+        state.left_bytes += self.retired_bytes.cast_signed();
         let wakers = self.budget.distribute(&mut state);
         drop(state);
         wakers.into_iter().for_each(Waker::wake);

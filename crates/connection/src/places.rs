@@ -1,0 +1,160 @@
+//! The connections of a server: how many there may be, in all and of each address, and their end.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+use crate::peer::Peer;
+
+/// How many connections there may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// In all.
+    pub connections_max: u32,
+    /// Of each address.
+    pub peer_connections_max: u32,
+}
+
+/// Why there is no place for a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// As many are open as may be.
+    #[error("{0} connections are open, which is connections_max")]
+    Full(u32),
+    /// As many of its address are open as may be.
+    #[error("{0} connections of its address are open, which is peer_connections_max")]
+    PeerFull(u32),
+}
+
+impl Refusal {
+    /// Returns the name of the limit.
+    #[must_use]
+    pub fn limit(&self) -> &'static str {
+        match self {
+            Self::Full(_) => "connections_max",
+            Self::PeerFull(_) => "peer_connections_max",
+        }
+    }
+}
+
+/// The connections of a server.
+#[derive(Debug, Default)]
+pub struct Connections {
+    open: Mutex<Open>,
+    /// A connection has ended.
+    ended: Notify,
+    tasks: Mutex<Vec<AbortHandle>>,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    count: u32,
+    /// Those of each address that has any.
+    of_network: HashMap<IpAddr, u32>,
+}
+
+/// A connection's place among all. Free again when it is dropped.
+#[derive(Debug)]
+pub struct Place {
+    connections: Arc<Connections>,
+    network: Option<IpAddr>,
+}
+
+impl Connections {
+    /// Takes a place for a connection of `peer`.
+    ///
+    /// # Errors
+    /// The limit that is reached.
+    pub fn take(self: &Arc<Self>, peer: &Peer, limits: Limits) -> Result<Place, Refusal> {
+        let network = peer.network();
+        let mut open = self.open.lock();
+        if open.count >= limits.connections_max {
+            return Err(Refusal::Full(open.count));
+        }
+        if let Some(network) = network {
+            let count = open.of_network.entry(network).or_default();
+            if *count >= limits.peer_connections_max {
+                return Err(Refusal::PeerFull(*count));
+            }
+            *count += 1;
+        }
+        open.count += 1;
+        Ok(Place { connections: Arc::clone(self), network })
+    }
+
+    /// Returns the number of connections.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        self.open.lock().count
+    }
+
+    /// Adds the task that serves a connection.
+    pub(crate) fn add_task(&self, task: AbortHandle) {
+        let mut tasks = self.tasks.lock();
+        tasks.retain(|task| !task.is_finished());
+        tasks.push(task);
+    }
+
+    /// Waits until there are no connections.
+    pub async fn wait_for_end(&self) {
+        loop {
+            let ended = self.ended.notified();
+            if self.count() == 0 {
+                break;
+            }
+            ended.await;
+        }
+    }
+
+    /// Aborts all connections, as a crash would.
+    pub fn abort(&self) {
+        self.tasks.lock().drain(..).for_each(|task| task.abort());
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut open = self.connections.open.lock();
+        open.count -= 1;
+        if let Some(network) = self.network
+            && let Some(count) = open.of_network.get_mut(&network)
+        {
+            *count -= 1;
+            if *count == 0 {
+                open.of_network.remove(&network);
+            }
+        }
+        drop(open);
+        self.connections.ended.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_address_leaves_places_for_others() {
+        let connections = Arc::new(Connections::default());
+        let limits = Limits { connections_max: 4, peer_connections_max: 2 };
+        let take = |text: &str| connections.take(&Peer::Tcp(text.parse().unwrap()), limits);
+        let first = (take("10.0.0.1:1").unwrap(), take("10.0.0.1:2").unwrap());
+        assert_eq!(take("10.0.0.1:3").err(), Some(Refusal::PeerFull(2)));
+        let second = take("10.0.0.2:1").unwrap();
+        let own = connections.take(&Peer::Unix { pid: None, uid: None }, limits).unwrap();
+        assert_eq!(take("10.0.0.3:1").err(), Some(Refusal::Full(4)));
+        drop((first, own));
+        assert_eq!(connections.count(), 1);
+        let _first = (take("10.0.0.1:4").unwrap(), take("10.0.0.1:5").unwrap());
+        drop(second);
+        assert_eq!(
+            connections.open.lock().of_network.len(),
+            1,
+            "addresses without connections are forgotten"
+        );
+    }
+}
