@@ -62,6 +62,21 @@ impl Features {
     pub const fn has(self, feature: u64) -> bool {
         self.0 & feature == feature
     }
+
+    /// Whether a client that was granted these may send `op`.
+    #[must_use]
+    pub const fn allow(self, op: Op) -> bool {
+        self.has(match op {
+            Op::WriteRuns => Self::RUNS,
+            Op::Credit => Self::CREDIT,
+            Op::Metrics => Self::METRICS,
+            Op::Losses => Self::LOSSES,
+            Op::NamespaceState | Op::NamespaceStates | Op::ChangeNamespace | Op::RemoveNamespace => {
+                Self::NAMESPACES
+            }
+            _ => 0,
+        })
+    }
 }
 
 /// The id of a session: 16 bytes that a client draws when it starts, and the number of its connection.
@@ -206,21 +221,28 @@ impl Hello {
     /// Reads it from a head.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if a part is missing.
+    /// [`Error::Invalid`] if a part is missing or has a wrong length.
     pub fn decode(head: &Head<'_>) -> Result<Self, Error> {
         let session = head.extensions.get_array(kind::SESSION).ok_or_else(|| lacks("a session"))?;
         Ok(Self {
             session: session_of(&session),
-            features: features(head),
+            features: features(head)?,
             nonce: head.extensions.get_array(kind::NONCE).ok_or_else(|| lacks("a nonce"))?,
             credits: credits(head)?,
-            versions: versions(head).unwrap_or(Versions::OWN),
+            versions: match exact(head, kind::VERSIONS, "versions")? {
+                Some([lowest, highest]) => Versions { lowest, highest },
+                None => Versions::OWN,
+            },
             client_name: name_of(head, kind::CLIENT_NAME),
-            key: head
-                .extensions
-                .get(kind::KEY)
-                .map(|key| key[..key.len().min(KEY_BYTES_MAX)].to_vec())
-                .unwrap_or_default(),
+            key: match head.extensions.get(kind::KEY).unwrap_or_default() {
+                // Cut, it would be the name of another secret.
+                key if key.len() > KEY_BYTES_MAX => {
+                    let text =
+                        format!("a key's name has {} bytes, at most {KEY_BYTES_MAX} are right", key.len());
+                    return Err(Error::Invalid(text.into()));
+                }
+                key => key.to_vec(),
+            },
         })
     }
 }
@@ -327,7 +349,7 @@ impl Welcome {
                 .get_array(kind::GENERATION)
                 .map(u64::from_le_bytes)
                 .ok_or_else(|| lacks("a session generation"))?,
-            features: features(head),
+            features: features(head)?,
             credits: credits(head)?,
             peer_timeout_ms: u32::from_le_bytes(timeout),
             capabilities: decode_capabilities(capabilities).ok_or_else(|| lacks("its capabilities"))?,
@@ -366,8 +388,16 @@ fn name_of(head: &Head<'_>, kind: u16) -> String {
     name
 }
 
-fn features(head: &Head<'_>) -> Features {
-    Features(head.extensions.get_array(kind::FEATURES).map_or(0, u64::from_le_bytes))
+fn features(head: &Head<'_>) -> Result<Features, Error> {
+    Ok(Features(exact(head, kind::FEATURES, "features")?.map_or(0, u64::from_le_bytes)))
+}
+
+/// Returns an extension that has exactly `N` bytes where it is there.
+fn exact<const N: usize>(head: &Head<'_>, kind: u16, what: &str) -> Result<Option<[u8; N]>, Error> {
+    let wrong =
+        |length| Error::Invalid(format!("{what} in the handshake have {length} bytes, {N} are right").into());
+    let value = head.extensions.get(kind);
+    value.map(|value| value.try_into().map_err(|_| wrong(value.len()))).transpose()
 }
 
 fn session_bytes(session: &SessionId) -> [u8; 18] {

@@ -347,6 +347,9 @@ impl Connection {
             let frame = self.input.next_frame(|head| shared.reserve_buffer(head, names))?;
             let Some(frame) = frame else { return Ok(false) };
             let header = frame.head.header;
+            if !open.features.allow(header.op) {
+                return Err(End::Broken(format!("{:?} needs a feature that was not granted", header.op)));
+            }
             match header.op {
                 Op::Ping if !header.flags.has(Flags::REPLY) => self.output.push(|out| {
                     codec::encode_ping(out, true);
@@ -364,7 +367,7 @@ impl Connection {
                     }
                 }
                 Op::Goodbye => return Err(End::Goodbye),
-                Op::Credit if !open.grant.is_fixed() => {
+                Op::Credit => {
                     let bytes = header.length;
                     if header.flags.has(Flags::REPLY) {
                         let accepted = open.grant.accept(bytes, open.owned.slots.cost_bytes());

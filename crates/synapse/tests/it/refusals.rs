@@ -110,6 +110,56 @@ fn runs_are_announced_only_to_clients_with_the_feature() {
 }
 
 #[test]
+fn an_operation_whose_feature_was_not_granted_ends_the_connection() {
+    let host = Host::memory();
+    let namespace = || object("o").namespace;
+    let requests = [
+        Request::WriteRuns(WriteRunsRequest::new(object("o"), vec![Run::data(0, b"x")])),
+        Request::Metrics(0),
+        Request::Losses(None),
+        Request::NamespaceState(namespace()),
+        Request::RemoveNamespace(namespace(), DirtyData::Refuse),
+    ];
+    for (lane, request) in requests.into_iter().enumerate() {
+        let (mut raw, _) = Raw::welcomed(&host.address, &hello(lane as u16));
+        raw.request(id(0, 1), &request);
+        let error = raw.frame().goodbye();
+        assert!(matches!(&error, Error::Invalid(text) if text.contains("was not granted")), "{error}");
+    }
+    let (mut raw, _) = Raw::welcomed(&host.address, &hello(9));
+    raw.send(|out| codec::encode_credit(out, 1 << 20, false));
+    assert!(raw.frame().goodbye().to_string().contains("was not granted"));
+}
+
+/// A value that is cut or left out where it has another length than the protocol gives it means something else.
+#[test]
+fn a_hello_with_a_value_of_another_length_is_refused() {
+    let host = Host::memory();
+    let parts = |key: &[u8], versions: &[u8], features: &[u8]| {
+        let mut writer = Writer::default();
+        writer.put(kind::SESSION, &[1; 18]).put(kind::NONCE, &[7; 32]).put(kind::CREDITS, &[1; 12]);
+        writer.put(kind::KEY, key).put(kind::VERSIONS, versions).put(kind::FEATURES, features);
+        writer
+    };
+    let cases = [
+        (parts(&[b'k'; 65], &[1, 1], &[0; 8]), Some("65 bytes")),
+        (parts(b"key", &[1], &[0; 8]), Some("versions in the handshake have 1 bytes")),
+        (parts(b"key", &[1, 1], &[0; 9]), Some("features in the handshake have 9 bytes")),
+        (parts(&[b'k'; 64], &[1, 1], &[0; 8]), None),
+    ];
+    for (extensions, wrong) in cases {
+        let mut raw = Raw::new(&host.address);
+        let attached = Attached { extension: extensions.bytes(), ..Attached::default() };
+        raw.send(|out| codec::encode(out, &Header::new(Op::Hello, RequestId::default()), &attached));
+        let arrived = raw.frame();
+        match wrong {
+            Some(words) => assert!(arrived.goodbye().to_string().contains(words), "{}", arrived.goodbye()),
+            None => assert!(Welcome::decode(&arrived.head()).is_ok()),
+        }
+    }
+}
+
+#[test]
 fn a_payload_that_is_damaged_on_the_way_changes_nothing() {
     let host = Host::memory();
     let mut wanted = hello(0);
