@@ -54,6 +54,19 @@ impl Disk {
         Ok(Disk { socket, size_bytes, number: 0 })
     }
 
+    /// Lets an answer take this long.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn set_deadline(&self, time: Duration) -> io::Result<()> {
+        self.socket.set_read_timeout(Some(time))
+    }
+
+    /// Returns the socket, for requests that no client should send.
+    pub fn into_socket(self) -> UnixStream {
+        self.socket
+    }
+
     /// Sends a request, and returns the error of its reply; the data of a reply to a read go to `into`.
     fn ask(
         &mut self,
