@@ -176,7 +176,7 @@ fn reason_of(status: StatusCode, body: &str) -> String {
     let hint = match status.as_u16() {
         401 | 403 => "; give the token with --admin-token-file",
         // Where the server does not say more.
-        404 if reason.is_empty() || reason.starts_with("there is nothing here") => {
+        404 if reason.is_empty() || reason.contains("there is nothing here") => {
             "; this server has no such page"
         }
         _ => "",

@@ -92,7 +92,7 @@ impl Failure {
             Self::Io { .. } | Self::NotConforming(_) => 1,
             Self::Usage(_) | Self::Unread(_) => 2,
             Self::Admin { status, .. } => match status {
-                Some(401 | 403) => 4,
+                Some(401 | 403 | 409) => 4,
                 None | Some(503) => 5,
                 _ => 1,
             },

@@ -72,7 +72,9 @@ impl FromStr for Address {
             return Err(AddressError::NoHost { text: text.into() });
         }
         match port.map(str::parse::<u16>) {
-            None if host.contains(':') => Ok(Self::Tcp(format!("[{host}]:{PORT_DEFAULT}"))),
+            None if host.contains(':') && !host.starts_with('[') => {
+                Ok(Self::Tcp(format!("[{host}]:{PORT_DEFAULT}")))
+            }
             None => Ok(Self::Tcp(format!("{host}:{PORT_DEFAULT}"))),
             Some(Ok(port)) => Ok(Self::Tcp(format!("{host}:{port}"))),
             Some(Err(_)) => Err(AddressError::Port { text: text.into() }),
@@ -114,6 +116,7 @@ mod tests {
         assert_eq!("node1".parse(), tcp("node1:11311"));
         assert_eq!("[::1]:7".parse(), tcp("[::1]:7"));
         assert_eq!("::1".parse(), tcp("[::1]:11311"));
+        assert_eq!("[::1]".parse(), tcp("[::1]:11311"));
         assert_eq!("unix:/run/x".parse(), Ok(Address::Unix("/run/x".into())));
         for wrong in ["", ":7", "unix:", "a:b", "a:70000"] {
             assert!(wrong.parse::<Address>().is_err(), "{wrong}");

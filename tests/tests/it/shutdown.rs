@@ -93,7 +93,7 @@ fn an_end_without_the_store_is_in_order_if_nothing_is_to_be_stored() {
         });
         drop(store);
         let (status, log) = front.end();
-        assert!(status.success() && !log.contains("not stored"), "{program}: {status}\n{log}");
+        assert!(status.success() && !log.contains("writes not stored"), "{program}: {status}\n{log}");
     }
 }
 

@@ -253,9 +253,9 @@ fn certificates_are_replaced_while_clients_are_served() {
 }
 
 #[test]
-fn refresh_certs_without_tls_is_unknown() {
+fn refresh_certs_without_tls_is_refused() {
     if is_cached() {
-        Server::start("").connect().ask(b"refresh_certs\r\n", b"ERROR\r\n");
+        Server::start("").connect().ask(b"refresh_certs\r\n", b"Error TLS not enabled\r\n");
     }
 }
 

@@ -226,7 +226,7 @@ fn a_refusal_is_one_line_and_an_exit_code() {
         assert!(error.contains(&format!(r#""error":"{kind}""#)), "{status}: {error}");
     }
     // A server without volumes has no such page.
-    let (code, _, error, _) = run(&["list"], &[(404, json!("not found"))]);
+    let (code, _, error, _) = run(&["list"], &[(404, json!("there is nothing here; see /"))]);
     assert_eq!(code, Some(1));
     assert!(error.contains("this server has no such page"), "{error}");
     for wrong in [

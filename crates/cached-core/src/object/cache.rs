@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use blocker::{Blocker, Clock, DirtyData, Namespace, ObjectId, RemovedNamespace, Result, Timestamp};
+use blocker::{Blocker, Clock, Namespace, ObjectId, Result, Timestamp};
 
 use super::attach_state::AttachStatus;
 use super::background::Background;
@@ -16,7 +16,6 @@ use super::index::Index;
 use super::log_waits;
 use super::losses::LostWrites;
 use super::namespace_counters::{self, NamespaceCounters};
-use super::namespace_removal;
 use super::namespaces::Namespaces;
 use super::pool::{Pool, PoolMemory};
 use super::queue::Queues;
@@ -336,31 +335,6 @@ impl ObjectCache {
     #[must_use]
     pub fn attach_status(&self) -> AttachStatus {
         self.shared().attaching.status()
-    }
-
-    /// Drops what the cache has of a namespace, and what commands have set for it: it is treated as one that has never
-    /// been used, until it is used again. Returns what was dropped. What the store has stays, and what the
-    /// configuration has set for the namespace stays in force.
-    ///
-    /// `dirty_data` states what becomes of data that are not stored; they are dropped only with
-    /// [`DirtyData::Discard`]. Then the namespace is read-only until that is done, a change that overlaps the
-    /// removal may be dropped as well, and one that begins after it is kept. The store need not be there for it,
-    /// unless a change is on its way to it, or the journal is in trouble.
-    ///
-    /// # Errors
-    /// [`Error::Missing`](blocker::Error::Missing) if it has not been used;
-    /// [`Error::Denied`](blocker::Error::Denied) if it has dirty data and they are to be refused, if a volume in it is
-    /// attached, or if what is set for others does not work without its settings: then nothing has changed; [`Error::NotStored`](blocker::Error::NotStored) if the deadline passes before all is stored, and
-    /// [`Error::Retryable`](blocker::Error::Retryable) if it was written to meanwhile: its data are still here
-    /// then; those of a flush.
-    pub fn remove_namespace(
-        &self,
-        namespace: Namespace,
-        dirty_data: DirtyData,
-        deadline: Option<Timestamp>,
-    ) -> impl Future<Output = Result<RemovedNamespace>> + Send + use<> {
-        let shared = Arc::clone(self.shared());
-        async move { namespace_removal::remove(&shared, &namespace, dirty_data, deadline).await }
     }
 
     /// Returns memory of the cache for `len_bytes` that are to be written at `offset` of `object`.

@@ -1,7 +1,10 @@
 //! Taking a namespace out of the cache: its data, and what commands have set for it.
 
+use std::future::Future;
+
 use blocker::{DirtyData, Error, Namespace, RemovedNamespace, Result, Scope, Timestamp};
 
+use super::cache::ObjectCache;
 use super::change_log::ChangeLog;
 use super::deadline::until;
 use super::invalidate::drop_clean;
@@ -13,7 +16,35 @@ use super::shared::Shared;
 use super::write_modes::{Settling, discard_left, settle_in_background, store_and_mark};
 use crate::sync::{Arc, Ordering};
 
-/// See [`ObjectCache::remove_namespace`](super::ObjectCache::remove_namespace).
+impl ObjectCache {
+    /// Drops what the cache has of a namespace, and what commands have set for it: it is treated as one that has never
+    /// been used, until it is used again. Returns what was dropped. What the store has stays, and what the
+    /// configuration has set for the namespace stays in force.
+    ///
+    /// `dirty_data` states what becomes of data that are not stored; they are dropped only with
+    /// [`DirtyData::Discard`]. Then the namespace is read-only until that is done, a change that overlaps the
+    /// removal may be dropped as well, and one that begins after it is kept. The store need not be there for it,
+    /// unless a change is on its way to it, or the journal is in trouble.
+    ///
+    /// # Errors
+    /// [`Error::Missing`](blocker::Error::Missing) if it has not been used;
+    /// [`Error::Denied`](blocker::Error::Denied) if it has dirty data and they are to be refused, if a volume in it is
+    /// attached, or if what is set for others does not work without its settings: then nothing has changed;
+    /// [`Error::NotStored`](blocker::Error::NotStored) if the deadline passes before all is stored, and
+    /// [`Error::Retryable`](blocker::Error::Retryable) if it was written to meanwhile: its data are still here
+    /// then; those of a flush.
+    pub fn remove_namespace(
+        &self,
+        namespace: Namespace,
+        dirty_data: DirtyData,
+        deadline: Option<Timestamp>,
+    ) -> impl Future<Output = Result<RemovedNamespace>> + Send + use<> {
+        let shared = Arc::clone(self.shared());
+        async move { remove(&shared, &namespace, dirty_data, deadline).await }
+    }
+}
+
+/// See [`ObjectCache::remove_namespace`].
 pub(crate) async fn remove(
     shared: &Arc<Shared>,
     namespace: &Namespace,

@@ -419,7 +419,7 @@ fn the_secret_never_crosses_the_wire_and_a_proof_cannot_be_sent_again() {
 #[test]
 fn a_connection_beyond_the_limit_is_closed_and_the_others_stay_open() {
     let mut config = ServerConfig::default();
-    config.connections_max = 2;
+    (config.connections_max, config.peer_connections_max) = (2, Some(2));
     let host = Host::new(Kind::Tcp, Arc::new(Memory::default()), config);
     let (mut first, _) = Raw::welcomed(&host.address, &hello(0));
     let (second, _) = Raw::welcomed(&host.address, &hello(1));

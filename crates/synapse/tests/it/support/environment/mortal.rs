@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
 use blocker::{
-    Blocker, Capabilities, ChangeReply, ClaimReply, ClaimRequest, CompareAndWriteRequest, CopyRequest,
-    DeleteReply, DeleteRequest, DiscardRequest, FlushReply, FlushRequest, Info, InfoRequest, InvalidateReply,
-    InvalidateRequest, ListReply, ListRequest, ReadReply, ReadRequest, Reply, Subscription, TruncateRequest,
-    WriteFullRequest, WriteRequest, WriteZeroesRequest,
+    Blocker, Capabilities, ChangeReply, ClaimReply, ClaimRequest, CompareAndWriteRequest, Control,
+    CopyRequest, DeleteReply, DeleteRequest, DiscardRequest, FlushReply, FlushRequest, Info, InfoRequest,
+    InvalidateReply, InvalidateRequest, ListReply, ListRequest, ReadReply, ReadRequest, Reply, Subscription,
+    TruncateRequest, WriteFullRequest, WriteRequest, WriteZeroesRequest,
 };
 
 /// Forwards every call until it is killed. Then no call begins, and none that had begun continues.
@@ -49,6 +49,9 @@ impl Mortal {
 impl Blocker for Mortal {
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
+    }
+    fn control(&self) -> &dyn Control {
+        self.inner.control()
     }
     fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
         self.live(|inner| inner.read(request))
