@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use blocker::{Blocker, Clock, Namespace, ObjectId, Result, Timestamp};
+use blocker::{Blocker, Clock, ObjectId, Result, Timestamp};
 
 use super::attach_state::AttachStatus;
 use super::background::Background;
