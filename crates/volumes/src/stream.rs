@@ -172,9 +172,9 @@ impl Header {
         let name = String::from_utf8(record[4..].to_vec());
         let name = name.map_err(|_| Error::Invalid("a name in the stream is no UTF-8".into()))?;
         if is_from {
-            check_name(&name)?
+            check_name(&name)?;
         } else {
-            check_new_name(&name)?
+            check_new_name(&name)?;
         }
         let place = if is_from { &mut self.from } else { &mut self.to };
         if place.is_some() || self.size_bytes.is_some() {
