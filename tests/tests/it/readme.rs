@@ -110,15 +110,21 @@ impl Shell {
         if lines.last().is_some_and(String::is_empty) {
             lines.pop();
         }
-        while is_server {
-            let mut message = [0; 4096];
+        if is_server {
+            self.wait_for_start(&command);
+        }
+        (status, lines)
+    }
+
+    fn wait_for_start(&self, command: &str) {
+        let mut message = [0; 4096];
+        loop {
             let count = self.started.recv(&mut message);
             let count = count.unwrap_or_else(|error| panic!("`{command}`: {error}\n{}", self.errors()));
             if message[..count].split(|byte| *byte == b'\n').any(|line| line == b"READY=1") {
-                break;
+                return;
             }
         }
-        (status, lines)
     }
 
     fn errors(&self) -> String {

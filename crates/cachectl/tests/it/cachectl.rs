@@ -327,8 +327,11 @@ fn is_root(what: &str) -> bool {
     is_root
 }
 
-/// Everything below a directory: owner, inode, length and time of the last change.
-fn snapshot(dir: &Path) -> Vec<(std::path::PathBuf, (u32, u64, u64, i64, i64))> {
+/// Owner, inode, length and time of the last change, in seconds and nanoseconds.
+type State = (u32, u64, u64, i64, i64);
+
+/// The state of everything below a directory.
+fn snapshot(dir: &Path) -> Vec<(std::path::PathBuf, State)> {
     let (mut left, mut found) = (vec![dir.to_path_buf()], Vec::new());
     while let Some(path) = left.pop() {
         let metadata = path.symlink_metadata().unwrap();

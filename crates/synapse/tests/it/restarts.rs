@@ -319,7 +319,7 @@ fn reserved_namespaces_are_hidden_from_clients_and_refused_to_them() {
             control.change_namespace(own.clone(), WriteMode::Back.into()),
             control.remove_namespace(own.clone(), DirtyData::Discard),
         );
-        assert_eq!(control.namespaces().await.unwrap(), [other.namespace.clone()]);
+        assert_eq!(control.namespaces().await.unwrap(), std::slice::from_ref(&other.namespace));
         // A server that has this one as its store keeps its record there.
         let mut config = client_config(&server);
         config.is_server = true;

@@ -14,7 +14,7 @@ mod clients;
 mod oracle;
 mod profiles;
 mod scheduler;
-mod store;
+pub(crate) mod store;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

@@ -10,19 +10,12 @@
 mod model;
 mod operations;
 mod profiles;
-#[allow(dead_code, reason = "the explorer uses all of it")]
-#[path = "../object_explorer/store.rs"]
-mod store;
 mod world;
-
-/// What the store's texts count in.
-mod oracle {
-    pub const CELL: u64 = 512;
-}
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 
+use crate::object_explorer::store;
 use profiles::Profile;
 use test_kit::rng::Rng;
 use world::{World, run};
