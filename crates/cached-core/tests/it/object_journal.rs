@@ -520,7 +520,12 @@ impl Listed {
         self.owners += 1;
         let memory = self.env.store.memory();
         let scope = Scope::Namespace(id.namespace.clone());
-        let in_force = block_on(memory.claim(ClaimRequest::ask(scope.clone()))).unwrap().epoch;
+        let in_force = match block_on(memory.claim(ClaimRequest::ask(scope.clone()))) {
+            Ok(none) => none.epoch,
+            // It names the epoch in force.
+            Err(Error::Fenced { epoch }) => epoch,
+            Err(error) => panic!("{error}"),
+        };
         let epoch = Epoch(in_force.0 + 1);
         block_on(memory.claim(ClaimRequest::new(scope, epoch, WriterId(77)))).unwrap();
         let stamp = Stamp::new(epoch.0, self.owners);
@@ -564,8 +569,8 @@ impl Listed {
 
     /// The listing, in pages of any size, is the truth.
     fn check(&mut self, step: usize) {
-        for of in 0..2 {
-            let mut request = ListRequest::new(namespace(LISTED[of]));
+        for (of, name) in LISTED.into_iter().enumerate() {
+            let mut request = ListRequest::new(namespace(name));
             let mut found = BTreeMap::new();
             loop {
                 request.entries_max = 1 + self.rng.below(6) as u32;
@@ -577,7 +582,7 @@ impl Listed {
                     break;
                 }
             }
-            assert_eq!(found, self.sizes[of], "step {step}: {}", LISTED[of]);
+            assert_eq!(found, self.sizes[of], "step {step}: {name}");
         }
         self.env.cache.validate().unwrap();
     }
