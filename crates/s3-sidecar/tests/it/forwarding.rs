@@ -85,7 +85,8 @@ fn answers_are_framed_in_one_way() {
             ("200 OK\r\nTransfer-Encoding: identity\r\nContent-Length: 5".into(), "hello", None),
             ("101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade".into(), "hello", None),
         ] {
-            let raw = format!("HTTP/1.1 {head}\r\n\r\n{body}").into_bytes();
+            // The endpoint closes the connection: no later request may be sent on it.
+            let raw = format!("HTTP/1.1 {head}\r\nConnection: close\r\n\r\n{body}").into_bytes();
             endpoint.on_request(move |_| Act::Raw(raw.clone()));
             for line in ["GET /bkt/k", "GET /bkt?list", "POST /bkt/k?uploads"] {
                 let answer = ask(&sidecar, line, &[("Cache-Control", "no-cache")]);
@@ -103,7 +104,8 @@ fn answers_are_framed_in_one_way() {
         }
         // A HEAD has no body, and may state no length that is none.
         for (len, status) in [("5, 5", 200), ("5, 6", 502), ("-1", 502)] {
-            let raw = format!("HTTP/1.1 200 OK\r\nContent-Length: {len}\r\n\r\n").into_bytes();
+            let raw =
+                format!("HTTP/1.1 200 OK\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n").into_bytes();
             endpoint.on_request(move |_| Act::Raw(raw.clone()));
             let answer = ask(&sidecar, "HEAD /bkt/k?versionId=1", &[]);
             assert_eq!(answer.status, status, "{len}");

@@ -2,8 +2,9 @@
 
 use std::sync::Mutex;
 use std::thread;
+use std::time::Instant;
 
-use crate::support::{Act, Answer, Client, Endpoint, Gate, Seen, ask, object, pattern, request};
+use crate::support::{Act, Answer, Client, Endpoint, Gate, PATIENCE, Seen, ask, object, pattern, request};
 use s3_sidecar::{Fresh, Sidecar};
 
 const SIZE: usize = 9_000_123;
@@ -469,6 +470,12 @@ fn readers_of_a_cold_object_share_one_body() {
         let others: Vec<_> = (0..6).map(|_| scope.spawn(|| get(&sidecar, &[]).body == whole())).collect();
         // All of them are let in by the endpoint while the first one's body has come to a stop.
         endpoint.wait_for_requests(7);
+        // They have what is there of it, and wait for more.
+        let deadline = Instant::now() + PATIENCE;
+        while sidecar.counts().bytes_from_memory.get() < 6 * 1_900_000 {
+            assert!(Instant::now() < deadline, "{}", sidecar.counts().bytes_from_memory.get());
+            thread::yield_now();
+        }
         gate.open();
         let answer = first.answer();
         assert!(answer.body == whole());

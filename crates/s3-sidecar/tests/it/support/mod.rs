@@ -15,7 +15,7 @@ use socket2::{Domain, Socket, Type};
 pub mod signer;
 
 /// How long anything may take before a test fails.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// An object of the endpoint.
 #[derive(Clone, Debug)]
