@@ -4,12 +4,16 @@
 //! |---|---|
 //! | [`endpoint`] | versitygw or radosgw on loopback, with users |
 //! | [`sidecar`] | `cached` before an endpoint |
+//! | [`wire`] | requests byte for byte, signed, and their answers |
+//! | [`beside`] | the same random requests to an endpoint and through the sidecar |
 //! | [`mode`] | the ways of authentication that are judged |
 //! | [`judge`] | s3-tests: one pass over the suite, and what became of each test |
 //! | [`compare`] | two passes beside each other, and the differences that are expected |
 
+pub mod beside;
 pub mod compare;
 pub mod endpoint;
 pub mod judge;
 pub mod mode;
 pub mod sidecar;
+pub mod wire;

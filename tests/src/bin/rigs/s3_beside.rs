@@ -1,0 +1,59 @@
+//! Compares the S3 sidecar with the endpoint behind it, request by request: see `cached_tests::s3::beside`.
+
+use cached_tests::program::repository;
+use cached_tests::s3::beside::{Both, Played, Way};
+use clap::builder::PossibleValuesParser;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// The number of requests of a sequence, which begins with an empty bucket.
+const STEPS: usize = 200;
+
+/// Sends the same random requests of S3 to versitygw and through the sidecar, each way of authentication in turn
+///
+/// Prints a line for each count, and exits with 1 if two answers differ without a clause that allows it.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// How long it runs, in seconds
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// The number of requests, instead of a time
+    #[arg(long)]
+    operations: Option<u64>,
+    /// The only way to play
+    #[arg(long, value_parser = PossibleValuesParser::new(Way::ALL.map(Way::name)))]
+    only: Option<String>,
+    /// The seed of random choices
+    #[arg(long, default_value_t = rand::random::<u32>().into())]
+    seed: u64,
+}
+
+pub(crate) fn run(Arguments { seconds, operations, only, seed }: &Arguments) -> ExitCode {
+    println!("seed {seed}");
+    let Some(both) = Both::start("s3-beside", &repository().join("target/tmp")) else {
+        return ExitCode::from(2);
+    };
+    let is_wanted = |way: &Way| only.as_ref().is_none_or(|only| only == way.name());
+    let ways: Vec<Way> = Way::ALL.into_iter().filter(is_wanted).collect();
+    let (begun, mut played, mut differences) = (Instant::now(), Played::default(), 0);
+    let is_over = |played: &Played| match operations {
+        Some(operations) => played.requests >= *operations,
+        None => begun.elapsed() >= Duration::from_secs(*seconds),
+    };
+    let sequences = (0..).zip(ways.iter().cycle());
+    for (sequence, way) in sequences {
+        if differences == 3 || is_over(&played) {
+            break;
+        }
+        if let Err(what) = both.play(*way, seed.wrapping_add(sequence), STEPS, &mut played) {
+            differences += 1;
+            println!("difference: {what}");
+        }
+    }
+    println!("requests {}", played.requests);
+    for (excuse, count) in &played.excused {
+        println!("allowed by {excuse} {count}");
+    }
+    println!("differences {differences}");
+    if differences == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
