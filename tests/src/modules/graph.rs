@@ -1,11 +1,11 @@
-//! The graph of uses among siblings, and its circles.
+//! The graph of uses among siblings, and the circles through chapters.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::source::Crate;
 
-/// Siblings that use each other, directly or by way of others.
+/// Siblings that use each other, directly or by way of others, and of which at least one is a chapter.
 #[derive(Debug)]
 pub struct Circle {
     /// The path of their parent; empty at the top level.
@@ -27,7 +27,7 @@ impl fmt::Display for Circle {
 
 type Siblings = BTreeMap<String, BTreeMap<String, String>>;
 
-/// Returns the circles among siblings at every level of the crate.
+/// Returns the circles at every level of the crate in which a chapter is.
 #[must_use]
 pub fn circles(all: &Crate) -> Vec<Circle> {
     let mut levels: BTreeMap<Vec<String>, Siblings> = BTreeMap::new();
@@ -44,10 +44,11 @@ pub fn circles(all: &Crate) -> Vec<Circle> {
             level.entry(from[shared].clone()).or_default().entry(to[shared].clone()).or_insert(place);
         }
     }
-    levels.into_iter().flat_map(|(parent, uses)| circles_of(&parent, &uses)).collect()
+    let chapters = all.chapters();
+    levels.into_iter().flat_map(|(parent, uses)| circles_of(&parent, &uses, &chapters)).collect()
 }
 
-fn circles_of(parent: &[String], uses: &Siblings) -> Vec<Circle> {
+fn circles_of(parent: &[String], uses: &Siblings, chapters: &BTreeSet<Vec<String>>) -> Vec<Circle> {
     let reach: BTreeMap<&String, BTreeSet<&String>> =
         uses.keys().map(|from| (from, reachable(from, uses))).collect();
     let mut seen = BTreeSet::new();
@@ -61,6 +62,10 @@ fn circles_of(parent: &[String], uses: &Siblings) -> Vec<Circle> {
             .copied()
             .filter(|other| reach.get(*other).is_some_and(|back| back.contains(*from)))
             .collect();
+        seen.extend(&members);
+        if !members.iter().any(|member| chapters.contains(&[parent, &[(*member).clone()]].concat())) {
+            continue;
+        }
         let within = members.iter().flat_map(|member| {
             uses[*member]
                 .iter()
@@ -68,7 +73,6 @@ fn circles_of(parent: &[String], uses: &Siblings) -> Vec<Circle> {
                 .map(|(to, place)| ((*member).clone(), to.clone(), place.clone()))
         });
         found.push(Circle { parent: parent.to_vec(), uses: within.collect() });
-        seen.extend(members);
     }
     found
 }

@@ -1,6 +1,6 @@
 //! Reads a crate's files: its tree of modules, and the paths that each one names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -46,6 +46,19 @@ impl Crate {
         let directory = root.parent().unwrap_or(Path::new("")).to_path_buf();
         all.read_file(Vec::new(), root, &directory)?;
         Ok(all)
+    }
+
+    /// Returns the paths of the modules that have a directory of files.
+    #[must_use]
+    pub fn chapters(&self) -> BTreeSet<Vec<String>> {
+        let file = |path: &[String]| self.modules.get(path).map(|module| &module.file);
+        self.modules
+            .keys()
+            .filter_map(|path| path.split_last())
+            .filter(|(_, parent)| !parent.is_empty())
+            .filter(|(name, parent)| file(&[*parent, &[(*name).clone()]].concat()) != file(parent))
+            .map(|(_, parent)| parent.to_vec())
+            .collect()
     }
 
     /// Reads one file, whose modules without a body lie in `directory`.

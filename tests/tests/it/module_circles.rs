@@ -1,4 +1,4 @@
-//! No crate of the product has a circle among sibling modules (see `cached_tests::modules` for what counts).
+//! No crate of the product has a circle among its chapters (see `cached_tests::modules` for what counts).
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use cached_tests::modules::{Crate, circles};
 use cached_tests::program::repository;
 
 #[test]
-fn no_crate_has_a_circle_among_sibling_modules() {
+fn no_crate_has_a_circle_among_its_chapters() {
     let mut found = Vec::new();
     let mut crates = 0;
     for entry in fs::read_dir(repository().join("crates")).unwrap() {
@@ -58,7 +58,8 @@ fn uses_in_macros_count() {
     let found = circles_of(&[
         ("lib.rs", "mod a; mod b;"),
         ("a.rs", "pub fn f() { println!(\"{}\", crate::b::N); }"),
-        ("b.rs", "pub const N: u32 = 1; macro_rules! m { () => { $crate::a::f() }; }"),
+        ("b.rs", "mod below; pub const N: u32 = 1; macro_rules! m { () => { $crate::a::f() }; }"),
+        ("b/below.rs", ""),
     ]);
     assert_eq!(found.len(), 1, "{found:?}");
 }
@@ -72,4 +73,24 @@ fn parents_tests_and_other_crates_do_not_count() {
         ("b.rs", "use crate::a::A; pub struct B(A); #[cfg(test)] mod tests { use crate::a; }"),
     ]);
     assert_eq!(found, Vec::<Vec<(String, String)>>::new());
+}
+
+#[test]
+fn files_of_one_chapter_may_use_each_other_but_no_chapter_that_uses_them() {
+    let files = |c: &'static str| {
+        [
+            ("lib.rs", "mod all;"),
+            ("all/mod.rs", "mod a; mod b; mod c;"),
+            ("all/a.rs", "use super::b::B; pub struct A(B);"),
+            ("all/b.rs", "use super::a::A; use super::c::C; pub struct B(A, C);"),
+            ("all/c/mod.rs", c),
+            ("all/c/below.rs", "pub struct Below;"),
+        ]
+    };
+    assert_eq!(circles_of(&files("mod below; pub struct C;")), Vec::<Vec<(String, String)>>::new());
+    let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
+    assert_eq!(
+        circles_of(&files("mod below; use super::a::A; pub struct C(A);")),
+        [[pair("a", "b"), pair("b", "a"), pair("b", "c"), pair("c", "a")]]
+    );
 }
