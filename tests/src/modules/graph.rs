@@ -51,7 +51,7 @@ pub fn circles(all: &Crate) -> Vec<Circle> {
 fn circles_of(parent: &[String], uses: &Siblings, chapters: &BTreeSet<Vec<String>>) -> Vec<Circle> {
     let reach: BTreeMap<&String, BTreeSet<&String>> =
         uses.keys().map(|from| (from, reachable(from, uses))).collect();
-    let mut seen = BTreeSet::new();
+    let mut seen: BTreeSet<&String> = BTreeSet::new();
     let mut found = Vec::new();
     for (from, to) in &reach {
         if !to.contains(*from) || seen.contains(*from) {
@@ -62,7 +62,7 @@ fn circles_of(parent: &[String], uses: &Siblings, chapters: &BTreeSet<Vec<String
             .copied()
             .filter(|other| reach.get(*other).is_some_and(|back| back.contains(*from)))
             .collect();
-        seen.extend(&members);
+        seen.extend(members.iter().copied());
         if !members.iter().any(|member| chapters.contains(&[parent, &[(*member).clone()]].concat())) {
             continue;
         }
