@@ -15,7 +15,7 @@ use cached_server::objects::{
 };
 use cached_server::process::Parent;
 use cached_server::reload::{self, Cached};
-use cached_server::s3::RunningSidecar;
+use cached_server::sidecar::RunningSidecar;
 use cached_server::{
     Config, Logging, MemoryFileStart, PreparedServer, Program, ServeError, Server, StartError, TakeOver,
     TakingOver, Upgrader, pid_file, process, systemd,

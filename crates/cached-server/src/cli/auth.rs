@@ -4,9 +4,9 @@
 //! binary protocol is served, with `-Y` alone only text and meta.
 
 use super::{Cli, wrong};
-use crate::auth::Credentials;
 use crate::config::ConfigError;
-use crate::settings::Settings;
+use crate::config::auth::Credentials;
+use crate::config::settings::Settings;
 use cached_process::{Exit, Failure};
 use cached_proto::Protocol;
 

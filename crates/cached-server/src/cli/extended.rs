@@ -4,8 +4,8 @@
 //! `stats settings`; they have no other effect.
 
 use super::{ssl, wrong};
-use crate::discovery::Discovery;
-use crate::settings::{InertSettings, Settings, TlsSettings};
+use crate::config::discovery::Discovery;
+use crate::config::settings::{InertSettings, Settings, TlsSettings};
 use cached_core::kv::policy;
 use cached_process::{Exit, Failure};
 

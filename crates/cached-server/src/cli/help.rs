@@ -3,7 +3,7 @@
 //! Tools search the help for words to find out what a server supports, so it names the flags and options that
 //! work, and neither those that are refused nor those without effect.
 
-use crate::settings::MEMCACHED_VERSION;
+use crate::config::settings::MEMCACHED_VERSION;
 
 /// Returns the output of `-V`; clients and tools parse its second word.
 pub fn version_text() -> String {

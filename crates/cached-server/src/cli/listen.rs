@@ -4,7 +4,7 @@
 //! proxy; they are checked and ignored.
 
 use super::wrong;
-use crate::settings::{ListenAddress, ListenTls};
+use crate::config::settings::{ListenAddress, ListenTls};
 use cached_process::{Exit, Failure};
 use cached_proto::Protocol;
 

@@ -5,9 +5,9 @@
 
 use super::extended::{self, Extended};
 use super::{Cli, auth, listen, mistake, wrong};
+use crate::config::logging::Logging;
+use crate::config::settings::{ListenAddress, Settings, SlabClasses};
 use crate::config::{Config, ConfigError, ConfigFileError, File, share};
-use crate::logging::Logging;
-use crate::settings::{ListenAddress, Settings, SlabClasses};
 use cached_process::{Exit, Failure};
 use cached_proto::Protocol;
 use std::path::Path;

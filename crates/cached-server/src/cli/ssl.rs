@@ -1,7 +1,7 @@
 //! `-o ssl_…`: TLS, with memcached's names and messages.
 
 use super::wrong;
-use crate::settings::{ClientCertificates, InertSettings, KeyFormat, MinVersion, TlsSettings};
+use crate::config::settings::{ClientCertificates, InertSettings, KeyFormat, MinVersion, TlsSettings};
 use cached_process::{Exit, Failure};
 
 /// Reads one option. Returns false for a name that memcached does not know either.

@@ -6,8 +6,8 @@
 use super::auth::Wrong;
 use super::overlay::{move_to, number};
 use super::{Cli, listen, wrong};
+use crate::config::settings::{ListenAddress, ListenTls, Settings};
 use crate::config::{ConfigError, File};
-use crate::settings::{ListenAddress, ListenTls, Settings};
 use cached_process::{Exit, Failure};
 
 /// The port of addresses in the file that have none.

@@ -10,7 +10,7 @@ use super::process::ProcessTable;
 use super::s3::S3Table;
 use super::shared_memory::{self, SharedMemoryTable};
 use super::volumes::VolumesTable;
-use crate::settings::Settings;
+use crate::config::settings::Settings;
 use cached_admin::AdminTable;
 use cached_config::{BackendTable, InsightTable, ObjectsTable, Secrets, SynapseTable, parse_config};
 use cached_process::log::LogTable;

@@ -1,7 +1,7 @@
 //! `[insight]`: the shared table, and the settings that it stands for.
 
 use super::error::ConfigError;
-use crate::settings::Settings;
+use crate::config::settings::Settings;
 use cached_config::InsightTable;
 
 pub(super) fn table(settings: &Settings) -> InsightTable {

@@ -4,9 +4,9 @@
 #[cfg(feature = "sidecar")]
 use super::S3Table;
 use super::{AdminTable, Config, ConfigError, ConfigFileError, File, NbdTable, Secrets, SynapseTable};
+use crate::config::s3_secrets::SidecarSecrets;
+use crate::config::settings::ListenAddress;
 use crate::process;
-use crate::s3_secrets::SidecarSecrets;
-use crate::settings::ListenAddress;
 use cached_admin::Tokens;
 use cached_config::{Listening, ObjectsTable, check_addresses};
 use cached_core::arena::ArenaFile;

@@ -4,8 +4,8 @@
 //! Flags without effect in this engine have no key; they are accepted on command lines only.
 
 use super::error::{ConfigError, invalid, require, within};
-use crate::auth::Credentials;
-use crate::settings::{InertSettings, ListenAddress, ListenTls, Settings, SlabClasses};
+use crate::config::auth::Credentials;
+use crate::config::settings::{InertSettings, ListenAddress, ListenTls, Settings, SlabClasses};
 use cached_config::{Size, TlsTable, eviction_policy, unix_mode};
 use cached_core::kv::{ARENA_BYTES_MIN, ITEM_BYTES_MAX, ITEM_BYTES_MIN};
 use cached_proto::Protocol;

@@ -14,10 +14,13 @@
 //! | crate `cached-config` | `[insight]`, `[objects]` and its backend, `[synapse]`, sizes with units: shared with `synapsed` |
 //! | `error` | the line that states what is wrong |
 
+pub mod auth;
+pub(crate) mod discovery;
 mod error;
 mod file;
 mod insight;
 mod load;
+pub(crate) mod logging;
 mod memcached;
 mod nbd;
 mod process;
@@ -25,7 +28,10 @@ mod process;
 mod s3;
 #[cfg(feature = "sidecar")]
 mod s3_policies;
+pub mod s3_secrets;
+pub mod settings;
 mod shared_memory;
+pub(crate) mod size_classes;
 #[cfg(test)]
 mod tests;
 mod volumes;
@@ -49,7 +55,7 @@ pub use shared_memory::SharedMemoryTable;
 pub(crate) use file::File;
 pub(crate) use shared_memory::share;
 
-use crate::settings::Settings;
+use crate::config::settings::Settings;
 use std::path::PathBuf;
 
 /// The configuration of the program, from flags and file.

@@ -1,7 +1,7 @@
 //! `[process]`: settings of the whole program, whichever listeners it opens.
 
 use super::error::{ConfigError, within};
-use crate::settings::Settings;
+use crate::config::settings::Settings;
 use cached_config::DrainTimes;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;

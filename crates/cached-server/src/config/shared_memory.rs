@@ -1,7 +1,7 @@
 //! `[shared_memory]`: items and objects have their memory together, and it moves between them.
 
 use super::error::{ConfigError, invalid, require, within};
-use crate::settings::Settings;
+use crate::config::settings::Settings;
 use cached_config::{ObjectsTable, Size};
 use cached_core::arbiter::SharedMemory;
 use cached_core::arena::MemoryRange;

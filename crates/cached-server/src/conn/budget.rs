@@ -1,6 +1,6 @@
 //! How much one connection may do before others are served.
 
-use crate::live::Live;
+use crate::shared::live::Live;
 
 /// What is left for a connection in one call of [`Connection::drive`](super::Connection::drive).
 pub(super) struct Budget {

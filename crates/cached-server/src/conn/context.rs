@@ -1,10 +1,10 @@
 //! What a worker lends to the connection that it drives.
 
-use crate::counters::Counters;
 use crate::exec::Executor;
 use crate::shared::Shared;
+use crate::stats::Work;
 use crate::stream::Output;
-use crate::work::Work;
+use crate::telemetry::counters::Counters;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// A worker's counters and buffers, for the connection that it drives.

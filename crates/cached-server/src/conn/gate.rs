@@ -6,9 +6,9 @@
 
 use super::Connection;
 use super::phase::{Gate, Phase, StopReason};
-use crate::auth::WrongPassword;
+use crate::config::settings::MEMCACHED_VERSION;
+use crate::connections::WrongPassword;
 use crate::exec::Executor;
-use crate::settings::MEMCACHED_VERSION;
 use cached_proto::binary::sasl::{self, SaslCommand};
 use cached_proto::binary::{Head, Status, encode_error, encode_response, encode_version};
 use cached_proto::text::auth::{self, Password};

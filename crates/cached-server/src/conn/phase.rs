@@ -2,7 +2,7 @@
 
 use crate::exec::{Begun, Dump};
 use crate::stream::Body;
-use crate::watch::Subscription;
+use crate::telemetry::watch::Subscription;
 use cached_proto::Protocol;
 use cached_proto::text::GetCursor;
 

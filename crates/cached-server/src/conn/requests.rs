@@ -11,7 +11,7 @@ use super::context::WorkerContext;
 use super::phase::{Phase, StopReason};
 use crate::exec::{self, Begun, Executor, Next};
 use crate::shared::Shared;
-use crate::watch::{Refused, Relay, Subscriber, Subscription};
+use crate::telemetry::watch::{Refused, Relay, Subscriber, Subscription};
 use cached_proto::binary::sasl::is_sasl;
 use cached_proto::{Decoded, Limits, Protocol, binary, text};
 use std::os::fd::BorrowedFd;

@@ -1,13 +1,13 @@
 //! Connections driven as a worker drives them, over a socket whose input comes in given pieces.
 
 use super::*;
-use crate::clock::ServerClock;
+use crate::config::logging::Logging;
+use crate::config::settings::Settings;
 use crate::connections::{CommandQueue, Endpoints, HandedConnection, HandedPhase};
-use crate::logging::Logging;
-use crate::settings::Settings;
+use crate::shared::clock::ServerClock;
+use crate::stats::Work;
 use crate::stream::{INPUT_BYTES, Transport};
-use crate::watch::Watch;
-use crate::work::Work;
+use crate::telemetry::watch::Watch;
 use cached_core::kv::{Kv, KvConfig, StoreOptions};
 use std::collections::VecDeque;
 use std::fs::File;

@@ -12,13 +12,16 @@
 //! | `info` | [`ConnInfo`]: state, endpoints and held memory of one connection, written by its worker; [`Holder`]: the worker's handle of it, which counts that memory until it is freed |
 //! | `commands` | [`CommandQueue`]: commands of other threads to a worker |
 //! | `handed` | [`HandedConnection`]: what another process must know to go on with one |
+//! | `attempts` | [`Attempts`]: wrong passwords by address |
 //! | `table` | [`Connections`]: all of them, and the choice of those that are closed to free memory |
 
+mod attempts;
 mod commands;
 mod handed;
 mod info;
 mod table;
 
+pub(crate) use attempts::{Attempts, WrongPassword};
 pub(crate) use commands::{
     AcceptedConnection, Command, CommandQueue, Pause, Paused, PausedConnection, Verdict,
 };

@@ -5,9 +5,9 @@
 
 use super::dump::{Dump, DumpKind};
 use super::{Executor, Next, cluster};
-use crate::certificates;
-use crate::size_classes;
-use crate::watch::{Refused, events};
+use crate::config::size_classes;
+use crate::shared::certificates;
+use crate::telemetry::watch::{Refused, events};
 use cached_core::kv::ScanCursor;
 use cached_proto::number;
 use cached_proto::reply;

@@ -2,10 +2,10 @@
 
 use super::get::count_touch;
 use super::{Executor, Next, arithmetic, delete, flush, store};
-use crate::heartbeat::Activity;
-use crate::settings::MEMCACHED_VERSION;
+use crate::config::settings::MEMCACHED_VERSION;
 use crate::stats;
 use crate::stream::Output;
+use crate::telemetry::heartbeat::Activity;
 use cached_core::kv::{FetchOptions, ItemView, Miss};
 use cached_proto::binary::{
     Command, Head, Request, Status, encode_done, encode_error, encode_miss, encode_value_head, encode_version,

@@ -1,8 +1,8 @@
 //! `config get cluster`: a client that looks for the nodes of a cluster finds this server as the only one.
 
 use super::Executor;
+use crate::config::discovery::{Discovery, encode};
 use crate::connections::Endpoints;
-use crate::discovery::{Discovery, encode};
 use cached_proto::reply;
 use cached_proto::text::Tokens;
 use std::net::SocketAddr;

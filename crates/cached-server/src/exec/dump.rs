@@ -5,7 +5,7 @@
 //! meanwhile. It lists every item that is present throughout; items that come or go meanwhile may be in it or not.
 
 use super::{Executor, Next};
-use crate::size_classes::CLASS_MAX;
+use crate::config::size_classes::CLASS_MAX;
 use cached_core::clock::Expiry;
 use cached_core::kv::{ItemView, ScanCursor};
 use cached_proto::meta::encode_key;

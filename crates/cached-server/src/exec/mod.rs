@@ -35,10 +35,10 @@ pub(crate) use get::{many as get_many, plain_keys as get_plain_keys, plain_run a
 pub(crate) use store::{Begun, begin_binary, begin_text, finish, refuse};
 pub(crate) use text::execute as text;
 
-use crate::counters::Counters;
 use crate::shared::Shared;
+use crate::stats::Work;
 use crate::stream::Output;
-use crate::work::Work;
+use crate::telemetry::counters::Counters;
 use cached_core::kv::{Kv, Miss};
 use cached_proto::text::GetCursor;
 use std::os::fd::RawFd;

@@ -5,8 +5,8 @@
 //! may have changed the item in between.
 
 use super::Executor;
-use crate::watch::ItemSummary;
-use crate::watch::events::{DELETIONS, DETAIL, FETCHERS, MUTATIONS};
+use crate::telemetry::watch::ItemSummary;
+use crate::telemetry::watch::events::{DELETIONS, DETAIL, FETCHERS, MUTATIONS};
 use cached_core::kv::{Miss, StoreMode, StoreOutcome};
 use std::sync::atomic::Ordering;
 

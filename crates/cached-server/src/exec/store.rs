@@ -5,7 +5,7 @@
 //! every mode. memcached does the same.
 
 use super::Executor;
-use crate::settings::{ITEM_ENDS_BYTES, ITEM_HEADER_BYTES};
+use crate::config::settings::{ITEM_ENDS_BYTES, ITEM_HEADER_BYTES};
 use crate::stream::Body;
 use cached_core::kv::{DeleteOptions, Reservation, StoreMode, StoreOptions, StoreOutcome};
 use cached_proto::binary::{self, Status, encode_done, encode_error, encode_error_text};

@@ -1,9 +1,9 @@
 //! Text and meta requests: the choice of the function.
 
 use super::{Executor, Next, admin, arithmetic, debug, delete, dump, flush, get, meta, store};
-use crate::heartbeat::Activity;
-use crate::settings::MEMCACHED_VERSION;
+use crate::config::settings::MEMCACHED_VERSION;
 use crate::stats;
+use crate::telemetry::heartbeat::Activity;
 use cached_proto::reply;
 use cached_proto::text::{self, Request};
 

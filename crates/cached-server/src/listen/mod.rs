@@ -24,8 +24,8 @@ mod tcp;
 mod udp;
 mod unix;
 
+use crate::config::settings::{ListenAddress, ListenTls, Settings};
 use crate::connections::{Endpoints, UdpSocket};
-use crate::settings::{ListenAddress, ListenTls, Settings};
 use crate::shared::ListenerInfo;
 use crate::socket_file::SocketFile;
 use cached_proto::Protocol;

@@ -1,7 +1,7 @@
 //! TCP listeners, with the socket options that memcached sets; accepted connections inherit them.
 
 use super::{Listener, ListenerAddress};
-use crate::settings::ListenAddress;
+use crate::config::settings::ListenAddress;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};

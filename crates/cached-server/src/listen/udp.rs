@@ -1,7 +1,7 @@
 //! UDP sockets. Workers read from them themselves: there is nothing to accept.
 
+use crate::config::settings::ListenAddress;
 use crate::connections::UdpSocket;
-use crate::settings::ListenAddress;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};

@@ -39,11 +39,11 @@ pub use sockets::ObjectSockets;
 pub use statistics::ObjectStatistics;
 
 use self::volumes::VolumeService;
+use crate::config::settings::Settings;
 use crate::config::{BackendTable, ConfigError, ObjectsTable, Secrets, SynapseTable};
-use crate::insight::slow::SlowLog;
-use crate::settings::Settings;
 use blocker::trace::Tracer;
 use cached_admin::AdminServer;
+use cached_admin::insight::slow::SlowLog;
 use cached_config::{ConfigFileError, StartError};
 use cached_process::reload::LiveSecs;
 use cached_process::{Exit, Failure};

@@ -1,8 +1,8 @@
 //! The statistics of the object cache, its store and its listener.
 
 use super::listener::ObjectListener;
-use crate::insight::slow::{SlowLog, SlowReport};
 use blocker::metrics::{Collect, render};
+use cached_admin::insight::slow::{SlowLog, SlowReport};
 use cached_core::insight::MissRatioCurve;
 use cached_core::object::{JournalHealth, ObjectCache, RecoveryProgress, WeakObjectCache};
 use parking_lot::Mutex;

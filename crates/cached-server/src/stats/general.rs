@@ -3,7 +3,7 @@
 //! Values of slabs, LRU threads and logs that this engine does not have are 0.
 
 use super::Sink;
-use crate::settings::MEMCACHED_VERSION;
+use crate::config::settings::MEMCACHED_VERSION;
 use crate::shared::Shared;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -2,8 +2,8 @@
 //! show. Not memcached's.
 
 use super::Sink;
-use crate::insight_report::hot_report;
 use crate::shared::Shared;
+use crate::stats::reports::hot_report;
 use cached_core::insight::{CurvePoint, MissRatioCurve};
 use std::borrow::Cow;
 

@@ -7,9 +7,9 @@
 //! over classes are right.
 
 use super::Sink;
+use crate::config::size_classes::{PAGE_BYTES, item_bytes};
 use crate::shared::Shared;
-use crate::size_classes::{PAGE_BYTES, item_bytes};
-use crate::work::Work;
+use crate::stats::Work;
 use cached_core::kv::ScanCursor;
 use std::collections::BTreeMap;
 

@@ -3,16 +3,20 @@
 //! A report is a list of names and values written to a [`Sink`], which encodes them for the client's
 //! protocol. Reports only read: the counters, the table of connections, the store and the settings.
 
+pub(crate) mod admin;
 mod conns;
 mod flush_prefix;
 mod general;
 mod insight;
 mod items;
 mod objects;
+pub(crate) mod reports;
 mod settings;
+mod work;
+
+pub(crate) use work::Work;
 
 use crate::shared::Shared;
-use crate::work::Work;
 use cached_proto::binary::{Head, Status, encode_error, encode_stat, encode_stat_end};
 use cached_proto::reply;
 use cached_proto::text::{self, Tokens};

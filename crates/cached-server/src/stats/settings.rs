@@ -4,7 +4,7 @@
 //! have set: programs that read them find the names they expect, and nothing depends on the values.
 
 use super::Sink;
-use crate::settings::{ClientCertificates, KeyFormat, MinVersion, TlsSettings};
+use crate::config::settings::{ClientCertificates, KeyFormat, MinVersion, TlsSettings};
 use crate::shared::Shared;
 use cached_proto::Protocol;
 use std::path::Path;

@@ -15,9 +15,12 @@
 //! Sockets report changes only, so what is known of each is kept in its connection slot. A connection with
 //! more to do than its budget allows is driven again after all others, without waiting for its socket.
 
+pub(crate) mod arbiter_thread;
 mod cores;
+pub(crate) mod insight_thread;
 mod pause;
 mod spans;
+pub(crate) mod sweep_thread;
 mod timing;
 mod tls;
 mod udp;
@@ -30,13 +33,13 @@ pub(crate) use watchdog::Watchdog;
 
 use crate::conn::{Connection, DriveResult, WorkerContext};
 use crate::connections::{AcceptedConnection, Command, Memory};
-use crate::counters::Counters;
-use crate::heartbeat::Activity;
 use crate::shared::Shared;
+use crate::stats::Work;
 use crate::stream::{
     AHEAD_BYTES, Draining, FULL_BYTES, GROUP, INPUT_BYTES, Output, Readiness, Socket, TlsStream,
 };
-use crate::work::Work;
+use crate::telemetry::counters::Counters;
+use crate::telemetry::heartbeat::Activity;
 use cached_core::KeyHash;
 use cached_proto::text;
 use rustix::event::{Timespec, epoll};

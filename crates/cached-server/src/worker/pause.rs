@@ -7,8 +7,8 @@
 use super::Worker;
 use crate::conn::{DriveResult, Finishing, WorkerContext};
 use crate::connections::{Memory, Pause, Paused, PausedConnection, Verdict};
-use crate::heartbeat::Activity;
 use crate::stream::Socket;
+use crate::telemetry::heartbeat::Activity;
 use std::os::fd::{AsFd, AsRawFd};
 use std::thread;
 use std::time::{Duration, Instant};

@@ -2,9 +2,9 @@
 //! served in a timed turn, of which the tracer samples its share; requests that were slow are all recorded.
 
 use super::timing::Served;
-use crate::command_latency::Kind;
 use crate::connections::ConnInfo;
-use crate::insight::slow::SlowRequest;
+use crate::telemetry::command_latency::Kind;
+use crate::telemetry::insight::slow::SlowRequest;
 use blocker::trace::{AttributeValue, SpanKind, Tracer};
 use std::time::Duration;
 

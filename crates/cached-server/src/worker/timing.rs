@@ -1,7 +1,7 @@
 //! Times some of a worker's turns: about one in 64 steps, and the first of each second.
 
-use crate::command_latency::Kind;
-use crate::counters::{Counters, Totals};
+use crate::telemetry::command_latency::Kind;
+use crate::telemetry::counters::{Counters, Totals};
 use std::time::{Duration, Instant};
 
 /// The steps between two timed turns: at least these, and up to twice as many more.

@@ -6,8 +6,8 @@
 
 use super::Worker;
 use crate::conn::{Connection, DriveResult, WorkerContext};
-use crate::counters::Counters;
 use crate::stream::{Socket, TlsBuffers, TlsSocket, TlsStream};
+use crate::telemetry::counters::Counters;
 use cached_tls::{ClientCertificates, ServerTls};
 use rustix::event::Timespec;
 use std::sync::Arc;

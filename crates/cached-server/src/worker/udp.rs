@@ -7,9 +7,9 @@
 use super::Worker;
 use crate::conn::{Connection, DriveResult, WorkerContext};
 use crate::connections::{ConnInfo, Endpoints, UdpSocket};
-use crate::heartbeat::Activity;
 use crate::shared::Shared;
 use crate::stream::Transport;
+use crate::telemetry::heartbeat::Activity;
 use cached_proto::binary::{ErrorReply, Head, Header, MAGIC_REQUEST, Status};
 use cached_proto::reply;
 use cached_proto::udp::{UDP_DATAGRAM_LEN_MAX, UDP_HEADER_LEN, decode_datagram, encode_datagrams};

@@ -4,8 +4,8 @@
 //! for seconds is held up by a lock, by the system, or by a defect; its clients wait meanwhile, and nothing
 //! else would report it. The watchdog has a thread of its own and takes no lock that a worker takes.
 
-use crate::heartbeat::HeartbeatState;
 use crate::shared::Shared;
+use crate::telemetry::heartbeat::HeartbeatState;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -148,7 +148,7 @@ fn report(watched: &mut WatchedThread, state: HeartbeatState, now: Duration, lat
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::heartbeat::{Activity, Heartbeat};
+    use crate::telemetry::heartbeat::{Activity, Heartbeat};
 
     fn secs(secs: u64) -> Duration {
         Duration::from_secs(secs)

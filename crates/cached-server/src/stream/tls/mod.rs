@@ -31,7 +31,7 @@ mod tests;
 pub(crate) use buffers::{BUFFERS_BYTES, TlsBuffers};
 
 use super::transport::{Socket, Transport};
-use crate::counters::Counters;
+use crate::telemetry::counters::Counters;
 use buffers::READ_BYTES;
 use records::Processed;
 use rustls::ServerConfig;

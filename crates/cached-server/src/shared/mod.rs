@@ -1,0 +1,440 @@
+//! The state that all threads of one server share.
+//!
+//! It consists of parts that know nothing of each other: the store, the clock, the table of connections,
+//! counters, watchers. Listeners, workers, requests and reports use it; it uses none of them.
+
+pub(crate) mod certificates;
+pub(crate) mod clock;
+pub(crate) mod faults;
+pub(crate) mod live;
+pub(crate) mod upgrader;
+
+use crate::config::logging::Logging;
+use crate::config::settings::{InertSettings, Settings};
+use crate::config::size_classes::SizeClasses;
+use crate::connections::Attempts;
+use crate::connections::{CommandQueue, Connections, Endpoints, ListenerCounts, UdpSocket};
+use crate::locks::{BASELINE, CHANGES, Lock};
+use crate::objects::ObjectStatistics;
+use crate::shared::clock::ServerClock;
+use crate::shared::faults::InjectedFaults;
+use crate::shared::live::Live;
+use crate::shared::upgrader::Upgrader;
+use crate::telemetry::counters::{Counters, Totals};
+use crate::telemetry::heartbeat::Heartbeat;
+use crate::telemetry::insight::Insight;
+use crate::telemetry::insight::hot::HotKeys;
+use crate::telemetry::insight::slow::{SlowLog, SlowReport};
+use crate::telemetry::prefixes::PrefixCounts;
+use crate::telemetry::watch::Watch;
+use blocker::trace::Tracer;
+use cached_core::arbiter::ArbiterMetrics;
+use cached_core::insight;
+use cached_core::kv::{ItemView, Kv, KvStats, PrefixError};
+use cached_process::drain::Drain;
+use cached_tls::ServerTls;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+/// The server's shared state. Every part may be used from any thread.
+pub(crate) struct Shared {
+    pub(crate) kv: Kv,
+    pub(crate) clock: ServerClock,
+    /// As they were at the start; those in `live` can have changed since.
+    pub(crate) settings: Settings,
+    pub(crate) live: Live,
+    /// TLS, if there are listeners with it.
+    pub(crate) tls: Option<Arc<ServerTls>>,
+    /// The request to end in order.
+    pub(crate) drain: Drain,
+    pub(crate) logging: Logging,
+    pub(crate) connections: Connections,
+    pub(crate) prefixes: PrefixCounts,
+    pub(crate) insight: Insight,
+    pub(crate) inert: InertValues,
+    pub(crate) size_classes: SizeClasses,
+    /// The kinds of events that are observed, by watchers or by `stats detail`: the one word that requests
+    /// read.
+    pub(crate) observed_events: Arc<AtomicU32>,
+    pub(crate) watch: Arc<Watch>,
+    pub(crate) stop: Stop,
+    /// Why the server has to end, if it has to.
+    pub(crate) defect: Defect,
+    /// Defects that tests have requested.
+    pub(crate) faults: InjectedFaults,
+    /// Changes once a second.
+    pub(crate) acceptor_heartbeat: Heartbeat,
+    /// For how many seconds each worker, and after them the acceptor, has made no progress; written by the watchdog.
+    pub(crate) stalled_secs: Box<[AtomicU32]>,
+    /// Whether new connections are being accepted.
+    pub(crate) accepting: AtomicBool,
+    /// The number of pauses in accepting, for lack of descriptors or of room.
+    pub(crate) listen_disabled: AtomicU64,
+    /// The length of those pauses together.
+    pub(crate) listen_disabled_micros: AtomicU64,
+    /// The addresses that have sent wrong passwords.
+    pub(crate) attempts: Attempts,
+    /// The number of connections closed for being idle.
+    idle_kicks: AtomicU64,
+    /// The listening sockets, set once they are open.
+    pub(crate) listeners: OnceLock<Vec<ListenerInfo>>,
+    /// The UDP sockets, set once they are open.
+    pub(crate) udp: OnceLock<Arc<[UdpSocket]>>,
+    /// The metrics of the object cache, if there is one; set before clients are served.
+    pub(crate) objects: OnceLock<ObjectStatistics>,
+    /// The numbers of the arbiter between items and objects, if they share memory.
+    pub(crate) arbiter: OnceLock<Arc<ArbiterMetrics>>,
+    /// The thread that sweeps prefixes, once it runs.
+    pub(crate) sweeper: OnceLock<Thread>,
+    /// Makes spans, if requests are traced.
+    pub(crate) tracer: OnceLock<Tracer>,
+    /// One set of counters per worker.
+    counters: Box<[Arc<Counters>]>,
+    /// The counts at the last `stats reset`.
+    baseline: Lock<Baseline>,
+    /// Held by threads other than workers while they change the store; true once another process has it.
+    pub(crate) is_handed_over: Lock<bool>,
+    /// The request that another process takes over.
+    pub(crate) upgrade: Upgrader,
+}
+
+/// A listening socket, for `stats conns` and metrics.
+#[derive(Debug)]
+pub(crate) struct ListenerInfo {
+    pub(crate) fd: RawFd,
+    pub(crate) endpoints: Endpoints,
+    pub(crate) counts: Arc<ListenerCounts>,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Baseline {
+    totals: Totals,
+    kv: KvStats,
+    connections: u64,
+    rejected: u64,
+}
+
+/// Settings of memcached's LRU and crawler, which clients may change and which have no effect.
+#[derive(Debug)]
+pub(crate) struct InertValues {
+    pub(crate) lru_segmented: AtomicBool,
+    pub(crate) hot_lru_pct: AtomicU32,
+    pub(crate) warm_lru_pct: AtomicU32,
+    /// The bits of an `f64`.
+    pub(crate) hot_max_factor: AtomicU64,
+    /// The bits of an `f64`.
+    pub(crate) warm_max_factor: AtomicU64,
+    pub(crate) temp_lru: AtomicBool,
+    pub(crate) temporary_ttl: AtomicU32,
+    pub(crate) lru_crawler: AtomicBool,
+    pub(crate) lru_crawler_sleep: AtomicU32,
+    pub(crate) lru_crawler_tocrawl: AtomicU32,
+}
+
+impl InertValues {
+    fn new(settings: &InertSettings) -> Self {
+        InertValues {
+            lru_segmented: AtomicBool::new(settings.lru_segmented),
+            hot_lru_pct: AtomicU32::new(settings.hot_lru_pct),
+            warm_lru_pct: AtomicU32::new(settings.warm_lru_pct),
+            hot_max_factor: AtomicU64::new(settings.hot_max_factor.to_bits()),
+            warm_max_factor: AtomicU64::new(settings.warm_max_factor.to_bits()),
+            temp_lru: AtomicBool::new(settings.temp_lru),
+            temporary_ttl: AtomicU32::new(settings.temporary_ttl),
+            lru_crawler: AtomicBool::new(settings.lru_crawler),
+            lru_crawler_sleep: AtomicU32::new(settings.lru_crawler_sleep),
+            lru_crawler_tocrawl: AtomicU32::new(settings.lru_crawler_tocrawl),
+        }
+    }
+}
+
+/// The request to stop the server, without the delay of [`Drain`].
+#[derive(Debug, Default)]
+pub(crate) struct Stop {
+    notify: Notify,
+}
+
+impl Stop {
+    /// Requests the stop. May be called before [`requested`](Self::requested), and more than once.
+    pub(crate) fn request(&self) {
+        self.notify.notify_one();
+    }
+
+    /// Waits until the stop is requested. For one waiter.
+    pub(crate) async fn requested(&self) {
+        self.notify.notified().await;
+    }
+}
+
+/// Why the server cannot continue, kept until it has ended.
+#[derive(Debug, Default)]
+pub(crate) struct Defect(OnceLock<String>);
+
+impl Defect {
+    /// Returns the first defect, if there is one.
+    pub(crate) fn first(&self) -> Option<&str> {
+        self.0.get().map(String::as_str)
+    }
+}
+
+impl Shared {
+    /// Waits until an end in order has been requested and its delay is over, in which clients are served.
+    pub(crate) async fn drained(&self) {
+        self.drain.requested().await;
+        tokio::time::sleep(self.live.drain_delay.get()).await;
+    }
+
+    /// Records that a thread has panicked, and requests the stop.
+    pub(crate) fn fail_by_panic(&self, thread: &str, payload: &(dyn std::any::Any + Send)) {
+        let words = payload.downcast_ref::<&str>().copied();
+        let words = words.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+        self.fail(format!("{thread} has panicked: {}", words.unwrap_or("no reason is given")));
+    }
+
+    /// Records why a part of the server cannot work, and requests the stop: the server does not continue
+    /// without the part.
+    pub(crate) fn fail(&self, text: String) {
+        tracing::error!("{text}; the server ends");
+        // The first one is the cause of those that follow.
+        let _ = self.defect.0.set(text);
+        self.stop.request();
+    }
+
+    /// Returns the state of a server with one command queue for each worker.
+    pub(crate) fn new(
+        kv: Kv,
+        clock: ServerClock,
+        settings: Settings,
+        logging: Logging,
+        watch: Arc<Watch>,
+        queues: Arc<[CommandQueue]>,
+    ) -> Shared {
+        let observed_events = watch.observed_events();
+        let counters: Box<[Arc<Counters>]> =
+            (0..settings.threads).map(|worker| Arc::new(Counters::of_worker(worker))).collect();
+        let insight = Insight {
+            is_on: settings.insight,
+            hot: HotKeys::new(
+                if settings.insight { settings.threads } else { 0 },
+                settings.prefix_delimiter.unwrap_or(b':'),
+            ),
+            slow: Arc::new(SlowLog::new(Duration::from_millis(settings.slow_request_ms.into()))),
+        };
+        if settings.insight {
+            counters.iter().for_each(|worker| worker.next_sample.start());
+        }
+        Shared {
+            kv,
+            clock,
+            logging,
+            connections: Connections::new(queues),
+            prefixes: PrefixCounts::new(settings.prefix_delimiter, observed_events.clone()),
+            insight,
+            inert: InertValues::new(&settings.inert),
+            size_classes: SizeClasses::new(&settings.classes),
+            observed_events,
+            watch,
+            stop: Stop::default(),
+            defect: Defect::default(),
+            faults: InjectedFaults::default(),
+            acceptor_heartbeat: Heartbeat::default(),
+            stalled_secs: (0..=settings.threads).map(|_| AtomicU32::new(0)).collect(),
+            accepting: AtomicBool::new(true),
+            listen_disabled: AtomicU64::new(0),
+            listen_disabled_micros: AtomicU64::new(0),
+            attempts: Attempts::default(),
+            idle_kicks: AtomicU64::new(0),
+            listeners: OnceLock::new(),
+            udp: OnceLock::new(),
+            objects: OnceLock::new(),
+            arbiter: OnceLock::new(),
+            sweeper: OnceLock::new(),
+            tracer: OnceLock::new(),
+            counters,
+            baseline: Lock::new(&BASELINE, Baseline::default()),
+            is_handed_over: Lock::new(&CHANGES, false),
+            upgrade: Upgrader::default(),
+            live: Live::new(&settings),
+            tls: None,
+            drain: Drain::default(),
+            settings,
+        }
+    }
+
+    /// Returns the counters of one worker.
+    pub(crate) fn counters(&self, worker: usize) -> &Arc<Counters> {
+        &self.counters[worker]
+    }
+
+    /// Requests that each worker measures its next turn. Called once a second.
+    pub(crate) fn request_timings(&self) {
+        self.counters.iter().for_each(|worker| worker.next_timed.request());
+    }
+
+    /// Makes of the samples what is reported. Returns whether there were any.
+    pub(crate) fn take_samples(&self) -> bool {
+        if !self.insight.is_on {
+            return false;
+        }
+        let totals = self.sum();
+        let gets = insight::Totals {
+            requests: totals.get_cmds,
+            misses: totals.get_misses,
+            expired: totals.get_expired,
+            flushed: totals.get_flushed,
+        };
+        let keys = self.insight.hot.take(totals.get_cmds, Instant::now());
+        let objects = self.objects.get().map_or(0, ObjectStatistics::take_samples);
+        self.kv.take_samples(Some(gets)) + keys + objects > 0
+    }
+
+    /// Removes all items whose keys begin with `prefix`, and wakes the thread that makes their memory free.
+    ///
+    /// # Errors
+    /// [`PrefixError`]; nothing is removed then.
+    pub(crate) fn flush_prefix(&self, prefix: &[u8]) -> Result<(), PrefixError> {
+        self.kv.flush_prefix(prefix)?;
+        if let Some(sweeper) = self.sweeper.get() {
+            sweeper.unpark();
+        }
+        Ok(())
+    }
+
+    /// Returns why keys were missed, after what has been sampled so far; `None` without samples.
+    pub(crate) fn misses_by_reason(&self) -> Option<insight::MissesByReason> {
+        self.take_samples();
+        self.kv.misses_by_reason()
+    }
+
+    /// Returns the slow requests of all listeners, the latest first.
+    pub(crate) fn slow_requests(&self) -> SlowReport {
+        let mut report = self.insight.slow.report();
+        if let Some(objects) = self.objects.get() {
+            report.append(objects.slow_requests());
+        }
+        report
+    }
+
+    /// Returns the address of the client with this descriptor, if it is connected.
+    pub(crate) fn client_of(&self, fd: u64) -> Option<String> {
+        let all = self.connections.snapshot();
+        let info = all.into_iter().find(|info| u64::try_from(info.fd).is_ok_and(|own| own == fd))?;
+        Some(info.client())
+    }
+
+    /// Returns the number of descriptors in use besides those of clients: listeners, event loops, the
+    /// acceptor's runtime.
+    pub(crate) fn reserved_descriptors(&self) -> usize {
+        // Two for each listener, of which one is for a new process; two for each worker's event loop, and eight
+        // for the acceptor's runtime and the signals.
+        2 * self.listeners.get().map_or(0, Vec::len) + 2 * self.settings.threads + 8
+    }
+
+    /// Returns the counts of the listener with this descriptor.
+    pub(crate) fn listener_counts(&self, fd: RawFd) -> Arc<ListenerCounts> {
+        let known = self.listeners.get().and_then(|all| all.iter().find(|listener| listener.fd == fd));
+        known.map(|listener| listener.counts.clone()).unwrap_or_default()
+    }
+
+    /// Returns the counts of the listener that a connection with these ends came by.
+    pub(crate) fn counts_for(&self, connection: &Endpoints) -> Arc<ListenerCounts> {
+        let is_of = |listener: &&ListenerInfo| match (&listener.endpoints, connection) {
+            (Endpoints::Tcp { peer: own, .. }, Endpoints::Tcp { local: Some(local), .. }) => {
+                own.port() == local.port() && (own.ip().is_unspecified() || own.ip() == local.ip())
+            }
+            (Endpoints::Unix { path: own }, Endpoints::Unix { path }) => own == path,
+            _ => false,
+        };
+        let known = self.listeners.get().and_then(|all| all.iter().find(is_of));
+        known.map(|listener| listener.counts.clone()).unwrap_or_default()
+    }
+
+    /// Returns the number of worker threads.
+    pub(crate) fn workers(&self) -> usize {
+        self.counters.len()
+    }
+
+    /// Returns whether there are as many connections as allowed.
+    pub(crate) fn is_full(&self) -> bool {
+        self.connections.count() >= self.live.connections_max()
+    }
+
+    /// Returns the class that an item would have in memcached.
+    pub(crate) fn class_of(&self, item: &ItemView<'_>) -> u32 {
+        let (key, value) = (item.key().len(), item.value_bytes());
+        self.size_classes.class_of_item(key, value, item.client_flags(), self.settings.cas)
+    }
+
+    /// Returns the counts of all workers since the start.
+    pub(crate) fn sum(&self) -> Totals {
+        let mut totals = Totals::default();
+        self.counters.iter().for_each(|worker| totals.add(worker));
+        totals
+    }
+
+    /// Returns the counts of all workers since the last reset.
+    pub(crate) fn totals(&self) -> Totals {
+        self.sum().since(&self.baseline().totals)
+    }
+
+    /// Returns the statistics of the store, its events counted since the last reset.
+    pub(crate) fn engine_stats(&self) -> KvStats {
+        let before = self.baseline().kv;
+        let mut stats = self.kv.stats();
+        stats.items_stored = stats.items_stored.saturating_sub(before.items_stored);
+        stats.evictions = stats.evictions.saturating_sub(before.evictions);
+        stats.evicted_unfetched = stats.evicted_unfetched.saturating_sub(before.evicted_unfetched);
+        stats.expired_unfetched = stats.expired_unfetched.saturating_sub(before.expired_unfetched);
+        stats.reclaimed = stats.reclaimed.saturating_sub(before.reclaimed);
+        stats
+    }
+
+    /// Returns the number of connections accepted since the last reset.
+    pub(crate) fn connections_total(&self) -> u64 {
+        self.connections.total.load(Ordering::Relaxed) - self.baseline().connections
+    }
+
+    /// Returns the number of connections closed for being idle.
+    pub(crate) fn idle_kicks(&self) -> u64 {
+        self.idle_kicks.load(Ordering::Relaxed)
+    }
+
+    /// Closes TCP connections that have been idle for too long. Called once a second.
+    pub(crate) fn close_idle(&self) {
+        let timeout = self.live.idle_timeout_secs();
+        if timeout == 0 {
+            return;
+        }
+        let since = self.clock.now_secs().saturating_sub(timeout);
+        self.idle_kicks.fetch_add(self.connections.close_idle(since), Ordering::Relaxed);
+    }
+
+    /// Returns the number of connections refused since the last reset.
+    pub(crate) fn connections_rejected(&self) -> u64 {
+        self.connections.rejected.load(Ordering::Relaxed) - self.baseline().rejected
+    }
+
+    /// Sets the counts to zero (`stats reset`).
+    pub(crate) fn reset_stats(&self) {
+        let now = Baseline {
+            totals: self.sum(),
+            kv: self.kv.stats(),
+            connections: self.connections.total.load(Ordering::Relaxed),
+            rejected: self.connections.rejected.load(Ordering::Relaxed),
+        };
+        *self.baseline.lock() = now;
+        self.listen_disabled.store(0, Ordering::Relaxed);
+        self.listen_disabled_micros.store(0, Ordering::Relaxed);
+        self.idle_kicks.store(0, Ordering::Relaxed);
+        self.watch.counts.reset();
+        self.prefixes.clear();
+    }
+
+    fn baseline(&self) -> Baseline {
+        *self.baseline.lock()
+    }
+}

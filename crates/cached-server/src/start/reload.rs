@@ -1,0 +1,238 @@
+//! Reading the configuration again while `cached` runs: the same command line, and the file as it is now.
+
+use crate::cli::{self, Request};
+use crate::config::s3_secrets::SidecarSecrets;
+use crate::config::settings::Settings;
+use crate::config::{Config, File};
+use crate::objects::ReloadObjects;
+use crate::process;
+use crate::shared::Shared;
+use crate::shared::certificates;
+use crate::shared::live;
+use crate::start::sidecar::LiveSidecar;
+use blocker::trace::Tracer;
+use cached_admin::{Tokens, TokensRead};
+use cached_config::{ConfigFileError, LIVE_KEYS, read_config};
+use cached_process::reload::{LiveSecs, Program, Source};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+use toml::Table;
+
+/// Changes the settings of a running server. It keeps nothing of the server: whatever the server shows, a cache
+/// and its store among it, can be closed while this is still there.
+#[derive(Clone)]
+pub struct LiveServer {
+    shared: Weak<Shared>,
+    drain_delay: LiveSecs,
+    drain_timeout: LiveSecs,
+}
+
+impl LiveServer {
+    pub(crate) fn new(shared: &Arc<Shared>) -> LiveServer {
+        LiveServer {
+            shared: Arc::downgrade(shared),
+            drain_delay: shared.live.drain_delay.clone(),
+            drain_timeout: shared.live.drain_timeout.clone(),
+        }
+    }
+
+    /// Puts in force what can change of `settings`. Connections that are open stay open: a limit that has
+    /// become lower is reached as they end. `more_descriptors` are those that the object cache needs beyond what it
+    /// needed at the start. Does nothing once the server is gone.
+    pub fn change(&self, settings: &Settings, more_descriptors: usize) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        let reserved = shared.reserved_descriptors();
+        let wanted = settings.connections_max + reserved + more_descriptors;
+        if settings.connections_max > shared.live.connections_max() || more_descriptors > 0 {
+            let descriptors = process::raise_descriptor_limit(wanted, shared.settings.threads);
+            if descriptors < wanted as u64 {
+                tracing::warn!(descriptors, wanted, "fewer file descriptors than connections may need");
+            }
+        }
+        shared.live.set(settings);
+        let slow = Duration::from_millis(settings.slow_request_ms.into());
+        shared.insight.slow.set_threshold(slow);
+        if let Some(objects) = shared.objects.get() {
+            objects.set_slow_threshold(slow);
+        }
+        shared.logging.configure(settings.log);
+    }
+
+    /// Reads the files of passwords and certificates again, then runs `others`, and puts what was read in force
+    /// if that succeeds. Returns what `others` returns, and the keys of the files that are in force anew.
+    ///
+    /// # Errors
+    /// What is wrong with the files, or the error of `others`; then all files of before stay in force.
+    pub fn refresh_files(
+        &self,
+        others: impl FnOnce() -> Result<Vec<String>, String>,
+    ) -> Result<Vec<String>, String> {
+        let Some(shared) = self.shared.upgrade() else { return others() };
+        let passwords = shared.settings.auth.read_again().map_err(|error| error.to_string())?;
+        let (mut files, has_certificates) = certificates::refresh_with(&shared, others)?;
+        files.extend(shared.settings.auth.put_in_force(passwords).into_iter().map(String::from));
+        if has_certificates {
+            files.push("memcached.tls".into());
+        }
+        Ok(files)
+    }
+
+    /// Returns how long the server is not ready before its listeners close, which can change.
+    pub fn drain_delay(&self) -> LiveSecs {
+        self.drain_delay.clone()
+    }
+
+    /// Returns how long clients have to take their replies at the end, which can change.
+    pub fn drain_timeout(&self) -> LiveSecs {
+        self.drain_timeout.clone()
+    }
+}
+
+impl std::fmt::Debug for LiveServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("LiveServer")
+    }
+}
+
+/// `cached`, as far as its configuration can change.
+#[derive(Debug)]
+pub struct Cached {
+    arguments: Vec<OsString>,
+    path: Option<PathBuf>,
+    server: LiveServer,
+    objects: Option<ReloadObjects>,
+    tokens: Option<Tokens>,
+    tracer: Option<Tracer>,
+    sidecar: SidecarSecrets,
+    live_sidecar: LiveSidecar,
+    in_force: Mutex<File>,
+    /// Those for connections of the object cache's listener.
+    descriptors_at_start: usize,
+}
+
+impl Cached {
+    /// Returns the program that was started with `arguments` and runs with `config`.
+    pub fn new(
+        arguments: Vec<OsString>,
+        config: &Config,
+        server: LiveServer,
+        objects: Option<ReloadObjects>,
+        tokens: Option<Tokens>,
+    ) -> Cached {
+        let in_force = Mutex::new(File::from(config));
+        let path = config.path.clone();
+        let descriptors_at_start = config.synapse.as_ref().map_or(0, |table| table.connections_max as usize);
+        let sidecar = SidecarSecrets::default();
+        Cached {
+            arguments,
+            path,
+            server,
+            objects,
+            tokens,
+            tracer: None,
+            sidecar,
+            live_sidecar: LiveSidecar::default(),
+            in_force,
+            descriptors_at_start,
+        }
+    }
+
+    /// Returns the program with a tracer whose share of requests can change.
+    #[must_use]
+    pub fn with_tracer(self, tracer: Option<Tracer>) -> Cached {
+        Cached { tracer, ..self }
+    }
+
+    /// Returns the program with a sidecar, of which the files of its secrets and what it has in `live` can change.
+    #[must_use]
+    pub fn with_sidecar(self, sidecar: SidecarSecrets, live_sidecar: LiveSidecar) -> Cached {
+        Cached { sidecar, live_sidecar, ..self }
+    }
+
+    /// Returns the name of the file, for errors.
+    fn name(&self) -> &Path {
+        self.path.as_deref().unwrap_or(Path::new("the command line"))
+    }
+}
+
+/// Returns the source of the configuration that `arguments` lead to; `file` is the file's absolute path and its
+/// text.
+///
+/// # Errors
+/// One line: what is wrong where, and what would be right.
+pub fn source(arguments: &[OsString], file: Option<(&Path, &str)>) -> Result<Source, String> {
+    let table = |arguments: &[OsString]| match cli::read_with(arguments, file) {
+        Ok(Request::Serve(config)) => {
+            Table::try_from(File::with_derived_values_absent(&config)).map_err(|error| error.to_string())
+        }
+        Ok(Request::Print(_)) => Err("these arguments do not start a server".into()),
+        Err(error) => Err(error.to_string()),
+    };
+    let program: Vec<OsString> = arguments.iter().take(1).cloned().collect();
+    // First, because its errors name the line.
+    let (effective, without_flags) = (table(arguments)?, table(&program)?);
+    let file = match file {
+        None => Table::new(),
+        Some((path, text)) => {
+            let wrong = |error: toml::de::Error| ConfigFileError::of_file(path, error.message()).to_string();
+            text.parse().map_err(wrong)?
+        }
+    };
+    Ok(Source { effective, without_flags, file })
+}
+
+impl Program for Cached {
+    fn read(&self) -> Result<Source, String> {
+        let Some(path) = &self.path else { return source(&self.arguments, None) };
+        let text = read_config(path).map_err(|error| error.to_string())?;
+        source(&self.arguments, Some((path, &text)))
+    }
+
+    fn file(&self) -> Option<PathBuf> {
+        self.path.clone()
+    }
+
+    fn is_live(&self, key: &str) -> bool {
+        LIVE_KEYS.contains(&key) || live::LIVE_KEYS.contains(&key)
+    }
+
+    fn apply(&self, table: &Table) -> Result<Vec<String>, String> {
+        let line = |error| ConfigFileError::of_key(self.name(), error).to_string();
+        let text = toml::to_string(table).map_err(|error| error.to_string())?;
+        let after = File::parse(self.name(), &text).map_err(|error| error.to_string())?;
+        let (settings, secrets) = (after.settings().map_err(line)?, after.secrets().map_err(line)?);
+        let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
+        let objects = after.objects.as_ref();
+        // What can be refused comes first: all files are read, then the object cache changes, or nothing does.
+        let tokens = self.tokens.as_ref().map(Tokens::read_again).transpose()?;
+        let sidecar = self.sidecar.read_again()?;
+        let mut files = self.server.refresh_files(|| match &self.objects {
+            None => Ok(Vec::new()),
+            Some(live) => live.change(objects, after.synapse.as_ref(), secrets).map_err(line),
+        })?;
+        // They were checked with the file.
+        self.live_sidecar.change(&after)?;
+        if tokens.is_some_and(TokensRead::put_in_force) {
+            files.push("admin.token_file".into());
+        }
+        let descriptors = after.synapse.as_ref().map_or(0, |table| table.connections_max as usize);
+        files.extend(sidecar.put_in_force().into_iter().map(String::from));
+        self.server.change(&settings, descriptors.saturating_sub(self.descriptors_at_start));
+        if let (Some(tracer), Some(table)) = (&self.tracer, &after.tracing) {
+            tracer.set_ratio(table.sample_ratio);
+        }
+        *in_force = after;
+        Ok(files)
+    }
+
+    fn filled_in(&self, table: &Table) -> Table {
+        let text = toml::to_string(table).unwrap_or_default();
+        let file = File::parse(self.name(), &text).ok();
+        file.and_then(|file| Table::try_from(file.filled_in()).ok()).unwrap_or_else(|| table.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,622 @@
+//! The server as a whole: opening sockets, starting threads, stopping in order.
+
+use crate::config::logging::Logging;
+use crate::config::settings::Settings;
+use crate::connections::{Command, CommandQueue};
+use crate::listen::{Handed, ListenError, Listeners, acceptor};
+use crate::objects::{ObjectStatistics, ObjectsControl};
+use crate::shared::Shared;
+use crate::shared::certificates;
+use crate::shared::clock::ServerClock;
+use crate::shared::upgrader::Upgrader;
+use crate::socket_file::SocketFile;
+use crate::start::limits::Limits;
+use crate::start::memory_file::{self, OnTakingOver};
+use crate::start::reload::LiveServer;
+use crate::stats::admin::ServerSource;
+use crate::stats::reports::Reports;
+use crate::telemetry::heartbeat::Activity;
+use crate::telemetry::watch::{Evictions, Watch};
+use crate::upgrade::upgradable::{Prepared, Upgradable, Upgrades};
+use crate::upgrade::{Program, TakeOverError, Taking};
+use crate::worker::arbiter_thread::ArbiterThread;
+use crate::worker::insight_thread::InsightThread;
+use crate::worker::sweep_thread::SweepThread;
+use crate::worker::{self, Watchdog, Worker};
+use blocker::trace::Tracer;
+use cached_admin::AdminServer;
+use cached_admin::sources::Shown;
+use cached_config::{ConfigError, is_mistake};
+use cached_core::arena::{ArenaFile, ArenaFileError};
+use cached_core::kv::{ITEM_BYTES_MIN, Kv, KvConfig, KvConfigError, policy};
+use cached_process::Exit;
+use cached_process::drain::Drain;
+use cached_tls::{ServerTls, TlsError};
+use std::io;
+use std::mem::ManuallyDrop;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::panic::{self, AssertUnwindSafe};
+use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::{Arc, OnceLock, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::oneshot;
+use tokio::task::{JoinHandle, LocalSet};
+
+/// Why the server cannot start: one line each.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The memory settings cannot work.
+    #[error("cannot set up the store: {0}")]
+    Store(#[from] KvConfigError),
+    /// The memory file cannot be used.
+    #[error(transparent)]
+    MemoryFile(#[from] ArenaFileError),
+    /// An address cannot be listened on.
+    #[error("cannot listen on {address}: {cause}")]
+    Listen {
+        /// The address.
+        address: String,
+        /// The error of the system.
+        cause: io::Error,
+    },
+    /// The passwords of clients cannot be read.
+    #[error("{}", .0.why)]
+    Passwords(ConfigError),
+    /// A thread, its runtime or a descriptor for it cannot be created.
+    #[error("cannot start a thread: {0}")]
+    Thread(io::Error),
+    /// The certificates cannot be used.
+    #[error("{0}")]
+    Tls(#[from] TlsError),
+    /// The running process cannot be taken over from.
+    #[error(transparent)]
+    TakeOver(#[from] TakeOverError),
+}
+
+impl StartError {
+    /// Returns the exit status of a start that ends so.
+    #[must_use]
+    pub fn exit(&self) -> Exit {
+        match self {
+            StartError::Store(KvConfigError::File(error)) | StartError::MemoryFile(error) => {
+                of_memory_file(error)
+            }
+            StartError::Store(KvConfigError::Arena(_) | KvConfigError::Index(_)) => Exit::Refused,
+            StartError::Store(_) | StartError::Passwords(_) | StartError::Tls(_) => Exit::Configuration,
+            StartError::Listen { .. } | StartError::TakeOver(_) => Exit::Refused,
+            StartError::Thread(_) => Exit::Trouble,
+        }
+    }
+}
+
+fn of_memory_file(error: &ArenaFileError) -> Exit {
+    match error {
+        ArenaFileError::Io { cause, .. } if !is_mistake(cause) => Exit::Trouble,
+        ArenaFileError::InUse(_) | ArenaFileError::NotHandedOver { .. } => Exit::Refused,
+        ArenaFileError::Io { .. }
+        | ArenaFileError::NotAFile(_)
+        | ArenaFileError::NotOwned { .. }
+        | ArenaFileError::Foreign(_) => Exit::Configuration,
+    }
+}
+
+/// Why the server cannot run, or did not end in order: one line each.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// A thread, its runtime or a descriptor for it cannot be created.
+    #[error("cannot start a thread: {0}")]
+    Thread(io::Error),
+    /// A thread has panicked, or cannot continue its work. The server has ended: it does not continue without
+    /// the thread.
+    #[error("{0}")]
+    Defect(String),
+    /// These workers did not end in time.
+    #[error("these workers do not end: {0}")]
+    Stuck(String),
+    /// The running process went on by itself.
+    #[error(transparent)]
+    TakeOver(#[from] TakeOverError),
+}
+
+/// How long workers may take to end beyond the time that clients have.
+const END_MARGIN: Duration = Duration::from_secs(5);
+
+/// How fast a memory file is written at the end, at least: what a slow disk takes in a second.
+const MEMORY_FILE_BYTES_PER_SEC: usize = 50 << 20;
+
+/// A server whose sockets are open. Clients can connect, and are served once [`run`](Server::run) is called.
+pub struct Server {
+    pub(crate) shared: Arc<Shared>,
+    listeners: Listeners,
+    /// The process that is being taken over from.
+    pub(crate) taking: Option<Taking>,
+    /// The connections taken over.
+    pub(crate) taken: u32,
+    /// Whether and how another process can take over.
+    upgrades: Option<Upgrades>,
+}
+
+/// Stops a server from any thread.
+#[derive(Clone)]
+pub struct Stopper {
+    shared: Arc<Shared>,
+}
+
+impl Stopper {
+    /// Requests that the server answers what it has received, and ends.
+    pub fn stop(&self) {
+        self.shared.stop.request();
+    }
+}
+
+impl From<ListenError> for StartError {
+    fn from(error: ListenError) -> StartError {
+        StartError::Listen { address: error.address, cause: error.cause }
+    }
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("listeners", &self.listeners).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Stopper {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Stopper")
+    }
+}
+
+impl Server {
+    /// Creates the store and opens the sockets.
+    ///
+    /// # Errors
+    /// [`StartError`] if the store cannot be created or a socket not be opened.
+    pub fn open(settings: Settings, logging: Logging) -> Result<Server, StartError> {
+        let tls = settings.load_tls()?;
+        Server::open_with(settings, logging, Vec::new(), tls, &|_| ())
+    }
+
+    /// Creates the store and opens the sockets, with sockets that are open already and certificates that
+    /// [`Settings::load_tls`] has read. If there are any such sockets, the addresses in the settings are
+    /// ignored. Calls `on_taking_over` while a memory file is taken over; the sockets are open then.
+    ///
+    /// # Errors
+    /// [`StartError`] if the store cannot be created or a socket not be opened.
+    pub fn open_with(
+        settings: Settings,
+        logging: Logging,
+        inherited: Vec<OwnedFd>,
+        tls: Option<Arc<ServerTls>>,
+        on_taking_over: &OnTakingOver<'_>,
+    ) -> Result<Server, StartError> {
+        settings.auth.load_missing().map_err(StartError::Passwords)?;
+        let file = settings.memory_file.as_ref().map(ArenaFile::open).transpose()?;
+        let clock = file.as_ref().map_or_else(ServerClock::new, |file| {
+            // Expiry times go on from where the process before has left them.
+            ServerClock::starting_at(file.resume_secs())
+        });
+        // First, so that clients wait while a memory file is taken over, instead of being refused.
+        let listeners = Listeners::open(&settings, inherited, &mut Handed::default())?;
+        let (watch, kv) = open_store(&settings, &clock, file, on_taking_over)?;
+        Server::assemble(settings, logging, tls, clock, watch, kv, listeners)
+    }
+
+    pub(crate) fn assemble(
+        settings: Settings,
+        logging: Logging,
+        tls: Option<Arc<ServerTls>>,
+        clock: ServerClock,
+        watch: Arc<Watch>,
+        kv: Kv,
+        mut listeners: Listeners,
+    ) -> Result<Server, StartError> {
+        let queues: Result<Arc<[_]>, _> = (0..settings.threads).map(|_| CommandQueue::new()).collect();
+        let queues = queues.map_err(StartError::Thread)?;
+        let mut shared = Shared::new(kv, clock, settings, logging, watch, queues);
+        shared.tls = tls;
+        let shared = Arc::new(shared);
+        // Set once, here.
+        let _ = shared.listeners.set(listeners.infos());
+        let _ = shared.udp.set(std::mem::take(&mut listeners.udp).into());
+        Ok(Server { shared, listeners, taking: None, taken: 0, upgrades: None })
+    }
+
+    /// Returns the TCP addresses it listens on.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.listeners.tcp_addresses()
+    }
+
+    /// Returns whether the first TCP listener has TLS.
+    pub fn has_tls(&self) -> bool {
+        self.listeners.sockets.first().is_some_and(|listener| listener.tls.is_some())
+    }
+
+    /// Returns the addresses at which it reads datagrams.
+    pub fn udp_addresses(&self) -> Vec<SocketAddr> {
+        self.shared
+            .udp
+            .get()
+            .map(|sockets| sockets.iter().map(|udp| udp.address).collect())
+            .unwrap_or_default()
+    }
+
+    /// Returns the path of the unix socket it listens on.
+    pub fn unix_path(&self) -> Option<PathBuf> {
+        self.listeners.unix_path().map(PathBuf::from)
+    }
+
+    /// Returns the most memory that it takes.
+    pub fn limits(&self) -> Limits {
+        Limits::new(&self.shared.settings, &self.shared.kv.limits())
+    }
+
+    /// Shows an object cache's statistics in `stats objects` and `stats objects_lost`. Calls after the first
+    /// have no effect.
+    pub fn report_objects(&self, statistics: ObjectStatistics) {
+        // Fails after the first call.
+        let _ = self.shared.objects.set(statistics);
+    }
+
+    /// Traces a sample of the requests, and the slow ones. Calls after the first have no effect.
+    pub fn trace(&self, tracer: Tracer) {
+        // Fails after the first call.
+        let _ = self.shared.tracer.set(tracer);
+    }
+
+    /// Returns how long the end may take beyond that of its threads: the checksums of a memory file, and its bytes on a
+    /// disk. Zero without a memory file.
+    pub fn memory_file_end(&self) -> Duration {
+        let settings = &self.shared.settings;
+        let bytes = settings.memory_file.as_ref().map_or(0, |_| settings.memory_bytes);
+        Duration::from_secs((bytes / MEMORY_FILE_BYTES_PER_SEC) as u64)
+    }
+
+    /// Returns the means of changing its settings while it runs.
+    pub fn live(&self) -> LiveServer {
+        LiveServer::new(&self.shared)
+    }
+
+    /// Returns the request to end in order, which clients can make as well.
+    pub fn drain(&self) -> Drain {
+        self.shared.drain.clone()
+    }
+
+    /// Shows the server's metrics, its part of the status and whether its threads make progress on an admin listener, until the
+    /// result is dropped.
+    pub fn show(&self, admin: &AdminServer) -> Shown {
+        ServerSource::show(admin, &self.shared)
+    }
+
+    /// Returns a handle on what it reports beyond statistics.
+    pub fn reports(&self) -> Reports {
+        Reports::new(self.shared.clone())
+    }
+
+    /// Lets another process take over when an [`Upgrader`] requests it: `program`, which also gets the sockets of the
+    /// admin listener, each with its configured address, and the store of `objects` with its sockets.
+    pub fn allow_upgrades(
+        &mut self,
+        program: Program,
+        admin: Vec<(String, OwnedFd)>,
+        objects: Option<ObjectsControl>,
+    ) {
+        self.upgrades = Some(Upgrades::new(program, admin, objects));
+    }
+
+    /// Returns a handle that requests that another process takes over.
+    pub fn upgrader(&self) -> Upgrader {
+        self.shared.upgrade.clone()
+    }
+
+    /// Returns a handle that stops it.
+    pub fn stopper(&self) -> Stopper {
+        Stopper { shared: self.shared.clone() }
+    }
+
+    /// Serves until it is stopped: by a [`Stopper`], by a client's `shutdown`, or when `end` is ready. It
+    /// ends within seconds then, whatever clients do. `serving` is called once it serves: at once, unless it takes
+    /// over from another process.
+    ///
+    /// # Errors
+    /// [`ServeError`] if a thread cannot be created, has panicked, or does not end.
+    pub fn run_with(self, end: impl Future<Output = ()>, serving: impl FnOnce()) -> Result<(), ServeError> {
+        let runtime = runtime()?;
+        let Server { shared, mut listeners, taking, taken, upgrades } = self;
+        let upgradable = upgrades.and_then(|upgrades| match upgrades.over(&listeners, &shared) {
+            Ok(upgradable) => Some(upgradable),
+            Err(error) => {
+                tracing::warn!(cause = %error, "no other process will be able to take over");
+                None
+            }
+        });
+        let begin = Begin::default();
+        let ended = start_workers(&shared, &begin)?;
+        if let Some(taking) = &taking {
+            let items = shared.kv.stats().items;
+            if let Err(error) = taking.ready(items, taken) {
+                begin.set(false);
+                return Err(error.into());
+            }
+            shared.kv.confirm_hand_over();
+        }
+        listeners.unix_file.iter_mut().for_each(SocketFile::own);
+        begin.set(true);
+        // Before the start counts as complete, so that its metrics are there.
+        let arbiter = ArbiterThread::start(&shared).map_err(ServeError::Thread)?;
+        serving();
+        if let Some(taking) = taking
+            && let Err(error) = taking.serving()
+        {
+            tracing::warn!(cause = %error, "the process that has handed over is gone");
+        }
+        let watchdog = Watchdog::start(shared.clone()).map_err(ServeError::Thread)?;
+        let insight = InsightThread::start(shared.clone()).map_err(ServeError::Thread)?;
+        let sweep = SweepThread::start(shared.clone()).map_err(ServeError::Thread)?;
+        let tasks = LocalSet::new();
+        let next_worker = acceptor::RoundRobin::default();
+        let watched = |task: JoinHandle<()>| {
+            let shared = shared.clone();
+            // A task that panics does not end the others by itself.
+            tasks.spawn_local(async move {
+                if let Err(error) = task.await
+                    && let Ok(payload) = error.try_into_panic()
+                {
+                    shared.fail_by_panic("the acceptor's thread", &*payload);
+                }
+            });
+        };
+        for listener in listeners.sockets {
+            watched(tasks.spawn_local(acceptor::accept(listener, shared.clone(), next_worker.clone())));
+        }
+        watched(tasks.spawn_local(tick(shared.clone())));
+        if shared.tls.is_some() {
+            watched(tasks.spawn_local(certificates::renew(shared.clone())));
+        }
+        let is_handed_over = serve(&shared, &runtime, &tasks, upgradable.as_ref(), end);
+        tracing::info!("stopping");
+        if is_handed_over {
+            // The socket is another process's now.
+            std::mem::forget(listeners.unix_file);
+        } else {
+            // Before the listeners: while the socket is open, no other file can be mistaken for its file.
+            drop(listeners.unix_file);
+        }
+        // Closes the listeners: from now on the system refuses clients.
+        drop(tasks);
+        drop(upgradable);
+        let failed = shared.defect.first().is_some();
+        for queue in shared.connections.queues().iter() {
+            queue.send(if failed { Command::Abort } else { Command::Drain });
+        }
+        let stuck = wait_for_workers(&ended, &shared);
+        drop(watchdog);
+        drop(insight);
+        drop(sweep);
+        drop(arbiter);
+        // A thread may be reading a file that a hung disk never returns: the end does not wait for it.
+        runtime.shutdown_background();
+        match shared.defect.first() {
+            Some(text) => Err(ServeError::Defect(text.to_owned())),
+            None if stuck.is_empty() => Ok(()),
+            None => {
+                let stuck: Vec<String> = stuck.iter().map(ToString::to_string).collect();
+                Err(ServeError::Stuck(stuck.join(", ")))
+            }
+        }
+    }
+
+    /// As [`run_with`](Self::run_with), where nothing is to be done once it serves.
+    ///
+    /// # Errors
+    /// As [`run_with`](Self::run_with).
+    pub fn run(self, end: impl Future<Output = ()>) -> Result<(), ServeError> {
+        self.run_with(end, || {})
+    }
+}
+
+/// Serves until the end is requested, or another process has taken over; returns whether it has.
+fn serve(
+    shared: &Arc<Shared>,
+    runtime: &Runtime,
+    tasks: &LocalSet,
+    upgradable: Option<&Upgradable>,
+    end: impl Future<Output = ()>,
+) -> bool {
+    enum Next {
+        End,
+        Upgrade,
+        Finish(Prepared),
+    }
+    let mut end = pin!(end);
+    let mut preparing: Option<oneshot::Receiver<Prepared>> = None;
+    loop {
+        let prepared = async {
+            match &mut preparing {
+                Some(preparing) => preparing.await.unwrap_or_else(|_| Err("no thread can be created".into())),
+                None => std::future::pending().await,
+            }
+        };
+        let next = tasks.block_on(runtime, async {
+            tokio::select! {
+                biased;
+                () = &mut end => Next::End,
+                () = shared.stop.requested() => Next::End,
+                () = shared.drained() => Next::End,
+                prepared = prepared => Next::Finish(prepared),
+                () = shared.upgrade.requested() => Next::Upgrade,
+            }
+        });
+        match (next, upgradable) {
+            (Next::End, _) => return false,
+            (Next::Upgrade, None) => tracing::warn!("no other process can take over from this one"),
+            (Next::Upgrade, Some(_)) if preparing.is_some() => {
+                tracing::warn!("a new process is being started already");
+            }
+            (Next::Upgrade, Some(upgradable)) => preparing = Some(upgradable.start(shared)),
+            (Next::Finish(prepared), Some(upgradable)) => {
+                preparing = None;
+                // The end wins, also while it waits for load balancers: the new process would not know of it.
+                let prepared = match shared.drain.is_requested() {
+                    true => {
+                        drop(prepared);
+                        Err("the end has been requested".into())
+                    }
+                    false => prepared,
+                };
+                if upgradable.finish(shared, prepared) {
+                    return true;
+                }
+            }
+            (Next::Finish(_), None) => {}
+        }
+    }
+}
+
+/// Lets threads begin, or end, that have been created before it is certain.
+#[derive(Clone, Default)]
+struct Begin(Arc<OnceLock<bool>>);
+
+impl Begin {
+    fn set(&self, begins: bool) {
+        // Set once.
+        let _ = self.0.set(begins);
+    }
+
+    fn wait(&self) -> bool {
+        *self.0.wait()
+    }
+}
+
+/// Makes the store, in `file` if there is one, and what observes its evictions.
+pub(crate) fn open_store(
+    settings: &Settings,
+    clock: &ServerClock,
+    file: Option<ArenaFile>,
+    on_taking_over: &OnTakingOver<'_>,
+) -> Result<(Arc<Watch>, Kv), StartError> {
+    let pending_bytes = settings.worker_buffer_bytes.saturating_mul(settings.threads);
+    let watch = Watch::new(pending_bytes, settings.watcher_buffer_bytes).map_err(StartError::Thread)?;
+    let watch = Arc::new(watch);
+    let config = KvConfig {
+        arena_bytes: settings.memory_bytes,
+        memory_range: settings.shared_memory.map(|memory| memory.items_range()),
+        item_bytes_max: settings.joined_bytes_max().max(ITEM_BYTES_MIN),
+        lanes: settings.threads,
+        cas: settings.cas,
+        evict: settings.evict,
+        policy: policy::by_name(settings.eviction_policy).unwrap_or_else(|| KvConfig::default().policy),
+        huge_pages: settings.huge_pages,
+        clock: clock.ticks(),
+        insight: settings.sampling(),
+        eviction_hook: Some(Arc::new(Evictions::new(watch.clone(), settings))),
+        ..KvConfig::default()
+    };
+    let kv = memory_file::make_store(config, file, on_taking_over)?;
+    Ok((watch, kv))
+}
+
+/// Starts the worker threads. Returns a channel that receives the index of each worker that ends.
+fn start_workers(shared: &Arc<Shared>, begin: &Begin) -> Result<mpsc::Receiver<usize>, ServeError> {
+    let (sender, ended) = mpsc::channel();
+    for index in 0..shared.settings.threads {
+        let worker = Worker::new(index, shared.clone()).map_err(ServeError::Thread)?;
+        let (shared, sender, begin) = (shared.clone(), sender.clone(), begin.clone());
+        let body = move || {
+            if !begin.wait() {
+                return;
+            }
+            if shared.settings.pin_workers {
+                worker::pin(index, shared.settings.threads);
+            }
+            run_worker(index, worker, &shared);
+            // First: the last to have the store completes its memory file, and the process may end once the workers have.
+            drop(shared);
+            // Fails if the server has stopped waiting.
+            let _ = sender.send(index);
+        };
+        let thread = thread::Builder::new().name(format!("cached-{index}"));
+        thread.spawn(body).map_err(ServeError::Thread)?;
+    }
+    Ok(ended)
+}
+
+/// The body of a worker's thread: runs the worker and records a panic.
+fn run_worker(index: usize, worker: Worker, shared: &Shared) {
+    // After a panic nothing of the worker is used again, not even to drop it.
+    let mut worker = ManuallyDrop::new(worker);
+    match panic::catch_unwind(AssertUnwindSafe(|| worker.run())) {
+        Ok(()) => drop(ManuallyDrop::into_inner(worker)),
+        Err(payload) => {
+            shared.fail_by_panic(&format!("worker {index}"), &*payload);
+            worker.shut_down_sockets();
+        }
+    }
+}
+
+/// Waits until all workers have ended, for a bounded time; returns those that have not.
+fn wait_for_workers(ended: &mpsc::Receiver<usize>, shared: &Shared) -> Vec<usize> {
+    let end = Instant::now() + shared.live.drain_timeout.get() + END_MARGIN;
+    let mut running: Vec<usize> = (0..shared.settings.threads).collect();
+    while !running.is_empty() {
+        let Ok(index) = ended.recv_timeout(end.saturating_duration_since(Instant::now())) else { break };
+        running.retain(|running| *running != index);
+    }
+    for index in &running {
+        let state = shared.counters(*index).heartbeat.read();
+        tracing::error!("worker {index} does not end: it is in {}", state.activity());
+    }
+    running
+}
+
+fn runtime() -> Result<Runtime, ServeError> {
+    Builder::new_current_thread().enable_io().enable_time().build().map_err(ServeError::Thread)
+}
+
+/// Advances the clock once a second, closes idle connections, and runs the store's upkeep.
+async fn tick(shared: Arc<Shared>) {
+    /// The number of upkeep steps per second; bounded, so that it never delays the acceptor for long.
+    const UPKEEP_STEPS: usize = 16;
+    let mut seconds = tokio::time::interval(Duration::from_secs(1));
+    for second in 1.. {
+        seconds.tick().await;
+        shared.acceptor_heartbeat.begin(second, -1, Activity::Upkeep);
+        shared.faults.check_acceptor();
+        shared.clock.tick();
+        shared.request_timings();
+        shared.close_idle();
+        shared.logging.report_repeats();
+        if shared.connections.has_freed_much() {
+            // Not here, where connections are accepted. It returns nothing.
+            drop(tokio::task::spawn_blocking(cached_process::allocator::trim));
+        }
+        for _ in 0..UPKEEP_STEPS {
+            if !shared.kv.maintain() {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The last to have the store completes its memory file: a thread that is not waited for would do so while the process
+    /// ends, or not at all.
+    #[test]
+    fn no_thread_has_the_store_after_the_end() {
+        for _ in 0..50 {
+            let settings = Settings { listen: Vec::new(), threads: 4, ..Settings::default() };
+            let server = Server::open(settings, Logging::embedded(0)).unwrap();
+            let shared = Arc::downgrade(&server.shared);
+            server.run(std::future::ready(())).unwrap();
+            assert!(shared.upgrade().is_none());
+        }
+    }
+}

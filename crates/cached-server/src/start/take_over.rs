@@ -1,0 +1,125 @@
+//! A server that takes over from a running process: what is prepared before that one stops, and what is taken from it.
+
+use crate::config::logging::Logging;
+use crate::config::settings::Settings;
+use crate::connections::{AcceptedConnection, Command, ConnInfo, Endpoints, HandedConnection};
+use crate::listen::{Listeners, SocketName};
+use crate::shared::Shared;
+use crate::shared::clock::ServerClock;
+use crate::shared::faults;
+use crate::start::memory_file::OnTakingOver;
+use crate::start::server::{Server, StartError, open_store};
+use crate::upgrade::{Offered, TakeOver, Taken};
+use cached_tls::ServerTls;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+/// A server that is prepared to take over from a running process, which serves until it does. That process goes on if
+/// this is dropped, or what becomes of it before it serves.
+pub struct PreparedServer {
+    settings: Settings,
+    logging: Logging,
+    tls: Option<Arc<ServerTls>>,
+    listeners: Listeners,
+    offered: Offered,
+}
+
+impl std::fmt::Debug for PreparedServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PreparedServer").field("listeners", &self.listeners).finish_non_exhaustive()
+    }
+}
+
+impl PreparedServer {
+    /// Takes the sockets of a running process, as far as the settings have them, and opens the others.
+    ///
+    /// # Errors
+    /// [`StartError`]: the running process goes on.
+    pub fn new(
+        settings: Settings,
+        logging: Logging,
+        mut take_over: TakeOver,
+        tls: Option<Arc<ServerTls>>,
+    ) -> Result<PreparedServer, StartError> {
+        settings.auth.load_missing().map_err(StartError::Passwords)?;
+        let mut handed = take_over.take_sockets();
+        let inherited = handed.take(&SocketName::Inherited);
+        let listeners = Listeners::open(&settings, inherited, &mut handed)?;
+        if handed.len() > 0 {
+            tracing::warn!(
+                sockets = handed.len(),
+                "sockets that the configuration does not have any more are closed"
+            );
+        }
+        let offered = take_over.prepared(settings.memory_file.as_deref())?;
+        Ok(PreparedServer { settings, logging, tls, listeners, offered })
+    }
+
+    /// Waits until the running process has no store of objects open: this one can open its own, and must not serve it
+    /// before the server serves.
+    ///
+    /// # Errors
+    /// [`StartError`]: the running process goes on.
+    pub fn wait_for_store(&self) -> Result<(), StartError> {
+        Ok(self.offered.wait_for_store()?)
+    }
+
+    /// Takes the memory file and the connections of the running process, which has stopped when this returns. The store
+    /// of objects is open by then, if there is one.
+    ///
+    /// # Errors
+    /// [`StartError`]: the running process goes on.
+    pub fn take_over(self, on_taking_over: &OnTakingOver<'_>) -> Result<Server, StartError> {
+        let PreparedServer { settings, logging, tls, listeners, offered } = self;
+        let (taken, taking) = offered.take(settings.memory_file.as_deref())?;
+        let Taken { state, file, connections } = taken;
+        let clock = match &file {
+            Some(file) if file.resume_secs() != state.clock_secs => {
+                ServerClock::starting_at(file.resume_secs())
+            }
+            _ => ServerClock::continuing(state.clock_secs, state.clock_nanos, state.monotonic_nanos),
+        };
+        let (watch, kv) = open_store(&settings, &clock, file, on_taking_over)?;
+        faults::at_step("rebuilt");
+        logging.set(state.verbosity.max(settings.verbosity));
+        let mut server = Server::assemble(settings, logging, tls, clock, watch, kv, listeners)?;
+        server.taken = connections.len() as u32;
+        for (number, (handed, socket)) in connections.into_iter().enumerate() {
+            admit(&server.shared, number, handed, socket);
+        }
+        server.taking = Some(taking);
+        Ok(server)
+    }
+}
+
+/// Enters a connection that another process has handed over, and gives it to a worker.
+fn admit(shared: &Shared, number: usize, handed: HandedConnection, socket: OwnedFd) {
+    let local = rustix::net::getsockname(socket.as_fd()).ok();
+    let peer = rustix::net::getpeername(socket.as_fd()).ok().flatten();
+    let local_address = local.clone().and_then(|local| SocketAddr::try_from(local).ok());
+    let endpoints = match local_address {
+        Some(local) => {
+            // Without a peer the client has gone already, which the first read finds.
+            let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok()).unwrap_or(local);
+            Endpoints::Tcp { peer, local: Some(local) }
+        }
+        None => {
+            let path = local.and_then(|local| rustix::net::SocketAddrUnix::try_from(local).ok());
+            let path = path.and_then(|path| Some(path.path()?.to_string_lossy().into_owned()));
+            Endpoints::Unix { path: path.unwrap_or_default().into() }
+        }
+    };
+    let counts = shared.counts_for(&endpoints);
+    let worker = number % shared.connections.queues().len();
+    let now = shared.clock.now_secs();
+    let info = ConnInfo::new(socket.as_raw_fd(), endpoints, handed.protocol, worker, now);
+    let info = shared.connections.add(info.of_listener(counts, false));
+    let handed = Some(Box::new(handed));
+    shared.connections.queue(worker).send(Command::Serve(AcceptedConnection {
+        socket,
+        info,
+        tls: None,
+        handed,
+    }));
+}

@@ -1,0 +1,199 @@
+//! The counters of each worker, without a shared cache line and without a locked instruction.
+//!
+//! A [`Counters`] belongs to one worker, which alone adds to it; other threads only read. `stats reset`
+//! cannot therefore write zeroes: it stores the counts of that moment, and later reports subtract them.
+
+use crate::telemetry::command_latency::{CommandLatency, Kind, NextTimed};
+use crate::telemetry::heartbeat::Heartbeat;
+use crate::telemetry::insight::hot::NextSample;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A number that one thread increases and any thread may read.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds. Only for the worker that owns the counter.
+    #[inline]
+    pub(crate) fn add(&self, count: u64) {
+        // One writer: a plain load and store, not a locked instruction.
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
+    }
+
+    /// Adds one.
+    #[inline]
+    pub(crate) fn bump(&self) {
+        self.add(1);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// The counters of one worker.
+        #[derive(Debug, Default)]
+        #[repr(align(128))]
+        pub(crate) struct Counters {
+            /// What the worker is doing: beside its counters, in cache lines that no other thread writes.
+            pub(crate) heartbeat: Heartbeat,
+            /// Which of its turns are timed.
+            pub(crate) next_timed: NextTimed,
+            /// When the next get is sampled for the hot keys.
+            pub(crate) next_sample: NextSample,
+            /// The number of the worker.
+            pub(crate) worker: usize,
+            $($(#[$doc])* pub(crate) $name: Counter,)*
+            /// How long its requests take.
+            pub(crate) latency: CommandLatency,
+        }
+
+        /// Sums over all workers.
+        #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+        pub(crate) struct Totals {
+            $($(#[$doc])* pub(crate) $name: u64,)*
+        }
+
+        impl Counters {
+            /// Returns what this worker has counted.
+            pub(crate) fn totals(&self) -> Totals {
+                Totals { $($name: self.$name.get(),)* }
+            }
+        }
+
+        impl Totals {
+            /// Adds the counters of one worker.
+            pub(crate) fn add(&mut self, worker: &Counters) {
+                $(self.$name += worker.$name.get();)*
+            }
+
+            /// Returns what has been counted since `before`.
+            pub(crate) fn since(&self, before: &Totals) -> Totals {
+                Totals { $($name: self.$name.wrapping_sub(before.$name),)* }
+            }
+        }
+    };
+}
+
+impl Totals {
+    /// Returns the number of commands of each kind. A retrieval counts once for each key.
+    pub(crate) fn commands(&self) -> [u64; Kind::ALL.len()] {
+        Kind::ALL.map(|kind| match kind {
+            Kind::Get => self.get_cmds,
+            Kind::Set => self.set_cmds,
+            Kind::Touch => self.touch_cmds,
+            Kind::Delete => self.delete_hits + self.delete_misses,
+            Kind::Incr => self.incr_hits + self.incr_misses,
+            Kind::Decr => self.decr_hits + self.decr_misses,
+            Kind::Flush => self.flush_cmds,
+        })
+    }
+}
+
+counters! {
+    /// Keys of retrievals.
+    get_cmds,
+    /// Keys found by them.
+    get_hits,
+    /// Keys not found by them.
+    get_misses,
+    /// Items found expired.
+    get_expired,
+    /// Items found flushed.
+    get_flushed,
+    /// Stores whose value was not refused for its size.
+    set_cmds,
+    /// `flush_all`.
+    flush_cmds,
+    /// Touches, those of `gat` included.
+    touch_cmds,
+    /// Touches that found their item.
+    touch_hits,
+    /// Touches that found nothing.
+    touch_misses,
+    /// `me`.
+    meta_cmds,
+    /// Deletions that found their item.
+    delete_hits,
+    /// Deletions that found nothing.
+    delete_misses,
+    /// Increments of a number that was found.
+    incr_hits,
+    /// Increments that found nothing.
+    incr_misses,
+    /// Decrements of a number that was found.
+    decr_hits,
+    /// Decrements that found nothing.
+    decr_misses,
+    /// Compare-and-stores that matched.
+    cas_hits,
+    /// Compare-and-stores that found nothing.
+    cas_misses,
+    /// Compare-and-stores that found another CAS value.
+    cas_badval,
+    /// Values above the size limit of items.
+    store_too_large,
+    /// Values for which there was no memory.
+    store_no_memory,
+    /// Attempts to authenticate.
+    auth_cmds,
+    /// Those with a wrong user or password.
+    auth_errors,
+    /// Datagrams that were requests.
+    udp_requests,
+    /// Datagrams that were dropped: malformed requests, and replies for which the system had no room.
+    udp_dropped,
+    /// Bytes received.
+    bytes_read,
+    /// Bytes sent.
+    bytes_written,
+    /// Times that a connection with more to do had to wait for the others.
+    conn_yields,
+    /// TLS handshakes that were complete and did not resume a session.
+    tls_handshakes_full,
+    /// TLS handshakes that resumed a session.
+    tls_handshakes_resumed,
+    /// TLS handshakes that failed or took too long.
+    tls_handshake_failures,
+    /// TLS connections that failed after their handshake.
+    tls_failures,
+}
+
+impl Counters {
+    /// Returns the counters of the worker with this number.
+    pub(crate) fn of_worker(worker: usize) -> Counters {
+        Counters { worker, ..Counters::default() }
+    }
+
+    /// Counts gets of `keys` keys. Returns the number of all, if one of these is to be sampled for the hot
+    /// keys.
+    #[inline]
+    pub(crate) fn count_gets(&self, keys: u64) -> Option<u64> {
+        self.get_cmds.add(keys);
+        let gets = self.get_cmds.get();
+        self.next_sample.is_reached(gets).then_some(gets)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn totals_are_counted_from_the_last_reset() {
+        let workers = [Counters::default(), Counters::default()];
+        workers[0].get_hits.bump();
+        workers[1].get_hits.add(4);
+        let sum = |workers: &[Counters]| {
+            let mut totals = Totals::default();
+            workers.iter().for_each(|worker| totals.add(worker));
+            totals
+        };
+        let before = sum(&workers);
+        assert_eq!(before.get_hits, 5);
+        workers[1].get_hits.bump();
+        assert_eq!(sum(&workers).since(&before), Totals { get_hits: 1, ..Totals::default() });
+    }
+}

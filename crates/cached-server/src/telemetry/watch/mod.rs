@@ -1,0 +1,315 @@
+//! `watch`: log lines for connections that subscribe to them, without ever waiting for those connections.
+//!
+//! ```text
+//!  worker ──line──► pending (bounded: worker_logbuf_size for each worker; full: dropped and counted)
+//!                      │ waker
+//!                      ▼
+//!                  log thread ──► buffer of each watcher (bounded: watcher_logbuf_size; full: skipped and counted)
+//!                                    │ when its socket has room
+//!                                    ▼
+//!                                  client
+//! ```
+//! Without watchers a request reads one word ([`Watch::observed_events`]) and there is no log thread. A
+//! watcher's socket still belongs to its connection's worker, which notices when the client closes it; the
+//! log thread writes to a duplicate of the descriptor. Where the connection is encrypted, its worker alone can
+//! write to it; the log thread passes lines to the worker ([`Relay`]).
+
+pub(crate) mod events;
+mod line;
+mod relay;
+mod thread;
+
+pub(crate) use line::ItemSummary;
+pub(crate) use relay::Relay;
+
+use crate::config::settings::Settings;
+use crate::config::size_classes::SizeClasses;
+use crate::connections::{ConnInfo, Endpoints};
+use crate::locks::{Guard, Lock, WATCHERS};
+use cached_core::kv::hook::{EvictedItem, EvictionHook};
+use events::{CONNEVENTS, EVICTIONS, KINDS};
+use rustix::event::{EventfdFlags, eventfd};
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// The largest number of watchers at the same time, as in memcached.
+const WATCHERS_MAX: usize = 20;
+
+/// The watchers and the lines for them. Shared by the workers and the log thread.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    /// The kinds of events that are observed: by watchers, and by other parts of the server.
+    observed: Arc<AtomicU32>,
+    pending: Lock<Pending>,
+    pending_bytes_max: usize,
+    watcher_bytes_max: usize,
+    /// Readable when the log thread has something to do.
+    waker: OwnedFd,
+    pub(crate) counts: Counts,
+}
+
+/// The counts that `stats` reports.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    /// Lines dropped because the queue to the log thread was full.
+    pub(crate) worker_dropped: AtomicU64,
+    /// Lines put into that queue.
+    pub(crate) worker_written: AtomicU64,
+    /// Lines skipped because a watcher was too slow.
+    pub(crate) watcher_skipped: AtomicU64,
+    /// Lines put into watchers' buffers.
+    pub(crate) watcher_sent: AtomicU64,
+    /// The number of watchers.
+    pub(crate) watchers: AtomicU64,
+}
+
+impl Counts {
+    /// Sets the counts to zero, but for the number of watchers (`stats reset`).
+    pub(crate) fn reset(&self) {
+        for count in [&self.worker_dropped, &self.worker_written, &self.watcher_skipped, &self.watcher_sent] {
+            count.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The queue to the log thread.
+#[derive(Debug, Default)]
+struct Pending {
+    lines: VecDeque<Line>,
+    bytes: usize,
+    /// The number of the last line.
+    gid: u64,
+    new_watchers: Vec<NewWatcher>,
+    watchers: usize,
+    thread_runs: bool,
+}
+
+/// One event.
+#[derive(Debug)]
+struct Line {
+    kind: u32,
+    text: Box<str>,
+}
+
+/// A watcher that the log thread has not taken over yet.
+#[derive(Debug)]
+struct NewWatcher {
+    sink: Sink,
+    kinds: u32,
+    gone: Arc<AtomicBool>,
+}
+
+/// Where a watcher's lines go.
+#[derive(Debug)]
+enum Sink {
+    /// To a socket.
+    Socket(OwnedFd),
+    /// To the connection's worker.
+    Relay(Arc<Relay>),
+}
+
+/// A connection that subscribes.
+pub(crate) enum Subscriber<'a> {
+    /// Lines go to this socket.
+    Socket(BorrowedFd<'a>),
+    /// Lines go to the connection's worker.
+    Relay(Relay),
+}
+
+/// A connection's subscription, which ends when it is dropped. Kept by the connection.
+#[derive(Debug)]
+pub(crate) struct Subscription {
+    watch: Arc<Watch>,
+    gone: Arc<AtomicBool>,
+    relay: Option<Arc<Relay>>,
+}
+
+impl Subscription {
+    /// Removes and returns the lines that its connection's worker is to send; empty if there are none.
+    pub(crate) fn take_lines(&self) -> Vec<u8> {
+        let lines = self.relay.as_ref().map_or_else(Vec::new, |relay| relay.take());
+        if !lines.is_empty() {
+            // There is room for those that wait.
+            self.watch.wake();
+        }
+        lines
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.gone.store(true, Ordering::Release);
+        self.watch.wake();
+    }
+}
+
+/// Why a connection cannot watch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refused {
+    TooMany,
+    Failed,
+    /// The client sends datagrams, and has no stream for the lines.
+    NotAllowed,
+}
+
+impl Watch {
+    /// Returns a `Watch` without watchers. The queue to the log thread holds at most `pending_bytes_max`
+    /// bytes, each watcher's buffer at most `watcher_bytes_max`.
+    ///
+    /// # Errors
+    /// When the system has no descriptor for the waker.
+    pub(crate) fn new(pending_bytes_max: usize, watcher_bytes_max: usize) -> io::Result<Watch> {
+        Ok(Watch {
+            observed: Arc::default(),
+            pending: Lock::new(&WATCHERS, Pending::default()),
+            pending_bytes_max,
+            watcher_bytes_max,
+            waker: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            counts: Counts::default(),
+        })
+    }
+
+    /// Returns the word with the kinds of events that are observed.
+    pub(crate) fn observed_events(&self) -> Arc<AtomicU32> {
+        self.observed.clone()
+    }
+
+    /// Returns whether events of this kind are observed.
+    #[inline]
+    pub(crate) fn wants(&self, kind: u32) -> bool {
+        self.observed.load(Ordering::Relaxed) & kind != 0
+    }
+
+    /// Makes a connection a watcher of events of these kinds. It receives `OK` first.
+    pub(crate) fn subscribe(
+        self: &Arc<Self>,
+        subscriber: Subscriber<'_>,
+        kinds: u32,
+    ) -> Result<Subscription, Refused> {
+        let gone = Arc::new(AtomicBool::new(false));
+        let mut pending = self.pending();
+        if pending.watchers >= WATCHERS_MAX {
+            return Err(Refused::TooMany);
+        }
+        let (sink, relay) = match subscriber {
+            Subscriber::Socket(socket) => {
+                (Sink::Socket(socket.try_clone_to_owned().map_err(|_| Refused::Failed)?), None)
+            }
+            Subscriber::Relay(relay) => {
+                let relay = Arc::new(relay);
+                (Sink::Relay(relay.clone()), Some(relay))
+            }
+        };
+        if !pending.thread_runs {
+            let watch = self.clone();
+            let thread = std::thread::Builder::new().name("cached-log".into());
+            thread.spawn(move || thread::run(&watch)).map_err(|_| Refused::Failed)?;
+            pending.thread_runs = true;
+        }
+        pending.watchers += 1;
+        pending.new_watchers.push(NewWatcher { sink, kinds, gone: gone.clone() });
+        self.counts.watchers.store(pending.watchers as u64, Ordering::Relaxed);
+        self.observed.fetch_or(kinds & KINDS, Ordering::Relaxed);
+        drop(pending);
+        self.wake();
+        Ok(Subscription { watch: self.clone(), gone, relay })
+    }
+
+    /// Queues a line for the watchers of `kind`; `rest` follows the time and the line's number.
+    pub(crate) fn publish(&self, kind: u32, rest: &dyn std::fmt::Display) {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let mut pending = self.pending();
+        if pending.watchers == 0 {
+            return;
+        }
+        pending.gid += 1;
+        let mut text = String::with_capacity(160);
+        // As memcached prints it: microseconds without leading zeroes. Writing to a String cannot fail.
+        let _ = writeln!(text, "ts={}.{} gid={} {rest}", now.as_secs(), now.subsec_micros(), pending.gid);
+        if pending.bytes + text.len() > self.pending_bytes_max {
+            self.counts.worker_dropped.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        self.counts.worker_written.fetch_add(1, Ordering::Relaxed);
+        pending.bytes += text.len();
+        let first = pending.lines.is_empty();
+        pending.lines.push_back(Line { kind, text: text.into() });
+        drop(pending);
+        if first {
+            self.wake();
+        }
+    }
+
+    /// Publishes that a client has connected.
+    pub(crate) fn connection_opened(&self, info: &ConnInfo) {
+        if self.wants(CONNEVENTS) {
+            let (peer, fd) = (Peer(&info.endpoints), info.fd);
+            self.publish(CONNEVENTS, &format_args!("type=conn_new {peer} cfd={fd}"));
+        }
+    }
+
+    /// Publishes that a connection has ended.
+    pub(crate) fn connection_closed(&self, info: &ConnInfo) {
+        if self.wants(CONNEVENTS) {
+            let reason = match () {
+                () if info.is_timed_out() => "idle_timeout",
+                () if info.is_close_requested() || info.is_broken() => "error",
+                () => "normal",
+            };
+            let (peer, fd) = (Peer(&info.endpoints), info.fd);
+            self.publish(CONNEVENTS, &format_args!("type=conn_close {peer} reason={reason} cfd={fd}"));
+        }
+    }
+
+    fn pending(&self) -> Guard<'_, Pending> {
+        self.pending.lock()
+    }
+
+    fn wake(&self) {
+        // Fails only when the counter is full, and then the waker is readable anyway.
+        let _ = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
+    }
+}
+
+/// Publishes evictions; the store calls it.
+pub(crate) struct Evictions {
+    watch: Arc<Watch>,
+    size_classes: SizeClasses,
+    cas: bool,
+}
+
+impl Evictions {
+    pub(crate) fn new(watch: Arc<Watch>, settings: &Settings) -> Evictions {
+        Evictions { watch, size_classes: SizeClasses::new(&settings.classes), cas: settings.cas }
+    }
+}
+
+impl EvictionHook for Evictions {
+    fn on_eviction(&self, item: &EvictedItem<'_>) {
+        if self.watch.wants(EVICTIONS) {
+            let (key, value) = (item.key.len(), item.value_bytes);
+            let class = self.size_classes.class_of_item(key, value, item.client_flags, self.cas);
+            self.watch.evicted(item, class);
+        }
+    }
+}
+
+/// The peer of a connection, as event lines show it.
+struct Peer<'a>(&'a Endpoints);
+
+impl std::fmt::Display for Peer<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Endpoints::Tcp { peer, .. } => write!(f, "rip={} rport={} transport=tcp", peer.ip(), peer.port()),
+            Endpoints::Unix { .. } => f.write_str("rip=unix rport=0 transport=local"),
+            Endpoints::Udp { local } => write!(f, "rip={} rport={} transport=udp", local.ip(), local.port()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

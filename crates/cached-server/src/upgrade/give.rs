@@ -1,0 +1,291 @@
+//! The old process: starts the new one, stops, passes what it has, and goes on if that fails.
+
+use super::channel::{Channel, ChannelError};
+use super::message::{BATCH_BYTES, DESCRIPTORS_MAX, MemoryState, Message, Offer, SocketKind, VERSION};
+use super::{Program, VARIABLE};
+use crate::connections::{Command, Pause, Paused, Verdict};
+use crate::shared::Shared;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::process::{Child, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+/// How long requests that have begun may take to end, while no other is served.
+const FINISH_WITHIN: Duration = Duration::from_secs(2);
+/// How long workers may take to stop beyond that.
+const STOP_MARGIN: Duration = Duration::from_secs(5);
+
+/// How long a process that has closed the channel may take to end by itself.
+const LAST_WORDS_WITHIN: Duration = Duration::from_secs(1);
+
+/// A socket to be handed over.
+#[derive(Debug)]
+pub(crate) struct Given {
+    pub(crate) kind: SocketKind,
+    pub(crate) name: String,
+    pub(crate) socket: OwnedFd,
+}
+
+/// The new process. It is ended when this is dropped before it serves.
+#[derive(Debug)]
+pub(crate) struct Successor {
+    child: Child,
+    channel: Channel,
+    is_serving: bool,
+}
+
+impl Successor {
+    /// Starts the program and waits until it is prepared, for `limit` at most.
+    ///
+    /// # Errors
+    /// Why it is not, as a part of a line.
+    pub(crate) fn start(
+        program: &Program,
+        sockets: &[Given],
+        memory_file: Option<(u64, u64)>,
+        limit: Duration,
+    ) -> Result<Successor, String> {
+        let deadline = Instant::now() + limit;
+        let (channel, other) = Channel::pair().map_err(|error| error.to_string())?;
+        let mut command = program.command();
+        command.stdin(Stdio::from(other)).env(VARIABLE, "1");
+        let child = command.spawn();
+        let child = child.map_err(|error| format!("{}: {error}", program.path().display()))?;
+        // Its copy of the other end is closed with the command.
+        drop(command);
+        let mut successor = Successor { child, channel, is_serving: false };
+        successor.offer(sockets, memory_file, deadline).map_err(|error| successor.reason(&error))?;
+        Ok(successor)
+    }
+
+    fn offer(
+        &self,
+        sockets: &[Given],
+        memory_file: Option<(u64, u64)>,
+        deadline: Instant,
+    ) -> Result<(), ChannelError> {
+        let offer = Offer {
+            version: VERSION,
+            program: env!("CARGO_PKG_VERSION").into(),
+            sockets: u16::try_from(sockets.len()).map_err(|_| ChannelError::Unexpected)?,
+            memory_file,
+        };
+        self.channel.send(&Message::Offer(offer), &[], deadline)?;
+        for Given { kind, name, socket } in sockets {
+            let message = Message::Socket { kind: *kind, name: name.clone() };
+            self.channel.send(&message, &[socket.as_fd()], deadline)?;
+        }
+        self.channel.expect(&Message::Prepared, deadline)
+    }
+
+    /// Lets the process open its store of objects, and waits until it has, for `limit` at most.
+    ///
+    /// # Errors
+    /// Why it has not, as a part of a line.
+    pub(crate) fn open_store(&mut self, limit: Duration) -> Result<(), String> {
+        let deadline = Instant::now() + limit;
+        let opened = self
+            .channel
+            .send(&Message::StoreFree, &[], deadline)
+            .and_then(|()| self.channel.expect(&Message::StoreOpen, deadline));
+        opened.map_err(|error| self.reason(&error))
+    }
+
+    /// Returns the process's number.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Returns the reason why the process does not take over. One that has closed the channel is given a moment to
+    /// end by itself: its last words name the reason.
+    fn reason(&mut self, error: &ChannelError) -> String {
+        let deadline = Instant::now() + LAST_WORDS_WITHIN;
+        let has_closed = matches!(error, ChannelError::Ended);
+        while has_closed && Instant::now() < deadline && matches!(self.child.try_wait(), Ok(None)) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        format!("process {}: {error}", self.pid())
+    }
+
+    /// Ends the process, and waits until it is gone.
+    fn end(&mut self) {
+        // Fails if it has ended already.
+        let _ = self.child.kill();
+        // Fails in no other case than that it has been waited for.
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Successor {
+    fn drop(&mut self) {
+        if !self.is_serving {
+            self.end();
+        }
+    }
+}
+
+/// Why the new process does not serve.
+#[derive(Debug)]
+pub(crate) enum NotGiven {
+    /// This one goes on.
+    Resumed(String),
+    /// The new one has had the memory: this one cannot go on.
+    Lost(String),
+}
+
+/// Device and inode of the memory file.
+pub(crate) fn memory_file(shared: &Shared) -> Option<(u64, u64)> {
+    let metadata = shared.kv.memory_file()?.metadata().ok()?;
+    Some((metadata.dev(), metadata.ino()))
+}
+
+/// Stops this process between two requests, and passes memory and connections on. Blocks the acceptor's thread, so
+/// that nothing is accepted meanwhile and the clock stands still; the new process may take `limit` to be ready.
+///
+/// # Errors
+/// [`NotGiven`].
+pub(crate) fn give(shared: &Shared, successor: &mut Successor, limit: Duration) -> Result<(), NotGiven> {
+    shared.acceptor_heartbeat.set_idle();
+    let begun = Instant::now();
+    // Other threads than the workers change nothing while this is held.
+    let mut is_handed_over = shared.is_handed_over.lock();
+    let workers = match StoppedWorkers::stop(shared) {
+        Ok(workers) => workers,
+        Err(line) => {
+            successor.end();
+            return Err(NotGiven::Resumed(line));
+        }
+    };
+    shared.clock.tick();
+    let memory = shared.kv.hand_over();
+    let deadline = Instant::now() + limit;
+    let file = memory.as_ref().map(|memory| memory.file().as_fd());
+    let passed = pass(shared, successor, &workers, file, deadline)
+        .and_then(|ready| successor.channel.send(&Message::Go, &[], deadline).map(|()| ready));
+    let (items, connections) = match passed {
+        Ok(ready) => ready,
+        Err(error) => {
+            let line = successor.reason(&error);
+            // It must be gone before its changes are taken back.
+            successor.end();
+            if let Some(memory) = memory {
+                memory.resume();
+            }
+            shared.clock.tick();
+            workers.give_verdict(Verdict::Resume);
+            return Err(NotGiven::Resumed(line));
+        }
+    };
+    *is_handed_over = true;
+    drop(is_handed_over);
+    if let Some(memory) = memory {
+        memory.forget();
+    }
+    let serves = successor.channel.expect(&Message::Serving, Instant::now() + limit);
+    if let Err(error) = serves {
+        // The workers must not go on: the memory may be in use by the new process, and is not known here any more.
+        workers.give_verdict(Verdict::End);
+        return Err(NotGiven::Lost(successor.reason(&error)));
+    }
+    successor.is_serving = true;
+    let pause_ms = begun.elapsed().as_millis();
+    tracing::info!(
+        pid = successor.pid(),
+        items,
+        connections,
+        pause_ms,
+        "the new process serves; this one ends"
+    );
+    workers.give_verdict(Verdict::End);
+    Ok(())
+}
+
+/// Passes memory and connections on; returns the items and connections that the new process has.
+fn pass(
+    shared: &Shared,
+    successor: &Successor,
+    workers: &StoppedWorkers,
+    file: Option<BorrowedFd<'_>>,
+    deadline: Instant,
+) -> Result<(u64, u32), ChannelError> {
+    let (clock_secs, clock_nanos) = shared.clock.position();
+    let state = MemoryState {
+        clock_secs,
+        clock_nanos,
+        monotonic_nanos: crate::shared::clock::monotonic_nanos(),
+        verbosity: shared.logging.verbosity(),
+        connections: workers.stopped.iter().map(|worker| worker.connections.len() as u32).sum(),
+    };
+    let channel = &successor.channel;
+    channel.send(&Message::Memory(state), file.as_slice(), deadline)?;
+    let mut batch = Vec::new();
+    let mut sockets = Vec::new();
+    let mut bytes = 0;
+    for paused in workers.stopped.iter().flat_map(|worker| &worker.connections) {
+        bytes += paused.connection.input.len() + 32;
+        batch.push(paused.connection.clone());
+        // SAFETY: the worker keeps the socket open until it has a verdict, which comes after this.
+        sockets.push(unsafe { BorrowedFd::borrow_raw(paused.fd) });
+        if batch.len() == DESCRIPTORS_MAX || bytes >= BATCH_BYTES {
+            channel.send(&Message::Connections(std::mem::take(&mut batch)), &sockets, deadline)?;
+            sockets.clear();
+            bytes = 0;
+        }
+    }
+    if !batch.is_empty() {
+        channel.send(&Message::Connections(batch), &sockets, deadline)?;
+    }
+    match channel.receive(deadline)? {
+        (Message::Ready { items, connections }, _) => Ok((items, connections)),
+        _ => Err(ChannelError::Unexpected),
+    }
+}
+
+/// The workers, stopped. They go on when this is dropped without a verdict.
+struct StoppedWorkers {
+    stopped: Vec<Paused>,
+    verdicts: Vec<mpsc::Sender<Verdict>>,
+}
+
+impl StoppedWorkers {
+    /// Stops all workers.
+    fn stop(shared: &Shared) -> Result<StoppedWorkers, String> {
+        let (report, reports) = mpsc::channel();
+        let mut verdicts = Vec::new();
+        for queue in shared.connections.queues().iter() {
+            let (sender, verdict) = mpsc::channel();
+            verdicts.push(sender);
+            let report = report.clone();
+            queue.send(Command::Pause(Pause { finish_within: FINISH_WITHIN, report, verdict }));
+        }
+        drop(report);
+        let deadline = Instant::now() + FINISH_WITHIN + STOP_MARGIN;
+        let mut stopped = Vec::new();
+        while stopped.len() < verdicts.len() {
+            match reports.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(paused) => stopped.push(paused),
+                Err(_) => {
+                    let missing = (0..verdicts.len())
+                        .find(|worker| stopped.iter().all(|paused: &Paused| paused.worker != *worker));
+                    return Err(format!("worker {} does not stop", missing.unwrap_or_default()));
+                }
+            }
+        }
+        let others: usize = stopped.iter().map(|worker| worker.others).sum();
+        if others > 0 {
+            tracing::info!(
+                connections = others,
+                "connections with TLS, and watchers, are closed after the hand-over"
+            );
+        }
+        Ok(StoppedWorkers { stopped, verdicts })
+    }
+
+    fn give_verdict(self, verdict: Verdict) {
+        for worker in &self.verdicts {
+            // Fails for a worker that has panicked.
+            let _ = worker.send(verdict);
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! The new process: takes what the old one offers, step by step.
+
+use super::VARIABLE;
+use super::channel::{Channel, ChannelError};
+use super::message::{MemoryState, Message, Offer, SocketKind, VERSION};
+use crate::connections::HandedConnection;
+use crate::listen::{Handed, SocketName};
+use crate::shared::faults;
+use cached_core::arena::{ArenaFile, ArenaFileError};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long the old process may take for each step. It has limits of its own, which are shorter.
+const STEP_MAX: Duration = Duration::from_secs(2 * 60 * 60);
+/// The most connections that are taken.
+const CONNECTIONS_MAX: u32 = 1 << 22;
+
+/// Why a process cannot take over: one line.
+#[derive(Debug, thiserror::Error)]
+pub enum TakeOverError {
+    /// The environment says that there is a process to take over from, and there is none.
+    #[error("{VARIABLE} is set, but standard input is not the socket of a process that hands over: {0}")]
+    NoSocket(io::Error),
+    /// The other process has another user.
+    #[error("a process of another user hands over: it must be the same user or root")]
+    Stranger,
+    /// The other process is not the one that has started this one.
+    #[error("the process that hands over is not the parent; a script must start the program with exec")]
+    NoChild,
+    /// The other process has another version of the messages.
+    #[error(
+        "the running process hands over in version {0}, this program knows version {VERSION}; restart instead"
+    )]
+    Version(u16),
+    /// The other process went on by itself, or has ended.
+    #[error("the running process does not hand over: {0}")]
+    Broken(String),
+    /// The configuration has another memory file.
+    #[error("the running process has another memory file than memcached.memory_file; restart instead")]
+    OtherFile,
+    /// The file cannot be read.
+    #[error(transparent)]
+    File(#[from] ArenaFileError),
+}
+
+impl From<ChannelError> for TakeOverError {
+    fn from(error: ChannelError) -> TakeOverError {
+        TakeOverError::Broken(error.to_string())
+    }
+}
+
+/// What a running process offers to this one.
+#[derive(Debug)]
+pub struct TakeOver {
+    channel: Channel,
+    offer: Offer,
+    handed: Handed,
+    admin: Vec<(String, OwnedFd)>,
+    objects: Vec<(String, OwnedFd)>,
+}
+
+/// A running process that has been shown that this one is prepared.
+#[derive(Debug)]
+pub(crate) struct Offered {
+    channel: Channel,
+}
+
+/// The means of going on with the take-over once the rest of the server is there.
+#[derive(Debug)]
+pub(crate) struct Taking {
+    channel: Channel,
+}
+
+/// What the old process had when it stopped.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pub(crate) state: MemoryState,
+    pub(crate) file: Option<ArenaFile>,
+    pub(crate) connections: Vec<(HandedConnection, OwnedFd)>,
+}
+
+impl TakeOver {
+    /// Returns what a running process offers, if it has started this one for that. To be called once, before
+    /// standard input is used.
+    ///
+    /// # Errors
+    /// [`TakeOverError`].
+    pub fn from_environment() -> Result<Option<TakeOver>, TakeOverError> {
+        if std::env::var_os(VARIABLE).is_none() {
+            return Ok(None);
+        }
+        let socket = take_input().map_err(TakeOverError::NoSocket)?;
+        TakeOver::over(socket).map(Some)
+    }
+
+    fn over(socket: OwnedFd) -> Result<TakeOver, TakeOverError> {
+        let channel = Channel::over(socket).map_err(TakeOverError::NoSocket)?;
+        let peer = channel.peer().map_err(TakeOverError::NoSocket)?;
+        if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
+            return Err(TakeOverError::Stranger);
+        }
+        // The other process ends its child before it goes on with the memory: it can end no other.
+        if rustix::process::getppid() != Some(peer.pid) {
+            return Err(TakeOverError::NoChild);
+        }
+        let deadline = Instant::now() + STEP_MAX;
+        let Message::Offer(offer) = channel.receive(deadline)?.0 else {
+            return Err(ChannelError::Unexpected.into());
+        };
+        if offer.version != VERSION {
+            return Err(TakeOverError::Version(offer.version));
+        }
+        faults::at_step("offer");
+        let (mut handed, mut admin, mut objects) = (Handed::of_process(), Vec::new(), Vec::new());
+        for _ in 0..offer.sockets {
+            let (Message::Socket { kind, name }, mut sockets) = channel.receive(deadline)? else {
+                return Err(ChannelError::Unexpected.into());
+            };
+            let (Some(socket), true) = (sockets.pop(), sockets.is_empty()) else {
+                return Err(ChannelError::Unexpected.into());
+            };
+            match kind {
+                SocketKind::Tcp => handed.push(SocketName::Tcp(name), socket),
+                SocketKind::Udp => handed.push(SocketName::Udp(name), socket),
+                SocketKind::Unix => handed.push(SocketName::Unix(name.into()), socket),
+                SocketKind::Inherited => handed.push(SocketName::Inherited, socket),
+                SocketKind::Admin => admin.push((name, socket)),
+                SocketKind::Objects => objects.push((name, socket)),
+            }
+        }
+        Ok(TakeOver { channel, offer, handed, admin, objects })
+    }
+
+    /// Returns the sockets of the admin listener, each with its configured address.
+    pub fn take_admin_sockets(&mut self) -> Vec<(String, OwnedFd)> {
+        std::mem::take(&mut self.admin)
+    }
+
+    /// Returns the sockets of the object cache, each with its configured address.
+    pub fn take_object_sockets(&mut self) -> Vec<(String, OwnedFd)> {
+        std::mem::take(&mut self.objects)
+    }
+
+    /// Returns the listening sockets.
+    pub(crate) fn take_sockets(&mut self) -> Handed {
+        std::mem::take(&mut self.handed)
+    }
+
+    /// Reports that the configuration is right and the sockets are open. `memory_file` is the one of the configuration.
+    pub(crate) fn prepared(self, memory_file: Option<&Path>) -> Result<Offered, TakeOverError> {
+        let TakeOver { channel, offer, .. } = self;
+        let id = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+        let own = memory_file.and_then(|path| path.metadata().ok()).map(id);
+        if offer.memory_file.is_some() && offer.memory_file != own {
+            return Err(TakeOverError::OtherFile);
+        }
+        faults::at_step("listening");
+        tracing::info!(version = offer.program, "prepared to take over from the running process");
+        channel.send(&Message::Prepared, &[], Instant::now() + STEP_MAX)?;
+        Ok(Offered { channel })
+    }
+}
+
+impl Offered {
+    /// Waits until the old process has no store of objects open.
+    pub(crate) fn wait_for_store(&self) -> Result<(), TakeOverError> {
+        self.channel.expect(&Message::StoreFree, Instant::now() + STEP_MAX)?;
+        faults::at_step("store");
+        Ok(())
+    }
+
+    /// Reports that the store of objects is open, and takes what the old process has when it has stopped. `memory_file`
+    /// is the one of the configuration.
+    pub(crate) fn take(self, memory_file: Option<&Path>) -> Result<(Taken, Taking), TakeOverError> {
+        faults::at_step("opened");
+        let Offered { channel } = self;
+        let deadline = Instant::now() + STEP_MAX;
+        channel.send(&Message::StoreOpen, &[], deadline)?;
+        let (Message::Memory(state), mut files) = channel.receive(deadline)? else {
+            return Err(ChannelError::Unexpected.into());
+        };
+        faults::at_step("memory");
+        let file = match (files.pop(), memory_file) {
+            _ if !files.is_empty() || state.connections > CONNECTIONS_MAX => {
+                return Err(ChannelError::Unexpected.into());
+            }
+            (Some(file), Some(path)) => {
+                let secs = state.clock_secs;
+                Some(ArenaFile::handed_over(path, File::from(file), secs)?)
+            }
+            (Some(_), None) => return Err(TakeOverError::OtherFile),
+            // The running process has none: nothing is taken from it.
+            (None, Some(path)) => Some(ArenaFile::open(path)?),
+            (None, None) => None,
+        };
+        let mut connections = Vec::new();
+        while connections.len() < state.connections as usize {
+            match channel.receive(deadline)? {
+                (Message::Connections(more), sockets) if more.len() == sockets.len() && !more.is_empty() => {
+                    connections.extend(more.into_iter().zip(sockets));
+                }
+                _ => return Err(ChannelError::Unexpected.into()),
+            }
+        }
+        Ok((Taken { state, file, connections }, Taking { channel }))
+    }
+}
+
+impl Taking {
+    /// Reports that this process could serve, and waits until it has the memory.
+    pub(crate) fn ready(&self, items: u64, connections: u32) -> Result<(), TakeOverError> {
+        faults::at_step("ready");
+        let deadline = Instant::now() + STEP_MAX;
+        self.channel.send(&Message::Ready { items, connections }, &[], deadline)?;
+        self.channel.expect(&Message::Go, deadline)?;
+        faults::at_step("go");
+        Ok(())
+    }
+
+    /// Reports that this process serves.
+    pub(crate) fn serving(self) -> Result<(), TakeOverError> {
+        Ok(self.channel.send(&Message::Serving, &[], Instant::now() + STEP_MAX)?)
+    }
+}
+
+/// Takes the descriptor of standard input, and leaves an empty one there.
+fn take_input() -> io::Result<OwnedFd> {
+    let socket = io::stdin().as_fd().try_clone_to_owned()?;
+    let null = File::open("/dev/null")?;
+    // SAFETY: plain numbers; the old descriptor is closed, and nothing else holds its number as its own.
+    if unsafe { libc::dup2(null.as_raw_fd(), libc::STDIN_FILENO) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(socket)
+}
