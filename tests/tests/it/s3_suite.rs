@@ -6,7 +6,7 @@
 //! side by side, `CACHED_S3_TESTS_MODE` takes one way of authentication (`gateway`, `listener`), and `CACHED_S3_TESTS_REPORT` names
 //! a directory for a file of all outcomes.
 
-use cached_tests::outside::announce_skip;
+use cached_tests::outside::skip;
 use cached_tests::python;
 use cached_tests::s3::compare::{Comparison, expected};
 use cached_tests::s3::endpoint::{Endpoint, Kind, User};
@@ -32,7 +32,7 @@ static PROGRAMS: OnceLock<PathBuf> = OnceLock::new();
 fn judge(test: &str) -> Option<Judge> {
     let variable = |name: &str| std::env::var(name).ok();
     let Some(suite) = variable("CACHED_S3_TESTS").map(PathBuf::from) else {
-        announce_skip(test, "CACHED_S3_TESTS names no directory with Ceph's s3-tests");
+        skip(test, "CACHED_S3_TESTS names no directory with Ceph's s3-tests");
         return None;
     };
     assert!(suite.join("s3tests/functional/test_s3.py").is_file(), "{}: it has no s3-tests", suite.display());
@@ -51,13 +51,13 @@ fn target() -> &'static Path {
 }
 
 #[test]
-#[ignore = "long: s3, by Ceph's own tests"]
+#[ignore = "long: s3-suite, hours of Ceph's own tests"]
 fn through_the_sidecar_versitygw_passes_what_it_passes() {
     compare(Kind::Versitygw, "s3-tests with versitygw");
 }
 
 #[test]
-#[ignore = "long: s3, by Ceph's own tests"]
+#[ignore = "long: s3-suite, hours of Ceph's own tests"]
 fn through_the_sidecar_radosgw_passes_what_it_passes() {
     compare(Kind::Radosgw, "s3-tests with radosgw");
 }
