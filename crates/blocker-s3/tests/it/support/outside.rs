@@ -12,11 +12,17 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use blocker_s3::S3Config;
-use blocker_s3::object_store::ObjectStore;
 use blocker_s3::object_store::aws::{AmazonS3, AmazonS3Builder};
+use blocker_s3::object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse,
+    HttpResponseBody, HttpService,
+};
 use blocker_s3::object_store::path::Path as Key;
 use blocker_s3::object_store::signer::{Method, Signer};
+use blocker_s3::object_store::{self, ClientOptions, ObjectStore};
+use http_body_util::BodyExt;
 
 /// How long a server may take to come up, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -232,6 +238,7 @@ impl Outside {
         AmazonS3Builder::new()
             .with_endpoint(&self.endpoint)
             .with_allow_http(true)
+            .with_http_connector(Plain)
             .with_region("us-east-1")
             .with_access_key_id(self.user.0)
             .with_secret_access_key(self.user.1)
@@ -278,6 +285,32 @@ impl Outside {
         let mut config = self.config("wrong");
         config.credentials_file = Some(self.write_credentials("wrong", "of-another"));
         config
+    }
+}
+
+/// `object_store` is built without an HTTP client of its own.
+#[derive(Debug)]
+struct Plain;
+
+impl HttpConnector for Plain {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        let connector =
+            cached_http::Route::new(PATIENCE).with_tls(cached_tls::client::no_authorities(), true);
+        // A connection ends with the runtime of its request.
+        Ok(HttpClient::new(PlainClient(cached_http::builder().pool_max_idle_per_host(0).build(connector))))
+    }
+}
+
+#[derive(Debug)]
+struct PlainClient(cached_http::Client<HttpRequestBody>);
+
+#[async_trait]
+impl HttpService for PlainClient {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let answer = self.0.request(request).await;
+        let answer = answer.map_err(|error| HttpError::new(HttpErrorKind::Request, error))?;
+        let broken = |error| HttpError::new(HttpErrorKind::Interrupted, error);
+        Ok(answer.map(|body| HttpResponseBody::new(body.map_err(broken))))
     }
 }
 
