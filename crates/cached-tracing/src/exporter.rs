@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use blocker::trace::Tracer;
 use bytes::Bytes;
 use cached_http::http::Request;
-use cached_http::{Blocking, Route};
+use cached_http::{Blocking, RequestError, Route};
 use cached_metrics::{Collect, Counter, Families, Value};
 
 use crate::encode::{Origin, request};
@@ -156,6 +156,8 @@ fn post(client: &Blocking, url: &str, body: &Bytes) -> Answer {
     let request = Request::post(url).header("content-type", "application/json");
     let response = match client.send(request, body.clone(), ANSWER_BYTES_MAX) {
         Ok(response) => response,
+        // The collector has the batch, and an answer that no collector gives: it would give it again.
+        Err(error @ RequestError::TooLong(_)) => return Answer::Refused(error.to_string()),
         Err(error) => return Answer::Away(error.to_string()),
     };
     let status = response.status();
@@ -187,5 +189,32 @@ impl Collect for Shared {
             let labels = vec![("reason", reason).into()];
             into.sample("cached_tracing_spans_dropped_total", help, labels, Value::Counter(count));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_that_is_too_long_refuses_the_batch() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/v1/traces", listener.local_addr().unwrap());
+        let collector = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _ = stream.read(&mut [0; 4096]).unwrap();
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", ANSWER_BYTES_MAX + 1);
+            // The client stops reading.
+            let _ = stream.write_all(&[head.into_bytes(), vec![b' '; ANSWER_BYTES_MAX + 1]].concat());
+        });
+        let client = client(&Origin { program: "test", version: "1" }).unwrap();
+        let Answer::Refused(why) = post(&client, &url, &Bytes::from_static(b"{}")) else {
+            panic!("the batch would be sent again")
+        };
+        assert_eq!(why, "the answer is longer than 1048576 bytes");
+        collector.join().unwrap();
     }
 }
