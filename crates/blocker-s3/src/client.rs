@@ -79,6 +79,16 @@ impl S3Config {
     }
 }
 
+/// Whether no connection has TLS: to the endpoint, and to the source of the credentials if they come over the network.
+/// The system's authorities, some hundred certificates, are then not read.
+fn is_plain(config: &S3Config) -> bool {
+    let has_credentials = config.anonymous
+        || config.credentials_file.is_some()
+        || std::env::var_os("AWS_ACCESS_KEY_ID").is_some();
+    let is_http = config.endpoint.as_deref().is_some_and(|url| url.starts_with("http://"));
+    is_http && has_credentials && config.ca_file.is_none()
+}
+
 /// Makes the clients that `object_store` asks for: the store's, and those of sources of credentials.
 #[derive(Clone, Debug)]
 pub(crate) struct Connector {
@@ -95,7 +105,11 @@ impl Connector {
     /// # Errors
     /// [`Error::Invalid`]: the file cannot be used, or nothing would be trusted that signs for an endpoint with TLS.
     pub(crate) fn new(config: &S3Config) -> Result<Self> {
-        let tls = match cached_tls::client::with_further_authorities(config.ca_file.as_deref()) {
+        let tls = match is_plain(config) {
+            true => Ok(cached_tls::client::no_authorities()),
+            false => cached_tls::client::with_further_authorities(config.ca_file.as_deref()),
+        };
+        let tls = match tls {
             Ok(tls) => tls,
             // A minimal image has no authorities, and plain HTTP needs none.
             Err(_) if config.allow_http && config.ca_file.is_none() => cached_tls::client::no_authorities(),

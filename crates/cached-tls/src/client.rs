@@ -47,11 +47,7 @@ fn of(roots: RootCertStore) -> ClientConfig {
 fn of_file(path: &Path) -> Result<RootCertStore, String> {
     let wrong = |cause: String| format!("{}: {cause}", path.display());
     let text = files::read_file(path).map_err(wrong)?;
-    let mut roots = RootCertStore::empty();
-    for certificate in files::certificates(&text).map_err(wrong)? {
-        roots.add(certificate).map_err(|error| wrong(error.to_string()))?;
-    }
-    Ok(roots)
+    files::roots(files::certificates(&text).map_err(wrong)?).map_err(wrong)
 }
 
 fn of_system() -> Result<RootCertStore, String> {

@@ -83,15 +83,20 @@ impl Material {
 
     /// Returns the authorities in the form in which certificates are verified with them.
     pub(crate) fn roots(&self, settings: &TlsSettings) -> Result<RootCertStore, TlsError> {
-        let mut roots = RootCertStore::empty();
-        for certificate in &self.authorities {
-            roots.add(certificate.clone()).map_err(|error| TlsError::Authorities {
-                path: settings.ca_file.clone(),
-                cause: error.to_string(),
-            })?;
-        }
-        Ok(roots)
+        let wrong = |cause| TlsError::Authorities { path: settings.ca_file.clone(), cause };
+        roots(self.authorities.iter().cloned()).map_err(wrong)
     }
+}
+
+/// Returns authorities in the form in which certificates are verified with them.
+pub(crate) fn roots(
+    authorities: impl IntoIterator<Item = CertificateDer<'static>>,
+) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in authorities {
+        roots.add(certificate).map_err(|error| error.to_string())?;
+    }
+    Ok(roots)
 }
 
 fn key_cause(error: &rustls::pki_types::pem::Error) -> String {
