@@ -1,7 +1,8 @@
 //! Reading a configuration file, with errors of one line: the place, the key, what is wrong and what would be
 //! right.
 
-use crate::error::ConfigError;
+use crate::error::{ConfigError, is_mistake, reading_trouble};
+use cached_process::Exit;
 use serde::de::DeserializeOwned;
 use serde_json::{Number, Value};
 use serde_path_to_error::Segment;
@@ -21,13 +22,14 @@ pub struct ConfigFileError {
     line: Option<usize>,
     key: String,
     why: String,
+    exit: Exit,
 }
 
 impl ConfigFileError {
     /// Returns an error about the file as a whole.
     #[must_use]
     pub fn of_file(path: &Path, why: impl Into<String>) -> ConfigFileError {
-        ConfigFileError { path: path.into(), line: None, key: String::new(), why: why.into() }
+        Self::of_key(path, ConfigError { key: String::new(), why: why.into() })
     }
 
     /// Returns an error about the byte `offset` of `text`, where the value of `key` is; `key` is empty where
@@ -38,13 +40,26 @@ impl ConfigFileError {
         let line = before.map(|before| 1 + before.iter().filter(|byte| **byte == b'\n').count());
         // Some messages come with an excerpt below.
         let why = why.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ");
-        ConfigFileError { path: path.into(), line, key, why }
+        ConfigFileError { line, ..Self::of_key(path, ConfigError { key, why }) }
     }
 
     /// Returns an error about a value that was read.
     #[must_use]
     pub fn of_key(path: &Path, error: ConfigError) -> ConfigFileError {
-        ConfigFileError { path: path.into(), line: None, key: error.key, why: error.why }
+        let ConfigError { key, why } = error;
+        ConfigFileError { path: path.into(), line: None, key, why, exit: Exit::Configuration }
+    }
+
+    /// Returns an error about a file that cannot be read, the configuration itself or the one that `key` names.
+    fn unread(path: &Path, key: &str, why: String, error: &std::io::Error) -> ConfigFileError {
+        let exit = if is_mistake(error) { Exit::Configuration } else { Exit::Trouble };
+        ConfigFileError { exit, ..Self::of_key(path, ConfigError { key: key.into(), why }) }
+    }
+
+    /// Returns the exit status of a program that ends for it: of a mistake, or of trouble with a disk or the system.
+    #[must_use]
+    pub fn exit(&self) -> Exit {
+        self.exit
     }
 }
 
@@ -68,7 +83,7 @@ impl std::error::Error for ConfigFileError {}
 /// # Errors
 /// [`ConfigFileError`] if it cannot be read, or is too large to be a configuration.
 pub fn read_config(path: &Path) -> Result<String, ConfigFileError> {
-    let cannot = |error: std::io::Error| ConfigFileError::of_file(path, format!("cannot be read: {error}"));
+    let cannot = |error| ConfigFileError::unread(path, "", format!("cannot be read: {error}"), &error);
     let size = std::fs::metadata(path).map_err(cannot)?.len();
     if size > FILE_BYTES_MAX {
         let why = format!("has {size} bytes; a configuration has at most {FILE_BYTES_MAX}");
@@ -77,7 +92,8 @@ pub fn read_config(path: &Path) -> Result<String, ConfigFileError> {
     std::fs::read_to_string(path).map_err(cannot)
 }
 
-/// Parses a file's text; `path` is for error messages.
+/// Parses a file's text; `path` is for error messages. The files that it names are read as well, but for what is in
+/// them: what fails there by trouble of a disk or the system is no mistake, as it would be to whatever reads them next.
 ///
 /// # Errors
 /// [`ConfigFileError`] for the first error found.
@@ -88,10 +104,39 @@ pub fn parse_config<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, C
     let root = DeTable::parse(text).map_err(|error| at(error.span(), String::new(), error.message()))?;
     // From JSON's tree: TOML's own deserializer makes three copies of the code of each table.
     let values = json_of_table(root.get_ref());
+    check_named_files(path, "", &values)?;
     serde_path_to_error::deserialize(values).map_err(|error| {
         let (key, span) = (error.path().to_string(), span_of(&root, error.path()));
         at(Some(span), if key == "." { String::new() } else { key }, &error.inner().to_string())
     })
+}
+
+/// Whether a key names a file that is read.
+fn names_a_file(key: &str) -> bool {
+    let is_named = key.ends_with("_file") || key.ends_with("_file_previous");
+    // That one is memory, and may be large.
+    (is_named && key != "memory_file") || ["conf", "keyring"].contains(&key)
+}
+
+/// Reads the files that the keys within `value`, the value of `key`, name.
+fn check_named_files(path: &Path, key: &str, value: &Value) -> Result<(), ConfigFileError> {
+    let joined = |name: &str| if key.is_empty() { name.to_owned() } else { format!("{key}.{name}") };
+    match value {
+        Value::Object(table) => {
+            table.iter().try_for_each(|(name, value)| check_named_files(path, &joined(name), value))
+        }
+        Value::Array(values) => values.iter().try_for_each(|value| check_named_files(path, key, value)),
+        Value::String(file) if names_a_file(key.rsplit('.').next().unwrap_or(key)) && !file.is_empty() => {
+            match reading_trouble(file.as_ref()) {
+                Some(error) => {
+                    let why = format!("is {file}, which cannot be read at present: {error}");
+                    Err(ConfigFileError::unread(path, key, why, &error))
+                }
+                None => Ok(()),
+            }
+        }
+        _ => Ok(()),
+    }
 }
 
 fn json_of_table(table: &DeTable<'_>) -> Value {

@@ -2,7 +2,7 @@
 
 use cached_core::policy;
 use std::fmt;
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use synapse::Secret;
@@ -92,18 +92,39 @@ pub fn secret_warning(path: &Path) -> Option<String> {
 /// there, or the rights to it. Everything else is trouble of a disk or the system, which may pass.
 #[must_use]
 pub fn is_mistake(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::NotFound
-            | ErrorKind::PermissionDenied
-            | ErrorKind::AlreadyExists
-            | ErrorKind::NotADirectory
-            | ErrorKind::IsADirectory
-            | ErrorKind::ReadOnlyFilesystem
-            | ErrorKind::InvalidInput
-            | ErrorKind::InvalidFilename
-            | ErrorKind::Unsupported
-    )
+    let is_loop = error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
+    is_loop
+        || matches!(
+            error.kind(),
+            ErrorKind::NotFound
+                | ErrorKind::PermissionDenied
+                | ErrorKind::AlreadyExists
+                | ErrorKind::NotADirectory
+                | ErrorKind::IsADirectory
+                | ErrorKind::ReadOnlyFilesystem
+                | ErrorKind::InvalidInput
+                | ErrorKind::InvalidFilename
+                | ErrorKind::InvalidData
+                | ErrorKind::Unsupported
+        )
+}
+
+/// The most that is read of a named file to find out whether it can be read; all of them are small.
+const NAMED_BYTES_MAX: u64 = 1 << 20;
+
+/// Returns why a file that the configuration names cannot be read at present, by no fault of the configuration. A file that is
+/// missing, or may not be read, is such a fault, for the check of its key to name.
+#[must_use]
+pub fn reading_trouble(path: &Path) -> Option<io::Error> {
+    let read = || {
+        // Nothing waits for the writer of a FIFO.
+        if !std::fs::metadata(path)?.is_file() {
+            return Ok(());
+        }
+        let file = std::fs::File::open(path)?;
+        io::copy(&mut file.take(NAMED_BYTES_MAX), &mut io::sink()).map(drop)
+    };
+    read().err().filter(|error| !is_mistake(error))
 }
 
 /// Returns the eviction policy called `name`.
@@ -114,5 +135,52 @@ pub fn eviction_policy(key: &str, name: &str) -> Result<&'static str, ConfigErro
     match policy::NAMES.iter().find(|known| **known == name) {
         Some(known) => Ok(known),
         None => invalid(key, format!("is \"{name}\"; it must be one of {}", policy::NAMES.join(", "))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::io::Errno;
+
+    #[test]
+    fn a_disk_or_a_system_that_fails_is_no_mistake_of_the_configuration() {
+        for mistake in [
+            Errno::NOENT,
+            Errno::ACCESS,
+            Errno::PERM,
+            Errno::NOTDIR,
+            Errno::ISDIR,
+            Errno::ROFS,
+            Errno::LOOP,
+            Errno::NAMETOOLONG,
+            Errno::INVAL,
+        ] {
+            assert!(is_mistake(&mistake.into()), "{mistake}");
+        }
+        for trouble in [
+            Errno::IO,
+            Errno::MFILE,
+            Errno::NFILE,
+            Errno::NOMEM,
+            Errno::NOSPC,
+            Errno::DQUOT,
+            Errno::STALE,
+            Errno::TIMEDOUT,
+            Errno::AGAIN,
+            Errno::INTR,
+        ] {
+            assert!(!is_mistake(&trouble.into()), "{trouble}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_now_is_told_from_one_that_is_wrong() {
+        // Its first page is not mapped: EIO.
+        let error = reading_trouble("/proc/self/mem".as_ref()).unwrap();
+        assert_eq!(error.raw_os_error(), Some(Errno::IO.raw_os_error()));
+        for wrong in ["/no/such/file", "/etc", "/dev/null/file", "/etc/hostname"] {
+            assert!(reading_trouble(wrong.as_ref()).is_none(), "{wrong}");
+        }
     }
 }

@@ -51,7 +51,10 @@ pub use cached_process::notify;
 pub use config_file::{ConfigFileError, parse_config, read_config};
 pub use descriptors::raise_descriptor_limit;
 pub use drain_times::DrainTimes;
-pub use error::{ConfigError, eviction_policy, invalid, is_mistake, require, secret, secret_warning, within};
+pub use error::{
+    ConfigError, eviction_policy, invalid, is_mistake, reading_trouble, require, secret, secret_warning,
+    within,
+};
 pub use event_log::log_events;
 pub use insight_table::InsightTable;
 pub use live_objects::{LIVE_KEYS, LiveObjects, Secrets};

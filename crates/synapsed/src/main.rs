@@ -55,7 +55,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<(), Failure> {
     let path = &arguments.config;
-    let (config, text) = Config::read(path).map_err(|error| Failure::new(Exit::Configuration, error))?;
+    let (config, text) = Config::read(path).map_err(|error| Failure::new(error.exit(), error))?;
     if arguments.print_config {
         print!("{}", config.effective());
         return Ok(());

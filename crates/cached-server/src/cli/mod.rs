@@ -138,7 +138,7 @@ pub struct Cli {
 
 /// Returns the failure of a configuration file.
 fn mistake(error: ConfigFileError) -> Failure {
-    Failure::new(Exit::Configuration, error)
+    Failure::new(error.exit(), error)
 }
 
 fn wrong<T>(exit: Exit, line: impl fmt::Display) -> Result<T, Failure> {

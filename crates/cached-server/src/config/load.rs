@@ -8,10 +8,11 @@ use crate::config::s3_secrets::SidecarSecrets;
 use crate::config::settings::ListenAddress;
 use crate::process;
 use cached_admin::Tokens;
-use cached_config::{Listening, ObjectsTable, check_addresses};
+use cached_config::{Listening, ObjectsTable, check_addresses, reading_trouble};
 use cached_core::arena::ArenaFile;
 use cached_process::{Exit, Failure};
 use cached_tls::ServerTls;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The content of the files that a configuration names.
@@ -38,12 +39,23 @@ impl Config {
     /// process may read the files. The passwords are in force then.
     ///
     /// # Errors
-    /// The first mistake: in the file with its path and the key, in a flag with memcached's words and exit status.
+    /// The first mistake: in the file with its path and the key, in a flag with memcached's words and exit status. What
+    /// a disk or the system fails to read is none: it may be read later.
     pub fn load(&self) -> Result<Loaded, Failure> {
         let settings = &self.settings;
         if let Some(user) = settings.user.as_deref().filter(|_| process::is_root()) {
             let found = process::user(user).map(drop);
             found.map_err(|error| self.mistake(wrong("process.user", error), Exit::NoUser))?;
+        }
+        // Those that the file names have been read with it.
+        let (auth, tls) = (&settings.auth, settings.tls.iter());
+        let certificates =
+            tls.flat_map(|tls| [&tls.chain_file, &tls.key_file, &tls.ca_file].map(PathBuf::clone));
+        for path in [auth.text_path(), auth.sasl_path()].into_iter().chain(certificates) {
+            if let Some(error) = reading_trouble(&path) {
+                let line = format!("{} cannot be read at present: {error}", path.display());
+                return Err(Failure::new(Exit::Trouble, line));
+            }
         }
         check_addresses(&self.addresses()).map_err(|error| self.mistake(error, Exit::Usage))?;
         settings.auth.load().map_err(|error| self.mistake(error, Exit::FlagValue))?;
