@@ -52,6 +52,8 @@ pub struct Site {
     pub journal: PathBuf,
     /// The store's directory.
     pub store: PathBuf,
+    /// Whether the configuration asks for a journal to be made where there is none.
+    pub creates_journal: bool,
     /// The system's user, by number, as which the program runs.
     pub uid: Option<u32>,
 }
@@ -70,7 +72,7 @@ impl Site {
     pub fn new(daemon: Daemon, directory: &Path) -> Self {
         let directory = directory.to_path_buf();
         let (journal, store) = (directory.join("journal"), directory.join("store"));
-        Self { daemon, directory, journal, store, uid: None }
+        Self { daemon, directory, journal, store, creates_journal: true, uid: None }
     }
 
     /// Returns a path in the directory.
@@ -84,10 +86,11 @@ impl Site {
     /// # Panics
     /// If the file cannot be written.
     pub fn configure(&self, age_ms: u64, objects: &str, journal: &str, tables: &str) {
+        let create = if self.creates_journal { "create = true\n" } else { "" };
         let objects = format!(
             "[objects]\nwrite = \"back\"\nwriter = \"cache\"\nmemory_bytes_max = \"16 MiB\"\ndirty_bytes_max = \"2 MiB\"\n\
              object_bytes_max = \"64 KiB\"\ndirty_age_ms_max = {age_ms}\n{objects}\n\
-             [objects.journal]\ndirectory = {:?}\nsegment_bytes = \"1 MiB\"\nlimit_bytes = \"8 MiB\"\n\
+             [objects.journal]\n{create}directory = {:?}\nsegment_bytes = \"1 MiB\"\nlimit_bytes = \"8 MiB\"\n\
              journaled_bytes_max = \"256 KiB\"\n{journal}\n",
             self.journal
         );

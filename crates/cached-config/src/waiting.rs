@@ -23,9 +23,9 @@ pub enum StartError {
     /// The configuration cannot work, or what it names must be mended first.
     #[error("{0}")]
     Config(ConfigError),
-    /// Another process has what the key names.
+    /// Another process has what the key names, or it is not there: its disk may be mounted later.
     #[error("{0}")]
-    InUse(ConfigError),
+    Refused(ConfigError),
     /// The store's own error.
     #[error("{0}")]
     Store(Error),
@@ -37,7 +37,7 @@ impl StartError {
     pub fn exit(&self) -> Exit {
         match self {
             StartError::Config(_) => Exit::Configuration,
-            StartError::InUse(_) | StartError::Store(_) => Exit::Refused,
+            StartError::Refused(_) | StartError::Store(_) => Exit::Refused,
         }
     }
 }

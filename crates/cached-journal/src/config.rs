@@ -15,10 +15,14 @@ pub const SEGMENTS_MIN: u64 = 3;
 /// The configuration of a journal.
 #[derive(Clone, Debug)]
 pub struct JournalConfig {
-    /// The journal's directory, for itself alone. Made if it is missing; its parent must exist.
+    /// The journal's directory, for itself alone.
     pub directory: PathBuf,
+    /// Whether a journal is made where there is none, and its directory if that is missing; the directory's parent
+    /// must exist. Default: yes. Without it an empty directory is refused: its disk may not be mounted, and a
+    /// journal that is found again later would be out of date.
+    pub create: bool,
     /// The size of a segment file, 1 MiB to 1 GiB, a multiple of 4 KiB. Default: 64 MiB. An existing journal
-    /// keeps its size.
+    /// keeps its size, unless nothing was ever logged in it.
     pub segment_bytes: u64,
     /// The most bytes of disk that the journal takes, at least three segments. Default: 4 GiB. All of it is
     /// allocated and zeroed in the background after the first open, so that a full disk is found out then.
@@ -37,6 +41,7 @@ impl JournalConfig {
     pub fn new(directory: impl Into<PathBuf>) -> Self {
         Self {
             directory: directory.into(),
+            create: true,
             segment_bytes: 64 << 20,
             limit_bytes: 4 << 30,
             direct: true,

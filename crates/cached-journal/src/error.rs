@@ -21,6 +21,11 @@ impl DiskError {
     pub(crate) fn new(file: &str, operation: &'static str, error: io::Error) -> Self {
         Self { file: file.to_owned(), operation, error }
     }
+
+    /// Returns the function that makes the error about a file's operation.
+    pub(crate) fn in_file(file: &str, operation: &'static str) -> impl Fn(io::Error) -> Self {
+        move |error| Self::new(file, operation, error)
+    }
 }
 
 /// Bytes on disk that no crash of this program explains.
@@ -50,6 +55,9 @@ pub enum OpenError {
     /// The configuration cannot be used.
     #[error("the journal's configuration is wrong: {0}")]
     Config(String),
+    /// The directory holds no journal, or is missing, and none is to be made. Nothing was changed.
+    #[error("there is no journal")]
+    Missing,
     /// The directory holds other files, and no journal. Nothing was changed.
     #[error("the directory holds {file}, but no journal: give the journal a directory of its own")]
     Foreign {

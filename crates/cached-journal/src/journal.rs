@@ -45,8 +45,8 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Opens the journal of a directory, or makes one if the directory is empty or missing. Events go to
-    /// `observer`.
+    /// Opens the journal of a directory. If the directory is empty or missing, makes one, or refuses with
+    /// [`OpenError::Missing`], as `config` has it. Events go to `observer`.
     ///
     /// Reads the heads of all records from the log's tail to its end, so it takes time in proportion to what
     /// an earlier process left.
@@ -57,8 +57,14 @@ impl Journal {
     pub fn open(config: &JournalConfig, observer: Observer) -> Result<(Self, Replay), OpenError> {
         config.validate().map_err(OpenError::Config)?;
         let directory = &config.directory;
-        let disk = RealDisk::open(directory, config.direct)
-            .map_err(|error| DiskError::new(&directory.display().to_string(), "open", error))?;
+        let opened = match config.create {
+            true => RealDisk::create(directory, config.direct),
+            false => RealDisk::open(directory, config.direct),
+        };
+        let disk = opened.map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound if !config.create => OpenError::Missing,
+            _ => DiskError::new(&directory.display().to_string(), "open", error).into(),
+        })?;
         Self::open_in(config, Environment { observer, ..Environment::new(disk) })
     }
 

@@ -112,3 +112,4 @@ pub use metrics::{BUCKETS, Histogram, Metrics};
 pub use reader::{Read, Reader, RecordPlace, Source};
 pub use record::{Head, Kind, NAME_BYTES_MAX, Object, Position, Record, Scope};
 pub use replay::{Records, Recovered, Replay};
+pub use survey::KEPT_ASIDE_MAX;

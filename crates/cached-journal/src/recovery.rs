@@ -35,10 +35,16 @@ fn disk_error(file: &str, operation: &'static str) -> impl Fn(std::io::Error) ->
     move |error| DiskError::new(file, operation, error).into()
 }
 
-/// Removes everything that belongs to a journal. The superblock's new name comes first, so that a later call,
-/// or the next open, finishes what a crash has cut off.
+/// Removes all segments of a journal, and leaves a new, empty one. The superblock's new name comes first, so that a
+/// later call, or the next open, finishes what a crash has cut off.
 pub(crate) fn discard(disk: &dyn Disk) -> Result<(), OpenError> {
     let names = disk.names().map_err(disk_error(".", "list"))?;
+    // What is damaged is discarded too.
+    let segment_bytes = match read_superblock(disk) {
+        Ok(Some(superblock)) => superblock.segment_bytes,
+        Ok(None) | Err(OpenError::Corrupt(_)) => JournalConfig::new("").segment_bytes,
+        Err(error) => return Err(error),
+    };
     if names.iter().any(|name| name == SUPERBLOCK_NAME) {
         disk.rename(SUPERBLOCK_NAME, DISCARDED_NAME).map_err(disk_error(SUPERBLOCK_NAME, "rename"))?;
         disk.sync_names().map_err(disk_error(".", "sync"))?;
@@ -47,6 +53,7 @@ pub(crate) fn discard(disk: &dyn Disk) -> Result<(), OpenError> {
         disk.remove(name).map_err(disk_error(name, "remove"))?;
     }
     disk.sync_names().map_err(disk_error(".", "sync"))?;
+    write_superblock(disk, segment_bytes)?;
     match disk.remove(DISCARDED_NAME) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(disk_error(DISCARDED_NAME, "remove")(error))
@@ -56,8 +63,13 @@ pub(crate) fn discard(disk: &dyn Disk) -> Result<(), OpenError> {
 }
 
 /// Makes a journal in an empty directory.
-fn create(disk: &dyn Disk, segment_bytes: u64) -> Result<Superblock, OpenError> {
+pub(crate) fn create(disk: &dyn Disk, segment_bytes: u64) -> Result<Superblock, OpenError> {
     check_empty(disk)?;
+    write_superblock(disk, segment_bytes)
+}
+
+/// Writes the superblock of a new journal, which has no segment.
+fn write_superblock(disk: &dyn Disk, segment_bytes: u64) -> Result<Superblock, OpenError> {
     let journal = disk.random().map_err(disk_error(SUPERBLOCK_NAME, "draw a number for"))?;
     let superblock = Superblock { journal, segment_bytes };
     let new_name = format!("{SUPERBLOCK_NAME}{NEW_SUFFIX}");
@@ -102,7 +114,7 @@ fn remove_unfinished(disk: &dyn Disk) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Opens or makes the journal of a directory.
+/// Opens the journal of a directory, or makes it if that is asked for.
 pub(crate) fn open(
     config: &JournalConfig,
     environment: Environment,
@@ -113,9 +125,18 @@ pub(crate) fn open(
     if names.iter().any(|name| name == DISCARDED_NAME) {
         discard(disk)?;
     }
+    let is_unused = !names.iter().any(|name| segment_index(name).is_some());
     let superblock = match read_superblock(disk)? {
+        // Its segments are made now, in the size that is asked for.
+        Some(superblock) if is_unused && superblock.segment_bytes != config.segment_bytes => {
+            write_superblock(disk, config.segment_bytes)?
+        }
         Some(superblock) => superblock,
-        None => create(disk, config.segment_bytes)?,
+        None if config.create => create(disk, config.segment_bytes)?,
+        None => {
+            check_empty(disk)?;
+            return Err(OpenError::Missing);
+        }
     };
     let survey = Survey::new(disk, superblock)?;
     make_durable(&survey)?;

@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::error::{Corruption, OpenError, ReadError};
+use crate::buffer::AlignedBuffer;
+use crate::disk::Disk;
+use crate::error::{Corruption, DiskError, OpenError, ReadError};
 use crate::format::BLOCK_BYTES;
 use crate::hold::Hold;
 use crate::marks::{Epochs, Marks};
@@ -12,7 +14,10 @@ use crate::reader::{Reader, RecordPlace, Source};
 use crate::record::{Head, Kind, Position};
 use crate::scan::{OpenSegment, PayloadPlace, ScanError, Scanner};
 use crate::shared::Shared;
-use crate::survey::Survey;
+use crate::survey::{KEPT_ASIDE_MAX, SUPERBLOCK_NAME, Survey, aside_name, segment_index};
+
+/// How much of a journal that is kept aside is copied at a time.
+const COPY_BYTES: u64 = 256 << 10;
 
 /// A record that a recovery found. Its payload is read on demand.
 #[derive(Clone)]
@@ -130,6 +135,34 @@ impl Replay {
         Source::new(Arc::clone(&self.survey))
     }
 
+    /// Returns a job that copies the journal, as it was found, into a directory within the journal's: `overtaken-1` to
+    /// `overtaken-3`. It is a journal that the tools read, and no open replays. The job blocks, and returns the
+    /// directory's name; nothing if as many are kept as there may be. It must end before anything is
+    /// [`applied`](Self::applied).
+    ///
+    /// # Errors
+    /// The job's: the disk failed, or has no room. It may be done once more, and begins anew then.
+    pub fn keep_aside(&self) -> impl FnOnce() -> Result<Option<String>, DiskError> + Send + 'static {
+        let (shared, survey) = (Arc::clone(&self.shared), Arc::clone(&self.survey));
+        move || {
+            for number in 1..=KEPT_ASIDE_MAX {
+                let name = aside_name(number);
+                let failed = |operation| DiskError::in_file(&name, operation);
+                let aside = shared.disk.directory(&name).map_err(failed("make"))?;
+                let names = aside.names().map_err(failed("list"))?;
+                // The superblock was written last. One that was emptied has no segments.
+                let is_taken = names.iter().any(|name| name == SUPERBLOCK_NAME)
+                    && names.iter().any(|name| segment_index(name).is_some());
+                if !is_taken {
+                    copy_log(&survey, &*aside, &names, &name)?;
+                    shared.disk.sync_names().map_err(failed("sync the directory of"))?;
+                    return Ok(Some(name));
+                }
+            }
+            Ok(None)
+        }
+    }
+
     /// The records up to `position`, itself included, have been applied, and their data are either stored or
     /// held by the caller: releases the segments that are behind.
     pub fn applied(&mut self, position: Position, records: u64) {
@@ -150,6 +183,46 @@ impl std::fmt::Debug for Replay {
             .field("applied", &self.applied)
             .finish()
     }
+}
+
+/// Copies the segments of the log, and the superblock last, into a directory that holds files with these names.
+fn copy_log(survey: &Survey, to: &dyn Disk, names: &[String], directory: &str) -> Result<(), DiskError> {
+    for name in names.iter().filter(|name| *name == SUPERBLOCK_NAME || segment_index(name).is_some()) {
+        to.remove(name).map_err(DiskError::in_file(&format!("{directory}/{name}"), "remove"))?;
+    }
+    let mut buffer = AlignedBuffer::default();
+    for log in &survey.log {
+        let segment = &log.segment;
+        let name = format!("{directory}/{}", segment.name);
+        let failed = |operation| DiskError::in_file(&name, operation);
+        let file = to.create(&segment.name).map_err(failed("create"))?;
+        let mut at = 0;
+        while at < segment.segment_bytes {
+            // Behind the end of the log there is nothing to keep: the last block gives the file its length.
+            if at >= log.end {
+                at = segment.segment_bytes - BLOCK_BYTES as u64;
+            }
+            let run = COPY_BYTES.min(segment.segment_bytes - at);
+            buffer.clear();
+            buffer.extend_zeros(run as usize);
+            if at < log.end {
+                let wanted = run.min(log.end - at) as usize;
+                segment.read(at, &mut buffer.as_mut_slice()[..wanted])?;
+            }
+            file.write_at(at, &[buffer.as_slice()]).map_err(failed("write"))?;
+            at += run;
+        }
+        file.sync().map_err(failed("sync"))?;
+    }
+    let name = format!("{directory}/{SUPERBLOCK_NAME}");
+    let failed = |operation| DiskError::in_file(&name, operation);
+    to.sync_names().map_err(failed("sync the directory of"))?;
+    let file = to.create(SUPERBLOCK_NAME).map_err(failed("create"))?;
+    buffer.clear();
+    buffer.extend(&survey.superblock.encode());
+    file.write_at(0, &[buffer.as_slice()]).map_err(failed("write"))?;
+    file.sync().map_err(failed("sync"))?;
+    to.sync_names().map_err(failed("sync the directory of"))
 }
 
 /// The iterator over recovered records. Made by [`Replay::records`].

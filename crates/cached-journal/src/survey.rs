@@ -17,6 +17,8 @@ use crate::table::segment_name;
 
 /// The superblock's file.
 pub(crate) const SUPERBLOCK_NAME: &str = "journal";
+/// The most overtaken journals that are kept aside: each may take as much disk as the journal.
+pub const KEPT_ASIDE_MAX: u32 = 3;
 /// What the superblock's file is called while the journal is discarded.
 pub(crate) const DISCARDED_NAME: &str = "discarded";
 
@@ -171,14 +173,26 @@ pub(crate) fn find_segments(disk: &dyn Disk) -> Result<Vec<FoundSegment>, OpenEr
     Ok(found.into_values().collect())
 }
 
-/// Returns an error unless the directory is empty but for what a first open that was cut off leaves behind.
+/// Returns whether a directory of this name keeps a journal that another writer has overtaken.
+pub(crate) fn is_aside(name: &str) -> bool {
+    (1..=KEPT_ASIDE_MAX).any(|number| name == aside_name(number))
+}
+
+/// Returns the name of a directory that keeps an overtaken journal.
+pub(crate) fn aside_name(number: u32) -> String {
+    format!("overtaken-{number}")
+}
+
+/// Returns an error unless the directory is empty but for journals that are kept aside, and what a first open that was
+/// cut off leaves behind.
 pub(crate) fn check_empty(disk: &dyn Disk) -> Result<(), OpenError> {
     let names = disk.names().map_err(|error| DiskError::new(".", "list", error))?;
     if names.iter().any(|name| segment_index(name).is_some()) {
         let reason = "the superblock is missing, and there are segments";
         return Err(Corruption::new(SUPERBLOCK_NAME, 0, reason).into());
     }
-    let foreign = names.into_iter().find(|name| !name.ends_with(NEW_SUFFIX) && name != "lost+found");
+    let is_known = |name: &str| name.ends_with(NEW_SUFFIX) || name == "lost+found" || is_aside(name);
+    let foreign = names.into_iter().find(|name| !is_known(name));
     foreign.map_or(Ok(()), |file| Err(OpenError::Foreign { file }))
 }
 

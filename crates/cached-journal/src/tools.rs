@@ -1,10 +1,11 @@
 //! What an operator does with a journal that no process has open.
 //!
 //! Every function takes the directory's lock, and refuses with [`OpenError::Locked`] while another process
-//! holds it. None of them but [`discard`] changes anything.
+//! holds it. None of them but [`init`] and [`discard`] changes anything.
 
+use crate::config::JournalConfig;
 use crate::disk::Disk;
-use crate::error::{Corruption, OpenError};
+use crate::error::{Corruption, DiskError, OpenError};
 use crate::format::BLOCK_BYTES;
 use crate::format::segment::HeaderBlock;
 use crate::format::superblock::Superblock;
@@ -13,7 +14,7 @@ use crate::record::{Head, Kind, Position};
 use crate::recovery;
 use crate::replay::Recovered;
 use crate::scan::{OpenSegment, ScanError, ScanFailure, Scanner};
-use crate::survey::{Survey, find_segments, read_superblock};
+use crate::survey::{SUPERBLOCK_NAME, Survey, find_segments, read_superblock};
 
 /// A segment's file, as [`inspect`] found it.
 #[derive(Clone, Debug)]
@@ -63,10 +64,7 @@ pub struct Inspection {
 fn superblock_of(disk: &dyn Disk) -> Result<Superblock, OpenError> {
     match read_superblock(disk)? {
         Some(superblock) => Ok(superblock),
-        None => {
-            Err(Corruption::new(crate::survey::SUPERBLOCK_NAME, 0, "there is no journal in this directory")
-                .into())
-        }
+        None => Err(Corruption::new(SUPERBLOCK_NAME, 0, "there is no journal in this directory").into()),
     }
 }
 
@@ -268,7 +266,7 @@ pub fn export(
                 let record = Recovered { position, head: head.clone(), place };
                 match record.place.read() {
                     Ok(payload) => each(&record, &payload)
-                        .map_err(|error| crate::error::DiskError::new("the export", "write", error))?,
+                        .map_err(|error| DiskError::new("the export", "write", error))?,
                     Err(ScanFailure::Corrupt(corruption)) => problems.push(corruption),
                     Err(ScanFailure::Disk(error)) => return Err(error.into()),
                 }
@@ -278,7 +276,20 @@ pub fn export(
     Ok(problems)
 }
 
-/// Removes the journal and all its records. The next open begins a new one.
+/// Makes an empty journal in a directory that has none. The size of its segments is decided by the first open.
+///
+/// # Errors
+/// If the directory is in use, holds a journal or other files, or the disk fails.
+pub fn init(disk: &dyn Disk) -> Result<(), OpenError> {
+    let _lock = recovery::lock(disk)?;
+    if read_superblock(disk)?.is_some() {
+        let error = std::io::ErrorKind::AlreadyExists.into();
+        return Err(DiskError::new(SUPERBLOCK_NAME, "make", error).into());
+    }
+    recovery::create(disk, JournalConfig::new("").segment_bytes).map(drop)
+}
+
+/// Removes all records of the journal, and leaves an empty one. Journals that are kept aside stay.
 ///
 /// # Errors
 /// If the directory is in use, or the disk fails. A call that was cut off can be repeated.

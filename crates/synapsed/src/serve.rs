@@ -75,7 +75,7 @@ pub(crate) fn run(
     let cannot_start = |error: StartError| {
         let exit = error.exit();
         match error {
-            StartError::Config(error) | StartError::InUse(error) => {
+            StartError::Config(error) | StartError::Refused(error) => {
                 Failure::new(exit, ConfigFileError::of_key(path, in_this_file(error)))
             }
             StartError::Store(error) => Failure::new(exit, format_args!("{}: {error}", config.backend)),

@@ -190,7 +190,7 @@ impl<'a> Run<'a> {
             "[objects]\nwrite = \"back\"\nwriter = \"cache\"\nmemory_bytes_max = \"16 MiB\"\n\
              dirty_bytes_max = \"2 MiB\"\nobject_bytes_max = \"64 KiB\"\ndirty_age_ms_max = {age_ms}\n\
              namespaces = [{{ name = \"plain\", write = \"back\", journal = false }}]\n\
-             [objects.journal]\ndirectory = \"{}\"\nsegment_bytes = \"1 MiB\"\nlimit_bytes = \"{limit_mib} MiB\"\n\
+             [objects.journal]\ncreate = true\ndirectory = \"{}\"\nsegment_bytes = \"1 MiB\"\nlimit_bytes = \"{limit_mib} MiB\"\n\
              direct = {}\njournaled_bytes_max = {journaled_bytes_max}\nat_limit = \"{}\"\n\
              [objects.backend]\n{backend}",
             self.place.path("journal").display(),

@@ -25,7 +25,7 @@ const OBJECTS: usize = 4;
 pub fn configuration(has_journal: bool) -> String {
     let (journal, plain) = match has_journal {
         true => (
-            "[objects.journal]\ndirectory = \"DIR/journal\"\nsegment_bytes = \"1 MiB\"\nlimit_bytes = \"12 MiB\"\n\
+            "[objects.journal]\ncreate = true\ndirectory = \"DIR/journal\"\nsegment_bytes = \"1 MiB\"\nlimit_bytes = \"12 MiB\"\n\
              direct = false\njournaled_bytes_max = \"256 KiB\"\n",
             ", journal = false",
         ),

@@ -44,7 +44,7 @@ fn configuration(place: &str) -> String {
     format!(
         "[objects]\nwrite = \"back\"\nwriter = \"cache\"\ndurability = \"journaled\"\nmemory_bytes_max = \"64 MiB\"\n\
          dirty_bytes_max = \"16 MiB\"\n[objects.backend]\nkind = \"file\"\ncreate = true\npath = \"{place}/store\"\n\
-         [objects.journal]\ndirectory = \"{place}/journal\"\nsegment_bytes = \"4 MiB\"\nlimit_bytes = \"64 MiB\"\n\
+         [objects.journal]\ncreate = true\ndirectory = \"{place}/journal\"\nsegment_bytes = \"4 MiB\"\nlimit_bytes = \"64 MiB\"\n\
          [synapse]\nlisten = [\"unix:{place}/synapse\"]\n[volumes]\n[nbd]\nlisten = [\"unix:{place}/nbd\"]\n"
     )
 }

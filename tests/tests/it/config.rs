@@ -185,7 +185,7 @@ fn the_check_finds_what_the_start_refuses() {
         ),
         (
             format!(
-                "[objects]\nwriter = \"cache\"\n{objects}[objects.journal]\ndirectory = \"{}\"",
+                "[objects]\nwriter = \"cache\"\n{objects}[objects.journal]\ncreate = true\ndirectory = \"{}\"",
                 path("no/such/journal")
             ),
             "objects.journal.directory: ",
@@ -250,7 +250,7 @@ fn a_running_server_does_not_disturb_the_check() {
         "[memcached]\nlisten = []\nmemory_bytes_max = \"8 MiB\"\nmemory_file = \"{}\"\nunix_path = \"{}\"\n\
          [objects]\nwriter = \"cache\"\nmemory_bytes_max = \"16 MiB\"\ndirty_bytes_max = \"1 MiB\"\n\
          object_bytes_max = \"64 KiB\"\n[objects.backend]\nkind = \"file\"\ncreate = true\npath = \"{}\"\n\
-         [objects.journal]\ndirectory = \"{}\"\nsegment_bytes = \"1 MiB\"\nlimit_bytes = \"8 MiB\"\n\
+         [objects.journal]\ncreate = true\ndirectory = \"{}\"\nsegment_bytes = \"1 MiB\"\nlimit_bytes = \"8 MiB\"\n\
          journaled_bytes_max = \"256 KiB\"\ndirect = false\n[synapse]\nlisten = [\"unix:{}\"]\n",
         path("memory"),
         path("memcached"),

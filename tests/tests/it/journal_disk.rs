@@ -97,7 +97,7 @@ fn a_full_disk_under_load_loses_nothing_and_the_journal_comes_back() {
         "[objects]\nwrite = \"back\"\nwriter = \"cache\"\nmemory_bytes_max = \"16 MiB\"\n\
          dirty_bytes_max = \"2 MiB\"\nobject_bytes_max = \"64 KiB\"\ndirty_age_ms_max = 100\n\
          namespaces = [{{ name = \"plain\", write = \"back\", journal = false }}]\n\
-         [objects.journal]\ndirectory = \"{}\"\nsegment_bytes = \"1 MiB\"\nlimit_bytes = \"{SEGMENTS} MiB\"\n\
+         [objects.journal]\ncreate = true\ndirectory = \"{}\"\nsegment_bytes = \"1 MiB\"\nlimit_bytes = \"{SEGMENTS} MiB\"\n\
          direct = false\njournaled_bytes_max = \"256 KiB\"\n\
          [objects.backend]\nkind = \"file\"\ncreate = true\npath = \"{}\"",
         journal.display(),

@@ -1,5 +1,5 @@
 //! Starts of `cached` and of `synapsed` with a journal that cannot be used: each is refused with status 78, or 71 if it is
-//! in use, and one line that names the file, the byte where it applies, the reason and the way out; and the way out leads
+//! in use or missing, and one line that names the file, the byte where it applies, the reason and the way out; and the way out leads
 //! to a start that works. A disk that fails is waited for.
 
 use std::fs::OpenOptions;
@@ -21,9 +21,9 @@ use cached_tests::program::{Flavour, Program};
 use cached_tests::site::{Daemon, Site, metric, wait_for};
 use synapse::SynapseBlocker;
 
-/// The exit statuses of a configuration that cannot work, and of what another process has.
+/// The exit statuses of a configuration that cannot work, and of what another process has or may be there later.
 const CONFIGURATION: i32 = 78;
-const IN_USE: i32 = 71;
+const REFUSED: i32 = 71;
 /// An age at which nothing is stored within the test.
 const NEVER_MS: u64 = 86_400_000;
 const OBJECTS: usize = 4;
@@ -131,9 +131,7 @@ fn journal(site: &Site, command: &str, more: &[&str], status: i32) -> String {
 /// starts. Returns which objects were saved.
 #[track_caller]
 fn export_and_discard(site: &Site, export_status: i32) -> Vec<usize> {
-    let saved = site.path("saved");
-    let _ = std::fs::remove_dir_all(&saved);
-    journal(site, "export", &[saved.to_str().expect("a path")], export_status);
+    let saved = export(site, export_status);
     // Asked for first, it states what would be lost, and keeps it.
     let kept = site.journal.join(SEGMENT);
     journal(site, "discard", &[], 2);
@@ -145,6 +143,15 @@ fn export_and_discard(site: &Site, export_status: i32) -> Vec<usize> {
     assert!(is_there(&client, 100));
     drop(client);
     running.end();
+    saved
+}
+
+/// Saves what is readable of a journal, and returns which objects were saved.
+#[track_caller]
+fn export(site: &Site, status: i32) -> Vec<usize> {
+    let saved = site.path("saved");
+    let _ = std::fs::remove_dir_all(&saved);
+    journal(site, "export", &[saved.to_str().expect("a path")], status);
     let backend = format!("file:{}", saved.display());
     let is_saved = |number: &usize| {
         let file = site.path("object");
@@ -291,7 +298,7 @@ fn a_journal_in_use_is_refused() {
         std::fs::create_dir(&other.directory).expect("a directory");
         other.configure(NEVER_MS, "", "", "");
         assert_refused_with(
-            IN_USE,
+            REFUSED,
             &other,
             &[site.journal.to_str().expect("a path"), "another process has this journal open", "stop it"],
         );
@@ -353,7 +360,7 @@ fn a_segment_of_another_journal_is_refused() {
 }
 
 #[test]
-fn a_journal_that_was_overtaken_is_refused_and_what_it_holds_can_be_saved() {
+fn a_journal_that_was_overtaken_is_kept_aside_and_what_it_holds_can_be_saved() {
     for_both("journal-overtaken", |site| {
         crash(site);
         // Another writer takes the namespace over: past the cache, through a server without one.
@@ -388,26 +395,62 @@ fn a_journal_that_was_overtaken_is_refused_and_what_it_holds_can_be_saved() {
             assert!(status == 1 && text.contains("Every writer must claim again"), "{text}");
             epoch += 1;
         }
-        let epoch = epoch.to_string();
-        assert_refused(
-            site,
-            &[
-                site.journal.to_str().expect("a path"),
-                "namespace vm",
-                &epoch,
-                "another writer",
-                "cachectl journal export",
-            ],
-        );
-        let text = journal(site, "inspect", &[], 0);
+        let mut running = site.start();
+        let client = site.connect();
+        let read = block_on(client.read(ReadRequest::new(object(0), 0, 100))).expect("a read");
+        assert_eq!(read.data.to_vec(), b"newer");
+        let log = running.log();
+        let lines: Vec<_> = log.lines().filter(|line| line.contains("cachectl journal export")).collect();
+        assert_eq!(lines.len(), 1, "{log}");
+        for part in ["vm (the journal's epoch is ", &format!("epoch {epoch} is in force"), "overtaken-1"] {
+            assert!(lines[0].contains(part), "{part} is missing: {}", lines[0]);
+        }
+        // The cache is the writer from its next change on, with a journal that holds this change alone.
+        write(&client, 101, Durability::Journaled);
+        running.kill();
+        let running = site.start();
+        let client = site.connect();
+        assert!(is_there(&client, 101) && !is_there(&client, 1));
+        drop(client);
+        running.end();
+        let kept = Site { journal: site.journal.join("overtaken-1"), ..site.clone() };
+        let text = journal(&kept, "inspect", &[], 0);
         assert!(text.contains("vm: "), "{text}");
-        assert_eq!(export_and_discard(site, 0), [0, 1, 2, 3]);
+        assert_eq!(export(&kept, 0), [0, 1, 2, 3]);
         // Nothing of the journal has reached the store.
         let running = between.start();
         let client = between.connect();
         let read = block_on(client.read(ReadRequest::new(object(0), 0, 100))).expect("a read");
         assert_eq!(read.data.to_vec(), b"newer");
         assert!(!is_there(&client, 1));
+        drop(client);
+        running.end();
+    });
+}
+
+/// The disk of a directory may not be mounted: an empty one is no new journal unless that is asked for.
+#[test]
+fn a_journal_that_is_missing_is_made_on_request_only() {
+    for_both("journal-missing", |site| {
+        let site = Site { creates_journal: false, ..site.clone() };
+        site.configure(NEVER_MS, "", "", "");
+        let place = site.journal.to_str().expect("a path").to_owned();
+        let way_out = format!("`cachectl journal init {place}`");
+        let remedies = [way_out.as_str(), "create = true", "mount it"];
+        assert_refused_with(REFUSED, &site, &remedies);
+        assert!(!site.journal.exists(), "nothing is made");
+        std::fs::create_dir(&site.journal).expect("a directory");
+        assert_refused_with(REFUSED, &site, &remedies);
+        journal(&site, "init", &[], 0);
+        let again = journal(&site, "init", &[], 2);
+        assert!(again.contains("has a journal already"), "{again}");
+        site.start().end();
+        // One that is there needs nobody's leave, and a discarded one is there.
+        crash(&site);
+        journal(&site, "discard", &["--yes"], 0);
+        let running = site.start();
+        let client = site.connect();
+        assert!((0..OBJECTS).all(|number| !is_there(&client, number)));
         drop(client);
         running.end();
     });

@@ -187,7 +187,7 @@ fn start_server(dir: &Path, [memcached, encrypted, synapse, admin]: [u16; 4]) ->
         "[memcached]\nlisten = [\"notls:127.0.0.1:{memcached}\", \"127.0.0.1:{encrypted}\"]\n\
          [memcached.tls]\nchain_file = {chain:?}\nkey_file = {key:?}\n[admin]\nlisten = [\"127.0.0.1:{admin}\"]\n\
          [synapse]\nlisten = [\"127.0.0.1:{synapse}\"]\n[objects]\nmemory_bytes_max = \"16 MiB\"\nwrite = \"back\"\n\
-         writer = \"cache\"\n[objects.journal]\ndirectory = {journal:?}\nsegment_bytes = \"8 MiB\"\n\
+         writer = \"cache\"\n[objects.journal]\ncreate = true\ndirectory = {journal:?}\nsegment_bytes = \"8 MiB\"\n\
          limit_bytes = \"64 MiB\"\ndirect = false\n[objects.backend]\nkind = \"file\"\ncreate = true\npath = {store:?}\n"
     );
     fs::write(&config, text).expect("a file");

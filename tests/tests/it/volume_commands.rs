@@ -13,7 +13,7 @@ fn start() -> Daemon {
     Daemon::start("cached", |place| {
         format!(
             "[objects]\nwrite = \"back\"\nwriter = \"cache\"\nmemory_bytes_max = \"16 MiB\"\n\
-             dirty_bytes_max = \"2 MiB\"\nobject_bytes_max = \"64 KiB\"\n[objects.journal]\n\
+             dirty_bytes_max = \"2 MiB\"\nobject_bytes_max = \"64 KiB\"\n[objects.journal]\ncreate = true\n\
              directory = \"{place}/journal\"\nsegment_bytes = \"1 MiB\"\nlimit_bytes = \"12 MiB\"\ndirect = false\n\
              journaled_bytes_max = \"256 KiB\"\n[objects.backend]\nkind = \"file\"\ncreate = true\npath = \"{place}/store\"\n\
              [volumes]\n[nbd]\nlisten = [\"unix:{place}/nbd\"]\nthreads = 2\n[synapse]\n\

@@ -15,7 +15,7 @@ const MIB: u64 = 1 << 20;
 /// by age.
 fn configuration(place: &str, has_journal: bool, more: &str) -> String {
     let journal = format!(
-        "[objects.journal]\ndirectory = \"{place}/journal\"\nsegment_bytes = \"1 MiB\"\nlimit_bytes = \"12 MiB\"\n\
+        "[objects.journal]\ncreate = true\ndirectory = \"{place}/journal\"\nsegment_bytes = \"1 MiB\"\nlimit_bytes = \"12 MiB\"\n\
          direct = false\njournaled_bytes_max = \"256 KiB\"\n"
     );
     format!(

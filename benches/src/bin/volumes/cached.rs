@@ -112,7 +112,7 @@ impl Cached {
         let journal = match has_journal {
             // Room for all that may be dirty twice, and four segments.
             true => format!(
-                "journal = {{ directory = \"{}\", limit_bytes = {} }}\n",
+                "journal = {{ create = true, directory = \"{}\", limit_bytes = {} }}\n",
                 folder.display(),
                 (dirty_mib * 2 + 512) << 20
             ),

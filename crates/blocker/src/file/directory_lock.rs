@@ -8,7 +8,7 @@ use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::Errno;
 
 use super::access::Access;
-use super::real::open_regular;
+use super::regular::open_regular;
 use crate::error::{Error, Result};
 
 /// The file that names the process which has the store open, for people.

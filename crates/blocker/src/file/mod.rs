@@ -45,6 +45,7 @@ mod power_loss_tests;
 mod ranked;
 mod real;
 mod records;
+pub mod regular;
 #[cfg(test)]
 mod simulated;
 mod slot;
@@ -81,7 +82,8 @@ pub use check::{CheckReport, Finding, FindingKind, check};
 use directory_lock::DirectoryLock;
 use disk::Disk;
 use pool::{Late, Pool};
-use real::{RealDisk, open_regular};
+use real::RealDisk;
+use regular::open_regular;
 use store::Store;
 
 /// How a file backend works.

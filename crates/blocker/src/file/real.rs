@@ -1,20 +1,21 @@
 //! The operating system's disk.
 
-use std::fs::{self, File, FileType};
+use std::fs::{self, File};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use rustix::fs::{FallocateFlags, Gid, Mode, OFlags, Uid};
+use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::access::Access;
 use super::disk::{Disk, DiskFile, Kind, Open, WriteFailed, copy_by_hand, zero_by_hand};
+use super::regular::{Owner, kind_of, open_regular};
 use crate::buffer::{BUFFER_BYTES, Buffer};
 use crate::segment::{Segment, Segments};
 
@@ -30,69 +31,19 @@ pub(super) struct RealDisk {
     /// kernel reports to each descriptor the failures since it was opened.
     whole: Option<File>,
     access: Access,
-    /// The owner of the store's directory, if this process is root's and the directory is not.
-    owner: Option<(Uid, Gid)>,
+    owner: Owner,
 }
 
 impl RealDisk {
     pub(super) fn new(direct: bool, root: &Path, access: Access) -> io::Result<Self> {
         let dir = File::open(root)?;
         let is_trusted = syncs_report_failures() && syncs_reach_the_medium(&dir);
-        let found = dir.metadata()?;
-        let is_given = rustix::process::geteuid().is_root() && found.uid() != 0;
-        let owner = is_given.then(|| (Uid::from_raw(found.uid()), Gid::from_raw(found.gid())));
+        let owner = Owner::of(&dir.metadata()?);
         Ok(Self { direct, root: root.to_path_buf(), whole: is_trusted.then_some(dir), access, owner })
     }
 
     fn check_writable(&self) -> io::Result<()> {
         if self.access == Access::Read { Err(Errno::ROFS.into()) } else { Ok(()) }
-    }
-
-    /// Gives what root has just made to the owner of the store, who could not use the store otherwise.
-    fn give(&self, made: &File) -> io::Result<()> {
-        let Some((uid, gid)) = self.owner else { return Ok(()) };
-        let found = made.metadata()?;
-        // What another user has put there under this name is not given away.
-        let is_own = found.uid() == 0 && (found.is_dir() || found.nlink() == 1);
-        if is_own && let Err(errno) = rustix::fs::fchown(made, Some(uid), Some(gid)) {
-            // A root without that right, as in a container, keeps what it makes.
-            return if errno == Errno::PERM { Ok(()) } else { Err(errno.into()) };
-        }
-        Ok(())
-    }
-}
-
-/// Opens a regular file, and refuses anything else: nothing is waited for at a FIFO, no link is followed.
-///
-/// # Errors
-/// [`Kind::refused`]; those of the system.
-pub(super) fn open_regular(path: &Path, flags: OFlags) -> io::Result<File> {
-    let flags = flags | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let opened = rustix::io::retry_on_intr(|| rustix::fs::open(path, flags, Mode::from_raw_mode(0o666)));
-    let file_type = match opened {
-        Ok(file) => {
-            let file = File::from(file);
-            let file_type = file.metadata()?.file_type();
-            if file_type.is_file() {
-                return Ok(file);
-            }
-            file_type
-        }
-        // A link; a directory, to write to; a socket.
-        Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => fs::symlink_metadata(path)?.file_type(),
-        Err(errno) => return Err(errno.into()),
-    };
-    Err(kind_of(file_type).refused())
-}
-
-fn kind_of(found: FileType) -> Kind {
-    match found {
-        found if found.is_file() => Kind::File,
-        found if found.is_dir() => Kind::Dir,
-        found if found.is_symlink() => Kind::Other("a symbolic link"),
-        found if found.is_fifo() => Kind::Other("a FIFO"),
-        found if found.is_socket() => Kind::Other("a socket"),
-        _ => Kind::Other("a device"),
     }
 }
 
@@ -139,7 +90,7 @@ impl Disk for RealDisk {
             Open::Create => {
                 self.check_writable()?;
                 let file = open_regular(path, OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC)?;
-                self.give(&file)?;
+                self.owner.give(&file)?;
                 file
             }
         };
@@ -165,7 +116,7 @@ impl Disk for RealDisk {
         self.check_writable()?;
         match fs::create_dir(path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(false),
-            made => made.and_then(|()| self.give(&File::open(path)?)).map(|()| true),
+            made => made.and_then(|()| self.owner.give(&File::open(path)?)).map(|()| true),
         }
     }
 

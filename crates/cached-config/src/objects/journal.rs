@@ -16,8 +16,11 @@ use std::time::Duration;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a table")]
 pub struct JournalTable {
-    /// The journal's directory, for itself alone; required. Made if its parent is there.
+    /// The journal's directory, for itself alone; required.
     pub directory: PathBuf,
+    /// Whether the start makes a journal that is missing, and the directory if its parent is there. Without it, a directory
+    /// whose disk is not mounted is not taken for a new journal.
+    pub create: bool,
     /// The size of a segment file.
     pub segment_bytes: Size,
     /// The most disk that the journal takes.
@@ -70,6 +73,7 @@ impl Default for JournalTable {
         let (config, options) = (JournalConfig::new(""), JournalOptions::default());
         JournalTable {
             directory: config.directory,
+            create: false,
             segment_bytes: Size(config.segment_bytes),
             limit_bytes: Size(config.limit_bytes),
             direct: config.direct,
@@ -96,6 +100,7 @@ impl JournalTable {
     pub fn config(&self) -> JournalConfig {
         JournalConfig {
             directory: self.directory.clone(),
+            create: self.create,
             segment_bytes: self.segment_bytes.0,
             limit_bytes: self.limit_bytes.0,
             direct: self.direct,
@@ -167,7 +172,7 @@ impl JournalTable {
         checked.map_err(|error| ConfigError::from(&error))
     }
 
-    /// Checks that the directory is there, or can be made.
+    /// Checks that the directory is one, and that one that is to be made can be.
     ///
     /// # Errors
     /// What stands in its place.
@@ -176,6 +181,10 @@ impl JournalTable {
         let shown = directory.display();
         if directory.exists() {
             return require(directory.is_dir(), &key("directory"), || format!("{shown}: is no directory"));
+        }
+        if !self.create {
+            // Whether its disk is mounted is known at the start only, as it is of a store.
+            return Ok(());
         }
         let parent = parent.filter(|parent| !parent.as_os_str().is_empty());
         require(parent.is_none_or(Path::is_dir), &key("directory"), || {
@@ -206,11 +215,14 @@ impl JournalTable {
                     continue;
                 }
                 Some(Err(OpenError::Locked)) => {
-                    return Err(StartError::InUse(wrong(format!(
+                    return Err(StartError::Refused(wrong(format!(
                         "{directory}: another process has this journal open; stop it, or name another directory"
                     ))));
                 }
                 Some(Err(OpenError::Config(why))) => why,
+                Some(Err(OpenError::Missing)) => {
+                    return Err(StartError::Refused(wrong(missing(&self.directory))));
+                }
                 Some(Err(error @ OpenError::Foreign { .. })) => format!("{directory}: {error}"),
                 Some(Err(OpenError::Corrupt(corruption))) => format!(
                     "{directory}: {corruption}; cachectl journal verify {directory} lists all damage, export saves \
@@ -222,6 +234,15 @@ impl JournalTable {
             return Err(StartError::Config(wrong(why)));
         }
     }
+}
+
+/// Returns that a directory holds no journal, and what would be right.
+fn missing(directory: &Path) -> String {
+    let shown = directory.display();
+    format!(
+        "{shown}: there is no journal here; `cachectl journal init {shown}` makes one, and so does create = true in \
+         [objects.journal]; if its disk is to be mounted there, mount it"
+    )
 }
 
 /// Returns what is wrong with a directory in which an operation has failed, and what would be right.

@@ -9,7 +9,7 @@ use cached_core::object::{
 };
 use cached_journal::disk::Disk;
 use cached_journal::disk::simulated::{Faults, SimulatedDisk};
-use cached_journal::{Environment, Head, Journal, JournalConfig, Kind, Object, Record};
+use cached_journal::{Environment, Head, Journal, JournalConfig, Kind, Object, Record, tools};
 use test_kit::rng::Rng;
 use test_kit::sim::Sim;
 use test_kit::steered::{Op, SteeredStore, Verdict};
@@ -279,18 +279,130 @@ fn every_flipped_bit_is_detected_or_harmless_through_the_cache() {
     assert!(detected > 300 && harmless > 50, "{detected} {harmless}");
 }
 
-#[test]
-fn a_journal_that_another_writer_has_overtaken_is_not_replayed() {
-    let (disk, store, _) = written();
+/// Lets another writer claim the namespace of all objects.
+fn take_over(store: &Memory, epoch: u64) {
     let scope = Scope::Namespace(name(0).namespace);
-    let other = ClaimRequest::new(scope, Epoch(9), WriterId(77));
-    executor::block_on(store.claim(other)).unwrap();
+    executor::block_on(store.claim(ClaimRequest::new(scope, Epoch(epoch), WriterId(77)))).unwrap();
+}
+
+/// Requires that a directory within the journal's keeps what was journaled.
+fn assert_kept(disk: &SimulatedDisk, directory: &str, contents: &[Option<Vec<u8>>]) {
+    let mut last = std::collections::BTreeMap::new();
+    let kept = disk.directory(directory).unwrap();
+    let damage = tools::export(&*kept, |record, payload| {
+        if !payload.is_empty() {
+            last.insert(record.position, payload.to_vec());
+        }
+        Ok(())
+    });
+    assert_eq!(damage.unwrap(), []);
+    let all: Vec<_> = last.into_values().collect();
+    let expected: Vec<_> = contents.iter().flatten().cloned().collect();
+    assert!(all.ends_with(&expected), "{} records", all.len());
+}
+
+#[test]
+fn a_journal_that_another_writer_has_overtaken_is_kept_aside_and_not_replayed() {
+    let (disk, store, contents) = written();
+    take_over(&store, 9);
     let mut process = Process::start(&disk, &store, 2).unwrap();
-    let refused = process.begin().unwrap_err();
-    let RecoveryError::Overtaken { in_force, journal_epoch, .. } = &refused else { panic!("{refused}") };
-    assert_eq!((*in_force, *journal_epoch), (Epoch(9), Epoch(1)));
-    assert!(refused.to_string().contains("cachectl journal export"), "{refused}");
+    process.begin().unwrap();
+    assert_kept(&disk, "overtaken-1", &contents);
+    assert!(process.read(0).unwrap().is_none());
+    process.settle();
+    let progress = process.cache.recovery();
+    assert_eq!(progress.records_applied, progress.records);
     assert!(test_kit::content(&*store, &name(0)).is_none());
+    // The cache becomes the writer by its next change, and the start after that replays this change alone.
+    let bytes = pattern(99, 0, 3000);
+    let cache = process.cache.clone();
+    let write = WriteRequest::new(name(1), 0, bytes.clone()).durability(Durability::Journaled);
+    process.run(async move { cache.write(write).await }).unwrap();
+    drop(process);
+    disk.kill_process();
+    let mut process = Process::start(&disk, &store, 3).unwrap();
+    process.begin().unwrap();
+    assert_eq!(process.read(1).unwrap(), Some(bytes));
+    assert!((0..OBJECTS).filter(|object| *object != 1).all(|object| process.read(object).unwrap().is_none()));
+    assert!(!disk.names().unwrap().contains(&"overtaken-2".to_owned()));
+}
+
+/// The records of a namespace that is this cache's are applied, although another one was overtaken.
+#[test]
+fn a_namespace_that_was_not_overtaken_is_recovered_beside_one_that_was() {
+    let (disk, store, contents) = written();
+    let mut process = Process::start(&disk, &store, 2).unwrap();
+    process.begin().unwrap();
+    let other = ObjectId::new(Namespace::new("other").unwrap(), name(0).name);
+    let bytes = pattern(7, 0, 1000);
+    let write = WriteRequest::new(other.clone(), 0, bytes.clone()).durability(Durability::Journaled);
+    let cache = process.cache.clone();
+    process.run(async move { cache.write(write).await }).unwrap();
+    drop(process);
+    disk.kill_process();
+    take_over(&store, 9);
+    let mut process = Process::start(&disk, &store, 3).unwrap();
+    process.begin().unwrap();
+    assert!(process.read(0).unwrap().is_none());
+    let cache = process.cache.clone();
+    let read = process.run(async move { cache.read(ReadRequest::new(other, 0, BUCKET)).await });
+    assert_eq!(read.unwrap().data.to_vec(), bytes);
+    assert!(disk.names().unwrap().contains(&"overtaken-1".to_owned()));
+    drop(contents);
+}
+
+/// Whatever the power cuts short, the journal is kept, complete, before nothing of it is replayed.
+#[test]
+fn a_power_cut_while_a_journal_is_kept_aside_loses_nothing() {
+    let (pristine, store, contents) = written();
+    take_over(&store, 9);
+    let mut cut = 0;
+    for at in 1..200 {
+        let disk = pristine.copy();
+        disk.cut_power_in(Some(at));
+        let is_cut = match Process::start(&disk, &store, 2) {
+            Err(_) => true,
+            Ok(mut process) => process.begin().is_err(),
+        };
+        disk.power_cycle(at);
+        if !is_cut {
+            break;
+        }
+        cut += 1;
+        let mut process = Process::start(&disk, &store, 3).unwrap();
+        process.begin().unwrap();
+        assert_kept(&disk, "overtaken-1", &contents);
+        assert!(process.read(0).unwrap().is_none(), "cut at {at}");
+    }
+    assert!((10..199).contains(&cut), "{cut}");
+}
+
+#[test]
+fn no_more_than_three_overtaken_journals_are_kept() {
+    let (disk, store, _) = written();
+    let mut epoch = 9;
+    for seed in 2..5 {
+        take_over(&store, epoch);
+        let mut process = Process::start(&disk, &store, seed).unwrap();
+        process.begin().unwrap();
+        let write = WriteRequest::new(name(0), 0, b"again".to_vec()).durability(Durability::Journaled);
+        let cache = process.cache.clone();
+        process.run(async move { cache.write(write).await }).unwrap();
+        drop(process);
+        disk.kill_process();
+        epoch += 10;
+    }
+    take_over(&store, epoch);
+    let mut process = Process::start(&disk, &store, 5).unwrap();
+    let refused = process.begin().unwrap_err();
+    let RecoveryError::Overtaken { in_force, .. } = &refused else { panic!("{refused}") };
+    assert_eq!(*in_force, Epoch(epoch));
+    assert!(refused.to_string().contains("overtaken-1 to overtaken-3"), "{refused}");
+    // One is exported and removed.
+    for file in disk.directory("overtaken-2").unwrap().names().unwrap() {
+        disk.remove(&format!("overtaken-2/{file}")).unwrap();
+    }
+    process.begin().unwrap();
 }
 
 /// Requires that all objects have what was journaled, and that the store gets it.
@@ -332,7 +444,7 @@ fn a_claim_whose_answer_is_lost_leaves_nothing_out() {
 /// Another writer that claims the namespace between two attempts is noticed.
 #[test]
 fn a_takeover_between_two_attempts_is_noticed() {
-    let (disk, memory, _) = written();
+    let (disk, memory, contents) = written();
     let store = SteeredStore::over(Arc::clone(&memory));
     let mut process = Process::start(&disk, &store, 2).unwrap();
     let mut claims = 0;
@@ -344,10 +456,10 @@ fn a_takeover_between_two_attempts_is_noticed() {
         }
     });
     process.begin().unwrap_err();
-    let scope = Scope::Namespace(name(0).namespace);
-    executor::block_on(memory.claim(ClaimRequest::new(scope, Epoch(2), WriterId(77)))).unwrap();
-    let refused = process.begin().unwrap_err();
-    assert!(matches!(refused, RecoveryError::Overtaken { in_force: Epoch(2), .. }), "{refused}");
+    take_over(&memory, 2);
+    process.begin().unwrap();
+    assert_kept(&disk, "overtaken-1", &contents);
+    assert!(process.read(0).unwrap().is_none());
 }
 
 /// A disk that fails is no damage: there is nothing to discard, and the recovery begins once it works.

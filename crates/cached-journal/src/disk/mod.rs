@@ -17,7 +17,7 @@ pub use real::RealDisk;
 /// What tells a file from all others, whatever names lead to it: its device and its number there.
 pub type FileId = (u64, u64);
 
-/// A directory of files, without subdirectories.
+/// A directory of files.
 pub trait Disk: Send + Sync {
     /// Takes the exclusive lock of the directory. It is released when the result is dropped or the process
     /// ends.
@@ -25,7 +25,7 @@ pub trait Disk: Send + Sync {
     /// # Errors
     /// `WouldBlock` if it is taken.
     fn lock(&self) -> io::Result<Box<dyn Send + Sync>>;
-    /// Returns the names of all files, in any order.
+    /// Returns the names of all files and directories, in any order.
     fn names(&self) -> io::Result<Vec<String>>;
     /// Creates an empty file, whatever was there.
     fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>>;
@@ -39,6 +39,8 @@ pub trait Disk: Send + Sync {
     fn remove(&self, name: &str) -> io::Result<()>;
     /// Makes creations, renames and removals durable.
     fn sync_names(&self) -> io::Result<()>;
+    /// Returns a directory within this one, made if it is missing. Its name is durable as those of files are.
+    fn directory(&self, name: &str) -> io::Result<Box<dyn Disk>>;
     /// Returns a number that cannot be guessed.
     fn random(&self) -> io::Result<u64>;
 }

@@ -7,7 +7,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{Advice, FlockOperation, Mode, OFlags};
+use blocker::file::regular::{Owner, open_regular};
+use rustix::fs::{Advice, FlockOperation, OFlags};
 use rustix::io::Errno;
 
 use super::{Disk, DiskFile, FileId};
@@ -20,15 +21,27 @@ pub struct RealDisk {
     root: PathBuf,
     is_direct: bool,
     is_read_only: bool,
+    /// The user to whom files that root makes are given; nobody where files are only read.
+    owner: Option<Owner>,
 }
 
 impl RealDisk {
-    /// Opens a directory, and makes it if it is missing and its parent is there. With `is_direct`, writes
-    /// bypass the page cache.
+    /// Opens a directory. With `is_direct`, writes bypass the page cache.
     ///
     /// # Errors
     /// Those of the operating system.
     pub fn open(root: &Path, is_direct: bool) -> io::Result<Self> {
+        // Reading the names tells a directory from anything else.
+        fs::read_dir(root)?;
+        let owner = Some(Owner::of(&fs::metadata(root)?));
+        Ok(Self { root: root.to_path_buf(), is_direct, is_read_only: false, owner })
+    }
+
+    /// As [`open`](Self::open), but makes the directory if it is missing and its parent is there.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub fn create(root: &Path, is_direct: bool) -> io::Result<Self> {
         match fs::create_dir(root) {
             Ok(()) => File::open(
                 root.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")),
@@ -37,14 +50,18 @@ impl RealDisk {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && root.is_dir() => {}
             Err(error) => return Err(error),
         }
-        Ok(Self { root: root.to_path_buf(), is_direct, is_read_only: false })
+        Self::open(root, is_direct)
     }
 
     /// Returns a directory that is only read: nothing in it is made or changed, so that a read-only file system
     /// serves.
     #[must_use]
     pub fn read_only(root: &Path) -> Self {
-        Self { root: root.to_path_buf(), is_direct: false, is_read_only: true }
+        Self { root: root.to_path_buf(), is_direct: false, is_read_only: true, owner: None }
+    }
+
+    fn give(&self, made: &File) -> io::Result<()> {
+        self.owner.map_or(Ok(()), |owner| owner.give(made))
     }
 
     fn check_writable(&self) -> io::Result<()> {
@@ -54,10 +71,13 @@ impl RealDisk {
     fn file(&self, name: &str, flags: OFlags) -> io::Result<Arc<dyn DiskFile>> {
         let path = self.root.join(name);
         let buffered = open_regular(&path, flags)?;
+        if flags.contains(OFlags::CREATE) {
+            self.give(&buffered)?;
+        }
         let direct = if self.is_direct {
             let opened = open_regular(&path, OFlags::WRONLY | OFlags::DIRECT);
-            let hint = |error: io::Error| match error.kind() {
-                io::ErrorKind::InvalidInput => io::Error::new(
+            let hint = |error: io::Error| match Errno::from_io_error(&error) {
+                Some(Errno::INVAL) => io::Error::new(
                     error.kind(),
                     "this file system cannot bypass the page cache (O_DIRECT); set direct = false",
                 ),
@@ -72,34 +92,13 @@ impl RealDisk {
     }
 }
 
-/// Opens a regular file, and refuses anything else: nothing is waited for at a FIFO, no link is followed.
-fn open_regular(path: &Path, flags: OFlags) -> io::Result<File> {
-    let flags = flags | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let opened = rustix::io::retry_on_intr(|| rustix::fs::open(path, flags, Mode::from_raw_mode(0o666)));
-    let is_file = match opened {
-        Ok(file) => {
-            let file = File::from(file);
-            if file.metadata()?.is_file() {
-                return Ok(file);
-            }
-            false
-        }
-        // A link; a directory, to write to; a socket.
-        Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => fs::symlink_metadata(path)?.is_file(),
-        Err(errno) => return Err(errno.into()),
-    };
-    Err(match is_file {
-        true => Errno::AGAIN.into(),
-        // No kind of error that is an answer to something, such as `InvalidInput` from O_DIRECT.
-        false => io::Error::other("it is no regular file"),
-    })
-}
-
 impl Disk for RealDisk {
     fn lock(&self) -> io::Result<Box<dyn Send + Sync>> {
         let path = self.root.join(LOCK_NAME);
         if !self.is_read_only {
-            return Ok(Box::new(Lock::take(&path)?));
+            let lock = Lock::take(&path)?;
+            self.give(&lock.0)?;
+            return Ok(Box::new(lock));
         }
         match Lock::share(&path) {
             // Whoever has the journal open has made it.
@@ -139,6 +138,14 @@ impl Disk for RealDisk {
 
     fn sync_names(&self) -> io::Result<()> {
         File::open(&self.root)?.sync_all()
+    }
+
+    fn directory(&self, name: &str) -> io::Result<Box<dyn Disk>> {
+        self.check_writable()?;
+        let root = self.root.join(name);
+        let disk = Self::create(&root, false)?;
+        self.give(&File::open(&root)?)?;
+        Ok(Box::new(Self { owner: self.owner, ..disk }))
     }
 
     fn random(&self) -> io::Result<u64> {
@@ -284,7 +291,7 @@ mod tests {
         for disk in [&disk, &reading] {
             for name in ["fifo", "link", "dir"] {
                 let error = disk.open(name).map(drop).unwrap_err();
-                assert_eq!(error.to_string(), "it is no regular file", "{name}");
+                assert!(error.to_string().ends_with("not a regular file"), "{name}: {error}");
             }
         }
         std::fs::rename(dir.path().join("fifo"), dir.path().join("lock")).unwrap();

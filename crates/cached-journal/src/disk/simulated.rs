@@ -314,6 +314,16 @@ impl SimulatedDisk {
         copy
     }
 
+    /// Returns the names in a directory: of files, and of directories that have files.
+    fn names_below(&self, prefix: &str) -> Vec<String> {
+        let medium = self.medium.lock();
+        let below = medium.names.keys().filter_map(|name| name.strip_prefix(prefix));
+        let mut names: Vec<_> =
+            below.map(|name| name.split_once('/').map_or(name, |(first, _)| first).to_owned()).collect();
+        names.dedup();
+        names
+    }
+
     fn file(&self, medium: &Medium, file: u64) -> Arc<dyn DiskFile> {
         let (gate, power) = (Arc::clone(&self.gate), medium.power);
         Arc::new(SimulatedFile { medium: Arc::clone(&self.medium), gate, file, power })
@@ -344,7 +354,7 @@ impl Disk for SimulatedDisk {
     }
 
     fn names(&self) -> io::Result<Vec<String>> {
-        Ok(self.medium.lock().names.keys().cloned().collect())
+        Ok(self.names_below(""))
     }
 
     fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
@@ -403,9 +413,67 @@ impl Disk for SimulatedDisk {
         Ok(())
     }
 
+    fn directory(&self, name: &str) -> io::Result<Box<dyn Disk>> {
+        Ok(Box::new(SimulatedDirectory { disk: self.clone(), prefix: format!("{name}/") }))
+    }
+
     fn random(&self) -> io::Result<u64> {
         let mut medium = self.medium.lock();
         Ok(medium.random.next_u64())
+    }
+}
+
+/// A directory within the disk: its files have names that begin with it. An empty one is not there.
+struct SimulatedDirectory {
+    disk: SimulatedDisk,
+    prefix: String,
+}
+
+impl SimulatedDirectory {
+    fn full(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+}
+
+impl Disk for SimulatedDirectory {
+    fn lock(&self) -> io::Result<Box<dyn Send + Sync>> {
+        self.disk.lock()
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        Ok(self.disk.names_below(&self.prefix))
+    }
+
+    fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
+        self.disk.create(&self.full(name))
+    }
+
+    fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
+        self.disk.open(&self.full(name))
+    }
+
+    fn id(&self, name: &str) -> io::Result<FileId> {
+        self.disk.id(&self.full(name))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.disk.rename(&self.full(from), &self.full(to))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.disk.remove(&self.full(name))
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        self.disk.sync_names()
+    }
+
+    fn directory(&self, name: &str) -> io::Result<Box<dyn Disk>> {
+        self.disk.directory(&self.full(name))
+    }
+
+    fn random(&self) -> io::Result<u64> {
+        self.disk.random()
     }
 }
 

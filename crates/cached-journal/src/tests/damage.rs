@@ -259,6 +259,9 @@ impl Disk for Refusing {
     fn sync_names(&self) -> io::Result<()> {
         panic!("something is synced")
     }
+    fn directory(&self, name: &str) -> io::Result<Box<dyn Disk>> {
+        panic!("{name} is made")
+    }
     fn random(&self) -> io::Result<u64> {
         self.disk.random()
     }

@@ -93,7 +93,7 @@ impl From<StartError> for ObjectsError {
     fn from(error: StartError) -> ObjectsError {
         match error {
             StartError::Config(error) => ObjectsError::Config(error),
-            StartError::InUse(error) => ObjectsError::InUse(error),
+            StartError::Refused(error) => ObjectsError::InUse(error),
             StartError::Store(error) => ObjectsError::Store(error),
         }
     }

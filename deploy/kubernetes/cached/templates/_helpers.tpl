@@ -62,6 +62,9 @@ create = true
 
 [objects.journal]
 {{- include "cached.keys" . }}
+{{- if not (hasKey . "create") }}
+create = true
+{{- end }}
 {{- end }}
 {{- range .Values.objects.namespaces }}
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use cached_journal::disk::RealDisk;
-use cached_journal::{Corruption, OpenError, tools};
+use cached_journal::{Corruption, DiskError, OpenError, tools};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
@@ -23,6 +23,11 @@ pub(crate) struct Journal {
 
 #[derive(Subcommand)]
 enum JournalCommand {
+    /// Make an empty journal, which a start does not do by itself unless create = true.
+    ///
+    /// The directory is made with its parents if it is missing, and must be empty otherwise. What root makes belongs to
+    /// the directory's owner.
+    Init(Directory),
     /// Show what a journal consists of, and what the next start would replay.
     ///
     /// Reads the heads of all records, changes nothing. The verdict is the last line: whether the next start
@@ -40,7 +45,8 @@ enum JournalCommand {
     Export(export::Export),
     /// Remove a journal with all its records: acknowledged changes that are not stored are lost.
     ///
-    /// The next start begins a new journal. Export first what may still be needed.
+    /// An empty journal is left, which the next start uses. Export first what may still be needed. Journals that a start
+    /// has kept aside, as overtaken-1, stay.
     Discard(Discard),
 }
 
@@ -67,6 +73,7 @@ impl Journal {
     /// Exit codes: 0 in order, 1 damaged, 2 it could not be read.
     pub(crate) fn run(&self, output: &Output) -> ExitCode {
         let verdict = match &self.command {
+            JournalCommand::Init(Directory { directory }) => init(directory, output),
             JournalCommand::Inspect(Directory { directory }) => inspect::run(directory, output),
             JournalCommand::Verify(Directory { directory }) => verify(directory, output),
             JournalCommand::Export(export) => export.run(output),
@@ -81,6 +88,20 @@ impl Journal {
             }
         }
     }
+}
+
+fn init(directory: &Path, output: &Output) -> Verdict {
+    let shown = directory.display();
+    std::fs::create_dir_all(directory).map_err(Failure::io(shown.to_string()))?;
+    let disk = RealDisk::open(directory, false).map_err(Failure::io(shown.to_string()))?;
+    tools::init(&disk).map_err(|error| match error {
+        OpenError::Disk(DiskError { error, .. }) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            Failure::Usage(format!("{shown} has a journal already"))
+        }
+        error => failure(directory, error),
+    })?;
+    output.write(format!("{shown} is an empty journal by now"), &json!({}))?;
+    Ok(true)
 }
 
 /// Opens a directory that has to hold a journal, to read it.
@@ -170,7 +191,7 @@ impl Discard {
         // Buffered: the tools work on any file system.
         let disk = RealDisk::open(directory, false).map_err(Failure::io(shown.to_string()))?;
         tools::discard(&disk).map_err(|error| failure(directory, error))?;
-        output.write(format!("{shown} is empty; the next start begins a new journal"), &json!({}))?;
+        output.write(format!("{shown} is an empty journal by now"), &json!({}))?;
         Ok(true)
     }
 }

@@ -18,7 +18,9 @@ use cached_journal::{AppendError, Appended, Journal, OpenError, Position, Record
 use super::{RecoveryError, on_demand, pass};
 use crate::object::change_log::records::{encode_epoch, subject};
 use crate::object::epochs::Own;
-use crate::object::recovery_state::{BegunClaim, Collector, Found, FoundNamespace, Recovery, Unapplied};
+use crate::object::recovery_state::{
+    BegunClaim, Collector, Found, FoundNamespace, Overtaken, Recovery, Unapplied,
+};
 use crate::object::shared::Shared;
 use crate::sync::Arc;
 
@@ -39,15 +41,26 @@ pub(crate) async fn begin(shared: &Arc<Shared>) -> Result<(), RecoveryError> {
             log.names.learn(&each.name, each.number, end);
         }
     }
-    let mut left_out = 0;
-    for at in changed {
-        if claim(shared, &found.namespaces[at], end, replay.claims()).await? {
-            left_out += found.leave_out(at);
-        }
-    }
     let not_started =
         |error| RecoveryError::Disk(format!("the thread that reads it cannot be started: {error}"));
     recovery.start_reading().map_err(not_started)?;
+    let mut left_out = 0;
+    for at in changed {
+        let namespace = &found.namespaces[at];
+        let is_left_out = replay.overtaken().namespaces.iter().any(|(name, ..)| *name == namespace.name)
+            || match claim(shared, namespace, end, replay.claims()).await? {
+                Claimed::ToApply => false,
+                Claimed::Voided => true,
+                Claimed::Overtaken { in_force } => {
+                    set_aside(shared, namespace, in_force, end, &mut replay).await?;
+                    true
+                }
+            };
+        if is_left_out {
+            left_out += found.leave_out(at);
+        }
+    }
+    replay.overtaken().log();
     tracing::info!(
         records = replay.get().len(),
         bytes = replay.get().payload_bytes(),
@@ -80,9 +93,17 @@ impl Unbegun<'_> {
         &self.unapplied.as_ref().expect("the recovery has not begun").replay
     }
 
-    fn claims(&mut self) -> &mut HashMap<Namespace, BegunClaim> {
+    fn get_mut(&mut self) -> &mut Unapplied {
         // As above.
-        &mut self.unapplied.as_mut().expect("the recovery has not begun").claims
+        self.unapplied.as_mut().expect("the recovery has not begun")
+    }
+
+    fn claims(&mut self) -> &mut HashMap<Namespace, BegunClaim> {
+        &mut self.get_mut().claims
+    }
+
+    fn overtaken(&mut self) -> &mut Overtaken {
+        &mut self.get_mut().overtaken
     }
 }
 
@@ -114,36 +135,88 @@ fn collect(shared: &Shared, replay: &Replay) -> Result<Found, RecoveryError> {
     Ok(collector.finish())
 }
 
+impl Overtaken {
+    /// Logs what is not applied, and where it is kept.
+    fn log(&self) {
+        let Some(kept_in) = &self.kept_in else { return };
+        let named = |(name, journal, in_force): &(Namespace, Epoch, Epoch)| {
+            format!("{name} (the journal's epoch is {journal}, epoch {in_force} is in force)")
+        };
+        let namespaces: Vec<_> = self.namespaces.iter().map(named).collect();
+        tracing::error!(
+            namespaces = %namespaces.join(", "), kept_in,
+            "other writers have taken over since the journal was written: its changes of these namespaces are not applied; \
+             the journal as it was is kept in {kept_in} of its directory, `cachectl journal export` saves what it holds"
+        );
+    }
+}
+
+/// Keeps a copy of the journal, and voids what it holds of a namespace that another writer has taken over.
+async fn set_aside(
+    shared: &Arc<Shared>,
+    found: &FoundNamespace,
+    in_force: Epoch,
+    end: Position,
+    replay: &mut Unbegun<'_>,
+) -> Result<(), RecoveryError> {
+    let journal_epoch = Epoch(found.epoch);
+    if replay.overtaken().kept_in.is_none() {
+        let kept = shared.recovery.reading().read(replay.get().keep_aside()).await;
+        let ended = || RecoveryError::Disk("the thread that copies the journal has ended".into());
+        let kept = kept.ok_or_else(ended)?.map_err(|error| RecoveryError::Disk(error.to_string()))?;
+        let namespace = found.name.clone();
+        let kept = kept.ok_or(RecoveryError::Overtaken { namespace, journal_epoch, in_force })?;
+        replay.overtaken().kept_in = Some(kept);
+    }
+    void(shared, found, end).await?;
+    replay.overtaken().namespaces.push((found.name.clone(), journal_epoch, in_force));
+    Ok(())
+}
+
+/// Logs a mark: nothing of the namespace up to `end` is replayed.
+async fn void(shared: &Shared, found: &FoundNamespace, end: Position) -> Result<(), RecoveryError> {
+    let mark = cached_journal::Head::mark(cached_journal::Scope::Namespace, end);
+    let head = cached_journal::Head { namespace: found.number, ..mark };
+    log(shared, |journal| journal.append(&Record { head, payload: &[] })).await
+}
+
+/// What a claim has found out about a namespace's records.
+enum Claimed {
+    ToApply,
+    /// This cache has voided them.
+    Voided,
+    /// Another writer's epoch is in force.
+    Overtaken {
+        in_force: Epoch,
+    },
+}
+
 /// Claims a namespace of the journal with the epoch after the one in force, if that is this cache's. `end`:
-/// the last position found; `claims`: those of this and of earlier attempts. Returns whether this cache has voided
-/// what the journal holds of the namespace.
+/// the last position found; `claims`: those of this and of earlier attempts.
 async fn claim(
     shared: &Arc<Shared>,
     found: &FoundNamespace,
     end: Position,
     claims: &mut HashMap<Namespace, BegunClaim>,
-) -> Result<bool, RecoveryError> {
+) -> Result<Claimed, RecoveryError> {
     let (name, scope) = (&found.name, Scope::Namespace(found.name.clone()));
     let journal_epoch = Epoch(found.epoch);
-    let overtaken = |in_force| RecoveryError::Overtaken { namespace: name.clone(), journal_epoch, in_force };
     let claim = match claims.get(name) {
         Some(claim) => *claim,
         None => {
             let (own, is_voided) = match claim_below(shared, &scope, journal_epoch).await? {
                 Ok(()) => (journal_epoch, false),
-                Err(newer) => {
-                    claim_below(shared, &scope, newer).await?.map_err(overtaken)?;
-                    (newer, true)
-                }
+                Err(newer) => match claim_below(shared, &scope, newer).await? {
+                    Ok(()) => (newer, true),
+                    Err(in_force) => return Ok(Claimed::Overtaken { in_force }),
+                },
             };
             if is_voided {
                 tracing::warn!(
                     namespace = %name, %journal_epoch, in_force = %own,
                     "the journal was voided after its disk had failed: its changes of the namespace are stored, and are left out"
                 );
-                let mark = cached_journal::Head::mark(cached_journal::Scope::Namespace, end);
-                let head = cached_journal::Head { namespace: found.number, ..mark };
-                log(shared, |journal| journal.append(&Record { head, payload: &[] })).await?;
+                void(shared, found, end).await?;
             }
             // Exactly the next one: a claim of another writer in between is noticed.
             let epoch = Epoch(own.0.saturating_add(1));
@@ -154,12 +227,14 @@ async fn claim(
             claim
         }
     };
-    claim_below(shared, &scope, claim.epoch).await?.map_err(overtaken)?;
+    if let Err(in_force) = claim_below(shared, &scope, claim.epoch).await? {
+        return Ok(Claimed::Overtaken { in_force });
+    }
     if let Some(log) = &shared.log {
         log.names.claimed(name, claim.epoch.0);
     }
     shared.epochs.set(name, Own::Held(claim.epoch));
-    Ok(claim.is_voided)
+    Ok(if claim.is_voided { Claimed::Voided } else { Claimed::ToApply })
 }
 
 /// Appends a record, and waits until it is durable.

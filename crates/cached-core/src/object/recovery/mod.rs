@@ -27,9 +27,9 @@ pub(crate) use claims::begin;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RecoveryError {
     /// Another writer has taken over a namespace since the journal was written: its records must not be
-    /// applied.
+    /// applied, and no more journals may be kept aside.
     #[error(
-        "the journal holds changes of namespace {namespace} made under epoch {journal_epoch}, and epoch {in_force} of another writer is in force: they must not be stored; `cachectl journal export` saves them, `cachectl journal discard` empties the journal"
+        "the journal holds changes of namespace {namespace} made under epoch {journal_epoch}, and epoch {in_force} of another writer is in force: they must not be stored, and {max} overtaken journals are kept already, overtaken-1 to overtaken-{max}; `cachectl journal export` saves what one holds, then remove its directory", max = cached_journal::KEPT_ASIDE_MAX
     )]
     Overtaken {
         /// The namespace.

@@ -47,11 +47,22 @@ pub(crate) struct BegunClaim {
     pub(crate) is_voided: bool,
 }
 
+/// The namespaces that other writers have taken over since the journal was written.
+#[derive(Default)]
+pub(crate) struct Overtaken {
+    /// The directory that keeps a copy of the journal, within the journal's.
+    pub(crate) kept_in: Option<String>,
+    /// Each namespace whose records the log states to be void by now, with the journal's epoch and the one in force.
+    pub(crate) namespaces: Vec<(Namespace, Epoch, Epoch)>,
+}
+
 /// What an earlier process left.
 pub(crate) struct Unapplied {
     pub(crate) replay: Replay,
     /// The claims of earlier attempts to begin: the next one must not take them for those of another process.
     pub(crate) claims: HashMap<Namespace, BegunClaim>,
+    /// What earlier attempts have found of other writers.
+    pub(crate) overtaken: Overtaken,
     /// Until nothing more of it will be applied the log is not declared void.
     pub(crate) logged: Logged,
 }
@@ -86,7 +97,7 @@ impl Recovery {
         let (records, source) = (replay.as_ref().map_or(0, Replay::len), replay.as_ref().map(Replay::source));
         let unapplied = replay.zip(log).map(|(replay, log)| {
             let claims = HashMap::new();
-            Unapplied { replay, claims, logged: log.count_logged() }
+            Unapplied { replay, claims, overtaken: Overtaken::default(), logged: log.count_logged() }
         });
         Self {
             is_active: AtomicBool::new(is_active),
