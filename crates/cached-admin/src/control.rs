@@ -115,3 +115,28 @@ fn line(mut record: Record, has_token: bool) -> Value {
         "message": record.text(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_objects_are_shown_whole_to_holders_of_the_token_alone() {
+        let record = Record {
+            id: 1,
+            time: String::new(),
+            unix_ms: 2,
+            level: log::Level::Warn,
+            target: "here",
+            message: "lost".into(),
+            fields: vec![
+                ("object", log::Value::Text("vm/disk-of-a-client".into())),
+                ("cause", log::Value::Text("the store".into())),
+            ],
+            repeated: 0,
+        };
+        let shown = |has_token| line(record.clone(), has_token)["message"].as_str().unwrap().to_owned();
+        assert_eq!(shown(true), "lost object=vm/disk-of-a-client cause=\"the store\"");
+        assert_eq!(shown(false), "lost object=vm/disk-… cause=\"the store\"");
+    }
+}

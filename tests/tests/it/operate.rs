@@ -464,6 +464,25 @@ fn the_limits_of_the_synapse_listener_change_while_clients_are_connected() {
 }
 
 #[test]
+fn the_absence_and_the_return_of_a_server_below_are_logged() {
+    let store = Daemon::start("synapsed", |place| {
+        format!("backend = \"memory:\"\n[synapse]\nlisten = [\"unix:{place}/synapse\"]\n")
+    });
+    let below = store.path("synapse").display().to_string();
+    let cache = Daemon::start("cached", |_| {
+        format!("[objects]\n[objects.backend]\nkind = \"synapse\"\naddress = \"unix:{below}\"\n")
+    });
+    let logged = |words: &str| cache.log().lines().filter(|line| line.contains(words)).count();
+    assert_eq!(logged("the server is away"), 0);
+    let store = store.restart("synapsed", libc::SIGKILL);
+    wait_for("the line about its return", || (logged("the server is back") == 1).then_some(()));
+    let log = cache.log();
+    let away = log.lines().find(|line| line.contains("the server is away"));
+    assert!(away.is_some_and(|line| line.contains(&below) && line.contains("cause=")), "{log}");
+    drop(store);
+}
+
+#[test]
 fn a_cache_whose_store_stalls_is_not_ready_until_its_dirty_data_are_stored() {
     let store = Daemon::start("synapsed", |place| {
         format!(

@@ -164,6 +164,42 @@ fn volumes_are_made_changed_and_deleted() {
     refused(&daemon, &["job", "1000"], 3, "there is no job 1000");
 }
 
+/// What an owner wrote and gave up is stored, but may still be queued when another one looks.
+#[test]
+fn a_check_and_a_listing_find_what_is_still_queued() {
+    let daemon = start();
+    std::fs::write(daemon.path("image"), vec![7; MIB as usize]).expect("a file");
+    done(&daemon, &["import", "disk", "FILE:image"]);
+    let backend = format!("synapse:unix:{}", daemon.path("synapse").display());
+    let objects = |command: &str| {
+        let (code, text) =
+            daemon.cachectl(&["--backend", &backend, "--namespace", "volumes.0000001", command]);
+        assert_eq!(code, 0, "{text}");
+        let names = text.lines().filter_map(|line| line.split_whitespace().last());
+        names.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let in_order = |when: &str| {
+        let checked = done(&daemon, &["check"]);
+        assert!(checked.contains("1 volume") && checked.contains("in order"), "{when}: {checked}");
+    };
+    let imported = objects("ls");
+    // 16 of data, the head, and a page of the map at least.
+    assert!(imported.len() >= 18, "{imported:?}");
+    in_order("after the import");
+    let mut disk = connect(&daemon, "disk");
+    disk.write(0, b"changed").expect("it is written");
+    disk.flush().expect("it is flushed");
+    assert_eq!(objects("ls"), imported, "while a client has it");
+    drop(disk);
+    wait_until_detached(&daemon, "disk");
+    in_order("after a client had it");
+    done(&daemon, &["export", "disk", "FILE:exported"]);
+    assert_eq!(objects("ls"), imported, "after the export");
+    in_order("after the export");
+    objects("flush");
+    assert_eq!(objects("ls"), imported, "when all of it is stored");
+}
+
 #[test]
 fn a_damaged_volume_is_named_and_deleted_and_the_others_are_listed() {
     let daemon = start();

@@ -85,6 +85,22 @@ fn scattered_buckets_go_in_one_change() {
     env.end();
 }
 
+/// Whole objects and removals are requests of a flush, as parts of objects are.
+#[test]
+fn every_change_that_a_flush_sends_is_counted() {
+    let mut env = environment(back(), |_| ());
+    let object = id("whole");
+    env.write(&object, 0, pattern(1, 0, 3 * BUCKET as usize));
+    env.flush();
+    assert_eq!((env.changes().len(), env.cache.counters().flush_requests), (1, 1));
+    let removed = env.cache.delete(DeleteRequest::new(object.clone()));
+    env.sim.run(removed).unwrap();
+    env.flush();
+    assert_eq!((env.changes().len(), env.cache.counters().flush_requests), (2, 2));
+    assert!(content(env.store.memory(), &object).is_none());
+    env.end();
+}
+
 #[test]
 fn a_store_that_takes_few_runs_gets_as_many_changes_as_it_needs() {
     type Limit = fn(&mut Capabilities);
