@@ -330,25 +330,26 @@ fn a_journal_that_another_writer_has_overtaken_is_kept_aside_and_not_replayed() 
 /// The records of a namespace that is this cache's are applied, although another one was overtaken.
 #[test]
 fn a_namespace_that_was_not_overtaken_is_recovered_beside_one_that_was() {
-    let (disk, store, contents) = written();
-    let mut process = Process::start(&disk, &store, 2).unwrap();
+    let (disk, store) = (SimulatedDisk::new(), Arc::new(test_kit::memory(&ManualClock::new())));
+    let mut process = Process::start(&disk, &store, 1).unwrap();
     process.begin().unwrap();
     let other = ObjectId::new(Namespace::new("other").unwrap(), name(0).name);
     let bytes = pattern(7, 0, 1000);
-    let write = WriteRequest::new(other.clone(), 0, bytes.clone()).durability(Durability::Journaled);
-    let cache = process.cache.clone();
-    process.run(async move { cache.write(write).await }).unwrap();
+    for object in [name(0), other.clone()] {
+        let write = WriteRequest::new(object, 0, bytes.clone()).durability(Durability::Journaled);
+        let cache = process.cache.clone();
+        process.run(async move { cache.write(write).await }).unwrap();
+    }
     drop(process);
     disk.kill_process();
     take_over(&store, 9);
-    let mut process = Process::start(&disk, &store, 3).unwrap();
+    let mut process = Process::start(&disk, &store, 2).unwrap();
     process.begin().unwrap();
     assert!(process.read(0).unwrap().is_none());
     let cache = process.cache.clone();
     let read = process.run(async move { cache.read(ReadRequest::new(other, 0, BUCKET)).await });
     assert_eq!(read.unwrap().data.to_vec(), bytes);
     assert!(disk.names().unwrap().contains(&"overtaken-1".to_owned()));
-    drop(contents);
 }
 
 /// Whatever the power cuts short, the journal is kept, complete, before nothing of it is replayed.
