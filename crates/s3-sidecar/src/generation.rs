@@ -71,6 +71,10 @@ impl Head {
         // Not there if it was declared a matter of the connection.
         let etag = kept.get(ETAG)?.clone();
         let last_modified = kept.get(LAST_MODIFIED).cloned();
+        if bytes != (0..size) {
+            // AWS states the checksums of a part of an upload with the bytes of that part.
+            remove_checksums(&mut kept);
+        }
         // An answer with a part replaces it.
         kept.insert(CONTENT_LENGTH, HeaderValue::from(size));
         let generation = id(&read.key, &etag, size, last_modified.as_ref());
@@ -107,19 +111,25 @@ impl Head {
     /// Returns the headers that can be repeated on the word of a 304 that does not have them: they cannot change without `ETag` or
     /// `Last-Modified`.
     pub(crate) fn settled_headers(&self) -> HeaderMap {
-        let mut headers = self.headers.clone();
-        let unsettled: Vec<HeaderName> = headers.keys().filter(|name| !is_settled(name)).cloned().collect();
-        unsettled.into_iter().for_each(|name| drop(headers.remove(name)));
-        headers
+        only(&self.headers, is_settled)
     }
 
-    /// Returns the headers of an answer with a part of the object, without what holds for the whole alone.
-    pub(crate) fn without_checksums(mut headers: HeaderMap) -> HeaderMap {
-        let of_whole: Vec<HeaderName> =
-            headers.keys().filter(|name| name.as_str().starts_with("x-amz-checksum-")).cloned().collect();
-        of_whole.into_iter().for_each(|name| drop(headers.remove(name)));
-        headers
+    /// Returns the others.
+    pub(crate) fn unsettled_headers(&self) -> HeaderMap {
+        only(&self.headers, |name| !is_settled(name))
     }
+}
+
+fn only(headers: &HeaderMap, which: impl Fn(&HeaderName) -> bool) -> HeaderMap {
+    let kept = headers.iter().filter(|(name, _)| which(name));
+    kept.map(|(name, value)| (name.clone(), value.clone())).collect()
+}
+
+/// Removes what holds for the whole object alone.
+pub(crate) fn remove_checksums(headers: &mut HeaderMap) {
+    let of_whole: Vec<HeaderName> =
+        headers.keys().filter(|name| name.as_str().starts_with("x-amz-checksum-")).cloned().collect();
+    of_whole.into_iter().for_each(|name| drop(headers.remove(name)));
 }
 
 /// Returns whether a header is set with an object's bytes, and by no later change: that of tags, a lock, the storage class, a

@@ -41,13 +41,11 @@ impl Heads {
                 // An answer to a later question is there already.
                 return is_later;
             }
-            // What states more stays, and is as new as the newer one.
+            // What states more stays. It is as new as the newer one, if that has the same headers which can change while bytes stay.
             let is_kept = known.head.is_of_whole && (!is_of_whole || is_later);
             let newer = if is_later { known.asked } else { asked };
-            if is_kept {
-                known.asked = newer;
-            } else {
-                new.asked = newer;
+            if known.head.unsettled_headers() == new.head.unsettled_headers() {
+                if is_kept { known.asked = newer } else { new.asked = newer }
             }
             is_kept
         };
@@ -122,6 +120,29 @@ mod tests {
         let known = heads.get(&PLACE).unwrap().head;
         heads.forget(&PLACE, &known);
         assert_eq!((heads.get(&PLACE).is_none(), heads.sizes()), (true, (0, 0)));
+    }
+
+    #[test]
+    fn headers_that_change_while_the_bytes_stay_are_as_new_as_the_answer_that_has_stated_them() {
+        let tagged = |count: &'static str, is_of_whole| {
+            let mut head = Arc::into_inner(head(1, is_of_whole)).unwrap();
+            head.headers.insert("x-amz-tagging-count", HeaderValue::from_static(count));
+            Arc::new(head)
+        };
+        let heads = Heads::new(100, 1 << 20);
+        let known = || heads.get(&PLACE).map(|known| (known.asked.sequence, known.head.is_of_whole)).unwrap();
+        heads.enter(PLACE, tagged("1", true), asked(1));
+        heads.enter(PLACE, tagged("1", false), asked(2));
+        assert_eq!(known(), (2, true));
+        // A part of the object has come with other tags.
+        heads.enter(PLACE, tagged("2", false), asked(3));
+        assert_eq!(known(), (2, true));
+        heads.enter(PLACE, tagged("2", true), asked(4));
+        assert_eq!(known(), (4, true));
+        heads.forget_all([1; 32]);
+        heads.enter(PLACE, tagged("2", false), asked(6));
+        heads.enter(PLACE, tagged("1", true), asked(5));
+        assert_eq!(known(), (5, true));
     }
 
     #[test]

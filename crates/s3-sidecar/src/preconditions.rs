@@ -91,11 +91,15 @@ fn opaque(etag: &str) -> &str {
     etag.strip_prefix('"').and_then(|etag| etag.strip_suffix('"')).unwrap_or(etag)
 }
 
-/// Returns whether the object has changed since a time; `None` if either is not known.
+/// Returns whether the object has changed since a time; `None` if the endpoint must say.
 fn is_modified_since(headers: &HeaderMap, name: &HeaderName, head: &Head) -> Option<bool> {
     let mut values = headers.get_all(name).into_iter();
-    let since = values.next().filter(|_| values.next().is_none())?;
-    Some(time(head.last_modified.as_ref()?)? > time(since)?)
+    let since = time(values.next().filter(|_| values.next().is_none())?)?;
+    // Many endpoints take a date in the future for none (RFC 2616, 14.25), and some do not.
+    if *name == IF_MODIFIED_SINCE && since > SystemTime::now() {
+        return None;
+    }
+    Some(time(head.last_modified.as_ref()?)? > since)
 }
 
 fn time(value: &HeaderValue) -> Option<SystemTime> {
@@ -130,6 +134,7 @@ mod tests {
 
     const BEFORE: &str = "Sun, 31 Dec 2023 23:59:59 GMT";
     const AT: &str = "Mon, 01 Jan 2024 00:00:00 GMT";
+    const FUTURE: &str = "Fri, 31 Dec 9999 23:59:59 GMT";
 
     #[test]
     fn each_condition_is_decided() {
@@ -151,8 +156,10 @@ mod tests {
             (IF_MODIFIED_SINCE, BEFORE, Send),
             (IF_MODIFIED_SINCE, AT, NotModified),
             (IF_MODIFIED_SINCE, "yesterday", Unknown),
+            (IF_MODIFIED_SINCE, FUTURE, Unknown),
             (IF_UNMODIFIED_SINCE, BEFORE, Failed),
             (IF_UNMODIFIED_SINCE, AT, Send),
+            (IF_UNMODIFIED_SINCE, FUTURE, Send),
             (IF_UNMODIFIED_SINCE, "", Unknown),
         ] {
             assert_eq!(decided(&[(name.clone(), value)]), verdict, "{name}: {value}");

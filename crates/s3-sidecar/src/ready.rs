@@ -9,7 +9,7 @@ use hyper::{HeaderMap, Response, StatusCode};
 
 use crate::body::Body;
 use crate::conditions::wanted;
-use crate::generation::Head;
+use crate::generation::{self, Head};
 use crate::read::Read;
 use crate::serving::{WHOLE_BYTES_MAX, Whereabouts, from_cache, here_or_coming};
 use crate::shared::Shared;
@@ -106,8 +106,9 @@ pub(crate) fn answer(
         HeadersOf::Known | HeadersOf::With(_) => head.headers.clone(),
         HeadersOf::Same(_) => head.settled_headers(),
     };
-    if is_part {
-        headers = Head::without_checksums(headers);
+    // They hold for the whole object, which a part may be as well.
+    if is_part && *bytes != (0..head.size) {
+        generation::remove_checksums(&mut headers);
     }
     if let HeadersOf::With(own) | HeadersOf::Same(own) = of {
         let mut own = own.clone();
