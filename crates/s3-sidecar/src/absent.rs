@@ -17,6 +17,8 @@ pub(crate) const BODY_BYTES_MAX: usize = 8 << 10;
 /// What the endpoint has answered to a read of an object that is not there.
 #[derive(Clone, Debug)]
 pub(crate) struct Absent {
+    /// The object, by the very name that it was asked for by.
+    pub(crate) object: ObjectKey,
     pub(crate) answer: Arc<Answer>,
     /// When it was asked.
     pub(crate) asked: Moment,
@@ -59,11 +61,12 @@ impl Absents {
         self.0.get(&(key, false))
     }
 
-    pub(crate) fn enter(&self, key: ObjectKey, answer: Answer, asked: Moment) {
+    /// Enters that an object is not there, by the identity that it is kept by.
+    pub(crate) fn enter(&self, key: ObjectKey, object: ObjectKey, answer: Answer, asked: Moment) {
         let headers = answer.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 64);
         let body = answer.body.as_ref().map_or(0, Bytes::len);
         let bytes = size_of::<Absent>() + size_of::<Answer>() + 128 + headers.sum::<usize>() + body;
-        let absent = Absent { answer: Arc::new(answer), asked };
+        let absent = Absent { object, answer: Arc::new(answer), asked };
         self.0.enter((key, false), absent, bytes, |known, _| known.asked.sequence > asked.sequence);
     }
 

@@ -5,19 +5,71 @@
 //! - only a *plain* name, which nothing folds, is ever answered without the endpoint;
 //! - a change of any name concerns the plain one of its [`Class`] (the others are asked for each time);
 //! - a right under a prefix must cover both what a name is and what it may be taken for.
+//!
+//! Whether the endpoint folds letter case and forms of Unicode as well is configured, by [`Names`].
 
 use std::borrow::Cow;
 
 use crate::target::{ObjectKey, object_key};
+
+/// Which keys an endpoint takes for one, beside those with empty segments or dots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Names {
+    /// None: two keys are two objects, as in S3.
+    #[default]
+    Exact,
+    /// Keys that differ in letter case or in the form of Unicode, as file systems may have it.
+    ///
+    /// Their tables of letters differ, and so do those of two versions of Unicode. So only ASCII is folded: of a key with other
+    /// characters it is only known that it may be any key of its bucket.
+    Folded,
+}
+
+impl Names {
+    /// Returns whether every key that an endpoint may take for this plain one is in its class.
+    fn has_class(self, plain: &[u8]) -> bool {
+        self == Names::Exact || plain.is_ascii()
+    }
+
+    /// Returns what all plain keys of a class have in common; each begins with what their prefixes have in common.
+    pub(crate) fn folded(self, key: &[u8]) -> Cow<'_, [u8]> {
+        match self {
+            Names::Folded if key.iter().any(u8::is_ascii_uppercase) => Cow::Owned(key.to_ascii_lowercase()),
+            Names::Folded | Names::Exact => Cow::Borrowed(key),
+        }
+    }
+
+    /// Returns the beginning of the [folded](Self::folded) plain names of all keys that may be taken for one with this prefix.
+    pub(crate) fn folded_prefix(self, prefix: &[u8]) -> Cow<'_, [u8]> {
+        let plain = plain_prefix(prefix);
+        let has_class = |byte: &u8| self == Names::Exact || byte.is_ascii();
+        let len = plain.iter().take_while(|byte| has_class(byte)).count();
+        match plain {
+            Cow::Borrowed(plain) => self.folded(&plain[..len]),
+            Cow::Owned(plain) => Cow::Owned(self.folded(&plain[..len]).into_owned()),
+        }
+    }
+}
 
 /// The identity of the object that all names of a class may be: whatever is made void by name is made void by this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Class(ObjectKey);
 
 impl Class {
-    /// Returns the class of a key in a bucket.
-    pub(crate) fn of(bucket: &str, key: &[u8]) -> Class {
-        Class(object_key(bucket, &plain(key)))
+    /// Returns the class of a key in a bucket; `None` if the key may be any of the bucket, or the bucket itself.
+    pub(crate) fn of(names: Names, bucket: &str, key: &[u8]) -> Option<Class> {
+        let plain = plain(key);
+        let is_one = !plain.is_empty() && names.has_class(&plain);
+        is_one.then(|| Class(object_key(bucket, &names.folded(&plain))))
+    }
+
+    /// Returns the class of an object that may be answered without the endpoint; `None` if this one may not be.
+    pub(crate) fn of_answerable(names: Names, bucket: &str, key: &[u8], object: ObjectKey) -> Option<Class> {
+        let is_answerable = is_plain(key) && names.has_class(key);
+        is_answerable.then(|| match names.folded(key) {
+            Cow::Borrowed(_) => Class(object),
+            Cow::Owned(folded) => Class(object_key(bucket, &folded)),
+        })
     }
 
     /// Returns the identity of its plain name.
@@ -111,6 +163,10 @@ fn resolved<'a>(segments: impl Iterator<Item = &'a [u8]>) -> Vec<&'a [u8]> {
 mod tests {
     use super::*;
 
+    fn exact(bucket: &str, key: &str) -> Option<Class> {
+        Class::of(Names::Exact, bucket, key.as_bytes())
+    }
+
     fn text(bytes: &[u8]) -> &str {
         std::str::from_utf8(bytes).unwrap()
     }
@@ -126,14 +182,49 @@ mod tests {
                 ("q/y", key == "q/y"),
                 "{key}"
             );
-            assert_eq!(Class::of("b", key.as_bytes()), Class::of("b", b"q/y"));
+            assert_eq!(exact("b", key), exact("b", "q/y"));
         }
-        assert_ne!(Class::of("b", b"q/y"), Class::of("c", b"q/y"));
+        assert_ne!(exact("b", "q/y"), exact("c", "q/y"));
         for key in ["q", ".q", "q..", "..q/..y", "...", "q\\y", "Q/y", " /y"] {
             assert!(is_plain(key.as_bytes()) && plain(key.as_bytes()) == key.as_bytes(), "{key}");
         }
         for key in ["", "/", ".", "..", "./", "a/.."] {
             assert_eq!((text(&plain(key.as_bytes())), is_plain(key.as_bytes())), ("", false), "{key}");
+            assert_eq!(exact("b", key), None, "{key}");
+        }
+    }
+
+    #[test]
+    fn letter_case_and_unicode_are_folded_where_the_endpoint_folds_them() {
+        let folded = |key: &str| Class::of(Names::Folded, "b", key.as_bytes());
+        let answerable = |names, key: &str| {
+            let object = object_key("b", key.as_bytes());
+            Class::of_answerable(names, "b", key.as_bytes(), object)
+        };
+        for key in ["q/y", "Q/y", "q/Y", "Q//./Y/"] {
+            assert_eq!(folded(key), exact("b", "q/y"), "{key}");
+            assert_eq!(exact("b", key) == exact("b", "q/y"), key == "q/y", "{key}");
+        }
+        for key in ["q/y", "Q/y"] {
+            assert_eq!(answerable(Names::Folded, key), folded(key), "{key}");
+            assert_eq!(answerable(Names::Exact, key), exact("b", key), "{key}");
+        }
+        // The first may be "\u{fc}", the second "k", the third "ab".
+        for key in ["u\u{308}", "\u{212a}", "a\u{200d}b"] {
+            assert!(folded(key).is_none() && exact("b", key).is_some(), "{key}");
+            assert!(answerable(Names::Folded, key).is_none(), "{key}");
+        }
+        for key in ["q//y", "q/."] {
+            assert!(answerable(Names::Folded, key).is_none() && answerable(Names::Exact, key).is_none());
+        }
+        for (prefix, exact, folded) in [
+            ("Q/Y", "Q/Y", "q/y"),
+            ("Q//./Y", "Q/Y", "q/y"),
+            ("Q/\u{fc}x/Y", "Q/\u{fc}x/Y", "q/"),
+            ("\u{fc}", "\u{fc}", ""),
+        ] {
+            assert_eq!(text(&Names::Exact.folded_prefix(prefix.as_bytes())), exact);
+            assert_eq!(text(&Names::Folded.folded_prefix(prefix.as_bytes())), folded);
         }
     }
 

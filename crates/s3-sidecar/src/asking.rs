@@ -108,7 +108,8 @@ impl Asking {
     /// Returns what a reader of an object is to do. `is_verification` states that it knows the object, and asks whether that
     /// holds.
     pub(crate) fn turn(self: &Arc<Self>, read: &Read, is_verification: bool) -> Turn {
-        let place = read.place();
+        // By the name that is asked for: what another one brings is not known to be the same object.
+        let place = (read.key, read.has_checksums);
         let brings = Brings { range: read.range, is_head: read.is_head, is_verification };
         let mut readers = self.readers.lock();
         let list = readers.entry(place).or_default();

@@ -11,6 +11,7 @@ use hyper::Uri;
 use rustls::ClientConfig;
 
 use crate::access_log::LogTarget;
+use crate::alias::Names;
 use crate::auth::Secrets;
 use crate::pieces::cache_config;
 use crate::policy::{CachePolicy, Fresh, Policies, Rule};
@@ -73,6 +74,8 @@ pub struct SidecarConfig {
     pub terms: Vec<BucketTerms>,
     /// The largest number of objects that are remembered not to be there.
     pub absent_max: usize,
+    /// Which keys the endpoint takes for one, beside those with empty segments or dots.
+    pub names: Names,
     /// Where requests are logged; `None` for nowhere.
     pub access_log: Option<LogTarget>,
     /// The clients' keys, for [`Auth::Listener`] alone; and the sidecar's own credentials at the endpoint, for all modes but
@@ -126,6 +129,7 @@ impl SidecarConfig {
             rules: Vec::new(),
             terms: Vec::new(),
             absent_max: 16_384,
+            names: Names::Exact,
             access_log: None,
             secrets: Secrets::default(),
             region: String::new(),
@@ -163,6 +167,11 @@ impl SidecarConfig {
         within("memory_bytes", self.memory_bytes, MEMORY_BYTES_MIN..=1 << 50)?;
         within("absent_max", self.absent_max as u64, 1..=1 << 28)?;
         self.policies()?;
+        if self.names != Names::Exact && !self.auth.is_here() {
+            let why =
+                "is \"folded\"; it needs auth = \"listener\" or \"none\": the endpoint is asked at each read";
+            return Err(("names", why.into()));
+        }
         within("heads_max", self.heads_max as u64, 1..=1 << 28)?;
         self.check_terms()?;
         within("heads_bytes_max", self.heads_bytes_max as u64, 1 << 16..=1 << 40)?;
@@ -331,6 +340,9 @@ mod tests {
         assert_eq!(config.check(), Ok(()));
         let wrong = SidecarConfig { domains: vec![".x".into()], ..config.clone() };
         assert_eq!(wrong.check().unwrap_err().0, "domains");
+        let wrong = SidecarConfig { names: Names::Folded, ..config.clone() };
+        assert_eq!(wrong.check().unwrap_err().0, "names");
+        assert_eq!(SidecarConfig { auth: Auth::None, ..wrong }.check(), Ok(()));
         let wrong = SidecarConfig { threads: 0, ..config };
         assert_eq!(wrong.check().unwrap_err().0, "threads");
     }

@@ -3,12 +3,10 @@
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use crate::alias::Class;
 use crate::events;
 use crate::policy::{CachePolicy, Policies, Rule};
 use crate::shared::Shared;
 use crate::terms::BucketTerms;
-use crate::wide::End;
 
 /// A handle on a running sidecar. It keeps nothing of it: after its end every command fails. Cheap to clone.
 #[derive(Clone)]
@@ -82,7 +80,7 @@ impl SidecarControl {
         match what {
             Invalidation::Key { bucket, key } => {
                 named(bucket)?;
-                shared.knowledge.changed_key(Class::of(bucket, key.as_bytes()), End::Settled);
+                shared.knowledge.changed(bucket, key.as_bytes());
             }
             Invalidation::Prefix { bucket, prefix } => {
                 named(bucket)?;
@@ -103,9 +101,7 @@ impl SidecarControl {
         let shared = self.remembering()?;
         let named = events::parse(body).map_err(ControlError::Wrong)?;
         for one in &named {
-            for key in &one.keys {
-                shared.knowledge.changed_key(Class::of(&one.bucket, key), End::Settled);
-            }
+            one.keys.iter().for_each(|key| shared.knowledge.changed(&one.bucket, key));
             shared.counts.invalidated_by_event.increment();
         }
         Ok(named.len())

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::alias::Class;
+use crate::alias::{Class, Names};
 use crate::deletes::Passing;
 use crate::knowledge::{Change, Knowledge, Scope};
 use crate::wide::{Area, End};
@@ -13,6 +13,7 @@ pub(crate) struct Ending {
     change: Option<Change>,
     /// The bucket and the body that names the objects, if it does.
     deletion: Option<(String, Passing)>,
+    names: Names,
 }
 
 impl Ending {
@@ -22,7 +23,7 @@ impl Ending {
             (Scope::Wide(Area::Bucket(bucket)), Some(body)) => Some((bucket.clone(), body)),
             _ => None,
         };
-        Self { change: Some(knowledge.begin(scope)), deletion }
+        Self { change: Some(knowledge.begin(scope)), deletion, names: knowledge.names() }
     }
 
     /// Returns what is to look at the request's body.
@@ -44,10 +45,11 @@ impl Ending {
         }
     }
 
+    /// Returns the classes of the objects that a deletion of many names; `None` if it may concern more of its bucket.
     fn classes(&self) -> Option<Vec<Class>> {
         let (bucket, body) = self.deletion.as_ref()?;
         let keys = body.keys()?;
-        Some(keys.iter().map(|key| Class::of(bucket, key.as_bytes())).collect())
+        keys.iter().map(|key| Class::of(self.names, bucket, key.as_bytes())).collect()
     }
 }
 

@@ -21,6 +21,8 @@ pub(crate) type GenerationId = [u8; 24];
 /// What is known of an object.
 #[derive(Debug)]
 pub(crate) struct Head {
+    /// The object, by the very name that it was asked for by.
+    pub(crate) object: ObjectKey,
     pub(crate) generation: GenerationId,
     /// The namespace of its bytes in the object cache: that of its bucket.
     pub(crate) namespace: Namespace,
@@ -83,6 +85,7 @@ impl Head {
         let is_always_verified = has_directive(headers, "no-cache");
         let headers = kept;
         let head = Head {
+            object: read.key,
             generation,
             namespace,
             etag,

@@ -86,6 +86,7 @@ mod tests {
 
     fn head(generation: u8, is_of_whole: bool) -> Arc<Head> {
         Arc::new(Head {
+            object: [1; 32],
             generation: [generation; size_of::<GenerationId>()],
             namespace: blocker::Namespace::new(&b"b"[..]).unwrap(),
             etag: HeaderValue::from_static("\"a\""),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::absent::{Absent, Absents, Answer};
-use crate::alias::{Class, plain_prefix};
+use crate::alias::{Class, Names};
 use crate::changes::{Changes, Moment, Question};
 use crate::generation::Head;
 use crate::heads::{Heads, Known};
@@ -18,6 +18,7 @@ pub(crate) struct Knowledge {
     heads: Heads,
     absents: Absents,
     changes: Arc<Changes>,
+    names: Names,
 }
 
 /// What is known of one object.
@@ -50,21 +51,23 @@ pub(crate) struct Change {
 
 impl Knowledge {
     /// Returns an empty table. A change whose end is not known is taken for ended after `settle_time`.
-    pub(crate) fn new(heads: Heads, absents: Absents, settle_time: Duration) -> Self {
-        Self { heads, absents, changes: Arc::new(Changes::new(settle_time)) }
+    pub(crate) fn new(heads: Heads, absents: Absents, settle_time: Duration, names: Names) -> Self {
+        Self { heads, absents, changes: Arc::new(Changes::new(settle_time)), names }
     }
 
-    /// Returns what is known of an object and was not made void by a change.
+    /// Returns what is known of an object and was not made void by a change. What is known by another name of its class may be
+    /// another object, and is not returned.
     pub(crate) fn find(&self, read: &Read) -> Option<Found> {
-        let standing = |asked| self.changes.standing(asked, &read.bucket, &read.name);
-        if let Some(known) = self.heads.get(&read.place()) {
+        let name = self.names.folded(&read.name);
+        let standing = |asked| self.changes.standing(asked, &read.bucket, &name);
+        if let Some(known) = self.heads.get(&read.place()).filter(|known| known.head.object == read.key) {
             match standing(known.asked) {
                 Standing::Current => return Some(Found::Object(known)),
                 Standing::Uncertain => return Some(Found::Uncertain(known)),
                 Standing::Void => self.heads.forget(&read.place(), &known.head),
             }
         }
-        let absent = self.absents.get(read.key)?;
+        let absent = self.absents.get(read.kept_as).filter(|absent| absent.object == read.key)?;
         (standing(absent.asked) == Standing::Current).then_some(Found::Absent(absent))
     }
 
@@ -75,7 +78,7 @@ impl Knowledge {
 
     /// Begins a question about an object.
     pub(crate) fn question(&self, read: &Read) -> Question {
-        self.changes.question(read.key)
+        self.changes.question(read.kept_as)
     }
 
     /// Returns now, for a question whose answer is verified whenever it is used.
@@ -88,8 +91,8 @@ impl Knowledge {
     pub(crate) fn enter(&self, read: &Read, head: Head, question: &Question) -> Arc<Head> {
         let head = Arc::new(head);
         let entered = question.enter(Some(head.generation), |asked| {
-            self.absents.forget(read.key);
-            self.heads.forget_others(read.key, &head.generation);
+            self.absents.forget(read.kept_as);
+            self.heads.forget_others(read.kept_as, &head.generation);
             self.heads.enter(read.place(), Arc::clone(&head), asked)
         });
         entered.unwrap_or(head)
@@ -97,7 +100,7 @@ impl Knowledge {
 
     /// Enters that an object is there, and that what it is cannot be kept.
     pub(crate) fn enter_unkept(&self, read: &Read, question: &Question) {
-        question.enter(None, |_| self.forget_all(read.key));
+        question.enter(None, |_| self.forget_all(read.kept_as));
     }
 
     /// Enters what an answer states that is verified whenever it is used.
@@ -108,9 +111,9 @@ impl Knowledge {
     /// Enters that an object is not there; `answer` is what the endpoint has answered, if that is to be kept.
     pub(crate) fn enter_absent(&self, read: &Read, answer: Option<Answer>, question: &Question) {
         question.enter(None, |asked| {
-            self.heads.forget_all(read.key);
+            self.heads.forget_all(read.kept_as);
             if let Some(answer) = answer {
-                self.absents.enter(read.key, answer, asked);
+                self.absents.enter(read.kept_as, read.key, answer, asked);
             }
         });
     }
@@ -141,8 +144,20 @@ impl Knowledge {
         }
     }
 
-    /// Enters that an object has changed.
-    pub(crate) fn changed_key(&self, class: Class, end: End) {
+    /// Returns how the endpoint tells keys apart.
+    pub(crate) fn names(&self) -> Names {
+        self.names
+    }
+
+    /// Enters that an object has changed, whichever of its names this is.
+    pub(crate) fn changed(&self, bucket: &str, key: &[u8]) {
+        match Class::of(self.names, bucket, key) {
+            Some(class) => self.changed_key(class, End::Settled),
+            None => self.changed_wide(Some(bucket), b""),
+        }
+    }
+
+    fn changed_key(&self, class: Class, end: End) {
         let key = class.key();
         self.changes.begin(key, || self.forget_all(key));
         self.changes.end(key, end);
@@ -150,7 +165,7 @@ impl Knowledge {
 
     /// Enters that objects have changed: all, or those of a bucket whose keys begin with a prefix.
     pub(crate) fn changed_wide(&self, bucket: Option<&str>, prefix: &[u8]) {
-        self.changes.changed_wide(bucket, &plain_prefix(prefix));
+        self.changes.changed_wide(bucket, &self.names.folded_prefix(prefix));
     }
 
     /// Returns the number of objects with a question or a change under way, or an unsettled change.

@@ -99,6 +99,7 @@ mod wide;
 mod writes;
 
 pub use access_log::LogTarget;
+pub use alias::Names;
 pub use auth::{Auth, Credentials, Keys, Secrets};
 pub use config::{Endpoint, SidecarConfig};
 pub use control::{ControlError, Invalidation, SidecarControl};

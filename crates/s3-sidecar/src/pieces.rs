@@ -155,6 +155,7 @@ mod tests {
 
     fn head(size: u64) -> Head {
         Head {
+            object: [1; 32],
             generation: [7; size_of::<GenerationId>()],
             namespace: blocker::Namespace::new(&b"b"[..]).unwrap(),
             etag: HeaderValue::from_static("\"a\""),

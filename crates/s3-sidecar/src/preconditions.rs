@@ -112,6 +112,7 @@ mod tests {
 
     fn head() -> Head {
         Head {
+            object: [1; 32],
             generation: [0; 24],
             namespace: blocker::Namespace::new(&b"b"[..]).unwrap(),
             etag: HeaderValue::from_static("\"a,b\""),

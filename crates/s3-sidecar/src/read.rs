@@ -8,6 +8,7 @@ use hyper::header::{
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Uri};
 
+use crate::alias::Class;
 use crate::headers::is_harmless;
 use crate::range::Asked;
 use crate::table::Place;
@@ -20,6 +21,8 @@ pub(crate) struct Read {
     /// The object's key, decoded.
     pub(crate) name: Box<[u8]>,
     pub(crate) key: ObjectKey,
+    /// The identity by which what is known of the object is kept and made void: that of its class, or `key`.
+    pub(crate) kept_as: ObjectKey,
     /// Whether no body is asked for.
     pub(crate) is_head: bool,
     /// The one range that is asked for; `None` for the whole object.
@@ -125,8 +128,10 @@ impl Read {
             _ => return None,
         };
         let conditions = [IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE];
+        let key = object_key(bucket, name);
         Some(Read {
-            key: object_key(bucket, name),
+            key,
+            kept_as: key,
             bucket: Box::from(&**bucket),
             name: Box::from(&**name),
             is_head,
@@ -139,14 +144,16 @@ impl Read {
 }
 
 impl Read {
-    /// States that the request goes on without the client's signature, so that it covers nothing.
-    pub(crate) fn forget_signature(&mut self) {
+    /// States that the request goes on without the client's signature, so that it covers nothing, and that what is known of the object
+    /// is made void by its class.
+    pub(crate) fn take_over(&mut self, class: Class) {
         self.signed = SignedHeaders::These(String::new());
+        self.kept_as = class.key();
     }
 
     /// Returns the place of what is known of the object.
     pub(crate) fn place(&self) -> Place {
-        (self.key, self.has_checksums)
+        (self.kept_as, self.has_checksums)
     }
 }
 

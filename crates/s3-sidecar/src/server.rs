@@ -91,7 +91,8 @@ impl Sidecar {
             .map_err(|error| SidecarError::Config { key: "memory_bytes", why: error.to_string() })?;
         let heads = Heads::new(config.heads_max, config.heads_bytes_max);
         // An endpoint takes no longer over a change than over its answer.
-        let knowledge = Knowledge::new(heads, Absents::new(config.absent_max), config.response_timeout);
+        let absents = Absents::new(config.absent_max);
+        let knowledge = Knowledge::new(heads, absents, config.response_timeout, config.names);
         let opened = config.access_log.as_ref().map(AccessLog::start).transpose();
         let access_log = opened.map_err(|error| SidecarError::Config {
             key: "access_log",

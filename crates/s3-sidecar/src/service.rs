@@ -9,7 +9,7 @@ use hyper::{Request, Response};
 
 use crate::access_log::measured;
 use crate::admission::{host, refusal};
-use crate::alias::is_plain;
+use crate::alias::Class;
 use crate::answer;
 use crate::auth::denial::Denial;
 use crate::body::Body;
@@ -76,9 +76,10 @@ async fn route(
         if is_here {
             let policy = shared.policies.read().of(&read.bucket, &read.name);
             // The endpoint alone knows whose a bucket is.
-            let is_known_here = policy.caches && is_plain(&read.name);
-            if is_known_here && !head.headers.contains_key("x-amz-expected-bucket-owner") {
-                read.forget_signature();
+            let may_answer = policy.caches && !head.headers.contains_key("x-amz-expected-bucket-owner");
+            let class = Class::of_answerable(shared.config.names, &read.bucket, &read.name, read.key);
+            if let Some(class) = class.filter(|_| may_answer) {
+                read.take_over(class);
                 return fresh::answer(shared, upstream, head, read, policy).await;
             }
         } else if !read.is_head {
@@ -105,7 +106,7 @@ async fn route(
 
 /// Begins the change that a request may be.
 fn begin_change(shared: &Shared, head: &Parts, target: &Target<'_>) -> Option<Ending> {
-    let scope = writes::scope(head, target)?;
+    let scope = writes::scope(shared.config.names, head, target)?;
     shared.counts.changes.increment();
     let body = writes::deletes_many(head, target).then(|| Passing::new(&shared.held));
     Some(Ending::begin(&shared.knowledge, scope, body))

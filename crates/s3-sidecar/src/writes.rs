@@ -3,7 +3,7 @@
 use hyper::Method;
 use hyper::http::request::Parts;
 
-use crate::alias::{Class, plain};
+use crate::alias::{Class, Names};
 use crate::headers::reaches_further;
 use crate::knowledge::Scope;
 use crate::read::parameters;
@@ -32,7 +32,7 @@ const OF_ONE_OBJECT: [&str; 17] = [
 ];
 
 /// Returns what a request may change; `None` if it is one that only reads, or that names no object and no bucket.
-pub(crate) fn scope(request: &Parts, target: &Target<'_>) -> Option<Scope> {
+pub(crate) fn scope(names: Names, request: &Parts, target: &Target<'_>) -> Option<Scope> {
     if [Method::GET, Method::HEAD, Method::OPTIONS].contains(&request.method) {
         return None;
     }
@@ -53,12 +53,8 @@ pub(crate) fn scope(request: &Parts, target: &Target<'_>) -> Option<Scope> {
                 |wanted: &str| parameters(&request.uri).any(|(name, _)| name.eq_ignore_ascii_case(wanted));
             let is_upload = request.method != Method::POST
                 || ["uploads", "uploadid", "select", "restore"].iter().any(|name| has(name));
-            // Where a key is a path, one without a plain name is the bucket.
-            Some(if is_of_one && is_upload && !plain(key).is_empty() {
-                Scope::Key(Class::of(bucket, key))
-            } else {
-                of_bucket(bucket)
-            })
+            let class = Class::of(names, bucket, key).filter(|_| is_of_one && is_upload);
+            Some(class.map_or_else(|| of_bucket(bucket), Scope::Key))
         }
     }
 }
@@ -90,12 +86,12 @@ mod tests {
             request = request.header(*name, *value);
         }
         let request = request.body(()).unwrap().into_parts().0;
-        scope(&request, &Addressing::new(&[]).target("localhost", request.uri.path()))
+        scope(Names::Exact, &request, &Addressing::new(&[]).target("localhost", request.uri.path()))
     }
 
     #[test]
     fn a_change_of_one_object_concerns_its_key() {
-        let key = Some(Scope::Key(Class::of("b", b"k /y")));
+        let key = Class::of(Names::Exact, "b", b"k /y").map(Scope::Key);
         for (method, query) in [
             ("PUT", ""),
             ("DELETE", ""),

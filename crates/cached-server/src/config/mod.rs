@@ -38,7 +38,7 @@ mod volumes;
 
 pub use self::nbd::NbdTable;
 #[cfg(feature = "sidecar")]
-pub use self::s3::{AuthName, S3Table, UpstreamAuthName};
+pub use self::s3::{AuthName, NamesName, S3Table, UpstreamAuthName};
 #[cfg(feature = "sidecar")]
 pub use self::s3_policies::{BucketTable, FreshSecs, FreshWord};
 pub use self::volumes::{FuaName, VolumesTable};

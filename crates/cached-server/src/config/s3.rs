@@ -5,7 +5,8 @@ use super::s3_policies::{BucketTable, FreshSecs, policy};
 use cached_config::{Size, TlsTable};
 use cached_tls::{ServerTls, TlsError};
 use s3_sidecar::{
-    Auth, BucketTerms, CachePolicy, Credentials, Endpoint, Keys, LogTarget, Rule, Secrets, SidecarConfig,
+    Auth, BucketTerms, CachePolicy, Credentials, Endpoint, Keys, LogTarget, Names, Rule, Secrets,
+    SidecarConfig,
 };
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -46,6 +47,8 @@ pub struct S3Table {
     pub negative_secs: u64,
     /// The largest number of objects that are remembered not to be there.
     pub negative_max: usize,
+    /// Which keys the endpoint takes for one.
+    pub names: NamesName,
     /// Where requests are logged: a file, `-` for standard output; nowhere without.
     pub access_log: PathBuf,
     /// The memory for bodies.
@@ -93,6 +96,17 @@ pub enum AuthName {
     None,
 }
 
+/// Which keys the endpoint takes for one, beside those with empty segments or dots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NamesName {
+    /// None.
+    #[default]
+    Exact,
+    /// Those that differ in letter case or in the form of Unicode.
+    Folded,
+}
+
 /// Whether the sidecar signs its requests to the endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -134,6 +148,7 @@ impl Default for S3Table {
             stale_if_error_secs: 0,
             negative_secs: 0,
             negative_max: config.absent_max,
+            names: NamesName::Exact,
             access_log: PathBuf::new(),
             memory_bytes_max: Size(config.memory_bytes),
             heads_max: config.heads_max,
@@ -185,6 +200,10 @@ impl S3Table {
         (config.policy, config.rules) = self.policies();
         config.terms = self.terms();
         config.absent_max = self.negative_max;
+        config.names = match self.names {
+            NamesName::Exact => Names::Exact,
+            NamesName::Folded => Names::Folded,
+        };
         config.access_log = match self.access_log.as_os_str() {
             path if path.is_empty() => None,
             path if path == "-" => Some(LogTarget::Stdout),

@@ -3,10 +3,14 @@
 use std::time::Duration;
 
 use crate::support::{Act, Away, Client, Endpoint, Gate, Seen, ask, object, request};
-use s3_sidecar::{ControlError, Fresh, Invalidation, Sidecar, SidecarControl};
+use s3_sidecar::{ControlError, Fresh, Invalidation, Names, Sidecar, SidecarConfig, SidecarControl};
 
 /// An endpoint with an object, and a sidecar that takes everything for fresh for ever and knows the object.
 fn warm() -> (Endpoint, Sidecar) {
+    warm_with(|_| ())
+}
+
+fn warm_with(change: impl FnOnce(&mut SidecarConfig)) -> (Endpoint, Sidecar) {
     let endpoint = Endpoint::start();
     endpoint.put("/bkt/k", object("old", "old"));
     endpoint.put("/bkt/other", object("other", "other"));
@@ -15,6 +19,7 @@ fn warm() -> (Endpoint, Sidecar) {
         config.policy.negative = Duration::from_secs(3600);
         // For so long a change whose answer is lost may come about.
         config.response_timeout = Duration::from_secs(3600);
+        change(config);
     });
     for path in ["/bkt/k", "/bkt/other", "/cup/k"] {
         assert_eq!(ask(&sidecar, &format!("GET {path}"), &[]).status, 200);
@@ -109,6 +114,48 @@ fn a_change_by_any_name_of_an_object_is_seen_by_every_name() {
         }
         assert!(!asks(&endpoint, &sidecar, "/bkt/q/y") && asks(&endpoint, &sidecar, "/bkt/q//y"));
     }
+}
+
+#[test]
+fn names_that_differ_in_letter_case_or_form_are_one_where_the_endpoint_folds_them() {
+    let names = ["q/y", "Q/y", "q/Y", "Q//./Y"];
+    let (endpoint, sidecar) = warm_with(|config| config.names = Names::Folded);
+    endpoint.fold_paths();
+    endpoint.fold_letters();
+    for changed in names {
+        for (body, status) in [("new", 200), ("", 404)] {
+            let mut client = Client::of(&sidecar);
+            if status == 200 {
+                put(&mut client, &format!("/bkt/{changed}"), body);
+                assert_eq!(client.answer().status, 200);
+            } else {
+                assert_eq!(client.ask(&format!("DELETE /bkt/{changed}"), &[]).status, 204);
+            }
+            for name in names {
+                assert_eq!(client.ask(&format!("GET /bkt/{name}"), &[]).status, status, "{name} {changed}");
+            }
+        }
+    }
+    // What is known is known by the name that was asked for.
+    endpoint.put("/bkt/q/y", object("old", "old"));
+    for (name, is_asked) in [("Q/y", true), ("Q/y", false), ("q/Y", true), ("q/Y", false), ("Q/y", true)] {
+        assert_eq!(asks(&endpoint, &sidecar, &format!("/bkt/{name}")), is_asked, "{name}");
+    }
+    let control = sidecar.control();
+    let prefix = |prefix: &str| Invalidation::Prefix { bucket: "bkt".into(), prefix: prefix.into() };
+    let key = |key: &str| Invalidation::Key { bucket: "bkt".into(), key: key.into() };
+    read(&sidecar, "/bkt/k");
+    for (what, is_bucket) in [(key("q/Y"), false), (prefix("Q/"), false), (key("\u{212a}"), true)] {
+        read(&sidecar, "/bkt/q/y");
+        control.invalidate(&what).unwrap();
+        assert!(asks(&endpoint, &sidecar, "/bkt/q/y"), "{what:?}");
+        assert_eq!(asks(&endpoint, &sidecar, "/bkt/k"), is_bucket, "{what:?}");
+    }
+    // A name with letters that file systems fold in different ways is never answered from memory.
+    endpoint.put("/bkt/%e2%84%aa", object("kelvin", "kelvin"));
+    assert_eq!([(); 2].map(|()| asks(&endpoint, &sidecar, "/bkt/%E2%84%AA")), [true, true]);
+    ask(&sidecar, "DELETE /bkt/%E2%84%AA", &[]);
+    assert!(asks(&endpoint, &sidecar, "/bkt/k") && !asks(&endpoint, &sidecar, "/cup/k"));
 }
 
 #[test]

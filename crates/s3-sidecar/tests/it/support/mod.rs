@@ -121,6 +121,8 @@ struct State {
     continues: Mutex<bool>,
     /// Whether a key is taken for a path.
     folds: AtomicBool,
+    /// Whether keys in other letter case are the same.
+    folds_letters: AtomicBool,
 }
 
 /// The endpoint.
@@ -176,6 +178,11 @@ impl Endpoint {
     /// Takes keys for paths from now on, as an endpoint that keeps objects as files.
     pub fn fold_paths(&self) {
         self.state.folds.store(true, Ordering::Relaxed);
+    }
+
+    /// Takes keys that differ in letter case for one from now on. Those that were put before must be in lower case.
+    pub fn fold_letters(&self) {
+        self.state.folds_letters.store(true, Ordering::Relaxed);
     }
 
     /// Returns the requests since the last call.
@@ -362,6 +369,7 @@ fn fold(path: &str) -> String {
 fn answer(seen: &Seen, state: &State) -> (Vec<u8>, Vec<u8>) {
     let path = seen.target().split('?').next().unwrap_or_default();
     let path = if state.folds.load(Ordering::Relaxed) { fold(path) } else { path.to_owned() };
+    let path = if state.folds_letters.load(Ordering::Relaxed) { path.to_lowercase() } else { path };
     let mut objects = state.objects.lock().unwrap();
     let plain = |status: &str, body: &str| {
         let head =
