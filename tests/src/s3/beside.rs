@@ -5,6 +5,7 @@
 //! allows it.
 
 use crate::s3::endpoint::{Endpoint, Kind, User};
+use crate::s3::files;
 use crate::s3::sidecar::Sidecar;
 use crate::s3::wire::{Answer, Connection, Request};
 use rand::rngs::SmallRng;
@@ -85,34 +86,79 @@ pub struct Played {
 #[derive(Debug)]
 pub struct Both {
     sidecars: Vec<(Way, Sidecar)>,
-    alone: Endpoint,
-    behind: Endpoint,
+    alone: String,
+    behind: String,
     user: User,
+    /// The endpoints, if they are programs.
+    _programs: Vec<Endpoint>,
 }
 
-/// The keys: objects in folders and beside them, with letters that are encoded, and that differ in their size alone.
-const KEYS: [&str; 7] = ["k", "q/y", "q/z", "q/s/t", "r", "R", "%C3%BC%20b%2B"];
+/// What is before the endpoints that are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Before {
+    /// versitygw, which keeps objects as files, and verifies signatures.
+    Versitygw,
+    /// An endpoint in this process that keeps objects as files.
+    Files,
+    /// The same, over a file system that folds letter case and forms of Unicode.
+    FoldingFiles,
+}
+
+impl Before {
+    /// Every kind.
+    pub const ALL: [Before; 3] = [Before::Versitygw, Before::Files, Before::FoldingFiles];
+
+    /// Returns its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Before::Versitygw => "versitygw",
+            Before::Files => "files",
+            Before::FoldingFiles => "folding-files",
+        }
+    }
+
+    /// Returns the value of `names` that is right for it.
+    pub const fn names(self) -> &'static str {
+        if matches!(self, Before::FoldingFiles) { "folded" } else { "exact" }
+    }
+}
+
+/// The keys: objects in folders and beside them, with letters that are encoded, and that differ in letter case or in their form alone.
+const KEYS: [&str; 9] = ["k", "q/y", "q/z", "q/s/t", "r", "R", "q/Y", "%C3%BC%20b%2B", "u%CC%88%20b%2B"];
 
 /// What stands for a slash, or before or behind a key, for an endpoint that takes keys for paths.
 const SLASHES: [&str; 6] = ["//", "///", "%2F", "%2F%2F", "/./", "/%2e/"];
 
 impl Both {
-    /// Starts them, their state below `parent`. Returns `None`, and prints that `test` is skipped, if the endpoint's program is not
-    /// installed.
-    pub fn start(test: &str, parent: &Path) -> Option<Both> {
-        let [alone, behind] = [(); 2].map(|()| Endpoint::start(Kind::Versitygw, test, parent));
-        let (alone, behind) = (alone?, behind?);
+    /// Starts them, and sidecars that are told that `names` is how the endpoint tells keys apart. The state of programs is below
+    /// `parent`; returns `None`, and prints that `test` is skipped, if one is not installed.
+    pub fn start(before: Before, ways: &[Way], names: &str, test: &str, parent: &Path) -> Option<Both> {
         let user = User::new(Kind::Versitygw, "owner", 0);
-        alone.add(&user);
-        behind.add(&user);
+        let mut programs = Vec::new();
+        let [alone, behind] = match before {
+            Before::Files | Before::FoldingFiles => {
+                [(); 2].map(|()| files::start(before == Before::FoldingFiles))
+            }
+            Before::Versitygw => {
+                for _ in 0..2 {
+                    programs.push(Endpoint::start(Kind::Versitygw, test, parent)?);
+                }
+                programs.iter().for_each(|program| program.add(&user));
+                [0, 1].map(|at: usize| programs[at].url().to_owned())
+            }
+        };
         let users = std::slice::from_ref(&user);
-        let fresh = "fresh_secs = 3600\nnegative_secs = 3600";
-        let sidecars = vec![
-            (Way::Gateway, Sidecar::before(behind.url(), "")),
-            (Way::Asking, Sidecar::with_keys(behind.url(), users, &user, "")),
-            (Way::Fresh, Sidecar::with_keys(behind.url(), users, &user, fresh)),
-        ];
-        Some(Both { sidecars, alone, behind, user })
+        let names = format!("names = \"{names}\"\n");
+        let sidecar = |way| match way {
+            Way::Gateway => Sidecar::before(&behind, ""),
+            Way::Asking => Sidecar::with_keys(&behind, users, &user, &names),
+            Way::Fresh => {
+                let more = format!("{names}fresh_secs = 3600\nnegative_secs = 3600");
+                Sidecar::with_keys(&behind, users, &user, &more)
+            }
+        };
+        let sidecars = ways.iter().map(|way| (*way, sidecar(*way))).collect();
+        Some(Both { sidecars, alone, behind, user, _programs: programs })
     }
 
     /// Plays a sequence of requests in a bucket of its own.
@@ -122,9 +168,9 @@ impl Both {
     pub fn play(&self, way: Way, seed: u64, count: usize, played: &mut Played) -> Result<(), String> {
         let (_, sidecar) = self.sidecars.iter().find(|(each, _)| *each == way).ok_or("no such way")?;
         let mut ends = Ends {
-            alone: Connection::to(self.alone.url()),
+            alone: Connection::to(&self.alone),
             through: Connection::to(&sidecar.url),
-            past: Connection::to(self.behind.url()),
+            past: Connection::to(&self.behind),
             user: &self.user,
         };
         let mut drawing = Drawing {
@@ -495,7 +541,7 @@ impl Drawing {
     fn delete_many(&mut self) -> Request {
         let keys: String = (0..self.rng.random_range(1..3))
             .map(|_| {
-                let key = self.one(&["k", "q/y", "q/z", "q//y", "./q/y", "q/./z", "r", "R"]);
+                let key = self.one(&["k", "q/y", "q/z", "q//y", "./q/y", "q/./z", "r", "R", "u\u{308} b+"]);
                 format!("<Object><Key>{key}</Key></Object>")
             })
             .collect();

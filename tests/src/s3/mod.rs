@@ -3,6 +3,7 @@
 //! | module | content |
 //! |---|---|
 //! | [`endpoint`] | versitygw or radosgw on loopback, with users |
+//! | [`files`] | an endpoint in this process that folds names |
 //! | [`sidecar`] | `cached` before an endpoint |
 //! | [`wire`] | requests byte for byte, signed, and their answers |
 //! | [`beside`] | the same random requests to an endpoint and through the sidecar |
@@ -13,6 +14,7 @@
 pub mod beside;
 pub mod compare;
 pub mod endpoint;
+pub mod files;
 pub mod judge;
 pub mod mode;
 pub mod sidecar;

@@ -200,29 +200,38 @@ impl Connection {
     }
 }
 
-fn read(socket: &mut impl BufRead, is_head: bool) -> io::Result<Answer> {
-    let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
-    let line = |socket: &mut dyn BufRead| -> io::Result<String> {
-        let mut line = String::new();
-        match socket.read_line(&mut line)? {
-            0 => Err(io::ErrorKind::UnexpectedEof.into()),
-            _ => Ok(line.trim_end_matches(['\r', '\n']).to_owned()),
+fn wrong(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
+}
+
+/// Reads a line.
+pub(crate) fn line(socket: &mut impl BufRead) -> io::Result<String> {
+    let mut line = String::new();
+    match socket.read_line(&mut line)? {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        _ => Ok(line.trim_end_matches(['\r', '\n']).to_owned()),
+    }
+}
+
+/// Reads the headers of a message, and the line behind them. Their names are in lower case.
+pub(crate) fn read_headers(socket: &mut impl BufRead) -> io::Result<Vec<(String, String)>> {
+    let mut headers = Vec::new();
+    loop {
+        let text = line(socket)?;
+        if text.is_empty() {
+            return Ok(headers);
         }
-    };
+        let (name, value) = text.split_once(':').ok_or_else(|| wrong(&text))?;
+        headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
+    }
+}
+
+fn read(socket: &mut impl BufRead, is_head: bool) -> io::Result<Answer> {
     loop {
         let first = line(socket)?;
         let status = first.split(' ').nth(1).and_then(|status| status.parse().ok());
         let status: u16 = status.ok_or_else(|| wrong(&first))?;
-        let mut headers = Vec::new();
-        loop {
-            let text = line(socket)?;
-            if text.is_empty() {
-                break;
-            }
-            let (name, value) = text.split_once(':').ok_or_else(|| wrong(&text))?;
-            headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
-        }
-        let mut answer = Answer { status, headers, body: Vec::new() };
+        let mut answer = Answer { status, headers: read_headers(socket)?, body: Vec::new() };
         if (100..200).contains(&status) {
             continue;
         }

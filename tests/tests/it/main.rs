@@ -35,6 +35,7 @@ mod readme;
 mod reload;
 mod s3;
 mod s3_auth;
+mod s3_beside;
 mod s3_fresh;
 mod s3_signed;
 mod s3_suite;

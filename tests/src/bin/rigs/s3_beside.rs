@@ -1,7 +1,7 @@
 //! Compares the S3 sidecar with the endpoint behind it, request by request: see `cached_tests::s3::beside`.
 
 use cached_tests::program::repository;
-use cached_tests::s3::beside::{Both, Played, Way};
+use cached_tests::s3::beside::{Before, Both, Played, Way};
 use clap::builder::PossibleValuesParser;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// The number of requests of a sequence, which begins with an empty bucket.
 const STEPS: usize = 200;
 
-/// Sends the same random requests of S3 to versitygw and through the sidecar, each way of authentication in turn
+/// Sends the same random requests of S3 to an endpoint and through the sidecar, each way of authentication in turn
 ///
 /// Prints a line for each count, and exits with 1 if two answers differ without a clause that allows it.
 #[derive(clap::Args)]
@@ -23,18 +23,24 @@ pub(crate) struct Arguments {
     /// The only way to play
     #[arg(long, value_parser = PossibleValuesParser::new(Way::ALL.map(Way::name)))]
     only: Option<String>,
+    /// The endpoint: a program, or one of the rig's own that folds names as files do
+    #[arg(long, default_value = "versitygw", value_parser = PossibleValuesParser::new(Before::ALL.map(Before::name)))]
+    endpoint: String,
     /// The seed of random choices
     #[arg(long, default_value_t = rand::random::<u32>().into())]
     seed: u64,
 }
 
-pub(crate) fn run(Arguments { seconds, operations, only, seed }: &Arguments) -> ExitCode {
+pub(crate) fn run(Arguments { seconds, operations, only, endpoint, seed }: &Arguments) -> ExitCode {
     println!("seed {seed}");
-    let Some(both) = Both::start("s3-beside", &repository().join("target/tmp")) else {
-        return ExitCode::from(2);
-    };
     let is_wanted = |way: &Way| only.as_ref().is_none_or(|only| only == way.name());
     let ways: Vec<Way> = Way::ALL.into_iter().filter(is_wanted).collect();
+    let before =
+        Before::ALL.into_iter().find(|before| before.name() == endpoint).expect("one that clap allows");
+    let place = repository().join("target/tmp");
+    let Some(both) = Both::start(before, &ways, before.names(), "s3-beside", &place) else {
+        return ExitCode::from(2);
+    };
     let (begun, mut played, mut differences) = (Instant::now(), Played::default(), 0);
     let is_over = |played: &Played| match operations {
         Some(operations) => played.requests >= *operations,
