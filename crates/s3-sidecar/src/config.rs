@@ -95,7 +95,8 @@ pub struct SidecarConfig {
     pub threads: usize,
     /// The largest number of connections of clients; others are answered 503.
     pub connections_max: usize,
-    /// The largest head of a request or an answer in bytes, and the buffer for each direction of a connection.
+    /// The largest head of a request in bytes, and the buffer for each direction of a connection. The head of an answer may be up to twice
+    /// as long: it is looked at between two reads.
     pub head_bytes_max: usize,
     /// The largest number of headers. The default has room for what S3 allows of user metadata: 2 KiB of names and values together, which
     /// are some 1050 entries at most.
