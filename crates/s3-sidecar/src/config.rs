@@ -11,9 +11,9 @@ use hyper::Uri;
 use rustls::ClientConfig;
 
 use crate::access_log::LogTarget;
-use crate::alias::Names;
 use crate::auth::Secrets;
-use crate::pieces::cache_config;
+use crate::http::alias::Names;
+use crate::memory::pieces::cache_config;
 use crate::policy::{CachePolicy, Fresh, Policies, Rule};
 use crate::terms::{self, BucketTerms};
 

@@ -15,9 +15,9 @@ use hyper::{Method, Response};
 use serde::Serialize;
 
 use crate::access_log::AccessLog;
-use crate::body::{Body, BodyError, Data};
+use crate::http::body::{Body, BodyError, Data};
+use crate::http::read::parameters;
 use crate::outcome::Outcome;
-use crate::read::parameters;
 
 /// What is known of a request when it begins.
 pub(crate) struct Entry {

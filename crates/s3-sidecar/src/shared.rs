@@ -5,18 +5,18 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 
 use crate::access_log::AccessLog;
-use crate::asking::Asking;
 use crate::auth::Access;
-use crate::breaker::Breaker;
 use crate::config::SidecarConfig;
-use crate::deletes::Held;
-use crate::fills::Fills;
-use crate::knowledge::Knowledge;
-use crate::lane::Lanes;
+use crate::endpoint::asking::Asking;
+use crate::endpoint::breaker::Breaker;
+use crate::endpoint::lane::Lanes;
+use crate::http::target::Addressing;
+use crate::memory::deletes::Held;
+use crate::memory::fills::Fills;
+use crate::memory::knowledge::Knowledge;
+use crate::memory::pieces::Pieces;
 use crate::metrics::Counts;
-use crate::pieces::Pieces;
 use crate::policy::Policies;
-use crate::target::Addressing;
 
 /// What all threads share.
 pub(crate) struct Shared {

@@ -18,9 +18,9 @@ use super::payload;
 use super::sign::Unsigned;
 use super::time;
 use super::verify::{Payload, Verified, verify};
-use crate::admission::host;
-use crate::headers::{self, Known, Rule};
-use crate::target::{Addressing, Target};
+use crate::http::admission::host;
+use crate::http::headers::{self, Known, Rule};
+use crate::http::target::{Addressing, Target};
 
 /// Decides about requests.
 #[derive(Debug)]

@@ -6,8 +6,8 @@ use cached_metrics::{Collect, Counter, Families, Value};
 use hyper::header::{CONNECTION, HeaderValue};
 use hyper::{Response, StatusCode};
 
-use crate::answer;
-use crate::body::Body;
+use crate::http::answer;
+use crate::http::body::Body;
 
 /// What refusals are counted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

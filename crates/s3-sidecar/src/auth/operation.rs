@@ -10,8 +10,8 @@ use super::canonical::{decoded, parameters};
 use super::claim::is_auth_parameter;
 use super::denial::Denial;
 use super::rights::{Rights, is_bucket, is_reserved};
-use crate::headers::{self, Known, Rule, is_of_s3};
-use crate::target::Target;
+use crate::http::headers::{self, Known, Rule, is_of_s3};
+use crate::http::target::Target;
 
 /// Whose rights decide.
 #[derive(Debug)]
@@ -298,7 +298,7 @@ fn may_copy(rights: &Rights, value: &[u8]) -> bool {
 mod tests {
     use super::*;
     use crate::auth::rights::Place;
-    use crate::target::Addressing;
+    use crate::http::target::Addressing;
     use hyper::Request;
 
     fn rights(read: &[&str], write: &[&str]) -> Rights {

@@ -7,7 +7,7 @@ use hyper::http::request::Parts;
 use super::canonical::{EMPTY_SHA256, push_header, push_hex, push_path, push_query, push_string_to_sign};
 use super::credentials::Credentials;
 use super::time;
-use crate::headers::is_of_s3;
+use crate::http::headers::is_of_s3;
 
 /// Marks a request that goes to the endpoint without a signature, whatever the sidecar's credentials are.
 #[derive(Clone, Copy, Debug)]

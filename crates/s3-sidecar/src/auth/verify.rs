@@ -12,7 +12,7 @@ use super::claim::Claim;
 use super::denial::Denial;
 use super::keys::{Key, Ring};
 use super::time;
-use crate::headers::is_of_s3;
+use crate::http::headers::is_of_s3;
 
 /// How far the clocks of a client and of the sidecar may differ, in seconds.
 const SKEW_MAX: u64 = 15 * 60;

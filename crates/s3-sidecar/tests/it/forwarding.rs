@@ -181,7 +181,8 @@ fn heads_beyond_their_limit_are_refused_in_both_directions() {
     assert_eq!(client.answer().status, 431);
     assert!(client.is_closed() && endpoint.take_seen().is_empty());
     for (value, status) in [(short, 200), (longer, 502)] {
-        endpoint.put("/bkt/k", Object { headers: vec![("x-amz-meta-m".into(), value)], ..object("b", "body") });
+        endpoint
+            .put("/bkt/k", Object { headers: vec![("x-amz-meta-m".into(), value)], ..object("b", "body") });
         assert_eq!(ask(&sidecar, "GET /bkt/k", &[]).status, status);
     }
 }

@@ -1,0 +1,209 @@
+//! Reads whose answer has not begun yet, so that of several readers of an unknown object one asks, and the others
+//! know it a moment later.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+
+use crate::config::SidecarConfig;
+use crate::endpoint::upstream::Failure;
+use crate::http::range::Asked;
+use crate::http::read::Place;
+use crate::http::read::Read;
+
+/// The reads that are asked for.
+#[derive(Debug, Default)]
+pub(crate) struct Asking {
+    readers: Mutex<HashMap<Place, Vec<Reader>>>,
+    number: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Reader {
+    number: u64,
+    brings: Brings,
+    ended: watch::Receiver<Ended>,
+}
+
+/// What the answer to a reader brings.
+#[derive(Clone, Copy, Debug)]
+struct Brings {
+    range: Option<Asked>,
+    is_head: bool,
+    /// Whether the endpoint is asked for a change alone.
+    is_verification: bool,
+}
+
+/// A reader that asks, until its answer has begun and this is dropped.
+#[derive(Debug)]
+pub(crate) struct First {
+    asking: Arc<Asking>,
+    place: Place,
+    number: u64,
+    ended: watch::Sender<Ended>,
+}
+
+/// What the question of a first reader has come to, for those that wait for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// What its answer states may be known now. It may have failed as well.
+    LookAgain,
+    /// Its answer is for that reader alone: the others have to ask.
+    Apart,
+    /// The endpoint has not answered in time.
+    Late,
+}
+
+/// Returns until when a reader that begins now waits for others: as long as the endpoint has for one question.
+pub(crate) fn deadline(config: &SidecarConfig) -> Instant {
+    // A question that fails in time has failed before.
+    Instant::now() + config.response_timeout + config.connect_timeout
+}
+
+/// What a reader is to do.
+#[derive(Debug)]
+pub(crate) enum Turn {
+    /// Ask.
+    First(First),
+    /// Wait: another reader asks for the same bytes.
+    After(Waiting),
+}
+
+/// A wait for the answer to another reader.
+#[derive(Debug)]
+pub(crate) struct Waiting(watch::Receiver<Ended>);
+
+impl Waiting {
+    /// Waits until the other reader's answer has begun, or failed, or until `deadline`: the reader has to ask then.
+    pub(crate) async fn end(mut self, deadline: Instant) -> Ended {
+        let ended = async {
+            // Ends with an error when the other reader has nothing more to state.
+            while self.0.changed().await.is_ok() {}
+            *self.0.borrow()
+        };
+        timeout_at(deadline, ended).await.unwrap_or(Ended::Apart)
+    }
+}
+
+impl First {
+    /// Ends the question, and states to those that wait what it has come to.
+    pub(crate) fn end(self, ended: Ended) {
+        self.ended.send_replace(ended);
+    }
+}
+
+/// Returns the failure, after those that wait for a first reader know what its question has come to.
+pub(crate) fn failed(failure: Failure, first: Option<First>) -> Failure {
+    if matches!(failure, Failure::Late) {
+        first.into_iter().for_each(|first| first.end(Ended::Late));
+    }
+    failure
+}
+
+impl Asking {
+    /// Returns what a reader of an object is to do. `is_verification` states that it knows the object, and asks whether that
+    /// holds.
+    pub(crate) fn turn(self: &Arc<Self>, read: &Read, is_verification: bool) -> Turn {
+        // By the name that is asked for: what another one brings is not known to be the same object.
+        let place = (read.key, read.has_checksums);
+        let brings = Brings { range: read.range, is_head: read.is_head, is_verification };
+        let mut readers = self.readers.lock();
+        let list = readers.entry(place).or_default();
+        if let Some(first) = list.iter().find(|reader| reader.brings.suffices(brings)) {
+            return Turn::After(Waiting(first.ended.clone()));
+        }
+        let number = self.number.fetch_add(1, Ordering::Relaxed);
+        let (sender, receiver) = watch::channel(Ended::LookAgain);
+        list.push(Reader { number, brings, ended: receiver });
+        Turn::First(First { asking: Arc::clone(self), place, number, ended: sender })
+    }
+}
+
+impl Drop for First {
+    fn drop(&mut self) {
+        let mut readers = self.asking.readers.lock();
+        if let Some(list) = readers.get_mut(&self.place) {
+            list.retain(|reader| reader.number != self.number);
+            if list.is_empty() {
+                readers.remove(&self.place);
+            }
+        }
+    }
+}
+
+impl Brings {
+    /// Returns whether a reader that asks for `then` may wait for the answer to this one.
+    fn suffices(self, then: Brings) -> bool {
+        match () {
+            () if self.is_verification || then.is_verification => {
+                self.is_verification && then.is_verification
+            }
+            () if then.is_head => true,
+            () => !self.is_head && covers(self.range, then.range),
+        }
+    }
+}
+
+/// Returns whether a read of `first` brings the first byte of `then`, whatever the object's size.
+fn covers(first: Option<Asked>, then: Option<Asked>) -> bool {
+    match (first, then) {
+        (None, _) => true,
+        (Some(Asked::From(0, None)), None) => true,
+        (Some(Asked::From(from, to)), Some(Asked::From(at, _))) => from <= at && to.is_none_or(|to| at <= to),
+        (first, then) => first == then,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_waits_for_one_that_brings_its_first_byte() {
+        let from = |first, last| Some(Asked::From(first, last));
+        for (first, then, is_covered) in [
+            (None, None, true),
+            (None, from(5, None), true),
+            (from(0, None), None, true),
+            (from(0, Some(9)), None, false),
+            (from(5, Some(9)), from(9, Some(20)), true),
+            (from(5, Some(9)), from(10, Some(20)), false),
+            (from(5, Some(9)), from(4, Some(9)), false),
+            (Some(Asked::Last(5)), Some(Asked::Last(5)), true),
+            (Some(Asked::Last(5)), Some(Asked::Last(4)), false),
+        ] {
+            assert_eq!(covers(first, then), is_covered, "{first:?} {then:?}");
+        }
+    }
+
+    #[test]
+    fn those_that_wait_know_what_the_first_question_has_come_to() {
+        let head = hyper::Request::get("/b/k").body(()).unwrap().into_parts().0;
+        let target = crate::http::target::Addressing::new(&[]).target("localhost", "/b/k");
+        let read = Read::understand(&head, &target).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let asking = Arc::new(Asking::default());
+        runtime.block_on(async {
+            let later = Instant::now() + std::time::Duration::from_secs(3600);
+            for ended in [Ended::LookAgain, Ended::Apart, Ended::Late] {
+                let Turn::First(first) = asking.turn(&read, false) else { panic!("nothing is under way") };
+                let Turn::After(waiting) = asking.turn(&read, false) else { panic!("it is under way") };
+                first.end(ended);
+                assert_eq!(waiting.end(later).await, ended);
+            }
+            let Turn::First(first) = asking.turn(&read, false) else { panic!("nothing is under way") };
+            let [Turn::After(one), Turn::After(other)] = [(); 2].map(|()| asking.turn(&read, false)) else {
+                panic!("it is under way")
+            };
+            assert_eq!(one.end(Instant::now()).await, Ended::Apart);
+            // Its client has left.
+            drop(first);
+            assert_eq!(other.end(later).await, Ended::LookAgain);
+        });
+        assert!(asking.readers.lock().is_empty());
+    }
+}

@@ -1,0 +1,382 @@
+//! Bodies of clients on their way to the endpoint: as they come, and no earlier than the endpoint wants them.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::header::EXPECT;
+use hyper::{HeaderMap, Request};
+use hyper_util::client::legacy::connect::{CaptureConnection, capture_connection};
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, Sleep, sleep, timeout};
+
+use crate::auth::{Check, Verdict};
+use crate::endpoint::lane::Lane;
+use crate::http::body::BodyError;
+use crate::memory::deletes::Passing;
+
+/// How long an endpoint that ignores `Expect: 100-continue` is waited for.
+const CONTINUE_WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// How many bytes of a body that is refused are read.
+const DRAIN_BYTES_MAX: usize = 1 << 20;
+
+/// And for how long, where the client is unknown.
+const DRAIN_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// How far a body has got, for the task that waits for the answer.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    last: Mutex<Instant>,
+    is_stalled: AtomicBool,
+}
+
+impl Progress {
+    /// Returns when the body last moved.
+    pub(crate) fn last(&self) -> Instant {
+        *self.last.lock()
+    }
+
+    /// Returns whether the client has stopped sending.
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.is_stalled.load(Ordering::Relaxed)
+    }
+}
+
+/// The body of a request to the endpoint.
+pub(crate) struct Upload {
+    source: Source,
+    /// Verifies what comes before it goes on.
+    check: Option<Check>,
+    /// How many bytes of a body that is not what was signed are still read, before it is broken off.
+    refused: Option<usize>,
+    progress: Arc<Progress>,
+    stall_max: Duration,
+    stall: Option<Pin<Box<Sleep>>>,
+    gate: Option<Gate>,
+    /// Ends the connection of a body that is not sent, once the answer has come.
+    unwanted: Option<Pin<Box<Sleep>>>,
+    /// What looks at the bytes as they pass.
+    passing: Option<Passing>,
+    /// The lane of its bucket.
+    lane: Option<Arc<Lane>>,
+    /// Keeps the next bytes back as the lane demands.
+    pace: Option<Pin<Box<Sleep>>>,
+}
+
+/// Where a body comes from.
+enum Source {
+    /// There is none.
+    None,
+    /// The client is sending it.
+    Client(Client),
+    /// It has been read.
+    Whole(Option<Bytes>),
+}
+
+/// What a client is sending. If the answer comes before the end of it, as far as that takes not too long the rest is read: a
+/// client that still sends could miss the answer when its connection is closed.
+struct Client {
+    body: Option<Incoming>,
+    /// Whether the client sends without being asked to, or was asked.
+    is_sending: bool,
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let body = self.body.take().filter(|body| self.is_sending && !body.is_end_stream());
+        if let (Some(body), Ok(runtime)) = (body, Handle::try_current()) {
+            drop(runtime.spawn(drain(body)));
+        }
+    }
+}
+
+/// Reads a body as far as that takes not too long.
+async fn drain(mut body: Incoming) {
+    let draining = async {
+        let mut left = DRAIN_BYTES_MAX;
+        while let Some(Ok(frame)) = body.frame().await {
+            let len = frame.data_ref().map_or(0, Bytes::len);
+            let Some(rest) = left.checked_sub(len) else { return };
+            left = rest;
+        }
+    };
+    // The answer is sent either way.
+    let _ = timeout(DRAIN_TIME_MAX, draining).await;
+}
+
+/// Keeps the body back until the endpoint has asked for it.
+///
+/// An endpoint that answers without having asked takes what follows for the next request, as radosgw does, or for the body: there
+/// is no knowing which. So such a connection is used for nothing else.
+struct Gate {
+    asked: oneshot::Receiver<()>,
+    patience: Pin<Box<Sleep>>,
+    connection: CaptureConnection,
+}
+
+/// What becomes of a body that was kept back.
+enum Opened {
+    /// It is sent.
+    Send,
+    /// The endpoint has answered already: it is not sent.
+    Refused,
+}
+
+impl Gate {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Opened> {
+        let opened = match Pin::new(&mut self.asked).poll(cx) {
+            Poll::Ready(Ok(())) => return Poll::Ready(Opened::Send),
+            // The final answer ends the wait for others.
+            Poll::Ready(Err(_)) => Opened::Refused,
+            Poll::Pending => {
+                ready!(self.patience.as_mut().poll(cx));
+                Opened::Send
+            }
+        };
+        if let Some(connection) = self.connection.connection_metadata().as_ref() {
+            connection.poison();
+        }
+        Poll::Ready(opened)
+    }
+}
+
+impl Upload {
+    fn new(source: Source, stall_max: Duration) -> Self {
+        let progress = Progress { last: Mutex::new(Instant::now()), is_stalled: AtomicBool::new(false) };
+        let progress = Arc::new(progress);
+        Self {
+            source,
+            check: None,
+            refused: None,
+            progress,
+            stall_max,
+            stall: None,
+            gate: None,
+            unwanted: None,
+            passing: None,
+            lane: None,
+            pace: None,
+        }
+    }
+
+    /// Returns no body.
+    pub(crate) fn none() -> Self {
+        Self::new(Source::None, Duration::MAX)
+    }
+
+    /// Returns a client's body.
+    pub(crate) fn of(body: Incoming, headers: &HeaderMap, stall_max: Duration) -> Self {
+        if body.is_end_stream() {
+            return Self::new(Source::None, stall_max);
+        }
+        let client = Client { body: Some(body), is_sending: !expects_continue(headers) };
+        Self::new(Source::Client(client), stall_max)
+    }
+
+    /// Returns a body that has been read.
+    pub(crate) fn whole(bytes: Bytes) -> Self {
+        Self::new(Source::Whole(Some(bytes)), Duration::MAX)
+    }
+
+    /// Returns this body, of which only what the check lets pass goes on.
+    pub(crate) fn with_check(self, check: Check) -> Self {
+        Self { check: Some(check), ..self }
+    }
+
+    /// Returns where it is stated why the body was broken off, if it is verified.
+    pub(crate) fn verdict(&self) -> Option<Verdict> {
+        self.check.as_ref().map(Check::verdict)
+    }
+
+    /// Reads a body that is refused, as far as that takes not too long: a client that still sends could miss the answer when
+    /// its connection is closed. One that waits before it sends gets the answer instead.
+    pub(crate) async fn drain(mut self, headers: &HeaderMap) {
+        if expects_continue(headers) {
+            return;
+        }
+        let draining = async {
+            let mut left = DRAIN_BYTES_MAX;
+            while let Some(Ok(frame)) = poll_fn(|cx| self.poll_client(cx)).await {
+                let len = frame.data_ref().map_or(0, Bytes::len);
+                let Some(rest) = left.checked_sub(len) else { return };
+                left = rest;
+            }
+        };
+        // The answer is sent either way.
+        let _ = timeout(DRAIN_TIME_MAX, draining).await;
+    }
+
+    /// Returns the next frame as it comes from the client.
+    fn poll_client(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let body = match &mut self.source {
+            Source::None => return Poll::Ready(None),
+            Source::Whole(bytes) => return Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Source::Client(client) => {
+                client.is_sending = true;
+                client.body.as_mut()
+            }
+        };
+        let Some(body) = body else { return Poll::Ready(None) };
+        if let Poll::Ready(frame) = Pin::new(body).poll_frame(cx) {
+            self.stall = None;
+            *self.progress.last.lock() = Instant::now();
+            return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
+        }
+        let stall = self.stall.get_or_insert_with(|| Box::pin(sleep(self.stall_max)));
+        ready!(stall.as_mut().poll(cx));
+        self.progress.is_stalled.store(true, Ordering::Relaxed);
+        Poll::Ready(Some(Err("the client has stopped sending".into())))
+    }
+
+    /// Returns the next frame that goes on to the endpoint.
+    fn poll_checked(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        loop {
+            while let Some(left) = self.refused {
+                let frame = ready!(self.poll_client(cx));
+                let len = frame.and_then(Result::ok).map(|frame| frame.data_ref().map_or(0, Bytes::len));
+                match len.and_then(|len| left.checked_sub(len)) {
+                    Some(left) => self.refused = Some(left),
+                    None => return Poll::Ready(Some(Err("the body is not what was signed".into()))),
+                }
+            }
+            let Some(check) = &mut self.check else { return self.poll_client(cx) };
+            if let Some(bytes) = check.pop() {
+                return Poll::Ready(Some(Ok(Frame::data(bytes))));
+            }
+            if check.is_done() {
+                return Poll::Ready(None);
+            }
+            let frame = ready!(self.poll_client(cx)).transpose()?;
+            let Some(check) = &mut self.check else { return Poll::Ready(None) };
+            let checked = match frame.map(Frame::into_data) {
+                Some(Ok(bytes)) => check.push(bytes),
+                // Trailers of HTTP, which nothing covers.
+                Some(Err(_)) => Ok(()),
+                None => check.finish(),
+            };
+            if checked.is_err() {
+                self.check = None;
+                self.refused = Some(DRAIN_BYTES_MAX);
+            }
+        }
+    }
+
+    /// Returns the body, at whose bytes `passing` looks.
+    pub(crate) fn seen_by(self, passing: Option<Passing>) -> Self {
+        Self { passing, ..self }
+    }
+
+    /// Returns the body, which passes in the pace of its bucket's lane.
+    pub(crate) fn in_lane(self, lane: &Arc<Lane>) -> Self {
+        if self.is_none() { self } else { Self { lane: Some(Arc::clone(lane)), ..self } }
+    }
+
+    pub(crate) fn progress(&self) -> Arc<Progress> {
+        Arc::clone(&self.progress)
+    }
+
+    /// Returns whether there is no body.
+    pub(crate) fn is_none(&self) -> bool {
+        matches!(self.source, Source::None)
+    }
+}
+
+/// Lets the body of a request wait until the endpoint has answered 100, where the client asks for that. The client is answered
+/// 100 when the body is read.
+pub(crate) fn keep_expectation(request: &mut Request<Upload>) {
+    if request.body().is_none() || !expects_continue(request.headers()) {
+        return;
+    }
+    let (sender, asked) = oneshot::channel();
+    let sender = Mutex::new(Some(sender));
+    hyper::ext::on_informational(request, move |answer| {
+        if answer.status() == hyper::StatusCode::CONTINUE
+            && let Some(sender) = sender.lock().take()
+        {
+            // Fails if the body waits no more.
+            let _ = sender.send(());
+        }
+    });
+    let connection = capture_connection(request);
+    request.body_mut().gate = Some(Gate { asked, patience: Box::pin(sleep(CONTINUE_WAIT_MAX)), connection });
+}
+
+fn expects_continue(headers: &HeaderMap) -> bool {
+    headers.get(EXPECT).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
+}
+
+impl Body for Upload {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = self.get_mut();
+        if let Some(gate) = &mut this.gate {
+            if let Opened::Refused = ready!(gate.poll(cx)) {
+                // The client's connection ends with this answer, too: it may be sending the body.
+                (this.source, this.check) = (Source::None, None);
+                this.unwanted = Some(Box::pin(sleep(CONTINUE_WAIT_MAX)));
+            }
+            this.gate = None;
+        }
+        if let Some(unwanted) = &mut this.unwanted {
+            ready!(unwanted.as_mut().poll(cx));
+            return Poll::Ready(Some(Err("the endpoint has answered without the body".into())));
+        }
+        if let Some(pace) = &mut this.pace {
+            ready!(pace.as_mut().poll(cx));
+            this.pace = None;
+        }
+        let frame = ready!(this.poll_checked(cx));
+        if let (Some(lane), Some(Ok(frame))) = (&this.lane, &frame) {
+            let wait = lane.pass(frame.data_ref().map_or(0, Bytes::len));
+            if !wait.is_zero() {
+                this.pace = Some(Box::pin(sleep(wait)));
+                // That it stands still then is not its client's doing, nor the endpoint's.
+                *this.progress.last.lock() = Instant::now() + wait;
+            }
+        }
+        if let (Some(passing), Some(Ok(frame))) = (&this.passing, &frame)
+            && let Some(bytes) = frame.data_ref()
+        {
+            passing.push(bytes);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match (&self.check, &self.source) {
+            // It never ends well.
+            _ if self.refused.is_some() || self.unwanted.is_some() => false,
+            (_, Source::None) => true,
+            (Some(check), _) => check.is_done(),
+            (None, Source::Client(client)) => client.body.as_ref().is_none_or(Body::is_end_stream),
+            (None, Source::Whole(bytes)) => bytes.is_none(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match (&self.check, &self.source) {
+            (Some(check), _) => check.size_hint(),
+            (None, Source::None) => SizeHint::with_exact(0),
+            (None, Source::Client(client)) => {
+                client.body.as_ref().map_or_else(SizeHint::default, Body::size_hint)
+            }
+            (None, Source::Whole(bytes)) => {
+                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+            }
+        }
+    }
+}

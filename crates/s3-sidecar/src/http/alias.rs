@@ -1,0 +1,253 @@
+//! Names that an endpoint may take for one object. One that keeps objects as files folds empty segments and dots of a key, as do
+//! servers before it that normalise paths: `a//b`, `/a/b`, `a/./b`, `a/c/../b` and `a/b/` are `a/b` there, and objects of their own
+//! elsewhere. Which of it an endpoint does is not known here, so
+//!
+//! - only a *plain* name, which nothing folds, is ever answered without the endpoint;
+//! - a change of any name concerns the plain one of its [`Class`] (the others are asked for each time);
+//! - a right under a prefix must cover both what a name is and what it may be taken for.
+//!
+//! Whether the endpoint folds letter case and forms of Unicode as well is configured, by [`Names`].
+
+use std::borrow::Cow;
+
+use crate::http::target::{ObjectKey, object_key};
+
+/// Which keys an endpoint takes for one, beside those with empty segments or dots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Names {
+    /// None: two keys are two objects, as in S3.
+    #[default]
+    Exact,
+    /// Keys that differ in letter case or in the form of Unicode, as file systems may have it.
+    ///
+    /// Their tables of letters differ, and so do those of two versions of Unicode. So only ASCII is folded: of a key with other
+    /// characters it is only known that it may be any key of its bucket.
+    Folded,
+}
+
+impl Names {
+    /// Returns whether every key that an endpoint may take for this plain one is in its class.
+    fn has_class(self, plain: &[u8]) -> bool {
+        self == Names::Exact || plain.is_ascii()
+    }
+
+    /// Returns what all plain keys of a class have in common; each begins with what their prefixes have in common.
+    pub(crate) fn folded(self, key: &[u8]) -> Cow<'_, [u8]> {
+        match self {
+            Names::Folded if key.iter().any(u8::is_ascii_uppercase) => Cow::Owned(key.to_ascii_lowercase()),
+            Names::Folded | Names::Exact => Cow::Borrowed(key),
+        }
+    }
+
+    /// Returns the beginning of the [folded](Self::folded) plain names of all keys that may be taken for one with this prefix.
+    pub(crate) fn folded_prefix(self, prefix: &[u8]) -> Cow<'_, [u8]> {
+        let plain = plain_prefix(prefix);
+        let has_class = |byte: &u8| self == Names::Exact || byte.is_ascii();
+        let len = plain.iter().take_while(|byte| has_class(byte)).count();
+        match plain {
+            Cow::Borrowed(plain) => self.folded(&plain[..len]),
+            Cow::Owned(plain) => Cow::Owned(self.folded(&plain[..len]).into_owned()),
+        }
+    }
+}
+
+/// The identity of the object that all names of a class may be: whatever is made void by name is made void by this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Class(ObjectKey);
+
+impl Class {
+    /// Returns the class of a key in a bucket; `None` if the key may be any of the bucket, or the bucket itself.
+    pub(crate) fn of(names: Names, bucket: &str, key: &[u8]) -> Option<Class> {
+        let plain = plain(key);
+        let is_one = !plain.is_empty() && names.has_class(&plain);
+        is_one.then(|| Class(object_key(bucket, &names.folded(&plain))))
+    }
+
+    /// Returns the class of an object that may be answered without the endpoint; `None` if this one may not be.
+    pub(crate) fn of_answerable(names: Names, bucket: &str, key: &[u8], object: ObjectKey) -> Option<Class> {
+        let is_answerable = is_plain(key) && names.has_class(key);
+        is_answerable.then(|| match names.folded(key) {
+            Cow::Borrowed(_) => Class(object),
+            Cow::Owned(folded) => Class(object_key(bucket, &folded)),
+        })
+    }
+
+    /// Returns the identity of its plain name.
+    pub(crate) fn key(self) -> ObjectKey {
+        self.0
+    }
+}
+
+fn is_folded_segment(segment: &[u8]) -> bool {
+    matches!(segment, b"" | b"." | b"..")
+}
+
+fn segments(key: &[u8]) -> impl Iterator<Item = &[u8]> {
+    key.split(|byte| *byte == b'/')
+}
+
+/// Returns whether no endpoint takes a key for another one.
+pub(crate) fn is_plain(key: &[u8]) -> bool {
+    !segments(key).any(is_folded_segment)
+}
+
+/// Returns whether a key has a segment of dots, which leads elsewhere where a key is a path.
+pub(crate) fn has_dots(key: &[u8]) -> bool {
+    segments(key).any(|segment| matches!(segment, b"." | b".."))
+}
+
+/// Returns the plain name of a key's class; empty where there is none.
+pub(crate) fn plain(key: &[u8]) -> Cow<'_, [u8]> {
+    if is_plain(key) {
+        return Cow::Borrowed(key);
+    }
+    Cow::Owned(resolved(segments(key)).join(&b'/'))
+}
+
+/// Returns whether something holds for a key, and for what an endpoint may take it for: the whole bucket where it has dots. A slash at
+/// the end stays: a folder and a file of one name cannot be there at a time.
+pub(crate) fn holds_for(key: &[u8], holds: impl Fn(&[u8]) -> bool) -> bool {
+    if has_dots(key) {
+        return holds(b"");
+    }
+    if is_plain(key) {
+        return holds(key);
+    }
+    let mut plain = plain(key).into_owned();
+    if key.ends_with(b"/") && !plain.is_empty() {
+        plain.push(b'/');
+    }
+    holds(key) && holds(&plain)
+}
+
+/// Returns the beginning of the plain names of all keys that begin so.
+pub(crate) fn plain_prefix(prefix: &[u8]) -> Cow<'_, [u8]> {
+    let (folders, last) = match prefix.iter().rposition(|byte| *byte == b'/') {
+        Some(at) => (&prefix[..at], &prefix[at + 1..]),
+        None => (&b""[..], prefix),
+    };
+    // The last segment may go on: one of dots as a name, or as two dots.
+    if prefix.is_empty()
+        || (folders.is_empty() || is_plain(folders)) && prefix[0] != b'/' && last.first() != Some(&b'.')
+    {
+        return Cow::Borrowed(prefix);
+    }
+    let mut all = resolved(segments(folders));
+    let is_of_dots = matches!(last, b"." | b"..");
+    if is_of_dots {
+        all.pop();
+    }
+    let mut plain = all.join(&b'/');
+    if !plain.is_empty() {
+        plain.push(b'/');
+    }
+    if !is_of_dots {
+        plain.extend_from_slice(last);
+    }
+    Cow::Owned(plain)
+}
+
+fn resolved<'a>(segments: impl Iterator<Item = &'a [u8]>) -> Vec<&'a [u8]> {
+    let mut all = Vec::new();
+    for segment in segments {
+        match segment {
+            b"" | b"." => (),
+            b".." => drop(all.pop()),
+            _ => all.push(segment),
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exact(bucket: &str, key: &str) -> Option<Class> {
+        Class::of(Names::Exact, bucket, key.as_bytes())
+    }
+
+    fn text(bytes: &[u8]) -> &str {
+        std::str::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn all_names_of_a_class_have_its_plain_one() {
+        for key in [
+            "q/y", "q//y", "/q/y", "//q///y", "./q/y", "q/./y", "q/z/../y", "q/y/", "q/y/.", "x/../q/y",
+            "../q/y",
+        ] {
+            assert_eq!(
+                (text(&plain(key.as_bytes())), is_plain(key.as_bytes())),
+                ("q/y", key == "q/y"),
+                "{key}"
+            );
+            assert_eq!(exact("b", key), exact("b", "q/y"));
+        }
+        assert_ne!(exact("b", "q/y"), exact("c", "q/y"));
+        for key in ["q", ".q", "q..", "..q/..y", "...", "q\\y", "Q/y", " /y"] {
+            assert!(is_plain(key.as_bytes()) && plain(key.as_bytes()) == key.as_bytes(), "{key}");
+        }
+        for key in ["", "/", ".", "..", "./", "a/.."] {
+            assert_eq!((text(&plain(key.as_bytes())), is_plain(key.as_bytes())), ("", false), "{key}");
+            assert_eq!(exact("b", key), None, "{key}");
+        }
+    }
+
+    #[test]
+    fn letter_case_and_unicode_are_folded_where_the_endpoint_folds_them() {
+        let folded = |key: &str| Class::of(Names::Folded, "b", key.as_bytes());
+        let answerable = |names, key: &str| {
+            let object = object_key("b", key.as_bytes());
+            Class::of_answerable(names, "b", key.as_bytes(), object)
+        };
+        for key in ["q/y", "Q/y", "q/Y", "Q//./Y/"] {
+            assert_eq!(folded(key), exact("b", "q/y"), "{key}");
+            assert_eq!(exact("b", key) == exact("b", "q/y"), key == "q/y", "{key}");
+        }
+        for key in ["q/y", "Q/y"] {
+            assert_eq!(answerable(Names::Folded, key), folded(key), "{key}");
+            assert_eq!(answerable(Names::Exact, key), exact("b", key), "{key}");
+        }
+        // The first may be "\u{fc}", the second "k", the third "ab".
+        for key in ["u\u{308}", "\u{212a}", "a\u{200d}b"] {
+            assert!(folded(key).is_none() && exact("b", key).is_some(), "{key}");
+            assert!(answerable(Names::Folded, key).is_none(), "{key}");
+        }
+        for key in ["q//y", "q/."] {
+            assert!(answerable(Names::Folded, key).is_none() && answerable(Names::Exact, key).is_none());
+        }
+        for (prefix, exact, folded) in [
+            ("Q/Y", "Q/Y", "q/y"),
+            ("Q//./Y", "Q/Y", "q/y"),
+            ("Q/\u{fc}x/Y", "Q/\u{fc}x/Y", "q/"),
+            ("\u{fc}", "\u{fc}", ""),
+        ] {
+            assert_eq!(text(&Names::Exact.folded_prefix(prefix.as_bytes())), exact);
+            assert_eq!(text(&Names::Folded.folded_prefix(prefix.as_bytes())), folded);
+        }
+    }
+
+    #[test]
+    fn the_plain_name_of_what_begins_with_a_prefix_begins_with_its_plain_prefix() {
+        let ends = ["", "x", "/", "/x", ".", "./x", "../x", ".x", "x/../y", "/../y"];
+        for prefix in [
+            "", "a", "a/", "a/b", "a//", "a//b", "/", "/a", "//a", "./a", "a/./", "a/.", "a/..", "a/../",
+            "a/../b", ".", "..", "a/b/..", "a.", "a/.b",
+        ] {
+            let folded = plain_prefix(prefix.as_bytes());
+            for end in ends.iter().filter(|end| !end.contains("..") && !prefix.ends_with("..")) {
+                let key = format!("{prefix}{end}");
+                let plain = plain(key.as_bytes());
+                let is_short = plain.len() < folded.len();
+                // One that ends where the prefix does is shorter by its slash.
+                let begins = plain.starts_with(&folded) || is_short && folded.starts_with(&plain);
+                assert!(begins, "{key}: {} after {}", text(&plain), text(&folded));
+            }
+        }
+        assert_eq!(text(&plain_prefix(b"a//b")), "a/b");
+        assert_eq!(text(&plain_prefix(b"a/..")), "");
+        assert_eq!(text(&plain_prefix(b"a/b/../c")), "a/c");
+        assert!(matches!(plain_prefix(b"a/b/"), Cow::Borrowed(b"a/b/")));
+    }
+}

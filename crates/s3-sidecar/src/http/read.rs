@@ -1,0 +1,251 @@
+//! Which reads are understood: `GET` of an object as it is, whole or one range, and `HEAD`. Everything else is forwarded as it
+//! came.
+
+use hyper::header::{
+    ACCEPT, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, HeaderName, IF_MODIFIED_SINCE, IF_NONE_MATCH,
+    IF_UNMODIFIED_SINCE, ORIGIN, RANGE, TRANSFER_ENCODING,
+};
+use hyper::http::request::Parts;
+use hyper::{HeaderMap, Method, Uri};
+
+use crate::http::alias::Class;
+use crate::http::headers::is_harmless;
+use crate::http::range::Asked;
+use crate::http::target::{ObjectKey, Target, object_key};
+
+/// An entry's place: the object, and whether the endpoint was asked for its checksums.
+pub(crate) type Place = (ObjectKey, bool);
+
+/// A read that is understood.
+#[derive(Debug)]
+pub(crate) struct Read {
+    pub(crate) bucket: Box<str>,
+    /// The object's key, decoded.
+    pub(crate) name: Box<[u8]>,
+    pub(crate) key: ObjectKey,
+    /// The identity by which what is known of the object is kept and made void: that of its class, or `key`.
+    pub(crate) kept_as: ObjectKey,
+    /// Whether no body is asked for.
+    pub(crate) is_head: bool,
+    /// The one range that is asked for; `None` for the whole object.
+    pub(crate) range: Option<Asked>,
+    /// Whether the endpoint is to send its checksums: its headers differ then.
+    pub(crate) has_checksums: bool,
+    /// Whether the client has a condition on what it already has, which the endpoint decides.
+    pub(crate) is_conditional: bool,
+    pub(crate) signed: SignedHeaders,
+}
+
+/// The headers that a client's signature covers.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum SignedHeaders {
+    /// Those, separated by semicolons.
+    These(String),
+    /// Unknown: all of them, perhaps.
+    All,
+}
+
+impl SignedHeaders {
+    pub(crate) fn cover(&self, name: &HeaderName) -> bool {
+        match self {
+            SignedHeaders::These(names) => {
+                names.split(';').any(|each| each.eq_ignore_ascii_case(name.as_str()))
+            }
+            SignedHeaders::All => true,
+        }
+    }
+
+    pub(crate) fn of(head: &Parts) -> SignedHeaders {
+        let none = || SignedHeaders::These(String::new());
+        if let Some(value) = head.headers.get(AUTHORIZATION) {
+            let Ok(value) = value.to_str() else { return SignedHeaders::All };
+            let listed = value.split([' ', ',']).find_map(|part| part.strip_prefix("SignedHeaders="));
+            return match listed {
+                Some(names) if value.starts_with("AWS4-") => SignedHeaders::These(names.to_owned()),
+                // The older form signs neither ranges nor conditions.
+                None if value.starts_with("AWS ") => none(),
+                _ => SignedHeaders::All,
+            };
+        }
+        let listed = parameters(&head.uri).find(|(name, _)| name.eq_ignore_ascii_case("x-amz-signedheaders"));
+        listed.map_or_else(none, |(_, names)| {
+            SignedHeaders::These(names.replace("%3B", ";").replace("%3b", ";"))
+        })
+    }
+}
+
+/// Parameters that change nothing of the answer: presigned requests, and a word of newer SDKs.
+const HARMLESS_PARAMETERS: [&str; 12] = [
+    "x-amz-algorithm",
+    "x-amz-credential",
+    "x-amz-date",
+    "x-amz-expires",
+    "x-amz-signedheaders",
+    "x-amz-signature",
+    "x-amz-security-token",
+    "x-amz-content-sha256",
+    "x-amz-user-agent",
+    "awsaccesskeyid",
+    "signature",
+    "expires",
+];
+
+impl Read {
+    /// Returns the read that a request with this head is; `None` if it is none that is understood.
+    pub(crate) fn understand(head: &Parts, target: &Target<'_>) -> Option<Read> {
+        let Target::Object(bucket, name) = target else { return None };
+        let headers = &head.headers;
+        let has_body = headers.contains_key(TRANSFER_ENCODING)
+            || headers.get(CONTENT_LENGTH).is_some_and(|len| len != "0");
+        let is_head = head.method == Method::HEAD;
+        let is_read = is_head || head.method == Method::GET;
+        if !is_read || has_body || headers.contains_key(ORIGIN) || is_never_stored(headers) {
+            return None;
+        }
+        let is_parameter_harmless = |(name, value): (&str, &str)| {
+            let name = name.to_ascii_lowercase();
+            let operation = if is_head { "HeadObject" } else { "GetObject" };
+            HARMLESS_PARAMETERS.contains(&name.as_str()) || (name == "x-id" && value == operation)
+        };
+        if !parameters(&head.uri).all(is_parameter_harmless) {
+            return None;
+        }
+        // An endpoint of websites answers what the client accepts.
+        if !headers.keys().all(|name| is_harmless(name.as_str()))
+            || headers.get(ACCEPT).is_some_and(|accept| accept == "text/html")
+        {
+            return None;
+        }
+        let has_checksums = match headers.get("x-amz-checksum-mode") {
+            None => false,
+            Some(mode) if mode.as_bytes().eq_ignore_ascii_case(b"enabled") => true,
+            Some(_) => return None,
+        };
+        let mut ranges = headers.get_all(RANGE).into_iter();
+        let range = match (ranges.next(), ranges.next()) {
+            (None, _) => None,
+            // Whether it counts without a body, endpoints disagree.
+            _ if is_head => return None,
+            (Some(range), None) => Some(Asked::parse(range.to_str().ok()?)?),
+            _ => return None,
+        };
+        let conditions = [IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE];
+        let key = object_key(bucket, name);
+        Some(Read {
+            key,
+            kept_as: key,
+            bucket: Box::from(&**bucket),
+            name: Box::from(&**name),
+            is_head,
+            range,
+            has_checksums,
+            is_conditional: conditions.iter().any(|name| headers.contains_key(name)),
+            signed: SignedHeaders::of(head),
+        })
+    }
+}
+
+impl Read {
+    /// States that the request goes on without the client's signature, so that it covers nothing, and that what is known of the object
+    /// is made void by its class.
+    pub(crate) fn take_over(&mut self, class: Class) {
+        self.signed = SignedHeaders::These(String::new());
+        self.kept_as = class.key();
+    }
+
+    /// Returns the place of what is known of the object.
+    pub(crate) fn place(&self) -> Place {
+        (self.kept_as, self.has_checksums)
+    }
+}
+
+/// Returns whether `Cache-Control` states that nothing is to be kept.
+pub(crate) fn is_never_stored(headers: &HeaderMap) -> bool {
+    has_directive(headers, "no-store")
+}
+
+/// Returns whether `Cache-Control` has this word.
+pub(crate) fn has_directive(headers: &HeaderMap, directive: &str) -> bool {
+    directives(headers).any(|word| word.eq_ignore_ascii_case(directive))
+}
+
+/// Returns the words of `Cache-Control`.
+pub(crate) fn directives(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let values = headers.get_all(CACHE_CONTROL).into_iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).map(str::trim)
+}
+
+pub(crate) fn parameters(uri: &Uri) -> impl Iterator<Item = (&str, &str)> {
+    let parts = uri.query().unwrap_or_default().split('&').filter(|part| !part.is_empty());
+    parts.map(|part| part.split_once('=').unwrap_or((part, "")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::target::Addressing;
+    use hyper::Request;
+    use hyper::http::request::Builder;
+
+    fn understood(request: Builder) -> Option<Read> {
+        let head = request.body(()).unwrap().into_parts().0;
+        Read::understand(&head, &Addressing::new(&[]).target("localhost", head.uri.path()))
+    }
+
+    #[test]
+    fn reads_of_objects_are_understood() {
+        let read = understood(Request::get("/b/k")).unwrap();
+        assert_eq!((read.range, read.has_checksums, read.is_conditional), (None, false, false));
+        assert!(!read.signed.cover(&RANGE));
+        let read = understood(Request::get("/b/k?x-id=GetObject").header("range", "bytes=3-")).unwrap();
+        assert_eq!(read.range, Some(Asked::From(3, None)));
+        let read = understood(Request::get("/b/k").header("x-amz-checksum-mode", "ENABLED")).unwrap();
+        assert!(read.has_checksums);
+        assert!(understood(Request::get("/b/k").header("x-amz-api-version", "2006-03-01")).is_some());
+        assert!(understood(Request::get("/b/k").header("if-none-match", "\"x\"")).unwrap().is_conditional);
+        let read = understood(Request::head("/bucket/a%20b?x-id=HeadObject")).unwrap();
+        assert!(read.is_head && &*read.bucket == "bucket" && &*read.name == b"a b");
+    }
+
+    #[test]
+    fn what_is_signed_is_known() {
+        let v4 = "AWS4-HMAC-SHA256 Credential=a/b/c/s3/aws4_request, SignedHeaders=host;range;x-amz-date, Signature=0";
+        let signed =
+            |value: &str| understood(Request::get("/b/k").header("authorization", value)).unwrap().signed;
+        assert!(signed(v4).cover(&RANGE) && !signed(v4).cover(&IF_NONE_MATCH));
+        assert!(!signed("AWS key:signature").cover(&RANGE));
+        assert!(signed("Bearer x").cover(&RANGE));
+        let presigned =
+            "/b/k?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-SignedHeaders=host%3Brange&X-Amz-Signature=0";
+        let signed = understood(Request::get(presigned)).unwrap().signed;
+        assert!(signed.cover(&RANGE) && !signed.cover(&IF_NONE_MATCH));
+    }
+
+    #[test]
+    fn what_else_there_is_is_passed_on() {
+        let get = |path: &str| Request::get(path);
+        for request in [
+            Request::put("/b/k"),
+            Request::head("/b/k").header("range", "bytes=0-1"),
+            Request::head("/b/k?x-id=GetObject"),
+            get("/b"),
+            get("/b/?list-type=2"),
+            get("/b/k?versionId=1"),
+            get("/b/k?partNumber=1"),
+            get("/b/k?response-content-type=a"),
+            get("/b/k?acl"),
+            get("/b/k?x-id=GetObjectAcl"),
+            get("/b/k").header("x-amz-server-side-encryption-customer-algorithm", "AES256"),
+            get("/b/k").header("cache-control", "max-age=0, No-Store"),
+            get("/b/k").header("range", "bytes=0-1,4-5"),
+            get("/b/k").header("range", "bytes=0-1").header("range", "bytes=4-5"),
+            get("/b/k").header("origin", "https://example.com"),
+            get("/b/k").header("content-length", "1"),
+            get("/b/k").header("x-amz-new-thing", "1"),
+            get("/b/k").header("x-amz_checksum-mode", "ENABLED"),
+        ] {
+            let text = format!("{request:?}");
+            assert!(understood(request).is_none(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! Sockets and threads: each thread has a runtime, a share of the connections, and connections of its own to the endpoint.
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdListener, ToSocketAddrs};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use cached_metrics::{Collect, Families};
+use cached_tls::ServerTls;
+use parking_lot::{Mutex, RwLock};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
+
+use crate::access_log::AccessLog;
+use crate::auth::{self, Access, Secrets};
+use crate::config::SidecarConfig;
+use crate::endpoint::asking::Asking;
+use crate::endpoint::breaker::Breaker;
+use crate::endpoint::lane::Lanes;
+use crate::endpoint::upstream::Upstream;
+use crate::http::target::Addressing;
+use crate::listener::bucket_metrics;
+use crate::listener::connection;
+use crate::listener::control::SidecarControl;
+use crate::listener::pipes::Pipes;
+use crate::listener::splicing::Splicing;
+use crate::memory::absent::Absents;
+use crate::memory::fills::Fills;
+use crate::memory::heads::Heads;
+use crate::memory::knowledge::Knowledge;
+use crate::memory::pieces::Pieces;
+use crate::metrics::Counts;
+use crate::shared::Shared;
+
+/// Why a sidecar cannot be started: one line each.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SidecarError {
+    /// A value cannot work.
+    #[error("s3.{key}: {why}")]
+    Config {
+        /// The key.
+        key: &'static str,
+        /// What is wrong with its value.
+        why: String,
+    },
+    /// An address cannot be listened on.
+    #[error("s3.listen: cannot listen on {address}: {cause}")]
+    Listen {
+        /// The address.
+        address: String,
+        /// The system's error.
+        cause: io::Error,
+    },
+    /// A thread or its runtime cannot be created.
+    #[error("cannot start a thread of the S3 sidecar: {0}")]
+    Thread(io::Error),
+}
+
+/// A running sidecar. It ends when this is dropped.
+pub struct Sidecar {
+    shared: Arc<Shared>,
+    addresses: Vec<SocketAddr>,
+    end: Mutex<Option<watch::Sender<()>>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// How long accepting pauses when the system has no descriptor or memory for a connection.
+const PAUSE: Duration = Duration::from_millis(100);
+
+impl Sidecar {
+    /// Opens the sockets and serves clients.
+    ///
+    /// # Errors
+    /// [`SidecarError`].
+    pub fn start(config: SidecarConfig) -> Result<Sidecar, SidecarError> {
+        let wrong = |(key, why)| SidecarError::Config { key, why };
+        config.check().map_err(wrong)?;
+        let upstream_tls = config.upstream_tls().map_err(wrong)?;
+        let mut sockets = Vec::new();
+        for address in &config.listen {
+            sockets.extend(open(address)?);
+        }
+        let local = |socket: &StdListener| socket.local_addr().map_err(SidecarError::Thread);
+        let addresses = sockets.iter().map(local).collect::<Result<_, _>>()?;
+        let pieces = Pieces::new(config.memory_bytes, config.heads_max, &config.terms, config.tls.is_none())
+            .map_err(|error| SidecarError::Config { key: "memory_bytes", why: error.to_string() })?;
+        let heads = Heads::new(config.heads_max, config.heads_bytes_max);
+        // An endpoint takes no longer over a change than over its answer.
+        let absents = Absents::new(config.absent_max);
+        let knowledge = Knowledge::new(heads, absents, config.response_timeout, config.names);
+        let opened = config.access_log.as_ref().map(AccessLog::start).transpose();
+        let access_log = opened.map_err(|error| SidecarError::Config {
+            key: "access_log",
+            why: format!("cannot be opened: {error}"),
+        })?;
+        let policies = config.policies().map_err(wrong)?;
+        let shared = Arc::new(Shared {
+            addressing: Addressing::new(&config.domains),
+            knowledge: Arc::new(knowledge),
+            policies: RwLock::new(policies),
+            lanes: Lanes::new(&config.terms),
+            access: Access::new(config.auth, config.secrets.keys.as_ref(), &config.region),
+            pieces: Arc::new(pieces),
+            fills: Arc::new(Fills::default()),
+            asking: Arc::new(Asking::default()),
+            counts: Arc::new(Counts::default()),
+            breaker: Arc::new(Breaker::new()),
+            slow: Breaker::new(),
+            held: Arc::default(),
+            access_log: access_log.map(Arc::new),
+            config,
+        });
+        let (end, ended) = watch::channel(());
+        let permits = Arc::new(Semaphore::new(shared.config.connections_max));
+        let mut sidecar = Sidecar { shared, addresses, end: Mutex::new(Some(end)), threads: Vec::new() };
+        for number in 0..sidecar.shared.config.threads {
+            let runtime = Builder::new_current_thread().enable_all().build().map_err(SidecarError::Thread)?;
+            let copies = sockets.iter().map(StdListener::try_clone).collect::<Result<Vec<_>, _>>();
+            let listeners = listeners(&runtime, copies.map_err(SidecarError::Thread)?)?;
+            let worker = Worker {
+                shared: Arc::clone(&sidecar.shared),
+                upstream: Upstream::new(
+                    &sidecar.shared.config,
+                    upstream_tls.clone(),
+                    &sidecar.shared.breaker,
+                ),
+                pipes: Arc::new(Pipes::new(sidecar.shared.pieces.lends())),
+                permits: Arc::clone(&permits),
+                end: ended.clone(),
+            };
+            let is_first = number == 0;
+            let renewed = sidecar.shared.config.tls.clone().filter(|_| is_first);
+            let secrets = is_first.then(|| sidecar.shared.config.secrets.clone());
+            let body = move || runtime.block_on(worker.run(listeners, renewed, secrets));
+            let thread = thread::Builder::new().name(format!("cached-s3-{number}")).spawn(body);
+            sidecar.threads.push(thread.map_err(SidecarError::Thread)?);
+        }
+        Ok(sidecar)
+    }
+
+    /// Returns the addresses it listens on.
+    #[must_use]
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// Returns what is counted.
+    #[must_use]
+    pub fn counts(&self) -> &Arc<Counts> {
+        &self.shared.counts
+    }
+
+    /// Returns the secrets, to be read again.
+    #[must_use]
+    pub fn secrets(&self) -> Secrets {
+        self.shared.config.secrets.clone()
+    }
+
+    /// Returns what shows the counts and sizes as metrics.
+    #[must_use]
+    pub fn metrics(&self) -> Arc<dyn Collect> {
+        Arc::new(Metrics(Arc::clone(&self.shared)))
+    }
+
+    /// Returns a handle with which it is commanded.
+    #[must_use]
+    pub fn control(&self) -> SidecarControl {
+        SidecarControl::new(&self.shared)
+    }
+
+    /// Closes the listeners; requests under way go on until they are answered, or for the configured time.
+    pub fn request_end(&self) {
+        drop(self.end.lock().take());
+    }
+}
+
+/// The metrics of a sidecar.
+struct Metrics(Arc<Shared>);
+
+impl Collect for Metrics {
+    fn collect(&self, into: &mut Families) {
+        self.0.counts.collect(into);
+        let (count, bytes) = self.0.knowledge.head_sizes();
+        into.gauge("cached_s3_sidecar_heads", "Objects of S3 whose headers are known.", count as u64);
+        into.gauge("cached_s3_sidecar_heads_bytes", "Memory of their headers.", bytes as u64);
+        let (count, _) = self.0.knowledge.absent_sizes();
+        let help = "Objects of S3 that are known not to be there.";
+        into.gauge("cached_s3_sidecar_absent_objects", help, count as u64);
+        let help = "Objects of S3 with a question to the endpoint or a change under way, or a change whose end is not known.";
+        into.gauge("cached_s3_sidecar_objects_under_way", help, self.0.knowledge.under_way() as u64);
+        let help = "Whether the S3 endpoint cannot be reached, so that it is tried once a second.";
+        into.gauge("cached_s3_sidecar_endpoint_is_away", help, u64::from(self.0.breaker.is_open()));
+        let dropped = self.0.access_log.as_ref().map_or(0, |log| log.dropped().get());
+        let help = "Lines of the access log that were not written.";
+        into.counter("cached_s3_sidecar_access_log_dropped_total", help, dropped);
+        bucket_metrics::collect(&self.0, into);
+        let bytes = self.0.pieces.used_bytes();
+        into.gauge("cached_s3_sidecar_bodies_bytes", "Memory of bodies of objects of S3.", bytes);
+        let help = "The memory for bodies of objects of S3.";
+        into.gauge("cached_s3_sidecar_bodies_bytes_max", help, self.0.config.memory_bytes);
+    }
+}
+
+impl Drop for Sidecar {
+    fn drop(&mut self) {
+        self.request_end();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the S3 sidecar has panicked");
+            }
+        }
+        if self.shared.access_log.as_ref().is_some_and(|log| !log.finish()) {
+            tracing::warn!("the last lines of the access log of the S3 sidecar are lost: nothing takes them");
+        }
+    }
+}
+
+impl fmt::Debug for Sidecar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sidecar").field("addresses", &self.addresses).finish_non_exhaustive()
+    }
+}
+
+/// Opens the sockets of one address, which may be a name of several.
+fn open(address: &str) -> Result<Vec<StdListener>, SidecarError> {
+    let failed = |cause| SidecarError::Listen { address: address.to_owned(), cause };
+    let mut sockets = Vec::new();
+    for candidate in address.to_socket_addrs().map_err(failed)? {
+        let socket = StdListener::bind(candidate).map_err(failed)?;
+        socket.set_nonblocking(true).map_err(failed)?;
+        sockets.push(socket);
+    }
+    if sockets.is_empty() {
+        return Err(failed(io::Error::new(io::ErrorKind::NotFound, "the name has no address")));
+    }
+    Ok(sockets)
+}
+
+fn listeners(runtime: &Runtime, sockets: Vec<StdListener>) -> Result<Vec<TcpListener>, SidecarError> {
+    let _inside = runtime.enter();
+    sockets.into_iter().map(TcpListener::from_std).collect::<Result<_, _>>().map_err(SidecarError::Thread)
+}
+
+/// What the connections of a thread have in common.
+#[derive(Clone)]
+struct Worker {
+    shared: Arc<Shared>,
+    upstream: Arc<Upstream>,
+    pipes: Arc<Pipes>,
+    permits: Arc<Semaphore>,
+    end: watch::Receiver<()>,
+}
+
+impl Worker {
+    /// Accepts connections until the end, then waits for those that are left.
+    async fn run(
+        self,
+        listeners: Vec<TcpListener>,
+        renewed: Option<Arc<ServerTls>>,
+        secrets: Option<Secrets>,
+    ) {
+        let drain_timeout = self.shared.config.drain_timeout;
+        let renewing = renewed.map(|tls| tokio::spawn(cached_tls::renew(tls, "s3.tls")));
+        let renewing_secrets = secrets.map(|secrets| tokio::spawn(auth::renew(secrets)));
+        let accepting = listeners.into_iter().map(|listener| self.clone().accept(listener));
+        let left = futures_util::future::join_all(accepting).await;
+        let waiting = async {
+            for mut connections in left {
+                while connections.join_next().await.is_some() {}
+            }
+        };
+        if tokio::time::timeout(drain_timeout, waiting).await.is_err() {
+            tracing::warn!("connections of S3 clients were broken off at the end");
+        }
+        renewing.iter().chain(&renewing_secrets).for_each(tokio::task::JoinHandle::abort);
+    }
+
+    async fn accept(mut self, listener: TcpListener) -> JoinSet<()> {
+        let mut connections = JoinSet::new();
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                _ = self.end.changed() => return connections,
+                Some(_) = connections.join_next() => continue,
+            };
+            let (socket, peer) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::debug!(cause = %error, "the S3 sidecar cannot accept");
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+            };
+            self.shared.counts.connections.increment();
+            match Arc::clone(&self.permits).try_acquire_owned() {
+                Ok(permit) => drop(connections.spawn(self.clone().serve(socket, peer, permit))),
+                Err(_) => {
+                    self.shared.counts.connections_refused.increment();
+                    refuse(&socket, self.shared.config.tls.is_some());
+                }
+            }
+        }
+    }
+
+    async fn serve(self, socket: TcpStream, peer: SocketAddr, _permit: OwnedSemaphorePermit) {
+        let now = &self.shared.counts.connections_now;
+        now.add(1.0);
+        // Only a matter of speed.
+        let _ = socket.set_nodelay(true);
+        let (shared, upstream, end) = (&self.shared, &self.upstream, self.end.clone());
+        let served = match &shared.config.tls {
+            None => {
+                let socket = Splicing::new(socket, Arc::clone(shared), self.pipes);
+                connection::serve(shared, upstream, peer, socket, end).await
+            }
+            Some(tls) => match cached_tls::accept(tls, socket).await {
+                Ok(socket) => connection::serve(shared, upstream, peer, socket, end).await,
+                Err(error) => Err(error),
+            },
+        };
+        now.add(-1.0);
+        if let Err(error) = served {
+            tracing::debug!(%peer, cause = error, "a connection of an S3 client has ended");
+        }
+    }
+}
+
+/// Answers a connection beyond the limit, as far as that takes no waiting.
+fn refuse(socket: &TcpStream, has_tls: bool) {
+    const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-type: application/xml\r\n\
+        content-length: 86\r\n\r\n<Error><Code>SlowDown</Code><Message>cached has no connection free.</Message></Error>\n";
+    // A small answer fits into the socket's buffer; a client that has gone already does not miss it.
+    let _ = socket.try_write(if has_tls { cached_tls::BUSY } else { BUSY });
+}

@@ -1,0 +1,322 @@
+//! Which answers of the endpoint may be believed later: none to a question that was asked before the end of a change.
+//!
+//! Every question has its place in one sequence, and so has the end of every change. What an answer states is *current* if
+//! its question was asked after the end of the last change of that object that passed through here or was announced. While a
+//! change is under way nothing is current. A change whose end is not known, as the connection broke or the endpoint had an
+//! error, may still come about: its scope is *unsettled* for a time.
+//!
+//! Answers may come in another order than the questions: one to an older question states nothing any more once a newer one has
+//! stated something else. Only questions that are under way at the same time can overtake each other.
+//!
+//! A change of one object leaves a record only as long as questions about it or changes of it are under way. Changes of more
+//! (a bucket, a prefix, everything) are *wide*: their places in the sequence are kept, in a table of limited size.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::http::target::ObjectKey;
+use crate::memory::generation::GenerationId;
+use crate::memory::wide::{Area, End, Standing, Wide};
+
+/// When a question was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Moment {
+    /// Its place among questions and changes.
+    pub(crate) sequence: u64,
+    /// Before it was sent.
+    pub(crate) at: Instant,
+}
+
+/// The number of parts with a lock each.
+const SHARDS: usize = 16;
+
+/// The most objects of a part that are unsettled one by one.
+const UNSETTLED_MAX: usize = 4096;
+
+/// The changes and questions under way.
+#[derive(Debug)]
+pub(crate) struct Changes {
+    sequence: AtomicU64,
+    shards: [Mutex<Shard>; SHARDS],
+    wide: Wide,
+    settle_time: Duration,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    activities: HashMap<ObjectKey, Activity>,
+    /// Objects whose last change has no known end, with the time when it is taken for ended; in order of time.
+    unsettled: VecDeque<(Instant, ObjectKey)>,
+}
+
+/// What is under way with one object.
+#[derive(Debug, Default)]
+struct Activity {
+    questions: u32,
+    changes: u32,
+    /// How many entries it has among the unsettled.
+    unsettled: u32,
+    /// The place of the last beginning or end of a change.
+    changed: u64,
+    /// The place of the newest question whose answer was believed, and which bytes it has stated; `None` for none.
+    answered: (u64, Option<GenerationId>),
+}
+
+/// A question to the endpoint that is under way, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Question {
+    changes: Arc<Changes>,
+    key: ObjectKey,
+    moment: Moment,
+}
+
+impl Changes {
+    /// Returns a table without changes. One whose end is not known is taken for ended after `settle_time`.
+    pub(crate) fn new(settle_time: Duration) -> Self {
+        let sequence = AtomicU64::new(1);
+        Self { sequence, shards: Default::default(), wide: Wide::new(settle_time), settle_time }
+    }
+
+    fn shard(&self, key: &ObjectKey) -> MutexGuard<'_, Shard> {
+        let mut shard = self.shards[usize::from(key[0]) % SHARDS].lock();
+        shard.settle(Instant::now(), &self.sequence);
+        shard
+    }
+
+    /// Begins a question about an object; it is to be sent after this.
+    pub(crate) fn question(self: &Arc<Self>, key: ObjectKey) -> Question {
+        self.shard(&key).activities.entry(key).or_default().questions += 1;
+        let moment = self.moment();
+        Question { changes: Arc::clone(self), key, moment }
+    }
+
+    /// Returns now, as a place of its own.
+    pub(crate) fn moment(&self) -> Moment {
+        Moment { sequence: next(&self.sequence), at: Instant::now() }
+    }
+
+    /// Begins a change of an object. `forget` drops what is known of it, and nothing is entered meanwhile.
+    pub(crate) fn begin(&self, key: ObjectKey, forget: impl FnOnce()) {
+        let mut shard = self.shard(&key);
+        let activity = shard.activities.entry(key).or_default();
+        activity.changes += 1;
+        activity.changed = next(&self.sequence);
+        forget();
+    }
+
+    /// Ends a change that has begun.
+    pub(crate) fn end(&self, key: ObjectKey, end: End) {
+        let mut shard = self.shard(&key);
+        let Some(activity) = shard.activities.get_mut(&key) else { return };
+        activity.changes -= 1;
+        activity.changed = next(&self.sequence);
+        if end == End::Unsettled {
+            activity.unsettled += 1;
+            shard.unsettled.push_back((Instant::now() + self.settle_time, key));
+            if shard.unsettled.len() > UNSETTLED_MAX {
+                // Too many: everything is unsettled for as long as this one would have been.
+                self.wide.begin(&Area::All);
+                self.wide.end(&Area::All, End::Unsettled, &self.sequence);
+                shard.forget_first_unsettled(&self.sequence);
+            }
+        }
+        shard.drop_if_idle(&key);
+    }
+
+    /// Begins a change of more than one object.
+    pub(crate) fn begin_wide(&self, area: &Area) {
+        self.wide.begin(area);
+    }
+
+    /// Ends one.
+    pub(crate) fn end_wide(&self, area: &Area, end: End) {
+        self.wide.end(area, end, &self.sequence);
+    }
+
+    /// Ends one that has changed nothing but what was named one by one.
+    pub(crate) fn end_wide_without_change(&self, area: &Area) {
+        self.wide.end_without_change(area);
+    }
+
+    /// Enters a change that has happened: of everything, or of the keys of a bucket that begin with a prefix.
+    pub(crate) fn changed_wide(&self, bucket: Option<&str>, prefix: &[u8]) {
+        self.wide.changed(bucket, prefix, &self.sequence);
+    }
+
+    /// Returns what wide changes make of what was asked at a moment.
+    pub(crate) fn standing(&self, moment: Moment, bucket: &str, key: &[u8]) -> Standing {
+        self.wide.standing(moment.sequence, bucket, key, &self.sequence)
+    }
+
+    /// Returns the number of objects with a question or a change under way, or an unsettled change.
+    pub(crate) fn under_way(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().activities.len()).sum()
+    }
+}
+
+/// Returns the next place in the sequence: greater than that of every question that was asked.
+fn next(sequence: &AtomicU64) -> u64 {
+    sequence.fetch_add(1, Ordering::SeqCst) + 1
+}
+
+impl Shard {
+    /// Takes changes whose time is over for ended.
+    fn settle(&mut self, now: Instant, sequence: &AtomicU64) {
+        while self.unsettled.front().is_some_and(|(until, _)| *until <= now) {
+            self.forget_first_unsettled(sequence);
+        }
+    }
+
+    fn forget_first_unsettled(&mut self, sequence: &AtomicU64) {
+        let Some((_, key)) = self.unsettled.pop_front() else { return };
+        if let Some(activity) = self.activities.get_mut(&key) {
+            activity.unsettled -= 1;
+            // It may have come about until now.
+            activity.changed = next(sequence);
+        }
+        self.drop_if_idle(&key);
+    }
+
+    fn drop_if_idle(&mut self, key: &ObjectKey) {
+        let is_idle = |one: &Activity| one.questions == 0 && one.changes == 0 && one.unsettled == 0;
+        if self.activities.get(key).is_some_and(is_idle) {
+            self.activities.remove(key);
+        }
+    }
+}
+
+impl Question {
+    /// Calls `enter` with the moment since which the answer holds, if no change of the object has begun or ended since then, and
+    /// no answer to a newer question has stated anything but `stated`, the bytes that this one states. No change begins and no other
+    /// answer is believed before `enter` returns.
+    pub(crate) fn enter<T>(
+        &self,
+        stated: Option<GenerationId>,
+        enter: impl FnOnce(Moment) -> T,
+    ) -> Option<T> {
+        let mut shard = self.changes.shard(&self.key);
+        let activity = shard.activities.get_mut(&self.key)?;
+        let is_current =
+            activity.changes == 0 && activity.unsettled == 0 && self.moment.sequence >= activity.changed;
+        let (newest, known) = activity.answered;
+        let is_overtaken = self.moment.sequence < newest;
+        if !is_current || (is_overtaken && (stated.is_none() || stated != known)) {
+            return None;
+        }
+        if !is_overtaken {
+            activity.answered = (self.moment.sequence, stated);
+        }
+        Some(enter(self.moment))
+    }
+}
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        let mut shard = self.changes.shard(&self.key);
+        if let Some(activity) = shard.activities.get_mut(&self.key) {
+            activity.questions -= 1;
+        }
+        shard.drop_if_idle(&self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn changes() -> Arc<Changes> {
+        Arc::new(Changes::new(Duration::from_secs(3600)))
+    }
+
+    fn enters(question: &Question) -> bool {
+        question.enter(None, |_| ()).is_some()
+    }
+
+    #[test]
+    fn only_a_question_after_the_end_of_a_change_is_believed() {
+        let changes = changes();
+        let key = [1; 32];
+        let before = changes.question(key);
+        assert!(enters(&before));
+        changes.begin(key, || ());
+        let within = changes.question(key);
+        assert!(!enters(&before) && !enters(&within) && enters(&changes.question([2; 32])));
+        changes.end(key, End::Settled);
+        assert!(!enters(&before) && !enters(&within) && enters(&changes.question(key)));
+        drop((before, within));
+        assert_eq!(changes.under_way(), 0);
+    }
+
+    #[test]
+    fn an_answer_to_an_older_question_adds_to_what_a_newer_one_has_stated_and_changes_nothing() {
+        let changes = changes();
+        let key = [1; 32];
+        let [first, second, third] = [(); 3].map(|()| changes.question(key));
+        let believed = |question: &Question, stated: Option<u8>| {
+            question.enter(stated.map(|byte| [byte; 24]), |_| ()).is_some()
+        };
+        assert!(believed(&second, Some(2)) && !believed(&first, Some(1)) && !believed(&first, None));
+        assert!(believed(&first, Some(2)) && believed(&third, None));
+        // Nothing is known to be added to.
+        assert!(!believed(&second, None) && !believed(&first, Some(2)));
+        assert!(believed(&changes.question(key), Some(1)));
+        drop((first, second, third));
+        assert_eq!(changes.under_way(), 0);
+    }
+
+    #[test]
+    fn nothing_is_believed_before_the_last_of_several_changes_has_ended() {
+        let changes = changes();
+        let key = [1; 32];
+        changes.begin(key, || ());
+        changes.begin(key, || ());
+        changes.end(key, End::Settled);
+        assert!(!enters(&changes.question(key)));
+        changes.end(key, End::Settled);
+        assert!(enters(&changes.question(key)));
+    }
+
+    #[test]
+    fn a_change_without_a_known_end_is_unsettled_for_its_time() {
+        let changes = changes();
+        let key = [1; 32];
+        changes.begin(key, || ());
+        changes.end(key, End::Unsettled);
+        let question = changes.question(key);
+        assert!(!enters(&question));
+        let mut shard = changes.shards[1].lock();
+        shard.settle(Instant::now(), &changes.sequence);
+        assert_eq!(shard.unsettled.len(), 1);
+        shard.settle(Instant::now() + Duration::from_secs(3601), &changes.sequence);
+        drop(shard);
+        // It was asked when the change might still have come about.
+        assert!(!enters(&question) && enters(&changes.question(key)));
+        drop(question);
+        assert_eq!(changes.under_way(), 0);
+    }
+
+    #[test]
+    fn unsettled_changes_are_limited() {
+        let changes = changes();
+        let key = |number: usize| {
+            let mut key = [0; 32];
+            key[8..16].copy_from_slice(&(number as u64).to_le_bytes());
+            key
+        };
+        let moment = changes.question(key(0)).moment;
+        for number in 0..UNSETTLED_MAX {
+            changes.begin(key(number), || ());
+            changes.end(key(number), End::Unsettled);
+        }
+        assert_eq!(changes.standing(moment, "bucket", b"key"), Standing::Current);
+        changes.begin(key(UNSETTLED_MAX), || ());
+        changes.end(key(UNSETTLED_MAX), End::Unsettled);
+        assert_eq!(changes.under_way(), UNSETTLED_MAX);
+        let later = changes.question([9; 32]).moment;
+        assert_eq!(changes.standing(later, "bucket", b"key"), Standing::Uncertain);
+    }
+}

@@ -1,0 +1,183 @@
+//! The heads of objects that are known.
+
+use std::sync::Arc;
+
+use crate::http::read::Place;
+use crate::http::target::ObjectKey;
+use crate::memory::changes::Moment;
+use crate::memory::generation::{GenerationId, Head};
+use crate::memory::table::Table;
+
+/// The table of heads.
+#[derive(Debug)]
+pub(crate) struct Heads(Table<Known>);
+
+/// What is known of an object.
+#[derive(Clone, Debug)]
+pub(crate) struct Known {
+    pub(crate) head: Arc<Head>,
+    /// When the endpoint was asked that has stated it.
+    pub(crate) asked: Moment,
+}
+
+impl Heads {
+    /// Returns a table of at most so many heads and bytes.
+    pub(crate) fn new(count_max: usize, bytes_max: usize) -> Self {
+        Self(Table::new(count_max, bytes_max))
+    }
+
+    /// Returns what is known of an object.
+    pub(crate) fn get(&self, place: &Place) -> Option<Known> {
+        self.0.get(place)
+    }
+
+    /// Enters what an answer has stated, unless what is known of the same bytes states more: that is renewed. Returns what is
+    /// known then.
+    pub(crate) fn enter(&self, place: Place, head: Arc<Head>, asked: Moment) -> Arc<Head> {
+        let bytes = head.bytes();
+        let (generation, is_of_whole) = (head.generation, head.is_of_whole);
+        let keep = |known: &mut Known, new: &mut Known| {
+            let is_later = known.asked.sequence > asked.sequence;
+            if known.head.generation != generation {
+                // An answer to a later question is there already.
+                return is_later;
+            }
+            // What states more stays. It is as new as the newer one, if that has the same headers which can change while bytes stay.
+            let is_kept = known.head.is_of_whole && (!is_of_whole || is_later);
+            let newer = if is_later { known.asked } else { asked };
+            if known.head.unsettled_headers() == new.head.unsettled_headers() {
+                if is_kept { known.asked = newer } else { new.asked = newer }
+            }
+            is_kept
+        };
+        let known = self.0.enter(place, Known { head: Arc::clone(&head), asked }, bytes, keep);
+        // The caller has bytes of its own answer, whatever is known.
+        if known.head.generation == generation { known.head } else { head }
+    }
+
+    /// Forgets a head, if it is still the one that is known.
+    pub(crate) fn forget(&self, place: &Place, head: &Arc<Head>) {
+        self.0.remove_if(place, |known| Arc::ptr_eq(&known.head, head));
+    }
+
+    /// Forgets what is known of other bytes of an object.
+    pub(crate) fn forget_others(&self, key: ObjectKey, generation: &GenerationId) {
+        for has_checksums in [false, true] {
+            self.0.remove_if(&(key, has_checksums), |known| known.head.generation != *generation);
+        }
+    }
+
+    /// Forgets what is known of an object.
+    pub(crate) fn forget_all(&self, key: ObjectKey) {
+        [false, true].iter().for_each(|has_checksums| self.0.remove_if(&(key, *has_checksums), |_| true));
+    }
+
+    /// Returns how many heads are known, and how many bytes they take.
+    pub(crate) fn sizes(&self) -> (usize, usize) {
+        self.0.sizes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hyper::HeaderMap;
+    use hyper::header::HeaderValue;
+    use std::time::Instant;
+
+    fn head(generation: u8, is_of_whole: bool) -> Arc<Head> {
+        Arc::new(Head {
+            object: [1; 32],
+            generation: [generation; size_of::<GenerationId>()],
+            namespace: blocker::Namespace::new(&b"b"[..]).unwrap(),
+            etag: HeaderValue::from_static("\"a\""),
+            last_modified: None,
+            size: 1,
+            headers: HeaderMap::new(),
+            is_of_whole,
+            is_claimed_empty: false,
+            is_always_verified: false,
+        })
+    }
+
+    fn asked(sequence: u64) -> Moment {
+        Moment { sequence, at: Instant::now() }
+    }
+
+    const PLACE: Place = ([1; 32], false);
+
+    #[test]
+    fn what_states_less_replaces_nothing_of_the_same_bytes() {
+        let heads = Heads::new(100, 1 << 20);
+        heads.enter(PLACE, head(1, true), asked(1));
+        assert!(heads.enter(PLACE, head(1, false), asked(2)).is_of_whole);
+        // It is as new as the answer all the same.
+        assert_eq!(heads.get(&PLACE).unwrap().asked.sequence, 2);
+        assert!(!heads.enter(PLACE, head(2, false), asked(3)).is_of_whole);
+        assert_eq!(heads.get(&PLACE).unwrap().head.generation[0], 2);
+        assert!(heads.get(&([1; 32], true)).is_none());
+        let known = heads.enter(PLACE, head(2, true), asked(4));
+        heads.enter(PLACE, head(3, true), asked(5));
+        heads.forget(&PLACE, &known);
+        let known = heads.get(&PLACE).unwrap().head;
+        heads.forget(&PLACE, &known);
+        assert_eq!((heads.get(&PLACE).is_none(), heads.sizes()), (true, (0, 0)));
+    }
+
+    #[test]
+    fn headers_that_change_while_the_bytes_stay_are_as_new_as_the_answer_that_has_stated_them() {
+        let tagged = |count: &'static str, is_of_whole| {
+            let mut head = Arc::into_inner(head(1, is_of_whole)).unwrap();
+            head.headers.insert("x-amz-tagging-count", HeaderValue::from_static(count));
+            Arc::new(head)
+        };
+        let heads = Heads::new(100, 1 << 20);
+        let known = || heads.get(&PLACE).map(|known| (known.asked.sequence, known.head.is_of_whole)).unwrap();
+        heads.enter(PLACE, tagged("1", true), asked(1));
+        heads.enter(PLACE, tagged("1", false), asked(2));
+        assert_eq!(known(), (2, true));
+        // A part of the object has come with other tags.
+        heads.enter(PLACE, tagged("2", false), asked(3));
+        assert_eq!(known(), (2, true));
+        heads.enter(PLACE, tagged("2", true), asked(4));
+        assert_eq!(known(), (4, true));
+        heads.forget_all([1; 32]);
+        heads.enter(PLACE, tagged("2", false), asked(6));
+        heads.enter(PLACE, tagged("1", true), asked(5));
+        assert_eq!(known(), (5, true));
+    }
+
+    #[test]
+    fn the_answer_to_the_latest_question_counts() {
+        let heads = Heads::new(100, 1 << 20);
+        heads.enter(PLACE, head(2, true), asked(7));
+        assert_eq!(heads.enter(PLACE, head(1, true), asked(6)).generation[0], 1);
+        let known = heads.get(&PLACE).unwrap();
+        assert_eq!((known.head.generation[0], known.asked.sequence), (2, 7));
+        heads.enter(([1; 32], true), head(2, true), asked(1));
+        heads.forget_all([1; 32]);
+        assert_eq!(heads.sizes(), (0, 0));
+    }
+
+    #[test]
+    fn an_older_answer_that_states_more_of_the_same_bytes_counts() {
+        let heads = Heads::new(100, 1 << 20);
+        heads.enter(PLACE, head(1, false), asked(7));
+        assert!(heads.enter(PLACE, head(1, true), asked(6)).is_of_whole);
+        let known = heads.get(&PLACE).unwrap();
+        assert_eq!((known.head.is_of_whole, known.asked.sequence), (true, 7));
+        // One that states as much is no newer.
+        let same = heads.enter(PLACE, head(1, true), asked(5));
+        assert!(Arc::ptr_eq(&same, &known.head));
+    }
+
+    #[test]
+    fn other_bytes_of_an_object_are_forgotten_with_and_without_checksums() {
+        let heads = Heads::new(100, 1 << 20);
+        let checked = ([1; 32], true);
+        heads.enter(PLACE, head(1, true), asked(1));
+        heads.enter(checked, head(2, true), asked(2));
+        heads.forget_others([1; 32], &head(2, true).generation);
+        assert_eq!((heads.get(&PLACE).is_none(), heads.get(&checked).is_some()), (true, true));
+    }
+}

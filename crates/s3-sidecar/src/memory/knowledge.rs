@@ -1,0 +1,212 @@
+//! What is known of objects: what they are, that they are not there, and since when nothing has changed that.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::http::alias::{Class, Names};
+use crate::http::read::Read;
+use crate::http::target::ObjectKey;
+use crate::memory::absent::{Absent, Absents, Answer};
+use crate::memory::changes::{Changes, Moment, Question};
+use crate::memory::generation::Head;
+use crate::memory::heads::{Heads, Known};
+use crate::memory::wide::{Area, End, Standing};
+
+/// What is known.
+#[derive(Debug)]
+pub(crate) struct Knowledge {
+    heads: Heads,
+    absents: Absents,
+    changes: Arc<Changes>,
+    names: Names,
+}
+
+/// What is known of one object.
+#[derive(Debug)]
+pub(crate) enum Found {
+    /// It is this.
+    Object(Known),
+    /// It was this, and a change of many objects is under way that may concern it.
+    Uncertain(Known),
+    /// It is not there.
+    Absent(Absent),
+}
+
+/// What a change concerns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// One object, whichever of its names it was called by.
+    Key(Class),
+    /// More.
+    Wide(Area),
+}
+
+/// A change under way. Dropped before it has ended, it is unsettled.
+#[derive(Debug)]
+pub(crate) struct Change {
+    knowledge: Arc<Knowledge>,
+    /// `None` once it has ended.
+    scope: Option<Scope>,
+}
+
+impl Knowledge {
+    /// Returns an empty table. A change whose end is not known is taken for ended after `settle_time`.
+    pub(crate) fn new(heads: Heads, absents: Absents, settle_time: Duration, names: Names) -> Self {
+        Self { heads, absents, changes: Arc::new(Changes::new(settle_time)), names }
+    }
+
+    /// Returns what is known of an object and was not made void by a change. What is known by another name of its class may be
+    /// another object, and is not returned.
+    pub(crate) fn find(&self, read: &Read) -> Option<Found> {
+        let name = self.names.folded(&read.name);
+        let standing = |asked| self.changes.standing(asked, &read.bucket, &name);
+        if let Some(known) = self.heads.get(&read.place()).filter(|known| known.head.object == read.key) {
+            match standing(known.asked) {
+                Standing::Current => return Some(Found::Object(known)),
+                Standing::Uncertain => return Some(Found::Uncertain(known)),
+                Standing::Void => self.heads.forget(&read.place(), &known.head),
+            }
+        }
+        let absent = self.absents.get(read.kept_as).filter(|absent| absent.object == read.key)?;
+        (standing(absent.asked) == Standing::Current).then_some(Found::Absent(absent))
+    }
+
+    /// Returns what is known of an object, for a reader that asks the endpoint whether it holds.
+    pub(crate) fn find_unverified(&self, read: &Read) -> Option<Arc<Head>> {
+        self.heads.get(&read.place()).map(|known| known.head)
+    }
+
+    /// Begins a question about an object.
+    pub(crate) fn question(&self, read: &Read) -> Question {
+        self.changes.question(read.kept_as)
+    }
+
+    /// Returns now, for a question whose answer is verified whenever it is used.
+    pub(crate) fn moment(&self) -> Moment {
+        self.changes.moment()
+    }
+
+    /// Enters what the answer to a question states of an object, if it is still current. Returns what is known of the same
+    /// bytes then.
+    pub(crate) fn enter(&self, read: &Read, head: Head, question: &Question) -> Arc<Head> {
+        let head = Arc::new(head);
+        let entered = question.enter(Some(head.generation), |asked| {
+            self.absents.forget(read.kept_as);
+            self.heads.forget_others(read.kept_as, &head.generation);
+            self.heads.enter(read.place(), Arc::clone(&head), asked)
+        });
+        entered.unwrap_or(head)
+    }
+
+    /// Enters that an object is there, and that what it is cannot be kept.
+    pub(crate) fn enter_unkept(&self, read: &Read, question: &Question) {
+        question.enter(None, |_| self.forget_all(read.kept_as));
+    }
+
+    /// Enters what an answer states that is verified whenever it is used.
+    pub(crate) fn enter_unverified(&self, read: &Read, head: Head, asked: Moment) -> Arc<Head> {
+        self.heads.enter(read.place(), Arc::new(head), asked)
+    }
+
+    /// Enters that an object is not there; `answer` is what the endpoint has answered, if that is to be kept.
+    pub(crate) fn enter_absent(&self, read: &Read, answer: Option<Answer>, question: &Question) {
+        question.enter(None, |asked| {
+            self.heads.forget_all(read.kept_as);
+            if let Some(answer) = answer {
+                self.absents.enter(read.kept_as, read.key, answer, asked);
+            }
+        });
+    }
+
+    /// Forgets what is known of an object, if it is still this.
+    pub(crate) fn forget(&self, read: &Read, head: &Arc<Head>) {
+        self.heads.forget(&read.place(), head);
+    }
+
+    fn forget_all(&self, key: ObjectKey) {
+        self.heads.forget_all(key);
+        self.absents.forget(key);
+    }
+
+    /// Begins a change; it is to be forwarded after this.
+    pub(crate) fn begin(self: &Arc<Self>, scope: Scope) -> Change {
+        match &scope {
+            Scope::Key(class) => self.changes.begin(class.key(), || self.forget_all(class.key())),
+            Scope::Wide(area) => self.changes.begin_wide(area),
+        }
+        Change { knowledge: Arc::clone(self), scope: Some(scope) }
+    }
+
+    fn end(&self, scope: &Scope, end: End) {
+        match scope {
+            Scope::Key(class) => self.changes.end(class.key(), end),
+            Scope::Wide(area) => self.changes.end_wide(area, end),
+        }
+    }
+
+    /// Returns how the endpoint tells keys apart.
+    pub(crate) fn names(&self) -> Names {
+        self.names
+    }
+
+    /// Enters that an object has changed, whichever of its names this is.
+    pub(crate) fn changed(&self, bucket: &str, key: &[u8]) {
+        match Class::of(self.names, bucket, key) {
+            Some(class) => self.changed_key(class, End::Settled),
+            None => self.changed_wide(Some(bucket), b""),
+        }
+    }
+
+    fn changed_key(&self, class: Class, end: End) {
+        let key = class.key();
+        self.changes.begin(key, || self.forget_all(key));
+        self.changes.end(key, end);
+    }
+
+    /// Enters that objects have changed: all, or those of a bucket whose keys begin with a prefix.
+    pub(crate) fn changed_wide(&self, bucket: Option<&str>, prefix: &[u8]) {
+        self.changes.changed_wide(bucket, &self.names.folded_prefix(prefix));
+    }
+
+    /// Returns the number of objects with a question or a change under way, or an unsettled change.
+    pub(crate) fn under_way(&self) -> usize {
+        self.changes.under_way()
+    }
+
+    /// Returns how many objects are known, and how many bytes of memory they take.
+    pub(crate) fn head_sizes(&self) -> (usize, usize) {
+        self.heads.sizes()
+    }
+
+    /// Returns how many objects are known not to be there, and how many bytes of memory they take.
+    pub(crate) fn absent_sizes(&self) -> (usize, usize) {
+        self.absents.sizes()
+    }
+}
+
+impl Change {
+    /// Ends the change: the endpoint does nothing more of it.
+    pub(crate) fn settle(mut self) {
+        if let Some(scope) = self.scope.take() {
+            self.knowledge.end(&scope, End::Settled);
+        }
+    }
+
+    /// Ends a change of a bucket of which each object is known by now.
+    pub(crate) fn end_as(mut self, classes: &[Class], end: End) {
+        let Some(scope) = self.scope.take() else { return };
+        classes.iter().for_each(|class| self.knowledge.changed_key(*class, end));
+        match &scope {
+            Scope::Wide(area) => self.knowledge.changes.end_wide_without_change(area),
+            scope @ Scope::Key(_) => self.knowledge.end(scope, end),
+        }
+    }
+}
+
+impl Drop for Change {
+    fn drop(&mut self) {
+        if let Some(scope) = self.scope.take() {
+            self.knowledge.end(&scope, End::Unsettled);
+        }
+    }
+}

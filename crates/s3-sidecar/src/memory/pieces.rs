@@ -1,0 +1,207 @@
+//! Bodies of objects in the object cache, as pieces of 4 MiB of one generation. Each bucket has a namespace of its own.
+
+use std::sync::Arc;
+
+use blocker::{BUCKET_BYTES, Blocker, Capabilities, Name, ObjectId, ReadRequest, Segments};
+use cached_core::object::{ConfigError, NamespaceCounters, ObjectCache, ObjectCacheConfig};
+use parking_lot::Mutex;
+
+use crate::memory::generation::{GenerationId, Head};
+use crate::memory::staging::{PIECE_BYTES, Staging};
+use crate::terms::BucketTerms;
+
+/// The most reads of staged bytes at a time: no disk or network waits behind them.
+const LOADS_MAX: usize = 4096;
+
+/// The length in bytes from which on two calls for a pipe cost less than a copy, and new memory for the buckets later.
+pub(crate) const LENT_BYTES_MIN: usize = 32 << 10;
+
+/// The bodies.
+pub(crate) struct Pieces {
+    cache: ObjectCache,
+    staging: Arc<Staging>,
+    /// What is in force.
+    config: Mutex<ObjectCacheConfig>,
+}
+
+/// Returns the configuration of the cache: `memory_bytes` for pieces of `objects` objects, of which buckets have shares.
+pub(crate) fn cache_config(
+    memory_bytes: u64,
+    objects: usize,
+    terms: &[BucketTerms],
+) -> Result<ObjectCacheConfig, ConfigError> {
+    let pieces = objects as u64 + memory_bytes / PIECE_BYTES + 2;
+    let config = ObjectCacheConfig {
+        memory_bytes_max: memory_bytes,
+        objects_count_max: u32::try_from(pieces).unwrap_or(u32::MAX).min(1 << 31),
+        object_bytes_max: PIECE_BYTES,
+        // Nothing is ever written to it.
+        dirty_bytes_max: BUCKET_BYTES,
+        load_requests_max: LOADS_MAX,
+        read_ahead_bytes_max: 0,
+        bypass_read_bytes_min: 0,
+        namespaces: terms.iter().filter_map(BucketTerms::namespace).collect(),
+        ..ObjectCacheConfig::default()
+    };
+    config.check(&Capabilities::full(PIECE_BYTES))?;
+    Ok(config)
+}
+
+impl Pieces {
+    /// Returns an empty cache of `memory_bytes` for pieces of `objects` objects, of which buckets have shares. `lends` states
+    /// whether bodies go into sockets without a copy.
+    ///
+    /// # Errors
+    /// What cannot work, or the memory that cannot be mapped.
+    pub(crate) fn new(
+        memory_bytes: u64,
+        objects: usize,
+        terms: &[BucketTerms],
+        lends: bool,
+    ) -> Result<Self, ConfigError> {
+        let staging = Arc::new(Staging::default());
+        let config =
+            ObjectCacheConfig { lends_buckets: lends, ..cache_config(memory_bytes, objects, terms)? };
+        let cache = ObjectCache::builder(Arc::clone(&staging) as Arc<dyn Blocker>);
+        let cache = cache.config(config.clone()).start()?;
+        Ok(Self { cache, staging, config: Mutex::new(config) })
+    }
+
+    /// Replaces the shares that buckets have.
+    ///
+    /// # Errors
+    /// What cannot work; then nothing has changed.
+    pub(crate) fn set_shares(&self, terms: &[BucketTerms]) -> Result<(), ConfigError> {
+        let mut before = self.config.lock();
+        let namespaces = terms.iter().filter_map(BucketTerms::namespace).collect();
+        let after = ObjectCacheConfig { namespaces, ..before.clone() };
+        self.cache.live_settings().change(&after)?;
+        *before = after;
+        Ok(())
+    }
+
+    /// Returns what each bucket has of the memory.
+    pub(crate) fn by_bucket(&self) -> Vec<NamespaceCounters> {
+        self.cache.namespaces()
+    }
+
+    /// Returns how many bytes of its memory are in use.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.cache.counters().clean_bytes
+    }
+
+    /// Returns `len` bytes from `at` on, or fewer up to the end of their piece; `None` if they are not all here.
+    pub(crate) async fn read(&self, head: &Head, at: u64, len: u64) -> Option<Segments> {
+        let within = at % PIECE_BYTES;
+        let len = len.min(PIECE_BYTES - within).min(head.size.saturating_sub(at));
+        let read = ReadRequest::new(object(head, at / PIECE_BYTES)?, within, len);
+        let data = self.cache.read(read).await.ok()?.data;
+        (len > 0 && data.len_bytes() as u64 == len).then_some(data)
+    }
+
+    /// Returns whether bytes can be lent.
+    pub(crate) fn lends(&self) -> bool {
+        self.cache.lends()
+    }
+
+    /// Lends bytes of the cache to the kernel, if that can be and pays: they never change again.
+    pub(crate) fn lend(&self, bytes: &Segments) {
+        if bytes.len_bytes() >= LENT_BYTES_MIN && self.cache.lends() {
+            for segment in bytes {
+                // What lies elsewhere is copied into sockets.
+                let _ = self.cache.lend(segment.as_slice());
+            }
+        }
+    }
+
+    /// Returns whether bytes are lent.
+    pub(crate) fn has_lent(&self, bytes: &[u8]) -> bool {
+        self.cache.has_lent(bytes)
+    }
+
+    /// Takes bytes into the cache, as far as there is room. They begin at a bucket, and end with one or with the object.
+    pub(crate) async fn fill(&self, head: &Head, mut at: u64, bytes: &Segments) {
+        let mut done = 0;
+        while done < bytes.len_bytes() {
+            let (piece, within) = (at / PIECE_BYTES, at % PIECE_BYTES);
+            let len = (PIECE_BYTES - within).min((bytes.len_bytes() - done) as u64);
+            let piece_bytes = PIECE_BYTES.min(head.size - piece * PIECE_BYTES);
+            let Some(object) = object(head, piece) else { return };
+            // At most a piece.
+            let part = bytes.slice(done..done + len as usize);
+            let _stay = self.staging.stage(object.name.clone(), within, part, piece_bytes);
+            // Without room they are not kept, which is no error.
+            let _ = self.cache.read(ReadRequest::new(object, within, len)).await;
+            (at, done) = (at + len, done + len as usize);
+        }
+    }
+}
+
+fn object(head: &Head, piece: u64) -> Option<ObjectId> {
+    let generation = &head.generation;
+    let mut name = [0; size_of::<GenerationId>() + 8];
+    name[..generation.len()].copy_from_slice(generation);
+    name[generation.len()..].copy_from_slice(&piece.to_be_bytes());
+    Some(ObjectId::new(head.namespace.clone(), Name::copy_from(&name).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blocker::executor::block_on;
+    use bytes::Bytes;
+    use hyper::HeaderMap;
+    use hyper::header::HeaderValue;
+
+    fn head(size: u64) -> Head {
+        Head {
+            object: [1; 32],
+            generation: [7; size_of::<GenerationId>()],
+            namespace: blocker::Namespace::new(&b"b"[..]).unwrap(),
+            etag: HeaderValue::from_static("\"a\""),
+            last_modified: None,
+            size,
+            headers: HeaderMap::new(),
+            is_of_whole: true,
+            is_claimed_empty: false,
+            is_always_verified: false,
+        }
+    }
+
+    #[test]
+    fn what_was_filled_is_read_and_nothing_else() {
+        let pieces = Pieces::new(32 << 20, 100, &[], false).unwrap();
+        let size = 2 * PIECE_BYTES + 5000;
+        let head = head(size);
+        let all: Vec<u8> = (0..size).map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8).collect();
+        let all = Bytes::from(all);
+        let part = |from: u64, to: u64| Segments::from(all.slice(from as usize..to as usize));
+        block_on(async {
+            assert!(pieces.read(&head, 0, 1).await.is_none());
+            pieces.fill(&head, 8192, &part(8192, PIECE_BYTES + 4096)).await;
+            pieces.fill(&head, 2 * PIECE_BYTES + 4096, &part(2 * PIECE_BYTES + 4096, size)).await;
+            for (at, len, has) in [
+                (8192, 100_000, true),
+                (8191, 10, false),
+                (0, 4096, false),
+                (10_000, 1, true),
+                (PIECE_BYTES + 1, 4095, true),
+                (PIECE_BYTES + 1, 4096, false),
+                (size - 1, 1, true),
+                (2 * PIECE_BYTES + 4096, 10_000, true),
+                (2 * PIECE_BYTES + 4095, 10_000, false),
+            ] {
+                let read = pieces.read(&head, at, len).await;
+                assert_eq!(read.is_some(), has, "{len} at {at}");
+                if let Some(read) = read {
+                    let end = (at + len).min(size).min((at / PIECE_BYTES + 1) * PIECE_BYTES);
+                    assert_eq!(read.to_vec(), all[at as usize..end as usize]);
+                }
+            }
+            let other = Head { generation: [8; size_of::<GenerationId>()], ..head };
+            assert!(pieces.read(&other, 8192, 1).await.is_none());
+        });
+        assert!(pieces.staging.is_empty());
+        pieces.cache.validate().unwrap();
+    }
+}

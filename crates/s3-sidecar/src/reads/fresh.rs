@@ -1,0 +1,417 @@
+//! The way of a read whose rights were decided here: it is answered from memory while what is known is fresh, and the endpoint
+//! is asked whether it holds afterwards.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hyper::body::Incoming;
+use hyper::header::{
+    HeaderName, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, RANGE,
+};
+use hyper::http::request::Parts;
+use hyper::{Method, Response, StatusCode};
+use tokio::time::timeout;
+
+use crate::endpoint::asking::{self, Ended, First, Turn, Waiting, failed};
+use crate::endpoint::upload::Upload;
+use crate::endpoint::upstream::{Failure, Upstream};
+use crate::http::body::{Body, cached, full};
+use crate::http::read::Read;
+use crate::memory::absent::Answer;
+use crate::memory::changes::Question;
+use crate::memory::filling::Filling;
+use crate::memory::generation::{Head, of_this_answer};
+use crate::memory::heads::Known;
+use crate::memory::knowledge::Found;
+use crate::outcome::Outcome;
+use crate::policy::CachePolicy;
+use crate::reads::demand::Demand;
+use crate::reads::local::{self, Origin};
+use crate::reads::passing::{collect, pass};
+use crate::reads::preconditions::{Verdict, decide};
+use crate::reads::ready::{self, Ready};
+use crate::reads::serving::Serving;
+use crate::shared::Shared;
+
+type Answered = (Response<Body>, Outcome);
+
+/// How often a reader waits for another one's answer before it asks itself.
+const TURNS_MAX: usize = 3;
+
+/// How much longer than connecting a question may take that memory can answer as well.
+const BEYOND_CONNECTING: Duration = Duration::from_secs(1);
+
+/// Answers a read.
+pub(crate) async fn answer(
+    shared: &Arc<Shared>,
+    upstream: &Arc<Upstream>,
+    request: Parts,
+    read: Read,
+    policy: CachePolicy,
+) -> Answered {
+    let demand = Demand::of(&request.headers);
+    let deadline = asking::deadline(&shared.config);
+    let mut reader = Reader { shared, upstream, read: Arc::new(read), policy, demand, deadline };
+    match reader.answer(request).await {
+        Ok(answered) => answered,
+        Err(failure) => (failure.answer(), failure.outcome()),
+    }
+}
+
+struct Reader<'a> {
+    shared: &'a Arc<Shared>,
+    upstream: &'a Arc<Upstream>,
+    read: Arc<Read>,
+    policy: CachePolicy,
+    demand: Demand,
+    /// When it waits for other readers no longer.
+    deadline: tokio::time::Instant,
+}
+
+/// What memory has for a read.
+enum Tried {
+    /// The answer.
+    Done(Response<Body>),
+    /// Some of it; the endpoint must be asked for the bytes.
+    Missing,
+    /// What only the endpoint can decide.
+    Undecided,
+}
+
+/// An answer of the endpoint on its way to the client.
+struct Taken {
+    answered: Answered,
+    /// Whether it tells other readers anything.
+    is_known: bool,
+}
+
+impl Taken {
+    fn passed(answer: Response<Body>, is_known: bool) -> Taken {
+        Taken { answered: (answer, Outcome::Passed), is_known }
+    }
+}
+
+/// The conditions that are decided here.
+static CONDITIONS: [HeaderName; 4] = [IF_MATCH, IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE];
+
+// What asks the endpoint is in futures of its own, so that those of hits, which are moved for each request, are short.
+impl Reader<'_> {
+    async fn answer(&mut self, request: Parts) -> Result<Answered, Failure> {
+        for _ in 0..TURNS_MAX {
+            let turn = match self.shared.knowledge.find(&self.read) {
+                Some(Found::Object(known)) if self.is_fresh(&known) => {
+                    let origin = Origin::Memory(known.asked.at.elapsed());
+                    match self.try_memory(&request, &known.head, origin, false).await {
+                        Tried::Done(response) => return Ok((response, Outcome::Hit)),
+                        Tried::Missing => self.turn(false),
+                        Tried::Undecided => return Box::pin(self.ask(request, None)).await,
+                    }
+                }
+                Some(Found::Object(known)) => match self.turn(true) {
+                    Ok(first) => return Box::pin(self.verify(request, known, first, true)).await,
+                    Err(waiting) => Err(waiting),
+                },
+                Some(Found::Uncertain(known)) => {
+                    return Box::pin(self.verify(request, known, None, false)).await;
+                }
+                Some(Found::Absent(absent)) if self.is_known_absent(&absent.answer, absent.asked.at) => {
+                    let age = absent.asked.at.elapsed();
+                    return Ok((local::absent(&absent.answer, &request.method, age), Outcome::Absent));
+                }
+                Some(Found::Absent(_)) | None => self.turn(false),
+            };
+            match turn {
+                Ok(first) => return Box::pin(self.ask(request, first)).await,
+                Err(waiting) => {
+                    let ended = waiting.end(self.deadline).await;
+                    self.policy = self.shared.policies.read().of(&self.read.bucket, &self.read.name);
+                    match ended {
+                        Ended::LookAgain => (),
+                        Ended::Apart => break,
+                        Ended::Late => return self.after_late(&request).await,
+                    }
+                }
+            }
+        }
+        // It has waited for others long enough.
+        match self.shared.knowledge.find(&self.read) {
+            Some(Found::Object(known)) => Box::pin(self.verify(request, known, None, true)).await,
+            Some(Found::Uncertain(known)) => Box::pin(self.verify(request, known, None, false)).await,
+            Some(Found::Absent(_)) | None => Box::pin(self.ask(request, None)).await,
+        }
+    }
+
+    /// Returns the answer after the endpoint has left a question of another reader unanswered.
+    async fn after_late(&self, request: &Parts) -> Result<Answered, Failure> {
+        let Some(Found::Object(known)) = self.shared.knowledge.find(&self.read) else {
+            return Err(Failure::Late);
+        };
+        if self.is_fresh(&known) {
+            let origin = Origin::Memory(known.asked.at.elapsed());
+            if let Tried::Done(response) = self.try_memory(request, &known.head, origin, true).await {
+                return Ok((response, Outcome::Hit));
+            }
+        }
+        self.stale(request, &known).await.ok_or(Failure::Late)
+    }
+
+    /// Returns what memory has for a read while the endpoint is away, if it may be used then.
+    async fn stale(&self, request: &Parts, known: &Known) -> Option<Answered> {
+        let age = known.asked.at.elapsed();
+        if !self.is_usable_without_endpoint(&known.head, age) {
+            return None;
+        }
+        match self.try_memory(request, &known.head, Origin::Stale(age), true).await {
+            Tried::Done(response) => Some((response, Outcome::Stale)),
+            Tried::Missing | Tried::Undecided => None,
+        }
+    }
+
+    fn is_usable_without_endpoint(&self, head: &Head, age: Duration) -> bool {
+        let is_demanded = head.is_always_verified || !self.demand.takes(age);
+        !is_demanded && self.policy.is_usable_without_endpoint(age)
+    }
+
+    fn is_fresh(&self, known: &Known) -> bool {
+        let age = known.asked.at.elapsed();
+        !known.head.is_always_verified && self.policy.fresh.holds(age) && self.demand.takes(age)
+    }
+
+    fn is_known_absent(&self, answer: &Answer, asked: Instant) -> bool {
+        let age = asked.elapsed();
+        age < self.policy.negative && self.demand.takes(age) && answer.suits(&self.method())
+    }
+
+    fn method(&self) -> Method {
+        if self.read.is_head { Method::HEAD } else { Method::GET }
+    }
+
+    /// Returns whether the reader is to ask now, as the first one or as one of several, or what it is to wait for.
+    fn turn(&self, is_verification: bool) -> Result<Option<First>, Waiting> {
+        // Another reader's answer would not be fresh.
+        if self.demand.asks() || (is_verification && !self.policy.fresh.is_ever()) {
+            return Ok(None);
+        }
+        match self.shared.asking.turn(&self.read, is_verification) {
+            Turn::First(first) => Ok(Some(first)),
+            Turn::After(waiting) => Err(waiting),
+        }
+    }
+
+    /// Answers from memory, if that has enough. `is_alone` states that the endpoint cannot be asked for what is missing.
+    async fn try_memory(
+        &self,
+        request: &Parts,
+        head: &Arc<Head>,
+        origin: Origin<'_>,
+        is_alone: bool,
+    ) -> Tried {
+        match decide(&request.headers, head) {
+            Verdict::Send => (),
+            Verdict::NotModified => return Tried::Done(local::not_modified(head, origin)),
+            Verdict::Failed => return Tried::Done(local::precondition_failed()),
+            Verdict::Unknown => return Tried::Undecided,
+        }
+        if self.read.is_head {
+            return match head.is_of_whole {
+                true => Tried::Done(local::whole(head, origin, full(""))),
+                false => Tried::Missing,
+            };
+        }
+        let Some(ready) = ready::ready(self.shared, &request.headers, &self.read, head).await else {
+            return Tried::Missing;
+        };
+        if is_alone && !ready.is_whole() && !ready.is_all_here(self.shared).await {
+            return Tried::Missing;
+        }
+        match self.body(request, ready).await {
+            Some((ready, body)) => Tried::Done(local::part(head, &ready.bytes, ready.is_part, origin, body)),
+            None => Tried::Missing,
+        }
+    }
+
+    /// Returns the body of what is at hand; the rest of it follows from elsewhere.
+    async fn body(&self, request: &Parts, mut ready: Ready) -> Option<(Ready, Body)> {
+        if ready.bytes.is_empty() {
+            return Some((ready, full("")));
+        }
+        if ready.is_whole() {
+            let segments = ready.segments.take()?;
+            return Some((ready, cached(segments)));
+        }
+        let (mut request, read) = (request.clone(), Arc::clone(&self.read));
+        // They are decided; what is left is asked for by its tag.
+        for name in &CONDITIONS {
+            request.headers.remove(name);
+        }
+        let (head, segments) = (Arc::clone(&ready.head), ready.segments.take());
+        let upstreams = (self.shared, self.upstream);
+        let mut serving = Serving::new(upstreams, request, read, head, ready.bytes.clone(), segments);
+        if let Err(cause) = Box::pin(serving.prepare()).await {
+            tracing::debug!(%cause, "an object from memory cannot be had");
+            return None;
+        }
+        Some((ready, serving.into_body()))
+    }
+
+    /// Asks the endpoint whether what is known of the object holds.
+    ///
+    /// A HEAD asks, since tags, locks and the like change without `ETag` and `Last-Modified`: a 304 would leave out what has changed.
+    async fn verify(
+        &self,
+        request: Parts,
+        known: Known,
+        first: Option<First>,
+        may_be_stale: bool,
+    ) -> Result<Answered, Failure> {
+        let mut asking = request.clone();
+        asking.method = Method::HEAD;
+        if let Ok(uri) = asking.uri.path().parse() {
+            // Its parameters name the client's operation.
+            asking.uri = uri;
+        }
+        // They are decided here, when it is known what the object is.
+        for name in CONDITIONS.iter().chain([&RANGE, &IF_RANGE]) {
+            asking.headers.remove(name);
+        }
+        let question = self.shared.knowledge.question(&self.read);
+        let is_usable =
+            may_be_stale && self.is_usable_without_endpoint(&known.head, known.asked.at.elapsed());
+        let answer = if is_usable {
+            self.send_briefly(asking).await
+        } else {
+            self.upstream.send(asking, Upload::none()).await
+        };
+        let is_away = answer.as_ref().map_or(true, |answer| is_of_endpoint_away(answer.status()));
+        if is_usable && is_away {
+            if let Some(stale) = self.stale(&request, &known).await {
+                return Ok(stale);
+            }
+            if matches!(answer, Err(Failure::Late)) {
+                // Only the endpoint has the bytes: it gets the time that it has for any read. Memory may have what others ask for.
+                drop((question, first));
+                return self.ask_in_turn(request).await;
+            }
+        }
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(failure) => return Err(failed(failure, first)),
+        };
+        let stated = Head::of(&self.read, true, &answer).map(|(head, _)| head);
+        let Some(mut stated) = stated.filter(|stated| stated.generation == known.head.generation) else {
+            if self.read.is_head && !CONDITIONS.iter().any(|name| request.headers.contains_key(name)) {
+                return Ok(self.conclude(answer, question, first).await);
+            }
+            // It is another object, or none. What it is, is asked for as the client asks.
+            if answer.status().is_success() {
+                self.shared.knowledge.forget(&self.read, &known.head);
+            }
+            drop(question);
+            return self.ask(request, first).await;
+        };
+        stated.is_claimed_empty &= known.head.is_claimed_empty;
+        let head = self.shared.knowledge.enter(&self.read, stated, &question);
+        let own = of_this_answer(answer.headers());
+        // Those that wait find it renewed.
+        drop((question, first));
+        match self.try_memory(&request, &head, Origin::Verified(&own), false).await {
+            Tried::Done(response) => Ok((response, Outcome::Revalidated)),
+            Tried::Missing | Tried::Undecided => self.ask(request, None).await,
+        }
+    }
+
+    /// Sends a question that memory can answer if the endpoint does not.
+    async fn send_briefly(&self, asking: Parts) -> Result<Response<Incoming>, Failure> {
+        let slow = &self.shared.slow;
+        if !slow.admits(Instant::now()) {
+            return Err(Failure::Late);
+        }
+        let config = &self.shared.config;
+        let patience = (config.connect_timeout + BEYOND_CONNECTING).min(config.response_timeout);
+        match timeout(patience, self.upstream.send(asking, Upload::none())).await {
+            Ok(answer) => {
+                slow.succeeded();
+                answer
+            }
+            Err(_) => {
+                slow.failed(Instant::now());
+                Err(Failure::Late)
+            }
+        }
+    }
+
+    /// Asks the endpoint for the object, unless another reader does.
+    async fn ask_in_turn(&self, request: Parts) -> Result<Answered, Failure> {
+        match self.turn(false) {
+            Ok(first) => self.ask(request, first).await,
+            Err(waiting) => match waiting.end(self.deadline).await {
+                Ended::Late => Err(Failure::Late),
+                Ended::LookAgain | Ended::Apart => self.ask(request, None).await,
+            },
+        }
+    }
+
+    /// Asks the endpoint for the object.
+    async fn ask(&self, request: Parts, first: Option<First>) -> Result<Answered, Failure> {
+        let question = self.shared.knowledge.question(&self.read);
+        let answer = match self.upstream.send(request, Upload::none()).await {
+            Ok(answer) => answer,
+            Err(failure) => return Err(failed(failure, first)),
+        };
+        Ok(self.conclude(answer, question, first).await)
+    }
+
+    /// Passes on the answer to a question, and ends it.
+    async fn conclude(
+        &self,
+        answer: Response<Incoming>,
+        question: Question,
+        first: Option<First>,
+    ) -> Answered {
+        let is_away = is_of_endpoint_away(answer.status());
+        let taken = self.take(answer, &question).await;
+        // Now others know what it states.
+        drop(question);
+        if let Some(first) = first {
+            first.end(if taken.is_known || is_away { Ended::LookAgain } else { Ended::Apart });
+        }
+        taken.answered
+    }
+
+    /// Passes an answer on, and keeps what it states and brings.
+    async fn take(&self, answer: Response<Incoming>, question: &Question) -> Taken {
+        let (shared, read) = (self.shared, &self.read);
+        if answer.status() == StatusCode::NOT_FOUND {
+            return self.take_absent(answer, question).await;
+        }
+        let Some((head, bytes)) = Head::of(read, read.is_head, &answer) else {
+            if answer.status().is_success() {
+                shared.knowledge.enter_unkept(read, question);
+            }
+            return Taken::passed(pass(shared, answer, None), false);
+        };
+        let head = shared.knowledge.enter(read, head, question);
+        let filling = (!read.is_head).then(|| Filling::begin(&shared.pieces, &shared.fills, &head, bytes));
+        let answered = (pass(shared, answer, filling), Outcome::Miss);
+        Taken { answered, is_known: true }
+    }
+
+    async fn take_absent(&self, answer: Response<Incoming>, question: &Question) -> Taken {
+        let knowledge = &self.shared.knowledge;
+        if self.policy.negative == Duration::ZERO {
+            knowledge.enter_absent(&self.read, None, question);
+            return Taken::passed(pass(self.shared, answer, None), false);
+        }
+        let (answer, body) = collect(self.shared, answer, self.read.is_head).await;
+        let kept =
+            body.and_then(|body| Answer::of(answer.headers(), Some(body).filter(|_| !self.read.is_head)));
+        let is_known = kept.is_some();
+        knowledge.enter_absent(&self.read, kept, question);
+        Taken::passed(answer, is_known)
+    }
+}
+
+/// Returns whether an answer states that the endpoint cannot serve at the moment.
+fn is_of_endpoint_away(status: StatusCode) -> bool {
+    [500, 502, 503, 504].contains(&status.as_u16())
+}

@@ -1,0 +1,133 @@
+//! The way of a read: the endpoint is asked whether what is known still holds, and for this client; or it is asked for the bytes.
+
+use std::sync::Arc;
+
+use hyper::body::Incoming;
+use hyper::http::request::Parts;
+use hyper::{HeaderMap, Response};
+
+use crate::endpoint::asking::{self, Ended, First, Turn};
+use crate::endpoint::upload::Upload;
+use crate::endpoint::upstream::{Failure, Upstream};
+use crate::http::body::{Body, full};
+use crate::http::read::Read;
+use crate::memory::changes::Moment;
+use crate::memory::filling::Filling;
+use crate::memory::generation::Head;
+use crate::outcome::Outcome;
+use crate::reads::conditions::{Stated, ask_for_change};
+use crate::reads::passing::pass;
+use crate::reads::ready::{self, Ready};
+use crate::reads::serving::Serving;
+use crate::shared::Shared;
+
+/// Answers a read.
+pub(crate) async fn answer(
+    shared: &Arc<Shared>,
+    upstream: &Arc<Upstream>,
+    request: Parts,
+    read: Read,
+) -> (Response<Body>, Outcome) {
+    let read = Arc::new(read);
+    match try_answer(shared, upstream, request, &read).await {
+        Ok(answered) => answered,
+        Err(failure) => (failure.answer(), failure.outcome()),
+    }
+}
+
+async fn try_answer(
+    shared: &Arc<Shared>,
+    upstream: &Arc<Upstream>,
+    request: Parts,
+    read: &Arc<Read>,
+) -> Result<(Response<Body>, Outcome), Failure> {
+    let deadline = asking::deadline(&shared.config);
+    let mut first = None;
+    let mut known = None;
+    if !read.is_conditional {
+        known = look_up(shared, &request.headers, read).await;
+        if known.is_none() {
+            match shared.asking.turn(read, false) {
+                Turn::First(turn) => first = Some(turn),
+                Turn::After(waiting) => match waiting.end(deadline).await {
+                    Ended::LookAgain => known = look_up(shared, &request.headers, read).await,
+                    Ended::Apart => (),
+                    Ended::Late => return Err(Failure::Late),
+                },
+            }
+        }
+    }
+    let Some(Ready { head, bytes, is_part, segments }) = known else {
+        return ask(shared, upstream, request, read, first).await;
+    };
+    let mut question = request.clone();
+    let for_change = ask_for_change(&mut question, read, &head);
+    let asked = shared.knowledge.moment();
+    let answer = upstream.send(question, Upload::none()).await?;
+    match for_change.stated(&answer, read, &head) {
+        Stated::Same => (),
+        Stated::Other => {
+            shared.knowledge.forget(read, &head);
+            return ask(shared, upstream, request, read, None).await;
+        }
+        Stated::Answered => return Ok(take(shared, read, answer, asked)),
+    }
+    let upstreams = (shared, upstream);
+    let mut body = Serving::new(
+        upstreams,
+        request.clone(),
+        Arc::clone(read),
+        Arc::clone(&head),
+        bytes.clone(),
+        segments,
+    );
+    if let Err(cause) = body.prepare().await {
+        tracing::debug!(%cause, "an object from memory cannot be had");
+        return ask(shared, upstream, request, read, None).await;
+    }
+    let body = if bytes.is_empty() { full("") } else { body.into_body() };
+    Ok((
+        ready::answer(&head, (&bytes, is_part), ready::HeadersOf::Same(answer.headers()), body),
+        Outcome::Hit,
+    ))
+}
+
+/// Returns what is known of an object if it is enough.
+async fn look_up(shared: &Shared, headers: &HeaderMap, read: &Read) -> Option<Ready> {
+    let head = shared.knowledge.find_unverified(read)?;
+    ready::ready(shared, headers, read, &head).await
+}
+
+/// Asks the endpoint for the bytes.
+async fn ask(
+    shared: &Arc<Shared>,
+    upstream: &Arc<Upstream>,
+    request: Parts,
+    read: &Arc<Read>,
+    first: Option<First>,
+) -> Result<(Response<Body>, Outcome), Failure> {
+    let asked = shared.knowledge.moment();
+    let answer = match upstream.send(request, Upload::none()).await {
+        Ok(answer) => answer,
+        Err(failure) => return Err(asking::failed(failure, first)),
+    };
+    let taken = take(shared, read, answer, asked);
+    // Now others know what it states.
+    drop(first);
+    Ok(taken)
+}
+
+/// Passes an answer on, and keeps what it states and brings.
+fn take(
+    shared: &Arc<Shared>,
+    read: &Read,
+    answer: Response<Incoming>,
+    asked: Moment,
+) -> (Response<Body>, Outcome) {
+    let Some((head, bytes)) = Head::of(read, false, &answer) else {
+        return (pass(shared, answer, None), Outcome::Passed);
+    };
+    let head = shared.knowledge.enter_unverified(read, head, asked);
+    let filling = Filling::begin(&shared.pieces, &shared.fills, &head, bytes);
+    (pass(shared, answer, Some(filling)), Outcome::Miss)
+}

@@ -1,0 +1,133 @@
+//! What is known of an object and at hand of its bytes, so that a read can be answered with it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use blocker::Segments;
+use hyper::header::{CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderValue};
+use hyper::{HeaderMap, Response, StatusCode};
+
+use crate::http::body::Body;
+use crate::http::read::Read;
+use crate::memory::generation::{self, Head};
+use crate::reads::conditions::wanted;
+use crate::reads::serving::{WHOLE_BYTES_MAX, Whereabouts, from_cache, here_or_coming};
+use crate::shared::Shared;
+
+/// An object whose head is known, with the beginning of the bytes that a read asks for.
+pub(crate) struct Ready {
+    pub(crate) head: Arc<Head>,
+    pub(crate) bytes: Range<u64>,
+    pub(crate) is_part: bool,
+    /// `None` if another reader's stream is about to bring them, or if there are none.
+    pub(crate) segments: Option<Segments>,
+}
+
+/// Returns what is at hand of an object if it is enough: the beginning of its bytes, here or about to come.
+pub(crate) async fn ready(
+    shared: &Shared,
+    headers: &HeaderMap,
+    read: &Read,
+    head: &Arc<Head>,
+) -> Option<Ready> {
+    let (bytes, is_part) = wanted(read, headers, head)?;
+    if !is_part && !head.is_of_whole {
+        return None;
+    }
+    let head = Arc::clone(head);
+    if bytes.is_empty() {
+        if head.is_claimed_empty {
+            return None;
+        }
+        return Some(Ready { head, bytes, is_part, segments: None });
+    }
+    let mut segments = None;
+    match here_or_coming(shared, &head, bytes.clone()).await {
+        Whereabouts::Here(first) => {
+            let whole = bytes.end - bytes.start;
+            let segments = segments.insert(first);
+            while (segments.len_bytes() as u64) < whole && whole <= WHOLE_BYTES_MAX {
+                let rest = bytes.start + segments.len_bytes() as u64..bytes.end;
+                match here_or_coming(shared, &head, rest).await {
+                    Whereabouts::Here(next) => segments.append(next),
+                    // All of it is waited for before the answer begins.
+                    Whereabouts::Coming(_) => break,
+                    Whereabouts::Missing => return None,
+                }
+            }
+            shared.counts.bytes_from_memory.add(segments.len_bytes() as u64);
+            shared.pieces.lend(segments);
+        }
+        Whereabouts::Coming(_) => (),
+        Whereabouts::Missing => return None,
+    }
+    Some(Ready { head, bytes, is_part, segments })
+}
+
+impl Ready {
+    /// Returns whether all bytes are in `segments`.
+    pub(crate) fn is_whole(&self) -> bool {
+        let here = self.segments.as_ref().map_or(0, Segments::len_bytes);
+        here as u64 == self.bytes.end - self.bytes.start
+    }
+
+    /// Returns whether all bytes are in memory at this moment.
+    pub(crate) async fn is_all_here(&self, shared: &Shared) -> bool {
+        let mut left = self.bytes.clone();
+        while !left.is_empty() {
+            match from_cache(&shared.pieces, &self.head, left.clone()).await {
+                Some(segments) => left.start += segments.len_bytes() as u64,
+                None => return false,
+            }
+        }
+        true
+    }
+}
+
+/// What states the headers of an answer with bytes of a known object.
+#[derive(Clone, Copy)]
+pub(crate) enum HeadersOf<'a> {
+    /// What is known of the object.
+    Known,
+    /// What is known, and the headers of an answer that are its own.
+    With(&'a HeaderMap),
+    /// An answer that the object is the same: what it has, and of what is known only what cannot have changed.
+    Same(&'a HeaderMap),
+}
+
+/// Returns the answer with bytes of a known object.
+pub(crate) fn answer(
+    head: &Head,
+    (bytes, is_part): (&Range<u64>, bool),
+    of: HeadersOf<'_>,
+    body: Body,
+) -> Response<Body> {
+    let mut headers = match of {
+        HeadersOf::Known | HeadersOf::With(_) => head.headers.clone(),
+        HeadersOf::Same(_) => head.settled_headers(),
+    };
+    // They hold for the whole object, which a part may be as well.
+    if is_part && *bytes != (0..head.size) {
+        generation::remove_checksums(&mut headers);
+    }
+    if let HeadersOf::With(own) | HeadersOf::Same(own) = of {
+        let mut own = own.clone();
+        crate::http::framing::remove(&mut own);
+        for (name, value) in &own {
+            if !name.as_str().starts_with("content-") && *name != ETAG {
+                headers.insert(name.clone(), value.clone());
+            }
+        }
+    }
+    if is_part {
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes.end - bytes.start));
+        let text = format!("bytes {}-{}/{}", bytes.start, bytes.end - 1, head.size);
+        if let Ok(range) = HeaderValue::from_str(&text) {
+            headers.insert(CONTENT_RANGE, range);
+        }
+    }
+    let mut response = Response::new(body);
+    *response.status_mut() = if is_part { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
+    *response.headers_mut() = headers;
+    response
+}
