@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use blocker::{Error, OBJECT_BYTES_MAX_DEFAULT, Result};
 
-use crate::content::SIZE_BYTES_MAX;
-use crate::layout::check_prefix;
+use crate::format::content::SIZE_BYTES_MAX;
+use crate::format::layout::check_prefix;
 
 /// The least age of what a sweep removes: no writer waits longer between a blob and its head.
 const SWEEP_AGE_MIN: Duration = Duration::from_secs(15 * 60);

@@ -14,9 +14,9 @@
 use blocker::{Error, Result};
 use bytes::Bytes;
 
-use crate::bounds::Progress;
-use crate::core::Core;
-use crate::requests::{Got, Put};
+use crate::object::Core;
+use crate::object::bounds::Progress;
+use crate::server::requests::{Got, Put};
 
 /// How often the object is put without a clear answer.
 const TRIES: u32 = 4;

@@ -19,11 +19,11 @@ use futures_util::StreamExt;
 use object_store::ObjectMeta;
 use object_store::path::Path;
 
-use crate::core::Core;
-use crate::fence::Scopes;
-use crate::head::{Claim, Head};
-use crate::layout::Spelling;
-use crate::remove_if::RemoveIf;
+use crate::format::head::{Claim, Head};
+use crate::format::layout::Spelling;
+use crate::object::Core;
+use crate::object::fence::Scopes;
+use crate::server::remove_if::RemoveIf;
 use crate::sweep::Sweep;
 
 /// No ghost without order domains is larger; those of objects with much in them are.

@@ -5,12 +5,12 @@ use blocker::{Namespace, ObjectId};
 use bytes::{BufMut, Bytes, BytesMut};
 use object_store::path::Path;
 
-use crate::content::{Content, Edit, Source};
 use crate::edition::Edition;
-use crate::head::{self, Head};
-use crate::layout::Layout;
-use crate::record::{self, Record};
-use crate::refusal::Refusal;
+use crate::format::content::{Content, Edit, Source};
+use crate::format::head::{self, Head};
+use crate::format::layout::Layout;
+use crate::object::record::{self, Record};
+use crate::server::refusal::Refusal;
 
 /// Decodes `data`; its first byte chooses as what.
 ///

@@ -48,41 +48,18 @@
 //! # Ok::<_, blocker::Error>(())
 //! ```
 
-mod bounds;
-mod change;
-mod client;
 mod config;
-mod content;
-mod copy;
-mod core;
-mod credentials;
 mod edition;
-mod exclusive;
-mod fence;
 mod forget;
+mod format;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
-mod head;
-mod heads;
-mod layout;
-mod list;
-mod pages;
+mod object;
 mod probe;
-mod read;
-mod record;
-mod refusal;
-mod removals;
-mod remove_if;
-mod remover;
-mod requests;
-mod room;
+mod server;
 mod store;
-mod swap;
 mod sweep;
 mod sweeper;
-mod text;
-mod turns;
-mod width;
 
 pub use crate::config::S3Config;
 pub use crate::store::S3Store;

@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering;
 use blocker::{Error, Result};
 use bytes::Bytes;
 
-use crate::core::Core;
-use crate::requests::{Got, Put};
+use crate::object::Core;
+use crate::server::requests::{Got, Put};
 
 /// How often a request of the probe is tried that gets no clear answer.
 const TRIES: u32 = 4;

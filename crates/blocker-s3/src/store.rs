@@ -13,21 +13,21 @@ use blocker::*;
 use object_store::ObjectStore;
 use tokio::sync::Semaphore;
 
-use crate::bounds::{Progress, bounded};
-use crate::change::Act;
-use crate::client::Connector;
 use crate::config::{COMPACTIONS_MAX, S3Config};
-use crate::core::Core;
-use crate::heads::Heads;
-use crate::layout::Layout;
-use crate::pages::Pages;
-use crate::remove_if::Remover;
-use crate::remover::SignedRemover;
-use crate::requests::{Limits, Requests, Spawn};
-use crate::room::Room;
+use crate::format::layout::Layout;
+use crate::object::Core;
+use crate::object::bounds::{Progress, bounded};
+use crate::object::change::Act;
+use crate::object::heads::Heads;
+use crate::object::turns::Turns;
+use crate::server::client::Connector;
+use crate::server::pages::Pages;
+use crate::server::remove_if::Remover;
+use crate::server::remover::SignedRemover;
+use crate::server::requests::{Limits, Requests, Spawn};
+use crate::server::room::Room;
 use crate::sweep::{SweepOptions, Swept};
 use crate::sweeper;
-use crate::turns::Turns;
 
 /// The longest page of a listing.
 const LIST_ENTRIES_MAX: u32 = 10_000;

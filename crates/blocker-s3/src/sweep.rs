@@ -16,10 +16,10 @@ use std::time::Duration;
 use blocker::{Error, ObjectId, Result};
 use object_store::path::Path;
 
-use crate::bounds::Progress;
-use crate::core::Core;
-use crate::heads::Seen;
-use crate::swap::Swap;
+use crate::object::Core;
+use crate::object::bounds::Progress;
+use crate::object::heads::Seen;
+use crate::object::swap::Swap;
 
 /// How many blobs are looked at before what was found is removed.
 const BLOBS_AT_ONCE: usize = 1000;

@@ -11,9 +11,9 @@ use std::time::Duration;
 use blocker::Result;
 use bytes::Bytes;
 
-use crate::bounds::Progress;
-use crate::core::Core;
-use crate::requests::Put;
+use crate::object::Core;
+use crate::object::bounds::Progress;
+use crate::server::requests::Put;
 use crate::sweep::SweepOptions;
 
 /// The longest time between two looks whether it is time for a sweep.

@@ -10,8 +10,8 @@ use blocker::{Condition, Error, Info, InfoRequest, ObjectId, ReadReply, ReadRequ
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, TryStreamExt};
 
-use crate::content::{Content, Extent, Source};
-use crate::core::{AT_ONCE, Core, TRIES};
+use crate::format::content::{Content, Extent, Source};
+use crate::object::{AT_ONCE, Core, TRIES};
 
 /// Pieces of one blob with a gap up to this between them are asked for together.
 const GAP_BYTES: u64 = 64 * 1024;

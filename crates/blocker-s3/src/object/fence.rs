@@ -49,13 +49,13 @@ use blocker::event::Event;
 use blocker::{ClaimReply, Epoch, Error, Namespace, ObjectId, OrderDomain, Result, Scope, WriterId};
 use futures_util::StreamExt;
 
-use crate::bounds::Progress;
-use crate::core::{AT_ONCE, Core, TRIES};
-use crate::exclusive::Above;
-use crate::head::Claim;
-use crate::heads::Seen;
-use crate::record::{Place, Update};
-use crate::swap::Swap;
+use crate::format::head::Claim;
+use crate::object::bounds::Progress;
+use crate::object::exclusive::Above;
+use crate::object::heads::Seen;
+use crate::object::record::{Place, Update};
+use crate::object::swap::Swap;
+use crate::object::{AT_ONCE, Core, TRIES};
 
 /// The epochs that bind an object beside its own.
 #[derive(Clone, Copy, Default)]
@@ -95,7 +95,7 @@ impl Core {
         if self.layout.has_name(namespace) {
             return Ok(());
         }
-        let name = |found: &crate::record::Record| {
+        let name = |found: &crate::object::record::Record| {
             Ok(if found.namespace.is_empty() { Update::Put(found.clone()) } else { Update::Leave })
         };
         self.update_record(Place::Namespace(namespace), name).await.map(drop)
@@ -167,7 +167,7 @@ impl Core {
     async fn record_claim(&self, place: Place<'_>, above: Above, claim: Claim) -> Result<bool> {
         let (epoch, writer) = (claim.epoch, WriterId(claim.writer));
         let mut has_risen = false;
-        let update = |found: &crate::record::Record| {
+        let update = |found: &crate::object::record::Record| {
             let current = found.claim;
             if current.epoch > epoch {
                 return fenced(current.epoch);
@@ -181,7 +181,7 @@ impl Core {
             }
             check_epoch_step(Epoch(current.epoch.max(above.in_force)), Epoch(epoch))?;
             has_risen |= current.epoch < epoch;
-            Ok(Update::Put(crate::record::Record { claim, ..found.clone() }))
+            Ok(Update::Put(crate::object::record::Record { claim, ..found.clone() }))
         };
         let is_put = self.update_record(place, update).await?;
         Ok(is_put && has_risen)

@@ -11,7 +11,7 @@
 
 use blocker::Error;
 
-use crate::text::one_line;
+use crate::server::text::one_line;
 
 /// What comes before status and body in an error's text. No key has it: keys are encoded there, and this has
 /// spaces.

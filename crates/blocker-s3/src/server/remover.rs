@@ -13,8 +13,8 @@ use object_store::path::Path;
 use object_store::signer::{HeaderName, Method, Signer};
 use tokio::runtime::Handle;
 
-use crate::remove_if::RemoveIf;
-use crate::text::one_line;
+use crate::server::remove_if::RemoveIf;
+use crate::server::text::one_line;
 
 /// The client of such removals.
 pub(crate) struct SignedRemover {

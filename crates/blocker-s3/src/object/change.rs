@@ -24,13 +24,13 @@ use blocker::{
 };
 use bytes::{Bytes, BytesMut};
 
-use crate::bounds::Progress;
-use crate::content::{Blob, Content, Edit, INLINE_BYTES_MAX, Source};
-use crate::core::{Core, TRIES};
-use crate::fence::Scopes;
-use crate::head::Head;
-use crate::heads::Seen;
-use crate::swap::Swap;
+use crate::format::content::{Blob, Content, Edit, INLINE_BYTES_MAX, Source};
+use crate::format::head::Head;
+use crate::object::bounds::Progress;
+use crate::object::fence::Scopes;
+use crate::object::heads::Seen;
+use crate::object::swap::Swap;
+use crate::object::{Core, TRIES};
 
 /// How long a blob may wait for its head: much less than a sweep takes for an orphan's age.
 const BLOB_AGE_MAX: Duration = Duration::from_secs(15 * 60);

@@ -21,7 +21,7 @@
 use blocker::{Epoch, OrderDomain, Stamp, Version, WriterId};
 use bytes::{BufMut, Bytes, BytesMut};
 
-use crate::content::{BLOBS_MAX, Blob, Content, EXTENTS_MAX, Extent, INLINE_BYTES_MAX, Source};
+use crate::format::content::{BLOBS_MAX, Blob, Content, EXTENTS_MAX, Extent, INLINE_BYTES_MAX, Source};
 
 pub(crate) const MAGIC: &[u8; 4] = b"cs3\x01";
 /// How many nonces before its own a head remembers.

@@ -18,7 +18,7 @@ use std::task::{Poll, ready};
 use blocker::clock::Sleep;
 use blocker::{Call, Error, ObjectId, Reply, Result};
 
-use crate::core::Core;
+use crate::object::Core;
 
 /// How far a call has come.
 #[derive(Clone, Default)]

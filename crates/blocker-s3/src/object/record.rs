@@ -10,9 +10,9 @@ use blocker::{Error, Namespace, OrderDomain, Result};
 use bytes::{BufMut, Bytes, BytesMut};
 use object_store::path::Path;
 
-use crate::core::Core;
-use crate::head::{Claim, open, put_claim, seal};
-use crate::requests::{Got, Put};
+use crate::format::head::{Claim, open, put_claim, seal};
+use crate::object::Core;
+use crate::server::requests::{Got, Put};
 
 pub(crate) const MAGIC: &[u8; 4] = b"cs3r";
 /// No record is larger.

@@ -2,9 +2,9 @@
 
 use blocker::{Condition, CopyRequest, Error, Result, Version};
 
-use crate::bounds::Progress;
-use crate::change::Act;
-use crate::core::Core;
+use crate::object::Core;
+use crate::object::bounds::Progress;
+use crate::object::change::Act;
 
 impl Core {
     /// Copies through this client. What is written is the source as it was at one moment.

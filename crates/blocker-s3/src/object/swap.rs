@@ -12,10 +12,10 @@ use std::sync::Arc;
 use blocker::{Error, ObjectId, Result};
 use object_store::path::Path;
 
-use crate::core::Core;
-use crate::head::{HEAD_BYTES_MAX, Head};
-use crate::heads::Seen;
-use crate::requests::{Got, Put};
+use crate::format::head::{HEAD_BYTES_MAX, Head};
+use crate::object::Core;
+use crate::object::heads::Seen;
+use crate::server::requests::{Got, Put};
 
 /// How often a put without an answer is repeated.
 const REPEATS: u32 = 3;

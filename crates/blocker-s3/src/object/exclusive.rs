@@ -31,12 +31,12 @@
 use blocker::{Epoch, Error, Namespace, ObjectId, Result, Scope, WriterId};
 use futures_util::StreamExt;
 
-use crate::bounds::Progress;
-use crate::core::{AT_ONCE, Core};
-use crate::head::Claim;
-use crate::heads::Seen;
-use crate::layout::Layout;
-use crate::record::{Place, Record, Update};
+use crate::format::head::Claim;
+use crate::format::layout::Layout;
+use crate::object::bounds::Progress;
+use crate::object::heads::Seen;
+use crate::object::record::{Place, Record, Update};
+use crate::object::{AT_ONCE, Core};
 
 /// What a claim finds in the wider scopes.
 #[derive(Clone, Copy, Default)]

@@ -1,4 +1,17 @@
-//! What all operations of a store share.
+//! Objects of the contract over conditional puts: reads, changes, listings, claims, and what they share. Only a put on
+//! a condition decides anything here; keys and bodies are drawn in `format`, and requests are sent in `server`.
+
+pub(crate) mod bounds;
+pub(crate) mod change;
+pub(crate) mod copy;
+pub(crate) mod exclusive;
+pub(crate) mod fence;
+pub(crate) mod heads;
+pub(crate) mod list;
+pub(crate) mod read;
+pub(crate) mod record;
+pub(crate) mod swap;
+pub(crate) mod turns;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,12 +20,12 @@ use blocker::Clock;
 use blocker::event::EventHub;
 use tokio::sync::Semaphore;
 
-use crate::heads::Heads;
-use crate::layout::Layout;
-use crate::remove_if::Remover;
-use crate::requests::Requests;
-use crate::room::Room;
-use crate::turns::Turns;
+use crate::format::layout::Layout;
+use crate::object::heads::Heads;
+use crate::object::turns::Turns;
+use crate::server::remove_if::Remover;
+use crate::server::requests::Requests;
+use crate::server::room::Room;
 
 /// What the handle of a store and its calls under way share.
 pub(crate) struct Core {

@@ -15,8 +15,8 @@ use object_store::client::{
 use object_store::{BackoffConfig, ClientOptions, HeaderValue, RetryConfig};
 
 use crate::config::S3Config;
-use crate::credentials::FileCredentials;
-use crate::text::one_line;
+use crate::server::credentials::FileCredentials;
+use crate::server::text::one_line;
 
 /// What servers see in their logs.
 const USER_AGENT: HeaderValue = HeaderValue::from_static(concat!("cached/", env!("CARGO_PKG_VERSION")));

@@ -22,10 +22,10 @@ use object_store::{
     GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, UpdateVersion,
 };
 
-use crate::pages::{Pages, listed};
-use crate::refusal::Refusal;
-use crate::text::one_line;
-use crate::width::Width;
+use crate::server::pages::{Pages, listed};
+use crate::server::refusal::Refusal;
+use crate::server::text::one_line;
+use crate::server::width::Width;
 
 /// The first delay before a request is repeated.
 const DELAY: Duration = Duration::from_millis(50);

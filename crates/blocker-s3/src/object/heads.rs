@@ -10,7 +10,7 @@ use std::sync::Arc;
 use blocker::ObjectId;
 use parking_lot::Mutex;
 
-use crate::head::Head;
+use crate::format::head::Head;
 
 /// The memory that a remembered head takes beside its names and its content, about: it is in a map, which may be
 /// twice as large as what it holds.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::future::select;
 use object_store::path::Path;
 
-use crate::requests::{Requests, Spawn};
+use crate::server::requests::{Requests, Spawn};
 
 impl Requests {
     /// Has objects removed that nothing names any more, without waiting for it. What there is no room for is

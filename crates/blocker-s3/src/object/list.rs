@@ -10,9 +10,9 @@ use blocker::{Error, ListEntry, ListReply, ListRequest, Name, Namespace, ObjectI
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 
-use crate::core::{AT_ONCE, Core};
-use crate::heads::Seen;
-use crate::layout::Spelling;
+use crate::format::layout::Spelling;
+use crate::object::heads::Seen;
+use crate::object::{AT_ONCE, Core};
 
 /// The most names that are asked for at once.
 const NAMES_AT_ONCE: usize = 1000;

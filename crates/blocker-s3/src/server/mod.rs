@@ -1,0 +1,14 @@
+//! The server and the way to it: the HTTP client, requests with their time limits and repetition, how many of
+//! them are under way, and what a refusal means. Nothing here knows what an object of the contract is.
+
+pub(crate) mod client;
+pub(crate) mod credentials;
+pub(crate) mod pages;
+pub(crate) mod refusal;
+pub(crate) mod removals;
+pub(crate) mod remove_if;
+pub(crate) mod remover;
+pub(crate) mod requests;
+pub(crate) mod room;
+pub(crate) mod text;
+pub(crate) mod width;
