@@ -42,24 +42,12 @@
 //! # Ok::<_, blocker::Error>(())
 //! ```
 
-mod aio;
 mod attr;
-mod change;
-mod cluster;
 mod config;
-mod core;
-mod exclusive;
-mod fence;
-mod ffi;
 mod layout;
-mod list;
-mod op;
-mod read;
-mod settle;
+mod librados;
+mod object;
 mod store;
-mod view;
-mod watch;
-mod worker;
 
 pub use crate::config::RadosConfig;
 pub use crate::store::RadosStore;

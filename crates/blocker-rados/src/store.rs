@@ -13,9 +13,9 @@ use blocker::event::Event;
 use blocker::metrics::{Collect, Families};
 use blocker::*;
 
-use crate::change::{Act, Begun};
 use crate::config::RadosConfig;
-use crate::core::Core;
+use crate::object::Core;
+use crate::object::change::{Act, Begun};
 
 /// The longest page of a listing.
 const LIST_ENTRIES_MAX: u32 = 10_000;

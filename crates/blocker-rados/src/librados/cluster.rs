@@ -13,7 +13,7 @@ use blocker::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
 use crate::config::RadosConfig;
-use crate::ffi::{Api, Handle, errno};
+use crate::librados::ffi::{Api, Handle, errno};
 
 /// A handle of librados that may be used and moved between threads.
 struct Shared(Handle);

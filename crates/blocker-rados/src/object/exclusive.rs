@@ -37,10 +37,10 @@ use blocker::{Epoch, Error, Namespace, Result, Scope, WriterId};
 use futures_util::StreamExt;
 
 use crate::attr::{self, Claim, DOMAINS, EPOCH, NAMESPACE, NARROWER, OBJECTS};
-use crate::core::{Core, Space};
-use crate::ffi::{COMPARE_GT, errno};
 use crate::layout::SCOPE;
-use crate::op::{ReadOp, WriteOp};
+use crate::librados::ffi::{COMPARE_GT, errno};
+use crate::librados::op::{ReadOp, WriteOp};
+use crate::object::{Core, Space};
 
 /// How often an announcement is tried that others make at the same time.
 const TRIES: u32 = 100;

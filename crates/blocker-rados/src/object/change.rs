@@ -19,11 +19,11 @@ use blocker::{
 };
 
 use crate::attr::{self, FENCE, HEAD, Head, INTRO, STAMP};
-use crate::core::{Core, Space};
-use crate::fence::Scopes;
-use crate::ffi::{COMPARE_EQ, COMPARE_GT, errno};
-use crate::op::{ReadOp, WriteOp};
-use crate::view::View;
+use crate::librados::ffi::{COMPARE_EQ, COMPARE_GT, errno};
+use crate::librados::op::{ReadOp, WriteOp};
+use crate::object::fence::Scopes;
+use crate::object::view::View;
+use crate::object::{Core, Space};
 
 /// How often a change is prepared anew because others changed the object at the same time. Each of them
 /// means that a change of another client was applied.

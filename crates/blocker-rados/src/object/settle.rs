@@ -14,9 +14,9 @@ use std::sync::atomic::Ordering;
 use blocker::{Error, ObjectId, Result};
 
 use crate::attr::{self, HEAD, Head};
-use crate::core::{Core, Space};
-use crate::ffi::{COMPARE_EQ, errno};
-use crate::op::WriteOp;
+use crate::librados::ffi::{COMPARE_EQ, errno};
+use crate::librados::op::WriteOp;
+use crate::object::{Core, Space};
 
 /// How often a gate is tried that others change at the same time.
 const TRIES: u32 = 20;

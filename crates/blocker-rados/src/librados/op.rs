@@ -1,12 +1,12 @@
 //! Compound operations: steps that RADOS applies to one object in one atomic step, or not at all.
 //!
 //! Every argument is copied into the operation as the step is added (librados does so), but for the places
-//! that a read writes to: those live in [`crate::aio::Landing`].
+//! that a read writes to: those live in [`crate::librados::aio::Landing`].
 
 use std::ffi::{CStr, c_char};
 use std::sync::Arc;
 
-use crate::ffi::{Api, CREATE_EXCLUSIVE, Handle};
+use crate::librados::ffi::{Api, CREATE_EXCLUSIVE, Handle};
 
 /// Steps of a change, in the order in which they are applied. The first that fails undoes all.
 pub(crate) struct WriteOp {

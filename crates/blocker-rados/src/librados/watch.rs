@@ -12,7 +12,7 @@ use blocker::{Epoch, Error, Name, Namespace, ObjectId, OrderDomain, Result, Scop
 use parking_lot::Mutex;
 
 use crate::attr;
-use crate::cluster::{IoCtx, describe};
+use crate::librados::cluster::{IoCtx, describe};
 
 /// The time without a sign of life after which a watcher counts as gone, in seconds.
 const WATCH_TIMEOUT_S: u32 = 10;

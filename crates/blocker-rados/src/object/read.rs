@@ -9,10 +9,10 @@ use blocker::{Condition, Error, Info, InfoRequest, ObjectId, ReadReply, ReadRequ
 use bytes::Bytes;
 
 use crate::attr::{BELOW_GHOSTS, HEAD};
-use crate::change::{Act, Begun, clip};
-use crate::core::Core;
-use crate::ffi::errno;
-use crate::op::ReadOp;
+use crate::librados::ffi::errno;
+use crate::librados::op::ReadOp;
+use crate::object::Core;
+use crate::object::change::{Act, Begun, clip};
 
 /// How often a read is tried again that asks for a version which comes and goes.
 const TRIES: u32 = 20;

@@ -12,9 +12,9 @@ use std::collections::{HashMap, HashSet};
 use blocker::{Error, ObjectId, OrderDomain, Result, Stamp};
 use parking_lot::Mutex;
 
-use crate::aio::{Found, Outcome};
 use crate::attr;
 use crate::attr::Head;
+use crate::librados::aio::{Found, Outcome};
 
 /// What is known of an object.
 #[derive(Clone, Debug)]

@@ -17,9 +17,9 @@ use std::task::{Context, Poll, Waker};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::cluster::IoCtx;
-use crate::ffi::{COMPARE_GT, FULL_TRY, Handle, ORDER_READS_WRITES, errno};
-use crate::op::{ReadOp, WriteOp};
+use crate::librados::cluster::IoCtx;
+use crate::librados::ffi::{COMPARE_GT, FULL_TRY, Handle, ORDER_READS_WRITES, errno};
+use crate::librados::op::{ReadOp, WriteOp};
 
 /// How an operation ended.
 #[derive(Clone, Copy, Debug)]
@@ -245,7 +245,7 @@ impl Flight {
     /// Hands the operation to librados with one count of this.
     fn start(
         self: Arc<Self>,
-        begin: impl FnOnce(&crate::ffi::Api, Handle) -> c_int,
+        begin: impl FnOnce(&crate::librados::ffi::Api, Handle) -> c_int,
     ) -> Result<InFlight, i32> {
         let ioctx = Arc::clone(&self.ioctx);
         let api = ioctx.api();

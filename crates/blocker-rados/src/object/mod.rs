@@ -1,5 +1,13 @@
-//! What all operations share: the current pool, the handle of a namespace, the meaning of error numbers, and
-//! the state of the store.
+//! Objects of the contract over atomic RADOS operations: reads, changes, listings, claims, and what they share: the
+//! current pool, the handle of a namespace, and the meaning of error numbers. Nothing here calls librados itself.
+
+pub(crate) mod change;
+pub(crate) mod exclusive;
+pub(crate) mod fence;
+pub(crate) mod list;
+pub(crate) mod read;
+pub(crate) mod settle;
+pub(crate) mod view;
 
 use std::ffi::CStr;
 use std::sync::Arc;
@@ -11,15 +19,15 @@ use dashmap::DashMap;
 use foldhash::fast::RandomState;
 use parking_lot::RwLock;
 
-use crate::aio::{Limits, Outcome};
-use crate::cluster::{Cluster, IoCtx, describe};
 use crate::config::RadosConfig;
-use crate::ffi::errno;
 use crate::layout::{EVENTS, Layout};
-use crate::op::{ReadOp, WriteOp};
-use crate::view::{Objects, View};
-use crate::watch::{NOTIFY_TIMEOUT_MS, Watch, encode};
-use crate::worker::Worker;
+use crate::librados::aio::{Limits, Outcome};
+use crate::librados::cluster::{Cluster, IoCtx, describe};
+use crate::librados::ffi::errno;
+use crate::librados::op::{ReadOp, WriteOp};
+use crate::librados::watch::{NOTIFY_TIMEOUT_MS, Watch, encode};
+use crate::librados::worker::Worker;
+use crate::object::view::{Objects, View};
 
 /// The number of namespaces with a handle at which all handles are dropped. Threads that open handles at the
 /// same moment may exceed it by one each.
@@ -196,7 +204,7 @@ impl Core {
         begun: impl FnOnce(),
     ) -> Outcome {
         let (objects, id) = (Arc::clone(&self.objects), object.clone());
-        let on_timeout: crate::aio::OnTimeout = Box::new(move || objects.unsettle(&id));
+        let on_timeout: crate::librados::aio::OnTimeout = Box::new(move || objects.unsettle(&id));
         let name = self.layout.object(&object.name);
         let outcome = self.limits.change(&space.ioctx, &name, op, Some(on_timeout), begun).await;
         self.observe(outcome.code, true);
@@ -216,7 +224,7 @@ impl Core {
         space: &Space,
         name: &CStr,
         op: ReadOp,
-    ) -> (Outcome, crate::aio::Found) {
+    ) -> (Outcome, crate::librados::aio::Found) {
         let read = self.limits.read(&space.ioctx, name, op).await;
         self.observe(read.0.code, false);
         read

@@ -13,11 +13,11 @@ use futures_util::{Stream, StreamExt};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::attr::NAMESPACE;
-use crate::cluster::IoCtx;
-use crate::core::{Core, Pool, Space};
-use crate::ffi::{Handle, errno};
 use crate::layout::SCOPE;
-use crate::op::ReadOp;
+use crate::librados::cluster::IoCtx;
+use crate::librados::ffi::{Handle, errno};
+use crate::librados::op::ReadOp;
+use crate::object::{Core, Pool, Space};
 
 /// How many objects are asked about at once.
 const LOOKS: usize = 64;

@@ -53,12 +53,12 @@ use blocker::{ClaimReply, Epoch, Error, Namespace, ObjectId, OrderDomain, Result
 use futures_util::StreamExt;
 
 use crate::attr::{self, CLAIM, Claim, EPOCH, FENCE, HEAD, Head, INTRO, NAMESPACE, STAMP};
-use crate::core::{Core, Space};
-use crate::exclusive::Above;
-use crate::ffi::{COMPARE_EQ, COMPARE_GT, errno};
-use crate::list::Found;
-use crate::op::WriteOp;
-use crate::view::View;
+use crate::librados::ffi::{COMPARE_EQ, COMPARE_GT, errno};
+use crate::librados::op::WriteOp;
+use crate::object::exclusive::Above;
+use crate::object::list::Found;
+use crate::object::view::View;
+use crate::object::{Core, Space};
 
 /// How many objects a claim has in hand at once.
 const CLAIM_OBJECTS: usize = 64;
