@@ -8,8 +8,8 @@ use blocker::{
 };
 use futures_util::TryStreamExt;
 
-use crate::entry::{Kind, VOLUME_MAX, VolumeId};
 use crate::error::{Error, Result};
+use crate::format::entry::{Kind, VOLUME_MAX, VolumeId};
 use crate::format::{CatalogEntry, Head, NAME_BYTES_MAX, Origin};
 use crate::settings::DamagedVolume;
 use crate::space::Pool;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::entry::VolumeId;
+use crate::format::entry::VolumeId;
 
 /// The most volumes that are remembered. Of a further one it is assumed that another owner has had it, and that caches below
 /// have something of before its snapshots.

@@ -25,35 +25,26 @@
 //! What is stored, and in which order, is in `docs/volume-format.md`.
 #![warn(missing_debug_implementations)]
 
-mod attach;
 mod catalog;
-mod check;
-mod damaged;
-mod depose;
-mod entry;
 mod error;
 mod format;
-mod frozen;
 mod left;
 mod limits;
 mod manage;
-mod map;
 mod origins;
 mod room;
 mod settings;
 mod space;
-mod stream;
 mod volume;
-mod volumes;
 
 pub use crate::catalog::is_shown;
-pub use crate::check::{Problem, ProblemKind, Report};
 pub use crate::error::{Error, Result};
-pub use crate::frozen::Snapshot;
+pub use crate::manage::Volumes;
+pub use crate::manage::check::{Problem, ProblemKind, Report};
+pub use crate::manage::frozen::Snapshot;
+pub use crate::manage::stream::{Export, Import, StreamHeader};
 pub use crate::settings::{
     Change, DamagedVolume, Extent, ExtentKind, Fencing, Listing, OpenOptions, Options, OriginInfo, Rates,
     Settings, SnapshotInfo, Usage, VolumeInfo,
 };
-pub use crate::stream::{Export, Import, StreamHeader};
 pub use crate::volume::{Answer, Volume};
-pub use crate::volumes::Volumes;

@@ -4,8 +4,8 @@
 
 use blocker::{Error as Store, NamespaceKey, NamespaceSettings, Policy, WriteMode};
 
-use crate::entry::VolumeId;
 use crate::error::Result;
+use crate::format::entry::VolumeId;
 use crate::settings::Settings;
 use crate::space::Pool;
 

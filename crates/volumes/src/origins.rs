@@ -6,8 +6,8 @@
 
 use blocker::Scope;
 
-use crate::entry::{Kind, VolumeId};
 use crate::error::{Error, Result};
+use crate::format::entry::{Kind, VolumeId};
 use crate::format::{Head, Origin};
 use crate::space::Pool;
 

@@ -10,11 +10,11 @@ use blocker::{
 };
 use futures_util::TryStreamExt;
 
-use crate::entry::{Entry, Kind, VolumeId};
 use crate::error::{Error, Result};
+use crate::format::entry::{Entry, Kind, VolumeId};
+use crate::format::map::Map;
 use crate::format::{PAGE_BYTES, Page, PageName, decode_page, decode_root};
 use crate::left::Left;
-use crate::map::Map;
 use crate::room::Room;
 
 /// All changes of a volume are in this order domain of its namespace.

@@ -1,7 +1,7 @@
 //! What the catalog has of a volume: its number.
 
 use super::reader::{Reader, sealed};
-use crate::entry::{VOLUME_MAX, VolumeId};
+use crate::format::entry::{VOLUME_MAX, VolumeId};
 
 const MAGIC: &[u8; 8] = b"cvolname";
 const VERSION: u32 = 1;

@@ -6,7 +6,7 @@ use blocker::WriteMode;
 use super::reader::{Reader, put_text, sealed};
 use super::root::{pages, put_pages};
 use super::{LOGS_MAX, NODES_MAX, PAGES_MAX, pages_of};
-use crate::entry::{BIRTH_MAX, Entry, VOLUME_MAX, VolumeId};
+use crate::format::entry::{BIRTH_MAX, Entry, VOLUME_MAX, VolumeId};
 use crate::settings::{Rates, Settings};
 
 const MAGIC: &[u8; 8] = b"cvolhead";

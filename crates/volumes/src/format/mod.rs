@@ -2,7 +2,9 @@
 //! trusted: a decoder allocates no more than it was given.
 
 mod catalog;
+pub(crate) mod entry;
 mod head;
+pub(crate) mod map;
 mod overlay;
 mod page;
 mod reader;
@@ -40,7 +42,7 @@ mod tests {
     use blocker::WriteMode;
 
     use super::*;
-    use crate::entry::{Entry, VolumeId};
+    use crate::format::entry::{Entry, VolumeId};
     use crate::settings::Settings;
 
     fn head() -> Head {

@@ -5,8 +5,8 @@
 //! and the key of its log, which no client knows, so bytes that a client has written are never taken for one.
 
 use super::SECTOR_BYTES;
-use crate::entry::{Entry, VolumeId};
 use crate::format::OverlayLog;
+use crate::format::entry::{Entry, VolumeId};
 
 const MAGIC: &[u8; 8] = b"cvolover";
 const VERSION: u32 = 1;

@@ -4,7 +4,7 @@
 //! of old and new entries, all of them valid. The checksum includes the page's name and the sector's place:
 //! a sector that lies in another place is refused.
 
-use crate::entry::{Entry, VolumeId};
+use crate::format::entry::{Entry, VolumeId};
 
 /// Bytes of a sector: what every store writes wholly or not at all.
 pub(crate) const SECTOR_BYTES: usize = 512;

@@ -2,7 +2,7 @@
 
 use super::PAGES_MAX;
 use super::reader::{Reader, sealed};
-use crate::entry::Entry;
+use crate::format::entry::Entry;
 
 const MAGIC: &[u8; 8] = b"cvolroot";
 const VERSION: u32 = 1;

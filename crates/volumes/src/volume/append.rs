@@ -6,12 +6,13 @@
 
 use blocker::{ChangeReply, Condition, Durability, Segments, WriteRequest};
 
-use super::overlay::{Order, Taken};
+use super::logs::Taken;
+use super::overlay::Order;
 use super::state::State;
 use super::write::{Content, WRITE_BYTES_MAX, is_short};
 use super::{Inner, Piece};
-use crate::entry::{Entry, Kind};
 use crate::error::Result;
+use crate::format::entry::{Entry, Kind};
 use crate::format::{OverlayRecord, SECTOR_BYTES};
 
 /// How often a record is written whose outcome is unknown, each time in a new place.
@@ -120,4 +121,4 @@ fn record_of(piece: &Piece, base: Entry, content: &Content) -> OverlayRecord {
     OverlayRecord { base, index, within, length, data_sum }
 }
 
-const _: () = assert!(SECTOR_BYTES as u64 + WRITE_BYTES_MAX <= super::overlay::PART_BYTES_MAX);
+const _: () = assert!(SECTOR_BYTES as u64 + WRITE_BYTES_MAX <= super::logs::PART_BYTES_MAX);

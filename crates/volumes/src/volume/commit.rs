@@ -5,8 +5,8 @@ use blocker::{Condition, Epoch, Error as Store, InfoRequest, InvalidateRequest, 
 
 use super::state::{Status, next_limit};
 use super::{Inner, Recorder};
-use crate::entry::Kind;
 use crate::error::{Error, Result};
+use crate::format::entry::Kind;
 use crate::format::{Head, Node};
 
 /// How often a head is written whose outcome is unknown.

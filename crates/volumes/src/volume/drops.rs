@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use blocker::Error as Store;
 
 use super::Inner;
-use crate::entry::Kind;
+use crate::format::entry::Kind;
 
 /// Removals under way at once.
 const REMOVALS_MAX: usize = 32;

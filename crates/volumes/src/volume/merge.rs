@@ -10,13 +10,13 @@ use std::task::Poll;
 use blocker::{Condition, CopyRequest, Durability, WriteRequest, WriteZeroesRequest};
 use futures_util::StreamExt;
 
-use super::overlay::{Run, Source};
+use super::runs::{Run, Source};
 use super::state::{BIRTHS_MIN, Births, State};
 use super::write::Attempt;
 use super::{Inner, Recorder};
-use crate::entry::{Entry, Kind};
 use crate::error::{Error, Result};
 use crate::format::OverlayLog;
+use crate::format::entry::{Entry, Kind};
 
 /// Objects that are merged at once.
 const MERGES_MAX: usize = 4;

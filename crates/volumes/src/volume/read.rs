@@ -2,10 +2,10 @@
 
 use blocker::{ObjectId, ReadRequest, Segments};
 
-use super::overlay::Source;
+use super::runs::Source;
 use super::{Inner, Piece};
-use crate::entry::{Entry, Kind};
 use crate::error::{Error, Result};
+use crate::format::entry::{Entry, Kind};
 
 /// How often a place is looked up again because its object was removed meanwhile.
 const TRIES: u32 = 64;

@@ -8,10 +8,10 @@ use blocker::{Condition, Durability, Run, Version, WriteRequest, WriteRunsReques
 
 use super::drops::FLUSH_REMOVALS_MAX;
 use super::{Inner, Recorder};
-use crate::entry::{Entry, Kind};
 use crate::error::{Error, Result};
+use crate::format::entry::{Entry, Kind};
+use crate::format::map::Map;
 use crate::format::{PAGE_BYTES, Page, PageName, SECTOR_BYTES, SECTOR_ENTRIES, encode_sector};
-use crate::map::Map;
 
 /// How often a page is written that was found changed, or whose outcome is unknown.
 const TRIES: u32 = 3;

@@ -4,11 +4,11 @@ use blocker::{Scope, Segments};
 use futures_util::{StreamExt, TryStreamExt};
 
 use super::Inner;
-use super::overlay::PARTS_MAX;
-use crate::entry::{Entry, Kind, VolumeId};
+use super::logs::PARTS_MAX;
 use crate::error::{Error, Result};
+use crate::format::entry::{Entry, Kind, VolumeId};
+use crate::format::map::Map;
 use crate::format::{OverlayLog, OverlayRecord, SECTOR_BYTES, overlay_records};
-use crate::map::Map;
 use crate::space::Pool;
 
 /// Parts that are read at once.

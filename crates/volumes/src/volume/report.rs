@@ -1,10 +1,10 @@
 //! What a volume's map says, without reading data.
 
 use super::Inner;
-use crate::entry::{Entry, VolumeId};
 use crate::error::{Error, Result};
 use crate::format::PAGES_MAX;
-use crate::map::{Map, page_of};
+use crate::format::entry::{Entry, VolumeId};
+use crate::format::map::{Map, page_of};
 use crate::settings::{Change, Extent, ExtentKind, Usage};
 use crate::space::load_node;
 

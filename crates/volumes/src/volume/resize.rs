@@ -1,8 +1,8 @@
 //! Changing the size, and how the volume is treated.
 
 use super::{Inner, Piece};
-use crate::entry::Entry;
 use crate::error::{Error, Result};
+use crate::format::entry::Entry;
 use crate::format::pages_of;
 use crate::settings::Settings;
 
@@ -57,9 +57,9 @@ impl Inner {
                 let is_shared = recorder.parent_root.get(first + at) == Some(page);
                 page.volume() == self.space.volume && !is_shared
             });
-            state
-                .drops
-                .extend(own.map(|(at, page)| crate::entry::Kind::Page(page.birth(), (first + at) as u32)));
+            state.drops.extend(
+                own.map(|(at, page)| crate::format::entry::Kind::Page(page.birth(), (first + at) as u32)),
+            );
             // A page of that place is born again under another name.
             state.birth += 1;
         }

@@ -6,9 +6,9 @@ use blocker::{Epoch, Version};
 
 use super::BIRTHS_RESERVED;
 use super::drops::Drops;
-use crate::entry::{BIRTH_MAX, Entry, Kind, VolumeId};
 use crate::error::{Error, Result};
-use crate::map::{Map, page_of};
+use crate::format::entry::{BIRTH_MAX, Entry, Kind, VolumeId};
+use crate::format::map::{Map, page_of};
 
 use super::overlay::Overlays;
 

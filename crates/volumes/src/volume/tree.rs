@@ -11,11 +11,11 @@ use blocker::Durability;
 use super::drops::FLUSH_REMOVALS_MAX;
 use super::state::Status;
 use super::{Inner, Recorder};
-use crate::entry::{BIRTH_MAX, Entry, Kind, VolumeId};
 use crate::error::{Error, Result};
+use crate::format::entry::{BIRTH_MAX, Entry, Kind, VolumeId};
+use crate::format::map::Map;
 use crate::format::{NODES_MAX, Node, Origin, Owner, encode_root};
 use crate::limits;
-use crate::map::Map;
 use crate::space::load_node;
 
 /// What a volume was at the instant of a snapshot.

@@ -3,10 +3,10 @@
 use async_lock::{MutexGuard, RwLockWriteGuard};
 
 use super::{Inner, Recorder};
-use crate::entry::{Entry, Kind, VolumeId};
 use crate::error::Result;
 use crate::format::Head;
-use crate::map::Map;
+use crate::format::entry::{Entry, Kind, VolumeId};
+use crate::format::map::Map;
 
 /// See the module. While it lives, the volume takes no changes here.
 pub(crate) struct View<'a> {

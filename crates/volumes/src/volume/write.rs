@@ -9,8 +9,8 @@ use blocker::{
 
 use super::state::Births;
 use super::{Inner, Piece, Recorder};
-use crate::entry::Kind;
 use crate::error::{Error, Result};
+use crate::format::entry::Kind;
 
 /// How often a change is tried whose outcome is unknown.
 const TRIES: u32 = 3;

@@ -9,8 +9,8 @@ use blocker::{Condition, DiscardRequest, Durability, Hints};
 use super::drops::DROPS_MAX;
 use super::write::Content;
 use super::{Inner, Piece};
-use crate::entry::Kind;
 use crate::error::{Error, Result};
+use crate::format::entry::Kind;
 
 /// The most objects that are zeroed in one turn.
 const PIECES_MAX: usize = 64;

@@ -9,8 +9,8 @@ const RUN_BYTES: u64 = 256;
 
 /// A part of what was written by one change.
 #[derive(Clone, Debug)]
-pub(in crate::volume) struct Run {
-    pub(in crate::volume) length: u64,
+pub(super) struct Run {
+    pub(super) length: u64,
     /// The bytes, in memory that has nothing else; `None` for zeros.
     data: Option<Segments>,
     /// The number of the change. Of two that meet, the later one counts.
@@ -21,7 +21,7 @@ pub(in crate::volume) struct Run {
 
 /// Where the bytes of a part are.
 #[derive(Clone, Debug)]
-pub(in crate::volume) enum Source {
+pub(super) enum Source {
     /// In the object below.
     Base,
     Data(Segments),
@@ -29,7 +29,7 @@ pub(in crate::volume) enum Source {
 }
 
 impl Run {
-    pub(in crate::volume) fn source(&self) -> Source {
+    pub(super) fn source(&self) -> Source {
         self.data.clone().map_or(Source::Zeroes, Source::Data)
     }
 

@@ -8,9 +8,9 @@
 
 use blocker::{Condition, Error as Store};
 
-use crate::entry::Kind;
 use crate::error::{Error, Result};
 use crate::format::Head;
+use crate::format::entry::Kind;
 use crate::space::{Space, load_root};
 
 /// How often a page is written that the owner before writes at the same time, or whose outcome is unknown.

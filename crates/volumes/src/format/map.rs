@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::entry::Entry;
+use crate::format::entry::Entry;
 use crate::format::{PAGE_ENTRIES, Page};
 
 /// The entries of a volume; `None` is a page of holes. A clone of a map shares all pages until they change.

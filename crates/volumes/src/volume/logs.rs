@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use blocker::Capabilities;
 
-use crate::entry::Entry;
+use crate::format::entry::Entry;
 use crate::format::{LOGS_MAX, OverlayLog, Place};
 
 /// The most parts of all logs of a volume together.
@@ -16,13 +16,13 @@ pub(crate) const PARTS_MAX: u32 = 16;
 /// Full parts of a log after which another one is begun.
 const PARTS_LONG: u32 = 1;
 /// The largest part of a log, in bytes.
-pub(in crate::volume) const PART_BYTES_MAX: u64 = 4 << 20;
+pub(super) const PART_BYTES_MAX: u64 = 4 << 20;
 /// The smallest: a store with smaller objects has no logs.
 const PART_BYTES_MIN: u64 = 64 << 10;
 
 /// The logs of an open volume.
 #[derive(Default)]
-pub(in crate::volume) struct Logs {
+pub(super) struct Logs {
     /// `None` if nothing can be appended.
     own: Option<Log>,
     /// Those that nothing is appended to any more, the oldest first.
@@ -62,18 +62,18 @@ struct Unrecorded {
 }
 
 /// A place in a log, for a record that is on its way as long as this lives.
-pub(in crate::volume) struct Taken {
-    pub(in crate::volume) log: OverlayLog,
-    pub(in crate::volume) place: Place,
+pub(super) struct Taken {
+    pub(super) log: OverlayLog,
+    pub(super) place: Place,
     pub(super) number: u64,
     _user: Arc<()>,
 }
 
 /// What the head is to name, and what goes once it does.
-pub(in crate::volume) struct Renewal {
-    pub(in crate::volume) logs: Vec<OverlayLog>,
+pub(super) struct Renewal {
+    pub(super) logs: Vec<OverlayLog>,
     /// The names of the logs that go, and of how many parts they have.
-    pub(in crate::volume) gone: Vec<(u64, u32)>,
+    pub(super) gone: Vec<(u64, u32)>,
     gone_to: u64,
     own: Option<OverlayLog>,
 }
@@ -86,14 +86,14 @@ pub(crate) fn part_bytes(can: &Capabilities) -> Option<u64> {
 
 impl Logs {
     /// Adds a log that an owner before has left, with the number of its parts. Returns its number.
-    pub(in crate::volume) fn add_before(&mut self, id: OverlayLog, parts: u32) -> u64 {
+    pub(super) fn add_before(&mut self, id: OverlayLog, parts: u32) -> u64 {
         self.count += 1;
         self.before.push(Before { id, number: self.count, parts, users: Arc::default() });
         self.count
     }
 
     /// Begins a log, of which nothing is used yet, after the one that there was.
-    pub(in crate::volume) fn begin(&mut self, id: OverlayLog, can: &Capabilities) {
+    pub(super) fn begin(&mut self, id: OverlayLog, can: &Capabilities) {
         self.end();
         self.count += 1;
         let used: u32 = self.before.iter().map(|log| log.parts).sum();
@@ -109,40 +109,40 @@ impl Logs {
     }
 
     /// Lets nothing be appended any more.
-    pub(in crate::volume) fn end(&mut self) {
+    pub(super) fn end(&mut self) {
         if let Some(Log { id, number, next, users, .. }) = self.own.take() {
             self.before.push(Before { id, number, parts: next.part + u32::from(next.offset > 0), users });
         }
     }
 
     /// Returns whether records are appended.
-    pub(in crate::volume) fn is_open(&self) -> bool {
+    pub(super) fn is_open(&self) -> bool {
         self.own.is_some()
     }
 
     /// Returns whether nothing can be appended and there can be another log. Else one has to go first.
-    pub(in crate::volume) fn is_due(&self) -> bool {
+    pub(super) fn is_due(&self) -> bool {
         self.own.is_none() && self.before.len() < LOGS_MAX
     }
 
     /// Returns whether there is a part that nothing was appended to.
-    pub(in crate::volume) fn has_room(&self) -> bool {
+    pub(super) fn has_room(&self) -> bool {
         self.own.as_ref().is_some_and(|log| log.next.part < log.parts_max)
     }
 
     /// Returns whether there is a log.
-    pub(in crate::volume) fn is_any(&self) -> bool {
+    pub(super) fn is_any(&self) -> bool {
         self.own.is_some() || !self.before.is_empty()
     }
 
     /// Returns whether a record was ever placed in one.
-    pub(in crate::volume) fn is_used(&self) -> bool {
+    pub(super) fn is_used(&self) -> bool {
         !self.before.is_empty()
             || self.own.as_ref().is_some_and(|log| log.next != Place { part: 0, offset: 0 })
     }
 
     /// Takes a place for a record of so many bytes, if there is room.
-    pub(in crate::volume) fn place(&mut self, bytes: u64) -> Option<Taken> {
+    pub(super) fn place(&mut self, bytes: u64) -> Option<Taken> {
         let log = self.own.as_mut()?;
         if bytes > log.part_bytes {
             return None;
@@ -167,13 +167,13 @@ impl Logs {
     /// Returns over what changes of an own object with the entry `live` are logged as well, until that is stored. Not where
     /// the volume has had a third object in this place: the second one's entry may be on its way to the store, and would
     /// void the record.
-    pub(in crate::volume) fn base_of_replaced(&self, index: u32, live: Entry) -> Option<Entry> {
+    pub(super) fn base_of_replaced(&self, index: u32, live: Entry) -> Option<Entry> {
         let object = self.unrecorded.get(&index).filter(|object| object.by == live)?;
         self.is_open().then_some(object.base)
     }
 
     /// Forgets the objects of which the stored map has not what they were written over any more.
-    pub(in crate::volume) fn forget_recorded(&mut self, recorded: impl Fn(u32) -> Entry) {
+    pub(super) fn forget_recorded(&mut self, recorded: impl Fn(u32) -> Entry) {
         self.unrecorded.retain(|index, object| recorded(*index) == object.base);
     }
 
@@ -210,7 +210,7 @@ impl Logs {
     }
 
     /// Notes that the head names what a renewal has.
-    pub(in crate::volume) fn renewed(&mut self, renewal: &Renewal, can: &Capabilities) {
+    pub(super) fn renewed(&mut self, renewal: &Renewal, can: &Capabilities) {
         self.before.retain(|log| log.number > renewal.gone_to);
         if let Some(own) = renewal.own {
             self.begin(own, can);
@@ -218,7 +218,7 @@ impl Logs {
     }
 
     /// Ends all logs. Returns the names of their parts.
-    pub(in crate::volume) fn end_all(&mut self) -> Vec<(u64, u32)> {
+    pub(super) fn end_all(&mut self) -> Vec<(u64, u32)> {
         self.end();
         self.unrecorded.clear();
         std::mem::take(&mut self.before).into_iter().map(|log| (log.id.birth, log.parts)).collect()
@@ -230,7 +230,7 @@ mod tests {
     use blocker::{Blocker, Memory};
 
     use super::*;
-    use crate::entry::VolumeId;
+    use crate::format::entry::VolumeId;
 
     fn log(birth: u64) -> OverlayLog {
         OverlayLog { birth, key: 7 }

@@ -1,4 +1,13 @@
-//! The volumes of a store.
+//! The volumes of a store: made, listed, attached, changed, checked, exported and imported by their owner. What an open
+//! volume does with reads, writes and its snapshots is in `volume`.
+
+mod attach;
+pub(crate) mod check;
+mod damaged;
+mod depose;
+pub(crate) mod frozen;
+mod operations;
+pub(crate) mod stream;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -8,11 +17,11 @@ use async_lock::Mutex as AsyncMutex;
 use blocker::{BUCKET_BYTES, Blocker, Scope, WriterId};
 use parking_lot::Mutex;
 
-use crate::attach::{Access, attach};
 use crate::catalog::check_new_name;
-use crate::entry::{Entry, Kind, VolumeId};
 use crate::error::{Error, Result};
+use crate::format::entry::{Entry, Kind, VolumeId};
 use crate::format::{Head, NAME_BYTES_MAX, Origin, PAGE_BYTES, PAGES_MAX, pages_of};
+use crate::manage::attach::{Access, attach};
 use crate::room::Room;
 use crate::settings::{
     DamagedVolume, Fencing, Listing, OpenOptions, Options, OriginInfo, Settings, SnapshotInfo, VolumeInfo,

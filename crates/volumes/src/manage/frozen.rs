@@ -4,14 +4,14 @@ use std::fmt;
 
 use blocker::{ReadRequest, Segments};
 
-use crate::entry::{Kind, VolumeId};
 use crate::error::{Error, Result};
 use crate::format::Origin;
-use crate::map::Map;
+use crate::format::entry::{Kind, VolumeId};
+use crate::format::map::Map;
+use crate::manage::Volumes;
 use crate::settings::{Change, Extent, ExtentKind};
 use crate::space::{Pool, load_node};
 use crate::volume::changes;
-use crate::volumes::Volumes;
 
 /// A snapshot, to be read. It needs no owner, and holds nothing: once the snapshot is deleted, reads may fail
 /// with `Damaged`, or return what the volume has been given since. What was read is the snapshot's if

@@ -4,17 +4,17 @@ use std::sync::Arc;
 
 use blocker::{Condition, Scope};
 
-use crate::attach::{Access, attach, look};
 use crate::catalog::{check_new_name, now_unix_seconds};
-use crate::entry::{Kind, VolumeId};
 use crate::error::{Error, Result};
+use crate::format::entry::{Kind, VolumeId};
+use crate::format::map::Map;
 use crate::format::{Head, Origin};
 use crate::limits;
-use crate::map::Map;
+use crate::manage::attach::{Access, attach, look};
+use crate::manage::{Volumes, check_size};
 use crate::settings::{Change, Settings, Usage};
 use crate::space::{Space, load_node, load_root};
 use crate::volume::{Inner, changes, overlaid, snapshot_all, usage};
-use crate::volumes::{Volumes, check_size};
 
 /// The largest number of volumes with a snapshot at one instant.
 const TOGETHER_MAX: usize = 256;

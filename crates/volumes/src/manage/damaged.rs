@@ -1,11 +1,11 @@
 //! Deleting a volume that cannot be read: by what its namespace has, and not by its map.
 
-use crate::attach::{attach_below, check_owner, claim};
-use crate::entry::VolumeId;
 use crate::error::{Error, Result};
+use crate::format::entry::VolumeId;
+use crate::manage::Volumes;
+use crate::manage::attach::{attach_below, check_owner, claim};
 use crate::settings::Fencing;
 use crate::space::Space;
-use crate::volumes::Volumes;
 
 impl Volumes {
     /// Deletes a volume and its snapshots, also where its head, its map or its record in the catalog is damaged: then

@@ -12,22 +12,15 @@
 //!
 //! What has overlays is here; `over.rs` and `append.rs` put changes into them, and `merge.rs` makes the copies.
 
-mod logs;
-mod runs;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
 use blocker::Segments;
 
-use logs::Logs;
-pub(crate) use logs::part_bytes;
-pub(super) use logs::{PART_BYTES_MAX, PARTS_MAX, Renewal, Taken};
-use runs::Runs;
-pub(super) use runs::{Run, Source};
-
-use crate::entry::Entry;
+use super::logs::{Logs, Renewal, Taken};
+use super::runs::{Run, Runs, Source};
+use crate::format::entry::Entry;
 use crate::format::{OverlayLog, OverlayRecord};
 use crate::room::Room;
 

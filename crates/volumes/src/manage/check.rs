@@ -5,15 +5,15 @@ use std::collections::{HashMap, HashSet};
 use blocker::{Blocker, BlockerExt, Durability, Namespace, ObjectId, Scope};
 use futures_util::TryStreamExt;
 
-use crate::attach::claim;
-use crate::entry::{Kind, VolumeId};
 use crate::error::{Error, Result};
+use crate::format::entry::{Kind, VolumeId};
 use crate::format::{Head, Origin};
-use crate::manage::{Lease, steadily};
+use crate::manage::Volumes;
+use crate::manage::attach::claim;
+use crate::manage::operations::{Lease, steadily};
 use crate::settings::Fencing;
 use crate::space::Space;
 use crate::volume::View;
-use crate::volumes::Volumes;
 
 /// The largest number of problems that a report lists.
 const PROBLEMS_MAX: usize = 1000;

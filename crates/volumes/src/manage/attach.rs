@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use blocker::{Blocker, ClaimRequest, Condition, Durability, Epoch, Scope, Version, WriterId};
 
-use crate::depose;
-use crate::entry::{Entry, Kind, VolumeId};
 use crate::error::{Error, Result};
+use crate::format::entry::{Entry, Kind, VolumeId};
+use crate::format::map::Map;
 use crate::format::{Head, LOGS_MAX, OverlayLog, Owner};
 use crate::limits;
-use crate::map::Map;
+use crate::manage::depose;
 use crate::settings::{Fencing, Options};
 use crate::space::{Pool, Space, load_node};
 use crate::volume::{Inner, Opened, Promises, has_log, load_logs, next_limit};
@@ -247,9 +247,9 @@ mod tests {
     use blocker::executor::block_on;
 
     use super::*;
-    use crate::entry::BIRTH_MAX;
+    use crate::format::entry::BIRTH_MAX;
+    use crate::manage::Volumes;
     use crate::settings::{OpenOptions, Settings};
-    use crate::volumes::Volumes;
 
     #[test]
     fn a_volume_whose_births_are_used_up_can_be_read_and_deleted() {
