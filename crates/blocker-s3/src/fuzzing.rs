@@ -5,12 +5,12 @@ use blocker::{Namespace, ObjectId};
 use bytes::{BufMut, Bytes, BytesMut};
 use object_store::path::Path;
 
-use crate::edition::Edition;
+use crate::format;
 use crate::format::content::{Content, Edit, Source};
-use crate::format::head::{self, Head};
+use crate::format::head::{self, Head, Record};
 use crate::format::layout::Layout;
-use crate::object::record::{self, Record};
 use crate::server::refusal::Refusal;
+use crate::start::Edition;
 
 /// Decodes `data`; its first byte chooses as what.
 ///
@@ -23,13 +23,13 @@ pub fn bucket(data: &[u8]) {
         let mut body = BytesMut::from(&magic[..]);
         body.put_u32_le(0);
         body.put_slice(bytes);
-        head::seal(body)
+        format::seal(body)
     };
     match kind % 7 {
         0 => head(&Bytes::copy_from_slice(bytes)),
         1 => head(&mended(head::MAGIC)),
         2 => record(&Bytes::copy_from_slice(bytes)),
-        3 => record(&mended(record::MAGIC)),
+        3 => record(&mended(head::RECORD_MAGIC)),
         4 => key(bytes, true),
         5 => key(bytes, false),
         _ => answer(bytes),

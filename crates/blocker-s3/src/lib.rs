@@ -4,27 +4,17 @@
 //! the new bytes as a blob under a key that was never used, whatever the number of ranges, and then a new
 //! head in place of the one it has seen, on the condition that it is still there. So a flush of many
 //! scattered ranges is two requests that read nothing, and what is not named by a head was never written.
-//! `layout.rs` has the keys, `head.rs` and `record.rs` draw the bodies. The ideas, each in a module of its
-//! own:
+//! Keys and bodies are drawn in `format`, requests are sent by `server`, and `object` decides:
 //!
 //! - `change.rs`: look, decide, put the bytes, put the head.
-//! - `turns.rs`: callers of one store that change one object wait for each other.
-//! - `content.rs`: which bytes of an object lie in which blob.
-//! - `swap.rs`: one head in place of another; what is done when the answer is lost.
-//! - `fence.rs`: how a claim reaches every object of a scope, those included that do not exist yet. With
-//!   proof.
+//! - `swap.rs`: one head in place of another, and what is done when the answer is lost; remembered heads; the order of
+//!   changes of one object.
+//! - `read.rs`: reads, copies, listings.
+//! - `fence.rs`: how a claim reaches every object of a scope, those included that do not exist yet. With proof.
 //! - `exclusive.rs`: why no two writers hold the same epoch in scopes that overlap.
-//! - `probe.rs`: what a server must be able to do, tried out at the start; `edition.rs`: how the bucket's keys are
-//!   written.
-//! - `bounds.rs`: how long a call may take, with all its requests;
-//! - `requests.rs`: time limits of requests, and repetition; `width.rs`: the number of requests at once, which is less for
-//!   a while when the server asks for it; `refusal.rs`: what a server's refusal means.
-//! - `pages.rs`: listings no longer than what is asked for.
-//! - `removals.rs`: what is of no use any more is removed in the background.
-//! - `room.rs`: how much payload is under way at once.
-//! - `sweep.rs`: removes what writers have left that died in the middle of a change; `sweeper.rs`: when, and by
-//!   which program.
-//! - `forget.rs`, `remove_if.rs`: which heads of deleted objects may be removed, and how.
+//!
+//! `start.rs` tries out what the server must be able to do; `sweep.rs` removes what writers have left that died in the
+//! middle of a change, and heads of deleted objects.
 //!
 //! Known limits: a listing reads every head that is not remembered; a deleted object leaves a head of some
 //! 150 bytes, until a sweep after the next claim of its namespace, and for ever on servers that ignore conditions
@@ -49,17 +39,14 @@
 //! ```
 
 mod config;
-mod edition;
-mod forget;
 mod format;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod object;
-mod probe;
 mod server;
+mod start;
 mod store;
 mod sweep;
-mod sweeper;
 
 pub use crate::config::S3Config;
 pub use crate::store::S3Store;

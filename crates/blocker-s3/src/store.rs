@@ -15,19 +15,14 @@ use tokio::sync::Semaphore;
 
 use crate::config::{COMPACTIONS_MAX, S3Config};
 use crate::format::layout::Layout;
-use crate::object::Core;
-use crate::object::bounds::{Progress, bounded};
 use crate::object::change::Act;
-use crate::object::heads::Heads;
-use crate::object::turns::Turns;
-use crate::server::client::Connector;
-use crate::server::pages::Pages;
-use crate::server::remove_if::Remover;
-use crate::server::remover::SignedRemover;
+use crate::object::swap::{Heads, ObjectLocks};
+use crate::object::{Core, Progress, bounded};
+use crate::server::client::{Connector, Pages, Remover, SignedRemover};
+use crate::server::limits::Credits;
 use crate::server::requests::{Limits, Requests, Spawn};
-use crate::server::room::Room;
+use crate::sweep;
 use crate::sweep::{SweepOptions, Swept};
-use crate::sweeper;
 
 /// The longest page of a listing.
 const LIST_ENTRIES_MAX: u32 = 10_000;
@@ -88,7 +83,7 @@ impl S3Store {
             Ok(this) => {
                 if !config.sweep_interval.is_zero() {
                     let core = Arc::downgrade(&this.core);
-                    runtime.spawn(sweeper::run(core, config.sweep_interval, config.sweep_age));
+                    runtime.spawn(sweep::run(core, config.sweep_interval, config.sweep_age));
                 }
                 this.runtime = Some(runtime);
             }
@@ -126,10 +121,10 @@ impl S3Store {
             requests: Arc::new(Requests::new(store, pages, spawn, Arc::clone(&clock), limits)),
             clock,
             heads: Heads::new(config.heads_bytes_max),
-            turns: Turns::default(),
+            locks: ObjectLocks::default(),
             remover,
             events: EventHub::new(),
-            room: Room::new(config.bytes_in_flight_max),
+            credits: Credits::new(config.bytes_in_flight_max),
             compactions: Semaphore::new(COMPACTIONS_MAX),
             object_bytes_max: config.object_bytes_max,
             call_timeout: config.call_timeout,
@@ -139,7 +134,7 @@ impl S3Store {
         let watched = progress.clone();
         let probe = async move {
             core.probe().await?;
-            core.settle_edition(&progress).await
+            core.resolve_edition(&progress).await
         };
         executor::block_on(bounded(&this.core, &Call::default(), watched, None, probe))?;
         Ok(this)
@@ -185,7 +180,7 @@ impl S3Store {
         let watched = progress.clone();
         let id = object.clone();
         bounded(&self.core, call, watched, Some(&id), async move {
-            let _room = core.room.take(act.payload_bytes()).await;
+            let _credits = core.credits.take(act.payload_bytes()).await;
             let (version, size_bytes) = core.change(&object, &act, &change, &progress).await?;
             Ok(ChangeReply::new(version, size_bytes, Durability::Stored))
         })
@@ -215,7 +210,7 @@ impl Blocker for S3Store {
     fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
         let (core, call) = (Arc::clone(&self.core), request.call);
         bounded(&self.core, &call, Progress::default(), None, async move {
-            let _room = core.room.take(request.len_bytes.min(core.object_bytes_max)).await;
+            let _credits = core.credits.take(request.len_bytes.min(core.object_bytes_max)).await;
             core.read(request).await
         })
     }
@@ -268,7 +263,7 @@ impl Blocker for S3Store {
         let (core, progress, call) = (Arc::clone(&self.core), Progress::default(), request.call);
         let (watched, to) = (progress.clone(), request.to.clone());
         bounded(&self.core, &call, watched, Some(&to), async move {
-            let _room = core.room.take(core.object_bytes_max).await;
+            let _credits = core.credits.take(core.object_bytes_max).await;
             let (version, size_bytes) = core.copy(&request, &progress).await?;
             Ok(ChangeReply::new(version, size_bytes, Durability::Stored))
         })
@@ -349,7 +344,7 @@ impl Collect for S3Store {
         let help = "Answers that asked for fewer requests.";
         into.counter("s3_slow_downs_total", help, read(&stats.slow_downs));
         let help = "How many requests may be under way at once: fewer after the server has asked for that.";
-        into.gauge("s3_requests_in_flight_max", help, self.core.requests.width.now() as u64);
+        into.gauge("s3_requests_in_flight_max", help, self.core.requests.concurrency.now() as u64);
         let help = "Puts refused because the object had changed meanwhile.";
         into.counter("s3_conflicts_total", help, read(&stats.conflicts));
         let help = "Objects given a head, which they had not.";

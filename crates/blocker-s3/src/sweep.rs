@@ -1,5 +1,7 @@
-//! The sweep: finds blobs that no head names and removes them, then what `forget.rs` finds, and what is left of probes.
+//! The sweep: removes blobs that no head names, heads of deleted objects that nothing depends on, and leftovers of
+//! probes.
 //!
+//! # Blobs
 //! A blob is orphaned where a writer died between it and its head, where the answer to a head was lost, or
 //! where old blobs were left behind. One that is younger than the age given may still be waiting for its
 //! head: a writer gives a blob up after 15 minutes. The head of an object with old orphans is replaced by
@@ -8,21 +10,47 @@
 //!
 //! Ages are counted on the server's clock: it states when it has stored a blob, and when it has stored the
 //! one that the sweep puts to learn the time.
+//!
+//! # Heads of deleted objects
+//! A ghost keeps three things: its fence, the stamp of the deletion, which keeps older changes of the same writer out,
+//! and a version that must not come again. A name without a head gets its fence from its scopes and a random version.
+//! So a ghost may go once
+//!  - it is older than the age of the sweep, so that no writer is still finding out the outcome of a change,
+//!  - it was never claimed by itself, and its fences are not above those of its scopes, which never fall,
+//!  - its stamp is of an epoch below that of its scopes, which refuse that writer by now.
+//!
+//! It must go only if it is still the ghost that was judged: another writer may make an object of it at any moment. So it
+//! is removed on the condition of its ETag, and no two bodies are alike. Not every server keeps that condition; each
+//! sweep tries it out first, and leaves ghosts alone where it is ignored.
+//!
+//! # In the background
+//! Of all programs that use the bucket, one sweeps once in the interval. The age, on the server's clock, of an object in
+//! the bucket shows when the last sweep began. A program that finds it old enough replaces it on the condition of its
+//! ETag; of several that try, one succeeds, and sweeps. It has one request under way at a time, but a few for heads of
+//! deleted objects.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use blocker::{Error, ObjectId, Result};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use object_store::ObjectMeta;
 use object_store::path::Path;
 
-use crate::object::Core;
-use crate::object::bounds::Progress;
-use crate::object::heads::Seen;
-use crate::object::swap::Swap;
+use crate::format::head::{Claim, Head};
+use crate::format::layout::Spelling;
+use crate::object::fence::Scopes;
+use crate::object::swap::{Seen, Swap};
+use crate::object::{Core, Progress};
+use crate::server::client::RemoveIf;
+use crate::server::requests::Put;
 
-/// How many blobs are looked at before what was found is removed.
-const BLOBS_AT_ONCE: usize = 1000;
+/// How many blobs one listing asks for; orphans among them are removed before the next.
+const BLOBS_PER_LIST: usize = 1000;
 
 /// What a sweep is to remove.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -127,9 +155,9 @@ impl Sweep<'_> {
             let Some(namespace) = core.namespace_at(&directory).await? else { continue };
             let mut after: Option<Path> = None;
             loop {
-                let page = core.requests.list(&directory, after.as_ref(), BLOBS_AT_ONCE).await?;
+                let page = core.requests.list(&directory, after.as_ref(), BLOBS_PER_LIST).await?;
                 after = page.last().map(|last| last.location.clone());
-                let is_last = page.len() < BLOBS_AT_ONCE;
+                let is_last = page.len() < BLOBS_PER_LIST;
                 let mut old: BTreeMap<ObjectId, Vec<(u128, u64)>> = BTreeMap::new();
                 for meta in page {
                     let Some(key) = core.layout.blob_of(&meta.location, &namespace) else { continue };
@@ -187,9 +215,9 @@ impl Sweep<'_> {
         let core = self.core;
         let mut after: Option<Path> = None;
         loop {
-            let page = core.requests.list(&core.layout.all_probes(), after.as_ref(), BLOBS_AT_ONCE).await?;
+            let page = core.requests.list(&core.layout.all_probes(), after.as_ref(), BLOBS_PER_LIST).await?;
             after = page.last().map(|last| last.location.clone());
-            let is_last = page.len() < BLOBS_AT_ONCE;
+            let is_last = page.len() < BLOBS_PER_LIST;
             for meta in page.into_iter().filter(|meta| meta.last_modified.timestamp() <= self.oldest) {
                 if !self.dry_run {
                     core.requests.delete(&meta.location).await?;
@@ -201,5 +229,198 @@ impl Sweep<'_> {
                 return Ok(());
             }
         }
+    }
+}
+
+// ---- heads of deleted objects
+
+/// No ghost without order domains is larger; those of objects with much in them are.
+const GHOST_BYTES_MAX: u64 = 512;
+/// An ETag that the probe's object does not have.
+const WRONG_ETAG: &str = "\"00000000000000000000000000000000\"";
+/// How many ghosts are judged concurrently.
+const GHOSTS_CONCURRENT: usize = 8;
+/// How many heads one listing asks for.
+const HEADS_PER_LIST: usize = 1000;
+
+impl Sweep<'_> {
+    /// Removes the ghosts that are old enough and that nothing depends on.
+    pub(crate) async fn ghosts(&mut self) -> Result<()> {
+        let core = self.core;
+        let Some(remover) = &core.remover else { return Ok(()) };
+        self.swept.can_forget = core.keeps_conditions_of_removals(&**remover).await?;
+        if !self.swept.can_forget {
+            return Ok(());
+        }
+        for directory in core.requests.directories(&core.layout.all_heads()).await? {
+            let Some(namespace) = core.namespace_at(&directory).await? else { continue };
+            for spelling in Spelling::ALL {
+                let under = core.layout.heads(&namespace, spelling);
+                let mut after: Option<Path> = None;
+                loop {
+                    let page = core.requests.list(&under, after.as_ref(), HEADS_PER_LIST).await?;
+                    after = page.last().map(|last| last.location.clone());
+                    let is_last = page.len() < HEADS_PER_LIST;
+                    self.swept.heads += page.len() as u64;
+                    let is_old = |meta: &ObjectMeta| {
+                        meta.size <= GHOST_BYTES_MAX && meta.last_modified.timestamp() <= self.oldest
+                    };
+                    let objects = page.iter().filter(|meta| is_old(meta)).filter_map(|meta| {
+                        let name = core.layout.name_of(&meta.location)?;
+                        Some(ObjectId::new(namespace.clone(), name))
+                    });
+                    let objects: Vec<ObjectId> = objects.collect();
+                    self.step();
+                    let dry_run = self.dry_run;
+                    let met = futures_util::stream::iter(objects)
+                        .map(|object| core.forget_one(object, &**remover, dry_run));
+                    let mut met = pin!(met.buffer_unordered(GHOSTS_CONCURRENT));
+                    while let Some(ghost) = met.next().await {
+                        match ghost? {
+                            Ghost::None => {}
+                            Ghost::Kept => self.swept.kept += 1,
+                            Ghost::Removed => self.swept.forgotten += 1,
+                        }
+                        self.step();
+                    }
+                    if is_last {
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a head was found to be.
+enum Ghost {
+    /// The head of an object, or gone, or made anew meanwhile.
+    None,
+    /// One that something depends on.
+    Kept,
+    Removed,
+}
+
+impl Core {
+    async fn forget_one(&self, object: ObjectId, remover: &dyn RemoveIf, dry_run: bool) -> Result<Ghost> {
+        let Some(ghost) = self.look(&object).await?.filter(|seen| !seen.head.is_there) else {
+            return Ok(Ghost::None);
+        };
+        let mut scopes = self.scopes(&object.namespace, None).await?;
+        for (domain, fence) in &ghost.head.domains {
+            scopes.domain = self.scopes(&object.namespace, Some(*domain)).await?.domain;
+            if *fence > scopes.domain {
+                return Ok(Ghost::Kept);
+            }
+        }
+        if !may_go(&ghost.head, scopes) {
+            return Ok(Ghost::Kept);
+        }
+        if dry_run {
+            return Ok(Ghost::Removed);
+        }
+        let is_gone = remover.remove_if(&self.layout.head(&object), &ghost.etag).await?;
+        if !is_gone {
+            return Ok(Ghost::None);
+        }
+        self.heads.forget(&object);
+        self.requests.stats.forgotten.fetch_add(1, Ordering::Relaxed);
+        Ok(Ghost::Removed)
+    }
+
+    /// Whether the server removes an object only if it has the ETag that was named.
+    async fn keeps_conditions_of_removals(&self, remover: &dyn RemoveIf) -> Result<bool> {
+        let path = self.layout.probe(rand::random());
+        let body = bytes::Bytes::from_static(b"a probe of removals");
+        self.requests.put_blob(&path, body).await?;
+        let etag = self.requests.meta(&path).await?.e_tag.unwrap_or_default();
+        // A refusal of another kind is an answer as well: such a server does not know them.
+        let is_ignored = remover.remove_if(&path, WRONG_ETAG).await.unwrap_or(true);
+        let is_there = self.requests.meta_if_there(&path).await?.is_some();
+        let is_kept = !is_ignored && is_there && remover.remove_if(&path, &etag).await.unwrap_or(false);
+        let is_kept = is_kept && self.requests.meta_if_there(&path).await?.is_none();
+        self.requests.delete(&path).await?;
+        Ok(is_kept)
+    }
+}
+
+/// Whether nothing depends on the ghost.
+fn may_go(head: &Head, scopes: Scopes) -> bool {
+    let is_free = !head.is_there && head.claim == Claim::default();
+    let is_fenced = head.fence.is_none_or(|fence| fence <= scopes.whole);
+    is_free && is_fenced && head.stamp.is_none_or(|stamp| stamp.epoch.0 < scopes.whole)
+}
+
+// ---- sweeps in the background
+
+/// The longest time between two checks whether a sweep is due.
+const CHECK_EVERY_MAX: Duration = Duration::from_secs(60 * 60);
+
+/// Sweeps from time to time until the store is closed.
+pub(crate) async fn run(core: Weak<Core>, interval: Duration, age: Duration) {
+    let longest = interval.min(CHECK_EVERY_MAX);
+    loop {
+        // At different moments, where several programs start together.
+        tokio::time::sleep(longest.mul_f64(rand::random_range(0.5..=1.0))).await;
+        let Some(core) = core.upgrade() else { return };
+        let stats = Arc::clone(&core.requests.stats);
+        let swept = match core.begin_sweep(interval).await {
+            Ok(false) => continue,
+            Ok(true) => core.sweep(SweepOptions::new(age), &Progress::default(), &|_| {}).await,
+            Err(error) => Err(error),
+        };
+        match swept {
+            Ok(_) => stats.sweeps.fetch_add(1, Ordering::Relaxed),
+            // The next one finds what this has left.
+            Err(_) => stats.sweeps_failed.fetch_add(1, Ordering::Relaxed),
+        };
+    }
+}
+
+impl Core {
+    /// Whether it is time for a sweep, and this program is the one to do it.
+    pub(crate) async fn begin_sweep(&self, interval: Duration) -> Result<bool> {
+        let path = self.layout.last_sweep();
+        let body = Bytes::from(format!("a sweep began {:032x}", rand::random::<u128>()));
+        let put = match self.requests.meta_if_there(&path).await? {
+            None => self.requests.create(&path, &body).await,
+            Some(last) => {
+                let since = self.server_time().await?.saturating_sub(last.last_modified.timestamp());
+                let is_due = since >= i64::try_from(interval.as_secs()).unwrap_or(i64::MAX);
+                let Some(etag) = last.e_tag.filter(|_| is_due) else { return Ok(false) };
+                self.requests.replace(&path, &body, &etag).await
+            }
+        };
+        match put {
+            Put::Done(_) => Ok(true),
+            Put::Lost => Ok(false),
+            Put::Refused(error) | Put::Unknown(error) => Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blocker::SystemClock;
+    use blocker::executor::block_on;
+    use object_store::memory::InMemory;
+
+    use super::*;
+    use crate::{S3Config, S3Store};
+
+    #[test]
+    fn of_several_programs_one_sweeps_in_an_interval() {
+        let server = Arc::new(InMemory::new());
+        let open = || {
+            let server = Arc::clone(&server) as Arc<dyn object_store::ObjectStore>;
+            S3Store::open_over(&S3Config::new("bucket"), server, Arc::new(SystemClock)).unwrap()
+        };
+        let (one, two) = (open(), open());
+        let day = Duration::from_secs(24 * 60 * 60);
+        assert!(block_on(one.core.begin_sweep(day)).unwrap(), "none has swept yet");
+        assert!(!block_on(one.core.begin_sweep(day)).unwrap());
+        assert!(!block_on(two.core.begin_sweep(day)).unwrap());
+        assert!(block_on(two.core.begin_sweep(Duration::ZERO)).unwrap(), "it is time again");
     }
 }

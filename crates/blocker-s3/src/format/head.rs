@@ -1,4 +1,5 @@
-//! The head of an object: all that is known of it, in one small S3 object that is compared and replaced.
+//! The head of an object: all that is known of it, in one small S3 object that is compared and replaced; and the record
+//! of a scope: its claim, and the epochs that claims of narrower scopes have announced.
 //!
 //! ```text
 //! magic [u8; 4] │ crc u32 │ kind u8 │ nonce u64 │ serial u64 │ recent [u64; 8] │ version u64
@@ -8,6 +9,9 @@
 //!
 //! kind = 1: an object; 2: a ghost     ? = u8, 0: nothing follows      source = number of a blob + 1; 0: inline
 //! stamp = epoch u64, sequence u64     fence = epoch u64               claim = state u8, epoch u64, writer u128
+//!
+//! record = magic [u8; 4] │ crc u32 │ nonce u64 │ claim │ narrower u64 │ domains u64 │ objects u64
+//! │ length u8 │ namespace (empty in the record of everything)
 //! ```
 //!
 //! Integers are little-endian; *n* is one in groups of seven bits, the lowest first, each but the last with its
@@ -21,13 +25,17 @@
 use blocker::{Epoch, OrderDomain, Stamp, Version, WriterId};
 use bytes::{BufMut, Bytes, BytesMut};
 
-use crate::format::content::{BLOBS_MAX, Blob, Content, EXTENTS_MAX, Extent, INLINE_BYTES_MAX, Source};
+use super::content::{BLOBS_MAX, Blob, Content, EXTENTS_MAX, Extent, INLINE_BYTES_MAX, Source};
+use super::{Reader, open, put_number, seal};
 
 pub(crate) const MAGIC: &[u8; 4] = b"cs3\x01";
+pub(crate) const RECORD_MAGIC: &[u8; 4] = b"cs3r";
 /// How many nonces before its own a head remembers.
 pub(crate) const RECENT: usize = 8;
 /// The most order domains of one object.
 pub(crate) const DOMAINS_MAX: usize = 64;
+/// No record is larger.
+pub(crate) const RECORD_BYTES_MAX: u64 = 1024;
 /// No head is larger.
 pub(crate) const HEAD_BYTES_MAX: u64 = 64 * 1024;
 
@@ -201,7 +209,7 @@ impl Head {
             false => None,
         };
         let fence = if from.flag()? { Some(from.u64()?) } else { None };
-        let claim = from.claim()?;
+        let claim = read_claim(&mut from)?;
         let count = from.count(DOMAINS_MAX)?;
         let domains =
             (0..count).map(|_| Some((OrderDomain(from.u64()?), from.u64()?))).collect::<Option<_>>()?;
@@ -230,7 +238,7 @@ impl Head {
     }
 }
 
-pub(crate) fn put_claim(to: &mut BytesMut, claim: Claim) {
+fn put_claim(to: &mut BytesMut, claim: Claim) {
     match claim.epoch {
         0 => to.put_u8(0),
         epoch => {
@@ -241,100 +249,54 @@ pub(crate) fn put_claim(to: &mut BytesMut, claim: Claim) {
     }
 }
 
-/// Writes a number in groups of seven bits.
-fn put_number(to: &mut BytesMut, mut number: u64) {
-    while number >= 0x80 {
-        to.put_u8(number as u8 | 0x80);
-        number >>= 7;
-    }
-    to.put_u8(number as u8);
+fn read_claim(from: &mut Reader) -> Option<Claim> {
+    let is_held = match from.u8()? {
+        0 => return Some(Claim::default()),
+        1 => false,
+        2 => true,
+        _ => return None,
+    };
+    let claim = Claim { is_held, epoch: from.u64()?, writer: from.u128()? };
+    (claim.epoch > 0).then_some(claim)
 }
 
-/// Sets the checksum of a body that begins with a magic and four bytes for it.
-pub(crate) fn seal(mut body: BytesMut) -> Bytes {
-    let crc = crc32fast::hash(&body[8..]);
-    body[4..8].copy_from_slice(&crc.to_le_bytes());
-    body.freeze()
+/// A record as it is stored.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Record {
+    /// The claim of the scope itself; epoch 0 if there was none.
+    pub(crate) claim: Claim,
+    /// The highest epochs announced by narrower claims: of anything, of domains, of objects.
+    pub(crate) narrower: u64,
+    pub(crate) domains: u64,
+    pub(crate) objects: u64,
+    pub(crate) namespace: Bytes,
 }
 
-/// What follows magic and checksum, if they are right.
-pub(crate) fn open(magic: &[u8; 4], bytes: &Bytes) -> Option<Reader> {
-    let mut from = Reader(bytes.clone());
-    let is_ours = from.bytes(4)? == magic[..];
-    let crc = from.u32()?;
-    (is_ours && crc == crc32fast::hash(&from.0)).then_some(from)
-}
-
-/// Takes values off the front of bytes that may be anything.
-pub(crate) struct Reader(Bytes);
-
-impl Reader {
-    pub(crate) fn bytes(&mut self, len: usize) -> Option<Bytes> {
-        (len <= self.0.len()).then(|| self.0.split_to(len))
+impl Record {
+    pub(crate) fn encode(&self) -> Bytes {
+        let mut to = BytesMut::with_capacity(128);
+        to.put_slice(RECORD_MAGIC);
+        to.put_u32_le(0);
+        // No two bodies are alike, so that no ETag comes back.
+        to.put_u64_le(rand::random());
+        put_claim(&mut to, self.claim);
+        to.put_u64_le(self.narrower);
+        to.put_u64_le(self.domains);
+        to.put_u64_le(self.objects);
+        to.put_u8(self.namespace.len() as u8);
+        to.put_slice(&self.namespace);
+        seal(to)
     }
 
-    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
-        self.bytes(N)?.as_ref().try_into().ok()
-    }
-
-    pub(crate) fn u8(&mut self) -> Option<u8> {
-        self.array().map(u8::from_le_bytes)
-    }
-
-    pub(crate) fn u16(&mut self) -> Option<u16> {
-        self.array().map(u16::from_le_bytes)
-    }
-
-    pub(crate) fn u32(&mut self) -> Option<u32> {
-        self.array().map(u32::from_le_bytes)
-    }
-
-    pub(crate) fn u64(&mut self) -> Option<u64> {
-        self.array().map(u64::from_le_bytes)
-    }
-
-    fn u128(&mut self) -> Option<u128> {
-        self.array().map(u128::from_le_bytes)
-    }
-
-    /// A number in groups of seven bits, at most 63 bits.
-    fn number(&mut self) -> Option<u64> {
-        let mut number = 0;
-        for shift in (0..63).step_by(7) {
-            let byte = self.u8()?;
-            number |= u64::from(byte & 0x7f) << shift;
-            if byte < 0x80 {
-                return Some(number);
-            }
-        }
-        None
-    }
-
-    fn flag(&mut self) -> Option<bool> {
-        match self.u8()? {
-            0 => Some(false),
-            1 => Some(true),
-            _ => None,
-        }
-    }
-
-    fn count(&mut self, max: usize) -> Option<usize> {
-        self.u16().map(usize::from).filter(|count| *count <= max)
-    }
-
-    pub(crate) fn claim(&mut self) -> Option<Claim> {
-        let is_held = match self.u8()? {
-            0 => return Some(Claim::default()),
-            1 => false,
-            2 => true,
-            _ => return None,
-        };
-        let claim = Claim { is_held, epoch: self.u64()?, writer: self.u128()? };
-        (claim.epoch > 0).then_some(claim)
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    /// Returns the record that these bytes are; `None` if this program does not write them.
+    pub(crate) fn decode(bytes: &Bytes) -> Option<Self> {
+        let mut from = open(RECORD_MAGIC, bytes)?;
+        from.u64()?;
+        let claim = read_claim(&mut from)?;
+        let (narrower, domains, objects) = (from.u64()?, from.u64()?, from.u64()?);
+        let len = from.u8()?.into();
+        let namespace = from.bytes(len)?;
+        from.is_empty().then_some(Self { claim, narrower, domains, objects, namespace })
     }
 }
 
@@ -367,6 +329,18 @@ mod tests {
     fn what_is_written_is_read_back() {
         for head in [sample(), Head::ghost(), Head::ghost().next()] {
             assert_eq!(Head::decode(&head.encode()), Some(head));
+        }
+    }
+
+    #[test]
+    fn a_record_is_read_back() {
+        let claim = Claim { epoch: 3, writer: 4, is_held: true };
+        let namespace = Bytes::from(vec![7; 255]);
+        let record = Record { claim, narrower: 1, domains: 2, objects: 3, namespace };
+        assert!(record.encode().len() as u64 <= RECORD_BYTES_MAX);
+        assert_ne!(record.encode(), record.encode(), "no two bodies are alike");
+        for record in [record, Record::default()] {
+            assert_eq!(Record::decode(&record.encode()), Some(record));
         }
     }
 
@@ -422,6 +396,15 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn any_bytes_are_a_record_or_none(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+            let _ = Record::decode(&Bytes::from(bytes.clone()));
+            let mut body = BytesMut::from(&RECORD_MAGIC[..]);
+            body.put_u32_le(0);
+            body.put_slice(&bytes);
+            let _ = Record::decode(&seal(body));
+        }
+
         #[test]
         fn any_bytes_are_a_head_or_none(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
             let _ = Head::decode(&Bytes::from(bytes.clone()));

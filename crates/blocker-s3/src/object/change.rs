@@ -24,13 +24,11 @@ use blocker::{
 };
 use bytes::{Bytes, BytesMut};
 
+use super::fence::Scopes;
+use super::swap::{Seen, Swap};
+use super::{Core, Progress, TRIES};
 use crate::format::content::{Blob, Content, Edit, INLINE_BYTES_MAX, Source};
 use crate::format::head::Head;
-use crate::object::bounds::Progress;
-use crate::object::fence::Scopes;
-use crate::object::heads::Seen;
-use crate::object::swap::Swap;
-use crate::object::{Core, TRIES};
 
 /// How long a blob may wait for its head: much less than a sweep takes for an orphan's age.
 const BLOB_AGE_MAX: Duration = Duration::from_secs(15 * 60);
@@ -183,9 +181,9 @@ impl Core {
         let (edits, payload) = act.edits();
         let (blob, orphans) = Default::default();
         let mut work = Work { object, act, change, progress, edits, payload, blob, orphans };
-        let turn = self.turns.turn(object, &*self.clock).await;
+        let lock = self.locks.lock(object, &*self.clock).await;
         let done = self.try_all(&mut work).await;
-        drop(turn);
+        drop(lock);
         match &done {
             // The head that names the blob may be there, or come.
             Err(Error::OutcomeUnknown(_)) => {}
@@ -213,7 +211,7 @@ impl Core {
                 self.requests.delay((attempt / 4).min(3)).await;
             }
         }
-        Err(Error::Retryable("the object is changed by others all the time".into()))
+        Err(Error::Retryable("too many concurrent changes to this object".into()))
     }
 
     /// One attempt from what was seen; `None` if that does not hold any more.

@@ -28,15 +28,16 @@
 //!
 //! Both may be refused, and leave their records: a later epoch is to be had.
 
-use blocker::{Epoch, Error, Namespace, ObjectId, Result, Scope, WriterId};
+use blocker::{Epoch, Error, Namespace, ObjectId, OrderDomain, Result, Scope, WriterId};
+use bytes::Bytes;
 use futures_util::StreamExt;
+use object_store::path::Path;
 
-use crate::format::head::Claim;
+use super::swap::Seen;
+use super::{CONCURRENT, Core, Progress};
+use crate::format::head::{Claim, RECORD_BYTES_MAX, Record};
 use crate::format::layout::Layout;
-use crate::object::bounds::Progress;
-use crate::object::heads::Seen;
-use crate::object::record::{Place, Record, Update};
-use crate::object::{AT_ONCE, Core};
+use crate::server::requests::{Got, Put};
 
 /// What a claim finds in the wider scopes.
 #[derive(Clone, Copy, Default)]
@@ -137,7 +138,7 @@ impl Core {
             let mut walk = self.walk(namespace);
             while let Some(objects) = walk.next(self).await? {
                 let seen = futures_util::stream::iter(objects).map(|object| self.look_owned(object));
-                let mut seen = std::pin::pin!(seen.buffer_unordered(AT_ONCE));
+                let mut seen = std::pin::pin!(seen.buffer_unordered(CONCURRENT));
                 while let Some(seen) = seen.next().await {
                     refuse(seen?.map_or_else(Claim::default, |seen| seen.head.claim), claim)?;
                     progress.step();
@@ -182,5 +183,104 @@ impl Core {
             Error::OutcomeUnknown(reason) => Error::Retryable(reason),
             error => error,
         })
+    }
+}
+
+// ---- records of scopes
+
+/// How often a record is tried that others change at the same time.
+const TRIES: u32 = 100;
+
+/// What [`Core::update_record`] is to do with what it finds.
+pub(crate) enum Update {
+    /// Nothing.
+    Leave,
+    /// To put this in its place.
+    Put(Record),
+}
+
+/// Where the record of a scope lies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place<'a> {
+    All,
+    Namespace(&'a Namespace),
+    Domain(&'a Namespace, OrderDomain),
+}
+
+impl Core {
+    fn record_path(&self, place: Place<'_>) -> Path {
+        match place {
+            Place::All => self.layout.record_of_all(),
+            Place::Namespace(namespace) => self.layout.record(namespace),
+            Place::Domain(namespace, domain) => self.layout.domain(namespace, domain),
+        }
+    }
+
+    /// Returns the record of a scope; an empty one if there is none.
+    ///
+    /// # Errors
+    /// Those of reads, but `Missing`.
+    pub(crate) async fn record(&self, place: Place<'_>) -> Result<Record> {
+        self.record_at(&self.record_path(place)).await.map(|(record, _)| record)
+    }
+
+    /// Returns the record at a path, and its ETag; an empty one if there is none.
+    ///
+    /// # Errors
+    /// As [`Self::record`].
+    pub(crate) async fn record_at(&self, path: &Path) -> Result<(Record, Option<String>)> {
+        match self.requests.get(path, None, RECORD_BYTES_MAX).await? {
+            Got::Missing => Ok((Record::default(), None)),
+            Got::Found(bytes, Some(etag)) => {
+                let record = Record::decode(&bytes).ok_or_else(|| {
+                    Error::Corrupt(format!("{path} is no record as this program writes it").into())
+                })?;
+                Ok((record, Some(etag)))
+            }
+            Got::Found(_, None) | Got::Same => Err(Error::Corrupt("the server names no ETag".into())),
+        }
+    }
+
+    /// Changes the record of a scope. What `update` returns for the record that was found is put in its
+    /// place, if it is still there; otherwise `update` is asked again. An `update` that is repeated must find
+    /// its own work done. Whether a put was made that may have changed something.
+    ///
+    /// # Errors
+    /// Those of `update`; `Retryable`, `Denied`.
+    pub(crate) async fn update_record(
+        &self,
+        place: Place<'_>,
+        mut update: impl FnMut(&Record) -> Result<Update>,
+    ) -> Result<bool> {
+        let path = self.record_path(place);
+        let mut is_put = false;
+        let mut failed = 0;
+        for attempt in 0..TRIES {
+            let (found, etag) = self.record_at(&path).await?;
+            let Update::Put(mut next) = update(&found)? else { return Ok(is_put) };
+            if let Place::Namespace(namespace) | Place::Domain(namespace, _) = place {
+                next.namespace = Bytes::copy_from_slice(namespace.as_bytes());
+            }
+            let put = match &etag {
+                Some(etag) => self.requests.replace(&path, &next.encode(), etag).await,
+                None => self.requests.create(&path, &next.encode()).await,
+            };
+            match put {
+                Put::Done(_) => return Ok(true),
+                Put::Lost => {}
+                Put::Refused(error) => return Err(error),
+                Put::Unknown(error) if failed >= 3 => {
+                    return Err(Error::OutcomeUnknown(error.to_string().into()));
+                }
+                Put::Unknown(_) => {
+                    is_put = true;
+                    failed += 1;
+                }
+            }
+            if attempt > 1 {
+                self.requests.delay((attempt / 4).min(3)).await;
+            }
+        }
+        Err(Error::Retryable("too many concurrent claims of this scope".into()))
     }
 }

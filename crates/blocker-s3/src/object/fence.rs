@@ -49,13 +49,10 @@ use blocker::event::Event;
 use blocker::{ClaimReply, Epoch, Error, Namespace, ObjectId, OrderDomain, Result, Scope, WriterId};
 use futures_util::StreamExt;
 
-use crate::format::head::Claim;
-use crate::object::bounds::Progress;
-use crate::object::exclusive::Above;
-use crate::object::heads::Seen;
-use crate::object::record::{Place, Update};
-use crate::object::swap::Swap;
-use crate::object::{AT_ONCE, Core, TRIES};
+use super::exclusive::{Above, Place, Update};
+use super::swap::{Seen, Swap};
+use super::{CONCURRENT, Core, Progress, TRIES};
+use crate::format::head::{Claim, Record};
 
 /// The epochs that bind an object beside its own.
 #[derive(Clone, Copy, Default)]
@@ -95,7 +92,7 @@ impl Core {
         if self.layout.has_name(namespace) {
             return Ok(());
         }
-        let name = |found: &crate::object::record::Record| {
+        let name = |found: &Record| {
             Ok(if found.namespace.is_empty() { Update::Put(found.clone()) } else { Update::Leave })
         };
         self.update_record(Place::Namespace(namespace), name).await.map(drop)
@@ -167,7 +164,7 @@ impl Core {
     async fn record_claim(&self, place: Place<'_>, above: Above, claim: Claim) -> Result<bool> {
         let (epoch, writer) = (claim.epoch, WriterId(claim.writer));
         let mut has_risen = false;
-        let update = |found: &crate::object::record::Record| {
+        let update = |found: &Record| {
             let current = found.claim;
             if current.epoch > epoch {
                 return fenced(current.epoch);
@@ -181,7 +178,7 @@ impl Core {
             }
             check_epoch_step(Epoch(current.epoch.max(above.in_force)), Epoch(epoch))?;
             has_risen |= current.epoch < epoch;
-            Ok(Update::Put(crate::object::record::Record { claim, ..found.clone() }))
+            Ok(Update::Put(Record { claim, ..found.clone() }))
         };
         let is_put = self.update_record(place, update).await?;
         Ok(is_put && has_risen)
@@ -222,7 +219,7 @@ impl Core {
             let mut walk = self.walk(&namespace);
             while let Some(objects) = walk.next(self).await.map_err(after_raise(raised))? {
                 let met = futures_util::stream::iter(objects).map(|object| self.meet(object, domain, epoch));
-                let mut met = std::pin::pin!(met.buffer_unordered(AT_ONCE));
+                let mut met = std::pin::pin!(met.buffer_unordered(CONCURRENT));
                 while let Some(done) = met.next().await {
                     done.map_err(after_raise(raised))?;
                     progress.step();
@@ -257,7 +254,7 @@ impl Core {
                 self.requests.delay((attempt / 4).min(3)).await;
             }
         }
-        Err(Error::Retryable("an object is changed by others all the time".into()))
+        Err(Error::Retryable("too many concurrent changes to an object".into()))
     }
 
     /// What comes between the record of a claim that is asked for and that of one that is held.
@@ -352,6 +349,6 @@ impl Core {
                 self.requests.delay((attempt / 4).min(3)).await;
             }
         }
-        Err(Error::Retryable("the object is changed by others all the time".into()))
+        Err(Error::Retryable("too many concurrent changes to this object".into()))
     }
 }

@@ -1,53 +1,153 @@
 //! Objects of the contract over conditional puts: reads, changes, listings, claims, and what they share. Only a put on
 //! a condition decides anything here; keys and bodies are drawn in `format`, and requests are sent in `server`.
 
-pub(crate) mod bounds;
 pub(crate) mod change;
-pub(crate) mod copy;
 pub(crate) mod exclusive;
 pub(crate) mod fence;
-pub(crate) mod heads;
-pub(crate) mod list;
 pub(crate) mod read;
-pub(crate) mod record;
 pub(crate) mod swap;
-pub(crate) mod turns;
 
+use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Poll, ready};
 use std::time::Duration;
 
-use blocker::Clock;
+use blocker::clock::Sleep;
 use blocker::event::EventHub;
+use blocker::{Call, Clock, Error, ObjectId, Reply, Result};
 use tokio::sync::Semaphore;
 
 use crate::format::layout::Layout;
-use crate::object::heads::Heads;
-use crate::object::turns::Turns;
-use crate::server::remove_if::Remover;
+use crate::server::client::Remover;
+use crate::server::limits::Credits;
 use crate::server::requests::Requests;
-use crate::server::room::Room;
+use swap::{Heads, ObjectLocks};
 
-/// What the handle of a store and its calls under way share.
+/// The state that the handle of a store and its calls share.
 pub(crate) struct Core {
     pub(crate) layout: Layout,
     pub(crate) requests: Arc<Requests>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) heads: Heads,
-    pub(crate) turns: Turns,
+    pub(crate) locks: ObjectLocks,
     /// Removes objects on conditions, over HTTP.
     pub(crate) remover: Remover,
     pub(crate) events: EventHub,
     /// For the payloads of operations.
-    pub(crate) room: Room,
-    /// For objects that are written anew.
+    pub(crate) credits: Credits,
+    /// For objects that are compacted.
     pub(crate) compactions: Semaphore,
     pub(crate) object_bytes_max: u64,
-    /// How long a call may take; see `bounds.rs`.
+    /// How long a call may take; see [`bounded`].
     pub(crate) call_timeout: Duration,
 }
 
-/// How many requests one call has under way at once where it needs many.
-pub(crate) const AT_ONCE: usize = 32;
+/// How many requests one call has under way where it needs many.
+pub(crate) const CONCURRENT: usize = 32;
 /// How often a call is prepared anew because others changed the object at the same time. Each of them means
 /// that a change of another client was applied.
 pub(crate) const TRIES: u32 = 200;
+
+/// How far a call has come.
+#[derive(Clone, Default)]
+pub(crate) struct Progress(Arc<State>);
+
+#[derive(Default)]
+struct State {
+    has_begun: AtomicBool,
+    steps: AtomicU64,
+}
+
+impl Progress {
+    /// Whether what was sent to the server may have made, or may still make, the change.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.0.has_begun.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_begun(&self, has_begun: bool) {
+        self.0.has_begun.store(has_begun, Ordering::Release);
+    }
+
+    /// Counts one object of many as done.
+    pub(crate) fn step(&self) {
+        self.0.steps.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn steps(&self) -> u64 {
+        self.0.steps.load(Ordering::Relaxed)
+    }
+}
+
+/// Runs a call until its caller's deadline, and no longer than the configuration allows. `changed` is the object that it
+/// may change.
+///
+/// Attempts have limits of their own (`server/requests.rs`), but a call makes several requests and repeats each, waits
+/// for others' changes of the object, and for credits. So the whole call ends after
+/// [`crate::S3Config::call_timeout`]. A request that has been sent by then runs to the end of its attempt, and nobody
+/// waits for it: the outcome of a change whose head was on its way is unknown, and the next look at the object resolves
+/// it (`swap.rs`); nothing else was changed, and a blob that it has left is a sweep's.
+///
+/// A call whose work grows with the number of objects (a claim, a sweep) is bounded by step: the time begins anew with
+/// each object that it has finished.
+pub(crate) fn bounded<T: 'static>(
+    core: &Arc<Core>,
+    call: &Call,
+    progress: Progress,
+    changed: Option<&ObjectId>,
+    work: impl Future<Output = Result<T>> + Send + 'static,
+) -> Reply<T> {
+    let deadline = call.deadline;
+    if deadline.is_some_and(|deadline| core.clock.now() >= deadline) {
+        return Reply::err(Error::DeadlinePassed);
+    }
+    let (core, changed) = (Arc::clone(core), changed.cloned());
+    Reply::pending(async move {
+        let mut work = pin!(work);
+        let mut deadline = deadline.map(|deadline| core.clock.sleep_until(deadline));
+        let mut limit: Option<Sleep> = None;
+        let mut steps = 0;
+        std::future::poll_fn(|cx| {
+            if let Poll::Ready(answer) = work.as_mut().poll(cx) {
+                return Poll::Ready(answer);
+            }
+            let is_late = deadline.as_mut().is_some_and(|timer| timer.as_mut().poll(cx).is_ready());
+            loop {
+                if is_late {
+                    break;
+                }
+                let timer = limit.get_or_insert_with(|| core.requests.timer(core.call_timeout));
+                ready!(timer.as_mut().poll(cx));
+                let done = progress.steps();
+                if done == steps {
+                    break;
+                }
+                (steps, limit) = (done, None);
+            }
+            Poll::Ready(Err(given_up(&core, is_late, progress.has_begun(), changed.as_ref())))
+        })
+        .await
+    })
+}
+
+/// Why a call has ended without an answer. Leaves a mark where a put may still land on the object.
+fn given_up(core: &Core, is_late: bool, has_begun: bool, changed: Option<&ObjectId>) -> Error {
+    core.requests.stats.given_up.fetch_add(1, Ordering::Relaxed);
+    if !has_begun && is_late {
+        return Error::DeadlinePassed;
+    }
+    let why = if is_late {
+        "the deadline passed before the server answered".to_owned()
+    } else {
+        let secs = core.call_timeout.as_secs();
+        format!("the server has not done what the call needs within call_timeout_secs = {secs}")
+    };
+    if !has_begun {
+        return Error::Retryable(format!("{why}; nothing was changed").into());
+    }
+    if let Some(object) = changed {
+        core.heads.unsettle(object, None);
+    }
+    Error::OutcomeUnknown(format!("{why}; the change may have been made, or be made later").into())
+}

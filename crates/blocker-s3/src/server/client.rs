@@ -1,4 +1,5 @@
-//! The client that speaks HTTP to the server: `object_store`'s requests over this project's HTTP client.
+//! The client that speaks HTTP to the server: `object_store`'s requests over this project's HTTP client, and what
+//! `object_store` lacks: conditional removals, and listings no longer than asked for.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,17 +7,22 @@ use std::time::Duration;
 use async_trait::async_trait;
 use blocker::{Clock, Error, Result, SystemClock};
 use cached_http::{Client, Route};
+use futures_util::future::BoxFuture;
 use http_body_util::BodyExt;
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut};
 use object_store::client::{
     ClientConfigKey, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody,
     HttpResponse, HttpResponseBody, HttpService,
 };
-use object_store::{BackoffConfig, ClientOptions, HeaderValue, RetryConfig};
+use object_store::list::{PaginatedListOptions, PaginatedListStore};
+use object_store::path::Path;
+use object_store::signer::{HeaderName, Method, Signer};
+use object_store::{BackoffConfig, ClientOptions, HeaderValue, ObjectMeta, RetryConfig};
+use tokio::runtime::Handle;
 
+use super::credentials::FileCredentials;
+use super::refusal::one_line;
 use crate::config::S3Config;
-use crate::server::credentials::FileCredentials;
-use crate::server::text::one_line;
 
 /// What servers see in their logs.
 const USER_AGENT: HeaderValue = HeaderValue::from_static(concat!("cached/", env!("CARGO_PKG_VERSION")));
@@ -179,6 +185,99 @@ impl HttpService for Http {
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Cause(String);
+
+// ---- conditional removals
+
+/// Removes objects on a condition: requests that are signed in their URL, with the condition as a header, for which
+/// `object_store` has no call.
+pub(crate) struct SignedRemover {
+    signer: AmazonS3,
+    http: HttpClient,
+    handle: Handle,
+    timeout: Duration,
+}
+
+impl SignedRemover {
+    pub(crate) fn new(timeout: Duration, signer: AmazonS3, http: HttpClient, handle: Handle) -> Arc<Self> {
+        Arc::new(Self { signer, http, handle, timeout })
+    }
+}
+
+impl RemoveIf for SignedRemover {
+    fn remove_if<'a>(&'a self, path: &'a Path, etag: &'a str) -> BoxFuture<'a, Result<bool>> {
+        let (signer, http, path) = (self.signer.clone(), self.http.clone(), path.clone());
+        let (etag, timeout) = (HeaderValue::from_str(etag), self.timeout);
+        let asked = async move {
+            let url = signer.signed_url(Method::DELETE, &path, timeout).await.map_err(failed)?;
+            let mut request = HttpRequest::new(HttpRequestBody::empty());
+            *request.method_mut() = Method::DELETE;
+            *request.uri_mut() = url.as_str().parse().map_err(failed)?;
+            request.headers_mut().insert(HeaderName::from_static("if-match"), etag.map_err(failed)?);
+            let answer = tokio::time::timeout(timeout, http.execute(request)).await.map_err(failed)?;
+            match answer.map_err(failed)?.status().as_u16() {
+                200 | 204 => Ok(true),
+                404 | 409 | 412 => Ok(false),
+                status => Err(failed(format!("the server answers {status} to a removal on a condition"))),
+            }
+        };
+        let task = self.handle.spawn(asked);
+        // The runtime ends with the store.
+        Box::pin(async move { task.await.map_err(failed)? })
+    }
+}
+
+fn failed(error: impl std::fmt::Display) -> Error {
+    Error::Retryable(one_line(&error).into())
+}
+
+/// Removes objects on a condition, which [`object_store::ObjectStore`] cannot.
+pub(crate) trait RemoveIf: Send + Sync {
+    /// Removes an object if it has this ETag. Whether it did.
+    fn remove_if<'a>(&'a self, path: &'a Path, etag: &'a str) -> BoxFuture<'a, Result<bool>>;
+}
+
+/// A remover, where there is one.
+pub(crate) type Remover = Option<Arc<dyn RemoveIf>>;
+
+// ---- listings
+
+/// The most keys in one answer, which is what servers send at most.
+const KEYS_MAX: usize = 1000;
+
+/// The paginated listing, where the store has one.
+pub(crate) type Pages = Option<Arc<dyn PaginatedListStore>>;
+
+/// Returns what is below `under`, in order, after the key `after`, at most `count`.
+/// [`object_store::ObjectStore::list`] has the server send a thousand keys at a time, also where the caller needs one.
+///
+/// # Errors
+/// Those of the store.
+pub(crate) async fn listed(
+    pages: &dyn PaginatedListStore,
+    under: &Path,
+    after: Option<&Path>,
+    count: usize,
+) -> object_store::Result<Vec<ObjectMeta>> {
+    let prefix = format!("{under}/");
+    let mut found = Vec::new();
+    let mut token = None;
+    loop {
+        let options = PaginatedListOptions {
+            offset: after.map(ToString::to_string),
+            max_keys: Some((count - found.len()).min(KEYS_MAX)),
+            page_token: token,
+            ..PaginatedListOptions::default()
+        };
+        let page = pages.list_paginated(Some(&prefix), options).await?;
+        found.extend(page.result.objects);
+        // Some send more than they were asked for.
+        found.truncate(count);
+        token = page.page_token;
+        if token.is_none() || found.len() == count {
+            return Ok(found);
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests {

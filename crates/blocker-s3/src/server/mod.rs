@@ -3,12 +3,6 @@
 
 pub(crate) mod client;
 pub(crate) mod credentials;
-pub(crate) mod pages;
+pub(crate) mod limits;
 pub(crate) mod refusal;
-pub(crate) mod removals;
-pub(crate) mod remove_if;
-pub(crate) mod remover;
 pub(crate) mod requests;
-pub(crate) mod room;
-pub(crate) mod text;
-pub(crate) mod width;

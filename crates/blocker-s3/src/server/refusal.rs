@@ -2,7 +2,7 @@
 //!
 //! `object_store` has kinds of errors for the statuses 304, 401, 403, 404, 409 and 412. All others share one
 //! kind with broken connections, and so does any status that answers a listing. The type that knows the
-//! status cannot be named outside of that crate, so it is read from the text (`tests/answers.rs` notices if
+//! status cannot be named outside of that crate, so it is read from the text (`tests/it/answers.rs` notices if
 //! that changes).
 //!
 //! A refusal is an answer after which nothing was changed and that the same request would get again. Every
@@ -10,8 +10,6 @@
 //! not waited for the request or has too many.
 
 use blocker::Error;
-
-use crate::server::text::one_line;
 
 /// What comes before status and body in an error's text. No key has it: keys are encoded there, and this has
 /// spaces.
@@ -66,7 +64,7 @@ impl Refusal {
         Some(Self { status, code, message })
     }
 
-    /// Returns whether an error is the server's wish for fewer requests.
+    /// Returns whether the server asks to slow down (429 or 503 `SlowDown`).
     pub(crate) fn is_slow_down(error: &object_store::Error) -> bool {
         let object_store::Error::Generic { .. } = error else { return false };
         Self::parse(&error.to_string()).is_some_and(|refusal| matches!(refusal.status, 429 | 503))
@@ -110,6 +108,31 @@ impl Refusal {
             _ => Error::Denied(reason),
         }
     }
+}
+
+// ---- errors as text for logs
+
+/// The longest text.
+const CHARS_MAX: usize = 300;
+/// The longest word in it, and what is left of a longer one at its begin and its end. A key may have a thousand bytes.
+const WORD_CHARS_MAX: usize = 120;
+const BEGIN_CHARS: usize = 80;
+const END_CHARS: usize = 30;
+
+/// An error with its causes as one line of limited length, without characters that control a terminal.
+pub(crate) fn one_line(error: &dyn std::fmt::Display) -> String {
+    let text = error.to_string().split_whitespace().map(shortened).collect::<Vec<_>>().join(" ");
+    text.chars().filter(|char| !char.is_control()).take(CHARS_MAX).collect()
+}
+
+/// A word, without its middle where it is long, so that what follows it is not cut off.
+fn shortened(word: &str) -> String {
+    let chars = word.chars().count();
+    if chars <= WORD_CHARS_MAX {
+        return word.to_owned();
+    }
+    let (begin, end) = (word.chars().take(BEGIN_CHARS), word.chars().skip(chars - END_CHARS));
+    begin.chain(['…']).chain(end).collect()
 }
 
 #[cfg(test)]
@@ -181,5 +204,15 @@ mod tests {
         };
         assert_eq!(Refusal::of(&missing("NoSuchKey")), None);
         assert_eq!(Refusal::of(&missing("NoSuchBucket")).unwrap().error(&"k").kind(), "denied");
+    }
+
+    #[test]
+    fn what_follows_a_long_key_stays() {
+        let key = format!("http://host/bucket/{}/end", "ä".repeat(900));
+        let line =
+            one_line(&format!("Error performing PUT {key}\nin 3ms \u{7}- 507 Insufficient Storage: full"));
+        assert!(line.starts_with("Error performing PUT http://host/bucket/ä"), "{line}");
+        assert!(line.ends_with("ää/end in 3ms - 507 Insufficient Storage: full"), "{line}");
+        assert!(one_line(&"word ".repeat(100)).chars().count() <= CHARS_MAX);
     }
 }

@@ -4,7 +4,11 @@
 //! caller's deadline never leaves a connection in the middle of a request. Reads, listings, removals and puts
 //! of blobs are repeated after an error, with a delay that doubles and half of which is random. A conditional
 //! put is not, but where the answer says that nothing was done and that it may be possible later: whether it has been
-//! applied is for the caller to find out (`swap.rs`).
+//! applied is for the caller to find out (`object/swap.rs`).
+//!
+//! Blobs that nothing names any more are removed in the background. No call waits for that, and it may use only half of
+//! the concurrent requests: what finds no room or time is left to a sweep. Closing a store waits for removals that have
+//! begun.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -17,15 +21,15 @@ use blocker::clock::Sleep;
 use blocker::{Clock, Error, Result};
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
+use futures_util::future::select;
 use object_store::path::Path;
 use object_store::{
     GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, UpdateVersion,
 };
 
-use crate::server::pages::{Pages, listed};
-use crate::server::refusal::Refusal;
-use crate::server::text::one_line;
-use crate::server::width::Width;
+use super::client::{Pages, listed};
+use super::limits::Concurrency;
+use super::refusal::{Refusal, one_line};
 
 /// The first delay before a request is repeated.
 const DELAY: Duration = Duration::from_millis(50);
@@ -34,7 +38,7 @@ const SLOW_DOWN_DELAY: Duration = Duration::from_millis(400);
 /// The longest.
 const DELAY_MAX: Duration = Duration::from_secs(5);
 
-/// What the client says of an answer with all of an object in place of a range (`tests/network.rs` notices if that
+/// What the client says of an answer with all of an object in place of a range (`tests/it/network.rs` notices if that
 /// changes).
 const NO_RANGE: &str = "non-partial response";
 /// What the client says of an answer that names no ETag (noticed there too).
@@ -91,14 +95,14 @@ pub(crate) struct Requests {
     pub(crate) spawn: Spawn,
     clock: Arc<dyn Clock>,
     limits: Limits,
-    pub(crate) width: Arc<Width>,
+    pub(crate) concurrency: Arc<Concurrency>,
     /// Whether ETags are handed back without their quotes.
     pub(crate) bare_etags: AtomicBool,
     pub(crate) stats: Arc<Stats>,
     pub(crate) removals: Removals,
 }
 
-/// Removals in the background (`removals.rs`).
+/// Removals in the background.
 #[derive(Default)]
 pub(crate) struct Removals {
     pub(crate) under_way: AtomicUsize,
@@ -150,9 +154,9 @@ impl Requests {
         clock: Arc<dyn Clock>,
         limits: Limits,
     ) -> Self {
-        let width = Width::new(limits.in_flight);
+        let concurrency = Concurrency::new(limits.in_flight);
         let (bare_etags, stats, removals) = Default::default();
-        Self { store, pages, spawn, clock, limits, width, bare_etags, stats, removals }
+        Self { store, pages, spawn, clock, limits, concurrency, bare_etags, stats, removals }
     }
 
     /// Makes one attempt.
@@ -160,14 +164,14 @@ impl Requests {
         &self,
         request: impl FnOnce(Arc<dyn ObjectStore>) -> Work<T>,
     ) -> Result<T, Failure> {
-        let place = self.width.place().await;
+        let permit = self.concurrency.permit().await;
         let work = request(Arc::clone(&self.store));
         let answer = match &self.spawn {
             Spawn::On(handle) => {
                 let timeout = self.limits.timeout;
                 // By the runtime's timer, which forgets those that are not needed any more.
                 let task = handle.spawn(async move {
-                    let _place = place;
+                    let _permit = permit;
                     tokio::time::timeout(timeout, work).await
                 });
                 match task.await {
@@ -177,7 +181,7 @@ impl Requests {
                 }
             }
             Spawn::Inline => {
-                let _place = place;
+                let _permit = permit;
                 let mut timer = self.clock.sleep(self.limits.timeout);
                 let mut work = pin!(work);
                 std::future::poll_fn(move |cx| match work.as_mut().poll(cx) {
@@ -191,10 +195,10 @@ impl Requests {
         match &answer {
             Err(Failure::Answer(error)) if Refusal::is_slow_down(error) => {
                 self.stats.slow_downs.fetch_add(1, Ordering::Relaxed);
-                self.width.slow_down(self.clock.now());
+                self.concurrency.slow_down(self.clock.now());
             }
             Err(Failure::Timeout) => {}
-            _ => self.width.answered(),
+            _ => self.concurrency.answered(),
         }
         if let Err(Failure::Timeout | Failure::Refusal(_) | Failure::Answer(Generic { .. })) = &answer {
             self.stats.failed.fetch_add(1, Ordering::Relaxed);
@@ -240,7 +244,7 @@ impl Requests {
 
     /// Waits before an attempt is repeated, longer where the server has just asked for fewer requests.
     pub(crate) async fn delay(&self, retry: u32) {
-        let is_asked = self.width.is_asked_for_fewer(self.clock.now());
+        let is_asked = self.concurrency.is_asked_for_fewer(self.clock.now());
         self.delay_from(if is_asked { SLOW_DOWN_DELAY } else { DELAY }, retry).await;
     }
 
@@ -531,4 +535,56 @@ async fn collect(
         next = stream.next().await.transpose()?;
     }
     Ok(all.freeze())
+}
+
+// ---- background removals
+
+impl Requests {
+    /// Has objects removed that nothing names any more, without waiting for it. What there is no room for is
+    /// left to a sweep.
+    pub(crate) async fn remove_later(self: &Arc<Self>, paths: Vec<Path>) {
+        match &self.spawn {
+            Spawn::Inline => {
+                for path in paths {
+                    self.remove_or_leave(&path).await;
+                }
+            }
+            // Half of the room is for callers who wait.
+            Spawn::On(_) if !self.concurrency.is_half_free() => {
+                self.stats.left_behind.fetch_add(paths.len() as u64, Ordering::Relaxed);
+            }
+            Spawn::On(handle) => {
+                let this = Arc::clone(self);
+                this.removals.under_way.fetch_add(1, Ordering::AcqRel);
+                handle.spawn(async move {
+                    for path in paths {
+                        this.remove_or_leave(&path).await;
+                    }
+                    this.removals.under_way.fetch_sub(1, Ordering::AcqRel);
+                    this.removals.ended.notify_waiters();
+                });
+            }
+        }
+    }
+
+    /// Waits until nothing is being removed in the background, `timeout` at most.
+    pub(crate) async fn removed(&self, timeout: Duration) {
+        let all = async {
+            loop {
+                // Noticed from here on.
+                let ended = self.removals.ended.notified();
+                if self.removals.under_way.load(Ordering::Acquire) == 0 {
+                    return;
+                }
+                ended.await;
+            }
+        };
+        select(pin!(all), self.timer(timeout)).await;
+    }
+
+    async fn remove_or_leave(&self, path: &Path) {
+        if self.delete(path).await.is_err() {
+            self.stats.left_behind.fetch_add(1, Ordering::Relaxed);
+        }
+    }
 }

@@ -1,0 +1,349 @@
+//! Opening a store: the probe, which tries out what the server must be able to do, and the edition of the bucket's
+//! layout.
+//!
+//! All that is promised about racing writers and fencing rests on two conditions of a put: `If-None-Match: *`
+//! and `If-Match`. Some servers take such headers and ignore them; on them two writers would overwrite each
+//! other without an error, so they are refused. Some (radosgw before 17) compare the ETag as text with their
+//! own, which has no quotes, while the answer to a put has them: for those the quotes are taken off. Reads rest on
+//! ranges, and claims on listings that show at once what is there. Nothing
+//! rests on conditions of removals, copies and multipart uploads, which more servers ignore.
+
+use std::sync::atomic::Ordering;
+
+use blocker::{Error, Result};
+use bytes::Bytes;
+
+use crate::object::{Core, Progress};
+use crate::server::requests::{Got, Put};
+
+/// How often a request of the probe, or for the edition, is tried that gets no clear answer.
+const TRIES: u32 = 4;
+
+/// What the body of the probe's object begins with when it is read.
+const FOURTH: &str = "fourth";
+
+fn unfit(what: &str, needed: &str) -> Error {
+    let text = format!(
+        "the server {what}; a store needs {needed}, which this server or a proxy before it does not keep"
+    );
+    Error::Unsupported(text.into())
+}
+
+fn refuse(what: &str) -> Error {
+    unfit(what, "conditional puts (If-None-Match: * and If-Match)")
+}
+
+impl Core {
+    /// Tries out the conditions of puts.
+    ///
+    /// # Errors
+    /// One line: `Unsupported` where a condition is ignored, `Denied` without rights or bucket, `Retryable` if
+    /// the server does not answer.
+    pub(crate) async fn probe(&self) -> Result<()> {
+        let mut last = Error::Retryable("the server does not answer".into());
+        for retry in 0..TRIES {
+            // A fresh key each time: an attempt without an answer may still land on the one before.
+            let nonce = rand::random_range(1..=u64::MAX);
+            let probed = self.probe_at(nonce).await;
+            let removed = self.requests.delete(&self.layout.probe(nonce)).await;
+            match probed {
+                Ok(()) => return removed,
+                Err(error @ Error::Retryable(_)) => last = error,
+                Err(error) => return Err(error),
+            }
+            self.requests.delay(retry).await;
+        }
+        Err(last)
+    }
+
+    /// One try. `Retryable` where an answer left it open.
+    async fn probe_at(&self, nonce: u64) -> Result<()> {
+        let path = &self.layout.probe(nonce);
+        let body = |text: String| Bytes::from(format!("{text} {:016x}", rand::random::<u64>()));
+        let requests = &self.requests;
+        let first = match requests.create(path, &body("first".into())).await {
+            Put::Done(Some(etag)) => etag,
+            Put::Done(None) => return Err(refuse("names no ETag in its answer to a put")),
+            Put::Lost => return Err(refuse("refuses to create an object that does not exist")),
+            Put::Refused(error) => return Err(error),
+            Put::Unknown(error) => return Err(error),
+        };
+        match requests.create(path, &body("second".into())).await {
+            Put::Done(_) => return Err(refuse("ignores If-None-Match: * in a put")),
+            Put::Lost => {}
+            Put::Refused(error) => return Err(error),
+            Put::Unknown(error) => return Err(error),
+        }
+        // An ETag that the object never had.
+        let wrong: String = first.chars().map(|c| if c == '0' { '1' } else { '0' }).collect();
+        let wrong = if first.starts_with('"') {
+            format!("\"{}\"", wrong.get(1..wrong.len() - 1).unwrap_or("0"))
+        } else {
+            wrong
+        };
+        match requests.replace(path, &body("third".into()), &wrong).await {
+            Put::Done(_) => return Err(refuse("ignores If-Match in a put")),
+            Put::Lost => {}
+            Put::Refused(error) => return Err(error),
+            Put::Unknown(error) => return Err(error),
+        }
+        let mut etag = None;
+        for bare in [false, true] {
+            requests.bare_etags.store(bare, Ordering::Relaxed);
+            match requests.replace(path, &body(format!("{FOURTH} {bare}")), &first).await {
+                Put::Done(new) => {
+                    etag = new;
+                    break;
+                }
+                Put::Lost => {}
+                Put::Refused(error) => return Err(error),
+                Put::Unknown(error) => return Err(error),
+            }
+        }
+        let Some(etag) = etag else {
+            return Err(refuse("refuses If-Match with the ETag that it has named itself"));
+        };
+        self.probe_reads(nonce).await?;
+        // The ETag of a get must be good for a put as well, and a stale one must not.
+        match requests.get(path, None, 4096).await? {
+            Got::Found(_, Some(read)) if read.trim_matches('"') == etag.trim_matches('"') => {}
+            _ => return Err(refuse("names another ETag to a get than to a put")),
+        }
+        let (one, two) = (body("one".into()), body("two".into()));
+        let racing = futures_util::future::join(
+            requests.replace(path, &one, &etag),
+            requests.replace(path, &two, &etag),
+        );
+        match racing.await {
+            (Put::Done(_), Put::Done(_)) => {
+                Err(refuse("lets two puts with the same If-Match through at the same time"))
+            }
+            // Some (radosgw 16) have an error for one that comes second. It must not be there.
+            (Put::Done(Some(won)), Put::Unknown(error)) | (Put::Unknown(error), Put::Done(Some(won))) => {
+                match requests.get(path, None, 4096).await? {
+                    Got::Found(_, Some(read)) if read.trim_matches('"') == won.trim_matches('"') => Ok(()),
+                    _ => Err(error),
+                }
+            }
+            (Put::Refused(error) | Put::Unknown(error), _)
+            | (_, Put::Refused(error) | Put::Unknown(error)) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Tries out a range, and a listing, on which claims rest: what is there is listed at once, behind the key that comes
+    /// before it.
+    async fn probe_reads(&self, nonce: u64) -> Result<()> {
+        let path = self.layout.probe(nonce);
+        match self.requests.get_range(&path, 2..6).await {
+            Ok(Some(bytes)) if bytes[..] == FOURTH.as_bytes()[2..6] => {}
+            Ok(_) | Err(Error::Corrupt(_)) => {
+                return Err(unfit("sends other bytes than those of a range", "ranges"));
+            }
+            Err(error) => return Err(error),
+        }
+        let before = self.layout.probe(nonce - 1);
+        let listed = self.requests.list(&self.layout.all_probes(), Some(&before), 1).await?;
+        if listed.first().is_none_or(|first| first.location != path) {
+            return Err(unfit(
+                "does not list an object that it has stored",
+                "listings that are complete and in order",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// No edition's object is larger.
+const BYTES_MAX: u64 = 256;
+/// How many keys are listed at once.
+const KEYS_AT_ONCE: usize = 1000;
+
+/// The edition of a bucket's layout, which decides how long names become keys.
+///
+/// | edition | |
+/// |---|---|
+/// | 1 | names are never cut, however long |
+/// | 2 | long names are cut (`format/layout.rs`) |
+///
+/// All programs that use a bucket must agree on its keys, so a bucket keeps the edition that it has, and an object in it
+/// states which that is. Without that object, the bucket is new and gets edition 2, or it has heads of a program that
+/// knew no editions and gets 1 (unless one of their keys is cut). Of several programs that find no such object at the
+/// same time one puts it, and the others follow it. Heads that a program finds after it has missed the object may
+/// belong to the program that has put it since; then its own put is refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Edition {
+    Whole,
+    Cut,
+}
+
+impl Edition {
+    /// The body of the object that states it: a word, a number, and the rest for people.
+    fn body(self) -> &'static str {
+        match self {
+            Self::Whole => "layout 1 of blocker-s3: names are never cut\n",
+            Self::Cut => "layout 2 of blocker-s3: long names are cut\n",
+        }
+    }
+
+    /// Returns the edition that a body states, or its number where this program does not know it; `None` if it states
+    /// none.
+    pub(crate) fn decode(body: &[u8]) -> Option<std::result::Result<Self, u32>> {
+        let text = std::str::from_utf8(body).ok()?;
+        match text.strip_prefix("layout ")?.split(' ').next()?.parse().ok()? {
+            1 => Some(Ok(Self::Whole)),
+            2 => Some(Ok(Self::Cut)),
+            later => Some(Err(later)),
+        }
+    }
+}
+
+impl Core {
+    /// Finds out which edition the bucket has, and gives it one where it has none.
+    ///
+    /// # Errors
+    /// One line: `Unsupported` where a later program has chosen an edition that this one does not know, `Corrupt` where
+    /// the object states none; those of reads and changes.
+    pub(crate) async fn resolve_edition(&self, progress: &Progress) -> Result<()> {
+        let path = self.layout.edition();
+        let mut last = Error::Retryable("too many concurrent changes to the layout's edition".into());
+        for retry in 0..TRIES {
+            match self.requests.get(&path, None, BYTES_MAX).await? {
+                Got::Missing => {}
+                Got::Found(body, _) => {
+                    let edition = match Edition::decode(&body) {
+                        Some(Ok(edition)) => edition,
+                        Some(Err(number)) => {
+                            let text =
+                                format!("the bucket has layout {number}, and this program knows up to 2");
+                            return Err(Error::Unsupported(text.into()));
+                        }
+                        None => {
+                            return Err(Error::Corrupt(
+                                format!("{path} states no edition of the layout").into(),
+                            ));
+                        }
+                    };
+                    self.layout.set_cuts(edition == Edition::Cut);
+                    return Ok(());
+                }
+                Got::Same => {
+                    return Err(Error::Corrupt("the server answers 304 to what has no condition".into()));
+                }
+            }
+            let edition = self.edition_of_heads(progress).await?;
+            match self.requests.create(&path, &Bytes::from_static(edition.body().as_bytes())).await {
+                Put::Done(_) => {
+                    self.layout.set_cuts(edition == Edition::Cut);
+                    return Ok(());
+                }
+                Put::Lost => {}
+                Put::Refused(error) => return Err(error),
+                Put::Unknown(error) => last = error,
+            }
+            self.requests.delay(retry).await;
+        }
+        Err(last)
+    }
+
+    /// Returns the edition that the keys of heads follow: a cut key shows it, even if the object that states it was
+    /// removed.
+    async fn edition_of_heads(&self, progress: &Progress) -> Result<Edition> {
+        let (under, mut is_used, mut after) = (self.layout.all_heads(), false, None);
+        loop {
+            let page = self.requests.list(&under, after.as_ref(), KEYS_AT_ONCE).await?;
+            is_used |= !page.is_empty();
+            if page.iter().any(|meta| self.layout.is_cut(&meta.location)) {
+                return Ok(Edition::Cut);
+            }
+            if page.len() < KEYS_AT_ONCE {
+                return Ok(if is_used { Edition::Whole } else { Edition::Cut });
+            }
+            after = page.last().map(|last| last.location.clone());
+            progress.step();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use blocker::executor::block_on;
+    use blocker::{Blocker, Name, Namespace, ObjectId, ReadRequest, SystemClock, WriteRequest};
+    use object_store::memory::InMemory;
+    use object_store::{ObjectStore, ObjectStoreExt};
+
+    use super::*;
+    use crate::{S3Config, S3Store};
+
+    fn open(server: &Arc<InMemory>) -> Result<S3Store> {
+        let server = Arc::clone(server) as Arc<dyn ObjectStore>;
+        S3Store::open_over(&S3Config::new("bucket"), server, Arc::new(SystemClock))
+    }
+
+    fn long() -> ObjectId {
+        ObjectId::new(Namespace::new("vm").unwrap(), Name::new(vec![b'a'; 255]).unwrap())
+    }
+
+    fn state(server: &InMemory, body: &'static str) {
+        block_on(server.put(&"s/layout".into(), body.into())).unwrap();
+    }
+
+    #[test]
+    fn each_edition_is_known_by_its_body() {
+        for edition in [Edition::Whole, Edition::Cut] {
+            assert_eq!(Edition::decode(edition.body().as_bytes()), Some(Ok(edition)));
+        }
+        assert_eq!(Edition::decode(b"layout 3 of blocker-s3: what comes later"), Some(Err(3)));
+        for none in [&b""[..], b"layout", b"layout x", b"layout -1 of", b"\xff\xff"] {
+            assert_eq!(Edition::decode(none), None);
+        }
+    }
+
+    /// A bucket of a program that knew no editions: what it has written is found where it is.
+    #[test]
+    fn a_bucket_keeps_the_edition_that_it_has() {
+        let server = Arc::new(InMemory::new());
+        state(&server, Edition::Whole.body());
+        let store = open(&server).unwrap();
+        block_on(store.write(WriteRequest::new(long(), 0, b"old"))).unwrap();
+        block_on(server.delete(&"s/layout".into())).unwrap();
+        let reopened = open(&server).unwrap();
+        let read = block_on(reopened.read(ReadRequest::new(long(), 0, 3))).unwrap();
+        assert_eq!(read.data.to_vec(), b"old");
+        let stated = block_on(server.get(&"s/layout".into())).unwrap();
+        assert_eq!(block_on(stated.bytes()).unwrap(), Edition::Whole.body());
+    }
+
+    #[test]
+    fn a_bucket_that_has_lost_what_states_its_edition_is_known_by_its_keys() {
+        let server = Arc::new(InMemory::new());
+        let store = open(&server).unwrap();
+        block_on(store.write(WriteRequest::new(long(), 0, b"new"))).unwrap();
+        block_on(server.delete(&"s/layout".into())).unwrap();
+        let read = block_on(open(&server).unwrap().read(ReadRequest::new(long(), 0, 3))).unwrap();
+        assert_eq!(read.data.to_vec(), b"new");
+    }
+
+    #[test]
+    fn a_new_bucket_gets_the_last_edition() {
+        let server = Arc::new(InMemory::new());
+        let store = open(&server).unwrap();
+        block_on(store.write(WriteRequest::new(long(), 0, b"new"))).unwrap();
+        let stated = block_on(server.get(&"s/layout".into())).unwrap();
+        assert_eq!(block_on(stated.bytes()).unwrap(), Edition::Cut.body());
+        let key = format!("h/n.vm/n/{}_/_{}", "a".repeat(200), "a".repeat(55));
+        block_on(server.head(&key.into())).unwrap();
+    }
+
+    #[test]
+    fn an_edition_that_is_not_known_stops_the_start() {
+        for (body, kind) in [("layout 3 of blocker-s3", "unsupported"), ("what", "corrupt")] {
+            let server = Arc::new(InMemory::new());
+            state(&server, body);
+            let error = open(&server).unwrap_err();
+            assert_eq!(error.kind(), kind, "{error}");
+        }
+    }
+}
