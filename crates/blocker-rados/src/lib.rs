@@ -2,16 +2,16 @@
 //!
 //! One RADOS object per object, its bytes as they are; what the contract wants to know beside them (size,
 //! fence, stamp) in a few extended attributes that are compared and changed in the same atomic operation as
-//! the bytes. `attr.rs` draws them, `layout.rs` has the names. The ideas, each in a module of its own:
+//! the bytes. `format.rs` draws them and has the names. `librados` has operations, completions as futures, and the
+//! connection; `object` decides:
 //!
 //! - `change.rs`: look, decide, and apply if what was seen still holds: one round trip for an object that was
 //!   changed before, whatever the change.
-//! - `fence.rs`: how a claim reaches every object of a scope, those included that do not exist yet. With
-//!   proof.
+//! - `read.rs`: reads, copies, listings.
+//! - `view.rs`: what is remembered of objects, and what is done after a timeout, so that a change that comes late is
+//!   refused.
+//! - `fence.rs`: how a claim reaches every object of a scope, those included that do not exist yet. With proof.
 //! - `exclusive.rs`: why no two writers hold the same epoch in scopes that overlap.
-//! - `settle.rs`: what is done after a timeout, so that a change that comes late is refused.
-//! - `aio.rs`: completions as futures; what librados touches outlives a future that is dropped.
-//! - `ffi.rs`: the functions of librados that are used.
 //!
 //! What librados's C interface lacks: a copy within the store (copies go through the client), and listings in
 //! order of names (a page costs a walk of its namespace).
@@ -42,9 +42,8 @@
 //! # Ok::<_, blocker::Error>(())
 //! ```
 
-mod attr;
 mod config;
-mod layout;
+mod format;
 mod librados;
 mod object;
 mod store;

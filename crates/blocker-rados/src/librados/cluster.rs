@@ -6,14 +6,15 @@
 //! process that ends waits for such threads: librados does not bear its statics going away under it.
 
 use std::ffi::{CStr, CString, c_char};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use blocker::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
+use super::ffi::{Api, Handle, errno};
 use crate::config::RadosConfig;
-use crate::librados::ffi::{Api, Handle, errno};
 
 /// A handle of librados that may be used and moved between threads.
 struct Shared(Handle);
@@ -303,5 +304,99 @@ fn refused(config: &RadosConfig, code: i32) -> Error {
             .into(),
         ),
         _ => Error::Retryable(format!("the cluster cannot be reached: {}", describe(code)).into()),
+    }
+}
+
+/// Calls `visit` with the name and namespace of every RADOS object, until it returns false.
+pub(crate) fn each_name(
+    ioctx: &IoCtx,
+    mut visit: impl FnMut(&[u8], &[u8]) -> bool,
+) -> std::result::Result<(), i32> {
+    let api = ioctx.api();
+    let mut list: Handle = std::ptr::null_mut();
+    // SAFETY: the handle is live; `list` is written.
+    let opened = unsafe { (api.nobjects_list_open)(ioctx.raw(), &mut list) };
+    if opened < 0 {
+        return Err(opened);
+    }
+    let ended = loop {
+        let (mut entry, mut key, mut namespace) = (std::ptr::null(), std::ptr::null(), std::ptr::null());
+        let (mut entry_len, mut key_len, mut namespace_len) = (0, 0, 0);
+        // SAFETY: the list is open; all places are written when 0 is returned.
+        let code = unsafe {
+            (api.nobjects_list_next2)(
+                list,
+                &mut entry,
+                &mut key,
+                &mut namespace,
+                &mut entry_len,
+                &mut key_len,
+                &mut namespace_len,
+            )
+        };
+        match code {
+            errno::NOENT => break Ok(()),
+            code if code < 0 => break Err(code),
+            _ => {}
+        }
+        let bytes = |start: *const std::ffi::c_char, len: usize| {
+            if start.is_null() || len == 0 {
+                &[][..]
+            } else {
+                // SAFETY: librados gives this number of bytes, which live until the next call with this list.
+                unsafe { std::slice::from_raw_parts(start.cast::<u8>(), len) }
+            }
+        };
+        if !visit(bytes(entry, entry_len), bytes(namespace, namespace_len)) {
+            break Ok(());
+        }
+    };
+    // SAFETY: opened above, closed once.
+    unsafe { (api.nobjects_list_close)(list) };
+    ended
+}
+
+// ---- threads for the calls of librados that have no asynchronous form
+
+const THREADS: usize = 2;
+/// The largest number of jobs that wait; more are refused with `Retryable`.
+const QUEUE_JOBS_MAX: usize = 64;
+
+pub(crate) type Job = Box<dyn FnOnce() + Send>;
+
+/// The threads' queue. They end when it is dropped, each after its job.
+pub(crate) struct Worker {
+    jobs: SyncSender<Job>,
+}
+
+impl Worker {
+    pub(crate) fn start() -> Result<Self> {
+        let (jobs, queue) = sync_channel(QUEUE_JOBS_MAX);
+        let queue = Arc::new(Mutex::new(queue));
+        for _ in 0..THREADS {
+            let queue = Arc::clone(&queue);
+            let spawned = std::thread::Builder::new().name("rados-list".into()).spawn(move || work(&queue));
+            spawned.map_err(|error| Error::Retryable(format!("no thread for listings: {error}").into()))?;
+        }
+        Ok(Self { jobs })
+    }
+
+    /// Has a thread run `job`.
+    ///
+    /// # Errors
+    /// `Retryable` if too many wait already.
+    pub(crate) fn run(&self, job: Job) -> Result<()> {
+        self.jobs.try_send(job).map_err(|_| Error::Retryable("too many listings at once".into()))
+    }
+}
+
+fn work(queue: &Mutex<Receiver<Job>>) {
+    loop {
+        // The lock is released before the job runs.
+        let job = queue.lock().recv();
+        match job {
+            Ok(job) => job(),
+            Err(_) => return,
+        }
     }
 }

@@ -4,6 +4,4 @@
 pub(crate) mod aio;
 pub(crate) mod cluster;
 pub(crate) mod ffi;
-pub(crate) mod op;
 pub(crate) mod watch;
-pub(crate) mod worker;

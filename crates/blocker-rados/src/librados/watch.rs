@@ -11,8 +11,8 @@ use blocker::event::{Event, EventHub};
 use blocker::{Epoch, Error, Name, Namespace, ObjectId, OrderDomain, Result, Scope};
 use parking_lot::Mutex;
 
-use crate::attr;
-use crate::librados::cluster::{IoCtx, describe};
+use super::cluster::{IoCtx, describe};
+use crate::format;
 
 /// The time without a sign of life after which a watcher counts as gone, in seconds.
 const WATCH_TIMEOUT_S: u32 = 10;
@@ -191,11 +191,11 @@ fn decode(message: &[u8]) -> Option<(u64, Event)> {
     if take(1)? != [MESSAGE_VERSION] {
         return None;
     }
-    let own = attr::u64_of(take(8)?)?;
+    let own = format::u64_of(take(8)?)?;
     let kind = take(1)?[0];
-    let epoch = Epoch(attr::u64_of(take(8)?)?);
+    let epoch = Epoch(format::u64_of(take(8)?)?);
     let tag = take(1)?[0];
-    let domain = OrderDomain(attr::u64_of(take(8)?)?);
+    let domain = OrderDomain(format::u64_of(take(8)?)?);
     let len = usize::from(take(1)?[0]);
     let namespace = Namespace::copy_from(take(len)?);
     let len = usize::from(take(1)?[0]);

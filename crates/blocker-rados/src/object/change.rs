@@ -1,4 +1,4 @@
-//! One change, from request to reply: look, decide, apply if what was seen still holds, else again.
+//! One change, from request to reply: look, decide, apply if what was seen still holds, else retry.
 //!
 //! ```text
 //! settle ── look (or recall) ── introduce? ── admit ── one RADOS operation ──┬─ applied: remember, reply
@@ -18,12 +18,12 @@ use blocker::{
     BUCKET_BYTES, Change, Condition, Epoch, Error, ObjectId, Result, Run, RunContent, Segments, Version,
 };
 
-use crate::attr::{self, FENCE, HEAD, Head, INTRO, STAMP};
+use super::fence::Scopes;
+use super::view::View;
+use super::{Core, Space};
+use crate::format::{self, FENCE, HEAD, Head, INTRO, STAMP};
+use crate::librados::aio::{ReadOp, WriteOp};
 use crate::librados::ffi::{COMPARE_EQ, COMPARE_GT, errno};
-use crate::librados::op::{ReadOp, WriteOp};
-use crate::object::fence::Scopes;
-use crate::object::view::View;
-use crate::object::{Core, Space};
 
 /// How often a change is prepared anew because others changed the object at the same time. Each of them
 /// means that a change of another client was applied.
@@ -149,7 +149,7 @@ fn add_runs(mut op: WriteOp, runs: &[Run], size: u64) -> WriteOp {
     if now == wanted { op } else { op.truncate(wanted) }
 }
 
-/// Lends the bytes in one piece: as they are where they lie in one, else a copy.
+/// Passes the bytes in one piece: without a copy where they are one segment.
 fn with_bytes<R>(data: &Segments, use_them: impl FnOnce(&[u8]) -> R) -> R {
     match data.as_slice() {
         [one] => use_them(one.as_slice()),
@@ -171,7 +171,7 @@ impl Begun {
     }
 }
 
-/// An introduction that has come as far as the change itself.
+/// An introduction that needs only the change itself to complete.
 struct Introduced {
     nonce: u64,
     scopes: Scopes,
@@ -207,7 +207,7 @@ impl Core {
                 None => self.objects.forget(object),
             }
         }
-        Err(Error::Retryable("the object is changed by others all the time".into()))
+        Err(Error::Retryable("too many concurrent changes to this object".into()))
     }
 
     /// One attempt from what was seen; `None` if that does not hold any more.
@@ -333,10 +333,10 @@ impl Core {
         }
         let size_bytes = act.new_size(view.head.size_bytes().unwrap_or(0));
         after.head = match (act, view.head) {
-            (Act::Delete, _) if change.stamp.is_some() => Head::Ghost { gate: attr::nonce() },
+            (Act::Delete, _) if change.stamp.is_some() => Head::Ghost { gate: format::nonce() },
             (Act::Delete, _) => Head::Absent,
             (_, Head::Live { gate, .. }) => Head::Live { size_bytes, gate },
-            _ => Head::Live { size_bytes, gate: attr::nonce() },
+            _ => Head::Live { size_bytes, gate: format::nonce() },
         };
         after
     }
@@ -360,7 +360,7 @@ impl Core {
         // ---- what must still hold
         op = op.compare(HEAD, COMPARE_EQ, &view.head.encode()?);
         op = op.compare(FENCE, COMPARE_EQ, bytes(&value(view.fence)));
-        let domain = change.domain.map(|domain| (domain, attr::domain_fence(domain)));
+        let domain = change.domain.map(|domain| (domain, format::domain_fence(domain)));
         if let Some((domain, name)) = &domain {
             op = op.compare(name, COMPARE_EQ, bytes(&value(view.domain_fence(*domain))));
         }
@@ -368,7 +368,7 @@ impl Core {
             op = op.compare(INTRO, COMPARE_EQ, &nonce.to_be_bytes());
         }
         if let Some(stamp) = change.stamp {
-            op = op.compare(STAMP, COMPARE_GT, &attr::encode_stamp(stamp));
+            op = op.compare(STAMP, COMPARE_GT, &format::encode_stamp(stamp));
         }
         if let Condition::Version(wanted) = change.condition {
             // An introduction has just given it another; it asserted the one that was seen.
@@ -384,7 +384,7 @@ impl Core {
             op = op.truncate(0);
         }
         if let Some(stamp) = change.stamp {
-            op = op.set(STAMP, &attr::encode_stamp(stamp));
+            op = op.set(STAMP, &format::encode_stamp(stamp));
         }
         if after.fence != view.fence {
             op = op.set(FENCE, bytes(&value(after.fence)));

@@ -36,11 +36,10 @@ use std::sync::Arc;
 use blocker::{Epoch, Error, Namespace, Result, Scope, WriterId};
 use futures_util::StreamExt;
 
-use crate::attr::{self, Claim, DOMAINS, EPOCH, NAMESPACE, NARROWER, OBJECTS};
-use crate::layout::SCOPE;
+use super::{Core, Space};
+use crate::format::{self, Claim, DOMAINS, EPOCH, NAMESPACE, NARROWER, OBJECTS, SCOPE};
+use crate::librados::aio::{ReadOp, WriteOp};
 use crate::librados::ffi::{COMPARE_GT, errno};
-use crate::librados::op::{ReadOp, WriteOp};
-use crate::object::{Core, Space};
 
 /// How often an announcement is tried that others make at the same time.
 const TRIES: u32 = 100;
@@ -87,7 +86,7 @@ impl Core {
         let unreadable = || Error::Corrupt("the epoch of a scope is not as this program writes it".into());
         let mut record = Record::default();
         for (name, value) in found.attributes {
-            let number = || attr::u64_of(&value).ok_or_else(unreadable);
+            let number = || format::u64_of(&value).ok_or_else(unreadable);
             match name.as_slice() {
                 name if name == EPOCH.to_bytes() => {
                     record.claim = Claim::decode(&value).ok_or_else(unreadable)?;
@@ -240,6 +239,6 @@ impl Core {
                 code => return Err(self.failed_read(space, code)),
             }
         }
-        Err(Error::Retryable("the scope is claimed by others all the time".into()))
+        Err(Error::Retryable("too many concurrent claims of this scope".into()))
     }
 }

@@ -52,13 +52,13 @@ use blocker::event::Event;
 use blocker::{ClaimReply, Epoch, Error, Namespace, ObjectId, OrderDomain, Result, Scope, WriterId};
 use futures_util::StreamExt;
 
-use crate::attr::{self, CLAIM, Claim, EPOCH, FENCE, HEAD, Head, INTRO, NAMESPACE, STAMP};
+use super::exclusive::Above;
+use super::read::Found;
+use super::view::View;
+use super::{Core, Space};
+use crate::format::{self, CLAIM, Claim, EPOCH, FENCE, HEAD, Head, INTRO, NAMESPACE, STAMP};
+use crate::librados::aio::WriteOp;
 use crate::librados::ffi::{COMPARE_EQ, COMPARE_GT, errno};
-use crate::librados::op::WriteOp;
-use crate::object::exclusive::Above;
-use crate::object::list::Found;
-use crate::object::view::View;
-use crate::object::{Core, Space};
 
 /// How many objects a claim has in hand at once.
 const CLAIM_OBJECTS: usize = 64;
@@ -88,7 +88,7 @@ impl Core {
             return Ok(Some(view));
         }
         self.limits.stats.introduced.fetch_add(1, Ordering::Relaxed);
-        let (nonce, gate) = (attr::nonce(), attr::nonce());
+        let (nonce, gate) = (format::nonce(), format::nonce());
         let op = WriteOp::new(&space.ioctx.cluster.api);
         let (op, head) = match view.head {
             Head::Absent => (op.create(), Head::Ghost { gate }),
@@ -129,7 +129,7 @@ impl Core {
         if root.ioctx.pool != space.ioctx.pool {
             return Err(Error::Retryable("the pool has just changed".into()));
         }
-        let scope = self.layout.internal(crate::layout::SCOPE);
+        let scope = self.layout.internal(crate::format::SCOPE);
         let of_domain = domain.map(|domain| self.layout.domain(domain));
         let (all, own, domain) =
             futures_util::future::join3(self.epoch(root, &scope), self.epoch(space, &scope), async {
@@ -150,7 +150,7 @@ impl Core {
     /// Leaves the namespace's own name where [`crate::RadosStore`] looks for namespaces.
     async fn name_space(self: &Arc<Self>, space: &Space, namespace: &Namespace) -> Result<()> {
         let op = WriteOp::new(&space.ioctx.cluster.api).create().set(NAMESPACE, namespace.as_bytes());
-        match self.change_own(space, &self.layout.internal(crate::layout::SCOPE), op).await.code {
+        match self.change_own(space, &self.layout.internal(crate::format::SCOPE), op).await.code {
             0.. | errno::EXIST => Ok(()),
             code => Err(self.failed_read(space, code)),
         }
@@ -221,7 +221,7 @@ impl Core {
                 code => return Err(self.failed_change(space, code)),
             }
         }
-        Err(Error::Retryable("the scope is claimed by others all the time".into()))
+        Err(Error::Retryable("too many concurrent claims of this scope".into()))
     }
 
     // ---- claiming
@@ -270,7 +270,7 @@ impl Core {
             }
             _ => {
                 let root = &self.pool().root;
-                Ok(self.epoch(root, &self.layout.internal(crate::layout::SCOPE)).await?.unwrap_or(0))
+                Ok(self.epoch(root, &self.layout.internal(crate::format::SCOPE)).await?.unwrap_or(0))
             }
         }
     }
@@ -278,7 +278,7 @@ impl Core {
     /// Raises the scope's epoch, then meets every object in it.
     async fn claim_scope(self: &Arc<Self>, scope: &Scope, (epoch, writer): (u64, WriterId)) -> Result<bool> {
         let pool = self.pool();
-        let whole = self.layout.internal(crate::layout::SCOPE);
+        let whole = self.layout.internal(crate::format::SCOPE);
         let (space, name, namespace, domain) = match scope {
             Scope::All => (Arc::clone(&pool.root), whole, None, None),
             Scope::Namespace(namespace) => (self.space(namespace)?, whole, Some(namespace), None),
@@ -326,7 +326,7 @@ impl Core {
         epoch: u64,
     ) -> Result<()> {
         let Found { space, name } = found?;
-        let attribute = domain.map_or_else(|| FENCE.to_owned(), attr::domain_fence);
+        let attribute = domain.map_or_else(|| FENCE.to_owned(), format::domain_fence);
         let bytes = epoch.to_be_bytes();
         for _ in 0..TRIES {
             let view = self.look(&space, &name, false).await?;
@@ -340,13 +340,13 @@ impl Core {
                 (Some(head), Some(fence), None) if self.is_needless(&view, domain, fence, epoch) => op
                     .compare(HEAD, COMPARE_EQ, &head)
                     .compare(FENCE, COMPARE_EQ, &fence.to_be_bytes())
-                    .compare(STAMP, COMPARE_EQ, &view.stamp.map(attr::encode_stamp).unwrap_or_default())
+                    .compare(STAMP, COMPARE_EQ, &view.stamp.map(format::encode_stamp).unwrap_or_default())
                     .remove(),
                 (_, Some(fence), _) if fence >= epoch => return Ok(()),
                 (_, Some(_), _) => op.compare(&attribute, COMPARE_GT, &bytes).set(&attribute, &bytes),
                 (_, None, Some(nonce)) => op
                     .compare(INTRO, COMPARE_EQ, &nonce.to_be_bytes())
-                    .set(INTRO, &attr::nonce().to_be_bytes()),
+                    .set(INTRO, &format::nonce().to_be_bytes()),
                 (_, None, None) => return Ok(()),
             };
             match self.change_own(&space, &self.layout.object(&name), op).await.code {
@@ -359,7 +359,7 @@ impl Core {
                 code => return Err(self.failed_read(&space, code)),
             }
         }
-        Err(Error::Retryable("an object is changed by others all the time".into()))
+        Err(Error::Retryable("too many concurrent changes to an object".into()))
     }
 
     fn is_needless(&self, view: &View, domain: Option<OrderDomain>, fence: u64, epoch: u64) -> bool {
@@ -462,7 +462,7 @@ impl Core {
                 code => return Err(self.failed_change(&space, code)),
             }
         }
-        Err(Error::Retryable("the object is changed by others all the time".into()))
+        Err(Error::Retryable("too many concurrent changes to this object".into()))
     }
 
     /// The epoch that a whole namespace has been claimed with.

@@ -4,9 +4,7 @@
 pub(crate) mod change;
 pub(crate) mod exclusive;
 pub(crate) mod fence;
-pub(crate) mod list;
 pub(crate) mod read;
-pub(crate) mod settle;
 pub(crate) mod view;
 
 use std::ffi::CStr;
@@ -20,14 +18,12 @@ use foldhash::fast::RandomState;
 use parking_lot::RwLock;
 
 use crate::config::RadosConfig;
-use crate::layout::{EVENTS, Layout};
-use crate::librados::aio::{Limits, Outcome};
-use crate::librados::cluster::{Cluster, IoCtx, describe};
+use crate::format::{EVENTS, Layout};
+use crate::librados::aio::{Limits, Outcome, ReadOp, WriteOp};
+use crate::librados::cluster::{Cluster, IoCtx, Worker, describe};
 use crate::librados::ffi::errno;
-use crate::librados::op::{ReadOp, WriteOp};
 use crate::librados::watch::{NOTIFY_TIMEOUT_MS, Watch, encode};
-use crate::librados::worker::Worker;
-use crate::object::view::{Objects, View};
+use view::{Objects, View};
 
 /// The number of namespaces with a handle at which all handles are dropped. Threads that open handles at the
 /// same moment may exceed it by one each.
@@ -98,7 +94,7 @@ impl Core {
             events: Arc::default(),
             worker: Worker::start()?,
             watch: Watch::default(),
-            mark: crate::attr::nonce(),
+            mark: crate::format::nonce(),
             pool: RwLock::new(pool),
             is_full: false.into(),
             is_slow: false.into(),

@@ -1,20 +1,34 @@
-//! Reading: one RADOS operation gives bytes, size and version, all of one moment. A ghost has no bytes, so
-//! what has any is there; of what has none the operation is made once more, with a comparison that a ghost's
-//! head fails, so that it is as if there were nothing.
+//! Reads, copies and listings.
+//!
+//! One RADOS operation reads bytes, size and version, all of one moment. A ghost has no bytes, so an object with bytes
+//! exists; for one without, the operation is repeated with a comparison that a ghost's head fails, as if there were
+//! nothing.
+//!
+//! RADOS lists a namespace in the order of a hash, so a page costs a walk over all names of its namespace
+//! (some 100 000 per second and OSD), while memory is that of the page: the walk keeps the first names after
+//! the page before. Sizes and versions are then asked for, some tens at a time.
 
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::CString;
 use std::sync::Arc;
 
 use blocker::admission::check_condition;
-use blocker::{Condition, Error, Info, InfoRequest, ObjectId, ReadReply, ReadRequest, Result, Version};
+use blocker::{
+    Condition, Error, Info, InfoRequest, ListEntry, ListReply, ListRequest, Name, Namespace, ObjectId,
+    ReadReply, ReadRequest, Result, Version,
+};
 use bytes::Bytes;
+use futures_util::{Stream, StreamExt};
+use tokio::sync::{mpsc, oneshot};
 
-use crate::attr::{BELOW_GHOSTS, HEAD};
+use super::change::{Act, Begun, clip};
+use super::{Core, Pool, Space};
+use crate::format::{BELOW_GHOSTS, HEAD, NAMESPACE, SCOPE};
+use crate::librados::aio::ReadOp;
+use crate::librados::cluster::{IoCtx, each_name};
 use crate::librados::ffi::errno;
-use crate::librados::op::ReadOp;
-use crate::object::Core;
-use crate::object::change::{Act, Begun, clip};
 
-/// How often a read is tried again that asks for a version which comes and goes.
+/// How often a read is repeated whose version condition keeps changing.
 const TRIES: u32 = 20;
 
 impl Core {
@@ -76,7 +90,7 @@ impl Core {
                 code => return Err(self.failed_read(&space, code)),
             }
         }
-        Err(Error::Retryable("the object is changed by others all the time".into()))
+        Err(Error::Retryable("too many concurrent changes to this object".into()))
     }
 
     pub(crate) async fn info(self: &Arc<Self>, request: InfoRequest) -> Result<Info> {
@@ -112,5 +126,218 @@ impl Core {
             Act::Full { data: data.into() }
         };
         self.change(&request.to, &act, &change, begun).await
+    }
+}
+
+// ---- listings
+
+/// How many objects are asked about concurrently.
+const LOOKS: usize = 64;
+/// The largest number of names between a walk and the task that uses them.
+const NAMES_AHEAD: usize = 256;
+/// RADOS's word for all of a pool's namespaces.
+const EVERY_NAMESPACE: &std::ffi::CStr = c"\x01";
+
+/// An object that a walk has met; it may be a ghost, or gone by now.
+pub(crate) struct Found {
+    pub(crate) space: Arc<Space>,
+    pub(crate) name: Name,
+}
+
+impl Core {
+    pub(crate) async fn list(
+        self: &Arc<Self>,
+        request: ListRequest,
+        entries_max: usize,
+    ) -> Result<ListReply> {
+        let space = self.space(&request.namespace)?;
+        let mut after = request.after.clone();
+        let mut entries = Vec::new();
+        loop {
+            // One more than fits, to know whether there is more.
+            let wanted = entries_max + 1 - entries.len();
+            let names = self.names_after(&space, &request.prefix, after.as_ref(), wanted).await?;
+            let is_last = names.len() < wanted;
+            after = names.last().cloned().or(after);
+            let mut looks =
+                futures_util::stream::iter(names).map(|name| self.entry(&space, name)).buffered(LOOKS);
+            while let Some(entry) = looks.next().await {
+                entries.extend(entry?);
+            }
+            if is_last || entries.len() > entries_max {
+                break;
+            }
+        }
+        let has_more = entries.len() > entries_max;
+        entries.truncate(entries_max);
+        Ok(ListReply::new(entries, has_more))
+    }
+
+    async fn entry(self: &Arc<Self>, space: &Arc<Space>, name: Name) -> Result<Option<ListEntry>> {
+        let view = self.look(space, &name, false).await?;
+        let size_bytes = view.head.size_bytes();
+        Ok(size_bytes.map(|size_bytes| ListEntry::new(name, size_bytes, self.version(space, view.version))))
+    }
+
+    /// The first `count` names after `after`, in order.
+    async fn names_after(
+        self: &Arc<Self>,
+        space: &Arc<Space>,
+        prefix: &[u8],
+        after: Option<&Name>,
+        count: usize,
+    ) -> Result<Vec<Name>> {
+        let (prefix, after) = (prefix.to_vec(), after.cloned());
+        let layout = self.layout.clone();
+        let names = self
+            .walk(space, move |ioctx| {
+                let mut first: BTreeSet<Name> = BTreeSet::new();
+                each_name(ioctx, |name, _| {
+                    if let Some(name) = layout.name_of(name)
+                        && name.as_bytes().starts_with(&prefix)
+                        && after.as_ref().is_none_or(|after| name > *after)
+                        && (first.len() < count || first.last().is_some_and(|last| name < *last))
+                    {
+                        first.insert(name);
+                        if first.len() > count {
+                            first.pop_last();
+                        }
+                    }
+                    true
+                })?;
+                Ok(first)
+            })
+            .await?;
+        Ok(names.map_err(|code| self.failed_read(space, code))?.into_iter().collect())
+    }
+
+    /// Every object in a namespace, or in all of them, as RADOS lists them.
+    pub(crate) fn find_all(
+        self: &Arc<Self>,
+        pool: &Arc<Pool>,
+        space: Option<Arc<Space>>,
+    ) -> Result<impl Stream<Item = Result<Found>> + Send + use<>> {
+        let (sender, receiver) = mpsc::channel(NAMES_AHEAD);
+        let (core, pool) = (Arc::clone(self), Arc::clone(pool));
+        self.worker.run(Box::new(move || {
+            if let Err(error) = core.send_all(&pool, space, &sender) {
+                // A task that no longer waits needs no error.
+                let _ = sender.blocking_send(Err(error));
+            }
+        }))?;
+        Ok(futures_util::stream::unfold(receiver, |mut receiver| async {
+            receiver.recv().await.map(|found| (found, receiver))
+        }))
+    }
+
+    fn send_all(
+        self: &Arc<Self>,
+        pool: &Arc<Pool>,
+        only: Option<Arc<Space>>,
+        sender: &mpsc::Sender<Result<Found>>,
+    ) -> Result<()> {
+        let everywhere = pool.cluster.open(pool.number, EVERY_NAMESPACE);
+        let ioctx = match &only {
+            Some(space) => Arc::clone(&space.ioctx),
+            None => everywhere
+                .map_err(|error| if error == Error::Missing { self.pool_is_gone() } else { error })?,
+        };
+        let mut spaces: HashMap<Vec<u8>, Arc<Space>> = HashMap::new();
+        let mut failed = Ok(());
+        let walked = each_name(&ioctx, |name, rados_namespace| {
+            let Some(name) = self.layout.name_of(name) else { return true };
+            let space = match (&only, spaces.get(rados_namespace)) {
+                (Some(space), _) | (None, Some(space)) => Arc::clone(space),
+                (None, None) if !self.layout.holds_namespace(rados_namespace) => return true,
+                (None, None) => match self.open_space(pool, rados_namespace) {
+                    Ok(space) => {
+                        spaces.insert(rados_namespace.to_vec(), Arc::clone(&space));
+                        space
+                    }
+                    Err(error) => {
+                        failed = Err(error);
+                        return false;
+                    }
+                },
+            };
+            sender.blocking_send(Ok(Found { space, name })).is_ok()
+        });
+        failed?;
+        walked.map_err(|code| self.failed_read(&pool.root, code))
+    }
+
+    fn open_space(self: &Arc<Self>, pool: &Arc<Pool>, rados_namespace: &[u8]) -> Result<Arc<Space>> {
+        let name =
+            CString::new(rados_namespace).map_err(|_| Error::Corrupt("a namespace with NUL".into()))?;
+        let ioctx = pool.cluster.open(pool.number, &name);
+        let ioctx =
+            ioctx.map_err(|error| if error == Error::Missing { self.pool_is_gone() } else { error })?;
+        Ok(Arc::new(Space { ioctx, is_named: true.into() }))
+    }
+
+    /// The namespaces that have, or have had, objects or claims, in order.
+    pub(crate) async fn namespaces(self: &Arc<Self>) -> Result<Vec<Namespace>> {
+        let pool = self.pool();
+        let everywhere = pool.cluster.open(pool.number, EVERY_NAMESPACE);
+        let everywhere =
+            everywhere.map_err(|error| if error == Error::Missing { self.pool_is_gone() } else { error })?;
+        let space = Arc::new(Space { ioctx: everywhere, is_named: true.into() });
+        let (layout, scope) = (self.layout.clone(), self.layout.internal(SCOPE));
+        let walked = self.walk(&space, move |ioctx| {
+            let mut found = Vec::new();
+            each_name(ioctx, |name, rados_namespace| {
+                if name == scope.as_bytes() && layout.holds_namespace(rados_namespace) {
+                    found.push(rados_namespace.to_vec());
+                }
+                true
+            })?;
+            Ok(found)
+        });
+        let mut namespaces = Vec::new();
+        for rados_namespace in walked.await?.map_err(|code| self.failed_read(&space, code))? {
+            let space = self.open_space(&pool, &rados_namespace)?;
+            let op = ReadOp { attributes: true, ..ReadOp::default() };
+            let (outcome, found) = self.limits.read(&space.ioctx, &self.layout.internal(SCOPE), op).await;
+            match outcome.code {
+                0.. => {}
+                errno::NOENT => continue,
+                code => return Err(self.failed_read(&space, code)),
+            }
+            let name = found.attributes.into_iter().find(|(name, _)| name == NAMESPACE.to_bytes());
+            if let Some((_, name)) = name {
+                namespaces.push(Namespace::new(name)?);
+            }
+        }
+        namespaces.sort();
+        Ok(namespaces)
+    }
+
+    /// The names of the records of all domains of a namespace that have been claimed.
+    pub(crate) async fn domain_records(self: &Arc<Self>, space: &Arc<Space>) -> Result<Vec<CString>> {
+        let layout = self.layout.clone();
+        let walked = self.walk(space, move |ioctx| {
+            let mut found = Vec::new();
+            each_name(ioctx, |name, _| {
+                found.extend(layout.domain_of(name).map(|domain| layout.domain(domain)));
+                true
+            })?;
+            Ok(found)
+        });
+        walked.await?.map_err(|code| self.failed_read(space, code))
+    }
+
+    /// Runs a walk on a thread that may block. The outer error is ours, the inner librados's.
+    async fn walk<T: Send + 'static>(
+        &self,
+        space: &Arc<Space>,
+        walk: impl FnOnce(&IoCtx) -> std::result::Result<T, i32> + Send + 'static,
+    ) -> Result<std::result::Result<T, i32>> {
+        let (sender, receiver) = oneshot::channel();
+        let space = Arc::clone(space);
+        self.worker.run(Box::new(move || {
+            // The caller may no longer wait.
+            let _ = sender.send(walk(&space.ioctx));
+        }))?;
+        receiver.await.map_err(|_| Error::Retryable("the store is being closed".into()))
     }
 }

@@ -1,22 +1,30 @@
-//! What was last seen of an object, and the memory of it between changes.
+//! The last known state of objects, remembered between changes, and the objects with a change in doubt.
 //!
 //! A change is prepared from a [`View`] and applied only if the view still holds (RADOS compares), so a view
 //! may be old: it then costs a round trip, never correctness. Views are remembered in two generations: when
 //! the young one is full it becomes the old one, whose unused half is forgotten. Bounded, and O(1).
 //!
-//! The same table knows which objects are *unsettled*: a change of theirs ended without an answer, and
-//! may still land. Nothing is read from them or changed before `settle.rs` has found out.
+//! A change that timed out may still sit in an OSD's queue and be applied minutes later, over newer data. So
+//! its object is *unsettled* until [`Core::settle`] has found out, and nothing is read from it or changed before: its
+//! head is read (behind all that was sent before), and the head's *gate* is changed if it is still what was read. Every
+//! change compares the head it was prepared from, gate included, in the same step as it is applied. So one of two things
+//! is true afterwards: the late change had been applied before the gate moved, and every later read shows it; or it
+//! finds another gate, and the store refuses it whenever it comes. An object that is not there needs no gate: a
+//! change never creates its object by itself (`fence.rs`).
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use blocker::{Error, ObjectId, OrderDomain, Result, Stamp};
 use parking_lot::Mutex;
 
-use crate::attr;
-use crate::attr::Head;
-use crate::librados::aio::{Found, Outcome};
+use super::{Core, Space};
+use crate::format::{self, HEAD, Head};
+use crate::librados::aio::{Found, Outcome, WriteOp};
+use crate::librados::ffi::{COMPARE_EQ, errno};
 
-/// What is known of an object.
+/// The known state of an object.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
     pub(crate) head: Head,
@@ -24,11 +32,11 @@ pub(crate) struct View {
     pub(crate) fence: Option<u64>,
     /// Fences of the order domains that have changed it.
     pub(crate) domains: Vec<(OrderDomain, u64)>,
-    /// The nonce of an introduction that is under way.
+    /// The nonce of an introduction under way.
     pub(crate) intro: Option<u64>,
     pub(crate) stamp: Option<Stamp>,
     /// The last claim of the object by itself; few objects have one.
-    pub(crate) claim: Option<Box<attr::Claim>>,
+    pub(crate) claim: Option<Box<format::Claim>>,
     /// RADOS's version; 0 if the view was not read but follows from a change of ours.
     pub(crate) version: u64,
 }
@@ -52,22 +60,22 @@ impl View {
         let mut view = Self { version: outcome.version, ..Self::ABSENT };
         view.head = Head::Foreign { size_bytes: found.size_bytes };
         for (name, value) in &found.attributes {
-            let number = || attr::u64_of(value).ok_or_else(|| unreadable(name));
+            let number = || format::u64_of(value).ok_or_else(|| unreadable(name));
             match name.as_slice() {
-                name if name == attr::HEAD.to_bytes() => {
+                name if name == format::HEAD.to_bytes() => {
                     view.head = Head::decode(value).ok_or_else(|| unreadable(name))?;
                 }
-                name if name == attr::FENCE.to_bytes() => view.fence = Some(number()?),
-                name if name == attr::INTRO.to_bytes() => view.intro = Some(number()?),
-                name if name == attr::STAMP.to_bytes() => {
-                    view.stamp = Some(attr::decode_stamp(value).ok_or_else(|| unreadable(name))?);
+                name if name == format::FENCE.to_bytes() => view.fence = Some(number()?),
+                name if name == format::INTRO.to_bytes() => view.intro = Some(number()?),
+                name if name == format::STAMP.to_bytes() => {
+                    view.stamp = Some(format::decode_stamp(value).ok_or_else(|| unreadable(name))?);
                 }
-                name if name == attr::CLAIM.to_bytes() => {
-                    let claim = attr::Claim::decode(value).ok_or_else(|| unreadable(name))?;
+                name if name == format::CLAIM.to_bytes() => {
+                    let claim = format::Claim::decode(value).ok_or_else(|| unreadable(name))?;
                     view.claim = Some(Box::new(claim));
                 }
                 name => {
-                    if let Some(domain) = attr::fenced_domain(name) {
+                    if let Some(domain) = format::fenced_domain(name) {
                         view.domains.push((domain, number()?));
                     }
                 }
@@ -131,7 +139,7 @@ impl Objects {
         &self.shards[hash as usize % SHARDS]
     }
 
-    /// What was last seen of it.
+    /// Returns the last known state.
     pub(crate) fn recall(&self, object: &ObjectId) -> Option<View> {
         let mut shard = self.shard(object).lock();
         if let Some(view) = shard.young.get(object) {
@@ -190,6 +198,47 @@ impl Objects {
     }
 }
 
+// ---- changes in doubt
+
+/// How often a gate is tried that others change at the same time.
+const TRIES: u32 = 20;
+
+impl Core {
+    /// Makes sure that no earlier change of `object` can still land. Cancel safe; several may do it at once.
+    ///
+    /// # Errors
+    /// Those of reads, but `Missing`: the object is still unsettled.
+    pub(crate) async fn settle(self: &Arc<Self>, space: &Space, object: &ObjectId) -> Result<()> {
+        if !self.objects.is_unsettled(object) {
+            return Ok(());
+        }
+        for _ in 0..TRIES {
+            let view = self.look(space, &object.name, true).await?;
+            let moved = match view.head {
+                Head::Absent | Head::Foreign { .. } => {
+                    // No head: no change of ours can land on it either, they compare it.
+                    self.objects.settled(object);
+                    return Ok(());
+                }
+                Head::Ghost { .. } => Head::Ghost { gate: format::nonce() },
+                Head::Live { size_bytes, .. } => Head::Live { size_bytes, gate: format::nonce() },
+            };
+            let (Some(old), Some(new)) = (view.head.encode(), moved.encode()) else { continue };
+            let op = WriteOp::new(&space.ioctx.cluster.api).compare(HEAD, COMPARE_EQ, &old).set(HEAD, &new);
+            match self.change_own(space, &self.layout.object(&object.name), op).await.code {
+                0.. => {
+                    self.limits.stats.settled.fetch_add(1, Ordering::Relaxed);
+                    self.objects.settled(object);
+                    return Ok(());
+                }
+                errno::CANCELED | errno::NOENT => {}
+                code => return Err(self.failed_read(space, code)),
+            }
+        }
+        Err(Error::Retryable("too many concurrent changes to this object".into()))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use blocker::{Name, Namespace};
@@ -238,10 +287,10 @@ mod tests {
         };
         let view = View::read(outcome, &with(b"cached.fence", &7_u64.to_be_bytes())).unwrap();
         assert_eq!((view.head, view.fence, view.version), (Head::Foreign { size_bytes: 5 }, Some(7), 9));
-        let domain = attr::domain_fence(OrderDomain(3));
+        let domain = format::domain_fence(OrderDomain(3));
         let view = View::read(outcome, &with(domain.as_bytes(), &8_u64.to_be_bytes())).unwrap();
         assert_eq!(view.domain_fence(OrderDomain(3)), Some(8));
-        for name in [attr::HEAD, attr::FENCE, attr::STAMP, attr::INTRO, attr::CLAIM] {
+        for name in [format::HEAD, format::FENCE, format::STAMP, format::INTRO, format::CLAIM] {
             let read = View::read(outcome, &with(name.to_bytes(), b"?"));
             assert!(matches!(read, Err(Error::Corrupt(_))), "{name:?}");
         }
