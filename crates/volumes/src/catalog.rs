@@ -4,7 +4,8 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use blocker::{
-    BlockerExt, Condition, DeleteRequest, Durability, FlushRequest, Name, ObjectId, Scope, WriteFullRequest,
+    BlockerExt, Condition, DeleteRequest, Durability, FlushRequest, Name, Namespace, ObjectId, Scope,
+    WriteFullRequest,
 };
 use futures_util::TryStreamExt;
 
@@ -307,6 +308,90 @@ impl Pool {
             Err(blocker::Error::Missing) => Ok(None),
             Err(blocker::Error::Corrupt(why)) => Err(damaged(&why)),
             Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Pool {
+    /// Returns the volumes that are being deleted, or are kept without a name for their clones.
+    pub(crate) async fn remains(&self) -> Result<Vec<VolumeId>> {
+        let names = self.catalog_names("x/").await?;
+        Ok(names.iter().filter_map(|name| number(name.strip_prefix("x/")?)).collect())
+    }
+
+    /// Returns the marks of clones.
+    pub(crate) async fn clones(&self) -> Result<Vec<(Origin, VolumeId)>> {
+        let mark = |name: &String| {
+            let mut parts = name.strip_prefix("c/")?.split('/');
+            let (volume, node) = (number(parts.next()?)?, u64::from_str_radix(parts.next()?, 16).ok()?);
+            Some((Origin { volume, node }, number(parts.next()?)?))
+        };
+        Ok(self.catalog_names("c/").await?.iter().filter_map(mark).collect())
+    }
+
+    async fn catalog_names(&self, prefix: &'static str) -> Result<Vec<String>> {
+        let entries: Vec<_> = self.store.entries(self.catalog(), prefix).try_collect().await?;
+        Ok(entries.iter().map(|entry| String::from_utf8_lossy(entry.name.as_bytes()).into_owned()).collect())
+    }
+
+    /// Returns the volume whose namespace this is.
+    pub(crate) fn volume_of(&self, namespace: &Namespace) -> Option<VolumeId> {
+        let bytes = namespace.as_bytes();
+        let catalog = self.catalog();
+        let rest = bytes.strip_prefix(catalog.as_bytes())?.strip_prefix(b".")?;
+        let id = number(std::str::from_utf8(rest).ok()?)?;
+        (self.namespace(id) == *namespace).then_some(id)
+    }
+}
+
+fn number(text: &str) -> Option<VolumeId> {
+    u32::from_str_radix(text, 16).ok().filter(|number| *number != 0).map(VolumeId)
+}
+
+// ---- volumes of other owners
+//
+// Their owners have written objects in place until a snapshot was made, of which no cache of another host learns. From
+// then on an object of the snapshot stays as it is. So a cache is asked once for each new snapshot to read anew, and a
+// golden image stays warm.
+
+impl Pool {
+    /// Lets the caches below read anew what they may have of a snapshot, and of those that it came from, of before.
+    pub(crate) async fn refresh(&self, snapshot: Option<Origin>) -> Result<()> {
+        let mut next = snapshot;
+        let mut refreshed = Vec::new();
+        while let Some(Origin { volume, node }) = next.take() {
+            // Those before it were refreshed with it.
+            if self.left.knows(volume, node) {
+                break;
+            }
+            self.invalidate(Scope::Namespace(self.namespace(volume))).await?;
+            refreshed.push((volume, node));
+            match self.head_if_any(volume).await {
+                Ok(Some((head, _))) => next = head.origin,
+                // Where it came from cannot be found out.
+                Ok(None) | Err(Error::Damaged(_)) => self.invalidate(Scope::All).await?,
+                Err(error) => return Err(error),
+            }
+        }
+        for (volume, node) in refreshed {
+            self.left.know(volume, node);
+        }
+        Ok(())
+    }
+
+    /// Returns the head of a volume that another owner may have, as the store has it.
+    pub(crate) async fn fresh_head(&self, volume: VolumeId) -> Result<Option<Head>> {
+        self.invalidate(Scope::Object(self.object(volume, Kind::Head))).await?;
+        Ok(self.head_if_any(volume).await?.map(|(head, _)| head))
+    }
+
+    /// Checks that a volume still has a snapshot, after what was read of it: from the loss of its name on, its owner may
+    /// write over it.
+    pub(crate) async fn check_there(&self, volume: VolumeId, node: u64, name: &str) -> Result<()> {
+        let head = self.fresh_head(volume).await?;
+        match head.as_ref().and_then(|head| head.named(name)) {
+            Some(found) if found.id == node => Ok(()),
+            _ => Err(Error::NoSuchSnapshot(name.to_owned())),
         }
     }
 }

@@ -28,11 +28,7 @@
 mod catalog;
 mod error;
 mod format;
-mod left;
-mod limits;
 mod manage;
-mod origins;
-mod room;
 mod settings;
 mod space;
 mod volume;
@@ -41,7 +37,7 @@ pub use crate::catalog::is_shown;
 pub use crate::error::{Error, Result};
 pub use crate::manage::Volumes;
 pub use crate::manage::check::{Problem, ProblemKind, Report};
-pub use crate::manage::frozen::Snapshot;
+pub use crate::manage::snapshot::Snapshot;
 pub use crate::manage::stream::{Export, Import, StreamHeader};
 pub use crate::settings::{
     Change, DamagedVolume, Extent, ExtentKind, Fencing, Listing, OpenOptions, Options, OriginInfo, Rates,

@@ -1,21 +1,23 @@
-//! One namespace of the store, and the terms on which its objects are changed.
+//! The store below: the namespace of one volume and the terms on which its objects are changed, what this process knows
+//! of volumes that it does not have, the memory for overlays, and the limits of a volume's namespace.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use blocker::{
     Blocker, BlockerExt, Capabilities, Change, Condition, DeleteRequest, Durability, FlushRequest,
-    InvalidateRequest, Namespace, ObjectId, OrderDomain, Quota, ReadRequest, Reply, Scope, Segments, Stamp,
-    Version, WriteFullRequest,
+    InvalidateRequest, Namespace, NamespaceKey, NamespaceSettings, ObjectId, OrderDomain, Policy, Quota,
+    ReadRequest, Reply, Scope, Segments, Stamp, Version, WriteFullRequest, WriteMode,
 };
 use futures_util::TryStreamExt;
+use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 use crate::format::entry::{Entry, Kind, VolumeId};
 use crate::format::map::Map;
 use crate::format::{PAGE_BYTES, Page, PageName, decode_page, decode_root};
-use crate::left::Left;
-use crate::room::Room;
+use crate::settings::Settings;
 
 /// All changes of a volume are in this order domain of its namespace.
 const DOMAIN: OrderDomain = OrderDomain(1);
@@ -31,14 +33,14 @@ pub(crate) struct Pool {
     pub(crate) capabilities: Capabilities,
     pub(crate) left: Left,
     /// The memory for overlays.
-    pub(crate) room: Arc<Room>,
+    pub(crate) overlay_memory: Arc<OverlayMemory>,
     prefix: Arc<str>,
 }
 
 impl Pool {
-    pub(crate) fn new(store: Arc<dyn Blocker>, prefix: &str, room: Arc<Room>) -> Self {
+    pub(crate) fn new(store: Arc<dyn Blocker>, prefix: &str, overlay_memory: Arc<OverlayMemory>) -> Self {
         let capabilities = store.capabilities();
-        Self { store, capabilities, left: Left::default(), room, prefix: prefix.into() }
+        Self { store, capabilities, left: Left::default(), overlay_memory, prefix: prefix.into() }
     }
 
     /// Returns the namespace of the catalog.
@@ -115,7 +117,7 @@ impl Pool {
 async fn load_page(pool: Pool, page: usize, at: Entry) -> Result<(usize, Arc<Page>)> {
     // A map has at most 65 536 pages.
     let number = page as u32;
-    let object = pool.object(at.volume(), Kind::Page(at.birth(), number));
+    let object = pool.object(at.volume(), Kind::Page(at.allocation(), number));
     let damaged = |why: &str| Error::Damaged(format!("page {object} of a map: {why}"));
     let request = ReadRequest::new(object.clone(), 0, PAGE_BYTES as u64);
     let reply = match pool.store.read(request).await {
@@ -123,7 +125,7 @@ async fn load_page(pool: Pool, page: usize, at: Entry) -> Result<(usize, Arc<Pag
         Err(blocker::Error::Corrupt(why)) => return Err(damaged(&why)),
         answer => answer?,
     };
-    let name = PageName { volume: at.volume(), birth: at.birth(), page: number };
+    let name = PageName { volume: at.volume(), allocation: at.allocation(), page: number };
     let entries = decode_page(name, &reply.data.to_bytes()).map_err(|why| damaged(&why))?;
     Ok((page, Arc::from(entries)))
 }
@@ -298,5 +300,192 @@ impl Space {
             Ok(_) | Err(blocker::Error::Missing) => Ok(()),
             Err(error) => Err(error),
         }
+    }
+}
+
+// ---- volumes that this process does not have
+
+/// The most volumes that are remembered. Of a further one it is assumed that another owner has had it, and that caches below
+/// have something of before its snapshots.
+const VOLUMES_MAX: usize = 16 * 1024;
+
+/// With which heads this process has released volumes, by which it finds out whether another owner has had them since;
+/// and the newest snapshots that caches below have right. All clones are the same.
+#[derive(Clone, Default)]
+pub(crate) struct Left {
+    sequences: Arc<Mutex<HashMap<VolumeId, u64>>>,
+    snapshots: Arc<Mutex<HashMap<VolumeId, u64>>>,
+}
+
+impl Left {
+    /// Notes that a volume is given up with a head of this number.
+    pub(crate) fn note(&self, volume: VolumeId, sequence: u64) {
+        let mut sequences = self.sequences.lock();
+        if sequences.len() < VOLUMES_MAX || sequences.contains_key(&volume) {
+            sequences.insert(volume, sequence);
+        }
+    }
+
+    /// Forgets a volume that is gone.
+    pub(crate) fn forget(&self, volume: VolumeId) {
+        self.sequences.lock().remove(&volume);
+        self.snapshots.lock().remove(&volume);
+    }
+
+    /// Notes that caches below have nothing of a volume that is older than its snapshot of this number, and can be read.
+    pub(crate) fn know(&self, volume: VolumeId, snapshot: u64) {
+        let mut snapshots = self.snapshots.lock();
+        if snapshots.len() < VOLUMES_MAX || snapshots.contains_key(&volume) {
+            let newest = snapshots.entry(volume).or_default();
+            *newest = snapshot.max(*newest);
+        }
+    }
+
+    /// Returns whether what caches below have of a snapshot is what it has. An object of a snapshot is the same from the
+    /// snapshot on, so that a newer one that is known is enough.
+    pub(crate) fn knows(&self, volume: VolumeId, snapshot: u64) -> bool {
+        self.snapshots.lock().get(&volume).is_some_and(|newest| snapshot <= *newest)
+    }
+
+    /// Returns the number of the head with which the volume was given up last.
+    pub(crate) fn of(&self, volume: VolumeId) -> Option<u64> {
+        self.sequences.lock().get(&volume).copied()
+    }
+}
+
+// ---- memory for overlays
+
+/// The memory for writes to objects that are not copied yet, which all open volumes of a store share.
+#[derive(Debug)]
+pub(crate) struct OverlayMemory {
+    bytes_max: u64,
+    used_bytes: AtomicU64,
+}
+
+impl OverlayMemory {
+    pub(crate) fn new(bytes_max: u64) -> Arc<Self> {
+        Arc::new(Self { bytes_max, used_bytes: AtomicU64::new(0) })
+    }
+
+    /// Returns whether there is any memory.
+    pub(crate) fn is_any(&self) -> bool {
+        self.bytes_max > 0
+    }
+
+    /// Returns whether so many bytes more are free. Volumes that ask concurrently may together take a little more.
+    pub(crate) fn has(&self, bytes: u64) -> bool {
+        self.used_bytes.load(Ordering::Relaxed).saturating_add(bytes) <= self.bytes_max
+    }
+
+    /// Notes that what took `before` bytes takes `after`.
+    pub(crate) fn note(&self, before: u64, after: u64) {
+        // Modulo 2^64, so a difference below 0 is a subtraction.
+        self.used_bytes.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+    }
+}
+
+// ---- limits of a volume
+//
+// The write mode, quota and rates of a volume's namespace are kept by the cache below. A cache in this process knows
+// them as the volume's, and whether it is attached; one behind a server takes them as commands.
+
+/// Returns the settings of a volume's namespace.
+fn namespace_settings(settings: &Settings) -> NamespaceSettings {
+    let quota = (NamespaceKey::QuotaBytesMax, settings.quota_bytes_max);
+    let all = std::iter::once(quota).chain(settings.rates.by_key());
+    let mut own = NamespaceSettings::default();
+    own.write = settings.write;
+    all.filter(|(_, value)| value.is_some()).fold(own, |own, (key, value)| own.with(key, value))
+}
+
+/// Sets what `settings` have for the namespace of a volume; what they do not have stays as it is. `attachment` is a
+/// number that no other attachment of the volume has.
+///
+/// # Errors
+/// The store's; `Unsupported` where nothing below can keep a quota, or writes off a volume.
+pub(crate) async fn apply_limits(
+    pool: &Pool,
+    volume: VolumeId,
+    attachment: u64,
+    settings: &Settings,
+) -> Result<()> {
+    let (namespace, control) = (pool.namespace(volume), pool.store.control());
+    let mut all = namespace_settings(settings);
+    match control.set_volume(namespace.clone(), attachment, Some(all.clone())).await {
+        Err(blocker::Error::Unsupported(_)) => {}
+        answer => return Ok(answer?),
+    }
+    if let Some(write) = all.write.take() {
+        let mut policy = Policy::default();
+        policy.write = write;
+        match control.set_policy(namespace.clone(), policy).await {
+            // Nothing caches: every write goes through already.
+            Err(blocker::Error::Unsupported(_)) if write != WriteMode::ReadOnly => {}
+            answer => answer?,
+        }
+    }
+    if all.is_empty() {
+        return Ok(());
+    }
+    let is_denied = match control.change_namespace(namespace.clone(), all).await {
+        // Nothing caches: there are no rates, and a quota is the store's.
+        Err(blocker::Error::Unsupported(_)) => false,
+        // By a server that lets no client set them. One that has volumes sets them itself.
+        Err(blocker::Error::Denied(_)) => true,
+        answer => return Ok(answer?),
+    };
+    let Some(bytes_max) = settings.quota_bytes_max else { return Ok(()) };
+    match control.set_quota(namespace, Some(bytes_max)).await {
+        Err(blocker::Error::Unsupported(_) | blocker::Error::Denied(_)) if is_denied => Ok(()),
+        answer => Ok(answer?),
+    }
+}
+
+/// Lets the namespace of a volume be taken out of the cache again, once the attachment of this number has ended.
+pub(crate) async fn release_limits(pool: &Pool, volume: VolumeId, attachment: u64) {
+    match pool.store.control().set_volume(pool.namespace(volume), attachment, None).await {
+        Ok(()) | Err(blocker::Error::Unsupported(_)) => {}
+        // A cache in this process does not fail; whatever does, the next attachment takes the place of this one.
+        Err(_) => {}
+    }
+}
+
+/// Replaces what was set by `before` for the namespace of a volume that is not attached, as far as it is not in `after`.
+/// The caller has the turn of the volume.
+///
+/// # Errors
+/// The store's.
+pub(crate) async fn replace_limits(
+    pool: &Pool,
+    volume: VolumeId,
+    before: &Settings,
+    after: &Settings,
+) -> Result<()> {
+    let (namespace, control) = (pool.namespace(volume), pool.store.control());
+    let (before, after) = (namespace_settings(before), namespace_settings(after));
+    // Attachments have higher numbers.
+    match control.set_volume(namespace.clone(), 0, Some(after.clone())).await {
+        Err(blocker::Error::Unsupported(_)) => {}
+        answer => {
+            answer?;
+            release_limits(pool, volume, 0).await;
+            return Ok(());
+        }
+    }
+    let gone = before.values().filter(|(key, _)| after.get(*key).is_none());
+    let gone = gone.fold(NamespaceSettings::default(), |gone, (key, _)| gone.with(key, None));
+    if gone.is_empty() {
+        return Ok(());
+    }
+    let has_quota = gone.get(NamespaceKey::QuotaBytesMax).is_some();
+    match control.change_namespace(namespace.clone(), gone).await {
+        Err(blocker::Error::Denied(_)) => Ok(()),
+        Err(blocker::Error::Unsupported(_)) if has_quota => match control.set_quota(namespace, None).await {
+            // Nothing has kept it.
+            Err(blocker::Error::Unsupported(_)) => Ok(()),
+            answer => Ok(answer?),
+        },
+        Err(blocker::Error::Unsupported(_)) => Ok(()),
+        answer => Ok(answer?),
     }
 }

@@ -1,15 +1,15 @@
-//! Entries of a map: where an object was born, which is where it lies.
+//! Entries of a map: the volume and the allocation id of an object, which name it.
 
 use std::fmt;
 
 use blocker::Name;
 
-/// The number of bits of a birth.
-const BIRTH_BITS: u32 = 36;
-/// The highest birth.
-pub(crate) const BIRTH_MAX: u64 = (1 << BIRTH_BITS) - 1;
+/// The number of bits of an allocation id.
+const ALLOCATION_BITS: u32 = 36;
+/// The highest allocation id.
+pub(crate) const ALLOCATION_MAX: u64 = (1 << ALLOCATION_BITS) - 1;
 /// The highest number of a volume.
-pub(crate) const VOLUME_MAX: u32 = (1 << (64 - BIRTH_BITS)) - 1;
+pub(crate) const VOLUME_MAX: u32 = (1 << (64 - ALLOCATION_BITS)) - 1;
 
 /// The number of a volume, never used twice in a catalog. 0 is no volume.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -21,17 +21,17 @@ impl fmt::Display for VolumeId {
     }
 }
 
-/// What a map says of one place: a hole, or the volume in whose namespace its object lies, and its birth.
-/// 28 bits of volume, 36 of birth; all zero is a hole.
+/// The entry of one place in a map: a hole, or the volume in whose namespace the object lies, and its allocation id.
+/// 28 bits of volume, 36 of allocation id; all zero is a hole.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(crate) struct Entry(u64);
 
 impl Entry {
     pub(crate) const HOLE: Self = Self(0);
 
-    pub(crate) fn new(volume: VolumeId, birth: u64) -> Self {
-        debug_assert!((1..=BIRTH_MAX).contains(&birth) && (1..=VOLUME_MAX).contains(&volume.0));
-        Self(u64::from(volume.0) << BIRTH_BITS | birth)
+    pub(crate) fn new(volume: VolumeId, allocation: u64) -> Self {
+        debug_assert!((1..=ALLOCATION_MAX).contains(&allocation) && (1..=VOLUME_MAX).contains(&volume.0));
+        Self(u64::from(volume.0) << ALLOCATION_BITS | allocation)
     }
 
     pub(crate) fn is_hole(self) -> bool {
@@ -40,27 +40,31 @@ impl Entry {
 
     pub(crate) fn volume(self) -> VolumeId {
         // The shift leaves 28 bits.
-        VolumeId((self.0 >> BIRTH_BITS) as u32)
+        VolumeId((self.0 >> ALLOCATION_BITS) as u32)
     }
 
-    pub(crate) fn birth(self) -> u64 {
-        self.0 & BIRTH_MAX
+    pub(crate) fn allocation(self) -> u64 {
+        self.0 & ALLOCATION_MAX
     }
 
     pub(crate) fn to_bits(self) -> u64 {
         self.0
     }
 
-    /// Returns the entry with these bits; `None` if they name a volume without a birth, or the reverse.
+    /// Returns the entry with these bits; `None` if they have a volume without an allocation id, or the reverse.
     pub(crate) fn from_bits(bits: u64) -> Option<Self> {
         let entry = Self(bits);
-        (entry.is_hole() || (entry.volume().0 != 0 && entry.birth() != 0)).then_some(entry)
+        (entry.is_hole() || (entry.volume().0 != 0 && entry.allocation() != 0)).then_some(entry)
     }
 }
 
 impl fmt::Debug for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_hole() { f.write_str("hole") } else { write!(f, "{}:{:x}", self.volume(), self.birth()) }
+        if self.is_hole() {
+            f.write_str("hole")
+        } else {
+            write!(f, "{}:{:x}", self.volume(), self.allocation())
+        }
     }
 }
 
@@ -71,11 +75,11 @@ pub(crate) enum Kind {
     Head,
     /// The root of the snapshot with this number.
     Root(u64),
-    /// A page of a map: its birth and number.
+    /// A page of a map: its allocation id and number.
     Page(u64, u32),
-    /// Data: its birth and place in the volume.
+    /// Data: its allocation id and place in the volume.
     Data(u64, u32),
-    /// A part of a log of overlays: the birth of the log, and the number of the part.
+    /// A part of an overlay log: the allocation id of the log, and the number of the part.
     Overlay(u64, u32),
 }
 
@@ -85,9 +89,9 @@ impl Kind {
         let text = match self {
             Self::Head => "head".into(),
             Self::Root(node) => format!("r/{node:09x}").into_bytes(),
-            Self::Page(birth, page) => in_place(b'm', birth, page),
-            Self::Data(birth, index) => in_place(b'd', birth, index),
-            Self::Overlay(birth, part) => in_place(b'o', birth, part),
+            Self::Page(allocation, page) => in_place(b'm', allocation, page),
+            Self::Data(allocation, index) => in_place(b'd', allocation, index),
+            Self::Overlay(allocation, part) => in_place(b'o', allocation, part),
         };
         Name::new(text).expect("less than 255 bytes")
     }
@@ -95,31 +99,31 @@ impl Kind {
     /// Returns what the object of this name is; `None` for a name that no volume makes.
     pub(crate) fn of(name: &Name) -> Option<Self> {
         let text = std::str::from_utf8(name.as_bytes()).ok()?;
-        let birth = |text: &str| u64::from_str_radix(text, 16).ok();
+        let hexadecimal = |text: &str| u64::from_str_radix(text, 16).ok();
         let place = |text: &str| u32::from_str_radix(text, 16).ok();
         let mut parts = text.split('/');
         let kind = match (parts.next()?, parts.next(), parts.next()) {
             ("head", None, None) => Self::Head,
-            ("r", Some(node), None) => Self::Root(birth(node)?),
-            ("m", Some(born), Some(page)) => Self::Page(birth(born)?, place(page)?),
-            ("d", Some(born), Some(index)) => Self::Data(birth(born)?, place(index)?),
-            ("o", Some(born), Some(part)) => Self::Overlay(birth(born)?, place(part)?),
+            ("r", Some(node), None) => Self::Root(hexadecimal(node)?),
+            ("m", Some(id), Some(page)) => Self::Page(hexadecimal(id)?, place(page)?),
+            ("d", Some(id), Some(index)) => Self::Data(hexadecimal(id)?, place(index)?),
+            ("o", Some(id), Some(part)) => Self::Overlay(hexadecimal(id)?, place(part)?),
             _ => return None,
         };
         (kind.name() == *name).then_some(kind)
     }
 }
 
-/// Returns `kind`, a slash, the birth in 9 digits or more, a slash, and the place in 8. Without formatting: each request
-/// makes such a name.
-fn in_place(kind: u8, birth: u64, place: u32) -> Vec<u8> {
-    let birth_digits = (u64::BITS - birth.leading_zeros()).div_ceil(4).max(9) as usize;
+/// Returns `kind`, a slash, the allocation id in 9 digits or more, a slash, and the place in 8. Without formatting: each
+/// request makes such a name.
+fn in_place(kind: u8, allocation: u64, place: u32) -> Vec<u8> {
+    let id_digits = (u64::BITS - allocation.leading_zeros()).div_ceil(4).max(9) as usize;
     let mut digits = [0; 16];
-    digits[..8].copy_from_slice(&hex((birth >> 32) as u32));
-    digits[8..].copy_from_slice(&hex(birth as u32));
-    let mut text = Vec::with_capacity(birth_digits + 11);
+    digits[..8].copy_from_slice(&hex((allocation >> 32) as u32));
+    digits[8..].copy_from_slice(&hex(allocation as u32));
+    let mut text = Vec::with_capacity(id_digits + 11);
     text.extend_from_slice(&[kind, b'/']);
-    text.extend_from_slice(&digits[16 - birth_digits..]);
+    text.extend_from_slice(&digits[16 - id_digits..]);
     text.push(b'/');
     text.extend_from_slice(&hex(place));
     text
@@ -143,14 +147,14 @@ mod tests {
 
     #[test]
     fn names_are_read_back_and_no_other_names() {
-        let last = Kind::Data(BIRTH_MAX, u32::MAX);
+        let last = Kind::Data(ALLOCATION_MAX, u32::MAX);
         for kind in [Kind::Head, Kind::Root(7), Kind::Page(1, 2), last, Kind::Overlay(7, 15)] {
             assert_eq!(Kind::of(&kind.name()), Some(kind));
         }
         let text = |kind: Kind| kind.name().to_string();
         assert_eq!(text(Kind::Data(0x1_2345_6789, 0xab)), "d/123456789/000000ab");
         assert_eq!(text(Kind::Page(1, u32::MAX)), "m/000000001/ffffffff");
-        // A birth that no volume reaches.
+        // An id that no volume reaches.
         assert_eq!(text(Kind::Data(u64::MAX, 7)), "d/ffffffffffffffff/00000007");
         for other in ["heads", "r/7", "m/000000001", "d/000000001/00000001/", "d/00000000A/00000001", "x"] {
             assert_eq!(Kind::of(&other.parse().unwrap()), None, "{other}");
@@ -170,8 +174,8 @@ mod tests {
     fn half_an_entry_is_none() {
         assert_eq!(Entry::from_bits(0), Some(Entry::HOLE));
         assert_eq!(Entry::from_bits(1), None);
-        assert_eq!(Entry::from_bits(1 << BIRTH_BITS), None);
-        let entry = Entry::new(VolumeId(VOLUME_MAX), BIRTH_MAX);
+        assert_eq!(Entry::from_bits(1 << ALLOCATION_BITS), None);
+        let entry = Entry::new(VolumeId(VOLUME_MAX), ALLOCATION_MAX);
         assert_eq!(Entry::from_bits(entry.to_bits()), Some(entry));
     }
 }

@@ -1,12 +1,11 @@
 //! The head of a volume: all that is not in its maps. Every change of a volume's shape is one conditional
-//! write of its head, so a crash finds the shape before it or after it.
+//! write of its head, so a crash finds the shape before it or after it. And two small records: the root of a snapshot's
+//! map, and a name in the catalog.
 
 use blocker::WriteMode;
 
-use super::reader::{Reader, put_text, sealed};
-use super::root::{pages, put_pages};
-use super::{LOGS_MAX, NODES_MAX, PAGES_MAX, pages_of};
-use crate::format::entry::{BIRTH_MAX, Entry, VOLUME_MAX, VolumeId};
+use super::entry::{ALLOCATION_MAX, Entry, VOLUME_MAX, VolumeId};
+use super::{LOGS_MAX, NODES_MAX, PAGES_MAX, Reader, pages_of, put_text, sealed};
 use crate::settings::{Rates, Settings};
 
 const MAGIC: &[u8; 8] = b"cvolhead";
@@ -39,7 +38,7 @@ pub(crate) struct Origin {
 /// A snapshot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Node {
-    /// The birth that was current when it was made, which is also the number of its root.
+    /// The allocation id that was current when it was made, which is also the number of its root.
     pub(crate) id: u64,
     /// The snapshot before it in this volume; 0 if there is none.
     pub(crate) parent: u64,
@@ -53,8 +52,8 @@ pub(crate) struct Node {
 /// A log that has overlays of a volume: what was written over objects that are not copied yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct OverlayLog {
-    /// The birth in the names of its parts, which no other log has.
-    pub(crate) birth: u64,
+    /// The allocation id in the names of its parts, which no other log has.
+    pub(crate) allocation: u64,
     /// In each of its records. No client of the volume knows it, so none can write what looks like a record.
     pub(crate) key: u128,
 }
@@ -67,8 +66,8 @@ pub(crate) struct Head {
     pub(crate) sequence: u64,
     pub(crate) size_bytes: u64,
     pub(crate) object_bytes: u64,
-    /// Above every birth that was ever used.
-    pub(crate) birth_limit: u64,
+    /// Above every allocation id that was ever used.
+    pub(crate) allocation_limit: u64,
     /// `None` if no owner has it.
     pub(crate) owner: Option<Owner>,
     /// Whether it was deleted; what is left is there for clones.
@@ -105,7 +104,7 @@ impl Head {
         };
         bytes.extend_from_slice(&version.to_le_bytes());
         bytes.extend_from_slice(&self.volume.0.to_le_bytes());
-        for number in [self.sequence, self.size_bytes, self.object_bytes, self.birth_limit] {
+        for number in [self.sequence, self.size_bytes, self.object_bytes, self.allocation_limit] {
             put(&mut bytes, number);
         }
         bytes.push(u8::from(self.owner.is_some()) | u8::from(self.is_deleted) << 1);
@@ -132,7 +131,7 @@ impl Head {
         if version >= VERSION_WITH_LOGS {
             bytes.extend_from_slice(&u32::try_from(self.logs.len()).expect("at most 8 logs").to_le_bytes());
             for log in &self.logs {
-                put(&mut bytes, log.birth);
+                put(&mut bytes, log.allocation);
                 bytes.extend_from_slice(&log.key.to_le_bytes());
             }
         }
@@ -153,7 +152,7 @@ impl Head {
             Reader::open_one_of(bytes, MAGIC, VERSION_WITHOUT_RATES..=VERSION_WITH_LOGS)?;
         let volume = VolumeId(reader.u32()?);
         let (sequence, size_bytes) = (reader.u64()?, reader.u64()?);
-        let (object_bytes, birth_limit) = (reader.u64()?, reader.u64()?);
+        let (object_bytes, allocation_limit) = (reader.u64()?, reader.u64()?);
         let flags = reader.u8()?;
         let owner = Owner { epoch: reader.u64()?, writer: reader.u128()?, name: reader.text()? };
         let origin = Origin { volume: VolumeId(reader.u32()?), node: reader.u64()? };
@@ -185,7 +184,7 @@ impl Head {
         let mut logs = Vec::new();
         if version >= VERSION_WITH_LOGS {
             for _ in 0..reader.count(LOGS_MAX, LOG_BYTES)? {
-                logs.push(OverlayLog { birth: reader.u64()?, key: reader.u128()? });
+                logs.push(OverlayLog { allocation: reader.u64()?, key: reader.u128()? });
             }
             if logs.is_empty() {
                 return Err("it has no logs, and its format says that it has".into());
@@ -208,7 +207,7 @@ impl Head {
             sequence,
             size_bytes,
             object_bytes,
-            birth_limit,
+            allocation_limit,
             owner: (flags & 1 != 0).then_some(owner),
             is_deleted: flags & 2 != 0,
             origin: (origin.volume.0 != 0).then_some(origin),
@@ -235,7 +234,7 @@ impl Head {
         let mut known = std::collections::HashSet::from([0]);
         let are_nodes = self.nodes.iter().all(|node| {
             // A parent is before its children, so there is no circle.
-            let is_node = node.id != 0 && node.id < self.birth_limit && known.contains(&node.parent);
+            let is_node = node.id != 0 && node.id < self.allocation_limit && known.contains(&node.parent);
             is_node && known.insert(node.id)
         });
         let is_whole = flags < 4
@@ -244,11 +243,76 @@ impl Head {
             && known.contains(&self.parent)
             && is_volume(self.volume)
             && self.origin.is_none_or(|origin| is_volume(origin.volume) && origin.node != 0)
-            && (1..=BIRTH_MAX + 1).contains(&self.birth_limit)
-            && self.logs.iter().all(|log| (1..self.birth_limit).contains(&log.birth))
-            && self.logs.is_sorted_by(|one, next| one.birth < next.birth)
+            && (1..=ALLOCATION_MAX + 1).contains(&self.allocation_limit)
+            && self.logs.iter().all(|log| (1..self.allocation_limit).contains(&log.allocation))
+            && self.logs.is_sorted_by(|one, next| one.allocation < next.allocation)
             && self.root.len() == pages_of(self.size_bytes, self.object_bytes)
             && self.root.len() <= PAGES_MAX;
         if is_whole { Ok(()) } else { Err("its numbers contradict each other".into()) }
+    }
+}
+
+// ---- the root of a map: where each of its pages lies
+
+const ROOT_MAGIC: &[u8; 8] = b"cvolroot";
+const ROOT_VERSION: u32 = 1;
+
+/// Appends the pages of a map.
+fn put_pages(into: &mut Vec<u8>, pages: &[Entry]) {
+    let count = u32::try_from(pages.len()).expect("at most 65 536 pages");
+    into.extend_from_slice(&count.to_le_bytes());
+    pages.iter().for_each(|page| into.extend_from_slice(&page.to_bits().to_le_bytes()));
+}
+
+/// Reads what [`put_pages`] has written.
+fn pages(reader: &mut Reader<'_>) -> Result<Vec<Entry>, String> {
+    let count = reader.count(PAGES_MAX, 8)?;
+    let page = |_| Entry::from_bits(reader.u64()?).ok_or_else(|| "an entry in it is impossible".to_owned());
+    (0..count).map(page).collect()
+}
+
+/// Returns the object of a snapshot's root.
+pub(crate) fn encode_root(pages: &[Entry]) -> Vec<u8> {
+    let mut bytes = ROOT_MAGIC.to_vec();
+    bytes.extend_from_slice(&ROOT_VERSION.to_le_bytes());
+    put_pages(&mut bytes, pages);
+    sealed(bytes)
+}
+
+/// Reads what [`encode_root`] has written.
+pub(crate) fn decode_root(bytes: &[u8]) -> Result<Vec<Entry>, String> {
+    let mut reader = Reader::open(bytes, ROOT_MAGIC, ROOT_VERSION)?;
+    let pages = pages(&mut reader)?;
+    reader.end()?;
+    Ok(pages)
+}
+
+// ---- the record of a volume in the catalog: its number
+
+const CATALOG_MAGIC: &[u8; 8] = b"cvolname";
+const CATALOG_VERSION: u32 = 1;
+
+/// A volume's number under its name, or the number of the volume to be made next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct CatalogEntry {
+    pub(crate) volume: VolumeId,
+}
+
+impl CatalogEntry {
+    pub(crate) fn encode(self) -> Vec<u8> {
+        let mut bytes = CATALOG_MAGIC.to_vec();
+        bytes.extend_from_slice(&CATALOG_VERSION.to_le_bytes());
+        bytes.extend_from_slice(&self.volume.0.to_le_bytes());
+        sealed(bytes)
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let mut reader = Reader::open(bytes, CATALOG_MAGIC, CATALOG_VERSION)?;
+        let volume = VolumeId(reader.u32()?);
+        reader.end()?;
+        if volume.0 == 0 || volume.0 > VOLUME_MAX {
+            return Err("it has an impossible number of a volume".into());
+        }
+        Ok(Self { volume })
     }
 }

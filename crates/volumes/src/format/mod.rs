@@ -1,22 +1,18 @@
 //! What is stored: `docs/volume-format.md` in code. Bytes from the store are decoded or refused, never
 //! trusted: a decoder allocates no more than it was given.
 
-mod catalog;
 pub(crate) mod entry;
 mod head;
 pub(crate) mod map;
 mod overlay;
-mod page;
-mod reader;
-mod root;
 
-pub(crate) use catalog::CatalogEntry;
-pub(crate) use head::{Head, Node, Origin, OverlayLog, Owner};
-pub(crate) use overlay::{OverlayRecord, Place, overlay_records};
-pub(crate) use page::{
+use std::ops::RangeInclusive;
+
+pub(crate) use head::{CatalogEntry, Head, Node, Origin, OverlayLog, Owner, decode_root, encode_root};
+pub(crate) use map::{
     PAGE_BYTES, PAGE_ENTRIES, Page, PageName, SECTOR_BYTES, SECTOR_ENTRIES, decode_page, encode_sector,
 };
-pub(crate) use root::{decode_root, encode_root};
+pub(crate) use overlay::{OverlayRecord, Place, overlay_records};
 
 /// The largest number of pages of a map: about a PiB with objects of 4 MiB.
 pub(crate) const PAGES_MAX: usize = 1 << 16;
@@ -35,6 +31,104 @@ pub(crate) fn objects_of(size_bytes: u64, object_bytes: u64) -> u64 {
 /// Returns the number of pages of a volume's map.
 pub(crate) fn pages_of(size_bytes: u64, object_bytes: u64) -> usize {
     usize::try_from(objects_of(size_bytes, object_bytes).div_ceil(PAGE_ENTRIES as u64)).unwrap_or(usize::MAX)
+}
+
+/// Bytes with a checksum: what is left to read of them.
+struct Reader<'a> {
+    rest: &'a [u8],
+}
+
+/// Returns `bytes` with their checksum after them.
+fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
+    let sum = crc32fast::hash(&bytes);
+    bytes.extend_from_slice(&sum.to_le_bytes());
+    bytes
+}
+
+/// Appends a text with its length before it.
+fn put_text(into: &mut Vec<u8>, text: &str) {
+    let len = u16::try_from(text.len()).expect("names have at most 200 bytes");
+    into.extend_from_slice(&len.to_le_bytes());
+    into.extend_from_slice(text.as_bytes());
+}
+
+impl<'a> Reader<'a> {
+    /// Returns a reader of what [`sealed`] has made, after its magic and version.
+    fn open(bytes: &'a [u8], magic: &[u8; 8], version: u32) -> Result<Self, String> {
+        Self::open_one_of(bytes, magic, version..=version).map(|(reader, _)| reader)
+    }
+
+    /// As [`Self::open`], of several versions; returns the one that it is.
+    fn open_one_of(
+        bytes: &'a [u8],
+        magic: &[u8; 8],
+        versions: RangeInclusive<u32>,
+    ) -> Result<(Self, u32), String> {
+        let (content, sum) = bytes.split_last_chunk::<4>().ok_or("it is too short")?;
+        let (found, rest) = content.split_first_chunk::<8>().ok_or("it is too short")?;
+        if found != magic {
+            return Err("it begins with other bytes".into());
+        }
+        let mut reader = Self { rest };
+        let found = reader.u32()?;
+        if !versions.contains(&found) {
+            return Err(format!(
+                "it has format {found}; this program knows formats up to {}",
+                versions.end()
+            ));
+        }
+        if crc32fast::hash(content) != u32::from_le_bytes(*sum) {
+            return Err("its checksum is wrong".into());
+        }
+        Ok((reader, found))
+    }
+
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], String> {
+        let (taken, rest) = self.rest.split_first_chunk::<N>().ok_or("it ends too early")?;
+        self.rest = rest;
+        Ok(*taken)
+    }
+
+    fn u8(&mut self) -> Result<u8, String> {
+        Ok(self.take::<1>()?[0])
+    }
+
+    fn u32(&mut self) -> Result<u32, String> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, String> {
+        self.take().map(u64::from_le_bytes)
+    }
+
+    fn u128(&mut self) -> Result<u128, String> {
+        self.take().map(u128::from_le_bytes)
+    }
+
+    /// Returns a text of at most `NAME_BYTES_MAX` bytes.
+    fn text(&mut self) -> Result<String, String> {
+        let len = usize::from(u16::from_le_bytes(self.take()?));
+        if len > NAME_BYTES_MAX || len > self.rest.len() {
+            return Err("a name in it is too long".into());
+        }
+        let (text, rest) = self.rest.split_at(len);
+        self.rest = rest;
+        String::from_utf8(text.to_vec()).map_err(|_| "a name in it is no UTF-8".into())
+    }
+
+    /// Returns a number of things, at most `max`, each of which takes at least `bytes_min` of what follows.
+    fn count(&mut self, max: usize, bytes_min: usize) -> Result<usize, String> {
+        let count = self.u32()? as usize;
+        if count > max || count.saturating_mul(bytes_min) > self.rest.len() {
+            return Err("it has a count beyond its length".into());
+        }
+        Ok(count)
+    }
+
+    /// Checks that nothing is left.
+    fn end(self) -> Result<(), String> {
+        if self.rest.is_empty() { Ok(()) } else { Err("it has bytes after its end".into()) }
+    }
 }
 
 #[cfg(test)]
@@ -58,7 +152,7 @@ mod tests {
             sequence: 9,
             size_bytes: 40 << 30,
             object_bytes: 4 << 20,
-            birth_limit: 5000,
+            allocation_limit: 5000,
             owner: Some(Owner { epoch: 3, writer: 1 << 100, name: "host:1".into() }),
             is_deleted: false,
             origin: Some(Origin { volume: VolumeId(2), node: 8 }),
@@ -97,7 +191,8 @@ mod tests {
         assert_eq!(Head::decode(&limited.encode()), Ok(limited.clone()));
         refuses_damage(&limited.encode(), Head::decode);
         for mut open in [head.clone(), limited] {
-            open.logs = vec![OverlayLog { birth: 7, key: 0 }, OverlayLog { birth: 4999, key: 1 << 99 }];
+            open.logs =
+                vec![OverlayLog { allocation: 7, key: 0 }, OverlayLog { allocation: 4999, key: 1 << 99 }];
             assert_eq!(Head::decode(&open.encode()), Ok(open.clone()));
             refuses_damage(&open.encode(), Head::decode);
         }
@@ -118,12 +213,12 @@ mod tests {
             |head| head.nodes[0].parent = 12,
             |head| head.nodes[1].id = 4,
             |head| head.nodes[1].id = 5000,
-            |head| head.birth_limit = 0,
+            |head| head.allocation_limit = 0,
             |head| head.volume = VolumeId(0),
-            |head| head.logs = vec![OverlayLog { birth: 0, key: 1 }],
-            |head| head.logs = vec![OverlayLog { birth: 5000, key: 1 }],
-            |head| head.logs = vec![OverlayLog { birth: 9, key: 1 }; 2],
-            |head| head.logs = (1..10).map(|birth| OverlayLog { birth, key: 1 }).collect(),
+            |head| head.logs = vec![OverlayLog { allocation: 0, key: 1 }],
+            |head| head.logs = vec![OverlayLog { allocation: 5000, key: 1 }],
+            |head| head.logs = vec![OverlayLog { allocation: 9, key: 1 }; 2],
+            |head| head.logs = (1..10).map(|allocation| OverlayLog { allocation, key: 1 }).collect(),
         ];
         for (at, wrong) in wrong.iter().enumerate() {
             let mut head = head();
@@ -149,8 +244,8 @@ mod tests {
 
     #[test]
     fn a_torn_page_is_a_mix_of_sectors_and_a_sector_elsewhere_is_refused() {
-        let name = PageName { volume: VolumeId(5), birth: 17, page: 2 };
-        let pages = [1, 2].map(|birth| [Entry::new(VolumeId(5), birth); PAGE_ENTRIES]);
+        let name = PageName { volume: VolumeId(5), allocation: 17, page: 2 };
+        let pages = [1, 2].map(|allocation| [Entry::new(VolumeId(5), allocation); PAGE_ENTRIES]);
         let sectors = |page: &Page| -> Vec<_> { (0..64).map(|at| encode_sector(name, page, at)).collect() };
         let (old, new) = (sectors(&pages[0]), sectors(&pages[1]));
         let mut torn = old.clone();
@@ -163,7 +258,7 @@ mod tests {
         assert!(decode_page(name, &moved.concat()).is_err());
         for other in [
             PageName { volume: VolumeId(6), ..name },
-            PageName { birth: 18, ..name },
+            PageName { allocation: 18, ..name },
             PageName { page: 3, ..name },
         ] {
             assert!(decode_page(other, &old.concat()).is_err(), "{other:?}");

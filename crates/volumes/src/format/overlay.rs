@@ -1,12 +1,11 @@
-//! A record of the log of overlays: what was written over a part of an object that is not copied yet.
+//! A record of the overlay log: what was written over a part of an object that is not copied yet.
 //!
 //! A sector of 512 bytes, then the bytes, up to a whole sector. Records are written side by side, so after a crash one
 //! may be missing between two others: a reader looks for the next one sector by sector. A record states its own place
 //! and the key of its log, which no client knows, so bytes that a client has written are never taken for one.
 
-use super::SECTOR_BYTES;
-use crate::format::OverlayLog;
-use crate::format::entry::{Entry, VolumeId};
+use super::entry::{Entry, VolumeId};
+use super::{OverlayLog, SECTOR_BYTES};
 
 const MAGIC: &[u8; 8] = b"cvolover";
 const VERSION: u32 = 1;
@@ -53,7 +52,7 @@ impl OverlayRecord {
         bytes.extend_from_slice(&VERSION.to_le_bytes());
         bytes.extend_from_slice(&volume.0.to_le_bytes());
         bytes.extend_from_slice(&log.key.to_le_bytes());
-        bytes.extend_from_slice(&log.birth.to_le_bytes());
+        bytes.extend_from_slice(&log.allocation.to_le_bytes());
         bytes.extend_from_slice(&place.part.to_le_bytes());
         bytes.extend_from_slice(&place.offset.to_le_bytes());
         bytes.extend_from_slice(&self.base.to_bits().to_le_bytes());
@@ -122,7 +121,7 @@ pub(crate) fn overlay_records(
 mod tests {
     use super::*;
 
-    const LOG: OverlayLog = OverlayLog { birth: 9, key: 77 << 100 };
+    const LOG: OverlayLog = OverlayLog { allocation: 9, key: 77 << 100 };
     const VOLUME: VolumeId = VolumeId(5);
 
     fn record(index: u32, data: Option<&[u8]>) -> OverlayRecord {
@@ -166,7 +165,7 @@ mod tests {
     fn what_another_log_or_place_has_is_no_record() {
         let mut bytes = Vec::new();
         put(&mut bytes, &record(1, Some(&[1; 700])), &[1; 700]);
-        for log in [OverlayLog { birth: 8, ..LOG }, OverlayLog { key: 1, ..LOG }] {
+        for log in [OverlayLog { allocation: 8, ..LOG }, OverlayLog { key: 1, ..LOG }] {
             assert_eq!(overlay_records(&bytes, log, VOLUME, 2), []);
         }
         assert_eq!(overlay_records(&bytes, LOG, VolumeId(6), 2), []);

@@ -1,20 +1,17 @@
 //! Taking a volume: the right to write to it, then its head, then its map.
 
-use std::sync::Arc;
-
 use blocker::{Blocker, ClaimRequest, Condition, Durability, Epoch, Scope, Version, WriterId};
 
 use crate::error::{Error, Result};
 use crate::format::entry::{Entry, Kind, VolumeId};
 use crate::format::map::Map;
 use crate::format::{Head, LOGS_MAX, OverlayLog, Owner};
-use crate::limits;
-use crate::manage::depose;
 use crate::settings::{Fencing, Options};
-use crate::space::{Pool, Space, load_node};
+use crate::space::{Pool, Space, apply_limits, load_node, load_root, release_limits};
 use crate::volume::{Inner, Opened, Promises, has_log, load_logs, next_limit};
 
-/// Claims in a row that other owners may overtake.
+/// How often a claim is made that other owners overtake, or a page is written that the owner before writes at the same
+/// time or whose outcome is unknown.
 const TRIES: u32 = 32;
 
 /// How a volume is attached.
@@ -53,25 +50,26 @@ pub(crate) async fn attach(
     let (before, version) = pool.head(volume).await?;
     check_owner(&before, options, take_over, deleted)?;
     let mut head = before.clone();
-    let birth = head.birth_limit;
-    // With its births used up it can still be read and deleted.
-    head.birth_limit = next_limit(birth).unwrap_or(birth);
+    let allocation = head.allocation_limit;
+    // With its allocation ids used up it can still be read and deleted.
+    head.allocation_limit = next_limit(allocation).unwrap_or(allocation);
     head.owner = Some(Owner { epoch: epoch.unwrap_or(0), writer: writer.0, name: options.owner.clone() });
     head.sequence += 1;
     let promises =
         Promises { flush_durability: options.flush_durability, records_at_once: options.records_at_once };
     // What the owner before has left in its logs is not in the map yet: they stay.
-    let has_births = head.birth_limit > birth;
-    let is_logged = has_births && has_log(&space, &head.settings, promises) && head.logs.len() < LOGS_MAX;
-    let log = is_logged.then_some(OverlayLog { birth, key: writer.0 });
+    let has_allocations = head.allocation_limit > allocation;
+    let is_logged =
+        has_allocations && has_log(&space, &head.settings, promises) && head.logs.len() < LOGS_MAX;
+    let log = is_logged.then_some(OverlayLog { allocation, key: writer.0 });
     head.logs.extend(log);
     let head_version = replace_head(&space, (&before, version), &head).await?;
     let loaded = async {
         if is_limited {
-            limits::apply(pool, volume, head.sequence, &head.settings).await?;
+            apply_limits(pool, volume, head.sequence, &head.settings).await?;
         }
         if before.owner.as_ref().is_some_and(|owner| owner.writer != 0) {
-            depose::renew_pages(&space, &head).await?;
+            renew_pages(&space, &head).await?;
         }
         let (live, parent_root, parent) = load(pool, &head).await?;
         Ok((live, parent_root, parent, load_logs(pool, volume, &before.logs).await?))
@@ -79,7 +77,7 @@ pub(crate) async fn attach(
     let (live, parent_root, parent, logged) = match loaded.await {
         Ok(loaded) => loaded,
         Err(error) => {
-            limits::release(pool, volume, head.sequence).await;
+            release_limits(pool, volume, head.sequence).await;
             // It is not open here: as it was, under a new number. If that fails as well, a takeover helps.
             let _ = put_head(&space, &Head { sequence: head.sequence + 1, ..before }, head_version).await;
             return Err(error);
@@ -88,8 +86,8 @@ pub(crate) async fn attach(
     if let Some(newest) = newest {
         pool.left.know(volume, newest);
     }
-    let (birth, room) = (birth + u64::from(log.is_some()), Arc::clone(&pool.room));
-    let opened = Opened { space, head, head_version, live, parent_root, parent, birth, promises, room };
+    let allocation = allocation + u64::from(log.is_some());
+    let opened = Opened { space, head, head_version, live, parent_root, parent, allocation, promises };
     let inner = Inner::new(opened);
     inner.take_over_logs(logged, log);
     Ok(inner)
@@ -105,9 +103,8 @@ pub(crate) async fn look(pool: &Pool, options: &Options, volume: VolumeId) -> Re
     let (head, head_version) = pool.head(volume).await?;
     let (live, parent_root, parent) = load(pool, &head).await?;
     let promises = Promises { flush_durability: Durability::Stored, records_at_once: false };
-    let (space, birth, room) =
-        (Space::new(pool.clone(), volume, None), head.birth_limit, Arc::clone(&pool.room));
-    let opened = Opened { space, head, head_version, live, parent_root, parent, birth, promises, room };
+    let (space, allocation) = (Space::new(pool.clone(), volume, None), head.allocation_limit);
+    let opened = Opened { space, head, head_version, live, parent_root, parent, allocation, promises };
     Ok(Some(Inner::new(opened)))
 }
 
@@ -239,6 +236,56 @@ pub(crate) async fn put_head(space: &Space, head: &Head, version: Version) -> Re
     Ok(version)
 }
 
+// ---- taking a volume from an owner that has not released it, where no layer refuses that owner's changes
+//
+// That owner may continue until it looks at the head. What it writes in place is then lost or not, as in a crash. But a
+// page of the map that it wrote would name objects that it alone knows, and it would remove what the next owner has. So
+// each page gets another version, and its condition refuses the owner before: a page that it wrote earlier is read by the
+// next owner, and what it removes after it has written a page is named by no page. Where that owner asks for a version,
+// it looks at the head after it, which is the next owner's before any page has another version.
+
+/// Gives the pages that the volume writes in place other versions. The head is this owner's already, so that the
+/// owner before allocates no page any more. The pages are to be read after this.
+async fn renew_pages(space: &Space, head: &Head) -> Result<()> {
+    if space.is_stamped() {
+        // The store refuses the owner before.
+        return Ok(());
+    }
+    let parent_root = match head.parent {
+        0 => Vec::new(),
+        node => load_root(&space.pool, head.volume, node).await?,
+    };
+    for (page, at) in head.root.iter().enumerate() {
+        if at.volume() == head.volume && parent_root.get(page) != Some(at) {
+            // A map has at most 65 536 pages.
+            renew(space, Kind::Page(at.allocation(), page as u32)).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn renew(space: &Space, page: Kind) -> Result<()> {
+    let damaged = |why: &str| Error::Damaged(format!("page {} of a map: {why}", space.object(page)));
+    for _ in 0..TRIES {
+        let (bytes, version) = match space.pool.get(space.object(page)).await {
+            Ok(found) => found,
+            Err(blocker::Error::Missing) => return Err(damaged("it is missing")),
+            Err(blocker::Error::Corrupt(why)) => return Err(damaged(&why)),
+            Err(error) => return Err(error.into()),
+        };
+        match space.put(page, bytes.to_vec(), Condition::Version(version)).await {
+            Ok(_) => return Ok(()),
+            Err(
+                blocker::Error::ConditionFailed { .. }
+                | blocker::Error::OutcomeUnknown(_)
+                | blocker::Error::NotStored(_),
+            ) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(Error::Io(blocker::Error::Retryable("the owner before writes the map at the same time".into())))
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -247,12 +294,12 @@ mod tests {
     use blocker::executor::block_on;
 
     use super::*;
-    use crate::format::entry::BIRTH_MAX;
+    use crate::format::entry::ALLOCATION_MAX;
     use crate::manage::Volumes;
     use crate::settings::{OpenOptions, Settings};
 
     #[test]
-    fn a_volume_whose_births_are_used_up_can_be_read_and_deleted() {
+    fn a_volume_whose_allocation_ids_are_used_up_can_be_read_and_deleted() {
         let volumes = Volumes::new(Arc::new(Memory::default()), Options::new("vol")).unwrap();
         block_on(async {
             volumes.create("a", 1 << 20, Settings::default()).await.unwrap();
@@ -263,7 +310,7 @@ mod tests {
             let space = Space::new(volumes.pool.clone(), volume, None);
             for left in [100, 0] {
                 let (mut head, version) = volumes.pool.head(volume).await.unwrap();
-                head.birth_limit = BIRTH_MAX + 1 - left;
+                head.allocation_limit = ALLOCATION_MAX + 1 - left;
                 put_head(&space, &head, version).await.unwrap();
                 let disk = volumes.open("a", OpenOptions::default()).await.unwrap();
                 assert_eq!(disk.read(0, 3).await.unwrap().to_vec(), b"one");

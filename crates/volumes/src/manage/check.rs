@@ -451,39 +451,3 @@ async fn end_all(leases: Vec<(VolumeId, Lease)>, mut result: Result<()>) -> Resu
     }
     result
 }
-
-impl crate::space::Pool {
-    /// Returns the volumes that are being deleted, or are kept without a name for their clones.
-    async fn remains(&self) -> Result<Vec<VolumeId>> {
-        let names = self.catalog_names("x/").await?;
-        Ok(names.iter().filter_map(|name| number(name.strip_prefix("x/")?)).collect())
-    }
-
-    /// Returns the marks of clones.
-    pub(crate) async fn clones(&self) -> Result<Vec<(Origin, VolumeId)>> {
-        let mark = |name: &String| {
-            let mut parts = name.strip_prefix("c/")?.split('/');
-            let (volume, node) = (number(parts.next()?)?, u64::from_str_radix(parts.next()?, 16).ok()?);
-            Some((Origin { volume, node }, number(parts.next()?)?))
-        };
-        Ok(self.catalog_names("c/").await?.iter().filter_map(mark).collect())
-    }
-
-    async fn catalog_names(&self, prefix: &'static str) -> Result<Vec<String>> {
-        let entries: Vec<_> = self.store.entries(self.catalog(), prefix).try_collect().await?;
-        Ok(entries.iter().map(|entry| String::from_utf8_lossy(entry.name.as_bytes()).into_owned()).collect())
-    }
-
-    /// Returns the volume whose namespace this is.
-    fn volume_of(&self, namespace: &Namespace) -> Option<VolumeId> {
-        let bytes = namespace.as_bytes();
-        let catalog = self.catalog();
-        let rest = bytes.strip_prefix(catalog.as_bytes())?.strip_prefix(b".")?;
-        let id = number(std::str::from_utf8(rest).ok()?)?;
-        (self.namespace(id) == *namespace).then_some(id)
-    }
-}
-
-fn number(text: &str) -> Option<VolumeId> {
-    u32::from_str_radix(text, 16).ok().filter(|number| *number != 0).map(VolumeId)
-}

@@ -3,10 +3,8 @@
 
 mod attach;
 pub(crate) mod check;
-mod damaged;
-mod depose;
-pub(crate) mod frozen;
 mod operations;
+pub(crate) mod snapshot;
 pub(crate) mod stream;
 
 use std::collections::HashMap;
@@ -22,11 +20,10 @@ use crate::error::{Error, Result};
 use crate::format::entry::{Entry, Kind, VolumeId};
 use crate::format::{Head, NAME_BYTES_MAX, Origin, PAGE_BYTES, PAGES_MAX, pages_of};
 use crate::manage::attach::{Access, attach};
-use crate::room::Room;
 use crate::settings::{
     DamagedVolume, Fencing, Listing, OpenOptions, Options, OriginInfo, Settings, SnapshotInfo, VolumeInfo,
 };
-use crate::space::Pool;
+use crate::space::{OverlayMemory, Pool};
 use crate::volume::{Inner, Volume};
 
 /// The size of a volume's objects unless it is set.
@@ -90,7 +87,7 @@ impl Volumes {
         if options.fencing == Fencing::Stamps && !can.fencing {
             return lacks("fencing");
         }
-        let pool = Pool::new(store, &options.prefix, Room::new(options.overlay_bytes_max));
+        let pool = Pool::new(store, &options.prefix, OverlayMemory::new(options.overlay_bytes_max));
         Ok(Self {
             pool,
             options,
@@ -118,7 +115,7 @@ impl Volumes {
             sequence: 1,
             size_bytes,
             object_bytes,
-            birth_limit: 1,
+            allocation_limit: 1,
             owner: None,
             is_deleted: false,
             origin: None,

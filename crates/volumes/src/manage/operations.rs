@@ -2,19 +2,17 @@
 
 use std::sync::Arc;
 
-use blocker::{Condition, Scope};
+use blocker::Condition;
 
 use crate::catalog::{check_new_name, now_unix_seconds};
 use crate::error::{Error, Result};
 use crate::format::entry::{Kind, VolumeId};
-use crate::format::map::Map;
 use crate::format::{Head, Origin};
-use crate::limits;
-use crate::manage::attach::{Access, attach, look};
+use crate::manage::attach::{Access, attach, attach_below, check_owner, claim, look};
 use crate::manage::{Volumes, check_size};
-use crate::settings::{Change, Settings, Usage};
-use crate::space::{Space, load_node, load_root};
-use crate::volume::{Inner, changes, overlaid, snapshot_all, usage};
+use crate::settings::{Fencing, Settings};
+use crate::space::{Space, load_root, replace_limits};
+use crate::volume::{Inner, snapshot_all};
 
 /// The largest number of volumes with a snapshot at one instant.
 const TOGETHER_MAX: usize = 256;
@@ -212,101 +210,10 @@ impl Volumes {
         }
         let before = lease.inner.settings();
         let result = match lease.inner.set(settings).await {
-            Ok(()) => limits::replace(&self.pool, volume, &before, &settings).await,
+            Ok(()) => replace_limits(&self.pool, volume, &before, &settings).await,
             error => error,
         };
         lease.end(result).await
-    }
-
-    /// Returns what a volume uses: as it is stored, if it is not open here.
-    ///
-    /// # Errors
-    /// See [`Volumes`]; `NoSuchVolume`. Never `InUse`.
-    pub async fn usage(&self, name: &str) -> Result<Usage> {
-        let volume = self.find(name).await?;
-        if let Some(inner) = self.opened(volume) {
-            match inner.usage() {
-                Err(Error::Closed | Error::HandedOver) => {}
-                answer => return answer,
-            }
-        }
-        let mut head = self.current_head(volume).await?;
-        loop {
-            match self.stored_usage(&head).await {
-                // Its owner may have replaced a page meanwhile: each attempt needs another head to fail.
-                Err(Error::Damaged(why)) => {
-                    let newer = self.current_head(volume).await?;
-                    if newer.sequence == head.sequence {
-                        return Err(Error::Damaged(why));
-                    }
-                    head = newer;
-                }
-                answer => return answer,
-            }
-        }
-    }
-
-    async fn stored_usage(&self, head: &Head) -> Result<Usage> {
-        let live = self.live_map(head).await?;
-        let parent = match head.parent {
-            0 => Map::default(),
-            node => {
-                self.pool.refresh(Some(Origin { volume: head.volume, node })).await?;
-                load_node(&self.pool, head.volume, node, (&head.root, &live)).await?.1
-            }
-        };
-        let live = overlaid(&self.pool, head.volume, &head.logs, (live, head.object_bytes)).await?;
-        Ok(usage(head.volume, head.size_bytes, head.object_bytes, (&live, &parent)))
-    }
-
-    /// Returns the map of a volume as it is stored.
-    async fn live_map(&self, head: &Head) -> Result<Map> {
-        self.pool.refresh(head.origin).await?;
-        if self.opened(head.volume).is_none() {
-            // Its owner may have written them in place.
-            for (page, at) in head.root.iter().enumerate().filter(|(_, at)| at.volume() == head.volume) {
-                // A map has at most 65 536 pages.
-                let page = self.pool.object(head.volume, Kind::Page(at.birth(), page as u32));
-                self.pool.invalidate(Scope::Object(page)).await?;
-            }
-        }
-        self.pool.load(&head.root, None).await
-    }
-
-    /// Returns the ranges, by whole objects, in which `to` may differ from `from`: snapshots of a volume, or,
-    /// for `None`, the volume as it is stored for `to` and holes for `from`. No data are read. What lies
-    /// beyond the end of `to` is left out.
-    ///
-    /// # Errors
-    /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`.
-    pub async fn diff(&self, name: &str, from: Option<&str>, to: Option<&str>) -> Result<Vec<Change>> {
-        let volume = self.find(name).await?;
-        let head = self.current_head(volume).await?;
-        let none = (&[][..], &Default::default());
-        let node = |name: &str| head.named(name).ok_or_else(|| Error::NoSuchSnapshot(name.to_owned()));
-        let (root, new, size_bytes) = match to {
-            Some(to) => {
-                let node = node(to)?;
-                self.pool.refresh(Some(Origin { volume, node: node.id })).await?;
-                let (root, map) = load_node(&self.pool, volume, node.id, none).await?;
-                (root, map, node.size_bytes)
-            }
-            None => (head.root.clone(), self.live_map(&head).await?, head.size_bytes),
-        };
-        let logs = if to.is_none() { &head.logs[..] } else { &[] };
-        let overlaid = overlaid(&self.pool, volume, logs, (new.clone(), head.object_bytes)).await?;
-        let old = match from {
-            Some(from) => {
-                let node = node(from)?;
-                self.pool.refresh(Some(Origin { volume, node: node.id })).await?;
-                load_node(&self.pool, volume, node.id, (&root, &new)).await?.1
-            }
-            None => Default::default(),
-        };
-        for name in [from, to].into_iter().flatten() {
-            self.pool.check_there(volume, node(name)?.id, name).await?;
-        }
-        Ok(changes(&old, &overlaid, size_bytes, head.object_bytes))
     }
 
     /// Makes a volume of a snapshot, or of a volume as it is now. No data are copied: it has what its origin
@@ -353,7 +260,7 @@ impl Volumes {
                 sequence: 1,
                 size_bytes: node.size_bytes,
                 object_bytes: head.object_bytes,
-                birth_limit: 1,
+                allocation_limit: 1,
                 owner: None,
                 is_deleted: false,
                 origin: Some(origin),
@@ -474,7 +381,7 @@ impl Volumes {
             return lease.end(Ok(None)).await;
         }
         let none = Settings::default();
-        let result = match limits::replace(&self.pool, volume, &none, &none).await {
+        let result = match replace_limits(&self.pool, volume, &none, &none).await {
             Ok(()) => lease.inner.remove_head().await,
             Err(error) => Err(error),
         };
@@ -507,5 +414,84 @@ impl Volumes {
             }
         }
         Ok(())
+    }
+}
+
+// ---- deleting a volume that cannot be read: by the content of its namespace, and not by its map
+
+impl Volumes {
+    /// Deletes a volume and its snapshots, also where its head, its map or its record in the catalog is damaged: then
+    /// everything in its namespace is removed. Of one whose record in the catalog is damaged the name goes, and the next
+    /// [`Self::check`] that repairs removes the rest.
+    ///
+    /// Where its head cannot be read it is not known whether another owner has the volume. That owner is fenced off where
+    /// the store can ([`Fencing::Stamps`]); otherwise the caller makes sure that there is none.
+    ///
+    /// # Errors
+    /// As [`Self::delete`]; `Invalid` if it is damaged and there are clones of it, which need what cannot be found any more:
+    /// flatten or delete them first. A volume that has lost its name by then is removed by [`Self::check`].
+    pub async fn delete_damaged(&self, name: &str) -> Result<()> {
+        let volume = match self.pool.find_fresh(name).await {
+            Err(Error::Damaged(_)) => return self.pool.unpublish(name).await,
+            found => found?,
+        };
+        match self.delete(name).await {
+            Err(Error::Damaged(_)) => {}
+            done => return done,
+        }
+        self.check_without_clones(volume).await?;
+        self.pool.add_remains(volume).await?;
+        // The deletion may have got as far as that, and the name may be another volume's since.
+        if self.pool.find_fresh(name).await.is_ok_and(|named| named == volume) {
+            self.pool.unpublish(name).await?;
+        }
+        self.wipe(volume).await
+    }
+
+    /// Removes everything of a volume that has no name, whose deletion is recorded, and which is not open.
+    ///
+    /// # Errors
+    /// `InUse` if its head can be read and another owner has it; `Invalid` if there are clones of it.
+    pub(crate) async fn wipe(&self, volume: VolumeId) -> Result<()> {
+        let _turn = self.turn(volume).lock_arc().await;
+        if self.opened(volume).is_some() {
+            return Err(Error::InUse { owner: self.options.owner.clone() });
+        }
+        self.check_without_clones(volume).await?;
+        match self.pool.fresh_head(volume).await {
+            Ok(Some(head)) => check_owner(&head, &self.options, false, true)?,
+            Ok(None) | Err(Error::Damaged(_)) => {}
+            Err(error) => return Err(error),
+        }
+        let epoch = match self.options.fencing {
+            Fencing::Stamps => Some(claim(&self.pool, volume, self.writer, None).await?),
+            Fencing::Below => {
+                attach_below(&self.pool, volume, false).await?;
+                None
+            }
+        };
+        let space = Space::new(self.pool.clone(), volume, epoch);
+        space.clear().await?;
+        self.pool.left.forget(volume);
+        for (origin, clone) in self.pool.clones().await? {
+            if clone == volume {
+                self.release(origin, volume).await?;
+            }
+        }
+        self.pool.remove_remains(volume).await
+    }
+
+    /// Checks that no clone depends on a volume of which it cannot be found out what they need.
+    async fn check_without_clones(&self, volume: VolumeId) -> Result<()> {
+        let clones = self.pool.clones().await?;
+        let mut clones = clones.into_iter().filter(|(origin, _)| origin.volume == volume);
+        let Some((_, clone)) = clones.next() else { return Ok(()) };
+        let (names, _) = self.pool.names_and_damaged().await?;
+        let name = names.into_iter().find(|(_, named)| *named == clone).map(|(name, _)| format!("{name:?}"));
+        let (name, more) = (name.unwrap_or_else(|| format!("number {clone}")), clones.count());
+        let and = if more == 0 { String::new() } else { format!(" and {more} more") };
+        Err(Error::Invalid(format!(
+            "the volume is damaged, and clones may need what cannot be found: flatten or delete them first ({name}{and})"
+        )))
     }
 }

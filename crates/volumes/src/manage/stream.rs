@@ -8,7 +8,7 @@ use blocker::{Durability, Segments};
 use crate::catalog::{check_name, check_new_name};
 use crate::error::{Error, Result};
 use crate::format::NAME_BYTES_MAX;
-use crate::manage::frozen::Snapshot;
+use crate::manage::snapshot::Snapshot;
 use crate::settings::Change;
 use crate::volume::Volume;
 

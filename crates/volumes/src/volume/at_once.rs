@@ -114,24 +114,24 @@ impl Inner {
         // Held until the store has answered, as in `write.rs`.
         let turn = self.turn.try_read_arc()?;
         let shared = self.lock_of(piece.index).try_read_arc()?;
-        let birth = {
+        let allocation = {
             let state = self.state.lock();
             state.check_range(offset, length).ok()?;
-            if !state.has_births() {
+            if !state.has_allocations() {
                 return None;
             }
             if state.logged_base(piece.index).is_some() {
                 return None;
             }
-            state.own_birth(piece.index)
+            state.own_allocation(piece.index)
         };
         let content = Content::Data(data.clone());
-        let Some(birth) = birth else {
+        let Some(allocation) = allocation else {
             self.look_at_quota_at_once(&piece);
             let is_kept = self.keep_over(&piece, &content, durability).ok()?;
             return is_kept.then_some(Answer::Ready(Ok(Durability::Cached)));
         };
-        let begun = match self.send(&piece, birth, &content, durability, Condition::Present) {
+        let begun = match self.send(&piece, allocation, &content, durability, Condition::Present) {
             // Before more than *cached* is promised, `settle` checks that the volume is still this owner's.
             Reply::Ready(Ok(_)) if durability == Durability::Cached && self.is_kept(piece.index) => {
                 return Some(Answer::Ready(Ok(durability)));
@@ -140,7 +140,8 @@ impl Inner {
         };
         let inner = Arc::clone(self);
         Some(Answer::pending(async move {
-            let (is, is_recorded) = inner.finish_in_place(&piece, birth, &content, durability, begun).await?;
+            let (is, is_recorded) =
+                inner.finish_in_place(&piece, allocation, &content, durability, begun).await?;
             drop((turn, shared));
             inner.settle(is, is_recorded, durability).await
         }))

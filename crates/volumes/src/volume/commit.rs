@@ -143,7 +143,7 @@ impl Inner {
             state.in_flight.get_or_insert(bytes);
         } else {
             recorder.earlier = None;
-            state.birth_limit = recorder.head.birth_limit;
+            state.allocation_limit = recorder.head.allocation_limit;
         }
         sent
     }
@@ -250,15 +250,15 @@ impl Inner {
         Error::Fenced { epoch: Epoch(0) }
     }
 
-    /// Reserves births in the head.
-    pub(super) async fn reserve_births(&self, recorder: &mut Recorder) -> Result<()> {
+    /// Reserves allocation ids in the head.
+    pub(super) async fn reserve_allocations(&self, recorder: &mut Recorder) -> Result<()> {
         let mut head = recorder.head.clone();
-        let birth = self.state.lock().birth.max(head.birth_limit);
-        head.birth_limit = next_limit(birth)?;
-        let limit = head.birth_limit;
+        let allocation = self.state.lock().allocation.max(head.allocation_limit);
+        head.allocation_limit = next_limit(allocation)?;
+        let limit = head.allocation_limit;
         self.commit(recorder, head).await?;
         let mut state = self.state.lock();
-        state.birth_limit = limit;
+        state.allocation_limit = limit;
         Ok(())
     }
 }

@@ -11,7 +11,7 @@ use blocker::{Condition, CopyRequest, Durability, WriteRequest, WriteZeroesReque
 use futures_util::StreamExt;
 
 use super::runs::{Run, Source};
-use super::state::{BIRTHS_MIN, Births, State};
+use super::state::{ALLOCATIONS_MIN, NewId, State};
 use super::write::Attempt;
 use super::{Inner, Recorder};
 use crate::error::{Error, Result};
@@ -20,15 +20,15 @@ use crate::format::entry::{Entry, Kind};
 
 /// Objects that are merged at once.
 const MERGES_MAX: usize = 4;
-/// Objects that are merged between two looks at the births that are left.
+/// Objects that are merged between two checks of the remaining allocation ids.
 const BATCH: usize = 64;
 /// Runs that are added in a row: with a cache below none of them waits, and others have the thread as well.
 const RUNS_AT_ONCE: u32 = 16;
 /// How often runs are added beside the writes before the rest is added without them.
 const PASSES: u32 = 3;
 
-// A merge takes two births.
-const _: () = assert!(3 * BATCH as u64 <= BIRTHS_MIN);
+// A merge takes two allocation ids.
+const _: () = assert!(3 * BATCH as u64 <= ALLOCATIONS_MIN);
 
 impl Inner {
     /// Waits until an object is to be merged.
@@ -42,7 +42,8 @@ impl Inner {
                 return Poll::Ready(Err(error));
             }
             // Without a log after an error, another one is due, unless there is no name for it.
-            let is_log_due = self.has_log() && state.overlays.logs.is_due() && !state.has_used_up_births();
+            let is_log_due =
+                self.has_log() && state.overlays.logs.is_due() && !state.has_used_up_allocations();
             if is_log_due || !state.overlays.is_empty() {
                 return Poll::Ready(Ok(()));
             }
@@ -83,8 +84,8 @@ impl Inner {
     }
 
     async fn renew_logs_once(&self, recorder: &mut Recorder) -> Result<()> {
-        if self.has_log() && !self.state.lock().has_used_up_births() {
-            self.ensure_births_as(recorder).await?;
+        if self.has_log() && !self.state.lock().has_used_up_allocations() {
+            self.ensure_allocations_as(recorder).await?;
         }
         let renewal = {
             let mut state = self.state.lock();
@@ -103,10 +104,10 @@ impl Inner {
 
     /// Returns a log that was not begun yet, if the volume has one.
     pub(super) fn new_log(&self, state: &mut State) -> Result<Option<OverlayLog>> {
-        if !self.has_log() || state.has_used_up_births() {
+        if !self.has_log() || state.has_used_up_allocations() {
             return Ok(None);
         }
-        Ok(Some(OverlayLog { birth: state.next_birth(Births::Apart)?, key: self.writer }))
+        Ok(Some(OverlayLog { allocation: state.next_allocation(NewId::Apart)?, key: self.writer }))
     }
 
     /// Merges all objects, and lets none have an overlay until what is returned is dropped. The caller has no turn.
@@ -140,8 +141,8 @@ impl Inner {
         let mut left: Vec<u32> = self.state.lock().overlays.indices().collect();
         while !left.is_empty() {
             match &mut recorder {
-                None => self.ensure_births().await?,
-                Some(recorder) => self.ensure_births_as(recorder).await?,
+                None => self.ensure_allocations().await?,
+                Some(recorder) => self.ensure_allocations_as(recorder).await?,
             }
             let batch = left.split_off(left.len().saturating_sub(BATCH));
             let merges = futures_util::stream::iter(batch).map(|index| self.merge(index));
@@ -170,7 +171,7 @@ impl Inner {
         let is_current = || self.state.lock().overlays.of(index) == Some((id, base));
         // What was written over it is acknowledged: it has to have its place, whatever the quota is by now.
         let settles = true;
-        let mut attempt = match self.copy((index, base), Births::Apart, settles).await {
+        let mut attempt = match self.copy((index, base), NewId::Apart, settles).await {
             // Another one has merged it, and what was written over is gone.
             Err(Error::Damaged(_)) if !is_current() => return Ok(()),
             made => made?,
@@ -181,18 +182,18 @@ impl Inner {
             if runs.is_empty() {
                 break;
             }
-            self.write_runs((index, attempt.birth), &runs, settles).await?;
+            self.write_runs((index, attempt.allocation), &runs, settles).await?;
         }
         let _turn = self.turn.read().await;
         let _alone = self.lock_of(index).write().await;
         let runs = self.state.lock().overlays.runs_after(index, &mut serial);
-        self.write_runs((index, attempt.birth), &runs, settles).await?;
+        self.write_runs((index, attempt.allocation), &runs, settles).await?;
         let mut state = self.state.lock();
         state.check()?;
         // Else the volume has another object by now, and the copy is removed.
         if state.overlays.of(index) == Some((id, base)) {
-            attempt.end_born();
-            state.set_copied(index, attempt.birth);
+            attempt.end_allocated();
+            state.set_copied(index, attempt.allocation);
         }
         // It is put away with the state free.
         drop(state);
@@ -200,16 +201,16 @@ impl Inner {
     }
 
     /// Gives the volume an object of its own with what it has in a place, which is no hole. The caller has the object
-    /// alone. Returns the object's birth.
-    pub(super) async fn bear_copy(&self, index: u32) -> Result<u64> {
+    /// alone. Returns the object's allocation id.
+    pub(super) async fn allocate_copy(&self, index: u32) -> Result<u64> {
         let (base, runs) = {
             let state = self.state.lock();
             (state.live.get(index), state.overlays.runs_after(index, &mut 0))
         };
         let copied = async {
             // The caller can be refused still.
-            let attempt = self.copy((index, base), Births::Current, false).await?;
-            self.write_runs((index, attempt.birth), &runs, false).await?;
+            let attempt = self.copy((index, base), NewId::Current, false).await?;
+            self.write_runs((index, attempt.allocation), &runs, false).await?;
             Ok(attempt)
         };
         let copied = copied.await;
@@ -217,27 +218,27 @@ impl Inner {
         state.overlays.is_failing = copied.is_err();
         match copied {
             Ok(mut attempt) => {
-                let birth = attempt.birth;
-                attempt.end_born();
-                state.set_copied(index, birth);
+                let allocation = attempt.allocation;
+                attempt.end_allocated();
+                state.set_copied(index, allocation);
                 // It is put away with the state free.
                 drop(state);
-                Ok(birth)
+                Ok(allocation)
             }
             Err(error) => Err(error),
         }
     }
 
     /// Copies `base` to a new object, which nothing names yet.
-    async fn copy(&self, (index, base): (u32, Entry), births: Births, settles: bool) -> Result<Attempt<'_>> {
+    async fn copy(&self, (index, base): (u32, Entry), new_id: NewId, settles: bool) -> Result<Attempt<'_>> {
         let from = self.object_of(base, index);
-        let make = |birth| {
-            let to = self.space.object(Kind::Data(birth, index));
+        let make = |allocation| {
+            let to = self.space.object(Kind::Data(allocation, index));
             let change = self.space.change(Durability::Cached, Condition::Absent);
             let request = CopyRequest::new(from.clone(), to).change(change).settles(settles);
             self.space.store().copy(request)
         };
-        match self.make(index, births, make).await {
+        match self.make(index, new_id, make).await {
             // Durable as asked or not, it is there; the next flush covers it.
             Ok((_, attempt)) => Ok(attempt),
             Err(Error::Io(blocker::Error::Missing)) => {
@@ -248,14 +249,19 @@ impl Inner {
     }
 
     /// Writes runs to an object that is the volume's own, or will be.
-    async fn write_runs(&self, (index, birth): (u32, u64), runs: &[(u64, Run)], settles: bool) -> Result<()> {
+    async fn write_runs(
+        &self,
+        (index, allocation): (u32, u64),
+        runs: &[(u64, Run)],
+        settles: bool,
+    ) -> Result<()> {
         for (number, (at, run)) in (1..).zip(runs) {
             if number % RUNS_AT_ONCE == 0 {
                 give_way().await;
             }
             let source = run.source();
             let send = || {
-                let object = self.space.object(Kind::Data(birth, index));
+                let object = self.space.object(Kind::Data(allocation, index));
                 let mut change = self.space.change(Durability::Cached, Condition::None);
                 change.settles = settles;
                 match &source {
@@ -268,7 +274,7 @@ impl Inner {
                     }
                 }
             };
-            self.change_in_place(index, birth, send(), send).await?;
+            self.change_in_place(index, allocation, send(), send).await?;
         }
         Ok(())
     }

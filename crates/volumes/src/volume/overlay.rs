@@ -16,20 +16,23 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
-use blocker::Segments;
+use blocker::{Durability, Error as Store, Quota, Reply, Segments, WriteMode};
 
-use super::logs::{Logs, Renewal, Taken};
+use super::log::{Logs, Renewal, Taken};
 use super::runs::{Run, Runs, Source};
+use super::write::{Content, is_short};
+use super::{Inner, Piece};
+use crate::error::Result;
 use crate::format::entry::Entry;
 use crate::format::{OverlayLog, OverlayRecord};
-use crate::room::Room;
+use crate::space::OverlayMemory;
 
 /// The memory that one object's overlay takes beside its runs, about.
 const OBJECT_BYTES: u64 = 512;
 
 /// The overlays of a volume.
 pub(super) struct Overlays {
-    room: Arc<Room>,
+    memory: Arc<OverlayMemory>,
     objects: BTreeMap<u32, Overlay>,
     /// How many objects may get an overlay before the quota is looked at again: once a change is acknowledged, the copy
     /// of its object has to have room.
@@ -63,10 +66,10 @@ struct Overlay {
 }
 
 impl Overlays {
-    pub(super) fn new(room: Arc<Room>) -> Self {
+    pub(super) fn new(memory: Arc<OverlayMemory>) -> Self {
         let (objects, logs) = (BTreeMap::new(), Logs::default());
         Self {
-            room,
+            memory,
             objects,
             allowance: 0,
             is_limited: false,
@@ -141,7 +144,7 @@ impl Overlays {
 
     fn may_add(&self, index: u32, length: u64, is_data: bool) -> bool {
         let may_begin = self.kept_out == 0 && self.allowance > 0 || self.is_over(index);
-        may_begin && !self.is_failing && self.room.has(Runs::needed_bytes(length, is_data) + OBJECT_BYTES)
+        may_begin && !self.is_failing && self.memory.has(Runs::needed_bytes(length, is_data) + OBJECT_BYTES)
     }
 
     /// Begins an overlay, unless there is one.
@@ -153,7 +156,7 @@ impl Overlays {
         self.allowance = self.allowance.saturating_sub(1);
         self.serial += 1;
         let overlay = Overlay { id: self.serial, base, runs: Runs::default(), since };
-        self.room.note(0, overlay.held_bytes());
+        self.memory.note(0, overlay.held_bytes());
         self.objects.insert(index, overlay);
         self.wake();
     }
@@ -170,7 +173,7 @@ impl Overlays {
         let Some(overlay) = self.objects.get_mut(&index) else { return };
         let before = overlay.held_bytes();
         overlay.runs.insert(within, length, data, (order, self.serial));
-        self.room.note(before, overlay.held_bytes());
+        self.memory.note(before, overlay.held_bytes());
     }
 
     /// Returns what the head is to name if it is to be written for the logs: with `new` if another one is due.
@@ -189,7 +192,7 @@ impl Overlays {
 
     /// Returns whether the quota is to be looked at before an object gets an overlay.
     pub(super) fn lacks_allowance(&self) -> bool {
-        self.allowance == 0 && self.kept_out == 0 && self.room.is_any()
+        self.allowance == 0 && self.kept_out == 0 && self.memory.is_any()
     }
 
     /// Lets as many objects have an overlay that have none, `is_limited` if the quota has room for no more.
@@ -234,18 +237,18 @@ impl Overlays {
     /// Forgets what was written over an object: the volume gets `by` in its place.
     pub(super) fn forget(&mut self, index: u32, by: Entry) {
         if let Some(overlay) = self.objects.remove(&index) {
-            self.room.note(overlay.held_bytes(), 0);
+            self.memory.note(overlay.held_bytes(), 0);
             if let Some(since) = overlay.since {
                 self.logs.note_replaced(index, (overlay.base, by), since);
             }
         }
     }
 
-    /// Forgets everything that was written over objects, and all logs. Returns the births of the logs, and how many parts
+    /// Forgets everything that was written over objects, and all logs. Returns the ids of the logs, and how many parts
     /// each has.
     pub(super) fn clear(&mut self) -> Vec<(u64, u32)> {
         for overlay in std::mem::take(&mut self.objects).into_values() {
-            self.room.note(overlay.held_bytes(), 0);
+            self.memory.note(overlay.held_bytes(), 0);
         }
         self.logs.end_all()
     }
@@ -267,5 +270,98 @@ impl Overlay {
 impl Drop for Overlays {
     fn drop(&mut self) {
         self.clear();
+    }
+}
+
+// ---- which changes go to an overlay: short ones that would wait for a copy of the object, while the quota has space
+// for the copies
+
+/// The most objects that get an overlay between two looks at the quota where there is one: together with what else is
+/// written meanwhile, their copies may exceed it.
+const OBJECTS_MAX: u32 = 64;
+/// The same where there is none.
+const OBJECTS_MAX_UNLIMITED: u32 = 4096;
+
+impl Inner {
+    /// Looks how many objects may get an overlay, if none may as far as is known. The caller has no lock but those of
+    /// changes.
+    pub(super) async fn look_at_quota(&self, piece: &Piece) {
+        if self.is_quota_wanted(piece) {
+            let quota = self.space.quota().await;
+            self.note_quota(quota);
+        }
+    }
+
+    /// Looks before changes need it whether there is a quota, so that none of them waits for the store to answer that there
+    /// is none. What is left of one is looked at when it is needed: it may have been used up by then.
+    pub(crate) async fn look_ahead_at_quota(&self) {
+        // Where changes are stamped there are no overlays.
+        if self.space.is_stamped() || !self.state.lock().overlays.lacks_allowance() {
+            return;
+        }
+        match self.space.quota().await {
+            Ok(Quota { bytes_max: Some(_), .. }) => {}
+            Err(error) if !matches!(error, Store::Unsupported(_)) => {}
+            quota => self.note_quota(quota),
+        }
+    }
+
+    /// As [`Self::look_at_quota`], if the store answers at once.
+    pub(super) fn look_at_quota_at_once(&self, piece: &Piece) {
+        if self.is_quota_wanted(piece)
+            && let Reply::Ready(quota) = self.space.quota()
+        {
+            self.note_quota(quota);
+        }
+    }
+
+    fn is_quota_wanted(&self, piece: &Piece) -> bool {
+        let state = self.state.lock();
+        state.overlays.lacks_allowance() && !state.live.get(piece.index).is_hole()
+    }
+
+    /// Lets as many objects have an overlay as the quota has room for copies of. Where that is not known, changes make
+    /// their copies themselves.
+    fn note_quota(&self, quota: Result<Quota, Store>) {
+        let mut state = self.state.lock();
+        let bytes_max = match quota {
+            Ok(Quota { bytes_max: Some(bytes_max), used_bytes, .. }) => bytes_max.saturating_sub(used_bytes),
+            Ok(_) | Err(Store::Unsupported(_)) => return state.overlays.allow(OBJECTS_MAX_UNLIMITED, false),
+            Err(_) => return state.overlays.allow(0, false),
+        };
+        // Copies that are due are not counted yet.
+        let due = state.overlays.count() as u64 * self.object_bytes;
+        let allowed = bytes_max.saturating_sub(due) / self.object_bytes;
+        // At most 64.
+        state.overlays.allow(allowed.min(OBJECTS_MAX.into()) as u32, allowed < OBJECTS_MAX.into());
+    }
+
+    /// Makes the copies that are due before a change, where the quota has no room for further ones: then the change is
+    /// refused only if there is none for it. The caller has no lock.
+    pub(super) async fn merge_if_scarce(&self) {
+        if self.state.lock().overlays.are_scarce() {
+            // One that fails is tried again: the change itself may have room.
+            let _ = self.merge_overlays().await;
+        }
+    }
+
+    /// Keeps a change in memory if it can be: a short one, of which no more is promised than that it is *cached* in this
+    /// process, of a part of an object that is not the volume's own. Returns whether it is done. The caller shares the
+    /// turn and the object, or has the object alone.
+    pub(super) fn keep_over(&self, piece: &Piece, content: &Content, durability: Durability) -> Result<bool> {
+        // A cache that writes this volume through would answer once the store has it.
+        let is_cached = matches!(self.settings.write, None | Some(WriteMode::Back));
+        let is_enough = durability == Durability::Cached && is_cached && !self.promises.records_at_once;
+        if !is_enough || !is_short(piece, content, self.object_bytes) {
+            return Ok(false);
+        }
+        let mut state = self.state.lock();
+        state.check()?;
+        let base = state.live.get(piece.index);
+        let is_own = state.own_allocation(piece.index).is_some();
+        if base.is_hole() || is_own || self.is_whole(piece, state.size_bytes) {
+            return Ok(false);
+        }
+        Ok(state.overlays.insert((piece.index, base), (piece.within, piece.length), content.data()))
     }
 }

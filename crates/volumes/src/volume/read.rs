@@ -1,11 +1,16 @@
-//! Reading.
+//! Reads, reports from the map, and the view for a check.
 
+use async_lock::{MutexGuard, RwLockWriteGuard};
 use blocker::{ObjectId, ReadRequest, Segments};
 
 use super::runs::Source;
-use super::{Inner, Piece};
+use super::{Inner, Piece, Recorder};
 use crate::error::{Error, Result};
-use crate::format::entry::{Entry, Kind};
+use crate::format::entry::{Entry, Kind, VolumeId};
+use crate::format::map::{Map, page_of};
+use crate::format::{Head, PAGES_MAX};
+use crate::settings::{Change, Extent, ExtentKind, Usage};
+use crate::space::load_node;
 
 /// How often a place is looked up again because its object was removed meanwhile.
 const TRIES: u32 = 64;
@@ -28,7 +33,7 @@ impl Inner {
 
     /// Returns the object that an entry of the map names.
     pub(super) fn object_of(&self, entry: Entry, index: u32) -> ObjectId {
-        let kind = Kind::Data(entry.birth(), index);
+        let kind = Kind::Data(entry.allocation(), index);
         match entry.volume() == self.space.volume {
             true => self.space.object(kind),
             false => self.space.pool.object(entry.volume(), kind),
@@ -107,4 +112,223 @@ pub(super) fn padded(mut data: Segments, length: u64) -> Segments {
 fn zeros(length: u64) -> Segments {
     // At most an object.
     Segments::zeros(length as usize)
+}
+
+// ---- reports from the map, without reading data
+
+impl Inner {
+    pub(super) fn extents(&self, offset: u64, length: u64) -> Result<Vec<Extent>> {
+        let state = self.state.lock();
+        state.check_range(offset, length)?;
+        let mut all: Vec<Extent> = Vec::new();
+        for piece in self.pieces(offset, length) {
+            let is_hole = state.live.get(piece.index).is_hole();
+            let kind = if is_hole { ExtentKind::Hole } else { ExtentKind::Data };
+            match all.last_mut().filter(|last| last.kind == kind) {
+                Some(last) => last.length += piece.length,
+                None => all.push(Extent { offset: offset + piece.at, length: piece.length, kind }),
+            }
+        }
+        Ok(all)
+    }
+
+    /// Returns where the volume may differ from the snapshot `since`; from holes for `None`. Only pages of the map are looked
+    /// at that have a part of the range, so what lies beyond it may be missing.
+    pub(super) async fn changed_extents(
+        &self,
+        since: Option<&str>,
+        (offset, length): (u64, u64),
+    ) -> Result<Vec<Change>> {
+        let last = offset.saturating_add(length.saturating_sub(1)) / self.object_bytes;
+        // No map has a place beyond.
+        let page = |object: u64| page_of(u32::try_from(object).unwrap_or(u32::MAX));
+        let pages = page(offset / self.object_bytes)..page(last).min(PAGES_MAX) + 1;
+        let old = match since {
+            None => Map::default(),
+            Some(name) => self.map_of_snapshot(name).await?.within(pages.clone()),
+        };
+        let (live, size_bytes) = {
+            let state = self.state.lock();
+            state.check()?;
+            (state.live_with_overlays(pages), state.size_bytes)
+        };
+        Ok(changes(&old, &live, size_bytes, self.object_bytes))
+    }
+
+    /// Returns the map of a snapshot, which never changes. The last one is kept: clients ask for the changes of a
+    /// disk range by range.
+    async fn map_of_snapshot(&self, name: &str) -> Result<Map> {
+        let mut before = None;
+        loop {
+            let (node, root, recorded) = {
+                let recorder = self.recorder().await?;
+                let node = recorder.head.named(name).ok_or_else(|| Error::NoSuchSnapshot(name.to_owned()))?;
+                // Both of one instant: they change under the recorder's lock.
+                (node.id, recorder.head.root.clone(), self.state.lock().recorded.clone())
+            };
+            if let Some((_, map)) = self.compared.lock().as_ref().filter(|(id, _)| *id == node) {
+                return Ok(map.clone());
+            }
+            // Without the recorder's lock: flushes do not wait for it.
+            match load_node(&self.space.pool, self.space.volume, node, (&root, &recorded)).await {
+                Ok((_, map)) => {
+                    // Its pages may be written in place once it is deleted: then it has no name.
+                    if self.recorder().await?.head.named(name).is_none_or(|found| found.id != node) {
+                        continue;
+                    }
+                    *self.compared.lock() = Some((node, map.clone()));
+                    return Ok(map);
+                }
+                // It may have been deleted meanwhile: then it is not found by its name any more.
+                Err(Error::Damaged(_)) if before != Some(node) => before = Some(node),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    pub(crate) fn usage(&self) -> Result<Usage> {
+        // Not under the lock: a map may be large.
+        let (size_bytes, live, parent) = {
+            let state = self.state.lock();
+            state.check()?;
+            // What has an overlay is about to be copied.
+            (state.size_bytes, state.live_with_overlays(0..PAGES_MAX), state.parent.clone())
+        };
+        Ok(usage(self.space.volume, size_bytes, self.object_bytes, (&live, &parent)))
+    }
+}
+
+/// Returns what a volume uses with this map, after a snapshot with the map `parent`.
+pub(crate) fn usage(
+    volume: VolumeId,
+    size_bytes: u64,
+    object_bytes: u64,
+    (live, parent): (&Map, &Map),
+) -> Usage {
+    let own = live.objects_not_in(parent).filter(|(_, entry)| entry.volume() == volume);
+    Usage {
+        size_bytes,
+        referenced_bytes: live.objects().count() as u64 * object_bytes,
+        exclusive_bytes: own.count() as u64 * object_bytes,
+    }
+}
+
+/// Returns where `new` differs from `old`. Pages that they share are not looked at.
+pub(crate) fn changes(old: &Map, new: &Map, size_bytes: u64, object_bytes: u64) -> Vec<Change> {
+    let mut all: Vec<Change> = Vec::new();
+    let mut places: Vec<(u32, Entry)> = new.objects_not_in(old).collect();
+    let gone = old.objects_not_in(new).filter(|(index, _)| new.get(*index).is_hole());
+    places.extend(gone.map(|(index, _)| (index, Entry::HOLE)));
+    places.sort_unstable();
+    for (index, entry) in places {
+        let offset = u64::from(index) * object_bytes;
+        if offset >= size_bytes {
+            break;
+        }
+        let (length, is_data) = (object_bytes.min(size_bytes - offset), !entry.is_hole());
+        match all.last_mut().filter(|last| last.offset + last.length == offset && last.is_data == is_data) {
+            Some(last) => last.length += length,
+            None => all.push(Change { offset, length, is_data }),
+        }
+    }
+    all
+}
+
+// ---- a volume and all its snapshots, held still for a check
+
+/// A volume and all its snapshots, held still: while it lives, the volume takes no changes here.
+pub(crate) struct View<'a> {
+    inner: &'a Inner,
+    /// The pages and the map of each node; the live volume's first.
+    nodes: Vec<(Option<u64>, Vec<Entry>, Map)>,
+    parent_root: Vec<Entry>,
+    recorder: MutexGuard<'a, Recorder>,
+    /// No copy is being made that nothing names yet.
+    _merges: RwLockWriteGuard<'a, ()>,
+    _turn: RwLockWriteGuard<'a, ()>,
+}
+
+impl Inner {
+    /// Returns the head of the volume, as it is stored.
+    pub(crate) async fn head(&self) -> Head {
+        self.recorder.lock().await.head.clone()
+    }
+
+    /// Records everything and holds the volume still.
+    pub(crate) async fn view(&self) -> Result<View<'_>> {
+        let mut recorder = self.recorder().await?;
+        let merges = self.merges.write().await;
+        let turn = self.turn.write().await;
+        self.record(&mut recorder).await?;
+        self.remove_drops(usize::MAX).await;
+        self.removals_ended().await;
+        let live = self.state.lock().live.clone();
+        let mut nodes = vec![(None, recorder.head.root.clone(), live)];
+        for node in &recorder.head.nodes {
+            let (root, map) = self.map_of_node(&recorder, node.id).await?;
+            nodes.push((Some(node.id), root, map));
+        }
+        let parent_root = recorder.parent_root.clone();
+        Ok(View { inner: self, nodes, parent_root, recorder, _merges: merges, _turn: turn })
+    }
+}
+
+impl View<'_> {
+    pub(crate) fn volume(&self) -> VolumeId {
+        self.inner.space.volume
+    }
+
+    /// Returns the head of the volume.
+    pub(crate) fn head(&self) -> &Head {
+        &self.recorder.head
+    }
+
+    /// Returns how many allocations met an object of their name.
+    pub(crate) fn births_met(&self) -> u64 {
+        self.inner.state.lock().births_met
+    }
+
+    /// Calls `each` for every object that a node of the volume names, once for each node.
+    pub(crate) fn each_name(&self, mut each: impl FnMut(VolumeId, Kind)) {
+        for (id, root, map) in &self.nodes {
+            if let Some(id) = id {
+                each(self.volume(), Kind::Root(*id));
+            }
+            for (page, at) in root.iter().enumerate().filter(|(_, at)| !at.is_hole()) {
+                each(at.volume(), Kind::Page(at.allocation(), page as u32));
+            }
+            for (index, entry) in map.objects() {
+                each(entry.volume(), Kind::Data(entry.allocation(), index));
+            }
+        }
+    }
+
+    /// Returns whether an object is a part of a log that the volume has. Not all parts need be there.
+    pub(crate) fn is_logged(&self, kind: Kind) -> bool {
+        let new_id = self.recorder.head.logs.iter().map(|log| log.allocation);
+        matches!(kind, Kind::Overlay(allocation, _) if new_id.into_iter().any(|log| log == allocation))
+    }
+
+    /// Calls `each` for every object that the live volume writes in place.
+    pub(crate) fn each_own(&self, mut each: impl FnMut(VolumeId, Kind)) {
+        let (_, root, map) = &self.nodes[0];
+        let state = self.inner.state.lock();
+        for (index, entry) in map.objects().filter(|(index, entry)| state.owns(*index, *entry)) {
+            each(entry.volume(), Kind::Data(entry.allocation(), index));
+        }
+        for (page, at) in root.iter().enumerate() {
+            if at.volume() == self.volume() && self.parent_root.get(page) != Some(at) {
+                each(at.volume(), Kind::Page(at.allocation(), page as u32));
+            }
+        }
+    }
+
+    /// Removes an object that nothing names.
+    pub(crate) async fn remove(&self, kind: Kind) -> Result<()> {
+        self.inner.space.remove(kind).await.map_err(|error| self.inner.noted(error))
+    }
+
+    pub(crate) async fn flush(&self) -> Result<()> {
+        self.inner.space.flush(blocker::Durability::Stored).await.map_err(|error| self.inner.noted(error))
+    }
 }

@@ -1,12 +1,12 @@
-//! Flushing: what was born is recorded in the map once it is stored.
+//! Flushing: new objects are recorded in the map once they are stored.
 //!
 //! In this order: (1) take the map as it is; (2) flush the data; (3) store its changed entries, and the head
-//! if a page was born; (4) remove what no map has any more: `drops.rs`. So an entry is stored after all that it names,
+//! if a page is new; (4) remove what no map has any more (`state.rs`). So an entry is stored after all that it names,
 //! and nothing is removed that a stored entry names.
 
 use blocker::{Condition, Durability, Run, Version, WriteRequest, WriteRunsRequest};
 
-use super::drops::FLUSH_REMOVALS_MAX;
+use super::state::FLUSH_REMOVALS_MAX;
 use super::{Inner, Recorder};
 use crate::error::{Error, Result};
 use crate::format::entry::{Entry, Kind};
@@ -16,18 +16,18 @@ use crate::format::{PAGE_BYTES, Page, PageName, SECTOR_BYTES, SECTOR_ENTRIES, en
 /// How often a page is written that was found changed, or whose outcome is unknown.
 const TRIES: u32 = 3;
 
-/// Pages that are born for a record. Unless the record is stored, their names are not used again: they may be there.
-struct Born<'a> {
+/// New pages of a record. Unless the record is stored, their names are not used again: they may be there.
+struct NewPages<'a> {
     inner: &'a Inner,
-    /// The number, birth and version of each.
+    /// The number, allocation id and version of each.
     pages: Vec<(u32, u64, Version)>,
     has_lost_names: bool,
 }
 
-impl Drop for Born<'_> {
+impl Drop for NewPages<'_> {
     fn drop(&mut self) {
         if self.has_lost_names {
-            self.inner.state.lock().birth += 1;
+            self.inner.state.lock().allocation += 1;
         }
     }
 }
@@ -48,13 +48,13 @@ impl Inner {
         if has_overlays {
             self.merge_overlays().await?;
         }
-        let has_births = {
+        let has_allocations = {
             let state = self.state.lock();
             state.check()?;
             state.has_unrecorded()
         };
-        if !has_births {
-            // Whatever is born from now on was not acknowledged before.
+        if !has_allocations {
+            // Whatever is allocated from now on was not acknowledged before.
             self.flush_data(durability).await?;
             return self.check_held().await;
         }
@@ -80,7 +80,7 @@ impl Inner {
         }
     }
 
-    /// Flushes the data and records all births until now. What no map has any more can be removed then.
+    /// Flushes the data and records all allocations until now. What no map has any more can be removed then.
     pub(super) async fn record(&self, recorder: &mut Recorder) -> Result<()> {
         let (frozen, mark) = {
             let state = self.state.lock();
@@ -96,14 +96,14 @@ impl Inner {
     pub(super) async fn record_map(&self, recorder: &mut Recorder, frozen: &Map) -> Result<()> {
         self.flush_data(Durability::Stored).await?;
         let recorded = self.state.lock().recorded.clone();
-        let mut born = Born { inner: self, pages: Vec::new(), has_lost_names: false };
-        let stored = self.store_pages(recorder, frozen, &recorded, &mut born).await;
+        let mut new_pages = NewPages { inner: self, pages: Vec::new(), has_lost_names: false };
+        let stored = self.store_pages(recorder, frozen, &recorded, &mut new_pages).await;
         let committed = match stored {
-            Ok(()) if born.pages.is_empty() => Ok(()),
+            Ok(()) if new_pages.pages.is_empty() => Ok(()),
             Ok(()) => {
                 let mut head = recorder.head.clone();
-                for (page, birth, _) in &born.pages {
-                    head.root[*page as usize] = Entry::new(self.space.volume, *birth);
+                for (page, allocation, _) in &new_pages.pages {
+                    head.root[*page as usize] = Entry::new(self.space.volume, *allocation);
                 }
                 self.commit(recorder, head).await
             }
@@ -112,13 +112,15 @@ impl Inner {
         let mut state = self.state.lock();
         if let Err(error) = committed {
             if state.in_flight.is_none() {
-                state.drops.extend(born.pages.iter().map(|(page, birth, _)| Kind::Page(*birth, *page)));
+                state.drops.extend(
+                    new_pages.pages.iter().map(|(page, allocation, _)| Kind::Page(*allocation, *page)),
+                );
             }
             drop(state);
             return Err(error);
         }
-        born.has_lost_names = false;
-        for (page, _, version) in &born.pages {
+        new_pages.has_lost_names = false;
+        for (page, _, version) in &new_pages.pages {
             recorder.page_versions.insert(*page, *version);
             state.recorded.pages[*page as usize] = frozen.page(*page as usize).cloned();
         }
@@ -126,13 +128,13 @@ impl Inner {
         Ok(())
     }
 
-    /// Stores the changed pages of `frozen`: own ones in place; others anew, which are in `born` then.
+    /// Stores the changed pages of `frozen`: own ones in place; others as new pages, noted in `new_pages`.
     async fn store_pages(
         &self,
         recorder: &mut Recorder,
         frozen: &Map,
         recorded: &Map,
-        born: &mut Born<'_>,
+        new_pages: &mut NewPages<'_>,
     ) -> Result<()> {
         let root = recorder.head.root.clone();
         for (page, at) in root.iter().enumerate() {
@@ -146,7 +148,7 @@ impl Inner {
                 self.write_page(
                     recorder,
                     number,
-                    at.birth(),
+                    at.allocation(),
                     entries,
                     recorded.page(page).map(|page| &**page),
                 )
@@ -156,23 +158,23 @@ impl Inner {
                 // At once: beside a snapshot the copy may be written over from now on, and be replaced in its turn.
                 state.forget_recorded();
             } else {
-                born.has_lost_names = true;
-                let (birth, version) = self.bear_page(number, entries).await?;
-                born.pages.push((number, birth, version));
+                new_pages.has_lost_names = true;
+                let (allocation, version) = self.allocate_page(number, entries).await?;
+                new_pages.pages.push((number, allocation, version));
             }
         }
         Ok(())
     }
 
-    /// Stores a new page. Returns its birth and version.
-    async fn bear_page(&self, page: u32, entries: &Page) -> Result<(u64, Version)> {
+    /// Stores a new page. Returns its allocation id and version.
+    async fn allocate_page(&self, page: u32, entries: &Page) -> Result<(u64, Version)> {
         for _ in 0..TRIES {
-            let birth = self.state.lock().current_birth()?;
-            let name = PageName { volume: self.space.volume, birth, page };
+            let allocation = self.state.lock().current_allocation()?;
+            let name = PageName { volume: self.space.volume, allocation, page };
             let bytes: Vec<u8> =
                 (0..PAGE_BYTES / SECTOR_BYTES).flat_map(|at| encode_sector(name, entries, at)).collect();
-            match self.space.put(Kind::Page(birth, page), bytes, Condition::Absent).await {
-                Ok(version) => return Ok((birth, version)),
+            match self.space.put(Kind::Page(allocation, page), bytes, Condition::Absent).await {
+                Ok(version) => return Ok((allocation, version)),
                 Err(
                     error @ (blocker::Error::Exists
                     | blocker::Error::OutcomeUnknown(_)
@@ -181,11 +183,11 @@ impl Inner {
                 ) => {
                     // The name is not used again. What was there before is left alone.
                     let mut state = self.state.lock();
-                    state.birth = state.birth.max(birth + 1);
+                    state.allocation = state.allocation.max(allocation + 1);
                     if error == blocker::Error::Exists {
                         state.births_met += 1;
                     } else {
-                        state.drops.push(Kind::Page(birth, page));
+                        state.drops.push(Kind::Page(allocation, page));
                     }
                 }
                 Err(error) => return Err(self.noted(error)),
@@ -199,12 +201,12 @@ impl Inner {
         &self,
         recorder: &mut Recorder,
         page: u32,
-        birth: u64,
+        allocation: u64,
         entries: &Page,
         old: Option<&Page>,
     ) -> Result<()> {
-        let name = PageName { volume: self.space.volume, birth, page };
-        let kind = Kind::Page(birth, page);
+        let name = PageName { volume: self.space.volume, allocation, page };
+        let kind = Kind::Page(allocation, page);
         let mut is_whole = false;
         for _ in 0..TRIES {
             let version = match recorder.page_versions.get(&page) {
@@ -258,7 +260,7 @@ impl Inner {
         sectors: &[usize],
         condition: Condition,
     ) -> Result<Version, blocker::Error> {
-        let kind = Kind::Page(name.birth, name.page);
+        let kind = Kind::Page(name.allocation, name.page);
         let (Some(first), Some(last)) = (sectors.first(), sectors.last()) else {
             let info = self.space.store().info(blocker::InfoRequest::new(self.space.object(kind)));
             return info.await.map(|info| info.version);

@@ -1,23 +1,22 @@
 //! What a volume's owner has in memory, under one lock that is never held across an await.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
-use blocker::{Epoch, Version};
-
-use super::BIRTHS_RESERVED;
-use super::drops::Drops;
-use crate::error::{Error, Result};
-use crate::format::entry::{BIRTH_MAX, Entry, Kind, VolumeId};
-use crate::format::map::{Map, page_of};
+use blocker::{Epoch, Error as Store, Version};
 
 use super::overlay::Overlays;
+use super::{ALLOCATIONS_RESERVED, Inner};
+use crate::error::{Error, Result};
+use crate::format::entry::{ALLOCATION_MAX, Entry, Kind, VolumeId};
+use crate::format::map::{Map, page_of};
 
-/// As many births are reserved at least when a change begins.
-pub(super) const BIRTHS_MIN: u64 = 512;
+/// As many allocation ids are reserved at least when a change begins.
+pub(super) const ALLOCATIONS_MIN: u64 = 512;
 
-/// Which birth a new object has.
+/// Which allocation id a new object gets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Births {
+pub(super) enum NewId {
     /// The current one. The caller has the object alone, so nothing else of its place has it.
     Current,
     /// One that no other object has.
@@ -45,10 +44,10 @@ pub(super) struct State {
     pub(super) recorded: Map,
     /// The map of the snapshot that the volume comes after; holes if there is none in this volume.
     pub(super) parent: Map,
-    /// The birth of objects born now.
-    pub(super) birth: u64,
-    /// Births from here on must be reserved in the head first.
-    pub(super) birth_limit: u64,
+    /// The allocation id of objects allocated now.
+    pub(super) allocation: u64,
+    /// Allocation ids from here on must be reserved in the head first.
+    pub(super) allocation_limit: u64,
     /// Objects that no map has any more, removed once that is stored.
     pub(super) drops: Drops,
     /// A head whose write was not seen to end. As long as there is one, nothing is promised: what the volume
@@ -57,7 +56,7 @@ pub(super) struct State {
     /// Whether it is being written just now. Whether it or the one before comes to be stored, both lead to what is
     /// acknowledged meanwhile: what could undo that has the turn.
     pub(super) is_sending: bool,
-    /// How many births met an object of their name. None should.
+    /// How many allocations met an object of their name. None should.
     pub(super) births_met: u64,
     /// The version of the head, as the recorder has it.
     pub(super) head_version: Version,
@@ -93,11 +92,11 @@ impl State {
         entry.volume() == self.volume && self.parent.get(index) != entry
     }
 
-    /// Returns the birth of the object at `index` if it may be written in place.
-    pub(super) fn own_birth(&self, index: u32) -> Option<u64> {
+    /// Returns the allocation id of the object at `index` if it may be written in place.
+    pub(super) fn own_allocation(&self, index: u32) -> Option<u64> {
         let entry = self.live.get(index);
         // What was written over it comes first, also where the snapshot that shared it is gone.
-        (self.owns(index, entry) && !self.overlays.is_over(index)).then(|| entry.birth())
+        (self.owns(index, entry) && !self.overlays.is_over(index)).then(|| entry.allocation())
     }
 
     /// Returns whether nothing more is promised until it is known what became of a head.
@@ -120,7 +119,7 @@ impl State {
     pub(super) fn live_with_overlays(&self, pages: Range<usize>) -> Map {
         let mut map = self.live.within(pages.clone());
         for index in self.overlays.indices().filter(|index| pages.contains(&page_of(*index))) {
-            map.set(index, Entry::new(self.volume, (self.birth + 1).min(BIRTH_MAX)));
+            map.set(index, Entry::new(self.volume, (self.allocation + 1).min(ALLOCATION_MAX)));
         }
         map
     }
@@ -144,21 +143,21 @@ impl State {
             || pages.any(|page| !self.live.shares_page(&self.recorded, page))
     }
 
-    /// Makes an entry that of an object born now.
-    pub(super) fn set_born(&mut self, index: u32, birth: u64) {
-        let entry = Entry::new(self.volume, birth);
+    /// Gives a place the entry of an object that was just allocated.
+    pub(super) fn set_allocated(&mut self, index: u32, allocation: u64) {
+        let entry = Entry::new(self.volume, allocation);
         self.overlays.forget(index, entry);
         self.live.set(index, entry);
     }
 
     /// Gives the volume a copy in place of what it was made of.
-    pub(super) fn set_copied(&mut self, index: u32, birth: u64) {
+    pub(super) fn set_copied(&mut self, index: u32, allocation: u64) {
         let base = self.live.get(index);
         if self.owns(index, base) {
             // A snapshot that shared it is gone, or was not made.
-            self.drops.push(Kind::Data(base.birth(), index));
+            self.drops.push(Kind::Data(base.allocation(), index));
         }
-        self.set_born(index, birth);
+        self.set_allocated(index, allocation);
     }
 
     /// Makes a place a hole. Its object is removed later if no other node has it.
@@ -169,60 +168,181 @@ impl State {
             return;
         }
         if self.owns(index, old) {
-            self.drops.push(Kind::Data(old.birth(), index));
+            self.drops.push(Kind::Data(old.allocation(), index));
             // The name is not used again: its removal may come late.
-            if old.birth() == self.birth {
-                self.birth += 1;
+            if old.allocation() == self.allocation {
+                self.allocation += 1;
             }
         }
         self.live.set(index, Entry::HOLE);
     }
 
-    /// Returns the birth for an object to be born now.
-    pub(super) fn current_birth(&self) -> Result<u64> {
+    /// Returns the current allocation id.
+    pub(super) fn current_allocation(&self) -> Result<u64> {
         self.check()?;
-        if self.birth < self.birth_limit {
-            return Ok(self.birth);
+        if self.allocation < self.allocation_limit {
+            return Ok(self.allocation);
         }
-        Err(Error::Io(blocker::Error::Retryable("too many births failed at once".into())))
+        Err(Error::Io(blocker::Error::Retryable("too many allocations failed at the same time".into())))
     }
 
-    /// Has logs removed that the head does not name any more: their births, and how many parts each has.
+    /// Has logs removed that the head does not name any more: their ids, and how many parts each has.
     pub(super) fn drop_logs(&mut self, logs: Vec<(u64, u32)>) {
-        let parts = logs.into_iter().flat_map(|(birth, parts)| (0..parts).map(move |part| (birth, part)));
-        self.drops.extend(parts.map(|(birth, part)| Kind::Overlay(birth, part)));
+        let parts =
+            logs.into_iter().flat_map(|(allocation, parts)| (0..parts).map(move |part| (allocation, part)));
+        self.drops.extend(parts.map(|(allocation, part)| Kind::Overlay(allocation, part)));
     }
 
-    /// Returns whether no births can be reserved any more.
-    pub(super) fn has_used_up_births(&self) -> bool {
-        !self.has_births() && next_limit(self.birth.max(self.birth_limit)).is_err()
+    /// Returns whether no allocation ids can be reserved any more.
+    pub(super) fn has_used_up_allocations(&self) -> bool {
+        !self.has_allocations() && next_limit(self.allocation.max(self.allocation_limit)).is_err()
     }
 
-    /// Returns whether enough births are reserved for a change.
-    pub(super) fn has_births(&self) -> bool {
-        self.birth + BIRTHS_MIN <= self.birth_limit
+    /// Returns whether enough allocation ids are reserved for a change.
+    pub(super) fn has_allocations(&self) -> bool {
+        self.allocation + ALLOCATIONS_MIN <= self.allocation_limit
     }
 
-    /// Returns the birth for an object to be born now, as [`Births`] has it.
-    pub(super) fn next_birth(&mut self, births: Births) -> Result<u64> {
-        let birth = self.current_birth()?;
-        if births == Births::Current {
-            return Ok(birth);
+    /// Returns the allocation id for a new object.
+    pub(super) fn next_allocation(&mut self, new_id: NewId) -> Result<u64> {
+        let allocation = self.current_allocation()?;
+        if new_id == NewId::Current {
+            return Ok(allocation);
         }
         // The current one may be that of an object of the same place that is being made.
-        self.birth += 1;
-        let birth = self.current_birth()?;
-        self.birth += 1;
-        Ok(birth)
+        self.allocation += 1;
+        let allocation = self.current_allocation()?;
+        self.allocation += 1;
+        Ok(allocation)
     }
 }
 
-/// Returns the limit to store so that births from `birth` on can be used.
-pub(crate) fn next_limit(birth: u64) -> Result<u64> {
-    if birth + BIRTHS_RESERVED > BIRTH_MAX {
+/// Returns the limit to store so that ids from `allocation` on can be used.
+pub(crate) fn next_limit(allocation: u64) -> Result<u64> {
+    if allocation + ALLOCATIONS_RESERVED > ALLOCATION_MAX {
         return Err(Error::Limit(
-            "the volume has used up its births: export it and import it as a new one".into(),
+            "the volume has used up its allocation ids: export it and import it as a new one".into(),
         ));
     }
-    Ok(birth + BIRTHS_RESERVED)
+    Ok(allocation + ALLOCATIONS_RESERVED)
+}
+
+// ---- objects that no map has any more; they are removed once a record is stored that does not name them (`record.rs`)
+
+/// Removals under way at once.
+const REMOVALS_MAX: usize = 32;
+/// The most objects that a flush removes: a guest waits for it. The rest is left to the next ones.
+pub(super) const FLUSH_REMOVALS_MAX: usize = 256;
+/// From this number of objects on a discard waits until they are removed: they take space in the store.
+pub(super) const DROPS_MAX: usize = 1024;
+
+/// The objects to be removed, in the order in which the maps have lost them.
+#[derive(Default)]
+pub(super) struct Drops {
+    queue: VecDeque<Kind>,
+    /// The number of objects that were taken from the begin of the queue.
+    taken: u64,
+    /// Of all that were ever in the queue, the number that no stored map names.
+    covered: u64,
+}
+
+impl Drops {
+    pub(super) fn push(&mut self, kind: Kind) {
+        self.queue.push_back(kind);
+    }
+
+    pub(super) fn extend(&mut self, kinds: impl IntoIterator<Item = Kind>) {
+        self.queue.extend(kinds);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Returns how many there ever were: for [`Self::cover`], once the maps of now are stored.
+    pub(super) fn mark(&self) -> u64 {
+        self.taken + self.queue.len() as u64
+    }
+
+    /// Notes that no stored map names what was there at this mark.
+    pub(super) fn cover(&mut self, mark: u64) {
+        self.covered = self.covered.max(mark);
+    }
+
+    /// Takes some that no stored map names.
+    fn take(&mut self, max: usize) -> Vec<Kind> {
+        let covered = self.covered.saturating_sub(self.taken).min(self.queue.len() as u64);
+        // At most `max`.
+        let count = covered.min(max as u64) as usize;
+        self.taken += count as u64;
+        self.queue.drain(..count).collect()
+    }
+}
+
+/// Objects whose removal was begun. Those that are left when it is given up are removed another time.
+struct Batch<'a> {
+    inner: &'a Inner,
+    kinds: Vec<Kind>,
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        // No more than there were: they were taken from there.
+        self.inner.state.lock().drops.extend(self.kinds.drain(..));
+    }
+}
+
+impl Inner {
+    /// Removes at most `max` objects that no stored map names. What cannot be removed fails nothing: it only takes space.
+    /// The caller need not have the recorder: the names are not used again.
+    pub(super) async fn remove_drops(&self, max: usize) {
+        let _removing = self.removing.read().await;
+        let mut left = max;
+        while left > 0 && self.is_open() {
+            let kinds = self.state.lock().drops.take(left.min(REMOVALS_MAX));
+            if kinds.is_empty() {
+                return;
+            }
+            left -= kinds.len();
+            let mut batch = Batch { inner: self, kinds };
+            let removals: Vec<_> = batch.kinds.iter().map(|kind| self.space.remove(*kind)).collect();
+            let mut answers = futures_util::future::join_all(removals).await.into_iter();
+            batch.kinds.retain(|_| match answers.next() {
+                None | Some(Ok(())) => false,
+                // Another attempt would fail as well: a check names it.
+                Some(Err(
+                    Store::Corrupt(_) | Store::Denied(_) | Store::Invalid(_) | Store::Unsupported(_),
+                )) => false,
+                Some(Err(error)) => {
+                    self.noted(error);
+                    true
+                }
+            });
+            if !batch.kinds.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Records everything, and removes all that no map has any more. The caller holds no lock.
+    pub(super) async fn clear_drops(&self) -> crate::error::Result<()> {
+        if self.state.lock().drops.is_empty() {
+            return Ok(());
+        }
+        {
+            let mut recorder = self.recorder().await?;
+            self.record(&mut recorder).await?;
+        }
+        self.remove_drops(usize::MAX).await;
+        Ok(())
+    }
+
+    /// Waits until nothing is being removed. The caller has the recorder and the turn, so that nothing begins.
+    pub(super) async fn removals_ended(&self) {
+        drop(self.removing.write().await);
+    }
 }

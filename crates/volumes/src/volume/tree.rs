@@ -8,15 +8,13 @@
 use async_lock::{MutexGuard, RwLockWriteGuard};
 use blocker::Durability;
 
-use super::drops::FLUSH_REMOVALS_MAX;
-use super::state::Status;
+use super::state::{FLUSH_REMOVALS_MAX, Status};
 use super::{Inner, Recorder};
 use crate::error::{Error, Result};
-use crate::format::entry::{BIRTH_MAX, Entry, Kind, VolumeId};
+use crate::format::entry::{ALLOCATION_MAX, Entry, Kind, VolumeId};
 use crate::format::map::Map;
 use crate::format::{NODES_MAX, Node, Origin, Owner, encode_root};
-use crate::limits;
-use crate::space::load_node;
+use crate::space::{load_node, release_limits};
 
 /// What a volume was at the instant of a snapshot.
 #[derive(Clone)]
@@ -36,7 +34,7 @@ pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_secon
     debug_assert!(volumes.is_sorted_by(|a, b| a.space.volume < b.space.volume));
     let mut recorders: Vec<MutexGuard<'_, Recorder>> = Vec::new();
     for volume in volumes {
-        volume.ensure_births().await?;
+        volume.ensure_allocations().await?;
         recorders.push(volume.recorder().await?);
         volume.look_ahead_at_quota().await;
     }
@@ -60,7 +58,7 @@ pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_secon
         }
         // Before the first one is frozen: all of them can be.
         for volume in volumes {
-            volume.state.lock().current_birth()?;
+            volume.state.lock().current_allocation()?;
         }
         let frozen = volumes.iter().map(|volume| volume.freeze()).collect::<Result<Vec<_>>>()?;
         drop(kept_out);
@@ -110,8 +108,8 @@ impl Inner {
     fn freeze(&self) -> Result<Frozen> {
         let mut state = self.state.lock();
         debug_assert!(state.overlays.is_empty());
-        let id = state.current_birth()?;
-        state.birth += 1;
+        let id = state.current_allocation()?;
+        state.allocation += 1;
         let map = state.live.clone();
         let parent = std::mem::replace(&mut state.parent, map.clone());
         Ok(Frozen { id, size_bytes: state.size_bytes, map, parent, drops: state.drops.mark() })
@@ -128,7 +126,7 @@ impl Inner {
         let replaced: Vec<_> = frozen.map.objects_not_in(&state.live).collect();
         for (index, entry) in replaced {
             if state.owns(index, entry) {
-                state.drops.push(Kind::Data(entry.birth(), index));
+                state.drops.push(Kind::Data(entry.allocation(), index));
             }
         }
         state.drops.push(Kind::Root(frozen.id));
@@ -143,8 +141,8 @@ impl Inner {
         made_unix_seconds: u64,
     ) -> Result<()> {
         self.record_map(recorder, &frozen.map).await?;
-        // The pages just born are the snapshot's: the next ones have other names.
-        self.state.lock().birth += 1;
+        // The new pages are the snapshot's: the next ones have other names.
+        self.state.lock().allocation += 1;
         let root = encode_root(&recorder.head.root);
         // Beyond a quota there are no more snapshots: each one has pages of the map anew.
         let put = self.space.put_if_room(Kind::Root(frozen.id), root, blocker::Condition::Absent).await;
@@ -172,7 +170,7 @@ impl Inner {
     /// Makes the volume what the snapshot has. Later snapshots stay.
     pub(crate) async fn rollback(&self, name: &str) -> Result<()> {
         self.check_writable()?;
-        self.ensure_births().await?;
+        self.ensure_allocations().await?;
         let mut recorder = self.recorder().await?;
         let node = recorder.head.named(name).ok_or_else(|| Error::NoSuchSnapshot(name.to_owned()))?.clone();
         let (root, map) = self.map_of_node(&recorder, node.id).await?;
@@ -189,7 +187,7 @@ impl Inner {
             let mut state = self.state.lock();
             let old: Vec<_> =
                 state.live.objects().filter(|(index, entry)| state.owns(*index, *entry)).collect();
-            state.drops.extend(old.into_iter().map(|(index, entry)| Kind::Data(entry.birth(), index)));
+            state.drops.extend(old.into_iter().map(|(index, entry)| Kind::Data(entry.allocation(), index)));
             let pages = lost_pages(self.space.volume, &old_root, &[&recorder.parent_root]);
             state.drops.extend(pages);
             let logs = state.overlays.clear();
@@ -200,7 +198,7 @@ impl Inner {
             (state.live, state.recorded, state.parent) = (map.clone(), map.clone(), map);
             state.size_bytes = node.size_bytes;
             // Names of what is removed now are not used again.
-            state.birth += 1;
+            state.allocation += 1;
         }
         recorder.parent_root = root;
         recorder.page_versions.clear();
@@ -286,7 +284,7 @@ impl Inner {
                 let is_live = is_live && state.live.get(*index) == *entry;
                 entry.volume() == volume && after.get(*index) != *entry && !is_live
             });
-            let lost: Vec<_> = lost.map(|(index, entry)| Kind::Data(entry.birth(), index)).collect();
+            let lost: Vec<_> = lost.map(|(index, entry)| Kind::Data(entry.allocation(), index)).collect();
             state.drops.extend(lost);
             state.drops.extend(lost_pages(volume, &root, &[&before_root, &after_root, &live_root]));
             state.drops.push(Kind::Root(id));
@@ -320,7 +318,7 @@ impl Inner {
             let mut state = self.state.lock();
             let own: Vec<_> =
                 state.live.objects().filter(|(index, entry)| state.owns(*index, *entry)).collect();
-            state.drops.extend(own.into_iter().map(|(index, entry)| Kind::Data(entry.birth(), index)));
+            state.drops.extend(own.into_iter().map(|(index, entry)| Kind::Data(entry.allocation(), index)));
             state.drops.extend(lost_pages(self.space.volume, &old_root, &[&recorder.parent_root]));
             let logs = state.overlays.clear();
             state.drop_logs(logs);
@@ -368,17 +366,17 @@ impl Inner {
         let count = foreign.len() as u64;
         for (done, index) in (0..).zip(foreign) {
             progress(done, count);
-            self.ensure_births().await?;
+            self.ensure_allocations().await?;
             let _turn = self.turn.read().await;
             let _alone = self.lock_of(index).write().await;
             let entry = {
                 let state = self.state.lock();
-                // It may have been closed since: an object that is born after that stays without an entry.
+                // It may have been closed since: an object that is allocated after that stays without an entry.
                 state.check()?;
                 state.live.get(index)
             };
             if !entry.is_hole() && entry.volume() != self.space.volume {
-                self.bear_copy(index).await?;
+                self.allocate_copy(index).await?;
             }
         }
         let mut recorder = self.recorder().await?;
@@ -435,7 +433,7 @@ impl Inner {
 
     /// Lets the volume's namespace be taken out of the cache again.
     async fn release_limits(&self) {
-        limits::release(&self.space.pool, self.space.volume, self.attachment).await;
+        release_limits(&self.space.pool, self.space.volume, self.attachment).await;
     }
 
     async fn give_up(&self, to: Option<&str>) -> Result<()> {
@@ -486,9 +484,9 @@ impl Inner {
         head.owner = to.map(|name| Owner { epoch, writer: 0, name: name.to_owned() });
         {
             let mut state = self.state.lock();
-            head.birth_limit = (state.birth + 1).min(BIRTH_MAX + 1);
-            // If the volume stays open, births are reserved anew.
-            state.birth_limit = head.birth_limit;
+            head.allocation_limit = (state.allocation + 1).min(ALLOCATION_MAX + 1);
+            // If the volume stays open, allocation ids are reserved anew.
+            state.allocation_limit = head.allocation_limit;
         }
         self.commit(&mut recorder, head).await?;
         self.space.pool.left.note(self.space.volume, recorder.head.sequence);
@@ -506,5 +504,5 @@ fn lost_pages(volume: VolumeId, root: &[Entry], others: &[&[Entry]]) -> Vec<Kind
         !at.is_hole() && at.volume() == volume && !is_kept
     });
     // A map has at most 65 536 pages.
-    lost.map(|(page, at)| Kind::Page(at.birth(), page as u32)).collect()
+    lost.map(|(page, at)| Kind::Page(at.allocation(), page as u32)).collect()
 }

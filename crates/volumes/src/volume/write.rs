@@ -1,13 +1,14 @@
-//! Writing: in place where an object is the volume's own; anything else is born first.
+//! Writes: in place where an object is the volume's own; otherwise an object is allocated first, or the write goes to an
+//! overlay.
 //!
-//! A birth gives an object a name that was never used, on the condition that there is nothing of that name,
+//! An allocation gives an object a name that was never used, on the condition that there is nothing of that name,
 //! so whatever becomes of an attempt whose answer is lost, it changes nothing that a map has.
 
 use blocker::{
     ChangeReply, Condition, Durability, InfoRequest, Reply, Segments, WriteRequest, WriteZeroesRequest,
 };
 
-use super::state::Births;
+use super::state::NewId;
 use super::{Inner, Piece, Recorder};
 use crate::error::{Error, Result};
 use crate::format::entry::Kind;
@@ -44,7 +45,7 @@ impl Inner {
         let length = data.len_bytes() as u64;
         self.check_writable()?;
         self.merge_if_scarce().await;
-        self.ensure_births().await?;
+        self.ensure_allocations().await?;
         let (is, is_recorded) = {
             let _turn = self.turn.read().await;
             self.state.lock().check_range(offset, length)?;
@@ -69,7 +70,7 @@ impl Inner {
         self.settle(is, is_recorded, durability).await
     }
 
-    /// Records the births of a change that promises more than *cached* in this process; returns what it promises.
+    /// Records the allocations of a change that promises more than *cached* in this process; returns what it promises.
     pub(super) async fn settle(
         &self,
         is: Durability,
@@ -86,7 +87,7 @@ impl Inner {
         Ok(Durability::Stored)
     }
 
-    /// Returns what a change promises; `None` if births have to be recorded before.
+    /// Returns what a change promises; `None` if allocations have to be recorded before.
     pub(super) fn promised(
         &self,
         is: Durability,
@@ -105,21 +106,21 @@ impl Inner {
         None
     }
 
-    /// Reserves births in the head when few are left. The caller holds no lock.
-    pub(super) async fn ensure_births(&self) -> Result<()> {
-        if self.state.lock().has_births() {
+    /// Reserves allocation ids in the head when few are left. The caller holds no lock.
+    pub(super) async fn ensure_allocations(&self) -> Result<()> {
+        if self.state.lock().has_allocations() {
             return Ok(());
         }
         let mut recorder = self.recorder().await?;
-        self.ensure_births_as(&mut recorder).await
+        self.ensure_allocations_as(&mut recorder).await
     }
 
-    /// As [`Self::ensure_births`], with the recorder.
-    pub(super) async fn ensure_births_as(&self, recorder: &mut Recorder) -> Result<()> {
-        if self.state.lock().has_births() {
+    /// As [`Self::ensure_allocations`], with the recorder.
+    pub(super) async fn ensure_allocations_as(&self, recorder: &mut Recorder) -> Result<()> {
+        if self.state.lock().has_allocations() {
             return Ok(());
         }
-        self.reserve_births(recorder).await
+        self.reserve_allocations(recorder).await
     }
 
     /// Writes a part of an object. Returns the durability of the bytes, and whether the object's entry is
@@ -134,8 +135,8 @@ impl Inner {
         if !self.space.is_stamped() {
             let _shared = lock.read().await;
             let own = self.own(piece.index)?;
-            if let Some(birth) = own {
-                return self.write_own(&piece, birth, &content, durability).await;
+            if let Some(allocation) = own {
+                return self.write_own(&piece, allocation, &content, durability).await;
             }
             self.look_at_quota(&piece).await;
             if self.keep_over(&piece, &content, durability)? {
@@ -146,8 +147,8 @@ impl Inner {
             }
         }
         let _alone = lock.write().await;
-        if let Some(birth) = self.own(piece.index)? {
-            return self.write_own(&piece, birth, &content, durability).await;
+        if let Some(allocation) = self.own(piece.index)? {
+            return self.write_own(&piece, allocation, &content, durability).await;
         }
         if self.keep_over(&piece, &content, durability)? {
             return Ok((Durability::Cached, false));
@@ -158,25 +159,27 @@ impl Inner {
         };
         if old.is_hole() || self.is_whole(&piece, size_bytes) {
             let reply = self
-                .bear(piece.index, |birth| self.send(&piece, birth, &content, durability, Condition::Absent))
+                .allocate(piece.index, |allocation| {
+                    self.send(&piece, allocation, &content, durability, Condition::Absent)
+                })
                 .await?;
             return Ok((reply.durability, false));
         }
-        let birth = self.bear_copy(piece.index).await?;
-        self.write_in_place(&piece, birth, &content, durability).await
+        let allocation = self.allocate_copy(piece.index).await?;
+        self.write_in_place(&piece, allocation, &content, durability).await
     }
 
     fn own(&self, index: u32) -> Result<Option<u64>> {
         let state = self.state.lock();
         state.check()?;
-        Ok(state.own_birth(index))
+        Ok(state.own_allocation(index))
     }
 
     /// Makes a new object by `make`, on the condition that there is none of its name, and puts it into the
     /// map. The caller has the object alone.
-    async fn bear(&self, index: u32, make: impl Fn(u64) -> Reply<ChangeReply>) -> Result<ChangeReply> {
-        let (reply, mut attempt) = self.make(index, Births::Current, make).await?;
-        attempt.ends = Ends::Born;
+    async fn allocate(&self, index: u32, make: impl Fn(u64) -> Reply<ChangeReply>) -> Result<ChangeReply> {
+        let (reply, mut attempt) = self.make(index, NewId::Current, make).await?;
+        attempt.ends = Ends::Allocated;
         // Durable as asked or not, it is there; the caller's next flush covers it.
         reply.map_err(|error| self.noted(error))
     }
@@ -186,15 +189,15 @@ impl Inner {
     pub(super) async fn make(
         &self,
         index: u32,
-        births: Births,
+        new_id: NewId,
         make: impl Fn(u64) -> Reply<ChangeReply>,
     ) -> Result<(Result<ChangeReply, blocker::Error>, Attempt<'_>)> {
         let mut tries = 0;
         loop {
             tries += 1;
-            let birth = self.state.lock().next_birth(births)?;
-            let mut attempt = Attempt { inner: self, birth, index, ends: Ends::Unknown };
-            match make(birth).await {
+            let allocation = self.state.lock().next_allocation(new_id)?;
+            let mut attempt = Attempt { inner: self, allocation, index, ends: Ends::Unknown };
+            match make(allocation).await {
                 Ok(reply) => return Ok((Ok(reply), attempt)),
                 Err(error @ blocker::Error::NotStored(_)) => return Ok((Err(error), attempt)),
                 Err(blocker::Error::Exists) if tries < TRIES => attempt.ends = Ends::Met,
@@ -215,40 +218,40 @@ impl Inner {
     async fn write_own(
         &self,
         piece: &Piece,
-        birth: u64,
+        allocation: u64,
         content: &Content,
         durability: Durability,
     ) -> Result<(Durability, bool)> {
         let base = self.state.lock().logged_base(piece.index);
         match base.filter(|_| is_short(piece, content, self.object_bytes)) {
-            Some(base) => self.write_and_log(piece, (birth, base), content, durability).await,
-            None => self.write_in_place(piece, birth, content, durability).await,
+            Some(base) => self.write_and_log(piece, (allocation, base), content, durability).await,
+            None => self.write_in_place(piece, allocation, content, durability).await,
         }
     }
 
     pub(super) async fn write_in_place(
         &self,
         piece: &Piece,
-        birth: u64,
+        allocation: u64,
         content: &Content,
         durability: Durability,
     ) -> Result<(Durability, bool)> {
         // An object that is lost below is not to be there anew with what is written and zeros.
-        let begun = self.send(piece, birth, content, durability, Condition::Present);
-        self.finish_in_place(piece, birth, content, durability, begun).await
+        let begun = self.send(piece, allocation, content, durability, Condition::Present);
+        self.finish_in_place(piece, allocation, content, durability, begun).await
     }
 
     /// As [`Self::write_piece`], of an own object, from the store's first answer on.
     pub(super) async fn finish_in_place(
         &self,
         piece: &Piece,
-        birth: u64,
+        allocation: u64,
         content: &Content,
         durability: Durability,
         begun: Reply<ChangeReply>,
     ) -> Result<(Durability, bool)> {
-        let send = || self.send(piece, birth, content, durability, Condition::Present);
-        let reply = self.change_in_place(piece.index, birth, begun, send).await?;
+        let send = || self.send(piece, allocation, content, durability, Condition::Present);
+        let reply = self.change_in_place(piece.index, allocation, begun, send).await?;
         Ok((reply.durability, self.state.lock().is_recorded(piece.index)))
     }
 
@@ -258,7 +261,7 @@ impl Inner {
     pub(super) async fn change_in_place(
         &self,
         index: u32,
-        birth: u64,
+        allocation: u64,
         begun: Reply<ChangeReply>,
         send: impl Fn() -> Reply<ChangeReply>,
     ) -> Result<ChangeReply> {
@@ -267,10 +270,10 @@ impl Inner {
             tries += 1;
             let error = match begun.await {
                 Err(error @ (blocker::Error::OutcomeUnknown(_) | blocker::Error::Superseded { .. })) => error,
-                Err(blocker::Error::Missing) => return Err(self.lost(index, birth).await),
+                Err(blocker::Error::Missing) => return Err(self.lost(index, allocation).await),
                 answer => return answer.map_err(|error| self.noted(error)),
             };
-            let object = self.space.object(Kind::Data(birth, index));
+            let object = self.space.object(Kind::Data(allocation, index));
             match self.space.store().info(InfoRequest::new(object)).await {
                 Ok(_) | Err(blocker::Error::Missing) => {}
                 Err(error) => return Err(self.noted(error)),
@@ -283,10 +286,10 @@ impl Inner {
     }
 
     /// Returns why an object that the map has is missing: the volume is another owner's by now, or is damaged.
-    async fn lost(&self, index: u32, birth: u64) -> Error {
+    async fn lost(&self, index: u32, allocation: u64) -> Error {
         match self.check_owner_stored().await {
             Ok(()) => {
-                let object = self.space.object(Kind::Data(birth, index));
+                let object = self.space.object(Kind::Data(allocation, index));
                 Error::Damaged(format!("object {object} of the volume is missing"))
             }
             Err(error) => error,
@@ -296,12 +299,12 @@ impl Inner {
     pub(super) fn send(
         &self,
         piece: &Piece,
-        birth: u64,
+        allocation: u64,
         content: &Content,
         durability: Durability,
         condition: Condition,
     ) -> Reply<ChangeReply> {
-        let object = self.space.object(Kind::Data(birth, piece.index));
+        let object = self.space.object(Kind::Data(allocation, piece.index));
         let change = self.space.change(durability, condition);
         match content {
             Content::Data(data) => {
@@ -328,20 +331,20 @@ enum Ends {
     Nothing,
     /// There was an object of that name.
     Met,
-    Born,
+    Allocated,
 }
 
 /// An attempt to make an object. Unless nothing came of it, its name is not used for another one.
 pub(super) struct Attempt<'a> {
     inner: &'a Inner,
-    pub(super) birth: u64,
+    pub(super) allocation: u64,
     index: u32,
     ends: Ends,
 }
 
 impl Attempt<'_> {
     /// Ends it: the caller puts the object into the map.
-    pub(super) fn end_born(&mut self) {
+    pub(super) fn end_allocated(&mut self) {
         self.ends = Ends::Nothing;
     }
 }
@@ -350,14 +353,14 @@ impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         let mut state = self.inner.state.lock();
         match self.ends {
-            Ends::Born => state.set_born(self.index, self.birth),
+            Ends::Allocated => state.set_allocated(self.index, self.allocation),
             Ends::Nothing => {}
             Ends::Met | Ends::Unknown => {
-                state.birth = state.birth.max(self.birth + 1);
+                state.allocation = state.allocation.max(self.allocation + 1);
                 if self.ends == Ends::Met {
                     state.births_met += 1;
                 } else {
-                    state.drops.push(Kind::Data(self.birth, self.index));
+                    state.drops.push(Kind::Data(self.allocation, self.index));
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Discarding and writing zeros.
+//! Discards, zeros, and changes of the size.
 //!
 //! A whole object becomes a hole, and is removed once that is stored. A part of an own object is discarded in
 //! the store. A part of an inherited object cannot be given back: a discard leaves it, which it may, and
@@ -6,11 +6,13 @@
 
 use blocker::{Condition, DiscardRequest, Durability, Hints};
 
-use super::drops::DROPS_MAX;
+use super::state::DROPS_MAX;
 use super::write::Content;
 use super::{Inner, Piece};
 use crate::error::{Error, Result};
-use crate::format::entry::Kind;
+use crate::format::entry::{Entry, Kind};
+use crate::format::pages_of;
+use crate::settings::Settings;
 
 /// The most objects that are zeroed in one turn.
 const PIECES_MAX: usize = 64;
@@ -63,7 +65,7 @@ impl Inner {
                 self.clear_drops().await?;
             }
             self.merge_if_scarce().await;
-            self.ensure_births().await?;
+            self.ensure_allocations().await?;
             // Not for all of them: a snapshot waits for the turn, and other changes wait for it.
             let _turn = self.turn.read().await;
             self.state.lock().check_range(offset, length)?;
@@ -94,13 +96,13 @@ impl Inner {
                     state.set_hole(piece.index);
                     return Ok(());
                 }
-                (state.live.get(piece.index), state.own_birth(piece.index))
+                (state.live.get(piece.index), state.own_allocation(piece.index))
             };
             if entry.is_hole() && wish != Wish::Keep {
                 return Ok(());
             }
-            if let Some(birth) = own.filter(|_| wish != Wish::Keep) {
-                return self.discard_own(&piece, birth).await;
+            if let Some(allocation) = own.filter(|_| wish != Wish::Keep) {
+                return self.discard_own(&piece, allocation).await;
             }
             if !write {
                 return Ok(());
@@ -110,13 +112,116 @@ impl Inner {
     }
 
     /// Zeroes a part of an own object. The caller has the object alone.
-    pub(super) async fn discard_own(&self, piece: &Piece, birth: u64) -> Result<()> {
-        let object = self.space.object(Kind::Data(birth, piece.index));
+    pub(super) async fn discard_own(&self, piece: &Piece, allocation: u64) -> Result<()> {
+        let object = self.space.object(Kind::Data(allocation, piece.index));
         let send = || {
             let change = self.space.change(Durability::Cached, Condition::None);
             let request = DiscardRequest::new(object.clone(), piece.within, piece.length).change(change);
             self.space.store().discard(request.hints(Hints::NO_CACHE))
         };
-        self.change_in_place(piece.index, birth, send(), send).await.map(drop)
+        self.change_in_place(piece.index, allocation, send(), send).await.map(drop)
+    }
+}
+
+// ---- size and settings
+
+impl Inner {
+    /// Stores how the volume is treated once it is opened again.
+    pub(crate) async fn set(&self, settings: Settings) -> Result<()> {
+        let object_bytes = Some(self.object_bytes);
+        if settings.object_bytes.is_some() && settings.object_bytes != object_bytes {
+            let why = format!("object_bytes is {}, and stays as long as the volume does", self.object_bytes);
+            return Err(Error::Invalid(why));
+        }
+        let mut recorder = self.recorder().await?;
+        let mut head = recorder.head.clone();
+        head.settings = Settings { object_bytes, ..settings };
+        self.commit(&mut recorder, head).await
+    }
+
+    /// Moves the end of the volume. What is gained reads as zeros, also where it was cut off before. Returns whether it was
+    /// done: a larger volume stays as it is unless it `may_shrink`.
+    pub(crate) async fn resize(&self, size_bytes: u64, may_shrink: bool) -> Result<bool> {
+        self.check_writable()?;
+        self.ensure_allocations().await?;
+        let mut recorder = self.recorder().await?;
+        let turn = self.turn.write().await;
+        let old_bytes = {
+            let state = self.state.lock();
+            // It may have been closed since.
+            state.check()?;
+            state.size_bytes
+        };
+        if size_bytes < old_bytes && !may_shrink {
+            return Ok(false);
+        }
+        let pages = pages_of(size_bytes, self.object_bytes);
+        if size_bytes < old_bytes {
+            self.cut(size_bytes, old_bytes).await?;
+            // Entries before the head: a head with the new size has no entry beyond it.
+            self.record(&mut recorder).await?;
+        }
+        let mut head = recorder.head.clone();
+        head.size_bytes = size_bytes;
+        let gone = head.root.split_off(pages.min(head.root.len()));
+        head.root.resize(pages, Entry::HOLE);
+        self.commit(&mut recorder, head).await?;
+        {
+            let mut state = self.state.lock();
+            state.size_bytes = size_bytes;
+            state.live.pages.resize(pages, None);
+            state.recorded.pages.resize(pages, None);
+            let first = recorder.head.root.len();
+            let own = gone.iter().enumerate().filter(|(at, page)| {
+                let is_shared = recorder.parent_root.get(first + at) == Some(page);
+                page.volume() == self.space.volume && !is_shared
+            });
+            state.drops.extend(
+                own.map(|(at, page)| {
+                    crate::format::entry::Kind::Page(page.allocation(), (first + at) as u32)
+                }),
+            );
+            // A new page of that place gets another name.
+            state.allocation += 1;
+        }
+        recorder.page_versions.retain(|page, _| (*page as usize) < pages);
+        drop(turn);
+        self.record(&mut recorder).await?;
+        drop(recorder);
+        self.remove_drops(usize::MAX).await;
+        Ok(true)
+    }
+
+    /// Removes what lies between both ends, and zeroes the rest of the object at the new end. The caller has
+    /// the turn alone.
+    async fn cut(&self, size_bytes: u64, old_bytes: u64) -> Result<()> {
+        let within = size_bytes % self.object_bytes;
+        let first_gone = size_bytes.div_ceil(self.object_bytes);
+        {
+            let mut state = self.state.lock();
+            let gone: Vec<u32> = state.live.objects().map(|(index, _)| index).collect();
+            for index in gone.into_iter().filter(|index| u64::from(*index) >= first_gone) {
+                state.set_hole(index);
+            }
+        }
+        if within == 0 {
+            return Ok(());
+        }
+        // A volume has less than 2^32 objects.
+        let index = (size_bytes / self.object_bytes) as u32;
+        let length = (old_bytes - size_bytes).min(self.object_bytes - within);
+        let piece = Piece { index, within, length, at: 0 };
+        let (entry, own) = {
+            let state = self.state.lock();
+            (state.live.get(index), state.own_allocation(index))
+        };
+        if entry.is_hole() {
+            return Ok(());
+        }
+        let allocation = match own {
+            Some(allocation) => allocation,
+            None => self.allocate_copy(index).await?,
+        };
+        self.discard_own(&piece, allocation).await
     }
 }

@@ -6,10 +6,18 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use blocker::Capabilities;
+use blocker::{Capabilities, ChangeReply, Condition, Durability, Scope, Segments, WriteRequest};
+use futures_util::{StreamExt, TryStreamExt};
 
-use crate::format::entry::Entry;
-use crate::format::{LOGS_MAX, OverlayLog, Place};
+use super::overlay::Order;
+use super::state::State;
+use super::write::{Content, WRITE_BYTES_MAX, is_short};
+use super::{Inner, Piece};
+use crate::error::{Error, Result};
+use crate::format::entry::{Entry, Kind, VolumeId};
+use crate::format::map::Map;
+use crate::format::{LOGS_MAX, OverlayLog, OverlayRecord, Place, SECTOR_BYTES, overlay_records};
+use crate::space::Pool;
 
 /// The most parts of all logs of a volume together.
 pub(crate) const PARTS_MAX: u32 = 16;
@@ -196,7 +204,7 @@ impl Logs {
         let logs = kept.iter().map(|log| log.id).chain(self.own.as_ref().map(|log| log.id)).chain(own);
         Some(Renewal {
             logs: logs.collect(),
-            gone: gone.iter().map(|log| (log.id.birth, log.parts)).collect(),
+            gone: gone.iter().map(|log| (log.id.allocation, log.parts)).collect(),
             gone_to: gone.last().map_or(0, |log| log.number),
             own,
         })
@@ -221,8 +229,220 @@ impl Logs {
     pub(super) fn end_all(&mut self) -> Vec<(u64, u32)> {
         self.end();
         self.unrecorded.clear();
-        std::mem::take(&mut self.before).into_iter().map(|log| (log.id.birth, log.parts)).collect()
+        std::mem::take(&mut self.before).into_iter().map(|log| (log.id.allocation, log.parts)).collect()
     }
+}
+
+// ---- appending
+//
+// A record has the bytes, where they belong, and over which object. It counts as long as the stored map has that object
+// in its place. So the entry of the copy voids the records, and nothing is removed for that; but until it is stored,
+// changes of the copy are logged as well.
+
+/// How often a record is written whose outcome is unknown, each time in a new place.
+const TRIES: u32 = 3;
+
+impl Inner {
+    /// Logs a short change of a part of an object that is not the volume's own, and keeps it in memory. Returns the
+    /// durability of the record, and whether what is stored leads to it; `None` if nothing was done. The caller shares
+    /// the turn and the object.
+    pub(super) async fn log_over(
+        &self,
+        piece: &Piece,
+        content: &Content,
+        durability: Durability,
+    ) -> Result<Option<(Durability, bool)>> {
+        if !is_short(piece, content, self.object_bytes) {
+            return Ok(None);
+        }
+        let base = {
+            let state = self.state.lock();
+            state.check()?;
+            let base = state.live.get(piece.index);
+            let is_own = state.own_allocation(piece.index).is_some();
+            let is_recorded = state.is_recorded(piece.index);
+            if !is_recorded || base.is_hole() || is_own || self.is_whole(piece, state.size_bytes) {
+                return Ok(None);
+            }
+            base
+        };
+        let record = record_of(piece, base, content);
+        let place = |state: &mut State| state.overlays.place(&record);
+        let Some((durability, order)) = self.append(&record, content, durability, place).await? else {
+            return Ok(None);
+        };
+        let data = content.data();
+        let mut state = self.state.lock();
+        state.overlays.add(piece.index, (piece.within, piece.length), data, order);
+        Ok(Some((durability, is_reached(&state, piece.index, base))))
+    }
+
+    /// Changes a part of an own object whose entry is not stored yet, and logs it over `base`, which the stored map has.
+    /// As [`Self::log_over`].
+    pub(super) async fn write_and_log(
+        &self,
+        piece: &Piece,
+        (allocation, base): (u64, Entry),
+        content: &Content,
+        durability: Durability,
+    ) -> Result<(Durability, bool)> {
+        let record = record_of(piece, base, content);
+        let place = |state: &mut State| state.overlays.place_beside(&record);
+        let in_place = self.write_in_place(piece, allocation, content, durability);
+        let logged = self.append(&record, content, durability, place);
+        let (in_place, logged) = futures_util::future::join(in_place, logged).await;
+        let ((is, is_recorded), logged) = (in_place?, logged?);
+        let Some((logged, _)) = logged else { return Ok((is, is_recorded)) };
+        let is_reached = is_reached(&self.state.lock(), piece.index, base);
+        Ok((is.min(logged), is_recorded || is_reached))
+    }
+
+    /// Appends a record at a place that `place` takes. Returns its durability, and its order among all changes; `None` if
+    /// there is no room.
+    async fn append(
+        &self,
+        record: &OverlayRecord,
+        content: &Content,
+        durability: Durability,
+        place: impl Fn(&mut State) -> Option<(Taken, Order)>,
+    ) -> Result<Option<(Durability, Order)>> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let Some((taken, order)) = place(&mut self.state.lock()) else { return Ok(None) };
+            let (log, place) = (taken.log, taken.place);
+            let mut bytes = Segments::from(record.encode(log, self.space.volume, place).to_vec());
+            bytes.append(content.data().cloned().unwrap_or_default());
+            // Less than a sector.
+            bytes.append(Segments::zeros((record.log_bytes() - bytes.len_bytes() as u64) as usize));
+            let object = self.space.object(Kind::Overlay(log.allocation, place.part));
+            let request = WriteRequest::new(object, place.offset.into(), bytes);
+            let request = request.change(self.space.change(durability, Condition::None));
+            match self.space.store().write(request).await {
+                Ok(ChangeReply { durability, .. }) => return Ok(Some((durability, order))),
+                // If it comes later, it has the same bytes, and does not count beside what is behind it.
+                Err(blocker::Error::OutcomeUnknown(_) | blocker::Error::Superseded { .. })
+                    if tries < TRIES => {}
+                // It may count after a crash. So the object has its overlay all the same, until a copy of it is recorded.
+                Err(error) => return Err(self.noted(error)),
+            }
+        }
+    }
+}
+
+/// Returns whether what is stored leads to a record over `base`, or to what it was merged into.
+fn is_reached(state: &State, index: u32, base: Entry) -> bool {
+    state.recorded.get(index) == base || state.is_recorded(index)
+}
+
+fn record_of(piece: &Piece, base: Entry, content: &Content) -> OverlayRecord {
+    let data_sum = content.data().map(|data| {
+        let mut sum = crc32fast::Hasher::new();
+        data.iter().for_each(|segment| sum.update(segment.as_slice()));
+        sum.finalize()
+    });
+    let &Piece { index, within, length, .. } = piece;
+    OverlayRecord { base, index, within, length, data_sum }
+}
+
+const _: () = assert!(SECTOR_BYTES as u64 + WRITE_BYTES_MAX <= PART_BYTES_MAX);
+
+// ---- replay: what an owner finds in the logs of an earlier owner that has not released the volume
+
+/// Parts that are read at once.
+const LOADS_MAX: usize = 4;
+
+/// The records of a log with their bytes, in order.
+pub(crate) struct Loaded {
+    id: OverlayLog,
+    records: Vec<(OverlayRecord, Segments)>,
+    /// Behind the last part that is there.
+    parts: u32,
+}
+
+impl Inner {
+    /// Takes over what the logs of the owner before have, and appends to `own` from now on, if that is a log. Nothing is
+    /// written: the head names all of them.
+    pub(crate) fn take_over_logs(&self, before: Vec<Loaded>, own: Option<OverlayLog>) {
+        let mut state = self.state.lock();
+        for Loaded { id, records, parts } in before {
+            let number = state.overlays.logs.add_before(id, parts);
+            for (record, data) in records {
+                if counts(&state.live, &record, self.object_bytes) {
+                    let data = record.data_sum.map(|_| data);
+                    state.overlays.take_over(&record, data.as_ref(), number);
+                }
+            }
+        }
+        if let Some(own) = own {
+            state.overlays.logs.begin(own, &self.space.pool.capabilities);
+        }
+    }
+}
+
+/// Returns whether a record is over what `map` has in its place.
+fn counts(map: &Map, record: &OverlayRecord, object_bytes: u64) -> bool {
+    // An object whose copy is recorded has all that its records have, and perhaps what is newer.
+    let is_current = !record.base.is_hole() && map.get(record.index) == record.base;
+    let fits = record.within.checked_add(record.length).is_some_and(|end| end <= object_bytes);
+    is_current && fits && record.length > 0
+}
+
+/// Returns `map` as it is with the overlays in logs: an object with an overlay is another one than any map has.
+pub(crate) async fn overlaid(
+    pool: &Pool,
+    volume: VolumeId,
+    logs: &[OverlayLog],
+    (map, object_bytes): (Map, u64),
+) -> Result<Map> {
+    let mut all = map.clone();
+    for log in logs {
+        for (record, _) in load(pool, volume, *log).await?.records {
+            if counts(&map, &record, object_bytes) {
+                // A log has an allocation id of its own.
+                all.set(record.index, Entry::new(volume, log.allocation));
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// Reads logs, in the order in which they were begun.
+pub(crate) async fn load_logs(pool: &Pool, volume: VolumeId, logs: &[OverlayLog]) -> Result<Vec<Loaded>> {
+    let mut all = Vec::new();
+    for log in logs {
+        all.push(load(pool, volume, *log).await?);
+    }
+    Ok(all)
+}
+
+async fn load(pool: &Pool, volume: VolumeId, log: OverlayLog) -> Result<Loaded> {
+    // Parts are written side by side: one may be missing before another.
+    let parts = (0..PARTS_MAX).map(|part| {
+        let (pool, object) = (pool.clone(), pool.object(volume, Kind::Overlay(log.allocation, part)));
+        async move {
+            // Another owner may have appended to it since a cache below has read it.
+            pool.invalidate(Scope::Object(object.clone())).await?;
+            match pool.get(object).await {
+                Ok((bytes, _)) => Ok(Some((part, bytes))),
+                Err(blocker::Error::Missing) => Ok(None),
+                Err(error) => Err(Error::from(error)),
+            }
+        }
+    });
+    let found: Vec<_> = futures_util::stream::iter(parts).buffered(LOADS_MAX).try_collect().await?;
+    let mut loaded = Loaded { id: log, records: Vec::new(), parts: 0 };
+    for (part, bytes) in found.into_iter().flatten() {
+        loaded.parts = part + 1;
+        let whole = bytes.to_bytes();
+        for (place, record) in overlay_records(&whole, log, volume, part) {
+            let begin = place.offset as usize + SECTOR_BYTES;
+            // A record is there with all of its bytes.
+            let data = bytes.slice(begin..begin + record.data_bytes() as usize);
+            loaded.records.push((record, data));
+        }
+    }
+    Ok(loaded)
 }
 
 #[cfg(test)]
@@ -232,14 +452,14 @@ mod tests {
     use super::*;
     use crate::format::entry::VolumeId;
 
-    fn log(birth: u64) -> OverlayLog {
-        OverlayLog { birth, key: 7 }
+    fn log(allocation: u64) -> OverlayLog {
+        OverlayLog { allocation, key: 7 }
     }
 
     #[test]
     fn a_log_stays_as_long_as_a_stored_map_leads_to_its_records_or_one_is_on_its_way() {
         let can = Memory::default().capabilities();
-        let [base, copy] = [1, 2].map(|birth| Entry::new(VolumeId(5), birth));
+        let [base, copy] = [1, 2].map(|allocation| Entry::new(VolumeId(5), allocation));
         let mut logs = Logs::default();
         logs.begin(log(10), &can);
         assert!(logs.renewal(None, Some(log(20))).is_none(), "it is short");

@@ -1,17 +1,17 @@
-//! Reading a snapshot without making a volume of it.
+//! Reading a snapshot, and the stored map of a volume, without attaching it.
 
 use std::fmt;
 
-use blocker::{ReadRequest, Segments};
+use blocker::{ReadRequest, Scope, Segments};
 
 use crate::error::{Error, Result};
-use crate::format::Origin;
 use crate::format::entry::{Kind, VolumeId};
 use crate::format::map::Map;
+use crate::format::{Head, Origin};
 use crate::manage::Volumes;
-use crate::settings::{Change, Extent, ExtentKind};
+use crate::settings::{Change, Extent, ExtentKind, Usage};
 use crate::space::{Pool, load_node};
-use crate::volume::changes;
+use crate::volume::{changes, overlaid, usage};
 
 /// A snapshot, to be read. It needs no owner, and holds nothing: once the snapshot is deleted, reads may fail
 /// with `Damaged`, or return what the volume has been given since. What was read is the snapshot's if
@@ -43,6 +43,97 @@ impl Volumes {
         let snapshot = Snapshot { pool, volume, node: node.id, name, size_bytes, object_bytes, map };
         snapshot.confirm().await?;
         Ok(snapshot)
+    }
+
+    /// Returns what a volume uses: as it is stored, if it is not open here.
+    ///
+    /// # Errors
+    /// See [`Volumes`]; `NoSuchVolume`. Never `InUse`.
+    pub async fn usage(&self, name: &str) -> Result<Usage> {
+        let volume = self.find(name).await?;
+        if let Some(inner) = self.opened(volume) {
+            match inner.usage() {
+                Err(Error::Closed | Error::HandedOver) => {}
+                answer => return answer,
+            }
+        }
+        let mut head = self.current_head(volume).await?;
+        loop {
+            match self.stored_usage(&head).await {
+                // Its owner may have replaced a page meanwhile: each attempt needs another head to fail.
+                Err(Error::Damaged(why)) => {
+                    let newer = self.current_head(volume).await?;
+                    if newer.sequence == head.sequence {
+                        return Err(Error::Damaged(why));
+                    }
+                    head = newer;
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    async fn stored_usage(&self, head: &Head) -> Result<Usage> {
+        let live = self.live_map(head).await?;
+        let parent = match head.parent {
+            0 => Map::default(),
+            node => {
+                self.pool.refresh(Some(Origin { volume: head.volume, node })).await?;
+                load_node(&self.pool, head.volume, node, (&head.root, &live)).await?.1
+            }
+        };
+        let live = overlaid(&self.pool, head.volume, &head.logs, (live, head.object_bytes)).await?;
+        Ok(usage(head.volume, head.size_bytes, head.object_bytes, (&live, &parent)))
+    }
+
+    /// Returns the map of a volume as it is stored.
+    async fn live_map(&self, head: &Head) -> Result<Map> {
+        self.pool.refresh(head.origin).await?;
+        if self.opened(head.volume).is_none() {
+            // Its owner may have written them in place.
+            for (page, at) in head.root.iter().enumerate().filter(|(_, at)| at.volume() == head.volume) {
+                // A map has at most 65 536 pages.
+                let page = self.pool.object(head.volume, Kind::Page(at.allocation(), page as u32));
+                self.pool.invalidate(Scope::Object(page)).await?;
+            }
+        }
+        self.pool.load(&head.root, None).await
+    }
+
+    /// Returns the ranges, by whole objects, in which `to` may differ from `from`: snapshots of a volume, or,
+    /// for `None`, the volume as it is stored for `to` and holes for `from`. No data are read. What lies
+    /// beyond the end of `to` is left out.
+    ///
+    /// # Errors
+    /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`.
+    pub async fn diff(&self, name: &str, from: Option<&str>, to: Option<&str>) -> Result<Vec<Change>> {
+        let volume = self.find(name).await?;
+        let head = self.current_head(volume).await?;
+        let none = (&[][..], &Default::default());
+        let node = |name: &str| head.named(name).ok_or_else(|| Error::NoSuchSnapshot(name.to_owned()));
+        let (root, new, size_bytes) = match to {
+            Some(to) => {
+                let node = node(to)?;
+                self.pool.refresh(Some(Origin { volume, node: node.id })).await?;
+                let (root, map) = load_node(&self.pool, volume, node.id, none).await?;
+                (root, map, node.size_bytes)
+            }
+            None => (head.root.clone(), self.live_map(&head).await?, head.size_bytes),
+        };
+        let logs = if to.is_none() { &head.logs[..] } else { &[] };
+        let overlaid = overlaid(&self.pool, volume, logs, (new.clone(), head.object_bytes)).await?;
+        let old = match from {
+            Some(from) => {
+                let node = node(from)?;
+                self.pool.refresh(Some(Origin { volume, node: node.id })).await?;
+                load_node(&self.pool, volume, node.id, (&root, &new)).await?.1
+            }
+            None => Default::default(),
+        };
+        for name in [from, to].into_iter().flatten() {
+            self.pool.check_there(volume, node(name)?.id, name).await?;
+        }
+        Ok(changes(&old, &overlaid, size_bytes, head.object_bytes))
     }
 }
 
@@ -85,7 +176,7 @@ impl Snapshot {
             let entry = self.map.get(index);
             let mut found = 0;
             if !entry.is_hole() {
-                let object = self.pool.object(entry.volume(), Kind::Data(entry.birth(), index));
+                let object = self.pool.object(entry.volume(), Kind::Data(entry.allocation(), index));
                 let reply = match self.pool.store.read(ReadRequest::new(object.clone(), within, part)).await {
                     Err(blocker::Error::Missing) => {
                         return Err(Error::Damaged(format!("object {object} of the snapshot is missing")));
