@@ -12,9 +12,9 @@ use std::task::{Context, Poll};
 use crate::error::{Error, Result};
 
 /// The future of an answer that is not ready. Dropping it cancels the operation: see [`crate::Blocker`].
-pub type Pending<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
+pub type Pending<T, E = Error> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
 
-/// The answer to an operation, ready or pending. It can be awaited.
+/// The answer to an operation, ready or pending. It can be awaited. Layers with errors of their own use it with those.
 ///
 /// ```
 /// use blocker::{Reply, executor::block_on};
@@ -23,11 +23,11 @@ pub type Pending<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 /// assert_eq!(block_on(reply), Ok(42));
 /// ```
 #[must_use = "an operation whose reply is dropped is cancelled"]
-pub enum Reply<T> {
+pub enum Reply<T, E = Error> {
     /// The answer.
-    Ready(Result<T>),
+    Ready(Result<T, E>),
     /// The future of the answer.
-    Pending(Pending<T>),
+    Pending(Pending<T, E>),
 }
 
 impl<T> Reply<T> {
@@ -45,7 +45,9 @@ impl<T> Reply<T> {
     pub fn pending(future: impl Future<Output = Result<T>> + Send + 'static) -> Self {
         Self::Pending(Box::pin(future))
     }
+}
 
+impl<T, E> Reply<T, E> {
     /// Returns whether the answer is ready.
     #[must_use]
     pub fn is_ready(&self) -> bool {
@@ -53,18 +55,19 @@ impl<T> Reply<T> {
     }
 
     /// Returns a reply whose answer has passed through `change`: now if it is ready, otherwise when it is.
-    pub fn then<U>(self, change: impl FnOnce(Result<T>) -> Result<U> + Send + 'static) -> Reply<U>
+    pub fn then<U>(self, change: impl FnOnce(Result<T, E>) -> Result<U, E> + Send + 'static) -> Reply<U, E>
     where
         T: 'static,
+        E: 'static,
     {
         match self {
             Self::Ready(answer) => Reply::Ready(change(answer)),
-            Self::Pending(future) => Reply::pending(async move { change(future.await) }),
+            Self::Pending(future) => Reply::Pending(Box::pin(async move { change(future.await) })),
         }
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for Reply<T> {
+impl<T: fmt::Debug, E: fmt::Debug> fmt::Debug for Reply<T, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ready(answer) => f.debug_tuple("Ready").field(answer).finish(),
@@ -73,32 +76,32 @@ impl<T: fmt::Debug> fmt::Debug for Reply<T> {
     }
 }
 
-impl<T> From<Result<T>> for Reply<T> {
-    fn from(answer: Result<T>) -> Self {
+impl<T, E> From<Result<T, E>> for Reply<T, E> {
+    fn from(answer: Result<T, E>) -> Self {
         Self::Ready(answer)
     }
 }
 
-impl<T: Unpin> IntoFuture for Reply<T> {
-    type Output = Result<T>;
-    type IntoFuture = ReplyFuture<T>;
+impl<T: Unpin, E: Unpin> IntoFuture for Reply<T, E> {
+    type Output = Result<T, E>;
+    type IntoFuture = ReplyFuture<T, E>;
     #[inline]
-    fn into_future(self) -> ReplyFuture<T> {
+    fn into_future(self) -> ReplyFuture<T, E> {
         ReplyFuture(Some(self))
     }
 }
 
 /// The future that awaits a [`Reply`].
-pub struct ReplyFuture<T>(Option<Reply<T>>);
+pub struct ReplyFuture<T, E = Error>(Option<Reply<T, E>>);
 
-impl<T: fmt::Debug> fmt::Debug for ReplyFuture<T> {
+impl<T: fmt::Debug, E: fmt::Debug> fmt::Debug for ReplyFuture<T, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("ReplyFuture").field(&self.0).finish()
     }
 }
 
-impl<T: Unpin> Future for ReplyFuture<T> {
-    type Output = Result<T>;
+impl<T: Unpin, E: Unpin> Future for ReplyFuture<T, E> {
+    type Output = Result<T, E>;
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
