@@ -11,7 +11,7 @@ use futures_util::{StreamExt, TryStreamExt};
 
 use super::overlay::Order;
 use super::state::State;
-use super::write::{Content, WRITE_BYTES_MAX, is_short};
+use super::write::{Content, Plan, WRITE_BYTES_MAX, is_short};
 use super::{Inner, Piece};
 use crate::error::{Error, Result};
 use crate::format::entry::{Entry, Kind, VolumeId};
@@ -246,7 +246,7 @@ impl Inner {
     /// Logs a short change of a part of an object that is not the volume's own, and keeps it in memory. Returns the
     /// durability of the record, and whether what is stored leads to it; `None` if nothing was done. The caller shares
     /// the turn and the object.
-    pub(super) async fn log_over(
+    pub(super) async fn log_in_overlay(
         &self,
         piece: &Piece,
         content: &Content,
@@ -257,14 +257,10 @@ impl Inner {
         }
         let base = {
             let state = self.state.lock();
-            state.check()?;
-            let base = state.live.get(piece.index);
-            let is_own = state.own_allocation(piece.index).is_some();
-            let is_recorded = state.is_recorded(piece.index);
-            if !is_recorded || base.is_hole() || is_own || self.is_whole(piece, state.size_bytes) {
-                return Ok(None);
+            match self.plan(&state, piece)? {
+                Plan::Overlay { base } if state.is_recorded(piece.index) => base,
+                _ => return Ok(None),
             }
-            base
         };
         let record = record_of(piece, base, content);
         let place = |state: &mut State| state.overlays.place(&record);
@@ -278,7 +274,7 @@ impl Inner {
     }
 
     /// Changes a part of an own object whose entry is not stored yet, and logs it over `base`, which the stored map has.
-    /// As [`Self::log_over`].
+    /// As [`Self::log_in_overlay`].
     pub(super) async fn write_and_log(
         &self,
         piece: &Piece,

@@ -18,12 +18,12 @@ use crate::error::{Error, Result};
 use crate::format::OverlayLog;
 use crate::format::entry::{Entry, Kind};
 
-/// Objects that are merged at once.
+/// Objects that are merged concurrently.
 const MERGES_MAX: usize = 4;
 /// Objects that are merged between two checks of the remaining allocation ids.
 const BATCH: usize = 64;
-/// Runs that are added in a row: with a cache below none of them waits, and others have the thread as well.
-const RUNS_AT_ONCE: u32 = 16;
+/// Runs that are added in a row: with a cache below none of them waits, and other tasks need the thread as well.
+const RUNS_PER_YIELD: u32 = 16;
 /// How often runs are added beside the writes before the rest is added without them.
 const PASSES: u32 = 3;
 
@@ -256,8 +256,8 @@ impl Inner {
         settles: bool,
     ) -> Result<()> {
         for (number, (at, run)) in (1..).zip(runs) {
-            if number % RUNS_AT_ONCE == 0 {
-                give_way().await;
+            if number % RUNS_PER_YIELD == 0 {
+                yield_now().await;
             }
             let source = run.source();
             let send = || {
@@ -280,8 +280,8 @@ impl Inner {
     }
 }
 
-/// Lets other tasks of the thread go on.
-async fn give_way() {
+/// Yields to other tasks of the thread.
+async fn yield_now() {
     let mut has_given = false;
     poll_fn(|context| {
         if std::mem::replace(&mut has_given, true) {

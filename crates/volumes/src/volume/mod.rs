@@ -1,7 +1,6 @@
 //! An open volume: its reads and writes, its snapshots, and how its changes reach the store in an order that survives a
 //! crash. The names and encodings of objects are in `format`; what concerns more than one volume is in `manage`.
 
-mod at_once;
 mod commit;
 mod log;
 mod merge;
@@ -34,7 +33,6 @@ use crate::format::map::Map;
 use crate::settings::{Change, Extent, Settings, Usage};
 use crate::space::Space;
 
-pub use at_once::Answer;
 pub(crate) use log::{load_logs, overlaid};
 pub(crate) use read::{View, changes, usage};
 pub(crate) use state::next_limit;
@@ -44,6 +42,9 @@ pub(crate) use tree::snapshot_all;
 pub(crate) const ALLOCATIONS_RESERVED: u64 = 4096;
 /// Locks of objects; places that are equal modulo this share one.
 const LOCKS: u32 = 256;
+
+/// The answer of a volume, ready or pending.
+pub type Answer<T> = blocker::Reply<T, Error>;
 
 /// An open volume, shared by all its handles.
 ///
@@ -185,6 +186,14 @@ impl Inner {
         })
     }
 
+    /// Returns the only piece of a range; `None` if there are several, or none.
+    fn only_piece(&self, offset: u64, length: u64) -> Option<Piece> {
+        let within = offset % self.object_bytes;
+        let index = u32::try_from(offset / self.object_bytes).ok()?;
+        let is_one = length > 0 && length <= self.object_bytes - within;
+        is_one.then_some(Piece { index, within, length, at: 0 })
+    }
+
     /// Returns whether a part is all that the volume has of its object.
     fn is_whole(&self, piece: &Piece, size_bytes: u64) -> bool {
         let begin = u64::from(piece.index) * self.object_bytes;
@@ -297,7 +306,7 @@ impl Volume {
     /// # Errors
     /// See [`Volume`]; `Damaged` if an object that the map names is missing.
     pub async fn read(&self, offset: u64, length: u64) -> Result<Segments> {
-        self.start_read(offset, length).wait().await
+        self.start_read(offset, length).await
     }
 
     /// As [`Self::read`]. The answer is ready where the store has the bytes at once.
@@ -310,7 +319,7 @@ impl Volume {
     /// # Errors
     /// See [`Volume`].
     pub async fn write(&self, offset: u64, data: Segments, durability: Durability) -> Result<Durability> {
-        self.start_write(offset, data, durability).wait().await
+        self.start_write(offset, data, durability).await
     }
 
     /// As [`Self::write`]. The answer is ready where nothing has to be waited for; one that is pending is to be polled

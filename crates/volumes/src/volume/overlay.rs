@@ -20,7 +20,7 @@ use blocker::{Durability, Error as Store, Quota, Reply, Segments, WriteMode};
 
 use super::log::{Logs, Renewal, Taken};
 use super::runs::{Run, Runs, Source};
-use super::write::{Content, is_short};
+use super::write::{Content, Plan, is_short};
 use super::{Inner, Piece};
 use crate::error::Result;
 use crate::format::entry::Entry;
@@ -86,7 +86,7 @@ impl Overlays {
     }
 
     /// Returns whether something was written over an object.
-    pub(super) fn is_over(&self, index: u32) -> bool {
+    pub(super) fn has_overlay(&self, index: u32) -> bool {
         self.objects.contains_key(&index)
     }
 
@@ -143,7 +143,7 @@ impl Overlays {
     }
 
     fn may_add(&self, index: u32, length: u64, is_data: bool) -> bool {
-        let may_begin = self.kept_out == 0 && self.allowance > 0 || self.is_over(index);
+        let may_begin = self.kept_out == 0 && self.allowance > 0 || self.has_overlay(index);
         may_begin && !self.is_failing && self.memory.has(Runs::needed_bytes(length, is_data) + OBJECT_BYTES)
     }
 
@@ -307,7 +307,7 @@ impl Inner {
     }
 
     /// As [`Self::look_at_quota`], if the store answers at once.
-    pub(super) fn look_at_quota_at_once(&self, piece: &Piece) {
+    pub(super) fn try_look_at_quota(&self, piece: &Piece) {
         if self.is_quota_wanted(piece)
             && let Reply::Ready(quota) = self.space.quota()
         {
@@ -348,7 +348,12 @@ impl Inner {
     /// Keeps a change in memory if it can be: a short one, of which no more is promised than that it is *cached* in this
     /// process, of a part of an object that is not the volume's own. Returns whether it is done. The caller shares the
     /// turn and the object, or has the object alone.
-    pub(super) fn keep_over(&self, piece: &Piece, content: &Content, durability: Durability) -> Result<bool> {
+    pub(super) fn keep_in_overlay(
+        &self,
+        piece: &Piece,
+        content: &Content,
+        durability: Durability,
+    ) -> Result<bool> {
         // A cache that writes this volume through would answer once the store has it.
         let is_cached = matches!(self.settings.write, None | Some(WriteMode::Back));
         let is_enough = durability == Durability::Cached && is_cached && !self.promises.records_at_once;
@@ -356,12 +361,12 @@ impl Inner {
             return Ok(false);
         }
         let mut state = self.state.lock();
-        state.check()?;
-        let base = state.live.get(piece.index);
-        let is_own = state.own_allocation(piece.index).is_some();
-        if base.is_hole() || is_own || self.is_whole(piece, state.size_bytes) {
-            return Ok(false);
+        match self.plan(&state, piece)? {
+            Plan::Overlay { base } => {
+                let range = (piece.within, piece.length);
+                Ok(state.overlays.insert((piece.index, base), range, content.data()))
+            }
+            Plan::InPlace { .. } | Plan::New => Ok(false),
         }
-        Ok(state.overlays.insert((piece.index, base), (piece.within, piece.length), content.data()))
     }
 }

@@ -1,10 +1,12 @@
 //! Reads, reports from the map, and the view for a check.
 
+use std::sync::Arc;
+
 use async_lock::{MutexGuard, RwLockWriteGuard};
-use blocker::{ObjectId, ReadRequest, Segments};
+use blocker::{ObjectId, ReadRequest, Reply, Segments};
 
 use super::runs::Source;
-use super::{Inner, Piece, Recorder};
+use super::{Answer, Inner, Piece, Recorder};
 use crate::error::{Error, Result};
 use crate::format::entry::{Entry, Kind, VolumeId};
 use crate::format::map::{Map, page_of};
@@ -16,6 +18,46 @@ use crate::space::load_node;
 const TRIES: u32 = 64;
 
 impl Inner {
+    /// Reads, without a future where the store has the bytes at once.
+    pub(super) fn start_read(self: &Arc<Self>, offset: u64, length: u64) -> Answer<Segments> {
+        self.try_read(offset, length).unwrap_or_else(|| {
+            let inner = Arc::clone(self);
+            Answer::Pending(Box::pin(async move { inner.read(offset, length).await }))
+        })
+    }
+
+    fn try_read(self: &Arc<Self>, offset: u64, length: u64) -> Option<Answer<Segments>> {
+        let piece = self.only_piece(offset, length)?;
+        let entry = {
+            let state = self.state.lock();
+            state.check_range(offset, length).ok()?;
+            if state.overlays.has_overlay(piece.index) {
+                return None;
+            }
+            state.live.get(piece.index)
+        };
+        if entry.is_hole() {
+            return None;
+        }
+        let object = self.object_of(entry, piece.index);
+        match self.space.store().read(ReadRequest::new(object, piece.within, length)) {
+            Reply::Ready(Ok(reply)) => Some(Answer::Ready(Ok(padded(reply.data, length)))),
+            // It may have been replaced and removed since the look at the map.
+            Reply::Ready(Err(blocker::Error::Missing)) => None,
+            Reply::Ready(Err(error)) => Some(Answer::Ready(Err(self.noted(error)))),
+            Reply::Pending(future) => {
+                let inner = Arc::clone(self);
+                Some(Answer::Pending(Box::pin(async move {
+                    match future.await {
+                        Ok(reply) => Ok(padded(reply.data, length)),
+                        Err(blocker::Error::Missing) => inner.read(offset, length).await,
+                        Err(error) => Err(inner.noted(error)),
+                    }
+                })))
+            }
+        }
+    }
+
     pub(super) async fn read(&self, offset: u64, length: u64) -> Result<Segments> {
         self.state.lock().check_range(offset, length)?;
         let mut pieces = self.pieces(offset, length);
@@ -305,8 +347,8 @@ impl View<'_> {
 
     /// Returns whether an object is a part of a log that the volume has. Not all parts need be there.
     pub(crate) fn is_logged(&self, kind: Kind) -> bool {
-        let new_id = self.recorder.head.logs.iter().map(|log| log.allocation);
-        matches!(kind, Kind::Overlay(allocation, _) if new_id.into_iter().any(|log| log == allocation))
+        let mut ids = self.recorder.head.logs.iter().map(|log| log.allocation);
+        matches!(kind, Kind::Overlay(allocation, _) if ids.any(|log| log == allocation))
     }
 
     /// Calls `each` for every object that the live volume writes in place.

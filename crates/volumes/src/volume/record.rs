@@ -48,12 +48,12 @@ impl Inner {
         if has_overlays {
             self.merge_overlays().await?;
         }
-        let has_allocations = {
+        let has_unrecorded = {
             let state = self.state.lock();
             state.check()?;
             state.has_unrecorded()
         };
-        if !has_allocations {
+        if !has_unrecorded {
             // Whatever is allocated from now on was not acknowledged before.
             self.flush_data(durability).await?;
             return self.check_held().await;

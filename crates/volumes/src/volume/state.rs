@@ -96,7 +96,7 @@ impl State {
     pub(super) fn own_allocation(&self, index: u32) -> Option<u64> {
         let entry = self.live.get(index);
         // What was written over it comes first, also where the snapshot that shared it is gone.
-        (self.owns(index, entry) && !self.overlays.is_over(index)).then(|| entry.allocation())
+        (self.owns(index, entry) && !self.overlays.has_overlay(index)).then(|| entry.allocation())
     }
 
     /// Returns whether nothing more is promised until it is known what became of a head.

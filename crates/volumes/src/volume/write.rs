@@ -4,19 +4,33 @@
 //! An allocation gives an object a name that was never used, on the condition that there is nothing of that name,
 //! so whatever becomes of an attempt whose answer is lost, it changes nothing that a map has.
 
+use std::sync::Arc;
+
 use blocker::{
     ChangeReply, Condition, Durability, InfoRequest, Reply, Segments, WriteRequest, WriteZeroesRequest,
 };
 
-use super::state::NewId;
-use super::{Inner, Piece, Recorder};
+use super::state::{NewId, State};
+use super::{Answer, Inner, Piece, Recorder};
 use crate::error::{Error, Result};
-use crate::format::entry::Kind;
+use crate::format::entry::{Entry, Kind};
 
 /// How often a change is tried whose outcome is unknown.
 const TRIES: u32 = 3;
 /// The longest write that goes to an overlay, in bytes. What a longer one has to wait for is little beside its own bytes.
 pub(super) const WRITE_BYTES_MAX: u64 = 256 << 10;
+
+/// How a change of a part of an object is made.
+#[derive(Clone, Copy)]
+pub(super) enum Plan {
+    /// In place: the object is the volume's own. With a `logged_base`, over which the stored map still leads to records of
+    /// a log, a short change is logged as well.
+    InPlace { allocation: u64, logged_base: Option<Entry> },
+    /// In an overlay of `base`, which a snapshot or another volume shares, or in a copy of it.
+    Overlay { base: Entry },
+    /// In a new object that needs nothing of the one before: there is none, or all of it is replaced.
+    New,
+}
 
 /// The new content of a part of an object.
 #[derive(Clone)]
@@ -36,6 +50,77 @@ impl Content {
 }
 
 impl Inner {
+    /// Writes, without a future where nothing has to be waited for: within one object, which is the volume's own or gets
+    /// an overlay. Most requests of a disk in use are such; [`Self::write`] does the others.
+    pub(super) fn start_write(
+        self: &Arc<Self>,
+        offset: u64,
+        data: Segments,
+        durability: Durability,
+    ) -> Answer<Durability> {
+        self.try_write(offset, &data, durability).unwrap_or_else(|| {
+            let inner = Arc::clone(self);
+            Answer::Pending(Box::pin(async move { inner.write(offset, data, durability).await }))
+        })
+    }
+
+    fn try_write(
+        self: &Arc<Self>,
+        offset: u64,
+        data: &Segments,
+        durability: Durability,
+    ) -> Option<Answer<Durability>> {
+        let length = data.len_bytes() as u64;
+        let piece = self.only_piece(offset, length)?;
+        if self.settings.is_read_only || self.space.is_stamped() {
+            return None;
+        }
+        // Held until the store has answered, as in `write`.
+        let turn = self.turn.try_read_arc()?;
+        let shared = self.lock_of(piece.index).try_read_arc()?;
+        let plan = {
+            let state = self.state.lock();
+            state.check_range(offset, length).ok()?;
+            if !state.has_allocations() {
+                return None;
+            }
+            self.plan(&state, &piece).ok()?
+        };
+        let content = Content::Data(data.clone());
+        let allocation = match plan {
+            Plan::InPlace { allocation, logged_base: None } => allocation,
+            Plan::InPlace { .. } | Plan::New => return None,
+            Plan::Overlay { .. } => {
+                self.try_look_at_quota(&piece);
+                let is_kept = self.keep_in_overlay(&piece, &content, durability).ok()?;
+                return is_kept.then_some(Answer::Ready(Ok(Durability::Cached)));
+            }
+        };
+        let begun = match self.send(&piece, allocation, &content, durability, Condition::Present) {
+            // Before more than *cached* is promised, `complete` checks that the volume is still this owner's.
+            Reply::Ready(Ok(_)) if durability == Durability::Cached && self.is_kept(piece.index) => {
+                return Some(Answer::Ready(Ok(durability)));
+            }
+            begun => begun,
+        };
+        let inner = Arc::clone(self);
+        Some(Answer::Pending(Box::pin(async move {
+            let (is, is_recorded) =
+                inner.finish_in_place(&piece, allocation, &content, durability, begun).await?;
+            drop((turn, shared));
+            inner.complete(is, is_recorded, durability).await
+        })))
+    }
+
+    /// Returns whether a change of an own object is kept as far as one that asks for *cached* is promised.
+    fn is_kept(&self, index: u32) -> bool {
+        let is_recorded = || {
+            let state = self.state.lock();
+            state.is_recorded(index) && state.in_flight.is_none()
+        };
+        !self.promises.records_at_once || is_recorded()
+    }
+
     pub(super) async fn write(
         &self,
         offset: u64,
@@ -67,11 +152,11 @@ impl Inner {
                 all
             }
         };
-        self.settle(is, is_recorded, durability).await
+        self.complete(is, is_recorded, durability).await
     }
 
     /// Records the allocations of a change that promises more than *cached* in this process; returns what it promises.
-    pub(super) async fn settle(
+    pub(super) async fn complete(
         &self,
         is: Durability,
         is_recorded: bool,
@@ -134,45 +219,56 @@ impl Inner {
         let lock = self.lock_of(piece.index);
         if !self.space.is_stamped() {
             let _shared = lock.read().await;
-            let own = self.own(piece.index)?;
-            if let Some(allocation) = own {
-                return self.write_own(&piece, allocation, &content, durability).await;
-            }
-            self.look_at_quota(&piece).await;
-            if self.keep_over(&piece, &content, durability)? {
-                return Ok((Durability::Cached, false));
-            }
-            if let Some(logged) = self.log_over(&piece, &content, durability).await? {
-                return Ok(logged);
+            match self.planned(&piece)? {
+                Plan::InPlace { allocation, logged_base } => {
+                    return self.write_own(&piece, (allocation, logged_base), &content, durability).await;
+                }
+                Plan::Overlay { .. } => {
+                    self.look_at_quota(&piece).await;
+                    if self.keep_in_overlay(&piece, &content, durability)? {
+                        return Ok((Durability::Cached, false));
+                    }
+                    if let Some(logged) = self.log_in_overlay(&piece, &content, durability).await? {
+                        return Ok(logged);
+                    }
+                }
+                Plan::New => {}
             }
         }
         let _alone = lock.write().await;
-        if let Some(allocation) = self.own(piece.index)? {
-            return self.write_own(&piece, allocation, &content, durability).await;
+        match self.planned(&piece)? {
+            Plan::InPlace { allocation, logged_base } => {
+                self.write_own(&piece, (allocation, logged_base), &content, durability).await
+            }
+            Plan::Overlay { .. } => {
+                if self.keep_in_overlay(&piece, &content, durability)? {
+                    return Ok((Durability::Cached, false));
+                }
+                let allocation = self.allocate_copy(piece.index).await?;
+                self.write_in_place(&piece, allocation, &content, durability).await
+            }
+            Plan::New => {
+                let send =
+                    |allocation| self.send(&piece, allocation, &content, durability, Condition::Absent);
+                let reply = self.allocate(piece.index, send).await?;
+                Ok((reply.durability, false))
+            }
         }
-        if self.keep_over(&piece, &content, durability)? {
-            return Ok((Durability::Cached, false));
-        }
-        let (old, size_bytes) = {
-            let state = self.state.lock();
-            (state.live.get(piece.index), state.size_bytes)
-        };
-        if old.is_hole() || self.is_whole(&piece, size_bytes) {
-            let reply = self
-                .allocate(piece.index, |allocation| {
-                    self.send(&piece, allocation, &content, durability, Condition::Absent)
-                })
-                .await?;
-            return Ok((reply.durability, false));
-        }
-        let allocation = self.allocate_copy(piece.index).await?;
-        self.write_in_place(&piece, allocation, &content, durability).await
     }
 
-    fn own(&self, index: u32) -> Result<Option<u64>> {
-        let state = self.state.lock();
+    /// Returns how a change of a part of an object is made.
+    pub(super) fn plan(&self, state: &State, piece: &Piece) -> Result<Plan> {
         state.check()?;
-        Ok(state.own_allocation(index))
+        if let Some(allocation) = state.own_allocation(piece.index) {
+            return Ok(Plan::InPlace { allocation, logged_base: state.logged_base(piece.index) });
+        }
+        let base = state.live.get(piece.index);
+        let is_new = base.is_hole() || self.is_whole(piece, state.size_bytes);
+        Ok(if is_new { Plan::New } else { Plan::Overlay { base } })
+    }
+
+    fn planned(&self, piece: &Piece) -> Result<Plan> {
+        self.plan(&self.state.lock(), piece)
     }
 
     /// Makes a new object by `make`, on the condition that there is none of its name, and puts it into the
@@ -218,12 +314,11 @@ impl Inner {
     async fn write_own(
         &self,
         piece: &Piece,
-        allocation: u64,
+        (allocation, logged_base): (u64, Option<Entry>),
         content: &Content,
         durability: Durability,
     ) -> Result<(Durability, bool)> {
-        let base = self.state.lock().logged_base(piece.index);
-        match base.filter(|_| is_short(piece, content, self.object_bytes)) {
+        match logged_base.filter(|_| is_short(piece, content, self.object_bytes)) {
             Some(base) => self.write_and_log(piece, (allocation, base), content, durability).await,
             None => self.write_in_place(piece, allocation, content, durability).await,
         }

@@ -7,7 +7,7 @@
 use blocker::{Condition, DiscardRequest, Durability, Hints};
 
 use super::state::DROPS_MAX;
-use super::write::Content;
+use super::write::{Content, Plan};
 use super::{Inner, Piece};
 use crate::error::{Error, Result};
 use crate::format::entry::{Entry, Kind};
@@ -44,12 +44,8 @@ impl Inner {
         if fast_only {
             let state = self.state.lock();
             state.check_range(offset, length)?;
-            let is_slow = |piece: &Piece| {
-                let entry = state.live.get(piece.index);
-                let is_inherited = !entry.is_hole() && !state.owns(piece.index, entry);
-                is_inherited && !self.is_whole(piece, state.size_bytes)
-            };
-            if self.pieces(offset, length).any(|piece| is_slow(&piece)) {
+            let needs_copy = |piece: Piece| matches!(self.plan(&state, &piece), Ok(Plan::Overlay { .. }));
+            if self.pieces(offset, length).any(needs_copy) {
                 return Err(Error::NotFast);
             }
         }
@@ -88,20 +84,21 @@ impl Inner {
         let write = wish != Wish::Discard;
         {
             let _alone = self.lock_of(piece.index).write().await;
-            let (entry, own) = {
+            let plan = {
                 let mut state = self.state.lock();
-                state.check()?;
-                let is_whole = self.is_whole(&piece, state.size_bytes);
-                if is_whole && wish != Wish::Keep {
+                let plan = self.plan(&state, &piece)?;
+                if wish != Wish::Keep && self.is_whole(&piece, state.size_bytes) {
                     state.set_hole(piece.index);
                     return Ok(());
                 }
-                (state.live.get(piece.index), state.own_allocation(piece.index))
+                if wish != Wish::Keep && state.live.get(piece.index).is_hole() {
+                    return Ok(());
+                }
+                plan
             };
-            if entry.is_hole() && wish != Wish::Keep {
-                return Ok(());
-            }
-            if let Some(allocation) = own.filter(|_| wish != Wish::Keep) {
+            if let Plan::InPlace { allocation, .. } = plan
+                && wish != Wish::Keep
+            {
                 return self.discard_own(&piece, allocation).await;
             }
             if !write {
