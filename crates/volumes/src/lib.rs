@@ -3,7 +3,8 @@
 //! A volume is thin: what was never written takes no space. A snapshot or a clone moves no data, whatever the
 //! size. A write in steady state is one write of one object: the map of which object lies where is in memory,
 //! and changes of it are stored by the flush that comes after them. [`Volumes`] makes, lists and opens; a
-//! [`Volume`] is an open one. No runtime is needed: futures are the standard library's.
+//! [`Volume`] is an open one. No runtime is needed: futures are the standard library's. Only [`exports`], the volumes as
+//! exports of an NBD server, run on tokio.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -27,6 +28,7 @@
 
 mod catalog;
 mod error;
+pub mod exports;
 mod format;
 mod manage;
 mod settings;

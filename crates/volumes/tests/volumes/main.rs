@@ -1,4 +1,4 @@
-//! Volumes over every backend and stack.
+//! Volumes over every backend and stack, and as exports of NBD.
 
 mod beside;
 mod counting;
@@ -7,6 +7,9 @@ mod damaged;
 mod deposed;
 mod disk;
 mod elsewhere;
+mod exports;
+mod exports_receive;
+mod exports_trouble;
 mod handover;
 mod in_place;
 mod late;

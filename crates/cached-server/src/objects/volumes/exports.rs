@@ -6,7 +6,7 @@ use nbd::protocol::{Context, Description, Extent, NoExport, Zeroes};
 use nbd::{Export, Exports, Lookup, ReceiveBuffer};
 use std::sync::Arc;
 use tokio::sync::watch;
-use volume_exports::VolumeExports;
+use volumes::exports::VolumeExports;
 
 /// The volumes as exports.
 #[derive(Clone)]

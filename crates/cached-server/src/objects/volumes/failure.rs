@@ -2,8 +2,8 @@
 
 use cached_admin::Response;
 use serde_json::json;
-use volume_exports::Refused;
 use volumes::Error;
+use volumes::exports::Refused;
 
 /// Why a request is not done.
 #[derive(Debug, Clone, PartialEq, Eq)]

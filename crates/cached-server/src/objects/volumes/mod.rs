@@ -44,7 +44,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
-use volume_exports::VolumeExports;
+use volumes::exports::VolumeExports;
 use volumes::{Fencing, Options, Volumes};
 
 /// How often the files of the certificates are looked at.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use blocker::Segments;
 use cached_core::object::{self, ObjectCache};
 use nbd::ReceiveBuffer;
-use volume_exports::ReceiveBuffers;
+use volumes::exports::ReceiveBuffers;
 
 /// Returns the memory of `cache` into which payloads are received, which it then has without a copy.
 pub(super) fn buffers_of(cache: &ObjectCache) -> ReceiveBuffers {

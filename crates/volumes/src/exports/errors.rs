@@ -1,8 +1,8 @@
 //! Errors of volumes, as the NBD server has them.
 
+use crate::error::Error;
 use blocker::{Epoch, Error as StoreError};
 use nbd::protocol::NoExport;
-use volumes::Error;
 
 /// Returns why a volume cannot be exported.
 pub(crate) fn no_export(error: Error) -> NoExport {

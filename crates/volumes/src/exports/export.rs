@@ -2,15 +2,17 @@
 
 use std::sync::Arc;
 
+use crate::error::Result;
+use crate::settings::{Change, ExtentKind};
+use crate::volume::{Answer, Volume};
 use blocker::{Durability, ObjectId, Reply, Segments};
 use nbd::protocol::wire::{PAYLOAD_BYTES_MAX, state};
 use nbd::protocol::{Context, Description, Extent, Zeroes};
 use nbd::{Export, READ_AHEAD_BYTES, ReceiveBuffer};
-use volumes::{Answer, Change, ExtentKind, Result, Volume};
 
-use crate::ReceiveBuffers;
-use crate::attached::Attached;
-use crate::errors::of_request;
+use super::ReceiveBuffers;
+use super::attached::Attached;
+use super::errors::of_request;
 
 /// The most bytes that one request reads ahead: as much as a read may return. More would only push each other out of the
 /// cache below.

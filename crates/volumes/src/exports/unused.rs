@@ -11,7 +11,7 @@ pub enum Refused {
     },
     /// The volume could not be given up, or the operation has failed.
     #[error(transparent)]
-    Failed(#[from] volumes::Error),
+    Failed(#[from] crate::error::Error),
 }
 
 /// Returns what so many connections do, and what stands for them.

@@ -8,7 +8,7 @@ use nbd::protocol::wire::state;
 use nbd::protocol::{Context, Extent, NoExport};
 use nbd::{Export, Exports};
 use test_kit::steered::{Op, SteeredStore, Verdict};
-use volume_exports::VolumeExports;
+use volumes::exports::VolumeExports;
 use volumes::{Options, Settings, Volumes};
 
 const SIZE_BYTES: u64 = 64 << 20;

@@ -8,7 +8,7 @@
 //! use std::sync::Arc;
 //! use blocker::Memory;
 //! use nbd::{Server, ServerConfig};
-//! use volume_exports::VolumeExports;
+//! use volumes::exports::VolumeExports;
 //! use volumes::{Options, Settings, Volumes};
 //!
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
@@ -24,7 +24,6 @@
 //! # })?;
 //! # Ok::<_, Box<dyn std::error::Error>>(())
 //! ```
-#![warn(missing_debug_implementations)]
 
 mod attached;
 mod errors;
@@ -34,10 +33,12 @@ mod unused;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::error::{Error, Result};
+use crate::manage::Volumes;
+use crate::settings::{OpenOptions, SnapshotInfo};
 use blocker::{Durability, Name, ObjectId};
 use nbd::protocol::{Context, Description, NoExport};
 use nbd::{Export, Exports, Lookup, ReceiveBuffer};
-use volumes::{OpenOptions, SnapshotInfo, Volumes};
 
 use attached::{Table, Turn};
 use errors::no_export;
@@ -92,7 +93,7 @@ impl VolumeExports {
     pub async fn while_unused<T>(
         &self,
         name: &str,
-        operation: impl Future<Output = volumes::Result<T>>,
+        operation: impl Future<Output = Result<T>>,
     ) -> Result<T, Refused> {
         let mut turn = self.table.turn(name).await;
         match turn.users() {
@@ -109,8 +110,8 @@ impl VolumeExports {
     /// itself `to` can have it at once, and no other.
     ///
     /// # Errors
-    /// Those of [`volumes::Volume::hand_over`], and of an attempt to attach it.
-    pub async fn hand_over(&self, name: &str, to: &str) -> volumes::Result<()> {
+    /// Those of [`crate::Volume::hand_over`], and of an attempt to attach it.
+    pub async fn hand_over(&self, name: &str, to: &str) -> Result<()> {
         let mut turn = self.table.turn(name).await;
         let volume = match turn.volume().filter(|volume| volume.is_handed_over()) {
             // An earlier call has failed after it was given up: the rest is due.
@@ -137,7 +138,7 @@ impl VolumeExports {
     /// Gives up every volume that is attached, everything stored, and lets none be attached from now on. Call it
     /// when the server has ended. Returns those that could not be given up, each with the reason; a second call
     /// tries those again.
-    pub async fn close(&self) -> Vec<(String, volumes::Error)> {
+    pub async fn close(&self) -> Vec<(String, Error)> {
         self.table.close_all().await
     }
 
@@ -185,7 +186,7 @@ impl Exports for VolumeExports {
 }
 
 impl VolumeExports {
-    async fn attach(&self, mut turn: Turn, name: &str) -> volumes::Result<VolumeExport> {
+    async fn attach(&self, mut turn: Turn, name: &str) -> Result<VolumeExport> {
         let is_attached = turn.volume().is_some();
         // One that is attached and works is returned again; one that was fenced off or interrupted is opened
         // anew.

@@ -1,7 +1,7 @@
 //! Serves the disks of a directory over NBD, with a cache in memory before it:
 //!
 //! ```text
-//! cargo run --release -p cached-volume-exports --example export -- DIR unix:/tmp/nbd.sock root=8192
+//! cargo run --release -p cached-volumes --example export -- DIR unix:/tmp/nbd.sock root=8192
 //! qemu-img info 'nbd+unix:///root?socket=/tmp/nbd.sock'
 //! ```
 //! The arguments are the directory of a file store, an address, and disks to make where they are missing, each with its
@@ -17,7 +17,7 @@ use std::time::Duration;
 use blocker::{FileStore, Segments};
 use cached_core::object::{self, ObjectCache};
 use nbd::{Address, ReceiveBuffer, Server, ServerConfig};
-use volume_exports::VolumeExports;
+use volumes::exports::VolumeExports;
 use volumes::{Options, Settings, Volumes};
 
 /// Memory of the cache, for the payload of a write that is about to arrive.

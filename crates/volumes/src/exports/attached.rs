@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use crate::error::{Error, Result};
+use crate::volume::Volume;
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::task::JoinSet;
-use volumes::{Error, Volume};
 
 /// The pause after which a volume without connections is given up again that could not be.
 const RETRY_PAUSE: Duration = Duration::from_secs(10);
@@ -66,7 +67,7 @@ impl Table {
 
     /// Gives up all volumes, side by side, and lets none be attached from now on. Returns those that could not
     /// be given up, with the reason.
-    pub(crate) async fn close_all(self: &Arc<Self>) -> Vec<(String, volumes::Error)> {
+    pub(crate) async fn close_all(self: &Arc<Self>) -> Vec<(String, Error)> {
         // In this order: what had its turn before has its place in the table, and is waited for.
         self.is_closed.store(true, Ordering::SeqCst);
         let names: Vec<_> = self.places.lock().keys().cloned().collect();
@@ -151,7 +152,7 @@ impl Turn {
     }
 
     /// Gives the volume up. One that another owner has taken over is gone already.
-    pub(crate) async fn close(&mut self) -> volumes::Result<()> {
+    pub(crate) async fn close(&mut self) -> Result<()> {
         if let Some(held) = self.held.as_ref() {
             match held.volume.close().await {
                 Err(Error::Fenced { .. }) => tracing::warn!(
@@ -181,7 +182,7 @@ impl Turn {
 
     /// Gives the volume up, which the caller has tried to store, unless a connection has come meanwhile. Returns false
     /// if that is to be tried again later, by the caller.
-    async fn give_up_unused(&mut self, stored: volumes::Result<()>) -> bool {
+    async fn give_up_unused(&mut self, stored: Result<()>) -> bool {
         let is_used = self.users() > 0;
         let Some(held) = &mut *self.held else { return true };
         if is_used {

@@ -10,7 +10,7 @@ use blocker::file::FileStore;
 use nbd::protocol::{Context, Extent, NoExport, Zeroes};
 use nbd::{Address, Exports, Server, ServerConfig};
 use tempfile::TempDir;
-use volume_exports::VolumeExports;
+use volumes::exports::VolumeExports;
 use volumes::{Options, Settings, Volumes};
 
 const SIZE_BYTES: u64 = 64 << 20;

@@ -12,7 +12,7 @@ use nbd::{Address, ReceiveBuffer, Server, ServerConfig};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
-use volume_exports::VolumeExports;
+use volumes::exports::VolumeExports;
 use volumes::{Options, Settings, Volumes};
 
 struct Buckets(object::ReceiveBuffer);
