@@ -12,7 +12,7 @@ use nbd::{Export, READ_AHEAD_BYTES, ReceiveBuffer};
 
 use super::ReceiveBuffers;
 use super::attached::Attached;
-use super::errors::of_request;
+use super::of_request;
 
 /// The most bytes that one request reads ahead: as much as a read may return. More would only push each other out of the
 /// cache below.
@@ -48,7 +48,7 @@ impl VolumeExport {
     }
 }
 
-/// Returns the reply that a volume's answer makes.
+/// Returns a volume's answer as a reply with the errors of the contract.
 fn reply_of<T, U>(answer: Answer<T>, of: impl FnOnce(T) -> U + Send + 'static) -> Reply<U>
 where
     T: 'static,

@@ -26,25 +26,20 @@
 //! ```
 
 mod attached;
-mod errors;
 mod export;
-mod unused;
 
 use std::fmt;
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
-use crate::manage::Volumes;
-use crate::settings::{OpenOptions, SnapshotInfo};
-use blocker::{Durability, Name, ObjectId};
+use attached::{Table, Turn};
+use blocker::{Durability, Epoch, Error as StoreError, Name, ObjectId};
+use export::VolumeExport;
 use nbd::protocol::{Context, Description, NoExport};
 use nbd::{Export, Exports, Lookup, ReceiveBuffer};
 
-use attached::{Table, Turn};
-use errors::no_export;
-use export::VolumeExport;
-
-pub use unused::Refused;
+use crate::error::{Error, Result};
+use crate::manage::Volumes;
+use crate::settings::{OpenOptions, SnapshotInfo};
 
 /// The most snapshots of a volume that are contexts: the latest ones.
 const CONTEXTS_MAX: usize = 1024;
@@ -223,5 +218,63 @@ fn description(
 impl fmt::Debug for VolumeExports {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("VolumeExports").field("volumes", &self.volumes).finish_non_exhaustive()
+    }
+}
+
+// ---- errors
+
+/// Returns why a volume cannot be exported.
+fn no_export(error: Error) -> NoExport {
+    match error {
+        Error::NoSuchVolume(_) => NoExport::Unknown,
+        error => NoExport::Refused(error.to_string()),
+    }
+}
+
+/// Returns the error of a request.
+fn of_request(error: Error) -> StoreError {
+    match error {
+        Error::Io(error) => error,
+        Error::Fenced { epoch } => StoreError::Fenced { epoch },
+        // To a client both mean: another server has it.
+        Error::HandedOver => StoreError::Fenced { epoch: Epoch(0) },
+        // An operator has to free space, and the guest can wait for that.
+        Error::NoSpace(why) | Error::Limit(why) => StoreError::OutOfSpace(why.into()),
+        Error::ReadOnly => StoreError::Denied("the volume is read-only".into()),
+        Error::NotFast => StoreError::Unsupported("zeros are no faster than data here".into()),
+        error @ (Error::Closed | Error::Interrupted) => StoreError::Retryable(error.to_string().into()),
+        error @ Error::Damaged(_) => StoreError::Corrupt(error.to_string().into()),
+        error => StoreError::Invalid(error.to_string().into()),
+    }
+}
+
+/// Why an operation on a volume without connections was not done.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// Connections have the volume.
+    #[error("{connections} NBD {} the volume; end {} first", are(*.connections).0, are(*.connections).1)]
+    Used {
+        /// The number of them.
+        connections: usize,
+    },
+    /// The volume could not be released, or the operation has failed.
+    #[error(transparent)]
+    Failed(#[from] Error),
+}
+
+/// Returns the verb and the pronoun for a number of connections.
+fn are(connections: usize) -> (&'static str, &'static str) {
+    if connections == 1 { ("connection uses", "it") } else { ("connections use", "them") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Refused;
+
+    #[test]
+    fn one_connection_is_one() {
+        let text = |connections| Refused::Used { connections }.to_string();
+        assert_eq!(text(1), "1 NBD connection uses the volume; end it first");
+        assert_eq!(text(2), "2 NBD connections use the volume; end them first");
     }
 }
