@@ -22,7 +22,7 @@
 //! cached.fence             epoch u64                        no change of an older epoch is applied
 //! cached.fence.<domain>    epoch u64                        the same for changes in that order domain
 //! cached.stamp             epoch u64 │ sequence u64         of the last stamped change
-//! cached.intro             nonce u64                        an introduction is under way, see `object/fence.rs`
+//! cached.intro             nonce u64                        an introduction is under way, see `object/claims.rs`
 //! cached.claim             claim                            the last claim of this object by itself
 //!
 //! cached.epoch             claim                            of a scope, on %scope and %domain.*
@@ -31,7 +31,7 @@
 //! cached.epoch.narrower    epoch u64                        the same of anything, on the root's %scope
 //! cached.namespace         bytes                            the namespace's own name, on %scope
 //!
-//! claim = state u8 │ epoch u64 │ writer u128, with state 2: held, 3: asked for (`object/exclusive.rs`); or as older
+//! claim = state u8 │ epoch u64 │ writer u128, with state 2: held, 3: asked for (`object/claims.rs`); or as older
 //! versions have written it, epoch u64: held by an unknown writer
 //! ```
 //!
@@ -44,6 +44,7 @@
 use std::ffi::{CStr, CString};
 use std::fmt::Write;
 
+use blocker::conditional::claims::Claim;
 use blocker::{Name, Namespace, OrderDomain, Stamp, WriterId};
 use sha2::{Digest, Sha256};
 
@@ -115,54 +116,31 @@ impl Head {
     }
 }
 
-/// The record of a claim.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Claim {
-    /// 0 if nothing was claimed.
-    pub(crate) epoch: u64,
-    /// `None` in a record of an older version.
-    pub(crate) writer: Option<WriterId>,
-    /// Whether the claim has succeeded, as far as its record shows.
-    pub(crate) is_held: bool,
-}
-
 const HELD: u8 = 2;
 const ASKED: u8 = 3;
 /// How long a record that names the writer is.
 const CLAIM_BYTES: usize = 25;
 
-impl Claim {
-    /// The attribute's value.
-    pub(crate) fn encode(self) -> Vec<u8> {
-        let Some(writer) = self.writer else { return self.epoch.to_be_bytes().to_vec() };
-        let mut bytes = Vec::with_capacity(CLAIM_BYTES);
-        bytes.push(if self.is_held { HELD } else { ASKED });
-        bytes.extend(self.epoch.to_be_bytes());
-        bytes.extend(writer.0.to_be_bytes());
-        bytes
-    }
+/// The attribute's value of a claim.
+pub(crate) fn encode_claim(claim: Claim) -> Vec<u8> {
+    let Some(writer) = claim.writer else { return claim.epoch.to_be_bytes().to_vec() };
+    let mut bytes = Vec::with_capacity(CLAIM_BYTES);
+    bytes.push(if claim.is_held { HELD } else { ASKED });
+    bytes.extend(claim.epoch.to_be_bytes());
+    bytes.extend(writer.0.to_be_bytes());
+    bytes
+}
 
-    /// The claim behind an attribute's value; `None` if it is none that any version writes.
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        if let Some(epoch) = u64_of(bytes) {
-            return Some(Self { epoch, writer: None, is_held: true });
-        }
-        let (state, rest) = bytes.split_first()?;
-        let (epoch, writer) = rest.split_at_checked(8)?;
-        let writer = Some(WriterId(writer.try_into().ok().map(u128::from_be_bytes)?));
-        let claim = Self { epoch: u64_of(epoch)?, writer, is_held: *state == HELD };
-        [HELD, ASKED].contains(state).then_some(claim)
+/// The claim behind an attribute's value; `None` if it is none that any version writes.
+pub(crate) fn decode_claim(bytes: &[u8]) -> Option<Claim> {
+    if let Some(epoch) = u64_of(bytes) {
+        return Some(Claim { epoch, writer: None, is_held: true });
     }
-
-    /// Whether this is a claim of `epoch` by another writer than `writer`, or by one that is not known.
-    pub(crate) fn excludes(self, epoch: u64, writer: WriterId) -> bool {
-        self.epoch == epoch && self.writer != Some(writer)
-    }
-
-    /// Whether `writer` holds `epoch` by this claim.
-    pub(crate) fn is_held_by(self, epoch: u64, writer: WriterId) -> bool {
-        self == Self { epoch, writer: Some(writer), is_held: true }
-    }
+    let (state, rest) = bytes.split_first()?;
+    let (epoch, writer) = rest.split_at_checked(8)?;
+    let writer = Some(WriterId(writer.try_into().ok().map(u128::from_be_bytes)?));
+    let claim = Claim { epoch: u64_of(epoch)?, writer, is_held: *state == HELD };
+    [HELD, ASKED].contains(state).then_some(claim)
 }
 
 /// Returns a random nonce.
@@ -338,16 +316,16 @@ mod tests {
         let (one, other) = (WriterId(u128::MAX - 1), WriterId(7));
         for is_held in [true, false] {
             let claim = Claim { epoch: 5, writer: Some(one), is_held };
-            assert_eq!(Claim::decode(&claim.encode()), Some(claim));
+            assert_eq!(decode_claim(&encode_claim(claim)), Some(claim));
             assert_eq!((claim.excludes(5, one), claim.excludes(5, other)), (false, true));
             assert!(!claim.excludes(6, other));
             assert_eq!((claim.is_held_by(5, one), claim.is_held_by(5, other)), (is_held, false));
         }
-        let old = Claim::decode(&5_u64.to_be_bytes()).unwrap();
+        let old = decode_claim(&5_u64.to_be_bytes()).unwrap();
         assert_eq!((old.epoch, old.excludes(5, one), old.is_held_by(5, one)), (5, true, false));
-        assert_eq!(Claim::decode(&old.encode()), Some(old));
+        assert_eq!(decode_claim(&encode_claim(old)), Some(old));
         for wrong in [&b""[..], &[2; 24], &[2; 26], &[1; 25], &[0; 9]] {
-            assert_eq!(Claim::decode(wrong), None, "{wrong:?}");
+            assert_eq!(decode_claim(wrong), None, "{wrong:?}");
         }
     }
 

@@ -10,8 +10,7 @@
 //! - `read.rs`: reads, copies, listings.
 //! - `view.rs`: what is remembered of objects, and what is done after a timeout, so that a change that comes late is
 //!   refused.
-//! - `fence.rs`: how a claim reaches every object of a scope, those included that do not exist yet. With proof.
-//! - `exclusive.rs`: why no two writers hold the same epoch in scopes that overlap.
+//! - `claims.rs`: what the protocol of claims ([`blocker::conditional::claims`], with its proofs) rests on here.
 //!
 //! What librados's C interface lacks: a copy within the store (copies go through the client), and listings in
 //! order of names (a page costs a walk of its namespace).

@@ -9,13 +9,14 @@ use std::task::Poll;
 use std::time::Duration;
 
 use blocker::admission::runs_end;
+use blocker::conditional::Act;
 use blocker::event::Event;
 use blocker::metrics::{Collect, Families};
 use blocker::*;
 
 use crate::config::RadosConfig;
 use crate::object::Core;
-use crate::object::change::{Act, Begun};
+use crate::object::change::Begun;
 
 /// The longest page of a listing.
 const LIST_ENTRIES_MAX: u32 = 10_000;
@@ -198,7 +199,7 @@ impl Blocker for RadosStore {
         self.check(&call, watched, None, async move {
             // From its first step on it may have made a difference.
             begun.set(true);
-            core.claim(request.scope, request.epoch, request.writer).await
+            core.claim(request).await
         })
     }
 

@@ -10,8 +10,7 @@
 //! - `swap.rs`: one head in place of another, and what is done when the answer is lost; remembered heads; the order of
 //!   changes of one object.
 //! - `read.rs`: reads, copies, listings.
-//! - `fence.rs`: how a claim reaches every object of a scope, those included that do not exist yet. With proof.
-//! - `exclusive.rs`: why no two writers hold the same epoch in scopes that overlap.
+//! - `claims.rs`: what the protocol of claims ([`blocker::conditional::claims`], with its proofs) rests on here.
 //!
 //! `start.rs` tries out what the server must be able to do; `sweep.rs` removes what writers have left that died in the
 //! middle of a change, and heads of deleted objects.

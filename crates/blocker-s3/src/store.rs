@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use blocker::admission::runs_end;
+use blocker::conditional::Act;
 use blocker::event::Event;
 use blocker::metrics::{Collect, Families};
 use blocker::*;
@@ -15,7 +16,6 @@ use tokio::sync::Semaphore;
 
 use crate::config::{COMPACTIONS_MAX, S3Config};
 use crate::format::layout::Layout;
-use crate::object::change::Act;
 use crate::object::swap::{Heads, ObjectLocks};
 use crate::object::{Core, Progress, bounded};
 use crate::server::client::{Connector, Pages, Remover, SignedRemover};
@@ -301,7 +301,7 @@ impl Blocker for S3Store {
         bounded(&self.core, &call, watched, None, async move {
             // From its first step on it may have made a difference.
             progress.set_begun(true);
-            core.claim(request.scope, request.epoch, request.writer, &progress).await
+            core.claim(request, &progress).await
         })
     }
 

@@ -35,15 +35,15 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use blocker::conditional::claims::{Claim, Scopes};
 use blocker::{Error, ObjectId, Result};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use object_store::ObjectMeta;
 use object_store::path::Path;
 
-use crate::format::head::{Claim, Head};
+use crate::format::head::Head;
 use crate::format::layout::Spelling;
-use crate::object::fence::Scopes;
 use crate::object::swap::{Seen, Swap};
 use crate::object::{Core, Progress};
 use crate::server::client::RemoveIf;

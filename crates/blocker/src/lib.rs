@@ -31,7 +31,8 @@
 //! - A layer forwards what it does not change with [`delegate!`]; [`PassThrough`] is the empty one, and
 //!   `examples/layer.rs` has one in forty lines.
 //! - A backend implements every operation; [`admission`] has the checks that all of them share, and
-//!   `examples/backend.rs` has a small one.
+//!   `examples/backend.rs` has a small one. One whose atomic steps span one object, as those of S3 and RADOS do, finds in
+//!   [`conditional`] how changes are decided and how claims reach every object.
 //! - [`Control`] is the control plane: policies, quotas, metrics.
 //! - The conformance suite (feature `conformance`) decides whether the contract is kept.
 //!
@@ -54,6 +55,7 @@ mod blocker;
 mod buffer;
 pub mod capabilities;
 pub mod clock;
+pub mod conditional;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod control;

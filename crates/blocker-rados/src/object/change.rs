@@ -6,19 +6,17 @@
 //!    └───────────────────────────────────────────────────────────────────────   changed; look again
 //! ```
 //!
-//! The decision is [`blocker::admission::admit`]'s, on what was seen; the operation compares everything the
+//! The decision is [`Act::admit`]'s, on what was seen; the operation compares everything the
 //! decision stood on, and RADOS applies it wholly or not at all. So decision and change are one step, and
 //! the reply is exact: the size in it follows from the head that was compared.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use blocker::admission::{Head as AdmissionHead, admit, range_end};
-use blocker::{
-    BUCKET_BYTES, Change, Condition, Epoch, Error, ObjectId, Result, Run, RunContent, Segments, Version,
-};
+use blocker::conditional::claims::Scopes;
+use blocker::conditional::{self, Act};
+use blocker::{Change, Condition, Error, ObjectId, Result, Run, RunContent, Segments, Version};
 
-use super::fence::Scopes;
 use super::view::View;
 use super::{Core, Space};
 use crate::format::{self, FENCE, HEAD, Head, INTRO, STAMP};
@@ -29,100 +27,28 @@ use crate::librados::ffi::{COMPARE_EQ, COMPARE_GT, errno};
 /// means that a change of another client was applied.
 const TRIES: u32 = 200;
 
-/// What is to be done with an object.
-pub(crate) enum Act {
-    Write {
-        offset: u64,
-        data: Segments,
-    },
-    Zeroes {
-        offset: u64,
-        len_bytes: u64,
-    },
-    /// Checked already: in order, none empty, within all limits.
-    Runs(Vec<Run>),
-    Discard {
-        offset: u64,
-        len_bytes: u64,
-    },
-    CompareAndWrite {
-        offset: u64,
-        expected: Segments,
-        data: Segments,
-    },
-    Full {
-        data: Segments,
-    },
-    Truncate {
-        size_bytes: u64,
-    },
-    Delete,
-    /// A new version of the same bytes.
-    Touch,
-}
-
-impl Act {
-    /// # Errors
-    /// `TooLarge`.
-    fn check(&self, object_bytes_max: u64) -> Result<()> {
-        let fits = |offset, len| range_end(offset, len, object_bytes_max).map(drop);
-        match self {
-            Self::Write { offset, data } => fits(*offset, data.len_bytes() as u64),
-            Self::Zeroes { offset, len_bytes } => fits(*offset, *len_bytes),
-            Self::CompareAndWrite { expected, .. } if expected.len_bytes() as u64 > BUCKET_BYTES => {
-                Err(Error::TooLarge { limit_bytes: BUCKET_BYTES })
-            }
-            Self::CompareAndWrite { offset, data, .. } => fits(*offset, data.len_bytes() as u64),
-            Self::Full { data } => fits(0, data.len_bytes() as u64),
-            Self::Truncate { size_bytes } => fits(0, *size_bytes),
-            Self::Runs(_) | Self::Discard { .. } | Self::Delete | Self::Touch => Ok(()),
+/// The steps that change bytes.
+fn add_act(op: WriteOp, act: &Act, size: u64) -> WriteOp {
+    match act {
+        Act::Write { data, .. } if data.is_empty() => op,
+        Act::Write { offset, data } => with_bytes(data, |bytes| op.write(*offset, bytes)),
+        Act::Runs(runs) => add_runs(op, runs, size),
+        Act::CompareAndWrite { offset, expected, data } => {
+            let op = if expected.is_empty() { op } else { op.compare_bytes(*offset, &expected.to_bytes()) };
+            if data.is_empty() { op } else { with_bytes(data, |bytes| op.write(*offset, bytes)) }
         }
-    }
-
-    fn creates(&self) -> bool {
-        matches!(self, Self::Write { .. } | Self::Zeroes { .. } | Self::Runs(_) | Self::Full { .. })
-    }
-
-    /// The object's size afterwards, where it has `size` bytes before.
-    fn new_size(&self, size: u64) -> u64 {
-        match self {
-            Self::Write { offset, data } | Self::CompareAndWrite { offset, data, .. } => {
-                let len = data.len_bytes() as u64;
-                if len == 0 { size } else { size.max(offset + len) }
-            }
-            Self::Zeroes { offset, len_bytes } if *len_bytes > 0 => size.max(offset + len_bytes),
-            Self::Runs(runs) => size.max(runs.last().map_or(0, |run| run.end())),
-            Self::Zeroes { .. } | Self::Discard { .. } | Self::Touch => size,
-            Self::Full { data } => data.len_bytes() as u64,
-            Self::Truncate { size_bytes } => *size_bytes,
-            Self::Delete => 0,
+        Act::Zeroes { offset, len_bytes } | Act::Discard { offset, len_bytes } => {
+            let from = (*offset).min(size);
+            let to = offset.saturating_add(*len_bytes).min(size);
+            let op = if from < to { op.zero(from, to - from) } else { op };
+            // A zeroed range that reaches the end would cut it off.
+            let new_size = act.new_size(size);
+            let cuts = from < to && to == size;
+            if cuts || new_size > size { op.truncate(new_size) } else { op }
         }
-    }
-
-    /// The steps that change bytes.
-    fn add_to(&self, op: WriteOp, size: u64) -> WriteOp {
-        match self {
-            Self::Write { data, .. } if data.is_empty() => op,
-            Self::Write { offset, data } => with_bytes(data, |bytes| op.write(*offset, bytes)),
-            Self::Runs(runs) => add_runs(op, runs, size),
-            Self::CompareAndWrite { offset, expected, data } => {
-                let op =
-                    if expected.is_empty() { op } else { op.compare_bytes(*offset, &expected.to_bytes()) };
-                if data.is_empty() { op } else { with_bytes(data, |bytes| op.write(*offset, bytes)) }
-            }
-            Self::Zeroes { offset, len_bytes } | Self::Discard { offset, len_bytes } => {
-                let from = (*offset).min(size);
-                let to = offset.saturating_add(*len_bytes).min(size);
-                let op = if from < to { op.zero(from, to - from) } else { op };
-                // A zeroed range that reaches the end would cut it off.
-                let new_size = self.new_size(size);
-                let cuts = from < to && to == size;
-                if cuts || new_size > size { op.truncate(new_size) } else { op }
-            }
-            Self::Full { data } => with_bytes(data, |bytes| op.write_full(bytes)),
-            Self::Truncate { size_bytes } => op.truncate(*size_bytes),
-            Self::Delete | Self::Touch => op,
-        }
+        Act::Full { data } => with_bytes(data, |bytes| op.write_full(bytes)),
+        Act::Truncate { size_bytes } => op.truncate(*size_bytes),
+        Act::Delete | Act::Touch => op,
     }
 }
 
@@ -234,8 +160,7 @@ impl Core {
                 // What follows stands on a version that was read.
                 return Ok(None);
             }
-            let wants_object = matches!(change.condition, Condition::Present | Condition::Version(_));
-            let scopes = if !view.is_there() && (!act.creates() || wants_object) {
+            let scopes = if !view.is_there() && !act.may_create(change) {
                 // It will be refused; only why is open.
                 self.scopes(space, &object.namespace, change.domain).await?
             } else {
@@ -308,16 +233,19 @@ impl Core {
         seen_version: u64,
         scopes: Scopes,
     ) -> Result<()> {
-        let domain = change.domain.map_or(0, |domain| view.domain_fence(domain).unwrap_or(scopes.domain));
-        let claimed = view.fence.unwrap_or(scopes.whole).max(domain);
         // A view that follows from our own change has no version: the operation asserts the one wanted.
         let version = match (view.is_there(), seen_version, change.condition) {
             (false, ..) => None,
             (true, 0, Condition::Version(wanted)) => Some(wanted),
             (true, ..) => Some(self.version(space, seen_version)),
         };
-        admit(AdmissionHead { version, stamp: view.stamp }, Epoch(claimed), change)?;
-        if version.is_none() && !act.creates() { Err(Error::Missing) } else { Ok(()) }
+        let seen = conditional::Seen {
+            version,
+            stamp: view.stamp,
+            fence: view.fence,
+            domain_fence: change.domain.and_then(|domain| view.domain_fence(domain)),
+        };
+        act.admit(change, seen, scopes)
     }
 
     /// What will be there once the change has been applied.
@@ -379,7 +307,7 @@ impl Core {
         if after.head == Head::Absent {
             return Some(op.remove());
         }
-        op = act.add_to(op, view.head.size_bytes().unwrap_or(0));
+        op = add_act(op, act, view.head.size_bytes().unwrap_or(0));
         if let Act::Delete = act {
             op = op.truncate(0);
         }

@@ -2,8 +2,7 @@
 //! current pool, the handle of a namespace, and the meaning of error numbers. Nothing here calls librados itself.
 
 pub(crate) mod change;
-pub(crate) mod exclusive;
-pub(crate) mod fence;
+mod claims;
 pub(crate) mod read;
 pub(crate) mod view;
 

@@ -13,15 +13,16 @@ use std::ffi::CString;
 use std::sync::Arc;
 
 use blocker::admission::check_condition;
+use blocker::conditional::copied;
 use blocker::{
-    Condition, Error, Info, InfoRequest, ListEntry, ListReply, ListRequest, Name, Namespace, ObjectId,
-    ReadReply, ReadRequest, Result, Version,
+    Condition, CopyRequest, Error, Info, InfoRequest, ListEntry, ListReply, ListRequest, Name, Namespace,
+    ObjectId, ReadReply, ReadRequest, Result, Version,
 };
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 use tokio::sync::{mpsc, oneshot};
 
-use super::change::{Act, Begun, clip};
+use super::change::{Begun, clip};
 use super::{Core, Pool, Space};
 use crate::format::{BELOW_GHOSTS, HEAD, NAMESPACE, SCOPE};
 use crate::librados::aio::ReadOp;
@@ -106,25 +107,15 @@ impl Core {
     /// the source as it was at one moment.
     pub(crate) async fn copy(
         self: &Arc<Self>,
-        request: &blocker::CopyRequest,
+        request: &CopyRequest,
         begun: &Begun,
     ) -> Result<(Version, u64)> {
-        let limit_bytes = self.config.object_bytes_max;
-        let mut change = request.change;
-        let act = if request.from == request.to {
-            let (_, _, version) = self.read_range(&request.from, 0, 0, request.from_condition).await?;
-            if request.from_condition != Condition::None && change.condition == Condition::None {
-                change.condition = Condition::Version(version);
-            }
-            Act::Touch
-        } else {
-            let (data, size_bytes, _) =
-                self.read_range(&request.from, 0, limit_bytes as usize, request.from_condition).await?;
-            if size_bytes > limit_bytes {
-                return Err(Error::TooLarge { limit_bytes });
-            }
-            Act::Full { data: data.into() }
+        let read = |len_bytes: u64| async move {
+            let (data, size_bytes, version) =
+                self.read_range(&request.from, 0, len_bytes as usize, request.from_condition).await?;
+            Ok((data.into(), size_bytes, version))
         };
+        let (act, change) = copied(request, self.config.object_bytes_max, read).await?;
         self.change(&request.to, &act, &change, begun).await
     }
 }

@@ -10,12 +10,13 @@
 //! change compares the head it was prepared from, gate included, in the same step as it is applied. So one of two things
 //! is true afterwards: the late change had been applied before the gate moved, and every later read shows it; or it
 //! finds another gate, and the store refuses it whenever it comes. An object that is not there needs no gate: a
-//! change never creates its object by itself (`fence.rs`).
+//! change never creates its object by itself (`claims.rs`).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use blocker::conditional::claims::Claim;
 use blocker::{Error, ObjectId, OrderDomain, Result, Stamp};
 use parking_lot::Mutex;
 
@@ -36,7 +37,7 @@ pub(crate) struct View {
     pub(crate) intro: Option<u64>,
     pub(crate) stamp: Option<Stamp>,
     /// The last claim of the object by itself; few objects have one.
-    pub(crate) claim: Option<Box<format::Claim>>,
+    pub(crate) claim: Option<Box<Claim>>,
     /// RADOS's version; 0 if the view was not read but follows from a change of ours.
     pub(crate) version: u64,
 }
@@ -71,7 +72,7 @@ impl View {
                     view.stamp = Some(format::decode_stamp(value).ok_or_else(|| unreadable(name))?);
                 }
                 name if name == format::CLAIM.to_bytes() => {
-                    let claim = format::Claim::decode(value).ok_or_else(|| unreadable(name))?;
+                    let claim = format::decode_claim(value).ok_or_else(|| unreadable(name))?;
                     view.claim = Some(Box::new(claim));
                 }
                 name => {

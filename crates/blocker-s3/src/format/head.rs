@@ -22,6 +22,7 @@
 //! body, and would come back with it. With *serial*, which counts the bodies, and the *recent* nonces before
 //! this one, a writer whose answer was lost finds out whether its body has been there.
 
+use blocker::conditional::claims::Claim;
 use blocker::{Epoch, OrderDomain, Stamp, Version, WriterId};
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -39,32 +40,7 @@ pub(crate) const RECORD_BYTES_MAX: u64 = 1024;
 /// No head is larger.
 pub(crate) const HEAD_BYTES_MAX: u64 = 64 * 1024;
 
-/// What a claim has left.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Claim {
-    /// 0 if nothing was claimed.
-    pub(crate) epoch: u64,
-    pub(crate) writer: u128,
-    /// Whether the claim has come through, as far as its record shows.
-    pub(crate) is_held: bool,
-}
-
-impl Claim {
-    pub(crate) fn asked((epoch, writer): (u64, WriterId)) -> Self {
-        Self { epoch, writer: writer.0, is_held: false }
-    }
-
-    /// Whether it prevents `writer` from claiming `epoch` in a scope that overlaps.
-    pub(crate) fn excludes(self, epoch: u64, writer: WriterId) -> bool {
-        self.epoch == epoch && epoch > 0 && self.writer != writer.0
-    }
-
-    pub(crate) fn is_held_by(self, epoch: u64, writer: WriterId) -> bool {
-        self.is_held && self.epoch == epoch && self.writer == writer.0
-    }
-}
-
-/// What is known of an object.
+/// All that is known of an object.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Head {
     /// Whether it is an object, and no ghost.
@@ -244,7 +220,7 @@ fn put_claim(to: &mut BytesMut, claim: Claim) {
         epoch => {
             to.put_u8(if claim.is_held { 2 } else { 1 });
             to.put_u64_le(epoch);
-            to.put_u128_le(claim.writer);
+            to.put_u128_le(claim.writer.map_or(0, |writer| writer.0));
         }
     }
 }
@@ -256,7 +232,7 @@ fn read_claim(from: &mut Reader) -> Option<Claim> {
         2 => true,
         _ => return None,
     };
-    let claim = Claim { is_held, epoch: from.u64()?, writer: from.u128()? };
+    let claim = Claim { is_held, epoch: from.u64()?, writer: Some(WriterId(from.u128()?)) };
     (claim.epoch > 0).then_some(claim)
 }
 
@@ -311,7 +287,7 @@ mod tests {
         head.is_there = true;
         head.stamp = Some(Stamp::new(3, 4));
         head.fence = Some(5);
-        head.claim = Claim { epoch: 5, writer: 9, is_held: true };
+        head.claim = Claim { epoch: 5, writer: Some(WriterId(9)), is_held: true };
         head.domains = vec![(OrderDomain(1), 2)];
         head.content = Content {
             size_bytes: 10_000,
@@ -334,7 +310,7 @@ mod tests {
 
     #[test]
     fn a_record_is_read_back() {
-        let claim = Claim { epoch: 3, writer: 4, is_held: true };
+        let claim = Claim { epoch: 3, writer: Some(WriterId(4)), is_held: true };
         let namespace = Bytes::from(vec![7; 255]);
         let record = Record { claim, narrower: 1, domains: 2, objects: 3, namespace };
         assert!(record.encode().len() as u64 <= RECORD_BYTES_MAX);

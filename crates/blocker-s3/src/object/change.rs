@@ -6,7 +6,7 @@
 //!    └───────────────────────────────────────────────────────────────  the blob stays as it is
 //! ```
 //!
-//! The decision is [`blocker::admission::admit`]'s, on what was seen; the head is put on the condition that
+//! The decision is [`Act::admit`]'s, on what was seen; the head is put on the condition that
 //! it is still what was seen. So decision and change are one step. Until the head is put, the blob is nothing
 //! to anyone.
 //!
@@ -17,14 +17,11 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use blocker::admission::{Head as AdmissionHead, admit, range_end};
-use blocker::{
-    BUCKET_BYTES, Change, Condition, Epoch, Error, ObjectId, Result, Run, RunContent, Segments, Timestamp,
-    Version,
-};
+use blocker::conditional::claims::Scopes;
+use blocker::conditional::{self, Act};
+use blocker::{Change, Error, ObjectId, Result, RunContent, Segments, Timestamp, Version};
 use bytes::{Bytes, BytesMut};
 
-use super::fence::Scopes;
 use super::swap::{Seen, Swap};
 use super::{Core, Progress, TRIES};
 use crate::format::content::{Blob, Content, Edit, INLINE_BYTES_MAX, Source};
@@ -33,124 +30,34 @@ use crate::format::head::Head;
 /// How long a blob may wait for its head: much less than a sweep takes for an orphan's age.
 const BLOB_AGE_MAX: Duration = Duration::from_secs(15 * 60);
 
-/// What is to be done with an object.
-pub(crate) enum Act {
-    Write {
-        offset: u64,
-        data: Segments,
-    },
-    Zeroes {
-        offset: u64,
-        len_bytes: u64,
-    },
-    /// Checked already: in order, none empty, within all limits.
-    Runs(Vec<Run>),
-    Discard {
-        offset: u64,
-        len_bytes: u64,
-    },
-    CompareAndWrite {
-        offset: u64,
-        expected: Segments,
-        data: Segments,
-    },
-    Full {
-        data: Segments,
-    },
-    Truncate {
-        size_bytes: u64,
-    },
-    Delete,
-    /// A new version of the same bytes.
-    Touch,
-}
-
-impl Act {
-    /// # Errors
-    /// `TooLarge`.
-    fn check(&self, object_bytes_max: u64) -> Result<()> {
-        let fits = |offset, len| range_end(offset, len, object_bytes_max).map(drop);
-        match self {
-            Self::Write { offset, data } => fits(*offset, data.len_bytes() as u64),
-            Self::Zeroes { offset, len_bytes } => fits(*offset, *len_bytes),
-            Self::CompareAndWrite { expected, .. } if expected.len_bytes() as u64 > BUCKET_BYTES => {
-                Err(Error::TooLarge { limit_bytes: BUCKET_BYTES })
-            }
-            Self::CompareAndWrite { offset, data, .. } => fits(*offset, data.len_bytes() as u64),
-            Self::Full { data } => fits(0, data.len_bytes() as u64),
-            Self::Truncate { size_bytes } => fits(0, *size_bytes),
-            Self::Runs(_) | Self::Discard { .. } | Self::Delete | Self::Touch => Ok(()),
+/// The ranges that get new content, and the new bytes in one piece.
+fn edits(act: &Act) -> (Vec<Edit>, Bytes) {
+    let data_at = |at, data: &Segments| {
+        let edit = Edit { at, len_bytes: data.len_bytes() as u64, from: Some(0) };
+        (vec![edit], data.to_bytes())
+    };
+    match act {
+        Act::Write { offset, data } | Act::CompareAndWrite { offset, data, .. } => data_at(*offset, data),
+        Act::Full { data } => data_at(0, data),
+        Act::Zeroes { offset, len_bytes } | Act::Discard { offset, len_bytes } => {
+            (vec![Edit { at: *offset, len_bytes: *len_bytes, from: None }], Bytes::new())
         }
-    }
-
-    /// The bytes that are sent for it, at most.
-    pub(crate) fn payload_bytes(&self) -> u64 {
-        match self {
-            Self::Write { data, .. } | Self::Full { data } => data.len_bytes() as u64,
-            Self::CompareAndWrite { expected, data, .. } => (expected.len_bytes() + data.len_bytes()) as u64,
-            Self::Runs(runs) => {
-                let data = runs.iter().filter(|run| matches!(run.content, RunContent::Data(_)));
-                data.map(Run::len_bytes).sum()
-            }
-            Self::Zeroes { .. }
-            | Self::Discard { .. }
-            | Self::Truncate { .. }
-            | Self::Delete
-            | Self::Touch => 0,
+        Act::Runs(runs) => {
+            let mut payload = BytesMut::new();
+            let edits = runs.iter().map(|run| {
+                let from = match &run.content {
+                    RunContent::Data(data) => {
+                        let from = payload.len() as u64;
+                        data.iter().for_each(|segment| payload.extend_from_slice(segment.as_slice()));
+                        Some(from)
+                    }
+                    RunContent::Zeroes(_) => None,
+                };
+                Edit { at: run.offset, len_bytes: run.len_bytes(), from }
+            });
+            (edits.collect(), payload.freeze())
         }
-    }
-
-    fn creates(&self) -> bool {
-        matches!(self, Self::Write { .. } | Self::Zeroes { .. } | Self::Runs(_) | Self::Full { .. })
-    }
-
-    /// The object's size afterwards, where it has `size` bytes before.
-    fn new_size(&self, size: u64) -> u64 {
-        match self {
-            Self::Write { offset, data } | Self::CompareAndWrite { offset, data, .. } => {
-                let len = data.len_bytes() as u64;
-                if len == 0 { size } else { size.max(offset + len) }
-            }
-            Self::Zeroes { offset, len_bytes } if *len_bytes > 0 => size.max(offset + len_bytes),
-            Self::Runs(runs) => size.max(runs.last().map_or(0, Run::end)),
-            Self::Zeroes { .. } | Self::Discard { .. } | Self::Touch => size,
-            Self::Full { data } => data.len_bytes() as u64,
-            Self::Truncate { size_bytes } => *size_bytes,
-            Self::Delete => 0,
-        }
-    }
-
-    /// The ranges that get new content, and the new bytes in one piece.
-    fn edits(&self) -> (Vec<Edit>, Bytes) {
-        let data_at = |at, data: &Segments| {
-            let edit = Edit { at, len_bytes: data.len_bytes() as u64, from: Some(0) };
-            (vec![edit], data.to_bytes())
-        };
-        match self {
-            Self::Write { offset, data } | Self::CompareAndWrite { offset, data, .. } => {
-                data_at(*offset, data)
-            }
-            Self::Full { data } => data_at(0, data),
-            Self::Zeroes { offset, len_bytes } | Self::Discard { offset, len_bytes } => {
-                (vec![Edit { at: *offset, len_bytes: *len_bytes, from: None }], Bytes::new())
-            }
-            Self::Runs(runs) => {
-                let mut payload = BytesMut::new();
-                let edits = runs.iter().map(|run| {
-                    let from = match &run.content {
-                        RunContent::Data(data) => {
-                            let from = payload.len() as u64;
-                            data.iter().for_each(|segment| payload.extend_from_slice(segment.as_slice()));
-                            Some(from)
-                        }
-                        RunContent::Zeroes(_) => None,
-                    };
-                    Edit { at: run.offset, len_bytes: run.len_bytes(), from }
-                });
-                (edits.collect(), payload.freeze())
-            }
-            Self::Truncate { .. } | Self::Delete | Self::Touch => (Vec::new(), Bytes::new()),
-        }
+        Act::Truncate { .. } | Act::Delete | Act::Touch => (Vec::new(), Bytes::new()),
     }
 }
 
@@ -178,7 +85,7 @@ impl Core {
         progress: &Progress,
     ) -> Result<(Version, u64)> {
         act.check(self.object_bytes_max)?;
-        let (edits, payload) = act.edits();
+        let (edits, payload) = edits(act);
         let (blob, orphans) = Default::default();
         let mut work = Work { object, act, change, progress, edits, payload, blob, orphans };
         let lock = self.locks.lock(object, &*self.clock).await;
@@ -206,10 +113,8 @@ impl Core {
             if let Some(done) = self.try_change(work, seen, is_fresh).await? {
                 return Ok(done);
             }
-            if attempt > 1 {
-                // Others are at it: let one of them through.
-                self.requests.delay((attempt / 4).min(3)).await;
-            }
+            // Others change it as well: let one of them through.
+            self.give_way(attempt).await;
         }
         Err(Error::Retryable("too many concurrent changes to this object".into()))
     }
@@ -232,10 +137,7 @@ impl Core {
             if !is_fresh {
                 return Ok(None);
             }
-            let is_there = seen.as_ref().is_some_and(|seen| seen.head.is_there);
-            let wants_object = matches!(change.condition, Condition::Present | Condition::Version(_));
-            let may_come = is_there || act.creates() && !wants_object;
-            if seen.is_none() && may_come {
+            if seen.is_none() && act.may_create(change) {
                 let Some(ghost) = self.introduce(object).await? else { return Ok(None) };
                 seen = Some(ghost);
             }
@@ -249,7 +151,13 @@ impl Core {
                 &ghost
             }
         };
-        if let Err(error) = decide(act, change, head, scopes) {
+        let decided_on = conditional::Seen {
+            version: head.contract_version(),
+            stamp: head.stamp,
+            fence: head.fence,
+            domain_fence: change.domain.and_then(|domain| head.domain_fence(domain)),
+        };
+        if let Err(error) = act.admit(change, decided_on, scopes) {
             return if is_fresh { Err(error) } else { Ok(None) };
         }
         let Some(base) = seen.clone() else {
@@ -425,15 +333,6 @@ impl Core {
         let differs = expected.first_difference(&found).map(|at| offset + at as u64);
         Ok(Some(differs))
     }
-}
-
-/// Whether the change may be applied to what was seen.
-fn decide(act: &Act, change: &Change, head: &Head, scopes: Scopes) -> Result<()> {
-    let domain = change.domain.map_or(0, |domain| head.domain_fence(domain).unwrap_or(scopes.domain));
-    let claimed = head.fence.unwrap_or(scopes.whole).max(domain);
-    let version = head.contract_version();
-    admit(AdmissionHead { version, stamp: head.stamp }, Epoch(claimed), change)?;
-    if version.is_none() && !act.creates() { Err(Error::Missing) } else { Ok(()) }
 }
 
 /// The head that the change leaves.

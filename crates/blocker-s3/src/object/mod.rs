@@ -2,8 +2,7 @@
 //! a condition decides anything here; keys and bodies are drawn in `format`, and requests are sent in `server`.
 
 pub(crate) mod change;
-pub(crate) mod exclusive;
-pub(crate) mod fence;
+mod claims;
 pub(crate) mod read;
 pub(crate) mod swap;
 

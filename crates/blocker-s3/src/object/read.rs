@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use blocker::admission::check_condition;
+use blocker::conditional::copied;
 use blocker::{
     Condition, CopyRequest, Error, Info, InfoRequest, ListEntry, ListReply, ListRequest, Name, Namespace,
     ObjectId, ReadReply, ReadRequest, Result, Version,
@@ -19,7 +20,6 @@ use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 
-use super::change::Act;
 use super::swap::Seen;
 use super::{CONCURRENT, Core, Progress, TRIES};
 use crate::format::content::{Content, Extent, Source};
@@ -155,22 +155,12 @@ fn parts(pieces: &[Extent]) -> Vec<Part> {
 impl Core {
     /// Copies through this client. What is written is the source as it was at one moment.
     pub(crate) async fn copy(&self, request: &CopyRequest, progress: &Progress) -> Result<(Version, u64)> {
-        let limit_bytes = self.object_bytes_max;
-        let mut change = request.change;
-        let act = if request.from == request.to {
-            let (_, _, version) = self.read_range(&request.from, 0, 0, request.from_condition).await?;
-            if request.from_condition != Condition::None && change.condition == Condition::None {
-                change.condition = Condition::Version(version);
-            }
-            Act::Touch
-        } else {
-            let (data, size_bytes, _) =
-                self.read_range(&request.from, 0, limit_bytes, request.from_condition).await?;
-            if size_bytes > limit_bytes {
-                return Err(Error::TooLarge { limit_bytes });
-            }
-            Act::Full { data: data.into() }
+        let read = |len_bytes| async move {
+            let (data, size_bytes, version) =
+                self.read_range(&request.from, 0, len_bytes, request.from_condition).await?;
+            Ok((data.into(), size_bytes, version))
         };
+        let (act, change) = copied(request, self.object_bytes_max, read).await?;
         self.change(&request.to, &act, &change, progress).await
     }
 }

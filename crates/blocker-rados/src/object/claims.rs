@@ -1,0 +1,427 @@
+//! Claims on RADOS: the protocol is that of [`blocker::conditional::claims`], which has the proofs; here is what it rests
+//! on.
+//!
+//! The fence of an object is an attribute of it, and every change compares the fence it was prepared from, in the same
+//! step as it is applied. An object is introduced by its `intro` attribute, set to a fresh nonce (an object that is not
+//! there is created for it, as a ghost); the change itself compares it and takes it away. A RADOS object is removed only
+//! if its fence adds nothing to those of the scopes: an unstamped deletion at fence 0, or a ghost that a claim finds with a
+//! fence and a stamp below its epoch. The fence of an object that has been claimed by itself is its only memory of it, so
+//! its ghost stays (with a claimed epoch above 0 only stamped changes are applied, and a stamped deletion leaves a ghost).
+//!
+//! The record of a scope lies on an object of the store's own (`%scope`, `%domain.*`), that of an object on the object. A
+//! record that an older version has written names no writer, and excludes every writer; what older versions have claimed
+//! of narrower scopes is not announced.
+//!
+//! What it costs: one comparison more in a change that is one round trip anyway; three more round trips for
+//! the first change of an object; a claim of a namespace reads the attributes of every object in it, some
+//! tens at a time. No clock is trusted, and no client needs rights over others, as a blocklist would.
+
+use std::ffi::{CStr, CString};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use blocker::conditional::claims::{self, Announced, Claim, Claims, Found, Place, Scopes};
+use blocker::event::Event;
+use blocker::{ClaimReply, ClaimRequest, Epoch, Error, Namespace, ObjectId, OrderDomain, Result, WriterId};
+use futures_util::StreamExt;
+
+use super::view::View;
+use super::{Core, Space, read};
+use crate::format::{
+    self, CLAIM, DOMAINS, EPOCH, FENCE, HEAD, Head, INTRO, NAMESPACE, NARROWER, OBJECTS, SCOPE, STAMP,
+    decode_claim, encode_claim,
+};
+use crate::librados::aio::{ReadOp, WriteOp};
+use crate::librados::ffi::{COMPARE_EQ, COMPARE_GT, errno};
+
+/// How many objects a claim has in hand concurrently.
+const OBJECTS_CONCURRENT: usize = 64;
+/// How often a claim tries an object, or a record, that others change at the same time.
+const TRIES: u32 = 100;
+
+/// The record of a scope in an object of the store's own.
+#[derive(Default)]
+struct Record {
+    /// As the protocol knows it.
+    record: claims::Record,
+    /// The claim as it is written; empty where it is not.
+    claim_bytes: Vec<u8>,
+}
+
+/// The claims of a store.
+struct Claiming(Arc<Core>);
+
+impl Core {
+    pub(crate) async fn claim(self: &Arc<Self>, request: ClaimRequest) -> Result<ClaimReply> {
+        let ClaimRequest { scope, epoch, writer, .. } = request;
+        if claims::claim(&Claiming(Arc::clone(self)), &scope, epoch, writer).await? {
+            self.events.publish(&Event::Fenced(scope.clone(), epoch));
+            self.notify_others(&Event::Fenced(scope, epoch)).await;
+        }
+        Ok(ClaimReply::new(epoch))
+    }
+
+    /// The epoch that a whole namespace has been claimed with.
+    pub(crate) async fn namespace_epoch(self: &Arc<Self>, namespace: &Namespace) -> Result<Epoch> {
+        let space = self.space(namespace)?;
+        Ok(Epoch(self.scopes(&space, namespace, None).await?.whole))
+    }
+
+    // ---- introducing
+
+    /// Returns `view` with an `intro`; `None` if the object has changed under us.
+    pub(crate) async fn introduce(
+        self: &Arc<Self>,
+        space: &Space,
+        object: &ObjectId,
+        view: View,
+    ) -> Result<Option<View>> {
+        if view.intro.is_some() && view.head.encode().is_some() {
+            return Ok(Some(view));
+        }
+        self.limits.stats.introduced.fetch_add(1, Ordering::Relaxed);
+        let (nonce, gate) = (format::nonce(), format::nonce());
+        let op = WriteOp::new(&space.ioctx.cluster.api);
+        let (op, head) = match view.head {
+            Head::Absent => (op.create(), Head::Ghost { gate }),
+            // Its size is what RADOS reports at this version, which is asserted below.
+            Head::Foreign { size_bytes } => (op, Head::Live { size_bytes, gate }),
+            head => (op, head),
+        };
+        let op = match view.head.encode() {
+            Some(old) => op.compare(HEAD, COMPARE_EQ, &old).compare(INTRO, COMPARE_EQ, b""),
+            None => op,
+        };
+        // A condition on the version must hold across this step, which gives a new one.
+        let op = if view.version > 0 { op.assert_version(view.version) } else { op };
+        let op = match head.encode() {
+            Some(new) if head != view.head => op.set(HEAD, &new),
+            _ => op,
+        };
+        let outcome = self.change_object(space, object, op.set(INTRO, &nonce.to_be_bytes()), || ()).await;
+        match outcome.code {
+            0.. => Ok(Some(View { head, intro: Some(nonce), version: outcome.version, ..view })),
+            errno::EXIST | errno::CANCELED | errno::RANGE | errno::OVERFLOW => Ok(None),
+            code => lost_or(self.failed_read(space, code)).map(|()| None),
+        }
+    }
+
+    /// Takes away the ghost of an introduction that led to nothing. If it stays, it does no harm.
+    pub(crate) async fn withdraw(self: &Arc<Self>, space: &Space, object: &ObjectId, view: &View) {
+        let (Head::Ghost { .. }, Some(head), None, Some(nonce)) =
+            (view.head, view.head.encode(), view.fence, view.intro)
+        else {
+            return;
+        };
+        let op = WriteOp::new(&space.ioctx.cluster.api)
+            .compare(HEAD, COMPARE_EQ, &head)
+            .compare(INTRO, COMPARE_EQ, &nonce.to_be_bytes())
+            .compare(FENCE, COMPARE_EQ, b"")
+            .remove();
+        let _ = self.change_own(space, &self.layout.object(&object.name), op).await;
+    }
+
+    // ---- epochs of scopes
+
+    /// Returns the epochs as they are now.
+    pub(crate) async fn scopes(
+        self: &Arc<Self>,
+        space: &Space,
+        namespace: &Namespace,
+        domain: Option<OrderDomain>,
+    ) -> Result<Scopes> {
+        let root = &self.pool().root;
+        if root.ioctx.pool != space.ioctx.pool {
+            return Err(Error::Retryable("the pool has just changed".into()));
+        }
+        let scope = self.layout.internal(SCOPE);
+        let of_domain = domain.map(|domain| self.layout.domain(domain));
+        let (all, own, domain) =
+            futures_util::future::join3(self.record(root, &scope), self.record(space, &scope), async {
+                match &of_domain {
+                    Some(name) => self.record(space, name).await,
+                    None => Ok(None),
+                }
+            })
+            .await;
+        let (all, own, domain) = (all?, own?, domain?);
+        if own.is_none() && !space.is_named.load(Ordering::Relaxed) {
+            self.name_space(space, namespace).await?;
+        }
+        space.is_named.store(true, Ordering::Relaxed);
+        let epoch = |record: Option<Record>| record.map_or(0, |found| found.record.claim.epoch);
+        Ok(Scopes { whole: epoch(all).max(epoch(own)), domain: epoch(domain) })
+    }
+
+    /// Leaves the namespace's own name where [`crate::RadosStore`] looks for namespaces.
+    async fn name_space(self: &Arc<Self>, space: &Space, namespace: &Namespace) -> Result<()> {
+        let op = WriteOp::new(&space.ioctx.cluster.api).create().set(NAMESPACE, namespace.as_bytes());
+        match self.change_own(space, &self.layout.internal(SCOPE), op).await.code {
+            0.. | errno::EXIST => Ok(()),
+            code => Err(self.failed_read(space, code)),
+        }
+    }
+
+    /// Returns the record in the store's own object of this name; `None` if there is none.
+    async fn record(self: &Arc<Self>, space: &Space, name: &CStr) -> Result<Option<Record>> {
+        let op = ReadOp { attributes: true, ..ReadOp::default() };
+        let (outcome, found) = self.limits.read(&space.ioctx, name, op).await;
+        if outcome.code < 0 {
+            return lost_or(self.failed_read(space, outcome.code)).map(|()| None);
+        }
+        let unreadable = || Error::Corrupt("the epoch of a scope is not as this program writes it".into());
+        let (mut record, mut claim_bytes) = (claims::Record::default(), Vec::new());
+        for (name, value) in found.attributes {
+            let number = || format::u64_of(&value).ok_or_else(unreadable);
+            match name.as_slice() {
+                name if name == EPOCH.to_bytes() => {
+                    record.claim = decode_claim(&value).ok_or_else(unreadable)?;
+                    claim_bytes = value;
+                }
+                name if name == NARROWER.to_bytes() => record.narrower = number()?,
+                name if name == DOMAINS.to_bytes() => record.domains = number()?,
+                name if name == OBJECTS.to_bytes() => record.objects = number()?,
+                _ => {}
+            }
+        }
+        Ok(Some(Record { record, claim_bytes }))
+    }
+
+    /// Returns where the record of a scope lies, and the namespace that is named beside it when it is created.
+    fn place_of<'a>(
+        self: &Arc<Self>,
+        place: Place<'a>,
+    ) -> Result<(Arc<Space>, CString, Option<&'a Namespace>)> {
+        let scope = self.layout.internal(SCOPE);
+        Ok(match place {
+            Place::All => (Arc::clone(&self.pool().root), scope, None),
+            Place::Namespace(namespace) => (self.space(namespace)?, scope, Some(namespace)),
+            Place::Domain(namespace, domain) => (self.space(namespace)?, self.layout.domain(domain), None),
+        })
+    }
+
+    /// Does what a claim has to do with an object that it has found in a listing.
+    async fn meet(
+        self: &Arc<Self>,
+        found: Result<read::Found>,
+        domain: Option<OrderDomain>,
+        epoch: u64,
+    ) -> Result<()> {
+        let read::Found { space, name } = found?;
+        let attribute = domain.map_or_else(|| FENCE.to_owned(), format::domain_fence);
+        let bytes = epoch.to_be_bytes();
+        for _ in 0..TRIES {
+            let view = self.look(&space, &name, false).await?;
+            let fence = domain.map_or(view.fence, |domain| view.domain_fence(domain));
+            let op = WriteOp::new(&space.ioctx.cluster.api);
+            let op = match (view.head.encode(), fence, view.intro) {
+                // Nothing there, or nothing that a change could be applied to: it will be introduced, and
+                // will then read the epoch that has been raised.
+                (None, None, None) => return Ok(()),
+                // Rule 3: a ghost that remembers nothing which the scope does not.
+                (Some(head), Some(fence), None) if is_needless(&view, domain, fence, epoch) => op
+                    .compare(HEAD, COMPARE_EQ, &head)
+                    .compare(FENCE, COMPARE_EQ, &fence.to_be_bytes())
+                    .compare(STAMP, COMPARE_EQ, &view.stamp.map(format::encode_stamp).unwrap_or_default())
+                    .remove(),
+                (_, Some(fence), _) if fence >= epoch => return Ok(()),
+                (_, Some(_), _) => op.compare(&attribute, COMPARE_GT, &bytes).set(&attribute, &bytes),
+                (_, None, Some(nonce)) => op
+                    .compare(INTRO, COMPARE_EQ, &nonce.to_be_bytes())
+                    .set(INTRO, &format::nonce().to_be_bytes()),
+                (_, None, None) => return Ok(()),
+            };
+            match self.change_own(&space, &self.layout.object(&name), op).await.code {
+                0.. => return Ok(()),
+                errno::CANCELED => {}
+                code => lost_or(self.failed_read(&space, code))?,
+            }
+        }
+        Err(Error::Retryable("too many concurrent changes to an object".into()))
+    }
+}
+
+/// Takes an error that says that an object is not there any more for a lost race.
+fn lost_or(error: Error) -> Result<()> {
+    if error == Error::Missing { Ok(()) } else { Err(error) }
+}
+
+fn is_needless(view: &View, domain: Option<OrderDomain>, fence: u64, epoch: u64) -> bool {
+    let stamp = view.stamp.filter(|stamp| stamp.epoch.0 < epoch);
+    domain.is_none() && matches!(view.head, Head::Ghost { .. }) && stamp.is_some() && fence < epoch
+}
+
+impl Claims for Claiming {
+    type Seen = View;
+
+    async fn record(&self, place: Place<'_>) -> Result<claims::Record> {
+        let (space, name, _) = self.0.place_of(place)?;
+        Ok(self.0.record(&space, &name).await?.unwrap_or_default().record)
+    }
+
+    async fn update_claim(
+        &self,
+        place: Place<'_>,
+        mut decide: impl FnMut(Claim) -> Result<Option<Claim>> + Send,
+    ) -> Result<bool> {
+        let core = &self.0;
+        let (space, name, namespace) = core.place_of(place)?;
+        for _ in 0..TRIES {
+            let record = core.record(&space, &name).await?;
+            let (is_there, Record { record, claim_bytes }) = (record.is_some(), record.unwrap_or_default());
+            let Some(claim) = decide(record.claim)? else { return Ok(false) };
+            let op = WriteOp::new(&space.ioctx.cluster.api);
+            let op = match (is_there, namespace) {
+                // In one step, so that two claims cannot undo each other's.
+                (true, _) => op.compare(EPOCH, COMPARE_EQ, &claim_bytes),
+                (false, Some(namespace)) => op.create().set(NAMESPACE, namespace.as_bytes()),
+                (false, None) => op.create(),
+            };
+            match core.change_own(&space, &name, op.set(EPOCH, &encode_claim(claim))).await.code {
+                0.. => return Ok(true),
+                errno::EXIST | errno::CANCELED => {}
+                code => lost_or(core.failed_change(&space, code))?,
+            }
+        }
+        Err(Error::Retryable("too many concurrent claims of this scope".into()))
+    }
+
+    async fn raise(&self, place: Place<'_>, announced: Announced, epoch: u64) -> Result<()> {
+        let core = &self.0;
+        let (space, name, namespace) = core.place_of(place)?;
+        let attribute = match announced {
+            Announced::Narrower => NARROWER,
+            Announced::Domains => DOMAINS,
+            Announced::Objects => OBJECTS,
+        };
+        let bytes = epoch.to_be_bytes();
+        let mut is_there = true;
+        for _ in 0..TRIES {
+            let op = WriteOp::new(&space.ioctx.cluster.api);
+            let op = match (is_there, namespace) {
+                (true, _) => op.compare(attribute, COMPARE_GT, &bytes),
+                (false, Some(namespace)) => op.create().set(NAMESPACE, namespace.as_bytes()),
+                (false, None) => op.create(),
+            };
+            match core.change_own(&space, &name, op.set(attribute, &bytes)).await.code {
+                // Cancelled: it is not below.
+                0.. | errno::CANCELED => return Ok(()),
+                errno::EXIST => is_there = true,
+                // Repeated, it comes to the same.
+                code => {
+                    lost_or(core.failed_read(&space, code))?;
+                    is_there = false;
+                }
+            }
+        }
+        Err(Error::Retryable("too many concurrent claims of this scope".into()))
+    }
+
+    async fn scopes(&self, namespace: &Namespace, domain: Option<OrderDomain>) -> Result<Scopes> {
+        let space = self.0.space(namespace)?;
+        self.0.scopes(&space, namespace, domain).await
+    }
+
+    async fn name_namespace(&self, namespace: &Namespace) -> Result<()> {
+        // Names the namespace, if nothing has yet.
+        self.scopes(namespace, None).await.map(drop)
+    }
+
+    async fn namespaces(&self) -> Result<Vec<Namespace>> {
+        self.0.namespaces().await
+    }
+
+    async fn refuse_domains(&self, namespace: &Namespace, claim: (u64, WriterId)) -> Result<()> {
+        let space = self.0.space(namespace)?;
+        for name in self.0.domain_records(&space).await? {
+            self.0.record(&space, &name).await?.unwrap_or_default().record.claim.refuse(claim)?;
+        }
+        Ok(())
+    }
+
+    async fn refuse_objects(&self, namespace: &Namespace, claim: (u64, WriterId)) -> Result<()> {
+        let found = self.0.find_all(&self.0.pool(), Some(self.0.space(namespace)?))?;
+        let views = found.map(|found| async {
+            let found = found?;
+            self.0.look(&found.space, &found.name, false).await
+        });
+        let mut views = std::pin::pin!(views.buffer_unordered(OBJECTS_CONCURRENT));
+        while let Some(view) = views.next().await {
+            view?.claim.map_or_else(Claim::default, |claim| *claim).refuse(claim)?;
+        }
+        Ok(())
+    }
+
+    async fn find(&self, object: &ObjectId) -> Result<Found<View>> {
+        let space = self.0.space(&object.namespace)?;
+        let view = self.0.look(&space, &object.name, false).await?;
+        let claim = view.claim.as_deref().copied().unwrap_or_default();
+        Ok(Found { fence: view.fence, claim, seen: view })
+    }
+
+    /// A fence comes from a wider scope, from a stamp, or from a claim: one of an older version, if there is no record of
+    /// it.
+    fn check_found(&self, found: &Found<View>, above: u64, epoch: u64) -> Result<()> {
+        let stamped = found.seen.stamp.map_or(0, |stamp| stamp.epoch.0);
+        let fence = found.fence.unwrap_or(0);
+        if fence == epoch && ![above, stamped, found.claim.epoch].contains(&fence) {
+            return Err(Error::Fenced { epoch: Epoch(epoch) });
+        }
+        Ok(())
+    }
+
+    async fn put_claim(
+        &self,
+        object: &ObjectId,
+        found: Found<View>,
+        claim: Claim,
+        fence: Option<u64>,
+    ) -> Result<()> {
+        let core = &self.0;
+        let space = core.space(&object.namespace)?;
+        let view = found.seen;
+        let was = view.claim.as_deref().map_or_else(Vec::new, |claim| encode_claim(*claim));
+        let op = WriteOp::new(&space.ioctx.cluster.api).compare(CLAIM, COMPARE_EQ, &was);
+        let op = match (fence, view.fence) {
+            (None, _) => op,
+            (Some(fence), Some(before)) => {
+                op.compare(FENCE, COMPARE_EQ, &before.to_be_bytes()).set(FENCE, &fence.to_be_bytes())
+            }
+            (Some(fence), None) => {
+                let Some(view) = core.introduce(&space, object, view).await? else { return Ok(()) };
+                let whole = core.scopes(&space, &object.namespace, None).await?.whole;
+                if whole > fence {
+                    core.withdraw(&space, object, &view).await;
+                    return Err(Error::Fenced { epoch: Epoch(whole) });
+                }
+                let nonce = view.intro.unwrap_or_default().to_be_bytes();
+                let op = op.compare(FENCE, COMPARE_EQ, b"").compare(INTRO, COMPARE_EQ, &nonce);
+                op.unset(INTRO).set(FENCE, &fence.to_be_bytes())
+            }
+        };
+        core.objects.forget(object);
+        match core.change_object(&space, object, op.set(CLAIM, &encode_claim(claim)), || ()).await.code {
+            0.. | errno::CANCELED => Ok(()),
+            code => lost_or(core.failed_change(&space, code)),
+        }
+    }
+
+    async fn meet_all(&self, place: Place<'_>, epoch: u64) -> Result<()> {
+        let core = &self.0;
+        let (space, domain) = match place {
+            Place::All => (None, None),
+            Place::Namespace(namespace) => (Some(core.space(namespace)?), None),
+            Place::Domain(namespace, domain) => (Some(core.space(namespace)?), Some(domain)),
+        };
+        let found = core.find_all(&core.pool(), space)?;
+        let met = found.map(|found| core.meet(found, domain, epoch)).buffer_unordered(OBJECTS_CONCURRENT);
+        let mut met = std::pin::pin!(met);
+        while let Some(done) = met.next().await {
+            done?;
+        }
+        core.objects.forget_all();
+        Ok(())
+    }
+
+    async fn pause(&self, _attempt: u32) {}
+}

@@ -1,0 +1,331 @@
+//! Claims on S3: the protocol is that of [`blocker::conditional::claims`], which has the proofs; here is what it rests on.
+//!
+//! The fence of an object lies in its head, and a change puts a head in place of the one it was prepared from, byte for
+//! byte. An object is introduced by its head: where there is none, a ghost is put on the condition that there is none, and
+//! the mark of an introduction is the body of the head. So a claim that meets a head without a fence replaces it by the
+//! same one with another nonce. A ghost is removed only by a sweep (`sweep.rs`), only if it is still, byte for byte, one
+//! whose fence is not above the epochs of its scopes, and that was never claimed by itself.
+//!
+//! What it costs: nothing for an object that has been changed before; three requests more, two of them at the same time,
+//! for the first change of an object; for a claim of a scope, a read of every head in it and a put of every head whose
+//! fence it raises.
+
+use std::sync::atomic::Ordering;
+
+use blocker::conditional::claims::{self, Announced, Claim, Claims, Found, Place, Scopes};
+use blocker::event::Event;
+use blocker::{ClaimReply, ClaimRequest, Epoch, Error, Namespace, ObjectId, OrderDomain, Result, WriterId};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use object_store::path::Path;
+
+use super::swap::{Seen, Swap};
+use super::{CONCURRENT, Core, Progress, TRIES};
+use crate::format::head::{RECORD_BYTES_MAX, Record};
+use crate::format::layout::Layout;
+use crate::server::requests::{Got, Put};
+
+/// How often a record is tried that others change at the same time.
+const RECORD_TRIES: u32 = 100;
+
+/// One claim under way.
+struct Claiming<'a> {
+    core: &'a Core,
+    progress: &'a Progress,
+}
+
+impl Core {
+    pub(crate) async fn claim(&self, request: ClaimRequest, progress: &Progress) -> Result<ClaimReply> {
+        let ClaimRequest { scope, epoch, writer, .. } = request;
+        let claiming = Claiming { core: self, progress };
+        if claims::claim(&claiming, &scope, epoch, writer).await? {
+            self.events.publish(&Event::Fenced(scope, epoch));
+        }
+        Ok(ClaimReply::new(epoch))
+    }
+
+    /// Puts a ghost where there is no head; `None` if there is one by now.
+    pub(crate) async fn introduce(&self, object: &ObjectId) -> Result<Option<Seen>> {
+        self.requests.stats.introduced.fetch_add(1, Ordering::Relaxed);
+        self.name_namespace(&object.namespace).await?;
+        match self.create(object).await {
+            Swap::Done(seen) => Ok(Some(seen)),
+            Swap::Lost => Ok(None),
+            Swap::Failed(error) | Swap::Unknown(error) => Err(error),
+        }
+    }
+
+    /// Leaves the name of a namespace where it can be found, if its keys do not have it.
+    async fn name_namespace(&self, namespace: &Namespace) -> Result<()> {
+        if self.layout.has_name(namespace) {
+            return Ok(());
+        }
+        let name = |found: &Record| Ok(found.namespace.is_empty().then(|| found.clone()));
+        self.update_record(Place::Namespace(namespace), name).await.map(drop)
+    }
+
+    /// Returns the epochs as they are now.
+    pub(crate) async fn scopes(&self, namespace: &Namespace, domain: Option<OrderDomain>) -> Result<Scopes> {
+        let (all, own, domain) = futures_util::future::join3(
+            self.record(Place::All),
+            self.record(Place::Namespace(namespace)),
+            async {
+                match domain {
+                    Some(domain) => self.record(Place::Domain(namespace, domain)).await,
+                    None => Ok(Record::default()),
+                }
+            },
+        )
+        .await;
+        let (all, own, domain) = (all?.claim.epoch, own?.claim.epoch, domain?.claim.epoch);
+        Ok(Scopes { whole: all.max(own), domain })
+    }
+
+    // ---- records of scopes
+
+    fn record_path(&self, place: Place<'_>) -> Path {
+        match place {
+            Place::All => self.layout.record_of_all(),
+            Place::Namespace(namespace) => self.layout.record(namespace),
+            Place::Domain(namespace, domain) => self.layout.domain(namespace, domain),
+        }
+    }
+
+    /// Returns the record of a scope; an empty one if there is none.
+    async fn record(&self, place: Place<'_>) -> Result<Record> {
+        self.record_at(&self.record_path(place)).await.map(|(record, _)| record)
+    }
+
+    /// Returns the record at a path, and its ETag; an empty one if there is none.
+    ///
+    /// # Errors
+    /// Those of reads, but `Missing`.
+    pub(crate) async fn record_at(&self, path: &Path) -> Result<(Record, Option<String>)> {
+        match self.requests.get(path, None, RECORD_BYTES_MAX).await? {
+            Got::Missing => Ok((Record::default(), None)),
+            Got::Found(bytes, Some(etag)) => {
+                let record = Record::decode(&bytes).ok_or_else(|| {
+                    Error::Corrupt(format!("{path} is no record as this program writes it").into())
+                })?;
+                Ok((record, Some(etag)))
+            }
+            Got::Found(_, None) | Got::Same => Err(Error::Corrupt("the server names no ETag".into())),
+        }
+    }
+
+    /// Changes the record of a scope. What `update` returns for the record that was found is put in its
+    /// place, if it is still there; otherwise `update` is asked again. An `update` that is repeated must find
+    /// its own work done. Whether a put was made that may have changed something.
+    ///
+    /// # Errors
+    /// Those of `update`; `Retryable`, `Denied`.
+    async fn update_record(
+        &self,
+        place: Place<'_>,
+        mut update: impl FnMut(&Record) -> Result<Option<Record>> + Send,
+    ) -> Result<bool> {
+        let path = self.record_path(place);
+        let mut is_put = false;
+        let mut failed = 0;
+        for attempt in 0..RECORD_TRIES {
+            let (found, etag) = self.record_at(&path).await?;
+            let Some(mut next) = update(&found)? else { return Ok(is_put) };
+            if let Place::Namespace(namespace) | Place::Domain(namespace, _) = place {
+                next.namespace = Bytes::copy_from_slice(namespace.as_bytes());
+            }
+            let put = match &etag {
+                Some(etag) => self.requests.replace(&path, &next.encode(), etag).await,
+                None => self.requests.create(&path, &next.encode()).await,
+            };
+            match put {
+                Put::Done(_) => return Ok(true),
+                Put::Lost => {}
+                Put::Refused(error) => return Err(error),
+                Put::Unknown(error) if failed >= 3 => {
+                    return Err(Error::OutcomeUnknown(error.to_string().into()));
+                }
+                Put::Unknown(_) => {
+                    is_put = true;
+                    failed += 1;
+                }
+            }
+            self.give_way(attempt).await;
+        }
+        Err(Error::Retryable("too many concurrent claims of this scope".into()))
+    }
+
+    /// Waits before what others change at the same time is tried once more.
+    pub(super) async fn give_way(&self, attempt: u32) {
+        if attempt > 1 {
+            self.requests.delay((attempt / 4).min(3)).await;
+        }
+    }
+
+    /// Does what a claim has to do with an object that it has found in a listing.
+    async fn meet(&self, object: ObjectId, domain: Option<OrderDomain>, epoch: u64) -> Result<()> {
+        for attempt in 0..TRIES {
+            let Some(seen) = self.look(&object).await? else { return Ok(()) };
+            let fence = domain.map_or(seen.head.fence, |domain| seen.head.domain_fence(domain));
+            let mut next = seen.head.next();
+            match (fence, domain) {
+                (Some(fence), _) if fence >= epoch => return Ok(()),
+                (Some(_), None) => next.fence = Some(epoch),
+                (Some(_), Some(domain)) => {
+                    next.set_domain_fence(domain, epoch);
+                }
+                // Another nonce is enough.
+                (None, _) => {}
+            }
+            match self.swap(&object, &seen, next).await {
+                Swap::Done(_) => return Ok(()),
+                Swap::Lost => {}
+                Swap::Failed(error) => return Err(error),
+                Swap::Unknown(error) => return Err(Error::Retryable(error.to_string().into())),
+            }
+            self.give_way(attempt).await;
+        }
+        Err(Error::Retryable("too many concurrent changes to an object".into()))
+    }
+
+    async fn look_owned(&self, object: ObjectId) -> Result<Option<Seen>> {
+        self.look(&object).await
+    }
+}
+
+impl Claims for Claiming<'_> {
+    type Seen = Option<Seen>;
+
+    async fn record(&self, place: Place<'_>) -> Result<claims::Record> {
+        let Record { claim, narrower, domains, objects, .. } = self.core.record(place).await?;
+        Ok(claims::Record { claim, narrower, domains, objects })
+    }
+
+    async fn update_claim(
+        &self,
+        place: Place<'_>,
+        mut decide: impl FnMut(Claim) -> Result<Option<Claim>> + Send,
+    ) -> Result<bool> {
+        let update = |found: &Record| Ok(decide(found.claim)?.map(|claim| Record { claim, ..found.clone() }));
+        self.core.update_record(place, update).await
+    }
+
+    async fn raise(&self, place: Place<'_>, announced: Announced, epoch: u64) -> Result<()> {
+        let raise = |found: &Record| {
+            let mut next = found.clone();
+            let highest = match announced {
+                Announced::Narrower => &mut next.narrower,
+                Announced::Domains => &mut next.domains,
+                Announced::Objects => &mut next.objects,
+            };
+            if *highest >= epoch {
+                return Ok(None);
+            }
+            *highest = epoch;
+            Ok(Some(next))
+        };
+        // Repeated, it comes to the same.
+        self.core.update_record(place, raise).await.map(drop).map_err(|error| match error {
+            Error::OutcomeUnknown(reason) => Error::Retryable(reason),
+            error => error,
+        })
+    }
+
+    async fn scopes(&self, namespace: &Namespace, domain: Option<OrderDomain>) -> Result<Scopes> {
+        self.core.scopes(namespace, domain).await
+    }
+
+    async fn name_namespace(&self, namespace: &Namespace) -> Result<()> {
+        self.core.name_namespace(namespace).await
+    }
+
+    async fn namespaces(&self) -> Result<Vec<Namespace>> {
+        self.core.namespaces().await
+    }
+
+    async fn refuse_domains(&self, namespace: &Namespace, claim: (u64, WriterId)) -> Result<()> {
+        let records = self.core.layout.records(namespace);
+        let records = self.core.requests.list(&records, None, usize::MAX).await?;
+        for record in records.iter().filter(|record| Layout::domain_of(&record.location).is_some()) {
+            self.core.record_at(&record.location).await?.0.claim.refuse(claim)?;
+            self.progress.step();
+        }
+        Ok(())
+    }
+
+    async fn refuse_objects(&self, namespace: &Namespace, claim: (u64, WriterId)) -> Result<()> {
+        let mut walk = self.core.walk(namespace);
+        while let Some(objects) = walk.next(self.core).await? {
+            let seen = futures_util::stream::iter(objects).map(|object| self.core.look_owned(object));
+            let mut seen = std::pin::pin!(seen.buffer_unordered(CONCURRENT));
+            while let Some(seen) = seen.next().await {
+                seen?.map_or_else(Claim::default, |seen| seen.head.claim).refuse(claim)?;
+                self.progress.step();
+            }
+        }
+        Ok(())
+    }
+
+    async fn find(&self, object: &ObjectId) -> Result<Found<Option<Seen>>> {
+        let seen = self.core.look(object).await?;
+        let head = seen.as_ref().map(|seen| &seen.head);
+        let (fence, claim) = head.map(|head| (head.fence, head.claim)).unwrap_or_default();
+        Ok(Found { fence, claim, seen })
+    }
+
+    async fn put_claim(
+        &self,
+        object: &ObjectId,
+        found: Found<Option<Seen>>,
+        claim: Claim,
+        fence: Option<u64>,
+    ) -> Result<()> {
+        let seen = match found.seen {
+            Some(seen) => seen,
+            None => match self.core.introduce(object).await? {
+                Some(ghost) => ghost,
+                None => return Ok(()),
+            },
+        };
+        let mut next = seen.head.next();
+        next.claim = claim;
+        if let Some(fence) = fence {
+            if seen.head.fence.is_none() {
+                let whole = self.core.scopes(&object.namespace, None).await?.whole;
+                if whole > fence {
+                    return Err(Error::Fenced { epoch: Epoch(whole) });
+                }
+            }
+            next.fence = Some(fence);
+        }
+        match self.core.swap(object, &seen, next).await {
+            Swap::Done(_) | Swap::Lost => Ok(()),
+            Swap::Failed(error) => Err(error),
+            Swap::Unknown(error) => Err(Error::OutcomeUnknown(error.to_string().into())),
+        }
+    }
+
+    async fn meet_all(&self, place: Place<'_>, epoch: u64) -> Result<()> {
+        let (namespaces, domain) = match place {
+            Place::All => (self.core.namespaces().await?, None),
+            Place::Namespace(namespace) => (vec![namespace.clone()], None),
+            Place::Domain(namespace, domain) => (vec![namespace.clone()], Some(domain)),
+        };
+        for namespace in namespaces {
+            let mut walk = self.core.walk(&namespace);
+            while let Some(objects) = walk.next(self.core).await? {
+                let met =
+                    futures_util::stream::iter(objects).map(|object| self.core.meet(object, domain, epoch));
+                let mut met = std::pin::pin!(met.buffer_unordered(CONCURRENT));
+                while let Some(done) = met.next().await {
+                    done?;
+                    self.progress.step();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn pause(&self, attempt: u32) {
+        self.core.give_way(attempt).await;
+    }
+}

@@ -1,0 +1,484 @@
+//! The protocol of claims for stores whose atomic steps span one object: how a claim reaches every object of a scope,
+//! and why no two writers hold the same epoch.
+//!
+//! # Fencing
+//! Every object carries the epoch below which no change is applied to it, its *fence*, and every change is applied on the
+//! condition that the fence is still the one it was prepared from. What remains is how fences come to be there, and how a
+//! claim reaches all of them, also those of objects that do not exist yet. The store must be able to put something on the
+//! condition that nothing is there, or that what is there was not changed, and its listings must show all that was there
+//! throughout.
+//!
+//! **Rule 1.** No change creates its object, and none is applied to an object without a fence. Such an object is first
+//! *introduced*:
+//!  1. it is marked (a *ghost*, which is no object to anyone, is created where nothing is), or the mark of another
+//!     introduction is read;
+//!  2. then the epochs of its scopes are read;
+//!  3. then the change itself sets the fence to the highest of them (and of its own epoch), on the condition that the mark
+//!     is still that of step 1. It is sent only if its epoch is not below.
+//!
+//! **Rule 2.** A claim of epoch e first raises the scope's own epoch (at time R), then lists every object in the scope,
+//! ghosts included, and for each: a fence below e is raised to e; where there is no fence, the mark is replaced by another.
+//! Then it returns. Between the two it makes sure that no other writer holds the epoch in a scope that overlaps (below);
+//! if one does, it is refused, and has raised an epoch that no writer was promised.
+//!
+//! **Rule 3.** A fence never falls while its object or ghost exists. A ghost is removed only if its fence adds nothing to
+//! the epochs of the scopes, which never fall either.
+//!
+//! *Claim: no change of an epoch below e is applied after the claim of e has returned.* Suppose one is, to an object X at
+//! time T. By rule 1 it met a fence f < e. Let I < S < C ≤ T be the times of the steps of the introduction that set the
+//! first fence of X since X was last created; f never fell, so at C the fence was below e, so the epoch read at S was below
+//! e, so S < R, so I < R. Hence X existed, with that mark, from before R until C: all through the claim's listing, which
+//! therefore met it, at a time K < T. If C < K, there was a fence, and it was raised to e if it was below: it is not below
+//! e at T. If K < C, there was no fence, and the mark was replaced: the step at C met another mark, and was refused.
+//! Either way a contradiction. ∎
+//!
+//! Fences of order domains are kept apart from that of the object, and follow the same rules; an object gets one when a
+//! change of that domain first meets it. No clock is trusted, and no client needs rights over others.
+//!
+//! # Exclusive epochs
+//! A claim is recorded with its writer: that of a scope in the scope's record, that of an object with the object. Two
+//! claims of one scope are decided by its one record. Scopes that overlap (a wider and a narrower one; a domain and any
+//! object of its namespace) have records in different places, which no step spans. So a claim of epoch e
+//!  1. looks whether the epoch is taken elsewhere, and is refused if it is, before it has changed anything;
+//!  2. writes its own record, as *asked for*;
+//!  3. *announces* itself: raises to e, in the record of every wider scope, the highest epoch that was ever
+//!     claimed of something narrower (apart for domains and objects, which overlap each other);
+//!  4. looks again, and is refused if the epoch is taken elsewhere by now;
+//!  5. marks its record as *held*. A writer that finds its own record so, or that of a wider scope, holds the
+//!     epoch: when it claims again, only a newer epoch stands against it.
+//!
+//! To look is to read the records of the wider scopes, and where the announcement of the narrower ones is not
+//! below e, the narrower records themselves, which takes a walk. A claim of an epoch above all that were ever
+//! announced, which is what writers make, walks nothing. A record stands against another writer in either
+//! state.
+//!
+//! *Claim: of two overlapping claims of epoch e by different writers, at most one comes to hold it.* If one
+//! is of a wider scope, let it write its record at w and read the announcements at r > w; the other, of a
+//! narrower one, writes its record at w', announces at a' > w', and reads the wider scope's record at r' >
+//! a'. If r < a', then w < r', and the narrower claim meets the wider one's record. If r > a', the wider
+//! claim sees an announcement that is not below e, walks, and meets the record of w'. For a domain and an
+//! object, take the announcements of each: w < a < r and w' < a' < r', and a < r' or a' < r. A wider record
+//! that has been raised above e since refuses the narrower claim as well; a narrower record that has been,
+//! holds e no longer. ∎
+//!
+//! Both may be refused, and leave their records: a later epoch can be claimed.
+
+use crate::admission::check_epoch_step;
+use crate::{Epoch, Error, Namespace, ObjectId, OrderDomain, Result, Scope, WriterId};
+
+/// How often a claim of an object is prepared anew because others changed the object at the same time.
+const TRIES: u32 = 200;
+
+/// The record of a claim.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Claim {
+    /// 0 if nothing was claimed.
+    pub epoch: u64,
+    /// `None` where it is not known: then it is another one.
+    pub writer: Option<WriterId>,
+    /// Whether the claim has succeeded, as far as its record shows.
+    pub is_held: bool,
+}
+
+impl Claim {
+    /// Returns whether this is a claim of `epoch`, which is not 0, by another writer than `writer`, or by an unknown one.
+    #[must_use]
+    pub fn excludes(self, epoch: u64, writer: WriterId) -> bool {
+        self.epoch == epoch && self.writer != Some(writer)
+    }
+
+    /// Returns whether `writer` holds `epoch` by this claim.
+    #[must_use]
+    pub fn is_held_by(self, epoch: u64, writer: WriterId) -> bool {
+        self == Self { epoch, writer: Some(writer), is_held: true }
+    }
+
+    /// Checks that it does not keep `writer` from `epoch`.
+    ///
+    /// # Errors
+    /// `Fenced`.
+    pub fn refuse(self, (epoch, writer): (u64, WriterId)) -> Result<()> {
+        if self.excludes(epoch, writer) { fenced(epoch) } else { Ok(()) }
+    }
+}
+
+/// The record of a scope, as far as claims need it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Record {
+    /// The claim of the scope itself.
+    pub claim: Claim,
+    /// The highest epoch that narrower claims have announced, of anything.
+    pub narrower: u64,
+    /// The same of domains.
+    pub domains: u64,
+    /// The same of objects.
+    pub objects: u64,
+}
+
+/// A scope that has a record of its own.
+#[derive(Clone, Copy, Debug)]
+pub enum Place<'a> {
+    /// Everything.
+    All,
+    /// A namespace.
+    Namespace(&'a Namespace),
+    /// An order domain of a namespace.
+    Domain(&'a Namespace, OrderDomain),
+}
+
+/// What a claim announces in the record of a wider scope.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Announced {
+    /// A claim of something narrower, in the record of everything.
+    Narrower,
+    /// A claim of a domain, in the record of its namespace.
+    Domains,
+    /// A claim of an object, in the record of its namespace.
+    Objects,
+}
+
+/// The epochs that bind an object beside its own.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Scopes {
+    /// Of everything, or of the namespace: the higher.
+    pub whole: u64,
+    /// Of the order domain, where one was asked for.
+    pub domain: u64,
+}
+
+/// An object as a claim finds it.
+#[derive(Debug)]
+pub struct Found<T> {
+    /// Its fence, if it has one.
+    pub fence: Option<u64>,
+    /// The last claim of the object by itself.
+    pub claim: Claim,
+    /// What the store has seen of it, to change it on the condition that it is still so.
+    pub seen: T,
+}
+
+/// What the protocol asks of a store.
+pub trait Claims: Sync {
+    /// What the store has seen of an object.
+    type Seen: Send + Sync;
+
+    /// Returns the record of a scope; an empty one if there is none.
+    fn record(&self, place: Place<'_>) -> impl Future<Output = Result<Record>> + Send;
+
+    /// Puts the claim that `decide` returns for the one that is there in its place, if it is still there; otherwise `decide`
+    /// is asked again. `None` leaves it. Returns whether something may have been put.
+    fn update_claim(
+        &self,
+        place: Place<'_>,
+        decide: impl FnMut(Claim) -> Result<Option<Claim>> + Send,
+    ) -> impl Future<Output = Result<bool>> + Send;
+
+    /// Raises an announcement in the record of a scope to `epoch`, unless it is not below.
+    fn raise(
+        &self,
+        place: Place<'_>,
+        announced: Announced,
+        epoch: u64,
+    ) -> impl Future<Output = Result<()>> + Send;
+
+    /// Returns the epochs that bind the objects of a namespace, as they are now.
+    fn scopes(
+        &self,
+        namespace: &Namespace,
+        domain: Option<OrderDomain>,
+    ) -> impl Future<Output = Result<Scopes>> + Send;
+
+    /// Makes sure that the namespace is found by its name.
+    fn name_namespace(&self, namespace: &Namespace) -> impl Future<Output = Result<()>> + Send;
+
+    /// Returns the namespaces that have objects or records.
+    fn namespaces(&self) -> impl Future<Output = Result<Vec<Namespace>>> + Send;
+
+    /// Checks the claims of all domains of a namespace, by [`Claim::refuse`].
+    fn refuse_domains(
+        &self,
+        namespace: &Namespace,
+        claim: (u64, WriterId),
+    ) -> impl Future<Output = Result<()>> + Send;
+
+    /// Checks the claims of all objects of a namespace, by [`Claim::refuse`].
+    fn refuse_objects(
+        &self,
+        namespace: &Namespace,
+        claim: (u64, WriterId),
+    ) -> impl Future<Output = Result<()>> + Send;
+
+    /// Returns an object as it is now.
+    fn find(&self, object: &ObjectId) -> impl Future<Output = Result<Found<Self::Seen>>> + Send;
+
+    /// Checks what only this store knows, before an object is claimed with `epoch`, where `above` is in force in the wider
+    /// scopes.
+    ///
+    /// # Errors
+    /// `Fenced`.
+    fn check_found(&self, _found: &Found<Self::Seen>, _above: u64, _epoch: u64) -> Result<()> {
+        Ok(())
+    }
+
+    /// Records a claim with an object if it is still as it was found, and raises its fence to `fence`, where that is given.
+    /// An object without a fence is introduced; it is refused with the epoch of its scopes if that is above.
+    fn put_claim(
+        &self,
+        object: &ObjectId,
+        found: Found<Self::Seen>,
+        claim: Claim,
+        fence: Option<u64>,
+    ) -> impl Future<Output = Result<()>> + Send;
+
+    /// Does by rule 2 what a claim has to do with every object in the scope of `place`.
+    fn meet_all(&self, place: Place<'_>, epoch: u64) -> impl Future<Output = Result<()>> + Send;
+
+    /// Waits before a claim of an object is prepared anew, for others that change it.
+    fn pause(&self, attempt: u32) -> impl Future<Output = ()> + Send;
+}
+
+fn fenced<T>(epoch: u64) -> Result<T> {
+    Err(Error::Fenced { epoch: Epoch(epoch) })
+}
+
+/// Returns how an error is reported once the epoch is raised, and not every object knows.
+fn after_raise(raised: bool) -> impl Fn(Error) -> Error {
+    move |error| match error {
+        Error::Retryable(reason) if raised => Error::OutcomeUnknown(reason),
+        error => error,
+    }
+}
+
+/// Claims a scope. Returns whether its epoch has risen. A claim of epoch 0 changes nothing, and shows by its error which
+/// epoch is in force.
+///
+/// # Errors
+/// `Fenced`, `Invalid`, and those of the store.
+pub async fn claim<S: Claims>(store: &S, scope: &Scope, epoch: Epoch, writer: WriterId) -> Result<bool> {
+    if epoch == Epoch(0) {
+        return match epoch_in_force(store, scope).await? {
+            0 => Ok(false),
+            in_force => fenced(in_force),
+        };
+    }
+    let claim = (epoch.0, writer);
+    match scope {
+        Scope::All => claim_scope(store, scope, Place::All, claim).await,
+        Scope::Namespace(namespace) => claim_scope(store, scope, Place::Namespace(namespace), claim).await,
+        Scope::Domain(namespace, domain) => {
+            store.name_namespace(namespace).await?;
+            claim_scope(store, scope, Place::Domain(namespace, *domain), claim).await
+        }
+        Scope::Object(object) => {
+            let mut raised = false;
+            let claimed = claim_object(store, scope, object, claim, &mut raised).await;
+            claimed.map_err(after_raise(raised))?;
+            Ok(raised)
+        }
+    }
+}
+
+async fn epoch_in_force<S: Claims>(store: &S, scope: &Scope) -> Result<u64> {
+    match scope {
+        Scope::Object(object) => match store.find(object).await?.fence {
+            Some(fence) => Ok(fence),
+            None => Ok(store.scopes(&object.namespace, None).await?.whole),
+        },
+        Scope::Domain(namespace, domain) => {
+            let scopes = store.scopes(namespace, Some(*domain)).await?;
+            Ok(scopes.whole.max(scopes.domain))
+        }
+        Scope::Namespace(namespace) => Ok(store.scopes(namespace, None).await?.whole),
+        Scope::All => Ok(store.record(Place::All).await?.claim.epoch),
+    }
+}
+
+/// Raises the scope's epoch, then meets every object in it.
+async fn claim_scope<S: Claims>(
+    store: &S,
+    scope: &Scope,
+    place: Place<'_>,
+    (epoch, writer): (u64, WriterId),
+) -> Result<bool> {
+    let own = store.record(place).await?.claim;
+    let above = look_above(store, scope, (epoch, writer), own.is_held_by(epoch, writer)).await?;
+    if !above.is_held && own.epoch < epoch {
+        look_beside(store, scope, (epoch, writer)).await?;
+    }
+    let asked = Claim { epoch, writer: Some(writer), is_held: false };
+    let raised = record_claim(store, place, above, asked, writer).await?;
+    hold(store, scope, (epoch, writer), above.is_held).await.map_err(after_raise(raised))?;
+    let held = Claim { is_held: true, ..asked };
+    record_claim(store, place, above, held, writer).await.map_err(after_raise(raised))?;
+    // Also when the epoch was there already: the claim that raised it may not have finished.
+    store.meet_all(place, epoch).await.map_err(after_raise(raised))?;
+    Ok(raised)
+}
+
+/// Writes the record of a claim of a scope: raises its epoch, or marks the claim as held. Returns whether the epoch has
+/// risen.
+async fn record_claim<S: Claims>(
+    store: &S,
+    place: Place<'_>,
+    above: Above,
+    claim: Claim,
+    writer: WriterId,
+) -> Result<bool> {
+    let epoch = claim.epoch;
+    let mut has_risen = false;
+    let decide = |current: Claim| {
+        if current.epoch > epoch {
+            return fenced(current.epoch);
+        }
+        // One that was only asked for gives way to one that is held by way of a wider scope.
+        if current.excludes(epoch, writer) && (current.is_held || !above.is_held) {
+            return fenced(epoch);
+        }
+        if current == claim || current.is_held_by(epoch, writer) {
+            return Ok(None);
+        }
+        check_epoch_step(Epoch(current.epoch.max(above.in_force)), Epoch(epoch))?;
+        has_risen |= current.epoch < epoch;
+        Ok(Some(claim))
+    };
+    let is_put = store.update_claim(place, decide).await?;
+    Ok(is_put && has_risen)
+}
+
+/// Claims an object by itself: raises its fence, where need be that of its ghost.
+async fn claim_object<S: Claims>(
+    store: &S,
+    scope: &Scope,
+    object: &ObjectId,
+    (epoch, writer): (u64, WriterId),
+    raised: &mut bool,
+) -> Result<()> {
+    let asked = Claim { epoch, writer: Some(writer), is_held: false };
+    let held = Claim { is_held: true, ..asked };
+    for attempt in 0..TRIES {
+        let found = store.find(object).await?;
+        let fence = found.fence.unwrap_or(0);
+        if fence > epoch {
+            return fenced(fence);
+        }
+        let own = found.claim;
+        let above = look_above(store, scope, (epoch, writer), own == held).await?;
+        if own == held {
+            return Ok(());
+        }
+        if own.excludes(epoch, writer) && (own.is_held || !above.is_held) {
+            return fenced(epoch);
+        }
+        if own == asked {
+            // It is this claim, or one whose answer was lost.
+            hold(store, scope, (epoch, writer), above.is_held).await?;
+            store.put_claim(object, found, held, None).await?;
+        } else {
+            store.check_found(&found, above.in_force, epoch)?;
+            if !above.is_held {
+                look_beside(store, scope, (epoch, writer)).await?;
+            }
+            check_epoch_step(Epoch(fence.max(above.in_force)), Epoch(epoch))?;
+            *raised |= fence.max(above.in_force) < epoch;
+            store.put_claim(object, found, asked, Some(epoch)).await?;
+        }
+        // Whether it was put: the next look shows it.
+        store.pause(attempt).await;
+    }
+    Err(Error::Retryable("too many concurrent changes to this object".into()))
+}
+
+/// Announces a claim that is asked for, and makes sure that it can be held.
+async fn hold<S: Claims>(store: &S, scope: &Scope, claim: (u64, WriterId), is_held: bool) -> Result<()> {
+    announce(store, scope, claim.0).await?;
+    let above = look_above(store, scope, claim, is_held).await?;
+    if above.is_held { Ok(()) } else { look_beside(store, scope, claim).await }
+}
+
+/// What a claim finds in the wider scopes.
+#[derive(Clone, Copy)]
+struct Above {
+    /// The highest epoch.
+    in_force: u64,
+    /// Whether the writer holds the epoch that it claims already, there or in the scope itself.
+    is_held: bool,
+}
+
+/// Looks at the scopes that are wider than `scope`. Refuses the claim if one of them has a newer epoch, or this one by
+/// another writer; the latter only unless the writer holds the epoch already.
+async fn look_above<S: Claims>(
+    store: &S,
+    scope: &Scope,
+    (epoch, writer): (u64, WriterId),
+    is_held: bool,
+) -> Result<Above> {
+    let Some(namespace) = scope.namespace() else { return Ok(Above { in_force: 0, is_held }) };
+    let mut wider = vec![store.record(Place::All).await?.claim];
+    if !matches!(scope, Scope::Namespace(_)) {
+        wider.push(store.record(Place::Namespace(namespace)).await?.claim);
+    }
+    let in_force = wider.iter().map(|claim| claim.epoch).max().unwrap_or(0);
+    if in_force > epoch {
+        return fenced(in_force);
+    }
+    let is_held = is_held || wider.iter().any(|claim| claim.is_held_by(epoch, writer));
+    if !is_held && wider.iter().any(|claim| claim.excludes(epoch, writer)) {
+        return fenced(epoch);
+    }
+    Ok(Above { in_force, is_held })
+}
+
+/// Looks at all other scopes that overlap with `scope`: narrower ones, and the objects beside a domain or the domains
+/// beside an object. Refuses the claim if another writer has claimed the epoch of one.
+async fn look_beside<S: Claims>(store: &S, scope: &Scope, claim: (u64, WriterId)) -> Result<()> {
+    let (namespace, domains, objects) = match scope {
+        Scope::All => {
+            if store.record(Place::All).await?.narrower < claim.0 {
+                return Ok(());
+            }
+            for namespace in store.namespaces().await? {
+                let whole = store.record(Place::Namespace(&namespace)).await?;
+                whole.claim.refuse(claim)?;
+                look_within(store, &namespace, whole, (true, true), claim).await?;
+            }
+            return Ok(());
+        }
+        Scope::Namespace(namespace) => (namespace, true, true),
+        Scope::Domain(namespace, _) => (namespace, false, true),
+        Scope::Object(object) => (&object.namespace, true, false),
+    };
+    let whole = store.record(Place::Namespace(namespace)).await?;
+    look_within(store, namespace, whole, (domains, objects), claim).await
+}
+
+/// Checks the domains of a namespace, its objects, or both, where an announcement shows that they may matter.
+async fn look_within<S: Claims>(
+    store: &S,
+    namespace: &Namespace,
+    whole: Record,
+    (domains, objects): (bool, bool),
+    claim: (u64, WriterId),
+) -> Result<()> {
+    if domains && whole.domains >= claim.0 {
+        store.refuse_domains(namespace, claim).await?;
+    }
+    if objects && whole.objects >= claim.0 {
+        store.refuse_objects(namespace, claim).await?;
+    }
+    Ok(())
+}
+
+/// Lets claims of wider scopes know that something in `scope` has been claimed with `epoch`.
+async fn announce<S: Claims>(store: &S, scope: &Scope, epoch: u64) -> Result<()> {
+    match scope {
+        Scope::Namespace(_) => {}
+        Scope::Domain(namespace, _) => {
+            store.raise(Place::Namespace(namespace), Announced::Domains, epoch).await?;
+        }
+        Scope::Object(object) => {
+            store.raise(Place::Namespace(&object.namespace), Announced::Objects, epoch).await?;
+        }
+        Scope::All => return Ok(()),
+    }
+    store.raise(Place::All, Announced::Narrower, epoch).await
+}
