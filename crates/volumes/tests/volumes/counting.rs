@@ -45,7 +45,7 @@ fn a_random_write_in_steady_state_is_one_call_and_a_flush_another() {
 }
 
 #[test]
-fn the_births_of_a_page_are_recorded_by_one_request() {
+fn the_allocations_of_a_page_are_recorded_by_one_request() {
     let store = SteeredStore::new();
     let volumes = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, Options::new("vol")).unwrap();
     block_on(volumes.create("a", 1 << 40, Settings::default())).unwrap();

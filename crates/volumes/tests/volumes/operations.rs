@@ -77,7 +77,7 @@ fn what_waits_for_nothing_is_answered_at_once() {
     let Answer::Ready(Ok(data)) = disk.start_read(0, 20) else { panic!("the store has it at once") };
     assert_eq!(data.to_vec(), b"born\0\0\0\0\0\0there\0\0\0\0\0");
     let stored = write(20, Durability::Stored);
-    assert!(!is_ready(&stored), "the birth is recorded first");
+    assert!(!is_ready(&stored), "the allocation is recorded first");
     assert_eq!(finished(stored), Ok(Durability::Stored));
     let stored = write(20, Durability::Stored);
     assert!(!is_ready(&stored), "whether another owner has come is looked at first");

@@ -95,13 +95,13 @@ fn a_snapshot_is_whole_though_what_was_replaced_before_it_cannot_be_removed() {
 }
 
 #[test]
-fn births_are_reserved_though_the_write_that_reserved_them_was_dropped() {
+fn allocation_ids_are_reserved_though_the_write_that_reserved_them_was_dropped() {
     let store = SteeredStore::new();
     let volumes = volumes_of(&store);
     let disk = made(&volumes, 8);
     // What is discarded is recorded in a page that is there.
     flushed(&disk, 7 * OBJECT, b"page");
-    // Each round uses up a birth.
+    // Each round uses up an allocation id.
     let round = || {
         written(&disk, 0, b"one");
         block_on(disk.discard(0, OBJECT)).unwrap();
