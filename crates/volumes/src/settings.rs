@@ -26,7 +26,7 @@ impl Settings {
     /// Checks that a volume can have them.
     pub(crate) fn check(&self) -> Result<()> {
         if self.write == Some(WriteMode::ReadOnly) {
-            let why = "the volume could not be given up, set or deleted: set is_read_only for that";
+            let why = "the volume could not be released, set or deleted: set is_read_only for that";
             return Err(Error::Invalid(format!("the write mode \"read-only\" is none of a volume: {why}")));
         }
         self.rates.check()

@@ -318,7 +318,7 @@ pub(crate) struct Left {
 }
 
 impl Left {
-    /// Notes that a volume is given up with a head of this number.
+    /// Notes that a volume is released with a head of this number.
     pub(crate) fn note(&self, volume: VolumeId, sequence: u64) {
         let mut sequences = self.sequences.lock();
         if sequences.len() < VOLUMES_MAX || sequences.contains_key(&volume) {
@@ -347,7 +347,7 @@ impl Left {
         self.snapshots.lock().get(&volume).is_some_and(|newest| snapshot <= *newest)
     }
 
-    /// Returns the number of the head with which the volume was given up last.
+    /// Returns the number of the head with which the volume was released last.
     pub(crate) fn of(&self, volume: VolumeId) -> Option<u64> {
         self.sequences.lock().get(&volume).copied()
     }

@@ -158,7 +158,7 @@ impl Core {
         let read = |len_bytes| async move {
             let (data, size_bytes, version) =
                 self.read_range(&request.from, 0, len_bytes, request.from_condition).await?;
-            Ok((data.into(), size_bytes, version))
+            Ok::<_, Error>((data.into(), size_bytes, version))
         };
         let (act, change) = copied(request, self.object_bytes_max, read).await?;
         self.change(&request.to, &act, &change, progress).await

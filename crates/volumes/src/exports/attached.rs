@@ -11,12 +11,12 @@ use tokio::runtime::Handle;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::task::JoinSet;
 
-/// The pause after which a volume without connections is given up again that could not be.
+/// The pause after which a volume without connections is released again that could not be.
 const RETRY_PAUSE: Duration = Duration::from_secs(10);
 /// The pause after which objects are copied again that could not be.
 const MERGE_PAUSE: Duration = Duration::from_secs(1);
 
-/// The volumes that are attached. The lock of a name is held while its volume is opened or given up, so that
+/// The volumes that are attached. The lock of a name is held while its volume is opened or released, so that
 /// neither happens in the middle of the other.
 #[derive(Default)]
 pub(crate) struct Table {
@@ -33,11 +33,11 @@ type Place = Arc<Mutex<Option<Held>>>;
 pub(crate) struct Held {
     pub(crate) volume: Volume,
     users: Weak<Attached>,
-    /// Alive while a task gives it up, or tries to again and again.
-    giver: Weak<()>,
+    /// Alive while a task releases it, or tries to again and again.
+    releaser: Weak<()>,
 }
 
-/// One use of an attached volume by some connections. When it is dropped, the volume is given up.
+/// One use of an attached volume by some connections. When it is dropped, the volume is released.
 pub(crate) struct Attached {
     table: Arc<Table>,
     name: String,
@@ -65,8 +65,8 @@ impl Table {
         self.is_closed.store(false, Ordering::SeqCst);
     }
 
-    /// Gives up all volumes, side by side, and lets none be attached from now on. Returns those that could not
-    /// be given up, with the reason.
+    /// Releases all volumes, side by side, and lets none be attached from now on. Returns those that could not
+    /// be released, with the reason.
     pub(crate) async fn close_all(self: &Arc<Self>) -> Vec<(String, Error)> {
         // In this order: what had its turn before has its place in the table, and is waited for.
         self.is_closed.store(true, Ordering::SeqCst);
@@ -97,11 +97,11 @@ impl Table {
     }
 }
 
-/// Copies what is written to after snapshots, beside the requests of clients, until the volume is given up.
+/// Copies what is written to after snapshots, beside the requests of clients, until the volume is released.
 async fn keep_merging(volume: Volume, name: String) {
     while volume.merge_due().await.is_ok() {
         let Err(error) = volume.merge().await else { continue };
-        // One that is given up meanwhile, or fenced off, has nothing to merge any more.
+        // One that is released meanwhile, or fenced off, has nothing to merge any more.
         if volume.merge_due().await.is_ok() {
             tracing::warn!(volume = name, cause = %error, "copying objects of a volume failed, and is tried again");
             tokio::time::sleep(MERGE_PAUSE).await;
@@ -138,20 +138,20 @@ impl Turn {
                 comparing: Mutex::default(),
             })
         });
-        let giver = self.held.as_ref().map(|held| held.giver.clone()).unwrap_or_default();
+        let releaser = self.held.as_ref().map(|held| held.releaser.clone()).unwrap_or_default();
         if self.volume().is_none_or(|before| !before.is_same(&volume)) {
             self.table.spawn(&users.runtime, keep_merging(volume.clone(), self.name.clone()));
         }
-        *self.held = Some(Held { volume, users: Arc::downgrade(&users), giver });
+        *self.held = Some(Held { volume, users: Arc::downgrade(&users), releaser });
         users
     }
 
-    /// Forgets a volume that is given up.
+    /// Forgets a volume that is released.
     pub(crate) fn forget(&mut self) {
         *self.held = None;
     }
 
-    /// Gives the volume up. One that another owner has taken over is gone already.
+    /// Releases the volume. One that another owner has taken over is gone already.
     pub(crate) async fn close(&mut self) -> Result<()> {
         if let Some(held) = self.held.as_ref() {
             match held.volume.close().await {
@@ -166,40 +166,40 @@ impl Turn {
         Ok(())
     }
 
-    /// Returns the volume if it is to be given up by the task of `giver`: no connection uses it, and no other task gives
+    /// Returns the volume if it is to be released by the task of `releaser`: no connection uses it, and no other task gives
     /// it up.
-    fn begin_giving_up(&mut self, giver: &Arc<()>) -> Option<Volume> {
+    fn begin_release(&mut self, releaser: &Arc<()>) -> Option<Volume> {
         let is_used = self.users() > 0;
         let held = self.held.as_mut()?;
-        let is_others = held.giver.upgrade().is_some_and(|other| !Arc::ptr_eq(&other, giver));
+        let is_others = held.releaser.upgrade().is_some_and(|other| !Arc::ptr_eq(&other, releaser));
         if is_others {
             return None;
         }
-        // If it is used, another task gives it up then, and may begin before this one has ended.
-        held.giver = if is_used { Weak::new() } else { Arc::downgrade(giver) };
+        // If it is used, another task releases it then, and may begin before this one has ended.
+        held.releaser = if is_used { Weak::new() } else { Arc::downgrade(releaser) };
         (!is_used).then(|| held.volume.clone())
     }
 
-    /// Gives the volume up, which the caller has tried to store, unless a connection has come meanwhile. Returns false
+    /// Releases the volume, which the caller has tried to store, unless a connection has come meanwhile. Returns false
     /// if that is to be tried again later, by the caller.
-    async fn give_up_unused(&mut self, stored: Result<()>) -> bool {
+    async fn release_unused(&mut self, stored: Result<()>) -> bool {
         let is_used = self.users() > 0;
         let Some(held) = &mut *self.held else { return true };
         if is_used {
-            held.giver = Weak::new();
+            held.releaser = Weak::new();
             return true;
         }
-        let given_up = match stored {
+        let released = match stored {
             Err(error @ Error::Io(_)) => Err(error),
             _ => self.close().await,
         };
-        let Err(error) = given_up else {
+        let Err(error) = released else {
             tracing::debug!(volume = self.name, "volume detached");
             return true;
         };
         tracing::warn!(
             volume = self.name, cause = %error,
-            "a volume without connections stays attached, and is to be given up later",
+            "a volume without connections stays attached, and is to be released later",
         );
         false
     }
@@ -214,12 +214,12 @@ impl Drop for Attached {
     fn drop(&mut self) {
         let (table, name) = (Arc::clone(&self.table), std::mem::take(&mut self.name));
         self.table.spawn(&self.runtime, async move {
-            let giver = Arc::new(());
+            let releaser = Arc::new(());
             loop {
-                let Some(volume) = table.turn(&name).await.begin_giving_up(&giver) else { return };
+                let Some(volume) = table.turn(&name).await.begin_release(&releaser) else { return };
                 // Without the turn: a client that comes back after a broken connection need not wait for all of it.
                 let stored = volume.store().await;
-                if table.turn(&name).await.give_up_unused(stored).await {
+                if table.turn(&name).await.release_unused(stored).await {
                     return;
                 }
                 tokio::time::sleep(RETRY_PAUSE).await;

@@ -29,7 +29,7 @@ pub(crate) struct VolumeExport {
     pub(crate) fua_durability: Durability,
     /// The memory of a cache below, and an object by whose name it is asked for.
     pub(crate) buffers: Option<(ReceiveBuffers, ObjectId)>,
-    /// Gives the volume up when the last one is dropped.
+    /// Releases the volume when the last one is dropped.
     pub(crate) attached: Arc<Attached>,
 }
 

@@ -1,6 +1,6 @@
 //! The volumes of a store as exports of an NBD server: each under its name.
 //!
-//! A volume is attached when the first connection selects it, and given up, everything stored, when the last
+//! A volume is attached when the first connection selects it, and released, everything stored, when the last
 //! one is gone; then another host can have it. Its snapshots are contexts: `qemu:dirty-bitmap:NAME` shows
 //! what has changed since the snapshot of that name.
 //!
@@ -19,7 +19,7 @@
 //! let address = server.listen(&"127.0.0.1:0".parse()?).await?;
 //! println!("nbd://{address}/disk");
 //! server.shutdown(std::time::Duration::from_secs(10)).await;
-//! assert!(exports.close().await.is_empty(), "every volume was given up");
+//! assert!(exports.close().await.is_empty(), "every volume was released");
 //! # Ok::<_, Box<dyn std::error::Error>>(())
 //! # })?;
 //! # Ok::<_, Box<dyn std::error::Error>>(())
@@ -81,7 +81,7 @@ impl VolumeExports {
     }
 
     /// Runs `operation` while no connection has the volume of this name, and none can select it; connections that come
-    /// meanwhile wait. A volume that is attached without a connection is given up before.
+    /// meanwhile wait. A volume that is attached without a connection is released before.
     ///
     /// # Errors
     /// [`Refused`]: then `operation` has not been run, or has failed.
@@ -100,7 +100,7 @@ impl VolumeExports {
         }
     }
 
-    /// Gives a volume up for another owner, everything stored, also while connections have it. Their requests that come
+    /// Releases a volume for another owner, everything stored, also while connections have it. Their requests that come
     /// later, and those that wait meanwhile, are answered that the export is another server's now. The owner that calls
     /// itself `to` can have it at once, and no other.
     ///
@@ -109,7 +109,7 @@ impl VolumeExports {
     pub async fn hand_over(&self, name: &str, to: &str) -> Result<()> {
         let mut turn = self.table.turn(name).await;
         let volume = match turn.volume().filter(|volume| volume.is_handed_over()) {
-            // An earlier call has failed after it was given up: the rest is due.
+            // An earlier call has failed after it was released: the rest is due.
             Some(volume) => volume.clone(),
             // The attached one, if it is.
             None => self.volumes.open(name, OpenOptions::default()).await?,
@@ -130,14 +130,14 @@ impl VolumeExports {
         }
     }
 
-    /// Gives up every volume that is attached, everything stored, and lets none be attached from now on. Call it
-    /// when the server has ended. Returns those that could not be given up, each with the reason; a second call
+    /// Releases every volume that is attached, everything stored, and lets none be attached from now on. Call it
+    /// when the server has ended. Returns those that could not be released, each with the reason; a second call
     /// tries those again.
     pub async fn close(&self) -> Vec<(String, Error)> {
         self.table.close_all().await
     }
 
-    /// Lets volumes be attached again after [`Self::close`], for another server; also those that could not be given up.
+    /// Lets volumes be attached again after [`Self::close`], for another server; also those that could not be released.
     pub fn reopen(&self) {
         self.table.reopen();
     }

@@ -79,7 +79,7 @@ pub(crate) struct Head {
     pub(crate) nodes: Vec<Node>,
     /// Where each page of the map lies; a hole where a page has none but holes.
     pub(crate) root: Vec<Entry>,
-    /// The oldest first. None if there is nothing that the maps do not have: so once it was given up.
+    /// The oldest first. None if there is nothing that the maps do not have: so once it was released.
     pub(crate) logs: Vec<OverlayLog>,
 }
 

@@ -17,7 +17,7 @@ const TRIES: u32 = 32;
 /// How a volume is attached.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Access {
-    /// Also from an owner that has not given it up.
+    /// Also from an owner that has not released it.
     pub(crate) take_over: bool,
     /// Also one that was deleted and is kept for its clones.
     pub(crate) deleted: bool,
@@ -94,7 +94,7 @@ pub(crate) async fn attach(
 }
 
 /// Reads a volume that no owner has, without taking it: nothing is written, and nothing may be changed. Returns `None` if it
-/// has an owner, which may be one that has ended without giving it up.
+/// has an owner, which may be one that has ended without releasing it.
 pub(crate) async fn look(pool: &Pool, options: &Options, volume: VolumeId) -> Result<Option<Inner>> {
     let (head, _) = current_head(pool, options, volume).await?;
     if head.owner.is_some() || !head.logs.is_empty() {
@@ -144,7 +144,7 @@ async fn current_head(pool: &Pool, options: &Options, volume: VolumeId) -> Resul
     pool.invalidate(Scope::Object(pool.object(volume, Kind::Head))).await?;
     let (head, _) = pool.head(volume).await?;
     let is_as_left = match &head.owner {
-        // It was not given up, perhaps by an earlier process: what that has logged may still be on its way.
+        // It was not released, perhaps by an earlier process: what that has logged may still be on its way.
         Some(owner) if owner.name == options.owner && owner.writer != 0 => true,
         _ => pool.left.of(volume) == Some(head.sequence),
     };

@@ -81,7 +81,7 @@ impl Volumes {
     /// Checks that each entry of each map has its object, that each object is named by a map, and that
     /// nothing is written in place that is shared. With `repair`, what nothing names is removed, and
     /// deletions that were cut short are ended. Changes of volumes that are open here go on, but wait while maps are compared
-    /// with listings. Without `repair` nothing is written, unless an owner has ended without giving a volume up; with it each
+    /// with listings. Without `repair` nothing is written, unless an owner has ended without releasing a volume; with it each
     /// volume that is not open is attached. Those of other owners are skipped. Volumes may be made, cloned and deleted meanwhile,
     /// by this and other owners; what is made just then may fail with `Retryable`. One check at a time may
     /// repair.

@@ -27,7 +27,7 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// Ends the operation, and returns its result. A volume that was attached for it is given up.
+    /// Ends the operation, and returns its result. A volume that was attached for it is released.
     pub(crate) async fn end<T>(self, result: Result<T>) -> Result<T> {
         if !self.is_attached {
             return result;

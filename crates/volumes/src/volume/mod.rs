@@ -436,7 +436,7 @@ impl Volume {
         self.inner.merge_and_record().await
     }
 
-    /// Stores everything and gives the volume up, so that another owner can open it. No handle works
+    /// Stores everything and releases the volume, so that another owner can open it. No handle works
     /// afterwards. Changes under way end first.
     ///
     /// # Errors
@@ -445,7 +445,7 @@ impl Volume {
         self.inner.close().await
     }
 
-    /// Returns whether the volume was given up for another owner.
+    /// Returns whether the volume was released for another owner.
     #[must_use]
     pub fn is_handed_over(&self) -> bool {
         self.inner.state.lock().status == Status::HandedOver

@@ -283,7 +283,7 @@ impl Drops {
     }
 }
 
-/// Objects whose removal was begun. Those that are left when it is given up are removed another time.
+/// Objects whose removal was begun. Those that are left when it is released are removed another time.
 struct Batch<'a> {
     inner: &'a Inner,
     kinds: Vec<Kind>,

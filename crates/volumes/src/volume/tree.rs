@@ -396,23 +396,23 @@ impl Inner {
         Ok(origin)
     }
 
-    /// Stores everything and gives the volume up.
+    /// Stores everything and releases the volume.
     pub(crate) async fn close(&self) -> Result<()> {
         if self.is_open() {
             // What takes long, while changes go on.
             self.clear_drops().await?;
         }
-        self.give_up(None).await
+        self.release(None).await
     }
 
-    /// Stores everything and gives the volume up for another owner, which opens it without taking it over.
+    /// Stores everything and releases the volume for another owner, which opens it without taking it over.
     pub(crate) async fn hand_over(&self, to: &str) -> Result<()> {
-        // If it was given up by a call that failed after that, the rest is due.
+        // If it was released by a call that failed after that, the rest is due.
         if !self.was_handed_over(to).await {
             // Most of it while changes go on.
             self.flush_as(Durability::Stored).await?;
             self.clear_drops().await?;
-            self.give_up(Some(to)).await?;
+            self.release(Some(to)).await?;
         }
         if self.space.is_stamped() {
             return Ok(());
@@ -424,7 +424,7 @@ impl Inner {
         }
     }
 
-    /// Returns whether the volume was given up for the owner of this name.
+    /// Returns whether the volume was released for the owner of this name.
     async fn was_handed_over(&self, to: &str) -> bool {
         let recorder = self.recorder.lock().await;
         let is_its = recorder.head.owner.as_ref().is_some_and(|owner| owner.name == to);
@@ -436,7 +436,7 @@ impl Inner {
         release_limits(&self.space.pool, self.space.volume, self.attachment).await;
     }
 
-    async fn give_up(&self, to: Option<&str>) -> Result<()> {
+    async fn release(&self, to: Option<&str>) -> Result<()> {
         let mut recorder = self.recorder.lock().await;
         let status = self.state.lock().status;
         match status {

@@ -421,7 +421,7 @@ pub(super) fn is_short(piece: &Piece, content: &Content, object_bytes: u64) -> b
 /// How an attempt to make an object ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ends {
-    /// Not at all as far as is known: also where the caller has given up.
+    /// Not at all as far as is known: also where the caller has stopped waiting.
     Unknown,
     Nothing,
     /// There was an object of that name.
