@@ -451,7 +451,7 @@ pub(crate) async fn release_limits(pool: &Pool, volume: VolumeId, attachment: u6
 }
 
 /// Replaces what was set by `before` for the namespace of a volume that is not attached, as far as it is not in `after`.
-/// The caller has the turn of the volume.
+/// The caller holds the operation lock of the volume.
 ///
 /// # Errors
 /// The store's.

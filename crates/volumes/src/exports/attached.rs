@@ -47,8 +47,8 @@ pub(crate) struct Attached {
 }
 
 impl Table {
-    /// Waits for the turn of the volume of this name.
-    pub(crate) async fn turn(self: &Arc<Self>, name: &str) -> Turn {
+    /// Waits for the lock of the volume of this name.
+    pub(crate) async fn lock(self: &Arc<Self>, name: &str) -> VolumeLock {
         let place = {
             let mut places = self.places.lock();
             // What no connection and no operation uses.
@@ -57,7 +57,7 @@ impl Table {
             });
             Arc::clone(places.entry(name.into()).or_default())
         };
-        Turn { table: Arc::clone(self), name: name.into(), held: place.lock_owned().await }
+        VolumeLock { table: Arc::clone(self), name: name.into(), held: place.lock_owned().await }
     }
 
     /// Lets volumes be attached again.
@@ -68,14 +68,14 @@ impl Table {
     /// Releases all volumes, side by side, and lets none be attached from now on. Returns those that could not
     /// be released, with the reason.
     pub(crate) async fn close_all(self: &Arc<Self>) -> Vec<(String, Error)> {
-        // In this order: what had its turn before has its place in the table, and is waited for.
+        // In this order: what had its lock before has its place in the table, and is waited for.
         self.is_closed.store(true, Ordering::SeqCst);
         let names: Vec<_> = self.places.lock().keys().cloned().collect();
         let mut closing = JoinSet::new();
         for name in names {
             let table = Arc::clone(self);
             closing.spawn(async move {
-                let closed = table.turn(&name).await.close().await;
+                let closed = table.lock(&name).await.close().await;
                 closed.err().map(|error| (name, error))
             });
         }
@@ -109,14 +109,14 @@ async fn keep_merging(volume: Volume, name: String) {
     }
 }
 
-/// The turn of one volume.
-pub(crate) struct Turn {
+/// The lock of one volume, held.
+pub(crate) struct VolumeLock {
     table: Arc<Table>,
     name: String,
     held: OwnedMutexGuard<Option<Held>>,
 }
 
-impl Turn {
+impl VolumeLock {
     /// Returns whether no volume may be attached any more.
     pub(crate) fn is_closed(&self) -> bool {
         self.table.is_closed.load(Ordering::SeqCst)
@@ -216,10 +216,10 @@ impl Drop for Attached {
         self.table.spawn(&self.runtime, async move {
             let releaser = Arc::new(());
             loop {
-                let Some(volume) = table.turn(&name).await.begin_release(&releaser) else { return };
-                // Without the turn: a client that comes back after a broken connection need not wait for all of it.
+                let Some(volume) = table.lock(&name).await.begin_release(&releaser) else { return };
+                // Without the lock: a client that comes back after a broken connection need not wait for all of it.
                 let stored = volume.store().await;
-                if table.turn(&name).await.release_unused(stored).await {
+                if table.lock(&name).await.release_unused(stored).await {
                     return;
                 }
                 tokio::time::sleep(RETRY_PAUSE).await;

@@ -31,7 +31,7 @@ mod export;
 use std::fmt;
 use std::sync::Arc;
 
-use attached::{Table, Turn};
+use attached::{Table, VolumeLock};
 use blocker::{Durability, Epoch, Error as StoreError, Name, ObjectId};
 use export::VolumeExport;
 use nbd::protocol::{Context, Description, NoExport};
@@ -90,10 +90,10 @@ impl VolumeExports {
         name: &str,
         operation: impl Future<Output = Result<T>>,
     ) -> Result<T, Refused> {
-        let mut turn = self.table.turn(name).await;
-        match turn.users() {
+        let mut lock = self.table.lock(name).await;
+        match lock.users() {
             0 => {
-                turn.close().await?;
+                lock.close().await?;
                 Ok(operation.await?)
             }
             connections => Err(Refused::Used { connections }),
@@ -107,8 +107,8 @@ impl VolumeExports {
     /// # Errors
     /// Those of [`crate::Volume::hand_over`], and of an attempt to attach it.
     pub async fn hand_over(&self, name: &str, to: &str) -> Result<()> {
-        let mut turn = self.table.turn(name).await;
-        let volume = match turn.volume().filter(|volume| volume.is_handed_over()) {
+        let mut lock = self.table.lock(name).await;
+        let volume = match lock.volume().filter(|volume| volume.is_handed_over()) {
             // An earlier call has failed after it was released: the rest is due.
             Some(volume) => volume.clone(),
             // The attached one, if it is.
@@ -116,13 +116,13 @@ impl VolumeExports {
         };
         match volume.hand_over(to).await {
             Ok(()) => {
-                turn.forget();
+                lock.forget();
                 tracing::info!(volume = name, to, "volume handed over");
                 Ok(())
             }
             Err(error) => {
                 // If it was attached for this alone.
-                if turn.volume().is_none() {
+                if lock.volume().is_none() {
                     volume.close().await?;
                 }
                 Err(error)
@@ -164,14 +164,14 @@ impl Exports for VolumeExports {
     fn open(&self, name: &str) -> Lookup<Arc<dyn Export>> {
         let (this, name) = (self.clone(), name.to_owned());
         Box::pin(async move {
-            let turn = this.table.turn(&name).await;
-            if turn.is_closed() {
+            let lock = this.table.lock(&name).await;
+            if lock.is_closed() {
                 return Err(NoExport::ShuttingDown);
             }
             // In a task of its own: a client that goes away in the middle must not leave the volume half
-            // attached. Only with the turn, of which there is one: clients that come and go while the store
+            // attached. Only with the lock, of which there is one: clients that come and go while the store
             // stalls leave no more than that.
-            let opening = tokio::spawn(async move { this.attach(turn, &name).await });
+            let opening = tokio::spawn(async move { this.attach(lock, &name).await });
             match opening.await {
                 Ok(opened) => opened.map(|export| Arc::new(export) as Arc<dyn Export>).map_err(no_export),
                 Err(error) => Err(NoExport::Refused(format!("opening the volume failed: {error}"))),
@@ -181,12 +181,12 @@ impl Exports for VolumeExports {
 }
 
 impl VolumeExports {
-    async fn attach(&self, mut turn: Turn, name: &str) -> Result<VolumeExport> {
-        let is_attached = turn.volume().is_some();
+    async fn attach(&self, mut lock: VolumeLock, name: &str) -> Result<VolumeExport> {
+        let is_attached = lock.volume().is_some();
         // One that is attached and works is returned again; one that was fenced off or interrupted is opened
         // anew.
         let volume = self.volumes.open(name, OpenOptions::default()).await?;
-        let attached = turn.attach(volume.clone());
+        let attached = lock.attach(volume.clone());
         if !is_attached {
             tracing::debug!(volume = name, "volume attached");
         }

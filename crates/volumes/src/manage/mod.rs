@@ -48,7 +48,7 @@ pub struct Volumes {
     /// Until they are closed, also without a handle: they have what was not flushed.
     open: Mutex<HashMap<VolumeId, Arc<Inner>>>,
     /// One opening, closing or attached operation of a volume at a time.
-    turns: Mutex<HashMap<VolumeId, Arc<AsyncMutex<()>>>>,
+    operation_locks: Mutex<HashMap<VolumeId, Arc<AsyncMutex<()>>>>,
 }
 
 impl Volumes {
@@ -93,7 +93,7 @@ impl Volumes {
             options,
             writer: WriterId::random(),
             open: Mutex::default(),
-            turns: Mutex::default(),
+            operation_locks: Mutex::default(),
         })
     }
 
@@ -147,8 +147,8 @@ impl Volumes {
     /// set.
     pub async fn open(&self, name: &str, options: OpenOptions) -> Result<Volume> {
         let volume = self.find(name).await?;
-        let turn = self.turn(volume);
-        let _turn = turn.lock().await;
+        let lock = self.operation_lock(volume);
+        let _lock = lock.lock().await;
         if let Some(inner) = self.opened(volume) {
             return Ok(Volume { inner });
         }
@@ -260,10 +260,10 @@ impl Volumes {
         Ok(self.pool.head(volume).await?.0)
     }
 
-    pub(crate) fn turn(&self, volume: VolumeId) -> Arc<AsyncMutex<()>> {
-        let mut turns = self.turns.lock();
-        turns.retain(|_, turn| Arc::strong_count(turn) > 1);
-        Arc::clone(turns.entry(volume).or_default())
+    pub(crate) fn operation_lock(&self, volume: VolumeId) -> Arc<AsyncMutex<()>> {
+        let mut locks = self.operation_locks.lock();
+        locks.retain(|_, lock| Arc::strong_count(lock) > 1);
+        Arc::clone(locks.entry(volume).or_default())
     }
 
     /// Returns the open volume of this number. One that was closed, fenced off or interrupted is not.

@@ -23,7 +23,7 @@ pub(crate) struct Lease {
     is_attached: bool,
     /// Whether it was not taken: another owner may attach it meanwhile.
     pub(crate) is_looked_at: bool,
-    _turn: async_lock::MutexGuardArc<()>,
+    _lock: async_lock::MutexGuardArc<()>,
 }
 
 impl Lease {
@@ -59,29 +59,29 @@ impl Volumes {
     }
 
     async fn lease_as(&self, volume: VolumeId, access: Access) -> Result<Lease> {
-        let turn = self.turn(volume).lock_arc().await;
+        let lock = self.operation_lock(volume).lock_arc().await;
         if let Some(inner) = self.opened(volume) {
-            return Ok(Lease { inner, is_attached: false, is_looked_at: false, _turn: turn });
+            return Ok(Lease { inner, is_attached: false, is_looked_at: false, _lock: lock });
         }
         let inner = attach(&self.pool, &self.options, self.writer, volume, access).await?;
-        Ok(Lease { inner: Arc::new(inner), is_attached: true, is_looked_at: false, _turn: turn })
+        Ok(Lease { inner: Arc::new(inner), is_attached: true, is_looked_at: false, _lock: lock })
     }
 
     /// As [`Self::lease`], for what changes nothing: a volume that no owner has is only looked at, which costs reads alone.
     pub(crate) async fn lease_to_look(&self, volume: VolumeId) -> Result<Lease> {
-        let turn = self.turn(volume).lock_arc().await;
+        let lock = self.operation_lock(volume).lock_arc().await;
         if self.opened(volume).is_none() {
             match look(&self.pool, &self.options, volume).await {
                 Ok(Some(inner)) => {
                     let inner = Arc::new(inner);
-                    return Ok(Lease { inner, is_attached: false, is_looked_at: true, _turn: turn });
+                    return Ok(Lease { inner, is_attached: false, is_looked_at: true, _lock: lock });
                 }
                 // Another owner may have attached it since the look at its head: attaching it tells.
                 Ok(None) | Err(Error::Damaged(_)) => {}
                 Err(error) => return Err(error),
             }
         }
-        drop(turn);
+        drop(lock);
         self.lease(volume, true).await
     }
 
@@ -453,7 +453,7 @@ impl Volumes {
     /// # Errors
     /// `InUse` if its head can be read and another owner has it; `Invalid` if there are clones of it.
     pub(crate) async fn wipe(&self, volume: VolumeId) -> Result<()> {
-        let _turn = self.turn(volume).lock_arc().await;
+        let _lock = self.operation_lock(volume).lock_arc().await;
         if self.opened(volume).is_some() {
             return Err(Error::InUse { owner: self.options.owner.clone() });
         }

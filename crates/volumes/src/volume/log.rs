@@ -245,7 +245,7 @@ const TRIES: u32 = 3;
 impl Inner {
     /// Logs a short change of a part of an object that is not the volume's own, and keeps it in memory. Returns the
     /// durability of the record, and whether what is stored leads to it; `None` if nothing was done. The caller shares
-    /// the turn and the object.
+    /// the barrier and the object.
     pub(super) async fn log_in_overlay(
         &self,
         piece: &Piece,

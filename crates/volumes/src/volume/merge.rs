@@ -110,13 +110,13 @@ impl Inner {
         Ok(Some(OverlayLog { allocation: state.next_allocation(NewId::Apart)?, key: self.writer }))
     }
 
-    /// Merges all objects, and lets none have an overlay until what is returned is dropped. The caller has no turn.
+    /// Merges all objects, and lets none have an overlay until what is returned is dropped. The caller does not have the barrier.
     pub(super) async fn merged(&self, recorder: &mut Recorder) -> Result<KeptOut<'_>> {
         // Most of them while others come.
         self.merge_as(Some(recorder)).await?;
         let kept_out = KeptOut::new(self);
         // A change that had found that it may begin an overlay has done so by then.
-        drop(self.turn.write().await);
+        drop(self.barrier.write().await);
         self.merge_as(Some(recorder)).await?;
         Ok(kept_out)
     }
@@ -184,7 +184,7 @@ impl Inner {
             }
             self.write_runs((index, attempt.allocation), &runs, settles).await?;
         }
-        let _turn = self.turn.read().await;
+        let _barrier = self.barrier.read().await;
         let _alone = self.lock_of(index).write().await;
         let runs = self.state.lock().overlays.runs_after(index, &mut serial);
         self.write_runs((index, attempt.allocation), &runs, settles).await?;

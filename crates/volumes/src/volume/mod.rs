@@ -48,7 +48,7 @@ pub type Answer<T> = blocker::Reply<T, Error>;
 
 /// An open volume, shared by all its handles.
 ///
-/// Locks are taken in the order of the fields `recorder`, `merging`, `merges`, `turn`, `objects`, `removing`, `state`.
+/// Locks are taken in the order of the fields `recorder`, `merging`, `merges`, `barrier`, `objects`, `removing`, `state`.
 pub(crate) struct Inner {
     space: Space,
     object_bytes: u64,
@@ -65,7 +65,7 @@ pub(crate) struct Inner {
     /// Merges share it: what must not see a copy that nothing names yet takes it alone.
     merges: RwLock<()>,
     /// Changes of content share it; what needs an instant without any takes it alone.
-    turn: Arc<RwLock<()>>,
+    barrier: Arc<RwLock<()>>,
     /// Changes in place share an object, unless they are stamped; allocations take it alone.
     objects: Box<[Arc<RwLock<()>>]>,
     /// Shared by what removes objects.
@@ -162,7 +162,7 @@ impl Inner {
             recorder: AsyncMutex::new(recorder),
             merging: (0..LOCKS).map(|_| AsyncMutex::default()).collect(),
             merges: RwLock::default(),
-            turn: Arc::default(),
+            barrier: Arc::default(),
             objects: (0..LOCKS).map(|_| Arc::default()).collect(),
             removing: RwLock::new(()),
             state: Mutex::new(state),

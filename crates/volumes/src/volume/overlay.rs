@@ -347,7 +347,7 @@ impl Inner {
 
     /// Keeps a change in memory if it can be: a short one, of which no more is promised than that it is *cached* in this
     /// process, of a part of an object that is not the volume's own. Returns whether it is done. The caller shares the
-    /// turn and the object, or has the object alone.
+    /// barrier and the object, or has the object alone.
     pub(super) fn keep_in_overlay(
         &self,
         piece: &Piece,

@@ -287,7 +287,7 @@ pub(crate) struct View<'a> {
     recorder: MutexGuard<'a, Recorder>,
     /// No copy is being made that nothing names yet.
     _merges: RwLockWriteGuard<'a, ()>,
-    _turn: RwLockWriteGuard<'a, ()>,
+    _barrier: RwLockWriteGuard<'a, ()>,
 }
 
 impl Inner {
@@ -300,7 +300,7 @@ impl Inner {
     pub(crate) async fn view(&self) -> Result<View<'_>> {
         let mut recorder = self.recorder().await?;
         let merges = self.merges.write().await;
-        let turn = self.turn.write().await;
+        let barrier = self.barrier.write().await;
         self.record(&mut recorder).await?;
         self.remove_drops(usize::MAX).await;
         self.removals_ended().await;
@@ -311,7 +311,7 @@ impl Inner {
             nodes.push((Some(node.id), root, map));
         }
         let parent_root = recorder.parent_root.clone();
-        Ok(View { inner: self, nodes, parent_root, recorder, _merges: merges, _turn: turn })
+        Ok(View { inner: self, nodes, parent_root, recorder, _merges: merges, _barrier: barrier })
     }
 }
 

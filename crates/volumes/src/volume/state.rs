@@ -54,7 +54,7 @@ pub(super) struct State {
     /// has in memory may not be what is stored.
     pub(super) in_flight: Option<Vec<u8>>,
     /// Whether it is being written just now. Whether it or the one before comes to be stored, both lead to what is
-    /// acknowledged meanwhile: what could undo that has the turn.
+    /// acknowledged meanwhile: what could undo that has the barrier.
     pub(super) is_sending: bool,
     /// How many allocations met an object of their name. None should.
     pub(super) births_met: u64,
@@ -341,7 +341,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Waits until nothing is being removed. The caller has the recorder and the turn, so that nothing begins.
+    /// Waits until nothing is being removed. The caller has the recorder and the barrier, so that nothing begins.
     pub(super) async fn removals_ended(&self) {
         drop(self.removing.write().await);
     }

@@ -52,9 +52,9 @@ pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_secon
         kept_out.push(volume.merged_for_snapshot(recorder).await?);
     }
     let frozen = {
-        let mut turns: Vec<RwLockWriteGuard<'_, ()>> = Vec::new();
+        let mut barriers: Vec<RwLockWriteGuard<'_, ()>> = Vec::new();
         for volume in volumes {
-            turns.push(volume.turn.write().await);
+            barriers.push(volume.barrier.write().await);
         }
         // Before the first one is frozen: all of them can be.
         for volume in volumes {
@@ -103,7 +103,7 @@ impl Inner {
         load_node(&self.space.pool, self.space.volume, node, near).await
     }
 
-    /// Fixes what the volume has. The caller has the turn alone. From now on nothing of it is written in
+    /// Fixes what the volume has. The caller has the barrier alone. From now on nothing of it is written in
     /// place.
     fn freeze(&self) -> Result<Frozen> {
         let mut state = self.state.lock();
@@ -118,7 +118,7 @@ impl Inner {
     /// Undoes [`Self::freeze`] where the snapshot was not made.
     pub(super) async fn thaw(&self, recorder: &mut Recorder) {
         // A write that is copying what is its own again would leave it behind.
-        let _turn = self.turn.write().await;
+        let _barrier = self.barrier.write().await;
         let Some(frozen) = recorder.frozen.take() else { return };
         let mut state = self.state.lock();
         state.parent = frozen.parent.clone();
@@ -175,7 +175,7 @@ impl Inner {
         let node = recorder.head.named(name).ok_or_else(|| Error::NoSuchSnapshot(name.to_owned()))?.clone();
         let (root, map) = self.map_of_node(&recorder, node.id).await?;
         self.look_ahead_at_quota().await;
-        let turn = self.turn.write().await;
+        let barrier = self.barrier.write().await;
         let mut head = recorder.head.clone();
         (head.root, head.parent, head.size_bytes) = (root.clone(), node.id, node.size_bytes);
         // Records over what comes back with the snapshot would count again.
@@ -202,7 +202,7 @@ impl Inner {
         }
         recorder.parent_root = root;
         recorder.page_versions.clear();
-        drop(turn);
+        drop(barrier);
         self.record(&mut recorder).await?;
         drop(recorder);
         self.remove_drops(usize::MAX).await;
@@ -278,7 +278,7 @@ impl Inner {
         let volume = self.space.volume;
         let live_root = if is_live { recorder.head.root.clone() } else { Vec::new() };
         {
-            let _turn = self.turn.write().await;
+            let _barrier = self.barrier.write().await;
             let mut state = self.state.lock();
             let lost = map.objects_not_in(&before).filter(|(index, entry)| {
                 let is_live = is_live && state.live.get(*index) == *entry;
@@ -303,7 +303,7 @@ impl Inner {
     /// Deletes the volume itself and the names of its snapshots. Returns whether nothing is left of it.
     pub(crate) async fn destroy(&self) -> Result<bool> {
         let mut recorder = self.recorder().await?;
-        let _turn = self.turn.write().await;
+        let _barrier = self.barrier.write().await;
         let old_root = recorder.head.root.clone();
         if !recorder.head.is_deleted {
             let mut head = recorder.head.clone();
@@ -328,7 +328,7 @@ impl Inner {
         recorder.parent_root.clear();
         recorder.page_versions.clear();
         self.record(&mut recorder).await?;
-        drop(_turn);
+        drop(_barrier);
         self.collect_nodes(&mut recorder).await?;
         self.remove_drops(usize::MAX).await;
         Ok(recorder.head.nodes.is_empty())
@@ -367,7 +367,7 @@ impl Inner {
         for (done, index) in (0..).zip(foreign) {
             progress(done, count);
             self.ensure_allocations().await?;
-            let _turn = self.turn.read().await;
+            let _barrier = self.barrier.read().await;
             let _alone = self.lock_of(index).write().await;
             let entry = {
                 let state = self.state.lock();
@@ -454,7 +454,7 @@ impl Inner {
         }
         self.resolve(&mut recorder).await?;
         let _kept_out = self.merged(&mut recorder).await?;
-        let _turn = self.turn.write().await;
+        let _barrier = self.barrier.write().await;
         self.record(&mut recorder).await?;
         // Nothing is left that a map has not.
         let is_used = {

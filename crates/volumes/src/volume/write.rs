@@ -76,7 +76,7 @@ impl Inner {
             return None;
         }
         // Held until the store has answered, as in `write`.
-        let turn = self.turn.try_read_arc()?;
+        let barrier = self.barrier.try_read_arc()?;
         let shared = self.lock_of(piece.index).try_read_arc()?;
         let plan = {
             let state = self.state.lock();
@@ -107,7 +107,7 @@ impl Inner {
         Some(Answer::Pending(Box::pin(async move {
             let (is, is_recorded) =
                 inner.finish_in_place(&piece, allocation, &content, durability, begun).await?;
-            drop((turn, shared));
+            drop((barrier, shared));
             inner.complete(is, is_recorded, durability).await
         })))
     }
@@ -132,7 +132,7 @@ impl Inner {
         self.merge_if_scarce().await;
         self.ensure_allocations().await?;
         let (is, is_recorded) = {
-            let _turn = self.turn.read().await;
+            let _barrier = self.barrier.read().await;
             self.state.lock().check_range(offset, length)?;
             let mut pieces = self.pieces(offset, length);
             let Some(first) = pieces.next() else { return Ok(durability) };
@@ -209,7 +209,7 @@ impl Inner {
     }
 
     /// Writes a part of an object. Returns the durability of the bytes, and whether the object's entry is
-    /// stored. The caller shares the turn.
+    /// stored. The caller shares the barrier.
     pub(super) async fn write_piece(
         &self,
         piece: Piece,

@@ -14,7 +14,7 @@ use crate::format::entry::{Entry, Kind};
 use crate::format::pages_of;
 use crate::settings::Settings;
 
-/// The most objects that are zeroed in one turn.
+/// The most objects that are zeroed while the barrier is shared.
 const PIECES_MAX: usize = 64;
 
 /// What is to become of a part.
@@ -62,8 +62,8 @@ impl Inner {
             }
             self.merge_if_scarce().await;
             self.ensure_allocations().await?;
-            // Not for all of them: a snapshot waits for the turn, and other changes wait for it.
-            let _turn = self.turn.read().await;
+            // Not for all of them: a snapshot waits for the barrier, and other changes wait for it.
+            let _barrier = self.barrier.read().await;
             self.state.lock().check_range(offset, length)?;
             for piece in pieces.by_ref().take(PIECES_MAX) {
                 self.zero_piece(piece, wish).await?;
@@ -142,7 +142,7 @@ impl Inner {
         self.check_writable()?;
         self.ensure_allocations().await?;
         let mut recorder = self.recorder().await?;
-        let turn = self.turn.write().await;
+        let barrier = self.barrier.write().await;
         let old_bytes = {
             let state = self.state.lock();
             // It may have been closed since.
@@ -182,7 +182,7 @@ impl Inner {
             state.allocation += 1;
         }
         recorder.page_versions.retain(|page, _| (*page as usize) < pages);
-        drop(turn);
+        drop(barrier);
         self.record(&mut recorder).await?;
         drop(recorder);
         self.remove_drops(usize::MAX).await;
@@ -190,7 +190,7 @@ impl Inner {
     }
 
     /// Removes what lies between both ends, and zeroes the rest of the object at the new end. The caller has
-    /// the turn alone.
+    /// the barrier alone.
     async fn cut(&self, size_bytes: u64, old_bytes: u64) -> Result<()> {
         let within = size_bytes % self.object_bytes;
         let first_gone = size_bytes.div_ceil(self.object_bytes);
