@@ -16,7 +16,7 @@ const SWEEP_AGE_MIN: Duration = Duration::from_secs(15 * 60);
 const CALL_TIMEOUT_MAX: Duration = Duration::from_secs(10 * 60);
 const SWEEP_AGE_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 const SWEEP_INTERVAL_MIN: Duration = Duration::from_secs(60);
-/// How many objects are written anew at once.
+/// How many objects are compacted concurrently.
 pub(crate) const COMPACTIONS_MAX: usize = 4;
 
 /// The place and the limits of a store on S3. Written as text (`FromStr`) it is `BUCKET[,key=value]...`, with

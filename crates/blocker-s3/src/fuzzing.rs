@@ -50,7 +50,7 @@ fn head(body: &Bytes) {
     assert!(content.live_blob_bytes() <= size_bytes);
     assert!(content.islands().iter().all(|island| island.end <= size_bytes));
     assert!(content.pieces(size_bytes / 3..size_bytes).all(|piece| piece.end() <= size_bytes));
-    let _ = content.is_scattered();
+    let _ = content.is_fragmented();
     let at = size_bytes / 2;
     content.apply(&[Edit { at, len_bytes: 4096, from: None }], size_bytes, Source::Inline);
     content.tidy();

@@ -349,7 +349,7 @@ impl Collect for S3Store {
         into.counter("s3_conflicts_total", help, read(&stats.conflicts));
         let help = "Objects given a head, which they had not.";
         into.counter("s3_objects_introduced_total", help, read(&stats.introduced));
-        let help = "Objects written anew because they had come apart.";
+        let help = "Objects compacted because they were fragmented.";
         into.counter("s3_objects_compacted_total", help, read(&stats.compacted));
         let help = "Blobs that are of no use any more and were left to a sweep.";
         into.counter("s3_blobs_left_total", help, read(&stats.left_behind));

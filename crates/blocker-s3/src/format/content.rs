@@ -165,8 +165,8 @@ impl Content {
         self.extents.iter().filter(in_blob).map(|extent| extent.len_bytes).sum()
     }
 
-    /// Whether it has come apart so far that it is to be written anew.
-    pub(crate) fn is_scattered(&self) -> bool {
+    /// Whether it is so fragmented that it is to be compacted.
+    pub(crate) fn is_fragmented(&self) -> bool {
         let (live, all) = (self.live_blob_bytes(), self.blobs.iter().map(|blob| blob.len_bytes).sum::<u64>());
         let garbage = all.saturating_sub(live);
         self.extents.len() > EXTENTS_MAX
@@ -174,8 +174,7 @@ impl Content {
             || garbage > live.saturating_add(GARBAGE_BYTES_FREE)
     }
 
-    /// The ranges to write when all of it is written anew: those that are no holes, joined over gaps until
-    /// they are few.
+    /// The ranges to write when it is compacted: those that are no holes, joined over gaps until they are few.
     pub(crate) fn islands(&self) -> Vec<Range<u64>> {
         let mut gap = 0;
         loop {
@@ -293,18 +292,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_scattered_is_written_in_few_pieces() {
+    fn what_is_fragmented_is_written_in_few_pieces() {
         let mut content = Content { size_bytes: 16 << 20, ..Content::default() };
         content.blobs.push(Blob { id: 1, len_bytes: 16 << 20 });
         for i in 0..=EXTENTS_MAX as u64 {
             content.lay(Extent { at: i * 8192, len_bytes: 4096, source: Source::Blob(1), from: i * 4096 });
         }
         content.tidy();
-        assert!(content.is_scattered());
+        assert!(content.is_fragmented());
         assert!(content.islands().len() <= EXTENTS_MAX / 4);
         content.extents.truncate(1);
-        assert!(content.is_scattered(), "more than half of it is garbage");
+        assert!(content.is_fragmented(), "more than half of it is garbage");
         content.blobs[0].len_bytes = 4096 + GARBAGE_BYTES_FREE;
-        assert!(!content.is_scattered());
+        assert!(!content.is_fragmented());
     }
 }

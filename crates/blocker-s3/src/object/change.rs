@@ -10,8 +10,8 @@
 //! it is still what was seen. So decision and change are one step. Until the head is put, the blob is nothing
 //! to anyone.
 //!
-//! An object of up to 32 KiB that never was larger lies in its head: a change of it is one request. One that
-//! has come apart ([`Content::is_scattered`]) is written anew as part of the change that did it.
+//! An object of up to 32 KiB that never was larger lies in its head: a change of it is one request. A fragmented one
+//! ([`Content::is_fragmented`]) is compacted as part of the change that fragmented it.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -61,7 +61,7 @@ fn edits(act: &Act) -> (Vec<Edit>, Bytes) {
     }
 }
 
-/// What a change has made, kept from try to try.
+/// The work of one change, kept from try to try.
 struct Work<'a> {
     object: &'a ObjectId,
     act: &'a Act,
@@ -71,7 +71,7 @@ struct Work<'a> {
     payload: Bytes,
     /// The blob that holds the payload and nothing else, and since when.
     blob: Option<(Blob, Timestamp)>,
-    /// Blobs that no head names, nor will.
+    /// Blobs that no head names or will name.
     orphans: Vec<u128>,
 }
 
@@ -178,7 +178,7 @@ impl Core {
         let garbage = garbage(&base.head.content, &next.content);
         work.progress.set_begun(true);
         let swapped = self.swap(object, &base, next).await;
-        // What has been done stays so, whatever the call still waits for.
+        // A change that was made stays made, whatever the call still waits for.
         if matches!(swapped, Swap::Lost | Swap::Failed(_)) {
             work.progress.set_begun(false);
         }
@@ -267,20 +267,20 @@ impl Core {
             content.apply(&edits, new_size, source);
         }
         content.tidy();
-        if content.is_scattered() {
-            let Some((anew, blob)) = self.write_anew(work.object, &content).await? else {
+        if content.is_fragmented() {
+            let Some((compacted, blob)) = self.compact(work.object, &content).await? else {
                 return Ok(None);
             };
             if moves_out {
                 work.orphans.extend(own);
             }
-            (content, own) = (anew, Some(blob));
+            (content, own) = (compacted, Some(blob));
         }
         Ok(Some((content, own)))
     }
 
-    /// All bytes of `content` in one blob. `None` if a blob is not there any more.
-    async fn write_anew(&self, object: &ObjectId, content: &Content) -> Result<Option<(Content, u128)>> {
+    /// Puts all bytes of `content` into one blob. `None` if a blob is not there any more.
+    async fn compact(&self, object: &ObjectId, content: &Content) -> Result<Option<(Content, u128)>> {
         // Never closed. Whatever has a place under this waits for requests only.
         let _place = self.compactions.acquire().await;
         self.requests.stats.compacted.fetch_add(1, Ordering::Relaxed);
@@ -291,7 +291,7 @@ impl Core {
             body.extend_from_slice(&bytes);
         }
         let (blob, source) = self.put(object, body.freeze()).await?;
-        let mut anew = Content { blobs: vec![blob], ..Content::default() };
+        let mut compacted = Content { blobs: vec![blob], ..Content::default() };
         let mut from = 0;
         let edits: Vec<Edit> = islands
             .into_iter()
@@ -301,8 +301,8 @@ impl Core {
                 edit
             })
             .collect();
-        anew.apply(&edits, content.size_bytes, source);
-        Ok(Some((anew, blob.id)))
+        compacted.apply(&edits, content.size_bytes, source);
+        Ok(Some((compacted, blob.id)))
     }
 
     async fn put(&self, object: &ObjectId, body: Bytes) -> Result<(Blob, Source)> {

@@ -45,8 +45,8 @@ pub(crate) struct Core {
 
 /// How many requests one call has under way where it needs many.
 pub(crate) const CONCURRENT: usize = 32;
-/// How often a call is prepared anew because others changed the object at the same time. Each of them means
-/// that a change of another client was applied.
+/// How often a call is prepared again because of concurrent changes to the object, each of which means that a change of
+/// another client was applied.
 pub(crate) const TRIES: u32 = 200;
 
 /// How far a call has come.
