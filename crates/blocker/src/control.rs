@@ -6,11 +6,11 @@ use cached_metrics::Families;
 use crate::capabilities::Capabilities;
 use crate::error::{Error, Reason};
 use crate::name::{Namespace, ObjectId};
-use crate::namespace_settings::NamespaceSettings;
-use crate::namespace_state::{DirtyData, NamespacePage, NamespaceState, RemovedNamespace};
+use crate::namespace_settings::{
+    DirtyData, NamespacePage, NamespaceSettings, NamespaceState, RemovedNamespace, WriteMode,
+};
 use crate::order::Epoch;
 use crate::reply::Reply;
-use crate::write_mode::WriteMode;
 
 /// How a namespace is treated.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

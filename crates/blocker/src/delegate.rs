@@ -1,5 +1,10 @@
 //! The macros with which a layer forwards what it does not change.
 
+use std::fmt;
+use std::sync::Arc;
+
+use crate::blocker::Blocker;
+
 /// Writes the methods of [`Blocker`](crate::Blocker) that a layer forwards, inside of its `impl`.
 ///
 /// The first argument names the layer and gives the blocker below it as a place; `except` lists the methods
@@ -247,4 +252,28 @@ macro_rules! __delegate_unless {
     ($name:ident [$other:ident $($rest:ident)*] $body:tt) => {
         $crate::__delegate_unless! { $name [$($rest)*] $body }
     };
+}
+
+/// A layer that forwards each call to the blocker below. A ready reply stays ready, unboxed.
+#[derive(Clone)]
+pub struct PassThrough<B: Blocker + ?Sized = dyn Blocker> {
+    inner: Arc<B>,
+}
+
+impl<B: Blocker + ?Sized> PassThrough<B> {
+    /// Returns a layer over `inner`.
+    #[must_use]
+    pub fn new(inner: Arc<B>) -> Self {
+        Self { inner }
+    }
+}
+
+impl<B: Blocker + ?Sized> fmt::Debug for PassThrough<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PassThrough").finish_non_exhaustive()
+    }
+}
+
+impl<B: Blocker + ?Sized> Blocker for PassThrough<B> {
+    crate::delegate!(|this| *this.inner);
 }

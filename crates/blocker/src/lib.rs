@@ -68,14 +68,11 @@ mod ext;
 pub mod faulty;
 #[cfg(feature = "file")]
 pub mod file;
-mod layer;
 mod measured;
 pub mod memory;
 mod name;
 mod namespace_settings;
-mod namespace_state;
 mod order;
-mod parse;
 mod reply;
 mod request;
 mod response;
@@ -84,12 +81,12 @@ mod rng;
 mod segment;
 pub mod trace;
 mod traced;
-mod write_mode;
 
 pub use crate::blocker::Blocker;
 pub use crate::capabilities::{BUCKET_BYTES, Capabilities, OBJECT_BYTES_MAX_DEFAULT, Survives};
 pub use crate::clock::{Clock, ManualClock, SystemClock, Timestamp};
 pub use crate::control::{Attachment, Control, Loss, LossPage, NoControl, Policy, Quota, metrics_above};
+pub use crate::delegate::PassThrough;
 pub use crate::error::{Error, Reason, Result};
 pub use crate::event::{Event, EventHub, Subscription};
 pub use crate::ext::{BlockerExt, Entries};
@@ -97,12 +94,12 @@ pub use crate::ext::{BlockerExt, Entries};
 pub use crate::faulty::Faulty;
 #[cfg(feature = "file")]
 pub use crate::file::FileStore;
-pub use crate::layer::PassThrough;
 pub use crate::measured::{Measured, Measurements, OperationStats};
 pub use crate::memory::Memory;
 pub use crate::name::{NAME_BYTES_MAX, Name, Namespace, ObjectId};
+pub use crate::namespace_settings::WriteMode;
+pub use crate::namespace_settings::{DirtyData, NamespacePage, NamespaceState, RemovedNamespace};
 pub use crate::namespace_settings::{NamespaceKey, NamespaceSettings};
-pub use crate::namespace_state::{DirtyData, NamespacePage, NamespaceState, RemovedNamespace};
 pub use crate::order::{Durability, Epoch, OrderDomain, Stamp, Version, WriterId};
 pub use crate::reply::{Pending, Reply, ReplyFuture};
 pub use crate::request::{
@@ -116,6 +113,5 @@ pub use crate::response::{
 };
 pub use crate::segment::{Segment, SegmentOwner, Segments};
 pub use crate::traced::{Traced, note_error};
-pub use crate::write_mode::WriteMode;
 /// The metrics that [`Control::metrics`] returns.
 pub use cached_metrics as metrics;

@@ -1,4 +1,4 @@
-//! The settings that a namespace of a cache can have: a partial table, of what one source has set.
+//! What is set for a namespace, how its writes are treated, and the state that it is in.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::Error;
-use crate::write_mode::WriteMode;
+use crate::error::{Error, Result};
+use crate::name::Namespace;
 
 macro_rules! keys {
     ($($(#[$doc:meta])* $key:ident = $name:literal,)*) => {
@@ -166,5 +166,122 @@ impl NamespaceSettings {
 impl From<WriteMode> for NamespaceSettings {
     fn from(mode: WriteMode) -> Self {
         Self { write: Some(mode), values: BTreeMap::new() }
+    }
+}
+
+/// What a cache has of a namespace, and how it treats it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct NamespaceState {
+    /// The namespace.
+    pub namespace: Namespace,
+    /// How writes are treated.
+    pub write: WriteMode,
+    /// Whether something of an earlier write mode is left: a change under way, or data to be stored.
+    pub is_changing: bool,
+    /// Whether the configuration file names it.
+    pub is_configured: bool,
+    /// Its settings in force, beside the write mode.
+    pub settings: NamespaceSettings,
+    /// What the cache has of it, and what has been done with it, by name.
+    pub counts: Vec<(String, u64)>,
+}
+
+impl NamespaceState {
+    /// Returns the state of a namespace without settings and counts.
+    #[must_use]
+    pub fn new(namespace: Namespace, write: WriteMode) -> Self {
+        Self {
+            namespace,
+            write,
+            is_changing: false,
+            is_configured: false,
+            settings: NamespaceSettings::default(),
+            counts: Vec::new(),
+        }
+    }
+}
+
+/// One page of the namespaces that a cache knows.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct NamespacePage {
+    /// Their states, in bytewise order of the names.
+    pub states: Vec<NamespaceState>,
+    /// Whether there may be more after the last of them.
+    pub has_more: bool,
+}
+
+/// What becomes of a namespace's data that are not stored when it is removed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum DirtyData {
+    /// They are a reason to refuse.
+    #[default]
+    Refuse,
+    /// They are stored first.
+    Store,
+    /// They are dropped. What was acknowledged as *cached* or *journaled*, and is not stored, is gone.
+    Discard,
+}
+
+/// What has left a cache with a namespace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct RemovedNamespace {
+    /// Data that the store has, in bytes.
+    pub dropped_bytes: u64,
+    /// Acknowledged data that the store does not have, in bytes, by whole buckets.
+    pub discarded_bytes: u64,
+}
+
+/// How a cache treats writes to a namespace.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WriteMode {
+    /// Write-back: acknowledged from the cache, stored later.
+    Back,
+    /// Write-through: done below with the durability that the request asks for before it is acknowledged;
+    /// kept in the cache.
+    #[default]
+    Through,
+    /// Write-around: done below with the durability that the request asks for; not kept in the cache.
+    Around,
+    /// Every change is refused with [`Error::Denied`]; reads are answered.
+    ReadOnly,
+}
+
+/// Writes `back`, `through`, `around` or `read-only`.
+impl fmt::Display for WriteMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Back => "back",
+            Self::Through => "through",
+            Self::Around => "around",
+            Self::ReadOnly => "read-only",
+        })
+    }
+}
+
+/// Reads what `Display` writes.
+///
+/// ```
+/// use blocker::WriteMode;
+///
+/// assert_eq!("back".parse(), Ok(WriteMode::Back));
+/// ```
+impl FromStr for WriteMode {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "back" => Ok(Self::Back),
+            "through" => Ok(Self::Through),
+            "around" => Ok(Self::Around),
+            "read-only" => Ok(Self::ReadOnly),
+            _ => {
+                let known = "back, through, around and read-only";
+                Err(Error::Invalid(format!("{text:?} is no write mode; there are {known}").into()))
+            }
+        }
     }
 }

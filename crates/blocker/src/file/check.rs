@@ -24,18 +24,18 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::access::Access;
-use super::directory_lock::DirectoryLock;
 use super::disk::{self, Disk, Kind, Open, found};
 use super::object::size_mismatch;
 use super::path::{self, Entry};
 use super::real::RealDisk;
-use super::records::{Superblock, decode_claims, encode_claims};
 use super::slot::{FORMAT, Found, HEADER_BYTES, Slot, name_sum};
 use super::store::BOOT_SHIFT;
 use super::twice::{CLAIMS, Copy, SUPERBLOCK, Twice, copy_name, replace};
 use crate::admission::Claims;
 use crate::error::{Error, Result};
+use crate::file::directory::Access;
+use crate::file::directory::DirectoryLock;
+use crate::file::twice::{Superblock, decode_claims, encode_claims};
 use crate::name::{Name, Namespace, ObjectId};
 use crate::order::Epoch;
 use crate::request::Scope;
@@ -539,7 +539,7 @@ impl<'a> Check<'a> {
         let last_resort = format!(
             "made from the objects: {} namespaces are claimed for no writer, above their highest stamps. Claims \
              whose writers have stored nothing cannot be recovered. Every writer must claim again; a journal from \
-             before is refused at its cache's start and kept, and `cachectl journal export` saves what is in it",
+             before is kept aside at its cache's start, and `cachectl journal export` saves what is in it",
             self.epochs.len()
         );
         self.twice(CLAIMS, claims, &last_resort, None, || encode_claims(&value))

@@ -27,11 +27,10 @@
 //! What this leaves out: checksums of the data (the file system's or the medium's business), and any
 //! notice of files changed behind its back.
 
-mod access;
 mod check;
 #[cfg(test)]
 mod damage_tests;
-mod directory_lock;
+pub mod directory;
 mod disk;
 #[cfg(test)]
 mod fault_tests;
@@ -44,8 +43,6 @@ mod pool;
 mod power_loss_tests;
 mod ranked;
 mod real;
-mod records;
-pub mod regular;
 #[cfg(test)]
 mod simulated;
 mod slot;
@@ -76,14 +73,13 @@ use crate::reply::Reply;
 use crate::request::*;
 use crate::response::*;
 
-pub use access::Access;
 pub use check::{CheckReport, Finding, FindingKind, check};
+pub use directory::Access;
 
-use directory_lock::DirectoryLock;
+use directory::{DirectoryLock, open_regular};
 use disk::Disk;
 use pool::{Late, Pool};
 use real::RealDisk;
-use regular::open_regular;
 use store::Store;
 
 /// How a file backend works.

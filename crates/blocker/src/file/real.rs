@@ -13,10 +13,10 @@ use bytes::Bytes;
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
-use super::access::Access;
 use super::disk::{Disk, DiskFile, Kind, Open, WriteFailed, copy_by_hand, zero_by_hand};
-use super::regular::{Owner, kind_of, open_regular};
 use crate::buffer::{BUFFER_BYTES, Buffer};
+use crate::file::directory::Access;
+use crate::file::directory::{Owner, kind_of, open_regular};
 use crate::segment::{Segment, Segments};
 
 /// What O_DIRECT wants offset, length and memory to be a multiple of, on any common disk.

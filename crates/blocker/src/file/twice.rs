@@ -1,15 +1,19 @@
-//! A small file that is kept twice, `NAME` and `NAME.copy`, so that damage of one leaves the other.
+//! The small files of a store, superblock and claims: their bytes, and that each is kept twice, `NAME` and `NAME.copy`, so that
+//! damage of one leaves the other.
 //!
 //! Both are replaced by every change, the first before the second, each whole and stored before the next
 //! begins. So whatever was acknowledged is in both, and the second is behind by at most the one change that
 //! was cut off.
 
-use std::fmt;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
-use super::disk::{Disk, Found, Open, found};
+use crate::admission::{CLAIMS_COUNT_MAX, Claims};
 use crate::error::{Error, Result};
+use crate::file::disk::{Disk, Found, Open, found};
+use crate::name::{Name, Namespace, ObjectId};
+use crate::order::{Epoch, OrderDomain, WriterId};
+use crate::request::Scope;
 
 /// What a disk writes wholly or not at all.
 const SECTOR_BYTES: usize = 512;
@@ -189,4 +193,220 @@ fn read_small(disk: &dyn Disk, path: &Path) -> io::Result<Vec<u8>> {
     let file = disk.open(path, Open::Read)?;
     let len = file.len()?.min(SMALL_BYTES_MAX);
     file.read_at(0, len as usize)
+}
+
+const SUPERBLOCK_MAGIC: &[u8; 8] = b"cachedFS";
+const CLAIMS_MAGIC: &[u8; 8] = b"cachedCL";
+/// Format 1 kept headers in another place; a store of it is refused.
+const FORMAT: u32 = 2;
+
+/// What a store remembers about itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Superblock {
+    /// The store was closed in order; every object's header shows its last version.
+    pub(super) clean: bool,
+    /// How many times it has been opened.
+    pub(super) boot: u64,
+    /// No object's version is below this one: raised when a store was not closed in order.
+    pub(super) version_floor: u64,
+}
+
+impl Superblock {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bytes = start(SUPERBLOCK_MAGIC);
+        bytes.extend(u32::from(self.clean).to_le_bytes());
+        bytes.extend(self.boot.to_le_bytes());
+        bytes.extend(self.version_floor.to_le_bytes());
+        seal(bytes)
+    }
+
+    /// # Errors
+    /// `Corrupt`, or `Unsupported` if a newer program wrote it.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self> {
+        let mut input = open(bytes, SUPERBLOCK_MAGIC, "the superblock")?;
+        let clean = input.u32()? != 0;
+        Ok(Self { clean, boot: input.u64()?, version_floor: input.u64()? })
+    }
+}
+
+pub(super) fn encode_claims(claims: &Claims) -> Vec<u8> {
+    let mut bytes = start(CLAIMS_MAGIC);
+    let all: Vec<_> = claims.iter().collect();
+    // Bounded by CLAIMS_COUNT_MAX.
+    bytes.extend((all.len() as u32).to_le_bytes());
+    for (scope, epoch, writer) in all {
+        bytes.extend(epoch.0.to_le_bytes());
+        bytes.extend(writer.map_or(0, |writer| writer.0).to_le_bytes());
+        let mut short = |kind: u8, namespace: &[u8]| {
+            bytes.extend([kind, namespace.len() as u8]);
+            bytes.extend_from_slice(namespace);
+        };
+        match scope {
+            Scope::All => short(0, b""),
+            Scope::Namespace(namespace) => short(1, namespace.as_bytes()),
+            Scope::Domain(namespace, domain) => {
+                short(2, namespace.as_bytes());
+                bytes.extend(domain.0.to_le_bytes());
+            }
+            Scope::Object(object) => {
+                short(3, object.namespace.as_bytes());
+                bytes.push(object.name.as_bytes().len() as u8);
+                bytes.extend_from_slice(object.name.as_bytes());
+            }
+        }
+    }
+    seal(bytes)
+}
+
+/// # Errors
+/// `Corrupt`, or `Unsupported` if a newer program wrote it.
+pub(super) fn decode_claims(bytes: &[u8]) -> Result<Claims> {
+    let mut input = open(bytes, CLAIMS_MAGIC, "the file of claims")?;
+    let mut claims = Claims::default();
+    let count = input.u32()? as usize;
+    if count > CLAIMS_COUNT_MAX {
+        return Err(damaged("the file of claims"));
+    }
+    for _ in 0..count {
+        let epoch = Epoch(input.u64()?);
+        let writer = u128::from_le_bytes(input.array()?);
+        let writer = (writer != 0).then_some(WriterId(writer));
+        let kind = input.take(1)?[0];
+        let namespace = input.short()?.to_vec();
+        let scope = match kind {
+            0 => Scope::All,
+            1 => Scope::Namespace(Namespace::new(namespace)?),
+            2 => Scope::Domain(Namespace::new(namespace)?, OrderDomain(input.u64()?)),
+            3 => Scope::Object(ObjectId::new(Namespace::new(namespace)?, Name::copy_from(input.short()?)?)),
+            _ => return Err(damaged("the file of claims")),
+        };
+        claims.record(&scope, epoch, writer)?;
+    }
+    Ok(claims)
+}
+
+fn start(magic: &[u8; 8]) -> Vec<u8> {
+    let mut bytes = magic.to_vec();
+    bytes.extend(FORMAT.to_le_bytes());
+    bytes
+}
+
+fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
+    let crc = crc32fast::hash(&bytes);
+    bytes.extend(crc.to_le_bytes());
+    bytes
+}
+
+/// Checks magic, checksum and format; the fields behind them.
+fn open<'a>(bytes: &'a [u8], magic: &[u8; 8], what: &'static str) -> Result<Input<'a>> {
+    let (body, crc) = bytes.split_last_chunk::<4>().ok_or_else(|| damaged(what))?;
+    if !body.starts_with(magic) || crc32fast::hash(body) != u32::from_le_bytes(*crc) {
+        return Err(damaged(what));
+    }
+    let mut input = Input { rest: &body[magic.len()..], what };
+    let text = match input.u32()? {
+        FORMAT => return Ok(input),
+        0 => return Err(damaged(what)),
+        format if format > FORMAT => {
+            format!("{what} has format {format}; this program reads format {FORMAT}: use a newer one")
+        }
+        format => format!(
+            "{what} has format {format}, of an earlier program; this one reads format {FORMAT}: copy the \
+             objects out with the program that wrote them and into an empty directory with this one"
+        ),
+    };
+    Err(Error::Unsupported(text.into()))
+}
+
+fn damaged(what: &'static str) -> Error {
+    Error::Corrupt(format!("{what} fails its checks").into())
+}
+
+struct Input<'a> {
+    rest: &'a [u8],
+    what: &'static str,
+}
+
+impl<'a> Input<'a> {
+    fn take(&mut self, len: usize) -> Result<&'a [u8]> {
+        let (taken, rest) = self.rest.split_at_checked(len).ok_or_else(|| damaged(self.what))?;
+        self.rest = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let (taken, rest) = self.rest.split_first_chunk().ok_or_else(|| damaged(self.what))?;
+        self.rest = rest;
+        Ok(*taken)
+    }
+
+    fn u32(&mut self) -> Result<u32> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    fn u64(&mut self) -> Result<u64> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    fn short(&mut self) -> Result<&'a [u8]> {
+        let len = self.take(1)?[0];
+        self.take(usize::from(len))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_superblock_comes_back_and_other_formats_are_refused() {
+        let superblock = Superblock { clean: true, boot: 7, version_floor: 1 << 41 };
+        let mut bytes = superblock.encode();
+        assert_eq!(Superblock::decode(&bytes), Ok(superblock));
+        bytes.truncate(bytes.len() - 4);
+        for (format, way_on) in [(1, "copy the objects out"), (3, "use a newer one")] {
+            bytes[8] = format;
+            let refused = Superblock::decode(&seal(bytes.clone())).unwrap_err();
+            assert_eq!(refused.kind(), "unsupported");
+            let text = refused.to_string();
+            assert!(text.contains(&format!("format {format}")) && text.contains(way_on), "{text}");
+        }
+    }
+
+    #[test]
+    fn claims_come_back() {
+        let namespace = Namespace::new("n").unwrap();
+        let object = ObjectId::new(namespace.clone(), Name::new(vec![0; 255]).unwrap());
+        let mut claims = Claims::default();
+        let writer = Some(WriterId(u128::MAX - 7));
+        claims.record(&Scope::Object(object), Epoch(3), writer).unwrap();
+        claims.record(&Scope::Domain(namespace.clone(), OrderDomain(5)), Epoch(4), writer).unwrap();
+        claims.record(&Scope::Namespace(namespace), Epoch(2), None).unwrap();
+        claims.record(&Scope::All, Epoch(u64::MAX), writer).unwrap();
+        let back = decode_claims(&encode_claims(&claims)).unwrap();
+        let sorted = |claims: &Claims| {
+            let mut all: Vec<_> = claims.iter().map(|claim| format!("{claim:?}")).collect();
+            all.sort();
+            all
+        };
+        assert_eq!(sorted(&back), sorted(&claims));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_decoded_without_a_panic(
+            body in prop::collection::vec(any::<u8>(), 0..300), magic in 0..3,
+        ) {
+            // Most of the runs get past magic and checksum, to the fields.
+            let bytes = match magic {
+                0 => body,
+                1 => seal([start(CLAIMS_MAGIC), body].concat()),
+                _ => seal([start(SUPERBLOCK_MAGIC), body].concat()),
+            };
+            let _ = decode_claims(&bytes);
+            let _ = Superblock::decode(&bytes);
+        }
+    }
 }

@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use blocker::file::regular::{Owner, open_regular};
+use blocker::file::directory::{Owner, open_regular};
 use rustix::fs::{Advice, FlockOperation, OFlags};
 use rustix::io::Errno;
 

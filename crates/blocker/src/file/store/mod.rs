@@ -5,13 +5,8 @@
 //! locks is in `ranked`.
 
 mod change;
-mod claims;
-mod dirs;
 mod list;
-mod names;
 pub(super) mod open;
-mod read;
-mod replace;
 mod sync;
 mod table;
 mod write;
@@ -32,9 +27,9 @@ use crate::file::{Access, FileConfig};
 use crate::name::ObjectId;
 use crate::order::Version;
 
-use claims::ClaimsHeld;
-use dirs::UnsyncedDirs;
-use names::Names;
+use list::Names;
+use open::ClaimsHeld;
+use sync::UnsyncedDirs;
 
 /// Objects by name.
 type Table = HashMap<ObjectId, Arc<Object>, foldhash::fast::RandomState>;

@@ -1,4 +1,4 @@
-//! Opening a store, and closing it in order.
+//! Opening a store, and the claims that are in force in it.
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -6,17 +6,22 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::claims::ClaimsHeld;
-use super::dirs::UnsyncedDirs;
-use super::names::Names;
-use super::{BOOT_SHIFT, Counters, Shard, Store, Table, count};
+use crate::admission::Claims;
 use crate::error::{Error, Result};
-use crate::event::EventHub;
+use crate::event::{Event, EventHub};
 use crate::file::disk::{Disk, DiskFile, Found, Kind, Open, found};
 use crate::file::ranked::{Mutex, Rank, RwLock};
-use crate::file::records::{Superblock, decode_claims, encode_claims};
-use crate::file::twice::{CLAIMS, SUPERBLOCK, Twice, copy_name, is_out_of_space, replace};
+use crate::file::store::list::Names;
+use crate::file::store::sync::UnsyncedDirs;
+use crate::file::store::{BOOT_SHIFT, Counters, Shard, Store, Table, ambiguous, count};
+use crate::file::twice::{
+    CLAIMS, SUPERBLOCK, Superblock, Twice, copy_name, decode_claims, encode_claims, is_out_of_space, replace,
+};
 use crate::file::{Access, FileConfig};
+use crate::name::Namespace;
+use crate::order::Epoch;
+use crate::request::{ClaimRequest, InvalidateRequest, Scope};
+use crate::response::{ClaimReply, InvalidateReply};
 
 impl Store {
     /// Opens the store in `root`; makes it if the directory is empty and the configuration allows that. The
@@ -225,4 +230,69 @@ fn check_is_empty(disk: &dyn Disk, root: &Path) -> io::Result<Result<()>> {
         None if has_objects => Err(lost(root, SUPERBLOCK)),
         None => Ok(()),
     })
+}
+
+/// The claims in force.
+pub(super) struct ClaimsHeld {
+    pub(super) claims: Claims,
+    /// The last attempt to store them failed: they bind here, and perhaps not after a restart.
+    pub(super) unstored: bool,
+}
+
+impl ClaimsHeld {
+    pub(super) fn new(claims: Claims) -> Self {
+        Self { claims, unstored: false }
+    }
+}
+
+impl Store {
+    pub(in crate::file) fn claim(&self, request: &ClaimRequest) -> Result<ClaimReply> {
+        let mut held = self.claims.write();
+        self.check_open()?;
+        if request.epoch > Epoch(0) {
+            self.check_changeable()?;
+        }
+        let mut raised = held.claims.clone();
+        let is_news = raised.raise(&request.scope, request.epoch, request.writer)?;
+        // A claim that is repeated because storing it failed is answered when it is stored, and not before.
+        if is_news || (held.unstored && request.epoch > Epoch(0)) {
+            // From here on it binds, even if the disk reports an error: it may be in place.
+            held.claims = raised;
+            held.unstored = true;
+            let stored = self.replace_small(CLAIMS, &encode_claims(&held.claims));
+            stored.map_err(|error| ambiguous(&error))?;
+            held.unstored = false;
+            drop(held);
+            self.events.publish(&Event::Fenced(request.scope.clone(), request.epoch));
+        }
+        Ok(ClaimReply::new(request.epoch))
+    }
+
+    pub(in crate::file) fn invalidate(&self, request: &InvalidateRequest) -> Result<InvalidateReply> {
+        self.check_changeable()?;
+        let mut lost = Vec::new();
+        for shard in &self.shards {
+            let objects = shard.objects.read();
+            let of_it = objects.values().filter(|object| request.scope.covers(&object.id, None));
+            lost.extend(of_it.filter(|object| object.lost.load(Ordering::Acquire)).cloned());
+        }
+        for object in lost {
+            let _held = self.claims.read();
+            self.check_open()?;
+            let mut state = self.loaded_mut(&object)?;
+            if object.lost.load(Ordering::Acquire) {
+                self.renew(&object, &mut state)?;
+                self.mark_unsynced(&object);
+            }
+        }
+        self.events.publish(&Event::Changed(request.scope.clone()));
+        Ok(InvalidateReply::new(0))
+    }
+
+    pub(in crate::file) fn namespace_epoch(&self, namespace: &Namespace) -> Epoch {
+        let whole = Scope::Namespace(namespace.clone());
+        let held = self.claims.read();
+        let of_it = |(scope, epoch, _)| (scope == whole || scope == Scope::All).then_some(epoch);
+        held.claims.iter().filter_map(of_it).max().unwrap_or_default()
+    }
 }
