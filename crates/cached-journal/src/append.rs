@@ -1,16 +1,16 @@
-//! Appending: room, the filling batch, and holds.
+//! Appending: room, the batch that fills, its memory, and holds of positions.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::batch::{Batch, Measured};
 use crate::error::AppendError;
-use crate::format::{batch_bytes_max, record_payload_max};
-use crate::hold::Hold;
-use crate::metrics::Counters;
+use crate::format::{
+    BATCH_HEADER_BYTES, BLOCK_BYTES, BatchHeader, Layout, PayloadSum, batch_bytes_max, encode_head,
+    head_bytes, record_payload_max,
+};
 use crate::record::{NAME_BYTES_MAX, Object, Position, Record};
-use crate::shared::{Shared, State};
-use crate::table::RECORD_OVERHEAD_BYTES;
+use crate::segments::RECORD_OVERHEAD_BYTES;
+use crate::shared::{Counters, Shared, State};
 
 /// A record that was appended.
 #[derive(Debug)]
@@ -174,5 +174,226 @@ impl Shared {
         alone.segment = segment.index;
         state.filling = Some(alone);
         true
+    }
+}
+
+/// The memory of a batch, used again and again.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers {
+    heads: AlignedBuffer,
+    payload: AlignedBuffer,
+}
+
+/// Records that will become durable together.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    buffers: Buffers,
+    /// The number of the segment's file.
+    pub(crate) segment: u32,
+    pub(crate) first_position: u64,
+    pub(crate) count: u32,
+    /// The bytes of the records: what waits for the disk.
+    pub(crate) unsynced_bytes: u64,
+}
+
+/// A record, measured and checksummed before the journal is locked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Measured {
+    pub(crate) heads_bytes: u64,
+    pub(crate) payload: PayloadSum,
+}
+
+impl Measured {
+    pub(crate) fn new(record: &Record<'_>) -> Self {
+        let mut crc = crc32fast::Hasher::new();
+        record.payload.iter().for_each(|slice| crc.update(slice));
+        let payload = PayloadSum { bytes: record.payload_bytes() as u32, crc: crc.finalize() };
+        Self { heads_bytes: head_bytes(&record.head) as u64, payload }
+    }
+}
+
+impl Batch {
+    pub(crate) fn new(mut buffers: Buffers, segment: u32, first_position: u64) -> Self {
+        buffers.heads.clear();
+        buffers.payload.clear();
+        buffers.heads.extend_zeros(BATCH_HEADER_BYTES);
+        Self { buffers, segment, first_position, count: 0, unsynced_bytes: 0 }
+    }
+
+    fn heads_bytes(&self) -> u64 {
+        (self.buffers.heads.len() - BATCH_HEADER_BYTES) as u64
+    }
+
+    /// Returns the bytes that the batch takes in its segment.
+    pub(crate) fn total_bytes(&self) -> u64 {
+        Layout::new(self.heads_bytes(), self.buffers.payload.len() as u64).total
+    }
+
+    /// Returns the bytes that the batch would take with one more record.
+    pub(crate) fn total_bytes_with(&self, record: &Measured) -> u64 {
+        let payload_bytes = self.buffers.payload.len() as u64 + u64::from(record.payload.bytes);
+        Layout::new(self.heads_bytes() + record.heads_bytes, payload_bytes).total
+    }
+
+    /// Copies a record into the batch. Returns its bytes.
+    pub(crate) fn push(&mut self, record: &Record<'_>, measured: &Measured) -> u64 {
+        self.buffers.heads.extend(&encode_head(&record.head, measured.payload));
+        if let Object::Name(name) = &record.head.object {
+            self.buffers.heads.extend(name);
+            self.buffers.heads.extend_zeros(name.len().next_multiple_of(8) - name.len());
+        }
+        record.payload.iter().for_each(|slice| self.buffers.payload.extend(slice));
+        self.count += 1;
+        let bytes = measured.heads_bytes + u64::from(measured.payload.bytes);
+        self.unsynced_bytes += bytes;
+        bytes
+    }
+
+    /// Writes the header, pads, and returns the check. `header` needs the numbers that only the commit knows.
+    pub(crate) fn finish(&mut self, salt: u32, mut header: BatchHeader) -> u32 {
+        header.count = self.count;
+        header.heads_bytes = self.heads_bytes() as u32;
+        header.payload_bytes = self.buffers.payload.len() as u32;
+        header.first_position = self.first_position;
+        let check = header.encode_into(salt, self.buffers.heads.as_mut_slice());
+        let layout = header.layout();
+        if layout.payload_at == layout.heads_end {
+            let Buffers { heads, payload } = &mut self.buffers;
+            heads.extend(payload.as_slice());
+            payload.clear();
+        }
+        self.buffers.heads.pad();
+        self.buffers.payload.pad();
+        check
+    }
+
+    /// Returns the parts to write, each a multiple of 4 KiB. Only after [`finish`](Self::finish).
+    pub(crate) fn parts(&self) -> [&[u8]; 2] {
+        [self.buffers.heads.as_slice(), self.buffers.payload.as_slice()]
+    }
+
+    pub(crate) fn into_buffers(self) -> Buffers {
+        self.buffers
+    }
+}
+
+/// Keeps the segment of a position, and all later ones, until it is dropped.
+///
+/// Taking and dropping one costs the same however many there are. The drop never waits for the disk.
+pub struct Hold {
+    shared: Arc<Shared>,
+    count: Arc<AtomicU64>,
+    position: Position,
+}
+
+impl Hold {
+    /// The count has been raised for it.
+    pub(crate) fn new(shared: Arc<Shared>, count: Arc<AtomicU64>, position: Position) -> Self {
+        Self { shared, count, position }
+    }
+
+    /// Returns the position that the hold was taken for.
+    pub fn position(&self) -> Position {
+        self.position
+    }
+}
+
+impl std::fmt::Debug for Hold {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_tuple("Hold").field(&self.position).finish()
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if self.count.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.shared.release();
+        }
+    }
+}
+
+impl Shared {
+    /// Takes a hold of a position; `None` if it is not in a live segment.
+    pub(crate) fn hold(self: &Arc<Self>, position: Position) -> Option<Hold> {
+        let state = self.state.lock();
+        if position.0 >= state.next_position {
+            return None;
+        }
+        let segment = state.table.holding(position.0)?;
+        segment.holds.fetch_add(1, Ordering::AcqRel);
+        Some(Hold::new(Arc::clone(self), Arc::clone(&segment.holds), position))
+    }
+}
+
+/// A growing run of bytes whose first one lies at a multiple of 4 KiB.
+#[derive(Debug, Default)]
+pub(crate) struct AlignedBuffer {
+    bytes: Vec<u8>,
+    /// How many bytes of `bytes` come before the aligned address.
+    skip: usize,
+}
+
+impl AlignedBuffer {
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len() - self.skip
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.bytes.truncate(self.skip);
+    }
+
+    pub(crate) fn extend(&mut self, slice: &[u8]) {
+        self.make_room(slice.len());
+        self.bytes.extend_from_slice(slice);
+    }
+
+    pub(crate) fn extend_zeros(&mut self, count: usize) {
+        self.make_room(count);
+        self.bytes.resize(self.bytes.len() + count, 0);
+    }
+
+    /// Extends with zeros to a multiple of 4 KiB.
+    pub(crate) fn pad(&mut self) {
+        self.extend_zeros(self.len().next_multiple_of(BLOCK_BYTES) - self.len());
+    }
+
+    /// The vector never moves by itself: its address would not stay aligned.
+    fn make_room(&mut self, more: usize) {
+        if self.bytes.capacity() - self.bytes.len() >= more && self.bytes.capacity() > 0 {
+            return;
+        }
+        let wanted = (self.len() + more).next_power_of_two().max(4 * BLOCK_BYTES);
+        let mut bytes: Vec<u8> = Vec::with_capacity(wanted + BLOCK_BYTES);
+        let skip = bytes.as_ptr().align_offset(BLOCK_BYTES);
+        bytes.resize(skip, 0);
+        bytes.extend_from_slice(self.as_slice());
+        *self = Self { bytes, skip };
+    }
+
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        &self.bytes[self.skip..]
+    }
+
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.skip..]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_stays_aligned_while_it_grows() {
+        let mut buffer = AlignedBuffer::default();
+        for round in 0..200 {
+            buffer.extend(&[round; 777]);
+            assert!(buffer.as_slice().as_ptr().addr().is_multiple_of(BLOCK_BYTES));
+        }
+        assert!(buffer.as_slice().chunks(777).enumerate().all(|(round, run)| run == [round as u8; 777]));
+        buffer.pad();
+        assert_eq!(buffer.len() % BLOCK_BYTES, 0);
+        buffer.clear();
+        assert_eq!(buffer.len(), 0);
     }
 }

@@ -1,10 +1,7 @@
 //! Any bytes as damage to a journal: for tests and the fuzz target.
 
 use crate::disk::simulated::SimulatedDisk;
-use crate::format::batch::BatchHeader;
-use crate::format::segment::SegmentHeader;
-use crate::format::superblock::Superblock;
-use crate::format::{BLOCK_BYTES, SEGMENT_DATA_AT, checksum, salt};
+use crate::format::{BLOCK_BYTES, BatchHeader, SEGMENT_DATA_AT, SegmentHeader, Superblock, checksum, salt};
 use crate::{Environment, Journal, JournalConfig, tools};
 
 const SEGMENT_BYTES: u64 = 64 * 1024;

@@ -1,8 +1,11 @@
-//! What an operator chooses.
+//! What a journal is given: its configuration by an operator; a disk, a clock and a receiver of events by its caller.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
+use crate::disk::Disk;
 use crate::format::{BLOCK_BYTES, SEGMENT_DATA_AT, record_payload_max};
 
 /// The smallest segment, in bytes.
@@ -88,3 +91,103 @@ impl JournalConfig {
         Ok(())
     }
 }
+
+/// What a journal stands on.
+pub struct Environment {
+    /// The disk.
+    pub disk: Box<dyn Disk>,
+    /// The time.
+    pub clock: Arc<dyn Clock>,
+    /// Receives events.
+    pub observer: Observer,
+}
+
+impl Environment {
+    /// Returns an environment with the operating system's clock, and events dropped.
+    pub fn new(disk: impl Disk + 'static) -> Self {
+        Self { disk: Box::new(disk), clock: Arc::new(SystemClock::default()), observer: Arc::new(|_| {}) }
+    }
+}
+
+/// A source of time for latencies, ages and the time between two attempts to restart.
+pub trait Clock: Send + Sync {
+    /// Returns the time since a fixed point in the past. Never goes back.
+    fn now(&self) -> Duration;
+}
+
+/// The operating system's monotonic clock.
+#[derive(Clone, Copy, Debug)]
+pub struct SystemClock(Instant);
+
+impl Default for SystemClock {
+    fn default() -> Self {
+        Self(Instant::now())
+    }
+}
+
+impl Clock for SystemClock {
+    fn now(&self) -> Duration {
+        self.0.elapsed()
+    }
+}
+
+/// A clock that stands still until it is advanced.
+#[derive(Default, Debug)]
+pub struct ManualClock(AtomicU64);
+
+impl ManualClock {
+    /// Moves the time forward.
+    pub fn advance(&self, by: Duration) {
+        self.0.fetch_add(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Duration {
+        Duration::from_nanos(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// How full a journal is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Level {
+    /// Less than half of the space is in use.
+    Low,
+    /// Half of the space is in use: store the oldest objects first, whatever their age.
+    Half,
+    /// Nine tenths of the space are in use: let writers wait, or write through.
+    NineTenths,
+}
+
+/// A change of the journal's condition.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// The fill has passed a level, upwards or downwards.
+    Level(Level),
+    /// There is room again after an append or a reservation was refused with `Full` or `Busy`.
+    Room,
+    /// A write or sync failed, or took too long. Records that were not durable are lost to the journal, appends are refused.
+    Failed {
+        /// The file.
+        file: String,
+        /// `write`, `sync`, `commit` if the disk has not answered, `find` or `lock`: what cannot be found was removed,
+        /// replaced or unmounted.
+        operation: &'static str,
+        /// The operating system's message.
+        error: String,
+    },
+    /// A new segment works: appends are accepted again.
+    Restarted,
+    /// A new segment could not be made; tried again after 5 s. The journal works with the segments that it
+    /// has.
+    PrepareFailed {
+        /// The file.
+        file: String,
+        /// The operating system's message.
+        error: String,
+    },
+}
+
+/// The function that receives events. It is called without locks held, from any thread that uses the journal,
+/// also from the drop of a hold; it must not block.
+pub type Observer = Arc<dyn Fn(&Event) + Send + Sync>;

@@ -5,19 +5,15 @@ use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 
-use crate::append::{Appended, Reservation};
-use crate::config::JournalConfig;
+use crate::append::{Appended, Hold, Reservation};
+use crate::config::{Environment, JournalConfig, Level, Observer};
 use crate::disk::RealDisk;
 use crate::durability::{Wait, block_on};
-use crate::environment::Environment;
 use crate::error::{AppendError, DiskError, NotDurable, OpenError};
-use crate::event::{Level, Observer};
-use crate::hold::Hold;
-use crate::metrics::Metrics;
 use crate::record::{Position, Record};
 use crate::recovery;
 use crate::replay::Replay;
-use crate::shared::{Phase, Shared};
+use crate::shared::{Metrics, Phase, Shared};
 
 /// Runs a thread that uses the disk, and has been counted, to its end.
 fn counted(shared: &Shared, run: impl FnOnce(&Shared)) {

@@ -64,52 +64,36 @@
 #![forbid(unsafe_code)]
 
 mod append;
-mod batch;
-mod buffer;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod check;
-mod clock;
 mod commit;
-mod committer;
 mod config;
 pub mod disk;
 mod durability;
-mod environment;
 mod error;
-mod event;
 mod format;
-mod gather;
-mod hold;
 mod journal;
-mod marks;
-mod metrics;
-mod place;
-mod prepare;
-mod reader;
 mod record;
 mod recovery;
 mod replay;
 mod scan;
+mod segments;
 mod shared;
 mod survey;
-mod table;
 #[cfg(test)]
 mod tests;
 pub mod tools;
 
-pub use append::{Appended, Reservation};
-pub use clock::{Clock, ManualClock, SystemClock};
-pub use config::{JournalConfig, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_MIN};
+pub use append::{Appended, Hold, Reservation};
+pub use config::{
+    Clock, Environment, Event, JournalConfig, Level, ManualClock, Observer, SEGMENT_BYTES_MAX,
+    SEGMENT_BYTES_MIN, SEGMENTS_MIN, SystemClock,
+};
 pub use durability::Wait;
-pub use environment::Environment;
 pub use error::{AppendError, Corruption, DiskError, NotDurable, OpenError, ReadError};
-pub use event::{Event, Level, Observer};
-pub use hold::Hold;
 pub use journal::Journal;
-pub use marks::{Epochs, Marks};
-pub use metrics::{BUCKETS, Histogram, Metrics};
-pub use reader::{Read, Reader, RecordPlace, Source};
-pub use record::{Head, Kind, NAME_BYTES_MAX, Object, Position, Record, Scope};
-pub use replay::{Records, Recovered, Replay};
+pub use record::{Epochs, Head, Kind, Marks, NAME_BYTES_MAX, Object, Position, Record, Scope};
+pub use replay::{Read, Reader, RecordPlace, Records, Recovered, Replay, Source};
+pub use shared::{BUCKETS, Histogram, Metrics};
 pub use survey::KEPT_ASIDE_MAX;

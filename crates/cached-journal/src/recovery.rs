@@ -3,22 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::buffer::AlignedBuffer;
-use crate::committer::Committer;
-use crate::config::JournalConfig;
+use crate::append::AlignedBuffer;
+use crate::commit::{Committer, Gather};
+use crate::config::{Environment, JournalConfig};
 use crate::disk::Disk;
-use crate::environment::Environment;
 use crate::error::{Corruption, DiskError, OpenError};
-use crate::format::superblock::Superblock;
-use crate::format::{BLOCK_BYTES, SEGMENT_DATA_AT};
-use crate::gather::Gather;
-use crate::metrics::Counters;
-use crate::prepare::make_segment;
+use crate::format::{BLOCK_BYTES, SEGMENT_DATA_AT, Superblock};
 use crate::replay::Replay;
-use crate::shared::{Shared, State};
+use crate::segments::{NEW_SUFFIX, Segment, SegmentTable, make_segment};
+use crate::shared::{Counters, Shared, State};
 use crate::survey::{DISCARDED_NAME, SUPERBLOCK_NAME, Survey, check_empty, read_superblock, segment_index};
-use crate::table::NEW_SUFFIX;
-use crate::table::{Segment, SegmentTable};
 
 /// How many segments a new journal makes before it is open; the rest is made in the background.
 const SEGMENTS_AT_ONCE: u32 = 2;

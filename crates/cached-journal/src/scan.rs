@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use crate::disk::DiskFile;
 use crate::error::{Corruption, DiskError};
-use crate::format::batch::BatchHeader;
-use crate::format::head::{PayloadSum, decode_all};
-use crate::format::segment::SegmentHeader;
-use crate::format::{BLOCK_BYTES, SEGMENT_DATA_AT, batch_bytes_max, checksum, salt};
+use crate::format::{
+    BLOCK_BYTES, BatchHeader, PayloadSum, SEGMENT_DATA_AT, SegmentHeader, batch_bytes_max, checksum,
+    decode_heads, salt,
+};
 use crate::record::{Head, Position};
 
 /// How much is read at a time when blocks are searched for batches.
@@ -261,7 +261,7 @@ impl OpenSegment {
         let Some(intact) = intact else {
             return Err(ScanError::Break("the batch does not match its checksum"));
         };
-        let heads = decode_all(&header, &intact[crate::format::batch::BATCH_HEADER_BYTES..]);
+        let heads = decode_heads(&header, &intact[crate::format::BATCH_HEADER_BYTES..]);
         Ok((header, heads.ok_or(ScanError::Break("the batch's heads are not what its header describes"))?))
     }
 

@@ -5,15 +5,12 @@ use std::sync::Arc;
 
 use crate::disk::{Disk, DiskFile};
 use crate::error::{Corruption, DiskError, OpenError, ReadError};
-use crate::format::batch::BatchHeader;
-use crate::format::segment::{HeaderBlock, SegmentHeader};
-use crate::format::superblock::Superblock;
-use crate::format::{BLOCK_BYTES, SEGMENT_DATA_AT, salt};
-use crate::marks::{Epochs, Marks};
-use crate::record::Kind;
+use crate::format::{
+    BLOCK_BYTES, BatchHeader, HeaderBlock, SEGMENT_DATA_AT, SegmentHeader, Superblock, salt,
+};
+use crate::record::{Epochs, Kind, Marks};
 use crate::scan::{OpenSegment, ReadBatch, ScanError, ScanFailure, Scanner};
-use crate::table::NEW_SUFFIX;
-use crate::table::segment_name;
+use crate::segments::{NEW_SUFFIX, segment_name};
 
 /// The superblock's file.
 pub(crate) const SUPERBLOCK_NAME: &str = "journal";

@@ -6,11 +6,8 @@
 use crate::config::JournalConfig;
 use crate::disk::Disk;
 use crate::error::{Corruption, DiskError, OpenError};
-use crate::format::BLOCK_BYTES;
-use crate::format::segment::HeaderBlock;
-use crate::format::superblock::Superblock;
-use crate::marks::Epochs;
-use crate::record::{Head, Kind, Position};
+use crate::format::{BLOCK_BYTES, HeaderBlock, Superblock};
+use crate::record::{Epochs, Head, Kind, Position};
 use crate::recovery;
 use crate::replay::Recovered;
 use crate::scan::{OpenSegment, ScanError, ScanFailure, Scanner};
@@ -236,7 +233,7 @@ pub fn export(
         }
         for (at, block) in found.blocks.iter().enumerate() {
             if let HeaderBlock::Invalid(reason) = block {
-                let name = crate::table::segment_name(found.index);
+                let name = crate::segments::segment_name(found.index);
                 problems.push(Corruption::new(&name, (at * BLOCK_BYTES) as u64, reason.clone()));
             }
         }

@@ -6,13 +6,10 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::kit::{SEGMENT_BYTES, head, payload};
-use crate::batch::{Batch, Buffers, Measured};
+use crate::append::{Batch, Buffers, Measured};
 use crate::disk::Disk;
 use crate::disk::simulated::SimulatedDisk;
-use crate::format::batch::BatchHeader;
-use crate::format::segment::{HeaderBlock, SegmentHeader};
-use crate::format::superblock::Superblock;
-use crate::format::{SEGMENT_DATA_AT, salt};
+use crate::format::{BatchHeader, HeaderBlock, SEGMENT_DATA_AT, SegmentHeader, Superblock, salt};
 use crate::scan::{OpenSegment, Scanner};
 use crate::{Record, check};
 

@@ -279,8 +279,7 @@ fn nothing_is_written_where_the_journal_is_not() {
     let (journal, _) = kit.open().unwrap();
     assert!(journal.step_prepare());
     let superblock = kit.disk.content("journal").unwrap();
-    let other =
-        crate::format::superblock::Superblock { journal: 77, segment_bytes: super::kit::SEGMENT_BYTES };
+    let other = crate::format::Superblock { journal: 77, segment_bytes: super::kit::SEGMENT_BYTES };
     kit.disk.set_faults(1, Faults { sync: ALWAYS, ..Faults::default() });
     let (_, _hold) = append(&journal, 1, 100).unwrap();
     journal.step_commit();

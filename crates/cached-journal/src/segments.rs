@@ -1,0 +1,410 @@
+//! The segments: which are in use, by what they are held, and which are free; how new ones are made, zeroed and synced before
+//! they get their names; and whether the files are where a recovery will look for them. An open file outlives its name: what
+//! is written to it after its directory was removed, replaced or unmounted succeeds, and is lost.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::config::Event;
+use crate::disk::{Disk, DiskFile};
+use crate::error::DiskError;
+use crate::format::{BLOCK_BYTES, SEGMENT_DATA_AT, record_payload_max, round_up};
+use crate::recovery;
+use crate::shared::{RETRY_AFTER, Shared};
+use crate::survey::{SUPERBLOCK_NAME, read_superblock};
+
+/// What a file is called until it is complete.
+pub(crate) const NEW_SUFFIX: &str = ".new";
+
+/// The most bytes that one record adds to a journal besides its payload: a block of heads, a second one if
+/// the heads run over, and padding behind the payload.
+pub(crate) const RECORD_OVERHEAD_BYTES: u64 = 3 * BLOCK_BYTES as u64;
+
+/// A segment file.
+pub(crate) struct Segment {
+    /// The number in the file's name.
+    pub(crate) index: u32,
+    pub(crate) file: Arc<dyn DiskFile>,
+    /// The header block, 0 or 1, that holds the header of `life`.
+    pub(crate) header_block: usize,
+    /// The newest life whose header is durable, 0 if there is none.
+    pub(crate) life: u64,
+    /// Whether `life` is the one that the segment is in use for. A segment is given a place in the log before
+    /// its header is written.
+    pub(crate) is_started: bool,
+    pub(crate) first_position: u64,
+    /// Where the next batch goes.
+    pub(crate) end: u64,
+    pub(crate) holds: Arc<AtomicU64>,
+    /// Batches that are filling, or wait for the disk.
+    pub(crate) uncommitted: u32,
+    /// A write or sync failed: nothing more is written here.
+    pub(crate) is_poisoned: bool,
+    pub(crate) begun: Duration,
+}
+
+impl Segment {
+    pub(crate) fn fresh(index: u32, file: Arc<dyn DiskFile>) -> Self {
+        Self {
+            index,
+            file,
+            header_block: 1,
+            life: 0,
+            is_started: false,
+            first_position: 0,
+            end: SEGMENT_DATA_AT,
+            holds: Arc::default(),
+            uncommitted: 0,
+            is_poisoned: false,
+            begun: Duration::ZERO,
+        }
+    }
+
+    /// Gives the segment a place at the end of the log.
+    fn plan(&mut self, first_position: u64, now: Duration) {
+        self.is_started = false;
+        self.first_position = first_position;
+        self.end = SEGMENT_DATA_AT;
+        self.begun = now;
+    }
+
+    fn is_needed(&self) -> bool {
+        self.uncommitted > 0 || self.holds.load(Ordering::Acquire) > 0
+    }
+}
+
+/// Returns the name of a segment's file.
+pub(crate) fn segment_name(index: u32) -> String {
+    format!("segment-{index:06}")
+}
+
+/// All segments but the ones that are being made.
+#[derive(Default)]
+pub(crate) struct SegmentTable {
+    pub(crate) segment_bytes: u64,
+    /// The log, oldest first. The last one is where batches are planned, unless it is poisoned.
+    pub(crate) live: VecDeque<Segment>,
+    pub(crate) free: VecDeque<Segment>,
+    /// Poisoned and no longer needed: to be removed and made anew.
+    pub(crate) condemned: Vec<Segment>,
+}
+
+impl SegmentTable {
+    /// The bytes that a segment takes for sure, whatever the records: the last one that does not fit wastes
+    /// less than the rest.
+    fn guaranteed_bytes(&self) -> u64 {
+        self.segment_bytes - SEGMENT_DATA_AT - self.record_cost_max()
+    }
+
+    /// The most bytes that a record takes.
+    fn record_cost_max(&self) -> u64 {
+        round_up(record_payload_max(self.segment_bytes)) + RECORD_OVERHEAD_BYTES
+    }
+
+    /// Returns the segment where batches are planned.
+    pub(crate) fn current(&mut self) -> Option<&mut Segment> {
+        self.live.back_mut().filter(|segment| !segment.is_poisoned)
+    }
+
+    /// Returns the bytes that can be appended for sure, when the filling batch takes `filling_bytes`.
+    pub(crate) fn available_bytes(&mut self, filling_bytes: u64) -> u64 {
+        let (segment_bytes, cost) = (self.segment_bytes, self.record_cost_max());
+        let current = self.current().map_or(0, |segment| segment_bytes - segment.end - filling_bytes);
+        self.free.len() as u64 * self.guaranteed_bytes() + current.saturating_sub(cost)
+    }
+
+    /// Puts a free segment at the end of the log. Returns false if there is none.
+    pub(crate) fn plan_next(&mut self, first_position: u64, now: Duration) -> bool {
+        let Some(mut segment) = self.free.pop_front() else { return false };
+        segment.plan(first_position, now);
+        self.live.push_back(segment);
+        true
+    }
+
+    /// Puts a segment whose header has been written at the end of the log.
+    pub(crate) fn push_started(&mut self, mut segment: Segment, first_position: u64, now: Duration) {
+        segment.plan(first_position, now);
+        segment.is_started = true;
+        self.live.push_back(segment);
+    }
+
+    /// Returns all segments.
+    pub(crate) fn all(&mut self) -> impl Iterator<Item = &mut Segment> {
+        self.live.iter_mut().chain(&mut self.free).chain(&mut self.condemned)
+    }
+
+    /// Returns the number of a live segment in `live`.
+    pub(crate) fn find(&mut self, index: u32) -> Option<&mut Segment> {
+        self.live.iter_mut().rev().find(|segment| segment.index == index)
+    }
+
+    /// Returns the segment that holds a position.
+    pub(crate) fn holding(&self, position: u64) -> Option<&Segment> {
+        let behind = self.live.partition_point(|segment| segment.first_position <= position);
+        self.live.get(behind.checked_sub(1)?)
+    }
+
+    /// Returns the life of the oldest segment that the log needs, if one has been started.
+    pub(crate) fn tail_life(&self) -> Option<u64> {
+        self.live.iter().find(|segment| segment.is_started).map(|segment| segment.life)
+    }
+
+    /// Takes segments off the old end of the log up to the first one that is needed. Returns whether there
+    /// was one.
+    pub(crate) fn release(&mut self) -> bool {
+        let live = self.live.len();
+        while self.live.len() > 1 || self.live.front().is_some_and(|segment| segment.is_poisoned) {
+            if self.live[0].is_needed() {
+                break;
+            }
+            let Some(segment) = self.live.pop_front() else { break };
+            self.retire(segment);
+        }
+        self.live.len() < live
+    }
+
+    fn retire(&mut self, segment: Segment) {
+        if segment.is_poisoned {
+            self.condemned.push(segment);
+        } else {
+            self.free.push_back(segment);
+        }
+    }
+
+    /// After a failure: the current segment takes nothing more, and planned ones that nothing holds are free
+    /// again.
+    pub(crate) fn poison_current(&mut self, failed: u32) {
+        for segment in &mut self.live {
+            segment.uncommitted = 0;
+            segment.is_poisoned |= segment.index == failed;
+        }
+        // What was planned behind the failed segment was never begun.
+        let planned: Vec<_> = (0..self.live.len())
+            .rev()
+            .filter(|at| {
+                let segment = &self.live[*at];
+                !segment.is_started && !segment.is_poisoned && !segment.is_needed()
+            })
+            .collect();
+        for at in planned {
+            self.free.extend(self.live.remove(at));
+        }
+        // A planned segment that is held cannot be told from one with records; it is not used until it is
+        // released.
+        if let Some(last) = self.live.back_mut() {
+            last.is_poisoned |= !last.is_started;
+        }
+        self.release();
+    }
+
+    /// Returns the bytes between the oldest segment's beginning and the end of the log.
+    pub(crate) fn fill_bytes(&self) -> u64 {
+        let Some(last) = self.live.back() else { return 0 };
+        (self.live.len() as u64 - 1) * self.segment_bytes + last.end
+    }
+
+    /// Returns the bytes of all segments that are of use.
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        (self.live.len() + self.free.len()) as u64 * self.segment_bytes
+    }
+}
+
+/// How much is zeroed by one write.
+const ZERO_BYTES: u64 = 256 * 1024;
+
+/// Makes a file of zeros, durably, and gives it its name then. Gives up, with `Interrupted`, when `is_wanted`
+/// returns false.
+///
+/// Zeros are written, not only allocated: the first write to an allocated block changes the file system's own
+/// records, and its sync takes many times as long.
+pub(crate) fn make_segment(
+    disk: &dyn Disk,
+    index: u32,
+    segment_bytes: u64,
+    is_wanted: &dyn Fn() -> bool,
+) -> Result<Arc<dyn DiskFile>, DiskError> {
+    let name = segment_name(index);
+    let new_name = format!("{name}{NEW_SUFFIX}");
+    let failed = |operation| {
+        let new_name = &new_name;
+        move |error| DiskError::new(new_name, operation, error)
+    };
+    let file = disk.create(&new_name).map_err(failed("create"))?;
+    let mut zeros = crate::append::AlignedBuffer::default();
+    zeros.extend_zeros(ZERO_BYTES.min(segment_bytes) as usize);
+    let mut at = 0;
+    while at < segment_bytes {
+        if !is_wanted() {
+            return Err(failed("write")(std::io::ErrorKind::Interrupted.into()));
+        }
+        let run = ZERO_BYTES.min(segment_bytes - at);
+        file.write_at(at, &[&zeros.as_slice()[..run as usize]]).map_err(failed("write"))?;
+        at += run;
+    }
+    file.sync().map_err(failed("sync"))?;
+    disk.rename(&new_name, &name).map_err(failed("rename"))?;
+    disk.sync_names().map_err(failed("sync the directory of"))?;
+    Ok(file)
+}
+
+impl Shared {
+    /// Makes one segment, or removes one that has failed. Returns whether there was something to do.
+    pub(crate) fn prepare_next(&self) -> bool {
+        let mut state = self.state.lock();
+        if self.clock.now() < state.prepare_at || state.is_closing {
+            return false;
+        }
+        let durable_tail = state.durable_tail;
+        // Until the log on disk states that the segment is behind the tail, a recovery would look for it.
+        let removable = state.table.condemned.iter().position(|segment| segment.life < durable_tail);
+        let Some(removable) = removable else {
+            drop(state);
+            return self.make_next();
+        };
+        let segment = state.table.condemned.swap_remove(removable);
+        state.in_hand += 1;
+        drop(state);
+        let name = segment_name(segment.index);
+        let removed = self.check_place().and_then(|()| self.remove(&name, &*segment.file));
+        let mut state = self.state.lock();
+        state.in_hand -= 1;
+        if let Err(DiskError { file, error, .. }) = removed {
+            state.table.condemned.push(segment);
+            state.prepare_at = self.clock.now() + RETRY_AFTER;
+            self.unlock(state, Some(Event::PrepareFailed { file, error: error.to_string() }));
+        }
+        true
+    }
+
+    /// Removes a segment's file, unless another file has its name by now.
+    fn remove(&self, name: &str, file: &dyn DiskFile) -> Result<(), DiskError> {
+        if self.check_name(name, file).is_err() {
+            return Ok(());
+        }
+        self.disk.remove(name).map_err(|error| DiskError::new(name, "remove", error))?;
+        self.disk.sync_names().map_err(|error| DiskError::new(name, "sync the directory of", error))
+    }
+
+    fn make_next(&self) -> bool {
+        let mut state = self.state.lock();
+        let table = &state.table;
+        let count = (table.live.len() + table.free.len() + table.condemned.len()) as u64 + state.in_hand;
+        if count >= self.segments_max || self.clock.now() < state.prepare_at || state.is_closing {
+            return false;
+        }
+        let used: Vec<_> = table
+            .live
+            .iter()
+            .chain(&table.free)
+            .chain(&table.condemned)
+            .map(|segment| segment.index)
+            .collect();
+        let in_restart = state.restarting;
+        let Some(index) = (0..).find(|index| !used.contains(index) && in_restart != Some(*index)) else {
+            return false;
+        };
+        let segment_bytes = table.segment_bytes;
+        state.in_hand += 1;
+        drop(state);
+        let is_wanted = || !self.state.lock().is_closing;
+        let made = self.check_place();
+        let made = made.and_then(|()| make_segment(&*self.disk, index, segment_bytes, &is_wanted));
+        let mut state = self.state.lock();
+        state.in_hand -= 1;
+        match made {
+            Ok(file) => {
+                state.table.free.push_back(Segment::fresh(index, file));
+                self.unlock(state, None);
+            }
+            Err(DiskError { error, .. }) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(DiskError { file, error, .. }) => {
+                state.prepare_at = self.clock.now() + RETRY_AFTER;
+                self.unlock(state, Some(Event::PrepareFailed { file, error: error.to_string() }));
+            }
+        }
+        true
+    }
+
+    /// The preparing thread: makes segments until the journal closes.
+    pub(crate) fn run_prepares(&self) {
+        loop {
+            while self.prepare_next() {}
+            let mut state = self.state.lock();
+            if state.is_closing {
+                return;
+            }
+            let wait = state.prepare_at.saturating_sub(self.clock.now());
+            if wait > Duration::ZERO {
+                self.prepare.wait_for(&mut state, wait);
+            } else {
+                self.prepare.wait(&mut state);
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Checks that a name leads to the file that was opened by it.
+    ///
+    /// Called behind a sync, before what was synced is believed to be durable.
+    pub(crate) fn check_name(&self, name: &str, file: &dyn DiskFile) -> Result<(), DiskError> {
+        let failed = |error| DiskError::new(name, "find", error);
+        match self.disk.id(name).map_err(failed)? == file.id().map_err(failed)? {
+            true => Ok(()),
+            false => Err(failed(io::Error::new(io::ErrorKind::NotFound, "another file has its name"))),
+        }
+    }
+
+    /// Checks that the directory holds this journal.
+    pub(crate) fn check_place(&self) -> Result<(), DiskError> {
+        let failed = |error| DiskError::new(SUPERBLOCK_NAME, "find", error);
+        let other = |why: String| failed(io::Error::other(why));
+        match read_superblock(&*self.disk) {
+            Ok(Some(superblock)) if superblock.journal == self.journal => Ok(()),
+            Ok(Some(_)) => Err(other("another journal is in its directory".into())),
+            Ok(None) => Err(failed(io::ErrorKind::NotFound.into())),
+            Err(error) => Err(other(error.to_string())),
+        }
+    }
+
+    /// Opens all files anew, after a failure: the disk may have been away, and what was opened before is of no
+    /// use then. Free segments whose files are gone are forgotten, and made anew later.
+    pub(crate) fn reopen(&self) -> Result<(), DiskError> {
+        self.check_place()?;
+        let mut lock = self.lock.lock();
+        // The lock may be another file's by now; and the same file's cannot be taken twice.
+        lock.take();
+        *lock = Some(
+            recovery::lock(&*self.disk)
+                .map_err(|error| DiskError::new("lock", "lock", io::Error::other(error.to_string())))?,
+        );
+        drop(lock);
+        let open = |index: &u32| -> Option<(u32, Arc<dyn DiskFile>)> {
+            let file = self.disk.open(&segment_name(*index)).ok()?;
+            (file.len().ok()? == self.segment_bytes).then_some((*index, file))
+        };
+        let table = |segments: &mut dyn Iterator<Item = &mut Segment>| -> Vec<u32> {
+            segments.map(|segment| segment.index).collect()
+        };
+        let mut state = self.state.lock();
+        let known = table(&mut state.table.all());
+        // Opening may take as long as a disk that is failing wants.
+        drop(state);
+        let opened: Vec<_> = known.iter().filter_map(open).collect();
+        let mut state = self.state.lock();
+        for segment in state.table.all() {
+            if let Some((_, file)) = opened.iter().find(|(index, _)| *index == segment.index) {
+                segment.file = Arc::clone(file);
+            }
+        }
+        let is_gone = |segment: &Segment| {
+            known.contains(&segment.index) && !opened.iter().any(|(index, _)| *index == segment.index)
+        };
+        state.table.free.retain(|segment| !is_gone(segment));
+        self.prepare.notify_one();
+        Ok(())
+    }
+}
