@@ -10,20 +10,15 @@
 //! | module | content |
 //! |---|---|
 //! | `record` | an event as it is written: text, JSON |
-//! | `repeats` | which lines are held back, and how many |
-//! | `tail` | the last lines |
-//! | `layer` | where events come in |
+//! | `lines` | where events come in; which lines are held back; the last lines |
 
-mod layer;
+mod lines;
 mod record;
-mod repeats;
-mod tail;
 
+pub use lines::{LINES_MAX, TAIL_BYTES_MAX, TAIL_LINES, WINDOW};
 pub use record::{Record, Value};
-pub use repeats::{LINES_MAX, WINDOW};
-pub use tail::{TAIL_BYTES_MAX, TAIL_LINES};
 
-use layer::Lines;
+use lines::Lines;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
@@ -132,7 +127,7 @@ impl Log {
     pub fn install(table: LogTable) -> Log {
         let lines = Arc::new(Lines::new(table.format));
         let (filter, handle) = reload::Layer::new(table.level.filter());
-        tracing_subscriber::registry().with(layer::Handle(lines.clone()).with_filter(filter)).init();
+        tracing_subscriber::registry().with(lines::Handle(lines.clone()).with_filter(filter)).init();
         let set_level = move |level: Level| {
             // Fails only if the subscriber is gone.
             let _ = handle.modify(|filter| *filter = level.filter());

@@ -7,20 +7,14 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `difference` | what differs between two tables, by key |
-//! | `in_background` | reloads that the process does not wait for |
-//! | `live` | settings that can change |
-//! | `report` | the outcome, for the log and for administrators |
+//! | `live` | settings that can change, and reloads that the process does not wait for |
+//! | `report` | what differs between two tables, by key, and the outcome, for the log and for administrators |
 
-mod difference;
-mod in_background;
 mod live;
 mod report;
 
-pub use difference::{Change, difference, keys};
-pub use in_background::Reloads;
-pub use live::LiveSecs;
-pub use report::{Effective, EffectiveKey, Origin, ReloadReport};
+pub use live::{LiveSecs, Reloads};
+pub use report::{Change, Effective, EffectiveKey, Origin, ReloadReport, difference, keys};
 
 use crate::service_manager::{notify, reloading};
 use std::collections::BTreeSet;
@@ -114,8 +108,8 @@ impl Reloader {
                 .flat_map(|table| keys(table).into_keys())
                 .collect();
         for key in known.iter().filter(|key| self.program.is_live(key)) {
-            difference::copy(&source.file, &mut in_force.file, key);
-            difference::copy(&source.without_flags, &mut in_force.without_flags, key);
+            report::copy(&source.file, &mut in_force.file, key);
+            report::copy(&source.without_flags, &mut in_force.without_flags, key);
         }
         in_force.effective = table;
         let redacted = |changes: Vec<Change>| changes.into_iter().map(Change::redacted).collect();
@@ -137,7 +131,7 @@ impl Reloader {
                 _ => Origin::Default,
             };
             let is_live = self.program.is_live(&key);
-            EffectiveKey { value: difference::shown(&key, &value), key, origin, is_live }
+            EffectiveKey { value: report::shown(&key, &value), key, origin, is_live }
         });
         Effective { file: self.program.file(), keys: keys.collect() }
     }

@@ -1,11 +1,11 @@
-//! The outcome of reading a configuration again, and the configuration in force, for the log and for
-//! administrators.
+//! What a reload has changed, and where two configurations differ.
 
-use super::Change;
-use serde::Serialize;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
-use toml::Value;
+
+use serde::Serialize;
+use toml::{Table, Value};
 
 /// The outcome of reading the configuration again.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -126,5 +126,128 @@ impl fmt::Display for Effective {
             writeln!(f, "{key} = {value}  # {origin}, {change}")?;
         }
         Ok(())
+    }
+}
+
+/// A key whose value differs, with its tables, separated by dots; or a table that only one side has.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Change {
+    /// The key.
+    pub key: String,
+    /// Its value before, in TOML; `None` if it had none.
+    pub before: Option<Value>,
+    /// Its value after; `None` if it has none.
+    pub after: Option<Value>,
+}
+
+impl Change {
+    /// Returns whether this is about a value, and not about a whole table.
+    pub(super) fn is_value(&self) -> bool {
+        !self.before.iter().chain(&self.after).any(Value::is_table)
+    }
+
+    /// Makes the change in `table`.
+    pub(super) fn apply(&self, table: &mut Table) {
+        match &self.after {
+            Some(value) => set(table, &self.key, value.clone()),
+            None => remove(table, &self.key),
+        }
+    }
+
+    /// Returns the change without values that are secret, and without the content of whole tables.
+    pub(super) fn redacted(self) -> Change {
+        let shown = |value: Value| match value {
+            Value::Table(_) => Value::String("a table".into()),
+            value => shown(&self.key, &value),
+        };
+        Change { before: self.before.map(shown), after: self.after.map(shown), key: self.key }
+    }
+}
+
+/// Returns what `after` has otherwise than `before`, in the order of the keys.
+#[must_use]
+pub fn difference(before: &Table, after: &Table) -> Vec<Change> {
+    let mut changes = Vec::new();
+    let names: std::collections::BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+    for name in names {
+        compare(name, before.get(name), after.get(name), &mut changes);
+    }
+    changes
+}
+
+fn compare(key: &str, before: Option<&Value>, after: Option<&Value>, changes: &mut Vec<Change>) {
+    match (before, after) {
+        (Some(Value::Table(before)), Some(Value::Table(after))) => {
+            let inner = difference(before, after).into_iter();
+            changes.extend(inner.map(|change| Change { key: format!("{key}.{}", change.key), ..change }));
+        }
+        (before, after) if before != after => {
+            changes.push(Change { key: key.into(), before: before.cloned(), after: after.cloned() });
+        }
+        _ => {}
+    }
+}
+
+/// Returns every key of a configuration, with its tables, and its value.
+#[must_use]
+pub fn keys(table: &Table) -> BTreeMap<String, Value> {
+    let mut all = BTreeMap::new();
+    for (name, value) in table {
+        match value {
+            Value::Table(inner) => {
+                all.extend(keys(inner).into_iter().map(|(key, value)| (format!("{name}.{key}"), value)));
+            }
+            value => drop(all.insert(name.clone(), value.clone())),
+        }
+    }
+    all
+}
+
+/// Copies the value of `key`, or its absence.
+pub(super) fn copy(from: &Table, to: &mut Table, key: &str) {
+    match get(from, key) {
+        Some(value) => set(to, key, value.clone()),
+        None => remove(to, key),
+    }
+}
+
+fn get<'a>(table: &'a Table, key: &str) -> Option<&'a Value> {
+    match key.split_once('.') {
+        None => table.get(key),
+        Some((first, rest)) => get(table.get(first)?.as_table()?, rest),
+    }
+}
+
+fn set(table: &mut Table, key: &str, value: Value) {
+    match key.split_once('.') {
+        None => drop(table.insert(key.into(), value)),
+        Some((first, rest)) => {
+            let inner = table.entry(first).or_insert_with(|| Value::Table(Table::new()));
+            if let Some(inner) = inner.as_table_mut() {
+                set(inner, rest, value);
+            }
+        }
+    }
+}
+
+pub(super) fn remove(table: &mut Table, key: &str) {
+    match key.split_once('.') {
+        None => drop(table.remove(key)),
+        Some((first, rest)) => {
+            if let Some(inner) = table.get_mut(first).and_then(Value::as_table_mut) {
+                remove(inner, rest);
+            }
+        }
+    }
+}
+
+/// Returns a value as it may be shown: of secrets, only that there is one. Secrets are in files, whose paths
+/// are shown, except where a library's own settings contain one.
+pub(super) fn shown(key: &str, value: &Value) -> Value {
+    const SECRET: [&str; 5] = ["key", "secret", "password", "passwd", "token"];
+    let name = key.rsplit('.').next().unwrap_or(key);
+    match SECRET.contains(&name.to_ascii_lowercase().as_str()) {
+        true => Value::String("(not shown)".into()),
+        false => value.clone(),
     }
 }

@@ -16,7 +16,7 @@ fn over(defaults: &str, file: &str) -> Source {
     let file: Table = file.parse().expect("TOML");
     let without_flags = {
         let mut table: Table = defaults.parse().expect("TOML");
-        keys(&file).keys().for_each(|key| difference::copy(&file, &mut table, key));
+        keys(&file).keys().for_each(|key| report::copy(&file, &mut table, key));
         table
     };
     Source { effective: without_flags.clone(), without_flags, file }
@@ -104,7 +104,7 @@ fn secrets_are_not_shown() {
 fn flags_are_known_by_what_they_change() {
     let (fake, _) = started("");
     let mut source = over(DEFAULTS, "size = 20");
-    difference::copy(&"size = 5".parse().unwrap(), &mut source.effective, "size");
+    report::copy(&"size = 5".parse().unwrap(), &mut source.effective, "size");
     let reloader = Reloader::new(fake, source);
     assert!(reloader.effective().to_string().ends_with("size = 5  # flag, restart\n"));
 }

@@ -1,0 +1,270 @@
+//! Where events come in: which lines are held back and how many, and the last lines, in memory of bounded size.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{IsTerminal, Write};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tracing::callsite::Identifier;
+use tracing::{Event, Subscriber};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+
+use crate::log::{Format, Level, Record};
+
+/// The lines of the log.
+#[derive(Debug)]
+pub(super) struct Lines {
+    /// A [`Format`], as a number.
+    pub(super) format: AtomicU8,
+    is_colored: bool,
+    repeats: Mutex<Repeats>,
+    pub(super) tail: Tail,
+}
+
+/// The lines as a layer of a subscriber.
+pub(super) struct Handle(pub(super) Arc<Lines>);
+
+impl<S: Subscriber> Layer<S> for Handle {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let metadata = event.metadata();
+        let mut record = Record::new(Level::of(*metadata.level()), metadata.target());
+        // Before the locks: it runs the callers' own code.
+        event.record(&mut record);
+        if record.level <= Level::Info {
+            let place = (record.level, record.target);
+            let now = Instant::now();
+            let Some(repeated) = self.0.repeats().admit(metadata.callsite(), now, place, &record.message)
+            else {
+                return;
+            };
+            record.repeated = repeated;
+        }
+        self.0.write(record);
+    }
+}
+
+impl Lines {
+    pub(super) fn new(format: Format) -> Lines {
+        Lines {
+            format: AtomicU8::new(format as u8),
+            is_colored: std::io::stderr().is_terminal(),
+            repeats: Mutex::default(),
+            tail: Tail::default(),
+        }
+    }
+
+    /// Writes how many lines have been held back at places whose window has ended.
+    pub(super) fn report_repeats(&self, now: Instant) {
+        let overdue = self.repeats().overdue(now);
+        for held_back in overdue {
+            let mut record = Record::new(held_back.level, held_back.target);
+            (record.message, record.repeated) = (held_back.message, held_back.count);
+            self.write(record);
+        }
+    }
+
+    fn write(&self, record: Record) {
+        let record = self.tail.keep(record);
+        let mut line = String::with_capacity(256);
+        match Format::of_number(self.format.load(Ordering::Relaxed)) {
+            Format::Text => record.write_text(&mut line, self.is_colored),
+            Format::Json => record.write_json(&mut line),
+        }
+        // A closed standard error leaves nowhere to report that to; the tail is kept all the same.
+        let _ = std::io::stderr().lock().write_all(line.as_bytes());
+    }
+
+    fn repeats(&self) -> std::sync::MutexGuard<'_, Repeats> {
+        self.repeats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How many lines of one place in the code are written within [`WINDOW`].
+pub const LINES_MAX: u32 = 10;
+/// The time after which the lines of a place are counted anew.
+pub const WINDOW: Duration = Duration::from_secs(10);
+
+/// The places in the code that have written lines. There are as many as the program has.
+#[derive(Debug, Default)]
+pub(super) struct Repeats {
+    places: HashMap<Identifier, Place>,
+}
+
+#[derive(Debug)]
+struct Place {
+    level: Level,
+    target: &'static str,
+    /// The message of the first line that was held back.
+    message: String,
+    since: Instant,
+    lines: u32,
+    held_back: u64,
+}
+
+/// How many lines were held back, and what they were.
+#[derive(Debug, PartialEq)]
+pub(super) struct HeldBack {
+    pub(super) level: Level,
+    pub(super) target: &'static str,
+    pub(super) message: String,
+    pub(super) count: u64,
+}
+
+impl Repeats {
+    /// Returns, if a line of `place` may be written, how many were held back before it; counts it otherwise.
+    pub(super) fn admit(
+        &mut self,
+        identifier: Identifier,
+        now: Instant,
+        (level, target): (Level, &'static str),
+        message: &str,
+    ) -> Option<u64> {
+        let place = self.places.entry(identifier).or_insert_with(|| Place {
+            level,
+            target,
+            message: String::new(),
+            since: now,
+            lines: 0,
+            held_back: 0,
+        });
+        if now.saturating_duration_since(place.since) >= WINDOW {
+            (place.since, place.lines) = (now, 0);
+        }
+        if place.lines < LINES_MAX {
+            place.lines += 1;
+            return Some(std::mem::take(&mut place.held_back));
+        }
+        if place.held_back == 0 {
+            message.clone_into(&mut place.message);
+        }
+        place.held_back += 1;
+        None
+    }
+
+    /// Returns what has been held back at places whose window has ended.
+    pub(super) fn overdue(&mut self, now: Instant) -> Vec<HeldBack> {
+        let overdue = self
+            .places
+            .values_mut()
+            .filter(|place| place.held_back > 0 && now.saturating_duration_since(place.since) >= WINDOW);
+        overdue
+            .map(|place| HeldBack {
+                level: place.level,
+                target: place.target,
+                message: std::mem::take(&mut place.message),
+                count: std::mem::take(&mut place.held_back),
+            })
+            .collect()
+    }
+}
+
+/// The most lines that are kept.
+pub const TAIL_LINES: usize = 512;
+/// The most bytes of texts that are kept.
+pub const TAIL_BYTES_MAX: usize = 256 << 10;
+
+/// The last lines.
+#[derive(Debug, Default)]
+pub(super) struct Tail(Mutex<Kept>);
+
+#[derive(Debug, Default)]
+struct Kept {
+    records: VecDeque<Record>,
+    bytes: usize,
+    count: u64,
+}
+
+impl Tail {
+    /// Gives a line its number and keeps it. Older ones make room.
+    pub(super) fn keep(&self, mut record: Record) -> Record {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.count += 1;
+        record.id = kept.count;
+        kept.bytes += record.text_bytes();
+        kept.records.push_back(record.clone());
+        while kept.records.len() > TAIL_LINES || kept.bytes > TAIL_BYTES_MAX {
+            let Some(oldest) = kept.records.pop_front() else { break };
+            kept.bytes -= oldest.text_bytes();
+        }
+        record
+    }
+
+    /// Returns the kept lines with numbers above `after`, the oldest first; `None` for all.
+    pub(super) fn after(&self, after: Option<u64>) -> Vec<Record> {
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.records.iter().filter(|record| after.is_none_or(|after| record.id > after)).cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod repeats_tests {
+    use super::*;
+    use tracing::Callsite;
+
+    fn identifier() -> Identifier {
+        struct Here;
+        impl Callsite for Here {
+            fn set_interest(&self, _: tracing::subscriber::Interest) {}
+            fn metadata(&self) -> &tracing::Metadata<'_> {
+                unreachable!("an identifier needs none")
+            }
+        }
+        static HERE: Here = Here;
+        Identifier(&HERE)
+    }
+
+    #[test]
+    fn what_is_held_back_is_counted_and_reported_once() {
+        let (mut repeats, place, start) = (Repeats::default(), identifier(), Instant::now());
+        let admit = |repeats: &mut Repeats, at: Duration, message: &str| {
+            repeats.admit(place.clone(), start + at, (Level::Warn, "here"), message)
+        };
+        for _ in 0..LINES_MAX {
+            assert_eq!(admit(&mut repeats, Duration::ZERO, "m"), Some(0));
+        }
+        for number in 0..7 {
+            assert_eq!(admit(&mut repeats, WINDOW / 2, &format!("m{number}")), None);
+        }
+        assert_eq!(repeats.overdue(start + WINDOW / 2), []);
+        let held_back = HeldBack { level: Level::Warn, target: "here", message: "m0".into(), count: 7 };
+        assert_eq!(repeats.overdue(start + WINDOW), [held_back]);
+        assert_eq!(repeats.overdue(start + WINDOW), []);
+        assert_eq!(admit(&mut repeats, WINDOW, "m"), Some(0), "reported already");
+        for _ in 0..LINES_MAX {
+            admit(&mut repeats, WINDOW, "m");
+        }
+        assert_eq!(admit(&mut repeats, 2 * WINDOW, "m"), Some(1), "reported by the next line");
+        assert_eq!(repeats.overdue(start + 9 * WINDOW), []);
+    }
+}
+
+#[cfg(test)]
+mod tail_tests {
+    use super::super::Level;
+    use super::*;
+
+    #[test]
+    fn the_last_lines_are_kept_within_both_limits() {
+        let tail = Tail::default();
+        let line = |bytes| Record { message: "x".repeat(bytes), ..Record::new(Level::Info, "here") };
+        for number in 1..=(TAIL_LINES as u64 + 10) {
+            assert_eq!(tail.keep(line(1)).id, number);
+        }
+        let all = tail.after(None);
+        assert_eq!((all.len(), all[0].id), (TAIL_LINES, 11));
+        let newest = all[TAIL_LINES - 1].id;
+        assert_eq!(
+            tail.after(Some(newest - 2)).iter().map(|line| line.id).collect::<Vec<_>>(),
+            [newest - 1, newest]
+        );
+        for _ in 0..100 {
+            tail.keep(line(TAIL_BYTES_MAX / 10));
+        }
+        assert!((9..=10).contains(&tail.after(None).len()));
+        tail.keep(line(2 * TAIL_BYTES_MAX));
+        assert_eq!(tail.after(None).len(), 0);
+        assert_eq!(tail.0.lock().unwrap().bytes, 0);
+    }
+}
