@@ -24,49 +24,38 @@
 
 mod addresses;
 mod backend;
-mod backend_text;
 mod config_file;
-mod descriptors;
-mod drain_times;
 mod error;
-mod event_log;
-mod insight_table;
-mod live_objects;
+mod lifecycle;
 mod objects;
-mod open_wait;
-mod receive;
-mod recovery;
+mod running;
 mod s3_table;
-mod shutdown;
-mod size;
 mod store;
-mod sweep;
 mod synapse_table;
-mod tls_table;
-mod waiting;
+mod tables;
 
 pub use addresses::{Listening, check_addresses, exposure};
 pub use backend::{BackendTable, FileTable, MemoryTable, RadosTable, RemoteTable};
 pub use cached_process::notify;
 pub use config_file::{ConfigFileError, parse_config, read_config};
-pub use descriptors::raise_descriptor_limit;
-pub use drain_times::DrainTimes;
 pub use error::{
     ConfigError, eviction_policy, invalid, is_mistake, reading_trouble, require, secret, secret_warning,
     within,
 };
-pub use event_log::log_events;
-pub use insight_table::InsightTable;
-pub use live_objects::{LIVE_KEYS, LiveObjects, Secrets};
+pub use lifecycle::log_events;
+pub use lifecycle::{ShutdownError, close_stored_journal, flush_all, store_all};
+pub use lifecycle::{StartError, Waiting};
+pub use lifecycle::{begin_recovery, log_recovery};
 pub use objects::journal::{AtLimitName, DurabilityName, JournalTable};
 pub use objects::{NamespaceTable, ObjectsTable, WriterName};
-pub use receive::CacheReceiveBuffers;
-pub use recovery::{begin_recovery, log_recovery};
+pub use running::CacheReceiveBuffers;
+pub use running::raise_descriptor_limit;
+pub use running::{LIVE_KEYS, LiveObjects, Secrets};
 pub use s3_table::S3Table;
-pub use shutdown::{ShutdownError, close_stored_journal, flush_all, store_all};
-pub use size::Size;
 pub use store::{OpenError, OpenOptions, Store};
-pub use sweep::{SweepCounts, SweepOptions};
+pub use store::{SweepCounts, SweepOptions};
 pub use synapse_table::{SynapseTable, unix_mode};
-pub use tls_table::{ClientCertificatesName, KeyFormatName, MinVersionName, TlsTable};
-pub use waiting::{StartError, Waiting};
+pub use tables::DrainTimes;
+pub use tables::InsightTable;
+pub use tables::Size;
+pub use tables::{ClientCertificatesName, KeyFormatName, MinVersionName, TlsTable};

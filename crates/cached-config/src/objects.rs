@@ -4,8 +4,8 @@ pub(crate) mod journal;
 
 use crate::backend::BackendTable;
 use crate::error::{ConfigError, eviction_policy, invalid, require, within};
-use crate::size::Size;
-use crate::waiting::{StartError, Waiting};
+use crate::lifecycle::{StartError, Waiting};
+use crate::tables::Size;
 use blocker::{Blocker, Capabilities, NAME_BYTES_MAX, Namespace, NamespaceKey, NamespaceSettings, WriteMode};
 use cached_core::arena::MemoryRange;
 use cached_core::insight::Sampling;

@@ -1,9 +1,11 @@
 //! `[objects.backend]` with `kind = "s3"`: a bucket of S3, or of a server that speaks its protocol.
 
-use crate::error::{ConfigError, require};
-use crate::size::Size;
-use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{ConfigError, require};
+use crate::tables::Size;
 
 /// The keys of `kind = "s3"`. An empty text means the default.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -113,7 +115,7 @@ impl S3Table {
 mod store {
     use super::S3Table;
     use crate::error::{ConfigError, invalid};
-    use crate::size::Size;
+    use crate::tables::Size;
     use blocker_s3::S3Config;
     use std::path::PathBuf;
     use std::str::FromStr;

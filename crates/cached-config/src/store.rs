@@ -1,19 +1,23 @@
 //! Opening the store that a configuration names, and closing it in order.
 
-use crate::backend::{BackendTable, FileTable, MemoryTable, RadosTable, RemoteTable};
-use crate::error::{ConfigError, is_mistake};
-use crate::s3_table::S3Table;
-use crate::sweep::{SweepCounts, SweepOptions};
+use std::fmt;
+use std::fs::DirBuilder;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
 use blocker::file::{Access, FileConfig};
 use blocker::memory::MemoryConfig;
 use blocker::metrics::Collect;
 use blocker::trace::Tracer;
 use blocker::{Blocker, Error, FileStore, Memory, OBJECT_BYTES_MAX_DEFAULT, Reply, SystemClock, Traced};
-use std::fmt;
-use std::fs::DirBuilder;
-use std::sync::{Arc, Weak};
-use std::time::Duration;
-use synapse::{Secret, SecretHandle, SynapseBlocker};
+use cached_core::object::ObjectCache;
+use synapse::codec::InstanceId;
+use synapse::{NodeRecord, Secret, SecretHandle, SynapseBlocker};
+
+use crate::backend::{BackendTable, FileTable, MemoryTable, RadosTable, RemoteTable};
+use crate::error::{ConfigError, is_mistake};
+use crate::lifecycle::{StartError, Waiting, may_pass};
+use crate::s3_table::S3Table;
 
 /// Why a store cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -197,7 +201,7 @@ impl Store {
     ) -> Option<Reply<SweepCounts>> {
         #[cfg(feature = "s3")]
         if let Close::S3(s3) = &self.close {
-            return Some(crate::sweep::sweep(s3, options, watch));
+            return Some(crate::store::sweep(s3, options, watch));
         }
         let _ = (options, watch);
         None
@@ -371,4 +375,142 @@ fn remote(table: &RemoteTable, options: &OpenOptions) -> Result<Store, OpenError
     let secret = Some(backend.secret());
     let (backend, metrics) = handles(&backend);
     Ok(Store { backend, memory_bytes_max, secret, metrics, close: Close::Nothing })
+}
+
+/// What a sweep is to remove.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct SweepOptions {
+    /// How old a left-over must be to be removed, on the clock of the store's server.
+    pub age: Duration,
+    /// Whether to count what would be removed, and to leave it.
+    pub dry_run: bool,
+}
+
+impl SweepOptions {
+    /// The least age that is safe beside programs that change the store: no writer waits longer between the bytes of a
+    /// change and the record that names them.
+    pub const AGE_MIN: Duration = Duration::from_secs(15 * 60);
+
+    /// Returns the options of a sweep that removes what is older than `age`, or counts it if `dry_run`.
+    #[must_use]
+    pub fn new(age: Duration, dry_run: bool) -> Self {
+        Self { age, dry_run }
+    }
+}
+
+/// What a sweep has done so far or, if it was to leave everything, would have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct SweepCounts {
+    /// The number of blobs met.
+    pub blobs: u64,
+    /// The number of blobs removed, which no head names.
+    pub orphans: u64,
+    /// The bytes of those.
+    pub orphans_bytes: u64,
+    /// The number of heads met; 0 where the server cannot remove them on a condition.
+    pub heads: u64,
+    /// The number of heads of deleted objects removed.
+    pub ghosts: u64,
+    /// The number of heads of deleted objects that are old enough, and that something depends on.
+    pub ghosts_kept: u64,
+    /// Whether heads of deleted objects can be removed: the server keeps conditions of removals.
+    pub ghosts_can_go: bool,
+    /// The number of left-overs of probes removed.
+    pub probes: u64,
+}
+
+#[cfg(feature = "s3")]
+pub(crate) fn sweep(
+    store: &blocker_s3::S3Store,
+    options: &SweepOptions,
+    watch: impl Fn(SweepCounts) + Send + Sync + 'static,
+) -> blocker::Reply<SweepCounts> {
+    let options = blocker_s3::SweepOptions::new(options.age).dry_run(options.dry_run);
+    let swept = store.sweep_with(options, move |swept| watch(counts(swept)));
+    swept.then(|swept| swept.map(|swept| counts(&swept)))
+}
+
+#[cfg(feature = "s3")]
+fn counts(swept: &blocker_s3::Swept) -> SweepCounts {
+    SweepCounts {
+        blobs: swept.blobs,
+        orphans: swept.removed,
+        orphans_bytes: swept.removed_bytes,
+        heads: swept.heads,
+        ghosts: swept.forgotten,
+        ghosts_kept: swept.kept,
+        ghosts_can_go: swept.can_forget,
+        probes: swept.probes,
+    }
+}
+
+/// How long the store may take to return its record of servers.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long it may take to note an end there, and how long where nothing has changed.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
+const IDLE_END_TIMEOUT: Duration = Duration::from_secs(1);
+
+impl Store {
+    /// Opens the store, on a thread of its own because opening blocks. While the store is away, tries again every
+    /// second.
+    ///
+    /// # Cancel safety
+    /// Dropping the future ends the attempts. One that is under way continues on its thread; dropping the
+    /// runtime waits for it, [`shutdown_background`](tokio::runtime::Runtime::shutdown_background) does not.
+    ///
+    /// # Errors
+    /// Errors that waiting does not resolve.
+    pub async fn open_when_available(
+        table: &BackendTable,
+        options: &OpenOptions,
+        waiting: &mut Waiting<'_>,
+    ) -> Result<Store, StartError> {
+        let what = format!("the store {table}");
+        waiting.step(format_args!("opening {what}"));
+        loop {
+            let (attempt, options) = (table.clone(), options.clone());
+            let opened = waiting.blocking(&what, move || Store::open(&attempt, &options)).await;
+            let panicked = || Err(OpenError::Store(Error::Corrupt("opening the store has panicked".into())));
+            match opened.unwrap_or_else(panicked) {
+                Err(OpenError::Store(error)) if may_pass(&error) => waiting.pause(&what, error).await,
+                opened => return Ok(opened?),
+            }
+        }
+    }
+
+    /// Reads the store's record of servers, which is made if there is none. While the store is away, tries again every
+    /// second.
+    ///
+    /// # Cancel safety
+    /// Dropping the future ends the attempts.
+    ///
+    /// # Errors
+    /// Errors that waiting does not resolve.
+    pub async fn node_record(&self, waiting: &mut Waiting<'_>) -> Result<NodeRecord, StartError> {
+        loop {
+            match NodeRecord::open(&*self.backend(), &SystemClock, RECORD_TIMEOUT).await {
+                Err(error) if may_pass(&error) => {
+                    waiting.pause("the store before its record of servers is read", error).await;
+                }
+                record => return record.map_err(StartError::Store),
+            }
+        }
+    }
+
+    /// Records that a listener's `instance` has ended with everything stored. The store may be away: it has
+    /// little time if `cache`, through which all changes went, has changed nothing.
+    pub async fn record_end(&self, instance: InstanceId, cache: Option<&ObjectCache>) {
+        let counters = cache.map(ObjectCache::counters);
+        let is_unchanged =
+            counters.is_some_and(|counters| counters.writes_back + counters.writes_through == 0);
+        let timeout = if is_unchanged { IDLE_END_TIMEOUT } else { END_TIMEOUT };
+        if let Err(error) = NodeRecord::close(&*self.backend(), instance, &SystemClock, timeout).await {
+            tracing::warn!(
+                cause = %error,
+                "cannot record in the store that everything is stored: clients count as lost what they have not flushed"
+            );
+        }
+    }
 }

@@ -1,14 +1,16 @@
 //! `[synapse]`: the listener for programs that use the storage contract over the network.
 
-use crate::addresses::{Listening, exposure};
-use crate::error::{ConfigError, invalid, secret, secret_warning, within};
-use crate::size::Size;
-use serde::{Deserialize, Serialize};
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 use synapse::{Address, AddressError, PORT_DEFAULT, Secret, ServerConfig, SettingError};
+
+use crate::addresses::{Listening, exposure};
+use crate::error::{ConfigError, invalid, secret, secret_warning, within};
+use crate::tables::Size;
 
 /// The table. An empty string means none.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -1,16 +1,18 @@
 //! `[objects.journal]`: the journal that makes write-back lose nothing. Off unless the table is there.
 
-use super::{ObjectsTable, WriterName};
-use crate::error::{ConfigError, invalid, is_mistake, require, within};
-use crate::size::Size;
-use crate::waiting::{StartError, Waiting};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
 use blocker::Durability;
 use cached_core::object::{AtLimit, JournalOptions, OpenJournal};
 use cached_journal::{DiskError, JournalConfig, OpenError, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 use serde::{Deserialize, Serialize};
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+
+use super::{ObjectsTable, WriterName};
+use crate::error::{ConfigError, invalid, is_mistake, require, within};
+use crate::lifecycle::{StartError, Waiting};
+use crate::tables::Size;
 
 /// The table `[objects.journal]`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -1,12 +1,18 @@
-//! What of `[objects]`, `[synapse]`, `[tracing]` and `[log]` can change while a program runs, and changing it.
+//! A running program: what of its tables can change, the memory in which a cache receives payloads, and file descriptors.
+
+use std::fmt;
+use std::io::{self, IoSliceMut};
+use std::sync::{Mutex, PoisonError, Weak};
+
+use blocker::{ObjectId, Segments};
+use cached_core::object::{self, LiveSettings, ObjectCache};
+use cached_process::reload::LiveSecs;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use synapse::{ReceiveBuffer, Secret, SecretHandle, Server};
 
 use crate::error::ConfigError;
 use crate::objects::ObjectsTable;
 use crate::synapse_table::SynapseTable;
-use cached_core::object::LiveSettings;
-use cached_process::reload::LiveSecs;
-use std::sync::{Mutex, PoisonError, Weak};
-use synapse::{Secret, SecretHandle, Server};
 
 /// The keys that can change while a program runs, of the tables that `cached` and `synapsed` share.
 pub const LIVE_KEYS: [&str; 32] = [
@@ -140,5 +146,63 @@ impl LiveObjects {
         }
         *in_force = secrets;
         Ok(changed)
+    }
+}
+
+/// Receives large payloads from the socket into the buckets of a cache, without a copy.
+pub struct CacheReceiveBuffers(ObjectCache);
+
+impl CacheReceiveBuffers {
+    /// Returns the receive buffers for the payloads of writes to `cache`.
+    #[must_use]
+    pub fn new(cache: ObjectCache) -> CacheReceiveBuffers {
+        CacheReceiveBuffers(cache)
+    }
+}
+
+impl fmt::Debug for CacheReceiveBuffers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CacheReceiveBuffers").finish_non_exhaustive()
+    }
+}
+
+impl synapse::ReceiveBuffers for CacheReceiveBuffers {
+    fn reserve(&self, object: &ObjectId, offset: u64, len_bytes: usize) -> Option<Box<dyn ReceiveBuffer>> {
+        let buffer = self.0.receive_buffer(object, offset, len_bytes)?;
+        Some(Box::new(Buckets(buffer)))
+    }
+}
+
+struct Buckets(object::ReceiveBuffer);
+
+impl ReceiveBuffer for Buckets {
+    fn fill(
+        &mut self,
+        read: &mut dyn FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        self.0.fill(read)
+    }
+
+    fn finish(self: Box<Self>) -> Segments {
+        self.0.finish()
+    }
+}
+
+/// Raises the limit of open files to `wanted`, or as far as the system allows. Returns the limit.
+pub fn raise_descriptor_limit(wanted: u64) -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let current = limit.current.unwrap_or(u64::MAX);
+    if current >= wanted {
+        return current;
+    }
+    let maximum = limit.maximum.unwrap_or(u64::MAX).max(wanted);
+    if setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: Some(maximum) }).is_ok() {
+        return wanted;
+    }
+    // Not root: as far as the hard limit goes.
+    let maximum = limit.maximum.unwrap_or(u64::MAX);
+    match setrlimit(Resource::Nofile, Rlimit { current: Some(maximum), maximum: limit.maximum }) {
+        Ok(()) => maximum,
+        Err(_) => current,
     }
 }

@@ -1,0 +1,413 @@
+//! A cache from its start, which waits for trouble to pass, through the recovery of its journal and its events, to its shutdown.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use blocker::event::{Event, Subscription};
+use blocker::{Blocker, Clock, Durability, Error, FlushRequest, Scope, SystemClock};
+use cached_core::object::{JournalState, ObjectCache, RecoveryError, RecoveryProgress};
+use cached_process::{Exit, notify};
+
+use crate::error::ConfigError;
+use crate::objects::ObjectsTable;
+use crate::store::OpenError;
+
+/// The time between two attempts.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// The time between two lines of the log about the same trouble.
+const LOG_INTERVAL: Duration = Duration::from_secs(30);
+
+/// How long an operation may take before it is named.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Why a start cannot go on with its journal and its store. Waiting would not help.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The configuration cannot work, or what it names must be mended first.
+    #[error("{0}")]
+    Config(ConfigError),
+    /// Another process has what the key names, or it is not there: its disk may be mounted later.
+    #[error("{0}")]
+    Refused(ConfigError),
+    /// The store's own error.
+    #[error("{0}")]
+    Store(Error),
+}
+
+impl StartError {
+    /// Returns the exit status of a start that ends so.
+    #[must_use]
+    pub fn exit(&self) -> Exit {
+        match self {
+            StartError::Config(_) => Exit::Configuration,
+            StartError::Refused(_) | StartError::Store(_) => Exit::Refused,
+        }
+    }
+}
+
+impl From<OpenError> for StartError {
+    fn from(error: OpenError) -> StartError {
+        match error {
+            OpenError::Config(error) => StartError::Config(error),
+            OpenError::Store(error) => StartError::Store(error),
+        }
+    }
+}
+
+/// Returns whether what a store has answered may be otherwise later.
+pub(crate) fn may_pass(error: &Error) -> bool {
+    error.is_retryable() || matches!(error, Error::DeadlinePassed | Error::OutcomeUnknown(_))
+}
+
+/// The trouble that a start waits for. Needs a tokio runtime with time.
+pub struct Waiting<'a> {
+    show: Box<dyn Fn(&str) + 'a>,
+    logged: Option<(String, Instant)>,
+}
+
+impl<'a> Waiting<'a> {
+    /// Returns what waits, and gives `show` a line about each step of the start: for the probes.
+    #[must_use]
+    pub fn new(show: impl Fn(&str) + 'a) -> Waiting<'a> {
+        Waiting { show: Box::new(show), logged: None }
+    }
+
+    /// Shows what the start does.
+    pub(crate) fn step(&self, step: impl fmt::Display) {
+        (self.show)(&step.to_string());
+    }
+
+    /// Names the trouble of `what`, and returns when it is to be tried again.
+    pub(crate) async fn pause(&mut self, what: &str, cause: impl fmt::Display) {
+        self.name(what, &cause.to_string());
+        tokio::time::sleep(RETRY_DELAY).await;
+    }
+
+    /// Runs what blocks on a thread of its own, and names `what` while it takes long; `None` if it has panicked.
+    ///
+    /// # Cancel safety
+    /// What was begun goes on on its thread; dropping the runtime waits for it,
+    /// [`shutdown_background`](tokio::runtime::Runtime::shutdown_background) does not.
+    pub(crate) async fn blocking<T: Send + 'static>(
+        &mut self,
+        what: &str,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        let begun = Instant::now();
+        let mut work = tokio::task::spawn_blocking(work);
+        loop {
+            match tokio::time::timeout(PATIENCE, &mut work).await {
+                Ok(done) => return done.ok(),
+                Err(_) => {
+                    let secs = begun.elapsed().as_secs();
+                    notify("EXTEND_TIMEOUT_USEC=60000000");
+                    self.step(format_args!("waiting for {what}: no answer for {secs} s"));
+                    self.log(what, "no answer yet");
+                }
+            }
+        }
+    }
+
+    fn name(&mut self, what: &str, cause: &str) {
+        notify(&format!("STATUS=Waiting for {what}: {cause}\nEXTEND_TIMEOUT_USEC=60000000"));
+        self.step(format_args!("waiting for {what}: {cause}"));
+        self.log(what, cause);
+    }
+
+    fn log(&mut self, what: &str, cause: &str) {
+        let is_known = |(known, since): &(String, Instant)| known == cause && since.elapsed() < LOG_INTERVAL;
+        if !self.logged.as_ref().is_some_and(is_known) {
+            tracing::warn!(cause, "waiting for {what}");
+            self.logged = Some((cause.to_owned(), Instant::now()));
+        }
+    }
+}
+
+impl fmt::Debug for Waiting<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waiting").field("logged", &self.logged).finish_non_exhaustive()
+    }
+}
+
+/// The time between two looks at the progress, and the number of looks between two lines about it.
+const LOOK_DELAY: Duration = Duration::from_millis(200);
+const LOOKS_PER_LINE: u32 = 50;
+
+/// Begins the recovery of what an earlier process logged. While the store does not answer, or the journal's disk fails,
+/// tries again every second.
+///
+/// # Cancel safety
+/// Dropping the future ends the attempts. It may be called again.
+///
+/// # Errors
+/// Errors that waiting does not resolve.
+pub async fn begin_recovery(
+    cache: &ObjectCache,
+    objects: &ObjectsTable,
+    waiting: &mut Waiting<'_>,
+) -> Result<(), StartError> {
+    let directory = objects.journal.as_ref().map(|table| table.directory.display().to_string());
+    let directory = directory.unwrap_or_default();
+    loop {
+        match cache.begin_recovery().await {
+            Ok(()) => return Ok(()),
+            Err(RecoveryError::Store(error)) if may_pass(&error) => {
+                waiting.pause("the store before the journal is recovered", error).await;
+            }
+            Err(RecoveryError::Disk(why)) => {
+                waiting.pause(&format!("the disk of the journal in {directory}"), why).await;
+            }
+            Err(RecoveryError::Store(error)) => return Err(StartError::Store(error)),
+            Err(error @ (RecoveryError::Overtaken { .. } | RecoveryError::Journal(_))) => {
+                let why = format!("{directory}: {error}");
+                let key = "objects.journal.directory".into();
+                return Err(StartError::Config(ConfigError { key, why }));
+            }
+        }
+    }
+}
+
+/// Logs how far the recovery is, every 10 s and at its end. Nothing if there is nothing to recover.
+pub async fn log_recovery(cache: ObjectCache) {
+    let RecoveryProgress { records, is_done, .. } = cache.recovery();
+    if records == 0 || is_done {
+        return;
+    }
+    tracing::info!(records, "recovering what the journal holds; objects are served meanwhile");
+    let begun = SystemClock.now();
+    for look in 1.. {
+        SystemClock.sleep(LOOK_DELAY).await;
+        let RecoveryProgress { records, records_applied, objects_failed, is_done, .. } = cache.recovery();
+        let took_ms = SystemClock.now().0.saturating_sub(begun.0) / 1_000_000;
+        if is_done && objects_failed > 0 {
+            tracing::error!(
+                records,
+                records_applied,
+                objects_failed,
+                took_ms,
+                "some objects could not be recovered: their records are damaged, and operations on them fail"
+            );
+        } else if is_done {
+            tracing::info!(records, took_ms, "everything that the journal held is recovered");
+        } else if look % LOOKS_PER_LINE == 0 {
+            tracing::info!(records, records_applied, objects_failed, took_ms, "recovering");
+        }
+        if is_done {
+            return;
+        }
+    }
+}
+
+/// Between tries, when storing fails at once.
+const FLUSH_RETRY_DELAY: Duration = Duration::from_millis(100);
+
+/// How long the journal has to confirm what the store has not taken.
+const JOURNAL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Acknowledged writes that are not stored when a cache has shut down.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the object cache ended with {dirty_bytes} bytes of acknowledged writes not stored: {why}")]
+pub struct ShutdownError {
+    /// How much is lost, as far as the cache knows, in bytes.
+    pub dirty_bytes: u64,
+    /// Why.
+    pub why: String,
+}
+
+impl ShutdownError {
+    /// Returns the error for a cache that still has dirty data or losses.
+    pub fn of_cache(cache: &ObjectCache, why: impl Into<String>) -> ShutdownError {
+        let mut why = why.into();
+        if cache.journal_health().is_some_and(|health| health.state == JournalState::Ok) {
+            why.push_str(
+                "; the journal has what was acknowledged as journaled, and the next start stores it",
+            );
+        }
+        let objects = cache.recovery().objects_failed;
+        if objects > 0 {
+            let keeps = format!(
+                "; {objects} objects could not be recovered: the journal keeps their records, and `cachectl journal export` saves what is readable"
+            );
+            why.push_str(&keeps);
+        }
+        ShutdownError { dirty_bytes: cache.counters().dirty_bytes + cache.lost().bytes(), why }
+    }
+}
+
+/// Stores what is dirty, for at most `flush_max`, and closes the journal, if there is one: it then has nothing to
+/// replay. What the store does not take in time is no loss if the journal has all of it: the next start stores it.
+/// No other task may change anything any more.
+///
+/// # Errors
+/// [`ShutdownError`] with what was acknowledged and is neither stored nor in the journal, and if objects could not be
+/// recovered from the journal, which then keeps their records.
+pub async fn store_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), ShutdownError> {
+    if cache.is_stored() {
+        // The store need not be asked, which may be away.
+        close_stored_journal(cache).await;
+        return Ok(());
+    }
+    match flush_all(cache, flush_max).await {
+        Ok(()) => close_stored_journal(cache).await,
+        Err(_) if journal_all(cache).await && cache.recovery().objects_failed == 0 => {}
+        Err(error) => return Err(ShutdownError::of_cache(cache, error.to_string())),
+    }
+    Ok(())
+}
+
+/// Closes the journal of a cache that has everything stored, if there is one.
+pub async fn close_stored_journal(cache: &ObjectCache) {
+    // Everything is stored: a journal that fails to state so costs the next start a replay.
+    if let Err(error) = cache.close_journal().await {
+        tracing::warn!(cause = %error, "the journal could not be closed");
+    }
+}
+
+/// Stores what is dirty when it is called, and tries for at most `flush_max`. The cache goes on, whatever comes of it.
+///
+/// # Cancel safety
+/// Dropping the future ends the attempts.
+///
+/// # Errors
+/// The last attempt's.
+pub async fn flush_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), Error> {
+    let dirty_bytes = cache.counters().dirty_bytes;
+    if dirty_bytes > 0 {
+        tracing::info!(dirty_bytes, "storing what is dirty");
+    }
+    let deadline = SystemClock.now() + flush_max;
+    let mut last_logged = String::new();
+    loop {
+        let mut request = FlushRequest::new(Scope::All);
+        request.call.deadline = Some(deadline);
+        let error = match cache.flush(request).await {
+            Ok(_) => return Ok(()),
+            Err(error) => error,
+        };
+        // With nothing dirty left, the error is about the store's own data.
+        let is_hopeless = !may_pass(&error) && cache.counters().dirty_bytes == 0;
+        let again = SystemClock.now() + FLUSH_RETRY_DELAY;
+        if is_hopeless || again >= deadline {
+            return Err(error);
+        }
+        let cause = error.to_string();
+        if cause != last_logged {
+            tracing::warn!(cause, "cannot store what is dirty yet");
+            last_logged = cause;
+        }
+        SystemClock.sleep_until(again).await;
+    }
+}
+
+/// Makes durable in the journal what the store has not taken, and closes the journal. Returns whether all of it is
+/// there.
+async fn journal_all(cache: &ObjectCache) -> bool {
+    if cache.journal_health().is_none() {
+        return false;
+    }
+    let mut request = FlushRequest::new(Scope::All).durability(Durability::Journaled);
+    request.call.deadline = Some(SystemClock.now() + JOURNAL_TIMEOUT);
+    if cache.flush(request).await.is_err() {
+        return false;
+    }
+    let dirty_bytes = cache.counters().dirty_bytes;
+    match cache.close_journal().await {
+        Ok(()) => {
+            // Of objects that could not be recovered the caller reports.
+            if dirty_bytes > 0 || cache.recovery().objects_failed == 0 {
+                tracing::warn!(dirty_bytes, "the journal has what is not stored: the next start stores it");
+            }
+            true
+        }
+        Err(error) => {
+            tracing::warn!(cause = %error, "the journal could not be closed");
+            false
+        }
+    }
+}
+
+/// The shortest time between two lines of a kind; events in between are counted.
+const QUIET: Duration = Duration::from_secs(10);
+
+/// Logs the events of the store called `name` until it is dropped: full, degraded, recovered, or lost and
+/// found again. Lines of a kind are at least 10 s apart.
+pub async fn log_events(mut events: Subscription, name: String) {
+    let mut away = Rate::default();
+    let mut trouble = Rate::default();
+    // Whether a line reports trouble: then the recovery gets a line as well.
+    let mut is_logged = false;
+    while let Some(event) = events.recv().await {
+        match event {
+            Event::Missed => {
+                if let Some(more) = away.admits(Instant::now()) {
+                    tracing::warn!(
+                        store = name,
+                        times = more + 1,
+                        "the connection to the store broke, or it restarted; clean copies are dropped"
+                    );
+                }
+            }
+            Event::Emptied => {
+                tracing::error!(
+                    store = name,
+                    "the store was in memory and has come back without anything: all that was stored there is lost; clean \
+                     copies are dropped, and what is dirty is stored again"
+                );
+            }
+            Event::Full => {
+                is_logged = true;
+                tracing::warn!(store = name, "the store is full");
+            }
+            Event::Degraded(why) => {
+                if let Some(more) = trouble.admits(Instant::now()) {
+                    is_logged = true;
+                    tracing::warn!(store = name, cause = %why, times = more + 1, "the store is in trouble");
+                }
+            }
+            Event::Recovered if std::mem::take(&mut is_logged) => {
+                tracing::info!(store = name, "the store works again");
+            }
+            Event::Fenced(scope, epoch) => {
+                tracing::info!(store = name, ?scope, %epoch, "a newer writer has claimed a scope");
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Admits an event once in a while, and counts the others.
+#[derive(Default)]
+pub(crate) struct Rate {
+    last: Option<Instant>,
+    held_back: u64,
+}
+
+impl Rate {
+    /// Returns, if it is time for a line, how many events were held back since the last one.
+    pub(crate) fn admits(&mut self, now: Instant) -> Option<u64> {
+        if self.last.is_some_and(|last| now.saturating_duration_since(last) < QUIET) {
+            self.held_back += 1;
+            return None;
+        }
+        self.last = Some(now);
+        Some(std::mem::take(&mut self.held_back))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_that_flaps_is_logged_once_in_a_while_with_a_count() {
+        let start = Instant::now();
+        let mut rate = Rate::default();
+        assert_eq!(rate.admits(start), Some(0));
+        for millis in 1..=7 {
+            assert_eq!(rate.admits(start + Duration::from_millis(millis)), None);
+        }
+        assert_eq!(rate.admits(start + QUIET), Some(7));
+        assert_eq!(rate.admits(start + QUIET * 2), Some(0));
+    }
+}
