@@ -1,8 +1,17 @@
-//! What the routes of an object cache have in common: the answer once it has ended, and how long a request waits.
+//! The routes of an object cache: taking it out of the path of requests and putting it back, and its namespaces.
 
+use std::cmp::Reverse;
+use std::future::Future;
 use std::time::Duration;
 
-use crate::routes::Response;
+use blocker::{Error, Namespace, NamespaceSettings, Result, WriteMode};
+use cached_core::object::{
+    DirtyData, NamespaceCounters, ObjectCache, SettingSource, SettingsInForce, WeakObjectCache,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::routes::{Access, Request, Response, Routes};
 
 /// The longest that a request waits: shorter than the time after which a response is dropped.
 const WAIT_MAX: Duration = Duration::from_secs(20);
@@ -17,8 +26,245 @@ pub(crate) fn wait_of(asked_ms: Option<u64>) -> Duration {
     asked_ms.map_or(WAIT_MAX, |millis| Duration::from_millis(millis).min(WAIT_MAX))
 }
 
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+struct Switch {
+    wait_ms: Option<u64>,
+}
+
+/// Adds the routes. They keep no cache open.
+pub(crate) fn add_attach_routes(routes: &Routes, cache: &ObjectCache) {
+    let shown = cache.downgrade();
+    routes.get("/cache.json", Access::Read, move |_| {
+        let response = shown.upgrade().map_or_else(ended, |cache| Response::json(&status(&cache)));
+        async move { response }
+    });
+    let detached = cache.downgrade();
+    routes.post("/cache/detach", move |request| detach(detached.clone(), request));
+    let attached = cache.downgrade();
+    routes.post("/cache/attach", move |request| attach(attached.clone(), request));
+}
+
+fn status(cache: &ObjectCache) -> Value {
+    let (status, counters) = (cache.attach_status(), cache.counters());
+    json!({
+        "state": status.state.name(),
+        "why": status.why,
+        "cached_bytes": counters.memory_bytes.saturating_sub(counters.free_bytes),
+        "dirty_bytes": counters.dirty_bytes,
+    })
+}
+
+async fn detach(cache: WeakObjectCache, request: Request) -> Response {
+    let Some(cache) = cache.upgrade() else { return ended() };
+    tracing::info!(peer = %request.peer(), "the admin listener detaches the object cache");
+    switch(&cache, &request, cache.detach_cache(None)).await
+}
+
+async fn attach(cache: WeakObjectCache, request: Request) -> Response {
+    let Some(cache) = cache.upgrade() else { return ended() };
+    tracing::info!(peer = %request.peer(), "the admin listener attaches the object cache");
+    switch(&cache, &request, cache.attach_cache(None)).await
+}
+
+async fn switch(
+    cache: &ObjectCache,
+    request: &Request,
+    switched: impl Future<Output = Result<()>>,
+) -> Response {
+    let body = match request.body() {
+        [] => Ok(Switch::default()),
+        body => serde_json::from_slice(body),
+    };
+    let wait = match body {
+        Ok(Switch { wait_ms }) => wait_of(wait_ms),
+        Err(error) => return Response::failure(400, format_args!("give {{\"wait_ms\": 5000}}: {error}")),
+    };
+    let (is_done, why) = match tokio::time::timeout(wait, switched).await {
+        Ok(Ok(())) => (true, None),
+        Ok(Err(error)) => (false, Some(error.to_string())),
+        Err(_) => (false, None),
+    };
+    let mut answer = status(cache);
+    answer["done"] = json!(is_done);
+    if let Some(why) = why {
+        answer["why"] = json!(why);
+    } else if !is_done && answer["why"].is_null() {
+        answer["why"] = json!("what is dirty is not stored yet, or changes are under way");
+    }
+    Response::json(&answer)
+}
+
+/// The most namespaces that are listed.
+const LISTED_MAX: usize = 4097;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Set {
+    namespace: String,
+    write: Option<WriteMode>,
+    #[serde(default)]
+    settings: NamespaceSettings,
+    wait_ms: Option<u64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Remove {
+    namespace: String,
+    #[serde(default)]
+    flush: bool,
+    #[serde(default)]
+    discard_dirty: bool,
+    wait_ms: Option<u64>,
+}
+
+/// Adds the routes. They keep no cache open.
+pub(crate) fn add_namespace_routes(routes: &Routes, cache: &ObjectCache) {
+    let listed = cache.downgrade();
+    routes.get("/namespaces.json", Access::Read, move |request| {
+        let response = listed.upgrade().map_or_else(ended, |cache| list(&cache, request.query("name")));
+        async move { response }
+    });
+    let changed = cache.downgrade();
+    routes.post("/namespaces/set", move |request| set(changed.clone(), request));
+    let removed = cache.downgrade();
+    routes.post("/namespaces/remove", move |request| remove(removed.clone(), request));
+}
+
+fn list(cache: &ObjectCache, name: Option<String>) -> Response {
+    let mut all = cache.namespaces();
+    if let Some(name) = name {
+        let found = all.iter().find(|of| of.namespace.as_ref().is_some_and(|own| own.to_string() == name));
+        return match found {
+            Some(of) => {
+                let mut value = value(of);
+                if let Some(name) = &of.namespace {
+                    add_settings(cache, name, &mut value);
+                }
+                Response::json(&value)
+            }
+            None => {
+                Response::failure(404, format_args!("no namespace {name:?} is configured, or has been used"))
+            }
+        };
+    }
+    all.sort_by_key(|of| Reverse((of.dirty_bytes, of.cached_bytes)));
+    let values: Vec<Value> = all.iter().take(LISTED_MAX).map(value).collect();
+    Response::json(&json!({ "namespaces": values }))
+}
+
+/// Adds the settings of a namespace, by key, `null` where it has none of its own, and their sources.
+fn add_settings(cache: &ObjectCache, name: &Namespace, value: &mut Value) {
+    let SettingsInForce { write: (_, write), values, .. } = cache.namespace_settings(name);
+    value["sources"]["write"] = json!(write.to_string());
+    for (key, (number, source)) in values {
+        value["settings"][key.name()] = json!(number);
+        if source != SettingSource::Default {
+            value["sources"][key.name()] = json!(source.to_string());
+        }
+    }
+}
+
+/// Returns what is shown of a namespace; its name is `null` for all together that are not counted apart.
+fn value(of: &NamespaceCounters) -> Value {
+    json!({
+        "namespace": of.namespace.as_ref().map(ToString::to_string),
+        "write": of.write_mode.to_string(),
+        "changing": of.is_mode_changing,
+        "configured": of.is_configured,
+        "objects": of.objects,
+        "cached_bytes": of.cached_bytes,
+        "dirty_bytes": of.dirty_bytes,
+        "dirty_bytes_max": of.dirty_bytes_max,
+        "dirty_age_ms": u64::try_from(of.dirty_age.as_millis()).unwrap_or(u64::MAX),
+        "writes_throttled": of.writes_throttled,
+        "read_hits": of.read_hits,
+        "read_misses": of.read_misses,
+        "writes": of.writes.iter().sum::<u64>(),
+    })
+}
+
+async fn set(cache: WeakObjectCache, request: Request) -> Response {
+    let Some(cache) = cache.upgrade() else { return ended() };
+    let Set { namespace, write, mut settings, wait_ms } = match serde_json::from_slice(request.body()) {
+        Ok(body) => body,
+        Err(error) => {
+            let form = "{\"namespace\": \"NAME\", \"write\": \"back\"}";
+            return Response::failure(400, format_args!("give {form}: {error}"));
+        }
+    };
+    let name = match name_of(&namespace) {
+        Ok(name) => name,
+        Err(error) => return Response::failure(400, error),
+    };
+    settings.write = write.or(settings.write);
+    if settings.is_empty() {
+        return Response::failure(400, "give a write mode, or settings, or both");
+    }
+    let values = serde_json::to_string(&settings).unwrap_or_default();
+    tracing::info!(peer = %request.peer(), %namespace, settings = values, "the admin listener changes a namespace");
+    // What is left is stored without a caller that waits.
+    match tokio::time::timeout(wait_of(wait_ms), cache.change_namespace(&name, &settings, None)).await {
+        Ok(Ok(())) => Response::json(&json!({ "done": true })),
+        Ok(Err(error @ (Error::Invalid(_) | Error::OutOfSpace(_)))) => Response::failure(409, error),
+        Ok(Err(error)) => Response::json(&json!({ "done": false, "why": error.to_string() })),
+        Err(_) => {
+            let why = "changes of the mode before are under way, or not stored yet";
+            Response::json(&json!({ "done": false, "why": why }))
+        }
+    }
+}
+
+/// Returns the namespace of this name.
+///
+/// # Errors
+/// It is none, or reserved for servers.
+fn name_of(text: &str) -> blocker::Result<Namespace> {
+    let name = Namespace::copy_from(text.as_bytes())?;
+    name.check_unreserved().map(|()| name)
+}
+
+async fn remove(cache: WeakObjectCache, request: Request) -> Response {
+    let Some(cache) = cache.upgrade() else { return ended() };
+    let Remove { namespace, flush, discard_dirty, wait_ms } = match serde_json::from_slice(request.body()) {
+        Ok(body) => body,
+        Err(error) => {
+            return Response::failure(400, format_args!("give {{\"namespace\": \"NAME\"}}: {error}"));
+        }
+    };
+    let name = match name_of(&namespace) {
+        Ok(name) => name,
+        Err(error) => return Response::failure(400, error),
+    };
+    let dirty_data = match (flush, discard_dirty) {
+        (false, false) => DirtyData::Refuse,
+        (true, false) => DirtyData::Store,
+        (false, true) => DirtyData::Discard,
+        (true, true) => {
+            let why =
+                "flush and discard_dirty exclude each other: data that are not stored are stored or dropped";
+            return Response::failure(400, why);
+        }
+    };
+    tracing::info!(peer = %request.peer(), %namespace, ?dirty_data, "the admin listener removes a namespace");
+    match tokio::time::timeout(wait_of(wait_ms), cache.remove_namespace(name, dirty_data, None)).await {
+        Ok(Ok(removed)) => Response::json(&json!({
+            "done": true,
+            "dropped_bytes": removed.dropped_bytes,
+            "discarded_bytes": removed.discarded_bytes,
+        })),
+        Ok(Err(Error::Missing)) => {
+            Response::failure(404, format_args!("no namespace {namespace:?} is configured, or has been used"))
+        }
+        Ok(Err(error @ Error::Denied(_))) => Response::failure(409, error),
+        Ok(Err(error)) => Response::json(&json!({ "done": false, "why": error.to_string() })),
+        Err(_) => Response::json(&json!({ "done": false, "why": "its data are not stored yet" })),
+    }
+}
+
 #[cfg(test)]
-pub(crate) mod tests {
+pub(crate) mod cache_routes_tests {
     use hyper::Method;
     use hyper::header::HeaderMap;
     use serde_json::Value;
@@ -40,5 +286,128 @@ pub(crate) mod tests {
         let response = runtime.block_on((route.handler)(request));
         let text = String::from_utf8_lossy(&response.body).into_owned();
         (response.status.as_u16(), serde_json::from_str(&text).unwrap_or(Value::String(text)))
+    }
+}
+
+#[cfg(test)]
+mod attaching_tests {
+    use std::sync::Arc;
+
+    use blocker::executor::block_on;
+    use blocker::{Blocker, Memory, Namespace, WriteMode, WriteRequest};
+    use hyper::Method;
+
+    use super::*;
+    use super::cache_routes_tests::ask;
+
+    #[test]
+    fn the_cache_is_detached_and_attached() {
+        let cache = ObjectCache::builder(Arc::new(Memory::default())).memory_bytes(8 << 20);
+        let name = Namespace::new("vm").expect("a name");
+        let cache = cache.namespace_write_mode(name, WriteMode::Back).start().expect("a cache");
+        let routes = Routes::new();
+        add_attach_routes(&routes, &cache);
+        let write = WriteRequest::new("vm/o".parse().expect("a name"), 0, vec![1; 4096]);
+        block_on(cache.write(write)).expect("it is written");
+        let shown = ask(&routes, &Method::GET, "/cache.json", "", "").1;
+        assert_eq!(shown["state"], "attached", "{shown}");
+        assert!(shown["dirty_bytes"].as_u64() >= Some(4096), "{shown}");
+        for body in ["", "{\"wait_ms\": 20000}"] {
+            let (status, done) = ask(&routes, &Method::POST, "/cache/detach", "", body);
+            let wanted =
+                json!({"done": true, "state": "detached", "why": null, "cached_bytes": 0, "dirty_bytes": 0});
+            assert_eq!((status, done), (200, wanted));
+        }
+        let (status, done) = ask(&routes, &Method::POST, "/cache/attach", "", "{}");
+        assert_eq!((status, &done["done"], &done["state"]), (200, &json!(true), &json!("attached")));
+        assert_eq!(ask(&routes, &Method::POST, "/cache/attach", "", "{\"wait\": 1}").0, 400);
+        drop(cache);
+        assert_eq!(ask(&routes, &Method::POST, "/cache/detach", "", "").0, 503);
+    }
+}
+
+#[cfg(test)]
+mod namespaces_tests {
+    use std::sync::Arc;
+
+    use blocker::executor::block_on;
+    use blocker::{Blocker, Memory, ReadRequest, WriteRequest};
+    use hyper::Method;
+
+    use super::*;
+    use super::cache_routes_tests::ask;
+
+    #[test]
+    fn namespaces_are_listed_set_and_removed() {
+        let cache = ObjectCache::builder(Arc::new(Memory::default())).memory_bytes(8 << 20);
+        let cache = cache.start().expect("a cache");
+        let routes = Routes::new();
+        add_namespace_routes(&routes, &cache);
+        let post = |path: &str, body: Value| ask(&routes, &Method::POST, path, "", &body.to_string());
+        let show = |query: &str| ask(&routes, &Method::GET, "/namespaces.json", query, "null");
+        assert_eq!(
+            post("/namespaces/set", json!({"namespace": "vm", "write": "back"})),
+            (200, json!({"done": true}))
+        );
+        let write = WriteRequest::new("vm/o".parse().expect("a name"), 0, vec![1; 4096]);
+        block_on(cache.write(write)).expect("it is written");
+        let (status, vm) = show("name=vm");
+        assert_eq!((status, &vm["write"], &vm["changing"]), (200, &json!("back"), &json!(false)));
+        assert!(vm["dirty_bytes"].as_u64() >= Some(4096), "{vm}");
+        let settings = json!({"namespace": "vm", "settings": {"quota_bytes_max": 8192, "store_weight": 3}});
+        assert_eq!(post("/namespaces/set", settings), (200, json!({"done": true})));
+        let vm = show("name=vm").1;
+        assert_eq!(
+            (&vm["settings"]["quota_bytes_max"], &vm["write"]),
+            (&json!(8192), &json!("back")),
+            "{vm}"
+        );
+        let sources = json!({"write": "command", "quota_bytes_max": "command", "store_weight": "command"});
+        assert_eq!(vm["sources"], sources);
+        let write = WriteRequest::new("vm/p".parse().expect("a name"), 0, vec![1; 16384]);
+        assert!(matches!(block_on(cache.write(write)), Err(Error::OutOfSpace(_))));
+        let wrong = json!({"namespace": "vm", "settings": {"store_weight": 0}});
+        assert_eq!(post("/namespaces/set", wrong).0, 409);
+        let none = json!({"namespace": "vm", "settings": {"quota_bytes_max": null}});
+        assert_eq!(post("/namespaces/set", none).0, 200);
+        assert_eq!(show("name=vm").1["settings"]["quota_bytes_max"], Value::Null);
+        assert_eq!(post("/namespaces/set", json!({"namespace": "vm", "settings": {"colour": 1}})).0, 400);
+        assert_eq!(show("name=none").0, 404);
+        let listed = show("").1;
+        assert_eq!(
+            (listed["namespaces"].as_array().map(Vec::len), &listed["namespaces"][0]["namespace"]),
+            (Some(1), &json!("vm"))
+        );
+        let (status, why) = post("/namespaces/remove", json!({"namespace": "vm"}));
+        assert_eq!(status, 409);
+        assert!(why.to_string().contains("bytes that are not stored"), "{why}");
+        let (status, done) = post("/namespaces/remove", json!({"namespace": "vm", "flush": true}));
+        assert_eq!((status, done), (200, json!({"done": true, "dropped_bytes": 4096, "discarded_bytes": 0})));
+        assert_eq!(show("name=vm").1["write"], "through");
+        assert_eq!(post("/namespaces/remove", json!({"namespace": "none"})).0, 404);
+        let both = json!({"namespace": "vm", "flush": true, "discard_dirty": true});
+        assert_eq!(post("/namespaces/remove", both).0, 400);
+        post("/namespaces/set", json!({"namespace": "vm", "write": "back"}));
+        let write = WriteRequest::new("vm/o".parse().expect("a name"), 0, vec![2; 4096]);
+        block_on(cache.write(write)).expect("it is written");
+        let (status, done) = post("/namespaces/remove", json!({"namespace": "vm", "discard_dirty": true}));
+        assert_eq!((status, &done["done"], &done["discarded_bytes"]), (200, &json!(true), &json!(4096)));
+        let kept =
+            block_on(cache.read(ReadRequest::new("vm/o".parse().expect("a name"), 0, 1))).expect("there");
+        assert_eq!(kept.data.to_vec(), [1], "as the store has it");
+        for wrong in
+            [json!({"namespace": "vm"}), json!({"namespace": "vm", "write": "sideways"}), json!({"x": 1})]
+        {
+            assert_eq!(post("/namespaces/set", wrong).0, 400);
+        }
+        for (path, body) in [
+            ("/namespaces/set", json!({"namespace": ".synapse", "write": "back"})),
+            ("/namespaces/remove", json!({"namespace": ".synapse", "discard_dirty": true})),
+        ] {
+            let (status, why) = post(path, body);
+            assert!(status == 400 && why.to_string().contains("reserved"), "{path}: {status} {why}");
+        }
+        drop(cache);
+        assert_eq!(show("").0, 503);
     }
 }

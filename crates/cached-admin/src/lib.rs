@@ -13,7 +13,7 @@
 //! | module | content |
 //! |---|---|
 //! | [`routes`] | requests, responses, and the table of routes |
-//! | [`tokens`] | the bearer tokens and their file |
+//! | [`Tokens`] | the bearer tokens and their file |
 //! | [`health`] | what liveness, readiness and the end of the start depend on |
 //! | [`status`] | the document `/status.json`, with an hour of history |
 //! | [`sources`] | what an object cache, a store and a synapse server show |
@@ -33,20 +33,12 @@
 //! ```
 #![warn(missing_debug_implementations)]
 
-mod access;
-mod attaching;
 mod builtin;
 mod cache_routes;
-mod config;
-mod connection;
-mod console;
 pub mod control;
-mod counts;
 pub mod health;
 pub mod insight;
 mod listener;
-mod namespaces;
-mod parts;
 pub mod process;
 pub mod routes;
 pub mod sources;
@@ -54,12 +46,9 @@ pub mod status;
 mod table;
 #[cfg(test)]
 mod tls_tests;
-pub mod tokens;
 
-pub use config::{ADDRESS_DEFAULT, AdminConfig};
 pub use health::Health;
 pub use listener::{AdminError, AdminServer};
 pub use routes::{Access, Request, Response, Routes};
 pub use status::Status;
-pub use table::AdminTable;
-pub use tokens::{Tokens, TokensRead};
+pub use table::{ADDRESS_DEFAULT, AdminConfig, AdminTable, Tokens, TokensRead};

@@ -10,17 +10,11 @@ use cached_metrics::{Collect, Families, Registration};
 use crate::listener::AdminServer;
 use crate::status::{Document, Source};
 
-mod journal;
-mod namespaces;
 mod objects;
-mod prefixed;
 mod store;
-mod synapse;
 
 pub use objects::ObjectsSource;
-pub use prefixed::Prefixed;
-pub use store::{AWAY_AFTER, StoreSource, measured};
-pub use synapse::SynapseSource;
+pub use store::{AWAY_AFTER, Prefixed, StoreSource, SynapseSource, measured};
 
 /// Keeps a component shown. Dropping it removes the component from metrics, status and health, and releases it: to be
 /// dropped before the component is closed.

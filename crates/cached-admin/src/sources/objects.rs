@@ -3,13 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cached_core::object::{AttachState, JournalState, ObjectCache};
-use cached_metrics::{Collect, Families, Value};
+use blocker::WriteMode;
+use cached_core::object::{AttachState, DURABILITIES, JournalState, NamespaceCounters, ObjectCache};
+use cached_metrics::{Collect, Families, Label, Value};
 
-use super::{Shown, journal, namespaces};
 use crate::listener::AdminServer;
+use crate::sources::Shown;
+use crate::sources::store::journal_part;
 use crate::status::Source;
-use crate::status::document::{Document, Memory, Objects};
+use crate::status::document::{Document, Memory, NamespacePart, Objects};
 
 /// By how much dirty data may be older than the age at which their flush begins before the program is not ready.
 const DIRTY_AGE_MARGIN: Duration = Duration::from_secs(30);
@@ -46,8 +48,8 @@ impl ObjectsSource {
         });
         let noted = Arc::downgrade(&source);
         admin.health().note_readiness(move || attach_note(noted.upgrade()?.cache.attach_status().state));
-        crate::namespaces::add_routes(admin.routes(), cache);
-        crate::attaching::add_routes(admin.routes(), cache);
+        crate::cache_routes::add_namespace_routes(admin.routes(), cache);
+        crate::cache_routes::add_attach_routes(admin.routes(), cache);
         Shown::new(admin, &source)
     }
 }
@@ -66,7 +68,7 @@ fn attach_note(state: AttachState) -> Option<String> {
 impl Collect for ObjectsSource {
     fn collect(&self, into: &mut Families) {
         self.cache.collect(into);
-        namespaces::collect(self.cache.namespaces(), into);
+        collect_namespaces(self.cache.namespaces(), into);
         let seconds = |time: Duration| Value::Gauge(time.as_secs_f64());
         let help = "The age of the oldest change that is not stored yet.";
         into.sample("cache_dirty_age_seconds", help, Vec::new(), seconds(self.cache.dirty_age()));
@@ -83,8 +85,8 @@ impl Collect for ObjectsSource {
 impl Source for ObjectsSource {
     fn fill(&self, document: &mut Document) {
         let counters = self.cache.counters();
-        let (namespaces, namespaces_other) = namespaces::parts(self.cache.namespaces());
-        document.journal = journal::part(&self.cache);
+        let (namespaces, namespaces_other) = namespace_parts(self.cache.namespaces());
+        document.journal = journal_part(&self.cache);
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         document.memory.push(Memory {
             owner: "objects",
@@ -120,5 +122,215 @@ impl Source for ObjectsSource {
             namespaces,
             namespaces_other,
         });
+    }
+}
+
+/// The namespaces that the document shows.
+const SHOWN_MAX: usize = 50;
+
+/// The most namespaces with series of their own that are not configured.
+const SERIES_MAX: usize = 64;
+
+/// The name of all without series of their own.
+const OTHERS: &str = "other";
+
+fn name(of: &NamespaceCounters) -> String {
+    of.namespace.as_ref().map_or_else(|| OTHERS.to_owned(), ToString::to_string)
+}
+
+/// Returns the namespaces that have series of their own, and at the end one that has the sums of the others, if
+/// there are any. Those that are configured have series of their own, and of the others the first
+/// [`SERIES_MAX`] that were used: not the largest, whose counters would jump as they come and go.
+fn with_series(all: Vec<NamespaceCounters>) -> Vec<NamespaceCounters> {
+    let mut unconfigured = 0;
+    let (mut shown, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|of| {
+        let counts = of.namespace.is_some() && !of.is_configured;
+        unconfigured += usize::from(counts);
+        of.namespace.is_some() && (!counts || unconfigured <= SERIES_MAX)
+    });
+    shown.extend(others.into_iter().reduce(together));
+    shown
+}
+
+/// Returns the sums of two namespaces, under no name.
+fn together(a: NamespaceCounters, b: NamespaceCounters) -> NamespaceCounters {
+    let mut sum = a;
+    (sum.namespace, sum.is_configured, sum.dirty_bytes_max) = (None, false, None);
+    // Namespaces with a share are configured; one that was has its share still.
+    (sum.memory_target_bytes, sum.ghost_hit_bytes, sum.memory_gain) = (None, None, None);
+    sum.objects += b.objects;
+    sum.cached_bytes += b.cached_bytes;
+    sum.dirty_bytes += b.dirty_bytes;
+    sum.dirty_age = sum.dirty_age.max(b.dirty_age);
+    sum.writes_throttled += b.writes_throttled;
+    sum.read_hits += b.read_hits;
+    sum.read_misses += b.read_misses;
+    sum.store += b.store;
+    sum.quota = None;
+    sum.quota_refusals += b.quota_refusals;
+    sum.read_ahead_bytes += b.read_ahead_bytes;
+    sum.read_ahead_used_bytes += b.read_ahead_used_bytes;
+    sum.read_ahead_wasted_bytes += b.read_ahead_wasted_bytes;
+    sum.bypassed_read_bytes += b.bypassed_read_bytes;
+    sum.bypassed_write_bytes += b.bypassed_write_bytes;
+    sum.writes.iter_mut().zip(b.writes).for_each(|(sum, count)| *sum += count);
+    sum
+}
+
+/// Writes the metrics: a series for each of the namespaces that have one ([`with_series`]), and for the others
+/// together.
+pub(super) fn collect_namespaces(all: Vec<NamespaceCounters>, into: &mut Families) {
+    let all = with_series(all);
+    let labels = |of: &NamespaceCounters| -> Vec<Label> { vec![("namespace", name(of)).into()] };
+    let mut gauges = |metric: &'static str, help: &'static str, value: fn(&NamespaceCounters) -> f64| {
+        all.iter().for_each(|of| into.sample(metric, help, labels(of), Value::Gauge(value(of))));
+    };
+    gauges("cache_namespace_objects", "Objects in the index, by namespace.", |of| of.objects as f64);
+    gauges("cache_namespace_cached_bytes", "Data in memory, by namespace.", |of| of.cached_bytes as f64);
+    let help = "Data that the store does not have yet, by namespace.";
+    gauges("cache_namespace_dirty_bytes", help, |of| of.dirty_bytes as f64);
+    let help = "The age of the oldest change that is not stored yet, by namespace.";
+    gauges("cache_namespace_dirty_age_seconds", help, |of| of.dirty_age.as_secs_f64());
+    for of in &all {
+        own_limits(of, &labels(of), into);
+    }
+    let seconds = |time: Duration| Value::CounterFloat(time.as_secs_f64());
+    for of in &all {
+        let help = "The time that the store took for requests, by namespace.";
+        into.sample("cache_namespace_store_seconds_total", help, labels(of), seconds(of.store.latency));
+        let help = "The time that requests waited before the store was asked, by namespace.";
+        into.sample("cache_namespace_store_wait_seconds_total", help, labels(of), seconds(of.store.waited));
+    }
+    let mut counters = |metric: &'static str, help: &'static str, value: fn(&NamespaceCounters) -> u64| {
+        all.iter().for_each(|of| into.sample(metric, help, labels(of), Value::Counter(value(of))));
+    };
+    let help = "Changes that waited for room for dirty data, by namespace.";
+    counters("cache_namespace_writes_throttled_total", help, |of| of.writes_throttled);
+    let help = "Reads answered from the cache, by namespace.";
+    counters("cache_namespace_read_hits_total", help, |of| of.read_hits);
+    let help = "Reads that had to read the store, by namespace.";
+    counters("cache_namespace_read_misses_total", help, |of| of.read_misses);
+    let help = "Requests to the store, by namespace.";
+    counters("cache_namespace_store_requests_total", help, |of| of.store.requests);
+    let help = "What requests to the store carried, read and written, by namespace.";
+    counters("cache_namespace_store_bytes_total", help, |of| of.store.bytes);
+    let help = "Requests that waited before the store was asked, by namespace.";
+    counters("cache_namespace_store_waits_total", help, |of| of.store.waits);
+    let help = "Changes refused because the quota was used up, by namespace.";
+    counters("cache_namespace_quota_refusals_total", help, |of| of.quota_refusals);
+    let help = "Data read from the store before a client asked for them, by namespace.";
+    counters("cache_namespace_read_ahead_bytes_total", help, |of| of.read_ahead_bytes);
+    let help = "Data read ahead that a client then asked for, by namespace.";
+    counters("cache_namespace_read_ahead_used_bytes_total", help, |of| of.read_ahead_used_bytes);
+    let help = "Data read ahead that were gone before a client asked for them, by namespace.";
+    counters("cache_namespace_read_ahead_wasted_bytes_total", help, |of| of.read_ahead_wasted_bytes);
+    let help = "Data read in order for long, and not kept, by namespace.";
+    counters("cache_namespace_bypassed_read_bytes_total", help, |of| of.bypassed_read_bytes);
+    let help = "Data written in order for long, around the cache, by namespace.";
+    counters("cache_namespace_bypassed_write_bytes_total", help, |of| of.bypassed_write_bytes);
+    for of in &all {
+        for (durability, count) in DURABILITIES.into_iter().zip(of.writes) {
+            let mut labels = labels(of);
+            labels.push(("durability", durability).into());
+            let help = "Changes by namespace and the durability with which they are acknowledged.";
+            into.sample("cache_namespace_writes_total", help, labels, Value::Counter(count));
+        }
+    }
+}
+
+/// Writes what only a namespace with a limit, a share of the memory or a quota of its own has.
+fn own_limits(of: &NamespaceCounters, labels: &[Label], into: &mut Families) {
+    let mut sample = |metric, help, value| into.sample(metric, help, labels.to_vec(), value);
+    if let Some(limit) = of.dirty_bytes_max {
+        let help = "The most data that may be dirty, of a namespace with a limit of its own.";
+        sample("cache_namespace_dirty_limit_bytes", help, Value::Gauge(limit as f64));
+    }
+    if let Some(target) = of.memory_target_bytes {
+        let help = "The memory that is meant for a namespace with a share of its own.";
+        sample("cache_namespace_memory_target_bytes", help, Value::Gauge(target as f64));
+    }
+    if let Some(gain) = of.memory_gain {
+        let help = "The time of loads that more memory might have saved a namespace with a share of its own lately, \
+                    times its weight.";
+        sample("cache_namespace_memory_gain_seconds", help, Value::Gauge(gain.as_secs_f64()));
+    }
+    if let Some(bytes) = of.ghost_hit_bytes {
+        let help = "Data loaded again so soon after their eviction that a quarter more of all memory would have kept \
+                    them.";
+        sample("cache_namespace_ghost_hit_bytes_total", help, Value::Counter(bytes));
+    }
+    if let Some(quota) = of.quota {
+        let help = "The most bytes that the objects of a namespace may have together.";
+        sample("cache_namespace_quota_bytes", help, Value::Gauge(quota.bytes_max as f64));
+        let help = "The bytes that they have, as far as they have been counted.";
+        sample("cache_namespace_used_bytes", help, Value::Gauge(quota.used_bytes as f64));
+        let help = "1 if all of them have been counted.";
+        sample("cache_namespace_used_is_counted", help, Value::Gauge(f64::from(u8::from(quota.is_counted))));
+    }
+}
+
+/// Returns those with the most dirty data, then with the most data, and the number of the others.
+pub(super) fn namespace_parts(mut all: Vec<NamespaceCounters>) -> (Vec<NamespacePart>, u64) {
+    all.sort_by_key(|of| std::cmp::Reverse((of.dirty_bytes, of.cached_bytes)));
+    let others = all.len().saturating_sub(SHOWN_MAX) as u64;
+    (all.iter().take(SHOWN_MAX).map(part).collect(), others)
+}
+
+fn part(of: &NamespaceCounters) -> NamespacePart {
+    let [cached, journaled, replicated, stored] = of.writes;
+    NamespacePart {
+        namespace: name(of),
+        write: match of.write_mode {
+            WriteMode::Through => "through",
+            WriteMode::Around => "around",
+            WriteMode::Back => "back",
+            WriteMode::ReadOnly => "read-only",
+        },
+        objects: of.objects,
+        cached_bytes: of.cached_bytes,
+        dirty_bytes: of.dirty_bytes,
+        dirty_age_ms: u64::try_from(of.dirty_age.as_millis()).unwrap_or(u64::MAX),
+        read_hits: of.read_hits,
+        read_misses: of.read_misses,
+        writes_cached: cached,
+        writes_journaled: journaled,
+        writes_replicated: replicated,
+        writes_stored: stored,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use blocker::executor::block_on;
+    use blocker::{Blocker, Memory, Namespace, WriteMode, WriteRequest};
+    use cached_core::object::ObjectCache;
+
+    use super::*;
+
+    #[test]
+    fn configured_ones_have_series_and_the_first_others_and_no_count_is_missing() {
+        let name = |at: usize| Namespace::new(format!("n{at}")).expect("a name");
+        let cache = ObjectCache::builder(Arc::new(Memory::default())).memory_bytes(8 << 20);
+        let cache = cache.namespace_write_mode(name(90), WriteMode::Through);
+        let cache = cache.start().expect("a cache");
+        for at in 0..100 {
+            let object = format!("n{at}/o").parse().expect("a name");
+            block_on(cache.write(WriteRequest::new(object, 0, vec![1; 10]))).expect("it is written");
+        }
+        let all = cache.namespaces();
+        assert_eq!(all.len(), 100);
+        let shown = with_series(all);
+        let names: Vec<_> = shown.iter().map(|of| of.namespace.clone()).collect();
+        let mut expected = vec![Some(name(90))];
+        expected.extend((0..64).map(|at| Some(name(at))));
+        expected.push(None);
+        assert_eq!(names, expected);
+        let last = shown.last().expect("the others");
+        assert_eq!((last.objects, last.writes.iter().sum::<u64>()), (35, 35));
+        let mut families = Families::new();
+        collect_namespaces(cache.namespaces(), &mut families);
+        assert_eq!(families.get("cache_namespace_objects").expect("a family").samples.len(), 66);
     }
 }

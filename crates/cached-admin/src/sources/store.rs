@@ -1,18 +1,22 @@
-//! The store: latency by operation, and whether it answers.
+//! What a store, a synapse server and a journal show; and metrics under the prefix of a program.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use blocker::{Blocker, Clock, InfoRequest, Measured, Measurements, ObjectId, SystemClock};
-use cached_config::Store as Opened;
-use cached_metrics::{Collect, Families};
+use cached_core::object::{JournalState, ObjectCache};
+use cached_metrics::{Collect, Families, Number, Value};
+use synapse::Server;
 use tokio::time::MissedTickBehavior;
 
-use super::Shown;
 use crate::listener::AdminServer;
+use crate::sources::Shown;
 use crate::status::Source;
-use crate::status::document::{Distribution, Document, OperationPart, Store};
+use crate::status::document::{
+    Distribution, Document, JournalCommits, JournalPart, ListenerPart, OperationPart, Store, Synapse,
+};
+use cached_config::Store as Opened;
 
 /// For how long a store may answer nothing before the program is not ready.
 pub const AWAY_AFTER: Duration = Duration::from_secs(5);
@@ -115,5 +119,174 @@ impl Source for StoreSource {
                 })
                 .collect(),
         });
+    }
+}
+
+/// What is shown of a synapse server.
+pub struct SynapseSource {
+    server: Arc<Server>,
+    addresses: Vec<String>,
+}
+
+impl SynapseSource {
+    /// Shows a synapse server that listens on these addresses: its metrics and its part of the document.
+    pub fn show(admin: &AdminServer, server: &Arc<Server>, addresses: Vec<String>) -> Shown {
+        Shown::new(admin, &Arc::new(SynapseSource { server: Arc::clone(server), addresses }))
+    }
+}
+
+impl std::fmt::Debug for SynapseSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SynapseSource").field("addresses", &self.addresses).finish_non_exhaustive()
+    }
+}
+
+impl Collect for SynapseSource {
+    fn collect(&self, into: &mut Families) {
+        self.server.collect(into);
+    }
+}
+
+impl Source for SynapseSource {
+    fn fill(&self, document: &mut Document) {
+        let families = self.families();
+        let number = |name: &str| families.number(name).map_or(0, cached_metrics::Number::to_u64);
+        let connections = number("synapse_connections_open");
+        let refused = number("synapse_connections_refused_total");
+        document.listeners.push(ListenerPart {
+            listener: self.addresses.join(", "),
+            protocol: "synapse",
+            connections,
+            accepted: number("synapse_connections_total"),
+            refused,
+        });
+        document.synapse = Some(Synapse {
+            connections,
+            sessions: number("synapse_sessions"),
+            requests: number("synapse_requests_total"),
+            refused,
+            broken: number("synapse_connections_broken_total"),
+            silent: number("synapse_connections_silent_total"),
+            replays: number("synapse_replays_total"),
+        });
+    }
+}
+
+/// Returns the part of a cache's journal; `None` if it has none.
+pub(super) fn journal_part(cache: &ObjectCache) -> Option<JournalPart> {
+    let health = cache.journal_health()?;
+    let families = cache.families();
+    let number = |name: &str| families.number(name).map_or(0, Number::to_u64);
+    let millis = |name: &str| gauge(&families, name).map_or(0, |seconds| (seconds * 1000.0) as u64);
+    Some(JournalPart {
+        fill_bytes: number("cached_journal_fill_bytes"),
+        capacity_bytes: number("cached_journal_capacity_bytes"),
+        oldest_age_ms: millis("cached_journal_oldest_seconds"),
+        failed: health.state != JournalState::Ok,
+        records: number("cached_journal_records_total"),
+        commit: commits(&families).unwrap_or_default(),
+    })
+}
+
+fn gauge(families: &Families, name: &str) -> Option<f64> {
+    match families.get(name)?.samples.first()?.value {
+        Value::Gauge(value) => Some(value),
+        _ => None,
+    }
+}
+
+fn commits(families: &Families) -> Option<JournalCommits> {
+    let sample = families.get("cached_journal_commit_seconds")?.samples.first()?;
+    let Value::Histogram { buckets, sum, count } = &sample.value else { return None };
+    let micros = |quantile: f64| quantile_secs(buckets, *count, quantile).map(|secs| (secs * 1e6).round());
+    Some(JournalCommits {
+        count: *count,
+        sum_us: (sum * 1e6) as u64,
+        p50_us: micros(0.5),
+        p99_us: micros(0.99),
+        p999_us: micros(0.999),
+    })
+}
+
+/// Returns a quantile: the upper bound of the bucket that has it, or the last bound.
+fn quantile_secs(buckets: &[(f64, u64)], count: u64, quantile: f64) -> Option<f64> {
+    let rank = (count as f64 * quantile).ceil().max(1.0) as u64;
+    let found = buckets.iter().find(|(_, below)| *below >= rank).or(buckets.last());
+    found.filter(|_| count > 0).map(|(bound, _)| *bound)
+}
+
+/// A component whose metrics get the program's prefix: `synapse_requests_total` becomes
+/// `cached_synapse_requests_total`. The object cache's own, `cache_…`, become `cached_objects_…`, and the memory
+/// backend's, `memory_…`, `cached_memory_backend_…`: the program has memory of other owners.
+///
+/// Names that begin with `cached_`, `memcached_` or `process_` stay as they are.
+#[derive(Debug)]
+pub struct Prefixed<C>(pub C);
+
+impl<C: Collect> Collect for Prefixed<C> {
+    fn collect(&self, into: &mut Families) {
+        for mut family in self.0.families() {
+            let name = &*family.name;
+            if !["cached_", "memcached_", "process_"].iter().any(|prefix| name.starts_with(prefix)) {
+                let renamed = match name.split_once('_') {
+                    Some(("cache", rest)) => format!("cached_objects_{rest}"),
+                    Some(("memory", rest)) => format!("cached_memory_backend_{rest}"),
+                    _ => format!("cached_{name}"),
+                };
+                family.name = renamed.into();
+            }
+            into.add(family);
+        }
+    }
+}
+
+#[cfg(test)]
+mod journal_tests {
+    use super::*;
+
+    #[test]
+    fn a_quantile_is_the_bound_that_so_many_are_below() {
+        let buckets = [(0.001, 0), (0.002, 50), (0.004, 98), (0.008, 99)];
+        assert_eq!(quantile_secs(&buckets, 100, 0.5), Some(0.002));
+        assert_eq!(quantile_secs(&buckets, 100, 0.51), Some(0.004));
+        assert_eq!(quantile_secs(&buckets, 100, 0.99), Some(0.008));
+        assert_eq!(quantile_secs(&buckets, 100, 1.0), Some(0.008), "above all bounds");
+        assert_eq!(quantile_secs(&buckets, 0, 0.5), None);
+    }
+}
+
+#[cfg(test)]
+mod prefixed_tests {
+    use super::*;
+
+    struct Names(&'static [&'static str]);
+
+    impl Collect for Names {
+        fn collect(&self, into: &mut Families) {
+            self.0.iter().for_each(|name| into.counter(*name, "Help.", 1));
+        }
+    }
+
+    #[test]
+    fn every_name_begins_with_the_program() {
+        let names = [
+            "cache_flushes_total",
+            "memory_objects",
+            "synapse_x_total",
+            "cached_y",
+            "memcached_up",
+            "process_z",
+        ];
+        let families = Prefixed(Names(Box::leak(Box::new(names)))).families();
+        let renamed: Vec<&str> = families.as_slice().iter().map(|family| &*family.name).collect();
+        let expected = [
+            "cached_objects_flushes_total",
+            "cached_memory_backend_objects",
+            "cached_synapse_x_total",
+            "cached_y",
+            "memcached_up",
+            "process_z",
+        ];
+        assert_eq!(renamed, expected);
     }
 }

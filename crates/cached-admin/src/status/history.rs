@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use cached_metrics::LatencySnapshot;
 use serde::{Serialize, Serializer};
+
+use crate::status::document::{Document, Store, micros};
 
 /// The length of a step.
 pub const STEP_SECS: u64 = 10;
@@ -83,4 +86,76 @@ impl History {
         self.len = self.len.min(STEPS_MAX);
         self.end_unix_ms = end_unix_ms;
     }
+}
+
+/// Adds the step between two documents.
+pub(super) fn add_step(history: &mut History, before: &Document, now: &Document) {
+    history.add(step(before, now), now.now_unix_ms);
+}
+
+/// Returns the values of one step.
+fn step(before: &Document, now: &Document) -> Vec<(&'static str, Cell)> {
+    let mut cells = Vec::new();
+    let cpu = |document: &Document| {
+        ((document.process.cpu_user_secs + document.process.cpu_system_secs) * 1000.0) as u64
+    };
+    cells.push(("cpu_ms", Cell::Whole(cpu(now).saturating_sub(cpu(before)))));
+    cells.push(("resident_bytes", Cell::Whole(now.process.resident_bytes)));
+    let count = |now: u64, before: Option<u64>| Cell::Whole(now.saturating_sub(before.unwrap_or(0)));
+    if let Some(items) = &now.items {
+        let was = before.items.as_ref();
+        cells.push(("gets", count(items.gets, was.map(|was| was.gets))));
+        cells.push(("get_hits", count(items.get_hits, was.map(|was| was.get_hits))));
+        cells.push(("sets", count(items.sets, was.map(|was| was.sets))));
+        cells.push(("evictions", count(items.evictions, was.map(|was| was.evictions))));
+        cells.push(("received_bytes", count(items.received_bytes, was.map(|was| was.received_bytes))));
+        cells.push(("sent_bytes", count(items.sent_bytes, was.map(|was| was.sent_bytes))));
+        cells.push(("items", Cell::Whole(items.count)));
+        cells.push(("item_bytes", Cell::Whole(items.bytes)));
+        let latency = |command: &str| {
+            let of = |document: &Document| {
+                let found = document.latency.iter().find(|latency| latency.command == command);
+                found.map(|latency| latency.distribution.0).unwrap_or_default()
+            };
+            of(now).since(&of(before))
+        };
+        cells.push(("get_p50_us", quantile(&latency("get"), 0.5)));
+        cells.push(("get_p99_us", quantile(&latency("get"), 0.99)));
+        cells.push(("set_p99_us", quantile(&latency("set"), 0.99)));
+    }
+    if let Some(connections) = &now.connections {
+        cells.push(("connections", Cell::Whole(connections.current)));
+    }
+    if let Some(objects) = &now.objects {
+        let was = before.objects.as_ref();
+        cells.push(("object_read_hits", count(objects.read_hits, was.map(|was| was.read_hits))));
+        cells.push(("object_read_misses", count(objects.read_misses, was.map(|was| was.read_misses))));
+        cells.push(("dirty_bytes", Cell::Whole(objects.dirty_bytes)));
+        cells.push(("dirty_age_ms", Cell::Whole(objects.dirty_age_ms)));
+    }
+    if let Some(store) = &now.store {
+        let operation = |document: &Document, name: &str| {
+            let store = document.store.as_ref();
+            let found =
+                store.and_then(|store| store.operations.iter().find(|operation| operation.operation == name));
+            found.map(|operation| operation.distribution.0).unwrap_or_default()
+        };
+        let between = |name: &str| operation(now, name).since(&operation(before, name));
+        let errors = |store: &Store| store.operations.iter().map(|one| one.errors).sum::<u64>();
+        let (reads, writes) = (between("read"), between("write"));
+        cells.push(("store_reads", Cell::Whole(reads.count())));
+        cells.push(("store_writes", Cell::Whole(writes.count())));
+        cells.push(("store_errors", count(errors(store), before.store.as_ref().map(errors))));
+        cells.push(("store_read_p99_us", quantile(&reads, 0.99)));
+        cells.push(("store_write_p99_us", quantile(&writes, 0.99)));
+    }
+    if let Some(synapse) = &now.synapse {
+        let was = before.synapse.as_ref().map(|was| was.requests);
+        cells.push(("synapse_requests", count(synapse.requests, was)));
+    }
+    cells
+}
+
+fn quantile(latency: &LatencySnapshot, quantile: f64) -> Cell {
+    latency.quantile(quantile).map_or(Cell::Nothing, |duration| Cell::Fraction(micros(duration)))
 }

@@ -2,7 +2,6 @@
 
 pub mod document;
 pub mod history;
-mod step;
 
 use std::fmt;
 use std::sync::Arc;
@@ -134,7 +133,7 @@ impl Status {
         loop {
             steps.tick().await;
             let now = self.present();
-            step::add(&mut self.inner.history.lock(), &before, &now);
+            history::add_step(&mut self.inner.history.lock(), &before, &now);
             before = now;
         }
     }
