@@ -15,9 +15,7 @@ mod admin;
 mod backend;
 mod command;
 mod exit;
-mod interrupt;
 mod output;
-mod progress;
 
 use std::time::Duration;
 

@@ -1,24 +1,14 @@
-//! The subcommands, one per file.
+//! The subcommands: those on objects of a backend, those that ask a running program, and those on the directory of a store or
+//! a journal. What they print, and the backends that they open, are not theirs.
 
 mod bench;
-mod cache;
-mod conformance;
-mod control;
-mod fsck;
-mod get;
-mod health;
-mod init;
 mod insight;
 mod journal;
 mod namespaces;
 mod object;
 mod operate;
-mod put;
-mod s3;
-mod striped;
-mod sweep;
+mod store;
 mod top;
-mod until_done;
 mod volume;
 
 use std::time::Duration;
@@ -34,9 +24,9 @@ use crate::output::Output;
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// Store a file, or standard input, as an object, all or nothing, and durably.
-    Put(put::Put),
+    Put(object::Put),
     /// Write an object to a file, or to standard output.
-    Get(get::Get),
+    Get(object::Get),
     /// Copy an object within the backend.
     Cp(object::Copy),
     /// Show an object's size, version and stamp.
@@ -48,33 +38,33 @@ pub(crate) enum Command {
     /// Make everything in the namespace stored, or journaled.
     Flush(object::Flush),
     /// Make a file store, which other commands and programs do not do by themselves: cachectl init DIR.
-    Init(init::Init),
+    Init(store::Init),
     /// Check the directory of a file store that is not open, and repair it: cachectl fsck DIR [--repair].
-    Fsck(fsck::Fsck),
+    Fsck(store::Fsck),
     /// Remove what unfinished changes and deleted objects have left in a bucket of S3, or count it: cachectl -b s3:… sweep
     /// --dry-run.
     ///
     /// Programs that use the bucket need not stop. They do the same by themselves once in sweep_interval_secs.
-    Sweep(sweep::Sweep),
+    Sweep(store::Sweep),
     /// Inspect, verify, export or discard a journal that no process has open: cachectl journal inspect DIR.
     ///
     /// Exit codes: 0 in order, 1 damaged, 2 it could not be read, for example because it is in use.
     Journal(journal::Journal),
     /// Test the backend against the storage contract.
-    Conformance(conformance::Conformance),
+    Conformance(bench::Conformance),
     /// Show the metrics of the backend and of the layers before it.
-    Stats(control::Stats),
+    Stats(object::Stats),
     /// Show how writes to the namespace are treated, or change it: cachectl -b synapse://… policy back.
     ///
     /// A change ends when nothing of the mode before is left, and holds until the cache restarts.
-    Policy(control::ShowPolicy),
+    Policy(object::ShowPolicy),
     /// List acknowledged changes that can never be stored and have not been repaired, of all namespaces.
-    Lost(control::Lost),
+    Lost(object::Lost),
     /// Measure reads and writes at random offsets.
     Bench(bench::Bench),
     /// Ask a running cached or synapsed whether it is ready, by its admin listener (--admin): exit code 0, or 5
     /// with the reasons.
-    Health(health::Health),
+    Health(operate::Health),
     /// Watch a running cached or synapsed, by its admin listener (--admin).
     Top(top::Top),
     /// Show the configuration in force of a running cached or synapsed, by its admin listener (--admin).
@@ -94,7 +84,7 @@ pub(crate) enum Command {
     /// None of them is served once this is done; their memory becomes free a little later.
     FlushPrefix(operate::FlushPrefix),
     /// Ask something of the S3 sidecar of a running cached, by its admin listener (--admin).
-    S3(s3::S3),
+    S3(operate::S3),
     /// List, show, create, change or remove the namespaces of a running cached or synapsed's object cache, by its admin
     /// listener (--admin), or over synapse if the command line has -b synapse:… and no --admin.
     ///
@@ -103,7 +93,7 @@ pub(crate) enum Command {
     Namespace(namespaces::Namespaces),
     /// Take the object cache of a running cached or synapsed out of the path of requests, or put it back, by its admin
     /// listener (--admin).
-    Cache(cache::Cache),
+    Cache(operate::Cache),
     /// Disks: make, list, show, change, snapshot, clone and delete the volumes of a running cached, by its admin listener
     /// (--admin); import and export contents, on the store itself (--backend).
     Volume(volume::Volume),

@@ -1,22 +1,21 @@
 //! `namespace`: the namespaces of a running server's object cache, by its admin listener or over synapse.
 
-mod by_admin;
-mod by_backend;
-
 use std::time::Duration;
 
-use blocker::{Blocker, DirtyData, Error, NamespaceKey, NamespaceSettings, WriteMode};
-use by_admin::ByAdmin;
-use by_backend::ByBackend;
+use blocker::executor::block_on;
+use blocker::{
+    Blocker, Control, DirtyData, Error, Namespace, NamespaceKey, NamespaceSettings, NamespaceState, WriteMode,
+};
 use cached_config::Size;
 use clap::{Args, Subcommand};
 use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use serde::de::value::StrDeserializer;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::admin::{Admin, AdminArguments};
-use crate::exit::Failure;
+use crate::command::operate::until_done;
+use crate::exit::{About, Failure};
 use crate::output::Output;
 
 #[derive(Args)]
@@ -241,8 +240,110 @@ fn shown(of: &Value) -> String {
     text
 }
 
+/// One request waits for 20 seconds at most; `timeout` is for all of them together.
+pub(super) struct ByAdmin {
+    pub(super) admin: Admin,
+    pub(super) timeout: Option<Duration>,
+}
+
+impl Manager for ByAdmin {
+    fn list(&self) -> Result<Value, Failure> {
+        self.admin.get("/namespaces.json")
+    }
+
+    fn show(&self, name: &str) -> Result<Option<Value>, Failure> {
+        match self.admin.get(&format!("/namespaces.json?name={}", encoded(name))) {
+            // A server without an object cache does not have the route.
+            Err(Failure::Admin { status: Some(404), text, .. }) if text.contains("no namespace") => Ok(None),
+            shown => shown.map(Some),
+        }
+    }
+
+    fn set(&self, name: &str, settings: &NamespaceSettings) -> Result<Value, Failure> {
+        let mut values = settings.clone();
+        let body = json!({ "namespace": name, "write": values.write.take(), "settings": values });
+        until_done(&self.admin, "/namespaces/set", &body, self.timeout)
+    }
+
+    fn remove(&self, name: &str, dirty_data: DirtyData) -> Result<Value, Failure> {
+        let (flush, discard) = (dirty_data == DirtyData::Store, dirty_data == DirtyData::Discard);
+        let body = json!({ "namespace": name, "flush": flush, "discard_dirty": discard });
+        until_done(&self.admin, "/namespaces/remove", &body, self.timeout)
+    }
+}
+
+/// Returns a name as a part of a query.
+fn encoded(name: &str) -> String {
+    let letter = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => char::from(byte).to_string(),
+        other => format!("%{other:02x}"),
+    };
+    name.bytes().map(letter).collect()
+}
+
+pub(super) struct ByBackend<'a>(pub(super) &'a dyn Control);
+
+impl Manager for ByBackend<'_> {
+    fn list(&self) -> Result<Value, Failure> {
+        let mut all: Vec<NamespaceState> = Vec::new();
+        loop {
+            let after = all.last().map(|last| last.namespace.clone());
+            let page = block_on(self.0.namespace_states(after))?;
+            let is_last = !page.has_more || page.states.is_empty();
+            all.extend(page.states);
+            if is_last {
+                break;
+            }
+        }
+        let mut values: Vec<Value> = all.iter().map(value).collect();
+        let amount = |of: &Value, key: &str| of[key].as_u64().unwrap_or(0);
+        values.sort_by_key(|of| std::cmp::Reverse((amount(of, "dirty_bytes"), amount(of, "cached_bytes"))));
+        Ok(json!({ "namespaces": values }))
+    }
+
+    fn show(&self, name: &str) -> Result<Option<Value>, Failure> {
+        match block_on(self.0.namespace_state(namespace(name)?)) {
+            Err(Error::Missing) => Ok(None),
+            state => Ok(Some(value(&state.about(name)?))),
+        }
+    }
+
+    fn set(&self, name: &str, settings: &NamespaceSettings) -> Result<Value, Failure> {
+        block_on(self.0.change_namespace(namespace(name)?, settings.clone())).about(name)?;
+        Ok(json!({ "done": true }))
+    }
+
+    fn remove(&self, name: &str, dirty_data: DirtyData) -> Result<Value, Failure> {
+        let removed = block_on(self.0.remove_namespace(namespace(name)?, dirty_data)).about(name)?;
+        Ok(json!({
+            "done": true,
+            "dropped_bytes": removed.dropped_bytes,
+            "discarded_bytes": removed.discarded_bytes,
+        }))
+    }
+}
+
+fn namespace(name: &str) -> Result<Namespace, Failure> {
+    Ok(Namespace::copy_from(name.as_bytes())?)
+}
+
+/// Returns a state as the admin listener shows it.
+fn value(of: &NamespaceState) -> Value {
+    let mut value = json!({
+        "namespace": of.namespace.to_string(),
+        "write": of.write.to_string(),
+        "changing": of.is_changing,
+        "configured": of.is_configured,
+    });
+    for (name, count) in &of.counts {
+        value[name.as_str()] = json!(count);
+    }
+    value["settings"] = json!(of.settings);
+    value
+}
+
 #[cfg(test)]
-mod tests {
+mod namespaces_tests {
     use serde_json::json;
 
     use super::*;
@@ -280,5 +381,15 @@ mod tests {
             let error = setting(wrong).unwrap_err();
             assert!(error.contains(why), "{wrong}: {error}");
         }
+    }
+}
+
+#[cfg(test)]
+mod by_admin_tests {
+    use super::*;
+
+    #[test]
+    fn names_are_encoded() {
+        assert_eq!(encoded("a/b c-1"), "a%2fb%20c-1");
     }
 }

@@ -1,14 +1,15 @@
-//! `config`, `reload`, `drain`, `flush-prefix`: what an operator changes in a running server, by its admin listener.
+//! A running program, asked by its admin listener: its configuration, reloads, its health and its end, what its object cache and its
+//! sidecar are to do.
 
-use std::fmt::Write as _;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use crate::admin::{Admin, AdminArguments};
 use crate::exit::Failure;
 use crate::output::Output;
+use std::fmt::Write as _;
 
 #[derive(Args)]
 pub(crate) struct Config {
@@ -101,5 +102,200 @@ impl FlushPrefix {
         let answer = Admin::new(arguments, timeout)?.post("/flush-prefix", &body)?;
         let line = format!("no item of a key that begins with {:?} is served any more", self.prefix);
         output.write(&line, &answer)
+    }
+}
+
+#[derive(Args)]
+pub(crate) struct Cache {
+    #[command(subcommand)]
+    command: CacheCommand,
+}
+
+#[derive(Subcommand)]
+enum CacheCommand {
+    /// Show whether requests go to the cache (attached), to the store (detached), or on the way from one to the other.
+    Show,
+    /// Take the cache out of the path of requests: everything is stored, then requests go to the store.
+    ///
+    /// Requests go on meanwhile, and none fails for it. If --timeout passes before, the exit code is not 0, and it goes on in
+    /// the background: while the store is away, the cache answers as before. `cache attach` undoes it at any time. It holds
+    /// until the server restarts; a server with objects.attached = false starts detached.
+    Detach,
+    /// Put the cache back into the path of requests. It begins empty, with the write modes that are set.
+    Attach,
+}
+
+impl Cache {
+    pub(crate) fn run(
+        &self,
+        arguments: &AdminArguments,
+        timeout: Option<Duration>,
+        output: &Output,
+    ) -> Result<(), Failure> {
+        // One request waits for 20 seconds at most; `timeout` is for all of them together.
+        let admin = Admin::new(arguments, timeout)?;
+        let answer = match &self.command {
+            CacheCommand::Show => admin.get("/cache.json")?,
+            CacheCommand::Detach => until_done(&admin, "/cache/detach", &json!({}), timeout)?,
+            CacheCommand::Attach => until_done(&admin, "/cache/attach", &json!({}), timeout)?,
+        };
+        let lasts = if matches!(self.command, CacheCommand::Detach) { LASTS } else { "" };
+        output.write(format!("{}{lasts}", attachment(&answer)), &answer)
+    }
+}
+
+/// What the line does not show: the server keeps no record of a detachment.
+const LASTS: &str =
+    "\nuntil the server restarts; objects.attached = false in its configuration holds beyond that";
+
+fn attachment(of: &Value) -> String {
+    let state = match of["state"].as_str().unwrap_or_default() {
+        "attached" => "attached: requests go to the cache",
+        "storing" => "being detached: what is dirty is stored, requests go to the cache as before",
+        "transit" => "being detached: changes go to the store, reads to the cache",
+        "detached" => "detached: requests go to the store",
+        other => other,
+    };
+    let why = of["why"].as_str().map_or_else(String::new, |why| format!("; {why}"));
+    format!("{state}; {} bytes cached, {} dirty{why}", of["cached_bytes"], of["dirty_bytes"])
+}
+
+#[derive(Args)]
+pub(crate) struct Health {
+    /// Ask whether the process makes progress; if not, only a restart helps.
+    #[arg(long, conflicts_with = "started")]
+    live: bool,
+
+    /// Ask whether the start is complete.
+    #[arg(long)]
+    started: bool,
+}
+
+impl Health {
+    pub(crate) fn run(
+        &self,
+        arguments: &AdminArguments,
+        timeout: Option<Duration>,
+        output: &Output,
+    ) -> Result<(), Failure> {
+        let (path, yes, no) = match (self.live, self.started) {
+            (true, _) => ("/livez", "live", "not live"),
+            (_, true) => ("/startupz", "started", "not started"),
+            _ => ("/readyz", "ready", "not ready"),
+        };
+        let admin = Admin::new(arguments, timeout)?;
+        let reasons = admin.probe(path)?;
+        let value = json!({ "probe": path, "ok": reasons.is_empty(), "reasons": reasons });
+        if reasons.is_empty() {
+            return output.write(yes, &value);
+        }
+        let text: Vec<String> = reasons.iter().map(|reason| format!("{no}: {reason}")).collect();
+        output.write(text.join("\n"), &value)?;
+        let what = format!("{}{path}", admin.url());
+        Err(Failure::Admin { what, status: Some(503), text: no.into() })
+    }
+}
+
+#[derive(Args)]
+pub(crate) struct S3 {
+    #[command(subcommand)]
+    command: S3Command,
+}
+
+#[derive(Subcommand)]
+enum S3Command {
+    /// Make void what the sidecar knows of objects: the next read of each asks the endpoint.
+    Invalidate {
+        /// BUCKET, an object as BUCKET/KEY, or all whose keys begin with something as BUCKET/PREFIX*.
+        objects: String,
+    },
+}
+
+impl S3 {
+    pub(crate) fn run(
+        &self,
+        arguments: &AdminArguments,
+        timeout: Option<Duration>,
+        output: &Output,
+    ) -> Result<(), Failure> {
+        let S3Command::Invalidate { objects } = &self.command;
+        let answer = Admin::new(arguments, timeout)?.post("/s3/invalidate", &invalidation(objects)?)?;
+        output.write(format!("the endpoint is asked for {objects} again"), &answer)
+    }
+}
+
+/// Returns the body of the request for objects that an argument names.
+fn invalidation(objects: &str) -> Result<Value, Failure> {
+    let (bucket, key) = objects.split_once('/').unwrap_or((objects, ""));
+    if bucket.is_empty() || bucket.contains('*') {
+        let right = "BUCKET, BUCKET/KEY or BUCKET/PREFIX* is right";
+        return Err(Failure::Usage(format!("{objects:?} names no bucket; {right}")));
+    }
+    Ok(match key.strip_suffix('*') {
+        Some(prefix) => json!({ "bucket": bucket, "prefix": prefix }),
+        None if key.is_empty() => json!({ "bucket": bucket }),
+        None => json!({ "bucket": bucket, "key": key }),
+    })
+}
+
+/// Asks until the answer is that it is done, or `timeout` has nearly passed.
+///
+/// # Errors
+/// Why it is not done yet; those of [`Admin::post`].
+pub(super) fn until_done(
+    admin: &Admin,
+    path: &str,
+    body: &Value,
+    timeout: Option<Duration>,
+) -> Result<Value, Failure> {
+    let began = Instant::now();
+    loop {
+        let mut body = body.clone();
+        let left = timeout.map(|timeout| timeout.saturating_sub(began.elapsed()));
+        if let Some(left) = left {
+            // The rest is for the answer.
+            body["wait_ms"] = json!(u64::try_from(left.as_millis()).unwrap_or(u64::MAX) / 2);
+        }
+        let answer = admin.post(path, &body)?;
+        if answer["done"] == Value::Bool(true) {
+            return Ok(answer);
+        }
+        if left.is_some_and(|left| left < Duration::from_millis(500)) {
+            let text = answer["why"].as_str().unwrap_or("it is not done yet").to_owned();
+            return Err(Failure::Admin { what: format!("{}{path}", admin.url()), status: None, text });
+        }
+    }
+}
+
+#[cfg(test)]
+mod cache_tests {
+    use super::*;
+
+    #[test]
+    fn the_state_is_shown_in_words() {
+        let of = json!({"state": "storing", "why": "the store is away", "cached_bytes": 8192, "dirty_bytes": 4096});
+        let wanted = "being detached: what is dirty is stored, requests go to the cache as before; 8192 bytes cached, 4096 \
+                      dirty; the store is away";
+        assert_eq!(attachment(&of), wanted);
+    }
+}
+
+#[cfg(test)]
+mod s3_tests {
+    use super::*;
+
+    #[test]
+    fn objects_are_named_as_a_path() {
+        for (objects, right) in [
+            ("media", json!({ "bucket": "media" })),
+            ("media/", json!({ "bucket": "media" })),
+            ("media/*", json!({ "bucket": "media", "prefix": "" })),
+            ("media/a/b", json!({ "bucket": "media", "key": "a/b" })),
+            ("media/a/b*", json!({ "bucket": "media", "prefix": "a/b" })),
+            ("media/a*b", json!({ "bucket": "media", "key": "a*b" })),
+        ] {
+            assert_eq!(invalidation(objects).unwrap_or_default(), right, "{objects}");
+        }
+        assert!(invalidation("/key").is_err() && invalidation("*").is_err() && invalidation("").is_err());
     }
 }

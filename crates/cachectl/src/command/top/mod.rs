@@ -8,14 +8,11 @@
 //! | `screen` | draws them |
 //! | `watch` | the terminal, its keys, and the thread that asks |
 
-mod format;
 mod model;
 mod screen;
-mod status;
 #[cfg(test)]
 mod tests;
 mod view;
-mod watch;
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -59,11 +56,11 @@ impl Top {
             return Err(Failure::Usage(text.into()));
         }
         let timeout = timeout.map_or(ANSWER_TIMEOUT_MAX, |timeout| timeout.min(ANSWER_TIMEOUT_MAX));
-        watch::watch(Admin::new(admin, Some(timeout))?, Duration::from_secs(self.every.into()))
+        screen::watch(Admin::new(admin, Some(timeout))?, Duration::from_secs(self.every.into()))
     }
 }
 
-fn parse(document: Value) -> Result<status::Status, Failure> {
+fn parse(document: Value) -> Result<model::Status, Failure> {
     let wrong = |why: &dyn std::fmt::Display| Failure::Admin {
         what: "/status.json".into(),
         status: None,

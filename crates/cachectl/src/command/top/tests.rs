@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use super::model::Model;
 use super::screen::{Link, Screen};
+use super::screen::{colors_wanted, press, retry_delay, take};
 use super::view::{Documents, Page};
-use super::watch::{colors_wanted, press, retry_delay, take};
 use super::{FAILED_DELAY_MAX, once_text, parse};
 use crate::exit::Failure;
 

@@ -5,12 +5,13 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::job;
-use super::name::{Setting, SnapshotName, Source, shown_size, size, snapshot_name, volume_name};
-use super::show;
 use crate::admin::{Admin, AdminArguments, line_of};
+use crate::command::volume::name::{
+    Setting, SnapshotName, Source, shown_size, size, snapshot_name, volume_name,
+};
+use crate::command::volume::show;
 use crate::exit::Failure;
-use crate::output::Output;
+use crate::output::{Interrupt, Output, Progress};
 
 #[derive(Args)]
 pub(crate) struct Create {
@@ -165,17 +166,17 @@ impl<'a> Server<'a> {
 
     /// Requests a change, and waits for it.
     fn change(&self, path: &str, body: &Value) -> Result<Value, Failure> {
-        job::finished(&self.admin, self.admin.post(path, body)?)
+        finished(&self.admin, self.admin.post(path, body)?)
     }
 
     /// Returns what there is of one volume.
     fn volume(&self, name: &str) -> Result<Value, Failure> {
         let answer = self.admin.get(&format!("/volumes/show?name={}", encoded(name)))?;
-        job::finished(&self.admin, answer)
+        finished(&self.admin, answer)
     }
 
     pub(super) fn list(&self) -> Result<(), Failure> {
-        let answer = job::finished(&self.admin, self.admin.get("/volumes")?)?;
+        let answer = finished(&self.admin, self.admin.get("/volumes")?)?;
         let damaged = show::list(&answer, "damaged").len() as u64;
         if damaged > 0 || !show::list(&answer, "volumes").is_empty() || self.output.is_json() {
             self.output.write(show::volumes(&answer), &answer)?;
@@ -324,7 +325,7 @@ impl<'a> Server<'a> {
         let mut offset = 0;
         loop {
             let answer = self.admin.get(&format!("{base}&offset={offset}"))?;
-            let answer = job::finished(&self.admin, answer)?;
+            let answer = finished(&self.admin, answer)?;
             let found = show::list(&answer, "extents");
             if !found.is_empty() || self.output.is_json() {
                 self.output.write(show::extents(found), &answer)?;
@@ -338,7 +339,7 @@ impl<'a> Server<'a> {
     }
 
     pub(super) fn job(&self, Job { number }: &Job) -> Result<(), Failure> {
-        let answer = job::followed(&self.admin, *number)?;
+        let answer = followed(&self.admin, *number)?;
         self.output.write(format!("job {number} is done"), &answer)
     }
 }
@@ -355,4 +356,53 @@ fn encoded(name: &str) -> String {
         other => format!("%{other:02x}"),
     };
     name.bytes().map(letter).collect()
+}
+
+/// How long to wait between two questions.
+const STEP: Duration = Duration::from_millis(300);
+
+/// Returns what `answer` is, or, if it names a job, what the job's result is.
+///
+/// # Errors
+/// The job fails, or a signal ends the wait: the job goes on.
+pub(super) fn finished(admin: &Admin, answer: Value) -> Result<Value, Failure> {
+    match answer["job"].as_u64() {
+        Some(job) => followed(admin, job),
+        None => Ok(answer),
+    }
+}
+
+/// Waits for a job. Returns its result.
+///
+/// # Errors
+/// As for [`finished`]; there is no such job.
+pub(super) fn followed(admin: &Admin, job: u64) -> Result<Value, Failure> {
+    let interrupt = Interrupt::watch()?;
+    let mut progress = Progress::of_steps();
+    loop {
+        let mut answer = admin.get(&format!("/volumes/job?id={job}"))?;
+        match answer["state"].as_str() {
+            Some("done") => return Ok(answer["result"].take()),
+            Some("failed") => {
+                let text = line_of(answer["error"].as_str().unwrap_or("the job failed"));
+                let status = answer["status"].as_u64().and_then(|status| u16::try_from(status).ok());
+                return Err(Failure::Refused {
+                    what: admin.url().to_owned(),
+                    status: status.unwrap_or(500),
+                    text,
+                });
+            }
+            Some("running") => {
+                let [done, total] = ["done", "total"].map(|key| answer[key].as_u64().unwrap_or(0));
+                progress.reach(done, total);
+            }
+            _ => {
+                let text = format!("job {job} has no state that is known here");
+                return Err(Failure::Admin { what: admin.url().to_owned(), status: None, text });
+            }
+        }
+        interrupt.sleep(STEP).map_err(|failure| {
+            failure.leaves(format!("the server goes on: `cachectl volume job {job}` waits for it again"))
+        })?;
+    }
 }

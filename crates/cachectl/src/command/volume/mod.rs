@@ -3,14 +3,9 @@
 
 mod export;
 mod import;
-mod input;
-mod job;
 mod manage;
 mod name;
 mod show;
-mod store;
-mod stream;
-mod writes;
 
 use std::time::Duration;
 
@@ -85,10 +80,10 @@ enum VolumeCommand {
     ///
     /// The volume must be what the stream begins at: as its snapshot of that name. A stream that begins at nothing makes the
     /// volume. Then the snapshot is made at which the stream ends. If it fails or is interrupted, all is as it was.
-    ImportDiff(stream::ImportDiff),
+    ImportDiff(export::ImportDiff),
     /// Write a snapshot, or what it has changed since another one, as a stream in the format of `rbd export-diff`, from the
     /// store itself (--backend).
-    ExportDiff(stream::ExportDiff),
+    ExportDiff(export::ExportDiff),
 }
 
 impl Volume {
