@@ -238,6 +238,34 @@ fn the_check_finds_what_the_start_refuses() {
     assert_eq!(std::fs::read(path("photo")).expect("the file"), b"not the memory of a cache");
 }
 
+/// A disk that fails is no mistake of the configuration: the service manager tries again after status 75.
+#[test]
+fn a_file_that_cannot_be_read_at_present_is_no_mistake() {
+    if !is_cached() {
+        return;
+    }
+    // Its first page is not mapped: EIO.
+    let unreadable = "/proc/self/mem";
+    for (text, flags, words) in [
+        (
+            "[admin]\ntoken_file = \"/proc/self/mem\"",
+            "",
+            "admin.token_file: is /proc/self/mem, which cannot be read",
+        ),
+        ("[synapse]\nsecret_file = \"/proc/self/mem\"", "", "synapse.secret_file: is /proc/self/mem"),
+        ("", "-Y /proc/self/mem", "/proc/self/mem cannot be read"),
+    ] {
+        let file = File::new(text);
+        for mode in ["--check-config", ""] {
+            let arguments = format!("{} {flags} {mode}", file.flag());
+            let (status, said) = Start::new().args(&arguments).run_to_exit();
+            assert_eq!(status.code(), Some(75), "{arguments}: {said}");
+            assert!(said.contains(words) && said.contains(unreadable), "{arguments}: {said}");
+            assert_eq!(said.lines().count(), 1, "{said}");
+        }
+    }
+}
+
 /// The check takes neither the addresses nor the locks of a server that runs with the same file.
 #[test]
 fn a_running_server_does_not_disturb_the_check() {
