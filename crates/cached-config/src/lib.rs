@@ -26,6 +26,7 @@ mod addresses;
 mod backend;
 mod config_file;
 mod error;
+mod journal_table;
 mod lifecycle;
 mod objects;
 mod running;
@@ -42,11 +43,11 @@ pub use error::{
     ConfigError, eviction_policy, invalid, is_mistake, reading_trouble, require, secret, secret_warning,
     within,
 };
+pub use journal_table::{AtLimitName, DurabilityName, JournalTable};
 pub use lifecycle::log_events;
 pub use lifecycle::{ShutdownError, close_stored_journal, flush_all, store_all};
 pub use lifecycle::{StartError, Waiting};
 pub use lifecycle::{begin_recovery, log_recovery};
-pub use objects::journal::{AtLimitName, DurabilityName, JournalTable};
 pub use objects::{NamespaceTable, ObjectsTable, WriterName};
 pub use running::CacheReceiveBuffers;
 pub use running::raise_descriptor_limit;

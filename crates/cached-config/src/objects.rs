@@ -1,9 +1,8 @@
 //! `[objects]`: the object cache. It is off unless this table is there.
 
-pub(crate) mod journal;
-
 use crate::backend::BackendTable;
 use crate::error::{ConfigError, eviction_policy, invalid, require, within};
+use crate::journal_table::{DurabilityName, JournalTable, check_durability};
 use crate::lifecycle::{StartError, Waiting};
 use crate::tables::Size;
 use blocker::{Blocker, Capabilities, NAME_BYTES_MAX, Namespace, NamespaceKey, NamespaceSettings, WriteMode};
@@ -13,7 +12,6 @@ use cached_core::object::{
     Background, ConfigError as CacheConfigError, NamespaceConfig, OBJECT_BYTES_LIMIT, ObjectCache,
     ObjectCacheConfig, OpenJournal, Writer,
 };
-use journal::{DurabilityName, JournalTable, check_durability};
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};

@@ -9,9 +9,9 @@ use cached_core::object::{AtLimit, JournalOptions, OpenJournal};
 use cached_journal::{DiskError, JournalConfig, OpenError, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 use serde::{Deserialize, Serialize};
 
-use super::{ObjectsTable, WriterName};
 use crate::error::{ConfigError, invalid, is_mistake, require, within};
 use crate::lifecycle::{StartError, Waiting};
+use crate::objects::{ObjectsTable, WriterName};
 use crate::tables::Size;
 
 /// The table `[objects.journal]`.
