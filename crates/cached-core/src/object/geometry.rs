@@ -3,8 +3,13 @@
 use blocker::{Segment, Segments};
 
 use super::pool::BUCKET;
-use super::ranges::Buckets;
 use super::slots::SECTOR_BYTES;
+
+/// A range of buckets, the end excluded.
+pub(crate) type Buckets = std::ops::Range<u32>;
+
+/// The whole object, whatever its size.
+pub(crate) const WHOLE: Buckets = 0..u32::MAX;
 
 pub(crate) const BUCKET_U64: u64 = BUCKET as u64;
 pub(crate) const SECTORS: usize = BUCKET / SECTOR_BYTES;

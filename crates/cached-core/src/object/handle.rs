@@ -10,7 +10,8 @@ use blocker::{Error, ObjectId, Result};
 
 use super::index::{Entered, InUse};
 use super::owned_resources::flushed_meanwhile;
-use super::ranges::{Buckets, Kind, Ticket};
+use super::geometry::Buckets;
+use super::ranges::{Kind, Ticket};
 use super::read_ahead::Pattern;
 use super::recovery_gate;
 use super::serial::Serial;

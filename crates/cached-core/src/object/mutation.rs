@@ -3,9 +3,8 @@
 use blocker::{Run, RunContent, Segments};
 
 use super::copied_content::CopiedContent;
-use super::geometry::buckets_of;
+use super::geometry::{Buckets, WHOLE, buckets_of};
 use super::pool::{BUCKET, Pool};
-use super::ranges::{Buckets, WHOLE};
 
 /// A change of one object.
 #[derive(Clone, Debug)]

@@ -15,16 +15,11 @@
 //! - Bytes that were written are what the store has, unless other clients are reported to have changed it
 //!   meanwhile.
 
+use super::geometry::Buckets;
 use std::task::Waker;
 
 /// The most entries of one object.
 pub(crate) const ENTRIES_MAX: usize = 16 * 1024;
-
-/// A range of buckets, the end excluded.
-pub(crate) type Buckets = std::ops::Range<u32>;
-
-/// The whole object, whatever its size.
-pub(crate) const WHOLE: Buckets = 0..u32::MAX;
 
 /// What the store is asked to do with the range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -242,6 +237,7 @@ impl Ranges {
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {
+    use super::super::geometry::WHOLE;
     use super::*;
 
     #[test]

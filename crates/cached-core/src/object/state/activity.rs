@@ -4,7 +4,8 @@ use std::task::Waker;
 
 use super::Object;
 use crate::object::flush_ticket::FlushTicket;
-use crate::object::ranges::{Buckets, Ranges, Ticket};
+use crate::object::geometry::Buckets;
+use crate::object::ranges::{Ranges, Ticket};
 use crate::sync::Arc;
 
 /// See the module.

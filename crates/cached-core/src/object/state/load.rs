@@ -3,9 +3,8 @@
 use blocker::Segment;
 
 use super::{Env, Loaded, Object, Resources};
-use crate::object::geometry::{BUCKET_U64, buckets_of};
+use crate::object::geometry::{BUCKET_U64, Buckets, buckets_of};
 use crate::object::queue::{MARKED, PASSING, UNREAD};
-use crate::object::ranges::Buckets;
 use crate::object::read_ahead::Pattern;
 use crate::object::slots::{Slot, State};
 

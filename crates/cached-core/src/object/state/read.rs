@@ -4,10 +4,10 @@ use blocker::admission::check_condition;
 use blocker::{Error, ReadReply, ReadRequest, Result, Segment, Segments, Version};
 
 use super::{Env, Known, Loaded, Missing, Object};
-use crate::object::geometry::{BUCKET_U64, SECTORS, buckets_of, push_zeros, touched};
+use crate::object::geometry::{BUCKET_U64, Buckets, SECTORS, buckets_of, push_zeros, touched};
 use crate::object::pool::BUCKET;
 use crate::object::queue::{MARKED, PASSING, UNREAD};
-use crate::object::ranges::{Buckets, Ticket};
+use crate::object::ranges::Ticket;
 use crate::object::read_ahead::{Marked, Pattern};
 use crate::object::slots::{SECTOR_BYTES, Slot, State};
 use crate::prefetch::prefetch;

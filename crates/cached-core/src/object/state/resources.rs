@@ -2,9 +2,8 @@
 
 use blocker::Segments;
 
-use crate::object::geometry::BUCKET_U64;
+use crate::object::geometry::{BUCKET_U64, Buckets};
 use crate::object::pool::Reserved;
-use crate::object::ranges::Buckets;
 
 /// What a step lacks.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

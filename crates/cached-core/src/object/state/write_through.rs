@@ -3,10 +3,10 @@
 use blocker::{Change, ChangeReply, Error, RunContent, Segments, WriteMode};
 
 use super::{Env, Known, Object, Resources};
-use crate::object::geometry::{BUCKET_U64, Cursor, edges, parts, touched};
+use crate::object::geometry::{BUCKET_U64, Buckets, Cursor, WHOLE, edges, parts, touched};
 use crate::object::mutation::Mutation;
 use crate::object::pool::{BUCKET, Reserved};
-use crate::object::ranges::{Buckets, Ticket, WHOLE};
+use crate::object::ranges::Ticket;
 use crate::object::slots::{Slot, State};
 
 /// A change that has begun at the store; shows whether another one overlapped it.
