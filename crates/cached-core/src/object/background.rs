@@ -11,22 +11,22 @@ use blocker::{Event, Scope, Subscription, Timestamp};
 use cached_journal::Position;
 use futures_util::stream::{FuturesUnordered, Stream};
 
-use super::background_queue::Task;
-use super::change_log::{ChangeLog, JournalState};
-use super::claim::{check_epochs, note_claim_event};
 use super::detach::detaching_task;
-use super::dirty_queue::Taken;
-use super::fetch_ahead::{FETCHES_MAX, serve};
-use super::flush::flush_object;
-use super::handle::Handle;
-use super::invalidate::{drop_clean, log_failure};
-use super::limited_flush::LimitedFlush;
-use super::log_space::{crowded_before, log_again};
-use super::log_trouble::lead_out;
-use super::quota_count::count;
+use super::journal::{ChangeLog, JournalState};
+use super::read::fetch_ahead::{FETCHES_MAX, serve};
+use super::read::quota_count::count;
 use super::shared::Shared;
-use super::store_pending::abandon;
-use super::write_modes::settling_tasks;
+use super::shared::claim::{check_epochs, note_claim_event};
+use super::shared::handle::Handle;
+use super::shared::invalidate::{drop_clean, log_failure};
+use super::shared::limited_flush::LimitedFlush;
+use super::shared::store_pending::abandon;
+use super::state::dirty_queue::Taken;
+use super::tasks::background_queue::Task;
+use super::write::flush::flush_object;
+use super::write::log_space::{crowded_before, log_again};
+use super::write::log_trouble::lead_out;
+use super::write::modes::settling_tasks;
 use crate::sync::{Arc, Ordering};
 
 /// The background work of one [`ObjectCache`](super::ObjectCache), as a future to be spawned on any executor.

@@ -13,16 +13,18 @@ use blocker::{
 };
 
 use super::cache::ObjectCache;
-use super::change_log::ChangeLog;
-use super::deadline::is_late;
-use super::geometry::buckets_of;
+use super::journal::ChangeLog;
+use super::memory::geometry::buckets_of;
 use super::mutation::Mutation;
+use super::read;
+use super::read::direct;
 use super::shared::Shared;
 use super::state::{Env, LINES_READ, Object};
-use super::write_back::{apply_at_once, is_too_large};
-use super::write_modes::{TakenMode, read_only};
-use super::write_through::Route;
-use super::{copy, direct, read, scope_ops, write_back, write_through};
+use super::tasks::deadline::is_late;
+use super::write::back::{apply_at_once, is_too_large};
+use super::write::modes::{TakenMode, read_only};
+use super::write::through::Route;
+use super::write::{back as write_back, copy, scope_ops, through as write_through};
 
 impl ObjectCache {
     /// Makes a change. `end` is where it ends within the object, or the limit that it exceeds.

@@ -8,9 +8,9 @@ use blocker::{Blocker, Clock, Namespace, SystemClock, WriteMode};
 
 use super::background::Background;
 use super::cache::ObjectCache;
-use super::change_log::{JournalOptions, OpenJournal};
 use super::config::{ConfigError, NamespaceConfig, ObjectCacheConfig, Writer};
 use super::hooks::{Hooks, NoHooks};
+use super::journal::{JournalOptions, OpenJournal};
 use crate::arena::MemoryRange;
 use crate::insight::Sampling;
 use crate::sync::{Mutex, lock};

@@ -6,24 +6,25 @@ use std::time::Duration;
 
 use blocker::{Blocker, Clock, ObjectId, Result, Timestamp};
 
-use super::attach_state::AttachStatus;
 use super::background::Background;
-use super::change_log::{ChangeLog, JournalHealth, JournalOptions, OpenJournal, check_without_journal};
 use super::config::{ConfigError, ObjectCacheConfig};
+use super::control::attach_state::AttachStatus;
+use super::control::namespaces::Namespaces;
 use super::counters::Counters;
 use super::hooks::{Hooks, NoHooks};
-use super::index::Index;
-use super::log_waits;
-use super::losses::LostWrites;
+use super::journal::unapplied::{Recovery, RecoveryProgress};
+use super::journal::{ChangeLog, JournalHealth, JournalOptions, OpenJournal, check_without_journal};
+use super::memory::pool::{Pool, PoolMemory};
+use super::memory::queue::Queues;
 use super::namespace_counters::{self, NamespaceCounters};
-use super::namespaces::Namespaces;
-use super::pool::{Pool, PoolMemory};
-use super::queue::Queues;
-use super::receive::ReceiveBuffer;
 use super::recovery::{self, RecoveryError};
-use super::recovery_state::{Recovery, RecoveryProgress};
 use super::shared::Shared;
-use super::{counters, detach, validate};
+use super::shared::log_waits;
+use super::shared::validate;
+use super::state::index::Index;
+use super::state::losses::LostWrites;
+use super::write::receive::ReceiveBuffer;
+use super::{counters, detach};
 use crate::arena::MemoryRange;
 use crate::insight::Sampling;
 

@@ -7,9 +7,9 @@ use blocker::{
     OBJECT_BYTES_MAX_DEFAULT, WriteMode,
 };
 
-use super::gate::StoreTerms;
 use super::namespace_numbers::NAMESPACES_MAX;
 use super::share::MEMORY_SHARES_MAX;
+use super::store::StoreTerms;
 use crate::arena::MemoryRange;
 use crate::insight::Sampling;
 use crate::policy;

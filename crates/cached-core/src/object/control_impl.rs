@@ -9,18 +9,18 @@ use blocker::{
     metrics_above,
 };
 
-use super::attach_state::AttachState;
 use super::cache::ObjectCache;
-use super::claim::{ask_epoch, own_stamp};
 use super::config::Writer;
-use super::invalidate::drop_clean;
-use super::log_waits;
-use super::losses::LostWrites;
+use super::control::attach_state::AttachState;
 use super::namespace_control;
-use super::recovery_gate;
 use super::shared::Shared;
-use super::wait_queue::Permits;
-use super::write_modes::store_and_mark;
+use super::shared::claim::{ask_epoch, own_stamp};
+use super::shared::invalidate::drop_clean;
+use super::shared::log_waits;
+use super::shared::recovery_gate;
+use super::state::losses::LostWrites;
+use super::tasks::wait_queue::Permits;
+use super::write::modes::store_and_mark;
 use crate::sync::Ordering;
 
 /// The largest number of losses on one page.

@@ -1,9 +1,9 @@
 //! The content of one object, on its way to another: what a copy within the cache takes over.
 
-use super::geometry::SECTORS;
-use super::metrics::Metrics;
-use super::pool::{BUCKET, Pool};
-use super::slots::{SECTOR_BYTES, Slot};
+use super::control::metrics::Metrics;
+use super::memory::geometry::SECTORS;
+use super::memory::pool::{BUCKET, Pool};
+use super::memory::slots::{SECTOR_BYTES, Slot};
 use crate::sync::{Arc, Mutex, lock};
 
 /// The memory and the credits that copied content goes back to when no object takes it over.

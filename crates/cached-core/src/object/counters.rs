@@ -3,8 +3,8 @@
 use blocker::BUCKET_BYTES;
 use blocker::metrics::{Collect, Families};
 
+use super::memory::slots::State;
 use super::shared::Shared;
-use super::slots::State;
 use crate::sync::{AtomicU64, Ordering};
 
 /// What a cache holds and has done. Sizes are in bytes; the rest counts since the start.

@@ -9,14 +9,14 @@ use std::task::Poll;
 
 use blocker::{Error, FlushRequest, Result, Scope, Timestamp};
 
-use super::attach_state::AttachState;
-use super::background_queue::Task;
-use super::deadline::until;
-use super::invalidate::drop_clean;
-use super::owned_resources::flushed_meanwhile;
-use super::scope_ops;
+use super::control::attach_state::AttachState;
 use super::shared::Shared;
-use super::write_modes::{settle, settle_in_background};
+use super::shared::invalidate::drop_clean;
+use super::shared::owned_resources::flushed_meanwhile;
+use super::tasks::background_queue::Task;
+use super::tasks::deadline::until;
+use super::write::modes::{settle, settle_in_background};
+use super::write::scope_ops;
 use crate::sync::{Arc, Ordering};
 
 /// Begins to take the cache out of the path of requests, if it is in; returns the turn, to be finished.

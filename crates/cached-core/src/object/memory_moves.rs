@@ -7,8 +7,8 @@
 use blocker::BUCKET_BYTES;
 
 use super::cache::ObjectCache;
-use super::evict::reserve_up_to;
 use super::shared::Shared;
+use super::shared::evict::reserve_up_to;
 use crate::sync::Ordering;
 
 /// What an arbiter sees of a cache.

@@ -3,8 +3,8 @@
 use blocker::{Run, RunContent, Segments};
 
 use super::copied_content::CopiedContent;
-use super::geometry::{Buckets, WHOLE, buckets_of};
-use super::pool::{BUCKET, Pool};
+use super::memory::geometry::{Buckets, WHOLE, buckets_of};
+use super::memory::pool::{BUCKET, Pool};
 
 /// A change of one object.
 #[derive(Clone, Debug)]

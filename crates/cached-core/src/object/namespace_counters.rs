@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use blocker::{BUCKET_BYTES, Namespace, Timestamp, WriteMode};
 
-use super::namespace_table::NamespaceRecord;
-use super::quotas::QuotaUse;
+use super::control::namespace_table::NamespaceRecord;
+use super::control::quotas::QuotaUse;
+use super::control::store_metrics::StoreCounters;
+use super::memory::slots::State;
 use super::read_ahead::FlowCounters;
 use super::shared::Shared;
-use super::slots::State;
-use super::store_metrics::StoreCounters;
 use crate::sync::{AtomicU64, Ordering};
 
 /// What one namespace has of a cache, and what has been done with it. Sizes are in bytes; reads and writes

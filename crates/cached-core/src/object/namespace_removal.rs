@@ -5,15 +5,15 @@ use std::future::Future;
 use blocker::{DirtyData, Error, Namespace, RemovedNamespace, Result, Scope, Timestamp};
 
 use super::cache::ObjectCache;
-use super::change_log::ChangeLog;
-use super::deadline::until;
-use super::invalidate::drop_clean;
-use super::log_waits;
-use super::namespace_table::NamespaceRecord;
-use super::recovery_gate;
+use super::control::namespace_table::NamespaceRecord;
+use super::journal::ChangeLog;
 use super::settings_in_force::{check_removal, remove_settings};
 use super::shared::Shared;
-use super::write_modes::{Settling, discard_left, settle_in_background, store_and_mark};
+use super::shared::invalidate::drop_clean;
+use super::shared::log_waits;
+use super::shared::recovery_gate;
+use super::tasks::deadline::until;
+use super::write::modes::{Settling, discard_left, settle_in_background, store_and_mark};
 use crate::sync::{Arc, Ordering};
 
 impl ObjectCache {

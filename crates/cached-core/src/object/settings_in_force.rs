@@ -8,14 +8,14 @@ use blocker::{Durability, Error, Namespace, NamespaceSettings, Result, Timestamp
 
 use super::cache::ObjectCache;
 use super::config::{ConfigError, NamespaceConfig, ObjectCacheConfig};
+use super::control::live_values::{dirty_limits, quotas, set_limited, store_terms};
+use super::control::namespace_settings::{Settings, SettingsInForce};
+use super::control::namespaces::too_many;
 use super::detach;
-use super::live_values::{dirty_limits, quotas, set_limited, store_terms};
-use super::namespace_settings::{Settings, SettingsInForce};
-use super::namespaces::too_many;
 use super::share::MEMORY_SHARES_MAX;
-use super::share_moves::move_buckets;
 use super::shared::Shared;
-use super::write_modes::{Settling, settle_in_background};
+use super::shared::share_moves::move_buckets;
+use super::write::modes::{Settling, settle_in_background};
 use crate::sync::{Ordering, lock};
 
 /// Changes the configuration of a running cache. It keeps neither the cache nor its store open.

@@ -1,7 +1,7 @@
 //! Reading ahead, and bypassing the cache: what is asked for in order is fetched before it is asked for, and
 //! what goes on for long is not kept.
 //!
-//! This module decides; [`super::fetch_ahead`] asks the store. A miss is looked up in a table of
+//! This module decides; [`super::read::fetch_ahead`] asks the store. A miss is looked up in a table of
 //! [progressions](progressions). A bucket that is read ahead has bits of its own beside the policy's, which
 //! its first read finds: so a hit on any other bucket costs nothing.
 
@@ -20,9 +20,9 @@ use std::time::Duration;
 use blocker::{BUCKET_BYTES, Call, Hints, Name, NamespaceKey, ObjectId};
 
 use super::config::{NamespaceConfig, ObjectCacheConfig};
+use super::control::namespaces::Namespaces;
 use super::lock_ranks;
 use super::namespace_numbers::{NAMESPACES_MAX, OTHERS};
-use super::namespaces::Namespaces;
 use crate::hash::KeyHasher;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, lock};
 pub(crate) use flow::FlowCounters;

@@ -6,10 +6,10 @@ use blocker::admission::{range_end, runs_end};
 use blocker::{Change, Error, ObjectId, Result, Segments};
 use cached_journal::{Head, Position, ReadError, RecordPlace};
 
-use crate::object::change_log::records::{PendingState, Replayed, decode, subject};
+use crate::object::journal::records::{PendingState, Replayed, decode, subject};
 use crate::object::mutation::Mutation;
 use crate::object::shared::Shared;
-use crate::object::write_back::{Again, apply_again_at_once, change_again, is_too_large};
+use crate::object::write::back::{Again, apply_again_at_once, change_again, is_too_large};
 use crate::sync::Arc;
 
 /// How often a record is read in vain before it counts as damaged.

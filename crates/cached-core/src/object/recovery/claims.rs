@@ -16,12 +16,12 @@ use blocker::{ClaimRequest, Epoch, Error, Namespace, Scope};
 use cached_journal::{AppendError, Appended, Journal, OpenError, Position, Record, Replay};
 
 use super::{RecoveryError, on_demand, pass};
-use crate::object::change_log::records::{encode_epoch, subject};
-use crate::object::epochs::Own;
-use crate::object::recovery_state::{
+use crate::object::journal::records::{encode_epoch, subject};
+use crate::object::journal::unapplied::{
     BegunClaim, Collector, Found, FoundNamespace, Overtaken, Recovery, Unapplied,
 };
 use crate::object::shared::Shared;
+use crate::object::store::epochs::Own;
 use crate::sync::Arc;
 
 /// See [`super::super::ObjectCache::begin_recovery`].

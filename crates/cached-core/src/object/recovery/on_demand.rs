@@ -5,7 +5,7 @@ use cached_journal::{Head, Position};
 
 use super::apply::{self, Redo};
 use super::busy::Busy;
-use crate::object::recovery_state::Standing;
+use crate::object::journal::unapplied::Standing;
 use crate::object::shared::Shared;
 use crate::sync::Arc;
 

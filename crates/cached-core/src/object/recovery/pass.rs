@@ -16,9 +16,9 @@ use super::apply::{self, READ_DELAY, READS_MAX, Redo};
 use super::busy::Busy;
 use super::on_demand::{fail, keep_part, prepare};
 use super::stuck;
-use crate::object::change_log::records::subject;
-use crate::object::recovery_state::Standing;
-use crate::object::recovery_state::Unapplied;
+use crate::object::journal::records::subject;
+use crate::object::journal::unapplied::Standing;
+use crate::object::journal::unapplied::Unapplied;
 use crate::object::shared::Shared;
 use crate::sync::Arc;
 

@@ -9,11 +9,11 @@ use std::time::Duration;
 use blocker::ObjectId;
 use cached_journal::{Hold, OpenError, Replay};
 
-use crate::object::change_log::records::{Origin, encode_unreadable, subject};
-use crate::object::change_log::{ChangeLog, JournalState};
-use crate::object::log_space::crowded_before;
+use crate::object::journal::records::{Origin, encode_unreadable, subject};
+use crate::object::journal::{ChangeLog, JournalState};
 use crate::object::shared::Shared;
-use crate::object::wait_queue::{WaitQueue, wait};
+use crate::object::tasks::wait_queue::{WaitQueue, wait};
+use crate::object::write::log_space::crowded_before;
 
 /// How long it takes until notes are tried again for which there was no room.
 const RETRY_AFTER: Duration = Duration::from_secs(1);

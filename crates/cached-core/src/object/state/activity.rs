@@ -3,9 +3,9 @@
 use std::task::Waker;
 
 use super::Object;
-use crate::object::flush_ticket::FlushTicket;
-use crate::object::geometry::Buckets;
-use crate::object::ranges::{Ranges, Ticket};
+use super::ranges::{Ranges, Ticket};
+use crate::object::memory::geometry::Buckets;
+use crate::object::tasks::flush_ticket::FlushTicket;
 use crate::sync::Arc;
 
 /// See the module.

@@ -3,10 +3,10 @@
 use blocker::Segments;
 
 use super::{Env, Missing, Object, Resources};
-use crate::object::geometry::{Cursor, parts};
-use crate::object::metrics::add;
-use crate::object::pool::BUCKET;
-use crate::object::slots::{Slot, State};
+use crate::object::control::metrics::add;
+use crate::object::memory::geometry::{Cursor, parts};
+use crate::object::memory::pool::BUCKET;
+use crate::object::memory::slots::{Slot, State};
 
 impl Object {
     /// Returns what a write of these bytes lacks; what can be taken over needs no bucket.

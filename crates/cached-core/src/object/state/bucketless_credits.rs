@@ -6,10 +6,10 @@
 use blocker::{Run, RunContent};
 
 use super::{Env, Known, Object, Resources};
-use crate::object::geometry::{BUCKET_U64, parts};
+use crate::object::memory::geometry::{BUCKET_U64, parts};
+use crate::object::memory::pool::BUCKET;
+use crate::object::memory::slots::{Slot, State};
 use crate::object::mutation::Mutation;
-use crate::object::pool::BUCKET;
-use crate::object::slots::{Slot, State};
 
 impl Object {
     /// Returns the room that a change takes beside that of the buckets it makes dirty.

@@ -2,9 +2,9 @@
 //! eviction.
 
 use super::{Env, Loaded, Object, Resources};
-use crate::object::geometry::{BUCKET_U64, SECTORS, touched};
-use crate::object::queue::{MARKED, PASSING, UNREAD};
-use crate::object::slots::{SECTOR_BYTES, Slot, State};
+use crate::object::memory::geometry::{BUCKET_U64, SECTORS, touched};
+use crate::object::memory::queue::{MARKED, PASSING, UNREAD};
+use crate::object::memory::slots::{SECTOR_BYTES, Slot, State};
 
 impl Object {
     /// Whether the slot's bucket may be changed in place.

@@ -2,8 +2,8 @@
 
 use super::{Env, Known, Object};
 use crate::object::copied_content::CopiedContent;
-use crate::object::geometry::BUCKET_U64;
-use crate::object::slots::{Slot, State};
+use crate::object::memory::geometry::BUCKET_U64;
+use crate::object::memory::slots::{Slot, State};
 
 impl Object {
     /// Whether every byte of the object is known here.

@@ -3,12 +3,12 @@
 use blocker::{Error, Result, Run, RunContent, Segment, Segments, Timestamp};
 
 use super::flush_plan::{FlushPlan, RunLimits, Sent, fill_gaps, push, spans};
+use super::losses::Lost;
 use super::{Env, Known, Object};
-use crate::object::flush_ticket::FlushTicket;
-use crate::object::geometry::{parts, touched};
-use crate::object::losses::Lost;
-use crate::object::pool::{BUCKET, Reserved};
-use crate::object::slots::{Slot, State};
+use crate::object::memory::geometry::{parts, touched};
+use crate::object::memory::pool::{BUCKET, Reserved};
+use crate::object::memory::slots::{Slot, State};
+use crate::object::tasks::flush_ticket::FlushTicket;
 use crate::sync::Arc;
 
 /// The part of a flush under way that reads and changes must know.

@@ -10,8 +10,8 @@
 
 use blocker::{Run, RunContent, Segment, Segments};
 
-use crate::object::geometry::SECTORS;
-use crate::object::slots::{SECTOR_BYTES, State};
+use crate::object::memory::geometry::SECTORS;
+use crate::object::memory::slots::{SECTOR_BYTES, State};
 use crate::sync::Arc;
 
 /// The part of one slot that a flush sends.

@@ -4,7 +4,7 @@
 use blocker::{Error, Info, ListEntry, Name, OrderDomain, Result, Stamp, Version};
 
 use super::{Env, Object};
-use crate::object::pool::Reserved;
+use crate::object::memory::pool::Reserved;
 
 /// Whether an object exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -5,8 +5,8 @@
 //! copy shares it) by moving them to a bucket of their own.
 
 use super::{Env, Object};
-use crate::object::pool::Reserved;
-use crate::object::slots::{Slot, State};
+use crate::object::memory::pool::Reserved;
+use crate::object::memory::slots::{Slot, State};
 
 /// What was dropped.
 #[derive(Clone, Copy, Default, Debug)]

@@ -3,10 +3,10 @@
 use blocker::Segment;
 
 use super::{Env, Loaded, Object, Resources};
-use crate::object::geometry::{BUCKET_U64, Buckets, buckets_of};
-use crate::object::queue::{MARKED, PASSING, UNREAD};
+use crate::object::memory::geometry::{BUCKET_U64, Buckets, buckets_of};
+use crate::object::memory::queue::{MARKED, PASSING, UNREAD};
+use crate::object::memory::slots::{Slot, State};
 use crate::object::read_ahead::Pattern;
-use crate::object::slots::{Slot, State};
 
 /// What of a load is kept, and as what.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

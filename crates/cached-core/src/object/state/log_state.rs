@@ -3,9 +3,9 @@
 use super::flush::pinned;
 use super::flush_plan::{push, spans};
 use super::{Env, Known, Object};
-use crate::object::change_log::records::PendingState;
-use crate::object::pool::BUCKET;
-use crate::object::slots::State;
+use crate::object::journal::records::PendingState;
+use crate::object::memory::pool::BUCKET;
+use crate::object::memory::slots::State;
 
 impl Object {
     /// Returns what the object has pending. No flush of it may be under way.

@@ -1,7 +1,7 @@
 //! One object in the cache: what is known of it, what the store does not have yet, and every step from one
 //! state to the next.
 //!
-//! All of this runs in the object's exclusive section ([`super::serial`]): short, without waiting. A step
+//! All of this runs in the object's exclusive section ([`super::tasks::serial`]): short, without waiting. A step
 //! that lacks something (buckets, bytes of the store, room for dirty data) changes nothing and returns
 //! [`Missing`]; its caller obtains it and tries again.
 //!
@@ -38,28 +38,35 @@ mod adopt;
 mod bucketless_credits;
 mod buckets;
 mod copy;
+pub(crate) mod dirty_line;
+pub(crate) mod dirty_queue;
 mod flush;
 mod flush_plan;
 mod head;
+pub(crate) mod index;
 mod invalidate;
 mod load;
 mod log_state;
+pub(crate) mod losses;
 mod mutate;
+pub(crate) mod packed_name;
 mod pending;
+pub(crate) mod ranges;
 mod read;
 mod resources;
 mod validate;
+pub(crate) mod versions;
 mod write;
 mod write_through;
 
 use blocker::Clock;
 
-use super::metrics::Metrics;
-use super::pool::{BUCKET, Meta, Pool};
-use super::queue::{Queues, bucket_hash};
+use self::versions::Versions;
+use super::control::metrics::Metrics;
+use super::memory::pool::{BUCKET, Meta, Pool};
+use super::memory::queue::{Queues, bucket_hash};
+use super::memory::slots::Slots;
 use super::read_ahead::ReadAhead;
-use super::slots::Slots;
-use super::versions::Versions;
 use activity::Activity;
 use flush::Flushing;
 use head::Head;

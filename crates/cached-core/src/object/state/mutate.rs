@@ -3,8 +3,8 @@
 use blocker::{Error, Result, Run, RunContent};
 
 use super::{Env, Known, Missing, Object, Resources};
+use crate::object::memory::pool::BUCKET;
 use crate::object::mutation::Mutation;
-use crate::object::pool::BUCKET;
 
 impl Object {
     pub(crate) fn missing_for(

@@ -3,7 +3,7 @@
 use blocker::{OrderDomain, Result, Timestamp};
 
 use super::Object;
-use crate::object::flush_ticket::FlushTicket;
+use crate::object::tasks::flush_ticket::FlushTicket;
 use crate::sync::Arc;
 
 /// See the module.

@@ -3,13 +3,13 @@
 use blocker::admission::check_condition;
 use blocker::{Error, ReadReply, ReadRequest, Result, Segment, Segments, Version};
 
+use super::ranges::Ticket;
 use super::{Env, Known, Loaded, Missing, Object};
-use crate::object::geometry::{BUCKET_U64, Buckets, SECTORS, buckets_of, push_zeros, touched};
-use crate::object::pool::BUCKET;
-use crate::object::queue::{MARKED, PASSING, UNREAD};
-use crate::object::ranges::Ticket;
+use crate::object::memory::geometry::{BUCKET_U64, Buckets, SECTORS, buckets_of, push_zeros, touched};
+use crate::object::memory::pool::BUCKET;
+use crate::object::memory::queue::{MARKED, PASSING, UNREAD};
+use crate::object::memory::slots::{SECTOR_BYTES, Slot, State};
 use crate::object::read_ahead::{Marked, Pattern};
-use crate::object::slots::{SECTOR_BYTES, Slot, State};
 use crate::prefetch::prefetch;
 
 /// Cache lines of a bucket that are prefetched: the processor continues by itself once it sees them read.

@@ -2,8 +2,8 @@
 
 use blocker::Segments;
 
-use crate::object::geometry::{BUCKET_U64, Buckets};
-use crate::object::pool::Reserved;
+use crate::object::memory::geometry::{BUCKET_U64, Buckets};
+use crate::object::memory::pool::Reserved;
 
 /// What a step lacks.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

@@ -1,8 +1,8 @@
 //! The invariants of one object.
 
 use super::{Env, Known, Object};
-use crate::object::geometry::BUCKET_U64;
-use crate::object::slots::{STATES, State};
+use crate::object::memory::geometry::BUCKET_U64;
+use crate::object::memory::slots::{STATES, State};
 
 impl Object {
     /// Checks every invariant that needs nothing but the object; returns the number of slots in each state.

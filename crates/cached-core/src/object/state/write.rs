@@ -3,9 +3,9 @@
 use blocker::Segments;
 
 use super::{Env, Known, Missing, Object, Resources};
-use crate::object::geometry::{BUCKET_U64, Cursor, edges, parts, touched};
-use crate::object::pool::BUCKET;
-use crate::object::slots::{Slot, State};
+use crate::object::memory::geometry::{BUCKET_U64, Cursor, edges, parts, touched};
+use crate::object::memory::pool::BUCKET;
+use crate::object::memory::slots::{Slot, State};
 
 impl Object {
     /// Returns what a write of a range lacks.

@@ -2,12 +2,12 @@
 
 use blocker::{Change, ChangeReply, Error, RunContent, Segments, WriteMode};
 
+use super::ranges::Ticket;
 use super::{Env, Known, Object, Resources};
-use crate::object::geometry::{BUCKET_U64, Buckets, Cursor, WHOLE, edges, parts, touched};
+use crate::object::memory::geometry::{BUCKET_U64, Buckets, Cursor, WHOLE, edges, parts, touched};
+use crate::object::memory::pool::{BUCKET, Reserved};
+use crate::object::memory::slots::{Slot, State};
 use crate::object::mutation::Mutation;
-use crate::object::pool::{BUCKET, Reserved};
-use crate::object::ranges::Ticket;
-use crate::object::slots::{Slot, State};
 
 /// A change that has begun at the store; shows whether another one overlapped it.
 pub(crate) struct Started {

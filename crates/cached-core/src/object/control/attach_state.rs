@@ -1,0 +1,290 @@
+//! Whether requests go to the cache or straight to the store, and the way from one to the other.
+//!
+//! ```text
+//!  attached ─ detach ─> storing ────> transit ─────────────> detached ─ attach ─> attached
+//!                       all is        changes go around the   reads go straight
+//!                       stored once   cache, the rest of what to the store, and
+//!                                     is dirty is stored      nothing is kept
+//! ```
+//! A turn begins with each command that changes the direction: what belongs to an earlier turn ends. Changes go
+//! through the cache in every state, so that stamps, conditions on versions, quotas and rates are the same; what
+//! differs is their write mode. The cache has learnt of each change when it is attached again.
+
+use std::fmt;
+use std::task::{Context, Poll, Waker};
+
+use blocker::{Error, Result};
+
+use super::namespaces::Namespaces;
+use crate::object::lock_ranks;
+use crate::sync::{AtomicBool, Mutex, Ordering, lock};
+
+/// Tasks that wait for the next state at most; all are woken before more are taken.
+const WAITERS_MAX: usize = 1024;
+
+/// Whether a cache is in the path of requests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum AttachState {
+    /// Requests go to the cache.
+    #[default]
+    Attached,
+    /// It is being detached: what is dirty is stored. Nothing has changed for requests yet.
+    Storing,
+    /// It is being detached: changes go around the cache, and the last of what is dirty is stored. Reads are
+    /// answered from the cache.
+    Transit,
+    /// Reads go straight to the store, changes around the cache, which keeps nothing.
+    Detached,
+}
+
+impl AttachState {
+    /// The states, in the order in which a cache that is detached passes through them.
+    pub const ALL: [Self; 4] = [Self::Attached, Self::Storing, Self::Transit, Self::Detached];
+
+    /// Returns the state's name: `attached`, `storing`, `transit` or `detached`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Attached => "attached",
+            Self::Storing => "storing",
+            Self::Transit => "transit",
+            Self::Detached => "detached",
+        }
+    }
+}
+
+impl fmt::Display for AttachState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Where a cache is on its way in or out of the path of requests.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct AttachStatus {
+    /// The state.
+    pub state: AttachState,
+    /// Why it was not possible to go on at the last try, while the cache is being detached.
+    pub why: Option<String>,
+}
+
+/// See the module.
+pub(crate) struct Attaching {
+    /// Whether reads go straight to the store. Written under the lock.
+    is_direct: AtomicBool,
+    /// Whether the background is to begin a turn. Written under the lock.
+    asks_for_task: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    now: AttachState,
+    /// The number of commands that have changed the direction.
+    turn: u64,
+    why: Option<String>,
+    waiters: Vec<Waker>,
+    /// The background runs no more.
+    has_ended: bool,
+}
+
+impl State {
+    fn wake(&mut self) -> Vec<Waker> {
+        std::mem::take(&mut self.waiters)
+    }
+
+    fn wait(&mut self, cx: &Context<'_>) -> Vec<Waker> {
+        if self.waiters.iter().any(|waker| waker.will_wake(cx.waker())) {
+            return Vec::new();
+        }
+        let woken = if self.waiters.len() >= WAITERS_MAX { self.wake() } else { Vec::new() };
+        self.waiters.push(cx.waker().clone());
+        woken
+    }
+}
+
+fn wake(woken: Vec<Waker>) {
+    woken.into_iter().for_each(Waker::wake);
+}
+
+impl Default for Attaching {
+    fn default() -> Self {
+        Self {
+            is_direct: AtomicBool::new(false),
+            asks_for_task: AtomicBool::new(false),
+            state: Mutex::ranked(State::default(), &lock_ranks::ATTACHING),
+        }
+    }
+}
+
+impl Attaching {
+    /// Whether reads go straight to the store. Then everything is stored, and nothing becomes dirty.
+    #[inline]
+    pub(crate) fn is_direct(&self) -> bool {
+        self.is_direct.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn status(&self) -> AttachStatus {
+        let state = lock(&self.state);
+        AttachStatus { state: state.now, why: state.why.clone() }
+    }
+
+    /// Returns the state, its turn, and whether reads go straight to the store.
+    pub(crate) fn now(&self) -> (AttachState, u64, bool) {
+        let state = lock(&self.state);
+        (state.now, state.turn, self.is_direct())
+    }
+
+    /// Begins to detach the cache, if it is attached; returns the turn of what is under way or done.
+    pub(crate) fn begin_detach(&self) -> u64 {
+        let mut state = lock(&self.state);
+        if state.now == AttachState::Attached {
+            (state.now, state.turn) = (AttachState::Storing, state.turn + 1);
+            self.asks_for_task.store(true, Ordering::SeqCst);
+        }
+        state.turn
+    }
+
+    /// Returns the turn of which the background is to do the work, once.
+    pub(crate) fn take_turn(&self) -> Option<u64> {
+        if !self.asks_for_task.load(Ordering::Relaxed) {
+            return None;
+        }
+        let state = lock(&self.state);
+        let is_asked = self.asks_for_task.swap(false, Ordering::SeqCst);
+        (is_asked && state.now != AttachState::Attached).then_some(state.turn)
+    }
+
+    /// Lets changes that begin from now on go around the cache; returns whether the turn is still `turn`.
+    pub(crate) fn enter_transit(&self, turn: u64, namespaces: &Namespaces) -> bool {
+        self.proceed(turn, |state| {
+            (state.now, state.why) = (AttachState::Transit, None);
+            namespaces.set_in_transit(true);
+        })
+    }
+
+    /// Lets reads that begin from now on go straight to the store, which has everything; returns whether the
+    /// turn is still `turn`.
+    pub(crate) fn begin_direct(&self, turn: u64) -> bool {
+        self.proceed(turn, |_| self.is_direct.store(true, Ordering::SeqCst))
+    }
+
+    /// Notes that nothing of the cache is in use any more; returns whether the turn is still `turn`.
+    pub(crate) fn end_detach(&self, turn: u64) -> bool {
+        self.proceed(turn, |state| {
+            (state.now, state.why) = (AttachState::Detached, None);
+        })
+    }
+
+    /// Notes why it was not possible to go on; returns whether the turn is still `turn`.
+    pub(crate) fn note_failure(&self, turn: u64, why: &Error) -> bool {
+        let text = why.to_string();
+        self.proceed(turn, |state| state.why = Some(text))
+    }
+
+    fn proceed(&self, turn: u64, job: impl FnOnce(&mut State)) -> bool {
+        let mut state = lock(&self.state);
+        if state.turn != turn {
+            return false;
+        }
+        job(&mut state);
+        let woken = state.wake();
+        drop(state);
+        wake(woken);
+        true
+    }
+
+    /// Puts the cache back into the path of requests, if nothing has changed since the caller has found the
+    /// turn `turn`, and reads direct or not; returns whether it has. The caller has dropped what the cache had
+    /// if reads were direct.
+    pub(crate) fn put_back(&self, turn: u64, was_direct: bool, namespaces: &Namespaces) -> bool {
+        let mut state = lock(&self.state);
+        if state.turn != turn || self.is_direct() && !was_direct {
+            return false;
+        }
+        (state.now, state.turn, state.why) = (AttachState::Attached, turn + 1, None);
+        // First the reads: what is written back must not be missed by one that begins later.
+        self.is_direct.store(false, Ordering::SeqCst);
+        namespaces.set_in_transit(false);
+        let woken = state.wake();
+        drop(state);
+        wake(woken);
+        true
+    }
+
+    /// Waits until the cache is detached.
+    ///
+    /// # Errors
+    /// `Retryable` if it has been attached since `turn` began.
+    pub(crate) fn poll_detached(&self, turn: u64, cx: &Context<'_>) -> Poll<Result<()>> {
+        let mut state = lock(&self.state);
+        if state.turn != turn {
+            let why = "the cache was attached again while it was being detached";
+            return Poll::Ready(Err(Error::Retryable(why.into())));
+        }
+        if state.now == AttachState::Detached {
+            return Poll::Ready(Ok(()));
+        }
+        let woken = state.wait(cx);
+        drop(state);
+        wake(woken);
+        Poll::Pending
+    }
+
+    /// Waits until the turn is over, or the background has ended.
+    pub(crate) fn poll_over(&self, turn: u64, cx: &Context<'_>) -> Poll<()> {
+        let mut state = lock(&self.state);
+        if state.turn != turn || state.has_ended {
+            return Poll::Ready(());
+        }
+        let woken = state.wait(cx);
+        drop(state);
+        wake(woken);
+        Poll::Pending
+    }
+
+    /// Notes that the background runs no more: nothing goes on.
+    pub(crate) fn end(&self) {
+        let mut state = lock(&self.state);
+        state.has_ended = true;
+        let woken = state.wake();
+        drop(state);
+        wake(woken);
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use blocker::WriteMode;
+
+    use super::*;
+    use crate::object::config::ObjectCacheConfig;
+
+    #[test]
+    fn what_belongs_to_an_earlier_turn_changes_nothing() {
+        let config = ObjectCacheConfig { write: WriteMode::Back, ..ObjectCacheConfig::default() };
+        let (attaching, namespaces) = (Attaching::default(), Namespaces::new(&config));
+        let cx = Context::from_waker(Waker::noop());
+        let turn = attaching.begin_detach();
+        assert_eq!((turn, attaching.begin_detach()), (1, 1), "one way out");
+        assert_eq!((attaching.take_turn(), attaching.take_turn()), (Some(1), None));
+        assert!(attaching.note_failure(turn, &Error::Missing));
+        assert!(attaching.status().why.is_some());
+        assert!(attaching.enter_transit(turn, &namespaces));
+        assert_eq!(namespaces.record(0).write_phases.mode(), WriteMode::Around);
+        assert!(attaching.poll_detached(turn, &cx).is_pending());
+        assert!(attaching.put_back(turn, false, &namespaces));
+        assert_eq!(namespaces.record(0).write_phases.mode(), WriteMode::Back);
+        let over = attaching.poll_detached(turn, &cx);
+        assert!(matches!(over, Poll::Ready(Err(Error::Retryable(_)))), "{over:?}");
+        assert!(attaching.poll_over(turn, &cx).is_ready());
+        assert!(!attaching.begin_direct(turn) && !attaching.end_detach(turn));
+        assert!(!attaching.is_direct() && attaching.status() == AttachStatus::default());
+        let next = attaching.begin_detach();
+        assert!(attaching.enter_transit(next, &namespaces) && attaching.begin_direct(next));
+        assert!(!attaching.put_back(next, false, &namespaces), "what is cached has not been dropped");
+        assert!(attaching.end_detach(next) && attaching.poll_detached(next, &cx).is_ready());
+        assert!(attaching.put_back(next, true, &namespaces) && !attaching.is_direct());
+    }
+}

@@ -1,0 +1,337 @@
+//! Room for dirty data: one limit for the cache, of which a namespace may have a part of its own.
+//!
+//! ```text
+//!  dirty_bytes_max
+//!  ├── namespace a ──┼── namespace b ──┼── all namespaces without a part of their own ──┤
+//! ```
+//! A *pool* is one of these parts. A change takes room for the buckets that it makes dirty from the pool of
+//! its namespace, and waits for that pool alone, so a namespace that is written faster than the store takes
+//! it holds up no writer of another pool. The room comes back when the flush is stored.
+//!
+//! A namespace can get or lose its part while its data are dirty: what it has taken is counted for each
+//! namespace, and goes over to its new pool at once. That is why the counters lie under a lock; hits and
+//! changes of what is dirty already do not come here.
+
+use std::collections::HashMap;
+
+use super::dirty_pool::DirtyPool;
+use super::namespace_table::NamespaceTable;
+use crate::object::lock_ranks;
+use crate::object::namespace_numbers::OTHERS;
+use crate::object::tasks::wait_queue::WaitQueue;
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock};
+
+/// See the module. All sizes are in buckets.
+pub(crate) struct DirtyRoom {
+    /// Each record has what its namespace has taken, the number of the namespace whose pool that is taken from,
+    /// and the pool of the namespace itself; the record of the others has the pool of all without one.
+    namespaces: NamespaceTable,
+    /// The namespaces that have a pool of their own. Under this lock all of the room is written.
+    own: Mutex<Vec<u16>>,
+    dirty: AtomicU64,
+    dirty_max: AtomicU64,
+    /// The number of pools of which more than half is dirty.
+    above_half: AtomicU64,
+    /// The number of tasks that wait for room, in any pool.
+    waiting: AtomicU64,
+    /// More than half of a pool has been taken since [`Self::pressure_has_begun`] was last called.
+    is_half_full: AtomicBool,
+}
+
+/// The limits: of the whole cache, and of the namespaces that have a part of it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct DirtyLimits {
+    /// The most buckets that may be dirty.
+    pub(crate) total: u64,
+    /// The number of a namespace, not [`OTHERS`], and its part.
+    pub(crate) own: Vec<(u16, u64)>,
+}
+
+/// One of the tasks that wait for room, until this is dropped.
+pub(crate) struct WaitsForRoom<'a>(&'a DirtyRoom);
+
+impl Drop for WaitsForRoom<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl DirtyRoom {
+    pub(crate) fn new(namespaces: &NamespaceTable, limits: &DirtyLimits) -> Self {
+        let room = Self {
+            namespaces: namespaces.clone(),
+            own: Mutex::ranked(Vec::new(), &lock_ranks::DIRTY_ROOM),
+            dirty: AtomicU64::new(0),
+            dirty_max: AtomicU64::new(0),
+            above_half: AtomicU64::new(0),
+            waiting: AtomicU64::new(0),
+            is_half_full: AtomicBool::new(false),
+        };
+        room.set_limits(limits);
+        room
+    }
+
+    /// Changes the limits. What is dirty stays so: a pool that has less room than it has taken is back within
+    /// it once enough is stored.
+    pub(crate) fn set_limits(&self, limits: &DirtyLimits) {
+        let mut own_pools = lock(&self.own);
+        let parts: HashMap<u16, u64> =
+            limits.own.iter().copied().filter(|(number, _)| *number != OTHERS).collect();
+        let own_sum: u64 = parts.values().sum();
+        // Of at least one: a limit of 0 would be none.
+        let others_max = limits.total.saturating_sub(own_sum).max(1);
+        let mut others_dirty = 0;
+        for record in self.namespaces.records() {
+            let dirty = record.dirty_taken.load(Ordering::SeqCst);
+            if let Some(part) = parts.get(&record.number) {
+                record.dirty_pool.set(dirty, (*part).max(1), &self.above_half);
+                record.dirty_pool_of.store(record.number, Ordering::SeqCst);
+                continue;
+            }
+            others_dirty += dirty;
+            record.dirty_pool_of.store(OTHERS, Ordering::SeqCst);
+            if record.number != OTHERS {
+                record.dirty_pool.set(0, 0, &self.above_half);
+            }
+        }
+        self.pool(OTHERS).set(others_dirty, others_max, &self.above_half);
+        self.dirty_max.store(limits.total, Ordering::SeqCst);
+        let before = std::mem::replace(&mut *own_pools, parts.into_keys().collect());
+        let woken: Vec<u16> = before.into_iter().chain(own_pools.iter().copied()).collect();
+        drop(own_pools);
+        // Those that have lost their pool look for their new one.
+        woken.into_iter().chain([OTHERS]).for_each(|number| self.pool(number).waiters.notify());
+    }
+
+    fn pool(&self, number: u16) -> &DirtyPool {
+        &self.namespaces.record(number).dirty_pool
+    }
+
+    /// Returns the number of the pool that a namespace takes room from.
+    pub(crate) fn pool_of(&self, namespace: u16) -> u16 {
+        self.namespaces.record(namespace).dirty_pool_of.load(Ordering::SeqCst)
+    }
+
+    /// Returns where tasks wait for room in a pool.
+    pub(crate) fn waiters(&self, pool: u16) -> &WaitQueue {
+        &self.pool(pool).waiters
+    }
+
+    /// Counts a task that is about to wait for room.
+    pub(crate) fn begin_wait(&self) -> WaitsForRoom<'_> {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        WaitsForRoom(self)
+    }
+
+    /// Wakes the first of the tasks that wait at each pool.
+    pub(crate) fn notify_all(&self) {
+        let own = lock(&self.own).clone();
+        own.into_iter().chain([OTHERS]).for_each(|number| self.pool(number).waiters.notify());
+    }
+
+    /// Returns the number of buckets that are dirty or being written, with the room taken for those that are
+    /// about to be.
+    pub(crate) fn dirty(&self) -> u64 {
+        self.dirty.load(Ordering::SeqCst)
+    }
+
+    /// Returns how many may be.
+    pub(crate) fn dirty_max(&self) -> u64 {
+        self.dirty_max.load(Ordering::Relaxed)
+    }
+
+    /// Returns what a namespace may have dirty, if it has a part of its own.
+    pub(crate) fn own_max(&self, namespace: u16) -> Option<u64> {
+        let pool = self.pool_of(namespace);
+        (pool != OTHERS).then(|| self.pool(pool).dirty_max())
+    }
+
+    /// Takes room for `count` dirty buckets of a namespace. A request that alone is beyond the limit of its
+    /// pool gets it once nothing else of the pool is dirty, so that it does not wait for ever.
+    pub(crate) fn take(&self, namespace: u16, count: u32) -> bool {
+        if count == 0 {
+            return true;
+        }
+        let _lock = lock(&self.own);
+        let pool = self.pool(self.pool_of(namespace));
+        let before = pool.dirty();
+        let after = before + u64::from(count);
+        if after > pool.dirty_max() && before != 0 {
+            return false;
+        }
+        self.add(namespace, count);
+        if !pool.is_above_half(before) && pool.is_above_half(after) {
+            self.is_half_full.store(true, Ordering::SeqCst);
+        }
+        true
+    }
+
+    /// Called under the lock: nothing is added in between.
+    fn add(&self, namespace: u16, count: u32) {
+        let count = u64::from(count);
+        let more = |number: &AtomicU64| number.store(number.load(Ordering::SeqCst) + count, Ordering::SeqCst);
+        let pool = self.pool(self.pool_of(namespace));
+        pool.set_dirty(pool.dirty() + count, &self.above_half);
+        more(&self.namespaces.record(namespace).dirty_taken);
+        more(&self.dirty);
+    }
+
+    /// Takes back what the same slot returned a moment ago, or will return in a moment.
+    pub(crate) fn retake(&self, namespace: u16, count: u32) {
+        let _lock = lock(&self.own);
+        self.add(namespace, count);
+    }
+
+    /// Returns room.
+    pub(crate) fn give_back(&self, namespace: u16, count: u32) {
+        if count == 0 {
+            return;
+        }
+        let count = u64::from(count);
+        let less = |number: &AtomicU64| number.store(number.load(Ordering::SeqCst) - count, Ordering::SeqCst);
+        let own = lock(&self.own);
+        let pool = self.pool(self.pool_of(namespace));
+        pool.set_dirty(pool.dirty() - count, &self.above_half);
+        less(&self.namespaces.record(namespace).dirty_taken);
+        less(&self.dirty);
+        drop(own);
+        pool.waiters.notify();
+    }
+
+    /// Whether flushing a namespace should not wait for age: more than half of its pool is dirty, or tasks
+    /// wait for room in it.
+    pub(crate) fn is_pressed(&self, namespace: u16) -> bool {
+        self.pool(self.pool_of(namespace)).is_pressed()
+    }
+
+    /// Whether that is so for any namespace.
+    pub(crate) fn is_any_pressed(&self) -> bool {
+        self.above_half.load(Ordering::SeqCst) > 0 || self.waiting.load(Ordering::SeqCst) > 0
+    }
+
+    /// Whether more than half of a pool has just been taken. True once each time.
+    pub(crate) fn pressure_has_begun(&self) -> bool {
+        self.is_half_full.load(Ordering::Relaxed) && self.is_half_full.swap(false, Ordering::SeqCst)
+    }
+
+    /// Checks that the sums agree.
+    pub(crate) fn validate(&self) -> Result<(), String> {
+        let own = lock(&self.own);
+        let mut of_pools: HashMap<u16, u64> =
+            own.iter().chain([&OTHERS]).map(|number| (*number, 0)).collect();
+        for record in self.namespaces.records() {
+            let (pool, taken) = (self.pool_of(record.number), record.dirty_taken.load(Ordering::SeqCst));
+            match of_pools.get_mut(&pool) {
+                Some(sum) => *sum += taken,
+                None => return Err(format!("namespace {} takes room from {pool}, no pool", record.number)),
+            }
+        }
+        let mut above_half = 0;
+        for (number, taken) in &of_pools {
+            let counted = self.pool(*number).dirty();
+            if counted != *taken {
+                return Err(format!("pool {number} of the dirty room has {counted}, its namespaces {taken}"));
+            }
+            above_half += u64::from(self.pool(*number).is_above_half(counted));
+        }
+        let (counted, sum) = (self.dirty(), of_pools.values().sum::<u64>());
+        if counted != sum {
+            return Err(format!("the dirty room counts {counted} buckets, its namespaces {sum}"));
+        }
+        let counted = self.above_half.load(Ordering::SeqCst);
+        if counted != above_half {
+            return Err(format!("{above_half} pools are more than half dirty, counted {counted}"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::super::write_phases::WritePhases;
+    use super::*;
+
+    /// A room of namespaces with the numbers 1 to 3.
+    fn room(total: u64, own: &[(u16, u64)]) -> DirtyRoom {
+        let phases = || WritePhases::new(blocker::WriteMode::Through, blocker::WriteMode::Through);
+        let namespaces = NamespaceTable::new(phases());
+        for name in ["a", "b", "c"] {
+            namespaces.add(blocker::Namespace::new(name).unwrap(), phases());
+        }
+        DirtyRoom::new(&namespaces, &DirtyLimits { total, own: own.to_vec() })
+    }
+
+    #[test]
+    fn room_is_limited_and_every_waiter_gets_some() {
+        let room = room(4, &[]);
+        assert!(room.take(1, 3));
+        assert!(!room.take(2, 2));
+        assert!(room.take(2, 1));
+        room.give_back(1, 3);
+        room.give_back(2, 1);
+        assert!(room.take(1, 9), "alone, even beyond the limit");
+        assert!(!room.take(1, 1));
+        assert!(room.take(1, 0));
+        room.validate().unwrap();
+    }
+
+    #[test]
+    fn the_limit_can_change_while_more_is_dirty() {
+        let room = room(4, &[]);
+        assert!(room.take(1, 4) && !room.take(1, 1));
+        room.set_limits(&DirtyLimits { total: 6, own: vec![] });
+        assert!(room.take(1, 2) && !room.take(1, 1));
+        room.set_limits(&DirtyLimits { total: 2, own: vec![] });
+        room.give_back(1, 4);
+        assert!(!room.take(1, 1) && room.is_pressed(1));
+        room.give_back(1, 1);
+        assert!(room.take(1, 1) && !room.take(1, 1));
+    }
+
+    #[test]
+    fn half_of_the_room_taken_is_reported_once_each_time() {
+        let room = room(4, &[]);
+        assert!(room.take(1, 2) && !room.pressure_has_begun());
+        assert!(room.take(1, 1) && room.is_pressed(1) && room.is_any_pressed());
+        assert!(room.pressure_has_begun() && !room.pressure_has_begun());
+        assert!(room.take(1, 1) && !room.pressure_has_begun(), "reported before");
+        room.give_back(1, 3);
+        assert!(room.take(1, 2) && room.pressure_has_begun());
+    }
+
+    #[test]
+    fn a_namespace_with_a_part_takes_none_of_the_others_room_and_they_none_of_its() {
+        let room = room(10, &[(3, 4)]);
+        assert!(room.take(3, 4) && !room.take(3, 1), "its part is full");
+        assert!(room.take(1, 3) && room.take(2, 3), "the others have six");
+        assert!(!room.take(1, 1) && !room.take(OTHERS, 1));
+        assert_eq!(
+            (room.dirty(), room.dirty_max(), room.own_max(3), room.own_max(1)),
+            (10, 10, Some(4), None)
+        );
+        room.give_back(3, 2);
+        assert!(!room.take(1, 1), "what the namespace gives back is its own");
+        assert!(!room.is_pressed(3) && room.is_pressed(1) && room.is_any_pressed());
+        room.give_back(1, 3);
+        assert!(!room.is_any_pressed(), "both at their halves");
+        assert!(room.take(3, 1) && room.is_pressed(3) && room.is_any_pressed() && !room.is_pressed(2));
+        room.validate().unwrap();
+    }
+
+    #[test]
+    fn what_is_dirty_goes_over_with_its_namespace() {
+        let room = room(10, &[]);
+        assert!(room.take(3, 5) && room.take(1, 3));
+        room.set_limits(&DirtyLimits { total: 10, own: vec![(3, 6)] });
+        room.validate().unwrap();
+        assert!(room.take(3, 1) && !room.take(3, 1), "five of its six were taken before");
+        assert!(room.take(1, 1) && !room.take(1, 1), "four are left for the others");
+        room.set_limits(&DirtyLimits { total: 12, own: vec![(1, 4)] });
+        room.validate().unwrap();
+        assert!(!room.take(1, 1) && room.take(3, 2) && !room.take(3, 1));
+        room.give_back(3, 8);
+        room.give_back(1, 4);
+        assert_eq!(room.dirty(), 0);
+        room.validate().unwrap();
+    }
+}

@@ -1,0 +1,309 @@
+//! The shares that namespaces have of the memory: which share gives a bucket when one is needed.
+//!
+//! A namespace with a minimum, a maximum or a weight of its own has a *share*, with eviction queues of its
+//! own; all other namespaces together have the common one. Each share has a *target*, and the targets make up
+//! the whole memory (`targets.rs`). A bucket goes from the share that is furthest above its target: a share
+//! that does not use what it may have lends it to the others, and gets it back bucket by bucket as it loads.
+//!
+//! ```text
+//!  share      common                 a                   b
+//!            ├───────────────┼──────────────────────┼──────────┤   all buckets
+//!  used       ■■■■■■■■■■■■■■■■■■■■■   ■■■■■■■■■■■■■   ■■■■■■■■■■■
+//!  target    ──────────────^          ────────────────────^   ──────────^
+//!                          └── 6 above: the next bucket goes from here
+//! ```
+//! The targets are looked at each time that another 1/64 of all buckets has been evicted: eviction is the time
+//! in which memory can move.
+//!
+//! A cache in which no namespace has a share does none of this.
+
+mod targets;
+
+use super::namespace_table::NamespaceTable;
+use super::namespaces::Namespaces;
+use crate::object::config::{NamespaceConfig, ObjectCacheConfig};
+use crate::object::lock_ranks;
+use crate::object::memory::pool::Pool;
+use crate::object::memory::queue::Queues;
+use crate::object::memory::slots::State;
+use crate::object::namespace_numbers::OTHERS;
+use crate::object::share::{SHARES, Share};
+use crate::sync::{AtomicU16, AtomicU32, AtomicU64, Mutex, Ordering, lock, try_lock};
+use blocker::{BUCKET_BYTES, NamespaceKey};
+use targets::{Bounds, Measured, Targets};
+
+/// The targets are looked at when this part of all buckets has been evicted.
+const EVICTED_DIVISOR: u64 = 64;
+/// A new measurement of what a load costs counts for an eighth.
+const LOAD_SHIFT: u32 = 3;
+
+/// See the module. Sizes are in buckets.
+pub(crate) struct MemoryShares {
+    /// The namespace of each share that is not the common one; 0, the number of all others: it has none.
+    namespaces: [AtomicU16; SHARES],
+    /// The number of shares in use; 1: the common one alone.
+    count: AtomicU32,
+    targets: [AtomicU64; SHARES],
+    maxima: [AtomicU64; SHARES],
+    /// What it took to load a bucket, lately.
+    load_nanos: [AtomicU64; SHARES],
+    /// The same of all shares together.
+    all_load_nanos: AtomicU64,
+    /// Evicted since the targets were last looked at.
+    evicted: AtomicU64,
+    balance: Mutex<Targets>,
+}
+
+/// What a namespace has of the memory, for reports.
+pub(crate) struct ShareReport {
+    pub(crate) target_buckets: u64,
+    pub(crate) ghost_hits: u64,
+    pub(crate) gain_nanos: u64,
+}
+
+/// Returns the bounds that a namespace is configured with.
+fn bounds(config: &NamespaceConfig) -> Bounds {
+    let none = Bounds::NONE;
+    Bounds {
+        min: config.own(NamespaceKey::MemoryBytesMin).map_or(none.min, |bytes| bytes / BUCKET_BYTES),
+        max: config.own(NamespaceKey::MemoryBytesMax).map_or(none.max, |bytes| (bytes / BUCKET_BYTES).max(1)),
+        weight: config.own(NamespaceKey::MemoryWeight).unwrap_or(none.weight),
+    }
+}
+
+impl MemoryShares {
+    /// The common share has all of `buckets`.
+    pub(crate) fn new(buckets: u32) -> Self {
+        let shares = Self {
+            namespaces: std::array::from_fn(|_| AtomicU16::new(OTHERS)),
+            count: AtomicU32::new(1),
+            targets: std::array::from_fn(|_| AtomicU64::new(0)),
+            maxima: std::array::from_fn(|_| AtomicU64::new(u64::MAX)),
+            load_nanos: std::array::from_fn(|_| AtomicU64::new(0)),
+            all_load_nanos: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
+            balance: Mutex::ranked(Targets::new(u64::from(buckets)), &lock_ranks::MEMORY_SHARES),
+        };
+        shares.publish(&lock(&shares.balance));
+        shares
+    }
+
+    fn publish(&self, balance: &Targets) {
+        for (share, target) in self.targets.iter().enumerate() {
+            target.store(balance.target(share).unwrap_or(0), Ordering::SeqCst);
+        }
+    }
+
+    /// The shares in use.
+    fn in_use(&self) -> impl Iterator<Item = Share> + use<> {
+        // There are at most 16.
+        (0..self.count.load(Ordering::SeqCst) as u8).map(Share)
+    }
+
+    /// Whether no namespace has a share of its own.
+    #[inline]
+    pub(crate) fn is_common_only(&self) -> bool {
+        self.count.load(Ordering::Relaxed) == 1
+    }
+
+    fn namespace_of(&self, share: Share) -> u16 {
+        self.namespaces[usize::from(share.0)].load(Ordering::SeqCst)
+    }
+
+    /// Returns the share of the namespace with this number, if it has one of its own.
+    fn own_share(&self, namespace: u16) -> Option<Share> {
+        self.in_use().skip(1).find(|share| self.namespace_of(*share) == namespace)
+    }
+
+    /// Returns how many more namespaces may get a share.
+    pub(crate) fn free(&self) -> usize {
+        SHARES - self.count.load(Ordering::SeqCst) as usize
+    }
+
+    /// Whether the namespace with this number has a share already.
+    pub(crate) fn has_own(&self, namespace: u16) -> bool {
+        self.own_share(namespace).is_some()
+    }
+
+    /// Puts the shares of `config` in force; one call at a time. A namespace that is no longer named there
+    /// keeps its queues, and has no bounds. Returns the namespaces whose buckets are to be moved to a share
+    /// that is new, by `share_moves.rs`.
+    pub(crate) fn set(
+        &self,
+        config: &ObjectCacheConfig,
+        numbers: &Namespaces,
+        queues: &Queues,
+        buckets: u32,
+    ) -> Vec<u16> {
+        let own = config.namespaces.iter().filter(|each| each.has_own_memory());
+        let wanted: Vec<(u16, Bounds)> =
+            own.map(|each| (numbers.of(&each.namespace), bounds(each))).collect();
+        let mut balance = lock(&self.balance);
+        for share in self.in_use().skip(1) {
+            let is_wanted = wanted.iter().any(|(namespace, _)| *namespace == self.namespace_of(share));
+            if !is_wanted {
+                self.set_bounds(&mut balance, share, Bounds::NONE);
+            }
+        }
+        let mut new = Vec::new();
+        for (namespace, bounds) in wanted.iter().filter(|(number, _)| *number != OTHERS) {
+            let share = match self.own_share(*namespace) {
+                Some(share) => share,
+                // The configuration was checked: there are enough.
+                None if self.free() == 0 => continue,
+                None => {
+                    let share = Share(self.count.load(Ordering::SeqCst) as u8);
+                    queues.open(share, buckets);
+                    self.namespaces[usize::from(share.0)].store(*namespace, Ordering::SeqCst);
+                    self.count.fetch_add(1, Ordering::SeqCst);
+                    queues.set_share(*namespace, share);
+                    new.push(*namespace);
+                    share
+                }
+            };
+            self.set_bounds(&mut balance, share, *bounds);
+        }
+        self.publish(&balance);
+        new
+    }
+
+    fn set_bounds(&self, balance: &mut Targets, share: Share, bounds: Bounds) {
+        balance.set(share.0.into(), bounds);
+        self.maxima[usize::from(share.0)].store(bounds.max, Ordering::SeqCst);
+    }
+
+    /// Returns the number of buckets that a share has; 0 for the common one.
+    fn used_by_own(&self, table: &NamespaceTable, share: Share) -> u64 {
+        match self.namespace_of(share) {
+            OTHERS => 0,
+            namespace => {
+                let metrics = &table.record(namespace).metrics;
+                let states = [State::Clean, State::Dirty, State::DirtyWhole, State::Writing];
+                // A slot may change between two: then the sum wraps around, and back.
+                states.iter().fold(0_u64, |sum, state| sum.wrapping_add(metrics.count_of(*state)))
+            }
+        }
+    }
+
+    /// Returns the number of buckets that each share has.
+    fn used(&self, pool: &Pool, table: &NamespaceTable) -> [u64; SHARES] {
+        let mut used = [0; SHARES];
+        for share in self.in_use().skip(1) {
+            used[usize::from(share.0)] = self.used_by_own(table, share);
+        }
+        let own: u64 = used.iter().fold(0, |sum, used| sum.wrapping_add(*used));
+        let all = u64::from(pool.count().saturating_sub(pool.free()));
+        used[0] = all.saturating_sub(own);
+        used
+    }
+
+    /// Returns the shares in the order in which they give a bucket: that which is furthest above its target
+    /// first.
+    pub(crate) fn by_excess(
+        &self,
+        pool: &Pool,
+        table: &NamespaceTable,
+    ) -> impl Iterator<Item = Share> + use<> {
+        let used = self.used(pool, table);
+        let room = |share: &Share| {
+            let at = usize::from(share.0);
+            i128::from(self.targets[at].load(Ordering::Relaxed)) - i128::from(used[at])
+        };
+        let mut order = [(0_i128, Share::COMMON); SHARES];
+        let mut count = 0;
+        for share in self.in_use() {
+            order[count] = (room(&share), share);
+            count += 1;
+        }
+        order[..count].sort_unstable_by_key(|(room, _)| *room);
+        order.into_iter().take(count).map(|(_, share)| share)
+    }
+
+    /// Returns the shares that have more than they may have.
+    pub(crate) fn above_maximum<'a>(&'a self, table: &'a NamespaceTable) -> impl Iterator<Item = Share> + 'a {
+        self.in_use().skip(1).filter(|share| {
+            let max = self.maxima[usize::from(share.0)].load(Ordering::Relaxed);
+            max != u64::MAX && self.used_by_own(table, *share) > max
+        })
+    }
+
+    /// Buckets of the namespace with this number were loaded in `nanos` nanoseconds.
+    pub(crate) fn loaded(&self, queues: &Queues, namespace: u16, buckets: u64, nanos: u64) {
+        if buckets == 0 {
+            return;
+        }
+        let own = &self.load_nanos[usize::from(queues.share_of(namespace).0)];
+        for place in [own, &self.all_load_nanos] {
+            let (before, new) = (place.load(Ordering::Relaxed), nanos / buckets);
+            // Of two threads at the same time one may be lost, which does no harm.
+            let after = if before == 0 { new } else { before - (before >> LOAD_SHIFT) + (new >> LOAD_SHIFT) };
+            place.store(after, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns what it took to load a bucket, lately, whatever its share; 0 before the first.
+    pub(crate) fn load_nanos(&self) -> u64 {
+        self.all_load_nanos.load(Ordering::Relaxed)
+    }
+
+    /// Returns how many buckets of all shares entered a queue again that a quarter more of the most memory would
+    /// have kept, since the start.
+    pub(crate) fn ghost_hits(&self, queues: &Queues) -> u64 {
+        self.in_use().map(|share| queues.ghost_hits(share)).sum()
+    }
+
+    /// The memory has another number of buckets now: the targets of the shares make up that.
+    pub(crate) fn resize(&self, buckets: u32) {
+        let mut balance = lock(&self.balance);
+        balance.resize(buckets.into());
+        self.publish(&balance);
+    }
+
+    /// Counts an eviction; looks at the targets when it is time.
+    pub(crate) fn count_eviction(&self, pool: &Pool, queues: &Queues, table: &NamespaceTable) {
+        if self.is_common_only() {
+            return;
+        }
+        let period = (u64::from(pool.count()) / EVICTED_DIVISOR).max(1);
+        if self.evicted.fetch_add(1, Ordering::Relaxed) + 1 < period {
+            return;
+        }
+        let used = self.used(pool, table);
+        let mut measured = [Measured::default(); SHARES];
+        for share in self.in_use() {
+            let at = usize::from(share.0);
+            measured[at] = Measured {
+                used: used[at],
+                ghost_hits: queues.ghost_hits(share),
+                load_nanos: self.load_nanos[at].load(Ordering::Relaxed),
+            };
+        }
+        // Another thread that is at it has seen the same.
+        if let Some(mut balance) = try_lock(&self.balance) {
+            self.evicted.store(0, Ordering::Relaxed);
+            if balance.rebalance(&measured) {
+                self.publish(&balance);
+            }
+        }
+    }
+
+    /// Returns what the namespace with this number has; `None` if it has no share of its own.
+    pub(crate) fn report(&self, queues: &Queues, namespace: u16) -> Option<ShareReport> {
+        let share = self.own_share(namespace)?;
+        let gain = lock(&self.balance).gain(share.0.into());
+        Some(ShareReport {
+            target_buckets: self.targets[usize::from(share.0)].load(Ordering::Relaxed),
+            ghost_hits: queues.ghost_hits(share),
+            gain_nanos: gain as u64,
+        })
+    }
+
+    /// Checks that the targets make up all of `buckets`, within their bounds.
+    pub(crate) fn validate(&self, buckets: u32) -> Result<(), String> {
+        let balance = lock(&self.balance);
+        if balance.total() != u64::from(buckets) {
+            return Err(format!("the targets are for {} buckets of {buckets}", balance.total()));
+        }
+        balance.validate()
+    }
+}

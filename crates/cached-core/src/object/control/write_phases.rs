@@ -1,0 +1,204 @@
+//! The write mode of one namespace, and the changes that are under way in the modes that it has had.
+//!
+//! ```text
+//!  phase      1: back          2: through             3: read-only
+//!  changes    ├────────┤ ├─────┼──┤   ├────────┤      │
+//!                              └ taken in phase 1: until it ends, and what it wrote is stored, phase 1 is left
+//! ```
+//! A change takes its mode once, when it begins. One that may wait is counted in the phase in which it took it;
+//! one that is made at once reads the mode within its object's exclusive section, and is not counted: the
+//! change of the mode waits for the end of the sections that may have begun before.
+
+use blocker::WriteMode;
+
+use crate::object::lock_ranks;
+use crate::object::tasks::wait_queue::WaitQueue;
+use crate::sync::{AtomicU8, Mutex, Ordering, lock};
+
+const BACK: u8 = 0;
+const THROUGH: u8 = 1;
+const AROUND: u8 = 2;
+const READ_ONLY: u8 = 3;
+
+fn number(mode: WriteMode) -> u8 {
+    match mode {
+        WriteMode::Back => BACK,
+        WriteMode::Through => THROUGH,
+        WriteMode::Around => AROUND,
+        WriteMode::ReadOnly => READ_ONLY,
+    }
+}
+
+fn mode(number: u8) -> WriteMode {
+    match number {
+        BACK => WriteMode::Back,
+        THROUGH => WriteMode::Through,
+        AROUND => WriteMode::Around,
+        _ => WriteMode::ReadOnly,
+    }
+}
+
+/// See the module.
+pub(crate) struct WritePhases {
+    /// The mode in force, as a number. Written under the lock.
+    mode: AtomicU8,
+    /// The mode that has been set: in force unless the cache is detached, or the namespace is being removed. Written
+    /// under the lock.
+    set_mode: AtomicU8,
+    state: Mutex<State>,
+    /// The tasks that wait until the changes of earlier phases have ended.
+    pub(crate) waiters: WaitQueue,
+}
+
+#[derive(Default)]
+struct State {
+    phase: u64,
+    /// The number of changes under way in each phase that has some.
+    under_way: Vec<(u64, u64)>,
+    /// Whether data may be dirty that were written back in an earlier phase.
+    has_dirty_left: bool,
+}
+
+impl WritePhases {
+    /// Returns the phases of a namespace that has not been used, for which `set` has been set and `mode` is in force.
+    pub(crate) fn new(set: WriteMode, mode: WriteMode) -> Self {
+        Self {
+            mode: AtomicU8::new(number(mode)),
+            set_mode: AtomicU8::new(number(set)),
+            state: Mutex::ranked(State::default(), &lock_ranks::WRITE_PHASES),
+            waiters: WaitQueue::default(),
+        }
+    }
+
+    /// Returns the mode in force.
+    #[inline]
+    pub(crate) fn mode(&self) -> WriteMode {
+        mode(self.mode.load(Ordering::Acquire))
+    }
+
+    /// Returns the mode that has been set.
+    pub(crate) fn set_mode(&self) -> WriteMode {
+        mode(self.set_mode.load(Ordering::Acquire))
+    }
+
+    /// Counts a change that begins; returns its phase, to be ended, and its mode.
+    pub(crate) fn begin(&self) -> (u64, WriteMode) {
+        let mut state = lock(&self.state);
+        let phase = state.phase;
+        match state.under_way.iter_mut().find(|(each, _)| *each == phase) {
+            Some((_, count)) => *count += 1,
+            None => state.under_way.push((phase, 1)),
+        }
+        (phase, self.mode())
+    }
+
+    /// Ends a change of a phase.
+    pub(crate) fn end(&self, phase: u64) {
+        let mut state = lock(&self.state);
+        if let Some(at) = state.under_way.iter().position(|(each, _)| *each == phase) {
+            state.under_way[at].1 -= 1;
+            if state.under_way[at].1 == 0 {
+                state.under_way.swap_remove(at);
+            }
+        }
+        let is_old = phase < state.phase;
+        drop(state);
+        if is_old {
+            self.waiters.notify();
+        }
+    }
+
+    /// Notes the mode that has been set, and puts `mode` in force, for the changes that begin from now on.
+    pub(crate) fn set(&self, set: WriteMode, mode: WriteMode) {
+        let mut state = lock(&self.state);
+        self.set_mode.store(number(set), Ordering::Release);
+        let before = self.mode();
+        if before == mode {
+            return;
+        }
+        state.phase += 1;
+        state.has_dirty_left = mode != WriteMode::Back && (state.has_dirty_left || before == WriteMode::Back);
+        self.mode.store(number(mode), Ordering::Release);
+    }
+
+    /// Returns the phase that has begun last.
+    pub(crate) fn phase(&self) -> u64 {
+        lock(&self.state).phase
+    }
+
+    /// Whether no change is under way that began before `phase`.
+    pub(crate) fn have_ended_before(&self, phase: u64) -> bool {
+        lock(&self.state).under_way.iter().all(|(each, _)| *each >= phase)
+    }
+
+    /// Whether data may be dirty that were written back in a phase that is over.
+    pub(crate) fn has_dirty_left(&self) -> bool {
+        lock(&self.state).has_dirty_left
+    }
+
+    /// Notes that everything is stored that was written back before `phase` began.
+    pub(crate) fn note_stored(&self, phase: u64) {
+        let mut state = lock(&self.state);
+        if state.phase == phase {
+            state.has_dirty_left = false;
+        }
+    }
+
+    /// Whether anything of an earlier phase is left: a change under way, or data to be stored.
+    pub(crate) fn is_changing(&self) -> bool {
+        let state = lock(&self.state);
+        state.has_dirty_left || state.under_way.iter().any(|(phase, _)| *phase < state.phase)
+    }
+
+    /// Whether changes are under way.
+    pub(crate) fn is_busy(&self) -> bool {
+        !lock(&self.state).under_way.is_empty()
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    fn new() -> WritePhases {
+        WritePhases::new(WriteMode::Back, WriteMode::Back)
+    }
+
+    #[test]
+    fn what_began_in_a_mode_is_left_until_it_has_ended_and_is_stored() {
+        let phases = new();
+        let set = |mode| phases.set(mode, mode);
+        let (first, mode) = phases.begin();
+        assert_eq!((mode, phases.is_changing()), (WriteMode::Back, false));
+        set(WriteMode::Back);
+        assert_eq!(phases.phase(), first, "nothing has changed");
+        set(WriteMode::Through);
+        let (second, mode) = phases.begin();
+        assert_eq!((second, mode), (first + 1, WriteMode::Through));
+        assert!(!phases.have_ended_before(second) && phases.have_ended_before(first));
+        phases.end(first);
+        assert!(phases.have_ended_before(second) && phases.is_changing() && phases.has_dirty_left());
+        set(WriteMode::ReadOnly);
+        assert!(!phases.have_ended_before(phases.phase()) && phases.has_dirty_left());
+        phases.note_stored(second);
+        assert!(phases.has_dirty_left(), "the mode has changed since");
+        phases.end(second);
+        phases.note_stored(phases.phase());
+        assert!(!phases.is_changing() && !phases.is_busy());
+        set(WriteMode::Back);
+        set(WriteMode::Around);
+        assert!(phases.has_dirty_left());
+        set(WriteMode::Back);
+        assert!(!phases.is_changing(), "what is dirty is of the mode in force again");
+    }
+    #[test]
+    fn another_mode_than_the_one_that_was_set_can_be_in_force_for_a_while() {
+        let phases = new();
+        phases.set(WriteMode::Back, WriteMode::Around);
+        assert_eq!((phases.mode(), phases.set_mode()), (WriteMode::Around, WriteMode::Back));
+        assert!(phases.has_dirty_left());
+        phases.set(WriteMode::Back, WriteMode::Back);
+        assert_eq!((phases.mode(), phases.set_mode()), (WriteMode::Back, WriteMode::Back));
+        assert!(!phases.has_dirty_left(), "what is dirty is of the mode in force again");
+    }
+}

@@ -1,0 +1,246 @@
+//! The log of a cache's changes, in a journal on local disk: what is logged survives a crash.
+//!
+//! A change of a journaled namespace is logged in the exclusive section of its object, when it is certain to
+//! be applied and before it is. So the log has the changes in the order in which the cache has them. Its
+//! record is held until the change is stored ([`KeptHold`], in the dirty queue). A flush asks the store only
+//! once the records of what it sends are durable: the store never has what the log has lost. What reaches the
+//! store without the log is preceded by a durable mark: nothing older is replayed over it.
+//!
+//! | file | |
+//! |---|---|
+//! | `records.rs` | changes as records, and back |
+//! | `append.rs` | appending, and room |
+//! | `holds.rs` | what is still needed |
+//! | `marks.rs` | what is not replayed |
+//! | `names.rs` | the namespaces: numbers, what is journaled |
+//! | `condition.rs` | in order, or in trouble |
+//! | `events.rs` | what the journal reports |
+//! | `open.rs`, `options.rs` | a journal before its cache exists |
+//!
+//! What waits, flushes or claims is above this module: `log_waits.rs`, `log_space.rs`, `log_trouble.rs`.
+
+mod append;
+mod condition;
+mod events;
+mod holds;
+mod marks;
+mod metrics;
+mod names;
+mod open;
+mod options;
+pub mod recorded;
+pub(crate) mod records;
+pub(crate) mod unapplied;
+
+use blocker::{Clock, Durability, ObjectId, WriteMode, WriterId};
+use cached_journal::{Hold, Journal, JournalConfig, Position};
+
+pub(crate) use append::{Entry, Full, Refusal, Room};
+pub use condition::{JournalHealth, JournalState};
+pub(crate) use events::Events;
+pub(crate) use holds::{KeptHold, Logged, Unlogged};
+pub(crate) use names::{Forwarded, NamespaceLog};
+pub use open::OpenJournal;
+pub use options::{AtLimit, JournalOptions};
+
+use names::Names;
+
+use super::config::{ConfigError, NamespaceConfig, ObjectCacheConfig, Writer};
+use super::tasks::wait_queue::Permits;
+use crate::sync::{Arc, AtomicU64, Ordering};
+
+/// See the module.
+pub(crate) struct ChangeLog {
+    journal: Arc<Journal>,
+    pub(crate) events: Arc<Events>,
+    pub(crate) options: JournalOptions,
+    pub(crate) names: Names,
+    pub(crate) leave: Leave,
+    /// One request to store what was forwarded is under way at a time.
+    pub(crate) storing_forwarded: Permits,
+    /// How often a change has waited for room, or for the log to be in order.
+    pub(crate) waits: AtomicU64,
+    /// How many objects have been logged again, so that they do not hold the log.
+    pub(crate) logged_again: AtomicU64,
+}
+
+impl ChangeLog {
+    /// Makes the log of a cache.
+    ///
+    /// # Errors
+    /// What the configuration and the journal do not allow each other.
+    pub(crate) fn new(
+        journal: Arc<Journal>,
+        events: Arc<Events>,
+        options: JournalOptions,
+        config: &ObjectCacheConfig,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, ConfigError> {
+        let (limit, segment) = journal.limit_bytes();
+        check(Sizes { limit, segment, payload_max: journal.payload_bytes_max() }, &options, config)?;
+        // A claim at the start finds room in any case.
+        let leave = Leave { ordinary: limit / 10, privileged: limit / 80 };
+        events.condition.set_clock(clock);
+        events.set_level(journal.level());
+        let zero = || AtomicU64::new(0);
+        Ok(Self {
+            journal,
+            events,
+            options,
+            names: Names::new(config),
+            leave,
+            storing_forwarded: Permits::new(1),
+            waits: zero(),
+            logged_again: zero(),
+        })
+    }
+
+    /// Checks a changed configuration against the journal.
+    ///
+    /// # Errors
+    /// The first key that cannot work.
+    pub(crate) fn check(&self, config: &ObjectCacheConfig) -> Result<(), ConfigError> {
+        let (limit, segment) = self.journal.limit_bytes();
+        let payload_max = self.journal.payload_bytes_max();
+        check(Sizes { limit, segment, payload_max }, &self.options, config)
+    }
+
+    /// Counts a wait of a change.
+    pub(crate) fn count_wait(&self) {
+        self.waits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts something as logged until the guard is dropped: the log is not declared void before.
+    pub(crate) fn count_logged(&self) -> Logged {
+        Logged::new(&self.events)
+    }
+
+    /// Notes that an object's state has been logged once more, up to `last`.
+    pub(crate) fn note_state(&self, object: &ObjectId, last: Position) {
+        self.names.number(&object.namespace).note_record(last);
+    }
+
+    /// Keeps the log from a position on.
+    pub(crate) fn keep(&self, hold: Hold) -> KeptHold {
+        KeptHold::new(hold, self.count_logged())
+    }
+
+    pub(crate) fn journal(&self) -> &Arc<Journal> {
+        &self.journal
+    }
+
+    /// Returns the identity of the cache's claims: a cache that is started again with the same journal is the
+    /// same writer, and may repeat its own claims.
+    pub(crate) fn writer(&self) -> WriterId {
+        WriterId(u128::from(self.journal.id()) << 64 | u128::from(u64::from_le_bytes(*b"cachedjn")))
+    }
+}
+
+/// The room that a record leaves for those that matter more, in bytes.
+pub(crate) struct Leave {
+    /// That of a change.
+    ordinary: u64,
+    /// That of a mark, of an epoch, and of a state that is logged again.
+    pub(crate) privileged: u64,
+}
+
+/// The sizes of a journal, in bytes.
+#[derive(Clone, Copy)]
+struct Sizes {
+    limit: u64,
+    segment: u64,
+    payload_max: u64,
+}
+
+impl JournalOptions {
+    /// Checks that a cache with the configuration `config` can use a new journal as `journal` describes it,
+    /// without opening it. A journal that is there keeps its own segment size, with which
+    /// [`ObjectCacheBuilder::build`](super::ObjectCacheBuilder::build) checks once more.
+    ///
+    /// # Errors
+    /// The first key that cannot work. Keys of the journal begin with `journal.`.
+    pub fn check(&self, journal: &JournalConfig, config: &ObjectCacheConfig) -> Result<(), ConfigError> {
+        let sizes = Sizes {
+            limit: journal.limit_bytes / journal.segment_bytes.max(1) * journal.segment_bytes,
+            segment: journal.segment_bytes,
+            payload_max: journal.payload_bytes_max(),
+        };
+        check(sizes, self, config)
+    }
+}
+
+/// Checks a configuration against the journal.
+///
+/// # Errors
+/// The first key that cannot work.
+fn check(sizes: Sizes, options: &JournalOptions, config: &ObjectCacheConfig) -> Result<(), ConfigError> {
+    let wrong = |key, why: String| Err(ConfigError { key, why });
+    if config.writer != Writer::Cache {
+        let why = "must be Cache where there is a journal: what it replays must not undo what other writers have done";
+        return wrong("writer", why.into());
+    }
+    let Sizes { limit, segment, payload_max } = sizes;
+    let least = config.dirty_bytes_max.saturating_mul(2).saturating_add(segment.saturating_mul(4));
+    if limit < least {
+        let why = format!(
+            "the journal takes {limit} bytes; with dirty_bytes_max = {} it needs at least {least}, twice that and four segments",
+            config.dirty_bytes_max
+        );
+        return wrong("journal.limit_bytes", why);
+    }
+    let most = payload_max;
+    if options.journaled_bytes_max == 0 || options.journaled_bytes_max > most {
+        let why = format!("must be from 1 to {most}, the longest record of this journal");
+        return wrong("journal.journaled_bytes_max", why);
+    }
+    let object = config.object_bytes_max;
+    if config.dirty_bytes_max < object {
+        let why = format!(
+            "must be at least object_bytes_max, {object}, where there is a journal: all of an object may be replayed at once"
+        );
+        return wrong("dirty_bytes_max", why);
+    }
+    if config.memory_bytes_min() / 4 < object {
+        let why = format!("must be at least four times object_bytes_max, {object}, where there is a journal");
+        return wrong("memory_bytes_max", why);
+    }
+    let own =
+        |each: &NamespaceConfig| (each.journal, each.durability, each.settings.write.unwrap_or(config.write));
+    let all = std::iter::once((config.journal, config.durability, config.write));
+    for (journal, durability, write) in all.chain(config.namespaces.iter().map(own)) {
+        match durability {
+            Durability::Cached => (),
+            Durability::Journaled if journal.unwrap_or(write == WriteMode::Back) => (),
+            Durability::Journaled => {
+                let why = "journaled needs changes to be logged: journal = true, or write = back";
+                return wrong("durability", why.into());
+            }
+            _ => {
+                let why =
+                    format!("must be cached or journaled, not {durability}; write-through stores at once");
+                return wrong("durability", why);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Checks that a configuration asks for nothing that takes a journal.
+///
+/// # Errors
+/// The first key that does.
+pub(crate) fn check_without_journal(config: &ObjectCacheConfig) -> Result<(), ConfigError> {
+    let own = |each: &NamespaceConfig| (each.journal, each.durability);
+    let all = std::iter::once((config.journal, config.durability)).chain(config.namespaces.iter().map(own));
+    for (journal, durability) in all {
+        if journal == Some(true) {
+            let why = "needs a journal, and the cache has none: configure one, or leave this out".into();
+            return Err(ConfigError { key: "journal", why });
+        }
+        if durability != Durability::Cached {
+            let why = format!("{durability} needs a journal, and the cache has none: configure one");
+            return Err(ConfigError { key: "durability", why });
+        }
+    }
+    Ok(())
+}

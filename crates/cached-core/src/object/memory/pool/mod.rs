@@ -1,0 +1,453 @@
+//! The bucket pool: buckets of 4 KiB in the arena's regions, what refers to each, and which are free.
+//!
+//! ```text
+//!  region   ┌────────┬──────────┬──────────┬─ ─ ─┐   the header keeps the first bucket's place
+//!           │ header │ bucket 0 │ bucket 1 │     │
+//!           └────────┴──────────┴──────────┴─ ─ ─┘
+//!  beside   20 bytes for each bucket: [`Meta`]
+//! ```
+//! A bucket's number names its region in the upper bits and its place there in the lower ones, so that no hit
+//! divides; the numbers that would be headers are no buckets.
+//!
+//! A bucket is *free*, *reserved* (taken for a job that has not begun) or *in use*, with a count of what
+//! refers to it: slots of objects, segments in callers' hands, flushes. It is written only while one slot
+//! alone refers to it, in that object's exclusive section; so bytes that a reader can see never change.
+//! Reserve, then enter, then use or give back: no job waits for a bucket while it holds others.
+//!
+//! The memory may have a range in which it changes while the pool is used (`present.rs`): then some buckets are
+//! *absent*, in use by no party and without memory. It may also be *lent* to the kernel (`lent.rs`).
+//!
+//! Free buckets form stacks through `Meta::next`, one per group of threads, so that the bucket used last is
+//! used next; buckets never used are taken in order of address.
+
+mod lent;
+mod meta;
+mod present;
+mod reserved;
+
+use std::cell::Cell;
+
+use blocker::{BUCKET_BYTES, Segment, SegmentOwner};
+
+use super::slots::BUCKETS_MAX;
+use crate::arena::{Arena, ArenaConfig, ArenaError, Owner, REGION_BYTES_MAX, REGION_BYTES_MIN};
+use crate::arena::{RegionHeader, RegionId};
+use crate::object::lock_ranks;
+use crate::object::tasks::wait_queue::WaitQueue;
+use crate::sync::{Arc, AtomicU32, Mutex, Ordering, lock};
+
+use lent::Lent;
+pub(crate) use meta::Meta;
+use meta::{Metas, RECEIVING};
+use present::Fresh;
+pub(crate) use present::PoolMemory;
+pub(crate) use reserved::{Detached, Reserved};
+
+/// Bytes of one bucket.
+pub(crate) const BUCKET: usize = BUCKET_BYTES as usize;
+
+const STRIPES: usize = 8;
+/// From this count on a reader gets a copy instead of one more pin.
+const PINS_MAX: u16 = 0x8000;
+/// A count that has come here stays: the bucket is never used again. That takes 2^15 clones of one segment.
+const REFS_STUCK: u16 = u16::MAX;
+
+/// All buckets.
+pub(crate) struct Pool {
+    core: Arc<Core>,
+    /// One for each region, so that readers of different regions write to different cache lines.
+    owners: Box<[Arc<RegionOwner>]>,
+}
+
+struct Core {
+    arena: Arena,
+    regions: Box<[RegionId]>,
+    metas: Metas,
+    /// Which buckets are lent; `None` if none ever is.
+    lent: Option<Lent>,
+    /// The most buckets that there can be, and the fewest; `metas` has a few more.
+    count_max: u32,
+    count_min: u32,
+    /// The number of buckets that are not absent.
+    present: AtomicU32,
+    /// A region has this power of two places, its header's included.
+    region_shift: u32,
+    stripes: [Stripe; STRIPES],
+    /// The buckets that were never used, and those that are absent.
+    fresh: Mutex<Fresh>,
+    /// The number of free buckets, those never used included; absent ones are not free.
+    free: AtomicU32,
+    /// The number of buckets of receive buffers and of payloads that no write has taken over yet.
+    receiving: AtomicU32,
+    /// The tasks that wait for buckets.
+    waiters: WaitQueue,
+}
+
+#[repr(align(64))]
+struct Stripe(Mutex<Stack>);
+
+/// Free buckets, linked through `Meta::next`.
+#[derive(Default)]
+struct Stack {
+    top: u32,
+    count: u32,
+}
+
+/// Hands out segments of one region's buckets.
+struct RegionOwner(Arc<Core>);
+
+impl Pool {
+    /// Makes a pool of the buckets that the memory holds.
+    ///
+    /// # Errors
+    /// As [`Arena::new`].
+    pub(crate) fn new(memory: PoolMemory) -> Result<Self, ArenaError> {
+        let PoolMemory { huge_pages, .. } = memory;
+        let bytes = usize::try_from(memory.bytes_max()).unwrap_or(usize::MAX);
+        let wanted = (bytes / 16).max(1);
+        let region_bytes = (1 << wanted.ilog2()).clamp(REGION_BYTES_MIN, REGION_BYTES_MAX);
+        // What is address space first is rounded up; how much of it is memory is counted in buckets.
+        let bytes = match memory.range {
+            Some(_) => bytes.checked_next_multiple_of(region_bytes).unwrap_or(bytes),
+            None => bytes,
+        };
+        let count = u32::try_from(bytes / region_bytes).unwrap_or(u32::MAX);
+        let arena = Arena::new(ArenaConfig {
+            bytes,
+            region_bytes,
+            kv_regions_max: 0,
+            objects_regions_max: count,
+            huge_pages,
+        })?;
+        let regions: Box<[_]> = std::iter::from_fn(|| arena.take(Owner::Objects, 0)).collect();
+        let region_shift = (region_bytes / BUCKET).trailing_zeros();
+        // If the memory has more buckets than there are numbers, the rest is not used.
+        let numbers = ((regions.len() as u64) << region_shift).min(u64::from(BUCKETS_MAX)) as u32;
+        let headers = numbers >> region_shift;
+        let [count_min, present, count_max] = memory.counts(numbers - headers, headers);
+        if memory.range.is_some() {
+            arena.keep_pages_small();
+        }
+        let lent = if memory.lends { Lent::new(&arena, numbers) } else { None };
+        let core = Arc::new(Core {
+            arena,
+            metas: Metas::new(numbers as usize).map_err(|source| ArenaError::Map { bytes, source })?,
+            lent,
+            count_max,
+            count_min,
+            present: AtomicU32::new(present),
+            region_shift,
+            stripes: std::array::from_fn(|_| {
+                Stripe(Mutex::ranked(Stack::default(), &lock_ranks::FREE_STACK))
+            }),
+            fresh: Mutex::ranked(Fresh::new(present), &lock_ranks::FRESH),
+            free: AtomicU32::new(present),
+            receiving: AtomicU32::new(0),
+            waiters: WaitQueue::default(),
+            regions,
+        });
+        let owners = core.regions.iter().map(|_| Arc::new(RegionOwner(Arc::clone(&core)))).collect();
+        Ok(Self { core, owners })
+    }
+
+    /// Returns the number of buckets that there are at present.
+    pub(crate) fn count(&self) -> u32 {
+        self.core.present.load(Ordering::Relaxed)
+    }
+
+    /// Returns the most buckets that there can be.
+    pub(crate) fn count_max(&self) -> u32 {
+        self.core.count_max
+    }
+
+    /// Returns the fewest buckets that there can be: what must always hold is sized by them.
+    pub(crate) fn count_min(&self) -> u32 {
+        self.core.count_min
+    }
+
+    /// Returns the number of free buckets; exact while no thread uses the pool.
+    pub(crate) fn free(&self) -> u32 {
+        self.core.free.load(Ordering::Relaxed)
+    }
+
+    /// Returns the queue of the tasks that wait for buckets.
+    pub(crate) fn waiters(&self) -> &WaitQueue {
+        &self.core.waiters
+    }
+
+    #[inline]
+    pub(crate) fn meta(&self, bucket: u32) -> &Meta {
+        &self.core.metas[bucket as usize]
+    }
+
+    /// Returns the first byte of a bucket.
+    #[inline]
+    pub(crate) fn at(&self, bucket: u32) -> *mut u8 {
+        self.core.at(bucket)
+    }
+
+    /// Takes up to `count` free buckets.
+    pub(crate) fn reserve_up_to(&self, count: u32) -> Reserved<'_> {
+        let mut reserved = Reserved::none(self);
+        let own = stripe();
+        for each in 0..STRIPES {
+            if reserved.count() == count {
+                break;
+            }
+            let mut stack = lock(&self.core.stripes[(own + each) % STRIPES].0);
+            while reserved.count() < count && stack.count > 0 {
+                let top = stack.top;
+                stack.top = self.meta(top - 1).next.load(Ordering::Relaxed);
+                stack.count -= 1;
+                reserved.put(top - 1);
+            }
+        }
+        if reserved.count() < count {
+            let mut fresh = lock(&self.core.fresh);
+            let (used, more) = (fresh.used, (count - reserved.count()).min(fresh.end - fresh.used));
+            // Put last first, so that they are taken in order of address.
+            (used..used + more).rev().for_each(|nth| reserved.put(self.core.number(nth)));
+            self.core.write_headers(used, more);
+            fresh.used += more;
+        }
+        self.core.free.fetch_sub(reserved.count(), Ordering::Relaxed);
+        reserved
+    }
+
+    /// Returns the number of buckets of receive buffers and of payloads that no write has taken over yet.
+    pub(crate) fn receiving(&self) -> u32 {
+        self.core.receiving.load(Ordering::Relaxed)
+    }
+
+    /// Returns those buckets, for [`crate::object::ObjectCache::validate`].
+    pub(crate) fn receiving_list(&self) -> Vec<u32> {
+        let all = self.core.metas.iter().enumerate();
+        // Numbers are below 2^29.
+        all.filter(|(_, meta)| meta.is_receiving()).map(|(bucket, _)| bucket as u32).collect()
+    }
+
+    /// Counts `count` more buckets as used for receiving, unless that makes more than `most`.
+    pub(crate) fn reserve_receive(&self, count: u32, most: u32) -> bool {
+        let claim = |receiving: u32| receiving.checked_add(count).filter(|receiving| *receiving <= most);
+        self.core.receiving.fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim).is_ok()
+    }
+
+    /// Takes back a count of [`Self::reserve_receive`] that was not used.
+    pub(crate) fn unreserve_receive(&self, count: u32) {
+        self.core.receiving.fetch_sub(count, Ordering::Relaxed);
+    }
+
+    /// Returns the bucket of which a segment is the whole, if it is one of this pool.
+    pub(crate) fn whole_bucket(&self, segment: &Segment) -> Option<u32> {
+        let (owner, token, range) = segment.pin()?;
+        let bucket = u32::try_from(token).ok().filter(|_| range == (0..BUCKET))?;
+        let ours = self.owners.get((bucket >> self.core.region_shift) as usize)?;
+        std::ptr::addr_eq(Arc::as_ptr(owner), Arc::as_ptr(ours)).then_some(bucket)
+    }
+
+    /// Adds the count of a slot that takes over a bucket which a segment of its caller refers to. Returns
+    /// true if the bucket came from a receive buffer, and no write has taken it over before.
+    pub(crate) fn adopt(&self, bucket: u32) -> bool {
+        self.core.retain(bucket);
+        self.core.end_receiving(bucket)
+    }
+
+    /// Returns a segment of a whole received bucket; it takes over the caller's count.
+    pub(crate) fn received_segment(&self, bucket: u32) -> Segment {
+        self.meta(bucket).set_valid(u8::MAX);
+        let owner = &self.owners[(bucket >> self.core.region_shift) as usize];
+        Segment::pinned(Arc::clone(owner) as _, u64::from(bucket), 0..BUCKET)
+    }
+
+    /// Adds the count of one more slot or flush.
+    pub(crate) fn retain(&self, bucket: u32) {
+        self.core.retain(bucket);
+    }
+
+    /// Takes one count away; the bucket is free when none is left.
+    pub(crate) fn release(&self, bucket: u32) {
+        self.core.release(bucket);
+    }
+
+    /// Returns a segment of the bytes `range` of a bucket; `None` if too many refer to it already.
+    #[inline]
+    pub(crate) fn pin(&self, bucket: u32, range: std::ops::Range<usize>) -> Option<Segment> {
+        if self.meta(bucket).refs() >= PINS_MAX {
+            return None;
+        }
+        self.core.retain(bucket);
+        let owner = &self.owners[(bucket >> self.core.region_shift) as usize];
+        Some(Segment::pinned(Arc::clone(owner) as _, u64::from(bucket), range))
+    }
+
+    /// Returns the bytes of a bucket. The caller is in the exclusive section of an object that refers to it,
+    /// so no thread writes them.
+    #[inline]
+    pub(crate) fn bytes(&self, bucket: u32) -> &[u8] {
+        self.core.bytes(bucket)
+    }
+
+    /// Returns the numbers of all buckets that were ever used.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
+        let used = lock(&self.core.fresh).used;
+        (0..used).map(|nth| self.core.number(nth))
+    }
+
+    /// Returns every bucket that is on a free stack or was never used, for [`crate::object::ObjectCache::validate`].
+    pub(crate) fn free_list(&self) -> Vec<u32> {
+        let (used, end) = {
+            let fresh = lock(&self.core.fresh);
+            (fresh.used, fresh.end)
+        };
+        let mut free: Vec<u32> = (used..end).map(|nth| self.core.number(nth)).collect();
+        for stripe in &self.core.stripes {
+            let stack = lock(&stripe.0);
+            let mut at = stack.top;
+            for _ in 0..stack.count {
+                free.push(at - 1);
+                at = self.meta(at - 1).next.load(Ordering::Relaxed);
+            }
+        }
+        free
+    }
+}
+
+impl Core {
+    /// Returns the number of the `nth` bucket: headers, the first place of each region, are none.
+    fn number(&self, nth: u32) -> u32 {
+        nth + nth / self.per_region() + 1
+    }
+
+    fn per_region(&self) -> u32 {
+        (1 << self.region_shift) - 1
+    }
+
+    #[inline]
+    fn at(&self, bucket: u32) -> *mut u8 {
+        let region = self.regions[(bucket >> self.region_shift) as usize];
+        let within = (bucket & ((1 << self.region_shift) - 1)) * BUCKET as u32;
+        self.arena.at(self.arena.offset_of(region, within))
+    }
+
+    #[inline]
+    fn bytes(&self, bucket: u32) -> &[u8] {
+        // SAFETY: the bucket lies whole within the arena, which lives as long as `self`. It is written only
+        // through `Reserved` before any other thread knows it, or in its owner's exclusive section while one
+        // slot alone refers to it; the caller holds a count of it, or is in that section.
+        unsafe { std::slice::from_raw_parts(self.at(bucket), BUCKET) }
+    }
+
+    /// Writes the headers of the regions that fresh buckets begin.
+    fn write_headers(&self, fresh: u32, more: u32) {
+        let first = fresh.div_ceil(self.per_region());
+        for index in first..(fresh + more).div_ceil(self.per_region()) {
+            let region = self.regions[index as usize];
+            let sequence = self.arena.region(region).sequence();
+            let header = RegionHeader {
+                owner: Owner::Objects as u8,
+                granule_shift: BUCKET.trailing_zeros() as u8,
+                sequence,
+                opened_at: 0,
+            };
+            self.arena.write_header(region, &header);
+        }
+    }
+
+    #[inline]
+    fn retain(&self, bucket: u32) {
+        let refs = &self.metas[bucket as usize].refs;
+        if refs.fetch_add(1, Ordering::Relaxed) >= REFS_STUCK - 1024 {
+            // Cold, and far from wrapping round: a thousand threads would have to be right here at once.
+            refs.store(REFS_STUCK - 512, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes a bucket out of the count of received ones; returns whether it was in it.
+    fn end_receiving(&self, bucket: u32) -> bool {
+        let owner = &self.metas[bucket as usize].owner;
+        let ended = owner.load(Ordering::Relaxed) == RECEIVING
+            && owner.compare_exchange(RECEIVING, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if ended {
+            self.receiving.fetch_sub(1, Ordering::Relaxed);
+        }
+        ended
+    }
+
+    #[inline]
+    fn release(&self, bucket: u32) {
+        if self.drop_count(bucket) {
+            self.put_free(bucket, bucket, 1);
+            self.waiters.notify();
+        }
+    }
+
+    /// Takes one count away. Returns whether none is left: then the bucket is the caller's.
+    #[inline]
+    fn drop_count(&self, bucket: u32) -> bool {
+        let meta = &self.metas[bucket as usize];
+        if meta.refs.load(Ordering::Relaxed) >= REFS_STUCK - 1024 {
+            return false;
+        }
+        // Release: what this thread reads is read before the bucket is written anew. Acquire: so it is for
+        // all other threads.
+        match meta.refs.fetch_sub(1, Ordering::AcqRel) {
+            1 => {
+                self.end_receiving(bucket);
+                meta.set_owner(None);
+                meta.set_valid(0);
+                meta.set_dirty(0);
+                true
+            }
+            // No longer pinned: it can be evicted for a task that waits.
+            2 => {
+                self.waiters.notify();
+                false
+            }
+            _ => false,
+        }
+    }
+
+    /// Makes `count` buckets free: those from `first` to `last`, linked through `Meta::next`.
+    fn put_free(&self, first: u32, last: u32, count: u32) {
+        let mut stack = lock(&self.stripes[stripe()].0);
+        self.metas[last as usize].next.store(stack.top, Ordering::Relaxed);
+        stack.top = first + 1;
+        stack.count += count;
+        drop(stack);
+        self.free.fetch_add(count, Ordering::SeqCst);
+    }
+}
+
+impl SegmentOwner for RegionOwner {
+    #[inline]
+    fn bytes(&self, token: u64) -> &[u8] {
+        self.0.bytes(token as u32)
+    }
+    fn retain(&self, token: u64) {
+        self.0.retain(token as u32);
+    }
+    fn release(&self, token: u64) {
+        self.0.release(token as u32);
+    }
+}
+
+/// Returns the number of the thread's stripe.
+fn stripe() -> usize {
+    static NEXT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+    thread_local! {
+        static STRIPE: Cell<usize> = const { Cell::new(usize::MAX) };
+    }
+    // A thread that is ending has no stripe of its own any more.
+    let own = STRIPE.try_with(|stripe| {
+        if stripe.get() == usize::MAX {
+            stripe.set(NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % STRIPES);
+        }
+        stripe.get()
+    });
+    own.unwrap_or(0)
+}
+
+#[cfg(all(test, shuttle))]
+mod shuttle_tests;
+#[cfg(all(test, not(shuttle)))]
+mod tests;

@@ -1,0 +1,406 @@
+//! Which bucket is evicted when one is needed: queues of clean buckets under the same policies as the
+//! byte-keyed store's regions.
+//!
+//! Only evictable buckets are in a queue: a bucket leaves it when it becomes dirty and enters again when it
+//! is stored, so dirty data evict nothing that is read. Queues are linked through
+//! [`Meta`](super::pool::Meta), O(1) each way, and divided into shards by the bucket's name (object and
+//! slot), each with its own policy, ghosts and lock. A hit sets bits in the bucket, and no more.
+//!
+//! A namespace with a share of the memory of its own has queues of its own; all others have common ones
+//! (`memory_shares.rs` decides from which a bucket goes).
+
+mod shard;
+
+use super::pool::{Meta, Pool};
+use crate::insight::{Event, Insight, Sample, Sampling};
+use crate::object::lock_ranks;
+use crate::object::namespace_numbers::NAMESPACES_MAX;
+use crate::object::share::{SHARES, Share};
+use crate::policy::{self, Insertion, Policy, QueueId};
+use crate::sync::{AtomicU8, AtomicU64, Mutex, Ordering, lock};
+use shard::{POLICY_BYTES, Shard, is_linked, popped_from, set_policy_bits, share_of};
+
+/// Buckets of one shard, at least: below, a policy sees too little.
+const SHARD_BUCKETS_MIN: u32 = 8192;
+const SHARDS_MAX: u32 = 16;
+/// Queues of samples: threads share them when there are more.
+const SAMPLE_QUEUES: usize = 8;
+/// Bits of `Meta::bits` that are no policy's; of clean buckets alone. It was read ahead and has not been read.
+pub(crate) const UNREAD: u8 = 1 << 3;
+/// Its first read shows that it is time to read on ahead.
+pub(crate) const MARKED: u8 = 1 << 4;
+/// It bypasses the cache: read to its end, it is the next to go.
+pub(crate) const PASSING: u8 = 1 << 5;
+
+/// All queues.
+pub(crate) struct Queues {
+    /// The shards of the common share, then those of the next, and so on.
+    shards: Box<[Mutex<Shard>]>,
+    /// The number of shards of each share, a power of two.
+    shards_each: usize,
+    /// The share of each namespace, by its number.
+    shares: Box<[AtomicU8]>,
+    /// What a hit makes of each of the eight values of a bucket's bits, a byte each, for each shard. Renewed
+    /// whenever the shard's policy has been asked for a victim, or reports that it has changed.
+    hits: Box<[AtomicU64]>,
+    /// Memory for what a share's policies remember.
+    policy_bytes_each: usize,
+    pub(crate) insight: Insight,
+}
+
+/// The name of a bucket's content, the same every time.
+#[inline]
+pub(crate) fn bucket_hash(object_hash: u64, slot: u32) -> u64 {
+    (object_hash ^ u64::from(slot).wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xd6e8_feb8_6659_fd93)
+}
+
+impl Queues {
+    /// Queues for `buckets` buckets under the policy called `name`; `None` if there is none of that name.
+    pub(crate) fn new(name: &str, buckets: u32) -> Option<Self> {
+        let count = (buckets / SHARD_BUCKETS_MIN).clamp(1, SHARDS_MAX);
+        let count = 1 << count.ilog2();
+        let shard_of = |share: u8| {
+            let policy = policy::by_name(name)?;
+            let shard = Shard { policy, lists: Default::default(), share: Share(share) };
+            Some(Mutex::ranked(shard, &lock_ranks::QUEUE))
+        };
+        let shards = (0..SHARES * count as usize).map(|at| shard_of((at / count as usize) as u8));
+        let shards = shards.collect::<Option<Box<[_]>>>()?;
+        let mut queues = Self {
+            hits: shards.iter().map(|_| AtomicU64::new(0)).collect(),
+            shards_each: count as usize,
+            shares: (0..=NAMESPACES_MAX).map(|_| AtomicU8::new(Share::COMMON.0)).collect(),
+            shards,
+            policy_bytes_each: 0,
+            insight: Insight::off(),
+        };
+        let memory_bytes = u64::from(buckets / count) * POLICY_BYTES;
+        queues.policy_bytes_each = queues.prepare(Share::COMMON, memory_bytes as usize);
+        Some(queues)
+    }
+
+    /// Makes the policies of a share ready for `memory_bytes` for each shard; returns what they take of it.
+    fn prepare(&self, share: Share, memory_bytes: usize) -> usize {
+        let own = self.shards_of(share);
+        let attach = |at: usize| {
+            let mut shard = lock(&self.shards[at]);
+            let bytes = shard.policy.attach(memory_bytes, POLICY_BYTES as usize);
+            self.hits[at].store(tabulated(&*shard.policy), Ordering::Relaxed);
+            bytes
+        };
+        own.map(attach).sum()
+    }
+
+    /// Makes a share's queues, which no bucket has entered, ready for use in a cache of `buckets`.
+    ///
+    /// Each share's policies remember as much as if the whole memory were theirs: so what one would gain from
+    /// more memory can be compared with what another would.
+    pub(crate) fn open(&self, share: Share, buckets: u32) {
+        self.prepare(share, buckets as usize / self.shards_each * POLICY_BYTES as usize);
+    }
+
+    /// Gives the namespace with this number a share; its buckets that enter a queue from now on go there.
+    pub(crate) fn set_share(&self, namespace: u16, share: Share) {
+        self.shares[usize::from(namespace)].store(share.0, Ordering::SeqCst);
+    }
+
+    /// Returns the share of the namespace with this number.
+    pub(crate) fn share_of(&self, namespace: u16) -> Share {
+        Share(self.shares[usize::from(namespace)].load(Ordering::Relaxed))
+    }
+
+    /// Whether the bucket is in a queue of another share than `share`.
+    pub(crate) fn is_elsewhere(&self, meta: &Meta, share: Share) -> bool {
+        let place = meta.place.load(Ordering::Relaxed);
+        is_linked(place) && share_of(place) != share
+    }
+
+    /// Moves a bucket to the queues of `share`, with its bits, if it is in a queue. One that an evicting thread has
+    /// taken out goes, or is put back where it was. The caller is in its object's exclusive section.
+    pub(crate) fn move_to(&self, pool: &Pool, bucket: u32, hash: u64, share: Share) {
+        let meta = pool.meta(bucket);
+        let mut shard = lock(self.shard_in(meta, hash));
+        if !is_linked(meta.place.load(Ordering::Relaxed)) {
+            return;
+        }
+        shard.remove(pool, bucket);
+        drop(shard);
+        lock(self.shard(share, hash)).push(pool, bucket, QueueId::ENTRY);
+    }
+
+    /// Returns how many buckets entered a share's queues again so soon after their eviction that a quarter
+    /// more of all memory would have kept them, since the start.
+    pub(crate) fn ghost_hits(&self, share: Share) -> u64 {
+        let hits = |at: usize| lock(&self.shards[at]).policy.ghost_hit_bytes() / POLICY_BYTES;
+        self.shards_of(share).map(hits).sum()
+    }
+
+    fn shards_of(&self, share: Share) -> std::ops::Range<usize> {
+        let first = usize::from(share.0) * self.shards_each;
+        first..first + self.shards_each
+    }
+
+    /// Simulates other amounts of memory than `memory_bytes` under the policy called `name`.
+    pub(crate) fn with_insight(self, name: &str, memory_bytes: u64, sampling: Sampling) -> Self {
+        Self { insight: Insight::new(name, memory_bytes, SAMPLE_QUEUES, sampling), ..self }
+    }
+
+    /// Samples an event of the bucket called `hash` of the object with this node.
+    #[cold]
+    #[inline(never)]
+    fn sample(&self, hash: u64, node: u32, event: Event) {
+        self.insight.sampler.push(Sample::new(hash, event).entry(POLICY_BYTES, 0).owner(node));
+    }
+
+    /// The store is asked for the bucket called `hash` of the object with this node.
+    pub(crate) fn missed(&self, hash: u64, node: u32) {
+        if self.insight.sampler.takes(hash) {
+            self.sample(hash, node, Event::Absent);
+        }
+    }
+
+    /// The content called `hash` is no more.
+    pub(crate) fn removed(&self, hash: u64, node: u32) {
+        if self.insight.sampler.takes(hash) {
+            self.sample(hash, node, Event::Delete);
+        }
+    }
+
+    /// Returns the memory for what the policies of one share remember, in bytes.
+    pub(crate) fn policy_bytes_each(&self) -> usize {
+        self.policy_bytes_each
+    }
+
+    #[cfg(all(test, not(shuttle)))]
+    pub(crate) fn policy_name(&self) -> &'static str {
+        lock(&self.shards[0]).policy.name()
+    }
+
+    /// Which shard a name leads to: by the upper bits; the policy's ghosts mix the hash once more.
+    #[inline]
+    fn shard_of(&self, share: Share, hash: u64) -> usize {
+        usize::from(share.0) * self.shards_each + ((hash >> 48) as usize & (self.shards_each - 1))
+    }
+
+    fn shard(&self, share: Share, hash: u64) -> &Mutex<Shard> {
+        &self.shards[self.shard_of(share, hash)]
+    }
+
+    /// Returns the shard that has a bucket, or had it last. The caller is in the bucket's object's exclusive
+    /// section: only there it comes to another share.
+    fn shard_in(&self, meta: &Meta, hash: u64) -> &Mutex<Shard> {
+        self.shard(share_of(meta.place.load(Ordering::Relaxed)), hash)
+    }
+
+    /// The bucket called `hash` was read. Returns true if it has flags: then its policy was not notified.
+    #[inline]
+    pub(crate) fn hit(&self, meta: &Meta, hash: u64) -> bool {
+        if self.insight.sampler.takes(hash) {
+            self.sample(hash, node_of(meta), Event::Hit);
+        }
+        let bits = meta.bits.load(Ordering::Relaxed);
+        let share = share_of(meta.place.load(Ordering::Relaxed));
+        let table = self.hits[self.shard_of(share, hash)].load(Ordering::Relaxed).to_le_bytes();
+        let after = table[usize::from(bits & 7)];
+        if after != bits {
+            if bits > 7 {
+                return true;
+            }
+            meta.bits.store(after, Ordering::Relaxed);
+        }
+        false
+    }
+
+    /// The bucket called `hash`, which was read ahead, is read for the first time.
+    pub(crate) fn read_first(&self, meta: &Meta, hash: u64) {
+        let shard = lock(self.shard_in(meta, hash));
+        let insertion = Insertion { hash, bytes: POLICY_BYTES, replaces: None };
+        set_policy_bits(meta, shard.policy.insert(&insertion));
+    }
+
+    /// A clean bucket of an object in `namespace` enters. `is_new`: its content was not in the cache until
+    /// now. The caller is in the object's exclusive section.
+    pub(crate) fn link(&self, pool: &Pool, bucket: u32, hash: u64, is_new: bool, namespace: u16) {
+        let share = self.share_of(namespace);
+        let at = self.shard_of(share, hash);
+        let mut shard = lock(&self.shards[at]);
+        let meta = pool.meta(bucket);
+        if is_new {
+            let insertion = Insertion { hash, bytes: POLICY_BYTES, replaces: None };
+            if shard.policy.advance(POLICY_BYTES) {
+                self.hits[at].store(tabulated(&*shard.policy), Ordering::Relaxed);
+            }
+            meta.bits.store(shard.policy.insert(&insertion) & 7, Ordering::Relaxed);
+        }
+        shard.push(pool, bucket, QueueId::ENTRY);
+        if self.insight.sampler.takes(hash) {
+            self.sample(hash, node_of(meta), if is_new { Event::Store } else { Event::Return });
+        }
+    }
+
+    /// A clean bucket of an object in `namespace` that was read ahead enters, with these flags. No read has asked
+    /// for it: so its policy learns nothing of it, and it is among the first to go.
+    pub(crate) fn link_ahead(&self, pool: &Pool, bucket: u32, hash: u64, flags: u8, namespace: u16) {
+        let at = self.shard_of(self.share_of(namespace), hash);
+        let mut shard = lock(&self.shards[at]);
+        if shard.policy.advance(POLICY_BYTES) {
+            self.hits[at].store(tabulated(&*shard.policy), Ordering::Relaxed);
+        }
+        pool.meta(bucket).bits.store(flags, Ordering::Relaxed);
+        shard.push(pool, bucket, QueueId::ENTRY);
+    }
+
+    /// Flags a clean bucket that has just entered.
+    pub(crate) fn flag(&self, meta: &Meta, hash: u64, flags: u8) {
+        let _shard = lock(self.shard_in(meta, hash));
+        meta.bits.fetch_or(flags, Ordering::Relaxed);
+    }
+
+    /// The bucket will not be needed again: it becomes the next to go, if it is in a queue.
+    pub(crate) fn expire(&self, pool: &Pool, bucket: u32, hash: u64) {
+        let meta = pool.meta(bucket);
+        let mut shard = lock(self.shard_in(meta, hash));
+        if is_linked(meta.place.load(Ordering::Relaxed)) {
+            shard.remove(pool, bucket);
+            set_policy_bits(meta, 0);
+            shard.push_last(pool, bucket);
+        }
+    }
+
+    /// The bucket leaves, if it is in a queue; returns whether it was. The caller is in its object's exclusive
+    /// section.
+    pub(crate) fn unlink(&self, pool: &Pool, bucket: u32, hash: u64) -> bool {
+        let place = &pool.meta(bucket).place;
+        let mut shard = lock(self.shard_in(pool.meta(bucket), hash));
+        let was_linked = is_linked(place.load(Ordering::Relaxed));
+        if was_linked {
+            shard.remove(pool, bucket);
+        }
+        // An evicting thread that has taken it out will find that it is not to be put back.
+        place.store(0, Ordering::Relaxed);
+        was_linked
+    }
+
+    /// Takes the next bucket of a share to be evicted out of its queue, from the shards from `first_shard` on.
+    /// The caller drops it, or returns it by [`Self::put_back`]. `hash_of` returns the hash of a bucket's name.
+    pub(crate) fn victim(
+        &self,
+        pool: &Pool,
+        share: Share,
+        first_shard: usize,
+        hash_of: impl Fn(u32) -> u64,
+    ) -> Option<u32> {
+        let own = self.shards_of(share);
+        (0..own.len()).find_map(|each| {
+            let at = own.start + (first_shard + each) % own.len();
+            let mut shard = lock(&self.shards[at]);
+            let victim = shard.victim(pool, &hash_of);
+            self.hits[at].store(tabulated(&*shard.policy), Ordering::Relaxed);
+            let bucket = victim?;
+            pool.meta(bucket).place.store(popped_from(share), Ordering::Relaxed);
+            Some(bucket)
+        })
+    }
+
+    /// The bucket, got from [`Self::victim`] of `share`, could not go now: it is the youngest again, unless it
+    /// has left the queues meanwhile.
+    ///
+    /// It leaves only by [`Self::unlink`], under the lock of the shard that its share and its name lead to. So
+    /// if it has the same of both still, under that lock, it has not left, or has come back to the same shard.
+    pub(crate) fn put_back(&self, pool: &Pool, share: Share, bucket: u32, hash_of: impl Fn(u32) -> u64) {
+        let hash = hash_of(bucket);
+        let mut shard = lock(self.shard(share, hash));
+        let place = pool.meta(bucket).place.load(Ordering::Relaxed);
+        if place == popped_from(share) && hash_of(bucket) == hash {
+            shard.push(pool, bucket, QueueId::ENTRY);
+        }
+    }
+
+    /// How many buckets are in queues.
+    #[cfg(all(test, not(shuttle)))]
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| lock(shard).lists.iter().map(|list| list.len).sum::<usize>()).sum()
+    }
+
+    /// Every bucket in a queue, once each, for [`crate::object::ObjectCache::validate`].
+    pub(crate) fn all(&self, pool: &Pool) -> Result<Vec<u32>, String> {
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            let shard = lock(shard);
+            for list in shard.lists {
+                let (mut at, mut before) = (list.head, 0);
+                for _ in 0..list.len {
+                    let bucket = at.checked_sub(1).ok_or("a queue is shorter than its length")?;
+                    let meta = pool.meta(bucket);
+                    if meta.prev.load(Ordering::Relaxed) != before {
+                        return Err(format!("bucket {bucket} does not know its neighbour"));
+                    }
+                    if share_of(meta.place.load(Ordering::Relaxed)) != shard.share {
+                        return Err(format!("bucket {bucket} is in a queue of another share"));
+                    }
+                    all.push(bucket);
+                    (before, at) = (at, meta.next.load(Ordering::Relaxed));
+                }
+                if at != 0 || list.tail != before {
+                    return Err("a queue does not end where it should".into());
+                }
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// The node of the object to which a bucket belongs; none has the number that stands for none.
+fn node_of(meta: &Meta) -> u32 {
+    meta.owner().map_or(u32::MAX, |(node, _)| node)
+}
+
+/// What a hit makes of each value of the bits, a byte each.
+fn tabulated(policy: &dyn Policy) -> u64 {
+    u64::from_le_bytes(policy::hits(policy))
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::super::pool::PoolMemory;
+    use super::*;
+
+    #[test]
+    fn buckets_enter_leave_and_go_in_order() {
+        let pool = Pool::new(PoolMemory::fixed(1 << 20)).unwrap();
+        let queues = Queues::new("lru", pool.count()).unwrap();
+        let mut reserved = pool.reserve_up_to(4);
+        let taken: Vec<u32> = std::iter::from_fn(|| reserved.take(|_| ())).collect();
+        let hash = |bucket: u32| bucket_hash(1, bucket);
+        taken.iter().for_each(|bucket| queues.link(&pool, *bucket, hash(*bucket), true, 0));
+        queues.unlink(&pool, taken[1], hash(taken[1]));
+        queues.unlink(&pool, taken[1], hash(taken[1]));
+        assert_eq!(queues.all(&pool).unwrap(), [taken[3], taken[2], taken[0]]);
+        assert_eq!(queues.victim(&pool, Share::COMMON, 0, hash), Some(taken[0]));
+        queues.put_back(&pool, Share::COMMON, taken[0], hash);
+        queues.put_back(&pool, Share::COMMON, taken[0], hash);
+        assert_eq!(queues.victim(&pool, Share::COMMON, 5, hash), Some(taken[2]));
+        assert_eq!(queues.len(), 2);
+        assert!(Queues::new("best", 1).is_none());
+        assert_eq!((queues.policy_name(), queues.policy_bytes_each()), ("lru", 0));
+    }
+
+    #[test]
+    fn a_bucket_that_an_evicting_thread_has_is_not_moved_and_returns_to_its_queue() {
+        let pool = Pool::new(PoolMemory::fixed(1 << 20)).unwrap();
+        let queues = Queues::new("lru", pool.count()).unwrap();
+        let own = Share(1);
+        queues.open(own, pool.count());
+        let mut reserved = pool.reserve_up_to(2);
+        let taken: Vec<u32> = std::iter::from_fn(|| reserved.take(|_| ())).collect();
+        let hash = |bucket: u32| bucket_hash(1, bucket);
+        taken.iter().for_each(|bucket| queues.link(&pool, *bucket, hash(*bucket), true, 0));
+        assert_eq!(queues.victim(&pool, Share::COMMON, 0, hash), Some(taken[0]));
+        taken.iter().for_each(|bucket| queues.move_to(&pool, *bucket, hash(*bucket), own));
+        queues.put_back(&pool, Share::COMMON, taken[0], hash);
+        assert_eq!(queues.len(), 2);
+        let is_elsewhere = |bucket: u32| queues.is_elsewhere(pool.meta(bucket), own);
+        assert!(is_elsewhere(taken[0]) && !is_elsewhere(taken[1]));
+        queues.all(&pool).unwrap();
+    }
+}

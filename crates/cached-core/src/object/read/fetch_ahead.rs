@@ -1,0 +1,113 @@
+//! Reading ahead: the background asks the store for what a progression will ask for next.
+//!
+//! It is a load like any other, so whatever makes the answer of a load void makes this one void, and a read
+//! of the same range waits for it. What it may do is less. It waits for no change and for no bucket, takes
+//! only what is missing and not under way already, and ends, without another try, where anything stands in
+//! its way.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use blocker::{Call, Error, Result};
+
+use super::load::load;
+use crate::object::read_ahead::{Fetch, Marked, Request};
+use crate::object::shared::Shared;
+use crate::object::shared::handle::Handle;
+use crate::object::state::{Keep, Loaded};
+use crate::object::tasks::deadline::until;
+use crate::sync::Arc;
+
+/// The most requests of the background that are under way at once.
+pub(crate) const FETCHES_MAX: usize = 16;
+/// After this long the store's answer is no longer waited for: a read that waits for it asks by itself.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// Does what the background was asked to.
+pub(crate) async fn serve(shared: Arc<Shared>, request: Request) {
+    let fetch = match request {
+        Request::Fetch(fetch) => Some(fetch),
+        Request::Marked(marked) => next_after(&shared, marked).await,
+    };
+    let Some(fetch) = fetch else { return };
+    let deadline = shared.clock.now() + ANSWER_MAX;
+    let work = read_ahead(&shared, fetch);
+    if let Err(error) = until(&*shared.clock, Some(deadline), || Error::DeadlinePassed, work).await {
+        tracing::debug!(%error, "what may be read next was not read ahead");
+    }
+}
+
+async fn next_after(shared: &Arc<Shared>, marked: Marked) -> Option<Fetch> {
+    let handle = Handle::of_node(shared, marked.node)?;
+    if handle.in_use().node.hash() != marked.hash {
+        return None;
+    }
+    let end = handle.enter(|object, _| object.content_end()).await;
+    let namespace = shared.index.namespace_of(handle.at());
+    shared.read_ahead.reach_mark(namespace, handle.id(), marked.bucket, end)
+}
+
+async fn read_ahead(shared: &Arc<Shared>, fetch: Fetch) -> Result<()> {
+    let hash = shared.hash(&fetch.id);
+    if shared.is_unrecovered(hash) {
+        return Ok(());
+    }
+    let handle = match shared.find(hash, &fetch.id) {
+        Some(in_use) => Handle::of(shared, in_use),
+        // No object leaves the index for it.
+        None if shared.index.count() >= u64::from(shared.config.objects_count_max) => return Ok(()),
+        None => Handle::acquire(shared, &fetch.id, hash).await?,
+    };
+    let object_end = (shared.config.object_bytes_max / blocker::BUCKET_BYTES) as u32;
+    let mut ranges = fetch.plan.ranges(object_end).peekable();
+    let mut mark = Some(fetch.plan.mark);
+    while let Some(range) = ranges.next() {
+        let is_last = ranges.peek().is_none();
+        read_range(&handle, range, &fetch, &mut mark, is_last).await?;
+    }
+    Ok(())
+}
+
+/// Reads what is missing of a range, run by run. `mark` is where the mark is wanted, until it is set.
+async fn read_range(
+    handle: &Handle,
+    range: Range<u32>,
+    fetch: &Fetch,
+    mark: &mut Option<u32>,
+    is_last: bool,
+) -> Result<()> {
+    let (shared, pattern) = (&handle.shared, fetch.plan.pattern);
+    let mut from = range.start;
+    // Reads that callers wait for come first.
+    while from < range.end && !shared.gate.is_crowded() {
+        let coming = Coming::begin(shared, range.end - from);
+        let within = from..from + coming.1;
+        let Some((guard, run, marked)) = handle.lock_missing(within, pattern, *mark, is_last).await else {
+            break;
+        };
+        if marked.is_some() {
+            *mark = None;
+        }
+        from = run.end;
+        let keep = Keep::Ahead { pattern, mark: marked, is_passing: fetch.is_passing };
+        // What has come is in the cache.
+        load(handle, &guard, run, Call::default(), keep, Loaded::default()).await?;
+    }
+    Ok(())
+}
+
+/// Buckets that are being read ahead, counted.
+struct Coming(Arc<Shared>, u32);
+
+impl Coming {
+    fn begin(shared: &Arc<Shared>, count: u32) -> Self {
+        let count = shared.read_ahead.begin(count);
+        Self(Arc::clone(shared), count)
+    }
+}
+
+impl Drop for Coming {
+    fn drop(&mut self) {
+        self.0.read_ahead.end(self.1);
+    }
+}

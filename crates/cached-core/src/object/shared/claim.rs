@@ -1,0 +1,233 @@
+//! Claiming epochs: for this cache where it is the writer, and asking the store which are in force.
+//!
+//! A namespace is claimed before its first change is acknowledged, so that nothing is acknowledged that no
+//! store would take. What was read before the claim may have been changed by the previous writer, and is
+//! dropped.
+
+use blocker::{ClaimRequest, Epoch, Error, Event, Namespace, ObjectId, Result, Scope, Stamp};
+
+use super::Shared;
+use super::invalidate::{drop_clean, log_failure};
+use super::log_waits;
+use crate::object::config::Writer;
+use crate::object::journal::JournalState;
+use crate::object::store::epochs::{NAMESPACES_MAX, Own};
+use crate::object::tasks::wait_queue::Permits;
+use crate::sync::Arc;
+
+/// Claims of one namespace in a row that other writers may overtake.
+const CLAIM_TRIES_MAX: u32 = 32;
+
+/// Returns the epoch in force for a scope: a claim with epoch 0 changes nothing, and reports it.
+pub(crate) async fn ask_epoch(shared: &Shared, scope: Scope) -> Result<Epoch> {
+    match shared.below.claim(ClaimRequest::ask(scope)).await {
+        Ok(reply) => Ok(reply.epoch),
+        Err(Error::Fenced { epoch }) => Ok(epoch),
+        // The question has changed nothing, whatever became of it.
+        Err(Error::OutcomeUnknown(why)) => Err(Error::Retryable(why)),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns the stamp of the next change of this cache in `namespace`; `None` where callers are the writers.
+///
+/// # Errors
+/// As [`own_epoch`].
+pub(crate) async fn own_stamp(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Option<Stamp>> {
+    if shared.config.writer == Writer::Callers {
+        return Ok(None);
+    }
+    let epoch = own_epoch(shared, namespace).await?;
+    if shared.log.as_ref().is_some_and(|log| log.events.condition.state() != JournalState::Ok) {
+        shared.epochs.note_unlogged();
+    }
+    Ok(Some(shared.epochs.next_stamp(epoch)))
+}
+
+/// Returns the epoch that this cache holds in `namespace`; claims it at first use.
+///
+/// # Errors
+/// `Fenced` once another writer has taken over, or where no epoch is left; `Retryable`, and the store's.
+pub(crate) async fn own_epoch(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Epoch> {
+    match shared.epochs.get(namespace) {
+        Some(Own::Held(epoch)) => Ok(epoch),
+        Some(Own::Deposed(epoch)) => Err(Error::Fenced { epoch }),
+        Some(Own::Unconfirmed(_)) | None => {
+            let _alone = Permits::acquire(&shared.epochs.claiming).await?;
+            match shared.epochs.get(namespace) {
+                Some(Own::Held(epoch)) => Ok(epoch),
+                Some(Own::Deposed(epoch)) => Err(Error::Fenced { epoch }),
+                Some(Own::Unconfirmed(epoch)) => claim_again(shared, namespace, epoch).await,
+                None => claim_first(shared, namespace).await,
+            }
+        }
+    }
+}
+
+/// Takes a namespace over with an epoch above the one in force.
+///
+/// # Errors
+/// `OutOfSpace` if no further namespace can be claimed, and those of [`own_epoch`].
+async fn claim_first(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Epoch> {
+    if shared.epochs.is_full() {
+        let why = format!("this cache is the writer of {NAMESPACES_MAX} namespaces, the most there can be");
+        return Err(Error::OutOfSpace(why.into()));
+    }
+    let scope = Scope::Namespace(namespace.clone());
+    let mut in_force = ask_epoch(shared, scope.clone()).await?;
+    for tries in 0..CLAIM_TRIES_MAX {
+        // Further each time: epochs just above may be in force in parts of the namespace.
+        let epoch = Epoch(in_force.0.saturating_add(1 << tries));
+        if epoch == in_force {
+            tracing::error!(%namespace, %in_force, "the highest possible epoch is in force: nothing can be changed");
+            return Err(Error::Fenced { epoch: in_force });
+        }
+        // Before the claim: a recovery learns by it which epochs are its own.
+        log_waits::note_epoch(shared, namespace, epoch.0).await?;
+        match claim_below(shared, &scope, epoch).await {
+            Ok(()) => {
+                if let Some(log) = &shared.log {
+                    log.names.claimed(namespace, epoch.0);
+                }
+                // What others claimed before this cache gave the namespace up, or lost it, binds it no more.
+                shared.claims.forget_parts(namespace, epoch);
+                drop_clean(shared, &scope).await?;
+                shared.epochs.set(namespace, Own::Held(epoch));
+                return Ok(epoch);
+            }
+            Err(Error::Fenced { epoch: newer }) => in_force = newer.max(epoch),
+            Err(error) => return Err(error),
+        }
+    }
+    let why =
+        format!("{CLAIM_TRIES_MAX} claims of {namespace} in a row came too late: other writers claim it too");
+    Err(Error::Retryable(why.into()))
+}
+
+/// Claims once more what was claimed before, which shows whether it is still in force.
+async fn claim_again(shared: &Arc<Shared>, namespace: &Namespace, epoch: Epoch) -> Result<Epoch> {
+    let scope = Scope::Namespace(namespace.clone());
+    match claim_below(shared, &scope, epoch).await {
+        Ok(()) => {
+            shared.epochs.set(namespace, Own::Held(epoch));
+            Ok(epoch)
+        }
+        Err(Error::Fenced { epoch: newer }) if shared.epochs.renewed(namespace) == Some(newer) => {
+            // Our own claim, of which the answer was lost.
+            claim_below(shared, &scope, newer).await?;
+            hold_renewed(shared, namespace, newer);
+            Ok(newer)
+        }
+        Err(Error::Fenced { epoch: newer }) => {
+            shared.epochs.set(namespace, Own::Deposed(newer));
+            tracing::error!(
+                %namespace, own = %epoch, in_force = %newer,
+                "another writer has taken over: changes are refused until this cache is started again"
+            );
+            shared.hub.publish(&Event::Fenced(scope.clone(), newer));
+            // This cache does not learn what the new writer changes. In the background: a flush must not wait
+            // for memory.
+            let own = Arc::clone(shared);
+            shared.background.add(Box::pin(async move { log_failure(drop_clean(&own, &scope).await) }));
+            Err(Error::Fenced { epoch: newer })
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Claims every namespace anew of which the log has records: a recovery finds by it that they are void. A
+/// claim whose answer was lost is made once more.
+///
+/// # Errors
+/// The store's; then some are claimed, and the next call claims the others.
+pub(crate) async fn claim_anew(shared: &Arc<Shared>) -> Result<()> {
+    for namespace in shared.epochs.claimed() {
+        if !log_waits::has_records(shared, &namespace) && !shared.epochs.is_renewing(&namespace) {
+            continue;
+        }
+        let _alone = Permits::acquire(&shared.epochs.claiming).await?;
+        let Some(Own::Held(epoch) | Own::Unconfirmed(epoch)) = shared.epochs.get(&namespace) else {
+            continue;
+        };
+        // The very next one: a higher one could pass over another writer's claim.
+        let newer = Epoch(epoch.0.saturating_add(1));
+        shared.epochs.renew(&namespace, newer);
+        match claim_below(shared, &Scope::Namespace(namespace.clone()), newer).await {
+            Ok(()) => hold_renewed(shared, &namespace, newer),
+            // Another writer has taken over.
+            Err(Error::Fenced { .. }) => match claim_again(shared, &namespace, epoch).await {
+                Ok(_) | Err(Error::Fenced { .. }) => (),
+                Err(error) => return Err(error),
+            },
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Notes that a namespace that this cache held is held with a new epoch.
+fn hold_renewed(shared: &Shared, namespace: &Namespace, epoch: Epoch) {
+    if let Some(log) = &shared.log {
+        log.names.claimed(namespace, epoch.0);
+        // Only while nothing is logged, and all that was is stored.
+        if log.events.condition.state() == JournalState::Draining
+            && let Some(known) = log.names.get(namespace)
+        {
+            known.note_mark(log.last_position());
+        }
+    }
+    shared.epochs.set(namespace, Own::Held(epoch));
+}
+
+async fn claim_below(shared: &Shared, scope: &Scope, epoch: Epoch) -> Result<()> {
+    let request = ClaimRequest::new(scope.clone(), epoch, shared.epochs.writer);
+    match shared.below.claim(request).await {
+        Ok(_) => Ok(()),
+        // The same writer may claim it again.
+        Err(Error::OutcomeUnknown(why)) => Err(Error::Retryable(why)),
+        Err(error) => Err(error),
+    }
+}
+
+/// Notes that the store has refused a change of an object because `newer` is in force: for the object alone,
+/// or for more.
+pub(crate) fn note_refusal(shared: &Shared, object: &ObjectId, newer: Epoch) {
+    if shared.config.writer == Writer::Callers {
+        return;
+    }
+    if shared.epochs.epoch(&object.namespace).is_some_and(|own| own < newer) {
+        shared.claims.note(&Scope::Object(object.clone()), newer);
+        shared.epochs.unconfirm(newer, |namespace| *namespace == object.namespace);
+    }
+}
+
+/// Notes that the store has reported a claim.
+pub(crate) fn note_claim_event(shared: &Shared, scope: &Scope, epoch: Epoch) {
+    if shared.fences_callers() {
+        return shared.claims.note(scope, epoch);
+    }
+    if shared.config.writer == Writer::Callers {
+        return;
+    }
+    match scope {
+        Scope::Object(ObjectId { namespace, .. }) | Scope::Domain(namespace, _) => {
+            if shared.epochs.epoch(namespace).is_some_and(|own| own < epoch) {
+                shared.claims.note(scope, epoch);
+            }
+        }
+        Scope::Namespace(namespace) => shared.epochs.unconfirm(epoch, |it| it == namespace),
+        _ => shared.epochs.unconfirm(epoch, |_| true),
+    }
+}
+
+/// Claims every held epoch once more, after events were missed, perhaps of claims. No caller waits for this:
+/// an epoch is held until the store refuses it.
+pub(crate) async fn check_epochs(shared: &Arc<Shared>) {
+    for namespace in shared.epochs.held() {
+        let Ok(_alone) = Permits::acquire(&shared.epochs.claiming).await else { return };
+        if let Some(Own::Held(epoch)) = shared.epochs.get(&namespace) {
+            // A missing answer changes nothing: the next flush is refused if it must be.
+            let _ = claim_again(shared, &namespace, epoch).await;
+        }
+    }
+}

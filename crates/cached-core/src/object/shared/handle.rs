@@ -1,0 +1,418 @@
+//! Holding on to an object across waits: a use of it, and a claimed range. Each is given back when it is
+//! dropped, wherever its task was.
+
+use std::future::poll_fn;
+use std::ops::Deref;
+use std::sync::OnceLock;
+use std::task::Poll;
+
+use blocker::{Error, ObjectId, Result};
+
+use super::Shared;
+use super::owned_resources::flushed_meanwhile;
+use super::recovery_gate;
+use crate::object::memory::geometry::Buckets;
+use crate::object::read_ahead::Pattern;
+use crate::object::state::index::{Entered, InUse};
+use crate::object::state::ranges::{Kind, Ticket};
+use crate::object::state::{Env, Object};
+use crate::object::tasks::serial::Serial;
+use crate::object::tasks::wait_queue::{WaitQueue, wait};
+use crate::sync::{Arc, Mutex, lock};
+
+/// An object in use: it keeps its node in the index.
+pub(crate) struct Handle {
+    pub(crate) shared: Arc<Shared>,
+    at: u32,
+    /// Its name, once it has been asked for.
+    id: OnceLock<ObjectId>,
+}
+
+impl Clone for Handle {
+    fn clone(&self) -> Self {
+        self.shared.index.use_again(self.at);
+        Self { shared: Arc::clone(&self.shared), at: self.at, id: OnceLock::new() }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.unuse(self.in_use());
+    }
+}
+
+impl Deref for Handle {
+    type Target = Serial<Object>;
+    fn deref(&self) -> &Serial<Object> {
+        &self.shared.index.node(self.at).serial
+    }
+}
+
+impl Handle {
+    /// Takes over a use.
+    pub(crate) fn of(shared: &Arc<Shared>, in_use: InUse<'_>) -> Self {
+        Self { shared: Arc::clone(shared), at: in_use.at, id: OnceLock::new() }
+    }
+
+    /// A use of the object in the node `at`, if there is one.
+    pub(crate) fn of_node(shared: &Arc<Shared>, at: u32) -> Option<Self> {
+        shared.index.use_placed(at).map(|in_use| Self::of(shared, in_use))
+    }
+
+    /// The object called `id`; waits until it is recovered, and for a node of the index if need be.
+    ///
+    /// # Errors
+    /// `Retryable` if too many tasks wait already, `Unsupported` if the background of the cache has ended;
+    /// why the object cannot be recovered.
+    pub(crate) async fn acquire(shared: &Arc<Shared>, id: &ObjectId, hash: u64) -> Result<Self> {
+        if shared.recovery.is_active() {
+            recovery_gate::object(shared, hash).await?;
+        }
+        Self::acquire_unrecovered(shared, id, hash).await
+    }
+
+    /// As [`Self::acquire`], whether the object is recovered or not.
+    pub(crate) async fn acquire_unrecovered(shared: &Arc<Shared>, id: &ObjectId, hash: u64) -> Result<Self> {
+        if let Some(in_use) = shared.find(hash, id) {
+            return Ok(Self::of(shared, in_use));
+        }
+        let queue = NodeWaiters(Arc::clone(shared));
+        let entering = wait(queue, || enter_index(shared, hash, id).map(|in_use| Self::of(shared, in_use)));
+        flushed_meanwhile(shared, entering).await
+    }
+
+    pub(crate) fn at(&self) -> u32 {
+        self.at
+    }
+
+    pub(crate) fn in_use(&self) -> InUse<'_> {
+        InUse { node: self.shared.index.node(self.at), at: self.at }
+    }
+
+    pub(crate) fn id(&self) -> &ObjectId {
+        self.id.get_or_init(|| self.shared.index.id(self.in_use()))
+    }
+
+    /// Runs `job` in the object's exclusive section.
+    ///
+    /// # Cancel safety
+    /// A job whose future is dropped before it has run never runs.
+    pub(crate) async fn enter<R, F>(&self, job: F) -> R
+    where
+        R: Send + Unpin + 'static,
+        F: FnOnce(&mut Object, &Env<'_>) -> R + Send + 'static,
+    {
+        let (own, hash) = (self.clone(), self.in_use().node.hash());
+        let run = Serial::run(self.clone(), move |object| job(object, &own.shared.env(own.at, hash)));
+        run.await
+    }
+
+    /// Queues a job for the object's exclusive section; it runs whether or not a task waits for it.
+    pub(crate) fn post(&self, job: impl FnOnce(&mut Object, &Env<'_>) + Send + 'static) {
+        let (own, hash) = (self.clone(), self.in_use().node.hash());
+        Serial::post(self, move |object| job(object, &own.shared.env(own.at, hash)));
+    }
+
+    /// Queues for a range of the object, and waits until it is granted.
+    ///
+    /// # Errors
+    /// `Retryable` if too many requests wait for the object.
+    pub(crate) async fn lock_range(&self, buckets: Buckets, kind: Kind) -> Result<RangeGuard> {
+        let own = self.clone();
+        // The guard is made in the section itself: if the caller gives up before it has the answer, the guard
+        // is dropped with the answer, and the range released.
+        let entered = self.enter(move |object, _| {
+            let ranges = &mut object.activity().ranges;
+            let entered = (!ranges.is_full()).then(|| ranges.enter(buckets, kind));
+            object.drop_if_idle();
+            let (ticket, is_granted) = entered?;
+            Some((RangeGuard { handle: own, ticket }, is_granted))
+        });
+        let full = || Error::Retryable("too many requests wait for one object".into());
+        let (guard, is_granted) = entered.await.ok_or_else(full)?;
+        if !is_granted {
+            guard.granted().await;
+        }
+        Ok(guard)
+    }
+
+    /// Takes the first run of buckets within a range that are neither here nor on their way, to be read ahead,
+    /// and returns it with the bucket of it to be marked; `None` if there is none, or if something stands in the
+    /// way. The last three parameters are those of [`Object::run_to_read_ahead`].
+    pub(crate) async fn lock_missing(
+        &self,
+        within: Buckets,
+        pattern: Pattern,
+        mark: Option<u32>,
+        is_last: bool,
+    ) -> Option<(RangeGuard, Buckets, Option<u32>)> {
+        let own = self.clone();
+        let locked = self.enter(move |object, _| {
+            let (run, marked) = object.run_to_read_ahead(within, pattern, mark, is_last)?;
+            let ranges = &mut object.activity().ranges;
+            let (ticket, _) = ranges.enter(run.clone(), Kind::Ahead);
+            Some((RangeGuard { handle: own, ticket }, run, marked))
+        });
+        locked.await
+    }
+
+    /// Waits until another request's load of the same range is over.
+    pub(crate) async fn follow(&self, ticket: Ticket) {
+        let mut first = true;
+        poll_fn(|cx| {
+            if !std::mem::take(&mut first) {
+                // Woken, or polled for another reason: the caller looks again, and follows again if need be.
+                return Poll::Ready(());
+            }
+            let waker = cx.waker().clone();
+            let own = cx.waker().clone();
+            self.post(move |object, _| {
+                let follows = object.activity_mut().is_some_and(|it| it.ranges.follow(ticket, &waker));
+                if !follows {
+                    own.wake();
+                }
+            });
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+/// The queue of tasks that wait for a node of the index.
+struct NodeWaiters(Arc<Shared>);
+
+impl Deref for NodeWaiters {
+    type Target = WaitQueue;
+    fn deref(&self) -> &WaitQueue {
+        &self.0.node_waiters
+    }
+}
+
+/// Finds the object or gives it a node; `None` if no other object can leave at present.
+fn enter_index<'a>(shared: &'a Shared, hash: u64, id: &ObjectId) -> Option<InUse<'a>> {
+    let clear = |at, hash, object: &mut Object| shared.clear_for_eviction(at, hash, object);
+    let entered = shared.index.enter(hash, id, shared.namespaces.of(&id.namespace), clear);
+    shared.section_ended();
+    match entered {
+        Entered::Found { in_use, reinserted } => {
+            if reinserted {
+                shared.hooks.on_reinsert(id);
+            }
+            Some(in_use)
+        }
+        Entered::Placed { in_use, evicted } => {
+            if let Some(evicted) = evicted {
+                shared.report_evicted(&evicted, false);
+            }
+            shared.hooks.on_init(id);
+            Some(in_use)
+        }
+        Entered::Full { leaving } => {
+            for at in leaving {
+                let Some(in_use) = shared.index.use_placed(at) else { continue };
+                shared.hooks.on_evict(&shared.index.id(in_use));
+                let number = shared.try_enter(in_use, |object, _| object.pending.queue_number);
+                shared.index.unuse(in_use);
+                shared.dirty_queue.expedite(number.unwrap_or(0));
+            }
+            shared.background.wake();
+            None
+        }
+    }
+}
+
+/// A range of an object, held until this is dropped.
+pub(crate) struct RangeGuard {
+    handle: Handle,
+    ticket: Ticket,
+}
+
+impl RangeGuard {
+    pub(crate) fn ticket(&self) -> Ticket {
+        self.ticket
+    }
+
+    async fn granted(&self) {
+        let ticket = self.ticket;
+        let answer = Arc::new(Mutex::new(false));
+        poll_fn(|cx| {
+            if *lock(&answer) {
+                return Poll::Ready(());
+            }
+            let (waker, answer) = (cx.waker().clone(), Arc::clone(&answer));
+            self.handle.post(move |object, _| {
+                let granted = object.activity().ranges.poll(ticket, &waker);
+                if granted {
+                    *lock(&answer) = true;
+                    waker.wake();
+                }
+            });
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+impl Drop for RangeGuard {
+    fn drop(&mut self) {
+        let (ticket, shared) = (self.ticket, Arc::clone(&self.handle.shared));
+        self.handle.post(move |object, _| {
+            let (woken, kept_buckets) = object.release_range(ticket);
+            woken.into_iter().for_each(std::task::Waker::wake);
+            if kept_buckets {
+                shared.note_missed_eviction();
+            }
+        });
+    }
+}
+
+#[cfg(all(test, shuttle))]
+mod shuttle_tests {
+    use std::future::Future;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::{Context, Waker};
+
+    use blocker::{Memory, Name, Namespace, SystemClock};
+    use shuttle::future::block_on;
+    use shuttle::thread::{spawn, yield_now};
+
+    use super::super::Shared;
+    use super::super::owned_resources::OwnedResources;
+    use super::*;
+    use crate::object::ObjectCache;
+    use crate::object::config::{MEMORY_BYTES_MIN, ObjectCacheConfig};
+
+    fn id(name: &'static str) -> ObjectId {
+        ObjectId::new(Namespace::new("n").unwrap(), Name::new(name).unwrap())
+    }
+
+    /// A cache of two objects, which may have two dirty buckets.
+    fn shared() -> Arc<Shared> {
+        let config = ObjectCacheConfig {
+            memory_bytes_max: MEMORY_BYTES_MIN,
+            objects_count_max: 2,
+            dirty_bytes_max: 2 * 4096,
+            hash_seed: Some(1),
+            ..ObjectCacheConfig::default()
+        };
+        let (cache, background) =
+            ObjectCache::new(Arc::new(Memory::default()), config, Arc::new(SystemClock)).unwrap();
+        // Dropped, it would fail the waits that these tests are about.
+        std::mem::forget(background);
+        Arc::clone(cache.shared())
+    }
+
+    fn acquire(shared: &Arc<Shared>, id: &ObjectId) -> Handle {
+        block_on(Handle::acquire(shared, id, shared.hash(id))).unwrap()
+    }
+
+    /// Polls once, and gives up.
+    fn give_up<T>(work: impl Future<Output = T>) -> Option<T> {
+        match std::pin::pin!(work).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(done) => Some(done),
+            Poll::Pending => None,
+        }
+    }
+
+    /// Overlapping ranges are held by one task at a time, by every task that asks and does not give up; and
+    /// nothing is left of them.
+    #[test]
+    fn a_range_has_one_holder_and_every_waiter_is_granted_it() {
+        shuttle::check_random(
+            || {
+                let shared = shared();
+                let handle = acquire(&shared, &id("a"));
+                let inside = Arc::new(AtomicU32::new(0));
+                let threads: Vec<_> = (0..3u32)
+                    .map(|n| {
+                        let (handle, inside) = (handle.clone(), Arc::clone(&inside));
+                        spawn(move || {
+                            let guard = handle.lock_range(n..n + 3, Kind::Change);
+                            let guard = if n == 1 { give_up(guard) } else { Some(block_on(guard)) };
+                            if let Some(guard) = guard {
+                                let guard = guard.unwrap();
+                                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two inside");
+                                yield_now();
+                                inside.fetch_sub(1, Ordering::SeqCst);
+                                drop(guard);
+                            }
+                        })
+                    })
+                    .collect();
+                threads.into_iter().for_each(|thread| thread.join().unwrap());
+                let is_idle = block_on(handle.enter(|object, _| object.activity_ref().is_none()));
+                assert!(is_idle, "something is left of a range");
+            },
+            1_000,
+        );
+    }
+
+    /// An object in use keeps its node and its name; a task that needs the node gets it once it is no longer
+    /// in use, also when only a short exclusive section stood in the way.
+    #[test]
+    fn an_object_in_use_keeps_its_node_until_it_is_released() {
+        shuttle::check_random(
+            || {
+                let shared = shared();
+                // One of the two places is taken throughout.
+                let _other = acquire(&shared, &id("c"));
+                let first = acquire(&shared, &id("a"));
+                let other = Arc::clone(&shared);
+                let second = spawn(move || {
+                    let handle = acquire(&other, &id("b"));
+                    assert_eq!(*handle.id(), id("b"));
+                    yield_now();
+                    assert_eq!(other.index.id(handle.in_use()), id("b"));
+                });
+                let other = Arc::clone(&shared);
+                let looker = spawn(move || {
+                    for name in ["a", "b"] {
+                        let id = id(name);
+                        other.at_once(other.hash(&id), &id, |_, _| yield_now(), |_, _| yield_now());
+                    }
+                });
+                yield_now();
+                assert_eq!(shared.index.id(first.in_use()), id("a"));
+                drop(first.clone());
+                yield_now();
+                assert_eq!(shared.index.id(first.in_use()), id("a"));
+                drop(first);
+                second.join().unwrap();
+                looker.join().unwrap();
+                assert_eq!(shared.index.count(), 2);
+                shared.index.validate().unwrap();
+                assert!(!shared.node_waiters.has_waiters());
+            },
+            1_000,
+        );
+    }
+
+    /// Room and buckets that were taken come back, and reach the tasks that wait, though some give up.
+    #[test]
+    fn returned_resources_reach_waiting_tasks() {
+        shuttle::check_random(
+            || {
+                let shared = shared();
+                let buckets = shared.pool.count();
+                let threads: Vec<_> = (0..3u32)
+                    .map(|n| {
+                        let shared = Arc::clone(&shared);
+                        spawn(move || {
+                            // Each needs all the room, and most of the buckets.
+                            let taking = OwnedResources::acquire(&shared, 1, buckets - 2, 2);
+                            let resources = if n == 1 { give_up(taking) } else { Some(block_on(taking)) };
+                            if let Some(resources) = resources {
+                                yield_now();
+                                drop(resources.unwrap());
+                            }
+                        })
+                    })
+                    .collect();
+                threads.into_iter().for_each(|thread| thread.join().unwrap());
+                assert_eq!((shared.pool.free(), shared.metrics.dirty_room.dirty()), (buckets, 0));
+                assert!(!shared.pool.waiters().has_waiters() && !shared.metrics.dirty_room.is_any_pressed());
+            },
+            300,
+        );
+    }
+}

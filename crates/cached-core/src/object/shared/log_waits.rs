@@ -1,0 +1,293 @@
+//! Waiting for the log: for room, until a record is durable, until a mark is, until *stored* may be
+//! acknowledged.
+
+use std::ops::Deref;
+
+use blocker::{Durability, Error, FlushRequest, Namespace, ObjectId, Result, Scope, Timestamp};
+use cached_journal::Position;
+
+use super::Shared;
+use super::owned_resources::flushed_meanwhile;
+use crate::object::journal::{ChangeLog, Full, JournalState, Room};
+use crate::object::tasks::deadline::until;
+use crate::object::tasks::wait_queue::{Permits, WaitQueue, wait};
+use crate::sync::Arc;
+
+/// The tasks that wait for room in the log.
+struct RoomWaiters<'a>(&'a ChangeLog);
+
+impl Deref for RoomWaiters<'_> {
+    type Target = WaitQueue;
+    fn deref(&self) -> &WaitQueue {
+        &self.0.events.room
+    }
+}
+
+/// The tasks that wait until *stored* may be acknowledged.
+struct DrainingWaiters<'a>(&'a ChangeLog);
+
+impl Deref for DrainingWaiters<'_> {
+    type Target = WaitQueue;
+    fn deref(&self) -> &WaitQueue {
+        &self.0.events.draining
+    }
+}
+
+/// The task that waits for room to log an object again.
+pub(crate) struct SpaceWaiters<'a>(pub(crate) &'a ChangeLog);
+
+impl Deref for SpaceWaiters<'_> {
+    type Target = WaitQueue;
+    fn deref(&self) -> &WaitQueue {
+        &self.0.events.space
+    }
+}
+
+/// Waits for room in the log for the record of a change; `None` if the cache has no log.
+///
+/// # Errors
+/// `Retryable` if too many tasks wait already, `Unsupported` if the background of the cache has ended.
+pub(crate) async fn room(shared: &Shared, payload_bytes: u64) -> Result<Option<Room>> {
+    let Some(log) = &shared.log else { return Ok(None) };
+    log.count_wait();
+    let room = wait(RoomWaiters(log), || log.take_room(payload_bytes));
+    Ok(Some(flushed_meanwhile(shared, room).await?))
+}
+
+/// Waits until the log is durable up to a position; returns false if it will not be: then what the record
+/// states must be stored instead.
+///
+/// # Errors
+/// `NotStored` if the deadline passes before.
+pub(crate) async fn durable(
+    shared: &Shared,
+    position: Position,
+    deadline: Option<Timestamp>,
+) -> Result<bool> {
+    let Some(log) = &shared.log else { return Ok(false) };
+    let late = || Error::NotStored("the deadline passed before the journal was synced".into());
+    until(&*shared.clock, deadline, late, async { Ok(committed(log, position).await) }).await
+}
+
+/// Waits until the log is durable up to a position; returns false if it never will be: then the log is in
+/// trouble when this returns.
+///
+/// A waiting task can learn that a record is not durable before the journal's event has been observed. Were
+/// the log believed to be in order for that moment, *stored* could be acknowledged while older records can
+/// still be replayed over what was stored.
+pub(crate) async fn committed(log: &ChangeLog, position: Position) -> bool {
+    let is_durable = log.journal().wait(position).await.is_ok();
+    if !is_durable && log.journal().is_failed() {
+        log.events.fail("its disk failed before a record was synced");
+    }
+    is_durable
+}
+
+/// Waits while records in the log could be replayed over what has been stored past it.
+///
+/// # Errors
+/// `Retryable` if too many tasks wait already.
+pub(crate) async fn not_draining(shared: &Shared, namespace: &Namespace) -> Result<()> {
+    let Some(log) = &shared.log else { return Ok(()) };
+    if log.events.condition.state() != JournalState::Draining || !log.names.is_journaled(namespace) {
+        return Ok(());
+    }
+    let is_over = || (log.events.condition.state() != JournalState::Draining).then_some(());
+    wait(DrainingWaiters(log), is_over).await
+}
+
+/// Returns the durability with which a change is acknowledged that the store has made with the durability
+/// `made`; waits if records in the log could undo what was asked.
+///
+/// # Errors
+/// As [`not_draining`].
+pub(crate) async fn acknowledged(
+    shared: &Shared,
+    namespace: &Namespace,
+    asked: Durability,
+    made: Durability,
+) -> Result<Durability> {
+    let Some(log) = &shared.log else { return Ok(made.max(asked)) };
+    if asked > Durability::Cached {
+        not_draining(shared, namespace).await?;
+    } else if log.events.condition.state() == JournalState::Draining && log.names.is_journaled(namespace) {
+        return Ok(Durability::Cached);
+    }
+    Ok(made.max(asked))
+}
+
+/// As [`not_draining`], for what a scope covers.
+///
+/// # Errors
+/// As [`not_draining`].
+pub(crate) async fn scope_not_draining(shared: &Shared, scope: &Scope) -> Result<()> {
+    match scope {
+        Scope::Object(ObjectId { namespace, .. })
+        | Scope::Domain(namespace, _)
+        | Scope::Namespace(namespace) => not_draining(shared, namespace).await,
+        _ => {
+            let Some(log) = &shared.log else { return Ok(()) };
+            let is_over = || (log.events.condition.state() != JournalState::Draining).then_some(());
+            wait(DrainingWaiters(log), is_over).await
+        }
+    }
+}
+
+/// Whether the log may have records of a namespace that would be replayed: then a change of it past the log
+/// needs a mark before it.
+pub(crate) fn has_records(shared: &Shared, namespace: &Namespace) -> bool {
+    let known = shared.log.as_ref().and_then(|log| log.names.get(namespace));
+    known.is_some_and(|known| known.has_unmarked())
+}
+
+/// Notes that the store has answered a change that it need not have stored, before the change is acknowledged:
+/// nothing of the namespace is logged before the store has stored it.
+pub(crate) fn note_forwarded(
+    shared: &Shared,
+    namespace: &Namespace,
+    answer: std::result::Result<Durability, &Error>,
+) {
+    // Some stores give more than they are asked for; what has failed may have been done.
+    let is_stored = answer.is_ok_and(|durability| durability >= Durability::Stored);
+    if is_stored {
+        return;
+    }
+    shared.forwarded.note();
+    if let Some(log) = &shared.log {
+        log.names.number(namespace).forwarded.note();
+    }
+}
+
+/// Lets the store store what it has taken of a namespace past the log: also what an earlier process has sent
+/// it. A change that is logged afterwards survives a loss of power, so what was there before must.
+///
+/// # Errors
+/// `Retryable` if the store cannot store it now.
+pub(crate) async fn store_forwarded(shared: &Shared, namespace: &Namespace) -> Result<()> {
+    let Some(log) = &shared.log else { return Ok(()) };
+    let known = log.names.number(namespace);
+    let _alone = Permits::acquire(&log.storing_forwarded).await?;
+    if !known.has_forwarded() {
+        return Ok(());
+    }
+    let taken = known.forwarded.taken();
+    match shared.below.flush(FlushRequest::new(Scope::Namespace(namespace.clone()))).await {
+        Ok(_) => (),
+        // The rest is stored.
+        Err(Error::WritesLost(why)) => {
+            tracing::warn!(%namespace, %why, "the store has lost writes that were not logged");
+        }
+        Err(error) => return Err(Error::Retryable(error.to_string().into())),
+    }
+    known.forwarded.note_stored(taken);
+    Ok(())
+}
+
+/// Makes durable that nothing that the log has of an object is replayed. The caller holds all of the object,
+/// and everything of it is stored.
+///
+/// While the journal is in trouble no mark can be made; then *stored* is not acknowledged before the log is
+/// void.
+///
+/// # Errors
+/// As [`room`].
+pub(crate) async fn mark_object(shared: &Arc<Shared>, object: &ObjectId) -> Result<()> {
+    let Some(log) = &shared.log else { return Ok(()) };
+    let Some(namespace) = log.names.get(&object.namespace).filter(|it| it.has_unmarked()) else {
+        return Ok(());
+    };
+    let up_to = log.last_position();
+    privileged(shared, log, || log.mark_object(&namespace, object, up_to)).await
+}
+
+/// As [`mark_object`], of a namespace that has been stored since `up_to` was the last position.
+///
+/// # Errors
+/// As [`room`].
+pub(crate) async fn mark_namespace(
+    shared: &Arc<Shared>,
+    namespace: &Namespace,
+    up_to: Position,
+) -> Result<()> {
+    let Some(log) = &shared.log else { return Ok(()) };
+    let Some(known) = log.names.get(namespace).filter(|it| it.has_unmarked()) else { return Ok(()) };
+    let scope = Scope::Namespace(namespace.clone());
+    let mut marked = None;
+    let append = || {
+        marked = log.mark_scope(&scope, up_to)?;
+        Ok(marked)
+    };
+    privileged(shared, log, append).await?;
+    if let Some(position) = marked
+        && log.journal().is_durable(position)
+    {
+        known.note_mark(up_to);
+    }
+    Ok(())
+}
+
+/// Makes the record of an epoch durable with which a namespace is about to be claimed.
+///
+/// # Errors
+/// As [`room`]; `Retryable` if the journal is in trouble and has records of the namespace.
+pub(crate) async fn note_epoch(shared: &Arc<Shared>, namespace: &Namespace, epoch: u64) -> Result<()> {
+    let Some(log) = shared.log.as_ref().filter(|log| log.names.is_journaled(namespace)) else {
+        return Ok(());
+    };
+    let mut appended = None;
+    let append = || {
+        appended = log.append_epoch(namespace, epoch)?;
+        Ok(appended)
+    };
+    privileged(shared, log, append).await?;
+    let is_durable = appended.is_some_and(|position| log.journal().is_durable(position));
+    if !is_durable && log.names.number(namespace).has_unmarked() {
+        let why = "the journal's disk has failed: a namespace of which it has records cannot be claimed";
+        return Err(Error::Retryable(why.into()));
+    }
+    Ok(())
+}
+
+/// Appends a record that may use the last tenth of the journal, and waits until it is durable, or the journal
+/// is in trouble.
+async fn privileged(
+    shared: &Arc<Shared>,
+    log: &ChangeLog,
+    mut append: impl FnMut() -> Result<Option<Position>, Full> + Unpin,
+) -> Result<()> {
+    let appended = match append() {
+        Ok(appended) => appended,
+        Err(Full) => flushed_meanwhile(shared, wait(RoomWaiters(log), || append().ok())).await?,
+    };
+    if let Some(position) = appended {
+        // What is not durable has begun trouble.
+        committed(log, position).await;
+    }
+    Ok(())
+}
+
+/// Closes the journal. If everything that it has is stored, none of it is replayed; the records of objects
+/// that could not be recovered are kept, for the next start and for the tools.
+///
+/// # Errors
+/// `NotStored` if the journal's disk has failed.
+pub(crate) async fn close(shared: &Shared) -> Result<()> {
+    let Some(log) = &shared.log else { return Ok(()) };
+    // Before the look at what is not stored.
+    let up_to = log.last_position();
+    let recovered = shared.recovery.progress();
+    // A mark of everything would cover the records of what could not be recovered.
+    let is_recovered = recovered.is_done && recovered.objects_failed == 0;
+    let is_stored = !log.events.condition.has_logged();
+    if is_recovered
+        && is_stored
+        && log.names.has_unmarked()
+        && let Ok(position) = log.mark_all(up_to)
+    {
+        // What cannot be marked is replayed once more.
+        let _ = log.journal().wait(position).await;
+    }
+    log.journal()
+        .shut_down()
+        .map_err(|error| Error::NotStored(format!("the journal was closed, but {error}").into()))
+}

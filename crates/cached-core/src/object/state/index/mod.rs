@@ -1,0 +1,467 @@
+//! The index of objects: a bounded number of nodes, found by name.
+//!
+//! ```text
+//!  heads   ┌────┬────┬─ ─    the first node of each chain, twice as many as nodes or more
+//!          └─┬──┴────┴─ ─
+//!            v       line 0                     1                        2            3, 4
+//!  nodes   ┌──────────────────────┬─────────────────────────┬────────────────────┬──────────────┐
+//!          │ hash, chain, name    │ name, executor, slots   │ slots, size        │ what a read  │
+//!          └──────────────────────┴─────────────────────────┴────────────────────┴─ has no need ┘
+//! ```
+//! A lookup waits for memory twice before it has the object's slots: for the head, and for the node, whose
+//! lines are prefetched together. Both arrays lie in one mapping, touched as objects come. Every lookup goes
+//! to a random place of both, so huge pages are asked for, whatever the buckets have.
+//!
+//! Sharded by the name's hash, with one lock for each shard, held until the object's exclusive section has
+//! begun ([`Index::enter_section`]) or its use has been counted. A section keeps an object in the index as a
+//! use does: an evicting thread enters it first.
+//!
+//! Entering a full shard succeeds by evicting: a hand goes round the nodes and takes the first that is not in
+//! use, holds nothing that the store lacks, and has not been asked for since the hand passed it (CLOCK). An
+//! object that would go but is dirty or busy is marked *leaving*: its flush is expedited, and it goes when
+//! that is done; if it is asked for meanwhile, it stays.
+//!
+//! Lock order: shard → (try) the object's exclusive section → {eviction queue, dirty queue, free stack}. No
+//! shard is locked in an object's exclusive section.
+
+mod node;
+
+use blocker::ObjectId;
+
+use super::Object;
+use super::packed_name::PackedName;
+use crate::arena::Memory;
+use crate::object::control::namespace_table::NamespaceTable;
+use crate::object::lock_ranks;
+use crate::prefetch::prefetch;
+use crate::sync::{Mutex, Ordering, lock};
+
+pub(crate) use node::InUse;
+use node::{Found, LEAVING, Node, USED};
+
+const SHARD_NODES_MIN: u32 = 1024;
+const SHARDS_MAX: u32 = 64;
+const LINE_BYTES: usize = 64;
+/// Cache lines of a node that a read needs.
+const NODE_LINES_READ: usize = 3;
+
+/// All objects.
+pub(crate) struct Index {
+    shards: Box<[Mutex<Shard>]>,
+    /// The heads of all chains (the first node of each, plus one), then all nodes. A head is read and written
+    /// under its shard's lock. A node is made when it is first taken, under that lock, before any other
+    /// thread has its number.
+    memory: Memory,
+    nodes_from: usize,
+    heads_per_shard: u32,
+    per_shard: u32,
+    /// Each record has the number of its objects.
+    namespaces: NamespaceTable,
+}
+
+#[repr(align(64))]
+struct Shard {
+    own: u32,
+    free: Vec<u32>,
+    /// The number of its nodes that were ever used.
+    fresh: u32,
+    hand: u32,
+}
+
+/// The result of entering an object.
+pub(crate) enum Entered<'a> {
+    /// The index had it.
+    Found { in_use: InUse<'a>, reinserted: bool },
+    /// The index has it from now on; perhaps another object had to leave.
+    Placed { in_use: InUse<'a>, evicted: Option<ObjectId> },
+    /// No object could leave; these could if they were flushed, and are marked to leave.
+    Full { leaving: Vec<u32> },
+}
+
+impl Index {
+    /// Makes an index of `count` nodes, for objects of these namespaces.
+    ///
+    /// # Errors
+    /// The system's error, if it refuses the memory.
+    pub(crate) fn new(count: u32, namespaces: &NamespaceTable) -> std::io::Result<Self> {
+        let shards = (count / SHARD_NODES_MIN).clamp(1, SHARDS_MAX);
+        let shards = 1u32 << shards.ilog2();
+        let per_shard = count.div_ceil(shards);
+        let heads_per_shard = (per_shard * 2).next_power_of_two();
+        let shard =
+            |own: u32| Mutex::ranked(Shard { own, free: Vec::new(), fresh: 0, hand: 0 }, &lock_ranks::INDEX);
+        let heads = shards as usize * heads_per_shard as usize;
+        let nodes_from = (heads * size_of::<u32>()).next_multiple_of(LINE_BYTES);
+        let bytes = nodes_from + shards as usize * per_shard as usize * size_of::<Node>();
+        Ok(Self {
+            shards: (0..shards).map(shard).collect(),
+            memory: Memory::map(bytes, true)?,
+            nodes_from,
+            heads_per_shard,
+            per_shard,
+            namespaces: namespaces.clone(),
+        })
+    }
+
+    /// Returns the number of objects that the index has.
+    pub(crate) fn count(&self) -> u64 {
+        self.namespaces.records().map(|record| record.objects.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Returns the number of the namespace of the object that has the node `at`.
+    #[inline]
+    pub(crate) fn namespace_of(&self, at: u32) -> u16 {
+        self.node(at).namespace.load(Ordering::Relaxed) as u16
+    }
+
+    fn place_of(&self, at: u32) -> *mut Node {
+        debug_assert!(at as usize / self.shards.len() < self.per_shard as usize);
+        // SAFETY: the mapping has room for `per_shard` nodes of each shard from `nodes_from` on, a multiple
+        // of a node's alignment as the mapping's start is.
+        unsafe { self.memory.base().add(self.nodes_from).cast::<Node>().add(at as usize) }
+    }
+
+    /// Returns the node of this number, which an object has or had.
+    #[inline]
+    pub(crate) fn node(&self, at: u32) -> &Node {
+        // SAFETY: a number is returned only once `fresh` has made the node, which stays until `self` is
+        // dropped.
+        unsafe { &*self.place_of(at) }
+    }
+
+    /// Returns the number of a shard's `nth` node. Numbers go round the shards, so that the memory of few
+    /// objects is dense.
+    fn number(&self, shard: &Shard, nth: u32) -> u32 {
+        nth * self.shards.len() as u32 + shard.own
+    }
+
+    /// Makes a node that was never used, and returns its number.
+    fn fresh(&self, shard: &mut Shard) -> Option<u32> {
+        if shard.fresh == self.per_shard {
+            return None;
+        }
+        let at = self.number(shard, shard.fresh);
+        shard.fresh += 1;
+        // SAFETY: the place lies within the mapping, and no other thread knows it yet: this one holds the
+        // shard's lock.
+        unsafe { self.place_of(at).write(Node::new()) };
+        Some(at)
+    }
+
+    #[inline]
+    fn shard_index(&self, hash: u64) -> usize {
+        (hash >> 58) as usize & (self.shards.len() - 1)
+    }
+
+    #[inline]
+    fn shard(&self, hash: u64) -> &Mutex<Shard> {
+        &self.shards[self.shard_index(hash)]
+    }
+
+    /// Returns the place where the chain of a hash begins.
+    #[inline]
+    fn head_of(&self, hash: u64) -> *mut u32 {
+        let shard = self.shard_index(hash);
+        let chain = hash as usize & (self.heads_per_shard as usize - 1);
+        // SAFETY: both are below their bounds, so the head lies within the mapping.
+        unsafe { self.memory.base().cast::<u32>().add(shard * self.heads_per_shard as usize + chain) }
+    }
+
+    /// Returns the first node of a chain, plus one.
+    #[inline]
+    fn head(&self, hash: u64, _shard: &Shard) -> u32 {
+        // SAFETY: within the mapping, which was zeroed; the shard's lock, held by the owner of `_shard`,
+        // guards it.
+        unsafe { *self.head_of(hash) }
+    }
+
+    fn set_head(&self, hash: u64, head: u32, _shard: &mut Shard) {
+        // SAFETY: as in `head`.
+        unsafe { *self.head_of(hash) = head };
+    }
+
+    /// Begins an exclusive section with the object of this hash, if there is one and no thread is inside. The
+    /// caller compares the name, so that it can prefetch what it needs of the object before.
+    #[inline]
+    pub(crate) fn enter_section(&self, hash: u64) -> Option<Found<'_>> {
+        prefetch(self.head_of(hash));
+        let shard = lock(self.shard(hash));
+        let at = self.find_hash(&shard, hash)?;
+        let node = self.node(at);
+        // Under the lock: no thread can take the object out between the lookup and the section.
+        let section = node.serial.try_enter()?;
+        drop(shard);
+        let reinserted = Self::mark_used(node);
+        Some(Found { section, node, at, reinserted })
+    }
+
+    #[inline]
+    fn find_hash(&self, shard: &Shard, hash: u64) -> Option<u32> {
+        let mut next = self.head(hash, shard);
+        while let Some(at) = next.checked_sub(1) {
+            let place = self.place_of(at);
+            (0..NODE_LINES_READ).for_each(|line| prefetch(place.wrapping_byte_add(line * LINE_BYTES)));
+            let node = self.node(at);
+            if node.hash() == hash {
+                return Some(at);
+            }
+            next = node.next.load(Ordering::Relaxed);
+        }
+        None
+    }
+
+    /// Notes that a node is asked for; returns whether it was marked to leave.
+    #[inline]
+    fn mark_used(node: &Node) -> bool {
+        let marks = node.marks.load(Ordering::Relaxed);
+        if marks != USED {
+            node.marks.store(USED, Ordering::Relaxed);
+        }
+        marks & LEAVING != 0
+    }
+
+    /// Returns the object called `id`, in use, and whether it was marked to leave.
+    pub(crate) fn get(&self, hash: u64, id: &ObjectId) -> Option<(InUse<'_>, bool)> {
+        let shard = lock(self.shard(hash));
+        self.find(&shard, hash, id)
+    }
+
+    fn find(&self, shard: &Shard, hash: u64, id: &ObjectId) -> Option<(InUse<'_>, bool)> {
+        let mut next = self.head(hash, shard);
+        while let Some(at) = next.checked_sub(1) {
+            let node = self.node(at);
+            // SAFETY: this thread holds the shard's lock.
+            let name = unsafe { &*node.name.get() };
+            if node.hash() == hash && name.as_ref().is_some_and(|name| name.matches(id)) {
+                node.refs.fetch_add(1, Ordering::Relaxed);
+                return Some((InUse { node, at }, Self::mark_used(node)));
+            }
+            next = node.next.load(Ordering::Relaxed);
+        }
+        None
+    }
+
+    /// Adds a use of a node that is in use.
+    pub(crate) fn use_again(&self, at: u32) -> InUse<'_> {
+        let node = self.node(at);
+        node.refs.fetch_add(1, Ordering::Relaxed);
+        InUse { node, at }
+    }
+
+    /// Begins a use of the node `at`, whatever object it has now; `None` if it has none.
+    pub(crate) fn use_placed(&self, at: u32) -> Option<InUse<'_>> {
+        let _shard = lock(self.shard_of(at));
+        // SAFETY: under the shard's lock.
+        unsafe { &*self.node(at).name.get() }.as_ref()?;
+        Some(self.use_again(at))
+    }
+
+    /// Returns the namespace of the object that has the node `at`, if any has.
+    pub(crate) fn namespace_at(&self, at: u32) -> Option<Vec<u8>> {
+        let shard = lock(self.shard_of(at));
+        if at as usize / self.shards.len() >= shard.fresh as usize {
+            return None;
+        }
+        // SAFETY: under the shard's lock.
+        let name = unsafe { &*self.node(at).name.get() }.as_ref()?;
+        Some(name.namespace().to_vec())
+    }
+
+    /// Returns the shard that a node belongs to for ever.
+    fn shard_of(&self, at: u32) -> &Mutex<Shard> {
+        &self.shards[at as usize & (self.shards.len() - 1)]
+    }
+
+    /// Ends a use.
+    #[inline]
+    pub(crate) fn unuse(&self, in_use: InUse<'_>) {
+        // Sequentially consistent, as `is_unused` is: a thread that found the node in use and waits is seen
+        // by the thread that looks for waiters after this.
+        in_use.node.refs.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Returns the name of a node that is in use.
+    pub(crate) fn id(&self, in_use: InUse<'_>) -> ObjectId {
+        debug_assert!(in_use.node.refs.load(Ordering::Relaxed) > 0);
+        // SAFETY: the node is in use, so no thread writes its name.
+        let name = unsafe { &*in_use.node.name.get() }.as_ref();
+        name.expect("a node in use has a name").to_id()
+    }
+
+    /// Finds the object, or gives it a node; `namespace` is the number of its namespace. `clear` empties the object that leaves for it.
+    pub(crate) fn enter(
+        &self,
+        hash: u64,
+        id: &ObjectId,
+        namespace: u16,
+        clear: impl Fn(u32, u64, &mut Object) -> bool,
+    ) -> Entered<'_> {
+        let mut guard = lock(self.shard(hash));
+        let shard = &mut *guard;
+        if let Some((in_use, reinserted)) = self.find(shard, hash, id) {
+            return Entered::Found { in_use, reinserted };
+        }
+        let mut leaving = Vec::new();
+        let (at, evicted) = if let Some(at) = shard.free.pop().or_else(|| self.fresh(shard)) {
+            (at, None)
+        } else {
+            match self.evict(shard, &clear, &mut leaving) {
+                Some((at, id)) => (at, Some(id)),
+                None => return Entered::Full { leaving },
+            }
+        };
+        self.place(shard, at, hash, PackedName::of(id), namespace);
+        Entered::Placed { in_use: InUse { node: self.node(at), at }, evicted }
+    }
+
+    fn place(&self, shard: &mut Shard, at: u32, hash: u64, name: PackedName, namespace: u16) {
+        let node = self.node(at);
+        // SAFETY: the node is in no chain and not in use, and this thread holds the shard's lock.
+        unsafe { *node.name.get() = Some(name) };
+        node.hash.store(hash, Ordering::Relaxed);
+        node.refs.store(1, Ordering::Relaxed);
+        node.marks.store(USED, Ordering::Relaxed);
+        node.next.store(self.head(hash, shard), Ordering::Relaxed);
+        self.set_head(hash, at + 1, shard);
+        node.namespace.store(namespace.into(), Ordering::Relaxed);
+        self.namespaces.record(namespace).objects.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Takes a node out of its chain; returns its name.
+    fn remove(&self, shard: &mut Shard, at: u32) -> Option<ObjectId> {
+        let node = self.node(at);
+        let next = node.next.load(Ordering::Relaxed);
+        let head = self.head(node.hash(), shard);
+        if head == at + 1 {
+            self.set_head(node.hash(), next, shard);
+        } else {
+            let mut before = head.checked_sub(1)?;
+            while self.node(before).next.load(Ordering::Relaxed) != at + 1 {
+                before = self.node(before).next.load(Ordering::Relaxed).checked_sub(1)?;
+            }
+            self.node(before).next.store(next, Ordering::Relaxed);
+        }
+        self.namespaces.record(self.namespace_of(at)).objects.fetch_sub(1, Ordering::Relaxed);
+        // SAFETY: the node is not in use (the caller has checked), it is in no chain any more, and this
+        // thread holds the shard's lock.
+        unsafe { (*node.name.get()).take() }.map(|name| name.to_id())
+    }
+
+    /// Whether the node is in a chain and not in use. Under the shard's lock no use can begin.
+    fn is_unused(&self, at: u32) -> bool {
+        let node = self.node(at);
+        // SAFETY: called under the shard's lock only.
+        let is_placed = unsafe { &*node.name.get() }.is_some();
+        is_placed && node.refs.load(Ordering::SeqCst) == 0
+    }
+
+    fn evict(
+        &self,
+        shard: &mut Shard,
+        clear: &impl Fn(u32, u64, &mut Object) -> bool,
+        leaving: &mut Vec<u32>,
+    ) -> Option<(u32, ObjectId)> {
+        for _ in 0..2 * self.per_shard {
+            let at = self.number(shard, shard.hand);
+            shard.hand = (shard.hand + 1) % self.per_shard;
+            let node = self.node(at);
+            if !self.is_unused(at) {
+                continue;
+            }
+            if node.marks.load(Ordering::Relaxed) == USED {
+                node.marks.store(0, Ordering::Relaxed);
+                continue;
+            }
+            if node.serial.try_run(|object| clear(at, node.hash(), object)).unwrap_or(false) {
+                return Some((at, self.remove(shard, at)?));
+            }
+            if node.marks.swap(LEAVING, Ordering::Relaxed) != LEAVING {
+                leaving.push(at);
+            }
+        }
+        None
+    }
+
+    /// Lets an object leave that is marked to, if nothing keeps it any more. Returns its name if it left.
+    pub(crate) fn finalize(
+        &self,
+        at: u32,
+        clear: impl Fn(u32, u64, &mut Object) -> bool,
+    ) -> Option<ObjectId> {
+        let node = self.node(at);
+        let mut shard = lock(self.shard_of(at));
+        let is_leaving = node.marks.load(Ordering::Relaxed) & LEAVING != 0;
+        if !is_leaving || !self.is_unused(at) {
+            return None;
+        }
+        let went = node.serial.try_run(|object| clear(at, node.hash(), object)).unwrap_or(false);
+        let id = went.then(|| self.remove(&mut shard, at))?;
+        node.marks.store(0, Ordering::Relaxed);
+        shard.free.push(at);
+        id
+    }
+
+    /// Whether the object is marked to leave.
+    pub(crate) fn is_leaving(&self, at: u32) -> bool {
+        self.node(at).marks.load(Ordering::Relaxed) & LEAVING != 0
+    }
+
+    /// Calls `visit` with every object, in use, a shard at a time.
+    pub(crate) fn for_each<'a>(&'a self, mut visit: impl FnMut(InUse<'a>)) {
+        for shard in &self.shards {
+            let in_use: Vec<InUse<'a>> = {
+                let shard = lock(shard);
+                let placed = (0..shard.fresh).map(|nth| self.number(&shard, nth));
+                // SAFETY: under the shard's lock.
+                let placed = placed.filter(|at| unsafe { &*self.node(*at).name.get() }.is_some());
+                placed.map(|at| self.use_again(at)).collect()
+            };
+            for each in in_use {
+                visit(each);
+                self.unuse(each);
+            }
+        }
+    }
+
+    /// Checks that every chain leads to its objects, and to nothing else; for
+    /// [`crate::object::ObjectCache::validate`].
+    pub(crate) fn validate(&self) -> Result<(), String> {
+        let (mut found, count) = (0, self.count());
+        for shard in &self.shards {
+            let shard = lock(shard);
+            for chain in 0..u64::from(self.heads_per_shard) {
+                let any = chain | u64::from(shard.own) << 58;
+                let mut next = self.head(any, &shard);
+                while let Some(at) = next.checked_sub(1) {
+                    let node = self.node(at);
+                    // SAFETY: under the shard's lock.
+                    let is_placed = unsafe { &*node.name.get() }.is_some();
+                    if !is_placed || self.head_of(node.hash()) != self.head_of(any) {
+                        return Err(format!("node {at} is in a chain that is not its own"));
+                    }
+                    found += 1;
+                    if found > count {
+                        return Err("a chain goes round".into());
+                    }
+                    next = node.next.load(Ordering::Relaxed);
+                }
+            }
+        }
+        if found != count { Err(format!("{found} objects found, {count} counted")) } else { Ok(()) }
+    }
+}
+
+impl Drop for Index {
+    fn drop(&mut self) {
+        for shard in &self.shards {
+            let shard = lock(shard);
+            for nth in 0..shard.fresh {
+                // SAFETY: `fresh` has made this node, no thread can use it any more, and it is dropped once.
+                unsafe { self.place_of(self.number(&shard, nth)).drop_in_place() };
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests;

@@ -1,0 +1,172 @@
+//! The epochs of a cache that is the writer itself ([`Writer::Cache`](crate::object::Writer)): which it has claimed,
+//! and whether they are still in force. `claim.rs` obtains them.
+//!
+//! ```text
+//!                 a change was refused, or a newer claim reported
+//!  (none) ──claim──> Held ─────────────────────────────> Unconfirmed ──claimed again──> Held
+//!                                                           │ another writer holds the namespace
+//!                                                           └──> Deposed: every change is refused, until a restart
+//! any, with nothing left to be stored ──released──> (none)
+//! ```
+
+use blocker::{Epoch, Namespace, Stamp, WriterId};
+use dashmap::DashMap;
+
+use crate::hash::{KeyHasher, SeededState};
+use crate::object::tasks::wait_queue::Permits;
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// The most namespaces that one cache can be the writer of.
+pub(crate) const NAMESPACES_MAX: usize = 64 * 1024;
+
+/// Sequences from here on state that the store may have what the log does not have: see
+/// [`Epochs::note_unlogged`].
+pub(crate) const UNLOGGED_SEQUENCE: u64 = 1 << 63;
+
+/// What this cache is to a namespace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Own {
+    /// Its writer, with this epoch.
+    Held(Epoch),
+    /// Perhaps its writer: the store must be asked before anything more is acknowledged.
+    Unconfirmed(Epoch),
+    /// No longer its writer; this epoch is in force.
+    Deposed(Epoch),
+}
+
+/// See the module.
+pub(crate) struct Epochs {
+    pub(crate) writer: WriterId,
+    /// Read by every flush and every change by way of the store, written at claims. One entry for each namespace
+    /// that this cache changes, at most [`NAMESPACES_MAX`]. A leaf: nothing is locked while a shard of it is.
+    namespaces: DashMap<Namespace, Own, SeededState>,
+    /// Epochs with which this cache claims anew what it holds: if one is found to be in force, it is the
+    /// cache's own.
+    renewed: DashMap<Namespace, Epoch, SeededState>,
+    /// Rises whenever a held epoch becomes unconfirmed. Objects remember under which generation they were
+    /// last looked up.
+    generation: AtomicU32,
+    /// One claim is under way at a time.
+    pub(crate) claiming: Permits,
+    sequence: AtomicU64,
+}
+
+impl Epochs {
+    /// `writer`: the identity of the claims, if it is that of an earlier process.
+    pub(crate) fn new(hasher: &KeyHasher, writer: Option<WriterId>) -> Self {
+        Self {
+            writer: writer.unwrap_or_else(WriterId::random),
+            namespaces: DashMap::with_hasher(hasher.seeded_state()),
+            renewed: DashMap::with_hasher(hasher.seeded_state()),
+            generation: AtomicU32::new(1),
+            claiming: Permits::new(1),
+            sequence: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns the generation; to be read before a namespace is looked up.
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn get(&self, namespace: &Namespace) -> Option<Own> {
+        self.namespaces.get(namespace).map(|own| *own)
+    }
+
+    pub(crate) fn set(&self, namespace: &Namespace, own: Own) {
+        self.namespaces.insert(namespace.clone(), own);
+        if !matches!(own, Own::Held(_)) {
+            self.generation.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Forgets what this cache is to a namespace: before its next change there, it claims the namespace as at first.
+    pub(crate) fn forget(&self, namespace: &Namespace) {
+        self.namespaces.remove(namespace);
+        self.renewed.remove(namespace);
+        self.generation.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Notes that this cache is about to claim a namespace that it holds with a new epoch.
+    pub(crate) fn renew(&self, namespace: &Namespace, epoch: Epoch) {
+        self.renewed.insert(namespace.clone(), epoch);
+    }
+
+    /// Returns the epoch with which this cache has claimed, or may have claimed, a namespace anew.
+    pub(crate) fn renewed(&self, namespace: &Namespace) -> Option<Epoch> {
+        self.renewed.get(namespace).map(|epoch| *epoch)
+    }
+
+    /// Whether this cache may have claimed a namespace anew, and has had no answer: the store may refuse the
+    /// epoch that is held.
+    pub(crate) fn is_renewing(&self, namespace: &Namespace) -> bool {
+        self.renewed(namespace).zip(self.epoch(namespace)).is_some_and(|(renewed, own)| own < renewed)
+    }
+
+    /// Whether an epoch that is in force is this cache's own: a change that was refused because of it was
+    /// sent before the namespace was claimed anew.
+    pub(crate) fn is_own(&self, namespace: &Namespace, epoch: Epoch) -> bool {
+        self.epoch(namespace) == Some(epoch) || self.renewed(namespace) == Some(epoch)
+    }
+
+    /// Whether no further namespace can be claimed.
+    pub(crate) fn is_full(&self) -> bool {
+        self.namespaces.len() >= NAMESPACES_MAX
+    }
+
+    /// Returns the epoch that is held, or was held until it became unconfirmed.
+    pub(crate) fn epoch(&self, namespace: &Namespace) -> Option<Epoch> {
+        match self.get(namespace)? {
+            Own::Held(epoch) | Own::Unconfirmed(epoch) => Some(epoch),
+            Own::Deposed(_) => None,
+        }
+    }
+
+    /// Returns the stamp of the next change under `epoch`.
+    pub(crate) fn next_stamp(&self, epoch: Epoch) -> Stamp {
+        Stamp { epoch, sequence: self.sequence.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    /// Lets the stamps from now on state that the store may get what the log does not have, because the journal
+    /// is in trouble. A recovery that finds such a stamp does not show the versions of the log: they stood for
+    /// other contents.
+    pub(crate) fn note_unlogged(&self) {
+        self.sequence.fetch_max(UNLOGGED_SEQUENCE, Ordering::Relaxed);
+    }
+
+    /// Makes every epoch below `newer` unconfirmed that is held in a namespace for which `is_meant` returns
+    /// true.
+    pub(crate) fn unconfirm(&self, newer: Epoch, is_meant: impl Fn(&Namespace) -> bool) {
+        let mut is_any = false;
+        for mut entry in self.namespaces.iter_mut() {
+            if let Own::Held(epoch) = *entry.value()
+                && epoch < newer
+                && is_meant(entry.key())
+                && self.renewed(entry.key()) != Some(newer)
+            {
+                *entry.value_mut() = Own::Unconfirmed(epoch);
+                is_any = true;
+            }
+        }
+        if is_any {
+            self.generation.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether no other writer can have changed the namespace since this cache claimed it.
+    pub(crate) fn holds(&self, namespace: &Namespace) -> bool {
+        matches!(self.get(namespace), Some(Own::Held(_)))
+    }
+
+    /// Returns the namespaces that have been claimed, and not been found to be another writer's.
+    pub(crate) fn claimed(&self) -> Vec<Namespace> {
+        let claimed = self.namespaces.iter().filter(|entry| !matches!(entry.value(), Own::Deposed(_)));
+        claimed.map(|entry| entry.key().clone()).collect()
+    }
+
+    /// Returns the namespaces whose epochs are held.
+    pub(crate) fn held(&self) -> Vec<Namespace> {
+        let held = self.namespaces.iter().filter(|entry| matches!(entry.value(), Own::Held(_)));
+        held.map(|entry| entry.key().clone()).collect()
+    }
+}

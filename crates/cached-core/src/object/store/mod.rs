@@ -1,0 +1,371 @@
+//! The gate to the store: every load, forwarded change and flush passes it.
+//!
+//! ```text
+//!  loads ──────────────┐   requests wait by namespace, class and lane   ┌─> at most load_requests_max
+//!  forwarded changes ──┼─> and are let through in the order of          ┼─> store
+//!  flushes ────────────┘   `scheduler.rs`, as wide as `width.rs` has it └─> at most flush_requests_max
+//! ```
+//! While no namespace has terms of its own, there is nothing to put in order: loads and flushes take a place
+//! of their lane without a lock, or wait first come, first served, and forwarded changes pass. Otherwise the
+//! gate is also as narrow as the store's latency demands (`width.rs`), so that requests wait here and not in
+//! the store, where they have no order.
+//!
+//! A task that waits is woken once it has been let through. One of them, the *keeper*, sleeps until the first
+//! limit lets a request through. A task that gives up leaves no trace: what was charged for it is taken back.
+
+mod classes;
+pub(crate) mod epochs;
+pub(crate) mod known_claims;
+mod lanes;
+mod scheduler;
+mod tags;
+mod terms;
+mod width;
+
+#[cfg(all(test, not(shuttle)))]
+mod model_tests;
+#[cfg(all(test, not(shuttle)))]
+mod tests;
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::ops::Deref;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use blocker::clock::Sleep;
+use blocker::{Clock, Error, Result, Timestamp};
+
+pub(crate) use classes::{Class, Lane};
+use lanes::Lanes;
+pub(crate) use scheduler::{Ask, Number};
+use scheduler::{Granted, Scheduler};
+pub use terms::StoreTerms;
+
+use super::lock_ranks;
+use crate::sync::{Arc, AtomicBool, AtomicU32, Mutex, Ordering, lock};
+
+/// Requests that wait at most.
+const WAITERS_MAX: usize = 64 * 1024;
+
+/// See the module.
+pub(crate) struct Gate {
+    clock: Arc<dyn Clock>,
+    lanes: Lanes,
+    /// Whether any namespace has terms of its own. Written under the lock.
+    is_scheduling: AtomicBool,
+    /// How many requests wait. Written under the lock.
+    waiting: AtomicU32,
+    /// Those of them that do not wait for the limit of their namespace.
+    waiting_for_place: AtomicU32,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    scheduler: Scheduler,
+    wakers: HashMap<u64, Waker>,
+    /// What was let through, and does not know it yet.
+    granted: HashMap<u64, Granted>,
+    keeper: Option<Keeper>,
+}
+
+/// The request whose task sleeps until a limit lets one through.
+#[derive(Clone, Copy)]
+struct Keeper {
+    id: u64,
+    due: Timestamp,
+}
+
+fn count(requests: usize) -> u32 {
+    u32::try_from(requests).unwrap_or(u32::MAX)
+}
+
+impl Gate {
+    /// Returns a gate without terms, for at most `loads_max` loads and `flushes_max` requests of flushes at once.
+    pub(crate) fn new(clock: Arc<dyn Clock>, loads_max: usize, flushes_max: usize) -> Self {
+        let (loads_max, flushes_max) = (count(loads_max), count(flushes_max));
+        let now = clock.now();
+        let inner = Inner {
+            scheduler: Scheduler::new(loads_max.saturating_add(flushes_max), now),
+            wakers: HashMap::new(),
+            granted: HashMap::new(),
+            keeper: None,
+        };
+        Self {
+            clock,
+            lanes: Lanes::new(loads_max, flushes_max),
+            is_scheduling: AtomicBool::new(false),
+            waiting: AtomicU32::new(0),
+            waiting_for_place: AtomicU32::new(0),
+            inner: Mutex::ranked(inner, &lock_ranks::GATE),
+        }
+    }
+
+    /// Changes how many loads and requests of flushes may be under way. If there are more, none begins until
+    /// enough have ended.
+    pub(crate) fn set_max(&self, loads_max: usize, flushes_max: usize) {
+        let (loads_max, flushes_max) = (count(loads_max), count(flushes_max));
+        self.lanes.set_max(loads_max, flushes_max);
+        self.locked(|inner, _| inner.scheduler.width.set_max(loads_max.saturating_add(flushes_max)));
+    }
+
+    /// Puts the terms of the namespaces in force. A namespace that is not there has the default ones. What
+    /// waits, waits on the new terms.
+    pub(crate) fn set_terms(&self, terms: &[(Number, StoreTerms)]) {
+        self.locked(|inner, now| {
+            inner.scheduler.set_terms(terms, now);
+            self.is_scheduling.store(inner.scheduler.is_scheduling(), Ordering::SeqCst);
+        });
+    }
+
+    /// Returns how many requests may be under way at once, all lanes together.
+    pub(crate) fn width(&self) -> u32 {
+        lock(&self.inner).scheduler.width.get()
+    }
+
+    /// Returns how many requests wait.
+    pub(crate) fn waiting(&self) -> u32 {
+        self.waiting.load(Ordering::SeqCst)
+    }
+
+    /// Whether requests wait for a place, or one more load would make it more than three quarters of those that
+    /// may be under way: then the next one is for a caller that waits for it.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.waiting_for_place.load(Ordering::Relaxed) > 0 || self.lanes.is_crowded(Lane::Load)
+    }
+
+    /// Runs `work` under the lock, then lets through what can go, and wakes the tasks.
+    fn locked<R>(&self, work: impl FnOnce(&mut Inner, Timestamp) -> R) -> R {
+        let mut inner = lock(&self.inner);
+        let now = self.clock.now();
+        let result = work(&mut inner, now);
+        let wakers = self.settle(&mut inner, now);
+        drop(inner);
+        wakers.into_iter().for_each(Waker::wake);
+        result
+    }
+
+    /// Lets through what can go; returns the tasks to wake.
+    fn settle(&self, inner: &mut Inner, now: Timestamp) -> Vec<Waker> {
+        let mut wakers = Vec::new();
+        let due = loop {
+            // Before a place is looked for: one that is given back from now on comes here.
+            self.waiting.store(count(inner.scheduler.waiting()), Ordering::SeqCst);
+            match inner.scheduler.next(&self.lanes, now) {
+                Ok(granted) => {
+                    wakers.extend(inner.wakers.remove(&granted.id));
+                    inner.granted.insert(granted.id, granted);
+                }
+                Err(due) => break due,
+            }
+        };
+        let limited = if inner.scheduler.waiting() == 0 { 0 } else { inner.scheduler.limited(now) };
+        self.waiting_for_place.store(count(inner.scheduler.waiting() - limited), Ordering::Relaxed);
+        let keeper = inner.keeper.filter(|keeper| inner.scheduler.is_waiting(keeper.id));
+        inner.keeper = match (due, keeper) {
+            // None waits for a time.
+            (None, _) => None,
+            (Some(due), Some(keeper)) if keeper.due <= due && keeper.due > now => Some(keeper),
+            (Some(due), keeper) => {
+                let id = keeper.map(|keeper| keeper.id).or_else(|| inner.scheduler.first_waiting());
+                wakers.extend(id.and_then(|id| inner.wakers.get(&id).cloned()));
+                id.map(|id| Keeper { id, due })
+            }
+        };
+        wakers
+    }
+
+    /// Gives back a place.
+    fn end(&self, lane: Lane, granted: Option<Granted>, answer: Option<(u64, Duration)>) {
+        self.lanes.give_back(lane);
+        if self.waiting.load(Ordering::SeqCst) == 0 && !self.is_scheduling.load(Ordering::SeqCst) {
+            return;
+        }
+        self.locked(|inner, now| {
+            let Some((bytes, latency)) = answer.filter(|_| inner.scheduler.is_scheduling()) else { return };
+            granted.iter().for_each(|granted| inner.scheduler.adjust(granted, bytes));
+            inner.scheduler.width.note_answer((lane, bytes), latency, self.lanes.under_way() + 1, now);
+        });
+    }
+
+    /// Checks that counts and queues agree.
+    pub(crate) fn validate(&self) -> Result<(), String> {
+        let inner = lock(&self.inner);
+        inner.scheduler.validate()?;
+        let (counted, waiting) = (self.waiting(), inner.scheduler.waiting());
+        if counted as usize != waiting {
+            return Err(format!("{waiting} requests wait at the gate, counted {counted}"));
+        }
+        if inner.wakers.len() != waiting || inner.wakers.keys().any(|id| !inner.scheduler.is_waiting(*id)) {
+            return Err(format!(
+                "{waiting} requests wait at the gate, and {} can be woken",
+                inner.wakers.len()
+            ));
+        }
+        let granted = inner.granted.len() as u64;
+        if granted > u64::from(self.lanes.under_way()) {
+            return Err(format!("{granted} requests were let through without a place"));
+        }
+        Ok(())
+    }
+}
+
+/// Waits until a request is let through.
+///
+/// # Errors
+/// `Retryable` if too many wait already.
+pub(crate) fn enter<G: Deref<Target = Gate> + Clone + Unpin>(gate: G, ask: Ask) -> Enter<G> {
+    Enter { gate, ask, id: None, waiting_since: None, sleep: None }
+}
+
+/// See [`enter`]. Cancel safe: dropped, it waits no longer, and nothing is charged.
+pub(crate) struct Enter<G: Deref<Target = Gate>> {
+    gate: G,
+    ask: Ask,
+    id: Option<u64>,
+    waiting_since: Option<Timestamp>,
+    sleep: Option<(Timestamp, Sleep)>,
+}
+
+/// A request that was let through. Its place is given back when it is dropped.
+pub(crate) struct Pass<G: Deref<Target = Gate>> {
+    gate: G,
+    /// The place that it has.
+    lane: Option<Lane>,
+    granted: Option<Granted>,
+    answer: Option<(u64, Duration)>,
+    /// How long it has waited; `None` if it did not.
+    pub(crate) waited: Option<Duration>,
+}
+
+impl<G: Deref<Target = Gate>> Pass<G> {
+    /// Ends the request: the store has done it, with `bytes` bytes, in the time `latency`.
+    pub(crate) fn answered(mut self, bytes: u64, latency: Duration) {
+        self.answer = Some((bytes, latency));
+    }
+}
+
+impl<G: Deref<Target = Gate>> Drop for Pass<G> {
+    fn drop(&mut self) {
+        if let Some(lane) = self.lane.take() {
+            self.gate.end(lane, self.granted, self.answer);
+        }
+    }
+}
+
+/// What a look at the gate has shown.
+enum Look {
+    Through(Granted),
+    /// To be looked at again once it is woken.
+    Wait,
+    /// Then, and at this time.
+    Keep(Timestamp),
+}
+
+impl<G: Deref<Target = Gate> + Clone + Unpin> Enter<G> {
+    fn pass(&self, granted: Granted, now: Timestamp) -> Pass<G> {
+        let waited = self.waiting_since.map(|since| now.since(since));
+        let lane = Some(granted.ask.lane);
+        Pass { gate: self.gate.clone(), lane, granted: Some(granted), answer: None, waited }
+    }
+
+    /// Lets the request through at once, if no request has to be put in order.
+    fn at_once(&self) -> Option<Pass<G>> {
+        let gate = &*self.gate;
+        if gate.is_scheduling.load(Ordering::SeqCst) {
+            return None;
+        }
+        let lane = self.ask.lane;
+        let pass = |lane| Pass { gate: self.gate.clone(), lane, granted: None, answer: None, waited: None };
+        if lane == Lane::Change {
+            return Some(pass(None));
+        }
+        (gate.waiting.load(Ordering::SeqCst) == 0 && gate.lanes.try_take(lane)).then(|| pass(Some(lane)))
+    }
+
+    fn look(&mut self, cx: &Context<'_>) -> Result<(Look, Timestamp)> {
+        let (ask, known, gate) = (self.ask, self.id, &*self.gate);
+        let mut inner = lock(&gate.inner);
+        let now = gate.clock.now();
+        let id = match known {
+            Some(id) => id,
+            None if inner.scheduler.waiting() >= WAITERS_MAX => {
+                return Err(Error::Retryable("too many requests wait for the store".into()));
+            }
+            None => inner.scheduler.enqueue(ask, now),
+        };
+        self.id = Some(id);
+        if let Some(granted) = inner.granted.remove(&id) {
+            self.id = None;
+            return Ok((Look::Through(granted), now));
+        }
+        inner.wakers.insert(id, cx.waker().clone());
+        let others = gate.settle(&mut inner, now);
+        let look = match inner.granted.remove(&id) {
+            Some(granted) => {
+                self.id = None;
+                Look::Through(granted)
+            }
+            None => match inner.keeper.filter(|keeper| keeper.id == id) {
+                Some(keeper) => Look::Keep(keeper.due),
+                None => Look::Wait,
+            },
+        };
+        drop(inner);
+        others.into_iter().for_each(Waker::wake);
+        Ok((look, now))
+    }
+}
+
+impl<G: Deref<Target = Gate> + Clone + Unpin> Future for Enter<G> {
+    type Output = Result<Pass<G>>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        if this.id.is_none()
+            && let Some(pass) = this.at_once()
+        {
+            return Poll::Ready(Ok(pass));
+        }
+        loop {
+            let (look, now) = match this.look(cx) {
+                Ok(looked) => looked,
+                Err(error) => return Poll::Ready(Err(error)),
+            };
+            let due = match look {
+                Look::Through(granted) => return Poll::Ready(Ok(this.pass(granted, now))),
+                Look::Wait => {
+                    this.waiting_since.get_or_insert(now);
+                    return Poll::Pending;
+                }
+                Look::Keep(due) => due,
+            };
+            this.waiting_since.get_or_insert(now);
+            if this.sleep.as_ref().is_none_or(|(at, _)| *at != due) {
+                this.sleep = Some((due, this.gate.clock.sleep_until(due)));
+            }
+            let is_due = this.sleep.as_mut().is_some_and(|(_, sleep)| sleep.as_mut().poll(cx).is_ready());
+            if !is_due {
+                return Poll::Pending;
+            }
+            this.sleep = None;
+        }
+    }
+}
+
+impl<G: Deref<Target = Gate>> Drop for Enter<G> {
+    fn drop(&mut self) {
+        let Some(id) = self.id.take() else { return };
+        let gate = &*self.gate;
+        gate.locked(|inner, _| {
+            inner.wakers.remove(&id);
+            if let Some(granted) = inner.granted.remove(&id) {
+                inner.scheduler.refund(&granted);
+                gate.lanes.give_back(granted.ask.lane);
+            } else {
+                inner.scheduler.withdraw(id);
+            }
+        });
+    }
+}

@@ -1,0 +1,114 @@
+//! What operations hand over to the background of their cache, and how they wake it.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::Waker;
+
+use blocker::{Error, Result};
+
+use crate::object::lock_ranks;
+use crate::sync::{Mutex, lock};
+
+/// A task that runs to its end although its caller no longer waits for it.
+pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// See the module.
+pub(crate) struct BackgroundQueue {
+    state: Mutex<State>,
+}
+
+impl Default for BackgroundQueue {
+    fn default() -> Self {
+        Self { state: Mutex::ranked(State::default(), &lock_ranks::BACKGROUND) }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    tasks: Vec<Task>,
+    waker: Option<Waker>,
+    /// Whether the background has been polled.
+    has_started: bool,
+    /// Whether a caller has been found waiting for a background that has not started.
+    has_warned: bool,
+    /// The last handle of the cache is gone.
+    is_closed: bool,
+    /// The background has ended or was dropped.
+    has_ended: bool,
+}
+
+impl BackgroundQueue {
+    /// Wakes the background, because something has changed that concerns it.
+    pub(crate) fn wake(&self) {
+        let waker = lock(&self.state).waker.take();
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    /// Wakes the background because a caller waits for what only it can do.
+    ///
+    /// # Errors
+    /// `Unsupported` if the background has ended.
+    pub(crate) fn wake_for_waiter(&self) -> Result<()> {
+        let (waker, warns) = {
+            let mut state = lock(&self.state);
+            if state.has_ended {
+                return Err(has_ended());
+            }
+            let warns = !state.has_started && !std::mem::replace(&mut state.has_warned, true);
+            (state.waker.take(), warns)
+        };
+        if warns {
+            tracing::warn!(
+                "an operation waits for the background of its object cache, which has not been started"
+            );
+        }
+        waker.into_iter().for_each(Waker::wake);
+        Ok(())
+    }
+
+    /// Hands a task over. If the background has ended, the task is dropped.
+    pub(crate) fn add(&self, task: Task) {
+        let (waker, _dropped) = {
+            let mut state = lock(&self.state);
+            if state.has_ended {
+                (None, Some(task))
+            } else {
+                state.tasks.push(task);
+                (state.waker.take(), None)
+            }
+        };
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    /// Returns the tasks handed over since the last call, and whether the last handle of the cache is gone.
+    /// `waker` is woken at the next change.
+    pub(crate) fn take(&self, waker: &Waker) -> (Vec<Task>, bool) {
+        let mut state = lock(&self.state);
+        state.has_started = true;
+        state.waker = Some(waker.clone());
+        (std::mem::take(&mut state.tasks), state.is_closed)
+    }
+
+    /// Lets the background end: the last handle of the cache is gone.
+    pub(crate) fn close(&self) {
+        lock(&self.state).is_closed = true;
+        self.wake();
+    }
+
+    /// Notes that the background runs no more. What has been handed over is dropped.
+    pub(crate) fn end(&self) {
+        let tasks = {
+            let mut state = lock(&self.state);
+            state.has_ended = true;
+            std::mem::take(&mut state.tasks)
+        };
+        drop(tasks);
+    }
+}
+
+/// The error of an operation that waits for a background which has ended.
+pub(crate) fn has_ended() -> Error {
+    Error::Unsupported(
+        "the background of this object cache was dropped: run it for as long as the cache is used".into(),
+    )
+}

@@ -1,0 +1,289 @@
+//! The wait queue: tasks parked until something can be had, first come, first served.
+//!
+//! A task waits with a closure that takes the thing, or returns `None` if it is not there yet. A new task
+//! does not overtake those that wait; only the first of them tries. A task looks once more after it has
+//! queued, so no wake-up is lost; one that gives up leaves no trace and wakes the next. The queue is bounded.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::ops::Deref;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use blocker::{Error, Result};
+
+use crate::object::lock_ranks;
+use crate::sync::{AtomicU32, Mutex, Ordering, lock};
+
+/// Tasks that wait at most in one queue.
+const WAITERS_MAX: usize = 64 * 1024;
+
+/// Where tasks wait for one kind of thing.
+pub(crate) struct WaitQueue {
+    /// How many wait; written under the lock.
+    waiting: AtomicU32,
+    queue: Mutex<Queue>,
+}
+
+impl Default for WaitQueue {
+    fn default() -> Self {
+        Self { waiting: AtomicU32::new(0), queue: Mutex::ranked(Queue::default(), &lock_ranks::WAITERS) }
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    next_id: u64,
+    /// By their numbers, which rise: the first is the one that has waited longest.
+    waiters: BTreeMap<u64, Waker>,
+}
+
+impl Queue {
+    fn is_first(&self, id: u64) -> bool {
+        self.waiters.first_key_value().is_some_and(|(first, _)| *first == id)
+    }
+
+    fn first_waker(&self) -> Option<Waker> {
+        self.waiters.first_key_value().map(|(_, waker)| waker.clone())
+    }
+}
+
+impl WaitQueue {
+    /// Takes it now, unless tasks wait for it already or it is not there.
+    #[inline]
+    pub(crate) fn try_take<R>(&self, take: impl FnOnce() -> Option<R>) -> Option<R> {
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            return None;
+        }
+        let taken = take();
+        // A task that has queued meanwhile may have found in use what `take` has looked at.
+        self.notify();
+        taken
+    }
+
+    /// Whether tasks wait.
+    pub(crate) fn has_waiters(&self) -> bool {
+        self.waiting.load(Ordering::SeqCst) > 0
+    }
+
+    /// Wakes the first task that waits. Called after something was put back.
+    pub(crate) fn notify(&self) {
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            let first = lock(&self.queue).first_waker();
+            first.into_iter().for_each(Waker::wake);
+        }
+    }
+
+    fn set_waiting(&self, queue: &Queue) {
+        // Bounded by `WAITERS_MAX`.
+        self.waiting.store(queue.waiters.len() as u32, Ordering::SeqCst);
+    }
+}
+
+/// Waits at `queue` until `take` has got something.
+///
+/// # Errors
+/// `Retryable` if too many wait already.
+pub(crate) fn wait<Q, R, F>(queue: Q, take: F) -> Wait<Q, F>
+where
+    Q: Deref<Target = WaitQueue> + Unpin,
+    F: FnMut() -> Option<R> + Unpin,
+{
+    Wait { queue, take, id: None }
+}
+
+/// See [`wait`]. Cancel safe: dropped, it waits no longer, and has taken nothing.
+pub(crate) struct Wait<Q: Deref<Target = WaitQueue>, F> {
+    queue: Q,
+    take: F,
+    id: Option<u64>,
+}
+
+impl<Q, R, F> Future for Wait<Q, F>
+where
+    Q: Deref<Target = WaitQueue> + Unpin,
+    F: FnMut() -> Option<R> + Unpin,
+{
+    type Output = Result<R>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<R>> {
+        let this = self.get_mut();
+        let is_first = match this.id {
+            None => {
+                if let Some(taken) = this.queue.try_take(&mut this.take) {
+                    return Poll::Ready(Ok(taken));
+                }
+                let mut queue = lock(&this.queue.queue);
+                if queue.waiters.len() >= WAITERS_MAX {
+                    return Poll::Ready(Err(Error::Retryable("too many requests wait for memory".into())));
+                }
+                let id = queue.next_id;
+                queue.next_id += 1;
+                queue.waiters.insert(id, cx.waker().clone());
+                this.queue.set_waiting(&queue);
+                this.id = Some(id);
+                queue.waiters.len() == 1
+            }
+            Some(id) => {
+                let mut queue = lock(&this.queue.queue);
+                if let Some(waker) = queue.waiters.get_mut(&id) {
+                    waker.clone_from(cx.waker());
+                }
+                queue.is_first(id)
+            }
+        };
+        if !is_first {
+            return Poll::Pending;
+        }
+        match (this.take)() {
+            Some(taken) => {
+                this.leave();
+                Poll::Ready(Ok(taken))
+            }
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl<Q: Deref<Target = WaitQueue>, F> Wait<Q, F> {
+    /// Leaves the queue; the next may find something too.
+    fn leave(&mut self) {
+        let Some(id) = self.id.take() else { return };
+        let next = {
+            let mut queue = lock(&self.queue.queue);
+            let was_first = queue.is_first(id);
+            queue.waiters.remove(&id);
+            self.queue.set_waiting(&queue);
+            was_first.then(|| queue.first_waker()).flatten()
+        };
+        next.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl<Q: Deref<Target = WaitQueue>, F> Drop for Wait<Q, F> {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+/// A number of permits, and the tasks that wait for one.
+pub(crate) struct Permits {
+    taken: AtomicU32,
+    count: u32,
+    queue: WaitQueue,
+}
+
+impl Permits {
+    pub(crate) fn new(count: usize) -> Self {
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        Self { taken: AtomicU32::new(0), count, queue: WaitQueue::default() }
+    }
+
+    /// Waits for one; given back when it is dropped.
+    pub(crate) async fn acquire<H>(permits: H) -> Result<Permit<H>>
+    where
+        H: Deref<Target = Self> + Clone + Unpin,
+    {
+        wait(QueueOf(&permits), || {
+            let up = |taken: u32| (taken < permits.count).then(|| taken + 1);
+            permits.taken.fetch_update(Ordering::SeqCst, Ordering::SeqCst, up).ok()
+        })
+        .await?;
+        Ok(Permit(permits.clone()))
+    }
+}
+
+struct QueueOf<'a>(&'a Permits);
+
+impl Deref for QueueOf<'_> {
+    type Target = WaitQueue;
+    fn deref(&self) -> &WaitQueue {
+        &self.0.queue
+    }
+}
+
+/// One of [`Permits`].
+pub(crate) struct Permit<H: Deref<Target = Permits>>(H);
+
+impl<H: Deref<Target = Permits>> Drop for Permit<H> {
+    fn drop(&mut self) {
+        self.0.taken.fetch_sub(1, Ordering::SeqCst);
+        self.0.queue.notify();
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn first_come_first_served_and_no_overtaking() {
+        let permits = Arc::new(Permits::new(1));
+        let mut cx = Context::from_waker(Waker::noop());
+        let take = |permits: &Arc<Permits>| Box::pin(Permits::acquire(Arc::clone(permits)));
+        let mut first = take(&permits);
+        let Poll::Ready(Ok(held)) = first.as_mut().poll(&mut cx) else { panic!("one is there") };
+        let (mut second, mut third) = (take(&permits), take(&permits));
+        assert!(second.as_mut().poll(&mut cx).is_pending());
+        assert!(third.as_mut().poll(&mut cx).is_pending());
+        drop(held);
+        assert!(third.as_mut().poll(&mut cx).is_pending(), "not before the second");
+        drop(second);
+        assert!(third.as_mut().poll(&mut cx).is_ready(), "the second gave up");
+        assert!(!permits.queue.has_waiters());
+    }
+
+    /// A poll, or an end, of one costs the same however many others wait: otherwise this takes minutes.
+    #[test]
+    fn as_many_wait_as_may_and_each_gives_up() {
+        let permits = Arc::new(Permits::new(0));
+        let mut cx = Context::from_waker(Waker::noop());
+        let take = || Box::pin(Permits::acquire(Arc::clone(&permits)));
+        let mut waiting: Vec<_> = (0..WAITERS_MAX).map(|_| take()).collect();
+        for _ in 0..3 {
+            for each in waiting.iter_mut().rev() {
+                assert!(each.as_mut().poll(&mut cx).is_pending());
+            }
+        }
+        assert!(matches!(take().as_mut().poll(&mut cx), Poll::Ready(Err(Error::Retryable(_)))));
+        // From the middle, the end and the front.
+        while !waiting.is_empty() {
+            drop(waiting.swap_remove(waiting.len() / 2));
+        }
+        assert!(!permits.queue.has_waiters());
+    }
+}
+
+#[cfg(all(test, shuttle))]
+mod shuttle_tests {
+    use super::*;
+    use crate::sync::Arc;
+
+    /// All tasks get a permit, though some give up; none is left waiting.
+    #[test]
+    fn no_wake_up_is_lost() {
+        shuttle::check_random(
+            || {
+                let permits = Arc::new(Permits::new(1));
+                let threads: Vec<_> = (0..3)
+                    .map(|n| {
+                        let permits = Arc::clone(&permits);
+                        shuttle::thread::spawn(move || {
+                            let mut taking = Box::pin(Permits::acquire(permits));
+                            let mut cx = Context::from_waker(Waker::noop());
+                            if n > 0 {
+                                drop(shuttle::future::block_on(taking));
+                            } else if let Poll::Ready(permit) = taking.as_mut().poll(&mut cx) {
+                                drop(permit);
+                            }
+                        })
+                    })
+                    .collect();
+                threads.into_iter().for_each(|thread| thread.join().unwrap());
+                assert!(!permits.queue.has_waiters());
+            },
+            2_000,
+        );
+    }
+}

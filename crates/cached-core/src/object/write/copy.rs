@@ -1,0 +1,221 @@
+//! Copying one object to another. In write-back mode, where the cache has all of a source that the store does
+//! not have yet, the two objects share its buckets until either is written, and the store is asked for
+//! nothing. Otherwise what the source has pending is stored first, and the store copies: had it copied the
+//! old bytes, a crash could leave the target with neither its old content nor its new.
+
+use blocker::admission::check_condition;
+use blocker::{ChangeReply, CopyRequest, Durability, Error, ObjectId, Result, Scope, Version, WriteMode};
+
+use super::back as write_back;
+use super::modes::TakenMode;
+use super::through::forget_head_if_direct;
+use crate::object::copied_content::CopiedContent;
+use crate::object::memory::geometry::WHOLE;
+use crate::object::memory::pool::BUCKET;
+use crate::object::mutation::Mutation;
+use crate::object::read::forward::{forwarded_durability, sizes, store_condition, with_durability};
+use crate::object::read::quota_count::Resize;
+use crate::object::shared::Shared;
+use crate::object::shared::claim::own_stamp;
+use crate::object::shared::handle::Handle;
+use crate::object::shared::log_waits;
+use crate::object::shared::recovery_gate;
+use crate::object::shared::shield::shielded;
+use crate::object::shared::store_call::begin;
+use crate::object::shared::store_pending::store_pending;
+use crate::object::state::Known;
+use crate::object::state::ranges::Kind;
+use crate::object::store::{Class, Lane};
+use crate::object::tasks::deadline::{StoreAsked, until, until_forwarded};
+use crate::object::tasks::wait_queue::Permits;
+use crate::sync::Arc;
+
+/// The largest object, in bytes, whose copy is logged by its bytes. The store copies larger ones.
+const COPY_BYTES_MAX: u64 = 256 << 10;
+
+/// Copies one object's content to another, in the write mode of the target's namespace.
+pub(crate) async fn copy(
+    shared: Arc<Shared>,
+    request: CopyRequest,
+    hashes: (u64, u64),
+    taken_mode: TakenMode,
+) -> Result<ChangeReply> {
+    let call = request.call;
+    if taken_mode.mode == WriteMode::Back && request.change.stamp.is_none() {
+        let taking = take(&shared, &request, hashes);
+        let taken = until(&*shared.clock, call.deadline, || Error::DeadlinePassed, taking).await?;
+        if let Some((taken, _target)) = taken {
+            let CopyRequest { to, change, .. } = request;
+            return write_back::change(
+                shared,
+                to,
+                hashes.1,
+                Mutation::Adopt(taken),
+                change,
+                call,
+                taken_mode,
+            )
+            .await;
+        }
+    }
+    until_forwarded(&*shared.clock, call, |asked| copy_below(&shared, request, hashes, taken_mode, asked))
+        .await
+}
+
+/// Lets the store copy. The caller holds both objects as a whole, in the order of their nodes, so that two
+/// copies in opposite directions cannot wait for each other.
+async fn copy_below(
+    shared: &Arc<Shared>,
+    request: CopyRequest,
+    hashes: (u64, u64),
+    taken_mode: TakenMode,
+    store_asked: StoreAsked,
+) -> Result<ChangeReply> {
+    let CopyRequest { from, from_condition, to, mut change, call, .. } = request;
+    if shared.log.is_some() && change.durability == Durability::Journaled {
+        // This cache has no record of it, and the store need not have a log.
+        change.durability = Durability::Stored;
+    }
+    let (source, target) = acquire_both(shared, (&from, hashes.0), (&to, hashes.1)).await?;
+    forget_head_if_direct(&source).await;
+    forget_head_if_direct(&target).await;
+    let is_source_first = source.at() < target.at();
+    let (first, second) = if is_source_first { (&source, &target) } else { (&target, &source) };
+    let guards =
+        (first.lock_range(WHOLE, Kind::Change).await?, second.lock_range(WHOLE, Kind::Change).await?);
+    let ticket = if is_source_first { guards.1.ticket() } else { guards.0.ticket() };
+    store_pending(&target).await?;
+    store_pending(&source).await?;
+    log_waits::mark_object(shared, &to).await?;
+    let from_condition = store_condition(&source, from_condition, call).await?;
+    change.condition = store_condition(&target, change.condition, call).await?;
+    let resize = match shared.quotas.has(shared.index.namespace_of(target.at())) {
+        true => {
+            let (_, from) = sizes(&source, call, |size| size.unwrap_or(0)).await?;
+            let sizes = sizes(&target, call, |_| from).await?;
+            Some(Resize::begin(shared, &target, sizes, change.settles)?)
+        }
+        false => None,
+    };
+    let namespace = shared.index.namespace_of(target.at());
+    let asking = begin(shared, namespace, (Lane::Change, Class::of(call.priority)), 0).await?;
+    let own_stamp = own_stamp(shared, &to.namespace).await?;
+    store_asked.begin(&*shared.clock, call)?;
+    let (own, handle, target_namespace) = (Arc::clone(shared), target.clone(), to.namespace.clone());
+    let work = async move {
+        let started = handle.enter(move |object, _| object.begin_change(ticket)).await;
+        let mut request = CopyRequest::new(from, to).change(change);
+        request.change.stamp = own_stamp.or(change.stamp);
+        request.change.durability = forwarded_durability(taken_mode.mode, change.durability);
+        (request.from_condition, request.call) = (from_condition, call);
+        let is_volatile = request.change.durability < Durability::Stored;
+        let answer = own.below.copy(request).await;
+        asking.end(&own, &answer, 0);
+        resize.into_iter().for_each(|resize| resize.end(&answer));
+        if is_volatile {
+            let durability = answer.as_ref().map(|reply| reply.durability);
+            log_waits::note_forwarded(&own, &handle.id().namespace, durability);
+        }
+        let answer = answer.map_err(|error| match error {
+            Error::Fenced { epoch } if own.epochs.is_own(&handle.id().namespace, epoch) => {
+                Error::Retryable("the namespace was claimed anew meanwhile".into())
+            }
+            error => error,
+        });
+        let hash = handle.in_use().node.hash();
+        let (shared, target) = (Arc::clone(&own), handle.id().clone());
+        let done = handle.enter(move |object, env| {
+            let is_exact = object.end_change(&started);
+            match answer {
+                Ok(reply) => {
+                    object.forget(env, WHOLE);
+                    object.set_head(Some((reply.size_bytes, reply.version.0)));
+                    object.head.store_version = is_exact.then_some(reply.version.0);
+                    if change.stamp.is_some() {
+                        object.head.stamp = change.stamp;
+                    }
+                    shared.losses.repair(&Scope::Object(target));
+                    if !is_exact {
+                        object.head.version = shared.next_version(hash);
+                    }
+                    let (version, size) = (Version(object.head.version), object.head.size);
+                    if object.is_stale(ticket) || shared.attaching.is_direct() {
+                        // Another client may have changed the target after the copy.
+                        object.invalidate_head(env);
+                    }
+                    Ok(ChangeReply::new(version, size, reply.durability.max(change.durability)))
+                }
+                Err(error) => {
+                    object.perhaps_changed(env, &Mutation::WriteFull { data: Default::default() }, &error);
+                    Err(error)
+                }
+            }
+        });
+        let done = done.await;
+        drop((guards, taken_mode));
+        done
+    };
+    let reply = shielded(shared, work).await?;
+    let durability =
+        log_waits::acknowledged(shared, &target_namespace, change.durability, reply.durability).await?;
+    Ok(with_durability(reply, durability))
+}
+
+/// Returns both objects, in use. Only one copy at a time may hold the node of one object while it waits for a
+/// node for the other, so of all tasks that wait for nodes there is always one that can be served.
+async fn acquire_both(
+    shared: &Arc<Shared>,
+    (from, from_hash): (&ObjectId, u64),
+    (to, to_hash): (&ObjectId, u64),
+) -> Result<(Handle, Handle)> {
+    if shared.recovery.is_active() {
+        // Before a node is held: a recovery needs nodes.
+        recovery_gate::object(shared, from_hash).await?;
+        recovery_gate::object(shared, to_hash).await?;
+    }
+    let find = |hash, id| shared.find(hash, id).map(|in_use| Handle::of(shared, in_use));
+    if let (Some(source), Some(target)) = (find(from_hash, from), find(to_hash, to)) {
+        return Ok((source, target));
+    }
+    let _alone = Permits::acquire(&shared.pairing).await?;
+    let source = Handle::acquire(shared, from, from_hash).await?;
+    let target = Handle::acquire(shared, to, to_hash).await?;
+    Ok((source, target))
+}
+
+/// Takes all content of the source, if the store lacks some of it (or cannot copy by itself), all of it is
+/// here, and there is room for as many more dirty buckets. Returns the target with it, in use: room that is
+/// held while the copy waits for a node could be what the tasks need that hold the nodes.
+async fn take(
+    shared: &Arc<Shared>,
+    request: &CopyRequest,
+    hashes: (u64, u64),
+) -> Result<Option<(CopiedContent, Handle)>> {
+    let (source, target) = acquire_both(shared, (&request.from, hashes.0), (&request.to, hashes.1)).await?;
+    let (own, condition) = (Arc::clone(shared), request.from_condition);
+    // It is logged by its bytes.
+    let log = shared.log.as_ref().filter(|log| log.names.is_journaled(&request.to.namespace));
+    let logged_bytes_max = log.map_or(u64::MAX, |log| log.options.journaled_bytes_max.min(COPY_BYTES_MAX));
+    let namespace = shared.index.namespace_of(target.at());
+    let taken = source.enter(move |object, env| {
+        // A copy that takes several requests to be stored could be seen half done in the store.
+        let is_wanted = (object.has_pending() || object.flushing.is_some() || !own.can.copy_native)
+            && object.head.size <= own.can.request_bytes_max / BUCKET as u64 * BUCKET as u64;
+        let is_wanted = is_wanted && object.head.size <= logged_bytes_max;
+        if object.head.known != Known::Present || !is_wanted || object.is_changing(&WHOLE) {
+            return Ok(None);
+        }
+        check_condition(Some(Version(object.head.version)), condition)?;
+        if !object.is_whole(env) {
+            return Ok(None);
+        }
+        let bucketless = object.zeros_known() + 1;
+        let credits = object.buckets_held() + bucketless;
+        if !own.metrics.dirty_room.take(namespace, credits) {
+            return Ok(None);
+        }
+        let (slots, size) = (object.share(env), object.head.size);
+        Ok(Some(CopiedContent::new(own, namespace, slots, size, credits, bucketless)))
+    });
+    Ok(taken.await?.map(|taken| (taken, target)))
+}

@@ -1,0 +1,250 @@
+//! Flushing one object: its plan is made, sent to the store, and completed.
+
+use std::time::Duration;
+
+use blocker::{Error, Event, Namespace, ObjectId, Scope};
+use cached_journal::Position;
+
+use super::flush_send::{Terms, send};
+use super::log_space::crowded_before;
+use super::restore::restore;
+use crate::object::control::metrics::add;
+use crate::object::memory::pool::BUCKET;
+use crate::object::shared::Shared;
+use crate::object::shared::claim::note_refusal;
+use crate::object::shared::handle::Handle;
+use crate::object::shared::invalidate::{log_failure, narrow_rest};
+use crate::object::shared::log_waits;
+use crate::object::state::losses::Lost;
+use crate::object::state::{Ended, RunLimits};
+use crate::object::store::Class;
+use crate::sync::{Arc, Ordering};
+
+/// Flushes the object in the node `node`, which has `number` in the dirty queue.
+pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
+    let Some(handle) = Handle::of_node(&shared, node) else { return drop(shared.dirty_queue.remove(number)) };
+    let bucket = BUCKET as u64;
+    // The store's present limits: one that is reached over a network may come back with others.
+    let can = shared.below.capabilities();
+    let limits = RunLimits {
+        run_bytes_max: (can.request_bytes_max / bucket * bucket).max(bucket),
+        gap_bytes_max: gap_bytes_max(&shared, &handle.id().namespace),
+        runs_max: can.runs_max as usize,
+    };
+    let begun = handle.enter(move |object, env| {
+        let (domain, lost_below) = (object.pending.domain, object.pending.lost_below);
+        let logged_to = Position(object.pending.logged_to);
+        let is_waited_for = object.activity_ref().is_some_and(|it| !it.flush_waiters.is_empty());
+        let terms = (domain, lost_below, logged_to, is_waited_for);
+        Some((object.begin_flush(env, limits)?, terms))
+    });
+    let record = shared.namespaces.record(shared.index.namespace_of(handle.at()));
+    let is_discarded = record.discards_dirty.load(Ordering::SeqCst);
+    let result = match begun.await {
+        None => None,
+        Some((plan, (domain, lost_below, logged_to, is_waited_for))) => {
+            if let Some(log) = &shared.log
+                && logged_to != Position(0)
+                && !is_discarded
+            {
+                // The store must not have what the log may lose: older records would be replayed over it.
+                // What has failed is no longer replayed once the log is void.
+                log_waits::committed(log, logged_to).await;
+            }
+            let namespace = shared.index.namespace_of(handle.at());
+            let is_urgent = is_waited_for || logged_to != Position(0) && is_log_crowded(&shared);
+            let class = class(&shared, namespace, is_urgent);
+            let terms = Terms { shared: &shared, id: handle.id(), domain, namespace, class };
+            let result = match lost_below && plan.is_present && !plan.replace {
+                _ if is_discarded => Err(Error::Retryable("its namespace is being removed".into())),
+                true => restore(&terms, &plan, limits).await,
+                false => send(&terms, &plan, limits).await,
+            };
+            let result = result.map_err(|error| match error {
+                Error::Fenced { epoch } if shared.epochs.is_own(&handle.id().namespace, epoch) => {
+                    Error::Retryable("the namespace was claimed anew meanwhile".into())
+                }
+                error => error,
+            });
+            if let Err(error) = &result
+                && !is_discarded
+            {
+                report_failure(&shared, handle.id(), error);
+            }
+            Some((plan, result))
+        }
+    };
+    let (own, id) = (Arc::clone(&shared), handle.id().clone());
+    let (loss, done, left, released) = handle
+        .enter(move |object, env| {
+            let (mut done, mut left) = (Vec::new(), 0);
+            let (mut failure, mut loss) = (None, None);
+            let mut released = Vec::new();
+            // Once the removal has ended, or was given up, what comes is kept.
+            let record = own.namespaces.record(env.namespace);
+            let is_discarded = is_discarded && record.discards_dirty.load(Ordering::SeqCst);
+            let result = result.map(|(plan, result)| {
+                let result = object.outcome(&plan, result);
+                (plan, result)
+            });
+            match result {
+                None => (),
+                Some((plan, _)) if is_discarded => {
+                    let (lost, waiters) = object.lose(env, &plan);
+                    add(&record.discarded_bytes, lost.map_or(0, |lost| lost.bytes));
+                    let why = "its namespace is being removed, and what is not stored of it is discarded";
+                    done.extend(
+                        waiters.into_iter().map(|ticket| (ticket, Err(Error::NotStored(why.into())))),
+                    );
+                    mark_lost(&own, &id);
+                    object.pending.is_held = false;
+                    released.push(own.dirty_queue.release_all(number));
+                }
+                Some((plan, Err(why @ Error::Fenced { epoch }))) => {
+                    note_refusal(&own, &id, epoch);
+                    let (lost, waiters) = object.lose(env, &plan);
+                    add(&own.metrics.lost_bytes, lost.map_or(0, |lost| lost.bytes));
+                    // In the exclusive section: every later look at the object finds that its changes are
+                    // lost.
+                    loss = lost.map(|lost| (own.losses.record(&id, lost, &why), lost, why));
+                    let is_lost = || Err(Error::WritesLost("another writer has taken over".into()));
+                    done.extend(waiters.into_iter().map(|ticket| (ticket, is_lost())));
+                    mark_lost(&own, &id);
+                    object.pending.is_held = false;
+                    released.push(own.dirty_queue.release_all(number));
+                }
+                Some((plan, result)) => {
+                    Ended { done, left } = object.end_flush(env, &plan, &result);
+                    failure = result.err();
+                    let (old, is_held) = match failure {
+                        None => own.dirty_queue.release_stored(number),
+                        Some(_) => own.dirty_queue.release_newer(number),
+                    };
+                    released.push(old);
+                    object.pending.is_held = is_held;
+                    object.pending.lost_below = matches!(failure, Some(Error::WritesLost(_)))
+                        || failure.is_some() && object.pending.lost_below;
+                    let counter =
+                        if failure.is_some() { &own.metrics.flush_failures } else { &own.metrics.flushes };
+                    add(counter, 1);
+                }
+            }
+            if let Some(error) = failure {
+                let waiters = &mut object.activity().flush_waiters;
+                waiters.iter().for_each(|(_, ticket)| ticket.note(&error));
+                if is_hopeless(&error) {
+                    let not_stored = || Err(Error::NotStored(error.to_string().into()));
+                    done.extend(
+                        std::mem::take(waiters).into_iter().map(|(_, ticket)| (ticket, not_stored())),
+                    );
+                }
+                object.drop_if_idle();
+                own.dirty_queue
+                    .retry_at(number, env.clock.now() + retry_delay(&own, object.pending.failures));
+            } else if object.has_pending() {
+                let is_urgent = object.activity_ref().is_some_and(|it| !it.flush_waiters.is_empty());
+                own.dirty_queue.requeue(number, object.pending.dirty_since, is_urgent);
+            } else {
+                (object.pending.queue_number, object.pending.is_held) = (0, false);
+                released.push(own.dirty_queue.remove(number));
+                done.extend(object.take_stored_waiters());
+            }
+            (loss, done, left, released)
+        })
+        .await;
+    drop(released);
+    done.into_iter().for_each(|(ticket, result)| ticket.complete(result));
+    if let Some((is_first, lost, why)) = loss {
+        report_loss(&shared, handle.id(), is_first, lost, &why);
+    }
+    if left > 0 {
+        // In the background: a flush must not wait for memory.
+        let handle = handle.clone();
+        shared.background.add(Box::pin(async move { log_failure(narrow_rest(handle, left).await) }));
+    }
+    let node = handle.at();
+    drop(handle);
+    shared.finalize(node);
+    // Clean buckets can be evicted.
+    shared.pool.waiters().notify();
+}
+
+fn is_log_crowded(shared: &Shared) -> bool {
+    shared.log.as_ref().is_some_and(|log| log.events.room.has_waiters() || crowded_before(log).is_some())
+}
+
+/// Returns how urgent a flush of a namespace is.
+fn class(shared: &Shared, namespace: u16, is_urgent: bool) -> Class {
+    if is_urgent {
+        Class::Urgent
+    } else if shared.is_memory_short() || shared.metrics.dirty_room.is_pressed(namespace) {
+        Class::Demand
+    } else {
+        Class::Age
+    }
+}
+
+/// Marks what an object has lost, as far as that is possible at once: it cannot be stored after a restart
+/// either.
+fn mark_lost(shared: &Shared, object: &ObjectId) {
+    let Some(log) = &shared.log else { return };
+    if let Some(namespace) = log.names.get(&object.namespace).filter(|it| it.has_unmarked()) {
+        // Without room the restart refuses to replay, because another writer has taken over.
+        let _ = log.mark_object(&namespace, object, log.last_position());
+    }
+}
+
+/// Whether trying again soon will not help. The flush is tried again all the same, later each time.
+fn is_hopeless(error: &Error) -> bool {
+    !matches!(
+        error,
+        Error::Retryable(_)
+            | Error::OutOfSpace(_)
+            | Error::OutcomeUnknown(_)
+            | Error::NotStored(_)
+            | Error::DeadlinePassed
+            | Error::WritesLost(_)
+    )
+}
+
+/// Reports a failure in the log and to subscribers.
+fn report_failure(shared: &Shared, id: &ObjectId, error: &Error) {
+    if matches!(error, Error::Fenced { .. }) {
+        return;
+    }
+    let before = shared.failing.fetch_add(1, Ordering::Relaxed);
+    if before.is_power_of_two() || before == 0 {
+        tracing::warn!(object = %id, %error, failures = before + 1, "flush failed, will be tried again");
+    }
+    if before == 0 {
+        let event = match error {
+            Error::OutOfSpace(_) => Event::Full,
+            _ => Event::Degraded(error.to_string().into()),
+        };
+        shared.hub.publish(&event);
+    }
+}
+
+/// Reports a loss in the log and to subscribers; [`crate::object::ObjectCache::lost`] lists it.
+fn report_loss(shared: &Shared, object: &ObjectId, is_first: bool, lost: Lost, why: &Error) {
+    let Lost { changes, bytes, .. } = lost;
+    tracing::error!(%object, changes, bytes, %why, "acknowledged writes are lost: the store refuses them for good");
+    if is_first {
+        shared.hub.publish(&Event::WritesLost(Scope::Object(object.clone())));
+    }
+}
+
+fn retry_delay(shared: &Shared, failures: u32) -> Duration {
+    let (shortest, longest) = shared.live.retry_delays();
+    shortest.saturating_mul(1 << failures.saturating_sub(1).min(20)).min(longest)
+}
+
+/// The most clean bytes between two dirty runs of an object that a flush may send along, to make one run of
+/// two.
+///
+/// What is clean here may be old: another client of the store may have written there since it was read, and
+/// sending it would undo that. So it is sent only where no other client can have written: in a namespace that
+/// this cache has claimed, and of which it has read everything since (`claim.rs` drops what was read before).
+fn gap_bytes_max(shared: &Shared, namespace: &Namespace) -> u64 {
+    if shared.epochs.holds(namespace) { shared.live.flush_gap_bytes_max() } else { 0 }
+}

@@ -1,0 +1,197 @@
+//! Sending what a flush has planned.
+
+use blocker::{
+    Call, Change, DeleteRequest, Durability, Error, Event, InfoRequest, ObjectId, OrderDomain, Reply, Result,
+    Run, RunContent, Segments, TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest,
+    WriteZeroesRequest,
+};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+
+use crate::object::config::Writer;
+use crate::object::control::metrics::add;
+use crate::object::mutation::runs_bytes;
+use crate::object::shared::Shared;
+use crate::object::shared::claim::own_stamp;
+use crate::object::shared::store_call::begin;
+use crate::object::state::{FlushPlan, RunLimits};
+use crate::object::store::{Class, Lane};
+use crate::sync::{Arc, Ordering};
+
+/// What all requests of one flush have in common.
+pub(crate) struct Terms<'a> {
+    pub(crate) shared: &'a Arc<Shared>,
+    pub(crate) id: &'a ObjectId,
+    /// The order domain of everything that it sends.
+    pub(crate) domain: Option<OrderDomain>,
+    /// The number of the object's namespace.
+    pub(crate) namespace: u16,
+    pub(crate) class: Class,
+}
+
+impl Terms<'_> {
+    /// Returns the terms of one change.
+    pub(crate) async fn change(&self) -> Result<Change> {
+        let mut change = Change::default();
+        change.durability = Durability::Stored;
+        change.domain = self.domain;
+        // A quota has counted it when it was acknowledged, if there is one here.
+        change.settles = true;
+        change.stamp = own_stamp(self.shared, &self.id.namespace).await?;
+        Ok(change)
+    }
+
+    /// As [`ask`](Self::ask), for a change, which counts as a request of a flush.
+    pub(crate) async fn ask_to_change<T: Send + Unpin + 'static>(
+        &self,
+        (lane, bytes): (Lane, u64),
+        send: impl FnOnce(Change, Call) -> Reply<T>,
+    ) -> Result<T> {
+        let counted = |change, call| {
+            let metrics = &self.shared.metrics;
+            add(&metrics.flush_requests, 1);
+            metrics.flush_sizes.observe(bytes as f64);
+            send(change, call)
+        };
+        self.ask((lane, bytes), counted).await
+    }
+
+    /// Asks the store once it is the turn of this flush.
+    async fn ask<T: Send + Unpin + 'static>(
+        &self,
+        (lane, bytes): (Lane, u64),
+        send: impl FnOnce(Change, Call) -> Reply<T>,
+    ) -> Result<T> {
+        let asking = begin(self.shared, self.namespace, (lane, self.class), bytes).await?;
+        let change = self.change().await?;
+        let answer = send(change, self.call()).await;
+        asking.end(self.shared, &answer, bytes);
+        answer
+    }
+
+    /// Returns the deadline of one call: a store that does not answer in time is asked again, and cannot keep
+    /// the object from being flushed.
+    pub(crate) fn call(&self) -> Call {
+        let mut call = Call::default();
+        call.deadline = Some(self.shared.clock.now() + self.shared.config.flush_timeout);
+        call
+    }
+}
+
+/// Sends a plan; returns the store's version after it, if that is certain.
+pub(crate) async fn send(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits) -> Result<Option<u64>> {
+    let Terms { shared, id, .. } = *terms;
+    // A request on the terms of this flush, which carries `$bytes` bytes.
+    macro_rules! ask {
+        ($operation:ident, $bytes:expr, $request:expr) => {{
+            let mut request = $request;
+            let send = |change, call| {
+                request = request.change(change);
+                request.call = call;
+                shared.below.$operation(request)
+            };
+            terms.ask_to_change((Lane::Change, $bytes), send).await
+        }};
+    }
+    let mut exists = plan.store_exists;
+    if plan.is_retry {
+        // What failed may have been done all the same, or still be on its way. The contract rules the latter
+        // out once the store has answered what there is.
+        let info = |_, call| {
+            let mut request = InfoRequest::new(id.clone());
+            request.call = call;
+            shared.below.info(request)
+        };
+        exists = match terms.ask((Lane::Change, 0), info).await {
+            Ok(_) => true,
+            Err(Error::Missing) => false,
+            Err(error) => return Err(error),
+        };
+    }
+    if !plan.is_present {
+        if plan.replace {
+            match ask!(delete, 0, DeleteRequest::new(id.clone())) {
+                Ok(_) | Err(Error::Missing) => (),
+                Err(error) => return Err(error),
+            }
+        }
+        succeeded(shared);
+        return Ok(None);
+    }
+    let mut version = None;
+    if plan.replace {
+        let first = match plan.runs.first().map(|run| &run.content) {
+            Some(RunContent::Data(data)) => data.clone(),
+            // All of the object's runs are data here: none is an empty object.
+            _ => Segments::new(),
+        };
+        let bytes = first.len_bytes() as u64;
+        version = Some(ask!(write_full, bytes, WriteFullRequest::new(id.clone(), first))?.version.0);
+    } else if let Some(to) = plan.truncate_to {
+        match ask!(truncate, 0, TruncateRequest::new(id.clone(), to)) {
+            Ok(reply) => version = Some(reply.version.0),
+            Err(Error::Missing) => (),
+            Err(error) => return Err(error),
+        }
+    }
+    let rest = plan.requests(usize::from(plan.replace), limits);
+    if !plan.replace && !exists && rest.is_empty() {
+        version = Some(ask!(write, 0, WriteRequest::new(id.clone(), 0, Segments::new()))?.version.0);
+    }
+    let count = rest.len();
+    if shared.config.writer == Writer::Cache {
+        // Stamps must reach the store in their order.
+        for runs in rest {
+            version = Some(send_runs(terms, runs).await?);
+        }
+    } else {
+        let mut sending: FuturesUnordered<_> = rest.into_iter().map(|runs| send_runs(terms, runs)).collect();
+        // All answers are waited for, even after a failure: an abandoned request could reach the store after
+        // newer ones.
+        let mut failure = None;
+        while let Some(sent) = sending.next().await {
+            match sent {
+                Ok(sent) => version = Some(sent).filter(|_| count == 1),
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        if let Some(error) = failure {
+            return Err(error);
+        }
+    }
+    if plan.is_retry || plan.size > plan.end_of_runs() {
+        version = Some(ask!(truncate, 0, TruncateRequest::new(id.clone(), plan.size))?.version.0);
+    }
+    add(&shared.metrics.flush_bytes, plan.bytes());
+    succeeded(shared);
+    Ok(version)
+}
+
+/// Sends the runs of one request.
+async fn send_runs(terms: &Terms<'_>, runs: &[Run]) -> Result<u64> {
+    let Terms { shared, id, .. } = *terms;
+    let send = |change, call| match runs {
+        [Run { offset, content: RunContent::Data(data), .. }] => {
+            let mut request = WriteRequest::new(id.clone(), *offset, data.clone()).change(change);
+            request.call = call;
+            shared.below.write(request)
+        }
+        [Run { offset, content: RunContent::Zeroes(len_bytes), .. }] => {
+            let mut request = WriteZeroesRequest::new(id.clone(), *offset, *len_bytes).change(change);
+            request.call = call;
+            shared.below.write_zeroes(request)
+        }
+        several => {
+            let mut request = WriteRunsRequest::new(id.clone(), several.to_vec()).change(change);
+            request.call = call;
+            shared.below.write_runs(request)
+        }
+    };
+    Ok(terms.ask_to_change((Lane::Flush, runs_bytes(runs)), send).await?.version.0)
+}
+
+pub(crate) fn succeeded(shared: &Shared) {
+    if shared.failing.load(Ordering::Relaxed) > 0 && shared.failing.swap(0, Ordering::Relaxed) > 0 {
+        tracing::info!("the store takes flushes again");
+        shared.hub.publish(&Event::Recovered);
+    }
+}

@@ -1,0 +1,236 @@
+//! The write mode that a change takes when it begins, and the end of what began in an earlier one.
+//!
+//! A mode that is set is in force at once. What began before it goes on in its own mode, which is safe beside
+//! the new one: a change that goes to the store takes the whole object if it finds anything dirty there and
+//! waits until that is stored, and one that is applied in the cache waits for what is on its way to the store.
+
+use std::ops::Deref;
+
+use blocker::{Error, FlushRequest, Namespace, Result, Scope, Timestamp, WriteMode};
+
+use super::scope_ops;
+use crate::object::control::namespace_table::NamespaceRecord;
+use crate::object::journal::ChangeLog;
+use crate::object::shared::Shared;
+use crate::object::shared::handle::Handle;
+use crate::object::shared::log_waits;
+use crate::object::tasks::background_queue::Task;
+use crate::object::tasks::deadline::until;
+use crate::object::tasks::wait_queue::{WaitQueue, wait};
+use crate::sync::{Arc, Ordering};
+
+/// The mode of one change that may wait, counted until this is dropped.
+pub(crate) struct TakenMode {
+    shared: Arc<Shared>,
+    number: u16,
+    phase: u64,
+    pub(crate) mode: WriteMode,
+}
+
+impl TakenMode {
+    /// Takes the mode of a namespace.
+    pub(crate) fn take(shared: &Arc<Shared>, namespace: &Namespace) -> Self {
+        let number = shared.namespaces.of(namespace);
+        let (phase, mode) = shared.namespaces.record(number).write_phases.begin();
+        Self { shared: Arc::clone(shared), number, phase, mode }
+    }
+}
+
+impl Drop for TakenMode {
+    fn drop(&mut self) {
+        self.shared.namespaces.record(self.number).write_phases.end(self.phase);
+    }
+}
+
+/// Returns the refusal of a change to a namespace that is read-only.
+pub(crate) fn read_only(namespace: &Namespace) -> Error {
+    Error::Denied(format!("namespace {namespace} is read-only").into())
+}
+
+/// A caller that waits until nothing of an earlier mode is left. If that fails, or this is dropped, the background
+/// goes on with it.
+pub(crate) struct Settling {
+    shared: Arc<Shared>,
+    number: u16,
+    deadline: Option<Timestamp>,
+    has_ended: bool,
+}
+
+impl Settling {
+    pub(crate) fn begin(shared: &Arc<Shared>, number: u16, deadline: Option<Timestamp>) -> Self {
+        Self { shared: Arc::clone(shared), number, deadline, has_ended: false }
+    }
+
+    /// Waits; see [`settle`].
+    pub(crate) async fn end(mut self) -> Result<()> {
+        let settled = settle(&self.shared, self.number, self.deadline).await;
+        self.has_ended = settled.is_ok();
+        settled
+    }
+}
+
+impl Drop for Settling {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            settle_in_background(&self.shared);
+        }
+    }
+}
+
+/// Waits until nothing of an earlier mode of a namespace is left: no change that began in it is under way, and
+/// all that was written back is stored. The namespace with the number of the others stands for all of them.
+///
+/// Nothing is undone if this fails or is dropped: the mode set last stays in force, what is left is stored in
+/// the background, and this can be called again.
+///
+/// # Errors
+/// `NotStored` if the deadline passes before; those of a flush.
+pub(crate) async fn settle(shared: &Arc<Shared>, number: u16, deadline: Option<Timestamp>) -> Result<()> {
+    let record = shared.namespaces.record(number);
+    let late = || Error::NotStored(still_left(shared, record).into());
+    until(&*shared.clock, deadline, late, settle_all_of(shared, number)).await
+}
+
+fn still_left(shared: &Shared, record: &NamespaceRecord) -> String {
+    let what = record.name.as_ref().map_or_else(|| "other namespaces".to_owned(), ToString::to_string);
+    let dirty = record.dirty_taken.load(Ordering::SeqCst) * blocker::BUCKET_BYTES;
+    let failing = match shared.failing.load(Ordering::Relaxed) {
+        0 => "",
+        _ => "; flushes fail at present",
+    };
+    format!(
+        "the write mode of {what} is {}, and changes of the mode before are left: {dirty} bytes are not \
+         stored{failing}; it goes on in the background",
+        record.write_phases.mode()
+    )
+}
+
+/// Waits for the end of every change of a namespace that has begun in an earlier mode; returns the phase in force.
+async fn end_changes(shared: &Arc<Shared>, number: u16) -> Result<u64> {
+    let phases = &shared.namespaces.record(number).write_phases;
+    let phase = phases.phase();
+    let ended = || phases.have_ended_before(phase).then_some(());
+    wait(PhaseWaiters { shared, number }, ended).await?;
+    Ok(phase)
+}
+
+/// Waits until nothing of a namespace is dirty, of which the mode in force keeps nothing dirty: what is left of the
+/// mode before is discarded.
+///
+/// # Errors
+/// `Retryable` if too many tasks wait already, `Unsupported` if the background of the cache has ended.
+pub(crate) async fn discard_left(shared: &Arc<Shared>, namespace: &Namespace, number: u16) -> Result<()> {
+    let phase = end_changes(shared, number).await?;
+    end_sections(shared, number).await;
+    let scope = Scope::Namespace(namespace.clone());
+    // What is discarded is answered as not stored; in the end there is nothing to store.
+    while let Err(error) = scope_ops::store_scope(shared, &scope, &Arc::default()).await {
+        if !matches!(error, Error::NotStored(_)) {
+            return Err(error);
+        }
+    }
+    shared.namespaces.record(number).write_phases.note_stored(phase);
+    Ok(())
+}
+
+async fn settle_all_of(shared: &Arc<Shared>, number: u16) -> Result<()> {
+    let phases = &shared.namespaces.record(number).write_phases;
+    let phase = end_changes(shared, number).await?;
+    if !phases.has_dirty_left() {
+        return Ok(());
+    }
+    end_sections(shared, number).await;
+    let stored = match &shared.namespaces.record(number).name {
+        Some(namespace) => store_and_mark(shared, namespace).await,
+        None => scope_ops::flush(Arc::clone(shared), FlushRequest::new(Scope::All)).await.map(|_| ()),
+    };
+    // What was lost is recorded, and nothing of it is left to be stored.
+    if matches!(stored, Ok(()) | Err(Error::WritesLost(_))) {
+        phases.note_stored(phase);
+    }
+    stored
+}
+
+/// Waits for the end of every exclusive section of a namespace's objects that has begun: one that begins later
+/// sees the mode in force.
+async fn end_sections(shared: &Arc<Shared>, number: u16) {
+    let mut handles = Vec::new();
+    shared.index.for_each(|in_use| {
+        if shared.index.namespace_of(in_use.at) == number {
+            handles.push(Handle::of(shared, shared.index.use_again(in_use.at)));
+        }
+    });
+    for handle in handles {
+        handle.enter(|_, _| ()).await;
+    }
+}
+
+/// Stores all of a namespace, and makes durable that none of it is replayed.
+pub(crate) async fn store_and_mark(shared: &Arc<Shared>, namespace: &Namespace) -> Result<()> {
+    let up_to = shared.log.as_ref().map(ChangeLog::last_position);
+    let request = FlushRequest::new(Scope::Namespace(namespace.clone()));
+    scope_ops::flush(Arc::clone(shared), request).await?;
+    match up_to {
+        Some(up_to) => log_waits::mark_namespace(shared, namespace, up_to).await,
+        None => Ok(()),
+    }
+}
+
+/// Lets the background settle every namespace of which something of an earlier mode is left.
+pub(crate) fn settle_in_background(shared: &Shared) {
+    shared.namespaces.asks_to_settle.store(true, Ordering::SeqCst);
+    shared.background.wake();
+}
+
+/// Returns a task for each namespace that the background is asked to settle, and of which none is under way.
+pub(crate) fn settling_tasks(shared: &Arc<Shared>) -> Vec<Task> {
+    let asked = &shared.namespaces.asks_to_settle;
+    if !asked.load(Ordering::Relaxed) || !asked.swap(false, Ordering::SeqCst) {
+        return Vec::new();
+    }
+    let task = |record: &NamespaceRecord| -> Option<Task> {
+        let begins = record.write_phases.is_changing() && !record.is_settling.swap(true, Ordering::SeqCst);
+        begins.then(|| -> Task { Box::pin(settle_until_done(Arc::clone(shared), record.number)) })
+    };
+    shared.namespaces.records().filter_map(task).collect()
+}
+
+async fn settle_until_done(shared: Arc<Shared>, number: u16) {
+    let record = shared.namespaces.record(number);
+    while record.write_phases.is_changing() {
+        match settle(&shared, number, None).await {
+            Ok(()) => {}
+            // What the store has refused is tried again as well, as its flushes are.
+            Err(Error::Retryable(_) | Error::NotStored(_)) => {
+                let (_, delay) = shared.live.retry_delays();
+                shared.clock.sleep_until(shared.clock.now() + delay).await;
+            }
+            Err(error @ Error::WritesLost(_)) => {
+                tracing::warn!(%error, "a namespace whose write mode has changed has lost writes");
+            }
+            Err(error) => {
+                tracing::warn!(%error, "changes of an earlier write mode are left");
+                record.is_settling.store(false, Ordering::SeqCst);
+                return;
+            }
+        }
+    }
+    record.is_settling.store(false, Ordering::SeqCst);
+    if record.write_phases.is_changing() {
+        // The mode was changed again after the last look, while this task counted as under way.
+        settle_in_background(&shared);
+    }
+}
+
+/// The tasks that wait for the end of a namespace's earlier changes.
+struct PhaseWaiters<'a> {
+    shared: &'a Shared,
+    number: u16,
+}
+
+impl Deref for PhaseWaiters<'_> {
+    type Target = WaitQueue;
+    fn deref(&self) -> &WaitQueue {
+        &self.shared.namespaces.record(self.number).write_phases.waiters
+    }
+}

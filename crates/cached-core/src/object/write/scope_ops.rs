@@ -1,0 +1,233 @@
+//! Operations on scopes: flush, claim, invalidate; and what is known of an object as a whole.
+
+use blocker::{
+    ClaimReply, ClaimRequest, Durability, Error, FlushReply, FlushRequest, Info, InfoRequest,
+    InvalidateReply, InvalidateRequest, ListReply, ListRequest, Namespace, ObjectId, Result, Scope,
+    WriteMode,
+};
+use cached_journal::Position;
+
+use crate::object::journal::{ChangeLog, JournalState};
+use crate::object::read::list;
+use crate::object::read::load::load_head;
+use crate::object::shared::Shared;
+use crate::object::shared::handle::Handle;
+use crate::object::shared::invalidate::drop_clean;
+use crate::object::shared::log_waits;
+use crate::object::shared::recovery_gate;
+use crate::object::shared::store_pending::expedite;
+use crate::object::tasks::deadline::until;
+use crate::object::tasks::flush_ticket::{FlushTicket, Stored};
+use crate::sync::Arc;
+
+/// Returns size, version and stamp, asking the store for what is not known.
+pub(crate) async fn info(shared: Arc<Shared>, request: InfoRequest, hash: u64) -> Result<Info> {
+    let call = request.call;
+    let own = Arc::clone(&shared);
+    let work = async move {
+        let handle = Handle::acquire(&own, &request.object, hash).await?;
+        loop {
+            if let Some(info) = handle.enter(|object, _| object.info()).await {
+                return info;
+            }
+            load_head(&handle, call).await?;
+        }
+    };
+    until(&*shared.clock, call.deadline, || Error::DeadlinePassed, work).await
+}
+
+/// Returns one page of a namespace's objects.
+pub(crate) async fn list(shared: Arc<Shared>, request: ListRequest) -> Result<ListReply> {
+    let deadline = request.call.deadline;
+    let own = Arc::clone(&shared);
+    until(&*shared.clock, deadline, || Error::DeadlinePassed, list::list(own, request)).await
+}
+
+/// Makes everything acknowledged within the scope stored.
+pub(crate) async fn flush(shared: Arc<Shared>, request: FlushRequest) -> Result<FlushReply> {
+    let ticket = Arc::new(FlushTicket::default());
+    let late = || Error::NotStored(ticket.why());
+    let deadline = request.call.deadline;
+    if deadline.is_some_and(|deadline| shared.clock.now() >= deadline) {
+        return Err(Error::NotStored("the deadline passed before the flush began".into()));
+    }
+    let work = async {
+        if request.durability <= Durability::Journaled
+            && let Some(reply) = flush_log(&shared, &request).await?
+        {
+            return Ok(reply);
+        }
+        // An object that cannot be recovered does not keep the rest from being stored.
+        let recovered = recovery_gate::scope(&shared, &request.scope).await;
+        let up_to = shared.log.as_ref().map(ChangeLog::last_position);
+        store_scope(&shared, &request.scope, &ticket).await?;
+        // What was forwarded may not be stored below either.
+        flush_below(&shared, &request).await?;
+        log_waits::scope_not_draining(&shared, &request.scope).await?;
+        recovered?;
+        if let (Some(log), Some(up_to)) = (&shared.log, up_to) {
+            mark_stored(&shared, log, &request.scope, up_to);
+        }
+        shared.losses.check(&request.scope)?;
+        Ok(FlushReply::new(Durability::Stored))
+    };
+    until(&*shared.clock, deadline, late, work).await
+}
+
+/// Makes everything within the scope *journaled*: waits until the last record is durable, and stores what the
+/// log does not have. Returns `None` if everything must be stored.
+async fn flush_log(shared: &Arc<Shared>, request: &FlushRequest) -> Result<Option<FlushReply>> {
+    let Some(log) = &shared.log else { return Ok(None) };
+    if log.events.condition.state() != JournalState::Ok {
+        return Ok(None);
+    }
+    let position = log.last_position();
+    match &request.scope {
+        Scope::Object(ObjectId { namespace, .. })
+        | Scope::Domain(namespace, _)
+        | Scope::Namespace(namespace) => {
+            if !is_all_logged(shared, log, namespace) {
+                return Ok(None);
+            }
+        }
+        _ => {
+            // What this cache has not claimed it has not changed.
+            for namespace in shared.epochs.claimed() {
+                if !is_all_logged(shared, log, &namespace) {
+                    let mut of_it = request.clone();
+                    (of_it.scope, of_it.durability) = (Scope::Namespace(namespace), Durability::Stored);
+                    Box::pin(flush(Arc::clone(shared), of_it)).await?;
+                }
+            }
+        }
+    }
+    if position != Position(0) && !log_waits::durable(shared, position, None).await? {
+        return Ok(None);
+    }
+    shared.losses.check(&request.scope)?;
+    Ok(Some(FlushReply::new(Durability::Journaled)))
+}
+
+/// Asks the store to store what it has within the scope.
+async fn flush_below(shared: &Shared, request: &FlushRequest) -> Result<()> {
+    let mut below = request.clone();
+    below.durability = Durability::Stored;
+    let log = shared.log.as_ref();
+    let forwarded = log.map_or_else(Vec::new, |log| log.names.forwarded_within(&request.scope));
+    let taken = shared.forwarded.taken();
+    shared.below.flush(below).await?;
+    forwarded.iter().for_each(|(namespace, taken)| namespace.forwarded.note_stored(*taken));
+    if request.scope == Scope::All {
+        shared.forwarded.note_stored(taken);
+    }
+    Ok(())
+}
+
+/// Whether the log has everything of a namespace that the store need not have stored.
+fn is_all_logged(shared: &Shared, log: &ChangeLog, namespace: &Namespace) -> bool {
+    log.names.is_journaled(namespace)
+        && shared.namespaces.write_mode(namespace) == WriteMode::Back
+        && log.names.get(namespace).is_some_and(|known| !known.has_forwarded())
+}
+
+/// Marks what has been stored, as far as that is possible at once: a restart then has nothing to replay.
+fn mark_stored(shared: &Shared, log: &ChangeLog, scope: &Scope, up_to: Position) {
+    if shared.losses.is_any() {
+        return;
+    }
+    // Without room, or in trouble, what is stored is replayed once more.
+    let _ = match scope {
+        Scope::Object(object) => match log.names.get(&object.namespace).filter(|it| it.has_unmarked()) {
+            Some(namespace) => log.mark_object(&namespace, object, up_to),
+            None => return,
+        },
+        scope => log.mark_scope(scope, up_to),
+    };
+}
+
+/// Waits until what the cache has within `scope` is stored, or recorded as lost.
+pub(crate) async fn store_scope(
+    shared: &Arc<Shared>,
+    scope: &Scope,
+    ticket: &Arc<FlushTicket>,
+) -> Result<()> {
+    match flush_scope(shared, scope, ticket).await {
+        Err(Error::WritesLost(_)) => Ok(()),
+        result => result,
+    }
+}
+
+async fn flush_scope(shared: &Arc<Shared>, scope: &Scope, ticket: &Arc<FlushTicket>) -> Result<()> {
+    if let Scope::Object(id) = scope {
+        if let Some(in_use) = shared.find(shared.hash(id), id) {
+            let handle = Handle::of(shared, in_use);
+            expedite(&handle, ticket, 0).await?;
+        }
+    } else {
+        for node in shared.dirty_queue.nodes() {
+            let Some(handle) = Handle::of_node(shared, node) else { continue };
+            let id = handle.id();
+            let namespace = match scope {
+                Scope::Domain(namespace, _) | Scope::Namespace(namespace) => Some(namespace),
+                _ => None,
+            };
+            if namespace.is_some_and(|namespace| *namespace != id.namespace) {
+                continue;
+            }
+            if let Scope::Domain(_, domain) = scope {
+                let domain = *domain;
+                let is_of_it = handle.enter(move |object, _| object.pending.domain == Some(domain));
+                if !is_of_it.await {
+                    continue;
+                }
+            }
+            expedite(&handle, ticket, 0).await?;
+        }
+    }
+    Stored(Arc::clone(ticket)).await
+}
+
+/// Takes over a scope: what was acknowledged under older epochs is stored first.
+pub(crate) async fn claim(shared: Arc<Shared>, request: ClaimRequest) -> Result<ClaimReply> {
+    let deadline = request.call.deadline;
+    let work = async {
+        let ticket = Arc::new(FlushTicket::default());
+        recovery_gate::scope(&shared, &request.scope).await?;
+        store_scope(&shared, &request.scope, &ticket).await?;
+        // From here on no older change is accepted here; what came during the flush is stored as well.
+        let raised = match shared.fences_callers() {
+            true => shared.claims.raise(&request.scope, request.epoch)?,
+            false => None,
+        };
+        if raised.is_some() {
+            store_scope(&shared, &request.scope, &Arc::new(FlushTicket::default())).await?;
+        }
+        let claimed = shared.below.claim(request.clone()).await;
+        match (&claimed, raised) {
+            // Another claim of that epoch may have been taken back here meanwhile.
+            (Ok(_), _) => shared.claims.note(&request.scope, request.epoch),
+            (Err(Error::Invalid(_) | Error::OutOfSpace(_) | Error::Unsupported(_)), Some(before)) => {
+                shared.claims.take_back(&request.scope, request.epoch, before);
+            }
+            _ => {}
+        }
+        claimed
+    };
+    let late = || Error::OutcomeUnknown("the deadline passed while the claim was made".into());
+    until(&*shared.clock, deadline, late, work).await
+}
+
+/// Drops the clean copies within the scope, here and below.
+pub(crate) async fn invalidate(shared: Arc<Shared>, request: InvalidateRequest) -> Result<InvalidateReply> {
+    let deadline = request.call.deadline;
+    let losses = shared.losses.count();
+    let work = async {
+        let dropped = drop_clean(&shared, &request.scope).await?;
+        let reply = shared.below.invalidate(request.clone()).await?;
+        // The caller accepts what was lost before it asked. Events from below do not: no caller learns of a
+        // loss by them.
+        shared.losses.repair_first(&request.scope, losses);
+        Ok(InvalidateReply::new(reply.dropped_bytes + dropped))
+    };
+    until(&*shared.clock, deadline, || Error::DeadlinePassed, work).await
+}
