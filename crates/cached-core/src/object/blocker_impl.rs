@@ -207,7 +207,7 @@ impl Blocker for ObjectCache {
         }
         let hash = shared.hash(&request.object);
         if shared.attaching.is_direct() {
-            return Reply::pending(direct::read(Arc::clone(shared), request, hash));
+            return Reply::pending(direct::read_detached(Arc::clone(shared), request, hash));
         }
         let ahead = |object: &Object, env: &Env<'_>| object.prefetch(env, request.offset, LINES_READ);
         let read = |object: &mut Object, env: &Env<'_>| {
@@ -312,7 +312,7 @@ impl Blocker for ObjectCache {
         }
         let hash = shared.hash(&request.object);
         if shared.attaching.is_direct() {
-            return Reply::pending(direct::info(Arc::clone(shared), request, hash));
+            return Reply::pending(direct::info_detached(Arc::clone(shared), request, hash));
         }
         if let Some(Some(answer)) =
             shared.at_once(hash, &request.object, |_, _| (), |object, _| object.info())

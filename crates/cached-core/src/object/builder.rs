@@ -9,7 +9,6 @@ use blocker::{Blocker, Clock, Namespace, SystemClock, WriteMode};
 use super::background::Background;
 use super::cache::ObjectCache;
 use super::config::{ConfigError, NamespaceConfig, ObjectCacheConfig, Writer};
-use super::hooks::{Hooks, NoHooks};
 use super::journal::{JournalOptions, OpenJournal};
 use crate::arena::MemoryRange;
 use crate::insight::Sampling;
@@ -42,7 +41,6 @@ pub struct ObjectCacheBuilder {
     config: ObjectCacheConfig,
     has_dirty_bytes_max: bool,
     clock: Arc<dyn Clock>,
-    hooks: Arc<dyn Hooks>,
     /// Clones share it: the first that makes a cache takes it.
     journal: Option<(Arc<Mutex<Option<OpenJournal>>>, JournalOptions)>,
 }
@@ -62,7 +60,6 @@ impl ObjectCacheBuilder {
             config: ObjectCacheConfig::default(),
             has_dirty_bytes_max: false,
             clock: Arc::new(SystemClock),
-            hooks: Arc::new(NoHooks),
             journal: None,
         }
     }
@@ -149,12 +146,6 @@ impl ObjectCacheBuilder {
         self
     }
 
-    /// Sets hooks that are called when objects enter and leave the index.
-    pub fn hooks(mut self, hooks: Arc<dyn Hooks>) -> Self {
-        self.hooks = hooks;
-        self
-    }
-
     /// Logs changes in `journal`: those of namespaces that are written back, unless the configuration says
     /// otherwise. Needs [`Writer::Cache`], and so a store with fencing.
     ///
@@ -179,7 +170,7 @@ impl ObjectCacheBuilder {
                 Some((lock(&journal).take().ok_or_else(taken)?, options))
             }
         };
-        ObjectCache::make(self.store, self.config, self.clock, self.hooks, journal)
+        ObjectCache::make(self.store, self.config, self.clock, journal)
     }
 
     /// Returns the cache, with its background spawned by `spawn` on an executor.

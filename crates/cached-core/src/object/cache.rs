@@ -11,7 +11,6 @@ use super::config::{ConfigError, ObjectCacheConfig};
 use super::control::attach_state::AttachStatus;
 use super::control::namespaces::Namespaces;
 use super::counters::Counters;
-use super::hooks::{Hooks, NoHooks};
 use super::journal::unapplied::{Recovery, RecoveryProgress};
 use super::journal::{ChangeLog, JournalHealth, JournalOptions, OpenJournal, check_without_journal};
 use super::memory::pool::{Pool, PoolMemory};
@@ -124,28 +123,14 @@ impl ObjectCache {
         config: ObjectCacheConfig,
         clock: Arc<dyn Clock>,
     ) -> Result<(Self, Background), ConfigError> {
-        Self::with_hooks(below, config, clock, Arc::new(NoHooks))
+        Self::make(below, config, clock, None)
     }
 
-    /// As [`Self::new`], with `hooks` that are called when objects enter and leave the index.
-    ///
-    /// # Errors
-    /// As [`Self::new`].
-    pub fn with_hooks(
-        below: Arc<dyn Blocker>,
-        config: ObjectCacheConfig,
-        clock: Arc<dyn Clock>,
-        hooks: Arc<dyn Hooks>,
-    ) -> Result<(Self, Background), ConfigError> {
-        Self::make(below, config, clock, hooks, None)
-    }
-
-    /// As [`Self::with_hooks`], with a journal.
+    /// As [`Self::new`], with a journal.
     pub(super) fn make(
         below: Arc<dyn Blocker>,
         config: ObjectCacheConfig,
         clock: Arc<dyn Clock>,
-        hooks: Arc<dyn Hooks>,
         journal: Option<(OpenJournal, JournalOptions)>,
     ) -> Result<(Self, Background), ConfigError> {
         config.check(&below.capabilities())?;
@@ -191,9 +176,8 @@ impl ObjectCache {
         let (replay, is_stepped) = replay.unzip();
         let recovery = Recovery::new(replay, log.as_ref(), is_stepped == Some(false));
         let attached = config.attached;
-        let shared = Arc::new(Shared::new(
-            below, config, clock, hooks, namespaces, pool, queues, index, log, recovery,
-        ));
+        let shared =
+            Arc::new(Shared::new(below, config, clock, namespaces, pool, queues, index, log, recovery));
         if !attached {
             // The background stores what an earlier process had logged, if there is anything, and goes on from there.
             detach::put_in_force(&shared, false);
@@ -221,7 +205,7 @@ impl ObjectCache {
     /// others together.
     #[must_use]
     pub fn namespaces(&self) -> Vec<NamespaceCounters> {
-        namespace_counters::counters(self.shared())
+        namespace_counters::namespace_counters(self.shared())
     }
 
     /// Returns what has been acknowledged as *cached*, can never be stored, and has not been repaired yet.

@@ -61,7 +61,7 @@ impl Control for ObjectCache {
         let shared = Arc::clone(self.shared());
         let can = self.capabilities();
         Reply::pending(async move {
-            recovery_gate::begun(&shared).await?;
+            recovery_gate::recovery_begun(&shared).await?;
             let scope = Scope::Namespace(namespace.clone());
             let stamp = own_stamp(&shared, &namespace).await?;
             let is_logged = shared.log.as_ref().is_some_and(|log| log.names.is_journaled(&namespace));
@@ -98,7 +98,7 @@ impl Control for ObjectCache {
             if shared.config.writer == Writer::Callers {
                 return Err(Error::Unsupported("the callers of this cache are the writers".into()));
             }
-            recovery_gate::begun(&shared).await?;
+            recovery_gate::recovery_begun(&shared).await?;
             store_and_mark(&shared, &namespace).await?;
             drop_clean(&shared, &Scope::Namespace(namespace.clone())).await?;
             forget_epoch(&shared, &namespace).await

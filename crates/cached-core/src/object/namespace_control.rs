@@ -73,5 +73,7 @@ pub(crate) fn remove(
     dirty_data: DirtyData,
 ) -> Reply<RemovedNamespace> {
     let shared = Arc::clone(cache.shared());
-    Reply::pending(async move { namespace_removal::remove(&shared, &namespace, dirty_data, None).await })
+    Reply::pending(
+        async move { namespace_removal::drop_namespace(&shared, &namespace, dirty_data, None).await },
+    )
 }

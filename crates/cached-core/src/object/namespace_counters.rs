@@ -75,7 +75,7 @@ pub struct NamespaceCounters {
 pub const DURABILITIES: [&str; 4] = ["cached", "journaled", "replicated", "stored"];
 
 /// Returns the counters of every namespace that has been used, and of the others together.
-pub(crate) fn counters(shared: &Shared) -> Vec<NamespaceCounters> {
+pub(crate) fn namespace_counters(shared: &Shared) -> Vec<NamespaceCounters> {
     let metrics = &shared.metrics;
     let oldest = shared.dirty_queue.oldest_of_each();
     let now = shared.clock.now();

@@ -40,12 +40,12 @@ impl ObjectCache {
         deadline: Option<Timestamp>,
     ) -> impl Future<Output = Result<RemovedNamespace>> + Send + use<> {
         let shared = Arc::clone(self.shared());
-        async move { remove(&shared, &namespace, dirty_data, deadline).await }
+        async move { drop_namespace(&shared, &namespace, dirty_data, deadline).await }
     }
 }
 
 /// See [`ObjectCache::remove_namespace`].
-pub(crate) async fn remove(
+pub(crate) async fn drop_namespace(
     shared: &Arc<Shared>,
     namespace: &Namespace,
     dirty_data: DirtyData,
@@ -85,7 +85,7 @@ pub(crate) async fn remove(
 /// namespace is read-only: nothing is dropped that is acknowledged after the end. If this fails or is dropped, the
 /// namespace has its mode again, and what is left is stored.
 async fn discard(shared: &Arc<Shared>, namespace: &Namespace, record: &NamespaceRecord) -> Result<u64> {
-    recovery_gate::scope(shared, &Scope::Namespace(namespace.clone())).await?;
+    recovery_gate::scope_recovered(shared, &Scope::Namespace(namespace.clone())).await?;
     let discarding = Discarding::begin(shared, namespace, record)?;
     let before = record.discarded_bytes.load(Ordering::SeqCst);
     discard_left(shared, namespace, record.number).await?;

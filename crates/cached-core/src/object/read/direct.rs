@@ -13,7 +13,11 @@ use crate::object::tasks::deadline::until;
 use crate::sync::Arc;
 
 /// Reads from the store.
-pub(crate) async fn read(shared: Arc<Shared>, mut request: ReadRequest, hash: u64) -> Result<ReadReply> {
+pub(crate) async fn read_detached(
+    shared: Arc<Shared>,
+    mut request: ReadRequest,
+    hash: u64,
+) -> Result<ReadReply> {
     let within = shared.config.object_bytes_max.saturating_sub(request.offset);
     request.len_bytes = request.len_bytes.min(within);
     // The store's present limit: one that is reached over a network may come back with another. In pieces then.
@@ -43,7 +47,7 @@ async fn read_below(shared: &Arc<Shared>, mut request: ReadRequest, hash: u64) -
 }
 
 /// Asks the store for size, version and stamp.
-pub(crate) async fn info(shared: Arc<Shared>, request: InfoRequest, hash: u64) -> Result<Info> {
+pub(crate) async fn info_detached(shared: Arc<Shared>, request: InfoRequest, hash: u64) -> Result<Info> {
     let deadline = request.call.deadline;
     let own = Arc::clone(&shared);
     let work = async move {

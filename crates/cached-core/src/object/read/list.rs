@@ -14,7 +14,7 @@ use crate::sync::Arc;
 pub(crate) async fn list(shared: Arc<Shared>, mut request: ListRequest) -> Result<ListReply> {
     request.entries_max = request.entries_max.clamp(1, shared.can.list_entries_max);
     let most = request.entries_max as usize;
-    recovery_gate::scope(&shared, &Scope::Namespace(request.namespace.clone())).await?;
+    recovery_gate::scope_recovered(&shared, &Scope::Namespace(request.namespace.clone())).await?;
     loop {
         // Collected before the store is asked: what is stored meanwhile is in one of the two.
         let ours = queued_of(&shared, &request).await;

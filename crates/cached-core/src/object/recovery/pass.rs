@@ -87,7 +87,7 @@ pub(super) async fn run(shared: Arc<Shared>, unapplied: Unapplied) {
             failed,
             "recovery has ended, but not for every object: operations on these fail until the journal is exported and discarded"
         );
-        stuck::keep(&shared, replay, parts).await;
+        stuck::keep_failed(&shared, replay, parts).await;
     } else {
         tracing::info!(records, ?took, "recovery has ended: every change of the journal is made");
         drop((parts, replay));

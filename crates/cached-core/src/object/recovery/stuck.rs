@@ -3,7 +3,6 @@
 //! notes move on with the head of the log.
 
 use std::collections::BTreeSet;
-use std::ops::Deref;
 use std::time::Duration;
 
 use blocker::ObjectId;
@@ -12,21 +11,11 @@ use cached_journal::{Hold, OpenError, Replay};
 use crate::object::journal::records::{Origin, encode_unreadable, subject};
 use crate::object::journal::{ChangeLog, JournalState};
 use crate::object::shared::Shared;
-use crate::object::tasks::wait_queue::{WaitQueue, wait};
+use crate::object::tasks::wait_queue::wait;
 use crate::object::write::log_space::crowded_before;
 
 /// How long it takes until notes are tried again for which there was no room.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
-
-/// The task that waits until the log is half full.
-struct StuckWaiter<'a>(&'a ChangeLog);
-
-impl Deref for StuckWaiter<'_> {
-    type Target = WaitQueue;
-    fn deref(&self) -> &WaitQueue {
-        &self.0.events.stuck
-    }
-}
 
 /// What keeps the objects from being forgotten.
 enum Kept<T> {
@@ -36,7 +25,7 @@ enum Kept<T> {
 
 /// Keeps the log from forgetting the objects of `replay` that cannot be recovered, for as long as the cache runs.
 /// `others`: what else keeps their records.
-pub(super) async fn keep<T>(shared: &Shared, replay: Replay, others: T) {
+pub(super) async fn keep_failed<T>(shared: &Shared, replay: Replay, others: T) {
     let Some(log) = &shared.log else { return };
     let objects = match failed_objects(shared, &replay) {
         Ok(objects) => objects,
@@ -54,7 +43,7 @@ pub(super) async fn keep<T>(shared: &Shared, replay: Replay, others: T) {
                 Kept::Notes(hold) => (hold.position() < end).then_some(()),
             }
         };
-        let is_due = wait(StuckWaiter(log), is_in_the_way).await.is_ok();
+        let is_due = wait(&log.events.stuck, is_in_the_way).await.is_ok();
         if is_due && let Some(hold) = note(log, &objects).await {
             tracing::warn!(
                 objects = objects.len(),

@@ -11,13 +11,14 @@ use blocker::{Error, ObjectId, Result};
 use super::Shared;
 use super::owned_resources::flushed_meanwhile;
 use super::recovery_gate;
+use crate::object::control::metrics::add;
 use crate::object::memory::geometry::Buckets;
 use crate::object::read_ahead::Pattern;
 use crate::object::state::index::{Entered, InUse};
 use crate::object::state::ranges::{Kind, Ticket};
 use crate::object::state::{Env, Object};
 use crate::object::tasks::serial::Serial;
-use crate::object::tasks::wait_queue::{WaitQueue, wait};
+use crate::object::tasks::wait_queue::wait;
 use crate::sync::{Arc, Mutex, lock};
 
 /// An object in use: it keeps its node in the index.
@@ -66,7 +67,7 @@ impl Handle {
     /// why the object cannot be recovered.
     pub(crate) async fn acquire(shared: &Arc<Shared>, id: &ObjectId, hash: u64) -> Result<Self> {
         if shared.recovery.is_active() {
-            recovery_gate::object(shared, hash).await?;
+            recovery_gate::object_recovered(shared, hash).await?;
         }
         Self::acquire_unrecovered(shared, id, hash).await
     }
@@ -76,8 +77,9 @@ impl Handle {
         if let Some(in_use) = shared.find(hash, id) {
             return Ok(Self::of(shared, in_use));
         }
-        let queue = NodeWaiters(Arc::clone(shared));
-        let entering = wait(queue, || enter_index(shared, hash, id).map(|in_use| Self::of(shared, in_use)));
+        let entering = wait(&shared.node_waiters, || {
+            enter_index(shared, hash, id).map(|in_use| Self::of(shared, in_use))
+        });
         flushed_meanwhile(shared, entering).await
     }
 
@@ -178,39 +180,22 @@ impl Handle {
     }
 }
 
-/// The queue of tasks that wait for a node of the index.
-struct NodeWaiters(Arc<Shared>);
-
-impl Deref for NodeWaiters {
-    type Target = WaitQueue;
-    fn deref(&self) -> &WaitQueue {
-        &self.0.node_waiters
-    }
-}
-
 /// Finds the object or gives it a node; `None` if no other object can leave at present.
 fn enter_index<'a>(shared: &'a Shared, hash: u64, id: &ObjectId) -> Option<InUse<'a>> {
     let clear = |at, hash, object: &mut Object| shared.clear_for_eviction(at, hash, object);
     let entered = shared.index.enter(hash, id, shared.namespaces.of(&id.namespace), clear);
     shared.section_ended();
     match entered {
-        Entered::Found { in_use, reinserted } => {
-            if reinserted {
-                shared.hooks.on_reinsert(id);
-            }
-            Some(in_use)
-        }
+        Entered::Found(in_use) => Some(in_use),
         Entered::Placed { in_use, evicted } => {
-            if let Some(evicted) = evicted {
-                shared.report_evicted(&evicted, false);
+            if evicted.is_some() {
+                add(&shared.metrics.object_evictions, 1);
             }
-            shared.hooks.on_init(id);
             Some(in_use)
         }
         Entered::Full { leaving } => {
             for at in leaving {
                 let Some(in_use) = shared.index.use_placed(at) else { continue };
-                shared.hooks.on_evict(&shared.index.id(in_use));
                 let number = shared.try_enter(in_use, |object, _| object.pending.queue_number);
                 shared.index.unuse(in_use);
                 shared.dirty_queue.expedite(number.unwrap_or(0));

@@ -1,8 +1,6 @@
 //! Waiting for the log: for room, until a record is durable, until a mark is, until *stored* may be
 //! acknowledged.
 
-use std::ops::Deref;
-
 use blocker::{Durability, Error, FlushRequest, Namespace, ObjectId, Result, Scope, Timestamp};
 use cached_journal::Position;
 
@@ -10,38 +8,8 @@ use super::Shared;
 use super::owned_resources::flushed_meanwhile;
 use crate::object::journal::{ChangeLog, Full, JournalState, Room};
 use crate::object::tasks::deadline::until;
-use crate::object::tasks::wait_queue::{Permits, WaitQueue, wait};
+use crate::object::tasks::wait_queue::{Permits, wait};
 use crate::sync::Arc;
-
-/// The tasks that wait for room in the log.
-struct RoomWaiters<'a>(&'a ChangeLog);
-
-impl Deref for RoomWaiters<'_> {
-    type Target = WaitQueue;
-    fn deref(&self) -> &WaitQueue {
-        &self.0.events.room
-    }
-}
-
-/// The tasks that wait until *stored* may be acknowledged.
-struct DrainingWaiters<'a>(&'a ChangeLog);
-
-impl Deref for DrainingWaiters<'_> {
-    type Target = WaitQueue;
-    fn deref(&self) -> &WaitQueue {
-        &self.0.events.draining
-    }
-}
-
-/// The task that waits for room to log an object again.
-pub(crate) struct SpaceWaiters<'a>(pub(crate) &'a ChangeLog);
-
-impl Deref for SpaceWaiters<'_> {
-    type Target = WaitQueue;
-    fn deref(&self) -> &WaitQueue {
-        &self.0.events.space
-    }
-}
 
 /// Waits for room in the log for the record of a change; `None` if the cache has no log.
 ///
@@ -50,7 +18,7 @@ impl Deref for SpaceWaiters<'_> {
 pub(crate) async fn room(shared: &Shared, payload_bytes: u64) -> Result<Option<Room>> {
     let Some(log) = &shared.log else { return Ok(None) };
     log.count_wait();
-    let room = wait(RoomWaiters(log), || log.take_room(payload_bytes));
+    let room = wait(&log.events.room, || log.take_room(payload_bytes));
     Ok(Some(flushed_meanwhile(shared, room).await?))
 }
 
@@ -93,7 +61,7 @@ pub(crate) async fn not_draining(shared: &Shared, namespace: &Namespace) -> Resu
         return Ok(());
     }
     let is_over = || (log.events.condition.state() != JournalState::Draining).then_some(());
-    wait(DrainingWaiters(log), is_over).await
+    wait(&log.events.draining, is_over).await
 }
 
 /// Returns the durability with which a change is acknowledged that the store has made with the durability
@@ -128,7 +96,7 @@ pub(crate) async fn scope_not_draining(shared: &Shared, scope: &Scope) -> Result
         _ => {
             let Some(log) = &shared.log else { return Ok(()) };
             let is_over = || (log.events.condition.state() != JournalState::Draining).then_some(());
-            wait(DrainingWaiters(log), is_over).await
+            wait(&log.events.draining, is_over).await
         }
     }
 }
@@ -257,7 +225,7 @@ async fn privileged(
 ) -> Result<()> {
     let appended = match append() {
         Ok(appended) => appended,
-        Err(Full) => flushed_meanwhile(shared, wait(RoomWaiters(log), || append().ok())).await?,
+        Err(Full) => flushed_meanwhile(shared, wait(&log.events.room, || append().ok())).await?,
     };
     if let Some(position) = appended {
         // What is not durable has begun trouble.

@@ -26,7 +26,6 @@ use super::control::namespace_settings::Settings;
 use super::control::namespaces::Namespaces;
 use super::control::quotas::Quotas;
 use super::copied_content::ContentOwner;
-use super::hooks::Hooks;
 use super::journal::unapplied::Recovery;
 use super::journal::{ChangeLog, Forwarded};
 use super::lock_ranks;
@@ -64,7 +63,6 @@ pub(crate) struct Shared {
     pub(crate) attaching: Attaching,
     pub(crate) namespaces: Namespaces,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) hooks: Arc<dyn Hooks>,
     pub(crate) pool: Pool,
     pub(crate) queues: Queues,
     /// The namespaces' shares of the memory.
@@ -121,7 +119,6 @@ impl Shared {
         below: Arc<dyn Blocker>,
         config: ObjectCacheConfig,
         clock: Arc<dyn Clock>,
-        hooks: Arc<dyn Hooks>,
         namespaces: Namespaces,
         pool: Pool,
         queues: Queues,
@@ -178,7 +175,6 @@ impl Shared {
             below,
             config,
             clock,
-            hooks,
             pool,
             queues,
             shares,
@@ -217,11 +213,7 @@ impl Shared {
     /// Returns the object called `id`, in use, if the index has it.
     #[inline]
     pub(crate) fn find(&self, hash: u64, id: &ObjectId) -> Option<InUse<'_>> {
-        let (in_use, reinserted) = self.index.get(hash, id)?;
-        if reinserted {
-            self.hooks.on_reinsert(id);
-        }
-        Some(in_use)
+        self.index.get(hash, id)
     }
 
     /// Whether an object has changes of an earlier process that are not applied yet: no caller may see it.
@@ -262,12 +254,8 @@ impl Shared {
         if !found.matches(id) {
             return None;
         }
-        let reinserted = found.reinserted;
         let answer = job(found.section.value(), &env);
         drop(found);
-        if reinserted {
-            self.hooks.on_reinsert(id);
-        }
         // A thread that wanted to evict the object, or a bucket of it, may have found us inside.
         self.node_waiters.notify();
         self.section_ended();
@@ -309,27 +297,15 @@ impl Shared {
         goes
     }
 
-    /// Counts an object that has left the index, and calls the hooks.
-    pub(crate) fn report_evicted(&self, id: &ObjectId, was_leaving: bool) {
-        add(&self.metrics.object_evictions, 1);
-        if !was_leaving {
-            self.hooks.on_evict(id);
-        }
-        self.hooks.on_put(id);
-        self.hooks.on_free();
-    }
-
     /// Called when an operation on the node `at` has ended: an object that was marked to leave goes if
     /// nothing keeps it.
     pub(crate) fn finalize(&self, at: u32) {
         if !self.index.is_leaving(at) {
             return;
         }
-        if let Some(id) =
-            self.index.finalize(at, |at, hash, object| self.clear_for_eviction(at, hash, object))
-        {
-            self.hooks.on_finalize(&id);
-            self.report_evicted(&id, true);
+        let evicted = self.index.finalize(at, |at, hash, object| self.clear_for_eviction(at, hash, object));
+        if evicted.is_some() {
+            add(&self.metrics.object_evictions, 1);
             self.node_waiters.notify();
         }
     }

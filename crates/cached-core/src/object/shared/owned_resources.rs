@@ -1,7 +1,6 @@
 //! What a change will use, held across waits: buckets, and room for dirty data.
 
 use std::future::{Future, poll_fn};
-use std::ops::Deref;
 use std::task::Poll;
 
 use blocker::Result;
@@ -11,7 +10,7 @@ use super::evict::{reserve, reserve_up_to};
 use crate::object::memory::pool::{Detached, Reserved};
 use crate::object::namespace_numbers::OTHERS;
 use crate::object::state::{Loaded, Missing, Resources};
-use crate::object::tasks::wait_queue::{WaitQueue, wait};
+use crate::object::tasks::wait_queue::wait;
 use crate::sync::Arc;
 
 /// See the module. Dropped, it gives back what is left.
@@ -47,8 +46,7 @@ impl OwnedResources {
             flushed_meanwhile(shared, wait_for_room(shared, namespace, credits)).await?;
         }
         resources.credits = credits;
-        let queue = BucketWaiters(Arc::clone(shared));
-        let taking = wait(queue, || reserve(shared, buckets).map(Reserved::detach));
+        let taking = wait(shared.pool.waiters(), || reserve(shared, buckets).map(Reserved::detach));
         resources.reserved = Some(flushed_meanwhile(shared, taking).await?);
         Ok(resources)
     }
@@ -132,28 +130,8 @@ async fn wait_for_room(shared: &Arc<Shared>, namespace: u16, credits: u32) -> Re
             let has_moved = room.pool_of(namespace) != pool;
             (has_moved || room.take(namespace, credits)).then_some(has_moved)
         };
-        if !wait(RoomWaiters(Arc::clone(shared), pool), taking).await? {
+        if !wait(room.waiters(pool), taking).await? {
             return Ok(());
         }
-    }
-}
-
-/// The queue of tasks that wait for room in a pool.
-struct RoomWaiters(Arc<Shared>, u16);
-
-impl Deref for RoomWaiters {
-    type Target = WaitQueue;
-    fn deref(&self) -> &WaitQueue {
-        self.0.metrics.dirty_room.waiters(self.1)
-    }
-}
-
-/// The queue of tasks that wait for buckets.
-struct BucketWaiters(Arc<Shared>);
-
-impl Deref for BucketWaiters {
-    type Target = WaitQueue;
-    fn deref(&self) -> &WaitQueue {
-        self.0.pool.waiters()
     }
 }

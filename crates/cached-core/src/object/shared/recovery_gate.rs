@@ -12,7 +12,7 @@ use crate::sync::Arc;
 ///
 /// # Errors
 /// Why it cannot be; `Unsupported` if the background of the cache has ended.
-pub(crate) async fn object(shared: &Arc<Shared>, hash: u64) -> Result<()> {
+pub(crate) async fn object_recovered(shared: &Arc<Shared>, hash: u64) -> Result<()> {
     let waiting = poll_fn(|cx| {
         let (poll, requested) = shared.recovery.poll_object(hash, cx.waker());
         if let Some(object) = requested {
@@ -27,12 +27,12 @@ pub(crate) async fn object(shared: &Arc<Shared>, hash: u64) -> Result<()> {
 ///
 /// # Errors
 /// Why an object of it cannot be; `Unsupported` if the background of the cache has ended.
-pub(crate) async fn scope(shared: &Arc<Shared>, scope: &Scope) -> Result<()> {
+pub(crate) async fn scope_recovered(shared: &Arc<Shared>, scope: &Scope) -> Result<()> {
     if !shared.recovery.is_active() {
         return Ok(());
     }
     let namespace = match scope {
-        Scope::Object(id) => return object(shared, shared.hash(id)).await,
+        Scope::Object(id) => return object_recovered(shared, shared.hash(id)).await,
         Scope::Domain(namespace, _) | Scope::Namespace(namespace) => Some(namespace),
         _ => None,
     };
@@ -44,7 +44,7 @@ pub(crate) async fn scope(shared: &Arc<Shared>, scope: &Scope) -> Result<()> {
 ///
 /// # Errors
 /// `Unsupported` if the background of the cache has ended.
-pub(crate) async fn begun(shared: &Arc<Shared>) -> Result<()> {
+pub(crate) async fn recovery_begun(shared: &Arc<Shared>) -> Result<()> {
     let waiting = poll_fn(|cx| shared.recovery.poll_begun(cx.waker()).map(Ok));
     flushed_meanwhile(shared, waiting).await
 }

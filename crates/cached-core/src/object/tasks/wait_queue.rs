@@ -84,24 +84,22 @@ impl WaitQueue {
 ///
 /// # Errors
 /// `Retryable` if too many wait already.
-pub(crate) fn wait<Q, R, F>(queue: Q, take: F) -> Wait<Q, F>
+pub(crate) fn wait<R, F>(queue: &WaitQueue, take: F) -> Wait<'_, F>
 where
-    Q: Deref<Target = WaitQueue> + Unpin,
     F: FnMut() -> Option<R> + Unpin,
 {
     Wait { queue, take, id: None }
 }
 
 /// See [`wait`]. Cancel safe: dropped, it waits no longer, and has taken nothing.
-pub(crate) struct Wait<Q: Deref<Target = WaitQueue>, F> {
-    queue: Q,
+pub(crate) struct Wait<'a, F> {
+    queue: &'a WaitQueue,
     take: F,
     id: Option<u64>,
 }
 
-impl<Q, R, F> Future for Wait<Q, F>
+impl<R, F> Future for Wait<'_, F>
 where
-    Q: Deref<Target = WaitQueue> + Unpin,
     F: FnMut() -> Option<R> + Unpin,
 {
     type Output = Result<R>;
@@ -145,7 +143,7 @@ where
     }
 }
 
-impl<Q: Deref<Target = WaitQueue>, F> Wait<Q, F> {
+impl<F> Wait<'_, F> {
     /// Leaves the queue; the next may find something too.
     fn leave(&mut self) {
         let Some(id) = self.id.take() else { return };
@@ -160,7 +158,7 @@ impl<Q: Deref<Target = WaitQueue>, F> Wait<Q, F> {
     }
 }
 
-impl<Q: Deref<Target = WaitQueue>, F> Drop for Wait<Q, F> {
+impl<F> Drop for Wait<'_, F> {
     fn drop(&mut self) {
         self.leave();
     }
@@ -184,21 +182,12 @@ impl Permits {
     where
         H: Deref<Target = Self> + Clone + Unpin,
     {
-        wait(QueueOf(&permits), || {
+        wait(&permits.queue, || {
             let up = |taken: u32| (taken < permits.count).then(|| taken + 1);
             permits.taken.fetch_update(Ordering::SeqCst, Ordering::SeqCst, up).ok()
         })
         .await?;
         Ok(Permit(permits.clone()))
-    }
-}
-
-struct QueueOf<'a>(&'a Permits);
-
-impl Deref for QueueOf<'_> {
-    type Target = WaitQueue;
-    fn deref(&self) -> &WaitQueue {
-        &self.0.queue
     }
 }
 

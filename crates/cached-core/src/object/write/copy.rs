@@ -170,8 +170,8 @@ async fn acquire_both(
 ) -> Result<(Handle, Handle)> {
     if shared.recovery.is_active() {
         // Before a node is held: a recovery needs nodes.
-        recovery_gate::object(shared, from_hash).await?;
-        recovery_gate::object(shared, to_hash).await?;
+        recovery_gate::object_recovered(shared, from_hash).await?;
+        recovery_gate::object_recovered(shared, to_hash).await?;
     }
     let find = |hash, id| shared.find(hash, id).map(|in_use| Handle::of(shared, in_use));
     if let (Some(source), Some(target)) = (find(from_hash, from), find(to_hash, to)) {

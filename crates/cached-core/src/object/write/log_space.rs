@@ -9,7 +9,6 @@ use crate::object::journal::records::{Origin, encode_state};
 use crate::object::journal::{ChangeLog, JournalState, KeptHold};
 use crate::object::shared::Shared;
 use crate::object::shared::handle::Handle;
-use crate::object::shared::log_waits::SpaceWaiters;
 use crate::object::tasks::wait_queue::wait;
 use crate::sync::{Arc, Ordering};
 
@@ -39,7 +38,7 @@ pub(crate) async fn log_again(shared: Arc<Shared>, number: u64, node: u32) {
         // In trouble nothing is logged.
         _ => Some(None),
     };
-    let Ok(Some(reservation)) = wait(SpaceWaiters(log), reserve).await else { return };
+    let Ok(Some(reservation)) = wait(&log.events.space, reserve).await else { return };
     let own = Arc::clone(&shared);
     let id = handle.id().clone();
     let appended = handle

@@ -2,7 +2,6 @@
 //! when the disk works again, what was changed without records is stored, and changes are logged again. So a
 //! logged change never follows one that is neither logged nor stored.
 
-use std::ops::Deref;
 use std::time::Duration;
 
 use blocker::{Clock, Error, Result, Timestamp};
@@ -14,7 +13,7 @@ use crate::object::shared::handle::Handle;
 use crate::object::shared::store_pending::expedite;
 use crate::object::tasks::deadline::until;
 use crate::object::tasks::flush_ticket::{FlushTicket, Stored};
-use crate::object::tasks::wait_queue::{WaitQueue, wait};
+use crate::object::tasks::wait_queue::wait;
 use crate::sync::Arc;
 
 /// How long changes wait at most the first time while the rest is stored. Each time that this is not enough,
@@ -28,16 +27,6 @@ const PAUSE_MAX: Duration = Duration::from_secs(160);
 const PASS_SHORT: Duration = Duration::from_secs(5);
 /// How long it takes until what has failed is tried again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
-
-/// The task that leads the log out of trouble.
-struct TroubleWaiter<'a>(&'a ChangeLog);
-
-impl Deref for TroubleWaiter<'_> {
-    type Target = WaitQueue;
-    fn deref(&self) -> &WaitQueue {
-        &self.0.events.trouble
-    }
-}
 
 /// Leads the log out of trouble; completes when changes are logged again.
 pub(crate) async fn lead_out(shared: Arc<Shared>) {
@@ -63,7 +52,7 @@ async fn drain(shared: &Arc<Shared>, log: &ChangeLog) -> Result<()> {
         let is_drained = !log.events.condition.has_logged() && shared.recovery.progress().is_done;
         is_drained.then_some(())
     };
-    wait(TroubleWaiter(log), is_drained).await?;
+    wait(&log.events.trouble, is_drained).await?;
     let failed = shared.recovery.progress().objects_failed;
     if failed > 0 {
         tracing::error!(failed, "the journal's records of objects that could not be recovered are given up");
@@ -87,11 +76,11 @@ async fn drain(shared: &Arc<Shared>, log: &ChangeLog) -> Result<()> {
 /// Waits until the journal works, stores what was changed without records, and lets changes be logged again.
 /// They wait for at most `pause`, which is doubled if that was not enough.
 async fn resume(shared: &Arc<Shared>, log: &ChangeLog, pause: &mut Duration) -> Result<()> {
-    wait(TroubleWaiter(log), || (!log.events.has_failed()).then_some(())).await?;
+    wait(&log.events.trouble, || (!log.events.has_failed()).then_some(())).await?;
     store_most(shared, log).await?;
     log.events.condition.step(&[JournalState::Void], JournalState::Resuming, None);
     let work = async {
-        wait(TroubleWaiter(log), || (!log.events.condition.has_unlogged()).then_some(())).await?;
+        wait(&log.events.trouble, || (!log.events.condition.has_unlogged()).then_some(())).await?;
         store_unlogged(shared, log).await?;
         let up_to = log.last_position();
         if log.events.has_failed() || !mark_all(log).await {

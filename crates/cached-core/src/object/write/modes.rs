@@ -4,8 +4,6 @@
 //! the new one: a change that goes to the store takes the whole object if it finds anything dirty there and
 //! waits until that is stored, and one that is applied in the cache waits for what is on its way to the store.
 
-use std::ops::Deref;
-
 use blocker::{Error, FlushRequest, Namespace, Result, Scope, Timestamp, WriteMode};
 
 use super::scope_ops;
@@ -16,7 +14,7 @@ use crate::object::shared::handle::Handle;
 use crate::object::shared::log_waits;
 use crate::object::tasks::background_queue::Task;
 use crate::object::tasks::deadline::until;
-use crate::object::tasks::wait_queue::{WaitQueue, wait};
+use crate::object::tasks::wait_queue::wait;
 use crate::sync::{Arc, Ordering};
 
 /// The mode of one change that may wait, counted until this is dropped.
@@ -110,7 +108,7 @@ async fn end_changes(shared: &Arc<Shared>, number: u16) -> Result<u64> {
     let phases = &shared.namespaces.record(number).write_phases;
     let phase = phases.phase();
     let ended = || phases.have_ended_before(phase).then_some(());
-    wait(PhaseWaiters { shared, number }, ended).await?;
+    wait(&phases.waiters, ended).await?;
     Ok(phase)
 }
 
@@ -219,18 +217,5 @@ async fn settle_until_done(shared: Arc<Shared>, number: u16) {
     if record.write_phases.is_changing() {
         // The mode was changed again after the last look, while this task counted as under way.
         settle_in_background(&shared);
-    }
-}
-
-/// The tasks that wait for the end of a namespace's earlier changes.
-struct PhaseWaiters<'a> {
-    shared: &'a Shared,
-    number: u16,
-}
-
-impl Deref for PhaseWaiters<'_> {
-    type Target = WaitQueue;
-    fn deref(&self) -> &WaitQueue {
-        &self.shared.namespaces.record(self.number).write_phases.waiters
     }
 }

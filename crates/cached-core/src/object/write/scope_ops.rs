@@ -58,7 +58,7 @@ pub(crate) async fn flush(shared: Arc<Shared>, request: FlushRequest) -> Result<
             return Ok(reply);
         }
         // An object that cannot be recovered does not keep the rest from being stored.
-        let recovered = recovery_gate::scope(&shared, &request.scope).await;
+        let recovered = recovery_gate::scope_recovered(&shared, &request.scope).await;
         let up_to = shared.log.as_ref().map(ChangeLog::last_position);
         store_scope(&shared, &request.scope, &ticket).await?;
         // What was forwarded may not be stored below either.
@@ -192,7 +192,7 @@ pub(crate) async fn claim(shared: Arc<Shared>, request: ClaimRequest) -> Result<
     let deadline = request.call.deadline;
     let work = async {
         let ticket = Arc::new(FlushTicket::default());
-        recovery_gate::scope(&shared, &request.scope).await?;
+        recovery_gate::scope_recovered(&shared, &request.scope).await?;
         store_scope(&shared, &request.scope, &ticket).await?;
         // From here on no older change is accepted here; what came during the flush is stored as well.
         let raised = match shared.fences_callers() {

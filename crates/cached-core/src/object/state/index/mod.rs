@@ -71,7 +71,7 @@ struct Shard {
 /// The result of entering an object.
 pub(crate) enum Entered<'a> {
     /// The index had it.
-    Found { in_use: InUse<'a>, reinserted: bool },
+    Found(InUse<'a>),
     /// The index has it from now on; perhaps another object had to leave.
     Placed { in_use: InUse<'a>, evicted: Option<ObjectId> },
     /// No object could leave; these could if they were flushed, and are marked to leave.
@@ -191,8 +191,8 @@ impl Index {
         // Under the lock: no thread can take the object out between the lookup and the section.
         let section = node.serial.try_enter()?;
         drop(shard);
-        let reinserted = Self::mark_used(node);
-        Some(Found { section, node, at, reinserted })
+        Self::mark_used(node);
+        Some(Found { section, node, at })
     }
 
     #[inline]
@@ -210,23 +210,22 @@ impl Index {
         None
     }
 
-    /// Notes that a node is asked for; returns whether it was marked to leave.
+    /// Notes that a node is asked for: it no longer leaves.
     #[inline]
-    fn mark_used(node: &Node) -> bool {
+    fn mark_used(node: &Node) {
         let marks = node.marks.load(Ordering::Relaxed);
         if marks != USED {
             node.marks.store(USED, Ordering::Relaxed);
         }
-        marks & LEAVING != 0
     }
 
-    /// Returns the object called `id`, in use, and whether it was marked to leave.
-    pub(crate) fn get(&self, hash: u64, id: &ObjectId) -> Option<(InUse<'_>, bool)> {
+    /// Returns the object called `id`, in use.
+    pub(crate) fn get(&self, hash: u64, id: &ObjectId) -> Option<InUse<'_>> {
         let shard = lock(self.shard(hash));
         self.find(&shard, hash, id)
     }
 
-    fn find(&self, shard: &Shard, hash: u64, id: &ObjectId) -> Option<(InUse<'_>, bool)> {
+    fn find(&self, shard: &Shard, hash: u64, id: &ObjectId) -> Option<InUse<'_>> {
         let mut next = self.head(hash, shard);
         while let Some(at) = next.checked_sub(1) {
             let node = self.node(at);
@@ -234,7 +233,8 @@ impl Index {
             let name = unsafe { &*node.name.get() };
             if node.hash() == hash && name.as_ref().is_some_and(|name| name.matches(id)) {
                 node.refs.fetch_add(1, Ordering::Relaxed);
-                return Some((InUse { node, at }, Self::mark_used(node)));
+                Self::mark_used(node);
+                return Some(InUse { node, at });
             }
             next = node.next.load(Ordering::Relaxed);
         }
@@ -298,8 +298,8 @@ impl Index {
     ) -> Entered<'_> {
         let mut guard = lock(self.shard(hash));
         let shard = &mut *guard;
-        if let Some((in_use, reinserted)) = self.find(shard, hash, id) {
-            return Entered::Found { in_use, reinserted };
+        if let Some(in_use) = self.find(shard, hash, id) {
+            return Entered::Found(in_use);
         }
         let mut leaving = Vec::new();
         let (at, evicted) = if let Some(at) = shard.free.pop().or_else(|| self.fresh(shard)) {

@@ -72,8 +72,6 @@ pub(crate) struct Found<'a> {
     pub(crate) section: ExclusiveSection<'a, Object>,
     pub(super) node: &'a Node,
     pub(crate) at: u32,
-    /// Whether it was marked to leave.
-    pub(crate) reinserted: bool,
 }
 
 impl Found<'_> {
