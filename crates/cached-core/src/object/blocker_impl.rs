@@ -17,11 +17,10 @@ use super::journal::ChangeLog;
 use super::memory::geometry::buckets_of;
 use super::mutation::Mutation;
 use super::read;
-use super::read::direct;
 use super::shared::Shared;
 use super::state::{Env, LINES_READ, Object};
 use super::tasks::deadline::is_late;
-use super::write::back::{apply_at_once, is_too_large};
+use super::write::apply::{apply_at_once, is_too_large};
 use super::write::modes::{TakenMode, read_only};
 use super::write::through::Route;
 use super::write::{back as write_back, copy, scope_ops, through as write_through};
@@ -207,7 +206,7 @@ impl Blocker for ObjectCache {
         }
         let hash = shared.hash(&request.object);
         if shared.attaching.is_direct() {
-            return Reply::pending(direct::read_detached(Arc::clone(shared), request, hash));
+            return Reply::pending(read::read_detached(Arc::clone(shared), request, hash));
         }
         let ahead = |object: &Object, env: &Env<'_>| object.prefetch(env, request.offset, LINES_READ);
         let read = |object: &mut Object, env: &Env<'_>| {
@@ -312,7 +311,7 @@ impl Blocker for ObjectCache {
         }
         let hash = shared.hash(&request.object);
         if shared.attaching.is_direct() {
-            return Reply::pending(direct::info_detached(Arc::clone(shared), request, hash));
+            return Reply::pending(read::info_detached(Arc::clone(shared), request, hash));
         }
         if let Some(Some(answer)) =
             shared.at_once(hash, &request.object, |_, _| (), |object, _| object.info())

@@ -1,31 +1,31 @@
-//! The cache itself: how it is made, and what it shows of its state.
+//! The cache itself: how it is made, what it shows of its state, and its side towards a kernel that sends
+//! buckets in place and an arbiter that moves memory.
 
 use std::future::Future;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use blocker::{Blocker, Clock, ObjectId, Result, Timestamp};
+use blocker::{BUCKET_BYTES, Blocker, Clock, ObjectId, Result, Timestamp};
 
 use super::background::Background;
 use super::config::{ConfigError, ObjectCacheConfig};
 use super::control::attach_state::AttachStatus;
 use super::control::namespaces::Namespaces;
-use super::counters::Counters;
+use super::counters::{Counters, NamespaceCounters};
 use super::journal::unapplied::{Recovery, RecoveryProgress};
 use super::journal::{ChangeLog, JournalHealth, JournalOptions, OpenJournal, check_without_journal};
 use super::memory::pool::{Pool, PoolMemory};
 use super::memory::queue::Queues;
-use super::namespace_counters::{self, NamespaceCounters};
-use super::recovery::{self, RecoveryError};
-use super::shared::Shared;
-use super::shared::log_waits;
-use super::shared::validate;
+use super::recovery::RecoveryError;
+use super::shared::resources::reserve_up_to;
+use super::shared::{Shared, log_waits, validate};
 use super::state::index::Index;
 use super::state::losses::LostWrites;
 use super::write::receive::ReceiveBuffer;
-use super::{counters, detach};
+use super::{counters, detach, recovery};
 use crate::arena::MemoryRange;
 use crate::insight::Sampling;
+use crate::sync::Ordering;
 
 /// A cache of objects in front of a store. Clones are cheap, and handles of the same cache.
 ///
@@ -205,7 +205,7 @@ impl ObjectCache {
     /// others together.
     #[must_use]
     pub fn namespaces(&self) -> Vec<NamespaceCounters> {
-        namespace_counters::namespace_counters(self.shared())
+        counters::namespace_counters(self.shared())
     }
 
     /// Returns what has been acknowledged as *cached*, can never be stored, and has not been repaired yet.
@@ -387,4 +387,115 @@ impl std::fmt::Debug for ObjectCache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ObjectCache").field("counters", &self.counters()).finish_non_exhaustive()
     }
+}
+
+impl ObjectCache {
+    /// Returns whether buckets can be lent: it was [asked for](super::ObjectCacheConfig::lends_buckets), and the system takes single
+    /// pages of memory back.
+    #[must_use]
+    pub fn lends(&self) -> bool {
+        self.shared().pool.lends()
+    }
+
+    /// Lends the bucket that `bytes`, of a segment of this cache, lie in: from now on its bytes never change, even when every
+    /// segment is dropped and the bucket is used for another object. Pages of it can be handed to the kernel (`vmsplice`), without
+    /// knowing when it has done with them.
+    ///
+    /// Returns false if nothing was lent: the cache does not lend, or these are not bytes of one bucket.
+    #[must_use]
+    pub fn lend(&self, bytes: &[u8]) -> bool {
+        self.shared().pool.lend(bytes)
+    }
+
+    /// Returns whether these bytes, of a segment of this cache, were lent.
+    #[must_use]
+    pub fn has_lent(&self, bytes: &[u8]) -> bool {
+        self.shared().pool.has_lent(bytes)
+    }
+}
+
+// The cache as one half of a memory that it shares with a byte-keyed store: what the arbiter sees of it, and
+// how buckets go and come.
+//
+// The buckets that go are those that the eviction policy would evict next. What is dirty or pinned is in no
+// queue, so it stays: the least memory of a cache is sized so that it has room for all that may be dirty.
+
+/// What an arbiter sees of a cache.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ObjectNeeds {
+    /// The memory of all buckets, in bytes.
+    pub(crate) bytes: u64,
+    /// Of that, what is free.
+    pub(crate) spare_bytes: u64,
+    /// The number of buckets loaded again that a quarter more of the most memory would have kept, since the
+    /// start.
+    pub(crate) ghost_hits: u64,
+    /// About how many buckets have been filled since the start.
+    pub(crate) stored: u64,
+    /// What the load of a bucket takes, lately; 0 before the first.
+    pub(crate) load_nanos: u64,
+}
+
+impl ObjectCache {
+    /// Returns what an arbiter needs to know.
+    pub(crate) fn needs(&self) -> ObjectNeeds {
+        let shared = self.shared();
+        let pool = &shared.pool;
+        let used = pool.count().saturating_sub(pool.free());
+        ObjectNeeds {
+            bytes: self.bytes(),
+            spare_bytes: u64::from(pool.free()) * BUCKET_BYTES,
+            ghost_hits: shared.shares.ghost_hits(&shared.queues),
+            stored: shared.metrics.bucket_evictions.load(Ordering::Relaxed) + u64::from(used),
+            load_nanos: shared.shares.load_nanos(),
+        }
+    }
+
+    /// Returns the memory of all buckets, in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        u64::from(self.shared().pool.count()) * BUCKET_BYTES
+    }
+
+    /// Returns the least that this can be.
+    pub(crate) fn bytes_min(&self) -> u64 {
+        u64::from(self.shared().pool.count_min()) * BUCKET_BYTES
+    }
+
+    /// Returns the most that this can be.
+    pub(crate) fn bytes_max(&self) -> u64 {
+        u64::from(self.shared().pool.count_max()) * BUCKET_BYTES
+    }
+
+    /// Gives the memory of up to `count` buckets up; returns how many. Never takes a bucket for which a task
+    /// waits, and never waits.
+    ///
+    /// # Errors
+    /// If the system does not take some of the memory back; those buckets are free.
+    pub(crate) fn give_buckets(&self, count: u32) -> std::io::Result<u32> {
+        let shared = self.shared();
+        let given = give(shared, count);
+        shared.shares.resize(shared.pool.count());
+        given
+    }
+
+    /// Takes the memory of up to `count` buckets; returns how many, less if the cache has the most then.
+    pub(crate) fn take_buckets(&self, count: u32) -> u32 {
+        let shared = self.shared();
+        let taken = shared.pool.take_back(count);
+        shared.shares.resize(shared.pool.count());
+        taken
+    }
+}
+
+fn give(shared: &Shared, count: u32) -> std::io::Result<u32> {
+    let fresh = shared.pool.give_fresh(count);
+    if fresh == count || shared.pool.waiters().has_waiters() {
+        return Ok(fresh);
+    }
+    let reserved = reserve_up_to(shared, count - fresh);
+    if shared.pool.waiters().has_waiters() {
+        // A task has found nothing meanwhile: it gets them, by the drop.
+        return Ok(fresh);
+    }
+    Ok(fresh + shared.pool.give_up(reserved)?)
 }

@@ -1,4 +1,5 @@
-//! The configuration of an object cache, and which of it cannot work.
+//! The configuration of an object cache, which of it cannot work, and the numbers by which namespaces and
+//! their shares of the memory are known.
 
 use std::time::Duration;
 
@@ -7,8 +8,6 @@ use blocker::{
     OBJECT_BYTES_MAX_DEFAULT, WriteMode,
 };
 
-use super::namespace_numbers::NAMESPACES_MAX;
-use super::share::MEMORY_SHARES_MAX;
 use super::store::StoreTerms;
 use crate::arena::MemoryRange;
 use crate::insight::Sampling;
@@ -414,3 +413,27 @@ impl ObjectCacheConfig {
 
 /// The least memory, in bytes, with which a cache works.
 pub const MEMORY_BYTES_MIN: u64 = 1 << 20;
+
+// The numbers by which is counted what each namespace has.
+
+/// The most namespaces that are counted apart, and can have settings of their own.
+pub(crate) const NAMESPACES_MAX: usize = 4096;
+/// The number of the record that stands for all others.
+pub(crate) const OTHERS: u16 = 0;
+
+// The numbers of the namespaces' shares of the memory.
+
+/// The number of shares: the common one, and those of namespaces with one of their own.
+pub(crate) const SHARES: usize = 16;
+
+/// The most namespaces with a share of the memory of their own.
+pub const MEMORY_SHARES_MAX: usize = SHARES - 1;
+
+/// The number of a share.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Share(pub(crate) u8);
+
+impl Share {
+    /// The one of all namespaces that have none of their own.
+    pub(crate) const COMMON: Self = Self(0);
+}

@@ -1,27 +1,29 @@
-//! The control plane of a cache: attaching namespaces, policies, metrics, losses.
+//! The control plane of a cache: attaching and removing namespaces, their settings, policies, metrics,
+//! losses.
 
-use std::sync::Arc;
+use std::future::Future;
 
 use blocker::metrics::{Collect, Families};
 use blocker::{
     Attachment, Blocker, Control, DirtyData, Epoch, Error, Loss, LossPage, Namespace, NamespacePage,
-    NamespaceSettings, NamespaceState, ObjectId, Policy, Quota, RemovedNamespace, Reply, Scope, WriteMode,
-    metrics_above,
+    NamespaceSettings, NamespaceState, ObjectId, Policy, Quota, RemovedNamespace, Reply, Result, Scope,
+    Timestamp, WriteMode, metrics_above,
 };
 
 use super::cache::ObjectCache;
 use super::config::Writer;
 use super::control::attach_state::AttachState;
-use super::namespace_control;
-use super::shared::Shared;
-use super::shared::claim::{ask_epoch, own_stamp};
-use super::shared::invalidate::drop_clean;
-use super::shared::log_waits;
-use super::shared::recovery_gate;
+use super::control::records::NamespaceRecord;
+use super::counters::NamespaceCounters;
+use super::journal::ChangeLog;
+use super::settings_in_force::{check_removal, remove_settings};
+use super::shared::claim::{ask_epoch, drop_clean, own_stamp};
+use super::shared::{Shared, log_waits};
 use super::state::losses::LostWrites;
+use super::tasks::deadline::until;
 use super::tasks::wait_queue::Permits;
-use super::write::modes::store_and_mark;
-use crate::sync::Ordering;
+use super::write::modes::{Settling, discard_left, settle_in_background, store_and_mark};
+use crate::sync::{Arc, Ordering};
 
 /// The largest number of losses on one page.
 const LOSSES_PAGE_MAX: usize = 1000;
@@ -61,7 +63,7 @@ impl Control for ObjectCache {
         let shared = Arc::clone(self.shared());
         let can = self.capabilities();
         Reply::pending(async move {
-            recovery_gate::recovery_begun(&shared).await?;
+            log_waits::recovery_begun(&shared).await?;
             let scope = Scope::Namespace(namespace.clone());
             let stamp = own_stamp(&shared, &namespace).await?;
             let is_logged = shared.log.as_ref().is_some_and(|log| log.names.is_journaled(&namespace));
@@ -98,7 +100,7 @@ impl Control for ObjectCache {
             if shared.config.writer == Writer::Callers {
                 return Err(Error::Unsupported("the callers of this cache are the writers".into()));
             }
-            recovery_gate::recovery_begun(&shared).await?;
+            log_waits::recovery_begun(&shared).await?;
             store_and_mark(&shared, &namespace).await?;
             drop_clean(&shared, &Scope::Namespace(namespace.clone())).await?;
             forget_epoch(&shared, &namespace).await
@@ -139,18 +141,18 @@ impl Control for ObjectCache {
     }
 
     fn namespace_state(&self, namespace: Namespace) -> Reply<NamespaceState> {
-        match namespace_control::state(self, &namespace) {
+        match state(self, &namespace) {
             Ok(state) => Reply::ok(state),
             Err(error) => Reply::err(error),
         }
     }
 
     fn namespace_states(&self, after: Option<Namespace>) -> Reply<NamespacePage> {
-        Reply::ok(namespace_control::states(self, after.as_ref()))
+        Reply::ok(states(self, after.as_ref()))
     }
 
     fn change_namespace(&self, namespace: Namespace, settings: NamespaceSettings) -> Reply<()> {
-        namespace_control::change(self, &namespace, &settings)
+        change(self, &namespace, &settings)
     }
 
     fn set_volume(
@@ -163,7 +165,7 @@ impl Control for ObjectCache {
     }
 
     fn remove_namespace(&self, namespace: Namespace, dirty_data: DirtyData) -> Reply<RemovedNamespace> {
-        namespace_control::remove(self, namespace, dirty_data)
+        remove(self, namespace, dirty_data)
     }
 
     fn namespaces(&self) -> Reply<Vec<Namespace>> {
@@ -193,4 +195,184 @@ fn page(lost: LostWrites, after: Option<&ObjectId>) -> LossPage {
     page.losses = losses.map(|lost| Loss::new(lost.object, lost.changes, lost.bytes, lost.why)).collect();
     page.has_more = objects.next().is_some();
     page
+}
+
+/// The largest number of namespaces on one page.
+const PAGE_MAX: usize = 256;
+
+/// Returns the state of a namespace that is configured or has been used.
+///
+/// # Errors
+/// `Missing` if it is neither.
+pub(crate) fn state(cache: &ObjectCache, namespace: &Namespace) -> Result<NamespaceState> {
+    let all = cache.namespaces();
+    let of = all.iter().find(|of| of.namespace.as_ref() == Some(namespace)).ok_or(Error::Missing)?;
+    Ok(state_of(cache, namespace, of))
+}
+
+/// Returns the page of those after `after`.
+pub(crate) fn states(cache: &ObjectCache, after: Option<&Namespace>) -> NamespacePage {
+    let all = cache.namespaces();
+    let mut all: Vec<(&Namespace, &NamespaceCounters)> =
+        all.iter().filter_map(|of| Some((of.namespace.as_ref()?, of))).collect();
+    all.retain(|(name, _)| after.is_none_or(|after| *name > after));
+    all.sort_unstable_by_key(|(name, _)| *name);
+    let mut page = NamespacePage::default();
+    page.has_more = all.len() > PAGE_MAX;
+    page.states = all.iter().take(PAGE_MAX).map(|(name, of)| state_of(cache, name, of)).collect();
+    page
+}
+
+fn state_of(cache: &ObjectCache, name: &Namespace, of: &NamespaceCounters) -> NamespaceState {
+    let mut state = NamespaceState::new(name.clone(), of.write_mode);
+    (state.is_changing, state.is_configured) = (of.is_mode_changing, of.is_configured);
+    for (key, (value, _)) in cache.namespace_settings(name).values {
+        state.settings.set(key, value);
+    }
+    let counts = [
+        ("objects", of.objects),
+        ("cached_bytes", of.cached_bytes),
+        ("dirty_bytes", of.dirty_bytes),
+        ("dirty_age_ms", u64::try_from(of.dirty_age.as_millis()).unwrap_or(u64::MAX)),
+        ("writes_throttled", of.writes_throttled),
+        ("read_hits", of.read_hits),
+        ("read_misses", of.read_misses),
+        ("writes", of.writes.iter().sum()),
+    ];
+    state.counts = counts.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
+    state.counts.extend(of.dirty_bytes_max.map(|bytes| ("dirty_bytes_max".to_owned(), bytes)));
+    state
+}
+
+/// Sets settings and write mode of a namespace; answers when nothing of the mode before is left.
+pub(crate) fn change(cache: &ObjectCache, namespace: &Namespace, settings: &NamespaceSettings) -> Reply<()> {
+    if settings.is_empty() {
+        return Reply::err(Error::Invalid("give a write mode, or settings, or both".into()));
+    }
+    Reply::pending(cache.change_namespace(namespace, settings, None))
+}
+
+/// Drops what the cache has of a namespace.
+pub(crate) fn remove(
+    cache: &ObjectCache,
+    namespace: Namespace,
+    dirty_data: DirtyData,
+) -> Reply<RemovedNamespace> {
+    let shared = Arc::clone(cache.shared());
+    Reply::pending(async move { drop_namespace(&shared, &namespace, dirty_data, None).await })
+}
+
+impl ObjectCache {
+    /// Drops what the cache has of a namespace, and what commands have set for it: it is treated as one that has never
+    /// been used, until it is used again. Returns what was dropped. What the store has stays, and what the
+    /// configuration has set for the namespace stays in force.
+    ///
+    /// `dirty_data` states what becomes of data that are not stored; they are dropped only with
+    /// [`DirtyData::Discard`]. Then the namespace is read-only until that is done, a change that overlaps the
+    /// removal may be dropped as well, and one that begins after it is kept. The store need not be there for it,
+    /// unless a change is on its way to it, or the journal is in trouble.
+    ///
+    /// # Errors
+    /// [`Error::Missing`](blocker::Error::Missing) if it has not been used;
+    /// [`Error::Denied`](blocker::Error::Denied) if it has dirty data and they are to be refused, if a volume in it is
+    /// attached, or if what is set for others does not work without its settings: then nothing has changed;
+    /// [`Error::NotStored`](blocker::Error::NotStored) if the deadline passes before all is stored, and
+    /// [`Error::Retryable`](blocker::Error::Retryable) if it was written to meanwhile: its data are still here
+    /// then; those of a flush.
+    pub fn remove_namespace(
+        &self,
+        namespace: Namespace,
+        dirty_data: DirtyData,
+        deadline: Option<Timestamp>,
+    ) -> impl Future<Output = Result<RemovedNamespace>> + Send + use<> {
+        let shared = Arc::clone(self.shared());
+        async move { drop_namespace(&shared, &namespace, dirty_data, deadline).await }
+    }
+}
+
+/// See [`ObjectCache::remove_namespace`].
+pub(crate) async fn drop_namespace(
+    shared: &Arc<Shared>,
+    namespace: &Namespace,
+    dirty_data: DirtyData,
+    deadline: Option<Timestamp>,
+) -> Result<RemovedNamespace> {
+    let number = shared.namespaces.known(namespace).ok_or(Error::Missing)?;
+    let record = shared.namespaces.record(number);
+    let dirty = || record.dirty_taken.load(Ordering::SeqCst) * blocker::BUCKET_BYTES;
+    check_removal(shared, namespace)?;
+    // A change under way that is applied later is stored.
+    if dirty_data == DirtyData::Refuse && dirty() > 0 {
+        let why = format!("namespace {namespace} has {} bytes that are not stored", dirty());
+        return Err(Error::Denied(why.into()));
+    }
+    let late = || Error::NotStored(format!("{} bytes of namespace {namespace} are left", dirty()).into());
+    let mut removed = RemovedNamespace::default();
+    if dirty_data == DirtyData::Discard {
+        let discarding = discard(shared, namespace, record);
+        removed.discarded_bytes = until(&*shared.clock, deadline, late, discarding).await?;
+    }
+    remove_settings(shared, namespace)?;
+    Settling::begin(shared, number, deadline).end().await?;
+    if dirty_data != DirtyData::Discard {
+        until(&*shared.clock, deadline, late, store_and_mark(shared, namespace)).await?;
+    }
+    removed.dropped_bytes = drop_clean(shared, &Scope::Namespace(namespace.clone())).await?;
+    match dirty() {
+        0 => Ok(removed),
+        left => {
+            let why = format!("{left} bytes were written to namespace {namespace} meanwhile");
+            Err(Error::Retryable(why.into()))
+        }
+    }
+}
+
+/// Drops what is not stored of a namespace; returns how much of it was acknowledged, in bytes. Meanwhile the
+/// namespace is read-only: nothing is dropped that is acknowledged after the end. If this fails or is dropped, the
+/// namespace has its mode again, and what is left is stored.
+async fn discard(shared: &Arc<Shared>, namespace: &Namespace, record: &NamespaceRecord) -> Result<u64> {
+    log_waits::scope_recovered(shared, &Scope::Namespace(namespace.clone())).await?;
+    let discarding = Discarding::begin(shared, namespace, record)?;
+    let before = record.discarded_bytes.load(Ordering::SeqCst);
+    discard_left(shared, namespace, record.number).await?;
+    if let Some(up_to) = shared.log.as_ref().map(ChangeLog::last_position) {
+        // Before changes are logged again: nothing of what was dropped is replayed.
+        log_waits::mark_namespace(shared, namespace, up_to).await?;
+        // While the journal is in trouble there are no marks: what it has is replayed until it is void.
+        log_waits::not_draining(shared, namespace).await?;
+    }
+    shared.losses.repair(&Scope::Namespace(namespace.clone()));
+    shared.quotas.recount(record.number);
+    drop(discarding);
+    let bytes = record.discarded_bytes.load(Ordering::SeqCst) - before;
+    if bytes > 0 {
+        tracing::warn!(%namespace, bytes, "acknowledged data of a removed namespace are discarded");
+    }
+    Ok(bytes)
+}
+
+/// A namespace of which nothing is stored any more, until this is dropped.
+struct Discarding<'a> {
+    shared: &'a Shared,
+    record: &'a NamespaceRecord,
+}
+
+impl<'a> Discarding<'a> {
+    /// # Errors
+    /// `Retryable` if it is one already.
+    fn begin(shared: &'a Shared, namespace: &Namespace, record: &'a NamespaceRecord) -> Result<Self> {
+        if record.discards_dirty.swap(true, Ordering::SeqCst) {
+            return Err(Error::Retryable(format!("namespace {namespace} is being removed already").into()));
+        }
+        shared.namespaces.refresh(record);
+        Ok(Self { shared, record })
+    }
+}
+
+impl Drop for Discarding<'_> {
+    fn drop(&mut self) {
+        self.record.discards_dirty.store(false, Ordering::SeqCst);
+        self.shared.namespaces.refresh(self.record);
+        settle_in_background(self.shared);
+    }
 }

@@ -11,8 +11,8 @@ use blocker::{Error, FlushRequest, Result, Scope, Timestamp};
 
 use super::control::attach_state::AttachState;
 use super::shared::Shared;
-use super::shared::invalidate::drop_clean;
-use super::shared::owned_resources::flushed_meanwhile;
+use super::shared::claim::drop_clean;
+use super::shared::resources::flushed_meanwhile;
 use super::tasks::background_queue::Task;
 use super::tasks::deadline::until;
 use super::write::modes::{settle, settle_in_background};

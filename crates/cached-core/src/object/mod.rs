@@ -37,15 +37,33 @@
 //! that need it fail once it has been dropped.
 //!
 //! # Where things are
-//! To follow one read, open the files in this order: `blocker_impl.rs` (the operation), `index/` (name →
-//! object), `serial/` (the object's exclusive section), `state/read.rs` (slots → bytes), `slots.rs` and
-//! `pool/` (what slots and buckets are); on a miss `read.rs`, `ranges.rs` (one load for all readers),
-//! `load.rs` (the store); what is read before it is asked for: `read_ahead/` (what, and when), `fetch_ahead.rs`.
+//! A chapter uses only those that stand before it, so each can be read without what follows:
 //!
-//! To follow one write: `write_back.rs` (applied here, acknowledged as *cached*), then, later,
-//! `dirty_queue.rs` (what waits to be stored), `background.rs` (when), `state/flush.rs` (what), `flush.rs`
-//! and `flush_send.rs` (sent). Or `write_through.rs`: the store first. Eviction: `queue/` (which bucket)
-//! and `evict.rs`.
+//! | chapter | |
+//! |---|---|
+//! | `tasks` | wait queues, the executor of exclusive sections, deadlines, work for the background |
+//! | `store` | the gate through which requests reach the store; epochs and claims |
+//! | `memory` | buckets, eviction queues, slots |
+//! | `control` | namespaces: records, settings, limits, quotas, shares of the memory |
+//! | `read_ahead` | what is read before it is asked for, and when |
+//! | `journal` | the log of changes, and what a start has found in it |
+//! | `state` | one object, the index, the dirty queue |
+//! | `shared` | what all operations share: the cache's parts, objects in use, waits, claims |
+//! | `read` | loads, reads of what is not all in memory, lists |
+//! | `write` | write-back, write-through, copies, flushes |
+//! | `recovery` | changes of an earlier process are made again |
+//!
+//! The files beside them are the cache as its callers see it (`cache.rs`, `blocker_impl.rs`,
+//! `control_impl.rs`), what runs beside the callers (`background.rs`), and how a cache changes while it runs
+//! (`settings_in_force.rs`, `detach.rs`).
+//!
+//! One read: `blocker_impl.rs` (the operation), `state/index` (name → object), `tasks/serial` (the object's
+//! exclusive section), `state/read.rs` (slots → bytes), `memory/` (slots and buckets). On a miss: `read/mod.rs`,
+//! `state/ranges.rs` (one load for all readers), `read/load.rs` (the store).
+//!
+//! One write: `write/back.rs` (applied here, acknowledged as *cached*), then, later, `state/dirty_queue.rs`
+//! (what waits to be stored), `background.rs` (when), `state/flush.rs` (what), `write/flush.rs` (sent). Or
+//! `write/through.rs`: the store first. Eviction: `memory/queue.rs` (which bucket), `shared/resources.rs`.
 
 mod background;
 mod blocker_impl;
@@ -54,52 +72,41 @@ mod cache;
 mod config;
 mod control;
 mod control_impl;
-mod copied_content;
 mod counters;
 mod detach;
-mod insight;
 mod journal;
-mod lending;
 mod lock_ranks;
 mod memory;
-mod memory_moves;
 mod mutation;
-mod namespace_control;
-mod namespace_counters;
-mod namespace_numbers;
-mod namespace_removal;
 mod read;
-mod shared;
-mod store;
-mod tasks;
-mod write;
-
 mod read_ahead;
 mod recovery;
 mod settings_in_force;
-mod share;
+mod shared;
 mod state;
+mod store;
+mod tasks;
+mod write;
 
 pub use background::Background;
 pub use blocker::{DirtyData, RemovedNamespace as Removed};
 pub use builder::ObjectCacheBuilder;
 pub use cache::{ObjectCache, WeakObjectCache};
 pub use config::{
-    ConfigError, MEMORY_BYTES_MIN, MEMORY_WEIGHT_MAX, NamespaceConfig, OBJECT_BYTES_LIMIT, ObjectCacheConfig,
-    Writer,
+    ConfigError, MEMORY_BYTES_MIN, MEMORY_SHARES_MAX, MEMORY_WEIGHT_MAX, NamespaceConfig, OBJECT_BYTES_LIMIT,
+    ObjectCacheConfig, Writer,
 };
 pub use control::attach_state::{AttachState, AttachStatus};
-pub use control::namespace_settings::{SettingSource, SettingsInForce};
 pub use control::quotas::QuotaUse;
-pub use control::store_metrics::StoreCounters;
-pub use counters::Counters;
-pub use journal::recorded as journal_records;
+pub use control::records::StoreCounters;
+pub use control::settings::{SettingSource, SettingsInForce};
+pub use counters::{Counters, DURABILITIES, NamespaceCounters};
 pub use journal::unapplied::RecoveryProgress;
-pub use journal::{AtLimit, JournalHealth, JournalOptions, JournalState, OpenJournal};
-pub use namespace_counters::{DURABILITIES, NamespaceCounters};
+pub use journal::{
+    AtLimit, JournalHealth, JournalOptions, JournalState, OpenJournal, recorded as journal_records,
+};
 pub use recovery::RecoveryError;
 pub use settings_in_force::LiveSettings;
-pub use share::MEMORY_SHARES_MAX;
 pub use state::losses::{LostObject, LostWrites};
 pub use store::StoreTerms;
 pub use write::receive::ReceiveBuffer;

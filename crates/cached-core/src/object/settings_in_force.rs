@@ -7,14 +7,12 @@ use std::sync::{Arc, Weak};
 use blocker::{Durability, Error, Namespace, NamespaceSettings, Result, Timestamp};
 
 use super::cache::ObjectCache;
-use super::config::{ConfigError, NamespaceConfig, ObjectCacheConfig};
-use super::control::live_values::{dirty_limits, quotas, set_limited, store_terms};
-use super::control::namespace_settings::{Settings, SettingsInForce};
+use super::config::{ConfigError, MEMORY_SHARES_MAX, NamespaceConfig, ObjectCacheConfig};
 use super::control::namespaces::too_many;
+use super::control::settings::{Settings, SettingsInForce, dirty_limits, quotas, set_limited, store_terms};
 use super::detach;
-use super::share::MEMORY_SHARES_MAX;
 use super::shared::Shared;
-use super::shared::share_moves::move_buckets;
+use super::shared::resources::move_buckets;
 use super::write::modes::{Settling, settle_in_background};
 use crate::sync::{Ordering, lock};
 

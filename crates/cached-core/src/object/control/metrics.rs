@@ -1,13 +1,12 @@
 //! The state of the whole cache in O(1): buckets in each state, room for dirty data, and what has happened.
 //!
-//! What is counted by namespace lies in the namespace's record ([`super::namespace_metrics`]); the sums over all
+//! What is counted by namespace lies in the namespace's record ([`super::records`]); the sums over all
 //! of them are made when they are asked for.
 
 use blocker::metrics::Histogram;
 
 use super::dirty_room::{DirtyLimits, DirtyRoom};
-use super::namespace_metrics::NamespaceMetrics;
-use super::namespace_table::NamespaceTable;
+use super::records::{NamespaceMetrics, NamespaceTable};
 use crate::object::memory::slots::{Slot, State};
 use crate::sync::{AtomicU64, Ordering};
 

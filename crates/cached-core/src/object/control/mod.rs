@@ -4,16 +4,12 @@
 //! object; `control_impl.rs`, `settings_in_force.rs` and `detach.rs` do.
 
 pub(crate) mod attach_state;
-pub(crate) mod dirty_pool;
 pub(crate) mod dirty_room;
-pub(crate) mod limited_flushes;
-pub(crate) mod live_values;
-pub(crate) mod memory_shares;
 pub(crate) mod metrics;
-pub(crate) mod namespace_metrics;
-pub(crate) mod namespace_settings;
-pub(crate) mod namespace_table;
 pub(crate) mod namespaces;
 pub(crate) mod quotas;
-pub(crate) mod store_metrics;
+pub(crate) mod records;
+pub(crate) mod settings;
+mod share_targets;
+pub(crate) mod shares;
 pub(crate) mod write_phases;

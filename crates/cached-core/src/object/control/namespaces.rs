@@ -8,12 +8,11 @@ use std::ops::Deref;
 use blocker::{Durability, Namespace, WriteMode};
 use dashmap::DashMap;
 
-use super::namespace_table::{NamespaceRecord, NamespaceTable};
+use super::records::{NamespaceRecord, NamespaceTable};
 use super::write_phases::WritePhases;
 use crate::hash::{KeyHasher, SeededState};
-use crate::object::config::{NamespaceConfig, ObjectCacheConfig};
+use crate::object::config::{NAMESPACES_MAX, NamespaceConfig, OTHERS, ObjectCacheConfig};
 use crate::object::lock_ranks;
-use crate::object::namespace_numbers::{NAMESPACES_MAX, OTHERS};
 use crate::sync::{AtomicBool, Mutex, Ordering, lock};
 
 /// See the module.

@@ -1,14 +1,14 @@
-//! Appending the record of a change, and room for it.
+//! Appending the record of a change, room for it, and holds of records that are still needed.
 
 use blocker::Error;
-use cached_journal::{AppendError, Level, Position, Record, Reservation};
+use cached_journal::{AppendError, Hold, Level, Position, Record, Reservation};
 
-use super::condition::JournalState;
-use super::holds::{KeptHold, Logged, Unlogged};
+use super::condition::{Events, JournalState};
 use super::names::NamespaceLog;
-use super::records::{self, Origin};
-use super::{AtLimit, ChangeLog};
+use super::records::Origin;
+use super::{AtLimit, ChangeLog, records};
 use crate::object::mutation::Mutation;
+use crate::sync::Arc;
 
 /// What the log has of a change.
 pub(crate) enum Entry {
@@ -149,3 +149,61 @@ impl ChangeLog {
 
 /// There is no room for the record at present.
 pub(crate) struct Full;
+
+// What keeps the log's trouble from ending: changes whose records are still needed, and changes that are
+// being applied without one.
+
+/// Counts as logged until it is dropped: the log is not declared void before.
+pub(crate) struct Logged(Arc<Events>);
+
+impl Logged {
+    pub(super) fn new(events: &Arc<Events>) -> Self {
+        events.condition.add_logged();
+        Self(Arc::clone(events))
+    }
+}
+
+impl Drop for Logged {
+    fn drop(&mut self) {
+        if self.0.condition.remove_logged() && self.0.condition.state() != JournalState::Ok {
+            self.0.changed();
+        }
+    }
+}
+
+/// Keeps the log from a record on, until the record's data are stored.
+///
+/// Drop it without locks held: the journal may report at that moment that it has room.
+pub(crate) struct KeptHold {
+    // In this order: what waits for the log to be void must find it released.
+    hold: Hold,
+    _logged: Logged,
+}
+
+impl KeptHold {
+    pub(crate) fn new(hold: Hold, logged: Logged) -> Self {
+        Self { hold, _logged: logged }
+    }
+
+    pub(crate) fn position(&self) -> Position {
+        self.hold.position()
+    }
+}
+
+/// A change that is being applied without a record: kept until the change is in the dirty queue.
+pub(crate) struct Unlogged(Arc<Events>);
+
+impl Unlogged {
+    pub(super) fn new(events: &Arc<Events>) -> Self {
+        events.condition.add_unlogged();
+        Self(Arc::clone(events))
+    }
+}
+
+impl Drop for Unlogged {
+    fn drop(&mut self) {
+        if self.0.condition.remove_unlogged() && self.0.condition.state() == JournalState::Resuming {
+            self.0.changed();
+        }
+    }
+}

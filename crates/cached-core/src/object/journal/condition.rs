@@ -1,19 +1,13 @@
-//! The condition of a cache's log: in order, or on its way through trouble and back.
-//!
-//! ```text
-//!  Ok ──the disk fails──> Draining ──what was logged is stored, the log void──> Void
-//!   ↑                                                                            │ ↑
-//!   └──the rest is stored, a mark is durable── Resuming <──the journal works──────┘ │ it takes too long,
-//!                                                  └───────────────────────────────┘ or the disk fails
-//! ```
-//! While the log is not in order, changes are applied without records. Two counts make the steps safe: a
-//! change is counted before it looks at the phase, and a step looks at the count after it has set the phase.
-//! So either the change sees the new phase, or the step sees the change.
+//! The condition of a cache's log, and the journal's events that change it.
+
+use std::task::Waker;
 
 use blocker::{Clock, Reason, Timestamp};
+use cached_journal::{Event, Level};
 
 use crate::object::lock_ranks;
-use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, lock};
+use crate::object::tasks::wait_queue::WaitQueue;
+use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, lock};
 
 /// What a journal is to its cache at present.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,7 +42,17 @@ struct Story {
     clock: Option<Arc<dyn Clock>>,
 }
 
-/// See the module.
+/// The condition of a cache's log: in order, or on its way through trouble and back.
+///
+/// ```text
+///  Ok ──the disk fails──> Draining ──what was logged is stored, the log void──> Void
+///   ↑                                                                            │ ↑
+///   └──the rest is stored, a mark is durable── Resuming <──the journal works──────┘ │ it takes too long,
+///                                                  └───────────────────────────────┘ or the disk fails
+/// ```
+/// While the log is not in order, changes are applied without records. Two counts make the steps safe: a
+/// change is counted before it looks at the phase, and a step looks at the count after it has set the phase.
+/// So either the change sees the new phase, or the step sees the change.
 pub(crate) struct Condition {
     phase: AtomicU32,
     /// Changes that are being logged, and objects with logged changes that are not stored.
@@ -132,5 +136,129 @@ impl Condition {
     /// Returns whether it was the last.
     pub(super) fn remove_unlogged(&self) -> bool {
         self.unlogged.fetch_sub(1, Ordering::SeqCst) == 1
+    }
+}
+
+/// What the journal reports, from any of its threads: noted here, and passed on to the tasks that wait for it
+/// and to the background.
+pub(crate) struct Events {
+    level: AtomicU32,
+    /// A record has found no room since there was some.
+    is_full: AtomicBool,
+    /// Whether the journal has failed and not restarted since.
+    has_failed: AtomicBool,
+    pub(crate) condition: Condition,
+    /// The tasks that wait for room in the log, or until changes may be made again.
+    pub(crate) room: WaitQueue,
+    /// The tasks that may not acknowledge *stored* yet.
+    pub(crate) draining: WaitQueue,
+    /// The task that logs an object again.
+    pub(crate) space: WaitQueue,
+    /// The task that leads the log out of trouble.
+    pub(crate) trouble: WaitQueue,
+    /// The task that keeps objects that cannot be recovered from filling the log.
+    pub(crate) stuck: WaitQueue,
+    /// How often the trouble has begun.
+    pub(crate) troubles: AtomicU64,
+    background: Mutex<Option<Waker>>,
+}
+
+impl Default for Events {
+    fn default() -> Self {
+        Self {
+            level: AtomicU32::new(0),
+            is_full: AtomicBool::new(false),
+            has_failed: AtomicBool::new(false),
+            condition: Condition::default(),
+            room: WaitQueue::default(),
+            draining: WaitQueue::default(),
+            space: WaitQueue::default(),
+            trouble: WaitQueue::default(),
+            stuck: WaitQueue::default(),
+            troubles: AtomicU64::new(0),
+            background: Mutex::ranked(None, &lock_ranks::JOURNAL_EVENTS),
+        }
+    }
+}
+
+impl Events {
+    /// Takes note of an event.
+    pub(crate) fn observe(&self, event: &Event) {
+        match event {
+            Event::Level(level) => {
+                self.set_level(*level);
+                self.note_full(false);
+            }
+            Event::Room => self.note_full(false),
+            Event::Failed { file, operation, error } => {
+                self.has_failed.store(true, Ordering::SeqCst);
+                self.fail(&format!("{operation} of {file} failed: {error}"));
+            }
+            Event::Restarted => self.has_failed.store(false, Ordering::SeqCst),
+            Event::PrepareFailed { file, error } => {
+                tracing::warn!(%file, %error, "a segment of the journal could not be made, will be tried again");
+            }
+        }
+        self.changed();
+    }
+
+    /// Changes are no longer logged.
+    pub(crate) fn fail(&self, why: &str) {
+        if self.condition.step(&[JournalState::Ok], JournalState::Draining, Some(why.to_owned().into())) {
+            self.troubles.fetch_add(1, Ordering::Relaxed);
+            tracing::error!(
+                why,
+                "the journal has failed: changes are not logged, and what was logged is being stored"
+            );
+        }
+    }
+
+    /// Something has changed that tasks may wait for.
+    pub(crate) fn changed(&self) {
+        self.room.notify();
+        self.draining.notify();
+        self.space.notify();
+        self.trouble.notify();
+        self.stuck.notify();
+        self.wake_background();
+    }
+
+    pub(crate) fn wake_background(&self) {
+        let waker = lock(&self.background).take();
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    /// Lets `waker` be woken at the next event.
+    pub(crate) fn register(&self, waker: &Waker) {
+        *lock(&self.background) = Some(waker.clone());
+    }
+
+    pub(super) fn set_level(&self, level: Level) {
+        let number = match level {
+            Level::Low => 0,
+            Level::Half => 1,
+            Level::NineTenths => 2,
+        };
+        self.level.store(number, Ordering::SeqCst);
+    }
+
+    pub(super) fn note_full(&self, is_full: bool) {
+        self.is_full.store(is_full, Ordering::SeqCst);
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.is_full.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn level(&self) -> Level {
+        match self.level.load(Ordering::SeqCst) {
+            0 => Level::Low,
+            1 => Level::Half,
+            _ => Level::NineTenths,
+        }
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::SeqCst)
     }
 }

@@ -1,49 +1,31 @@
-//! The log of a cache's changes, in a journal on local disk: what is logged survives a crash.
+//! The log of a cache's changes, in a journal on local disk: what is logged survives a crash. Here are the
+//! records, the log's condition, and what a start has found in it; what waits, flushes or claims is above this
+//! chapter, in `shared/log_waits.rs`, `write/log_space.rs` and `recovery/`.
 //!
 //! A change of a journaled namespace is logged in the exclusive section of its object, when it is certain to
 //! be applied and before it is. So the log has the changes in the order in which the cache has them. Its
 //! record is held until the change is stored ([`KeptHold`], in the dirty queue). A flush asks the store only
 //! once the records of what it sends are durable: the store never has what the log has lost. What reaches the
 //! store without the log is preceded by a durable mark: nothing older is replayed over it.
-//!
-//! | file | |
-//! |---|---|
-//! | `records.rs` | changes as records, and back |
-//! | `append.rs` | appending, and room |
-//! | `holds.rs` | what is still needed |
-//! | `marks.rs` | what is not replayed |
-//! | `names.rs` | the namespaces: numbers, what is journaled |
-//! | `condition.rs` | in order, or in trouble |
-//! | `events.rs` | what the journal reports |
-//! | `open.rs`, `options.rs` | a journal before its cache exists |
-//!
-//! What waits, flushes or claims is above this module: `log_waits.rs`, `log_space.rs`, `log_trouble.rs`.
 
 mod append;
 mod condition;
-mod events;
-mod holds;
-mod marks;
-mod metrics;
 mod names;
 mod open;
-mod options;
 pub mod recorded;
 pub(crate) mod records;
 pub(crate) mod unapplied;
 
-use blocker::{Clock, Durability, ObjectId, WriteMode, WriterId};
-use cached_journal::{Hold, Journal, JournalConfig, Position};
-
-pub(crate) use append::{Entry, Full, Refusal, Room};
-pub use condition::{JournalHealth, JournalState};
-pub(crate) use events::Events;
-pub(crate) use holds::{KeptHold, Logged, Unlogged};
-pub(crate) use names::{Forwarded, NamespaceLog};
-pub use open::OpenJournal;
-pub use options::{AtLimit, JournalOptions};
-
+use blocker::metrics::{Families, Value};
+use blocker::{Clock, Durability, Namespace, ObjectId, OrderDomain, Scope, WriteMode, WriterId};
+use cached_journal::{Head, Histogram, Hold, Journal, JournalConfig, Position, Record};
 use names::Names;
+
+pub(crate) use append::{Entry, Full, KeptHold, Logged, Refusal, Room, Unlogged};
+pub(crate) use condition::Events;
+pub use condition::{JournalHealth, JournalState};
+pub(crate) use names::{Forwarded, NamespaceLog};
+pub use open::{AtLimit, JournalOptions, OpenJournal};
 
 use super::config::{ConfigError, NamespaceConfig, ObjectCacheConfig, Writer};
 use super::tasks::wait_queue::Permits;
@@ -243,4 +225,128 @@ pub(crate) fn check_without_journal(config: &ObjectCacheConfig) -> Result<(), Co
         }
     }
     Ok(())
+}
+
+impl ChangeLog {
+    /// Writes the journal's metrics.
+    pub(crate) fn collect(&self, into: &mut Families) {
+        let it = self.journal.metrics();
+        into.gauge("cached_journal_fill_bytes", "Space of the journal in use.", it.fill_bytes);
+        into.gauge(
+            "cached_journal_capacity_bytes",
+            "Space of the journal that is ready for use.",
+            it.capacity_bytes,
+        );
+        into.gauge("cached_journal_live_segments", "Segments of the journal in use.", it.live_segments);
+        into.gauge(
+            "cached_journal_free_segments",
+            "Segments of the journal that are ready.",
+            it.free_segments,
+        );
+        let help = "Age of the oldest segment of the journal that is in use.";
+        let age = it.oldest_age.unwrap_or_default().as_secs_f64();
+        into.sample("cached_journal_oldest_seconds", help, Vec::new(), Value::Gauge(age));
+        let help = "Bytes that wait in memory for the journal's disk.";
+        into.gauge("cached_journal_unsynced_bytes", help, it.unsynced_bytes);
+        let help = "The state of the journal: 0 in order, 1 draining, 2 void, 3 resuming.";
+        into.gauge("cached_journal_state", help, self.events.condition.state() as u64);
+        into.counter("cached_journal_failures_total", "Failures of the journal's disk.", it.failures);
+        into.counter(
+            "cached_journal_restarts_total",
+            "Times that the journal has worked again.",
+            it.restarts,
+        );
+        into.counter("cached_journal_records_total", "Records appended to the journal.", it.appended_records);
+        let help = "Bytes of payload appended to the journal.";
+        into.counter("cached_journal_payload_bytes_total", help, it.appended_bytes);
+        let help = "Bytes written to the journal's disk, heads and padding included.";
+        into.counter("cached_journal_written_bytes_total", help, it.written_bytes);
+        let help = "Bytes of each commit of the journal.";
+        into.sample("cached_journal_commit_bytes", help, Vec::new(), histogram(&it.batch_bytes, 1.0));
+        let help = "Records of each commit of the journal.";
+        into.sample("cached_journal_commit_records", help, Vec::new(), histogram(&it.batch_records, 1.0));
+        let help = "Time of the write and the sync of each commit of the journal.";
+        into.sample("cached_journal_commit_seconds", help, Vec::new(), histogram(&it.commit_micros, 1e6));
+        let help = "Records that the journal had to be replayed at the start.";
+        into.gauge("cached_journal_replay_records", help, it.replay_records);
+        let help = "Records that have been replayed.";
+        into.gauge("cached_journal_replayed_records", help, it.replay_applied);
+        let help = "Changes that waited for room in the journal.";
+        into.counter("cached_journal_waits_total", help, self.waits.load(Ordering::Relaxed));
+        let help = "Objects that were logged again because the store did not take them.";
+        into.counter("cached_journal_logged_again_total", help, self.logged_again.load(Ordering::Relaxed));
+    }
+}
+
+/// Converts a histogram whose values are `unit` times as large as they are shown.
+fn histogram(from: &Histogram, unit: f64) -> Value {
+    let mut count = 0;
+    // The last bucket has what is above all bounds.
+    let bounded = &from.buckets[..from.buckets.len() - 1];
+    let buckets = bounded.iter().enumerate().map(|(at, each)| {
+        count += each;
+        ((1_u64 << at) as f64 / unit, count)
+    });
+    Value::Histogram { buckets: buckets.collect(), sum: from.sum as f64 / unit, count: from.count }
+}
+
+impl ChangeLog {
+    /// Returns the position of the last record that was appended. An object that has a record up to there,
+    /// and has not been stored since, is in the dirty queue.
+    pub(crate) fn last_position(&self) -> Position {
+        Position(self.journal.next_position().0.saturating_sub(1))
+    }
+
+    /// Appends a mark of an object. `Ok(None)`: the journal is in trouble.
+    pub(crate) fn mark_object(
+        &self,
+        namespace: &NamespaceLog,
+        id: &ObjectId,
+        up_to: Position,
+    ) -> Result<Option<Position>, Full> {
+        records::encode_object_mark(namespace.number, id, up_to, |record| self.append_privileged(record))
+    }
+
+    /// Appends a mark of a scope that is not one object. `Ok(None)`: there is nothing to be marked, or the
+    /// journal is in trouble.
+    pub(crate) fn mark_scope(&self, scope: &Scope, up_to: Position) -> Result<Option<Position>, Full> {
+        let append = |mark: Head<'_>| self.append_privileged(&Record { head: mark, payload: &[] });
+        let known = |namespace: &Namespace| self.names.get(namespace).filter(|it| it.has_unmarked());
+        match scope {
+            Scope::Domain(namespace, domain) => match known(namespace) {
+                // The largest domain has the number of none.
+                Some(known) if *domain != OrderDomain(u64::MAX) => {
+                    let mark = Head::mark(cached_journal::Scope::Domain, up_to);
+                    let domain = records::domain_number(Some(*domain));
+                    append(Head { namespace: known.number, domain, ..mark })
+                }
+                _ => Ok(None),
+            },
+            Scope::Namespace(namespace) => match known(namespace) {
+                Some(known) => {
+                    let mark = Head::mark(cached_journal::Scope::Namespace, up_to);
+                    append(Head { namespace: known.number, ..mark })
+                }
+                None => Ok(None),
+            },
+            Scope::All if self.names.has_unmarked() => append(Head::mark(cached_journal::Scope::All, up_to)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Appends a mark of everything, whatever the condition of the log is.
+    ///
+    /// # Errors
+    /// The journal's.
+    pub(crate) fn mark_all(&self, up_to: Position) -> Result<Position, cached_journal::AppendError> {
+        let head = Head::mark(cached_journal::Scope::All, up_to);
+        Ok(self.journal.append(&Record { head, payload: &[] })?.position)
+    }
+
+    /// Appends the record of an epoch with which a namespace is about to be claimed. `Ok(None)`: the journal
+    /// is in trouble.
+    pub(crate) fn append_epoch(&self, namespace: &Namespace, epoch: u64) -> Result<Option<Position>, Full> {
+        let number = self.names.number(namespace).number;
+        records::encode_epoch(number, namespace, epoch, |record| self.append_privileged(record))
+    }
 }

@@ -1,8 +1,8 @@
-//! A journal before its cache exists.
+//! A journal before its cache exists, and the options by which a cache uses it.
 
 use cached_journal::{Environment, Journal, JournalConfig, OpenError, Replay};
 
-use super::events::Events;
+use super::condition::Events;
 use crate::sync::Arc;
 
 /// An open journal, with what an earlier process left in it: given to the cache that is to use it.
@@ -91,5 +91,31 @@ impl OpenJournal {
 impl std::fmt::Debug for Events {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("Events").field("health", &self.condition.health()).finish_non_exhaustive()
+    }
+}
+
+/// What happens to a change when nine tenths of the journal are in use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum AtLimit {
+    /// It waits for room, which comes as objects are stored.
+    #[default]
+    Wait,
+    /// It goes to the store at once, as in write-through.
+    Through,
+}
+
+/// How a cache uses its journal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct JournalOptions {
+    /// What happens to a change when nine tenths of the journal are in use.
+    pub at_limit: AtLimit,
+    /// The largest payload of a change, in bytes, that is logged: a change with more goes to the store at
+    /// once, which takes large changes about as fast. Default: 512 KiB.
+    pub journaled_bytes_max: u64,
+}
+
+impl Default for JournalOptions {
+    fn default() -> Self {
+        Self { at_limit: AtLimit::Wait, journaled_bytes_max: 512 << 10 }
     }
 }

@@ -1,20 +1,23 @@
-//! Reading what is not all in the cache: the store is asked, once for all readers of a range.
+//! Reading: what is not all in the cache is asked of the store, once for all readers of a range; loads,
+//! read-ahead, lists, and reads while the cache is detached. What is in memory is read by `state/read.rs`
+//! without coming here.
 
-pub(crate) mod direct;
 pub(crate) mod fetch_ahead;
-pub(crate) mod forward;
 pub(crate) mod list;
 pub(crate) mod load;
-pub(crate) mod quota_count;
 
-use blocker::{Error, Hints, ReadReply, ReadRequest, Result};
+use blocker::admission::check_condition;
+use blocker::{Condition, Error, Hints, Info, InfoRequest, ReadReply, ReadRequest, Result, Version};
+use load::{load, load_head};
 
-use self::load::{load, load_head};
+use super::control::metrics::add;
 use super::memory::geometry::{BUCKET_U64, buckets_of};
 use super::shared::Shared;
+use super::shared::calls::begin;
 use super::shared::handle::Handle;
 use super::state::ranges::Kind;
 use super::state::{Keep, Loaded, Lookup};
+use super::store::{Class, Lane};
 use super::tasks::deadline::until;
 use crate::sync::Arc;
 
@@ -104,4 +107,60 @@ fn what_to_keep(
 
 pub(crate) fn changes_too_fast() -> Error {
     Error::Retryable("the object changes faster than it can be read".into())
+}
+
+// Reads while the cache is detached: straight from the store, past the gate. Nothing is looked up in the cache or
+// kept there; versions are shown as the cache would show them.
+
+/// Reads from the store.
+pub(crate) async fn read_detached(
+    shared: Arc<Shared>,
+    mut request: ReadRequest,
+    hash: u64,
+) -> Result<ReadReply> {
+    let within = shared.config.object_bytes_max.saturating_sub(request.offset);
+    request.len_bytes = request.len_bytes.min(within);
+    // The store's present limit: one that is reached over a network may come back with another. In pieces then.
+    if request.len_bytes > shared.below.capabilities().request_bytes_max {
+        return read(shared, request, hash).await;
+    }
+    let deadline = request.call.deadline;
+    let work = read_below(&shared, request, hash);
+    until(&*shared.clock, deadline, || Error::DeadlinePassed, work).await
+}
+
+async fn read_below(shared: &Arc<Shared>, mut request: ReadRequest, hash: u64) -> Result<ReadReply> {
+    let namespace = shared.namespaces.of(&request.object.namespace);
+    // Callers know versions that stand for the store's.
+    let condition = std::mem::replace(&mut request.condition, Condition::None);
+    let class = Class::of(request.call.priority);
+    shared.metrics.count_miss(namespace);
+    add(&shared.metrics.direct_reads, 1);
+    let asking = begin(shared, namespace, (Lane::Load, class), request.len_bytes).await?;
+    let answer = shared.below.read(request).await;
+    let bytes = answer.as_ref().map_or(0, |reply| reply.data.len_bytes() as u64);
+    asking.end(shared, &answer, bytes);
+    let mut reply = answer?;
+    reply.version = Version(shared.remembered.shown_for(hash, reply.version.0));
+    check_condition(Some(reply.version), condition)?;
+    Ok(reply)
+}
+
+/// Asks the store for size, version and stamp.
+pub(crate) async fn info_detached(shared: Arc<Shared>, request: InfoRequest, hash: u64) -> Result<Info> {
+    let deadline = request.call.deadline;
+    let own = Arc::clone(&shared);
+    let work = async move {
+        let namespace = own.namespaces.of(&request.object.namespace);
+        let class = Class::of(request.call.priority);
+        let asking = begin(&own, namespace, (Lane::Change, class), 0).await?;
+        let answer = own.below.info(request).await;
+        asking.end(&own, &answer, 0);
+        let mut info = answer?;
+        info.version = Version(own.remembered.shown_for(hash, info.version.0));
+        // Where the cache is the writer, stamps are its own, and are not shown to callers.
+        info.stamp = info.stamp.filter(|_| own.fences_callers());
+        Ok(info)
+    };
+    until(&*shared.clock, deadline, || Error::DeadlinePassed, work).await
 }

@@ -6,33 +6,29 @@
 //! its first read finds: so a hit on any other bucket costs nothing.
 
 mod accuracy;
-mod flow;
 mod object_numbers;
 mod progressions;
 mod requests;
-mod store_speed;
 
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::task::Waker;
 use std::time::Duration;
 
+use accuracy::{Accuracy, StoreSpeed};
 use blocker::{BUCKET_BYTES, Call, Hints, Name, NamespaceKey, ObjectId};
-
-use super::config::{NamespaceConfig, ObjectCacheConfig};
-use super::control::namespaces::Namespaces;
-use super::lock_ranks;
-use super::namespace_numbers::{NAMESPACES_MAX, OTHERS};
-use crate::hash::KeyHasher;
-use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, lock};
-pub(crate) use flow::FlowCounters;
-use flow::{Flow, FlowSettings};
 use object_numbers::ObjectNumber;
-pub(crate) use progressions::Pattern;
 use progressions::{Access, Found, Plan, Progressions, Terms};
 use requests::Requests;
+
+pub(crate) use progressions::Pattern;
 pub(crate) use requests::{Fetch, Marked, Request};
-use store_speed::StoreSpeed;
+
+use super::config::{NAMESPACES_MAX, NamespaceConfig, OTHERS, ObjectCacheConfig};
+use super::control::namespaces::Namespaces;
+use super::lock_ranks;
+use crate::hash::KeyHasher;
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, lock};
 
 /// The number of tables of progressions; a row of objects has its place in one of them.
 const TABLES: usize = 8;
@@ -368,4 +364,57 @@ fn set_own(own: &FlowSettings, config: Option<&NamespaceConfig>) {
 
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// A setting that a namespace does not have of its own.
+const NO_OWN: u64 = u64::MAX;
+
+/// A setting of the whole cache, or one that a namespace may have of its own.
+#[derive(Debug)]
+pub(crate) struct Setting(AtomicU64);
+
+impl Default for Setting {
+    fn default() -> Self {
+        Self(AtomicU64::new(NO_OWN))
+    }
+}
+
+impl Setting {
+    pub(crate) fn set(&self, value: Option<u64>) {
+        self.0.store(value.map_or(NO_OWN, |value| value.min(NO_OWN - 1)), Ordering::Relaxed);
+    }
+
+    /// Returns the value; that of `default` if there is none.
+    pub(crate) fn or(&self, default: &Setting) -> u64 {
+        match self.0.load(Ordering::Relaxed) {
+            NO_OWN => default.0.load(Ordering::Relaxed),
+            own => own,
+        }
+    }
+}
+
+/// The settings of the whole cache, or those that a namespace has of its own.
+#[derive(Debug, Default)]
+pub(crate) struct FlowSettings {
+    pub(crate) read_ahead_bytes_max: Setting,
+    pub(crate) bypass_read_bytes_min: Setting,
+    pub(crate) bypass_write_bytes_min: Setting,
+}
+
+/// Buckets that were read ahead, and bytes that have bypassed the cache, since the start.
+#[derive(Debug, Default)]
+pub(crate) struct FlowCounters {
+    pub(crate) ahead: AtomicU64,
+    pub(crate) used: AtomicU64,
+    pub(crate) wasted: AtomicU64,
+    pub(crate) bypassed_read_bytes: AtomicU64,
+    pub(crate) bypassed_write_bytes: AtomicU64,
+}
+
+/// What reading ahead and bypassing have of one namespace: its settings, its counters, how well it goes.
+#[derive(Debug, Default)]
+pub(crate) struct Flow {
+    pub(crate) own: FlowSettings,
+    pub(crate) counters: FlowCounters,
+    pub(crate) accuracy: Accuracy,
 }

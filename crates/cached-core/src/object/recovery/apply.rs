@@ -9,7 +9,8 @@ use cached_journal::{Head, Position, ReadError, RecordPlace};
 use crate::object::journal::records::{PendingState, Replayed, decode, subject};
 use crate::object::mutation::Mutation;
 use crate::object::shared::Shared;
-use crate::object::write::back::{Again, apply_again_at_once, change_again, is_too_large};
+use crate::object::write::apply::{Again, apply_again_at_once, is_too_large};
+use crate::object::write::back::change_again;
 use crate::sync::Arc;
 
 /// How often a record is read in vain before it counts as damaged.

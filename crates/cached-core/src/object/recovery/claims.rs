@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use blocker::{ClaimRequest, Epoch, Error, Namespace, Scope};
 use cached_journal::{AppendError, Appended, Journal, OpenError, Position, Record, Replay};
 
-use super::{RecoveryError, on_demand, pass};
+use super::{RecoveryError, pass, recover};
 use crate::object::journal::records::{encode_epoch, subject};
 use crate::object::journal::unapplied::{
     BegunClaim, Collector, Found, FoundNamespace, Overtaken, Recovery, Unapplied,
@@ -73,7 +73,7 @@ pub(crate) async fn begin(shared: &Arc<Shared>) -> Result<(), RecoveryError> {
     let Some(unapplied) = replay.unapplied.take() else { return Ok(()) };
     let weak = Arc::downgrade(shared);
     recovery.set_out_of_turn(Box::new(move |object| match weak.upgrade() {
-        Some(shared) => Box::pin(on_demand::recover(shared, object)),
+        Some(shared) => Box::pin(recover(shared, object)),
         None => Box::pin(std::future::ready(())),
     }));
     recovery.set_begun(found);

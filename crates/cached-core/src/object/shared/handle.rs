@@ -8,9 +8,8 @@ use std::task::Poll;
 
 use blocker::{Error, ObjectId, Result};
 
-use super::Shared;
-use super::owned_resources::flushed_meanwhile;
-use super::recovery_gate;
+use super::resources::flushed_meanwhile;
+use super::{Shared, log_waits};
 use crate::object::control::metrics::add;
 use crate::object::memory::geometry::Buckets;
 use crate::object::read_ahead::Pattern;
@@ -67,7 +66,7 @@ impl Handle {
     /// why the object cannot be recovered.
     pub(crate) async fn acquire(shared: &Arc<Shared>, id: &ObjectId, hash: u64) -> Result<Self> {
         if shared.recovery.is_active() {
-            recovery_gate::object_recovered(shared, hash).await?;
+            log_waits::object_recovered(shared, hash).await?;
         }
         Self::acquire_unrecovered(shared, id, hash).await
     }
@@ -262,7 +261,7 @@ mod shuttle_tests {
     use shuttle::thread::{spawn, yield_now};
 
     use super::super::Shared;
-    use super::super::owned_resources::OwnedResources;
+    use super::super::resources::OwnedResources;
     use super::*;
     use crate::object::ObjectCache;
     use crate::object::config::{MEMORY_BYTES_MIN, ObjectCacheConfig};

@@ -1,11 +1,13 @@
-//! Waiting for the log: for room, until a record is durable, until a mark is, until *stored* may be
-//! acknowledged.
+//! Waiting for the log: for room, until a record or a mark is durable, until *stored* may be acknowledged, and
+//! until what an earlier process has logged is applied.
+
+use std::future::poll_fn;
 
 use blocker::{Durability, Error, FlushRequest, Namespace, ObjectId, Result, Scope, Timestamp};
 use cached_journal::Position;
 
 use super::Shared;
-use super::owned_resources::flushed_meanwhile;
+use super::resources::flushed_meanwhile;
 use crate::object::journal::{ChangeLog, Full, JournalState, Room};
 use crate::object::tasks::deadline::until;
 use crate::object::tasks::wait_queue::{Permits, wait};
@@ -258,4 +260,45 @@ pub(crate) async fn close(shared: &Shared) -> Result<()> {
     log.journal()
         .shut_down()
         .map_err(|error| Error::NotStored(format!("the journal was closed, but {error}").into()))
+}
+
+/// Waits until the object with this hash is recovered.
+///
+/// # Errors
+/// Why it cannot be; `Unsupported` if the background of the cache has ended.
+pub(crate) async fn object_recovered(shared: &Arc<Shared>, hash: u64) -> Result<()> {
+    let waiting = poll_fn(|cx| {
+        let (poll, requested) = shared.recovery.poll_object(hash, cx.waker());
+        if let Some(object) = requested {
+            shared.recovery.out_of_turn(object).into_iter().for_each(|task| shared.background.add(task));
+        }
+        poll
+    });
+    flushed_meanwhile(shared, waiting).await
+}
+
+/// Waits until everything within a scope is recovered, an order domain's namespace with it.
+///
+/// # Errors
+/// Why an object of it cannot be; `Unsupported` if the background of the cache has ended.
+pub(crate) async fn scope_recovered(shared: &Arc<Shared>, scope: &Scope) -> Result<()> {
+    if !shared.recovery.is_active() {
+        return Ok(());
+    }
+    let namespace = match scope {
+        Scope::Object(id) => return object_recovered(shared, shared.hash(id)).await,
+        Scope::Domain(namespace, _) | Scope::Namespace(namespace) => Some(namespace),
+        _ => None,
+    };
+    let waiting = poll_fn(|cx| shared.recovery.poll_wide(namespace, cx.waker()));
+    flushed_meanwhile(shared, waiting).await
+}
+
+/// Waits until the namespaces have been claimed.
+///
+/// # Errors
+/// `Unsupported` if the background of the cache has ended.
+pub(crate) async fn recovery_begun(shared: &Arc<Shared>) -> Result<()> {
+    let waiting = poll_fn(|cx| shared.recovery.poll_begun(cx.waker()).map(Ok));
+    flushed_meanwhile(shared, waiting).await
 }

@@ -1,45 +1,36 @@
 //! What all operations of one cache share: its parts, the names and versions of objects, and the way into an
 //! object's exclusive section.
 
+pub(crate) mod calls;
 pub(crate) mod claim;
-pub(crate) mod evict;
 pub(crate) mod handle;
-pub(crate) mod invalidate;
-pub(crate) mod limited_flush;
 pub(crate) mod log_waits;
-pub(crate) mod owned_resources;
-pub(crate) mod recovery_gate;
-pub(crate) mod share_moves;
-pub(crate) mod shield;
-pub(crate) mod store_call;
-pub(crate) mod store_pending;
+pub(crate) mod resources;
 pub(crate) mod validate;
 
 use blocker::{Blocker, Capabilities, Clock, EventHub, ObjectId, Timestamp};
 
 use super::config::{ObjectCacheConfig, Writer};
 use super::control::attach_state::Attaching;
-use super::control::live_values::{LiveValues, dirty_limits, quotas, set_limited, store_terms};
-use super::control::memory_shares::MemoryShares;
 use super::control::metrics::{Metrics, add};
-use super::control::namespace_settings::Settings;
 use super::control::namespaces::Namespaces;
 use super::control::quotas::Quotas;
-use super::copied_content::ContentOwner;
+use super::control::settings::{LiveValues, Settings, dirty_limits, quotas, set_limited, store_terms};
+use super::control::shares::MemoryShares;
 use super::journal::unapplied::Recovery;
 use super::journal::{ChangeLog, Forwarded};
 use super::lock_ranks;
 use super::memory::pool::Pool;
 use super::memory::queue::Queues;
+use super::mutation::ContentOwner;
 use super::read_ahead::ReadAhead;
+use super::state::Versions;
 use super::state::dirty_queue::DirtyQueue;
 use super::state::index::{InUse, Index};
 use super::state::losses::Losses;
-use super::state::versions::Versions;
 use super::state::{Env, Object};
 use super::store::Gate;
-use super::store::epochs::Epochs;
-use super::store::known_claims::KnownClaims;
+use super::store::epochs::{Epochs, KnownClaims};
 use super::tasks::background_queue::BackgroundQueue;
 use super::tasks::wait_queue::{Permits, WaitQueue};
 use crate::hash::KeyHasher;

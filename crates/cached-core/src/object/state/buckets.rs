@@ -1,10 +1,15 @@
-//! Slots and their buckets: set, released, copied before they are changed, filled up from the store;
-//! eviction.
+//! Slots and their buckets: set, released, copied before they are changed, filled up from the store, evicted;
+//! and the resources that a step brings for them.
 
-use super::{Env, Loaded, Object, Resources};
-use crate::object::memory::geometry::{BUCKET_U64, SECTORS, touched};
+use blocker::{Run, RunContent, Segments};
+
+use super::{Env, Known, Object};
+use crate::object::control::metrics::add;
+use crate::object::memory::geometry::{BUCKET_U64, Buckets, Cursor, SECTORS, parts, touched};
+use crate::object::memory::pool::{BUCKET, Reserved};
 use crate::object::memory::queue::{MARKED, PASSING, UNREAD};
 use crate::object::memory::slots::{SECTOR_BYTES, Slot, State};
+use crate::object::mutation::Mutation;
 
 impl Object {
     /// Whether the slot's bucket may be changed in place.
@@ -204,4 +209,202 @@ impl Object {
 /// Whether a slot has a bucket that takes up room for dirty data.
 fn is_dirty(slot: Slot) -> bool {
     matches!(slot.state(), State::Dirty | State::DirtyWhole)
+}
+
+// What a step needs beside the object: buckets, room for dirty data, bytes of the store.
+
+/// What a step lacks.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Missing {
+    pub(crate) buckets: u32,
+    /// The number of buckets that will become dirty.
+    pub(crate) credits: u32,
+    /// The buckets whose bytes the store must be asked for.
+    pub(crate) load: Option<Buckets>,
+}
+
+impl Missing {
+    /// Adds both together.
+    pub(crate) fn and(mut self, other: Self) -> Self {
+        self.buckets += other.buckets;
+        self.credits += other.credits;
+        if let Some(load) = other.load {
+            self.load_of(load.start);
+            self.load_of(load.end - 1);
+        }
+        self
+    }
+
+    pub(super) fn load_of(&mut self, at: u32) {
+        let range = self.load.get_or_insert(at..at + 1);
+        range.start = range.start.min(at);
+        range.end = range.end.max(at + 1);
+    }
+}
+
+/// Bytes that the store gave for a range.
+#[derive(Default)]
+pub(crate) struct Loaded {
+    /// The start of each run, the length asked for, and the bytes that came; zeros follow them.
+    pub(crate) runs: Vec<(u64, u64, Segments)>,
+}
+
+impl Loaded {
+    /// Returns the bytes of a range that one run covers.
+    pub(super) fn slice(&self, from: u64, to: u64) -> Option<Segments> {
+        let covers = |run: &&(u64, u64, Segments)| run.0 <= from && to <= run.0 + run.1;
+        let (start, _, data) = self.runs.iter().find(covers)?;
+        let len = data.len_bytes() as u64;
+        let (low, high) = ((from - start).min(len), (to - start).min(len));
+        let mut part = data.slice(low as usize..high as usize);
+        let rest = (to - from) - (high - low);
+        part.append(Segments::zeros(rest as usize));
+        Some(part)
+    }
+
+    pub(super) fn covers(&self, at: u32) -> bool {
+        let from = u64::from(at) * BUCKET_U64;
+        self.runs.iter().any(|run| run.0 <= from && from + BUCKET_U64 <= run.0 + run.1)
+    }
+}
+
+/// What a step may use up.
+pub(crate) struct Resources<'a> {
+    pub(crate) reserved: Reserved<'a>,
+    /// Room for this number of dirty buckets, taken from the dirty limit already.
+    pub(crate) credits: u32,
+    pub(crate) loaded: Option<&'a Loaded>,
+}
+
+// Room in the dirty limit for what the store lacks and has no bucket: zeros, cuts, removals, ends. Counted
+// in buckets, against the same limit as dirty data, so that the limit bounds all that a crash can undo:
+// zeros by what they cover, the others as one for an object. Returned when the flush that sends them is
+// stored.
+
+impl Object {
+    /// Returns the room that a change takes beside that of the buckets it makes dirty.
+    pub(crate) fn bucketless_for(&self, mutation: &Mutation) -> u32 {
+        let zeros = match mutation {
+            Mutation::WriteZeroes { offset, len } => self.new_zeros(*offset, *len),
+            Mutation::Discard { offset, len } => {
+                self.new_zeros(*offset, self.head.size.saturating_sub(*offset).min(*len))
+            }
+            Mutation::WriteRuns { runs } => runs.iter().map(|run| self.new_zeros_of(run)).sum(),
+            _ => 0,
+        };
+        let changes_the_whole = match mutation {
+            Mutation::Truncate { size } => *size != self.head.size,
+            Mutation::Delete => true,
+            Mutation::WriteFull { data } => data.is_empty(),
+            Mutation::WriteZeroes { offset, len } => offset + len > self.head.size,
+            Mutation::Write { .. } | Mutation::WriteRuns { .. } => self.head.known == Known::Absent,
+            Mutation::Discard { .. }
+            | Mutation::CompareAndWrite { .. }
+            | Mutation::Touch
+            // Its room was taken with its content.
+            | Mutation::Adopt(_) => false,
+        };
+        zeros.max(u32::from(changes_the_whole && self.pending.bucketless == 0))
+    }
+
+    fn new_zeros_of(&self, run: &Run) -> u32 {
+        match run.content {
+            RunContent::Zeroes(len) => self.new_zeros(run.offset, len),
+            RunContent::Data(_) => 0,
+        }
+    }
+
+    /// Returns the number of whole buckets of a range that become zeros by zeroing it.
+    fn new_zeros(&self, offset: u64, len: u64) -> u32 {
+        let is_new = |at: u32| match self.slots.get(at) {
+            Slot::ABSENT => u64::from(at) * BUCKET_U64 >= self.head.size || !self.is_zero(at),
+            slot => slot.state() != State::ZeroDirty,
+        };
+        parts(offset, len).filter(|(at, lo, hi)| hi - lo == BUCKET && is_new(*at)).count() as u32
+    }
+
+    /// Keeps `bucketless` of the credits of a change that has been made; none if nothing is left to be
+    /// stored.
+    pub(crate) fn hold_bucketless(&mut self, env: &Env<'_>, bucketless: u32, resources: &mut Resources<'_>) {
+        resources.credits -= bucketless;
+        env.metrics.hold_bucketless(env.namespace, bucketless);
+        self.pending.bucketless += bucketless;
+        if !self.has_pending() {
+            env.metrics.return_bucketless(env.namespace, std::mem::take(&mut self.pending.bucketless));
+        }
+    }
+}
+
+// Taking over the buckets of a received payload, instead of copying it.
+
+impl Object {
+    /// Returns what a write of these bytes lacks; what can be taken over needs no bucket.
+    pub(crate) fn missing_for_data(
+        &self,
+        env: &Env<'_>,
+        offset: u64,
+        data: &Segments,
+        resources: &Resources<'_>,
+    ) -> Missing {
+        let len = data.len_bytes() as u64;
+        let mut missing = self.missing_for_write(env, offset, len, resources);
+        let mut from = Cursor::new(data);
+        for (at, lo, hi) in parts(offset, len) {
+            if self.to_adopt(env, at, lo, hi, &from).is_some() {
+                missing.buckets -= u32::from(!Self::is_exclusive(env, self.slots.get(at)));
+            }
+            from.skip(hi - lo);
+        }
+        missing
+    }
+
+    /// Returns how many slots can take over what they get from these bytes.
+    pub(crate) fn adoptable(&self, env: &Env<'_>, offset: u64, data: &Segments) -> u32 {
+        let mut from = Cursor::new(data);
+        let mut count = 0;
+        for (at, lo, hi) in parts(offset, data.len_bytes() as u64) {
+            count += u32::from(self.to_adopt(env, at, lo, hi, &from).is_some());
+            from.skip(hi - lo);
+        }
+        count
+    }
+
+    /// Returns the bucket that a slot can take over from the payload: a whole one of this pool, and not the
+    /// one it has. None of this changes while the payload refers to it.
+    pub(super) fn to_adopt(
+        &self,
+        env: &Env<'_>,
+        at: u32,
+        lo: usize,
+        hi: usize,
+        from: &Cursor<'_>,
+    ) -> Option<u32> {
+        let segment = from.next_whole().filter(|_| hi - lo == BUCKET)?;
+        let bucket = env.pool.whole_bucket(segment)?;
+        let slot = self.slots.get(at);
+        let has_it = slot.state().has_bucket() && slot.bucket() == bucket;
+        (!has_it && env.meta(bucket).valid() == u8::MAX).then_some(bucket)
+    }
+
+    /// Takes a bucket over as newer than the store. Other slots may refer to it, as after a copy.
+    pub(super) fn adopt_dirty(&mut self, env: &Env<'_>, at: u32, bucket: u32, resources: &mut Resources<'_>) {
+        env.pool.adopt(bucket);
+        add(&env.metrics.zero_copy, 1);
+        self.put_dirty(env, at, Slot::of(State::DirtyWhole, bucket), resources);
+    }
+
+    /// Takes a bucket over as what the store has, if no other slot has taken it over: clean data have one
+    /// owner.
+    pub(super) fn adopt_clean(&mut self, env: &Env<'_>, at: u32, bucket: u32) -> bool {
+        if !env.pool.adopt(bucket) {
+            env.pool.release(bucket);
+            return false;
+        }
+        add(&env.metrics.zero_copy, 1);
+        let is_new = self.slots.get(at).state() != State::Clean;
+        env.meta(bucket).set_owner(Some((env.node, at)));
+        self.put(env, at, Slot::of(State::Clean, bucket));
+        env.queues.link(env.pool, bucket, env.bucket_name(at), is_new, env.namespace);
+        true
+    }
 }

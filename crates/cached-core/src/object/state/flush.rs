@@ -8,7 +8,7 @@ use super::{Env, Known, Object};
 use crate::object::memory::geometry::{parts, touched};
 use crate::object::memory::pool::{BUCKET, Reserved};
 use crate::object::memory::slots::{Slot, State};
-use crate::object::tasks::flush_ticket::FlushTicket;
+use crate::object::tasks::deadline::FlushTicket;
 use crate::sync::Arc;
 
 /// The part of a flush under way that reads and changes must know.

@@ -1,10 +1,17 @@
-//! What is known of an object as a whole: whether it exists, its size, version and stamp, and what the store
-//! has.
+//! What is known of an object as a whole: whether it exists, its size, versions and stamp, what the store has,
+//! and what waits to be stored.
 
-use blocker::{Error, Info, ListEntry, Name, OrderDomain, Result, Stamp, Version};
+use blocker::{Error, Info, ListEntry, Name, OrderDomain, Result, Stamp, Timestamp, Version};
 
+use super::flush::pinned;
+use super::flush_plan::{push, spans};
 use super::{Env, Object};
-use crate::object::memory::pool::Reserved;
+use crate::object::journal::records::PendingState;
+use crate::object::lock_ranks;
+use crate::object::memory::pool::{BUCKET, Reserved};
+use crate::object::memory::slots::State;
+use crate::object::tasks::deadline::FlushTicket;
+use crate::sync::{Arc, Mutex, lock};
 
 /// Whether an object exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -182,5 +189,223 @@ impl Object {
             return false;
         }
         true
+    }
+}
+
+/// What waits to be stored of the object as a whole.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pending {
+    /// All content is to be replaced; or, if the object is absent, it is to be removed.
+    pub(crate) replace: bool,
+    /// The smallest size since the object was last stored; `u64::MAX`: it was not cut.
+    pub(crate) truncate_to: u64,
+    /// The size is to be stored, or that the object exists at all.
+    pub(crate) size_dirty: bool,
+    pub(crate) change_seq: u64,
+    /// Changes up to this one are stored.
+    pub(crate) stored_seq: u64,
+    pub(crate) dirty_since: Timestamp,
+    /// The order domain of all changes that are not stored: a change of another domain waits until they are.
+    pub(crate) domain: Option<OrderDomain>,
+    /// Room in the dirty limit for what has no bucket: see `buckets.rs`.
+    pub(crate) bucketless: u32,
+    /// The object's number in the dirty queue; 0: none.
+    pub(crate) queue_number: u64,
+    /// Whether the dirty queue keeps the log from its oldest record on that is not stored.
+    pub(crate) is_held: bool,
+    /// The position in the log of its last change; 0: none.
+    pub(crate) logged_to: u64,
+    /// The number of flushes that failed in a row.
+    pub(crate) failures: u32,
+    /// Some of what is pending has been acknowledged; otherwise callers wait for all of it to be *stored*.
+    pub(crate) is_acknowledged: bool,
+    /// The store has lost writes of the object that it had not stored: only a write of all of it ends that.
+    pub(crate) lost_below: bool,
+    /// Other clients may have changed the object in the store: its size there is asked for once what is
+    /// pending is stored.
+    pub(crate) is_invalidated: bool,
+}
+
+impl Default for Pending {
+    fn default() -> Self {
+        Self {
+            is_invalidated: false,
+            replace: false,
+            truncate_to: u64::MAX,
+            size_dirty: false,
+            change_seq: 0,
+            stored_seq: 0,
+            dirty_since: Timestamp(0),
+            domain: None,
+            bucketless: 0,
+            queue_number: 0,
+            is_held: false,
+            logged_to: 0,
+            failures: 0,
+            is_acknowledged: false,
+            lost_below: false,
+        }
+    }
+}
+
+impl Object {
+    /// Whether the store lacks something of the object.
+    pub(crate) fn has_pending(&self) -> bool {
+        let pending = &self.pending;
+        pending.replace
+            || pending.truncate_to != u64::MAX
+            || pending.size_dirty
+            || self.slots.dirty_count() > 0
+    }
+
+    /// Whether changes of another order domain than `domain` are not stored yet.
+    #[inline]
+    pub(crate) fn has_other_domain(&self, domain: Option<OrderDomain>) -> bool {
+        self.pending.domain != domain && self.pending.change_seq > self.pending.stored_seq
+    }
+
+    /// Whether [`Self::note_change`] needs the time of the next change.
+    pub(crate) fn asks_for_time(&self) -> bool {
+        self.pending.queue_number == 0
+            || self.pending.change_seq == self.pending.stored_seq
+            || self.flushing.as_ref().is_some_and(|it| it.newer_since.is_none())
+    }
+
+    /// Notes a change that the store does not know of, made `now` if [`Self::asks_for_time`].
+    pub(crate) fn note_change(&mut self, now: Timestamp, version: u64, domain: Option<OrderDomain>) {
+        let was_pending = self.pending.change_seq > self.pending.stored_seq;
+        if let Some(flushing) = &mut self.flushing {
+            flushing.newer_since.get_or_insert(now);
+        }
+        let pending = &mut self.pending;
+        if !was_pending {
+            (pending.dirty_since, pending.domain) = (now, domain);
+        }
+        debug_assert_eq!(pending.domain, domain, "changes of two domains wait for one flush");
+        pending.change_seq += 1;
+        self.head.version = version;
+    }
+
+    /// Removes the tickets whose changes are stored, and returns them with their results.
+    pub(crate) fn take_stored_waiters(&mut self) -> Vec<(Arc<FlushTicket>, Result<()>)> {
+        if self.flushing.is_none() && !self.has_pending() {
+            self.pending.stored_seq = self.pending.change_seq;
+            self.pending.is_acknowledged = false;
+        }
+        let stored = self.pending.stored_seq;
+        let Some(activity) = self.activity_mut() else { return Vec::new() };
+        let (done, waiting) = std::mem::take(&mut activity.flush_waiters)
+            .into_iter()
+            .partition::<Vec<_>, _>(|(seq, _)| *seq <= stored);
+        activity.flush_waiters = waiting;
+        self.drop_if_idle();
+        done.into_iter().map(|(_, ticket)| (ticket, Ok(()))).collect()
+    }
+}
+
+// All that an object has pending, to be logged once more.
+
+impl Object {
+    /// Returns what the object has pending. No flush of it may be under way.
+    pub(crate) fn pending_state(&self, env: &Env<'_>) -> PendingState {
+        let (head, pending) = (self.head, self.pending);
+        let is_present = head.known == Known::Present;
+        let truncate_to = (pending.truncate_to != u64::MAX).then_some(pending.truncate_to);
+        let has_size = is_present && (pending.size_dirty || pending.replace || truncate_to.is_some());
+        let mut state = PendingState {
+            is_present,
+            is_replaced: pending.replace,
+            truncate_to,
+            size: has_size.then_some(head.size),
+            runs: Vec::new(),
+        };
+        if !is_present {
+            return state;
+        }
+        for (at, slot) in self.slots.known_from(0) {
+            let start = u64::from(at) * BUCKET as u64;
+            let reach = head.size.saturating_sub(start).min(BUCKET as u64) as usize;
+            let mask = match slot.state() {
+                State::Dirty if !pending.replace => env.meta(slot.bucket()).dirty(),
+                State::Dirty | State::DirtyWhole => env.meta(slot.bucket()).valid(),
+                // Part of a replacement as well.
+                State::Clean if pending.replace => env.meta(slot.bucket()).valid(),
+                State::ZeroDirty if reach > 0 => {
+                    push(&mut state.runs, start, reach as u64, None, u64::MAX);
+                    continue;
+                }
+                _ => continue,
+            };
+            for (lo, hi) in spans(mask) {
+                let hi = hi.min(reach);
+                if lo < hi {
+                    let bytes = pinned(env, slot.bucket(), lo..hi);
+                    push(&mut state.runs, start + lo as u64, (hi - lo) as u64, Some(bytes), u64::MAX);
+                }
+            }
+        }
+        state
+    }
+}
+
+const STRIPES: usize = 16;
+const ENTRIES_MIN: u32 = 1024;
+
+#[derive(Clone, Copy, Default)]
+struct Entry {
+    hash: u64,
+    store: u64,
+    shown: u64,
+}
+
+/// The versions by which callers knew objects that have left the cache.
+///
+/// A change that is acknowledged before the store has seen it gets a version of the cache's own; the store
+/// gives it another when it is flushed. While the object is in the cache callers continue to see the first.
+/// This table lets them see it when the object comes back as well: for names that left lately it remembers
+/// the store's version and the one that stood for it. It is bounded, and forgets: then callers see the
+/// store's version, as if the object had been changed without effect, and a conditional request fails and has
+/// to read again.
+pub(crate) struct Versions {
+    stripes: Box<[Mutex<Box<[Entry]>>]>,
+}
+
+impl Versions {
+    /// Makes a table for an index of `objects` nodes.
+    pub(crate) fn new(objects: u32) -> Self {
+        let entries = objects.clamp(ENTRIES_MIN, 1 << 20).next_power_of_two() as usize / STRIPES;
+        let stripe =
+            || Mutex::ranked(vec![Entry::default(); entries].into_boxed_slice(), &lock_ranks::VERSIONS);
+        Self { stripes: (0..STRIPES).map(|_| stripe()).collect() }
+    }
+
+    fn with<R>(&self, hash: u64, job: impl FnOnce(&mut Entry) -> R) -> R {
+        let mut entries = lock(&self.stripes[hash as usize % STRIPES]);
+        let at = (hash >> 8) as usize & (entries.len() - 1);
+        job(&mut entries[at])
+    }
+
+    /// Remembers, for an object that leaves, that `shown` stood for the store's version `store`.
+    pub(crate) fn remember(&self, hash: u64, store: u64, shown: u64) {
+        self.with(hash, |entry| *entry = Entry { hash, store, shown });
+    }
+
+    /// Returns the version that stood for the store's version `store`, or `store` if none is remembered.
+    pub(crate) fn shown_for(&self, hash: u64, store: u64) -> u64 {
+        self.with(hash, |entry| if (entry.hash, entry.store) == (hash, store) { entry.shown } else { store })
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_is_shown_again_as_long_as_the_store_has_what_it_stood_for() {
+        let versions = Versions::new(1);
+        versions.remember(5, 100, 7);
+        assert_eq!(versions.shown_for(5, 100), 7);
+        assert_eq!(versions.shown_for(5, 101), 101, "changed below");
+        assert_eq!(versions.shown_for(6, 100), 100, "another object");
     }
 }

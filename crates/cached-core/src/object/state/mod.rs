@@ -1,30 +1,9 @@
 //! One object in the cache: what is known of it, what the store does not have yet, and every step from one
-//! state to the next.
+//! state to the next; the index that finds it, and the queue in which it waits for a flush.
 //!
-//! All of this runs in the object's exclusive section ([`super::tasks::serial`]): short, without waiting. A step
+//! A step runs in the object's exclusive section ([`super::tasks::serial`]): short, without waiting. A step
 //! that lacks something (buckets, bytes of the store, room for dirty data) changes nothing and returns
-//! [`Missing`]; its caller obtains it and tries again.
-//!
-//! All methods of [`Object`] are in this directory:
-//!
-//! | file | steps |
-//! |---|---|
-//! | `head.rs` | what is known as a whole: existence, size, version, stamp |
-//! | `read.rs` | reading |
-//! | `load.rs` | filling slots with bytes of the store |
-//! | `mutate.rs` | one change of any kind: what it needs, how it is applied |
-//! | `write.rs` | the changes themselves, newer than the store |
-//! | `write_through.rs` | taking over what the store has done already |
-//! | `copy.rs` | sharing all buckets with another object |
-//! | `adopt.rs` | taking over the buckets of a received payload |
-//! | `flush.rs`, `flush_plan.rs` | what a flush sends, and what becomes of it |
-//! | `invalidate.rs` | dropping what other clients may have changed in the store |
-//! | `pending.rs` | what waits to be stored |
-//! | `log_state.rs` | the same, to be logged once more |
-//! | `bucketless_credits.rs` | room in the dirty limit for what has no bucket |
-//! | `activity.rs` | ranges, loads and waiting tasks |
-//! | `buckets.rs` | slots and their buckets; eviction |
-//! | `validate.rs` | the invariants |
+//! [`Missing`]; its caller obtains it and tries again. Nothing in this chapter asks the store.
 //!
 //! Where the bytes of an object are:
 //! ```text
@@ -33,52 +12,40 @@
 //!  ├─ slot absent: the store ──────┼─ slot absent: zeros ───┤
 //! ```
 
-mod activity;
-mod adopt;
-mod bucketless_credits;
 mod buckets;
-mod copy;
-pub(crate) mod dirty_line;
 pub(crate) mod dirty_queue;
 mod flush;
 mod flush_plan;
 mod head;
 pub(crate) mod index;
-mod invalidate;
-mod load;
-mod log_state;
 pub(crate) mod losses;
-mod mutate;
-pub(crate) mod packed_name;
-mod pending;
 pub(crate) mod ranges;
 mod read;
-mod resources;
-mod validate;
-pub(crate) mod versions;
 mod write;
 mod write_through;
 
+use std::task::Waker;
+
 use blocker::Clock;
-
-use self::versions::Versions;
-use super::control::metrics::Metrics;
-use super::memory::pool::{BUCKET, Meta, Pool};
-use super::memory::queue::{Queues, bucket_hash};
-use super::memory::slots::Slots;
-use super::read_ahead::ReadAhead;
-use activity::Activity;
 use flush::Flushing;
-use head::Head;
-use pending::Pending;
+use head::{Head, Pending};
+use ranges::{Ranges, Ticket};
 
+pub(crate) use buckets::{Loaded, Missing, Resources};
 pub(crate) use flush::Ended;
 pub(crate) use flush_plan::{FlushPlan, RunLimits};
-pub(crate) use head::{Known, Listed, ReportedHead};
-pub(crate) use invalidate::Invalidated;
-pub(crate) use load::Keep;
-pub(crate) use read::{LINES_READ, LINES_WRITTEN, Lookup};
-pub(crate) use resources::{Loaded, Missing, Resources};
+pub(crate) use head::{Known, Listed, ReportedHead, Versions};
+pub(crate) use read::{Keep, LINES_READ, LINES_WRITTEN, Lookup};
+pub(crate) use write_through::Invalidated;
+
+use super::control::metrics::Metrics;
+use super::memory::geometry::{BUCKET_U64, Buckets};
+use super::memory::pool::{BUCKET, Meta, Pool};
+use super::memory::queue::{Queues, bucket_hash};
+use super::memory::slots::{STATES, Slots, State};
+use super::read_ahead::ReadAhead;
+use super::tasks::deadline::FlushTicket;
+use crate::sync::Arc;
 
 /// What a step can reach beside the object itself.
 #[derive(Clone, Copy)]
@@ -97,7 +64,7 @@ pub(crate) struct Env<'a> {
     pub(crate) clock: &'a dyn Clock,
 }
 
-/// See the module. The fields that a read needs come first: `index.rs` prefetches those alone.
+/// See the module. The fields that a read needs come first: `index/` prefetches those alone.
 #[derive(Default)]
 #[repr(C)]
 pub(crate) struct Object {
@@ -138,5 +105,132 @@ impl Object {
             && self.head.store_changes == 0
             && self.activity.is_none()
             && self.pending.queue_number == 0
+    }
+}
+
+/// What exists of an object only while the store is asked, or a task waits.
+#[derive(Default)]
+pub(crate) struct Activity {
+    pub(crate) ranges: Ranges,
+    /// The tickets that wait until changes up to a number are stored.
+    pub(crate) flush_waiters: Vec<(u64, Arc<FlushTicket>)>,
+    /// An eviction has been given up since a range was last released.
+    pub(crate) kept_buckets: bool,
+}
+
+impl Object {
+    pub(crate) fn activity(&mut self) -> &mut Activity {
+        self.activity.get_or_insert_default()
+    }
+
+    pub(crate) fn activity_mut(&mut self) -> Option<&mut Activity> {
+        self.activity.as_deref_mut()
+    }
+
+    pub(crate) fn activity_ref(&self) -> Option<&Activity> {
+        self.activity.as_deref()
+    }
+
+    /// Drops the activity if nothing is left of it.
+    pub(crate) fn drop_if_idle(&mut self) {
+        let idle = |activity: &Activity| activity.ranges.is_idle() && activity.flush_waiters.is_empty();
+        if self.activity.as_deref().is_some_and(idle) {
+            self.activity = None;
+        }
+    }
+
+    /// Whether a change of a range is on its way to the store, or waits for the range.
+    pub(crate) fn is_changing(&self, buckets: &Buckets) -> bool {
+        self.activity.as_ref().is_some_and(|activity| activity.ranges.is_changing(buckets))
+    }
+
+    /// Whether a change of part of the object is on its way to the store.
+    pub(crate) fn is_forwarding(&self) -> bool {
+        self.activity.as_ref().is_some_and(|activity| activity.ranges.is_forwarding())
+    }
+
+    /// Makes bytes of the slots `buckets` void that the store has been asked for.
+    pub(crate) fn invalidate_bytes(&mut self, buckets: Buckets) {
+        if let Some(activity) = &mut self.activity {
+            activity.ranges.invalidate_bytes(&buckets);
+        }
+    }
+
+    /// Whether the answer to what was asked of the store under this entry is void.
+    pub(crate) fn is_stale(&self, ticket: Ticket) -> bool {
+        self.activity.as_ref().is_some_and(|activity| activity.ranges.is_stale(ticket))
+    }
+
+    /// As [`Self::is_stale`], and the entry asks for nothing from now on.
+    pub(crate) fn take_stale(&mut self, ticket: Ticket) -> bool {
+        self.activity.as_mut().is_some_and(|activity| activity.ranges.take_stale(ticket))
+    }
+
+    /// Removes an entry; returns the tasks that may continue, and whether an eviction was given up meanwhile.
+    pub(crate) fn release_range(&mut self, ticket: Ticket) -> (Vec<Waker>, bool) {
+        let Some(activity) = &mut self.activity else { return (Vec::new(), false) };
+        let woken = activity.ranges.release(ticket);
+        let kept_buckets = std::mem::take(&mut activity.kept_buckets);
+        self.drop_if_idle();
+        (woken, kept_buckets)
+    }
+
+    /// Notes that a bucket could not be evicted: perhaps it can when what is under way has ended.
+    pub(crate) fn note_kept(&mut self) {
+        if let Some(activity) = &mut self.activity {
+            activity.kept_buckets = true;
+        }
+    }
+}
+
+impl Object {
+    /// Checks every invariant that needs nothing but the object; returns the number of slots in each state.
+    pub(crate) fn validate(&self, env: &Env<'_>) -> Result<[u64; STATES], String> {
+        let mut counts = [0; STATES];
+        let end = self.head.size.div_ceil(BUCKET_U64);
+        for (at, slot) in self.slots.known_from(0) {
+            counts[slot.state() as usize] += 1;
+            if self.head.known == Known::Present && u64::from(at) >= end {
+                return Err(format!("slot {at} is {:?} beyond the end {}", slot.state(), self.head.size));
+            }
+            if slot.state().has_bucket() {
+                let meta = env.meta(slot.bucket());
+                if meta.refs() == 0 {
+                    return Err(format!("slot {at} points at a free bucket"));
+                }
+                let is_own = meta.owner() == Some((env.node, at));
+                if slot.state() == State::Clean && !is_own {
+                    return Err(format!("clean slot {at} does not own its bucket"));
+                }
+                // No sector need be dirty: those that were can have been cut off.
+                if slot.state() == State::Dirty && (!is_own || meta.dirty() & !meta.valid() != 0) {
+                    return Err(format!(
+                        "dirty slot {at}: dirty {:08b} valid {:08b}",
+                        meta.dirty(),
+                        meta.valid()
+                    ));
+                }
+            }
+        }
+        type Kind = fn(State) -> bool;
+        for (what, kind, counted) in [
+            ("dirty", State::is_dirty as Kind, self.slots.dirty_count()),
+            ("held", State::has_bucket as Kind, self.slots.held_count()),
+        ] {
+            let found = State::ALL.into_iter().filter(|state| kind(*state));
+            let found: u64 = found.map(|state| counts[state as usize]).sum();
+            if found != u64::from(counted) {
+                return Err(format!("{found} slots are {what}, counted {counted}"));
+            }
+        }
+        if self.has_pending() != (self.pending.change_seq > self.pending.stored_seq)
+            && self.flushing.is_none()
+        {
+            return Err(format!("pending {:?} with {} dirty slots", self.pending, self.slots.dirty_count()));
+        }
+        if self.has_pending() && self.pending.queue_number == 0 {
+            return Err("something is pending and not in the dirty queue".into());
+        }
+        Ok(counts)
     }
 }

@@ -15,10 +15,7 @@
 
 mod classes;
 pub(crate) mod epochs;
-pub(crate) mod known_claims;
-mod lanes;
 mod scheduler;
-mod tags;
 mod terms;
 mod width;
 
@@ -37,8 +34,8 @@ use std::time::Duration;
 use blocker::clock::Sleep;
 use blocker::{Clock, Error, Result, Timestamp};
 
+use classes::Lanes;
 pub(crate) use classes::{Class, Lane};
-use lanes::Lanes;
 pub(crate) use scheduler::{Ask, Number};
 use scheduler::{Granted, Scheduler};
 pub use terms::StoreTerms;

@@ -6,11 +6,9 @@ use std::time::Duration;
 
 use blocker::Timestamp;
 
-use super::classes::{Class, Lane};
-use super::lanes::Lanes;
+use super::classes::{Class, Lane, Lanes};
 use super::scheduler::{Ask, Granted, Number, Scheduler};
-use super::tags::Cost;
-use super::terms::StoreTerms;
+use super::terms::{Cost, StoreTerms};
 
 const SECOND: u64 = 1_000_000_000;
 const MILLI: u64 = 1_000_000;

@@ -13,10 +13,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use blocker::Timestamp;
 
-use super::classes::{CLASSES, Class, LANES, Lane, Shares};
-use super::lanes::Lanes;
-use super::tags::{By, Cost, Tags};
-use super::terms::StoreTerms;
+use super::classes::{CLASSES, Class, LANES, Lane, Lanes, Shares};
+use super::terms::{By, Cost, StoreTerms, Tags};
 use super::width::Width;
 
 /// The number of a namespace.

@@ -1,11 +1,14 @@
-//! Deadlines of requests: how long a caller waits, and what it learns when the deadline passes.
+//! How long a caller waits: deadlines of requests, what it learns when one passes, and tickets for changes
+//! that are to be stored.
 
 use std::future::{Future, poll_fn};
-use std::task::Poll;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
 
-use blocker::{Call, Clock, Error, Result, Timestamp};
+use blocker::{Call, Clock, Error, Reason, Result, Timestamp};
 
-use crate::sync::{Arc, AtomicBool, Ordering};
+use crate::object::lock_ranks;
+use crate::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
 
 /// Returns the result of `work`, or `late` once `deadline` has passed.
 pub(crate) async fn until<T>(
@@ -87,4 +90,73 @@ impl StoreAsked {
 #[inline]
 pub(crate) fn is_late(clock: &dyn Clock, call: Call) -> bool {
     call.deadline.is_some_and(|deadline| clock.now() >= deadline)
+}
+
+/// Counts the objects that are still to be stored.
+pub(crate) struct FlushTicket {
+    state: Mutex<Waiting>,
+}
+
+impl Default for FlushTicket {
+    fn default() -> Self {
+        Self { state: Mutex::ranked(Waiting::default(), &lock_ranks::TICKET) }
+    }
+}
+
+#[derive(Default)]
+struct Waiting {
+    objects: usize,
+    failed: Option<Error>,
+    waker: Option<Waker>,
+    /// Why the store did not take it at the last try, for a caller whose deadline passes.
+    last: Option<Reason>,
+}
+
+impl FlushTicket {
+    /// One more object is to be stored.
+    pub(crate) fn add(&self) {
+        lock(&self.state).objects += 1;
+    }
+
+    /// One object is stored, or never will be.
+    pub(crate) fn complete(&self, result: Result<()>) {
+        let waker = {
+            let mut state = lock(&self.state);
+            state.objects -= 1;
+            match (&state.failed, result) {
+                (_, Ok(())) => (),
+                // That something is not stored yet matters more than that something is recorded as lost.
+                (None | Some(Error::WritesLost(_)), Err(error)) => state.failed = Some(error),
+                (Some(_), Err(_)) => (),
+            }
+            if state.objects == 0 { state.waker.take() } else { None }
+        };
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    /// It was tried, and will be again.
+    pub(crate) fn note(&self, why: &Error) {
+        lock(&self.state).last = Some(why.to_string().into());
+    }
+
+    /// Why it has not been stored yet.
+    pub(crate) fn why(&self) -> Reason {
+        lock(&self.state).last.clone().unwrap_or_else(|| "the deadline passed".into())
+    }
+}
+
+/// Completes when all objects of the ticket are stored. Cancel safe.
+pub(crate) struct Stored(pub(crate) Arc<FlushTicket>);
+
+impl Future for Stored {
+    type Output = Result<()>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let mut state = lock(&self.0.state);
+        if state.objects > 0 {
+            state.waker = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        Poll::Ready(state.failed.take().map_or(Ok(()), Err))
+    }
 }

@@ -3,6 +3,5 @@
 
 pub(crate) mod background_queue;
 pub(crate) mod deadline;
-pub(crate) mod flush_ticket;
 pub(crate) mod serial;
 pub(crate) mod wait_queue;

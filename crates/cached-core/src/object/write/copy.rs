@@ -9,20 +9,15 @@ use blocker::{ChangeReply, CopyRequest, Durability, Error, ObjectId, Result, Sco
 use super::back as write_back;
 use super::modes::TakenMode;
 use super::through::forget_head_if_direct;
-use crate::object::copied_content::CopiedContent;
 use crate::object::memory::geometry::WHOLE;
 use crate::object::memory::pool::BUCKET;
-use crate::object::mutation::Mutation;
-use crate::object::read::forward::{forwarded_durability, sizes, store_condition, with_durability};
-use crate::object::read::quota_count::Resize;
-use crate::object::shared::Shared;
+use crate::object::mutation::{CopiedContent, Mutation};
+use crate::object::read::list::Resize;
+use crate::object::read::load::{forwarded_durability, sizes, store_condition, with_durability};
+use crate::object::shared::calls::{begin, shielded, store_pending};
 use crate::object::shared::claim::own_stamp;
 use crate::object::shared::handle::Handle;
-use crate::object::shared::log_waits;
-use crate::object::shared::recovery_gate;
-use crate::object::shared::shield::shielded;
-use crate::object::shared::store_call::begin;
-use crate::object::shared::store_pending::store_pending;
+use crate::object::shared::{Shared, log_waits};
 use crate::object::state::Known;
 use crate::object::state::ranges::Kind;
 use crate::object::store::{Class, Lane};
@@ -170,8 +165,8 @@ async fn acquire_both(
 ) -> Result<(Handle, Handle)> {
     if shared.recovery.is_active() {
         // Before a node is held: a recovery needs nodes.
-        recovery_gate::object_recovered(shared, from_hash).await?;
-        recovery_gate::object_recovered(shared, to_hash).await?;
+        log_waits::object_recovered(shared, from_hash).await?;
+        log_waits::object_recovered(shared, to_hash).await?;
     }
     let find = |hash, id| shared.find(hash, id).map(|in_use| Handle::of(shared, in_use));
     if let (Some(source), Some(target)) = (find(from_hash, from), find(to_hash, to)) {

@@ -7,11 +7,10 @@
 use blocker::{Error, FlushRequest, Namespace, Result, Scope, Timestamp, WriteMode};
 
 use super::scope_ops;
-use crate::object::control::namespace_table::NamespaceRecord;
+use crate::object::control::records::NamespaceRecord;
 use crate::object::journal::ChangeLog;
-use crate::object::shared::Shared;
 use crate::object::shared::handle::Handle;
-use crate::object::shared::log_waits;
+use crate::object::shared::{Shared, log_waits};
 use crate::object::tasks::background_queue::Task;
 use crate::object::tasks::deadline::until;
 use crate::object::tasks::wait_queue::wait;

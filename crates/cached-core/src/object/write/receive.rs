@@ -18,7 +18,7 @@ use bytes::Bytes;
 use crate::object::memory::geometry::parts;
 use crate::object::memory::pool::BUCKET;
 use crate::object::shared::Shared;
-use crate::object::shared::evict::reserve;
+use crate::object::shared::resources::reserve;
 use crate::sync::Arc;
 
 /// At most this part of all buckets is reserved for receiving.

@@ -10,14 +10,11 @@ use cached_journal::Position;
 use crate::object::journal::{ChangeLog, JournalState};
 use crate::object::read::list;
 use crate::object::read::load::load_head;
-use crate::object::shared::Shared;
+use crate::object::shared::calls::expedite;
+use crate::object::shared::claim::drop_clean;
 use crate::object::shared::handle::Handle;
-use crate::object::shared::invalidate::drop_clean;
-use crate::object::shared::log_waits;
-use crate::object::shared::recovery_gate;
-use crate::object::shared::store_pending::expedite;
-use crate::object::tasks::deadline::until;
-use crate::object::tasks::flush_ticket::{FlushTicket, Stored};
+use crate::object::shared::{Shared, log_waits};
+use crate::object::tasks::deadline::{FlushTicket, Stored, until};
 use crate::sync::Arc;
 
 /// Returns size, version and stamp, asking the store for what is not known.
@@ -58,7 +55,7 @@ pub(crate) async fn flush(shared: Arc<Shared>, request: FlushRequest) -> Result<
             return Ok(reply);
         }
         // An object that cannot be recovered does not keep the rest from being stored.
-        let recovered = recovery_gate::scope_recovered(&shared, &request.scope).await;
+        let recovered = log_waits::scope_recovered(&shared, &request.scope).await;
         let up_to = shared.log.as_ref().map(ChangeLog::last_position);
         store_scope(&shared, &request.scope, &ticket).await?;
         // What was forwarded may not be stored below either.
@@ -192,7 +189,7 @@ pub(crate) async fn claim(shared: Arc<Shared>, request: ClaimRequest) -> Result<
     let deadline = request.call.deadline;
     let work = async {
         let ticket = Arc::new(FlushTicket::default());
-        recovery_gate::scope_recovered(&shared, &request.scope).await?;
+        log_waits::scope_recovered(&shared, &request.scope).await?;
         store_scope(&shared, &request.scope, &ticket).await?;
         // From here on no older change is accepted here; what came during the flush is stored as well.
         let raised = match shared.fences_callers() {

@@ -17,17 +17,14 @@ use crate::object::config::Writer;
 use crate::object::control::namespaces::rank;
 use crate::object::memory::geometry::WHOLE;
 use crate::object::mutation::Mutation;
-use crate::object::read::forward;
-use crate::object::read::forward::{forwarded_durability, store_condition, with_durability};
-use crate::object::read::quota_count::Resize;
-use crate::object::shared::Shared;
+use crate::object::read::list::Resize;
+use crate::object::read::load;
+use crate::object::read::load::{forwarded_durability, store_condition, with_durability};
+use crate::object::shared::calls::{StoreCall, begin, shielded, store_pending};
 use crate::object::shared::claim::{note_refusal, own_stamp};
 use crate::object::shared::handle::{Handle, RangeGuard};
-use crate::object::shared::log_waits;
-use crate::object::shared::owned_resources::OwnedResources;
-use crate::object::shared::shield::shielded;
-use crate::object::shared::store_call::{StoreCall, begin};
-use crate::object::shared::store_pending::store_pending;
+use crate::object::shared::resources::OwnedResources;
+use crate::object::shared::{Shared, log_waits};
 use crate::object::state::Known;
 use crate::object::state::ranges::Kind;
 use crate::object::store::{Class, Lane};
@@ -116,7 +113,7 @@ async fn forward(
     }
     // A change for which less is held leaves the size as it is.
     let sizes = match has_quota && is_whole {
-        true => Some(forward::sizes(&handle, it.call, |before| it.mutation.size_after(before)).await?),
+        true => Some(load::sizes(&handle, it.call, |before| it.mutation.size_after(before)).await?),
         false => None,
     };
     if needs_version {

@@ -15,33 +15,33 @@
 //! Reserve, then enter, then use or give back: no job waits for a bucket while it holds others.
 //!
 //! The memory may have a range in which it changes while the pool is used (`present.rs`): then some buckets are
-//! *absent*, in use by no party and without memory. It may also be *lent* to the kernel (`lent.rs`).
+//! *absent*, in use by no party and without memory. It may also be *lent* to the kernel (`held.rs`).
 //!
 //! Free buckets form stacks through `Meta::next`, one per group of threads, so that the bucket used last is
 //! used next; buckets never used are taken in order of address.
 
-mod lent;
+mod held;
 mod meta;
 mod present;
-mod reserved;
 
 use std::cell::Cell;
 
 use blocker::{BUCKET_BYTES, Segment, SegmentOwner};
 
 use super::slots::BUCKETS_MAX;
-use crate::arena::{Arena, ArenaConfig, ArenaError, Owner, REGION_BYTES_MAX, REGION_BYTES_MIN};
-use crate::arena::{RegionHeader, RegionId};
+use crate::arena::{
+    Arena, ArenaConfig, ArenaError, Owner, REGION_BYTES_MAX, REGION_BYTES_MIN, RegionHeader, RegionId,
+};
 use crate::object::lock_ranks;
 use crate::object::tasks::wait_queue::WaitQueue;
 use crate::sync::{Arc, AtomicU32, Mutex, Ordering, lock};
 
-use lent::Lent;
+use held::Lent;
+pub(crate) use held::{Detached, Reserved};
 pub(crate) use meta::Meta;
 use meta::{Metas, RECEIVING};
 use present::Fresh;
 pub(crate) use present::PoolMemory;
-pub(crate) use reserved::{Detached, Reserved};
 
 /// Bytes of one bucket.
 pub(crate) const BUCKET: usize = BUCKET_BYTES as usize;

@@ -28,10 +28,10 @@ mod node;
 
 use blocker::ObjectId;
 
+use self::node::PackedName;
 use super::Object;
-use super::packed_name::PackedName;
 use crate::arena::Memory;
-use crate::object::control::namespace_table::NamespaceTable;
+use crate::object::control::records::NamespaceTable;
 use crate::object::lock_ranks;
 use crate::prefetch::prefetch;
 use crate::sync::{Mutex, Ordering, lock};

@@ -6,7 +6,7 @@
 //! from where it gains least to where it gains most, a little at a time, until the gains are alike (marginal
 //! utility: Cidon et al., *Memshare*, ATC'17).
 
-use crate::object::share::SHARES;
+use crate::object::config::SHARES;
 
 /// Memory moves when the larger gain is this many times the smaller one.
 const GAINS_DIFFER: f64 = 1.25;
@@ -17,26 +17,26 @@ const FORGOTTEN: f64 = 0.25;
 
 /// What a namespace may have of the memory, in buckets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Bounds {
-    pub(super) min: u64,
-    pub(super) max: u64,
-    pub(super) weight: u64,
+pub(crate) struct Bounds {
+    pub(crate) min: u64,
+    pub(crate) max: u64,
+    pub(crate) weight: u64,
 }
 
 impl Bounds {
     /// Those of a share without settings: the common one, for instance.
-    pub(super) const NONE: Self = Self { min: 0, max: u64::MAX, weight: 1 };
+    pub(crate) const NONE: Self = Self { min: 0, max: u64::MAX, weight: 1 };
 }
 
 /// What is measured of a share between two times.
 #[derive(Clone, Copy, Default, Debug)]
-pub(super) struct Measured {
+pub(crate) struct Measured {
     /// Its memory, in buckets.
-    pub(super) used: u64,
+    pub(crate) used: u64,
     /// Buckets that were loaded again soon after their eviction, since the start.
-    pub(super) ghost_hits: u64,
+    pub(crate) ghost_hits: u64,
     /// What the load of one bucket costs.
-    pub(super) load_nanos: u64,
+    pub(crate) load_nanos: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -49,21 +49,21 @@ struct Entry {
 
 /// The targets of the shares that are in use; together they are the whole memory.
 #[derive(Debug)]
-pub(super) struct Targets {
+pub(crate) struct Targets {
     total: u64,
     entries: [Option<Entry>; SHARES],
 }
 
 impl Targets {
     /// All of `total` buckets are the common share's.
-    pub(super) fn new(total: u64) -> Self {
+    pub(crate) fn new(total: u64) -> Self {
         let mut entries = [None; SHARES];
         entries[0] = Some(Entry { bounds: Bounds::NONE, target: total, ghost_hits: 0, gain: 0.0 });
         Self { total, entries }
     }
 
     /// Sets the bounds of a share; one that is new begins with its part by weight.
-    pub(super) fn set(&mut self, share: usize, bounds: Bounds) {
+    pub(crate) fn set(&mut self, share: usize, bounds: Bounds) {
         if let Some(entry) = &mut self.entries[share] {
             entry.bounds = bounds;
         } else {
@@ -81,7 +81,7 @@ impl Targets {
     }
 
     /// Changes the whole memory, in which each share keeps its part as far as its bounds allow.
-    pub(super) fn resize(&mut self, total: u64) {
+    pub(crate) fn resize(&mut self, total: u64) {
         for entry in self.entries.iter_mut().flatten() {
             let part = u128::from(entry.target) * u128::from(total) / u128::from(self.total.max(1));
             entry.target = u64::try_from(part).unwrap_or(u64::MAX);
@@ -128,7 +128,7 @@ impl Targets {
 
     /// Moves some memory from the share that gains least by it to the one that gains most, if they differ;
     /// returns whether any was moved.
-    pub(super) fn rebalance(&mut self, measured: &[Measured; SHARES]) -> bool {
+    pub(crate) fn rebalance(&mut self, measured: &[Measured; SHARES]) -> bool {
         for (entry, now) in self.entries.iter_mut().zip(measured) {
             let Some(entry) = entry else { continue };
             let hits = now.ghost_hits.wrapping_sub(entry.ghost_hits);
@@ -163,22 +163,22 @@ impl Targets {
     }
 
     /// Returns the whole memory, in buckets.
-    pub(super) fn total(&self) -> u64 {
+    pub(crate) fn total(&self) -> u64 {
         self.total
     }
 
     /// Returns the target of a share, in buckets; `None` for one that is not in use.
-    pub(super) fn target(&self, share: usize) -> Option<u64> {
+    pub(crate) fn target(&self, share: usize) -> Option<u64> {
         self.entries[share].map(|entry| entry.target)
     }
 
     /// Returns the gain of a share: nanoseconds of loads, weighted, that it might have saved lately.
-    pub(super) fn gain(&self, share: usize) -> f64 {
+    pub(crate) fn gain(&self, share: usize) -> f64 {
         self.entries[share].map_or(0.0, |entry| entry.gain)
     }
 
     /// Checks that the targets are within their bounds and make up the whole.
-    pub(super) fn validate(&self) -> Result<(), String> {
+    pub(crate) fn validate(&self) -> Result<(), String> {
         let sum: u64 = self.entries.iter().flatten().map(|entry| entry.target).sum();
         let all = self.entries.iter().flatten();
         let is_within = |entry: &Entry| (entry.bounds.min..=entry.bounds.max).contains(&entry.target);

@@ -2,7 +2,7 @@
 //!
 //! A namespace with a minimum, a maximum or a weight of its own has a *share*, with eviction queues of its
 //! own; all other namespaces together have the common one. Each share has a *target*, and the targets make up
-//! the whole memory (`targets.rs`). A bucket goes from the share that is furthest above its target: a share
+//! the whole memory (`share_targets.rs`). A bucket goes from the share that is furthest above its target: a share
 //! that does not use what it may have lends it to the others, and gets it back bucket by bucket as it loads.
 //!
 //! ```text
@@ -17,20 +17,16 @@
 //!
 //! A cache in which no namespace has a share does none of this.
 
-mod targets;
-
-use super::namespace_table::NamespaceTable;
 use super::namespaces::Namespaces;
-use crate::object::config::{NamespaceConfig, ObjectCacheConfig};
+use super::records::NamespaceTable;
+use super::share_targets::{Bounds, Measured, Targets};
+use crate::object::config::{NamespaceConfig, OTHERS, ObjectCacheConfig, SHARES, Share};
 use crate::object::lock_ranks;
 use crate::object::memory::pool::Pool;
 use crate::object::memory::queue::Queues;
 use crate::object::memory::slots::State;
-use crate::object::namespace_numbers::OTHERS;
-use crate::object::share::{SHARES, Share};
 use crate::sync::{AtomicU16, AtomicU32, AtomicU64, Mutex, Ordering, lock, try_lock};
 use blocker::{BUCKET_BYTES, NamespaceKey};
-use targets::{Bounds, Measured, Targets};
 
 /// The targets are looked at when this part of all buckets has been evicted.
 const EVICTED_DIVISOR: u64 = 64;
@@ -127,7 +123,7 @@ impl MemoryShares {
 
     /// Puts the shares of `config` in force; one call at a time. A namespace that is no longer named there
     /// keeps its queues, and has no bounds. Returns the namespaces whose buckets are to be moved to a share
-    /// that is new, by `share_moves.rs`.
+    /// that is new, by `shared/resources.rs`.
     pub(crate) fn set(
         &self,
         config: &ObjectCacheConfig,

@@ -1,0 +1,255 @@
+//! Buckets that no slot has: taken and not in use yet, or lent to the kernel.
+
+use super::meta::RECEIVING;
+use super::{BUCKET, Core, Pool, REFS_STUCK};
+use crate::arena::Arena;
+use crate::sync::{AtomicU32, Ordering};
+
+/// Buckets taken for a job; those that it does not use go back.
+pub(crate) struct Reserved<'a> {
+    pub(super) pool: &'a Pool,
+    /// Linked like a stack of free ones.
+    top: u32,
+    count: u32,
+}
+
+impl<'a> Reserved<'a> {
+    /// No buckets.
+    pub(crate) fn none(pool: &'a Pool) -> Self {
+        Self { pool, top: 0, count: 0 }
+    }
+
+    pub(crate) fn count(&self) -> u32 {
+        self.count
+    }
+
+    pub(super) fn put(&mut self, bucket: u32) {
+        self.pool.meta(bucket).next.store(self.top, Ordering::Relaxed);
+        self.top = bucket + 1;
+        self.count += 1;
+    }
+
+    /// Adds the buckets of another reservation.
+    pub(crate) fn merge(&mut self, mut other: Reserved<'a>) {
+        while let Some(bucket) = other.pop() {
+            self.put(bucket);
+        }
+    }
+
+    pub(super) fn pop(&mut self) -> Option<u32> {
+        let bucket = self.top.checked_sub(1)?;
+        let meta = self.pool.meta(bucket);
+        self.top = meta.next.load(Ordering::Relaxed);
+        self.count -= 1;
+        Some(bucket)
+    }
+
+    /// Takes one of them whose memory the kernel does not refer to.
+    fn pop_own(&mut self) -> Option<u32> {
+        let bucket = self.pop()?;
+        if !self.pool.is_lent(bucket) {
+            return Some(bucket);
+        }
+        self.put(bucket);
+        self.renew();
+        self.pop()
+    }
+
+    /// Takes one of them, filled by `fill` before any other thread sees it; its count belongs to the caller.
+    pub(crate) fn take(&mut self, fill: impl FnOnce(&mut [u8])) -> Option<u32> {
+        let bucket = self.pop_own()?;
+        let meta = self.pool.meta(bucket);
+        meta.refs.store(1, Ordering::Relaxed);
+        // SAFETY: the bucket was free and belongs to this thread alone; it lies whole within the arena, whose
+        // memory is initialised (zeroed by the system, or written before).
+        fill(unsafe { std::slice::from_raw_parts_mut(self.pool.at(bucket), BUCKET) });
+        Some(bucket)
+    }
+
+    /// Takes one count of a bucket away; it is one of these when none is left.
+    pub(crate) fn release(&mut self, bucket: u32) {
+        if self.pool.core.drop_count(bucket) {
+            self.put(bucket);
+        }
+    }
+
+    /// Takes one of them for a receive buffer; [`Pool::reserve_receive`] has counted it. Its count belongs to
+    /// the caller.
+    pub(crate) fn take_receiving(&mut self) -> Option<u32> {
+        let bucket = self.pop_own()?;
+        let meta = self.pool.meta(bucket);
+        meta.refs.store(1, Ordering::Relaxed);
+        meta.owner.store(RECEIVING, Ordering::Relaxed);
+        Some(bucket)
+    }
+
+    /// Ends the borrow of the pool, and keeps the buckets.
+    pub(crate) fn detach(mut self) -> Detached {
+        let detached = Detached { top: self.top, count: self.count };
+        (self.top, self.count) = (0, 0);
+        detached
+    }
+}
+
+/// A reservation without its pool: it must go back into one by [`Reserved::attach`].
+#[must_use]
+pub(crate) struct Detached {
+    top: u32,
+    count: u32,
+}
+
+impl Detached {
+    pub(crate) fn count(&self) -> u32 {
+        self.count
+    }
+}
+
+impl<'a> Reserved<'a> {
+    pub(crate) fn attach(pool: &'a Pool, detached: Detached) -> Self {
+        Self { pool, top: detached.top, count: detached.count }
+    }
+}
+
+impl Reserved<'_> {
+    /// Gives the buckets back and wakes no task: they were too few for the first that waits, which is the one
+    /// that took them, or looks again when the caller has looked.
+    pub(crate) fn put_back(mut self) {
+        self.put_all_free();
+    }
+
+    fn put_all_free(&mut self) {
+        let Some(first) = self.top.checked_sub(1) else { return };
+        let mut last = first;
+        while let Some(next) = self.pool.meta(last).next.load(Ordering::Relaxed).checked_sub(1) {
+            last = next;
+        }
+        self.pool.core.put_free(first, last, self.count);
+        (self.top, self.count) = (0, 0);
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        if self.count == 0 {
+            return;
+        }
+        self.put_all_free();
+        self.pool.core.waiters.notify();
+    }
+}
+
+// Buckets whose memory is lent to the kernel: it may refer to it for longer than any segment does.
+//
+// A page that was spliced into a socket is sent from where it is, and nothing tells when the network, or a receiver on the same
+// machine, has done with it. So the bytes of a lent bucket never change again, whatever becomes of the bucket: while it is in
+// use it is treated as one that a reader sees, and before it is used anew its page goes back to the system. The mapping
+// has a new page then, and the kernel keeps the old one for as long as it needs it.
+//
+// A mark is set by a party that holds a count of the bucket, and is taken away by the one that alone has it, so the counts
+// order both.
+
+/// Which buckets are lent: a bit for each number.
+pub(super) struct Lent(Box<[AtomicU32]>);
+
+impl Lent {
+    /// Returns marks for so many numbers; `None` if the system does not take single pages of this memory back.
+    pub(super) fn new(arena: &Arena, numbers: u32) -> Option<Self> {
+        arena.keep_pages_small();
+        // SAFETY: the arena is new: nothing refers to its memory. It has at least one region of at least 64 KiB.
+        unsafe { arena.discard(BUCKET, BUCKET) }.ok()?;
+        Some(Self((0..numbers.div_ceil(32)).map(|_| AtomicU32::new(0)).collect()))
+    }
+
+    #[inline]
+    fn has(&self, bucket: u32) -> bool {
+        self.0[bucket as usize / 32].load(Ordering::Relaxed) & 1 << (bucket % 32) != 0
+    }
+
+    fn mark(&self, bucket: u32) {
+        if !self.has(bucket) {
+            self.0[bucket as usize / 32].fetch_or(1 << (bucket % 32), Ordering::Relaxed);
+        }
+    }
+
+    fn unmark(&self, bucket: u32) {
+        self.0[bucket as usize / 32].fetch_and(!(1 << (bucket % 32)), Ordering::Relaxed);
+    }
+}
+
+impl Pool {
+    /// Returns whether buckets can be lent.
+    pub(crate) fn lends(&self) -> bool {
+        self.core.lent.is_some()
+    }
+
+    /// Returns whether the memory of a bucket is lent, so that it never changes again.
+    #[inline]
+    pub(crate) fn is_lent(&self, bucket: u32) -> bool {
+        self.core.is_lent(bucket)
+    }
+
+    /// Lends the bucket in which bytes lie that the caller can see; returns false if they are not bytes of one bucket, or if
+    /// buckets cannot be lent.
+    pub(crate) fn lend(&self, bytes: &[u8]) -> bool {
+        let (Some(lent), Some(bucket)) = (&self.core.lent, self.core.bucket_of(bytes)) else { return false };
+        lent.mark(bucket);
+        true
+    }
+
+    /// Returns whether these bytes, which the caller can see, lie in a bucket that is lent.
+    #[inline]
+    pub(crate) fn has_lent(&self, bytes: &[u8]) -> bool {
+        self.core.bucket_of(bytes).is_some_and(|bucket| self.core.is_lent(bucket))
+    }
+}
+
+impl Core {
+    #[inline]
+    pub(super) fn is_lent(&self, bucket: u32) -> bool {
+        self.lent.as_ref().is_some_and(|lent| lent.has(bucket))
+    }
+
+    /// States that the memory of a bucket is another one than that which was lent.
+    pub(super) fn unmark(&self, bucket: u32) {
+        if let Some(lent) = &self.lent {
+            lent.unmark(bucket);
+        }
+    }
+
+    /// Returns the bucket in which these bytes lie; `None` if they are elsewhere, or in more than one.
+    #[inline]
+    fn bucket_of(&self, bytes: &[u8]) -> Option<u32> {
+        let offset = bytes.as_ptr().addr().checked_sub(self.arena.at(0).addr())?;
+        let is_within = offset < self.metas.len() * BUCKET && offset % BUCKET + bytes.len() <= BUCKET;
+        // Regions follow each other in the order of their numbers, so a bucket's number is its place.
+        (is_within && !bytes.is_empty()).then_some((offset / BUCKET) as u32)
+    }
+}
+
+impl Reserved<'_> {
+    /// Gives all of these buckets that are lent new memory. Those for which the system refuses that are never used again.
+    #[cold]
+    pub(super) fn renew(&mut self) {
+        let core = &self.pool.core;
+        let mut numbers = Vec::with_capacity(self.count() as usize);
+        let mut others = Vec::new();
+        while let Some(bucket) = self.pop() {
+            if core.is_lent(bucket) { numbers.push(bucket) } else { others.push(bucket) }
+        }
+        // In the order in which they were.
+        others.into_iter().rev().for_each(|bucket| self.put(bucket));
+        // Neighbours go in one call.
+        numbers.sort_unstable();
+        for run in numbers.chunk_by(|one, next| one + 1 == *next).rev() {
+            let is_renewed = core.discard(run).is_ok();
+            for bucket in run.iter().rev() {
+                if is_renewed {
+                    core.unmark(*bucket);
+                    self.put(*bucket);
+                } else {
+                    self.pool.meta(*bucket).refs.store(REFS_STUCK - 512, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+}

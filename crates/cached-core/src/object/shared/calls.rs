@@ -1,0 +1,191 @@
+//! What an operation has others do: requests to the store, past the gate, counted and timed by namespace; and
+//! work of the background that goes on although the caller has given up.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use blocker::{Error, Result, Timestamp};
+
+use super::Shared;
+use super::handle::Handle;
+use crate::object::control::records::StoreMetrics;
+use crate::object::store::{Ask, Class, Gate, Lane, Number, Pass, enter};
+use crate::object::tasks::background_queue;
+use crate::object::tasks::background_queue::Task;
+use crate::object::tasks::deadline::{FlushTicket, Stored};
+use crate::sync::{Arc, Mutex, Ordering, lock};
+
+/// The gate, reached through the cache.
+#[derive(Clone)]
+struct GateOf(Arc<Shared>);
+
+impl std::ops::Deref for GateOf {
+    type Target = Gate;
+    fn deref(&self) -> &Gate {
+        &self.0.gate
+    }
+}
+
+/// A request that the store can be asked now. Dropped, it ends without an answer.
+#[must_use = "the store is asked while this is held"]
+pub(crate) struct StoreCall {
+    pass: Pass<GateOf>,
+    namespace: u16,
+    began: Timestamp,
+}
+
+/// Waits until a request of a namespace that carries `bytes` bytes may go to the store. A task that has one
+/// waits for no other.
+///
+/// # Errors
+/// `Retryable` if too many wait already.
+pub(crate) async fn begin(
+    shared: &Arc<Shared>,
+    namespace: u16,
+    (lane, class): (Lane, Class),
+    bytes: u64,
+) -> Result<StoreCall> {
+    let ask = Ask { namespace: Number::from(namespace), lane, class, bytes };
+    let pass = enter(GateOf(Arc::clone(shared)), ask).await?;
+    if let Some(waited) = pass.waited {
+        metrics(shared, namespace).count_wait(waited);
+    }
+    Ok(StoreCall { pass, namespace, began: shared.clock.now() })
+}
+
+fn metrics(shared: &Shared, namespace: u16) -> &StoreMetrics {
+    &shared.namespaces.record(namespace).metrics.store
+}
+
+impl StoreCall {
+    /// Ends the request, which has carried `bytes` bytes. The time of one that has failed says nothing of the
+    /// store's load.
+    pub(crate) fn end<T>(self, shared: &Shared, answer: &Result<T>, bytes: u64) {
+        let latency = shared.clock.now().since(self.began);
+        metrics(shared, self.namespace).count(bytes, latency);
+        if matches!(answer, Ok(_) | Err(Error::Missing)) {
+            self.pass.answered(bytes, latency);
+        }
+    }
+}
+
+/// A flush under way of a namespace that was limited when it began.
+pub(crate) struct LimitedFlush {
+    shared: Arc<Shared>,
+    namespace: u16,
+    is_urgent: bool,
+}
+
+impl LimitedFlush {
+    /// Counts a flush of a namespace, if that is limited.
+    pub(crate) fn begin(shared: &Arc<Shared>, namespace: u16, is_urgent: bool) -> Option<Self> {
+        let of_it = &shared.namespaces.record(namespace).limited_flushes;
+        of_it.is_limited().then(|| {
+            of_it.begin(is_urgent);
+            shared.limited_flushes.fetch_add(1, Ordering::SeqCst);
+            Self { shared: Arc::clone(shared), namespace, is_urgent }
+        })
+    }
+}
+
+impl Drop for LimitedFlush {
+    fn drop(&mut self) {
+        self.shared.namespaces.record(self.namespace).limited_flushes.end(self.is_urgent);
+        self.shared.limited_flushes.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Returns a future of `work`; if that future is dropped, the background continues the work.
+pub(crate) fn shielded<T: Send + 'static>(
+    shared: &Arc<Shared>,
+    work: impl Future<Output = T> + Send + 'static,
+) -> Shield<T> {
+    let answer = Arc::new(Mutex::new(None));
+    let own = Arc::clone(&answer);
+    let task: Task = Box::pin(async move {
+        let result = work.await;
+        *lock(&own) = Some(result);
+    });
+    Shield { task: Some(task), answer, shared: Arc::clone(shared) }
+}
+
+/// See [`shielded`].
+pub(crate) struct Shield<T> {
+    task: Option<Task>,
+    answer: Arc<Mutex<Option<T>>>,
+    shared: Arc<Shared>,
+}
+
+impl<T> Future for Shield<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        let task = self.task.as_mut().expect("polled after completion");
+        std::task::ready!(task.as_mut().poll(cx));
+        self.task = None;
+        let answer = lock(&self.answer).take();
+        Poll::Ready(answer.expect("a task that is over has left its answer"))
+    }
+}
+
+impl<T> Drop for Shield<T> {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.take() {
+            self.shared.background.add(task);
+        }
+    }
+}
+
+/// Adds all pending changes of an object to `ticket`, and expedites its flush.
+///
+/// # Errors
+/// `Unsupported` if the background of the cache has ended.
+pub(crate) async fn expedite(handle: &Handle, ticket: &Arc<FlushTicket>, queue_number: u64) -> Result<()> {
+    let own = Arc::clone(ticket);
+    let shared = Arc::clone(&handle.shared);
+    let waits = handle
+        .enter(move |object, _| {
+            if object.flushing.is_none() && !object.has_pending() {
+                return false;
+            }
+            own.add();
+            let seq = object.pending.change_seq;
+            object.activity().flush_waiters.push((seq, own));
+            shared.dirty_queue.expedite(object.pending.queue_number);
+            true
+        })
+        .await;
+    handle.shared.dirty_queue.expedite(queue_number);
+    if !waits {
+        handle.shared.background.wake();
+        return Ok(());
+    }
+    let woken = handle.shared.background.wake_for_waiter();
+    if woken.is_err() {
+        abandon(handle);
+    }
+    woken
+}
+
+/// Waits until everything of an object that is pending now is stored. The caller holds the object's whole
+/// range, so no further change comes.
+pub(crate) async fn store_pending(handle: &Handle) -> Result<()> {
+    let ticket = Arc::new(FlushTicket::default());
+    expedite(handle, &ticket, 0).await?;
+    Stored(ticket).await.map_err(|error| match error {
+        // It concerns earlier changes: the caller has changed nothing yet.
+        Error::NotStored(why) => Error::Retryable(why),
+        error => error,
+    })
+}
+
+/// Fails every wait for the object's flush: the background has ended.
+pub(crate) fn abandon(handle: &Handle) {
+    handle.post(|object, _| {
+        let Some(activity) = object.activity_mut() else { return };
+        let waiters = std::mem::take(&mut activity.flush_waiters);
+        object.drop_if_idle();
+        waiters.into_iter().for_each(|(_, ticket)| ticket.complete(Err(background_queue::has_ended())));
+    });
+}

@@ -1,0 +1,263 @@
+//! What a change or a load will use: free buckets, by evicting clean ones, and room for dirty data, held
+//! across waits.
+
+use std::future::{Future, poll_fn};
+use std::task::Poll;
+
+use blocker::Result;
+
+use super::Shared;
+use crate::object::config::{OTHERS, Share};
+use crate::object::control::metrics::add;
+use crate::object::memory::pool::{Detached, Reserved};
+use crate::object::memory::queue::bucket_hash;
+use crate::object::state::{Loaded, Missing, Object, Resources};
+use crate::object::tasks::wait_queue::wait;
+use crate::sync::Arc;
+
+/// What a change will use, held across waits: buckets, and room for dirty data. Dropped, it gives back what is left.
+pub(crate) struct OwnedResources {
+    shared: Arc<Shared>,
+    reserved: Option<Detached>,
+    credits: u32,
+    /// The number of the namespace that the credits are taken for.
+    namespace: u16,
+}
+
+impl OwnedResources {
+    pub(crate) fn none(shared: &Arc<Shared>) -> Self {
+        Self { shared: Arc::clone(shared), reserved: None, credits: 0, namespace: OTHERS }
+    }
+
+    /// Waits for `buckets` free buckets, and room for `credits` dirty ones of the namespace with this number.
+    /// While it waits for room it holds nothing, and while it waits for buckets only room, which other waiters
+    /// need in the same order.
+    ///
+    /// # Errors
+    /// `Retryable` if too many tasks wait already, `Unsupported` if the background of the cache has ended.
+    pub(crate) async fn acquire(
+        shared: &Arc<Shared>,
+        namespace: u16,
+        buckets: u32,
+        credits: u32,
+    ) -> Result<Self> {
+        let mut resources = Self::none(shared);
+        resources.namespace = namespace;
+        if !take_room_at_once(shared, namespace, credits) {
+            shared.metrics.count_throttled(namespace);
+            flushed_meanwhile(shared, wait_for_room(shared, namespace, credits)).await?;
+        }
+        resources.credits = credits;
+        let taking = wait(shared.pool.waiters(), || reserve(shared, buckets).map(Reserved::detach));
+        resources.reserved = Some(flushed_meanwhile(shared, taking).await?);
+        Ok(resources)
+    }
+
+    /// Takes up to `buckets` buckets that can be had at once.
+    pub(crate) fn at_hand(shared: &Arc<Shared>, buckets: u32) -> Self {
+        let reserved = reserve_up_to(shared, buckets).detach();
+        // A waiting task may have found the buckets in use that the call above looked at.
+        shared.pool.waiters().notify();
+        let mut resources = Self::none(shared);
+        resources.reserved = Some(reserved);
+        resources
+    }
+
+    /// Whether `missing` is more than what is held.
+    pub(crate) fn lacks(&self, missing: &Missing) -> bool {
+        missing.buckets > self.reserved.as_ref().map_or(0, Detached::count) || missing.credits > self.credits
+    }
+
+    /// Calls `job` with the resources, and keeps what it leaves.
+    pub(crate) fn with<R>(
+        &mut self,
+        loaded: Option<&Loaded>,
+        job: impl FnOnce(&mut Resources<'_>) -> R,
+    ) -> R {
+        let pool = &self.shared.pool;
+        let reserved = self.reserved.take().map(|detached| Reserved::attach(pool, detached));
+        let reserved = reserved.unwrap_or_else(|| Reserved::none(pool));
+        let mut resources = Resources { reserved, credits: self.credits, loaded };
+        let result = job(&mut resources);
+        self.credits = resources.credits;
+        self.reserved = Some(resources.reserved.detach());
+        result
+    }
+}
+
+impl Drop for OwnedResources {
+    fn drop(&mut self) {
+        drop(self.reserved.take().map(|detached| Reserved::attach(&self.shared.pool, detached)));
+        self.shared.metrics.dirty_room.give_back(self.namespace, self.credits);
+    }
+}
+
+/// Waits, and wakes the background once the wait has begun: it flushes while tasks wait.
+///
+/// # Errors
+/// As the wait, or `Unsupported` if the background has ended.
+pub(crate) async fn flushed_meanwhile<T>(
+    shared: &Shared,
+    wait: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let mut wait = std::pin::pin!(wait);
+    poll_fn(|cx| {
+        let poll = wait.as_mut().poll(cx);
+        match poll.is_pending().then(|| shared.background.wake_for_waiter()) {
+            Some(Err(error)) => Poll::Ready(Err(error)),
+            _ => poll,
+        }
+    })
+    .await
+}
+
+/// Takes room for `credits` dirty buckets of a namespace, unless there is none or other tasks wait for it.
+pub(crate) fn take_room_at_once(shared: &Shared, namespace: u16, credits: u32) -> bool {
+    let room = &shared.metrics.dirty_room;
+    let taking = || room.take(namespace, credits).then_some(());
+    room.waiters(room.pool_of(namespace)).try_take(taking).is_some()
+}
+
+/// Waits for room for `credits` dirty buckets of a namespace.
+///
+/// # Errors
+/// `Retryable` if too many tasks wait already.
+async fn wait_for_room(shared: &Arc<Shared>, namespace: u16, credits: u32) -> Result<()> {
+    let room = &shared.metrics.dirty_room;
+    let _waits = room.begin_wait();
+    loop {
+        let pool = room.pool_of(namespace);
+        let taking = || {
+            // Its room may come from another pool by now: then this is the wrong place to wait.
+            let has_moved = room.pool_of(namespace) != pool;
+            (has_moved || room.take(namespace, credits)).then_some(has_moved)
+        };
+        if !wait(room.waiters(pool), taking).await? {
+            return Ok(());
+        }
+    }
+}
+
+/// Buckets that are evicted beyond what is needed, so that the next few changes find free ones.
+const EVICT_AHEAD: u32 = 4;
+
+/// Takes `count` buckets, evicting clean ones if too few are free; fewer if none can be evicted.
+pub(crate) fn reserve_up_to(shared: &Shared, count: u32) -> Reserved<'_> {
+    if !shared.shares.is_common_only() {
+        keep_maxima(shared, count);
+    }
+    let mut reserved = shared.pool.reserve_up_to(count);
+    let mut tries = 0;
+    while reserved.count() < count && tries < 2 * count + 64 {
+        tries += 1;
+        if !evict_one(shared) {
+            break;
+        }
+        if shared.pool.free() > 0 {
+            reserved.merge(shared.pool.reserve_up_to(count - reserved.count()));
+        }
+    }
+    if tries > 0 && reserved.count() == count && shared.pool.free() < EVICT_AHEAD {
+        (0..EVICT_AHEAD).all(|_| evict_one(shared));
+    }
+    reserved
+}
+
+/// Takes exactly `count` buckets, or none. Called by [`WaitQueue`](crate::object::tasks::wait_queue::WaitQueue) alone, which
+/// lets other waiters try afterwards.
+pub(crate) fn reserve(shared: &Shared, count: u32) -> Option<Reserved<'_>> {
+    let reserved = reserve_up_to(shared, count);
+    if reserved.count() == count {
+        return Some(reserved);
+    }
+    reserved.put_back();
+    None
+}
+
+/// Evicts from namespaces that have more memory than they may have: a little more than the `count` buckets
+/// that are wanted now, so that they come back to their maxima while they are used.
+fn keep_maxima(shared: &Shared, count: u32) {
+    for _ in 0..u64::from(count) + u64::from(EVICT_AHEAD) {
+        // One that has nothing clean to evict is not in the way of the others.
+        if !evict_from(shared, shared.shares.above_maximum(&shared.namespaces)) {
+            return;
+        }
+    }
+}
+
+/// Evicts a clean bucket, or finds that the policy's choice cannot go at present. Returns false if there is
+/// none.
+fn evict_one(shared: &Shared) -> bool {
+    match shared.shares.is_common_only() {
+        true => evict_from(shared, std::iter::once(Share::COMMON)),
+        false => evict_from(shared, shared.shares.by_excess(&shared.pool, &shared.namespaces)),
+    }
+}
+
+/// As [`evict_one`], from the first of these shares that has a bucket in a queue.
+fn evict_from(shared: &Shared, mut shares: impl Iterator<Item = Share>) -> bool {
+    // A bucket in a queue has an owner; if that changes this moment, any name will do.
+    let hash_of = |bucket: u32| {
+        let owner = shared.pool.meta(bucket).owner();
+        owner.map_or(0, |(node, at)| bucket_hash(shared.index.node(node).hash(), at))
+    };
+    let first_shard = shared.next_queue_shard();
+    let victim = |share| Some((share, shared.queues.victim(&shared.pool, share, first_shard, hash_of)?));
+    let Some((share, bucket)) = shares.find_map(victim) else { return false };
+    let Some((node, at)) = shared.pool.meta(bucket).owner() else { return true };
+    let owner = shared.index.node(node);
+    let env = shared.env(node, owner.hash());
+    // The owner is only tried: another thread may be in its exclusive section, and may be waiting for us.
+    let evict = |object: &mut Object| {
+        let goes = object.evict(&env, at, bucket);
+        if !goes {
+            object.note_kept();
+        }
+        goes
+    };
+    let tried = match owner.serial.try_run(evict) {
+        Ok(goes) => Some(goes),
+        Err(evict) => {
+            // Noted first, and tried once more: a thread inside either leaves before that, or sees the note.
+            shared.note_missed_eviction();
+            owner.serial.try_run(evict).ok()
+        }
+    };
+    if tried == Some(true) {
+        add(&shared.metrics.bucket_evictions, 1);
+        shared.shares.count_eviction(&shared.pool, &shared.queues, &shared.namespaces);
+    } else {
+        shared.queues.put_back(&shared.pool, share, bucket, hash_of);
+    }
+    if tried.is_some() {
+        shared.section_ended();
+    }
+    true
+}
+
+/// Moves the clean buckets of a namespace that has got a share of its own to its queues. Those of objects in
+/// which a thread is at work that very moment, and those that an evicting thread has taken out, stay where they are
+/// until they leave by themselves.
+pub(crate) fn move_buckets(shared: &Shared, namespace: u16) {
+    let share = shared.queues.share_of(namespace);
+    for bucket in shared.pool.numbers() {
+        let meta = shared.pool.meta(bucket);
+        if !shared.queues.is_elsewhere(meta, share) {
+            continue;
+        }
+        let Some((node, at)) = meta.owner() else { continue };
+        if shared.index.namespace_of(node) != namespace {
+            continue;
+        }
+        let owner = shared.index.node(node);
+        let env = shared.env(node, owner.hash());
+        let moved = owner.serial.try_run(|object| {
+            if object.has_clean(at, bucket) && env.namespace == namespace {
+                shared.queues.move_to(&shared.pool, bucket, bucket_hash(env.hash, at), share);
+            }
+        });
+        if moved.is_ok() {
+            shared.section_ended();
+        }
+    }
+}
