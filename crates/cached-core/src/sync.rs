@@ -7,8 +7,8 @@
 //! their order.
 
 #[cfg(debug_assertions)]
-use lock_order::Held;
-use lock_order::Rank;
+use crate::lock_order::Held;
+use crate::lock_order::Rank;
 use std::ops::{Deref, DerefMut};
 
 #[cfg(not(shuttle))]

@@ -15,7 +15,7 @@
 //! time. The counts of `stats detail` are in a concurrent map, whose locks are taken last and held for one
 //! operation.
 
-use lock_order::{Held, Rank};
+use cached_core::lock_order::{Held, Rank};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -38,9 +38,9 @@ pub(crate) use superblock::test_time;
 pub(crate) use superblock::{Identity, Notes};
 
 use crate::clock::Expiry;
+use crate::lock_order::Rank;
 use crate::stores;
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock};
-use lock_order::Rank;
 
 /// The index of a region in its arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -7,7 +7,7 @@
 //! While a hash bucket is locked, a lane is only ever *tried*. The hooks run under all of these but the
 //! leaves, so the locks that they take rank above.
 
-use lock_order::Rank;
+use crate::lock_order::Rank;
 
 /// The lowest level of the store's locks.
 pub(super) const LOWEST: u32 = 10;

@@ -9,7 +9,7 @@
 //! An exclusive section is no lock: the thread inside may take any lock that comes after it, never an index
 //! shard. The leaves are held to read or change what they cover, and nothing is locked under them.
 
-use lock_order::Rank;
+use crate::lock_order::Rank;
 
 pub(super) static SETTINGS: Rank = Rank::new("objects: settings of namespaces", 90);
 pub(super) static INDEX: Rank = Rank::new("objects: index shard", 100);

@@ -92,7 +92,7 @@ impl<'a> BucketHint<'a> {
 pub(crate) struct BucketLock<'a> {
     bucket: &'a Bucket,
     /// Its place in the lock order; dropped after the lock has been released.
-    _order: lock_order::Held,
+    _order: crate::lock_order::Held,
 }
 
 impl<'a> BucketLock<'a> {

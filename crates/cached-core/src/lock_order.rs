@@ -6,7 +6,7 @@
 //! through the code is enough.
 //!
 //! ```
-//! use lock_order::Rank;
+//! use cached_core::lock_order::Rank;
 //! use std::sync::Mutex;
 //!
 //! static LANE: Rank = Rank::new("lane", 10);
