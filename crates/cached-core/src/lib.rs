@@ -22,20 +22,19 @@
 //! both are [`arena`] (the memory, cut into regions), [`policy`], [`clock`], and [`insight`]: what more memory
 //! would give, and why requests miss.
 
-#[cfg(not(any(miri, shuttle)))]
-mod all_cores;
 pub mod arbiter;
 pub mod arena;
 pub mod clock;
 mod hash;
 pub mod insight;
 pub mod kv;
+pub mod lock_order;
 pub mod object;
 pub mod policy;
 mod prefetch;
 mod stores;
 mod sync;
-mod thread_number;
+mod threads;
 
 pub use hash::KeyHash;
 pub use prefetch::prefetch;

@@ -19,18 +19,16 @@ mod fates;
 mod hot_names;
 mod miniature;
 mod names;
-mod namespaces;
 mod report;
 mod sampler;
 mod simulation;
-mod space_saving;
 #[cfg(all(test, not(shuttle)))]
 mod tests;
 
 pub(crate) use hot_names::HotSketch;
+pub use hot_names::SpaceSaving;
 pub use report::{CurvePoint, Hot, HotNames, ItemShape, MissRatioCurve, MissesByReason, NamespaceShare};
 pub(crate) use sampler::{Event, Sample, Sampler};
-pub use space_saving::SpaceSaving;
 
 use crate::sync::{Mutex, lock};
 use fates::{Fates, Reason};

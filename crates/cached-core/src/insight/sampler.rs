@@ -6,7 +6,7 @@
 //! simulated. Each thread has a bounded queue of its own; what does not fit is dropped and counted.
 
 use crate::sync::{AtomicU64, Mutex, Ordering, lock, try_lock};
-use crate::thread_number::thread_number;
+use crate::threads::thread_number;
 
 /// Samples that wait in one queue, at most.
 const QUEUE_SAMPLES_MAX: usize = 2048;

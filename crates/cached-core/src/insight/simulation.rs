@@ -15,8 +15,7 @@
 //! the cache itself are counted for all names, and are known for the sampled ones.
 
 use super::miniature::{Miniature, Scale};
-use super::names::Names;
-use super::namespaces::{NAMESPACES_MAX, Namespaces};
+use super::names::{NAMESPACES_MAX, Names, Namespaces};
 use super::report::{CurvePoint, MissRatioCurve, NamespaceShare};
 use super::sampler::{Event, Sample};
 use super::{FACTORS, ONE, SIZES, Sampling, Totals};

@@ -1,5 +1,8 @@
-//! The configuration of a store, and its limits.
+//! The configuration of a store, which of it cannot work, the builder, and the errors of the map-like interface.
 
+use std::sync::Arc;
+
+use super::Kv;
 use super::hook::{ChangeHook, EvictionHook};
 use crate::arena::{ArenaError, MemoryRange};
 #[cfg(not(any(miri, shuttle)))]
@@ -7,7 +10,6 @@ use crate::arena::{ArenaFile, ArenaFileError};
 use crate::clock::{Clock, SystemClock};
 use crate::insight::Sampling;
 use crate::policy::{Policy, S3Fifo};
-use std::sync::Arc;
 
 /// The configuration of a [`Kv`](super::Kv). [`Kv::builder`](super::Kv::builder) makes one field by field.
 ///
@@ -218,4 +220,205 @@ impl KvConfig {
         }
         Ok(())
     }
+}
+
+/// Builds a [`Kv`]. What is not set has the value of [`KvConfig::default`].
+///
+/// ```
+/// use cached_core::kv::Kv;
+/// use cached_core::policy::Lru;
+///
+/// let kv = Kv::builder().memory_bytes(256 << 20).item_bytes_max(8 << 20).policy(Lru::default()).build()?;
+/// # Ok::<(), cached_core::kv::KvConfigError>(())
+/// ```
+#[derive(Debug, Default)]
+#[must_use = "a builder makes a store when `build` is called"]
+pub struct KvBuilder {
+    config: KvConfig,
+}
+
+impl Kv {
+    /// Returns a builder with the values of [`KvConfig::default`].
+    pub fn builder() -> KvBuilder {
+        KvBuilder::default()
+    }
+
+    /// Makes an empty store with `bytes` of memory for items, which evicts when it is full; the rest is as in
+    /// [`KvConfig::default`].
+    ///
+    /// ```
+    /// # use cached_core::kv::Kv;
+    /// let kv = Kv::with_capacity_bytes(64 << 20)?;
+    /// kv.set(b"key", b"value")?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`KvConfigError`] when `bytes` is below [`ARENA_BYTES_MIN`](super::ARENA_BYTES_MIN) or the system
+    /// refuses the memory.
+    pub fn with_capacity_bytes(bytes: usize) -> Result<Kv, KvConfigError> {
+        let config = KvConfig::default();
+        // A small store keeps the default's limit for items as far as it can.
+        let item_bytes_max = config.item_bytes_max.min(bytes / 2);
+        Kv::new(KvConfig { arena_bytes: bytes, item_bytes_max, ..config })
+    }
+}
+
+impl From<KvConfig> for KvBuilder {
+    fn from(config: KvConfig) -> KvBuilder {
+        KvBuilder { config }
+    }
+}
+
+impl KvBuilder {
+    /// Sets the memory for items and for what the policy remembers of evicted ones, in bytes.
+    pub fn memory_bytes(mut self, bytes: usize) -> KvBuilder {
+        self.config.arena_bytes = bytes;
+        self
+    }
+
+    /// Sets the range in which an [`arbiter`](crate::arbiter) can change that memory, see
+    /// [`KvConfig::memory_range`].
+    pub fn memory_range(mut self, range: MemoryRange) -> KvBuilder {
+        self.config.memory_range = Some(range);
+        self
+    }
+
+    /// Sets the limit for an item, key and value together, in bytes.
+    pub fn item_bytes_max(mut self, bytes: usize) -> KvBuilder {
+        self.config.item_bytes_max = bytes;
+        self
+    }
+
+    /// Sets how many threads may append at the same time without waiting for each other.
+    pub fn lanes(mut self, lanes: usize) -> KvBuilder {
+        self.config.lanes = lanes;
+        self
+    }
+
+    /// Sets whether every item has a CAS value, which takes 8 bytes.
+    pub fn cas(mut self, cas: bool) -> KvBuilder {
+        self.config.cas = cas;
+        self
+    }
+
+    /// Sets whether a full store evicts (true) or refuses to store (false).
+    pub fn evict(mut self, evict: bool) -> KvBuilder {
+        self.config.evict = evict;
+        self
+    }
+
+    /// Sets the eviction policy.
+    pub fn policy(self, policy: impl Policy) -> KvBuilder {
+        self.boxed_policy(Box::new(policy))
+    }
+
+    /// Sets the eviction policy, for instance one that [`by_name`](crate::policy::by_name) has found.
+    pub fn boxed_policy(mut self, policy: Box<dyn Policy>) -> KvBuilder {
+        self.config.policy = policy;
+        self
+    }
+
+    /// Sets whether to ask the system for huge pages (best effort).
+    pub fn huge_pages(mut self, huge_pages: bool) -> KvBuilder {
+        self.config.huge_pages = huge_pages;
+        self
+    }
+
+    /// Sets the clock.
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> KvBuilder {
+        self.config.clock = clock;
+        self
+    }
+
+    /// Sets a hook that is called at every change of an item.
+    pub fn change_hook(mut self, hook: Arc<dyn ChangeHook>) -> KvBuilder {
+        self.config.change_hook = Some(hook);
+        self
+    }
+
+    /// Sets a hook that is called at every eviction.
+    pub fn eviction_hook(mut self, hook: Arc<dyn EvictionHook>) -> KvBuilder {
+        self.config.eviction_hook = Some(hook);
+        self
+    }
+
+    /// Sets the seed of the key hash, for reproducible tests. By default it is random, so that clients cannot
+    /// aim keys at one hash bucket.
+    pub fn hash_seed(mut self, seed: u64) -> KvBuilder {
+        self.config.hash_seed = Some(seed);
+        self
+    }
+
+    /// Sets the sample of the keys on which to simulate other amounts of memory, see [`KvConfig::insight`].
+    pub fn insight(mut self, insight: Sampling) -> KvBuilder {
+        self.config.insight = insight;
+        self
+    }
+
+    /// Sets the file in which the memory is, which the next process takes over.
+    #[cfg(not(any(miri, shuttle)))]
+    pub fn file(mut self, file: ArenaFile) -> KvBuilder {
+        self.config.file = Some(file);
+        self
+    }
+
+    /// Makes the store. Memory is mapped, not touched.
+    ///
+    /// # Errors
+    /// [`KvConfigError`] when the values contradict each other or the system refuses the memory.
+    pub fn build(self) -> Result<Kv, KvConfigError> {
+        Kv::new(self.config)
+    }
+}
+
+/// The reason why a value was not stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// The key is empty or has more than [`KEY_BYTES_MAX`](super::KEY_BYTES_MAX) bytes, or key and value
+    /// together exceed [`KvConfig::item_bytes_max`](super::KvConfig::item_bytes_max).
+    #[error("the key or the value exceeds the store's limits")]
+    TooLarge,
+    /// No memory could be freed: the store does not evict and is full, or everything in it is pinned.
+    #[error("no memory could be freed for the item")]
+    OutOfMemory,
+}
+
+/// The reason why a compare-and-set did not store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CasError {
+    /// The item has changed since the CAS value was read.
+    #[error("the item has changed since its CAS value was read")]
+    Changed,
+    /// There is no item.
+    #[error("there is no item with this key")]
+    NotFound,
+    /// The value cannot be stored at all.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// The reason why the items of a prefix were not flushed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PrefixError {
+    /// The prefix is empty or has more than [`KEY_BYTES_MAX`](super::KEY_BYTES_MAX) bytes.
+    #[error("a prefix has 1 to 250 bytes")]
+    Length,
+    /// As many prefixes are pending as may be: their items have ended, but not all have been removed.
+    #[error("too many flushes of prefixes are pending")]
+    TooMany,
+}
+
+/// The reason why a number was not changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CountError {
+    /// There is no item.
+    #[error("there is no item with this key")]
+    NotFound,
+    /// The value is not a decimal number below 2^64.
+    #[error("the value is not a decimal number below 2^64")]
+    NonNumeric,
+    /// No memory could be freed for a longer number.
+    #[error("no memory could be freed for the item")]
+    OutOfMemory,
 }

@@ -11,8 +11,7 @@
 //! free regions are needed. A piece holds only the hash of its item's key: a walk looks it up in
 //! the index, and the item's list shows whether the piece is in use.
 
-use crate::KeyHash;
-use crate::stores;
+use crate::{KeyHash, stores};
 
 pub(crate) const PIECE_HEADER_BYTES: usize = 16;
 pub(crate) const LIST_HEADER_BYTES: usize = 8;

@@ -67,7 +67,7 @@ impl Inner {
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub(super) fn now(&self) -> u32 {
-        lock_order::assert_none_from(lock_ranks::LOWEST);
+        crate::lock_order::assert_none_from(lock_ranks::LOWEST);
         let now = self.clock.now_secs();
         let due = self.flush.due();
         if due != 0 && due <= now {

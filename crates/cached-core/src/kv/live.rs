@@ -7,10 +7,9 @@ use super::inner::{Found, Inner};
 use super::item::{ItemPtr, Shape, state};
 use super::log::Entry;
 use super::log::owner::{EntryOwner, LiveEntry, Scanned};
-use crate::KeyHash;
 use crate::clock::Expiry;
-use crate::stores;
 use crate::sync::Ordering;
+use crate::{KeyHash, stores};
 
 /// Where the index will be asked for an entry.
 #[derive(Clone, Copy)]

@@ -57,21 +57,16 @@
 //!
 //! In the source, read on in `ops/get.rs` and `ops/store.rs` (the operations), `inner.rs` (what they share),
 //! `item/` (the bytes of an item), `index/` (look-up), `log/` (allocation and reclaiming; `log/owner.rs` is
-//! its interface to the store), `extent.rs` (large values) and `prefixes/` (flushes of a prefix). `lock_ranks.rs` has the order of the locks.
+//! its interface to the store), `extent.rs` (large values) and `prefixes.rs` (flushes of a prefix). `lock_ranks.rs` has the order of the locks.
 
-mod builder;
 mod config;
-mod error;
 mod extent;
 mod flight;
 mod flush;
-mod get_or_insert;
 pub mod hook;
 mod index;
 mod inner;
-mod insight;
 mod item;
-mod iter;
 #[cfg(not(any(miri, shuttle)))]
 mod lasting;
 mod live;
@@ -79,7 +74,6 @@ mod lock_ranks;
 mod log;
 mod map;
 mod memory;
-mod memory_moves;
 mod ops;
 mod prefixes;
 mod request;
@@ -96,14 +90,15 @@ mod view;
 pub use crate::policy;
 pub(crate) use log::Giving;
 
-pub use builder::KvBuilder;
-pub use config::{ARENA_BYTES_MIN, ITEM_BYTES_MAX, ITEM_BYTES_MIN, KvConfig, KvConfigError};
-pub use error::{CasError, CountError, PrefixError, StoreError};
-pub use get_or_insert::NewValue;
+pub use config::{
+    ARENA_BYTES_MIN, CasError, CountError, ITEM_BYTES_MAX, ITEM_BYTES_MIN, KvBuilder, KvConfig,
+    KvConfigError, PrefixError, StoreError,
+};
+pub use flight::NewValue;
 pub use item::KEY_BYTES_MAX;
-pub use iter::{Iter, Keys};
 #[cfg(not(any(miri, shuttle)))]
 pub use lasting::Restart;
+pub use map::{Iter, Keys};
 pub use ops::{READ_BATCH, Reservation, ScanCursor};
 pub use prefixes::PrefixFlushStats;
 pub use request::*;

@@ -1,6 +1,11 @@
-//! The store's metrics and the limits of its memory.
+//! What a store shows of itself: its metrics, the limits of its memory, and its side of [`insight`](crate::insight).
 
-use super::Kv;
+use super::inner::Inner;
+use super::item::ItemPtr;
+use super::{Kv, Miss, ScanCursor};
+use crate::KeyHash;
+use crate::clock::Expiry;
+use crate::insight::{Event, ItemShape, MissRatioCurve, MissesByReason, Present, Sample, Totals};
 use crate::sync::Ordering;
 
 /// The metrics of a store at one moment.
@@ -116,4 +121,165 @@ impl Kv {
             prefix_flush_bytes_max: self.inner.prefixes.bytes_max(),
         }
     }
+}
+
+/// What ends a key's prefix, the part that counts as its namespace.
+const DELIMITER: u8 = b':';
+
+fn prefix(key: &[u8]) -> &[u8] {
+    key.iter().position(|byte| *byte == DELIMITER).map_or(b"", |end| &key[..end])
+}
+
+impl Inner {
+    /// Samples a read. The item's hash bucket is locked.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn sample_read(&self, hash: KeyHash, key: &[u8], found: Result<ItemPtr, Miss>) {
+        let sample = match found {
+            Ok(item) => Sample::new(hash.0, Event::Hit).entry(self.item_bytes(item), item.expiry().as_secs()),
+            Err(Miss::Expired) => Sample::new(hash.0, Event::Expired),
+            Err(Miss::Flushed) => Sample::new(hash.0, Event::Flushed),
+            Err(_) => Sample::new(hash.0, Event::Absent),
+        };
+        self.insight.sampler.push(sample.prefix(prefix(key)));
+    }
+
+    /// Samples a read that may change the expiry. The item's hash bucket is locked.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn sample_fetch(
+        &self,
+        hash: KeyHash,
+        key: &[u8],
+        found: Result<ItemPtr, Miss>,
+        touch: Option<Expiry>,
+    ) {
+        match (found, touch) {
+            (Ok(item), Some(expiry)) => {
+                let sample = Sample::new(hash.0, Event::Touch);
+                self.insight.sampler.push(sample.entry(self.item_bytes(item), expiry.as_secs()));
+            }
+            _ => self.sample_read(hash, key, found),
+        }
+    }
+
+    /// Samples a store. The item's hash bucket is locked.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn sample_store(&self, hash: KeyHash, key: &[u8], item: ItemPtr) {
+        let sample = Sample::new(hash.0, Event::Store).entry(self.item_bytes(item), item.expiry().as_secs());
+        self.insight.sampler.push(sample.prefix(prefix(key)));
+    }
+
+    /// Samples a deletion.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn sample_delete(&self, hash: KeyHash) {
+        self.insight.sampler.push(Sample::new(hash.0, Event::Delete));
+    }
+}
+
+impl Kv {
+    /// Simulates other amounts of memory with what has been sampled since the last call, and returns the
+    /// number of samples. Call it some ten times a second, from any thread: what waits for it is bounded, and
+    /// dropped beyond. `totals` are the caller's counters of reads since the start; without them the ratios
+    /// depend on which keys happen to be sampled.
+    ///
+    /// Does nothing without [`KvConfig::insight`](super::KvConfig::insight).
+    ///
+    /// ```
+    /// use cached_core::insight::{Sampling, Totals};
+    /// use cached_core::kv::Kv;
+    ///
+    /// let kv = Kv::builder().memory_bytes(64 << 20).insight(Sampling::Share(1.0)).build()?;
+    /// kv.set(b"k", b"v")?;
+    /// assert!(kv.get(b"k").is_some() && kv.get(b"other").is_none());
+    /// kv.take_samples(Some(Totals { requests: 2, misses: 1, ..Totals::default() }));
+    /// let curve = kv.miss_ratio_curve().expect("it is on");
+    /// assert!(curve.points.iter().all(|point| point.miss_ratio == 0.5), "{curve:?}");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn take_samples(&self, totals: Option<Totals>) -> usize {
+        let inner = &self.inner;
+        let stats = self.stats();
+        let used = (stats.evictions > 0).then_some((inner.insight_memory_bytes(), stats.item_bytes));
+        let flushes = inner.flush.flushes();
+        let present = Present { now: inner.now(), totals, used, flushes, entries: stats.items };
+        inner.insight.take_samples(&present, |sample| sample.prefix_of().to_vec())
+    }
+
+    /// Returns the miss ratios that other amounts of memory would give, for all keys and for each prefix (the
+    /// part of a key before the first `:`). `None` without [`KvConfig::insight`](super::KvConfig::insight).
+    pub fn miss_ratio_curve(&self) -> Option<MissRatioCurve> {
+        self.inner.insight.curve()
+    }
+
+    /// Returns why keys were missed. What the engine finds at the moment of the miss (expired, flushed) is
+    /// exact, as the totals given to [`take_samples`](Kv::take_samples) are; the others are divided as those
+    /// of the sampled keys are, which are remembered for about as many keys as the store holds four times.
+    /// `None` without [`KvConfig::insight`](super::KvConfig::insight).
+    pub fn misses_by_reason(&self) -> Option<MissesByReason> {
+        self.inner.insight.misses_by_reason()
+    }
+
+    /// Returns the memory of samples and simulation in bytes; 0 without
+    /// [`KvConfig::insight`](super::KvConfig::insight).
+    pub fn insight_bytes(&self) -> usize {
+        self.inner.insight.bytes()
+    }
+
+    /// Looks at up to about `items_max` items, in hash buckets spread over the whole index, and returns their
+    /// sizes, idle times, ages and lifetimes. Takes about 100 ns for each.
+    ///
+    /// ```
+    /// # use cached_core::kv::Kv;
+    /// let kv = Kv::with_capacity_bytes(64 << 20)?;
+    /// kv.set(b"k", &[0; 100])?;
+    /// let shape = kv.item_shape(1000);
+    /// assert_eq!((shape.sampled, shape.sizes[7]), (1, 1), "65 to 128 bytes");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn item_shape(&self, items_max: u64) -> ItemShape {
+        let mut shape = ItemShape::default();
+        let inner = &self.inner;
+        let buckets: u64 = inner.index.shards().iter().map(|shard| shard.bucket_count()).sum();
+        // One hash bucket in every `step`, so that the whole index has its part.
+        let items_max = items_max.max(1);
+        // The index does not shrink: of one that was larger, as many hash buckets are looked at.
+        let step = (self.stats().items / items_max + 1).max(buckets / items_max).min(buckets.max(1));
+        for (shard, of) in inner.index.shards().iter().enumerate() {
+            let mut bucket = 0;
+            while bucket < of.bucket_count() {
+                self.scan(ScanCursor::at(shard as u32, bucket as u32), |item| {
+                    shape.sampled += 1;
+                    count(&mut shape.sizes, item.bytes());
+                    count(&mut shape.idle_secs, u64::from(item.now().saturating_sub(item.last_access())));
+                    count(&mut shape.age_secs, u64::from(item.region_age_secs()));
+                    match item.expiry().remaining_secs(item.now()) {
+                        Some(secs) => count(&mut shape.ttl_secs, u64::from(secs)),
+                        None => shape.without_expiry += 1,
+                    }
+                    shape.fetched += u64::from(item.fetched());
+                });
+                bucket += step;
+            }
+        }
+        shape
+    }
+}
+
+impl Inner {
+    /// The memory for items and ghosts, in bytes.
+    fn insight_memory_bytes(&self) -> u64 {
+        (self.log.present_bytes() + self.log.policy_bytes()) as u64
+    }
+}
+
+/// Counts a value in the class of its power of two.
+fn count(classes: &mut Vec<u64>, value: u64) {
+    let class = value.next_power_of_two().ilog2() as usize;
+    if classes.len() <= class {
+        classes.resize(class + 1, 0);
+    }
+    classes[class] += 1;
 }

@@ -6,7 +6,7 @@ use super::extent::List;
 use super::extent::{PIECE_HEADER_BYTES, Piece};
 use super::item::KEY_BYTES_MAX;
 #[cfg(not(any(miri, shuttle)))]
-use super::restart::scan::{Kind, Scan};
+use super::restart::rebuild::{Kind, Scan};
 #[cfg(not(any(miri, shuttle)))]
 use crate::arena::{RegionId, RegionState};
 use crate::clock::Expiry;

@@ -27,6 +27,8 @@ use crate::sync::{Arc, Ordering};
 
 /// The largest number of losses on one page.
 const LOSSES_PAGE_MAX: usize = 1000;
+/// The largest number of namespaces on one page.
+const NAMESPACES_PAGE_MAX: usize = 256;
 
 impl Collect for ObjectCache {
     fn collect(&self, into: &mut Families) {
@@ -152,7 +154,10 @@ impl Control for ObjectCache {
     }
 
     fn change_namespace(&self, namespace: Namespace, settings: NamespaceSettings) -> Reply<()> {
-        change(self, &namespace, &settings)
+        if settings.is_empty() {
+            return Reply::err(Error::Invalid("give a write mode, or settings, or both".into()));
+        }
+        Reply::pending(self.change_namespace(&namespace, &settings, None))
     }
 
     fn set_volume(
@@ -165,7 +170,7 @@ impl Control for ObjectCache {
     }
 
     fn remove_namespace(&self, namespace: Namespace, dirty_data: DirtyData) -> Reply<RemovedNamespace> {
-        remove(self, namespace, dirty_data)
+        Reply::pending(self.remove_namespace(namespace, dirty_data, None))
     }
 
     fn namespaces(&self) -> Reply<Vec<Namespace>> {
@@ -197,29 +202,26 @@ fn page(lost: LostWrites, after: Option<&ObjectId>) -> LossPage {
     page
 }
 
-/// The largest number of namespaces on one page.
-const PAGE_MAX: usize = 256;
-
 /// Returns the state of a namespace that is configured or has been used.
 ///
 /// # Errors
 /// `Missing` if it is neither.
-pub(crate) fn state(cache: &ObjectCache, namespace: &Namespace) -> Result<NamespaceState> {
+fn state(cache: &ObjectCache, namespace: &Namespace) -> Result<NamespaceState> {
     let all = cache.namespaces();
     let of = all.iter().find(|of| of.namespace.as_ref() == Some(namespace)).ok_or(Error::Missing)?;
     Ok(state_of(cache, namespace, of))
 }
 
 /// Returns the page of those after `after`.
-pub(crate) fn states(cache: &ObjectCache, after: Option<&Namespace>) -> NamespacePage {
+fn states(cache: &ObjectCache, after: Option<&Namespace>) -> NamespacePage {
     let all = cache.namespaces();
     let mut all: Vec<(&Namespace, &NamespaceCounters)> =
         all.iter().filter_map(|of| Some((of.namespace.as_ref()?, of))).collect();
     all.retain(|(name, _)| after.is_none_or(|after| *name > after));
     all.sort_unstable_by_key(|(name, _)| *name);
     let mut page = NamespacePage::default();
-    page.has_more = all.len() > PAGE_MAX;
-    page.states = all.iter().take(PAGE_MAX).map(|(name, of)| state_of(cache, name, of)).collect();
+    page.has_more = all.len() > NAMESPACES_PAGE_MAX;
+    page.states = all.iter().take(NAMESPACES_PAGE_MAX).map(|(name, of)| state_of(cache, name, of)).collect();
     page
 }
 
@@ -242,24 +244,6 @@ fn state_of(cache: &ObjectCache, name: &Namespace, of: &NamespaceCounters) -> Na
     state.counts = counts.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
     state.counts.extend(of.dirty_bytes_max.map(|bytes| ("dirty_bytes_max".to_owned(), bytes)));
     state
-}
-
-/// Sets settings and write mode of a namespace; answers when nothing of the mode before is left.
-pub(crate) fn change(cache: &ObjectCache, namespace: &Namespace, settings: &NamespaceSettings) -> Reply<()> {
-    if settings.is_empty() {
-        return Reply::err(Error::Invalid("give a write mode, or settings, or both".into()));
-    }
-    Reply::pending(cache.change_namespace(namespace, settings, None))
-}
-
-/// Drops what the cache has of a namespace.
-pub(crate) fn remove(
-    cache: &ObjectCache,
-    namespace: Namespace,
-    dirty_data: DirtyData,
-) -> Reply<RemovedNamespace> {
-    let shared = Arc::clone(cache.shared());
-    Reply::pending(async move { drop_namespace(&shared, &namespace, dirty_data, None).await })
 }
 
 impl ObjectCache {
@@ -291,7 +275,7 @@ impl ObjectCache {
 }
 
 /// See [`ObjectCache::remove_namespace`].
-pub(crate) async fn drop_namespace(
+async fn drop_namespace(
     shared: &Arc<Shared>,
     namespace: &Namespace,
     dirty_data: DirtyData,

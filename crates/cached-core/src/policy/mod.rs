@@ -21,11 +21,9 @@
 
 mod ghosts;
 mod lru;
-mod mru;
 mod s3fifo;
 
-pub use lru::Lru;
-pub use mru::Mru;
+pub use lru::{Lru, Mru};
 pub use s3fifo::S3Fifo;
 
 /// The number of a queue. A policy with fewer queues leaves the others empty.

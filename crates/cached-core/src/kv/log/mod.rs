@@ -9,24 +9,20 @@
 //! eviction policy and the reclaimer. It stores *entries*: bytes at a location. What an entry is, and whether
 //! it is in use, it asks the store through the traits in [`owner`].
 //!
-//! Read on in `lanes.rs` and `stream.rs` (allocation), `space.rs` (addresses and accounting) and `reclaim/`
+//! Read on in `lanes.rs` (allocation), `space.rs` (addresses and accounting) and `reclaim/`
 //! (making room).
 
-mod giving;
-mod hits;
 mod lanes;
 pub(super) mod owner;
 mod queues;
 mod reclaim;
-mod reserved;
 #[cfg(not(any(miri, shuttle)))]
 mod restore;
 mod space;
-mod stream;
 mod validate;
 
-pub(crate) use giving::Giving;
-pub(super) use stream::Entry;
+pub(super) use lanes::Entry;
+pub(crate) use space::Giving;
 
 #[cfg(not(any(miri, shuttle)))]
 use crate::arena::Notes;
@@ -37,13 +33,11 @@ use crate::kv::item::CHECKSUM_BYTES;
 use crate::kv::lock_ranks;
 use crate::policy::Policy;
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock, try_lock};
-use hits::HitTable;
-use lanes::{LARGE_STREAM, Lanes, queue_of_stream};
+use lanes::{LARGE_STREAM, Lanes, Place, Stream, queue_of_stream};
 use owner::EntryOwner;
-use queues::{LARGE, Queues};
+use queues::{HitTable, LARGE, Queues};
 use reclaim::{BATCH, Effort, Reclaimer};
-use reserved::Reserved;
-use stream::Place;
+use space::Reserved;
 
 /// Free regions that only the reclaimer may take, so that survivors always find a place.
 const RECLAIM_RESERVE: u32 = 2;
@@ -280,7 +274,7 @@ impl Log {
     /// Makes a region to which the reclaimer has copied survivors the stream's open one, if it has room for
     /// `bytes`.
     #[cold]
-    fn take_over(&self, stream: &mut stream::Stream, queue: usize, bytes: u32) -> Option<()> {
+    fn take_over(&self, stream: &mut Stream, queue: usize, bytes: u32) -> Option<()> {
         if self.evicts {
             return None;
         }

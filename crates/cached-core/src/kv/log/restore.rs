@@ -3,11 +3,11 @@
 use super::Log;
 use super::lanes::queue_of_stream;
 use super::queues::{LARGE, QUEUES};
-use crate::all_cores::on_all_cores;
 use crate::arena::{Owner, REGION_HEADER_BYTES, RegionId, RegionState};
 use crate::clock::Expiry;
 use crate::kv::item;
 use crate::sync::{Ordering, lock};
+use crate::threads::on_all_cores;
 
 impl Log {
     /// Prepares every region to be scanned: no bytes are in use yet. Returns those that have entries, and how many

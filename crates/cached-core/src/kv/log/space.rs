@@ -3,13 +3,15 @@
 //! A *location* counts granules from the start of the arena; entries start at whole granules and are padded
 //! to them.
 
-use super::Log;
-use super::stream::Entry;
-use crate::arena::{RegionId, RegionState};
+use super::lanes::Entry;
+use super::owner::EntryOwner;
+use super::{Effort, Log};
+use crate::arena::{Owner, Region, RegionId, RegionState};
 use crate::clock::Expiry;
-use crate::kv::item::{self, ItemPtr, Usage};
+use crate::kv::item;
+use crate::kv::item::{ItemPtr, Usage};
 use crate::stores;
-use crate::sync::lock;
+use crate::sync::{AtomicU32, AtomicU64, Ordering, lock, try_lock};
 
 impl Log {
     /// The first byte of the entry at a location.
@@ -196,5 +198,117 @@ impl Log {
     /// Takes back one [`hold_region`](Log::hold_region).
     pub(in crate::kv) fn release_region(&self, entry: Entry) {
         self.reserved.release(self.arena.region(entry.region));
+    }
+}
+
+// Space held by values that have not arrived completely, and its limits.
+//
+// A region cannot be reclaimed while the rest of a value that lies in it is awaited, for as long as the
+// sender takes. So the bytes that reservations hold and the regions in which they lie are limited.
+
+/// Counts of what reservations hold, and their limits.
+pub(in crate::kv) struct Reserved {
+    bytes: AtomicU64,
+    bytes_max: u64,
+    regions: AtomicU32,
+    regions_max: u32,
+}
+
+impl Reserved {
+    pub(super) fn new(bytes_max: u64, regions_max: u32) -> Reserved {
+        Reserved { bytes: AtomicU64::new(0), bytes_max, regions: AtomicU32::new(0), regions_max }
+    }
+
+    pub(in crate::kv) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    pub(in crate::kv) fn bytes_max(&self) -> u64 {
+        self.bytes_max
+    }
+
+    pub(in crate::kv) fn regions(&self) -> u32 {
+        self.regions.load(Ordering::Relaxed)
+    }
+
+    pub(in crate::kv) fn regions_max(&self) -> u32 {
+        self.regions_max
+    }
+
+    /// Counts bytes; returns whether all that is counted is within the limit. They are counted in any case.
+    pub(in crate::kv) fn add_bytes(&self, bytes: u64) -> bool {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes <= self.bytes_max
+    }
+
+    pub(in crate::kv) fn remove_bytes(&self, bytes: u64) {
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts a region in which a reservation lies, once for all of them. Returns false, and counts nothing,
+    /// if there would be more than `regions_max` such regions.
+    pub(super) fn hold(&self, region: &Region, regions_max: u32) -> bool {
+        if !region.begin_arrival() || self.regions.fetch_add(1, Ordering::Relaxed) < regions_max {
+            return true;
+        }
+        self.release(region);
+        false
+    }
+
+    /// Takes back one [`hold`](Reserved::hold).
+    pub(super) fn release(&self, region: &Region) {
+        if region.end_arrival() {
+            self.regions.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+// Giving memory up, and taking it back: whole free regions, while the store is used.
+//
+// The thread that gives a region up does the reclaiming for it, in small steps, and takes only regions that
+// are free beyond those that the allocating threads keep ready. So none of them has to reclaim more, or
+// waits longer than for one such step.
+
+/// Regions that are free beyond those when one is given up: the walk for the next one may open two for
+/// survivors.
+const SPARE: u32 = 2;
+/// Entries that one step walks.
+const STEP_ENTRIES: usize = 64;
+
+/// What a step has come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Giving {
+    /// One region's memory has been given up.
+    Given,
+    /// Something was reclaimed; further steps are needed.
+    Working,
+    /// Nothing can be reclaimed at present.
+    Stuck,
+}
+
+impl Log {
+    /// The bytes of the regions that the store may have.
+    pub(in crate::kv) fn present_bytes(&self) -> usize {
+        self.arena.share(Owner::Kv) as usize * self.arena.region_bytes()
+    }
+
+    /// The bytes of regions that are free beyond those kept ready for allocations; a hint.
+    pub(in crate::kv) fn spare_bytes(&self) -> usize {
+        let spare = self.arena.kv_available().saturating_sub(self.lanes.low_water());
+        spare as usize * self.arena.region_bytes()
+    }
+
+    /// Gives up a region that is free beyond those kept ready for allocations, or walks a few entries so that
+    /// there will be one.
+    ///
+    /// # Errors
+    /// If the system does not take the memory back; nothing is given up.
+    pub(in crate::kv) fn give_step<O: EntryOwner>(&self, owner: &O, now: u32) -> std::io::Result<Giving> {
+        if self.arena.give_up(Owner::Kv, self.lanes.low_water() + SPARE)? {
+            return Ok(Giving::Given);
+        }
+        // Another thread that has the lock is reclaiming.
+        let Some(mut reclaimer) = try_lock(&self.reclaimer) else { return Ok(Giving::Working) };
+        let has_walked = reclaimer.step(self, owner, now, STEP_ENTRIES, Effort::Pace);
+        Ok(if has_walked { Giving::Working } else { Giving::Stuck })
     }
 }

@@ -1,12 +1,10 @@
 //! Arithmetic on decimal numbers in values, in place where the result fits.
 
 use super::link::{Inherited, Replaces};
-use super::number::{self, DIGITS_MAX};
-use crate::KeyHash;
 use crate::kv::hook::Change;
 use crate::kv::item::{Usage, state};
 use crate::kv::{ArithmeticOptions, ArithmeticOutcome, Kv, Miss, StoreMode, StoreOptions, StoreOutcome};
-use crate::stores;
+use crate::{KeyHash, stores};
 
 impl Kv {
     /// Adds to or subtracts from the decimal number in a value. A shorter result is padded with spaces on the
@@ -45,7 +43,7 @@ impl Kv {
             if options.compare != 0 && options.compare != item.cas() {
                 return ArithmeticOutcome::Exists;
             }
-            let Some(before) = number::parse(item.payload()) else { return ArithmeticOutcome::NonNumeric };
+            let Some(before) = parse(item.payload()) else { return ArithmeticOutcome::NonNumeric };
             let value = if options.decrement {
                 before.saturating_sub(options.delta)
             } else {
@@ -61,7 +59,7 @@ impl Kv {
                 }
             }
             let mut buffer = [b' '; DIGITS_MAX];
-            let digits = number::format(value, &mut buffer);
+            let digits = format(value, &mut buffer);
             if digits.len() <= shape.payload_bytes() && !inner.log.is_pinned(found.location) {
                 item.make_dead();
                 // SAFETY: the digits fit the payload; the hash bucket's lock keeps readers away, and while
@@ -131,12 +129,81 @@ impl Kv {
             key_binary: options.key_binary,
             ..StoreOptions::default()
         };
-        match self.store(key, hash, number::format(value, &mut buffer), &store) {
+        match self.store(key, hash, format(value, &mut buffer), &store) {
             StoreOutcome::Stored { cas, .. } => {
                 Some(ArithmeticOutcome::Done { value, cas, expiry, created: true })
             }
             StoreOutcome::NotStored => None,
             _ => Some(ArithmeticOutcome::OutOfMemory),
+        }
+    }
+}
+
+/// Digits of 2^64 − 1.
+pub(super) const DIGITS_MAX: usize = 20;
+
+/// Reads a number as memcached does (`strtoull`): white space, a sign, digits, then the end, white space or
+/// NUL. A negative number is taken modulo 2^64, and the result must not look negative: `-1` is none.
+pub(super) fn parse(text: &[u8]) -> Option<u64> {
+    let start = text.iter().position(|byte| !is_space(*byte))?;
+    let (negative, text) = match &text[start..] {
+        [b'-', rest @ ..] => (true, rest),
+        [b'+', rest @ ..] | rest => (false, rest),
+    };
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let ends = text.get(digits).is_none_or(|byte| is_space(*byte) || *byte == 0);
+    if digits == 0 || !ends {
+        return None;
+    }
+    let number = text[..digits]
+        .iter()
+        .try_fold(0u64, |number, digit| number.checked_mul(10)?.checked_add(u64::from(digit - b'0')))?;
+    if !negative {
+        return Some(number);
+    }
+    Some(number.wrapping_neg()).filter(|number| *number <= i64::MAX as u64)
+}
+
+/// C's `isspace`.
+fn is_space(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t'..=b'\r')
+}
+
+/// Writes a number from the left; the rest of the buffer stays as it is.
+pub(super) fn format(mut value: u64, buffer: &mut [u8; DIGITS_MAX]) -> &[u8] {
+    let digits = value.checked_ilog10().map_or(1, |log| log as usize + 1);
+    for place in buffer[..digits].iter_mut().rev() {
+        *place = b'0' + (value % 10) as u8;
+        value /= 10;
+    }
+    &buffer[..digits]
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_as_memcached_reads_them() {
+        assert_eq!(parse(b"0"), Some(0));
+        assert_eq!(parse(b"18446744073709551615"), Some(u64::MAX));
+        assert_eq!(parse(b"18446744073709551616"), None);
+        assert_eq!(parse(b"12  "), Some(12));
+        assert_eq!(parse(b" 12"), Some(12));
+        assert_eq!(parse(b"+12"), Some(12));
+        assert_eq!(parse(b"5\x0b"), Some(5));
+        assert_eq!(parse(b"5\0junk"), Some(5));
+        assert_eq!(parse(b"-18446744073709551615"), Some(1));
+        assert_eq!(parse(b"-0"), Some(0));
+        for bad in [&b""[..], b" ", b"-1", b"1a", b"a1", b"1.5", b"+", b"+-1", b"-9223372036854775808"] {
+            assert_eq!(parse(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_written_in_decimal() {
+        for value in [0, 1, 9, 10, 99, 100, u64::MAX] {
+            assert_eq!(format(value, &mut [b' '; DIGITS_MAX]), value.to_string().as_bytes());
         }
     }
 }

@@ -1,12 +1,16 @@
-//! Deletion of an item, and the variants that leave it stale or empty.
+//! Removing: one item, everything at once, or what begins with a prefix.
 
 use super::link::{Inherited, Replaces};
-use crate::KeyHash;
 use crate::clock::Expiry;
 use crate::kv::hook::Change;
+use crate::kv::inner::{Found, Inner};
 use crate::kv::item::state;
-use crate::kv::{DeleteOptions, DeleteOutcome, Kv, Miss, StoreMode, StoreOptions, StoreOutcome};
-use crate::stores;
+use crate::kv::prefixes::{PrefixFlushStats, Sweep};
+use crate::kv::{
+    DeleteOptions, DeleteOutcome, KEY_BYTES_MAX, Kv, Miss, PrefixError, StoreMode, StoreOptions, StoreOutcome,
+};
+use crate::sync::try_lock;
+use crate::{KeyHash, stores};
 
 impl Kv {
     /// Deletes an item, or marks it stale, or empties it, depending on the options.
@@ -93,5 +97,214 @@ impl Kv {
             StoreOutcome::Stored { .. } => DeleteOutcome::Done,
             _ => DeleteOutcome::OutOfMemory,
         })
+    }
+}
+
+impl Kv {
+    /// Removes every item: what was stored before this call is gone when it returns. Memory is reclaimed
+    /// afterwards.
+    ///
+    /// ```
+    /// # use cached_core::kv::Kv;
+    /// # let kv = Kv::with_capacity_bytes(64 << 20)?;
+    /// kv.set(b"k", b"v")?;
+    /// kv.flush_all();
+    /// assert_eq!(kv.get(b"k"), None);
+    /// while kv.maintain() {}
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn flush_all(&self) {
+        let inner = &self.inner;
+        // This flush replaces a scheduled one; one that is due already runs first.
+        inner.now();
+        let due = inner.flush.due();
+        inner.flush.flush(&inner.log, &inner.index);
+        inner.flush.clear(due);
+    }
+
+    /// Schedules a flush: every item that is stored when the clock reaches `secs` is gone from then on. A
+    /// later call replaces an earlier one; 0 cancels it.
+    pub fn flush_at(&self, secs: u32) {
+        // One that is due already runs first.
+        self.inner.now();
+        self.inner.flush.set_due(secs);
+    }
+
+    /// Does background work for a few milliseconds at most. Returns whether more is waiting. Call it about
+    /// once a second (and again at once while it returns true), from any thread.
+    pub fn maintain(&self) -> bool {
+        let inner = &*self.inner;
+        let now = inner.now();
+        #[cfg(not(any(miri, shuttle)))]
+        inner.note_time(now);
+        let has_more = self.sweep_prefixes();
+        let boundary = inner.log.boundary();
+        if boundary == 0 {
+            return inner.log.make_room(inner, now) || has_more;
+        }
+        if !inner.log.has_regions_before(boundary) {
+            // Nothing older is left: lookups need not compare any more.
+            if inner.log.clear_boundary(boundary) {
+                inner.index.shards().iter().for_each(|shard| shard.count_flushed(true));
+            }
+            return has_more;
+        }
+        // Flushed regions are all garbage, so they come first. Those that are pinned or written to stay for a
+        // later call.
+        inner.log.reclaim_some(inner, now) || has_more
+    }
+}
+
+/// Hash buckets that one call sweeps, about: some ten thousand items, a millisecond or two.
+const SLICE_BUCKETS: u64 = 1024;
+/// Units whose items are prefetched together.
+const BATCH: u64 = 8;
+
+impl Kv {
+    /// Removes every item whose key begins with `prefix`: what was stored before this call is gone when it
+    /// returns, what is stored after it stays. The call itself takes the same short time whatever the store holds, unless
+    /// its memory is in a file; memory is reclaimed afterwards, by [`Kv::sweep_prefixes`] or [`Kv::maintain`], and until then operations take
+    /// somewhat longer.
+    ///
+    /// Where the memory is in a [file](crate::arena::ArenaFile), the call returns once all such items have been
+    /// removed, so that they do not come back.
+    ///
+    /// Until the memory is reclaimed, at most 256 prefixes are pending, of which those that a later call covers
+    /// count as one. A key with a pending prefix that is stored again takes some bytes more until then; where
+    /// too many are, further ones are refused as [`StoreOutcome::OutOfMemory`](super::super::StoreOutcome::OutOfMemory).
+    ///
+    /// ```
+    /// # use cached_core::kv::Kv;
+    /// let kv = Kv::with_capacity_bytes(64 << 20)?;
+    /// kv.set(b"user:1", b"Ann")?;
+    /// kv.set(b"page:1", b"...")?;
+    /// kv.flush_prefix(b"user:")?;
+    /// assert_eq!((kv.get(b"user:1"), kv.get(b"page:1").is_some()), (None, true));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`PrefixError`]; nothing is removed then.
+    pub fn flush_prefix(&self, prefix: &[u8]) -> Result<(), PrefixError> {
+        if !(1..=KEY_BYTES_MAX).contains(&prefix.len()) {
+            return Err(PrefixError::Length);
+        }
+        let inner = &*self.inner;
+        inner.now();
+        let entered = inner.prefixes.request(prefix, || inner.log.set_owner_ended(true));
+        if !entered {
+            return Err(PrefixError::TooMany);
+        }
+        #[cfg(not(any(miri, shuttle)))]
+        if inner.lasting.is_some() {
+            self.sweep_all_prefixes();
+        }
+        Ok(())
+    }
+
+    /// Removes all that flushes of a prefix have ended: a later process knows nothing of them.
+    #[cfg(not(any(miri, shuttle)))]
+    fn sweep_all_prefixes(&self) {
+        while self.inner.prefixes.is_pending() {
+            if !self.sweep_prefixes() {
+                // Another thread sweeps, or has just ended.
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Removes items that flushes of a prefix have ended, for a millisecond or two. Returns whether more is
+    /// waiting, unless another thread does it at present.
+    pub fn sweep_prefixes(&self) -> bool {
+        self.sweep_buckets(SLICE_BUCKETS)
+    }
+
+    /// Sweeps about `buckets` hash buckets.
+    pub(in crate::kv) fn sweep_buckets(&self, buckets: u64) -> bool {
+        let inner = &*self.inner;
+        inner.now();
+        let Some(mut place) = try_lock(inner.prefixes.sweep()) else { return false };
+        let Some(mut sweep) = place.take().or_else(|| inner.begin_sweep()) else { return false };
+        if inner.sweep_slice(&mut sweep, buckets) {
+            *place = Some(sweep);
+            return true;
+        }
+        inner.prefixes.end_sweep(&sweep, || inner.log.set_owner_ended(false));
+        drop(place);
+        inner.prefixes.is_pending()
+    }
+
+    /// Reads what is known of the flushes of prefixes.
+    pub fn prefix_flushes(&self) -> PrefixFlushStats {
+        self.inner.prefixes.stats(self.inner.index.shards().len())
+    }
+}
+
+impl Inner {
+    fn begin_sweep(&self) -> Option<Sweep> {
+        let mut sweep = self.prefixes.begin_sweep()?;
+        self.enter_shard(&mut sweep);
+        Some(sweep)
+    }
+
+    /// Fixes the units of the shard that the sweep has reached.
+    fn enter_shard(&self, sweep: &mut Sweep) {
+        let Some(shard) = self.index.shards().get(sweep.shard) else { return };
+        // The number of hash buckets when this round of splits began: a hash bucket is split into ones that
+        // are equal modulo this number.
+        sweep.units = 1 << shard.bucket_count().ilog2();
+        sweep.unit = 0;
+        self.prefixes.advance(sweep);
+    }
+
+    /// Sweeps units of about `buckets` hash buckets; returns false at the end.
+    fn sweep_slice(&self, sweep: &mut Sweep, buckets: u64) -> bool {
+        let mut left = buckets;
+        while let Some(shard) = self.index.shards().get(sweep.shard) {
+            let to = (sweep.unit + left.clamp(1, BATCH)).min(sweep.units);
+            let batch = sweep.unit..to;
+            for bucket in batch.clone() {
+                if let Some(locked) = shard.lock_bucket(bucket) {
+                    locked.for_each(|location| self.prefetch_item(location));
+                }
+            }
+            for unit in batch {
+                // Rising: what a split moves meanwhile goes to a higher number of the same unit.
+                let mut bucket = unit;
+                while self.sweep_bucket(sweep, bucket) {
+                    bucket += sweep.units;
+                    left = left.saturating_sub(1);
+                }
+            }
+            sweep.unit = to;
+            self.prefixes.advance(sweep);
+            if sweep.unit == sweep.units {
+                sweep.shard += 1;
+                self.enter_shard(sweep);
+            }
+            if left == 0 {
+                return sweep.shard < self.index.shards().len();
+            }
+        }
+        false
+    }
+
+    /// Removes what has ended from a hash bucket; returns false if there is no such bucket.
+    fn sweep_bucket(&self, sweep: &Sweep, bucket: u64) -> bool {
+        let Some(locked) = self.index.shards()[sweep.shard].lock_bucket(bucket) else { return false };
+        let mut ended: Vec<(KeyHash, u32)> = Vec::new();
+        locked.for_each(|location| {
+            let key = self.item_at(location).key();
+            if let Some(hash) = self.prefixes.is_due(sweep, key, || self.hasher.hash(key)) {
+                ended.push((hash, location));
+            }
+        });
+        for (hash, location) in ended {
+            // Each removal may move others of the chain.
+            if let Some(slot) = locked.find(hash, |found| found == location) {
+                self.remove_flushed(&locked, Found { slot, item: self.item_at(location), location });
+            }
+        }
+        true
     }
 }

@@ -1,11 +1,14 @@
-//! Reads of an item: plain ones, and fetches that touch, create, or assign the refresh of an item.
+//! Reads: of one item, with fetches that touch, create, or assign the refresh of it; of several items, whose waits
+//! for memory overlap; and walks over all items.
 
-use crate::KeyHash;
+use std::mem::MaybeUninit;
+
 use crate::clock::Expiry;
 use crate::kv::hook::Change;
+use crate::kv::index::BucketHint;
 use crate::kv::item::{Attributes, ItemPtr, Shape, state};
 use crate::kv::{FetchOptions, Fetched, ItemView, Kv, Miss, StoreMode, StoreOptions, StoreOutcome};
-use crate::stores;
+use crate::{KeyHash, stores};
 
 impl Kv {
     /// Reads an item; it counts as used. `f` runs while the key's hash bucket is locked: the value is read in
@@ -252,5 +255,179 @@ fn assign_refresh(item: ItemPtr, options: &FetchOptions, fetched: &mut Fetched) 
     }
     if fetched.won {
         item.set_state(marks | state::TOKEN_SENT);
+    }
+}
+
+// Reads of several items in which the waits for memory overlap.
+//
+// A lookup waits for the line of its hash bucket and then for the lines of the item. For a batch of keys,
+// all hash buckets are located and prefetched first, then the items to which their tags lead; then each key
+// is read as a single one is, beginning with the slot in which its tag was seen. Nothing is locked until
+// then: a prefetched line may not be needed, and an item that was seen may be gone.
+
+/// Keys that [`Kv::read_many`] prefetches together: more waits than a core overlaps, and few enough that no
+/// line is evicted from the processor's cache before it is read.
+pub const READ_BATCH: usize = 16;
+
+impl Kv {
+    /// Prefetches the line of the index in which a key will be looked up. Only a hint. [`Kv::prefetch_item`]
+    /// is the next step, once that line has arrived.
+    #[inline]
+    pub fn prefetch_bucket(&self, hash: KeyHash) {
+        self.inner.index.shard(hash).hint(hash).prefetch();
+    }
+
+    /// Prefetches the first lines of the item to which the index line of a key leads. Only a hint.
+    #[inline]
+    pub fn prefetch_item(&self, hash: KeyHash) {
+        if let Some((_, location)) = self.inner.index.shard(hash).hint(hash).peek(hash) {
+            self.inner.prefetch_item(location);
+        }
+    }
+
+    /// Reads items as [`Kv::read`] does, one after the other in the order of `keys`. Calls `hit` with each
+    /// item that is found, while its hash bucket is locked, and `miss` with the reason for each key without
+    /// one. Both get `into`.
+    ///
+    /// ```
+    /// # use cached_core::kv::{Kv, KvConfig};
+    /// # let kv = Kv::new(KvConfig::default())?;
+    /// kv.set(b"a", b"1")?;
+    /// let mut sizes = Vec::new();
+    /// kv.read_many(
+    ///     &[b"a", b"b"],
+    ///     &mut sizes,
+    ///     |sizes, _key, item| sizes.push(Some(item.value_bytes())),
+    ///     |sizes, _key, _why| sizes.push(None),
+    /// );
+    /// assert_eq!(sizes, [Some(1), None]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    pub fn read_many<C>(
+        &self,
+        keys: &[&[u8]],
+        into: &mut C,
+        hit: impl Fn(&mut C, &[u8], &ItemView<'_>),
+        miss: impl Fn(&mut C, &[u8], Miss),
+    ) {
+        for batch in keys.chunks(READ_BATCH) {
+            self.read_batch(batch, into, &hit, &miss);
+        }
+    }
+
+    #[inline(always)]
+    fn read_batch<C>(
+        &self,
+        keys: &[&[u8]],
+        into: &mut C,
+        hit: &impl Fn(&mut C, &[u8], &ItemView<'_>),
+        miss: &impl Fn(&mut C, &[u8], Miss),
+    ) {
+        let inner = &self.inner;
+        let now = inner.now();
+        let mut ahead = [const { MaybeUninit::<Ahead<'_>>::uninit() }; READ_BATCH];
+        for (key, place) in keys.iter().zip(&mut ahead) {
+            let hash = self.hash(key);
+            let hint = inner.index.shard(hash).hint(hash);
+            hint.prefetch();
+            place.write(Ahead { hash, hint, slot: usize::MAX });
+        }
+        // SAFETY: there are at most `READ_BATCH` keys, and for each of them the loop above has written its
+        // place.
+        let ahead = unsafe { ahead[..keys.len()].assume_init_mut() };
+        for Ahead { hash, hint, slot } in &mut *ahead {
+            if let Some((seen, location)) = hint.peek(*hash) {
+                *slot = seen;
+                inner.prefetch_item(location);
+            }
+        }
+        for (key, Ahead { hash, hint, slot }) in keys.iter().zip(&*ahead) {
+            let found = match inner.find_seen(hint.lock(), *slot, key, now) {
+                Some(found) => Ok(found),
+                None => inner
+                    .find_again(*hash, key, now)
+                    .map(|(lock, location)| (lock, inner.item_at(location), location)),
+            };
+            // Sampled in each arm, so that the usual path has one comparison more and nothing else.
+            match found {
+                Ok((_lock, item, location)) => {
+                    if inner.insight.sampler.takes(hash.0) {
+                        inner.sample_read(*hash, key, Ok(item));
+                    }
+                    inner.bump(item, now);
+                    hit(into, key, &ItemView { kv: inner, item, location, now });
+                }
+                Err(reason) => {
+                    if inner.insight.sampler.takes(hash.0) {
+                        inner.sample_read(*hash, key, Err(reason));
+                    }
+                    miss(into, key, reason);
+                }
+            }
+        }
+    }
+}
+
+/// What is known of a key before it is looked up.
+#[derive(Clone, Copy)]
+struct Ahead<'a> {
+    hash: KeyHash,
+    hint: BucketHint<'a>,
+    /// Where its tag was seen in the hash bucket's first line; no slot's number if it was not.
+    slot: usize,
+}
+
+/// The position of a scan. It stays valid whatever happens to the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ScanCursor {
+    shard: u32,
+    bucket: u32,
+}
+
+impl ScanCursor {
+    /// The position of a hash bucket.
+    pub(in crate::kv) fn at(shard: u32, bucket: u32) -> ScanCursor {
+        ScanCursor { shard, bucket }
+    }
+}
+
+impl Kv {
+    /// Calls `f` with the items of one hash bucket, and returns the cursor of the next one; `None` at the
+    /// end. Start with the default cursor.
+    ///
+    /// An item that exists from the first step to the last is passed to `f` at least once (twice, if the
+    /// index grows past it meanwhile); others may be. Expired and flushed items are left out, and no item
+    /// counts as used. `f` runs while the hash bucket is locked; there are about ten items in one.
+    ///
+    /// ```
+    /// use cached_core::kv::{Kv, ScanCursor};
+    /// # let kv = Kv::with_capacity_bytes(64 << 20)?;
+    /// kv.set(b"k", b"value")?;
+    /// let (mut cursor, mut bytes) = (Some(ScanCursor::default()), 0);
+    /// while let Some(at) = cursor {
+    ///     cursor = kv.scan(at, |item| bytes += item.value_bytes());
+    /// }
+    /// assert_eq!(bytes, 5);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn scan(&self, cursor: ScanCursor, mut f: impl FnMut(&ItemView<'_>)) -> Option<ScanCursor> {
+        let inner = &self.inner;
+        let now = inner.now();
+        let shard = inner.index.shards().get(cursor.shard as usize)?;
+        if let Some(guard) = shard.lock_bucket(u64::from(cursor.bucket)) {
+            guard.for_each(|location| {
+                let item = inner.item_at(location);
+                if !inner.log.is_flushed(location)
+                    && !item.expiry().is_past(now)
+                    && !inner.is_ended_by_prefix(item)
+                {
+                    f(&ItemView { kv: inner, item, location, now });
+                }
+            });
+            return Some(ScanCursor { bucket: cursor.bucket + 1, ..cursor });
+        }
+        let next = ScanCursor { shard: cursor.shard + 1, bucket: 0 };
+        ((next.shard as usize) < inner.index.shards().len()).then_some(next)
     }
 }

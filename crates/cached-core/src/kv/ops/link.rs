@@ -1,17 +1,15 @@
 //! The link of an entry into the index: the storage mode's condition, and the replacement of an earlier item.
 
-use super::number;
-use crate::KeyHash;
+use super::arithmetic;
 use crate::clock::Expiry;
-use crate::kv::extent;
 use crate::kv::hook::Change;
 use crate::kv::index::BucketGuard;
 use crate::kv::inner::{Found, Inner};
 use crate::kv::item::{Attributes, Fields, ItemPtr, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX, Shape, Usage, state};
 use crate::kv::log::Entry;
-use crate::kv::{StoreMode, StoreOptions, StoreOutcome};
+use crate::kv::{StoreMode, StoreOptions, StoreOutcome, extent};
 use crate::policy::Insertion;
-use crate::stores;
+use crate::{KeyHash, stores};
 
 /// The result of the mode's condition.
 pub(super) enum Decision {
@@ -52,7 +50,7 @@ impl Replaces {
     fn matches(&self, found: Found<'_>) -> bool {
         found.location == self.location
             && found.item.cas() == self.cas
-            && self.number.is_none_or(|expected| number::parse(found.item.payload()) == Some(expected))
+            && self.number.is_none_or(|expected| arithmetic::parse(found.item.payload()) == Some(expected))
     }
 }
 

@@ -2,16 +2,9 @@
 
 mod arithmetic;
 mod delete;
-mod flush;
-mod flush_prefix;
 mod get;
 mod link;
-mod number;
-mod read_many;
-mod reserve;
-mod scan;
 mod store;
 
-pub use read_many::READ_BATCH;
-pub use reserve::Reservation;
-pub use scan::ScanCursor;
+pub use get::{READ_BATCH, ScanCursor};
+pub use store::Reservation;

@@ -1,9 +1,13 @@
-//! Storage of a complete value.
+//! Storage of a value: complete, or into a reservation, at its final place, as it arrives.
 
-use super::Reservation;
 use super::link::{Decision, Inherited, Linked, Replaces};
 use crate::KeyHash;
-use crate::kv::{ItemView, Kv, PinnedValue, StoreMode, StoreOptions, StoreOutcome};
+use crate::kv::extent::{PIECE_HEADER_BYTES, Piece};
+use crate::kv::inner::Inner;
+use crate::kv::item::{ItemPtr, KEY_BYTES_MAX, Shape};
+use crate::kv::log::Entry;
+use crate::kv::{ItemView, Kv, PinnedValue, StoreMode, StoreOptions, StoreOutcome, extent};
+use crate::sync::Arc;
 
 impl Kv {
     /// Stores a value. A key has 1 to [`KEY_BYTES_MAX`](crate::kv::KEY_BYTES_MAX) bytes; others are
@@ -132,4 +136,338 @@ impl Kv {
 
 fn write_pinned(reservation: &mut Reservation, value: &PinnedValue) -> bool {
     value.chunks().all(|chunk| reservation.write(chunk))
+}
+
+// Reservations: room for a value that has not arrived completely, and is written to its final place as it
+// arrives.
+
+/// Room for one value. Fill it with [`spare`](Reservation::spare) and [`advance`](Reservation::advance) or
+/// [`write`](Reservation::write), then call [`commit`](Reservation::commit). Dropped before that, it changes
+/// nothing.
+///
+/// A large value takes memory only as it arrives, at most one region ahead. The memory of an incomplete value
+/// cannot be reclaimed, so all reservations together are limited: see [`Kv::reserve`].
+///
+/// ```
+/// # use cached_core::kv::{Kv, KvConfig, StoreOptions, StoreOutcome};
+/// # let kv = Kv::new(KvConfig::default())?;
+/// let options = StoreOptions::default();
+/// let mut reservation = kv.reserve(b"k", kv.hash(b"k"), 10, &options).expect("there is room");
+/// assert!(reservation.write(b"01234"));
+/// assert_eq!(kv.get(b"k"), None, "it is incomplete");
+/// assert!(reservation.write(b"56789"));
+/// assert!(matches!(reservation.commit(), StoreOutcome::Stored { .. }));
+/// assert_eq!(kv.get(b"k").as_deref(), Some(&b"0123456789"[..]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "a reservation that is dropped stores nothing"]
+pub struct Reservation {
+    inner: Arc<Inner>,
+    hash: KeyHash,
+    key: [u8; KEY_BYTES_MAX],
+    key_bytes: u8,
+    options: StoreOptions,
+    value_bytes: usize,
+    filled: usize,
+    /// Bytes of the value that the pieces have room for.
+    allocated: usize,
+    /// Bytes counted against the limit for reservations; `None`: the value is complete, and no sender is
+    /// waited for.
+    counted_bytes: Option<u64>,
+    place: Place,
+}
+
+enum Place {
+    /// The item's own entry; header and key are written.
+    Inline(Entry),
+    /// Pieces allocated so far; the last one may be partly filled.
+    Pieces(Vec<(Entry, u32)>),
+    /// Published or abandoned.
+    Gone,
+}
+
+// SAFETY: only this reservation knows of its entries; which thread writes them does not matter.
+unsafe impl Send for Reservation {}
+
+impl Kv {
+    /// Reserves room for a value of `value_bytes` bytes that has not arrived completely. The mode of
+    /// `options` is applied by [`Reservation::commit`]; append and prepend are not supported.
+    ///
+    /// Reservations may hold a quarter of the memory, the whole of each value counted, and lie in a quarter
+    /// of the regions. The limit concerns reservations only: it never prevents [`Kv::store`] from storing a
+    /// complete value.
+    ///
+    /// # Errors
+    /// [`StoreOutcome::TooLarge`], or [`StoreOutcome::OutOfMemory`] when there is no room or the limit is
+    /// reached: then the caller collects the value elsewhere, and stores it when it is complete.
+    pub fn reserve(
+        &self,
+        key: &[u8],
+        hash: KeyHash,
+        value_bytes: usize,
+        options: &StoreOptions,
+    ) -> Result<Reservation, StoreOutcome> {
+        self.reserve_for(key, hash, value_bytes, options, true)
+    }
+
+    /// Reserves room for a complete value, which the caller writes at once.
+    pub(super) fn reserve_at_once(
+        &self,
+        key: &[u8],
+        hash: KeyHash,
+        value_bytes: usize,
+        options: &StoreOptions,
+    ) -> Result<Reservation, StoreOutcome> {
+        self.reserve_for(key, hash, value_bytes, options, false)
+    }
+
+    fn reserve_for(
+        &self,
+        key: &[u8],
+        hash: KeyHash,
+        value_bytes: usize,
+        options: &StoreOptions,
+        is_incomplete: bool,
+    ) -> Result<Reservation, StoreOutcome> {
+        let inner = &self.inner;
+        if !inner.fits(key.len(), value_bytes) {
+            return Err(StoreOutcome::TooLarge);
+        }
+        let now = inner.now();
+        let mut stored_key = [0; KEY_BYTES_MAX];
+        stored_key[..key.len()].copy_from_slice(key);
+        let mut reservation = Reservation {
+            inner: inner.clone(),
+            hash,
+            key: stored_key,
+            key_bytes: key.len() as u8,
+            options: *options,
+            value_bytes,
+            filled: 0,
+            allocated: 0,
+            counted_bytes: None,
+            place: Place::Pieces(Vec::new()),
+        };
+        if is_incomplete {
+            reservation.count(value_bytes as u64)?;
+        }
+        if let Some(shape) = inner.inline_shape(key.len(), value_bytes, options) {
+            let bytes = inner.log.padded(shape.entry_bytes());
+            let stream = inner.log.stream_for(options.expiry, now);
+            let entry = inner.log.alloc(&**inner, stream, bytes, now).ok_or(StoreOutcome::OutOfMemory)?;
+            inner.fill(entry, shape, key, b"", &inner.fresh_attributes(options, now));
+            if is_incomplete && !inner.log.hold_region(entry, inner.log.reserved().regions_max()) {
+                inner.log.abandon(entry);
+                return Err(StoreOutcome::OutOfMemory);
+            }
+            reservation.place = Place::Inline(entry);
+        } else if is_incomplete {
+            // The first piece at once: a caller that is refused at this point can still collect the value
+            // elsewhere.
+            let regions_max = inner.log.reserved().regions_max();
+            reservation.add_piece(value_bytes, regions_max).ok_or(StoreOutcome::OutOfMemory)?;
+        }
+        Ok(reservation)
+    }
+}
+
+impl Reservation {
+    /// The number of bytes of the value that are still missing.
+    #[must_use]
+    pub fn remaining(&self) -> usize {
+        self.value_bytes - self.filled
+    }
+
+    /// Returns the next bytes to write: not empty unless nothing remains. `None` when there is no memory for
+    /// more; then the value cannot be stored.
+    pub fn spare(&mut self) -> Option<&mut [u8]> {
+        let remaining = self.remaining();
+        if remaining == 0 {
+            return Some(&mut []);
+        }
+        let (at, room) = match &self.place {
+            Place::Inline(entry) => {
+                let item = self.inner.item_at(entry.location);
+                (item.payload_ptr().wrapping_add(self.filled), remaining)
+            }
+            Place::Pieces(_) => {
+                if self.allocated == self.filled {
+                    // A value that has been accepted may exceed the limit a little.
+                    self.add_piece(remaining, self.inner.log.reserved().regions_max() * 2)?;
+                }
+                self.last_piece()?
+            }
+            Place::Gone => return None,
+        };
+        // SAFETY: the bytes lie in an entry that only this reservation knows of, behind its header, inside
+        // its size; the borrow of `self` keeps it from being committed or dropped meanwhile.
+        Some(unsafe { std::slice::from_raw_parts_mut(at, room) })
+    }
+
+    /// Where the unfilled part of the last piece lies.
+    fn last_piece(&self) -> Option<(*mut u8, usize)> {
+        let Place::Pieces(pieces) = &self.place else { return None };
+        let (entry, bytes) = pieces.last()?;
+        let left = self.allocated - self.filled;
+        let data = self.inner.log.ptr(entry.location).wrapping_add(PIECE_HEADER_BYTES);
+        Some((data.wrapping_add(*bytes as usize - left), left))
+    }
+
+    /// Allocates memory for more of the value, unless reservations lie in more than `regions_max` regions.
+    fn add_piece(&mut self, wanted: usize, regions_max: u32) -> Option<()> {
+        let inner = &*self.inner;
+        let now = inner.clock.now_secs();
+        let region_bytes = inner.log.arena().region_bytes();
+        let (entry, data) = inner.log.alloc_piece(inner, wanted.min(region_bytes), now)?;
+        let at = inner.log.ptr(entry.location);
+        // SAFETY: the entry is ours, has room for the header, and is aligned to a granule.
+        unsafe {
+            Shape::piece(data).write(at);
+            extent::write_piece_owner(at, self.hash);
+        }
+        if self.counted_bytes.is_some() && !inner.log.hold_region(entry, regions_max) {
+            inner.log.abandon(entry);
+            return None;
+        }
+        if let Place::Pieces(pieces) = &mut self.place {
+            pieces.push((entry, data));
+            self.allocated += data as usize;
+        }
+        Some(())
+    }
+
+    /// Records that `bytes` of what [`spare`](Reservation::spare) returned have been written.
+    ///
+    /// # Panics
+    /// If `bytes` is more than remains.
+    pub fn advance(&mut self, bytes: usize) {
+        assert!(bytes <= self.remaining(), "more was written than there is room for");
+        self.filled += bytes;
+    }
+
+    /// Writes the next part of the value. Returns false when there is no memory for it.
+    #[must_use]
+    pub fn write(&mut self, mut bytes: &[u8]) -> bool {
+        while !bytes.is_empty() {
+            let Some(spare) = self.spare() else { return false };
+            let n = spare.len().min(bytes.len());
+            if n == 0 {
+                return false;
+            }
+            spare[..n].copy_from_slice(&bytes[..n]);
+            self.advance(n);
+            bytes = &bytes[n..];
+        }
+        true
+    }
+
+    /// Stores the value as the options demand. An incomplete value is [`StoreOutcome::NotStored`].
+    pub fn commit(self) -> StoreOutcome {
+        self.finish(None).unwrap_or(StoreOutcome::NotStored)
+    }
+
+    /// Stores the value only in place of the item that `replaces` describes; `None` if that is no longer the
+    /// key's item. The caller makes sure that the same location means the same item.
+    pub(super) fn commit_replacing(self, replaces: Replaces) -> Option<StoreOutcome> {
+        self.finish(Some(replaces))
+    }
+
+    fn finish(mut self, replaces: Option<Replaces>) -> Option<StoreOutcome> {
+        if self.remaining() != 0 {
+            return Some(StoreOutcome::NotStored);
+        }
+        let inner = self.inner.clone();
+        let now = inner.now();
+        self.uncount();
+        let key = self.key;
+        let key = &key[..usize::from(self.key_bytes)];
+        let outcome = match std::mem::replace(&mut self.place, Place::Gone) {
+            Place::Inline(entry) => {
+                inner.decide_and_link(self.hash, key, entry, self.value_bytes, &self.options, replaces, now)
+            }
+            Place::Pieces(pieces) => {
+                pieces.iter().for_each(|(piece, data)| inner.log.end_piece(*piece, *data));
+                let Some(entry) = self.write_list(&pieces, key, now) else {
+                    self.place = Place::Pieces(pieces);
+                    return Some(StoreOutcome::OutOfMemory);
+                };
+                let linked = inner.decide_and_link(
+                    self.hash,
+                    key,
+                    entry,
+                    self.value_bytes,
+                    &self.options,
+                    replaces,
+                    now,
+                );
+                match linked {
+                    Linked::Done(StoreOutcome::Stored { .. }) => {
+                        pieces.iter().for_each(|(piece, _)| inner.log.publish(*piece));
+                    }
+                    _ => self.place = Place::Pieces(pieces),
+                }
+                linked
+            }
+            Place::Gone => return Some(StoreOutcome::NotStored),
+        };
+        inner.grow_index(self.hash);
+        match outcome {
+            Linked::Done(outcome) => Some(outcome),
+            Linked::Refused(StoreOutcome::NotStored) if replaces.is_some() => None,
+            Linked::Refused(outcome) => Some(outcome),
+        }
+    }
+
+    /// Writes the item's own entry, with the list of its pieces.
+    fn write_list(&self, pieces: &[(Entry, u32)], key: &[u8], now: u32) -> Option<Entry> {
+        let inner = &self.inner;
+        let shape = inner.large_shape(key.len(), pieces.len(), &self.options)?;
+        let stream = inner.log.stream_for(self.options.expiry, now);
+        let entry = inner.log.alloc(&**inner, stream, inner.log.padded(shape.entry_bytes()), now)?;
+        let attributes = inner.fresh_attributes(&self.options, now);
+        // SAFETY: the entry has room for the shape, whose payload is the list's size.
+        unsafe {
+            let item = ItemPtr::write(inner.log.ptr(entry.location), shape, key, &attributes);
+            let list = pieces.iter().map(|(piece, bytes)| Piece { location: piece.location, bytes: *bytes });
+            extent::write_list(item.payload_ptr(), self.value_bytes as u32, list);
+        }
+        Some(entry)
+    }
+
+    fn count(&mut self, bytes: u64) -> Result<(), StoreOutcome> {
+        self.counted_bytes = Some(bytes);
+        // One value alone always fits. When the caller drops a reservation that is refused, it is taken out
+        // of the count.
+        if self.inner.log.reserved().add_bytes(bytes) { Ok(()) } else { Err(StoreOutcome::OutOfMemory) }
+    }
+
+    /// Takes the reservation out of the counts: nothing is waited for any more.
+    fn uncount(&mut self) {
+        let Some(bytes) = self.counted_bytes.take() else { return };
+        self.inner.log.reserved().remove_bytes(bytes);
+        match &self.place {
+            Place::Inline(entry) => self.inner.log.release_region(*entry),
+            Place::Pieces(pieces) => {
+                pieces.iter().for_each(|(piece, _)| self.inner.log.release_region(*piece));
+            }
+            Place::Gone => {}
+        }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.uncount();
+        match std::mem::replace(&mut self.place, Place::Gone) {
+            Place::Inline(entry) => self.inner.log.abandon(entry),
+            Place::Pieces(pieces) => pieces.iter().for_each(|(piece, _)| self.inner.log.abandon(*piece)),
+            Place::Gone => {}
+        }
+    }
+}
+
+impl std::fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Reservation({} of {} bytes)", self.filled, self.value_bytes)
+    }
 }

@@ -22,20 +22,17 @@
 //! one thread at a time.
 
 mod choose;
-mod evict;
-mod survivors;
 mod walk;
 
 use super::Log;
+use super::lanes::Stream;
 use super::owner::{EntryOwner, LiveEntry, Scanned};
 use super::queues::LARGE;
-use super::stream::Stream;
 use crate::arena::{Owner, RegionId, RegionState};
 use crate::policy::QueueId;
 use crate::sync::{Ordering, lock};
 use choose::Choice;
-use survivors::{NoPlace, Survivors};
-use walk::{Job, Walked};
+use walk::{Job, NoPlace, Survivors, Walked};
 
 /// A region with at least this share of garbage is compacted before anything is evicted: 1/7.
 const GARBAGE_SHARE: u32 = 7;
@@ -117,7 +114,7 @@ impl Reclaimer {
             jobs: 0,
             sweeps: 0,
             requeues: 0,
-            keep_credit: evict::credit_max(region_bytes),
+            keep_credit: choose::credit_max(region_bytes),
             has_no_place: false,
             copied_bytes: 0,
             tally: Tally::default(),
@@ -318,7 +315,7 @@ impl Reclaimer {
             Some(chosen) => chosen,
             None if may_evict => {
                 let mut queues = lock(&log.queues);
-                let region = evict::oldest_victim(log, &queues)?;
+                let region = choose::oldest_victim(log, &queues)?;
                 if !log.arena.region(region).shift(RegionState::Sealed, RegionState::Reclaiming) {
                     return None;
                 }
@@ -336,7 +333,7 @@ impl Reclaimer {
         job.requeues = purpose == Purpose::Evict
             && queue == LARGE
             && self.requeues < REQUEUES_MAX
-            && evict::is_mostly_kept(log, owner, &job, now);
+            && choose::is_mostly_kept(log, owner, &job, now);
         Some(job)
     }
 }

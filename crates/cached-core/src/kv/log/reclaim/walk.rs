@@ -1,7 +1,10 @@
-//! A walk over the entries of one region.
+//! A walk over the entries of one region, and the regions to which it copies what stays.
 
-use super::{BATCH, EntryOwner, Log, Purpose, Scanned};
+use super::{BATCH, EntryOwner, Log, Purpose, Scanned, take_reserve};
+#[cfg(not(any(miri, shuttle)))]
 use crate::arena::{REGION_HEADER_BYTES, RegionId};
+use crate::kv::log::lanes::{Entry, Place, Stream};
+use crate::kv::log::queues::QUEUES;
 
 /// A region being walked.
 pub(super) struct Job {
@@ -87,5 +90,161 @@ impl Job {
             let count = ahead.scan(log, owner, &mut batch);
             batch[..count].iter().flatten().for_each(&mut each);
         }
+    }
+}
+
+/// Regions that stay open for the room left in them: at most this many, and one in 32 of all.
+const ROOMY_MAX: usize = 16;
+/// A region with less room than this share of it is sealed: 1/64, as for a last piece of a large value.
+const ROOM_SHARE: u32 = 64;
+
+/// The open regions of the reclaimer.
+pub(super) struct Survivors {
+    /// For items that the policy keeps: they go to the head of their queue.
+    kept: [Stream; QUEUES],
+    /// For entries moved by compaction: they keep their region's place in the age order.
+    compacted: [Stream; QUEUES],
+    /// Without eviction: further regions of compacted entries in which some room is left, and their queues.
+    /// Without these every compaction would lose at the regions' ends what it gains.
+    roomy: Vec<(usize, Stream)>,
+}
+
+/// There is no place for a survivor.
+pub(super) struct NoPlace;
+
+impl Survivors {
+    pub(super) fn new() -> Survivors {
+        Survivors {
+            kept: [const { Stream::new() }; QUEUES],
+            compacted: [const { Stream::new() }; QUEUES],
+            roomy: Vec::new(),
+        }
+    }
+
+    /// Allocates an entry for a survivor of the job, in the stream's open region or a new one from the
+    /// reserve. It counts as published: only the reclaimer seals that region, so nothing has to wait for the
+    /// writer.
+    #[inline]
+    pub(super) fn place(
+        &mut self,
+        log: &Log,
+        job: &Job,
+        queue: usize,
+        bytes: u32,
+        now: u32,
+    ) -> Result<Entry, NoPlace> {
+        let streams = if job.purpose == Purpose::Evict { &mut self.kept } else { &mut self.compacted };
+        match streams[queue].append_published(log, bytes) {
+            Some(entry) => Ok(entry),
+            None => self.place_elsewhere(log, job, queue, bytes, now),
+        }
+    }
+
+    /// As [`place`](Survivors::place), where another open region has room, or in a new one.
+    #[cold]
+    fn place_elsewhere(
+        &mut self,
+        log: &Log,
+        job: &Job,
+        queue: usize,
+        bytes: u32,
+        now: u32,
+    ) -> Result<Entry, NoPlace> {
+        let Survivors { kept, compacted, roomy } = self;
+        let evicts = job.purpose == Purpose::Evict;
+        let stream = if evicts { &mut kept[queue] } else { &mut compacted[queue] };
+        if !log.evicts {
+            let region_bytes = log.arena.region_bytes();
+            let tightest = roomy
+                .iter_mut()
+                .filter(|(of, other)| *of == queue && other.room(region_bytes) >= bytes)
+                .min_by_key(|(_, other)| other.room(region_bytes));
+            if let Some((_, other)) = tightest {
+                return other.append_published(log, bytes).ok_or(NoPlace);
+            }
+        }
+        let region = take_reserve(log)?;
+        if log.evicts {
+            stream.seal(log, queue, if evicts { Place::Newest } else { Place::Inherited });
+        } else {
+            set_aside(log, roomy, queue, std::mem::replace(stream, Stream::new()));
+        }
+        if !evicts {
+            // The age order is about the items, and these are as old as the region they come from; but
+            // what survives a flush (a piece older than its item) must not look flushed for ever.
+            let inherited = log.arena.region(job.region).sequence();
+            log.arena.region(region).set_sequence(inherited.max(log.boundary()));
+        }
+        stream.open(log, region, queue, now);
+        stream.append_published(log, bytes).ok_or(NoPlace)
+    }
+
+    /// Seals those roomy regions in which there is more garbage than room: garbage can be reclaimed only from
+    /// sealed ones.
+    pub(super) fn seal_littered(&mut self, log: &Log) {
+        let region_bytes = log.arena.region_bytes();
+        for at in (0..self.roomy.len()).rev() {
+            let (queue, stream) = &mut self.roomy[at];
+            let Some(region) = stream.region() else { continue };
+            let room = stream.room(region_bytes);
+            let filled = (region_bytes - REGION_HEADER_BYTES) as u32 - room;
+            if filled.saturating_sub(log.arena.region(region).live_bytes()) > room {
+                stream.seal(log, *queue, Place::Inherited);
+                self.roomy.swap_remove(at);
+            }
+        }
+    }
+
+    /// Keeps a region open for the room left in it. Returns false if that is little, or there are enough.
+    #[cfg(not(any(miri, shuttle)))]
+    pub(super) fn adopt(&mut self, log: &Log, queue: usize, region: RegionId) -> bool {
+        let region_bytes = log.arena.region_bytes();
+        let stream = Stream::adopted(log, region);
+        let adopts = self.roomy.len() < roomy_max(log)
+            && stream.room(region_bytes) >= region_bytes as u32 / ROOM_SHARE;
+        if adopts {
+            self.roomy.push((queue, stream));
+        }
+        adopts
+    }
+
+    /// Seals all open regions.
+    pub(super) fn seal_all(&mut self, log: &Log) {
+        let Survivors { kept, compacted, roomy } = self;
+        for (queue, mut stream) in roomy.drain(..) {
+            stream.seal(log, queue, Place::Inherited);
+        }
+        for (streams, place) in [(kept, Place::Newest), (compacted, Place::Inherited)] {
+            for (queue, stream) in streams.iter_mut().enumerate() {
+                stream.seal(log, queue, place);
+            }
+        }
+    }
+
+    /// Gives away the region of compacted entries that has the most room, if that is at least `bytes`.
+    pub(super) fn give_room(&mut self, log: &Log, bytes: u32) -> Option<Stream> {
+        let region_bytes = log.arena.region_bytes();
+        let Survivors { compacted, roomy, .. } = self;
+        let streams = compacted.iter_mut().chain(roomy.iter_mut().map(|(_, stream)| stream));
+        let roomiest = streams.max_by_key(|stream| stream.room(region_bytes))?;
+        (roomiest.room(region_bytes) >= bytes).then(|| std::mem::replace(roomiest, Stream::new()))
+    }
+}
+
+/// Regions that may stay open for the room left in them.
+fn roomy_max(log: &Log) -> usize {
+    ROOMY_MAX.min(log.arena.region_count() as usize / 32)
+}
+
+/// Keeps a region open while there is room in it, and seals the one that has the least.
+fn set_aside(log: &Log, roomy: &mut Vec<(usize, Stream)>, queue: usize, stream: Stream) {
+    let region_bytes = log.arena.region_bytes();
+    roomy.push((queue, stream));
+    let room_of = |roomy: &[(usize, Stream)], at: usize| roomy[at].1.room(region_bytes);
+    while let Some(tightest) = (0..roomy.len()).min_by_key(|at| room_of(roomy, *at))
+        && (roomy.len() > roomy_max(log) || room_of(roomy, tightest) < region_bytes as u32 / ROOM_SHARE)
+    {
+        let (queue, mut stream) = roomy.swap_remove(tightest);
+        stream.seal(log, queue, Place::Inherited);
     }
 }

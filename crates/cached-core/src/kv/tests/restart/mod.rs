@@ -6,8 +6,7 @@ mod hand_over;
 mod pairs;
 mod points;
 
-use crate::arena::ArenaFile;
-use crate::arena::test_time;
+use crate::arena::{ArenaFile, test_time};
 use crate::clock::{Clock, Expiry, TickClock};
 use crate::kv::{Kv, KvConfig};
 use std::cell::Cell;
