@@ -330,9 +330,9 @@ async fn serve(
     _permit: OwnedSemaphorePermit,
 ) {
     let served = match &origin.tls {
-        None => service.serve(socket, peer, origin.is_loopback).await,
+        None => service.serve(Box::new(socket), peer, origin.is_loopback).await,
         Some(tls) => match cached_tls::accept(tls, socket).await {
-            Ok(socket) => service.serve(socket, peer, origin.is_loopback).await,
+            Ok(socket) => service.serve(Box::new(socket), peer, origin.is_loopback).await,
             Err(error) => Err(error),
         },
     };
@@ -357,6 +357,12 @@ fn refuse(mut socket: TcpStream, has_tls: bool) {
 const HEAD_BYTES_MAX: usize = 16 << 10;
 /// The largest number of headers of a request.
 const HEADERS_MAX: usize = 64;
+
+/// A client's socket, with TLS or without. It is not a parameter of the connection's type: hyper's code for a
+/// connection takes long to compile, and would be there twice.
+pub(crate) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Socket for S {}
 
 /// What answers requests, shared by all connections.
 pub(crate) struct Service {
@@ -388,7 +394,7 @@ impl Service {
     /// One line: what the client did wrong, or how its connection broke.
     pub(crate) async fn serve(
         self: Arc<Self>,
-        socket: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        socket: Box<dyn Socket>,
         peer: SocketAddr,
         is_loopback: bool,
     ) -> Result<(), String> {
