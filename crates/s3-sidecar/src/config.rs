@@ -12,10 +12,9 @@ use rustls::ClientConfig;
 
 use crate::access_log::LogTarget;
 use crate::auth::Secrets;
-use crate::http::alias::Names;
+use crate::http::names::Names;
 use crate::memory::pieces::cache_config;
-use crate::policy::{CachePolicy, Fresh, Policies, Rule};
-use crate::terms::{self, BucketTerms};
+use crate::policy::{self, BucketTerms, CachePolicy, Fresh, Policies, Rule};
 
 pub use crate::auth::Auth;
 
@@ -95,8 +94,7 @@ pub struct SidecarConfig {
     pub threads: usize,
     /// The largest number of connections of clients; others are answered 503.
     pub connections_max: usize,
-    /// The largest head of a request in bytes, and the buffer for each direction of a connection. The head of an answer may be up to twice
-    /// as long: it is looked at between two reads.
+    /// The largest head of a request or an answer in bytes, and the buffer for each direction of a connection.
     pub head_bytes_max: usize,
     /// The largest number of headers. The default has room for what S3 allows of user metadata: 2 KiB of names and values together, which
     /// are some 1050 entries at most.
@@ -240,7 +238,7 @@ impl SidecarConfig {
     /// # Errors
     /// The key, and what cannot work.
     pub(crate) fn check_terms(&self) -> Result<(), (&'static str, String)> {
-        terms::check(&self.terms).map_err(|why| ("buckets", why))?;
+        policy::check_terms(&self.terms).map_err(|why| ("buckets", why))?;
         match cache_config(self.memory_bytes, self.heads_max, &self.terms) {
             Ok(_) => Ok(()),
             Err(ConfigError { key: "namespaces", why }) => {

@@ -16,28 +16,14 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | [`config`] | what can be set, and which of it cannot work |
-//! | `server`, `connection`, `stall` | sockets and threads; one connection; clients that take nothing |
-//! | `admission`, `admitting`, `framing` | what is refused before anything else; what the sidecar decides; where messages end, and headers of one connection |
-//! | `headers`, `alias` | the request headers that are known; names that an endpoint may take for one object |
-//! | `service`, `shared` | from a request to its answer; what all threads share |
-//! | `target`, `read` | what a request names; which reads are understood |
-//! | `conditions`, `range` | `If-Range` and the added condition; ranges |
-//! | `gateway`, `fresh` | the way of a read: the endpoint is asked each time; or only for what is not fresh |
-//! | `ready`, `serving`, `local`, `passing` | what is at hand; a body from memory; answers made here; answers of the endpoint |
-//! | `policy`, `demand`, `preconditions` | for how long what is known is fresh; what clients demand; their conditions |
-//! | `writes`, `deletes`, `root`, `ending` | what requests may change; keys in their bodies; errors in answers; when a change is over |
-//! | `knowledge`, `changes`, `wide` | what is known, and what makes it void |
-//! | `heads`, `absent`, `table`, `generation` | objects that are known, or known not to be there; what makes two of them the same |
-//! | `pieces`, `staging`, `filling`, `fills`, `asking` | the object cache; how bytes enter it; readers that share one request |
-//! | `upstream`, `upload` | requests to the endpoint; bodies of clients |
-//! | `splicing`, `pipes` | bodies into sockets without a copy |
-//! | `control`, `events` | commands to a running sidecar; notifications of buckets |
-//! | `terms`, `lane`, `bucket_metrics` | what buckets have of the memory and of the endpoint; its rates at work; what is counted of it |
-//! | `breaker` | spares requests the wait for an endpoint that is away |
-//! | `body`, `answer`, `outcome`, `metrics` | bodies; the proxy's own error answers; how requests end; counts |
-//! | `access_log`, `logged` | the access log; what it states of a request |
+//! | [`config`], `policy` | what can be set, and which of it cannot work; what holds for the objects of buckets |
+//! | `listener` | sockets, connections, which way a request takes, commands to a running sidecar |
+//! | `http` | headers, where messages end, bodies; what a request names and asks for |
 //! | [`auth`] | who may do what, where the endpoint does not decide that; requests that the sidecar signs |
+//! | `reads` | the way of a read: the endpoint is asked each time, or only for what is not fresh |
+//! | `memory` | what is known of objects, their bytes, and what makes it void |
+//! | `endpoint` | requests to the endpoint, and what they wait for |
+//! | `shared`, `metrics`, `access_log` | what all threads share; counts; the access log |
 #![warn(missing_debug_implementations)]
 
 mod access_log;
@@ -46,22 +32,19 @@ pub mod config;
 mod endpoint;
 mod http;
 mod listener;
-mod logged;
 mod memory;
 mod metrics;
-mod outcome;
 mod policy;
 mod reads;
 mod shared;
-mod terms;
 
 pub use access_log::LogTarget;
 pub use auth::{Auth, Credentials, Keys, Secrets};
 pub use config::{Endpoint, SidecarConfig};
-pub use http::alias::Names;
+pub use http::names::Names;
 pub use listener::control::{ControlError, Invalidation, SidecarControl};
-pub use listener::pipes::PIPE_DESCRIPTORS_MAX;
 pub use listener::server::{Sidecar, SidecarError};
+pub use listener::splicing::PIPE_DESCRIPTORS_MAX;
 pub use metrics::Counts;
+pub use policy::BucketTerms;
 pub use policy::{CachePolicy, Fresh, Rule};
-pub use terms::BucketTerms;

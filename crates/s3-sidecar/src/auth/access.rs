@@ -7,18 +7,15 @@ use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Uri};
 
 use super::canonical::{decoded, parameters, push_encoded};
-use super::chain::Chain;
+use super::chunked::Chain;
 use super::claim::is_auth_parameter;
-use super::delete_many;
 use super::denial::Denial;
 use super::keys::{Key, Keys};
-use super::mode::Auth;
 use super::operation::{Allowed, Client, allow, check_target};
-use super::payload;
 use super::sign::Unsigned;
-use super::time;
 use super::verify::{Payload, Verified, verify};
-use crate::http::admission::host;
+use super::{delete_many, payload, time};
+use crate::http::framing::host;
 use crate::http::headers::{self, Known, Rule};
 use crate::http::target::{Addressing, Target};
 
@@ -179,4 +176,24 @@ fn own_uri(uri: &Uri, target: &Target<'_>) -> Result<Option<Uri>, Denial> {
     }
     let wrong = |_| Denial::uri("the request's target is too long, or no URI");
     Uri::try_from(text).map(Some).map_err(wrong)
+}
+
+/// Which party decides whether a client may do what it asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Auth {
+    /// The endpoint, at each request: it is forwarded with the client's own signature.
+    #[default]
+    Gateway,
+    /// The listener, which has the clients' keys and verifies their signatures; the endpoint sees the sidecar's own.
+    Listener,
+    /// None: every client may do what the sidecar's own credentials may.
+    None,
+}
+
+impl Auth {
+    /// Returns whether a request may be answered without the endpoint, as far as rights are concerned.
+    #[must_use]
+    pub const fn is_here(self) -> bool {
+        matches!(self, Auth::Listener | Auth::None)
+    }
 }

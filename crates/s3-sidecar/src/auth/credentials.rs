@@ -1,13 +1,17 @@
 //! The sidecar's own credentials at the endpoint.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 
-use super::secret_file::{self, Stamp};
-use super::signing_key::SigningKey;
+use super::keys::{Keys, KeysRead};
+use super::sign::SigningKey;
 
 /// Credentials with which the sidecar signs. Copies share them.
 #[derive(Clone)]
@@ -49,7 +53,7 @@ impl Credentials {
     /// One line: what is wrong with the file, and what would be right.
     pub fn from_file(access_key: String, path: impl Into<PathBuf>) -> Result<Credentials, String> {
         let path = path.into();
-        let stamp = secret_file::stamp(&path);
+        let stamp = stamp(&path);
         let secret = read(&path)?;
         Ok(Self::with(access_key, secret, None, Some(path), stamp))
     }
@@ -72,7 +76,7 @@ impl Credentials {
     /// As of [`Credentials::from_file`]; what is in force stays.
     pub fn read_again(&self) -> Result<Option<CredentialsRead>, String> {
         let Some(path) = &self.inner.file else { return Ok(None) };
-        let stamp = secret_file::stamp(path);
+        let stamp = stamp(path);
         let secret = read(path).inspect_err(|_| *self.inner.stamp.lock() = stamp)?;
         Ok(Some(CredentialsRead { credentials: self.clone(), secret, stamp }))
     }
@@ -83,7 +87,7 @@ impl Credentials {
     /// As of [`Credentials::read_again`].
     pub fn reload_if_changed(&self) -> Result<bool, String> {
         let Some(path) = &self.inner.file else { return Ok(false) };
-        if secret_file::stamp(path) == *self.inner.stamp.lock() {
+        if stamp(path) == *self.inner.stamp.lock() {
             return Ok(false);
         }
         Ok(self.read_again()?.map(CredentialsRead::put_in_force).is_some())
@@ -142,12 +146,133 @@ impl fmt::Debug for CredentialsRead {
 }
 
 fn read(path: &std::path::Path) -> Result<String, String> {
-    let text = secret_file::read(path)?;
+    let text = read_secret_file(path)?;
     let secret = text.trim();
     if secret.is_empty() || secret.contains(char::is_whitespace) {
         return Err(format!("{} must have the secret key alone, on one line", path.display()));
     }
     Ok(secret.to_owned())
+}
+
+/// The largest file that is read, in bytes.
+const FILE_BYTES_MAX: u64 = 4 << 20;
+
+/// What distinguishes one state of a file from another: device, inode, length, times of the last changes.
+pub(crate) type Stamp = Option<(u64, u64, u64, i64, i64, i64, i64)>;
+
+/// Returns the state of a file; `None` if there is none.
+pub(crate) fn stamp(path: &Path) -> Stamp {
+    let found = fs::metadata(path).ok()?;
+    let (modified, changed) = ((found.mtime(), found.mtime_nsec()), (found.ctime(), found.ctime_nsec()));
+    Some((found.dev(), found.ino(), found.len(), modified.0, modified.1, changed.0, changed.1))
+}
+
+/// Returns the text of a file.
+///
+/// # Errors
+/// One line: what is wrong with it, and what would be right. No part of the text is in it.
+pub(crate) fn read_secret_file(path: &Path) -> Result<String, String> {
+    let shown = path.display();
+    let failed = |error: io::Error| format!("cannot read {shown}: {error}");
+    let file = open(path).map_err(failed)?;
+    let found = file.metadata().map_err(failed)?;
+    if !found.is_file() {
+        return Err(format!("{shown} is no file"));
+    }
+    let mode = found.mode() & 0o777;
+    if mode & 0o027 != 0 {
+        return Err(format!(
+            "{shown} can be read by everyone, or changed by others than its owner (mode {mode:03o}); chmod 600 {shown} mends it"
+        ));
+    }
+    let mut text = String::new();
+    file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(failed)?;
+    if text.len() as u64 > FILE_BYTES_MAX {
+        return Err(format!("{shown} is longer than {FILE_BYTES_MAX} bytes"));
+    }
+    Ok(text)
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    // A pipe without a writer must not block the process.
+    OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)
+}
+
+/// How often the files are looked at.
+const INTERVAL: Duration = Duration::from_secs(60);
+
+/// The secrets of a sidecar. Copies share them.
+#[derive(Clone, Debug, Default)]
+pub struct Secrets {
+    /// The clients' keys.
+    pub keys: Option<Keys>,
+    /// The sidecar's own credentials at the endpoint; it is anonymous there without.
+    pub credentials: Option<Credentials>,
+}
+
+/// Secrets that have been read and are not in force yet.
+#[derive(Debug)]
+pub struct SecretsRead {
+    keys: Option<KeysRead>,
+    credentials: Option<CredentialsRead>,
+}
+
+impl Secrets {
+    /// Reads the files again. What they have counts once it is [put in force](SecretsRead::put_in_force).
+    ///
+    /// # Errors
+    /// One line: what is wrong with a file, and what would be right. Everything stays as it is then.
+    pub fn read_again(&self) -> Result<SecretsRead, String> {
+        let keys = self.keys.as_ref().map(Keys::read_again).transpose();
+        let keys = keys.map_err(|why| format!("s3.keys_file: {why}"))?;
+        let credentials = self.credentials.as_ref().map(Credentials::read_again).transpose();
+        let credentials = credentials.map_err(|why| format!("s3.upstream_secret_file: {why}"))?.flatten();
+        Ok(SecretsRead { keys, credentials })
+    }
+}
+
+impl SecretsRead {
+    /// Puts in force what was read. Returns the keys of the configuration that name the files.
+    pub fn put_in_force(self) -> Vec<&'static str> {
+        let mut names = Vec::new();
+        if let Some(keys) = self.keys {
+            keys.put_in_force();
+            names.push("s3.keys_file");
+        }
+        if let Some(credentials) = self.credentials {
+            credentials.put_in_force();
+            names.push("s3.upstream_secret_file");
+        }
+        names
+    }
+}
+
+/// Puts in force what the files have whenever they change, until it is dropped.
+pub(crate) async fn renew(secrets: Secrets) {
+    loop {
+        tokio::time::sleep(INTERVAL).await;
+        let secrets = secrets.clone();
+        // Reading files may block.
+        let looked_at = tokio::task::spawn_blocking(move || {
+            let keys = secrets.keys.as_ref().map(Keys::reload_if_changed);
+            log("s3.keys_file", keys);
+            let credentials = secrets.credentials.as_ref().map(Credentials::reload_if_changed);
+            log("s3.upstream_secret_file", credentials);
+        });
+        if looked_at.await.is_err() {
+            tracing::error!("reading the secrets of [s3] has panicked");
+        }
+    }
+}
+
+fn log(key: &'static str, outcome: Option<Result<bool, String>>) {
+    match outcome {
+        Some(Ok(true)) => tracing::info!("the file of {key} has changed: it is in use"),
+        Some(Err(cause)) => {
+            tracing::error!(cause, "the file of {key} cannot be used: what it had before stays in force");
+        }
+        Some(Ok(false)) | None => {}
+    }
 }
 
 #[cfg(test)]

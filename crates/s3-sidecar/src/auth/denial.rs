@@ -6,8 +6,7 @@ use cached_metrics::{Collect, Counter, Families, Value};
 use hyper::header::{CONNECTION, HeaderValue};
 use hyper::{Response, StatusCode};
 
-use crate::http::answer;
-use crate::http::body::Body;
+use crate::http::body::{self, Body};
 
 /// What refusals are counted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -249,7 +248,7 @@ impl Denial {
 
     /// Returns the answer for the client. What is left of the request's body is not waited for.
     pub(crate) fn answer(&self, has_body: bool) -> Response<Body> {
-        let mut response = answer::failure(self.status, self.code, &self.message);
+        let mut response = body::failure(self.status, self.code, &self.message);
         if has_body {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use parking_lot::{Mutex, RwLock};
 use serde::Deserialize;
 
+use super::credentials::{self, Stamp};
 use super::rights::{Place, Rights};
-use super::secret_file::{self, Stamp};
-use super::signing_key::SigningKey;
+use super::sign::SigningKey;
 
 /// The length of the shortest secret that is accepted, in bytes: whoever sees a signature can try shorter ones.
 const SECRET_BYTES_MIN: usize = 16;
@@ -61,7 +61,7 @@ impl Keys {
     /// One line: what is wrong with the file, and what would be right. No secret is in it.
     pub fn from_file(path: impl Into<PathBuf>) -> Result<Keys, String> {
         let path = path.into();
-        let stamp = secret_file::stamp(&path);
+        let stamp = credentials::stamp(&path);
         let ring = RwLock::new(Arc::new(read(&path)?));
         Ok(Keys { inner: Arc::new(Inner { path, ring, stamp: Mutex::new(stamp) }) })
     }
@@ -71,7 +71,7 @@ impl Keys {
     /// # Errors
     /// As of [`Keys::from_file`]; what is in force stays.
     pub fn read_again(&self) -> Result<KeysRead, String> {
-        let stamp = secret_file::stamp(&self.inner.path);
+        let stamp = credentials::stamp(&self.inner.path);
         let read = read(&self.inner.path);
         if read.is_err() {
             // Each state of the file is complained about once.
@@ -86,7 +86,7 @@ impl Keys {
     /// # Errors
     /// As of [`Keys::read_again`].
     pub fn reload_if_changed(&self) -> Result<bool, String> {
-        if secret_file::stamp(&self.inner.path) == *self.inner.stamp.lock() {
+        if credentials::stamp(&self.inner.path) == *self.inner.stamp.lock() {
             return Ok(false);
         }
         self.read_again()?.put_in_force();
@@ -189,7 +189,7 @@ struct AnonymousTable {
 }
 
 fn read(path: &Path) -> Result<Ring, String> {
-    parse(&secret_file::read(path)?).map_err(|why| format!("{}: {why}", path.display()))
+    parse(&credentials::read_secret_file(path)?).map_err(|why| format!("{}: {why}", path.display()))
 }
 
 pub(crate) fn parse(text: &str) -> Result<Ring, String> {

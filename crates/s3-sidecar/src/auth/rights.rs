@@ -1,6 +1,6 @@
 //! What a key may do: reads and writes in buckets, or under prefixes of keys.
 
-use crate::http::alias::{holds_for, plain_prefix};
+use crate::http::names::{holds_for, plain_prefix};
 
 /// Where a right holds.
 #[derive(Clone, Debug, PartialEq, Eq)]

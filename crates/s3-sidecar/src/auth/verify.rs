@@ -7,7 +7,7 @@ use hyper::header::{AUTHORIZATION, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 
 use super::canonical::{parse_hex, push_header, push_path, push_query, push_string_to_sign};
-use super::chain::Chain;
+use super::chunked::Chain;
 use super::claim::Claim;
 use super::denial::Denial;
 use super::keys::{Key, Ring};

@@ -11,9 +11,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::config::SidecarConfig;
 use crate::endpoint::upstream::Failure;
-use crate::http::range::Asked;
-use crate::http::read::Place;
-use crate::http::read::Read;
+use crate::http::read::{Asked, Place, Read};
 
 /// The reads that are asked for.
 #[derive(Debug, Default)]

@@ -11,7 +11,7 @@ use cached_metrics::Counter;
 use parking_lot::{Mutex, RwLock};
 use tokio::time::{Instant, sleep};
 
-use crate::terms::BucketTerms;
+use crate::policy::BucketTerms;
 
 /// For how long what is not used of a rate is saved up.
 const BURST: Duration = Duration::from_millis(100);

@@ -2,7 +2,6 @@
 //! objects does not belong here.
 
 pub(crate) mod asking;
-pub(crate) mod breaker;
 pub(crate) mod lane;
 pub(crate) mod upload;
 pub(crate) mod upstream;

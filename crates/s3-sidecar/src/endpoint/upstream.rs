@@ -1,7 +1,8 @@
 //! Requests to the endpoint, over connections that are kept.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use cached_http::{Client, Route, whole_text};
 use hyper::body::Incoming;
@@ -9,18 +10,16 @@ use hyper::header::HeaderValue;
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode, Uri, Version};
 use rustls::ClientConfig;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::sleep_until;
 
 use crate::access_log;
 use crate::auth::{self, Signer};
 use crate::config::SidecarConfig;
-use crate::endpoint::breaker::Breaker;
 use crate::endpoint::lane::Lane;
 use crate::endpoint::upload::{Upload, keep_expectation};
-use crate::http::answer;
-use crate::http::body::Body;
+use crate::http::body::{self, Body};
 use crate::http::framing;
-use crate::outcome::Outcome;
+use crate::metrics::Outcome;
 
 /// Why the endpoint gave no answer.
 #[derive(Debug)]
@@ -63,7 +62,7 @@ impl Failure {
                 (StatusCode::BAD_REQUEST, "RequestTimeout", "the request's body did not come in time".into())
             }
         };
-        answer::failure(status, code, &message)
+        body::failure(status, code, &message)
     }
 }
 
@@ -132,15 +131,15 @@ impl Upstream {
     }
 
     async fn send_on(&self, head: Parts, body: Upload) -> Result<Response<Incoming>, Failure> {
-        if !self.breaker.admits(std::time::Instant::now()) {
+        if !self.breaker.admits(Instant::now()) {
             return Err(Failure::Unreachable("it is tried once a second since it cannot be reached".into()));
         }
-        let began = Instant::now();
+        let began = tokio::time::Instant::now();
         let outcome = self.try_send(head, body).await;
         access_log::add_wait(began.elapsed());
         match &outcome {
             Err(Failure::Unreachable(cause)) => {
-                if self.breaker.failed(std::time::Instant::now()) {
+                if self.breaker.failed(Instant::now()) {
                     tracing::warn!(%cause, endpoint = self.authority, "the S3 endpoint cannot be reached");
                 }
             }
@@ -171,7 +170,7 @@ impl Upstream {
         let progress = body.progress();
         let mut request = Request::from_parts(head, body);
         keep_expectation(&mut request);
-        let began = Instant::now();
+        let began = tokio::time::Instant::now();
         let mut answer = std::pin::pin!(self.client.request(request));
         loop {
             let deadline = progress.last().max(began) + self.response_timeout;
@@ -189,11 +188,95 @@ impl Upstream {
                 }
                 () = sleep_until(deadline) => {
                     // A body that still moves is not late.
-                    if progress.last().max(began) + self.response_timeout <= Instant::now() {
+                    if progress.last().max(began) + self.response_timeout <= tokio::time::Instant::now() {
                         return Err(Failure::Late);
                     }
                 }
             }
         }
+    }
+}
+
+/// How many failures in a row open it.
+const FAILURES_MAX: u32 = 3;
+
+/// How long it is open; then one request tries.
+pub(crate) const PAUSE: Duration = Duration::from_secs(1);
+
+/// A circuit breaker. After some failures in a row it admits one request each second, until one succeeds.
+#[derive(Debug)]
+pub(crate) struct Breaker {
+    began: Instant,
+    failures: AtomicU32,
+    /// When the next request may try, in milliseconds since `began`.
+    next_try: AtomicU64,
+}
+
+impl Breaker {
+    pub(crate) fn new() -> Self {
+        Self { began: Instant::now(), failures: AtomicU32::new(0), next_try: AtomicU64::new(0) }
+    }
+
+    fn millis(&self, now: Instant) -> u64 {
+        u64::try_from(now.saturating_duration_since(self.began).as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Returns whether a request may try.
+    pub(crate) fn admits(&self, now: Instant) -> bool {
+        if self.failures.load(Ordering::Relaxed) < FAILURES_MAX {
+            return true;
+        }
+        let (now, next) = (self.millis(now), self.next_try.load(Ordering::Relaxed));
+        let pause = u64::try_from(PAUSE.as_millis()).unwrap_or(u64::MAX);
+        now >= next
+            && self.next_try.compare_exchange(next, now + pause, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// States that a request has reached the endpoint.
+    pub(crate) fn succeeded(&self) {
+        if self.failures.load(Ordering::Relaxed) > 0 {
+            self.failures.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// States that one has not. Returns whether that has opened it.
+    pub(crate) fn failed(&self, now: Instant) -> bool {
+        let before = self.failures.fetch_add(1, Ordering::Relaxed);
+        if before + 1 < FAILURES_MAX {
+            return false;
+        }
+        // It stays there.
+        self.failures.store(FAILURES_MAX, Ordering::Relaxed);
+        let pause = u64::try_from(PAUSE.as_millis()).unwrap_or(u64::MAX);
+        self.next_try.store(self.millis(now) + pause, Ordering::Relaxed);
+        before + 1 == FAILURES_MAX
+    }
+
+    /// Returns whether it is open.
+    pub(crate) fn is_open(&self) -> bool {
+        self.failures.load(Ordering::Relaxed) >= FAILURES_MAX
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_that_is_away_is_tried_once_a_second() {
+        let breaker = Breaker::new();
+        let now = Instant::now();
+        assert!(!breaker.failed(now) && !breaker.failed(now) && breaker.admits(now));
+        breaker.succeeded();
+        assert!(!breaker.failed(now) && !breaker.failed(now) && !breaker.is_open());
+        assert!(breaker.failed(now) && breaker.is_open() && !breaker.admits(now));
+        let later = now + PAUSE;
+        // One alone.
+        assert!(breaker.admits(later) && !breaker.admits(later));
+        assert!(
+            !breaker.failed(later) && !breaker.admits(later + PAUSE / 2) && breaker.admits(later + PAUSE)
+        );
+        breaker.succeeded();
+        assert!(breaker.admits(later) && breaker.admits(later) && !breaker.is_open());
     }
 }

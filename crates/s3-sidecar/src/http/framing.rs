@@ -1,11 +1,16 @@
-//! Where messages end, by RFC 9112, 6, and the headers that concern one connection. The library decodes bodies, and makes their framing
-//! anew; what it takes for right and a next reader could read differently is judged here.
+//! Where messages end, by RFC 9112, 6, the headers that concern one connection, and which requests are refused before anything else: those
+//! of which two readers could have different opinions. The library decodes bodies, and makes their framing anew; what it takes for right
+//! and a next reader could read differently is judged here.
 
 use hyper::header::{
-    CONNECTION, CONTENT_LENGTH, HeaderName, HeaderValue, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
+    CONNECTION, CONTENT_LENGTH, HOST, HeaderName, HeaderValue, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING,
+    UPGRADE,
 };
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Response, StatusCode};
+
+use crate::http::headers::is_end_to_end;
+use crate::http::read::SignedHeaders;
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
@@ -44,7 +49,7 @@ fn is_chunked_alone(headers: &HeaderMap) -> bool {
 /// Returns the status and the reason with which a request is refused for its framing; `None` if it is not. Two different lengths, and
 /// codings of which `chunked` is not the last one, the library refuses; of `Transfer-Encoding` and `Content-Length` it leaves the first,
 /// and ends the connection with that request.
-pub(crate) fn refusal(head: &Parts) -> Option<(StatusCode, &'static str)> {
+pub(crate) fn wrong_framing(head: &Parts) -> Option<(StatusCode, &'static str)> {
     if !head.headers.contains_key(TRANSFER_ENCODING) {
         return None;
     }
@@ -92,6 +97,51 @@ pub(crate) fn judge<B>(answer: &mut Response<B>) -> Result<(), &'static str> {
     Ok(())
 }
 
+/// Returns the status and the reason with which a request is refused; `None` if it is not.
+pub(crate) fn refusal(head: &Parts) -> Option<(StatusCode, &'static str)> {
+    wrong_framing(head).or_else(|| wrong(head).map(|why| (StatusCode::BAD_REQUEST, why)))
+}
+
+fn wrong(head: &Parts) -> Option<&'static str> {
+    if head.method == Method::CONNECT || head.method == Method::TRACE {
+        return Some("CONNECT and TRACE are not forwarded");
+    }
+    if head.uri.scheme().is_some() || head.uri.authority().is_some() {
+        return Some(
+            "the request's target is a whole URL: this is no forward proxy; use it as the endpoint's URL",
+        );
+    }
+    if !head.uri.path().starts_with('/') {
+        return Some("the request's target does not begin with a slash");
+    }
+    let headers = &head.headers;
+    if let Some(why) = host(headers).err() {
+        return Some(why);
+    }
+    // Without what was judged, or signed, it would be another request.
+    let is_forbidden = |name: &str| {
+        let is_signed = |name: &HeaderName| headers.contains_key(name) && SignedHeaders::of(head).cover(name);
+        is_end_to_end(name) || name.parse().is_ok_and(|name| is_signed(&name))
+    };
+    nominated(headers).any(is_forbidden).then_some("Connection names a header that concerns the endpoint")
+}
+
+/// Returns the one `Host` of a request.
+///
+/// # Errors
+/// What is wrong with it.
+pub(crate) fn host(headers: &HeaderMap) -> Result<&str, &'static str> {
+    let mut hosts = headers.get_all(HOST).into_iter();
+    let (Some(host), None) = (hosts.next(), hosts.next()) else {
+        return Err("the request must have one Host header");
+    };
+    let is_right = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:[]".contains(&byte);
+    match host.to_str() {
+        Ok(host) if !host.is_empty() && host.bytes().all(is_right) => Ok(host),
+        _ => Err("the request's Host is no name or address"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -103,7 +153,7 @@ mod tests {
             let request = Request::builder().method(method).uri("/");
             let request =
                 codings.iter().fold(request, |request, coding| request.header("transfer-encoding", *coding));
-            refusal(&request.body(()).unwrap().into_parts().0).map(|(status, _)| status.as_u16())
+            wrong_framing(&request.body(()).unwrap().into_parts().0).map(|(status, _)| status.as_u16())
         };
         for (method, codings, status) in [
             ("PUT", &[][..], None),
@@ -162,5 +212,31 @@ mod tests {
         ] {
             assert_eq!(judged(status, headers).as_deref(), expected, "{status} {headers:?}");
         }
+    }
+
+    fn refused(request: hyper::http::request::Builder) -> bool {
+        refusal(&request.body(()).unwrap().into_parts().0).is_some()
+    }
+
+    #[test]
+    fn what_two_readers_could_read_differently_is_refused() {
+        let get = || Request::get("/b/k");
+        assert!(!refused(get().header("host", "s3.example.com:80")));
+        assert!(!refused(get().header("host", "[::1]:80").header("connection", "Keep-Alive, x-mine")));
+        assert!(refused(get()));
+        assert!(refused(get().header("host", "a").header("host", "a")));
+        assert!(refused(get().header("host", "a/b")));
+        assert!(refused(get().header("host", "")));
+        assert!(refused(Request::get("http://a/b/k").header("host", "a")));
+        assert!(refused(Request::connect("a:80").header("host", "a")));
+        for name in ["Host", "authorization", "X-Amz-Date", "range", "Content-MD5", "content_md5", "origin"] {
+            assert!(refused(get().header("host", "a").header("connection", format!("close, {name}"))));
+        }
+        let signed = |names: &str| {
+            let value = format!("AWS4-HMAC-SHA256 Credential=a, SignedHeaders={names}, Signature=0");
+            let request = get().header("host", "a").header("authorization", value).header("x-mine", "1");
+            refused(request.header("connection", "x-mine"))
+        };
+        assert!(signed("host;x-mine") && !signed("host"));
     }
 }

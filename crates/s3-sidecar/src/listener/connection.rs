@@ -1,19 +1,22 @@
 //! One connection of a client: HTTP/1.1 with limits on heads and time.
 
 use std::convert::Infallible;
+use std::io;
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
 
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
+use tokio::time::{Sleep, sleep};
 
 use crate::endpoint::upstream::Upstream;
 use crate::listener::service::answer;
-use crate::listener::stall::{Progress, Stall};
 use crate::shared::Shared;
 
 /// Serves a connection to its end, or to the end of its request once `end` closes.
@@ -48,4 +51,86 @@ pub(crate) async fn serve(
         _ = end.changed() => connection.as_mut().graceful_shutdown(),
     }
     connection.await.map_err(|error| error.to_string())
+}
+
+/// What can take bytes that were written before, while a call waits.
+pub(crate) trait Progress {
+    /// Returns how many bytes have gone that way.
+    fn sent(&self) -> u64 {
+        0
+    }
+}
+
+impl<S> Progress for cached_tls::TlsStream<S> {}
+
+/// The connection.
+pub(crate) struct Stall<S> {
+    socket: S,
+    time_max: Duration,
+    /// The number of bytes that had gone when the timer was started.
+    sent: u64,
+    /// Runs while a write waits.
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S: Progress> Stall<S> {
+    pub(crate) fn new(socket: S, time_max: Duration) -> Self {
+        Self { socket, time_max, sent: 0, timer: None }
+    }
+
+    fn limit<T>(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if outcome.is_ready() {
+            self.timer = None;
+            return outcome;
+        }
+        let sent = self.socket.sent();
+        if std::mem::replace(&mut self.sent, sent) != sent {
+            self.timer = None;
+        }
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(self.time_max)));
+        match timer.as_mut().poll(cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Stall<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_read(cx, into)
+    }
+}
+
+impl<S: AsyncWrite + Progress + Unpin> AsyncWrite for Stall<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let outcome = Pin::new(&mut self.socket).poll_write(cx, bytes);
+        self.limit(cx, outcome)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        runs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let outcome = Pin::new(&mut self.socket).poll_write_vectored(cx, runs);
+        self.limit(cx, outcome)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let outcome = Pin::new(&mut self.socket).poll_flush(cx);
+        self.limit(cx, outcome)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let outcome = Pin::new(&mut self.socket).poll_shutdown(cx);
+        self.limit(cx, outcome)
+    }
 }

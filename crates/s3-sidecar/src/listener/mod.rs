@@ -1,13 +1,8 @@
 //! The running sidecar: sockets, connections, which way each request takes, and commands of operators. Decisions about single reads
 //! and changes do not belong here.
 
-pub(crate) mod admitting;
-pub(crate) mod bucket_metrics;
 pub(crate) mod connection;
 pub(crate) mod control;
-pub(crate) mod events;
-pub(crate) mod pipes;
 pub(crate) mod server;
 pub(crate) mod service;
 pub(crate) mod splicing;
-pub(crate) mod stall;

@@ -1,13 +1,13 @@
 //! Sockets and threads: each thread has a runtime, a share of the connections, and connections of its own to the endpoint.
 
-use std::fmt;
-use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener, ToSocketAddrs};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
+use std::{fmt, io};
 
-use cached_metrics::{Collect, Families};
+use blocker::Namespace;
+use cached_metrics::{Collect, Families, Value};
 use cached_tls::ServerTls;
 use parking_lot::{Mutex, RwLock};
 use tokio::net::{TcpListener, TcpStream};
@@ -19,18 +19,14 @@ use crate::access_log::AccessLog;
 use crate::auth::{self, Access, Secrets};
 use crate::config::SidecarConfig;
 use crate::endpoint::asking::Asking;
-use crate::endpoint::breaker::Breaker;
 use crate::endpoint::lane::Lanes;
-use crate::endpoint::upstream::Upstream;
+use crate::endpoint::upstream::{Breaker, Upstream};
 use crate::http::target::Addressing;
-use crate::listener::bucket_metrics;
 use crate::listener::connection;
 use crate::listener::control::SidecarControl;
-use crate::listener::pipes::Pipes;
-use crate::listener::splicing::Splicing;
-use crate::memory::absent::Absents;
-use crate::memory::fills::Fills;
-use crate::memory::heads::Heads;
+use crate::listener::splicing::{Pipes, Splicing};
+use crate::memory::filling::Fills;
+use crate::memory::heads::{Absents, Heads};
 use crate::memory::knowledge::Knowledge;
 use crate::memory::pieces::Pieces;
 use crate::metrics::Counts;
@@ -198,7 +194,7 @@ impl Collect for Metrics {
         let dropped = self.0.access_log.as_ref().map_or(0, |log| log.dropped().get());
         let help = "Lines of the access log that were not written.";
         into.counter("cached_s3_sidecar_access_log_dropped_total", help, dropped);
-        bucket_metrics::collect(&self.0, into);
+        collect_of_buckets(&self.0, into);
         let bytes = self.0.pieces.used_bytes();
         into.gauge("cached_s3_sidecar_bodies_bytes", "Memory of bodies of objects of S3.", bytes);
         let help = "The memory for bodies of objects of S3.";
@@ -336,4 +332,51 @@ fn refuse(socket: &TcpStream, has_tls: bool) {
         content-length: 86\r\n\r\n<Error><Code>SlowDown</Code><Message>cached has no connection free.</Message></Error>\n";
     // A small answer fits into the socket's buffer; a client that has gone already does not miss it.
     let _ = socket.try_write(if has_tls { cached_tls::BUSY } else { BUSY });
+}
+
+/// Adds the metrics.
+pub(crate) fn collect_of_buckets(shared: &Shared, into: &mut Families) {
+    let lanes = shared.lanes.all();
+    if lanes.is_empty() {
+        return;
+    }
+    let spaces = shared.pieces.by_bucket();
+    for (bucket, lane) in &lanes {
+        let mut sample = |name: &'static str, help: &'static str, value: Value| {
+            into.sample(name, help, vec![("bucket", bucket.clone()).into()], value);
+        };
+        let named = |name: &Namespace| name.as_bytes() == bucket.as_bytes();
+        let space = spaces.iter().find(|space| space.namespace.as_ref().is_some_and(named));
+        let bytes = space.map_or(0, |space| space.cached_bytes);
+        let help = "Memory of bodies of the bucket's objects.";
+        sample("cached_s3_sidecar_bucket_bodies_bytes", help, Value::Gauge(bytes as f64));
+        if let Some(target) = space.and_then(|space| space.memory_target_bytes) {
+            let help = "The memory for bodies that is meant for the bucket, if it has a share of its own.";
+            sample("cached_s3_sidecar_bucket_bodies_target_bytes", help, Value::Gauge(target as f64));
+        }
+        for (name, help, count) in [
+            (
+                "cached_s3_sidecar_bucket_endpoint_requests_total",
+                "Requests to the endpoint for the bucket.",
+                &lane.requests,
+            ),
+            (
+                "cached_s3_sidecar_bucket_endpoint_bytes_total",
+                "Bytes of bodies to and from the endpoint for the bucket.",
+                &lane.bytes,
+            ),
+            (
+                "cached_s3_sidecar_bucket_requests_delayed_total",
+                "Requests that waited for their turn at the endpoint.",
+                &lane.waited,
+            ),
+            (
+                "cached_s3_sidecar_bucket_requests_refused_total",
+                "Requests that were answered 503, as they would have waited too long for their turn.",
+                &lane.refused,
+            ),
+        ] {
+            sample(name, help, Value::Counter(count.get()));
+        }
+    }
 }

@@ -2,27 +2,30 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
+use bytes::Bytes;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
+use hyper::header::{CONTENT_LENGTH, HeaderValue};
 use hyper::http::request::Parts;
-use hyper::{Request, Response};
+use hyper::{HeaderMap, Request, Response};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
-use crate::access_log::measured;
+use crate::access_log::{Entry, measured};
 use crate::auth::denial::Denial;
+use crate::auth::{Access, delete_many, payload};
 use crate::endpoint::upload::Upload;
 use crate::endpoint::upstream::{Failure, Upstream};
-use crate::http::admission::{host, refusal};
-use crate::http::alias::Class;
-use crate::http::answer;
-use crate::http::body::Body;
-use crate::http::framing;
+use crate::http::body::{self, Body};
+use crate::http::framing::{self, host, refusal};
+use crate::http::names::Class;
 use crate::http::read::Read;
-use crate::http::target::Target;
-use crate::logged::Entry;
+use crate::http::target::{Addressing, Target};
 use crate::memory::deletes::Passing;
-use crate::memory::ending::Ending;
-use crate::memory::writes;
-use crate::outcome::Outcome;
+use crate::memory::writes::{self, Ending};
+use crate::metrics::Outcome;
 use crate::reads::passing::{pass, pass_change};
 use crate::reads::{fresh, gateway};
 use crate::shared::Shared;
@@ -54,7 +57,7 @@ async fn route(
 ) -> (Response<Body>, Outcome) {
     let (mut head, body) = request.into_parts();
     if let Some((status, why)) = refusal(&head) {
-        return (answer::refused(status, why), Outcome::Refused);
+        return (body::refused(status, why), Outcome::Refused);
     }
     let body = Upload::of(body, &head.headers, shared.config.stall_max);
     let has_body = !body.is_none();
@@ -117,4 +120,76 @@ fn refuse(shared: &Shared, denial: &Denial, has_body: bool) -> (Response<Body>, 
     shared.counts.refusals.count(denial.reason);
     tracing::debug!(code = denial.code, "a request of an S3 client is refused");
     (denial.answer(has_body), Outcome::Refused)
+}
+
+/// How many bodies are read whole at a time.
+static BODIES: Semaphore = Semaphore::const_new(16);
+
+/// How long a body that is read whole may take, with the wait for its place.
+const BODY_TIME_MAX: Duration = Duration::from_secs(60);
+
+impl Access {
+    /// Decides about a request, and makes it one of the sidecar's own. Where the endpoint decides nothing changes.
+    ///
+    /// # Errors
+    /// [`Denial`].
+    pub(crate) async fn admit(
+        &self,
+        addressing: &Addressing,
+        head: &mut Parts,
+        body: Upload,
+    ) -> Result<Upload, Denial> {
+        let decision = match self.decide(addressing, head) {
+            Ok(Some(decision)) => decision,
+            Ok(None) => return Ok(body),
+            Err(denial) => {
+                Box::pin(body.drain(&head.headers)).await;
+                return Err(denial);
+            }
+        };
+        let check = match payload::check(head, decision.payload, decision.chain, !body.is_none()) {
+            Ok(check) => check,
+            Err(denial) => {
+                Box::pin(body.drain(&head.headers)).await;
+                return Err(denial);
+            }
+        };
+        let is_checked = check.is_some();
+        let body = match check {
+            Some(check) => body.with_check(check),
+            None => body,
+        };
+        if let Some(deletion) = decision.deletion {
+            let bytes = Box::pin(timeout(BODY_TIME_MAX, collect_one_of_few(body))).await;
+            let bytes = bytes.map_err(|_| Denial::stalled())??;
+            deletion.check(&bytes)?;
+            head.headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes.len()));
+            return Ok(Upload::whole(bytes));
+        }
+        if is_checked && payload::is_empty(head) {
+            // There would be no byte to withhold.
+            Box::pin(collect(body)).await?;
+            return Ok(Upload::none());
+        }
+        Ok(body)
+    }
+}
+
+async fn collect_one_of_few(body: Upload) -> Result<Bytes, Denial> {
+    // Never closed.
+    let _place = BODIES.acquire().await;
+    collect(body).await
+}
+
+/// Reads a body whole.
+async fn collect(mut body: Upload) -> Result<Bytes, Denial> {
+    let verdict = body.verdict();
+    match Limited::new(&mut body, delete_many::BODY_BYTES_MAX).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => {
+            body.drain(&HeaderMap::new()).await;
+            Err(Denial::document("the document is longer than 2 MiB"))
+        }
+        Err(_) => Err(verdict.and_then(|verdict| verdict.get().cloned()).unwrap_or_else(Denial::stalled)),
+    }
 }

@@ -11,8 +11,7 @@ use hyper::header::{
 use hyper::{HeaderMap, Response, StatusCode};
 use sha2::{Digest, Sha256};
 
-use crate::http::range::parse_content_range;
-use crate::http::read::{Read, has_directive, is_never_stored};
+use crate::http::read::{Read, has_directive, is_never_stored, parse_content_range};
 use crate::http::target::ObjectKey;
 
 /// The identity of an object's bytes: a hash of its key, `ETag`, size and `Last-Modified`.
@@ -255,7 +254,7 @@ mod tests {
         let request = Request::get("/b/k").body(()).unwrap().into_parts().0;
         let read = Read::understand(&request, &Addressing::new(&[]).target("localhost", "/b/k")).unwrap();
         let (head, _) = Head::of(&read, false, &answer).unwrap();
-        let absent = crate::memory::absent::Answer::of(answer.headers(), None).unwrap();
+        let absent = crate::memory::heads::Answer::of(answer.headers(), None).unwrap();
         drop(answer);
         assert!(buffer.is_unique(), "something of the connection's buffer is kept");
         for headers in [&head.headers, &absent.headers] {

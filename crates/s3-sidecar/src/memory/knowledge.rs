@@ -3,13 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::http::alias::{Class, Names};
+use crate::http::names::{Class, Names};
 use crate::http::read::Read;
 use crate::http::target::ObjectKey;
-use crate::memory::absent::{Absent, Absents, Answer};
 use crate::memory::changes::{Changes, Moment, Question};
 use crate::memory::generation::Head;
-use crate::memory::heads::{Heads, Known};
+use crate::memory::heads::{Absent, Absents, Answer, Heads, Known};
 use crate::memory::wide::{Area, End, Standing};
 
 /// What is known.

@@ -1,14 +1,18 @@
-//! What a request that is no read may change.
+//! What a request that is no read may change, and when that is over: with the end of the endpoint's answer, unless that is an error. S3
+//! answers some changes with 200 before it makes them, and states an error in the body.
+
+use std::sync::Arc;
 
 use hyper::Method;
 use hyper::http::request::Parts;
 
-use crate::http::alias::{Class, Names};
 use crate::http::headers::reaches_further;
+use crate::http::names::{Class, Names};
 use crate::http::read::parameters;
 use crate::http::target::Target;
-use crate::memory::knowledge::Scope;
-use crate::memory::wide::Area;
+use crate::memory::deletes::Passing;
+use crate::memory::knowledge::{Change, Knowledge, Scope};
+use crate::memory::wide::{Area, End};
 
 /// Parameters with which a request changes no object but the one that it names.
 const OF_ONE_OBJECT: [&str; 17] = [
@@ -74,6 +78,121 @@ pub(crate) fn deletes_many(request: &Parts, target: &Target<'_>) -> bool {
         && parameters(&request.uri).any(|(name, _)| name == "delete")
 }
 
+/// A change under way; dropped without an end, it is unsettled: it may still come about.
+#[derive(Debug)]
+pub(crate) struct Ending {
+    change: Option<Change>,
+    /// The bucket and the body that names the objects, if it does.
+    deletion: Option<(String, Passing)>,
+    names: Names,
+}
+
+impl Ending {
+    /// Begins a change; it is to be forwarded after this. `body` is that of a request which deletes the objects that it names.
+    pub(crate) fn begin(knowledge: &Arc<Knowledge>, scope: Scope, body: Option<Passing>) -> Self {
+        let deletion = match (&scope, body) {
+            (Scope::Wide(Area::Bucket(bucket)), Some(body)) => Some((bucket.clone(), body)),
+            _ => None,
+        };
+        Self { change: Some(knowledge.begin(scope)), deletion, names: knowledge.names() }
+    }
+
+    /// Returns what is to look at the request's body.
+    pub(crate) fn body(&self) -> Option<Passing> {
+        self.deletion.as_ref().map(|(_, body)| body.clone())
+    }
+
+    /// Ends it: the endpoint does nothing more of it.
+    pub(crate) fn settle(mut self) {
+        self.end(End::Settled);
+    }
+
+    fn end(&mut self, end: End) {
+        let Some(change) = self.change.take() else { return };
+        match (self.classes(), end) {
+            (Some(classes), end) => change.end_as(&classes, end),
+            (None, End::Settled) => change.settle(),
+            (None, End::Unsettled) => drop(change),
+        }
+    }
+
+    /// Returns the classes of the objects that a deletion of many names; `None` if it may concern more of its bucket.
+    fn classes(&self) -> Option<Vec<Class>> {
+        let (bucket, body) = self.deletion.as_ref()?;
+        let keys = body.keys()?;
+        keys.iter().map(|key| Class::of(self.names, bucket, key.as_bytes())).collect()
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.end(End::Unsettled);
+    }
+}
+
+/// The outermost element of a document of XML, as far as it has come.
+#[derive(Debug, Default)]
+pub(crate) struct Root {
+    place: Place,
+    /// The beginning of its name.
+    name: Vec<u8>,
+}
+
+/// Where in the document the next byte is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Place {
+    /// Before the element. S3 sends white space while it is at work.
+    #[default]
+    Before,
+    /// Behind a `<`.
+    Opened,
+    /// In a declaration or a comment.
+    Aside,
+    /// In the element's name.
+    Name,
+    /// Behind it, or in what is no XML.
+    Done,
+}
+
+/// The name of an error's element.
+const ERROR: &[u8] = b"Error";
+
+impl Root {
+    /// Takes the next bytes of the document.
+    pub(crate) fn see(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.place = match (self.place, byte) {
+                (Place::Done, _) => return,
+                // The mark of UTF-8 may be before everything.
+                (Place::Before, b' ' | b'\t' | b'\r' | b'\n' | 0xef | 0xbb | 0xbf) => Place::Before,
+                (Place::Before, b'<') => Place::Opened,
+                (Place::Opened, b'?' | b'!') => Place::Aside,
+                (Place::Aside, b'>') => Place::Before,
+                (Place::Aside, _) => Place::Aside,
+                (Place::Opened | Place::Name, byte) if byte.is_ascii_alphanumeric() && !self.is_full() => {
+                    self.name.push(*byte);
+                    Place::Name
+                }
+                // A prefix of a name space.
+                (Place::Name, b':') => {
+                    self.name.clear();
+                    Place::Name
+                }
+                _ => Place::Done,
+            };
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.name.len() > ERROR.len()
+    }
+
+    /// Returns whether the document is an error.
+    pub(crate) fn is_error(&self) -> bool {
+        self.name == ERROR
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,6 +255,30 @@ mod tests {
         }
         for (method, path) in [("GET", "/b/k"), ("HEAD", "/b"), ("OPTIONS", "/b/k"), ("POST", "/")] {
             assert_eq!(of(method, path, &[]), None, "{method} {path}");
+        }
+    }
+
+    #[test]
+    fn an_error_is_known_in_any_pieces() {
+        let declaration = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>";
+        for (text, is_error) in [
+            ("<Error><Code>InternalError</Code></Error>", true),
+            (&format!("{declaration}\n\n   <Error xmlns=\"x\">"), true),
+            (&format!("\u{feff} {declaration}<!-- a -->\r\n<s3:Error>"), true),
+            ("<Error/>", true),
+            ("<CopyObjectResult><Error>x</Error></CopyObjectResult>", false),
+            ("<DeleteResult><Error>", false),
+            ("<Errors>", false),
+            ("<a:Errors>", false),
+            ("Error", false),
+            ("{\"<Error>\": 1}", false),
+            ("", false),
+        ] {
+            for len in [1, 3, 1000] {
+                let mut root = Root::default();
+                text.as_bytes().chunks(len).for_each(|bytes| root.see(bytes));
+                assert_eq!(root.is_error(), is_error, "{text} by {len}");
+            }
         }
     }
 }

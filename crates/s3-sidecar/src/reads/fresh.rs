@@ -17,19 +17,16 @@ use crate::endpoint::upload::Upload;
 use crate::endpoint::upstream::{Failure, Upstream};
 use crate::http::body::{Body, cached, full};
 use crate::http::read::Read;
-use crate::memory::absent::Answer;
 use crate::memory::changes::Question;
 use crate::memory::filling::Filling;
 use crate::memory::generation::{Head, of_this_answer};
-use crate::memory::heads::Known;
+use crate::memory::heads::{Answer, Known};
 use crate::memory::knowledge::Found;
-use crate::outcome::Outcome;
+use crate::metrics::Outcome;
 use crate::policy::CachePolicy;
-use crate::reads::demand::Demand;
-use crate::reads::local::{self, Origin};
+use crate::reads::conditions::{Demand, Verdict, decide};
 use crate::reads::passing::{collect, pass};
-use crate::reads::preconditions::{Verdict, decide};
-use crate::reads::ready::{self, Ready};
+use crate::reads::ready::{self, Origin, Ready};
 use crate::reads::serving::Serving;
 use crate::shared::Shared;
 
@@ -116,7 +113,7 @@ impl Reader<'_> {
                 }
                 Some(Found::Absent(absent)) if self.is_known_absent(&absent.answer, absent.asked.at) => {
                     let age = absent.asked.at.elapsed();
-                    return Ok((local::absent(&absent.answer, &request.method, age), Outcome::Absent));
+                    return Ok((ready::absent(&absent.answer, &request.method, age), Outcome::Absent));
                 }
                 Some(Found::Absent(_)) | None => self.turn(false),
             };
@@ -208,13 +205,13 @@ impl Reader<'_> {
     ) -> Tried {
         match decide(&request.headers, head) {
             Verdict::Send => (),
-            Verdict::NotModified => return Tried::Done(local::not_modified(head, origin)),
-            Verdict::Failed => return Tried::Done(local::precondition_failed()),
+            Verdict::NotModified => return Tried::Done(ready::not_modified(head, origin)),
+            Verdict::Failed => return Tried::Done(ready::precondition_failed()),
             Verdict::Unknown => return Tried::Undecided,
         }
         if self.read.is_head {
             return match head.is_of_whole {
-                true => Tried::Done(local::whole(head, origin, full(""))),
+                true => Tried::Done(ready::whole(head, origin, full(""))),
                 false => Tried::Missing,
             };
         }
@@ -225,7 +222,7 @@ impl Reader<'_> {
             return Tried::Missing;
         }
         match self.body(request, ready).await {
-            Some((ready, body)) => Tried::Done(local::part(head, &ready.bytes, ready.is_part, origin, body)),
+            Some((ready, body)) => Tried::Done(ready::part(head, &ready.bytes, ready.is_part, origin, body)),
             None => Tried::Missing,
         }
     }

@@ -14,7 +14,7 @@ use crate::http::read::Read;
 use crate::memory::changes::Moment;
 use crate::memory::filling::Filling;
 use crate::memory::generation::Head;
-use crate::outcome::Outcome;
+use crate::metrics::Outcome;
 use crate::reads::conditions::{Stated, ask_for_change};
 use crate::reads::passing::pass;
 use crate::reads::ready::{self, Ready};

@@ -2,11 +2,8 @@
 //! Sockets, and requests that change something, do not belong here.
 
 pub(crate) mod conditions;
-pub(crate) mod demand;
 pub(crate) mod fresh;
 pub(crate) mod gateway;
-pub(crate) mod local;
 pub(crate) mod passing;
-pub(crate) mod preconditions;
 pub(crate) mod ready;
 pub(crate) mod serving;

@@ -14,10 +14,9 @@ use crate::endpoint::lane::Lane;
 use crate::endpoint::upstream::Failure;
 use crate::http::body::{Body, BodyError, Data, full, streamed};
 use crate::http::framing;
-use crate::memory::absent::BODY_BYTES_MAX;
-use crate::memory::ending::Ending;
 use crate::memory::filling::Filling;
-use crate::memory::root::Root;
+use crate::memory::heads::BODY_BYTES_MAX;
+use crate::memory::writes::{Ending, Root};
 use crate::shared::Shared;
 
 /// Returns an answer of the endpoint for the client; what streams by goes to `filling` as well.
