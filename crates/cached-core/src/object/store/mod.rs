@@ -1,4 +1,5 @@
-//! The gate to the store: every load, forwarded change and flush passes it.
+//! What stands between a cache and its store: the gate that every load, forwarded change and flush passes, and
+//! the epochs and claims under which changes are sent. The requests themselves are made above this chapter.
 //!
 //! ```text
 //!  loads ──────────────┐   requests wait by namespace, class and lane   ┌─> at most load_requests_max
