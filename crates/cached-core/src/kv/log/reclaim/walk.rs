@@ -1,7 +1,6 @@
 //! A walk over the entries of one region, and the regions to which it copies what stays.
 
 use super::{BATCH, EntryOwner, Log, Purpose, Scanned, take_reserve};
-#[cfg(not(any(miri, shuttle)))]
 use crate::arena::{REGION_HEADER_BYTES, RegionId};
 use crate::kv::log::lanes::{Entry, Place, Stream};
 use crate::kv::log::queues::QUEUES;
