@@ -81,6 +81,7 @@ pub struct AdminServer {
     status: Status,
     tokens: Option<Tokens>,
     addresses: Vec<SocketAddr>,
+    memory_bytes_max: u64,
     has_tls: bool,
     /// Its sockets, each with its configured address.
     copies: Vec<(String, OwnedFd)>,
@@ -170,6 +171,7 @@ impl AdminServer {
             status,
             tokens,
             addresses,
+            memory_bytes_max: config.memory_bytes_max(),
             has_tls,
             copies,
             begin: Mutex::new(begin),
@@ -224,6 +226,12 @@ impl AdminServer {
     #[must_use]
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
+    }
+
+    /// Returns the most memory that it takes, in bytes.
+    #[must_use]
+    pub fn memory_bytes_max(&self) -> u64 {
+        self.memory_bytes_max
     }
 
     /// Returns the addresses it listens on as URLs; `https` is required where TLS is used.
@@ -354,9 +362,13 @@ fn refuse(mut socket: TcpStream, has_tls: bool) {
 }
 
 /// The largest head of a request, in bytes.
-const HEAD_BYTES_MAX: usize = 16 << 10;
+pub(crate) const HEAD_BYTES_MAX: usize = 16 << 10;
 /// The largest number of headers of a request.
 const HEADERS_MAX: usize = 64;
+/// Every connection may have a response of this size, in bytes, whatever others have.
+pub(crate) const SMALL_RESPONSE_BYTES: usize = 32 << 10;
+/// The most bytes of all larger responses that wait for their clients; a single one may be larger.
+pub(crate) const RESPONSES_BYTES_MAX: usize = 4 << 20;
 
 /// A client's socket, with TLS or without. It is not a parameter of the connection's type: hyper's code for a
 /// connection takes long to compile, and would be there twice.
@@ -370,6 +382,8 @@ pub(crate) struct Service {
     health: Health,
     tokens: Option<Tokens>,
     body_bytes_max: usize,
+    /// [`RESPONSES_BYTES_MAX`], less those in use.
+    responses: Arc<Semaphore>,
     request_timeout: Duration,
     connection_time_max: Duration,
     pub(crate) counts: Arc<Counts>,
@@ -382,6 +396,7 @@ impl Service {
             health,
             tokens: config.tokens.clone(),
             body_bytes_max: config.body_bytes_max,
+            responses: Arc::new(Semaphore::new(RESPONSES_BYTES_MAX)),
             request_timeout: config.request_timeout,
             connection_time_max: config.connection_time_max,
             counts,
@@ -472,12 +487,37 @@ impl Service {
                 peer,
                 has_token,
             };
-            (route.handler)(request).await
+            let response = (route.handler)(request).await;
+            self.count_bytes(response).await
         };
         match tokio::time::timeout(self.request_timeout, answer).await {
             Ok(response) => response,
             Err(_) => Response::failure(503, "the answer takes too long"),
         }
+    }
+
+    /// Waits until there is memory for a response that is not small. It counts until its client has taken it.
+    async fn count_bytes(&self, mut response: Response) -> Response {
+        let bytes = response.body.len().min(RESPONSES_BYTES_MAX);
+        if bytes > SMALL_RESPONSE_BYTES
+            && let Ok(count) = u32::try_from(bytes)
+            && let Ok(permit) = Arc::clone(&self.responses).acquire_many_owned(count).await
+        {
+            response.body = Bytes::from_owner(Counted { body: response.body, _permit: permit });
+        }
+        response
+    }
+}
+
+/// The body of a response, and its part of the bytes of all.
+struct Counted {
+    body: Bytes,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for Counted {
+    fn as_ref(&self) -> &[u8] {
+        &self.body
     }
 }
 

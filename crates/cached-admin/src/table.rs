@@ -15,6 +15,8 @@ use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::listener::{HEAD_BYTES_MAX, RESPONSES_BYTES_MAX, SMALL_RESPONSE_BYTES};
+
 /// The table, with the same keys in `cached` and `synapsed`. An empty string means none.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a table")]
@@ -137,6 +139,18 @@ pub struct AdminConfig {
     /// Whether to accept connections only from [`AdminServer::accept`](crate::AdminServer::accept) on.
     pub is_held: bool,
 }
+
+impl AdminConfig {
+    /// Returns the most memory that a listener with these settings takes, in bytes.
+    #[must_use]
+    pub fn memory_bytes_max(&self) -> u64 {
+        let connection_bytes = CONNECTION_BYTES + self.body_bytes_max as u64 + SMALL_RESPONSE_BYTES as u64;
+        self.connections_max as u64 * connection_bytes + RESPONSES_BYTES_MAX as u64
+    }
+}
+
+/// The memory of a connection beside bodies, in bytes: buffers for the heads of requests and responses, and TLS.
+const CONNECTION_BYTES: u64 = 2 * HEAD_BYTES_MAX as u64 + 64 * 1024;
 
 impl Default for AdminConfig {
     /// `127.0.0.1:9150`, no tokens.

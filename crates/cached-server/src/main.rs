@@ -483,8 +483,11 @@ fn announce(
         limits = limits.with_s3(bytes);
         let _ = writeln!(text, "{line}");
     }
-    for url in admin.map(AdminServer::urls).unwrap_or_default() {
-        let _ = writeln!(text, "admin on {url}");
+    if let Some(admin) = admin {
+        limits = limits.with_admin(admin.memory_bytes_max());
+        for url in admin.urls() {
+            let _ = writeln!(text, "admin on {url}");
+        }
     }
     let _ = writeln!(text, "memory: {limits}");
     memory::warn_beyond_machine(limits.sum() as u64);

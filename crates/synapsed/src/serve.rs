@@ -133,7 +133,9 @@ pub(crate) fn run(
             ObjectsInsight::start(admin.as_ref(), &cache.cache(), Arc::clone(&slow))
         });
         let insight = insight.transpose().map_err(failed)?;
-        let memory_bytes_max = server_config.memory_bytes_max() + cache_bytes_max + store.memory_bytes_max();
+        let admin_bytes_max = admin.as_ref().map_or(0, AdminServer::memory_bytes_max);
+        let memory_bytes_max =
+            server_config.memory_bytes_max() + cache_bytes_max + store.memory_bytes_max() + admin_bytes_max;
         let server = Server::new(backend, server_config);
         let server = Arc::new(server.map_err(|error| of_file(SynapseTable::error(&error)))?);
         let mut bound = Vec::new();

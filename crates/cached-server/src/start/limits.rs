@@ -34,10 +34,12 @@ pub struct Limits {
     pub insight: usize,
     /// The object cache and its store's buffers; 0 without one.
     pub objects: usize,
-    /// The listener of the object cache; 0 without one.
+    /// The listeners of objects and volumes; 0 without any.
     pub object_listener: usize,
     /// The sidecar before an S3 endpoint; 0 without one.
     pub s3: usize,
+    /// The admin listener; 0 without one.
+    pub admin: usize,
 }
 
 /// Returns the bytes of the samples of items and of objects, and of the hot keys, with `threads` workers.
@@ -65,6 +67,7 @@ impl Limits {
             objects: 0,
             object_listener: 0,
             s3: 0,
+            admin: 0,
         }
     }
 
@@ -81,10 +84,16 @@ impl Limits {
         Limits { s3: usize::try_from(sidecar).unwrap_or(usize::MAX), ..self }
     }
 
+    /// Returns the same limits with an admin listener, in bytes.
+    #[must_use]
+    pub fn with_admin(self, listener: u64) -> Limits {
+        Limits { admin: usize::try_from(listener).unwrap_or(usize::MAX), ..self }
+    }
+
     /// Returns the sum, in bytes.
     pub fn sum(&self) -> usize {
         let memcached = self.arena + self.index + self.connection_buffers + self.connections + self.workers;
-        memcached + self.insight + self.objects + self.object_listener + self.s3
+        memcached + self.insight + self.objects + self.object_listener + self.s3 + self.admin
     }
 }
 
@@ -112,6 +121,9 @@ impl fmt::Display for Limits {
         }
         if self.s3 > 0 {
             write!(f, " + S3 sidecar {}", mib(self.s3))?;
+        }
+        if self.admin > 0 {
+            write!(f, " + admin listener {}", mib(self.admin))?;
         }
         Ok(())
     }

@@ -93,6 +93,8 @@ sessions_max = {{ .Values.synapse.sessionsMax }}
 {{- $sum := add $buffers (div (mul $connections 2) 1024) 1 (int .Values.memcached.threads) 32 -}}
 {{- /* Insight: samples of keys. */ -}}
 {{- $sum = add $sum 20 (div (int .Values.memcached.threads) 4) -}}
+{{- /* The admin listener. */ -}}
+{{- $sum = add $sum 16 -}}
 {{- if .Values.objects.enabled -}}
 {{- $memory := int .Values.objects.memoryMiB -}}
 {{- $chunks := mul (int .Values.objects.objectMiBMax) 4 -}}
