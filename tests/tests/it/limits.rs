@@ -4,6 +4,8 @@ use cached_tests::conn::Conn;
 use cached_tests::daemon::wait_for;
 use cached_tests::program::{Flavour, Program};
 use cached_tests::server::{Server, Start};
+use socket2::{Domain, Socket, Type};
+use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -90,6 +92,44 @@ fn a_full_table_refuses_new_clients() {
         assert!(Instant::now() < deadline, "no seat becomes free");
     }
     println!("a full table of 64: {rejected} turned away, the others served");
+}
+
+/// Connects to the server from an address of this host, and asks; returns whether that is answered.
+fn connect_from(host: &str, server: &Server) -> (std::net::TcpStream, bool) {
+    let address = |host: &str, port| std::net::SocketAddr::new(host.parse().expect("an address"), port);
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+    socket.bind(&address(host, 0).into()).expect("an address of this host");
+    socket.connect(&address("127.0.0.1", server.port()).into()).expect("a connection");
+    let mut stream = std::net::TcpStream::from(socket);
+    stream.set_read_timeout(Some(DEADLINE)).expect("a timeout");
+    // A client that is turned away may be too late to send.
+    let _ = stream.write_all(b"mn\r\n");
+    let mut reply = [0; 4];
+    let is_served = stream.read_exact(&mut reply).is_ok() && reply == *b"MN\r\n";
+    (stream, is_served)
+}
+
+/// `peer_connections_max`: one address leaves places for others, and has its own back when it disconnects.
+#[test]
+fn one_address_leaves_places_for_others() {
+    if !is_cached() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let file = dir.path().join("cached.toml");
+    let text = "[memcached]\nconnections_max = 16\npeer_connections_max = 3\n";
+    std::fs::write(&file, text).expect("a configuration");
+    let server = Server::start(&format!("--config={}", file.display()));
+    let mut inside: Vec<_> = (0..3).map(|_| connect_from("127.0.0.2", &server)).collect();
+    assert!(inside.iter().all(|(_, is_served)| *is_served), "as many as allowed");
+    assert!(!connect_from("127.0.0.2", &server).1, "one more than allowed");
+    assert!(connect_from("127.0.0.3", &server).1, "another address");
+    assert_eq!(server.stat("rejected_connections"), 1);
+    inside.pop();
+    wait_for("the place of the one that left", || {
+        let (stream, is_served) = connect_from("127.0.0.2", &server);
+        is_served.then_some(stream)
+    });
 }
 
 /// `no_maxconns_fast`: new clients wait until another disconnects.
