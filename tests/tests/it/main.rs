@@ -1,5 +1,6 @@
 //! The tests from outside: each starts programs and talks to their sockets.
 
+mod abuse_memory;
 mod abuse_readers;
 mod abuse_senders;
 mod admin;
