@@ -173,7 +173,7 @@ fn ask_memcached(daemon: &Daemon) -> Ask<'_> {
     })
 }
 
-fn object(name: &str) -> ObjectId {
+fn object(name: &'static str) -> ObjectId {
     ObjectId::new(Namespace::new("own").expect("a name"), Name::new(name).expect("a name"))
 }
 
@@ -200,7 +200,7 @@ fn ask_admin(daemon: &Daemon) -> Ask<'_> {
 /// Clients of objects that send so many requests at once, whatever the server grants them: reads whose answers they do not
 /// take, or writes of which they send a half.
 fn object_clients(daemon: &Daemon, count: u8, is_reading: bool) -> Vec<OwnedFd> {
-    const REQUESTS: u16 = 3;
+    const REQUESTS: u32 = 3;
     let mut all = Vec::new();
     for (number, mut socket) in (1..=count).zip(connections(daemon, "synapse", count.into())) {
         let credits = Credits { slots: 64, bytes: 64 << 20 };
