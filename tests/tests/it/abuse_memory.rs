@@ -39,18 +39,17 @@ struct Besieged<'a> {
     well_behaved: Vec<(&'static str, Ask<'a>)>,
     limit_kib: u64,
     before_kib: u64,
-    descriptors_before: usize,
+    sockets_before: usize,
 }
 
 impl<'a> Besieged<'a> {
     /// Begins once all memory is in use that well-behaved clients take.
     fn new(daemon: &'a Daemon, well_behaved: Vec<(&'static str, Ask<'a>)>) -> Besieged<'a> {
         let limit_kib = printed_kib(&daemon.log()) + BEYOND_KIB;
-        let mut besieged =
-            Besieged { daemon, well_behaved, limit_kib, before_kib: 0, descriptors_before: 0 };
+        let mut besieged = Besieged { daemon, well_behaved, limit_kib, before_kib: 0, sockets_before: 0 };
         besieged.round("no attack");
         besieged.before_kib = status_kib(daemon, "VmRSS:");
-        besieged.descriptors_before = descriptors(daemon);
+        besieged.sockets_before = sockets(daemon);
         println!("{} KiB resident before the attacks, limit {limit_kib} KiB", besieged.before_kib);
         besieged
     }
@@ -77,7 +76,7 @@ impl<'a> Besieged<'a> {
         assert!(peak_kib <= limit_kib, "{attack}: {peak_kib} KiB, more than {limit_kib} KiB");
         // The next attack finds places.
         wait_for("the end of the attackers' connections", || {
-            (descriptors(self.daemon) <= self.descriptors_before + 8).then_some(())
+            (sockets(self.daemon) <= self.sockets_before + 8).then_some(())
         });
     }
 
@@ -105,8 +104,11 @@ fn status_kib(daemon: &Daemon, field: &str) -> u64 {
     line.split_whitespace().next().and_then(|kib| kib.parse().ok()).expect("a number")
 }
 
-fn descriptors(daemon: &Daemon) -> usize {
-    std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("a process").count()
+/// Returns how many sockets the program has open.
+fn sockets(daemon: &Daemon) -> usize {
+    let all = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("a process").flatten();
+    let targets = all.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    targets.filter(|target| target.to_string_lossy().starts_with("socket:")).count()
 }
 
 fn connections(daemon: &Daemon, listener: &str, count: usize) -> Vec<UnixStream> {
@@ -263,26 +265,28 @@ fn no_client_of_memcached_or_objects_takes_the_memory_of_others() {
         )
     });
     let mut filling = UnixStream::connect(daemon.path("memcached")).expect("a connection");
-    for key in (0..12).map(|at| format!("fill{at}")).chain(["large".into()]) {
+    let mut fill = |key: &str| {
         let set = format!("set {key} 0 0 1000000\r\n{}\r\n", "v".repeat(1_000_000));
         filling.write_all(set.as_bytes()).expect("it is taken");
         filling.read_exact(&mut [0; 8]).expect("an answer");
-    }
+    };
+    (0..12).for_each(|at| fill(&format!("fill{at}")));
     let well_behaved = vec![
         ("memcached", ask_memcached(&daemon)),
         ("an object", ask_objects(&daemon)),
         ("the admin listener", ask_admin(&daemon)),
     ];
     let mut besieged = Besieged::new(&daemon, well_behaved);
-    let memcached = |count: usize, bytes: &[u8]| {
-        send_together(&daemon, connections(&daemon, "memcached", count), bytes)
-    };
+    let memcached =
+        |count: usize, bytes: &[u8]| send_together(&daemon, connections(&daemon, "memcached", count), bytes);
     let half_sent = [&b"set half 0 0 1000000\r\n"[..], &vec![b'x'; 660_000]].concat();
     for round in 1..=3 {
         besieged.withstand(&format!("half-sent values, round {round}"), memcached(900, &half_sent));
     }
     let appends = [&b"append witness 0 0 900000\r\n"[..], &vec![b'x'; 500_000]].concat();
     besieged.withstand("half-sent appends", memcached(500, &appends));
+    // What was reserved for the others has evicted what was there.
+    fill("large");
     besieged.withstand("unread values", memcached(300, &b"get large\r\n".repeat(50)));
     let endless = [&b"get"[..], &b" key".repeat(100_000)].concat();
     besieged.withstand("endless lines", memcached(900, &endless));
@@ -350,9 +354,12 @@ fn no_client_of_a_disk_takes_the_memory_of_others() {
     drop(disk);
     let mut besieged = Besieged::new(&daemon, vec![("the disk", ask_disk(&daemon, 4096))]);
     let heads = send_all_it_takes(disk_clients(&daemon, 40), &disk_request(1, 32 * MIB));
-    // No payload has arrived, so there is memory for a request above the floor of a connection, too.
+    // No payload has arrived, so there is memory for a request above the floor of a connection, and no attacker has to go
+    // for it.
     let mut ask_much = ask_disk(&daemon, 2 * MIB);
+    let before = sockets(&daemon);
     ask_much().expect("a large request is answered beside heads without payload");
+    assert_eq!(sockets(&daemon), before, "attackers are disconnected for memory that none of them has");
     drop(ask_much);
     besieged.withstand("heads of writes without payload", heads);
     let half_sent = [disk_request(1, 32 * MIB), vec![7; 16 * MIB]].concat();
