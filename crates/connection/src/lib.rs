@@ -19,34 +19,26 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `budget` | the memory of all connections, and each one's part |
-//! | `turn` | how fast a client does what is its turn |
-//! | `listen`, `places`, `peer` | sockets that listen; the number of connections; the other end |
+//! | `budget` | the memory of all connections, each one's part, and how fast its client does what is its turn |
+//! | `listen` | sockets that listen, and the loop that accepts from them |
+//! | `places` | the number of connections, in all and of each address; the other end of one |
 //! | `stream`, `output` | bytes in both directions |
-//! | `receive`, `pool` | memory that large payloads are read into |
-//! | `log_limit`, `setting` | log lines that clients can cause; settings that cannot work |
+//! | `receive` | memory that large payloads are read into |
+//! | `report` | settings that cannot work; log lines that clients can cause |
 #![warn(missing_debug_implementations)]
 
 mod budget;
 mod listen;
-mod log_limit;
 mod output;
-mod peer;
 mod places;
-mod pool;
 mod receive;
-mod setting;
+mod report;
 mod stream;
-mod turn;
 
-pub use budget::{Budget, Grant};
+pub use budget::{Budget, Grant, Turn};
 pub use listen::{Accepted, ListeningSocket, Service, serve_all};
-pub use log_limit::LogLimit;
 pub use output::Output;
-pub use peer::Peer;
-pub use places::{Connections, Limits, Place, Refusal};
-pub use pool::PayloadPool;
-pub use receive::{Filled, LARGE_BYTES, ReceiveBuffer, copy_into, poll_fill};
-pub use setting::SettingError;
+pub use places::{Connections, Limits, Peer, Place, Refusal};
+pub use receive::{Filled, LARGE_BYTES, PayloadPool, ReceiveBuffer, copy_into, poll_fill};
+pub use report::{LogLimit, SettingError};
 pub use stream::{Duplex, Stream};
-pub use turn::{SLOW_TIME, Turn};

@@ -12,8 +12,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::runtime::Handle;
 
-use crate::peer::Peer;
-use crate::places::{Connections, Place, Refusal};
+use crate::places::{Connections, Peer, Place, Refusal};
 use crate::stream::{Duplex, Stream};
 
 /// The most connections that wait to be accepted: as many as Linux allows unless `net.core.somaxconn` says otherwise. All

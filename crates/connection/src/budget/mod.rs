@@ -34,7 +34,7 @@ use std::task::Waker;
 use blocker::Error;
 use parking_lot::Mutex;
 
-pub use grant::Grant;
+pub use grant::{Grant, Turn};
 
 /// The memory of all connections.
 #[derive(Debug)]
