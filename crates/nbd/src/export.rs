@@ -1,12 +1,16 @@
-//! What a server exports: the traits between the protocol and the disks behind it.
+//! What a server exports: disks, found by name; and a disk in memory.
 
-use std::future::Future;
+use std::collections::BTreeMap;
+use std::future::{Future, ready};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use blocker::{Reply, Segments};
+use blocker::{Error, Reply, Segment, Segments};
 use connection::ReceiveBuffer;
+use parking_lot::{Mutex, RwLock};
 
+use crate::protocol::wire::state;
 use crate::protocol::{Context, Description, Extent, NoExport, Zeroes};
 
 /// The most bytes that an export has in memory for one request to read ahead. They count among those that a connection may
@@ -82,4 +86,231 @@ pub trait Export: Send + Sync {
         len_bytes: u32,
         is_one: bool,
     ) -> Reply<Vec<Extent>>;
+}
+
+/// The unit of allocation, in bytes.
+const CHUNK_BYTES: u64 = 64 * 1024;
+
+/// A disk in memory. It begins as one hole; chunks of 64 KiB take up memory once they are written.
+///
+/// ```
+/// use blocker::executor::block_on;
+/// use nbd::{Export, MemoryExport};
+///
+/// let disk = MemoryExport::new(1 << 30);
+/// block_on(disk.write(4096, b"hello".into(), false))?;
+/// assert_eq!(block_on(disk.read(4094, 8))?.to_vec(), b"\0\0hello\0");
+/// # Ok::<_, blocker::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct MemoryExport {
+    description: Description,
+    chunks: Vec<RwLock<Chunk>>,
+    /// The generation that each snapshot ended.
+    snapshots: BTreeMap<String, u64>,
+    generation: AtomicU64,
+    flushes: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Chunk {
+    bytes: Option<Box<[u8]>>,
+    /// The generation of the last change; 0 for none.
+    changed_in: u64,
+}
+
+impl MemoryExport {
+    /// Returns a disk of `size_bytes`, which offers everything.
+    #[must_use]
+    pub fn new(size_bytes: u64) -> Self {
+        let count = usize::try_from(size_bytes.div_ceil(CHUNK_BYTES)).unwrap_or(usize::MAX);
+        Self {
+            description: Description::new(size_bytes),
+            chunks: std::iter::repeat_with(RwLock::default).take(count).collect(),
+            snapshots: BTreeMap::new(),
+            generation: AtomicU64::new(1),
+            flushes: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns what is known about the disk, to be changed before it is exported.
+    pub fn description_mut(&mut self) -> &mut Description {
+        &mut self.description
+    }
+
+    /// Makes a snapshot: what changes from now on is shown in the context `qemu:dirty-bitmap:NAME`.
+    pub fn snapshot(&mut self, name: &str) {
+        let ended = self.generation.fetch_add(1, Ordering::Relaxed);
+        self.snapshots.insert(name.into(), ended);
+        self.description.contexts.push(Context::ChangedSince(name.into()));
+    }
+
+    /// Returns the number of flushes so far.
+    #[must_use]
+    pub fn flush_count(&self) -> u64 {
+        self.flushes.load(Ordering::Relaxed)
+    }
+
+    /// Calls `visit` with each chunk of a range: its index, the part in it, and where that lies in the range.
+    fn parts(offset: u64, len_bytes: u64, mut visit: impl FnMut(usize, usize, usize, usize)) {
+        let mut at = 0;
+        while at < len_bytes {
+            let index = (offset + at) / CHUNK_BYTES;
+            let from = (offset + at) % CHUNK_BYTES;
+            let count = (CHUNK_BYTES - from).min(len_bytes - at);
+            // Requests are at most 4 GiB, and the number of chunks is a `usize`.
+            visit(index as usize, from as usize, count as usize, at as usize);
+            at += count;
+        }
+    }
+
+    fn change(&self, chunk: &mut Chunk) {
+        chunk.changed_in = self.generation.load(Ordering::Relaxed);
+    }
+}
+
+impl Export for MemoryExport {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn read(&self, offset: u64, len_bytes: u32) -> Reply<Segments> {
+        let mut data = Segments::new();
+        Self::parts(offset, len_bytes.into(), |index, from, count, _| {
+            match &self.chunks[index].read().bytes {
+                Some(bytes) => data.push(Segment::copied(&bytes[from..from + count])),
+                None => data.append(Segments::zeros(count)),
+            }
+        });
+        Reply::ok(data)
+    }
+
+    fn write(&self, offset: u64, data: Segments, _fua: bool) -> Reply<()> {
+        let mut at = offset;
+        for segment in &data {
+            let bytes = segment.as_slice();
+            Self::parts(at, bytes.len() as u64, |index, from, count, start| {
+                let mut chunk = self.chunks[index].write();
+                self.change(&mut chunk);
+                let place = chunk.bytes.get_or_insert_with(|| vec![0; CHUNK_BYTES as usize].into());
+                place[from..from + count].copy_from_slice(&bytes[start..start + count]);
+            });
+            at += bytes.len() as u64;
+        }
+        Reply::ok(())
+    }
+
+    fn flush(&self) -> Reply<()> {
+        self.flushes.fetch_add(1, Ordering::Relaxed);
+        Reply::ok(())
+    }
+
+    fn trim(&self, offset: u64, len_bytes: u32, fua: bool) -> Reply<()> {
+        self.write_zeroes(offset, len_bytes, Zeroes { fua, ..Zeroes::default() })
+    }
+
+    fn write_zeroes(&self, offset: u64, len_bytes: u32, zeroes: Zeroes) -> Reply<()> {
+        if zeroes.fast && zeroes.no_hole {
+            return Reply::err(Error::Unsupported("zeros that take up space are written one by one".into()));
+        }
+        Self::parts(offset, len_bytes.into(), |index, from, count, _| {
+            let mut chunk = self.chunks[index].write();
+            if chunk.bytes.is_none() && !zeroes.no_hole {
+                return;
+            }
+            self.change(&mut chunk);
+            if count == CHUNK_BYTES as usize && !zeroes.no_hole {
+                chunk.bytes = None;
+            } else {
+                let place = chunk.bytes.get_or_insert_with(|| vec![0; CHUNK_BYTES as usize].into());
+                place[from..from + count].fill(0);
+            }
+        });
+        Reply::ok(())
+    }
+
+    fn cache(&self, _offset: u64, _len_bytes: u32) -> Reply<()> {
+        Reply::ok(())
+    }
+
+    fn block_status(
+        &self,
+        context: &Context,
+        offset: u64,
+        len_bytes: u32,
+        _is_one: bool,
+    ) -> Reply<Vec<Extent>> {
+        let since = match context {
+            Context::Allocation => None,
+            Context::ChangedSince(snapshot) => match self.snapshots.get(snapshot) {
+                Some(generation) => Some(*generation),
+                None => return Reply::err(Error::Invalid("there is no such snapshot".into())),
+            },
+        };
+        let mut extents = Vec::new();
+        Self::parts(offset, len_bytes.into(), |index, _, count, _| {
+            let chunk = self.chunks[index].read();
+            let flags = match since {
+                None if chunk.bytes.is_some() => 0,
+                None => state::HOLE | state::ZERO,
+                Some(since) if chunk.changed_in > since => state::DIRTY,
+                Some(_) => 0,
+            };
+            extents.push(Extent { len_bytes: count as u64, flags });
+        });
+        Reply::ok(extents)
+    }
+}
+
+/// A fixed set of exports. The one that was inserted first is the default as well.
+#[derive(Default)]
+pub struct NamedExports {
+    exports: Mutex<Vec<(String, Arc<dyn Export>)>>,
+}
+
+impl NamedExports {
+    /// Returns a set with one export.
+    #[must_use]
+    pub fn one(name: &str, export: Arc<dyn Export>) -> Self {
+        let exports = Self::default();
+        exports.insert(name, export);
+        exports
+    }
+
+    /// Adds an export, or replaces the one of that name. Connections that are open keep theirs.
+    pub fn insert(&self, name: &str, export: Arc<dyn Export>) {
+        let mut exports = self.exports.lock();
+        match exports.iter_mut().find(|(of, _)| of == name) {
+            Some((_, before)) => *before = export,
+            None => exports.push((name.into(), export)),
+        }
+    }
+
+    fn find(&self, name: &str) -> Result<Arc<dyn Export>, NoExport> {
+        let exports = self.exports.lock();
+        let found = exports.iter().find(|(of, _)| of == name || name.is_empty());
+        found.map(|(_, export)| Arc::clone(export)).ok_or(NoExport::Unknown)
+    }
+}
+
+impl std::fmt::Debug for NamedExports {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let exports = self.exports.lock();
+        f.debug_list().entries(exports.iter().map(|(name, _)| name)).finish()
+    }
+}
+
+impl Exports for NamedExports {
+    fn list(&self) -> Lookup<Vec<String>> {
+        let names = self.exports.lock().iter().map(|(name, _)| name.clone()).collect();
+        Box::pin(ready(Ok(names)))
+    }
+
+    fn describe(&self, name: &str) -> Lookup<Description> {
+        Box::pin(ready(self.find(name).map(|export| export.description().clone())))
+    }
+
+    fn open(&self, name: &str) -> Lookup<Arc<dyn Export>> {
+        Box::pin(ready(self.find(name)))
+    }
 }

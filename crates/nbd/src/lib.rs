@@ -23,14 +23,10 @@
 //! that changes (clients reconnect), and TLS with keys shared beforehand, which rustls does not have.
 #![warn(missing_debug_implementations)]
 
-mod address;
 mod export;
-mod memory;
 pub mod protocol;
 mod server;
 
-pub use address::{Address, AddressError, PORT_DEFAULT};
 pub use connection::{ReceiveBuffer, SettingError};
-pub use export::{Export, Exports, Lookup, READ_AHEAD_BYTES};
-pub use memory::{MemoryExport, NamedExports};
-pub use server::{ListenError, Server, ServerConfig};
+pub use export::{Export, Exports, Lookup, MemoryExport, NamedExports, READ_AHEAD_BYTES};
+pub use server::{Address, AddressError, ListenError, PORT_DEFAULT, Server, ServerConfig};

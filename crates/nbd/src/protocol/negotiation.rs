@@ -1,23 +1,10 @@
-//! The negotiation: from the greeting to an export, as a state machine without I/O.
-//!
-//! ```text
-//! greeting ──► client flags ──► option ──► option … ──► GO or EXPORT_NAME ──► Session
-//!                                 ▲  │
-//!                                 │  └── Action: what the server has to find out or do
-//!                                 └───── answer_…: what it has found
-//! ```
-//! [`Negotiation::receive`] takes the bytes that have arrived, and appends what is to be sent. Where the
-//! answer depends on the exports, it returns what has to be found out; the answer follows by one of the
-//! methods `answer_…`.
+//! The negotiation, as a state machine: options in, replies out, until an export is selected.
 
-use super::context::Context;
-use super::description::Description;
-use super::fields::{Bad, Fields, text};
-use super::option_reply as reply;
-use super::violation::Violation;
+use super::description::{Context, Description};
 use super::wire::{
-    CONTEXTS_MAX, GREETING_MAGIC, OPTION_BYTES_MAX, OPTION_HEAD_BYTES, OPTION_MAGIC, OPTIONS_MAX, handshake,
-    option, option_reply as kind,
+    Bad, CONTEXTS_MAX, Fields, GREETING_MAGIC, LIST_BYTES_MAX, OPTION_BYTES_MAX, OPTION_HEAD_BYTES,
+    OPTION_MAGIC, OPTION_REPLY_MAGIC, OPTIONS_MAX, TEXT_BYTES_MAX, Violation, handshake, info, option,
+    option_reply, option_reply as kind, text,
 };
 
 /// Whether a server offers TLS.
@@ -182,7 +169,7 @@ impl Negotiation {
         let needs_tls = self.tls == TlsMode::Required && !self.is_encrypted;
         let decoded = match number {
             option::ABORT => {
-                reply::ack(out, number);
+                reply_ack(out, number);
                 return Action::End;
             }
             option::STARTTLS => return self.handle_tls(data, out),
@@ -190,7 +177,7 @@ impl Negotiation {
             option::EXPORT_NAME if needs_tls => return Action::End,
             _ if needs_tls => {
                 let why = "this server demands TLS: begin with STARTTLS";
-                reply::error(out, number, kind::ERR_TLS_REQD, why);
+                reply_error(out, number, kind::ERR_TLS_REQD, why);
                 return Action::Continue;
             }
             option::EXPORT_NAME => match text(data) {
@@ -201,14 +188,14 @@ impl Negotiation {
             option::LIST => Err(Bad::Form),
             option::STRUCTURED_REPLY if data.is_empty() => {
                 self.is_structured = true;
-                reply::ack(out, number);
+                reply_ack(out, number);
                 return Action::Continue;
             }
             option::STRUCTURED_REPLY => Err(Bad::Form),
             option::INFO | option::GO => decode_info(number, data),
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT if !self.is_structured => {
                 let why = "contexts need structured replies: request those first";
-                reply::error(out, number, kind::ERR_INVALID, why);
+                reply_error(out, number, kind::ERR_INVALID, why);
                 return Action::Continue;
             }
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
@@ -219,7 +206,7 @@ impl Negotiation {
                 decode_contexts(number, data)
             }
             _ => {
-                reply::error(out, number, kind::ERR_UNSUP, "the option is not known");
+                reply_error(out, number, kind::ERR_UNSUP, "the option is not known");
                 return Action::Continue;
             }
         };
@@ -229,11 +216,11 @@ impl Negotiation {
                 action
             }
             Err(Bad::Form) => {
-                reply::error(out, number, kind::ERR_INVALID, "the data of the option are not in its form");
+                reply_error(out, number, kind::ERR_INVALID, "the data of the option are not in its form");
                 Action::Continue
             }
             Err(Bad::TooBig) => {
-                reply::error(out, number, kind::ERR_TOO_BIG, "a text is longer than 4096 bytes, or too many");
+                reply_error(out, number, kind::ERR_TOO_BIG, "a text is longer than 4096 bytes, or too many");
                 Action::Continue
             }
         }
@@ -247,10 +234,10 @@ impl Negotiation {
         } else if self.tls == TlsMode::Off {
             (kind::ERR_POLICY, "this server has no certificate")
         } else {
-            reply::ack(out, option::STARTTLS);
+            reply_ack(out, option::STARTTLS);
             return Action::StartTls;
         };
-        reply::error(out, option::STARTTLS, kind, why);
+        reply_error(out, option::STARTTLS, kind, why);
         Action::Continue
     }
 
@@ -265,7 +252,7 @@ impl Negotiation {
     pub fn answer_list(&mut self, names: Result<&[String], &NoExport>, out: &mut Vec<u8>) {
         if let Some(Waiting::List) = self.waiting.take() {
             match names {
-                Ok(names) => reply::list(out, option::LIST, names),
+                Ok(names) => reply_list(out, option::LIST, names),
                 Err(error) => refuse(out, option::LIST, error),
             }
         }
@@ -289,7 +276,7 @@ impl Negotiation {
                 Answered::Transmission(self.session(&name, export))
             }
             (Some(Waiting::Info { option, name, requested }), Ok(export)) => {
-                reply::infos(out, option, &name, export, self.is_structured, &requested);
+                reply_infos(out, option, &name, export, self.is_structured, &requested);
                 if option == option::GO {
                     return Answered::Transmission(self.session(&name, export));
                 }
@@ -315,13 +302,13 @@ impl Negotiation {
                 queries.is_empty() || queries.iter().any(|query| context.is_listed_by(query))
             };
             let listed = export.contexts.iter().filter(is_listed).map(|context| (0, context));
-            return reply::contexts(out, option, listed);
+            return reply_contexts(out, option, listed);
         }
         let asked: Vec<_> = queries.iter().filter_map(|query| Context::parse(query)).collect();
         let selected: Vec<_> =
             export.contexts.iter().filter(|context| asked.contains(context)).cloned().collect();
         let numbered = selected.iter().enumerate().map(|(index, context)| (context_id(index), context));
-        reply::contexts(out, option, numbered);
+        reply_contexts(out, option, numbered);
         self.contexts = Some((name, selected));
     }
 
@@ -348,7 +335,7 @@ fn refuse(out: &mut Vec<u8>, option: u32, error: &NoExport) {
         NoExport::Refused(_) => kind::ERR_POLICY,
         NoExport::ShuttingDown => kind::ERR_SHUTDOWN,
     };
-    reply::error(out, option, kind, &error.to_string());
+    reply_error(out, option, kind, &error.to_string());
 }
 
 fn decode_info(option: u32, data: &[u8]) -> Result<(Action, Waiting), Bad> {
@@ -371,4 +358,87 @@ fn decode_contexts(option: u32, data: &[u8]) -> Result<(Action, Waiting), Bad> {
     let queries = (0..count).map(|_| fields.text().map(str::to_owned)).collect::<Result<Vec<_>, _>>()?;
     fields.end()?;
     Ok((Action::Describe(name.clone()), Waiting::Contexts { option, name, queries }))
+}
+
+/// Appends a reply of type `kind` to `option`, with these pieces of data.
+fn reply(out: &mut Vec<u8>, option: u32, kind: u32, data: &[&[u8]]) {
+    let len_bytes: usize = data.iter().map(|piece| piece.len()).sum();
+    out.extend_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
+    out.extend_from_slice(&option.to_be_bytes());
+    out.extend_from_slice(&kind.to_be_bytes());
+    // Data are a few texts of limited length.
+    out.extend_from_slice(&(len_bytes as u32).to_be_bytes());
+    data.iter().for_each(|piece| out.extend_from_slice(piece));
+}
+
+fn reply_ack(out: &mut Vec<u8>, option: u32) {
+    reply(out, option, option_reply::ACK, &[]);
+}
+
+/// Appends an error with its reason.
+fn reply_error(out: &mut Vec<u8>, option: u32, kind: u32, why: &str) {
+    reply(out, option, kind, &[truncated(why).as_bytes()]);
+}
+
+/// Appends the names of all exports, or an error if they do not fit into a reply.
+fn reply_list(out: &mut Vec<u8>, option: u32, names: &[String]) {
+    let start = out.len();
+    for name in names {
+        let name = name.as_bytes();
+        if name.len() > TEXT_BYTES_MAX {
+            // Cannot be asked for by any client.
+            continue;
+        }
+        let length = (name.len() as u32).to_be_bytes();
+        reply(out, option, option_reply::SERVER, &[&length, name]);
+        if out.len() - start > LIST_BYTES_MAX {
+            out.truncate(start);
+            reply_error(out, option, option_reply::ERR_TOO_BIG, "there are too many exports to list");
+            return;
+        }
+    }
+    reply_ack(out, option);
+}
+
+/// Appends what is known about the export `name`: always its size, flags and block sizes, the rest where it
+/// is requested.
+fn reply_infos(
+    out: &mut Vec<u8>,
+    option: u32,
+    name: &str,
+    export: &Description,
+    is_structured: bool,
+    requested: &[u16],
+) {
+    let mut add = |kind: u16, data: &[&[u8]]| {
+        let kind = kind.to_be_bytes();
+        let mut all: Vec<&[u8]> = vec![&kind];
+        all.extend_from_slice(data);
+        reply(out, option, option_reply::INFO, &all);
+    };
+    let flags = export.transmission_flags(is_structured).to_be_bytes();
+    add(info::EXPORT, &[&export.size_bytes.to_be_bytes(), &flags]);
+    if requested.contains(&info::NAME) {
+        add(info::NAME, &[name.as_bytes()]);
+    }
+    if requested.contains(&info::DESCRIPTION) && !export.text.is_empty() {
+        add(info::DESCRIPTION, &[truncated(&export.text).as_bytes()]);
+    }
+    let [least, preferred] = [export.block_bytes_min, export.block_bytes_preferred].map(u32::to_be_bytes);
+    add(info::BLOCK_SIZE, &[&least, &preferred, &export.payload_bytes_max().to_be_bytes()]);
+    reply_ack(out, option);
+}
+
+/// Appends contexts with their ids.
+fn reply_contexts<'a>(out: &mut Vec<u8>, option: u32, contexts: impl Iterator<Item = (u32, &'a Context)>) {
+    for (id, context) in contexts {
+        let name = context.to_string();
+        reply(out, option, option_reply::META_CONTEXT, &[&id.to_be_bytes(), name.as_bytes()]);
+    }
+    reply_ack(out, option);
+}
+
+/// Returns the beginning of a text that the protocol allows as a string.
+pub(super) fn truncated(text: &str) -> &str {
+    &text[..text.floor_char_boundary(TEXT_BYTES_MAX)]
 }

@@ -1,4 +1,8 @@
-//! The numbers of the protocol: magic numbers, options, replies, flags, and the limits of this server.
+//! The numbers and limits of the protocol, what breaks it, and the fields of options.
+
+use std::fmt;
+
+use blocker::Error;
 
 /// The first eight bytes that a server sends.
 pub const GREETING_MAGIC: u64 = 0x4e42_444d_4147_4943;
@@ -191,4 +195,138 @@ pub mod state {
     pub const ZERO: u32 = 1 << 1;
     /// In `qemu:dirty-bitmap:…`: the extent has changed.
     pub const DIRTY: u32 = 1 << 0;
+}
+
+/// The error of a request. The protocol defines these values, whatever they are on this system.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(missing_docs, reason = "they are POSIX's")]
+#[repr(u32)]
+pub enum Errno {
+    Eperm = 1,
+    Eio = 5,
+    Enomem = 12,
+    Einval = 22,
+    Enospc = 28,
+    Eoverflow = 75,
+    Enotsup = 95,
+    Eshutdown = 108,
+}
+
+impl Errno {
+    /// Returns the value on the wire.
+    #[must_use]
+    pub fn value(self) -> u32 {
+        self as u32
+    }
+
+    /// Returns the value that stands for an error of the storage contract.
+    #[must_use]
+    pub fn of(error: &Error) -> Self {
+        match error {
+            Error::OutOfSpace(_) => Self::Enospc,
+            Error::Denied(_) => Self::Eperm,
+            Error::Unsupported(_) => Self::Enotsup,
+            Error::Invalid(_) | Error::TooLarge { .. } => Self::Einval,
+            // Another server has the export now: this one never serves it again, and the client has to
+            // reconnect.
+            Error::Fenced { .. } => Self::Eshutdown,
+            _ => Self::Eio,
+        }
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Eperm => "EPERM",
+            Self::Eio => "EIO",
+            Self::Enomem => "ENOMEM",
+            Self::Einval => "EINVAL",
+            Self::Enospc => "ENOSPC",
+            Self::Eoverflow => "EOVERFLOW",
+            Self::Enotsup => "ENOTSUP",
+            Self::Eshutdown => "ESHUTDOWN",
+        })
+    }
+}
+
+/// Why a connection cannot be continued: the client breaks the protocol where no error can be sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Violation {
+    /// The client sets handshake flags that the server did not offer.
+    #[error("the client's flags {0:#x} are not known")]
+    ClientFlags(u32),
+    /// An option does not begin with its magic number.
+    #[error("an option begins with {0:#x}")]
+    OptionMagic(u64),
+    /// The data of an option are longer than is accepted.
+    #[error("an option has {0} bytes of data; {OPTION_BYTES_MAX} are accepted")]
+    OptionTooLong(u32),
+    /// The client sends options without end.
+    #[error("the client sent {OPTIONS_MAX} options")]
+    TooManyOptions,
+    /// A client without fixed newstyle sends another option than `EXPORT_NAME`.
+    #[error("option {0} of a client that did not agree to fixed newstyle")]
+    NotFixed(u32),
+    /// Bytes follow the request for TLS that are not protected by it.
+    #[error("bytes follow STARTTLS before it was answered")]
+    PlainAfterTls,
+    /// A request does not begin with its magic number.
+    #[error("a request begins with {0:#x}")]
+    RequestMagic(u32),
+    /// A write has more bytes than can be received.
+    #[error("a write of {0} bytes; {PAYLOAD_BYTES_MAX} are accepted")]
+    PayloadTooLong(u32),
+}
+
+/// What is left of an option's data. Each method takes from its beginning, and returns `None` where there is
+/// too little.
+pub(super) struct Fields<'a>(pub(super) &'a [u8]);
+
+/// Why the data of an option cannot be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Bad {
+    /// They are not in the form that the option demands.
+    Form,
+    /// A text in them is too long.
+    TooBig,
+}
+
+impl<'a> Fields<'a> {
+    fn take(&mut self, count: usize) -> Result<&'a [u8], Bad> {
+        let (first, rest) = self.0.split_at_checked(count).ok_or(Bad::Form)?;
+        self.0 = rest;
+        Ok(first)
+    }
+
+    pub(super) fn half(&mut self) -> Result<u16, Bad> {
+        let bytes = self.take(2)?;
+        Ok(u16::from_be_bytes([bytes[0], bytes[1]]))
+    }
+
+    pub(super) fn word(&mut self) -> Result<u32, Bad> {
+        let bytes = self.take(4)?;
+        Ok(u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+    }
+
+    /// Takes a text that follows its length.
+    pub(super) fn text(&mut self) -> Result<&'a str, Bad> {
+        let length = self.word()? as usize;
+        text(self.take(length)?)
+    }
+
+    /// Checks that nothing is left.
+    pub(super) fn end(&self) -> Result<(), Bad> {
+        if self.0.is_empty() { Ok(()) } else { Err(Bad::Form) }
+    }
+}
+
+/// Returns bytes as a text: UTF-8 without NUL, of a length that the protocol allows.
+pub(super) fn text(bytes: &[u8]) -> Result<&str, Bad> {
+    if bytes.len() > TEXT_BYTES_MAX {
+        return Err(Bad::TooBig);
+    }
+    let text = std::str::from_utf8(bytes).map_err(|_| Bad::Form)?;
+    if text.contains('\0') { Err(Bad::Form) } else { Ok(text) }
 }

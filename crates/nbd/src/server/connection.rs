@@ -11,25 +11,19 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use blocker::{Error, Segments};
 use connection::{Grant, Output, Peer, Stream, Turn};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::task::unconstrained;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
-use super::Shared;
-use super::counters::Counts;
-use super::end::End;
-use super::in_flight::{InFlight, Outcome, Step};
+use super::execute::{InFlight, Step, cost_bytes};
 use super::input::Input;
+use super::listen::End;
 use super::negotiate::Negotiating;
-use crate::export::{Export, READ_AHEAD_BYTES};
-use crate::protocol::wire::EXTENTS_MAX;
-use crate::protocol::{
-    Command, Errno, Extent, Refusal, Request, Session, encode_block_status, encode_done, encode_error,
-    encode_read, sent_extents,
-};
+use super::{Counts, Shared};
+use crate::export::Export;
+use crate::protocol::{Command, Request, Session};
 
 /// With this many bytes to send, some are sent before more is executed: the client works on the first replies
 /// while this side works on the next.
@@ -107,14 +101,14 @@ pub(super) async fn run(shared: &Arc<Shared>, stream: Stream, peer: Peer) -> End
 }
 
 /// A connection that has selected its export.
-struct Transmission<'a> {
-    shared: &'a Arc<Shared>,
-    peer: Peer,
+pub(super) struct Transmission<'a> {
+    pub(super) shared: &'a Arc<Shared>,
+    pub(super) peer: Peer,
     stream: Stream,
     input: &'a mut Input,
-    output: &'a mut Output,
-    export: Arc<dyn Export>,
-    session: Arc<Session>,
+    pub(super) output: &'a mut Output,
+    pub(super) export: Arc<dyn Export>,
+    pub(super) session: Arc<Session>,
     in_flight: FuturesUnordered<InFlight>,
     /// The bytes of the requests in flight: payloads that have arrived, and what is to be returned.
     in_flight_bytes: u64,
@@ -132,7 +126,7 @@ struct Transmission<'a> {
     turn: Turn,
     stall: Pin<Box<Sleep>>,
     is_stall_armed: bool,
-    counts: Counts,
+    pub(super) counts: Counts,
 }
 
 /// Why no more requests are executed now.
@@ -141,19 +135,6 @@ enum Pause {
     Arrival,
     /// The connection has as much outstanding as it may.
     Room,
-}
-
-/// Returns the bytes that a request takes until its reply has been sent.
-fn cost_bytes(request: &Request, checked: Result<Command, Refusal>, session: &Session, input: &Input) -> u64 {
-    match checked {
-        Ok(Command::Read { .. }) => request.len_bytes.into(),
-        Ok(Command::BlockStatus { is_one }) => {
-            let extents = if is_one { 1 } else { EXTENTS_MAX.min(request.len_bytes as usize) };
-            (session.contexts.len() * extents * size_of::<Extent>()) as u64
-        }
-        Ok(Command::Cache) => request.len_bytes.min(READ_AHEAD_BYTES).into(),
-        _ => input.payload_memory_bytes(request),
-    }
 }
 
 impl Transmission<'_> {
@@ -363,93 +344,6 @@ impl Transmission<'_> {
             }
         }
         Ok(Pause::Arrival)
-    }
-
-    fn execute(
-        &mut self,
-        request: Request,
-        command: Command,
-        payload: Segments,
-        cx: &mut Context<'_>,
-    ) -> Step {
-        let Request { offset, len_bytes, .. } = request;
-        let export = &self.export;
-        let done = |()| Outcome::Done;
-        match command {
-            Command::Flush => {
-                self.counts.flushes += 1;
-                Step::new(request, export.flush(), cx, done)
-            }
-            Command::BlockStatus { is_one } => self.block_status(request, is_one),
-            Command::Read { is_unfragmented } if len_bytes > 0 => {
-                let wrap = move |data| Outcome::Read(data, is_unfragmented);
-                Step::new(request, export.read(offset, len_bytes), cx, wrap)
-            }
-            Command::Read { is_unfragmented } => {
-                Step::Ready(Ok(Outcome::Read(Segments::new(), is_unfragmented)))
-            }
-            // Of nothing there is nothing to do.
-            _ if len_bytes == 0 => Step::Ready(Ok(Outcome::Done)),
-            Command::Write { fua } => {
-                self.counts.written_bytes += u64::from(len_bytes);
-                Step::new(request, export.write(offset, payload, fua), cx, done)
-            }
-            Command::Trim { fua } => Step::new(request, export.trim(offset, len_bytes, fua), cx, done),
-            Command::Cache => Step::new(request, export.cache(offset, len_bytes), cx, done),
-            Command::WriteZeroes(zeroes) => {
-                Step::new(request, export.write_zeroes(offset, len_bytes, zeroes), cx, done)
-            }
-            Command::Disconnect => Step::Ready(Ok(Outcome::Done)),
-        }
-    }
-
-    fn block_status(&self, request: Request, is_one: bool) -> Step {
-        let Request { offset, len_bytes, .. } = request;
-        let (export, session) = (Arc::clone(&self.export), Arc::clone(&self.session));
-        Step::later(request, async move {
-            let mut extents = Vec::with_capacity(session.contexts.len());
-            // One after the other, and of each what will be sent: an export may return any number.
-            for (id, context) in &session.contexts {
-                let all = export.block_status(context, offset, len_bytes, is_one).await?;
-                extents.push((*id, sent_extents(&all, len_bytes, is_one)));
-            }
-            Ok(Outcome::Status(extents, is_one))
-        })
-    }
-
-    fn answer(&mut self, request: Request, outcome: Result<Outcome, Error>) {
-        let (cookie, is_structured) = (request.cookie, self.session.is_structured);
-        match outcome {
-            Ok(Outcome::Done) => self.output.push_head(|out| encode_done(out, cookie)),
-            Ok(Outcome::Read(data, _)) if data.len_bytes() != request.len_bytes as usize => {
-                // Sending it would put the stream out of step.
-                tracing::error!(peer = %self.peer, ?request, "a read returned {} bytes", data.len_bytes());
-                self.refuse(&request, Errno::Eio, "the export returned another number of bytes");
-            }
-            Ok(Outcome::Read(data, is_unfragmented)) => {
-                self.counts.read_bytes += data.len_bytes() as u64;
-                let output = &mut self.output;
-                encode_read(cookie, is_structured, is_unfragmented, request.offset, data, |head, data| {
-                    output.push(|out| {
-                        head(out);
-                        data
-                    });
-                });
-            }
-            Ok(Outcome::Status(extents, is_one)) => self.output.push_head(|out| {
-                encode_block_status(out, cookie, request.len_bytes, is_one, &extents);
-            }),
-            Err(error) => {
-                self.shared.log_failure(self.peer, &request, &error);
-                self.refuse(&request, Errno::of(&error), &error.to_string());
-            }
-        }
-    }
-
-    fn refuse(&mut self, request: &Request, errno: Errno, why: &str) {
-        self.counts.failures += 1;
-        let is_structured = self.session.is_structured;
-        self.output.push_head(|out| encode_error(out, request.cookie, is_structured, errno, why));
     }
 
     /// Ends the connection: what was begun is completed, whether its client is there or not, and where it is

@@ -1,4 +1,4 @@
-//! Listening, and serving what is accepted.
+//! Listening, serving what is accepted, and why connections end.
 
 use std::future::Future;
 use std::io;
@@ -9,10 +9,9 @@ use ::connection::{Accepted, Connections, ListeningSocket, Peer, Place, Refusal,
 use tokio::net::lookup_host;
 use tokio::runtime::Handle;
 
-use super::connection;
-use super::end::End;
-use super::{Server, Shared};
-use crate::address::Address;
+use super::config::Address;
+use super::{Server, Shared, connection};
+use crate::protocol::{NoExport, Violation};
 
 /// Why a server cannot listen: the system does not bind the address.
 #[derive(Debug, thiserror::Error)]
@@ -137,5 +136,40 @@ async fn serve(shared: &Arc<Shared>, peer: Peer, accepted: Accepted) {
         End::Closed(Ok(())) | End::Ended | End::ShuttingDown => {
             tracing::debug!(%peer, ?end, "NBD connection ended");
         }
+    }
+}
+
+/// Why a connection ends.
+#[derive(Debug)]
+pub(super) enum End {
+    /// The client has closed it, or it broke.
+    Closed(io::Result<()>),
+    /// The client has ended it in order.
+    Ended,
+    /// The client breaks the protocol.
+    Broken(Violation),
+    /// The client asked, by an option without an error reply, for an export that it cannot have.
+    NoExport(String, NoExport),
+    /// TLS did not come about.
+    Tls(io::Error),
+    /// The client did not finish its negotiation in time.
+    Slow,
+    /// The client makes no progress.
+    Stalled,
+    /// Others need the memory that waits for the client, and it is the slowest.
+    Slowest,
+    /// The server shuts down.
+    ShuttingDown,
+}
+
+impl From<io::Error> for End {
+    fn from(error: io::Error) -> Self {
+        Self::Closed(Err(error))
+    }
+}
+
+impl From<Violation> for End {
+    fn from(violation: Violation) -> Self {
+        Self::Broken(violation)
     }
 }

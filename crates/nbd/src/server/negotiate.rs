@@ -10,8 +10,8 @@ use rustls::ServerConfig;
 use tokio_rustls::TlsAcceptor;
 
 use super::Shared;
-use super::end::End;
 use super::input::Input;
+use super::listen::End;
 use crate::export::Export;
 use crate::protocol::{Action, Answered, Description, Negotiation, NoExport, Session};
 

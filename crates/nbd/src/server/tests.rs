@@ -10,10 +10,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 
+use super::config::Address;
 use super::{Server, ServerConfig};
-use crate::address::Address;
-use crate::export::{Export, Exports, Lookup};
-use crate::memory::{MemoryExport, NamedExports};
+use crate::export::{Export, Exports, Lookup, MemoryExport, NamedExports};
 use crate::protocol::wire::{chunk, command, command_flag, option};
 use crate::protocol::{Context, Description, Extent, NoExport, Request, Zeroes};
 
