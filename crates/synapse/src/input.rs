@@ -1,21 +1,13 @@
-//! A connection's receiving side: one buffer for heads and small payloads, and large payloads read from the
-//! socket into their receive buffers.
-//!
-//! The read that may end a large payload has room for one more head, because another large one is likely to
-//! follow, and for little more, because what arrives with its head must be copied. After each small frame the
-//! next read is twice as long, up to the length of several frames, not all that is there: while this side
-//! works on them, the other side receives their answers and continues.
-//!
-//! A connection that waits for bytes has no buffer: it takes one of the thread's when it reads, and returns
-//! it when it has read everything. So the memory of buffers grows with the number of connections at work, not
-//! with the number of connections.
+//! What both ends of a connection have in common: the receiving side, which makes frames of bytes, and a timer on the injected clock.
 
 use std::cell::RefCell;
 use std::io;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
 
-use blocker::{Segment, Segments, Timestamp};
+use blocker::clock::Sleep;
+use blocker::{Clock, Segment, Segments, Timestamp};
 use bytes::Bytes;
 use connection::{LARGE_BYTES, PayloadPool, ReceiveBuffer, Stream, copy_into, poll_fill};
 
@@ -261,11 +253,61 @@ impl Drop for Input {
     }
 }
 
+// ---- One timer of a connection, on the injected clock.
+//
+// A clock's sleep leaves an entry behind each time it is polled, so it is polled only when the timer is set
+// and when the task has another waker. Whether the timer has expired is read from the clock.
+
+pub(crate) struct Timer {
+    clock: Arc<dyn Clock>,
+    at: Timestamp,
+    sleep: Option<Sleep>,
+    waker: Option<Waker>,
+}
+
+impl Timer {
+    /// Returns a timer that expires after `delay`.
+    pub(crate) fn after(clock: Arc<dyn Clock>, delay: Duration) -> Self {
+        let at = clock.now() + delay;
+        Self { clock, at, sleep: None, waker: None }
+    }
+
+    /// Moves the expiry to `at`.
+    pub(crate) fn set(&mut self, at: Timestamp) {
+        if at != self.at {
+            (self.at, self.sleep, self.waker) = (at, None, None);
+        }
+    }
+
+    /// Ready once the timer has expired, by the clock or by `now`, and until it is set again. The clock may
+    /// be ahead of `now`: a task that decides by `now` wakes itself once more.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>, now: Timestamp) -> Poll<()> {
+        if now >= self.at {
+            return Poll::Ready(());
+        }
+        if self.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            return Poll::Pending;
+        }
+        let sleep = self.sleep.get_or_insert_with(|| self.clock.sleep_until(self.at));
+        if sleep.as_mut().poll(cx).is_ready() {
+            self.sleep = None;
+            return Poll::Ready(());
+        }
+        self.waker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    /// Waits until the timer expires.
+    pub(crate) async fn expired(mut self) {
+        let clock = Arc::clone(&self.clock);
+        std::future::poll_fn(move |cx| self.poll(cx, clock.now())).await;
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::task::Waker;
-
     use super::*;
+    use std::task::Waker;
 
     #[test]
     fn a_connection_that_waits_has_no_buffer_and_loses_no_bytes() {

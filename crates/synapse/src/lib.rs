@@ -42,13 +42,12 @@ mod auth;
 mod client;
 pub mod codec;
 mod input;
-mod receive;
 mod server;
-mod timer;
 
 pub use address::{Address, AddressError, Connector, Duplex, Opening, PORT_DEFAULT};
 pub use auth::{SECRET_BYTES_MIN, Secret, SecretError};
 pub use client::{ClientConfig, SecretHandle, SynapseBlocker};
-pub use connection::SettingError;
-pub use receive::{LARGE_BYTES, ReceiveBuffer, ReceiveBuffers};
-pub use server::{ListenError, ListeningSocket, NodeRecord, Server, ServerConfig, ServerLimits, host_name};
+pub use connection::{LARGE_BYTES, ReceiveBuffer, SettingError};
+pub use server::{
+    ListenError, ListeningSocket, NodeRecord, ReceiveBuffers, Server, ServerConfig, ServerLimits, host_name,
+};

@@ -1,20 +1,23 @@
-//! Connecting, and the client's side of the handshake.
+//! A new connection: the handshake, and whether the server that answered may be accepted in the place of the last one.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::task::{Poll, ready};
 
-use blocker::{Error, Segments};
+use blocker::{Capabilities, Durability, Error, Event, ObjectId, OrderDomain, Scope, Segments, Survives};
+use connection::{Output, PayloadPool, Stream};
 
 use super::config::ClientConfig;
+use super::lane::Lane;
+use super::{Core, Shared};
 use crate::auth::{Role, Transcript, random};
-use crate::codec::{self, Challenge, Credits, Features, Flags, Head, Hello, Op, SessionId, Status, Welcome};
-use crate::input::Input;
-use crate::timer::Timer;
-use connection::Output;
-use connection::PayloadPool;
-use connection::Stream;
+use crate::codec::{
+    self, Answer, Challenge, Credits, Features, Flags, Head, Hello, InstanceId, Op, Outcome, Request,
+    SessionId, Status, StoreId, Welcome,
+};
+use crate::input::{Input, Timer};
 
 /// A connection after its handshake.
 pub(super) struct Connected {
@@ -172,4 +175,169 @@ fn with_address(config: &ClientConfig, error: Error) -> Error {
         Error::Retryable(text) => Error::Retryable(format!("{}: {text}", config.address).into()),
         other => Error::Retryable(format!("{}: {other}", config.address).into()),
     }
+}
+
+// ---- Which servers a client accepts, and what it records of their answers.
+
+impl Shared {
+    /// Accepts a connection after its handshake, if its server still serves the same backend.
+    ///
+    /// # Errors
+    /// `Retryable`, with what differs.
+    pub(super) fn accept(&self, connected: Connected) -> Result<Connected, Error> {
+        let welcome = &connected.welcome;
+        let is_emptied = self.check_store(welcome).map_err(|text| {
+            tracing::warn!(server = %self.config.address, "{text}");
+            Error::Retryable(format!("{}: {text}", self.config.address).into())
+        })?;
+        let before = std::mem::replace(&mut *self.capabilities.write(), welcome.capabilities);
+        if before != welcome.capabilities {
+            tracing::info!(server = %self.config.address, "the server has other limits than on the last connection");
+        }
+        self.features.store(welcome.features.0, Ordering::Relaxed);
+        if self.unflushed.connected_to(welcome.instance, &welcome.closed) {
+            // The other lanes may still hold connections to the old instance.
+            tracing::info!(server = %self.config.address, name = welcome.server_name, "the server has restarted");
+            self.lanes().iter().for_each(|lane| lane.wake());
+        }
+        *self.instance.lock() = Some(welcome.instance);
+        if is_emptied {
+            tracing::error!(
+                server = %self.config.address,
+                "the server has its store in memory and has come back without anything: all that was stored there is lost"
+            );
+            self.events.publish(&Event::Emptied);
+        }
+        if welcome.features.has(Features::EVENTS) && self.has_events.swap(true, Ordering::AcqRel) {
+            // Events may have been published while there was no connection.
+            self.events.publish(&Event::Missed);
+        }
+        Ok(connected)
+    }
+
+    /// Notes that a lane has a connection.
+    pub(super) fn lane_up(&self) {
+        self.lanes_up.fetch_add(1, Ordering::AcqRel);
+        if self.is_away.swap(false, Ordering::AcqRel) {
+            tracing::info!(server = %self.config.address, "the server is back");
+        }
+    }
+
+    /// Notes that a lane has none any more.
+    pub(super) fn lane_down(&self, why: &Error) {
+        if self.lanes_up.fetch_sub(1, Ordering::AcqRel) == 1 && !self.is_away.swap(true, Ordering::AcqRel) {
+            tracing::warn!(server = %self.config.address, cause = %why, "the server is away, and is tried again");
+        }
+    }
+
+    /// Checks that the server still serves the store of the first connection, and still promises what it
+    /// promised then. Limits may change; a request beyond the new ones is refused when it is made. Returns whether it serves
+    /// a new store in place of one that it had in memory, which no restart survives.
+    ///
+    /// # Errors
+    /// One line: what differs, and what would be right.
+    fn check_store(&self, welcome: &Welcome) -> Result<bool, String> {
+        let now = &welcome.capabilities;
+        let is_in_memory = |can: &Capabilities| can.survives == Survives::Nothing;
+        let was_in_memory = is_in_memory(&self.capabilities.read()) && is_in_memory(now);
+        if let Some(promise) = lost_promise(&self.capabilities.read(), now) {
+            return Err(format!(
+                "the server no longer promises {promise}, on which this client's callers rely; restore it, or \
+                 restart the client"
+            ));
+        }
+        let mut store = self.store.lock();
+        match (*store, welcome.store) {
+            (Some(known), Some(found)) if found != known && was_in_memory => {
+                *store = Some(found);
+                Ok(true)
+            }
+            (Some(known), found) if found != Some(known) => {
+                let found = found.map_or("one without an identity".to_owned(), |found| hex(&found));
+                Err(format!(
+                    "it serves another store ({found}) than the one that this client first connected to ({}); serve \
+                     that one at this address again, or restart the client",
+                    hex(&known)
+                ))
+            }
+            (_, found) => {
+                *store = found;
+                Ok(false)
+            }
+        }
+    }
+
+    /// Whether `instance` is the one that the client connected to last.
+    pub(super) fn is_current(&self, instance: InstanceId) -> bool {
+        *self.instance.lock() == Some(instance)
+    }
+
+    fn lanes(&self) -> Vec<Arc<Lane>> {
+        self.core.get().and_then(Weak::upgrade).map_or_else(Vec::new, |core: Arc<Core>| core.lanes.clone())
+    }
+
+    /// Records a change that the server has acknowledged and would lose by a crash.
+    pub(super) fn record(&self, instance: InstanceId, request: &Request, outcome: &Outcome) {
+        let Outcome::Answered(answer) = outcome else { return };
+        let (Answer::Change(_) | Answer::Delete(_) | Answer::Invalidate(_)) = answer else { return };
+        if let (Request::Invalidate(request), _) = (request, answer) {
+            return self.unflushed.clear(&request.scope);
+        }
+        let durability = match answer {
+            Answer::Change(reply) => reply.durability,
+            Answer::Delete(reply) => reply.durability,
+            _ => return,
+        };
+        let Some((object, domain)) = changed(request) else { return };
+        if matches!(request.op(), Op::WriteFull | Op::Delete | Op::Copy) {
+            // The new content repairs what was lost of the object.
+            self.unflushed.clear(&Scope::Object(object.clone()));
+        }
+        if durability == Durability::Cached {
+            self.unflushed.acknowledged(instance, object, domain);
+        }
+    }
+}
+
+/// Returns a promise of `before` that `now` lacks, if there is one. Sizes and numbers are no promises: a
+/// request beyond them is refused.
+fn lost_promise(before: &Capabilities, now: &Capabilities) -> Option<&'static str> {
+    let largest = now.object_bytes_max.min(now.request_bytes_max);
+    let is_lost = [
+        (before.write_full_atomic && !now.write_full_atomic, "that a full write is all or nothing"),
+        (before.conditions && !now.conditions, "conditions"),
+        (before.fencing && !now.fencing, "fencing"),
+        (before.tombstones && !now.tombstones, "that a stamped delete is remembered"),
+        (before.order_domains && !now.order_domains, "the order of domains"),
+        (
+            now.atomic_bytes < before.atomic_bytes && now.atomic_bytes < largest,
+            "atomic writes of the same size",
+        ),
+        (
+            now.crash_atomic_bytes < before.crash_atomic_bytes,
+            "that units of the same size survive a crash whole",
+        ),
+        (now.survives < before.survives, "that what is stored survives as much"),
+    ];
+    is_lost.into_iter().find_map(|(is_lost, promise)| is_lost.then_some(promise))
+}
+
+fn hex(id: &StoreId) -> String {
+    id.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Returns the object that a request changes, and the order domain of the change.
+fn changed(request: &Request) -> Option<(&ObjectId, Option<OrderDomain>)> {
+    Some(match request {
+        Request::Write(r) => (&r.object, r.change.domain),
+        Request::WriteZeroes(r) => (&r.object, r.change.domain),
+        Request::WriteRuns(r) => (&r.object, r.change.domain),
+        Request::Discard(r) => (&r.object, r.change.domain),
+        Request::CompareAndWrite(r) => (&r.object, r.change.domain),
+        Request::WriteFull(r) => (&r.object, r.change.domain),
+        Request::Truncate(r) => (&r.object, r.change.domain),
+        Request::Delete(r) => (&r.object, r.change.domain),
+        Request::Copy(r) => (&r.to, r.change.domain),
+        _ => return None,
+    })
 }

@@ -1,6 +1,6 @@
-//! A connection of a lane: sends what is queued, hands out answers, and watches whether the server is alive.
+//! A lane's task: one connection after the other, what it sends and receives, and the deadlines of its requests.
 
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
@@ -9,17 +9,15 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use blocker::{Error, Segments, Timestamp};
+use connection::{Output, Stream};
 
 use super::Shared;
-use super::connect::Connected;
-use super::deadlines::Deadlines;
-use super::errors::damaged_error;
-use super::lane::Lane;
+use super::config::ClientConfig;
+use super::connect::{Connected, connect};
+use super::lane::{Lane, damaged_error};
+use crate::auth::random;
 use crate::codec::{self, Features, Flags, InstanceId, Names, Op, Outcome, Status};
-use crate::input::Input;
-use crate::timer::Timer;
-use connection::Output;
-use connection::Stream;
+use crate::input::{Input, Timer};
 
 /// How often a lane reads before other tasks of its thread run.
 const ROUNDS_MAX: u32 = 8;
@@ -286,4 +284,108 @@ fn yield_to_callers(cx: &mut Context<'_>) {
     if pin!(tokio::task::yield_now()).as_mut().poll(cx).is_ready() {
         cx.waker().wake_by_ref();
     }
+}
+
+// ---- The deadlines of a lane's calls, kept with a connection and without one.
+
+/// One timer for all calls of a lane: it is set to the next deadline.
+pub(super) struct Deadlines {
+    timer: Timer,
+    shared: Arc<Shared>,
+}
+
+impl Deadlines {
+    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+        let timer = Timer::after(Arc::clone(&shared.config.clock), Duration::MAX);
+        Self { timer, shared: Arc::clone(shared) }
+    }
+
+    /// Fails the calls whose deadline has passed, and has the task polled again at the next one.
+    pub(super) fn poll(&mut self, lane: &Lane, now: Timestamp, cx: &mut Context<'_>) {
+        let (due, expired_count) = lane.expire(now);
+        self.shared.counters.late.fetch_add(expired_count, Ordering::Relaxed);
+        self.timer.set(due);
+        if self.timer.poll(cx, now).is_ready() {
+            // It came due after the calls were looked at.
+            cx.waker().wake_by_ref();
+        }
+    }
+
+    /// Waits for `future` and keeps deadlines meanwhile. Returns `None` once the client is closed.
+    pub(super) async fn during<T>(&mut self, lane: &Lane, future: impl Future<Output = T>) -> Option<T> {
+        let mut future = pin!(future);
+        poll_fn(|cx| {
+            if lane.register(cx.waker()) {
+                return Poll::Ready(None);
+            }
+            self.poll(lane, self.shared.config.clock.now(), cx);
+            future.as_mut().poll(cx).map(Some)
+        })
+        .await
+    }
+}
+
+// ---- A lane's task: keeps a connection open, and connects again when it breaks.
+
+/// Serves a lane until the client is closed. `first` is a connection that is already open.
+pub(super) async fn run(lane: Arc<Lane>, shared: Arc<Shared>, first: Option<Connected>) {
+    serve(&lane, &shared, first).await;
+    lane.end();
+}
+
+async fn serve(lane: &Lane, shared: &Arc<Shared>, first: Option<Connected>) {
+    let mut deadlines = Deadlines::new(shared);
+    let mut next = first.map(Ok);
+    let mut failures = 0;
+    loop {
+        let attempt = match next.take() {
+            Some(attempt) => attempt,
+            None => {
+                let session = shared.session(lane.index);
+                let config = ClientConfig { secret: shared.secret.lock().clone(), ..shared.config.clone() };
+                let connecting = connect(&config, session, &shared.pool);
+                match deadlines.during(lane, connecting).await {
+                    Some(attempt) => attempt,
+                    None => return,
+                }
+            }
+        };
+        let ended = match attempt.and_then(|connected| shared.accept(connected)) {
+            Ok(connected) => {
+                failures = 0;
+                shared.lane_up();
+                let mut connection = Connection::new(lane, shared, connected);
+                let end = poll_fn(|cx| connection.poll(&mut deadlines, cx)).await;
+                match end {
+                    End::Closed => return connection.send_goodbye().await,
+                    End::Broken(error) => {
+                        shared.lane_down(&error);
+                        error
+                    }
+                }
+            }
+            Err(error) => error,
+        };
+        let now = shared.config.clock.now();
+        tracing::debug!(server = %shared.config.address, lane = lane.index, cause = %ended, "not connected");
+        lane.disconnected(now, ended);
+        let pause = backoff(shared, failures);
+        failures = failures.saturating_add(1);
+        if deadlines.during(lane, shared.config.clock.sleep(pause)).await.is_none() {
+            return;
+        }
+    }
+}
+
+/// Returns the pause before the next attempt: doubled each time up to the longest, and drawn from its upper
+/// half, so that the clients of a server that comes back do not connect all at once.
+fn backoff(shared: &Shared, failures: u32) -> Duration {
+    let config = &shared.config;
+    let full = config.backoff_min.saturating_mul(1_u32.checked_shl(failures).unwrap_or(u32::MAX));
+    let full = full.min(config.backoff_max);
+    let spread = match config.seed {
+        None => u16::from_le_bytes(random()),
+        Some(seed) => (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(failures * 7) >> 48) as u16,
+    };
+    full / 2 + full.mul_f64(f64::from(spread) / f64::from(u16::MAX) / 2.0)
 }

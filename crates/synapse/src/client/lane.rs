@@ -27,8 +27,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::config::ClientConfig;
-use super::errors::{deadline_error, unreachable_error};
-use crate::codec::{self, Credits, Features, Op, Outcome, Request, RequestId, Welcome};
+use crate::codec::{self, Credits, Features, Kind, Op, Outcome, Request, RequestId, Welcome};
 use connection::Output;
 
 use state::{Slot, SlotState, State, Waiter};
@@ -530,5 +529,47 @@ impl Lane {
             wakers.extend(state.waiting.values_mut().filter_map(|waiter| waiter.waker.take()));
         }
         wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+// ---- What a call returns whose answer does not arrive.
+
+/// Returns the error of a request whose deadline passes after it was sent.
+pub(super) fn deadline_error(op: Op) -> Error {
+    const WHY: &str = "no answer before the deadline";
+    match op.kind() {
+        Kind::Change => Error::OutcomeUnknown(WHY.into()),
+        Kind::Flush => Error::NotStored(WHY.into()),
+        Kind::Repeatable if op == Op::Claim => Error::OutcomeUnknown(WHY.into()),
+        Kind::Repeatable => Error::Retryable(WHY.into()),
+        Kind::Query | Kind::Connection => Error::DeadlinePassed,
+    }
+}
+
+/// Returns the error of a request that was sent and whose answer cannot arrive any more.
+pub(super) fn lost_error(op: Op) -> Error {
+    const WHY: &str = "the server was gone before it answered";
+    match op.kind() {
+        Kind::Change => Error::OutcomeUnknown(WHY.into()),
+        Kind::Flush => Error::NotStored(WHY.into()),
+        Kind::Repeatable if op == Op::Claim => Error::OutcomeUnknown(WHY.into()),
+        Kind::Repeatable | Kind::Query | Kind::Connection => Error::Retryable(WHY.into()),
+    }
+}
+
+/// Returns the error of a request that was not sent because there is no connection.
+pub(super) fn unreachable_error(why: &Error) -> Error {
+    match why {
+        Error::Denied(_) => why.clone(),
+        Error::Retryable(text) => Error::Retryable(text.clone()),
+        other => Error::Retryable(format!("not connected: {other}").into()),
+    }
+}
+
+/// Returns the error of a request whose answer arrived with a damaged payload: only its head can be trusted.
+pub(super) fn damaged_error(op: Op) -> Error {
+    match op.kind() {
+        Kind::Change => Error::OutcomeUnknown("the answer was damaged on the way".into()),
+        _ => Error::Retryable("the answer was damaged on the way".into()),
     }
 }

@@ -6,17 +6,11 @@
 //!   └────────── answer ◄───────────┘
 //! ```
 
-mod accept;
-mod call;
 mod config;
 mod connect;
 mod connection;
-mod control;
-mod deadlines;
-mod errors;
 mod lane;
 mod operations;
-mod task;
 mod unflushed;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -182,7 +176,7 @@ impl SynapseBlocker {
         let _ = shared.core.set(Arc::downgrade(&core));
         let mut first = Some(first);
         for lane in &core.lanes {
-            tokio::spawn(task::run(Arc::clone(lane), Arc::clone(&shared), first.take()));
+            tokio::spawn(connection::run(Arc::clone(lane), Arc::clone(&shared), first.take()));
         }
         Ok(Self { core })
     }

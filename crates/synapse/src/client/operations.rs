@@ -1,14 +1,19 @@
-//! `impl Blocker for SynapseBlocker`: what the client can refuse is refused here, the rest goes to the
-//! server.
+//! The operations of [`Blocker`](blocker::Blocker) as calls: futures that take a slot of a lane, and wait for the answer.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, ready};
 
 use blocker::admission::runs_end;
+use blocker::metrics::{Collect, Families, Label, Value};
+use blocker::trace::{Span, SpanKind};
 use blocker::*;
 
-use super::SynapseBlocker;
-use super::call::Call;
-use crate::codec::{Answer, Request, is_unmatchable_prefix};
+use super::lane::{Lane, Submitted};
+use super::{Core, SynapseBlocker};
+use crate::codec::{Answer, Features, Outcome, Request, RequestId, is_unmatchable_prefix};
 
 macro_rules! send {
     ($self:ident, $request:expr, $answer:ident) => {{
@@ -18,7 +23,6 @@ macro_rules! send {
         }))
     }};
 }
-pub(super) use send;
 
 impl SynapseBlocker {
     fn check_deadline(&self, call: &blocker::Call) -> Result<()> {
@@ -159,5 +163,259 @@ impl Blocker for SynapseBlocker {
     /// Events of the time without a connection are missed; [`Event::Missed`] reports that.
     fn subscribe(&self) -> Subscription {
         self.core.shared.events.subscribe()
+    }
+}
+
+// ---- One call: a future that takes a slot, waits for the answer, and cancels the request when it is dropped.
+
+/// A call that returns a `T`. Nothing happens before it is polled.
+pub(super) struct Call<T> {
+    core: Arc<Core>,
+    /// The request, until it is moved into a slot.
+    request: Option<Request>,
+    place: Place,
+    /// Returns the reply in an answer, if it is of the right operation.
+    take: fn(Answer) -> Option<T>,
+    /// From its making to its answer, if it is traced.
+    span: Option<Span>,
+}
+
+#[derive(Clone, Copy)]
+enum Place {
+    Start,
+    Waits { lane: usize, ticket: u64 },
+    Submitted { lane: usize, id: RequestId },
+    Done,
+}
+
+impl<T> Call<T> {
+    pub(super) fn new(core: Arc<Core>, request: Request, take: fn(Answer) -> Option<T>) -> Self {
+        let (mut request, mut span) = (request, None);
+        if let Some(tracer) = &core.config.tracer
+            && let Some(parent) = request.call().trace
+            && let Some(name) = request.op().span_name()
+        {
+            let mut begun = tracer.child(parent, name, SpanKind::Client);
+            begun.set("rpc.system", "synapse");
+            begun.set("server.address", core.config.address.to_string());
+            request.set_trace(begun.context());
+            span = Some(begun);
+        }
+        Self { core, request: Some(request), place: Place::Start, take, span }
+    }
+
+    /// Ends the span with an outcome.
+    #[cold]
+    fn end_span(&mut self, outcome: &Result<Outcome>) {
+        let Some(mut span) = self.span.take() else { return };
+        match outcome {
+            Ok(Outcome::Answered(_)) => {}
+            Ok(Outcome::Failed(error)) | Err(error) => note_error(&mut span, error),
+            Ok(Outcome::Cancelled) => span.fail("the server has cancelled the request"),
+        }
+    }
+
+    fn submit(&mut self, lane: usize, ticket: Option<u64>, cx: &Context<'_>) -> Poll<Result<T>> {
+        self.place = match self.core.lanes[lane].submit(&mut self.request, ticket, cx) {
+            Submitted::Queued(id) => {
+                if let Some(span) = &mut self.span {
+                    span.set("synapse.request_id", id.to_string());
+                    span.set("synapse.lane", lane as u64);
+                }
+                Place::Submitted { lane, id }
+            }
+            Submitted::Waits(ticket) => Place::Waits { lane, ticket },
+            Submitted::Failed(error) => {
+                self.place = Place::Done;
+                if let Some(span) = &mut self.span {
+                    note_error(span, &error);
+                }
+                return Poll::Ready(Err(error));
+            }
+        };
+        Poll::Pending
+    }
+
+    fn unwrap(&self, outcome: Result<Outcome>) -> Result<T> {
+        match outcome? {
+            Outcome::Answered(answer) => {
+                let wrong = || Error::Retryable("the server has answered another operation".into());
+                (self.take)(answer).ok_or_else(wrong)
+            }
+            Outcome::Failed(error) => Err(error),
+            // Only a dropped call is cancelled, and then its outcome is not collected.
+            Outcome::Cancelled => Err(Error::OutcomeUnknown("the server has cancelled the request".into())),
+        }
+    }
+
+    fn lane(&self, index: usize) -> &Lane {
+        &self.core.lanes[index]
+    }
+}
+
+impl<T> Future for Call<T> {
+    type Output = Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.place {
+            Place::Start => {
+                let lane = self.core.choose_lane();
+                self.submit(lane, None, cx)
+            }
+            Place::Waits { lane, ticket } => self.submit(lane, Some(ticket), cx),
+            Place::Submitted { lane, id } => {
+                let outcome = ready!(self.lane(lane).poll(id, cx));
+                self.place = Place::Done;
+                if self.span.is_some() {
+                    self.end_span(&outcome);
+                }
+                Poll::Ready(self.unwrap(outcome))
+            }
+            Place::Done => panic!("polled after completion"),
+        }
+    }
+}
+
+impl<T> Drop for Call<T> {
+    fn drop(&mut self) {
+        match self.place {
+            Place::Waits { lane, ticket } => self.lane(lane).cancel_wait(ticket),
+            Place::Submitted { lane, id } => self.lane(lane).abandon(id),
+            Place::Start | Place::Done => {}
+        }
+    }
+}
+
+// ---- `impl Control for SynapseBlocker`: the server's control plane, as this process's.
+
+/// The most samples that are fetched of a server's metrics.
+const SAMPLES_MAX: u64 = 65_536;
+
+/// The control plane of the server. Its metrics come with those of this client, which carry the label
+/// `server`.
+///
+/// A server without typed metrics returns names and numbers; they become gauges without help texts. One that
+/// cannot list losses makes [`losses`](Control::losses) fail with `Unsupported`, as one that does not know the
+/// state of namespaces does with what concerns them. To change or remove them a server may refuse with `Denied`.
+impl Control for SynapseBlocker {
+    fn attach(&self, namespace: Namespace) -> Reply<Attachment> {
+        send!(self, Request::Attach(namespace), Attach)
+    }
+
+    fn detach(&self, namespace: Namespace) -> Reply<()> {
+        self.done(Request::Detach(namespace))
+    }
+
+    fn policy(&self, namespace: Namespace) -> Reply<Policy> {
+        send!(self, Request::Policy(namespace), Policy)
+    }
+
+    fn set_policy(&self, namespace: Namespace, policy: Policy) -> Reply<()> {
+        self.done(Request::SetPolicy(namespace, policy))
+    }
+
+    fn quota(&self, namespace: Namespace) -> Reply<Quota> {
+        send!(self, Request::Quota(namespace), Quota)
+    }
+
+    fn set_quota(&self, namespace: Namespace, bytes_max: Option<u64>) -> Reply<()> {
+        self.done(Request::SetQuota(namespace, bytes_max))
+    }
+
+    fn metrics(&self) -> Reply<Families> {
+        let (core, mut all) = (Arc::clone(&self.core), self.families());
+        Reply::pending(async move {
+            let features = Features(core.shared.features.load(Ordering::Relaxed));
+            let fetched = match features.has(Features::METRICS) {
+                true => typed_metrics(&core).await?,
+                false => untyped_metrics(&core).await?,
+            };
+            all.append(fetched);
+            Ok(all)
+        })
+    }
+
+    fn losses(&self, after: Option<ObjectId>) -> Reply<LossPage> {
+        send!(self, Request::Losses(after), Losses)
+    }
+
+    fn namespace_state(&self, namespace: Namespace) -> Reply<NamespaceState> {
+        send!(self, Request::NamespaceState(namespace), NamespaceState)
+    }
+
+    fn namespace_states(&self, after: Option<Namespace>) -> Reply<NamespacePage> {
+        send!(self, Request::NamespaceStates(after), NamespaceStates)
+    }
+
+    fn change_namespace(&self, namespace: Namespace, settings: NamespaceSettings) -> Reply<()> {
+        self.done(Request::ChangeNamespace(namespace, settings))
+    }
+
+    fn remove_namespace(&self, namespace: Namespace, dirty_data: DirtyData) -> Reply<RemovedNamespace> {
+        send!(self, Request::RemoveNamespace(namespace, dirty_data), RemoveNamespace)
+    }
+
+    fn namespaces(&self) -> Reply<Vec<Namespace>> {
+        let core = Arc::clone(&self.core);
+        Reply::pending(async move {
+            let mut all: Vec<Namespace> = Vec::new();
+            loop {
+                let request = Request::Namespaces(all.last().cloned());
+                let page = Call::new(Arc::clone(&core), request, |answer| match answer {
+                    Answer::Namespaces(namespaces, has_more) => Some((namespaces, has_more)),
+                    _ => None,
+                });
+                let (namespaces, has_more) = page.await?;
+                let is_last = !has_more || namespaces.is_empty();
+                all.extend(namespaces);
+                if is_last {
+                    return Ok(all);
+                }
+            }
+        })
+    }
+}
+
+async fn typed_metrics(core: &Arc<Core>) -> Result<Families> {
+    let (mut all, mut sample_count) = (Families::new(), 0);
+    loop {
+        let page = Call::new(Arc::clone(core), Request::Metrics(sample_count), |answer| match answer {
+            Answer::Metrics(families, has_more) => Some((families, has_more)),
+            _ => None,
+        });
+        let (families, has_more) = page.await?;
+        let fetched: usize = families.as_slice().iter().map(|family| family.samples.len()).sum();
+        sample_count += fetched as u64;
+        all.append(families);
+        if !has_more || fetched == 0 || sample_count >= SAMPLES_MAX {
+            return Ok(all);
+        }
+    }
+}
+
+async fn untyped_metrics(core: &Arc<Core>) -> Result<Families> {
+    let pairs = Call::new(Arc::clone(core), Request::Statistics, |answer| match answer {
+        Answer::Statistics(pairs) => Some(pairs),
+        _ => None,
+    });
+    let mut all = Families::new();
+    pairs.await?.into_iter().for_each(|(name, value)| all.gauge(name, "", value));
+    Ok(all)
+}
+
+/// What this client counts on its side of the wire, with the server's address as the label `server`.
+impl Collect for SynapseBlocker {
+    fn collect(&self, into: &mut Families) {
+        let server = || vec![Label::from(("server", self.core.config.address.to_string()))];
+        for (_, name, help, value) in self.core.shared.counters.all() {
+            into.sample(name, help, server(), Value::Counter(value));
+        }
+    }
+}
+
+impl SynapseBlocker {
+    fn done(&self, request: Request) -> Reply<()> {
+        let core = Arc::clone(&self.core);
+        Reply::pending(Call::new(core, request, |answer| matches!(answer, Answer::Done).then_some(())))
     }
 }

@@ -2,19 +2,16 @@
 
 use blocker::metrics::Families;
 use blocker::*;
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 
-use super::capabilities::{decode_capabilities, encode_capabilities};
-use super::error::invalid;
-use super::failure::{put_error, take_error};
+use super::control::{
+    LOSSES_MAX, decode_losses, decode_metrics, decode_states, encode_losses, encode_metrics, encode_states,
+};
 use super::fields::{durability_bytes, durability_of, policy_code, policy_of, protect};
-use super::frame::{Attached, Head, encode};
-use super::header::{Flags, Header, RequestId};
-use super::metrics::{LOSSES_MAX, decode_losses, decode_metrics, encode_losses, encode_metrics};
-use super::namespaces::{decode_states, encode_states};
-use super::op::Op;
-use super::page::{decode_list, decode_values, encode_list, encode_values, put_name, take_name};
-use super::status::Status;
+use super::frame::{Attached, Head, encode, invalid};
+use super::header::{Flags, Header, RequestId, Status};
+use super::notice::{put_error, take_error};
+use super::op::{CONTROL_ENTRIES_MAX, Op};
 
 /// The answer to a request that succeeded.
 #[derive(Clone, Debug)]
@@ -287,4 +284,152 @@ impl Answer {
             }
         })
     }
+}
+
+// ---- The payloads of answers that are lists: entries of a listing, namespaces, names with values.
+
+/// ```text
+/// +--------+----------------+----------------+----------------+
+/// | u8 len |      name      |    u64 size    |  u64 version   |  for each entry
+/// +--------+----------------+----------------+----------------+
+/// ```
+pub(super) fn encode_list(entries: &[ListEntry]) -> Vec<u8> {
+    let names: usize = entries.iter().map(|entry| entry.name.as_bytes().len()).sum();
+    let mut bytes = Vec::with_capacity(names + entries.len() * 17);
+    for entry in entries {
+        put_name(&mut bytes, entry.name.as_bytes());
+        bytes.extend_from_slice(&entry.size_bytes.to_le_bytes());
+        bytes.extend_from_slice(&entry.version.0.to_le_bytes());
+    }
+    bytes
+}
+
+pub(super) fn decode_list(mut bytes: Bytes) -> Result<Vec<ListEntry>, Error> {
+    let mut entries = Vec::new();
+    while !bytes.is_empty() {
+        // A copy: an entry that is kept must not keep the whole payload.
+        let name = Name::copy_from(&take_name(&mut bytes)?)?;
+        let size_bytes = take_u64(&mut bytes)?;
+        let version = Version(take_u64(&mut bytes)?);
+        entries.push(ListEntry::new(name, size_bytes, version));
+    }
+    Ok(entries)
+}
+
+/// Returns the payload of names and values: each a name and a `u64`; those beyond [`CONTROL_ENTRIES_MAX`] are
+/// left out.
+pub(super) fn encode_values(values: &[(String, u64)]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (name, value) in values.iter().take(CONTROL_ENTRIES_MAX) {
+        put_name(&mut bytes, &name.as_bytes()[..name.floor_char_boundary(NAME_BYTES_MAX)]);
+        bytes.extend_from_slice(&value.to_le_bytes());
+    }
+    bytes
+}
+
+pub(super) fn decode_values(mut bytes: Bytes) -> Result<Vec<(String, u64)>, Error> {
+    let mut values = Vec::new();
+    while !bytes.is_empty() {
+        let name = String::from_utf8(take_name(&mut bytes)?.into());
+        let name = name.map_err(|_| invalid("the name of a value is not UTF-8"))?;
+        if values.len() == CONTROL_ENTRIES_MAX {
+            return Err(invalid("more values than one answer may have"));
+        }
+        values.push((name, take_u64(&mut bytes)?));
+    }
+    Ok(values)
+}
+
+pub(super) fn put_name(bytes: &mut Vec<u8>, name: &[u8]) {
+    // At most 255 bytes, by the name's type or cut by the caller.
+    bytes.push(name.len() as u8);
+    bytes.extend_from_slice(name);
+}
+
+pub(super) fn take_name(bytes: &mut Bytes) -> Result<Bytes, Error> {
+    let length = bytes.try_get_u8().map(usize::from).map_err(|_| invalid("a name is cut off"))?;
+    if bytes.len() < length {
+        return Err(invalid("a name is cut off"));
+    }
+    Ok(bytes.split_to(length))
+}
+
+pub(super) fn take_u64(bytes: &mut Bytes) -> Result<u64, Error> {
+    bytes.try_get_u64_le().map_err(|_| invalid("a number is cut off"))
+}
+
+// ---- A backend's capabilities as bytes, in the welcome and in the answer to an attach.
+
+/// The length of the first version of the capabilities: six `u64`, then bytes.
+const CAPABILITY_BYTES_MIN: usize = 6 * 8 + 10;
+/// The length as sent: with the most runs. Later versions may be longer.
+const CAPABILITY_BYTES: usize = CAPABILITY_BYTES_MIN + 4;
+
+pub(super) fn encode_capabilities(capabilities: &Capabilities) -> [u8; CAPABILITY_BYTES] {
+    let mut bytes = [0; CAPABILITY_BYTES];
+    let longs = [
+        capabilities.object_bytes_max,
+        capabilities.request_bytes_max,
+        capabilities.compare_bytes_max,
+        u64::from(capabilities.list_entries_max),
+        capabilities.atomic_bytes,
+        capabilities.crash_atomic_bytes,
+    ];
+    for (at, long) in bytes.chunks_exact_mut(8).zip(longs) {
+        at.copy_from_slice(&long.to_le_bytes());
+    }
+    let (durability, replicas) = durability_bytes(capabilities.durability_max);
+    let survives = match capabilities.survives {
+        Survives::Nothing => 0,
+        Survives::ProcessKill => 1,
+        Survives::PowerLoss => 2,
+    };
+    let bools = [
+        capabilities.write_full_atomic,
+        capabilities.conditions,
+        capabilities.fencing,
+        capabilities.tombstones,
+        capabilities.order_domains,
+        capabilities.copy_native,
+        capabilities.holes_native,
+    ];
+    for (at, is) in bytes[48..55].iter_mut().zip(bools) {
+        *at = u8::from(is);
+    }
+    bytes[55..58].copy_from_slice(&[durability, replicas, survives]);
+    bytes[CAPABILITY_BYTES_MIN..].copy_from_slice(&capabilities.runs_max.to_le_bytes());
+    bytes
+}
+
+pub(super) fn decode_capabilities(bytes: &[u8]) -> Option<Capabilities> {
+    let fixed = bytes.first_chunk::<CAPABILITY_BYTES_MIN>()?;
+    let long = |index: usize| {
+        let at = &fixed[index * 8..index * 8 + 8];
+        at.try_into().map(u64::from_le_bytes).unwrap_or_default()
+    };
+    let is = |index: usize| fixed[48 + index] != 0;
+    let mut capabilities = Capabilities::full(long(0));
+    // The first servers of this version do not send it.
+    let runs_max = bytes.get(CAPABILITY_BYTES_MIN..CAPABILITY_BYTES).and_then(|runs| runs.try_into().ok());
+    capabilities.runs_max = runs_max.map_or(0, u32::from_le_bytes);
+    capabilities.request_bytes_max = long(1);
+    capabilities.compare_bytes_max = long(2);
+    capabilities.list_entries_max = u32::try_from(long(3)).ok()?;
+    capabilities.atomic_bytes = long(4);
+    capabilities.crash_atomic_bytes = long(5);
+    capabilities.write_full_atomic = is(0);
+    capabilities.conditions = is(1);
+    capabilities.fencing = is(2);
+    capabilities.tombstones = is(3);
+    capabilities.order_domains = is(4);
+    capabilities.copy_native = is(5);
+    capabilities.holes_native = is(6);
+    capabilities.durability_max = durability_of(fixed[55], fixed[56])?;
+    capabilities.survives = match fixed[57] {
+        0 => Survives::Nothing,
+        1 => Survives::ProcessKill,
+        2 => Survives::PowerLoss,
+        _ => return None,
+    };
+    Some(capabilities)
 }

@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use blocker::*;
+use bytes::{Buf, BufMut, Bytes};
 
-use super::error::invalid;
-use super::frame::Head;
+use super::frame::{Head, invalid};
 use super::header::{Flags, Header};
-use super::names::Names;
 
 pub(super) fn put_object<'a>(names: &mut [&'a [u8]; 4], object: &'a ObjectId) {
     (names[0], names[1]) = (object.namespace.as_bytes(), object.name.as_bytes());
@@ -226,4 +225,186 @@ pub(super) fn flush_durability_bytes(durability: Durability) -> (u8, u8) {
 
 pub(super) fn flush_durability_of(code: u8, replicas: u8) -> Option<Durability> {
     if code == 0 { Some(Durability::Stored) } else { durability_of(code, replicas) }
+}
+
+// ---- Interned names: a request for an object that was named before allocates nothing, and a name that is kept
+// does not keep a receive buffer alive.
+//
+// A direct-mapped table: a new name replaces the one in its place.
+
+/// The number of names that are kept.
+const KEPT_COUNT: usize = 256;
+
+/// The names that a connection has seen lately; at most about 64 KiB.
+#[derive(Debug)]
+pub struct Names {
+    kept: Vec<Bytes>,
+    namespace: Bytes,
+}
+
+impl Default for Names {
+    fn default() -> Self {
+        Self { kept: vec![Bytes::new(); KEPT_COUNT], namespace: Bytes::new() }
+    }
+}
+
+impl Names {
+    /// Returns the object's name with these bytes.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there are none, or more than 255.
+    pub fn name(&mut self, bytes: &[u8]) -> Result<Name, Error> {
+        let kept = &mut self.kept[place(bytes)];
+        if kept != bytes {
+            *kept = Bytes::copy_from_slice(bytes);
+        }
+        Name::new(kept.clone())
+    }
+
+    /// Returns the namespace with these bytes.
+    ///
+    /// # Errors
+    /// As [`Self::name`].
+    pub fn namespace(&mut self, bytes: &[u8]) -> Result<Namespace, Error> {
+        if self.namespace != bytes {
+            let kept = &mut self.kept[place(bytes)];
+            if kept != bytes {
+                *kept = Bytes::copy_from_slice(bytes);
+            }
+            self.namespace = kept.clone();
+        }
+        Namespace::new(self.namespace.clone())
+    }
+}
+
+/// Returns the place of a name. The hash does not resist an attacker: the worst result is an allocation.
+fn place(bytes: &[u8]) -> usize {
+    let mut mixed = bytes.len() as u64;
+    let mut mix = |word: u64| mixed = (mixed.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let (words, rest) = bytes.as_chunks();
+    words.iter().for_each(|word| mix(u64::from_le_bytes(*word)));
+    mix(rest.iter().fold(0, |all, byte| all << 8 | u64::from(*byte)));
+    (mixed >> 56) as usize
+}
+
+const _: () = assert!(KEPT_COUNT == 1 << 8);
+
+// ---- The payload of a write of several ranges: a table of them, then the bytes of those that have any.
+//
+// ```text
+// +------------+------------+-- for each run --+----------------------------+
+// | u64 offset | u64 length |       ...        | bytes of the first, second |
+// +------------+------------+------------------+----------------------------+
+//                └ bit 63: zeros, which are not sent
+// ```
+
+/// The length of a run in the table.
+pub const RUN_BYTES: usize = 16;
+/// The most runs of one request, whatever the backend's limit.
+pub const RUNS_MAX: u32 = 4096;
+
+const ZEROES: u64 = 1 << 63;
+
+/// Returns the length of the payload for these runs.
+pub(super) fn runs_payload_bytes(runs: &[Run]) -> usize {
+    let data: u64 = runs.iter().map(Run::payload_bytes).sum();
+    // Below the limit of a request, or refused before it is sent.
+    runs.len() * RUN_BYTES + usize::try_from(data).unwrap_or(usize::MAX / 2)
+}
+
+pub(super) fn encode_runs(runs: &[Run]) -> Segments {
+    let mut table = Vec::with_capacity(runs.len() * RUN_BYTES);
+    let mut data = Segments::new();
+    for run in runs {
+        table.put_u64_le(run.offset);
+        match &run.content {
+            RunContent::Data(bytes) => {
+                table.put_u64_le(bytes.len_bytes() as u64);
+                data.append(bytes.clone());
+            }
+            RunContent::Zeroes(len_bytes) => table.put_u64_le(len_bytes | ZEROES),
+        }
+    }
+    let mut payload = Segments::from(table);
+    payload.append(data);
+    payload
+}
+
+/// Reads the runs of a payload. The backend checks their order and limits.
+///
+/// # Errors
+/// [`Error::Invalid`] if table and bytes do not add up.
+pub(super) fn decode_runs(count: u64, payload: &Segments) -> Result<Vec<Run>, Error> {
+    let all = payload.len_bytes();
+    let table_bytes = usize::try_from(count).ok().filter(|_| count <= u64::from(RUNS_MAX));
+    let table_bytes = table_bytes.map(|count| count * RUN_BYTES).filter(|bytes| *bytes <= all);
+    let table_bytes = table_bytes.ok_or_else(|| invalid("more runs are announced than were sent"))?;
+    let mut table = payload.slice(0..table_bytes).to_bytes();
+    let mut runs = Vec::with_capacity(table_bytes / RUN_BYTES);
+    let mut at = table_bytes;
+    while table.has_remaining() {
+        let (offset, length) = (table.get_u64_le(), table.get_u64_le());
+        if length & ZEROES != 0 {
+            runs.push(Run::zeroes(offset, length & !ZEROES));
+            continue;
+        }
+        let length = usize::try_from(length).ok().filter(|length| *length <= all - at);
+        let length = length.ok_or_else(|| invalid("the runs are longer than what was sent"))?;
+        runs.push(Run::data(offset, payload.slice(at..at + length)));
+        at += length;
+    }
+    if at != all {
+        return Err(invalid("more was sent than the runs have"));
+    }
+    Ok(runs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_seen_before_is_the_same_memory() {
+        let mut names = Names::default();
+        let first = names.name(b"disk/0000001").unwrap();
+        let again = names.name(b"disk/0000001").unwrap();
+        assert_eq!(first.as_bytes().as_ptr(), again.as_bytes().as_ptr());
+        let space = names.namespace(b"vm").unwrap();
+        assert_eq!(space.as_bytes().as_ptr(), names.namespace(b"vm").unwrap().as_bytes().as_ptr());
+        for n in 0..1000 {
+            let text = format!("name {n}");
+            assert_eq!(names.name(text.as_bytes()).unwrap().as_bytes(), text.as_bytes());
+        }
+        assert!(names.name(b"").is_err());
+        assert!(names.name(&[1; 256]).is_err());
+    }
+
+    fn sample() -> Vec<Run> {
+        vec![Run::data(5, vec![1, 2, 3]), Run::zeroes(100, 1 << 40), Run::data(u64::MAX, vec![4])]
+    }
+
+    #[test]
+    fn runs_arrive_as_they_were_sent() {
+        let payload = encode_runs(&sample());
+        assert_eq!(payload.len_bytes(), runs_payload_bytes(&sample()));
+        let runs = decode_runs(3, &payload).unwrap();
+        assert_eq!(format!("{runs:?}"), format!("{:?}", sample()));
+        let RunContent::Data(data) = &runs[2].content else { panic!("zeros") };
+        assert_eq!(data.to_vec(), [4]);
+        assert!(decode_runs(0, &Segments::new()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_table_that_does_not_add_up_is_refused() {
+        let bytes = encode_runs(&sample()).to_vec();
+        let refused = |count: u64, bytes: &[u8]| {
+            assert!(matches!(decode_runs(count, &bytes.to_vec().into()), Err(Error::Invalid(_))), "{count}");
+        };
+        refused(4, &bytes);
+        refused(2, &bytes);
+        refused(3, &bytes[..bytes.len() - 1]);
+        refused(3, &[&bytes[..], &[0]].concat());
+        refused(u64::MAX, &bytes);
+        refused(u64::from(RUNS_MAX) + 1, &vec![0; (RUNS_MAX as usize + 1) * RUN_BYTES]);
+    }
 }

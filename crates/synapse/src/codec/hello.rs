@@ -14,12 +14,10 @@
 
 use blocker::{Capabilities, Error};
 
-use super::capabilities::{decode_capabilities, encode_capabilities};
-use super::extension::{Writer, kind};
-use super::frame::{Attached, Head, encode};
-use super::header::{Flags, Header, RequestId, VERSION};
+use super::answer::{decode_capabilities, encode_capabilities};
+use super::frame::{Attached, Head, Writer, encode, kind};
+use super::header::{Flags, Header, RequestId, Status, VERSION};
 use super::op::Op;
-use super::status::Status;
 
 /// Optional parts of the protocol, requested in the hello and granted in the welcome.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

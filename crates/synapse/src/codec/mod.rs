@@ -22,48 +22,29 @@
 //! ```
 
 mod answer;
-mod capabilities;
-mod cost;
-mod error;
-mod event;
-mod extension;
-mod failure;
+mod control;
 mod fields;
 mod frame;
-mod goodbye;
 mod header;
 mod hello;
-mod metrics;
-mod names;
-mod namespaces;
+mod notice;
 mod op;
-mod page;
 mod request;
-mod runs;
-mod status;
 #[cfg(test)]
 mod tests;
 
 pub use answer::{Answer, Outcome};
-pub use cost::{CONTROL_BYTES_MAX, CONTROL_ENTRIES_MAX, LIST_ENTRY_BYTES_MAX, cost_bytes};
-pub use error::FrameError;
-pub use event::{decode_event, encode_event};
-pub use extension::{CRITICAL, Extensions, Writer, kind};
-pub use failure::REASON_BYTES_MAX;
-pub use fields::payload_crc;
+pub use control::{LOSSES_MAX, metrics_page};
+pub use fields::{Names, RUN_BYTES, RUNS_MAX, payload_crc};
 pub use frame::{
-    Attached, EXTENSION_BYTES_MAX, HEAD_BYTES_MAX, Head, Measured, decode, encode, encode_cancel,
-    encode_credit, encode_ping, encode_plain, measure, parse,
+    Attached, CRITICAL, EXTENSION_BYTES_MAX, Extensions, FrameError, HEAD_BYTES_MAX, Head, Measured, Writer,
+    decode, encode, encode_cancel, encode_credit, encode_ping, encode_plain, kind, measure, parse,
 };
-pub use goodbye::{decode_goodbye, encode_goodbye};
-pub use header::{Flags, HEADER_BYTES, Header, MAGIC, RequestId, VERSION};
+pub use header::{Flags, HEADER_BYTES, Header, MAGIC, RequestId, Status, VERSION};
 pub use hello::{
     CLOSED_MAX, Challenge, Credits, Features, HANDSHAKE_NAME_BYTES_MAX, Hello, InstanceId, KEY_BYTES_MAX,
     Nonce, SessionId, StoreId, Versions, Welcome, decode_proof, encode_proof, versions,
 };
-pub use metrics::{LOSSES_MAX, metrics_page};
-pub use names::Names;
-pub use op::{Kind, Op};
+pub use notice::{REASON_BYTES_MAX, decode_event, decode_goodbye, encode_event, encode_goodbye};
+pub use op::{CONTROL_BYTES_MAX, CONTROL_ENTRIES_MAX, Kind, LIST_ENTRY_BYTES_MAX, Op, cost_bytes};
 pub use request::{Request, is_unmatchable_prefix};
-pub use runs::{RUN_BYTES, RUNS_MAX};
-pub use status::Status;

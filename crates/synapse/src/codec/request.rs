@@ -8,21 +8,17 @@ use blocker::trace::TraceContext;
 use blocker::*;
 use bytes::Bytes;
 
-use super::cost::cost_bytes;
-use super::error::invalid;
-use super::extension::{Writer, kind};
+use super::control::{decode_settings, encode_settings};
 use super::fields::{
-    condition_bytes, condition_of, dirty_data_code, dirty_data_of, flush_durability_bytes,
-    flush_durability_of, object, policy_code, policy_of, protect, put_call, put_change, put_object,
-    put_scope, take_call, take_change, take_scope, write_code, write_of,
+    Names, condition_bytes, condition_of, decode_runs, dirty_data_code, dirty_data_of, encode_runs,
+    flush_durability_bytes, flush_durability_of, object, policy_code, policy_of, protect, put_call,
+    put_change, put_object, put_scope, runs_payload_bytes, take_call, take_change, take_scope, write_code,
+    write_of,
 };
-use super::frame::{Attached, Head, encode, has_names};
+use super::frame::{Attached, Head, Writer, encode, has_names, invalid, kind};
 use super::header::{Flags, HEADER_BYTES, Header, RequestId};
 use super::hello::Features;
-use super::names::Names;
-use super::namespaces::{decode_settings, encode_settings};
-use super::op::Op;
-use super::runs;
+use super::op::{Op, cost_bytes};
 
 /// A request to a server.
 #[derive(Clone, Debug)]
@@ -239,7 +235,7 @@ impl Request {
         match self {
             Self::Write(r) => r.data.len_bytes(),
             Self::WriteFull(r) => r.data.len_bytes(),
-            Self::WriteRuns(r) => runs::payload_bytes(&r.runs),
+            Self::WriteRuns(r) => runs_payload_bytes(&r.runs),
             Self::CompareAndWrite(r) => r.expected.len_bytes() + r.data.len_bytes(),
             Self::List(r) => r.prefix.len(),
             Self::ChangeNamespace(_, settings) => encode_settings(settings).len(),
@@ -342,7 +338,7 @@ impl Request {
             Self::WriteRuns(r) => {
                 put_change(&mut header, &mut names, &r.object, &r.change);
                 header.length = r.runs.len() as u64;
-                payload = runs::encode(&r.runs);
+                payload = encode_runs(&r.runs);
             }
             Self::Discard(r) => {
                 put_change(&mut header, &mut names, &r.object, &r.change);
@@ -479,7 +475,7 @@ impl Request {
                 Self::WriteZeroes(r)
             }
             Op::WriteRuns => {
-                let runs = runs::decode(header.length, &payload)?;
+                let runs = decode_runs(header.length, &payload)?;
                 let mut r = WriteRunsRequest::new(object(head, names)?, runs);
                 (r.change, r.call) = (take_change(header)?, call);
                 Self::WriteRuns(r)

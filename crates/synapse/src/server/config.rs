@@ -1,17 +1,17 @@
-//! The settings of a server: limits, timeouts, secrets.
+//! The settings of a server: limits, those that can change while it serves, timeouts, secrets, receive buffers.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::trace::Tracer;
-use blocker::{Clock, SystemClock};
+use blocker::{Clock, ObjectId, SystemClock};
+use connection::{Limits, ReceiveBuffer, SettingError};
 use tokio::runtime::Handle;
 
+use super::Server;
 use crate::auth::Secret;
 use crate::codec::{InstanceId, StoreId};
-use crate::receive::ReceiveBuffers;
-use connection::SettingError;
 
 /// The settings of a [`Server`](crate::Server). Everything has a limit; [`Self::memory_bytes_max`] is the
 /// memory that they allow together.
@@ -185,4 +185,128 @@ impl fmt::Debug for ServerConfig {
             .field("peer_timeout", &self.peer_timeout)
             .finish_non_exhaustive()
     }
+}
+
+// ---- The limits of a server that can change while it serves.
+
+/// The limits of a [`Server`] that can change while it serves. [`ServerConfig`] explains each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "they are those of `ServerConfig`")]
+pub struct ServerLimits {
+    pub connections_max: u32,
+    pub peer_connections_max: Option<u32>,
+    pub sessions_max: u32,
+    pub session_slots_max: u32,
+    pub session_bytes_max: u64,
+    pub bytes_max: u64,
+    pub peer_timeout: Duration,
+    pub handshake_timeout: Duration,
+    pub session_linger: Duration,
+}
+
+impl ServerConfig {
+    /// Returns the limits that can change while a server with these settings serves.
+    #[must_use]
+    pub fn limits(&self) -> ServerLimits {
+        ServerLimits {
+            connections_max: self.connections_max,
+            peer_connections_max: self.peer_connections_max,
+            sessions_max: self.sessions_max,
+            session_slots_max: self.session_slots_max,
+            session_bytes_max: self.session_bytes_max,
+            bytes_max: self.bytes_max,
+            peer_timeout: self.peer_timeout,
+            handshake_timeout: self.handshake_timeout,
+            session_linger: self.session_linger,
+        }
+    }
+
+    fn with_limits(&self, limits: &ServerLimits) -> ServerConfig {
+        let ServerLimits {
+            connections_max,
+            peer_connections_max,
+            sessions_max,
+            session_slots_max,
+            session_bytes_max,
+            bytes_max,
+            peer_timeout,
+            handshake_timeout,
+            session_linger,
+        } = *limits;
+        ServerConfig {
+            connections_max,
+            peer_connections_max,
+            sessions_max,
+            session_slots_max,
+            session_bytes_max,
+            bytes_max,
+            peer_timeout,
+            handshake_timeout,
+            session_linger,
+            ..self.clone()
+        }
+    }
+}
+
+impl ServerLimits {
+    pub(super) fn connections(&self) -> Limits {
+        let peer_connections_max = self.peer_connections_max.unwrap_or(self.connections_max.div_ceil(2));
+        Limits { connections_max: self.connections_max, peer_connections_max }
+    }
+}
+
+impl Server {
+    /// Returns the limits that are in force.
+    #[must_use]
+    pub fn limits(&self) -> ServerLimits {
+        *self.shared.limits.read()
+    }
+
+    /// Changes the limits. No client is disconnected: what is above a limit that has become lower ends or is
+    /// returned by itself. Timeouts hold for connections that begin from now on, `session_slots_max` for sessions
+    /// that do; the bytes are distributed anew at once, and count until clients have accepted their smaller grants.
+    ///
+    /// # Errors
+    /// The limit that cannot work with the other settings, and what would be right; then nothing has changed.
+    pub fn set_limits(&self, limits: ServerLimits) -> Result<(), SettingError> {
+        let shared = &*self.shared;
+        shared.config.with_limits(&limits).check()?;
+        shared.check_session_bytes(limits.session_bytes_max)?;
+        let mut in_force = shared.limits.write();
+        let before = *in_force;
+        // First, so that no more connections than these are accepted meanwhile.
+        in_force.connections_max = limits.connections_max;
+        let connections = limits.connections_max.max(shared.connections.count());
+        if let Err(needed) = shared.budget.change(limits.bytes_max, limits.session_bytes_max, connections) {
+            *in_force = before;
+            return Err(too_few_bytes(needed, connections));
+        }
+        *in_force = limits;
+        drop(in_force);
+        shared.sessions.set_limits(limits.sessions_max, limits.session_linger);
+        Ok(())
+    }
+}
+
+/// Returns the error of a budget of which `needed` bytes would be the least.
+pub(super) fn too_few_bytes(needed: u64, connections: u32) -> SettingError {
+    let problem = format!(
+        "must be at least {needed}: two of the largest requests, and a share for each of {connections} connections"
+    );
+    SettingError::new("bytes_max", problem)
+}
+
+// ---- Receive buffers: memory that a large payload is read into from the socket, and that then is the payload.
+//
+// A backend that keeps payloads in buckets of its own hands those out through [`ReceiveBuffers`]; the bytes
+// then go from the socket into their bucket. Otherwise they go into buffers that are reused, because fresh
+// memory costs a page fault per 4 KiB, more than the copy that is saved.
+
+/// A backend's receive buffers for payloads that are about to arrive.
+///
+/// The methods must not block. A buffer that is dropped before [`ReceiveBuffer::finish`] is free again.
+pub trait ReceiveBuffers: Send + Sync {
+    /// Returns memory for `len_bytes` to be written at `offset` of `object`; `None` if none is free, and the
+    /// payload is received into a buffer of the server. Whether the write will be allowed is not known yet.
+    fn reserve(&self, object: &ObjectId, offset: u64, len_bytes: usize) -> Option<Box<dyn ReceiveBuffer>>;
 }

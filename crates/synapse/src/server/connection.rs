@@ -16,16 +16,14 @@ use blocker::{Error, Event, Segments, Subscription, Timestamp};
 use connection::{Grant, Output, Peer, Stream, Turn};
 use tokio::sync::mpsc;
 
-use super::Shared;
-use super::counters::Counts;
 use super::execute::Step;
 use super::session::{Completion, Owned};
 use super::slots::{Begin, Cancel};
+use super::{Counts, Shared};
 use crate::codec::{
     self, Features, Flags, FrameError, Names, Op, Outcome, Request, RequestId, Status, cost_bytes,
 };
-use crate::input::{Frame, Input};
-use crate::timer::Timer;
+use crate::input::{Frame, Input, Timer};
 
 /// The least share of a connection of the bytes that may be outstanding: a few requests without a payload.
 pub(super) const SHARE_BYTES_MIN: u64 = 16 * 1024;
@@ -502,7 +500,7 @@ fn handle_request(
         Ok(mut request) => {
             if let Some(tracer) = &shared.config.tracer {
                 let session = open.owned.generation();
-                span = super::spans::begin(tracer, &mut request, peer, session, id);
+                span = super::execute::begin(tracer, &mut request, peer, session, id);
             }
             shared.execute(request, open.features)
         }
@@ -511,7 +509,7 @@ fn handle_request(
     match step {
         Step::Ready(outcome) => {
             if let Some(span) = span {
-                super::spans::end(span, &outcome);
+                super::execute::end(span, &outcome);
             }
             if let Some((op, outcome)) = open.owned.slots.complete(id, Some(outcome)) {
                 shared.log_failure(peer, op, &outcome);
@@ -525,7 +523,7 @@ fn handle_request(
                 None => tokio::spawn(async move { reporter.report(future.await) }),
                 Some(span) => tokio::spawn(async move {
                     let outcome = future.await;
-                    super::spans::end(span, &outcome);
+                    super::execute::end(span, &outcome);
                     reporter.report(outcome);
                 }),
             };

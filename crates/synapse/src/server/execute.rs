@@ -1,13 +1,15 @@
-//! Executes one request on the backend: an arm for each operation.
+//! Executing requests, and the spans of those that are traced.
 
 use std::future::Future;
 use std::pin::Pin;
 
 use blocker::metrics::render;
-use blocker::{Control, Error, Namespace, Reply};
+use blocker::trace::{Span, SpanKind, Tracer};
+use blocker::{Control, Error, Namespace, Reply, note_error};
+use connection::Peer;
 
 use super::Shared;
-use crate::codec::{Answer, CONTROL_ENTRIES_MAX, Features, Outcome, Request, metrics_page};
+use crate::codec::{Answer, CONTROL_ENTRIES_MAX, Features, Outcome, Request, RequestId, metrics_page};
 
 /// The outcome of a request: there already, or to come.
 pub(super) enum Step {
@@ -150,5 +152,38 @@ fn step<T: 'static>(reply: Reply<T>, wrap: impl FnOnce(T) -> Answer + Send + 'st
     match reply {
         Reply::Ready(answer) => Step::Ready(answer.map(wrap).into()),
         Reply::Pending(future) => Step::Pending(Box::pin(async move { future.await.map(wrap).into() })),
+    }
+}
+
+// ---- The span of a request at the server: from when it is decoded to its outcome.
+
+/// Begins the span of a request that its client traces, or that is sampled here, and puts its context into
+/// the request. Requests of the control plane have none.
+pub(super) fn begin(
+    tracer: &Tracer,
+    request: &mut Request,
+    peer: Peer,
+    session: u64,
+    id: RequestId,
+) -> Option<Span> {
+    let name = request.op().span_name()?;
+    let mut span = match request.call().trace {
+        Some(parent) => tracer.child(parent, name, SpanKind::Server),
+        None => tracer.sample(name, SpanKind::Server)?,
+    };
+    span.set("rpc.system", "synapse");
+    span.set("client.address", peer.to_string());
+    span.set("synapse.session", format!("{session:016x}"));
+    span.set("synapse.request_id", id.to_string());
+    request.set_trace(span.context());
+    Some(span)
+}
+
+/// Ends a span with the outcome of its request.
+pub(super) fn end(mut span: Span, outcome: &Outcome) {
+    match outcome {
+        Outcome::Answered(_) => {}
+        Outcome::Failed(error) => note_error(&mut span, error),
+        Outcome::Cancelled => span.fail("its client has cancelled it"),
     }
 }

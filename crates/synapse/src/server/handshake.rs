@@ -1,19 +1,23 @@
-//! The server's side of the handshake: hello, the proofs if there is a secret, the session, the grant,
-//! welcome.
+//! The handshake of a connection, and the secrets that clients must know.
 
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Poll, ready};
 
 use blocker::{Error, Segments};
+use connection::SettingError;
+use parking_lot::RwLock;
+use tokio::sync::mpsc;
 
+use super::config::ServerConfig;
 use super::connection::{Connection, End, Established};
 use super::slots::Slots;
-use crate::auth::{Role, Transcript, random};
+use super::{Server, Shared};
+use crate::auth::{Role, Secret, Transcript, random};
 use crate::codec::{self, Challenge, Credits, Features, Flags, Hello, Op, Welcome};
-use crate::timer::Timer;
-use tokio::sync::mpsc;
+use crate::input::Timer;
 
 impl Connection {
     /// Performs the handshake, within `handshake_timeout`.
@@ -143,5 +147,54 @@ impl Connection {
             }
         })
         .await
+    }
+}
+
+// ---- The secrets of a server, which can change while it serves: during a change, clients may have either of two.
+
+/// The secrets that are in force.
+pub(super) struct Secrets {
+    /// For clients that name no key: the secret, and the one before it.
+    unnamed: RwLock<Vec<Secret>>,
+    named: Vec<(String, Secret)>,
+}
+
+impl Secrets {
+    pub(super) fn new(config: &ServerConfig) -> Self {
+        let unnamed = config.secret.iter().chain(&config.secret_previous).cloned().collect();
+        Self { unnamed: RwLock::new(unnamed), named: config.keys.clone() }
+    }
+
+    /// Returns the secrets of which a client that names `key` must prove to know one; none if every client is
+    /// accepted.
+    pub(super) fn of(&self, key: &[u8]) -> Vec<Secret> {
+        let named = self.named.iter().find(|(name, _)| !key.is_empty() && name.as_bytes() == key);
+        match named {
+            Some((_, secret)) => vec![secret.clone()],
+            None => self.unnamed.read().clone(),
+        }
+    }
+
+    /// Returns whether clients that name no key need a secret.
+    pub(super) fn are_required(&self) -> bool {
+        !self.unnamed.read().is_empty()
+    }
+}
+
+impl Server {
+    /// Replaces [`ServerConfig::secret`] and [`ServerConfig::secret_previous`] for the handshakes that begin
+    /// from now on. Connections that are open stay open.
+    ///
+    /// # Errors
+    /// If there would be no secret, and other machines can reach an address that the server listens on, unless
+    /// [`ServerConfig::allow_exposed`] is set; or if there would be only a previous one.
+    pub fn set_secrets(&self, secret: Option<Secret>, previous: Option<Secret>) -> Result<(), SettingError> {
+        let Shared { config, secrets, is_exposed, .. } = &*self.shared;
+        let check = SettingError::check;
+        let is_exposed = is_exposed.load(Ordering::SeqCst) && !config.allow_exposed;
+        check(is_exposed && secret.is_none(), "secret", "is needed: other machines can reach the server")?;
+        check(secret.is_none() && previous.is_some(), "secret_previous", "needs a secret beside it")?;
+        *secrets.unnamed.write() = secret.into_iter().chain(previous).collect();
+        Ok(())
     }
 }

@@ -1,4 +1,5 @@
-//! The server: any backend, served to any number of clients.
+//! The server: any backend, served to any number of clients. Frames as bytes are in `codec`; here are sockets, sessions,
+//! memory and time.
 //!
 //! ```text
 //! listen ──► connection ──► slots: seen before? ──► backend ──► ready: answered in the same write
@@ -8,20 +9,15 @@
 
 mod config;
 mod connection;
-mod counters;
 mod execute;
 mod handshake;
-mod limits;
 mod listen;
 mod record;
-mod secrets;
 mod session;
 mod slots;
-mod socket;
-mod spans;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use ::connection::{Budget, Connections, LogLimit, PayloadPool, Peer, ReceiveBuffer, SettingError};
@@ -36,13 +32,11 @@ use crate::codec::{
     RUNS_MAX,
 };
 
-pub use config::{ServerConfig, host_name};
-use counters::{Counters, Counts};
-pub use limits::ServerLimits;
+pub use config::{ReceiveBuffers, ServerConfig, ServerLimits, host_name};
+use handshake::Secrets;
+pub use listen::{ListenError, ListeningSocket};
 pub use record::NodeRecord;
-use secrets::Secrets;
 use session::Sessions;
-pub use socket::{ListenError, ListeningSocket};
 
 /// Serves a backend.
 ///
@@ -114,7 +108,7 @@ impl Server {
         let (most_bytes, count) = (config.session_bytes_max, config.connections_max);
         let budget =
             Budget::new(config.bytes_max, connection::SHARE_BYTES_MIN, least_bytes, most_bytes, count);
-        let budget = budget.map_err(|needed| limits::too_few_bytes(needed, config.connections_max))?;
+        let budget = budget.map_err(|needed| config::too_few_bytes(needed, config.connections_max))?;
         let shared = Shared {
             capabilities,
             // Each at most 1 GiB, by the check.
@@ -272,4 +266,50 @@ fn limited(mut capabilities: Capabilities, limits: &Capabilities) -> Capabilitie
     capabilities.list_entries_max = capabilities.list_entries_max.min(limits.list_entries_max);
     capabilities.runs_max = capabilities.runs_max.min(limits.runs_max);
     capabilities
+}
+
+// ---- What a server counts. A connection counts for itself and adds its counts up now and then, so that no cache
+// line is written by every request of every thread.
+
+macro_rules! counters {
+    ($($name:ident, $metric:literal, $help:literal;)*) => {
+        /// The counts of one connection that are not added up yet.
+        #[derive(Default)]
+        pub(super) struct Counts {
+            $(#[doc = $help] pub(super) $name: u64,)*
+        }
+
+        /// The counts of all connections.
+        #[derive(Default)]
+        pub(super) struct Counters {
+            $($name: AtomicU64,)*
+        }
+
+        impl Counters {
+            /// Adds `counts`, and resets them.
+            pub(super) fn add(&self, counts: &mut Counts) {
+                $(if counts.$name > 0 {
+                    self.$name.fetch_add(std::mem::take(&mut counts.$name), Ordering::Relaxed);
+                })*
+            }
+
+            /// Writes the values into `into`.
+            pub(super) fn collect(&self, into: &mut Families) {
+                $(into.counter($metric, $help, self.$name.load(Ordering::Relaxed));)*
+            }
+        }
+    };
+}
+
+counters! {
+    connections, "synapse_connections_total", "Connections accepted.";
+    refused, "synapse_connections_refused_total", "Connections refused, for any reason.";
+    broken, "synapse_connections_broken_total", "Connections closed because their client broke the protocol.";
+    silent, "synapse_connections_silent_total", "Connections closed because their client was silent.";
+    requests, "synapse_requests_total", "Requests that arrived.";
+    replays, "synapse_replays_total", "Requests answered by an outcome that was remembered.";
+    waits, "synapse_waits_total", "Requests executed by a task because their reply was not ready at once.";
+    grants, "synapse_grants_changed_total", "Changes of grants that were announced to clients.";
+    cancels, "synapse_cancels_total", "Cancellations that arrived.";
+    copied_bytes, "synapse_copied_bytes_total", "Bytes of large payloads that were copied, because they arrived with their head.";
 }

@@ -6,8 +6,7 @@ use std::task::Waker;
 use blocker::{Capabilities, Error, Timestamp};
 
 use super::super::config::ClientConfig;
-use super::super::errors::{lost_error, unreachable_error};
-use super::{NEVER, Resent};
+use super::{NEVER, Resent, lost_error, unreachable_error};
 use crate::codec::{Credits, Features, Kind, Op, Outcome, Request, RequestId};
 
 pub(super) struct State {
