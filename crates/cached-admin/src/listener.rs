@@ -558,3 +558,28 @@ impl Collect for Counts {
         into.counter("cached_admin_requests_unauthorized_total", help, self.unauthorized.get());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::task::{Context, Waker};
+
+    use super::*;
+
+    #[test]
+    fn a_large_response_waits_for_memory_and_a_small_one_does_not() {
+        let service = Service::new(&AdminConfig::default(), Routes::new(), Health::new(), Arc::default());
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        runtime.block_on(async {
+            let large = || Response::text(vec![b'x'; RESPONSES_BYTES_MAX + 1]);
+            let first = service.count_bytes(large()).await;
+            let mut second = pin!(service.count_bytes(large()));
+            let mut context = Context::from_waker(Waker::noop());
+            assert!(second.as_mut().poll(&mut context).is_pending());
+            let small = service.count_bytes(Response::text(vec![b'x'; SMALL_RESPONSE_BYTES])).await;
+            assert_eq!(small.body.len(), SMALL_RESPONSE_BYTES);
+            drop(first);
+            assert_eq!(second.await.body, large().body);
+        });
+    }
+}
