@@ -11,6 +11,7 @@ use crate::format::{
 };
 use crate::record::{Epochs, Head, Kind, Marks, Position};
 use crate::scan::{Chain, OpenSegment, PayloadPlace, ReadBatch, ScanError, Scanner};
+use crate::segments::NEW_SUFFIX;
 use crate::shared::{Counters, Shared};
 use crate::survey::{KEPT_ASIDE_MAX, SUPERBLOCK_NAME, Survey, aside_name, segment_index};
 
@@ -215,11 +216,14 @@ fn copy_log(survey: &Survey, to: &dyn Disk, names: &[String], directory: &str) -
     let name = format!("{directory}/{SUPERBLOCK_NAME}");
     let failed = |operation| DiskError::in_file(&name, operation);
     to.sync_names().map_err(failed("sync the directory of"))?;
-    let file = to.create(SUPERBLOCK_NAME).map_err(failed("create"))?;
+    // Its name is there only once its bytes are.
+    let new_name = format!("{SUPERBLOCK_NAME}{NEW_SUFFIX}");
+    let file = to.create(&new_name).map_err(failed("create"))?;
     buffer.clear();
     buffer.extend(&survey.superblock.encode());
     file.write_at(0, &[buffer.as_slice()]).map_err(failed("write"))?;
     file.sync().map_err(failed("sync"))?;
+    to.rename(&new_name, SUPERBLOCK_NAME).map_err(failed("rename"))?;
     to.sync_names().map_err(failed("sync the directory of"))
 }
 
