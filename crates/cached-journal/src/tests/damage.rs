@@ -224,11 +224,16 @@ fn a_header_that_is_destroyed_while_it_is_written_leaves_the_segment_as_it_was()
 struct Refusing {
     disk: SimulatedDisk,
     name: String,
-    when_read: bool,
+    /// The bytes of it that can be read; `None` if it cannot be opened.
+    readable_bytes: Option<u64>,
     code: i32,
 }
 
-struct Unreadable(Arc<dyn DiskFile>, i32);
+struct Unreadable {
+    file: Arc<dyn DiskFile>,
+    readable_bytes: u64,
+    code: i32,
+}
 
 impl Disk for Refusing {
     fn lock(&self) -> io::Result<Box<dyn Send + Sync>> {
@@ -241,10 +246,13 @@ impl Disk for Refusing {
         panic!("{name} is made")
     }
     fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
-        match name == self.name {
-            false => self.disk.open(name),
-            true if self.when_read => Ok(Arc::new(Unreadable(self.disk.open(name)?, self.code))),
-            true => Err(io::Error::from_raw_os_error(self.code)),
+        let code = self.code;
+        match self.readable_bytes {
+            _ if name != self.name => self.disk.open(name),
+            None => Err(io::Error::from_raw_os_error(code)),
+            Some(readable_bytes) => {
+                Ok(Arc::new(Unreadable { file: self.disk.open(name)?, readable_bytes, code }))
+            }
         }
     }
     fn id(&self, name: &str) -> io::Result<FileId> {
@@ -269,13 +277,16 @@ impl Disk for Refusing {
 
 impl DiskFile for Unreadable {
     fn len(&self) -> io::Result<u64> {
-        self.0.len()
+        self.file.len()
     }
     fn id(&self) -> io::Result<FileId> {
-        self.0.id()
+        self.file.id()
     }
-    fn read_at(&self, _: u64, _: &mut [u8]) -> io::Result<usize> {
-        Err(io::Error::from_raw_os_error(self.1))
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        match offset + buffer.len() as u64 <= self.readable_bytes {
+            true => self.file.read_at(offset, buffer),
+            false => Err(io::Error::from_raw_os_error(self.code)),
+        }
     }
     fn write_at(&self, _: u64, _: &[&[u8]]) -> io::Result<()> {
         panic!("something is written")
@@ -292,11 +303,11 @@ fn no_tool_takes_a_failure_of_the_system_for_damage() {
     names.push(".".into());
     // EACCES, EROFS, EIO, EMFILE, ENOSPC.
     for code in [13, 30, 5, 24, 28] {
-        for (name, when_read) in names.iter().flat_map(|name| [(name, false), (name, true)]) {
-            if when_read && name == "." {
+        for (name, readable_bytes) in names.iter().flat_map(|name| [(name, None), (name, Some(0))]) {
+            if readable_bytes.is_some() && name == "." {
                 continue;
             }
-            let disk = Refusing { disk: disk.copy(), name: name.clone(), when_read, code };
+            let disk = Refusing { disk: disk.copy(), name: name.clone(), readable_bytes, code };
             let answers = [
                 tools::inspect(&disk).map(drop),
                 tools::heads(&disk, |_, _, _| {}),
@@ -305,10 +316,38 @@ fn no_tool_takes_a_failure_of_the_system_for_damage() {
             ];
             for answer in answers {
                 let Err(OpenError::Disk(error)) = answer else {
-                    panic!("{name} with {code}, read {when_read}: {answer:?}")
+                    panic!("{name} with {code}, readable {readable_bytes:?}: {answer:?}")
                 };
                 assert_eq!((&error.file, error.error.raw_os_error()), (name, Some(code)));
             }
         }
     }
+}
+
+/// Nor one that comes only after a part of a segment was read, up to the search behind the end of the log.
+#[test]
+fn a_segment_that_cannot_be_read_to_its_end_is_not_damaged() {
+    let (disk, _) = journal();
+    let mut failures = 0;
+    for name in segments(&disk) {
+        for block in 2..16 {
+            let disk = Refusing {
+                disk: disk.copy(),
+                name: name.clone(),
+                readable_bytes: Some(block * 4096),
+                code: 5,
+            };
+            for answer in [tools::inspect(&disk).map(drop), tools::verify(&disk).map(drop)] {
+                match answer {
+                    Ok(()) => {}
+                    Err(OpenError::Disk(error)) => {
+                        assert_eq!((&error.file, error.error.raw_os_error()), (&name, Some(5)));
+                        failures += 1;
+                    }
+                    Err(error) => panic!("{name}, block {block}: {error}"),
+                }
+            }
+        }
+    }
+    assert!(failures > 20, "{failures}");
 }
