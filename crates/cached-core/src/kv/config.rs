@@ -254,7 +254,7 @@ impl Kv {
     /// ```
     ///
     /// # Errors
-    /// [`KvConfigError`] when `bytes` is below [`ARENA_BYTES_MIN`](super::ARENA_BYTES_MIN) or the system
+    /// [`KvConfigError`] when `bytes` is below [`ARENA_BYTES_MIN`] or the system
     /// refuses the memory.
     pub fn with_capacity_bytes(bytes: usize) -> Result<Kv, KvConfigError> {
         let config = KvConfig::default();

@@ -171,7 +171,7 @@ impl Kv {
     ///
     /// Until the memory is reclaimed, at most 256 prefixes are pending, of which those that a later call covers
     /// count as one. A key with a pending prefix that is stored again takes some bytes more until then; where
-    /// too many are, further ones are refused as [`StoreOutcome::OutOfMemory`](super::super::StoreOutcome::OutOfMemory).
+    /// too many are, further ones are refused as [`StoreOutcome::OutOfMemory`].
     ///
     /// ```
     /// # use cached_core::kv::Kv;

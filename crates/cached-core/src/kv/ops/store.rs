@@ -10,7 +10,7 @@ use crate::kv::{ItemView, Kv, PinnedValue, StoreMode, StoreOptions, StoreOutcome
 use crate::sync::Arc;
 
 impl Kv {
-    /// Stores a value. A key has 1 to [`KEY_BYTES_MAX`](crate::kv::KEY_BYTES_MAX) bytes; others are
+    /// Stores a value. A key has 1 to [`KEY_BYTES_MAX`] bytes; others are
     /// [`StoreOutcome::TooLarge`].
     ///
     /// ```
