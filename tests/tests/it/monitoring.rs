@@ -90,11 +90,11 @@ fn promtool_accepts_the_rules_and_their_tests() {
 
 #[test]
 fn each_alert_has_a_section_in_the_runbook() {
-    let text = fs::read_to_string(repository().join("docs/operations.md")).expect("the runbook");
+    let text = fs::read_to_string(repository().join("docs/operations/mend.md")).expect("the runbook");
     let (alerts, runbooks) = (rules("alert"), rules("runbook"));
     assert!(alerts.len() > 10 && alerts.len() == runbooks.len(), "{alerts:?} {runbooks:?}");
     for (alert, runbook) in alerts.iter().zip(&runbooks) {
-        assert_eq!(*runbook, format!("docs/operations.md#{}", alert.to_lowercase()));
+        assert_eq!(*runbook, format!("docs/operations/mend.md#{}", alert.to_lowercase()));
         let section = text
             .split(&format!("\n### {alert}\n"))
             .nth(1)

@@ -80,12 +80,12 @@ fn every_live_key_is_a_key() {
 
 #[test]
 fn the_documentation_lists_the_live_keys() {
-    let text = repository("docs/operations.md");
+    let text = repository("docs/operations/run.md");
     let (_, table) = text.split_once("| live key |").expect("the table");
     let table = table.split("\n\n").next().unwrap_or_default();
     let listed: Vec<&str> = table.split('`').skip(1).step_by(2).filter(|word| word.contains('.')).collect();
     for key in LIVE_KEYS.iter().chain(&live::LIVE_KEYS) {
-        assert!(listed.contains(key), "{key} is missing in docs/operations.md");
+        assert!(listed.contains(key), "{key} is missing in docs/operations/run.md");
     }
     for key in listed {
         assert!(LIVE_KEYS.contains(&key) || live::LIVE_KEYS.contains(&key), "{key} is not live");
