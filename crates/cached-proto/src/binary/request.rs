@@ -1,7 +1,6 @@
 //! Requests: the extras, key and value of each opcode.
 
-use super::opcode as op;
-use super::{Decoded, ErrorReply, HEADER_LEN, Head, Header, MAGIC_REQUEST, Status};
+use super::{Decoded, ErrorReply, HEADER_LEN, Head, Header, MAGIC_REQUEST, Status, opcode as op};
 use crate::limits::{BINARY_BODY_LEN_MAX, BINARY_FRAME_HEAD_LEN_MAX, KEY_LEN_MAX};
 
 /// One whole binary request.

@@ -1,8 +1,7 @@
 //! The gate of SASL (`-S`): the frames that a client may send before it is authenticated, and those that
 //! authenticate it at any time.
 
-use super::opcode as op;
-use super::{ErrorReply, HEADER_LEN, Head, Header, MAGIC_REQUEST, Status};
+use super::{ErrorReply, HEADER_LEN, Head, Header, MAGIC_REQUEST, Status, opcode as op};
 use crate::limits::{
     AUTH_TOKEN_LEN_MAX, BINARY_BODY_LEN_MAX, BINARY_FRAME_HEAD_LEN_MAX, KEY_LEN_MAX, SASL_MECHANISM_LEN_MAX,
 };

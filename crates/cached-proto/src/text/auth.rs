@@ -8,11 +8,9 @@
 //! user secret␍␊
 //! ```
 
-use super::line;
-use super::tokens::Tokens;
+use super::{Tokens, line_end, tokenized, trim_line_end};
 use crate::limits::{AUTH_TOKEN_LEN_MAX, LINE_LEN_MAX};
-use crate::number;
-use crate::reply;
+use crate::{number, reply};
 use std::convert::Infallible;
 
 /// A user and a password that a client has sent. Both may be empty, and the password may hold blanks.
@@ -37,11 +35,11 @@ pub fn decode(input: &[u8]) -> Decoded<'_> {
     if input.len() < INPUT_LEN_MIN {
         return Decoded::Incomplete;
     }
-    let Some(line_len) = line::len(input, 0) else {
+    let Some(line_len) = line_end(input, 0) else {
         return if input.len() > LINE_LEN_MAX { Decoded::Close } else { Decoded::Incomplete };
     };
-    let text = line::trim_end(&input[..line_len]);
-    let tokens = Tokens::split(line::tokenized(text));
+    let text = trim_line_end(&input[..line_len]);
+    let tokens = Tokens::split(tokenized(text));
     if tokens.get(0).is_none() {
         return Decoded::Close;
     }

@@ -7,13 +7,11 @@
 //! before it, drops those replies and all that were pipelined before, and adds a stray CRLF to the error.
 //! Here only the error is sent.)
 
-use std::fmt;
-
-use memchr::memrchr;
-
 use super::{Decoded, Request};
 use crate::limits::{KEY_LEN_MAX, TOKENIZED_LEN_MAX};
 use crate::{number, reply, scan};
+use memchr::memrchr;
+use std::fmt;
 
 /// A retrieval of one or more keys.
 ///

@@ -1,4 +1,0 @@
-//! Errors in a configuration file, one line each.
-
-pub use cached_config::{ConfigError, ConfigFileError};
-pub(crate) use cached_config::{invalid, require, within};
