@@ -31,9 +31,7 @@
 pub mod cli;
 pub mod config;
 pub mod objects;
-pub mod pid_file;
 pub mod process;
-pub mod systemd;
 
 mod conn;
 mod connections;
@@ -41,7 +39,6 @@ mod exec;
 mod listen;
 mod locks;
 mod shared;
-mod socket_file;
 mod start;
 mod stats;
 mod stream;
@@ -49,12 +46,12 @@ mod telemetry;
 mod upgrade;
 mod worker;
 
-/// What the fuzz targets call.
+/// The functions that the fuzz targets call.
 #[cfg(fuzzing)]
 pub mod fuzzing {
     pub use crate::stream::tls::harness::transport;
 
-    /// Reads a message of a process that hands over; what is one must be the same when it is written again.
+    /// Reads a message of a process that hands over; a valid one must be the same when it is written again.
     ///
     /// # Panics
     /// If it is not.
@@ -66,15 +63,15 @@ pub mod fuzzing {
     }
 }
 
-pub use config::logging::Logging;
+pub use crate::process::Logging;
+pub use crate::shared::Upgrader;
+pub use crate::stats::insight::{Curve, HotDocument, MissRatioReport, Misses, Reports};
+pub use crate::telemetry::insight::{HotKey, HotPrefix, HotReport};
+pub use crate::telemetry::insight::{SlowLog, SlowReport, SlowRequest};
 pub use config::settings::Settings;
 pub use config::{Config, settings};
-pub use shared::upgrader::Upgrader;
 pub use start::{
     Limits, MemoryFileStart, OnTakingOver, PreparedServer, ServeError, Server, StartError, Stopper,
     TakingOver, reload, sidecar,
 };
-pub use stats::reports::{Curve, HotDocument, MissRatioReport, Misses, Reports};
-pub use telemetry::insight::hot::{HotKey, HotPrefix, HotReport};
-pub use telemetry::insight::slow::{SlowLog, SlowReport, SlowRequest};
 pub use upgrade::{Program, TakeOver, TakeOverError};

@@ -18,7 +18,7 @@ use cached_server::reload::{self, Cached};
 use cached_server::sidecar::RunningSidecar;
 use cached_server::{
     Config, Logging, MemoryFileStart, PreparedServer, Program, ServeError, Server, StartError, TakeOver,
-    TakingOver, Upgrader, pid_file, process, systemd,
+    TakingOver, Upgrader, process,
 };
 use cached_tracing::{Exporter, Origin};
 use std::cell::Cell;
@@ -53,10 +53,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// Does what the command line asks for. `parent` has the process that waits for what becomes of a daemon.
+/// Executes the command line. `parent` has the process that waits for the outcome of a daemon's start.
 fn run(parent: &Cell<Option<Parent>>) -> Result<(), Failure> {
     let take_over = TakeOver::from_environment().map_err(refused)?;
-    let inherited = systemd::inherited_sockets();
+    let inherited = process::inherited_sockets();
     let arguments: Vec<OsString> = std::env::args_os().collect();
     match cli::read(&arguments)? {
         Request::Print(text) => {
@@ -82,7 +82,7 @@ fn not_started(error: StartError) -> Failure {
 }
 
 /// Serves until the end is requested. Mistakes come first, before anything is touched; then the order is memcached's:
-/// what needs root's rights comes before the rights are given up, sockets and files come after.
+/// what needs root's rights comes before these are dropped, sockets and files come after.
 fn serve(
     config: Config,
     arguments: Vec<OsString>,
@@ -171,7 +171,7 @@ fn serve(
             start.show(now);
         }
         if signals.is_end_requested("while the memory file is taken over") {
-            // What the file holds does not change by that: the next start is one after a kill.
+            // The file's content does not change by that: the next start is one after a kill.
             tracing::info!("ended before the memory file was taken over");
             std::process::exit(0);
         }
@@ -198,7 +198,7 @@ fn serve(
     } else if sidecar.is_some() {
         Err("the listener of [s3] cannot be handed over; restart instead")
     } else if config.settings.shared_memory.is_some() {
-        // The process that goes on after a failed upgrade opens its object cache anew, and items may have its memory.
+        // The process that continues after a failed upgrade opens its object cache anew, and items may have its memory.
         Err("items and objects share memory ([shared_memory]), which cannot be handed over; restart instead")
     } else if std::process::id() == 1 {
         Err("process 1 cannot hand over: its end is the end of the container")
@@ -218,7 +218,8 @@ fn serve(
     }
     let write_pid_file = || {
         let Some(path) = &pid_path else { return };
-        let written = if is_taking_over { pid_file::replace(path) } else { pid_file::write(path) };
+        let written =
+            if is_taking_over { process::replace_pid_file(path) } else { process::write_pid_file(path) };
         if let Err(error) = written {
             tracing::warn!(cause = %error, path = %path.display(), "cannot write the pid file");
         }
@@ -241,12 +242,12 @@ fn serve(
     let requests = Requests { signals: &signals, reloader: &reloader, upgrades };
     let result = until_served(server, objects, sidecar, &requests, &addresses, admin.as_deref(), serving);
     if let Some(path) = pid_path.as_ref().filter(|_| daemon && !upgrader.is_done()) {
-        pid_file::remove(path);
+        process::remove_pid_file(path);
     }
     result
 }
 
-/// Opens the object cache, if one is configured; waits for a store that is away.
+/// Opens the object cache, if one is configured; waits for a store that is unavailable.
 fn open_objects(
     config: &Config,
     volumes: Option<VolumesOpening>,
@@ -262,7 +263,7 @@ fn open_objects(
     Objects::open(table, synapse, volumes, settings, secrets, sockets, end, admin, tracer).map(Some)
 }
 
-/// Starts what sends spans to the collector, and shows its metrics until the result is dropped.
+/// Starts the exporter of spans, and shows its metrics until the result is dropped.
 fn start_tracing(
     table: &TracingTable,
     admin: Option<&AdminServer>,
@@ -304,7 +305,7 @@ fn until_served(
         }
         None => None,
     };
-    let shutdown = objects.as_ref().map(|objects| (objects.shutdown_handle(), objects.shutdown_time_max()));
+    let shutdown = objects.as_ref().map(|objects| (objects.control(), objects.shutdown_time_max()));
     let (drain, delay, upgrader) = (server.drain(), server.live().drain_delay(), server.upgrader());
     let memory_file_end = server.memory_file_end();
     let health = admin.map(AdminServer::health);
@@ -330,7 +331,7 @@ fn until_served(
         }
         sidecar.request_end();
         if let Some((objects, _)) = &shutdown {
-            objects.request();
+            objects.end();
         }
     };
     // After a panic on this thread, too, objects are stored before the end.
@@ -365,7 +366,7 @@ fn until_served(
     }
 }
 
-/// Where requests to the process come from and lead to.
+/// The sources and targets of requests to the process.
 struct Requests<'a> {
     signals: &'a Signals,
     reloader: &'a Arc<Reloader>,
@@ -441,7 +442,7 @@ fn request_time(time_max: Duration) {
     cached_config::notify(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={micros}\nSTATUS=Ending"));
 }
 
-/// Prints what is served and how to try it; returns the memcached addresses.
+/// Prints the served addresses and how to try them; returns the memcached addresses.
 fn announce(
     server: &Server,
     objects: Option<&Objects>,

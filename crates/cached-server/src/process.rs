@@ -1,10 +1,19 @@
-//! Settings of the process: descriptors, user, memory, terminal.
+//! The process: descriptors, user, memory, terminal, cores, log level; the files that it writes for others (pid file, ports,
+//! unix sockets), and the sockets that a service manager passes to it.
 
+use cached_process::log::{Level, Log, LogTable};
 use cached_process::{Exit, Failure};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use std::fs::File;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::fmt::Write as _;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Requests the end of another process, by SIGTERM.
 ///
@@ -92,7 +101,7 @@ pub fn lock_memory() -> io::Result<()> {
     }
 }
 
-/// The process that has started this one as a daemon. It waits until this one serves, or ends, and ends with its status.
+/// The process that has started this one as a daemon. It waits until this one serves or ends, and ends with its status.
 #[derive(Debug)]
 pub struct Parent(OwnedFd);
 
@@ -179,5 +188,270 @@ fn outcome(mut told: io::PipeReader, child: libc::pid_t) -> i32 {
         true => libc::WEXITSTATUS(status),
         // As a shell shows it.
         false => 128 + libc::WTERMSIG(status),
+    }
+}
+
+/// Writes the file of `-P`, which has the process ID.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn write_pid_file(path: &Path) -> io::Result<()> {
+    if let Some(pid) = process_in_pid_file(path) {
+        tracing::warn!(pid, "the pid file contained the ID of a running process");
+    }
+    replace_pid_file(path)
+}
+
+/// Replaces the pid file of the process that has handed over to this one.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn replace_pid_file(path: &Path) -> io::Result<()> {
+    write_whole(path, ".tmp", &format!("{}\n", std::process::id()))
+}
+
+/// Writes a file under another name first, so that no reader finds half of it.
+fn write_whole(path: &Path, draft_suffix: &str, text: &str) -> io::Result<()> {
+    let mut draft = path.as_os_str().to_owned();
+    draft.push(draft_suffix);
+    fs::write(&draft, text)?;
+    fs::rename(&draft, path)
+}
+
+/// Removes the pid file. Called at the end.
+pub fn remove_pid_file(path: &Path) {
+    if let Err(error) = fs::remove_file(path) {
+        tracing::warn!(cause = %error, path = %path.display(), "cannot remove the pid file");
+    }
+}
+
+/// Returns the process that the pid file names, if it exists.
+fn process_in_pid_file(path: &Path) -> Option<i32> {
+    let pid: i32 = fs::read_to_string(path).ok()?.trim().parse().ok()?;
+    // SAFETY: plain numbers; signal 0 only checks whether the process exists.
+    (pid > 0 && pid != std::process::id() as i32 && unsafe { libc::kill(pid, 0) } == 0).then_some(pid)
+}
+
+/// The first inherited descriptor.
+const FIRST_FD: RawFd = 3;
+/// The largest number of inherited descriptors that is accepted.
+const FDS_MAX: usize = 64;
+
+/// Returns the sockets of `LISTEN_FDS`, inherited from a service manager (systemd's `sd_listen_fds`), if they are meant
+/// for this process. The server listens on them instead of the addresses in its settings.
+///
+/// To be called once, before anything else opens descriptors and before the process forks.
+pub fn inherited_sockets() -> Vec<OwnedFd> {
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u32>().ok();
+    let (Some(pid), Some(count)) = (number("LISTEN_PID"), number("LISTEN_FDS")) else { return Vec::new() };
+    if pid != std::process::id() {
+        return Vec::new();
+    }
+    let descriptors = (FIRST_FD..).take((count as usize).min(FDS_MAX)).filter(|fd| {
+        // SAFETY: a plain number; sets a flag on a descriptor, or fails.
+        unsafe { libc::fcntl(*fd, libc::F_SETFD, libc::FD_CLOEXEC) == 0 }
+    });
+    // SAFETY: the variables state that these descriptors belong to this process, they are open as just
+    // checked, and nothing else in this process uses them.
+    descriptors.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).collect()
+}
+
+/// The file of a unix socket that this process listens at. It is removed when this is dropped, unless the path leads to
+/// another file by then (a new server may have bound a socket there), or the file still belongs to another process.
+///
+/// To be dropped while the socket is still open: only then can no other file have the same inode.
+#[derive(Debug)]
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    /// Device and inode.
+    file: Option<(u64, u64)>,
+    /// Another process has the socket as well, and may continue to use it: then the file stays.
+    is_another: bool,
+}
+
+impl SocketFile {
+    /// Takes the file that is at a path.
+    pub(crate) fn new(path: &Path) -> SocketFile {
+        SocketFile { path: path.to_owned(), file: file_at(path), is_another: false }
+    }
+
+    /// Takes the file of a socket that another process has handed over, and may continue to use.
+    pub(crate) fn of_another(path: &Path) -> SocketFile {
+        SocketFile { path: path.to_owned(), file: file_at(path), is_another: true }
+    }
+
+    /// Makes the file this process's: the other one does not use it any more.
+    pub(crate) fn own(&mut self) {
+        self.is_another = false;
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if !self.is_another && self.file.is_some() && file_at(&self.path) == self.file {
+            // Fails if it has been removed meanwhile.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Returns device and inode of the file at a path.
+fn file_at(path: &Path) -> Option<(u64, u64)> {
+    std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
+}
+
+/// Writes the opened ports to the file that `MEMCACHED_PORT_FILENAME` names, one line per address: for test programs that
+/// request any free port. Does nothing if the variable is not set.
+///
+/// # Errors
+/// When the file cannot be written.
+pub(crate) fn write_port_file(tcp: &[SocketAddr], udp: &[SocketAddr]) -> io::Result<()> {
+    let Some(path) = std::env::var_os("MEMCACHED_PORT_FILENAME") else { return Ok(()) };
+    let mut text = String::new();
+    let all = tcp.iter().map(|address| ("TCP", address)).chain(udp.iter().map(|address| ("UDP", address)));
+    for (kind, address) in all {
+        let family = if address.is_ipv6() { "INET6" } else { "INET" };
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{kind} {family}: {}", address.port());
+    }
+    write_whole(Path::new(&path), ".lck", &text)
+}
+
+/// Pins the calling thread to one of the cores it may run on, if there are enough for all `threads`. Best
+/// effort.
+///
+/// The cores are those of the process's affinity mask, which the kernel keeps within the cpuset of its
+/// cgroup.
+pub(crate) fn pin_thread(index: usize, threads: usize) {
+    let Ok(allowed) = sched_getaffinity(None) else { return };
+    let Some(core) = core_of(index, threads, |core| allowed.is_set(core)) else {
+        if index == 0 {
+            tracing::warn!(
+                threads,
+                "pin_workers: there are fewer cores than threads, so no thread is pinned"
+            );
+        }
+        return;
+    };
+    let mut set = CpuSet::new();
+    set.set(core);
+    if let Err(error) = sched_setaffinity(None, &set) {
+        // Some sandboxes refuse this; the thread then runs on any core.
+        tracing::warn!(cause = %error, "pin_workers: a worker cannot be pinned to its core");
+    }
+}
+
+/// Returns the core of a worker; `None` if there are fewer cores than workers.
+fn core_of(index: usize, threads: usize, is_allowed: impl Fn(usize) -> bool) -> Option<usize> {
+    let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| is_allowed(*core)).collect();
+    if cores.len() < threads.max(2) {
+        return None;
+    }
+    cores.get(index).copied()
+}
+
+/// The level of the log: `[log] level`, raised by `-v` and the `verbosity` command. Cheap to clone.
+///
+/// | verbosity | the level is at least |
+/// |---|---|
+/// | 0 | that of `[log]`, `info` unless set |
+/// | 1 (`-v`) | `info`: start and end, refused clients, the store's absence and return |
+/// | 2 (`-vv`) | `debug`: every connection that is opened or closed |
+/// | 3 (`-vvv`) | `trace`: the logs of libraries |
+///
+/// Requests are never logged one by one.
+#[derive(Clone, Debug)]
+pub struct Logging {
+    verbosity: Arc<AtomicU8>,
+    log: Option<Log>,
+    /// The configured level, below which no verbosity leads.
+    base: Arc<AtomicU8>,
+}
+
+const LEVELS: [Level; 5] = [Level::Error, Level::Warn, Level::Info, Level::Debug, Level::Trace];
+
+impl Logging {
+    /// Returns the means of changing `log`, which has the configured level `base` already.
+    pub fn over(log: Log, base: Level, verbosity: u8) -> Logging {
+        Logging {
+            verbosity: Arc::new(AtomicU8::new(verbosity)),
+            log: Some(log),
+            base: Arc::new(AtomicU8::new(base as u8)),
+        }
+    }
+
+    /// Leaves the process's logs to the program that embeds the server.
+    pub fn embedded(verbosity: u8) -> Logging {
+        let base = Arc::new(AtomicU8::new(Level::Info as u8));
+        Logging { verbosity: Arc::new(AtomicU8::new(verbosity)), log: None, base }
+    }
+
+    /// Returns the level that `verbosity` leads to over the configured level `base`.
+    pub(crate) fn level(base: Level, verbosity: u8) -> Level {
+        match verbosity {
+            0 => base,
+            1 => base.max(Level::Info),
+            2 => base.max(Level::Debug),
+            _ => Level::Trace,
+        }
+    }
+
+    /// Returns the verbosity, 0 to 3.
+    pub fn verbosity(&self) -> u8 {
+        self.verbosity.load(Ordering::Relaxed)
+    }
+
+    /// Sets the verbosity.
+    pub fn set(&self, verbosity: u8) {
+        self.verbosity.store(verbosity, Ordering::Relaxed);
+        self.apply();
+    }
+
+    /// Sets the configured level and the form of the lines; the verbosity stays.
+    pub(crate) fn configure(&self, table: LogTable) {
+        self.base.store(table.level as u8, Ordering::Relaxed);
+        if let Some(log) = &self.log {
+            log.set(table);
+        }
+        self.apply();
+    }
+
+    fn apply(&self) {
+        let base = LEVELS[usize::from(self.base.load(Ordering::Relaxed)).min(LEVELS.len() - 1)];
+        if let Some(log) = &self.log {
+            log.set_level(Logging::level(base, self.verbosity()));
+        }
+    }
+
+    /// Writes how many lines were held back; called about once a second.
+    pub(crate) fn report_repeats(&self) {
+        if let Some(log) = &self.log {
+            log.report_repeats();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_are_pinned_to_allowed_cores() {
+        let allowed = |core: usize| [3, 5, 8, 9].contains(&core);
+        let cores: Vec<_> = (0..4).map(|index| core_of(index, 4, allowed)).collect();
+        assert_eq!(cores, [Some(3), Some(5), Some(8), Some(9)]);
+        assert_eq!(core_of(0, 5, allowed), None, "too few cores: the scheduler decides");
+        assert_eq!(core_of(0, 1, |core| core == 7), None, "one core leaves no choice");
+    }
+
+    #[test]
+    fn the_verbosity_only_adds() {
+        for (base, levels) in [
+            (Level::Error, [Level::Error, Level::Info, Level::Debug, Level::Trace]),
+            (Level::Info, [Level::Info, Level::Info, Level::Debug, Level::Trace]),
+            (Level::Trace, [Level::Trace; 4]),
+        ] {
+            assert_eq!([0, 1, 2, 3].map(|verbosity| Logging::level(base, verbosity)), levels);
+        }
     }
 }

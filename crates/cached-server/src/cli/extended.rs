@@ -1,11 +1,12 @@
 //! `-o`: memcached's extended options.
 //!
-//! `ssl_…` are in `ssl`. Options that tune slabs, LRU threads and the hash table are checked as memcached checks them and shown by
-//! `stats settings`; they have no other effect.
+//! Options that tune slabs, LRU threads and the hash table are checked as memcached checks them and shown by `stats
+//! settings`; they have no other effect. `ssl_…` keeps memcached's names and messages.
 
-use super::{ssl, wrong};
-use crate::config::discovery::Discovery;
-use crate::config::settings::{InertSettings, Settings, TlsSettings};
+use super::wrong;
+use crate::config::settings::{
+    ClientCertificates, Discovery, InertSettings, KeyFormat, MinVersion, Settings, TlsSettings,
+};
 use cached_core::kv::policy;
 use cached_process::{Exit, Failure};
 
@@ -117,7 +118,7 @@ impl Extended {
             // This program does not drop privileges by system call filters; keeping them is accepted.
             "no_drop_privileges" | "drop_privileges" | "relaxed_privileges" => {}
             "resp_obj_mem_limit" => {}
-            _ if name.starts_with("ssl_") && ssl::read(&mut self.tls, &mut self.inert, name, value)? => {}
+            _ if name.starts_with("ssl_") && read_ssl(&mut self.tls, &mut self.inert, name, value)? => {}
             _ if name.starts_with("ext_") => {
                 return wrong(Exit::Usage, format!("-o {name}: this server has no external storage yet."));
             }
@@ -382,4 +383,74 @@ pub(super) fn leading_f64(text: &str) -> f64 {
     let text = text.trim_start();
     let end = text.find(|letter: char| !letter.is_ascii_digit() && !matches!(letter, '.' | '-' | '+'));
     text[..end.unwrap_or(text.len())].parse().unwrap_or(0.0)
+}
+
+/// Reads one option. Returns false for a name that memcached does not know either.
+fn read_ssl(
+    tls: &mut TlsSettings,
+    inert: &mut InertSettings,
+    name: &str,
+    value: Option<&str>,
+) -> Result<bool, Failure> {
+    let given = || match value {
+        Some(text) => Ok(text),
+        None => wrong(Exit::FlagValue, format!("Missing {name} argument")),
+    };
+    let number = || -> Result<i64, Failure> {
+        given()?
+            .trim()
+            .parse()
+            .or_else(|_| wrong(Exit::FlagValue, format!("could not parse argument to {name}")))
+    };
+    let invalid = || wrong(Exit::FlagValue, format!("Invalid {name}. Use help to see valid options."));
+    match name {
+        "ssl_chain_cert" => tls.chain_file = given()?.into(),
+        "ssl_key" => tls.key_file = given()?.into(),
+        "ssl_ca_cert" => tls.ca_file = given()?.into(),
+        "ssl_keyformat" => {
+            tls.key_format = match given()?.trim() {
+                "1" | "PEM" => KeyFormat::Pem,
+                "2" | "DER" => KeyFormat::Der,
+                _ => return wrong(Exit::FlagValue, format!("could not parse argument to {name}")),
+            };
+        }
+        "ssl_verify_mode" => {
+            tls.client_certificates = match number()? {
+                0 => ClientCertificates::None,
+                1 => ClientCertificates::Request,
+                // 3 asks once for each session, which is all that TLS does without renegotiation.
+                2 | 3 => ClientCertificates::Require,
+                _ => return invalid(),
+            };
+        }
+        "ssl_min_version" => {
+            tls.min_version = match number()? {
+                0 | 1 => {
+                    let line = format!(
+                        "{name}: TLS 1.0 and 1.1 are not safe and not available; use 2 (TLS 1.2) or 3 (TLS 1.3)"
+                    );
+                    return wrong(Exit::FlagValue, line);
+                }
+                2 => MinVersion::Tls12,
+                3 => MinVersion::Tls13,
+                _ => return invalid(),
+            };
+        }
+        "ssl_session_cache" => tls.session_tickets = true,
+        "ssl_wbuf_size" => match u32::try_from(number()?) {
+            Ok(kibibytes) => inert.ssl_wbuf_size = (kibibytes as usize).saturating_mul(1 << 10),
+            Err(_) => return wrong(Exit::FlagValue, format!("could not parse argument to {name}")),
+        },
+        "ssl_kernel_tls" => {}
+        "ssl_ciphers" => {
+            given()?;
+            let line = format!(
+                "{name}: lists of ciphers in OpenSSL's language are not read; the safe ones are chosen without it, and \
+                 cipher_suites in [memcached.tls] of a configuration file names some of them"
+            );
+            return wrong(Exit::FlagValue, line);
+        }
+        _ => return Ok(false),
+    }
+    Ok(true)
 }

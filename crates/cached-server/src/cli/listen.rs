@@ -1,10 +1,13 @@
-//! `-l`: the addresses to listen on, and the protocol of each.
+//! The addresses of `-l` and `-U`, the protocol of each listener, and what `-S` and `-Y` leave of these.
 //!
-//! `[notls:|tls:|btls:|mtls:][proto[ascii|binary|negotiating]:][tag[name]:]host[:port]`, separated by commas. Tags are for memcached's
-//! proxy; they are checked and ignored.
+//! `[notls:|tls:|btls:|mtls:][proto[ascii|binary|negotiating]:][tag[name]:]host[:port]`, separated by commas. Tags are for
+//! memcached's proxy; they are checked and ignored.
 
-use super::wrong;
-use crate::config::settings::{ListenAddress, ListenTls};
+use super::overlay::{PORT, move_to, number};
+use super::{Cli, wrong};
+use crate::config::auth::Credentials;
+use crate::config::settings::{ListenAddress, ListenTls, Settings};
+use crate::config::{ConfigError, File};
 use cached_process::{Exit, Failure};
 use cached_proto::Protocol;
 
@@ -140,4 +143,183 @@ fn host_and_port(text: &str) -> Result<(&str, Option<&str>), Failure> {
         None if text.is_empty() => Err(bad()),
         None => Ok((text, None)),
     }
+}
+
+// `-U`: as in memcached, datagrams are read at the addresses of `-l`, each with its own port, and
+// without `-p` the port is TCP's as well.
+
+impl Cli {
+    /// Returns the value of `-U`, if it is given.
+    pub(super) fn udp_port_given(&self, notes: &mut Vec<String>) -> Result<Option<i32>, Failure> {
+        let Some(text) = &self.udp_port else { return Ok(None) };
+        match number("-U", text, notes)? {
+            port @ -1..=65535 => Ok(Some(port as i32)),
+            port => {
+                let line =
+                    format!("-U {port}: the UDP port must be 0 (off) to 65535, or -1 for any free one");
+                wrong(Exit::Usage, line)
+            }
+        }
+    }
+
+    /// Sets the addresses, after those of TCP and after authentication.
+    pub(super) fn udp(
+        &self,
+        file: Option<&File>,
+        settings: &mut Settings,
+        port: Option<i32>,
+        bare: bool,
+    ) -> Result<(), Wrong> {
+        let has_tls = settings.tls.is_some();
+        let own = file.map_or(&[][..], |file| &file.memcached.listen);
+        let udp_listen = match port {
+            // A unix socket replaces the network.
+            _ if self.unix_socket.is_some() => Ok(Vec::new()),
+            Some(0) => Ok(Vec::new()),
+            None => {
+                let texts = file.map_or(&[][..], |file| &file.memcached.udp_listen);
+                match texts.is_empty() {
+                    true => Ok(Vec::new()),
+                    false => addresses(texts, PORT, None, has_tls, false).map_err(|error| {
+                        let key = "memcached.udp_listen".into();
+                        Wrong::Key(ConfigError { key, why: error.to_string() })
+                    }),
+                }
+            }
+            Some(port) if self.listen.is_empty() && !own.is_empty() => {
+                let moved = addresses(own, port, None, has_tls, false).map(|mut addresses| {
+                    move_to(&mut addresses, u16::try_from(port).unwrap_or(0));
+                    addresses
+                });
+                moved.map_err(Wrong::Flag)
+            }
+            Some(port) => {
+                addresses(&self.listen, port, None, has_tls, bare || file.is_some()).map_err(Wrong::Flag)
+            }
+        }?;
+        settings.udp_listen.clear();
+        for address in udp_listen {
+            // Neither applies to datagrams.
+            let address = ListenAddress { protocol: None, tls: ListenTls::AsSet, ..address };
+            if !settings.udp_listen.contains(&address) {
+                settings.udp_listen.push(address);
+            }
+        }
+        settings.udp_port = match settings.udp_listen.first() {
+            None => 0,
+            Some(ListenAddress { port: 0, .. }) => -1,
+            Some(first) => first.port.into(),
+        };
+        if settings.udp_listen.is_empty() || !settings.auth.is_required() {
+            return Ok(());
+        }
+        // memcached's messages.
+        let line = match settings.auth.sasl {
+            Some(_) => "ERROR: Cannot enable UDP while using binary SASL authentication.",
+            None => "Cannot use UDP with ascii authentication enabled (-U 0 to disable)",
+        };
+        Err(match port {
+            Some(_) => Wrong::Flag(Failure::new(Exit::Usage, line)),
+            None => {
+                let why = "lets clients in without a password; it must be empty with auth_file or sasl_file";
+                Wrong::Key(ConfigError { key: "memcached.udp_listen".into(), why: why.into() })
+            }
+        })
+    }
+}
+
+// `-S` and `-Y`. A protocol without passwords must not lead around those of the other: with `-S` alone
+// only the binary protocol is served, with `-Y` alone only text and meta.
+
+/// The variable that names memcached's file of SASL passwords.
+const SASL_FILE_VARIABLE: &str = "MEMCACHED_SASL_PWDB";
+
+/// The source of a mistake: a flag, or a key of the file.
+pub(super) enum Wrong {
+    Flag(Failure),
+    Key(ConfigError),
+}
+
+impl Wrong {
+    pub(super) fn blamed(self, blame: &impl Fn(ConfigError) -> Failure) -> Failure {
+        match self {
+            Wrong::Flag(error) => error,
+            Wrong::Key(error) => blame(error),
+        }
+    }
+}
+
+fn flag(line: &str) -> Wrong {
+    Wrong::Flag(Failure::new(Exit::Usage, line))
+}
+
+impl Cli {
+    /// Applies `-S` and `-Y`, and the protocol that they leave.
+    pub(super) fn authentication(&self, settings: &mut Settings) -> Result<(), Wrong> {
+        if let Some(path) = &self.auth_file {
+            settings.auth.text = Some(Credentials::text(path));
+        }
+        if self.sasl > 0 {
+            if let Some(path) = std::env::var_os(SASL_FILE_VARIABLE).filter(|path| !path.is_empty()) {
+                settings.auth.sasl = Some(Credentials::sasl(path));
+            }
+            if settings.auth.sasl.is_none() {
+                return Err(flag(
+                    "-S: there are no passwords; the environment variable MEMCACHED_SASL_PWDB, or sasl_file in \
+                     the configuration, must name a file with lines of the form user:password",
+                ));
+            }
+        }
+        let Some(only) = only_protocol(settings) else { return Ok(()) };
+        let line = match only {
+            Protocol::Binary => "ERROR: You cannot allow the ASCII protocol while using SASL.",
+            Protocol::Text => {
+                "ERROR: You cannot allow the BINARY protocol while using ascii authentication tokens."
+            }
+        };
+        if settings.protocol != Some(only) {
+            if self.protocol.is_some() {
+                return Err(flag(line));
+            }
+            if settings.protocol.is_some() {
+                let (key, other) = match only {
+                    Protocol::Binary => ("sasl_file", "auth_file"),
+                    Protocol::Text => ("auth_file", "sasl_file"),
+                };
+                let why = format!(
+                    "is not the protocol whose passwords are in {key}; it must be \"auto\", or {other} be set too"
+                );
+                return Err(Wrong::Key(ConfigError { key: "memcached.protocol".into(), why }));
+            }
+        }
+        settings.protocol = Some(only);
+        Ok(())
+    }
+}
+
+/// Returns the one protocol that has passwords, if the other has none.
+fn only_protocol(settings: &Settings) -> Option<Protocol> {
+    match (&settings.auth.text, &settings.auth.sasl) {
+        (Some(_), None) => Some(Protocol::Text),
+        (None, Some(_)) => Some(Protocol::Binary),
+        _ => None,
+    }
+}
+
+/// Checks that no listener has a protocol without passwords.
+pub(super) fn check_listeners(settings: &Settings) -> Result<(), Failure> {
+    let Some(only) = only_protocol(settings) else { return Ok(()) };
+    if settings.listen.iter().all(|address| address.protocol == Some(only)) {
+        return Ok(());
+    }
+    let (known, file) = match only {
+        Protocol::Text => ("ascii", "-Y"),
+        Protocol::Binary => ("binary", "-S"),
+    };
+    wrong(
+        Exit::Usage,
+        format!(
+            "a listener's proto[…] lets clients in without a password; with {file} alone it must be {known}"
+        ),
+    )
 }

@@ -1,26 +1,21 @@
-//! The command line: memcached's flags and long names, and the values that they accept.
+//! The command line: memcached's flags and long names, and the values that they accept. It ends with a
+//! [`Config`](crate::Config), or with a text to print.
 //!
-//! An invalid value stops the start with one line, which is memcached's message where memcached has one. A
-//! flag that tunes a part this engine does not have is checked, accepted, and named once in the log. A flag
-//! that protects or persists data in a way that is not implemented stops the start: an operator must not rely
-//! on a lock that is missing.
+//! An invalid value stops the start with one line, which is memcached's message where memcached has one. A flag that
+//! tunes a part this engine does not have is checked, accepted, and named once in the log. A flag that protects or
+//! persists data in a way that is not implemented stops the start: an operator must not rely on a lock that is missing.
 //!
 //! To add a setting: a field in [`Settings`](crate::Settings), a key in `config/memcached.rs`, a line in
 //! `deploy/cached.toml`, and, if memcached has a flag for it, the flag here and in `overlay`.
 
-mod auth;
 mod extended;
 mod help;
 mod listen;
-mod manual;
 mod overlay;
-mod ssl;
 #[cfg(test)]
 mod tests;
-mod udp;
 
-pub use help::{help_text, license_text, version_text};
-pub use manual::command;
+pub use help::{command, help_text, license_text, version_text};
 
 use crate::config::{Config, ConfigFileError, File};
 use cached_config::read_config;
@@ -145,7 +140,7 @@ fn wrong<T>(exit: Exit, line: impl fmt::Display) -> Result<T, Failure> {
     Err(Failure::new(exit, line))
 }
 
-/// What the program is to do.
+/// The task of the program.
 #[derive(Debug)]
 pub enum Request {
     /// Print this and exit.

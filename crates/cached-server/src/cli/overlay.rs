@@ -4,10 +4,10 @@
 //! Errors in flags have memcached's messages; errors in the file name its key.
 
 use super::extended::{self, Extended};
-use super::{Cli, auth, listen, mistake, wrong};
-use crate::config::logging::Logging;
+use super::{Cli, listen, mistake, wrong};
 use crate::config::settings::{ListenAddress, Settings, SlabClasses};
 use crate::config::{Config, ConfigError, ConfigFileError, File, share};
+use crate::process::Logging;
 use cached_process::{Exit, Failure};
 use cached_proto::Protocol;
 use std::path::Path;
@@ -16,7 +16,7 @@ use std::path::Path;
 pub(super) type Given<'a> = (&'a Path, File);
 
 /// memcached's port.
-const PORT: i32 = 11211;
+pub(super) const PORT: i32 = 11211;
 
 impl Cli {
     /// Returns all settings. `bare` is set if none of the flags is memcached's.
@@ -76,7 +76,7 @@ impl Cli {
                 self.listen_alone(&mut settings, port, bare)?;
             }
         }
-        auth::check_listeners(&settings)?;
+        listen::check_listeners(&settings)?;
         let own = file.as_ref().map(|(_, file)| file);
         self.udp(own, &mut settings, udp_port, bare).map_err(|error| error.blamed(&blame))?;
         if settings.tls.is_some() && !settings.udp_listen.is_empty() {

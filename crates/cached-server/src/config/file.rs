@@ -1,22 +1,24 @@
-//! The file as a whole: reading, checking and writing.
+//! The configuration file as a whole: reading, checking and writing; and its small tables.
 
 use super::Config;
-use super::error::{ConfigError, ConfigFileError, invalid};
-use super::insight;
 use super::memcached::MemcachedTable;
-use super::nbd::NbdTable;
-use super::process::ProcessTable;
 #[cfg(feature = "sidecar")]
 use super::s3::S3Table;
-use super::shared_memory::{self, SharedMemoryTable};
-use super::volumes::VolumesTable;
-use crate::config::settings::Settings;
+use super::settings::Settings;
+use super::volumes::{NbdTable, VolumesTable};
 use cached_admin::AdminTable;
-use cached_config::{BackendTable, InsightTable, ObjectsTable, Secrets, SynapseTable, parse_config};
+use cached_config::{
+    BackendTable, ConfigError, ConfigFileError, DrainTimes, InsightTable, ObjectsTable, Secrets, Size,
+    SynapseTable, invalid, parse_config, require, within,
+};
+use cached_core::arbiter::SharedMemory;
+use cached_core::arena::MemoryRange;
+use cached_core::kv::policy;
 use cached_process::log::LogTable;
 use cached_tracing::TracingTable;
 use serde::{Deserialize, Serialize};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The content of a configuration file; keys that it omits have their defaults.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -59,7 +61,7 @@ impl File {
             process: ProcessTable::from(&config.settings),
             log: config.settings.log,
             memcached: MemcachedTable::from(&config.settings),
-            insight: insight::table(&config.settings),
+            insight: insight_table(&config.settings),
             objects: config.objects.clone(),
             shared_memory: config.shared_memory.clone(),
             synapse: config.synapse.clone(),
@@ -94,7 +96,7 @@ impl File {
         file.check().map_err(|error| ConfigFileError::of_key(path, error))?;
         // Whether memory can be shared is checked with the memory that flags set.
         let settings = file.settings().map_err(|error| ConfigFileError::of_key(path, error))?;
-        shared_memory::set_range(file.shared_memory.as_ref(), &settings, file.objects.as_mut());
+        set_range(file.shared_memory.as_ref(), &settings, file.objects.as_mut());
         Ok(file)
     }
 
@@ -140,7 +142,218 @@ impl File {
         self.process.clone().apply(&mut settings)?;
         settings.log = self.log;
         self.memcached.apply(&mut settings)?;
-        insight::apply(&self.insight, &mut settings)?;
+        apply_insight(&self.insight, &mut settings)?;
         Ok(settings)
+    }
+}
+
+/// The table. An empty string means none.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, expecting = "a table")]
+pub(crate) struct ProcessTable {
+    /// `-u`.
+    user: String,
+    /// `-d`.
+    daemon: bool,
+    /// `-P`.
+    pid_file: PathBuf,
+    /// `-r`.
+    core_dumps: bool,
+    /// `-k`.
+    lock_memory: bool,
+    /// How long the process is not ready before its listeners close.
+    drain_delay_secs: u64,
+    /// How long clients have to take their replies after that.
+    drain_timeout_secs: u64,
+    /// How long a new process may take to start, and again to take over.
+    upgrade_timeout_secs: u64,
+}
+
+impl Default for ProcessTable {
+    fn default() -> Self {
+        ProcessTable::from(&Settings::default())
+    }
+}
+
+impl From<&Settings> for ProcessTable {
+    fn from(settings: &Settings) -> Self {
+        ProcessTable {
+            user: settings.user.clone().unwrap_or_default(),
+            daemon: settings.daemon,
+            pid_file: settings.pid_file.clone().unwrap_or_default(),
+            core_dumps: settings.core_dumps,
+            lock_memory: settings.lock_memory,
+            drain_delay_secs: settings.drain.delay_secs,
+            drain_timeout_secs: settings.drain.timeout_secs,
+            upgrade_timeout_secs: settings.upgrade_timeout_secs,
+        }
+    }
+}
+
+impl ProcessTable {
+    pub(super) fn apply(self, settings: &mut Settings) -> Result<(), ConfigError> {
+        settings.user = Some(self.user).filter(|user| !user.is_empty());
+        settings.daemon = self.daemon;
+        settings.pid_file = Some(self.pid_file).filter(|path| !path.as_os_str().is_empty());
+        settings.core_dumps = self.core_dumps;
+        settings.lock_memory = self.lock_memory;
+        settings.drain = DrainTimes::new(self.drain_delay_secs, self.drain_timeout_secs)?;
+        settings.upgrade_timeout_secs =
+            within("process.upgrade_timeout_secs", self.upgrade_timeout_secs, 1..=60 * 60)?;
+        Ok(())
+    }
+}
+
+fn insight_table(settings: &Settings) -> InsightTable {
+    InsightTable {
+        enabled: settings.insight,
+        sampled_share: settings.insight_share,
+        slow_request_ms: settings.slow_request_ms,
+    }
+}
+
+fn apply_insight(table: &InsightTable, settings: &mut Settings) -> Result<(), ConfigError> {
+    table.check()?;
+    settings.insight = table.enabled;
+    settings.insight_share = table.sampled_share;
+    settings.slow_request_ms = table.slow_request_ms;
+    Ok(())
+}
+
+/// The table.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, expecting = "a table")]
+pub struct SharedMemoryTable {
+    /// The least memory for items; `None`: an eighth of both, if items have as much at the start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub items_bytes_min: Option<Size>,
+    /// The least memory for objects; `None`: an eighth of both, if objects have as much at the start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub objects_bytes_min: Option<Size>,
+    /// The cost of a missed item, in microseconds; 0: that of loading a bucket.
+    pub item_miss_us: u64,
+}
+
+/// A day: beyond, a typing error is more likely.
+const MISS_US_MAX: u64 = 24 * 60 * 60 * 1_000_000;
+/// With less a half does not work well.
+const LEAST_BYTES: Size = Size(2 << 20);
+
+impl SharedMemoryTable {
+    /// Returns how `items_bytes` and the memory of `objects` are shared.
+    fn memory(&self, items_bytes: usize, objects: &ObjectsTable) -> SharedMemory {
+        let (items, objects) = (items_bytes as u64, objects.memory_bytes_max.0);
+        let eighth = items.saturating_add(objects) / 8;
+        let least = |given: Option<Size>, start: u64| given.map_or(eighth.min(start), |size| size.0);
+        SharedMemory {
+            items_bytes: items,
+            objects_bytes: objects,
+            items_bytes_min: least(self.items_bytes_min, items),
+            objects_bytes_min: least(self.objects_bytes_min, objects),
+            item_miss: Some(self.item_miss_us).filter(|us| *us > 0).map(Duration::from_micros),
+        }
+    }
+
+    /// Returns the table with the values that follow from the memory of items and of `objects`.
+    pub(super) fn filled_in(&self, items_bytes: usize, objects: &ObjectsTable) -> SharedMemoryTable {
+        let memory = self.memory(items_bytes, objects);
+        SharedMemoryTable {
+            items_bytes_min: Some(Size(memory.items_bytes_min)),
+            objects_bytes_min: Some(Size(memory.objects_bytes_min)),
+            item_miss_us: self.item_miss_us,
+        }
+    }
+}
+
+/// Sets the range of the objects' memory, from which other values follow, if memory is shared. Checks
+/// nothing.
+fn set_range(table: Option<&SharedMemoryTable>, settings: &Settings, objects: Option<&mut ObjectsTable>) {
+    if let (Some(table), Some(objects)) = (table, objects) {
+        objects.memory_range = Some(table.memory(settings.memory_bytes, objects).objects_range());
+    }
+}
+
+/// Returns how items and objects share their memory, and sets the range of the objects'.
+///
+/// # Errors
+/// What does not allow it.
+pub(crate) fn share(
+    table: &SharedMemoryTable,
+    settings: &Settings,
+    objects: Option<&mut ObjectsTable>,
+) -> Result<SharedMemory, ConfigError> {
+    let Some(objects) = objects else {
+        return invalid(
+            "shared_memory",
+            "is between items and objects; an [objects] table must say what these are",
+        );
+    };
+    within("shared_memory.item_miss_us", table.item_miss_us, 0..=MISS_US_MAX)?;
+    let never = [
+        (
+            settings.memory_file.is_some(),
+            "the memory of a file (memory_file, -e) cannot move; one of the two must go",
+        ),
+        (
+            settings.huge_pages || objects.huge_pages,
+            "huge pages cannot move; huge_pages (-L) must be false for both",
+        ),
+        (
+            settings.lock_memory,
+            "memory that is kept from being paged out (lock_memory, -k) cannot move; one must go",
+        ),
+        (!settings.evict, "items that are not evicted cannot make room; evict must be true (no -M)"),
+    ];
+    if let Some((_, why)) = never.iter().find(|(is_so, _)| *is_so) {
+        return invalid("shared_memory", *why);
+    }
+    let policies = [
+        ("memcached.eviction_policy", settings.eviction_policy),
+        ("objects.eviction_policy", objects.eviction_policy.as_str()),
+    ];
+    for (key, name) in policies {
+        let remembers = policy::by_name(name).is_some_and(|policy| policy.ghost_hits().is_some());
+        require(remembers, key, || {
+            format!(
+                "is {name}, which cannot tell what more memory would save; with [shared_memory] it must be \
+                     balanced or s3fifo"
+            )
+        })?;
+    }
+    let memory = table.memory(settings.memory_bytes, objects);
+    let halves = [
+        ("items", memory.items_range(), memory.items_bytes),
+        ("objects", memory.objects_range(), memory.objects_bytes),
+    ];
+    for (half, range, start) in halves {
+        let key = format!("shared_memory.{half}_bytes_min");
+        within(&key, Size(range.bytes_min), LEAST_BYTES..=Size(start))?;
+        let least = range.bytes_max.div_ceil(MemoryRange::RATIO_MAX);
+        require(range.bytes_min >= least, &key, || {
+            format!(
+                "is {}; it must be at least {}, a {}nd of the most that {half} can have",
+                Size(range.bytes_min),
+                Size(least),
+                MemoryRange::RATIO_MAX
+            )
+        })?;
+    }
+    require(
+        settings.item_bytes_max as u64 <= memory.items_bytes_min / 2,
+        "shared_memory.items_bytes_min",
+        || format!("is {}; it must be at least twice item_bytes_max", Size(memory.items_bytes_min)),
+    )?;
+    objects.memory_range = Some(memory.objects_range());
+    objects.check_cache()?;
+    Ok(memory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_settings_and_the_insight_table_have_the_same_defaults() {
+        assert_eq!(insight_table(&Settings::default()), InsightTable::default());
     }
 }

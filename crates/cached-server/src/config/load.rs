@@ -1,11 +1,15 @@
-//! What the configuration names: every file is read, and what the start would refuse is refused. `--check-config` does
-//! no less and no more; neither opens a socket or a store, takes a lock, or makes a file.
+//! Reads every file that the configuration names, and refuses what the start would refuse. `--check-config` does no less
+//! and no more; neither opens a socket or a store, takes a lock, or creates a file.
+
+#[cfg(not(feature = "sidecar"))]
+pub use none::SidecarSecrets;
+#[cfg(feature = "sidecar")]
+pub use s3_sidecar::Secrets as SidecarSecrets;
 
 #[cfg(feature = "sidecar")]
 use super::S3Table;
+use super::settings::ListenAddress;
 use super::{AdminTable, Config, ConfigError, ConfigFileError, File, NbdTable, Secrets, SynapseTable};
-use crate::config::s3_secrets::SidecarSecrets;
-use crate::config::settings::ListenAddress;
 use crate::process;
 use cached_admin::Tokens;
 use cached_config::{Listening, ObjectsTable, check_addresses, reading_trouble};
@@ -35,7 +39,7 @@ pub struct Loaded {
 }
 
 impl Config {
-    /// Reads the files that the configuration names, and checks the rest of what it names. To be called while the
+    /// Reads the files that the configuration names, and checks users and addresses. To be called while the
     /// process may read the files. The passwords are in force then.
     ///
     /// # Errors
@@ -68,7 +72,7 @@ impl Config {
         self.load_others(tls).map_err(|error| self.mistake(error, Exit::Configuration))
     }
 
-    /// Loads what no flag can name.
+    /// Loads the files that no flag can name.
     fn load_others(&self, tls: Option<Arc<ServerTls>>) -> Result<Loaded, ConfigError> {
         self.objects.as_ref().map_or(Ok(()), ObjectsTable::check_files)?;
         let loaded = Loaded {
@@ -127,4 +131,26 @@ impl Config {
 
 fn wrong(key: &str, why: impl std::fmt::Display) -> ConfigError {
     ConfigError { key: key.into(), why: why.to_string() }
+}
+
+#[cfg(not(feature = "sidecar"))]
+mod none {
+    /// The secrets of a sidecar, of which there are none.
+    #[derive(Clone, Debug, Default)]
+    pub struct SidecarSecrets;
+
+    impl SidecarSecrets {
+        /// Reads nothing.
+        ///
+        /// # Errors
+        /// None.
+        pub fn read_again(&self) -> Result<SidecarSecrets, String> {
+            Ok(SidecarSecrets)
+        }
+
+        /// Returns nothing.
+        pub fn put_in_force(self) -> Vec<&'static str> {
+            Vec::new()
+        }
+    }
 }

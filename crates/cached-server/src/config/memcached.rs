@@ -3,10 +3,9 @@
 //!
 //! Flags without effect in this engine have no key; they are accepted on command lines only.
 
-use super::error::{ConfigError, invalid, require, within};
-use crate::config::auth::Credentials;
-use crate::config::settings::{InertSettings, ListenAddress, ListenTls, Settings, SlabClasses};
-use cached_config::{Size, TlsTable, eviction_policy, unix_mode};
+use super::auth::Credentials;
+use super::settings::{InertSettings, ListenAddress, ListenTls, Settings, SlabClasses};
+use cached_config::{ConfigError, Size, TlsTable, eviction_policy, invalid, require, unix_mode, within};
 use cached_core::kv::{ARENA_BYTES_MIN, ITEM_BYTES_MAX, ITEM_BYTES_MIN};
 use cached_proto::Protocol;
 use cached_proto::udp::{UDP_DATA_LEN_MAX, UDP_REPLY_LEN_MAX};

@@ -1,61 +1,45 @@
-//! The configuration file that `--config` names: TOML, beside memcached's flags, which override it.
+//! Configuration: the file that `--config` names (TOML), the settings that result from file and flags, and the files
+//! that these name. Nothing here opens a socket or a store, or starts a thread.
 //!
-//! Each table is a struct that serde reads and writes, so that the printed configuration can be read again;
-//! its default is taken from the code that uses it. An unknown key or an invalid value stops the start with
-//! one line: the file and key, what is wrong, what would be right. `deploy/cached.toml` shows every key, and
-//! a test compares its values with the defaults.
+//! Each table is a struct that serde reads and writes, so that the printed configuration can be read back; its defaults
+//! come from the code that uses it. An unknown key or an invalid value stops the start with one line: the file and key,
+//! what is wrong, what would be right. `deploy/cached.toml` shows every key, and a test compares its values with the
+//! defaults. Tables shared with `synapsed` are in the crates `cached-config` (`[insight]`, `[objects]` and its backend,
+//! `[synapse]`) and `cached-admin` (`[admin]`).
 //!
 //! | module | content |
 //! |---|---|
-//! | `file` | the file as a whole |
-//! | `load` | what the configuration names: the files are read |
-//! | `process`, `memcached`, `shared_memory`, `volumes`, `nbd`, `s3`, `s3_policies` | one table each |
-//! | crate `cached-admin` | `[admin]`: shared with `synapsed` |
-//! | crate `cached-config` | `[insight]`, `[objects]` and its backend, `[synapse]`, sizes with units: shared with `synapsed` |
-//! | `error` | the line that states what is wrong |
+//! | `file` | the file as a whole, and its small tables: `[process]`, `[insight]`, `[shared_memory]` |
+//! | `memcached`, `volumes`, `s3` | `[memcached]`; `[volumes]` and `[nbd]`; `[s3]` |
+//! | `settings`, `size_classes` | the settings of a server in plain types; memcached's size classes |
+//! | `load`, `auth` | reads the files that the configuration names, those of passwords among them |
 
 pub mod auth;
-pub(crate) mod discovery;
-mod error;
 mod file;
-mod insight;
 mod load;
-pub(crate) mod logging;
 mod memcached;
-mod nbd;
-mod process;
 #[cfg(feature = "sidecar")]
 mod s3;
-#[cfg(feature = "sidecar")]
-mod s3_policies;
-pub mod s3_secrets;
 pub mod settings;
-mod shared_memory;
 pub(crate) mod size_classes;
 #[cfg(test)]
 mod tests;
 mod volumes;
 
-pub use self::nbd::NbdTable;
-#[cfg(feature = "sidecar")]
-pub use self::s3::{AuthName, NamesName, S3Table, UpstreamAuthName};
-#[cfg(feature = "sidecar")]
-pub use self::s3_policies::{BucketTable, FreshSecs, FreshWord};
-pub use self::volumes::{FuaName, VolumesTable};
 pub use cached_admin::AdminTable;
 pub use cached_config::{
-    BackendTable, FileTable, MemoryTable, NamespaceTable, ObjectsTable, RadosTable, RemoteTable, Secrets,
-    Size, SynapseTable, WriterName,
+    BackendTable, ConfigError, ConfigFileError, FileTable, MemoryTable, NamespaceTable, ObjectsTable,
+    RadosTable, RemoteTable, Secrets, Size, SynapseTable, WriterName,
 };
 pub use cached_tracing::TracingTable;
-pub use error::{ConfigError, ConfigFileError};
-pub use load::Loaded;
-pub use shared_memory::SharedMemoryTable;
+pub use file::SharedMemoryTable;
+pub(crate) use file::{File, share};
+pub use load::{Loaded, SidecarSecrets};
+#[cfg(feature = "sidecar")]
+pub use s3::{AuthName, BucketTable, FreshSecs, FreshWord, NamesName, S3Table, UpstreamAuthName};
+pub use volumes::{FuaName, NbdTable, VolumesTable};
 
-pub(crate) use file::File;
-pub(crate) use shared_memory::share;
-
-use crate::config::settings::Settings;
+use settings::Settings;
 use std::path::PathBuf;
 
 /// The configuration of the program, from flags and file.
@@ -78,7 +62,7 @@ pub struct Config {
     pub s3: Option<S3Table>,
     /// The admin listener, if one is configured.
     pub admin: Option<AdminTable>,
-    /// What is traced, if anything is.
+    /// Tracing, if it is configured.
     pub tracing: Option<TracingTable>,
     /// The file, if there is one; absolute.
     pub path: Option<PathBuf>,

@@ -1,11 +1,10 @@
-//! `[s3]`: the sidecar, a caching proxy before an S3 endpoint. Without this table there is none.
+//! `[s3]`: the sidecar, a caching proxy before an S3 endpoint; `[[s3.buckets]]`: what holds for the objects of a bucket.
+//! Without `[s3]` there is none.
 
-use super::error::{ConfigError, invalid, within};
-use super::s3_policies::{BucketTable, FreshSecs, policy};
-use cached_config::{Size, TlsTable};
+use cached_config::{ConfigError, Size, TlsTable, invalid, within};
 use cached_tls::{ServerTls, TlsError};
 use s3_sidecar::{
-    Auth, BucketTerms, CachePolicy, Credentials, Endpoint, Keys, LogTarget, Names, Rule, Secrets,
+    Auth, BucketTerms, CachePolicy, Credentials, Endpoint, Fresh, Keys, LogTarget, Names, Rule, Secrets,
     SidecarConfig,
 };
 use serde::{Deserialize, Serialize};
@@ -25,7 +24,7 @@ pub struct S3Table {
     pub upstream_ca_file: PathBuf,
     /// The names by which clients address the endpoint.
     pub domains: Vec<String>,
-    /// Which party decides whether a client may do what it asks for.
+    /// The party that authorizes the requests of clients.
     pub auth: AuthName,
     /// The clients' keys and their rights; with `auth = "listener"`.
     pub keys_file: PathBuf,
@@ -39,7 +38,7 @@ pub struct S3Table {
     pub upstream_secret_file: PathBuf,
     /// The region for which the sidecar signs.
     pub upstream_region: String,
-    /// For how long what is known of an object answers reads: seconds, or `"immutable"`.
+    /// For how long the known state of an object answers reads: seconds, or `"immutable"`.
     pub fresh_secs: FreshSecs,
     /// For how long beyond that it answers while the endpoint is away, in seconds.
     pub stale_if_error_secs: u64,
@@ -75,7 +74,7 @@ pub struct S3Table {
     pub response_timeout_secs: u64,
     /// How long a reader waits for another reader's bytes that do not come, in milliseconds.
     pub share_wait_ms: u64,
-    /// What holds for the objects of buckets.
+    /// Rules for the objects of buckets.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub buckets: Vec<BucketTable>,
     /// TLS; none without this table.
@@ -83,7 +82,7 @@ pub struct S3Table {
     pub tls: Option<TlsTable>,
 }
 
-/// Which party decides whether a client may do what it asks for.
+/// The party that authorizes the requests of clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AuthName {
@@ -120,13 +119,13 @@ pub enum UpstreamAuthName {
 
 /// The longest wait for another reader's bytes: a minute.
 const SHARE_WAIT_MS_MAX: u64 = 60_000;
-/// What an object that is remembered not to be there takes.
+/// The memory for an object that is remembered to be absent.
 const NEGATIVE_BYTES_EACH: u64 = 1 << 10;
-/// What is held of requests that delete many objects, at most.
+/// The most memory for requests that delete many objects.
 const CHANGES_BYTES: u64 = 32 << 20;
 /// Lines of the access log that are to be written, at most.
 const LOG_BYTES: u64 = 16 << 20;
-/// What a connection needs beside its buffers.
+/// The memory of a connection beside its buffers.
 const CONNECTION_BYTES: u64 = 16 << 10;
 
 impl Default for S3Table {
@@ -225,13 +224,13 @@ impl S3Table {
         Ok(config)
     }
 
-    /// Returns what holds for objects without a rule, and the rules.
+    /// Returns the default policy, and the rules.
     pub(crate) fn policies(&self) -> (CachePolicy, Vec<Rule>) {
         let default = policy(self.fresh_secs, self.stale_if_error_secs, self.negative_secs);
         (default, self.buckets.iter().map(|bucket| bucket.rule(&default)).collect())
     }
 
-    /// Returns what buckets have for themselves.
+    /// Returns the terms of buckets.
     pub(crate) fn terms(&self) -> Vec<BucketTerms> {
         self.buckets.iter().filter_map(BucketTable::terms).collect()
     }
@@ -239,7 +238,7 @@ impl S3Table {
     /// Reads the certificates of the listener; `None` without TLS.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// The reason why they cannot be used.
     pub(crate) fn load_tls(&self) -> Result<Option<Arc<ServerTls>>, ConfigError> {
         let Some(table) = &self.tls else { return Ok(None) };
         let wrong = |error: TlsError| ConfigError { key: "s3.tls".into(), why: error.to_string() };
@@ -249,7 +248,7 @@ impl S3Table {
     /// Reads the clients' keys and the sidecar's own credentials.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// The reason why they cannot be used.
     pub(crate) fn load_secrets(&self) -> Result<Secrets, ConfigError> {
         let keys = match self.auth {
             AuthName::Listener => {
@@ -361,7 +360,7 @@ impl S3Table {
             );
         }
         let mut config = self.sidecar(None, Secrets::default(), Duration::ZERO)?;
-        // Files are read later, and what they have is checked then.
+        // Files are read, and their content is checked, later.
         if config.auth == Auth::Listener {
             config.auth = Auth::None;
         }
@@ -386,5 +385,213 @@ impl S3Table {
             key => key,
         };
         ConfigError { key: format!("s3.{key}"), why }
+    }
+}
+
+/// For how long the known state of an object answers reads: seconds, or `"immutable"`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "it must be a number of seconds or \"immutable\"")]
+pub enum FreshSecs {
+    /// For so many seconds; 0 to ask the endpoint at each read.
+    Secs(u64),
+    /// For ever.
+    Word(FreshWord),
+}
+
+/// A word in place of seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FreshWord {
+    /// Until a change passes through the sidecar or is announced to it.
+    Immutable,
+}
+
+/// A table of `[[s3.buckets]]`. Absent keys are as in `[s3]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a table")]
+pub struct BucketTable {
+    /// The name of the bucket.
+    pub name: String,
+    /// The beginning of the keys that it holds for; the longest one decides.
+    #[serde(default)]
+    pub prefix: String,
+    /// For how long the known state answers reads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fresh_secs: Option<FreshSecs>,
+    /// For how long beyond that it answers while the endpoint is away, in seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stale_if_error_secs: Option<u64>,
+    /// For how long it is remembered that an object is not there, in seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub negative_secs: Option<u64>,
+    /// Whether anything is kept.
+    #[serde(default = "yes")]
+    pub caches: bool,
+    /// Memory for bodies that the other buckets cannot take from it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes_min: Option<Size>,
+    /// The most memory for its bodies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes_max: Option<Size>,
+    /// How much its misses count beside those of the others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_weight: Option<u32>,
+    /// The most requests to the endpoint a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upstream_requests_per_second_max: Option<u64>,
+    /// The most bytes to and from the endpoint a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upstream_bytes_per_second_max: Option<Size>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl From<FreshSecs> for Fresh {
+    fn from(secs: FreshSecs) -> Fresh {
+        match secs {
+            FreshSecs::Secs(secs) => Fresh::For(Duration::from_secs(secs)),
+            FreshSecs::Word(FreshWord::Immutable) => Fresh::Immutable,
+        }
+    }
+}
+
+/// Returns the policy that three keys make.
+pub(super) fn policy(fresh: FreshSecs, stale_if_error_secs: u64, negative_secs: u64) -> CachePolicy {
+    let (stale_if_error, negative) =
+        (Duration::from_secs(stale_if_error_secs), Duration::from_secs(negative_secs));
+    CachePolicy { fresh: fresh.into(), stale_if_error, negative, caches: true }
+}
+
+impl BucketTable {
+    /// Returns the rule of the table; absent keys are as in `defaults`.
+    pub(super) fn rule(&self, defaults: &CachePolicy) -> Rule {
+        let secs = |secs: Option<u64>, other: Duration| secs.map_or(other, Duration::from_secs);
+        let policy = CachePolicy {
+            fresh: self.fresh_secs.map_or(defaults.fresh, Fresh::from),
+            stale_if_error: secs(self.stale_if_error_secs, defaults.stale_if_error),
+            negative: secs(self.negative_secs, defaults.negative),
+            caches: self.caches,
+        };
+        Rule { bucket: self.name.clone(), prefix: self.prefix.clone(), policy }
+    }
+
+    /// Returns the terms of the bucket; `None` for a table with a prefix.
+    pub(super) fn terms(&self) -> Option<BucketTerms> {
+        self.prefix.is_empty().then(|| BucketTerms {
+            bucket: self.name.clone(),
+            memory_bytes_min: self.memory_bytes_min.map(|size| size.0),
+            memory_bytes_max: self.memory_bytes_max.map(|size| size.0),
+            memory_weight: self.memory_weight,
+            requests_per_second_max: self.upstream_requests_per_second_max,
+            bytes_per_second_max: self.upstream_bytes_per_second_max.map(|size| size.0),
+        })
+    }
+
+    /// Returns the first key that concerns the bucket as a whole and stands in a table with a prefix.
+    fn misplaced(&self) -> Option<&'static str> {
+        let of_bucket = [
+            ("memory_bytes_min", self.memory_bytes_min.is_some()),
+            ("memory_bytes_max", self.memory_bytes_max.is_some()),
+            ("memory_weight", self.memory_weight.is_some()),
+            ("upstream_requests_per_second_max", self.upstream_requests_per_second_max.is_some()),
+            ("upstream_bytes_per_second_max", self.upstream_bytes_per_second_max.is_some()),
+        ];
+        let mut set = of_bucket.into_iter().filter(|(_, is_set)| *is_set && !self.prefix.is_empty());
+        set.next().map(|(key, _)| key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(lines: &str) -> Result<S3Table, String> {
+        let text = format!("upstream = \"http://a\"\nauth = \"none\"\n{lines}");
+        toml::from_str(&text).map_err(|error| error.message().to_owned())
+    }
+
+    #[test]
+    fn a_table_of_a_bucket_has_what_it_lacks_from_the_whole() {
+        let read = table(
+            "fresh_secs = 60\nnegative_secs = 5\n[[buckets]]\nname = \"a\"\nprefix = \"x/\"\nfresh_secs = \"immutable\"\n\
+             [[buckets]]\nname = \"b\"\nstale_if_error_secs = 7\ncaches = false\n",
+        );
+        let read = read.unwrap();
+        assert!(read.check().is_ok());
+        let (default, rules) = read.policies();
+        let secs = Duration::from_secs;
+        let whole = CachePolicy {
+            fresh: Fresh::For(secs(60)),
+            stale_if_error: secs(0),
+            negative: secs(5),
+            caches: true,
+        };
+        assert_eq!(default, whole);
+        let first = CachePolicy { fresh: Fresh::Immutable, ..whole };
+        let second = CachePolicy { stale_if_error: secs(7), caches: false, ..whole };
+        let rule = |bucket: &str, prefix: &str, policy| Rule {
+            bucket: bucket.into(),
+            prefix: prefix.into(),
+            policy,
+        };
+        assert_eq!(rules, [rule("a", "x/", first), rule("b", "", second)]);
+        assert_eq!(read.terms().len(), 1);
+        // It is written as it is read.
+        let again: S3Table = toml::from_str(&toml::to_string(&read).unwrap()).unwrap();
+        assert_eq!(again, read);
+    }
+
+    #[test]
+    fn a_table_states_what_a_bucket_has_for_itself() {
+        let read = table(
+            "[[buckets]]\nname = \"a\"\nmemory_bytes_min = \"8 MiB\"\nmemory_bytes_max = \"16 MiB\"\nmemory_weight = 3\n\
+             upstream_requests_per_second_max = 5\nupstream_bytes_per_second_max = \"1 MiB\"\n\
+             [[buckets]]\nname = \"a\"\nprefix = \"x\"\n",
+        );
+        let read = read.unwrap();
+        assert!(read.check().is_ok());
+        let terms = BucketTerms {
+            bucket: "a".into(),
+            memory_bytes_min: Some(8 << 20),
+            memory_bytes_max: Some(16 << 20),
+            memory_weight: Some(3),
+            requests_per_second_max: Some(5),
+            bytes_per_second_max: Some(1 << 20),
+        };
+        assert_eq!(read.terms(), [terms]);
+        let again: S3Table = toml::from_str(&toml::to_string(&read).unwrap()).unwrap();
+        assert_eq!(again, read);
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_named() {
+        for (lines, words) in [
+            ("fresh_secs = \"never\"", "it must be a number of seconds or \"immutable\""),
+            ("fresh_secs = -1", "it must be a number of seconds or \"immutable\""),
+            ("[[buckets]]\nprefix = \"x\"", "name"),
+            ("[[buckets]]\nname = \"x\"\nfresh = 1", "fresh"),
+        ] {
+            let error = table(lines).unwrap_err();
+            assert!(error.contains(words), "{lines}: {error}");
+        }
+        for (lines, key) in [
+            ("[[buckets]]\nname = \"\"", "s3.buckets"),
+            ("[[buckets]]\nname = \"a\"\n[[buckets]]\nname = \"a\"", "s3.buckets"),
+            ("[[buckets]]\nname = \"a\"\nprefix = \"x\"\nmemory_weight = 1", "s3.buckets"),
+            ("[[buckets]]\nname = \"a\"\nmemory_weight = 0", "s3.buckets"),
+            ("[[buckets]]\nname = \"a\"\nmemory_bytes_min = \"1 GiB\"", "s3.buckets"),
+            ("[[buckets]]\nname = \"a\"\nupstream_requests_per_second_max = 0", "s3.buckets"),
+            ("[[buckets]]\nname = \"a\"\nupstream_bytes_per_second_max = 1", "s3.buckets"),
+            ("negative_max = 0", "s3.negative_max"),
+            ("fresh_secs = 999999999999", "s3.fresh_secs"),
+        ] {
+            assert_eq!(table(lines).unwrap().check().unwrap_err().key, key, "{lines}");
+        }
+        let error =
+            S3Table { auth: AuthName::Gateway, ..table("fresh_secs = 1").unwrap() }.check().unwrap_err();
+        assert_eq!(error.key, "s3.fresh_secs");
+        assert!(error.why.contains("auth = \"listener\""), "{}", error.why);
     }
 }

@@ -3,7 +3,7 @@
 //! The engine has no slabs. Items are reported by the class that memcached would put them in, by its
 //! calculation of an item's size, its growth factor (`-f`), its smallest chunk (`-n`) and its largest.
 
-use crate::config::settings::SlabClasses;
+use super::settings::SlabClasses;
 
 /// The highest class number in memcached.
 pub(crate) const CLASS_MAX: u32 = 63;

@@ -1,10 +1,17 @@
-//! `[volumes]`: disks that lie in the object cache. Without this table there are none.
+//! `[volumes]`: disks in the object cache; `[nbd]`: the listener that serves them. Without a table there is none.
 
-use super::error::{ConfigError, invalid, require};
-use blocker::WriteMode;
-use blocker::{Durability, NAME_BYTES_MAX};
-use cached_config::ObjectsTable;
+use blocker::{Durability, NAME_BYTES_MAX, WriteMode};
+use cached_config::{
+    ClientCertificatesName, ConfigError, Listening, ObjectsTable, Size, TlsTable, exposure, invalid, require,
+    unix_mode, within,
+};
+use cached_tls::{ServerTls, TlsError};
+use nbd::{Address, AddressError, PORT_DEFAULT, ServerConfig, SettingError};
 use serde::{Deserialize, Serialize};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// The longest name of a namespace's begin, or of an owner, in bytes.
 const TEXT_BYTES_MAX: usize = 200;
@@ -16,9 +23,9 @@ const _: () = assert!(TEXT_BYTES_MAX < NAME_BYTES_MAX);
 pub struct VolumesTable {
     /// The namespace of the volumes' names, and the begin of the names of the volumes' own namespaces.
     pub prefix: String,
-    /// What this program calls itself in the volumes that it has attached; empty for the host's name.
+    /// The name of this program in the volumes that it has attached; empty for the host's name.
     pub owner: String,
-    /// What a flush of a client, and a write that it demands to be durable, hold; `None`: *journaled* where there is a
+    /// The durability of a client's flush, and of a write that it demands to be durable; `None`: *journaled* where there is a
     /// journal, and *stored* elsewhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fua: Option<FuaName>,
@@ -28,7 +35,7 @@ pub struct VolumesTable {
     pub record_at_once: Option<bool>,
 }
 
-/// What a flush holds.
+/// The durability of a flush.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FuaName {
@@ -54,7 +61,7 @@ impl Default for VolumesTable {
 }
 
 impl VolumesTable {
-    /// Returns what a flush holds over the object cache of this table.
+    /// Returns the durability of a flush over the object cache of this table.
     #[must_use]
     pub fn fua(&self, objects: &ObjectsTable) -> FuaName {
         self.fua.unwrap_or(match objects.journal {
@@ -101,5 +108,201 @@ impl VolumesTable {
         require(is_possible, "volumes.fua", || {
             "is \"journaled\" without a journal; add [objects.journal], or write \"stored\"".into()
         })
+    }
+}
+
+/// The table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, expecting = "a table")]
+pub struct NbdTable {
+    /// The addresses to listen on: `host:port`, or `unix:` and a path.
+    pub listen: Vec<String>,
+    /// Permissions of unix sockets, in octal.
+    pub unix_mode: String,
+    /// The volumes that clients may have; `None`: all of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exports: Option<Vec<String>>,
+    /// Allow addresses that other machines can reach without certificates of clients.
+    pub allow_exposed: bool,
+    /// The number of threads that serve connections.
+    pub threads: usize,
+    /// The largest number of connections.
+    pub connections_max: u32,
+    /// The largest number of connections of one address; `None`: half of `connections_max`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer_connections_max: Option<u32>,
+    /// The largest number of outstanding requests of each connection.
+    pub connection_requests_max: u32,
+    /// The largest sum of their payloads for each connection.
+    pub connection_bytes_max: Size,
+    /// The largest sum of their payloads for all connections.
+    pub bytes_max: Size,
+    /// The buffers for large payloads that are kept for reuse.
+    pub payload_pool_bytes_max: Size,
+    /// How long a negotiation may take, in milliseconds.
+    pub negotiation_timeout_ms: u64,
+    /// After how many milliseconds a client is disconnected that makes no progress with a message it has begun.
+    pub stall_timeout_ms: u64,
+    /// Whether clients must use TLS.
+    pub tls_required: bool,
+    /// TLS; none without this table.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls: Option<TlsTable>,
+}
+
+/// The default number of threads.
+const THREADS: usize = 4;
+const THREADS_MAX: usize = 1024;
+/// The most volumes that can be named.
+const EXPORTS_MAX: usize = 4096;
+/// One day.
+const TIME_MS_MAX: u64 = 24 * 60 * 60 * 1000;
+
+impl Default for NbdTable {
+    fn default() -> Self {
+        let config = ServerConfig::default();
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        NbdTable {
+            listen: vec![format!("127.0.0.1:{PORT_DEFAULT}")],
+            unix_mode: "700".into(),
+            exports: None,
+            allow_exposed: false,
+            threads: THREADS,
+            connections_max: config.connections_max,
+            peer_connections_max: config.peer_connections_max,
+            connection_requests_max: config.connection_requests_max,
+            connection_bytes_max: Size(config.connection_bytes_max),
+            bytes_max: Size(config.bytes_max),
+            payload_pool_bytes_max: config.payload_pool_bytes_max.into(),
+            negotiation_timeout_ms: millis(config.negotiation_timeout),
+            stall_timeout_ms: millis(config.stall_timeout),
+            tls_required: config.tls_required,
+            tls: None,
+        }
+    }
+}
+
+impl NbdTable {
+    /// Returns the addresses to listen on.
+    ///
+    /// # Errors
+    /// The text that is not an address.
+    pub(crate) fn addresses(&self) -> Result<Vec<Address>, ConfigError> {
+        let wrong = |error: AddressError| ConfigError { key: "nbd.listen".into(), why: error.to_string() };
+        self.listen.iter().map(|text| text.parse().map_err(wrong)).collect()
+    }
+
+    /// Returns the addresses for a check of all listeners; those that are none are left out.
+    pub(crate) fn listening(&self) -> Vec<Listening> {
+        let addresses = self.listen.iter().filter_map(|text| text.parse::<Address>().ok());
+        let texts: Vec<String> = addresses.map(|address| address.to_string()).collect();
+        Listening::of("nbd.listen", &texts).collect()
+    }
+
+    /// Sets the permissions of a unix socket that a server listens at.
+    ///
+    /// # Errors
+    /// One line, if the system refuses.
+    pub(crate) fn restrict(&self, address: &Address) -> Result<(), String> {
+        let Address::Unix(path) = address else { return Ok(()) };
+        let mode = unix_mode("nbd.unix_mode", &self.unix_mode).map_err(|error| error.to_string())?;
+        let set = std::fs::set_permissions(path, Permissions::from_mode(mode));
+        set.map_err(|error| format!("{}: {error}", path.display()))
+    }
+
+    /// Returns the configuration of the server, without runtimes, with certificates that [`Self::load_tls`] has read.
+    pub(crate) fn server(&self, tls: Option<Arc<ServerTls>>) -> ServerConfig {
+        let mut config = ServerConfig::default();
+        config.connections_max = self.connections_max;
+        config.peer_connections_max = self.peer_connections_max;
+        config.connection_requests_max = self.connection_requests_max;
+        config.connection_bytes_max = self.connection_bytes_max.0;
+        config.bytes_max = self.bytes_max.0;
+        config.payload_pool_bytes_max = self.payload_pool_bytes_max.to_usize();
+        config.negotiation_timeout = Duration::from_millis(self.negotiation_timeout_ms);
+        config.stall_timeout = Duration::from_millis(self.stall_timeout_ms);
+        config.tls = tls;
+        config.tls_required = self.tls_required;
+        config
+    }
+
+    /// Reads the certificates; `None` without TLS.
+    ///
+    /// # Errors
+    /// The reason why they cannot be used.
+    pub(crate) fn load_tls(&self) -> Result<Option<Arc<ServerTls>>, ConfigError> {
+        let Some(table) = &self.tls else { return Ok(None) };
+        let wrong = |error: TlsError| ConfigError { key: "nbd.tls".into(), why: error.to_string() };
+        ServerTls::load(table.settings("nbd.tls")?, &[]).map(Arc::new).map(Some).map_err(wrong)
+    }
+
+    /// Returns the number of file descriptors that the listener may need.
+    pub(crate) fn descriptors_max(&self) -> usize {
+        self.connections_max as usize + self.listen.len() + 3 * self.threads + 8
+    }
+
+    /// Checks the table beside the one of the volumes, as far as that is possible without opening a socket or a file.
+    ///
+    /// # Errors
+    /// The first key whose value cannot work.
+    pub(crate) fn check(&self, volumes: Option<&VolumesTable>) -> Result<(), ConfigError> {
+        if volumes.is_none() {
+            return invalid("nbd", "serves volumes; a [volumes] table must say where they lie");
+        }
+        unix_mode("nbd.unix_mode", &self.unix_mode)?;
+        within("nbd.threads", self.threads, 1..=THREADS_MAX)?;
+        within("nbd.negotiation_timeout_ms", self.negotiation_timeout_ms, 1..=TIME_MS_MAX)?;
+        within("nbd.stall_timeout_ms", self.stall_timeout_ms, 1..=TIME_MS_MAX)?;
+        if let Some(table) = &self.tls {
+            table.settings("nbd.tls")?;
+        }
+        require(self.tls.is_some() || !self.tls_required, "nbd.tls_required", || {
+            "is true without certificates; add [nbd.tls] with a chain_file".into()
+        })?;
+        let plain = NbdTable { tls_required: false, ..self.clone() };
+        plain.server(None).check().map_err(|error| NbdTable::error(&error))?;
+        if let Some(exports) = &self.exports {
+            within("nbd.exports (number of volumes)", exports.len(), 1..=EXPORTS_MAX)?;
+            let twice = exports.iter().enumerate().find(|(at, name)| exports[..*at].contains(name));
+            if let Some((_, name)) = twice {
+                return invalid("nbd.exports", format!("has \"{name}\" twice; once is right"));
+            }
+        }
+        let addresses = self.addresses()?;
+        if addresses.is_empty() {
+            return invalid("nbd.listen", "is empty; it must say where to listen");
+        }
+        self.check_exposure(&addresses)
+    }
+
+    /// Checks that clients of other machines must show certificates, unless `allow_exposed`. The protocol has no other
+    /// means of knowing a client.
+    fn check_exposure(&self, addresses: &[Address]) -> Result<(), ConfigError> {
+        let knows_clients = self.tls_required
+            && self
+                .tls
+                .as_ref()
+                .is_some_and(|tls| tls.client_certificates == ClientCertificatesName::Require);
+        if knows_clients || self.allow_exposed {
+            return Ok(());
+        }
+        let exposed = addresses.iter().find_map(|address| exposure(&address.to_string()));
+        let Some(exposed) = exposed else { return Ok(()) };
+        invalid(
+            "nbd.listen",
+            format!(
+                "{exposed}, and clients need no certificate: set tls_required = true and client_certificates = \
+                 \"require\" in [nbd.tls], or allow_exposed = true"
+            ),
+        )
+    }
+
+    /// Returns the error of a server with the key of the table, which has other names for some settings.
+    pub(crate) fn error(error: &SettingError) -> ConfigError {
+        let key = match error.setting() {
+            name @ ("negotiation_timeout" | "stall_timeout") => format!("{name}_ms"),
+            name => name.to_owned(),
+        };
+        ConfigError { key: format!("nbd.{key}"), why: error.problem().into() }
     }
 }

@@ -1,11 +1,10 @@
-//! What a connection may do before its client is authenticated.
+//! The gate: the phase of a connection before its client is authenticated.
 //!
 //! A gate is a phase like any other, so requests of an authenticated connection pay nothing for it. Each
 //! SASL frame leads through the gate again: as in memcached, a failed one ends what an earlier one has
 //! achieved.
 
-use super::Connection;
-use super::phase::{Gate, Phase, StopReason};
+use super::{Connection, Gate, Phase, StopReason};
 use crate::config::settings::MEMCACHED_VERSION;
 use crate::connections::WrongPassword;
 use crate::exec::Executor;

@@ -1,4 +1,5 @@
-//! A connection: bytes in, requests executed, replies out.
+//! A connection: bytes in, requests executed, replies out. No event loop is here: the worker calls
+//! [`Connection::drive`] with a [`Transport`](crate::stream::Transport) whenever that may make progress.
 //!
 //! ```text
 //!             ┌──────────────── input ──────────────┐
@@ -11,43 +12,40 @@
 //!        │   the input buffer ─────┘   │
 //!        └── refused with a value ── Swallow
 //! ```
-//! Reading and writing use the worker's buffers; a connection that waits for its client holds none, except
-//! for the little that is unfinished: part of a request, or replies the client has not taken. These bytes are
-//! counted ([`connections`](crate::connections)).
-//!
-//! `Connection` knows no event loop: the worker calls [`Connection::drive`] with a
-//! [`Transport`](crate::stream::Transport) whenever that may make progress.
+//! Reading and writing use the worker's buffers. A connection that waits for its client holds none, except for what is
+//! unfinished: part of a request, or replies that the client has not taken. These bytes are counted
+//! ([`connections`](crate::connections)).
 //!
 //! | module | content |
 //! |---|---|
-//! | `drive` | reads and sends |
-//! | `requests` | decodes and executes requests; where a protocol is added |
-//! | `phase` | the states in the drawing |
-//! | `resume` | how a connection continues in each of them |
-//! | `hand_over` | a connection that another process goes on with |
-//! | `gate` | the state before them where clients must authenticate |
-//! | `budget` | how much a connection may do before others are served |
-//! | `context` | what the worker lends |
+//! | `drive` | reads and sends, within a budget after which others are served |
+//! | `requests` | decodes and executes requests, and continues unfinished ones; where a protocol is added |
+//! | `gate` | the phase before the others where clients must authenticate |
 
-mod budget;
-mod context;
 mod drive;
 mod gate;
-mod hand_over;
-mod phase;
 mod requests;
-mod resume;
+#[cfg(test)]
+mod tests;
 
-pub(crate) use context::WorkerContext;
 pub(crate) use drive::DriveResult;
-pub(crate) use hand_over::Finishing;
 
-use crate::connections::{ConnInfo, ConnState, Endpoints, HeldMemory, Holder, Memory};
+use crate::connections::{
+    ConnInfo, ConnState, Endpoints, HANDED_INPUT_BYTES_MAX, HandedConnection, HandedPhase, HeldMemory,
+    Holder, Memory,
+};
+use crate::exec::{Begun, Dump, Executor};
 use crate::shared::Shared;
-use crate::stream::Output;
+use crate::stats::Work;
+use crate::stream::{Body, Output, Transport};
+use crate::telemetry::counters::Counters;
+use crate::telemetry::watch::Subscription;
 use cached_proto::Protocol;
-use phase::Phase;
+use cached_proto::text::GetCursor;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
+use std::task::Poll;
 
 /// One client.
 pub(crate) struct Connection {
@@ -69,7 +67,7 @@ pub(crate) struct Connection {
     is_reported: bool,
     /// The clock's second of the last drive.
     last_active: u32,
-    /// Last, so that what the connection holds is freed before it stops counting.
+    /// Last, so that the connection's memory is freed before it stops counting.
     pub(crate) info: Holder,
 }
 
@@ -109,7 +107,7 @@ impl Connection {
         }
     }
 
-    /// Publishes what the connection holds and is doing. Called after each drive, before the connection
+    /// Publishes the connection's memory and state. Called after each drive, before the connection
     /// waits. `tls_bytes` are the bytes of buffers of its TLS side.
     #[inline]
     pub(crate) fn update_info(&mut self, shared: &Shared, tls_bytes: usize) -> Memory {
@@ -146,5 +144,184 @@ impl Connection {
     }
 }
 
-#[cfg(test)]
-mod tests;
+/// Where a connection stands between two bytes of input.
+enum Phase {
+    /// Before the client is authenticated.
+    Gate(Gate),
+    /// At the start of a request, or within one that is incomplete.
+    Command,
+    /// Within a retrieval that filled the output buffer; its line is still in the input and `line_bytes`
+    /// long.
+    Get { cursor: GetCursor, line_bytes: usize },
+    /// Within a dump.
+    Dump(Dump),
+    /// Within a value.
+    Body(Box<Body>),
+    /// Within a value that was refused, this many bytes before its end.
+    Swallow(usize),
+    /// Receiving log lines from the log thread; input is ignored.
+    Watch(Subscription),
+}
+
+/// The state of a client that is not authenticated.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Gate {
+    /// The number of bytes to discard: the rest of a frame that was refused.
+    swallow: usize,
+    /// PLAIN has begun without data, which the next SASL_STEP brings.
+    started: bool,
+    /// Wrong passwords.
+    failures: u8,
+}
+
+impl Phase {
+    /// Returns the phase for a value of `body_len` bytes that follows `head`, once its command has begun.
+    fn of_body(begun: Begun, protocol: Protocol, head: &[u8], body_len: usize) -> Phase {
+        match begun {
+            Begun::Reserved(reservation) => {
+                Phase::Body(Box::new(Body::reserved(protocol, head, reservation)))
+            }
+            Begun::Collect(bytes) => Phase::Body(Box::new(Body::collected(protocol, head, bytes))),
+            Begun::Refused => Phase::Swallow(body_len),
+        }
+    }
+}
+
+/// Why execution stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum StopReason {
+    /// All input is used, except for an incomplete request.
+    Input,
+    /// The output is to be sent before more is executed.
+    Output,
+    /// Other connections are to be served first: the budget of requests is used up, or the work for costly ones.
+    Budget,
+    /// The connection is to be closed once the output is sent.
+    Close,
+}
+
+/// A worker's counters and buffers, for the connection that it drives.
+pub(crate) struct WorkerContext<'a> {
+    pub(crate) shared: &'a Shared,
+    pub(crate) counters: &'a Counters,
+    /// [`INPUT_BYTES`](crate::stream::INPUT_BYTES) long.
+    pub(crate) input: &'a mut [u8],
+    /// The bytes that [`Connection::receive_ahead`](Connection::receive_ahead) has read.
+    pub(crate) received: Option<&'a [u8]>,
+    /// Empty between connections.
+    pub(crate) output: &'a mut Output,
+    /// The remaining budget of this iteration for costly requests.
+    pub(crate) work: &'a mut Work,
+    /// The connection's socket.
+    pub(crate) client: BorrowedFd<'a>,
+}
+
+impl WorkerContext<'_> {
+    #[inline]
+    fn executor(&mut self) -> Executor<'_> {
+        Executor::new(self.shared, self.counters, self.output, self.work, self.client.as_raw_fd())
+    }
+}
+
+// Hand-over to another process. Between two requests, a connection is its protocol, whether its client
+// has authenticated, and unused input. Within a value, a retrieval or a dump there is more, and replies
+// may wait; that is completed first.
+
+impl Connection {
+    /// Returns whether it stands between two requests, or within one of which only the beginning has arrived, and
+    /// holds nothing of the store.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        let is_between = match self.phase {
+            Phase::Command | Phase::Gate(_) | Phase::Swallow(_) | Phase::Watch(_) => true,
+            Phase::Get { .. } | Phase::Dump(_) | Phase::Body(_) => false,
+        };
+        is_between && self.output.is_none() && !self.closing
+    }
+
+    /// Returns the state with which another process can continue it; `None` if none can: it is not at rest, watches,
+    /// is encrypted, or has too much input.
+    pub(crate) fn hand_over(&self, auth_is_required: bool) -> Option<HandedConnection> {
+        if !self.is_at_rest() || self.info.is_encrypted || self.input.len() > HANDED_INPUT_BYTES_MAX {
+            return None;
+        }
+        let phase = match self.phase {
+            Phase::Command => HandedPhase::Command,
+            Phase::Gate(Gate { swallow, started, failures }) => {
+                HandedPhase::Gate { swallow: swallow as u64, is_started: started, failures }
+            }
+            Phase::Swallow(bytes) => HandedPhase::Swallow(bytes as u64),
+            _ => return None,
+        };
+        let is_authenticated = auth_is_required && !matches!(phase, HandedPhase::Gate { .. });
+        Some(HandedConnection { protocol: self.protocol, is_authenticated, phase, input: self.input.clone() })
+    }
+
+    /// Returns a connection that continues where it has stopped in another process. Where clients must
+    /// authenticate here and did not have to there, it must.
+    pub(crate) fn resume_handed(
+        info: Arc<ConnInfo>,
+        handed: HandedConnection,
+        auth_is_required: bool,
+    ) -> Connection {
+        let HandedConnection { protocol, is_authenticated, phase, input } = handed;
+        let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        let phase = match phase {
+            HandedPhase::Gate { swallow, is_started, failures } if auth_is_required => {
+                Phase::Gate(Gate { swallow: bytes(swallow), started: is_started, failures })
+            }
+            HandedPhase::Swallow(rest) if auth_is_required && !is_authenticated => {
+                Phase::Gate(Gate { swallow: bytes(rest), ..Gate::default() })
+            }
+            _ if auth_is_required && !is_authenticated => Phase::Gate(Gate::default()),
+            HandedPhase::Swallow(rest) | HandedPhase::Gate { swallow: rest, .. } if rest > 0 => {
+                Phase::Swallow(bytes(rest))
+            }
+            _ => Phase::Command,
+        };
+        let protocol = protocol.or(info.protocol);
+        // A request may be whole in it.
+        let runnable = !input.is_empty();
+        Connection { protocol, phase, input, runnable, ..Connection::new(info) }
+    }
+
+    /// Returns how many bytes are to be read before it can be at rest.
+    pub(crate) fn missing_bytes(&self) -> usize {
+        match &self.phase {
+            Phase::Body(body) => body.missing(),
+            _ => 0,
+        }
+    }
+}
+
+/// A transport of which only `allowed` bytes are read: a request is brought to its end, and the next is not begun.
+pub(crate) struct Finishing<T> {
+    pub(crate) io: T,
+    /// The bytes that may be read.
+    pub(crate) allowed: usize,
+}
+
+impl<T: Transport> Transport for Finishing<T> {
+    fn read(&mut self, into: &mut [u8]) -> Poll<io::Result<usize>> {
+        let bytes = into.len().min(self.allowed);
+        if bytes == 0 {
+            return Poll::Pending;
+        }
+        let read = self.io.read(&mut into[..bytes]);
+        if let Poll::Ready(Ok(count)) = read {
+            self.allowed -= count;
+        }
+        read
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.io.write(bytes)
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        self.io.write_vectored(pieces)
+    }
+
+    fn may_read(&self) -> bool {
+        self.allowed > 0 && self.io.may_read()
+    }
+}

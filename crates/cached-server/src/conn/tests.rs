@@ -1,9 +1,9 @@
 //! Connections driven as a worker drives them, over a socket whose input comes in given pieces.
 
 use super::*;
-use crate::config::logging::Logging;
 use crate::config::settings::Settings;
 use crate::connections::{CommandQueue, Endpoints, HandedConnection, HandedPhase};
+use crate::process::Logging;
 use crate::shared::clock::ServerClock;
 use crate::stats::Work;
 use crate::stream::{INPUT_BYTES, Transport};

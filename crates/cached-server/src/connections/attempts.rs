@@ -13,7 +13,7 @@ const ADDRESSES_MAX: usize = 1024;
 /// How many wrong passwords an address may send at once; one more for each second.
 const BURST: u32 = 100;
 
-/// What a wrong password leads to.
+/// The consequence of a wrong password.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WrongPassword {
     /// The client may try again.

@@ -1,7 +1,6 @@
 //! Commands that other threads send to a worker.
 
-use super::handed::HandedConnection;
-use super::info::ConnInfo;
+use super::info::{ConnInfo, HandedConnection};
 use crate::locks::{COMMANDS, Lock};
 use cached_tls::ClientCertificates;
 use rustix::event::{EventfdFlags, eventfd};
@@ -20,7 +19,7 @@ pub(crate) enum Command {
     Relay(usize),
     /// Stop between two requests, and wait for a verdict.
     Pause(Pause),
-    /// Answer what has been received, then end.
+    /// Answer the received requests, then end.
     Drain,
     /// End without answering.
     Abort,
@@ -32,7 +31,7 @@ pub(crate) struct AcceptedConnection {
     pub(crate) info: Arc<ConnInfo>,
     /// With TLS: the certificates that the client must show.
     pub(crate) tls: Option<ClientCertificates>,
-    /// Where it stands, if another process has handed it over.
+    /// Its state, if another process has handed it over.
     pub(crate) handed: Option<Box<HandedConnection>>,
 }
 
@@ -40,9 +39,9 @@ pub(crate) struct AcceptedConnection {
 pub(crate) struct Pause {
     /// How long requests that have begun may take to end.
     pub(crate) finish_within: Duration,
-    /// Receives what the worker has when it has stopped.
+    /// Receives the worker's connections when it has stopped.
     pub(crate) report: mpsc::Sender<Paused>,
-    /// Gives the verdict; if the other half is dropped, the worker goes on.
+    /// Gives the verdict; if the other half is dropped, the worker continues.
     pub(crate) verdict: mpsc::Receiver<Verdict>,
 }
 
@@ -50,7 +49,7 @@ pub(crate) struct Pause {
 pub(crate) struct Paused {
     /// Its index.
     pub(crate) worker: usize,
-    /// Its connections that another process can go on with.
+    /// Its connections that another process can continue.
     pub(crate) connections: Vec<PausedConnection>,
     /// The number of its other connections.
     pub(crate) others: usize,

@@ -1,7 +1,7 @@
 //! What threads other than its worker may know about a connection.
 //!
-//! The worker that serves a connection writes its [`ConnInfo`]. `stats conns` reads it, and so does the
-//! thread that finds that connections together hold too much memory and chooses which of them to close.
+//! The worker that serves a connection writes its [`ConnInfo`]. `stats conns` reads it, and so does the thread that finds
+//! that connections together hold too much memory and chooses which of them to close.
 
 use cached_proto::Protocol;
 use connection::Peer;
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-/// What a connection is doing, in memcached's words.
+/// The state of a connection, in memcached's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum ConnState {
@@ -62,7 +62,7 @@ pub(crate) struct UdpSocket {
     pub(crate) address: SocketAddr,
 }
 
-/// What is counted for each listener.
+/// The counts of a listener.
 #[derive(Debug, Default)]
 pub(crate) struct ListenerCounts {
     /// Open connections.
@@ -116,7 +116,7 @@ pub(crate) struct ConnInfo {
     buffer_bytes: AtomicUsize,
     pinned_bytes: AtomicUsize,
     arriving_bytes: AtomicUsize,
-    /// The sums that count what it holds.
+    /// The sums that count its memory.
     pub(super) sums: Arc<HeldSums>,
     /// The clock's second since which it has held memory without a break.
     pub(super) held_since: AtomicU32,
@@ -315,4 +315,30 @@ fn set_share(sum: &AtomicUsize, share: &AtomicUsize, now: usize) {
     let before = share.swap(now, Ordering::Relaxed);
     // Wrapping, so that the sum can fall as well.
     sum.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+}
+
+/// The most unused input that is handed over with a connection.
+pub(crate) const HANDED_INPUT_BYTES_MAX: usize = 64 << 10;
+
+/// A connection between two requests, or within one of which only the beginning has arrived.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HandedConnection {
+    /// The protocol, once it is known.
+    pub(crate) protocol: Option<Protocol>,
+    /// The client has authenticated.
+    pub(crate) is_authenticated: bool,
+    pub(crate) phase: HandedPhase,
+    /// Input that has not been used, at most [`HANDED_INPUT_BYTES_MAX`].
+    pub(crate) input: Vec<u8>,
+}
+
+/// Where a handed connection stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HandedPhase {
+    /// At the start of a request, or within one that is incomplete.
+    Command,
+    /// Before the client is authenticated.
+    Gate { swallow: u64, is_started: bool, failures: u8 },
+    /// Within a value that was refused, this many bytes before its end.
+    Swallow(u64),
 }

@@ -1,17 +1,19 @@
 //! Administrative commands.
 //!
-//! Settings of memcached's slabs and LRU threads, which this engine does not have, are checked and stored for
-//! `stats settings`; they change nothing else.
+//! Settings of memcached's slabs and LRU threads, which this engine does not have, are checked and stored for `stats
+//! settings`; they change nothing else.
 
 use super::dump::{Dump, DumpKind};
-use super::{Executor, Next, cluster};
+use super::{Executor, Next};
+use crate::config::settings::{Discovery, encode_cluster};
 use crate::config::size_classes;
-use crate::shared::certificates;
-use crate::telemetry::watch::{Refused, events};
+use crate::connections::Endpoints;
+use crate::shared::live::refresh_certificates;
+use crate::telemetry::watch::{EVENT_NAMES, FETCHERS, Refused};
 use cached_core::kv::ScanCursor;
-use cached_proto::number;
-use cached_proto::reply;
 use cached_proto::text::{Admin, Tokens, Verb, Verbosity};
+use cached_proto::{number, reply};
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
 const WATCH_NOT_ALLOWED: &[u8] = b"CLIENT_ERROR watch commands not allowed\r\n";
@@ -51,7 +53,7 @@ pub(super) fn execute(executor: &mut Executor<'_>, command: &Admin<'_>) -> Next 
         Verb::RefreshCerts => {
             // Reads files and checks keys.
             executor.work.use_up();
-            match certificates::refresh(executor.shared) {
+            match refresh_certificates(executor.shared) {
                 None => b"Error TLS not enabled\r\n",
                 Some(Ok(())) => reply::OK,
                 Some(Err(error)) => {
@@ -60,7 +62,7 @@ pub(super) fn execute(executor: &mut Executor<'_>, command: &Admin<'_>) -> Next 
                 }
             }
         }
-        Verb::Config => match cluster::reply(executor, tokens) {
+        Verb::Config => match cluster_reply(executor, tokens) {
             Ok(bytes) => {
                 if !command.noreply {
                     executor.out.bytes.extend_from_slice(&bytes);
@@ -274,10 +276,10 @@ fn watch(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Result<u32, &'static [
         return Err(b"ERROR cannot pipeline other commands before watch\r\n");
     }
     if tokens.len() == 1 {
-        return Ok(events::FETCHERS);
+        return Ok(FETCHERS);
     }
     let kind = |index| {
-        let found = events::NAMES.iter().find(|(name, _)| tokens.is_prefix_of(index, name));
+        let found = EVENT_NAMES.iter().find(|(name, _)| tokens.is_prefix_of(index, name));
         found.map(|(_, kind)| *kind)
     };
     (1..tokens.len()).try_fold(0, |all, index| Some(all | kind(index)?)).ok_or(reply::ERROR)
@@ -322,4 +324,59 @@ fn debug_time(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
         shared.clock.shift(secs);
     }
     reply::OK
+}
+
+// `config get cluster`: a client that looks for the nodes of a cluster finds this server as the only
+// one.
+
+const NO_ADDRESS: &[u8] =
+    b"SERVER_ERROR no address is known to the client: set cluster_discovery to HOST:PORT\r\n";
+
+/// Returns the reply, or the words of an error.
+fn cluster_reply(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Result<Vec<u8>, &'static [u8]> {
+    let is_known = tokens.len() == 3 && tokens.get(1) == Some(b"get") && tokens.get(2) == Some(b"cluster");
+    let discovery = &executor.shared.settings.cluster_discovery;
+    if !is_known || *discovery == Discovery::Off {
+        // As from memcached.
+        return Err(reply::ERROR);
+    }
+    let reached = reached(executor).or_else(|| listener(executor));
+    let (host, ip, port) = match discovery {
+        Discovery::Address { host, port } => {
+            let ip = match host.parse() {
+                Ok(ip) => Some(ip),
+                Err(_) => reached.map(|address| address.ip()),
+            };
+            (host.clone(), ip, *port)
+        }
+        _ => {
+            let address = reached.ok_or(NO_ADDRESS)?;
+            (address.ip().to_string(), Some(address.ip()), address.port())
+        }
+    };
+    // The version rises with every start, so that clients read a list that may be another.
+    Ok(encode_cluster(executor.shared.clock.started_unix_secs(), &host, ip, port))
+}
+
+/// Returns the address of this server to which the client is connected.
+fn reached(executor: &Executor<'_>) -> Option<SocketAddr> {
+    let all = executor.shared.connections.snapshot();
+    match &all.iter().find(|info| info.fd == executor.client)?.endpoints {
+        Endpoints::Tcp { local, .. } => local.map(canonical),
+        Endpoints::Unix { .. } | Endpoints::Udp { .. } => None,
+    }
+}
+
+/// Returns the address of a TCP listener, if one has an address of its own: for clients of the unix socket and for
+/// datagrams.
+fn listener(executor: &Executor<'_>) -> Option<SocketAddr> {
+    executor.shared.listeners.get()?.iter().find_map(|listener| match listener.endpoints {
+        Endpoints::Tcp { peer, .. } if !peer.ip().is_unspecified() => Some(canonical(peer)),
+        _ => None,
+    })
+}
+
+/// An IPv4 address of a listener for both is shown as one.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
 }

@@ -1,9 +1,11 @@
-//! `mg`, and the expiries of meta commands.
+//! `mg`, `me`, and the expiries of meta commands.
 
 use super::Executor;
 use cached_core::clock::Expiry;
 use cached_core::kv::{FetchOptions, Fetched, ItemView, Miss};
-use cached_proto::meta::{Flag, Get, KeyBuffer, MetaFlags, MetaItem, Status, encode_status};
+use cached_proto::meta::{
+    Debug, DebugItem, Flag, Get, KeyBuffer, MetaFlags, MetaItem, Status, encode_status,
+};
 use cached_proto::reply;
 
 /// The expiries that `T` and `N` request. Flags act in the order in which they were written: on an item that
@@ -118,4 +120,37 @@ pub(super) fn get(executor: &mut Executor<'_>, command: &Get<'_>) {
             }
         }
     }
+}
+
+/// `me`. It is not a use of the item.
+pub(super) fn debug(executor: &mut Executor<'_>, command: &Debug<'_>) {
+    let mut buffer = KeyBuffer::new();
+    let key = command.key.bytes(&mut buffer);
+    let kv = executor.kv();
+    let out = &mut executor.out.bytes;
+    let result = kv.peek(key, kv.hash(key), |item| {
+        let size = item.bytes() as usize;
+        command.encode_hit(
+            out,
+            &DebugItem {
+                key: item.key(),
+                key_is_binary: item.key_binary(),
+                ttl: item.expiry().remaining_secs(item.now()),
+                last_access: item.now().saturating_sub(item.last_access()),
+                cas: item.cas(),
+                fetched: item.fetched(),
+                class: executor.shared.size_classes.class_of_item(
+                    item.key().len(),
+                    item.value_bytes(),
+                    item.client_flags(),
+                    executor.shared.settings.cas,
+                ),
+                size,
+            },
+        );
+    });
+    if result.is_err() {
+        command.encode_miss(&mut executor.out.bytes);
+    }
+    executor.counters.meta_cmds.bump();
 }

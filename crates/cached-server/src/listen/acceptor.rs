@@ -20,7 +20,7 @@ use tokio::io::unix::AsyncFd;
 /// The number of connections accepted before other tasks of the acceptor's thread run.
 const BATCH: usize = 64;
 
-/// How long accepting pauses when there are no descriptors or no room left.
+/// How long accepting pauses when there are no descriptors left or the limit of connections is reached.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// The worker of the next connection, shared by all listeners.
@@ -90,17 +90,13 @@ fn peer_name(peer: Option<SocketAddr>) -> String {
     peer.map_or_else(|| "unix".to_owned(), |peer| peer.to_string())
 }
 
-/// What a listener's connections have in common.
+/// The common attributes of a listener's connections.
 struct Origin {
     address: ListenerAddress,
     protocol: Option<Protocol>,
     tls: Option<ClientCertificates>,
     counts: Arc<ListenerCounts>,
 }
-
-/// A TLS record with the alert `internal_error`: the only words that a client of TLS understands before a
-/// handshake, which would cost a server that is full as much as serving.
-const REFUSED_TLS: &[u8] = &[21, 3, 3, 0, 2, 2, 80];
 
 /// Enters an accepted connection in the table and sends it to a worker, or turns it away if the table is full.
 fn admit(
@@ -132,7 +128,8 @@ fn admit(
         origin.counts.refused.fetch_add(1, Ordering::Relaxed);
         let words = match origin.tls {
             None => &b"ERROR Too many open connections\r\n"[..],
-            Some(_) => REFUSED_TLS,
+            // A handshake would cost a full server as much as serving.
+            Some(_) => cached_tls::BUSY,
         };
         // Fails if the client has gone already.
         let _ = rustix::io::write(&socket, words);

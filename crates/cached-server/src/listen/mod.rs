@@ -1,36 +1,27 @@
-//! Listeners: the sockets that clients connect to.
+//! Listeners: the sockets that clients connect to. Everything behind the acceptor sees connected stream sockets.
 //!
 //! ```text
 //!  tcp, unix, inherited ──► Listener ──► acceptor ── Command::Serve ──► workers, round robin
 //! ```
-//! | module | content |
-//! |---|---|
-//! | `tcp`, `unix` | open a listening socket of that kind |
-//! | `udp` | opens the sockets that workers read datagrams from |
-//! | `inherited` | takes over sockets that a service manager has opened |
-//! | `acceptor` | accepts connections and assigns them to workers |
-//! | `port_file` | the file that `MEMCACHED_PORT_FILENAME` names |
+//! `sockets` opens or adopts sockets of each kind, `acceptor` accepts connections and assigns them to workers.
 //!
-//! To add a kind of listener: write a module that returns a [`Listener`], give [`ListenerAddress`] a variant, and call the module in
-//! [`Listeners::open`]. Everything behind the acceptor sees connected stream sockets and needs no change. Each listener has a
-//! `protocol`; a new protocol is added in `conn/requests.rs`.
+//! To add a kind of listener: write a function in `sockets` that returns a [`Listener`], give [`ListenerAddress`] a
+//! variant, and call the function in [`Listeners::open`]. Each listener has a `protocol`; a new protocol is added in
+//! `conn/requests.rs`.
 //!
 //! The object cache's clients do not come this way: `objects/` runs a synapse server with sockets and threads of its own.
 
 pub(crate) mod acceptor;
-mod inherited;
-mod port_file;
-mod tcp;
-mod udp;
-mod unix;
+mod sockets;
 
 use crate::config::settings::{ListenAddress, ListenTls, Settings};
 use crate::connections::{Endpoints, UdpSocket};
+use crate::process::{SocketFile, write_port_file};
 use crate::shared::ListenerInfo;
-use crate::socket_file::SocketFile;
 use cached_proto::Protocol;
 use cached_tls::ClientCertificates;
 use socket2::Socket;
+use sockets::{adopt, adopt_udp, bind_tcp, bind_udp, bind_unix};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -76,7 +67,7 @@ pub(crate) struct ListenError {
 #[derive(Debug, Default)]
 pub(crate) struct Handed {
     sockets: Vec<(SocketName, OwnedFd)>,
-    /// There is another process, which may go on.
+    /// There is another process, which may continue.
     is_of_process: bool,
 }
 
@@ -112,7 +103,7 @@ pub(crate) struct Listeners {
     pub(crate) names: Vec<SocketName>,
 }
 
-/// What a socket is in the configuration, by which another process recognises one that is handed over.
+/// The name of a socket in the configuration, by which another process recognises one that is handed over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SocketName {
     /// A TCP listener of this `HOST:PORT`.
@@ -145,7 +136,7 @@ impl Listeners {
             Listeners { sockets: Vec::new(), udp: Vec::new(), unix_file: None, names: Vec::new() };
         if !inherited.is_empty() {
             for socket in inherited {
-                let adopted = inherited::adopt(socket, settings.protocol, settings.backlog);
+                let adopted = adopt(socket, settings.protocol, settings.backlog);
                 let failed = |cause| ListenError { address: "a socket of LISTEN_FDS".into(), cause };
                 let mut listener = adopted.map_err(failed)?;
                 if matches!(listener.address, ListenerAddress::Tcp(_)) {
@@ -163,9 +154,9 @@ impl Listeners {
             };
             let name = SocketName::Tcp(configured(address));
             let opened: Vec<Listener> = match handed.take(&name) {
-                taken if taken.is_empty() => tcp::bind(address, settings.backlog).map_err(failed)?,
+                taken if taken.is_empty() => bind_tcp(address, settings.backlog).map_err(failed)?,
                 taken => {
-                    let adopt = |socket| inherited::adopt(socket, address.protocol, settings.backlog);
+                    let adopt = |socket| adopt(socket, address.protocol, settings.backlog);
                     taken.into_iter().map(adopt).collect::<Result<_, _>>().map_err(failed)?
                 }
             };
@@ -182,9 +173,9 @@ impl Listeners {
             let name = SocketName::Udp(configured(address));
             let opened = match handed.take(&name) {
                 taken if taken.is_empty() => {
-                    udp::bind(address, settings.udp_reply_bytes_max).map_err(failed)?
+                    bind_udp(address, settings.udp_reply_bytes_max).map_err(failed)?
                 }
-                taken => taken.into_iter().map(udp::adopt).collect::<Result<_, _>>().map_err(failed)?,
+                taken => taken.into_iter().map(adopt_udp).collect::<Result<_, _>>().map_err(failed)?,
             };
             udp_names.extend(opened.iter().map(|_| name.clone()));
             listeners.udp.extend(opened);
@@ -193,17 +184,17 @@ impl Listeners {
             let failed = |cause| ListenError { address: path.display().to_string(), cause };
             let name = SocketName::Unix(path.clone());
             let bound = match handed.take(&name).pop() {
-                Some(socket) => inherited::adopt(socket, settings.protocol, settings.backlog)
+                Some(socket) => adopt(socket, settings.protocol, settings.backlog)
                     .map(|listener| (listener, SocketFile::of_another(path))),
-                // The other process may go on with the socket that is there.
+                // The other process may continue with its socket.
                 None if handed.is_of_process && path.exists() => Err(io::ErrorKind::AddrInUse.into()),
-                None => unix::bind(path, settings.unix_mask, settings.protocol, settings.backlog),
+                None => bind_unix(path, settings.unix_mask, settings.protocol, settings.backlog),
             };
             let (listener, file) = bound.map_err(failed)?;
             listeners.sockets.push(listener);
             listeners.names.push(name);
             listeners.unix_file = Some(file);
-        } else if let Err(error) = port_file::write(&listeners.tcp_addresses(), &listeners.udp_addresses()) {
+        } else if let Err(error) = write_port_file(&listeners.tcp_addresses(), &listeners.udp_addresses()) {
             tracing::warn!(cause = %error, "cannot write the file that MEMCACHED_PORT_FILENAME names");
         }
         listeners.names.extend(udp_names);

@@ -1,5 +1,5 @@
-//! The object cache as a part of the server: the configured store, the cache over it, the synapse listener,
-//! and an end that loses nothing.
+//! The object cache as a part of the server: the configured store, the cache over it, the synapse listener, and an end
+//! that loses nothing. memcached's workers never wait for any of it; they only read its metrics.
 //!
 //! ```text
 //! synapse clients ──► listener (threads of its own) ──► ObjectCache ──► store (memory, file, …)
@@ -8,47 +8,37 @@
 //!                                    control thread: flushing by age, accepting, the end
 //! ```
 //!
-//! memcached's workers never wait for any of it; they only read its metrics, for `stats objects`.
-//!
 //! | module | content |
 //! |---|---|
-//! | `open` | opening a cache: at the start, and again if another process has failed to take over |
-//! | `thread`, `control` | the control thread, and what it is asked for |
-//! | `release` | letting the store go for another process |
-//! | `sockets`, `listener` | the sockets, which stay; the server that accepts from them, which ends with its cache |
-//! | `statistics`, `live` | what is shown of the cache that is open, and what can be changed of it |
+//! | `open` | opens a cache, at the start and again after a failed upgrade; changes its settings while it runs |
+//! | `thread` | the control thread, which also releases the store for another process, and the requests to it |
+//! | `listener` | the sockets, which stay; the server that accepts from them, which ends with its cache |
 //! | `volumes` | volumes in the cache, served over NBD |
-//! | `shutdown` | the end |
 
-mod control;
 mod listener;
-mod live;
 mod open;
-mod release;
-mod shutdown;
-mod sockets;
-mod statistics;
 mod thread;
 mod volumes;
 
-pub use self::volumes::VolumesOpening;
-pub use control::ObjectsControl;
-pub use live::ReloadObjects;
-pub use shutdown::ShutdownError;
-pub use sockets::ObjectSockets;
-pub use statistics::ObjectStatistics;
+pub use listener::ObjectSockets;
+pub use open::ReloadObjects;
+pub use thread::{ObjectsControl, ShutdownError};
+pub use volumes::VolumesOpening;
 
-use self::volumes::VolumeService;
 use crate::config::settings::Settings;
 use crate::config::{BackendTable, ConfigError, ObjectsTable, Secrets, SynapseTable};
+use blocker::metrics::{Collect, render};
 use blocker::trace::Tracer;
 use cached_admin::AdminServer;
-use cached_admin::insight::slow::SlowLog;
+use cached_admin::insight::slow::{SlowLog, SlowReport};
 use cached_config::{ConfigFileError, StartError};
+use cached_core::insight::MissRatioCurve;
+use cached_core::object::{JournalHealth, ObjectCache, RecoveryProgress, WeakObjectCache};
 use cached_process::reload::LiveSecs;
 use cached_process::{Exit, Failure};
 use listener::ObjectListener;
 use open::{OpenObjects, Opening, Parts};
+use parking_lot::Mutex;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Weak};
@@ -56,6 +46,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use thread::ObjectThread;
 use tokio::sync::oneshot;
+use volumes::VolumeService;
 
 /// Why the object cache cannot start: one line each.
 #[derive(Debug, thiserror::Error)]
@@ -63,7 +54,7 @@ pub enum ObjectsError {
     /// The configuration is invalid, which only opening has shown, or what it names must be mended first.
     #[error("{0}")]
     Config(ConfigError),
-    /// Another process has what the key names.
+    /// Another process uses the resource that the key names.
     #[error("{0}")]
     InUse(ConfigError),
     /// The store cannot be opened.
@@ -135,7 +126,7 @@ pub struct Objects {
 impl Objects {
     /// Opens the journal and the store, creates the cache, begins its recovery, and opens the sockets, unless `sockets`
     /// are open already. While the store is away, this waits for it until `end` is ready. The secrets are read separately, because that may need
-    /// rights which the process gives up before. With an `admin` listener the store is measured, and what the
+    /// rights which the process drops before. With an `admin` listener the store is measured, and what the
     /// start waits for is shown; with a `tracer` requests are traced.
     ///
     /// # Errors
@@ -225,7 +216,7 @@ impl Objects {
         self.reload.clone()
     }
 
-    /// Returns what asks it to serve, and lets another process take over.
+    /// Returns the handle that makes it serve, end, or release its store for another process.
     pub fn control(&self) -> ObjectsControl {
         self.control.clone()
     }
@@ -271,32 +262,15 @@ pub struct RunningObjects {
     drain_timeout: LiveSecs,
 }
 
-/// Requests the end of an object cache, from any thread.
-#[derive(Clone, Debug)]
-pub struct ShutdownHandle(ObjectsControl);
-
-impl ShutdownHandle {
-    /// Requests the end: the cache stops listening, answers what it has received, and stores dirty data.
-    /// Calls after the first have no effect.
-    pub fn request(&self) {
-        self.0.end();
-    }
-}
-
 impl RunningObjects {
-    /// Returns what asks it to serve, and lets another process take over.
+    /// Returns the handle that makes it serve, end, or release its store for another process.
     pub fn control(&self) -> ObjectsControl {
         self.control.clone()
     }
 
-    /// Returns a handle that requests the end.
-    pub fn shutdown_handle(&self) -> ShutdownHandle {
-        ShutdownHandle(self.control.clone())
-    }
-
     /// Returns the usual upper limit of the time that the end takes.
     pub fn shutdown_time_max(&self) -> Duration {
-        2 * shutdown::STEP_TIMEOUT + self.drain_timeout.get() + self.flush_max.get()
+        2 * thread::STEP_TIMEOUT + self.drain_timeout.get() + self.flush_max.get()
     }
 
     /// Requests the end, and waits until it is complete, or until `forced` is ready.
@@ -327,4 +301,95 @@ impl std::fmt::Debug for RunningObjects {
 
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, io::Error> {
     std::thread::Builder::new().name(name.into()).spawn(body)
+}
+
+/// The cache and the listener that are open, if any are. Keeps none of them open.
+#[derive(Default)]
+struct Present {
+    cache: Option<WeakObjectCache>,
+    server: Option<Weak<synapse::Server>>,
+}
+
+/// The statistics of an object cache, its store and its listener.
+///
+/// It keeps none of them: whatever shows the statistics, the store can be closed. Of a cache that is gone there are none.
+#[derive(Clone)]
+pub struct ObjectStatistics {
+    present: Arc<Mutex<Present>>,
+    slow: Arc<SlowLog>,
+}
+
+impl ObjectStatistics {
+    fn new(slow: Arc<SlowLog>) -> ObjectStatistics {
+        ObjectStatistics { present: Arc::default(), slow }
+    }
+
+    /// Shows this cache from now on.
+    fn set(&self, cache: &ObjectCache, listener: Option<&ObjectListener>) {
+        let server = listener.map(|listener| Arc::downgrade(listener.server()));
+        *self.present.lock() = Present { cache: Some(cache.downgrade()), server };
+    }
+
+    /// Changes from how long on a request to the store is slow; 0 for none.
+    pub(crate) fn set_slow_threshold(&self, threshold: Duration) {
+        self.slow.set_threshold(threshold);
+    }
+
+    /// Returns all metrics as names and values.
+    pub fn metrics(&self) -> Vec<render::Pair> {
+        let Some(cache) = self.cache() else { return Vec::new() };
+        let mut families = cache.families();
+        let server = self.present.lock().server.as_ref().and_then(Weak::upgrade);
+        server.iter().for_each(|server| server.collect(&mut families));
+        render::pairs(&families)
+    }
+
+    /// Simulates other amounts of memory with the samples taken so far. Returns the number of samples.
+    pub(crate) fn take_samples(&self) -> usize {
+        self.cache().map_or(0, |cache| cache.take_samples())
+    }
+
+    /// Returns a handle of the cache, for a moment: it keeps the store from being closed.
+    pub(crate) fn cache(&self) -> Option<ObjectCache> {
+        self.present.lock().cache.as_ref().and_then(WeakObjectCache::upgrade)
+    }
+
+    /// Returns the miss ratios that other amounts of memory would give; `None` if requests are not sampled.
+    pub fn miss_ratio_curve(&self) -> Option<MissRatioCurve> {
+        self.cache()?.miss_ratio_curve()
+    }
+
+    /// Returns the last slow requests to the store.
+    pub fn slow_requests(&self) -> SlowReport {
+        self.slow.report()
+    }
+
+    /// Returns the state of the journal, if there is one: also for whether the server is ready.
+    pub fn journal_health(&self) -> Option<JournalHealth> {
+        self.cache()?.journal_health()
+    }
+
+    /// Returns the progress of the journal's recovery.
+    pub fn recovery(&self) -> RecoveryProgress {
+        self.cache().map_or_else(RecoveryProgress::default, |cache| cache.recovery())
+    }
+
+    /// Returns the objects with acknowledged changes that are lost and not repaired: the name of each, and
+    /// how much is lost for what reason. If there are more than the cache lists, the last entry has their
+    /// number.
+    pub fn lost(&self) -> Vec<(String, String)> {
+        let Some(cache) = self.cache() else { return Vec::new() };
+        let lost = cache.lost();
+        let listed = lost.objects.iter().map(|object| {
+            let text = format!("{} bytes in {} changes: {}", object.bytes, object.changes, object.why);
+            (object.object.to_string(), text)
+        });
+        let unlisted = (lost.unlisted_objects > 0).then(|| {
+            (
+                "others".to_owned(),
+                format!("{} bytes in {} objects", lost.unlisted_bytes, lost.unlisted_objects),
+            )
+        });
+        listed.chain(unlisted).collect()
+    }
 }

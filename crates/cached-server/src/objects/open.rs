@@ -1,5 +1,5 @@
-//! An object cache over its store, with a listener: what one process at a time can have open. It is opened at the start,
-//! and once more if another process that was to take over has failed.
+//! Opens an object cache over its store, with a listener, at the start and once more after a failed upgrade; and changes
+//! its settings while it runs, whichever cache is open.
 
 use super::ObjectsError;
 use super::listener::ObjectListener;
@@ -15,13 +15,14 @@ use cached_config::{LiveObjects, OpenOptions, Store, Waiting, begin_recovery, lo
 use cached_core::insight::Sampling;
 use cached_core::object::{Background, ObjectCache};
 use cached_process::reload::LiveSecs;
+use parking_lot::Mutex;
 use std::sync::Arc;
 use synapse::NodeRecord;
 use synapse::codec::InstanceId;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::AbortHandle;
 
-/// What an object cache is opened with.
+/// The parameters for opening an object cache.
 #[derive(Clone)]
 pub(super) struct Opening {
     pub(super) objects: ObjectsTable,
@@ -31,7 +32,7 @@ pub(super) struct Opening {
     pub(super) sampling: Sampling,
     pub(super) tracer: Option<Tracer>,
     pub(super) slow: Arc<SlowLog>,
-    /// Where is shown what the start waits for. With it the store is measured.
+    /// Shows what the start waits for. If present, the store is measured.
     pub(super) health: Option<Health>,
 }
 
@@ -52,7 +53,7 @@ pub(super) struct Parts {
     pub(super) volumes: Option<VolumeService>,
     /// The store's record of servers, if there is a listener.
     pub(super) record: Option<NodeRecord>,
-    /// What the store takes, if it is measured.
+    /// The store's latencies, if it is measured.
     pub(super) measurements: Option<Arc<Measurements>>,
 }
 
@@ -140,7 +141,7 @@ impl Opening {
         }
     }
 
-    /// Returns the means of changing the settings of what was opened with this.
+    /// Returns the means of changing the settings of the cache that was opened with this.
     pub(super) fn live(
         &self,
         cache: &ObjectCache,
@@ -168,5 +169,67 @@ impl Parts {
         }
         tasks.extend(self.volumes.as_ref().and_then(VolumeService::serve));
         tasks
+    }
+}
+
+/// Changes the settings of cache, listener and store while they run. Keeps none of them open. All clones change the
+/// same.
+#[derive(Clone)]
+pub struct ReloadObjects {
+    in_force: Arc<Mutex<InForce>>,
+}
+
+struct InForce {
+    /// The tables in force: the next cache is opened with them.
+    opening: Opening,
+    /// The open cache; `None` while the store belongs to another process.
+    live: Option<LiveObjects>,
+}
+
+impl ReloadObjects {
+    pub(super) fn new(opening: Opening) -> ReloadObjects {
+        ReloadObjects { in_force: Arc::new(Mutex::new(InForce { opening, live: None })) }
+    }
+
+    /// Returns the current parameters for opening a cache.
+    pub(super) fn opening(&self) -> Opening {
+        self.in_force.lock().opening.clone()
+    }
+
+    /// Directs changes to this cache from now on.
+    pub(super) fn set(&self, live: Option<LiveObjects>) {
+        self.in_force.lock().live = live;
+    }
+
+    /// Applies the settings of the table `after`, and of the listener's, that can change.
+    /// Returns the keys of the secrets that have changed.
+    ///
+    /// # Errors
+    /// The key that cannot work with the others in force; then nothing has changed.
+    pub(crate) fn change(
+        &self,
+        after: Option<&ObjectsTable>,
+        listener: Option<&SynapseTable>,
+        secrets: Secrets,
+    ) -> Result<Vec<String>, ConfigError> {
+        let mut in_force = self.in_force.lock();
+        let InForce { opening, live } = &mut *in_force;
+        let Some(live) = live else {
+            let why = "cannot change while another process takes over; reload once it has, or has failed";
+            return Err(ConfigError { key: "objects".into(), why: why.into() });
+        };
+        let changed = live.change(after, listener, secrets.clone(), "objects.backend.secret_file")?;
+        if let Some(after) = after {
+            opening.objects = after.clone();
+        }
+        opening.synapse = listener.cloned();
+        opening.secrets = secrets;
+        Ok(changed)
+    }
+}
+
+impl std::fmt::Debug for ReloadObjects {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ReloadObjects")
     }
 }

@@ -1,18 +1,26 @@
-//! The thread of the object cache: serves, lets the store go for another process, opens it again if that fails, and ends.
+//! The control thread of the object cache: serves, releases the store for another process, opens it again if that fails,
+//! and ends with everything stored, or with an error that states what is lost; and the requests to it
+//! ([`ObjectsControl`]), which any thread may make.
 
-use super::ObjectsError;
-use super::control::{ObjectsControl, Released, Wanted, ended, other_than};
-use super::live::ReloadObjects;
-use super::open::{OpenObjects, Parts};
-use super::shutdown::{self, STEP_TIMEOUT, ShutdownError};
-use super::statistics::ObjectStatistics;
+pub use cached_config::ShutdownError;
+
+use super::listener::{ObjectListener, ObjectSockets};
+use super::open::{OpenObjects, Parts, ReloadObjects};
+use super::volumes::VolumeService;
+use super::{ObjectStatistics, ObjectsError};
 use blocker::executor::block_on;
+use blocker::metrics::Collect;
 use cached_admin::AdminServer;
 use cached_admin::sources::{ObjectsSource, Shown, StoreSource, SynapseSource};
+use cached_config::{Store, close_stored_journal, flush_all, store_all};
+use cached_core::object::{ObjectCache, WeakObjectCache};
 use cached_process::reload::LiveSecs;
-use std::sync::Weak;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
+use synapse::codec::InstanceId;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
@@ -22,7 +30,7 @@ const REOPEN_DELAY: Duration = Duration::from_secs(1);
 /// The time between two log lines about that.
 const LOG_INTERVAL: Duration = Duration::from_secs(30);
 
-/// What the thread works with, whichever cache is open.
+/// The state of the thread, whichever cache is open.
 pub(super) struct ObjectThread {
     pub(super) control: ObjectsControl,
     pub(super) reload: ReloadObjects,
@@ -47,7 +55,7 @@ impl ObjectThread {
     /// What was acknowledged and is not stored.
     pub(super) fn run(self, mut open: OpenObjects, mut shown: Vec<Shown>) -> Result<(), ShutdownError> {
         let mut wanted = self.control.wanted();
-        // Nothing runs before: another process may go on instead of this one.
+        // Nothing runs before: another process may continue instead of this one.
         if block_on(other_than(Wanted::Hold, &mut wanted)) == Wanted::Serve {
             self.control.listening().own_files();
         }
@@ -100,7 +108,7 @@ impl ObjectThread {
         open.parts.listener.as_ref().map_or(Ok(()), |listener| listener.listen(self.control.listening()))
     }
 
-    /// Shows what is open wherever it can be seen, on the admin listener until the result is dropped.
+    /// Shows the open cache in statistics, and on the admin listener until the result is dropped.
     pub(super) fn show(&self, parts: &Parts) -> Vec<Shown> {
         let Parts { cache, store, listener, volumes, name, measurements, .. } = parts;
         self.statistics.set(cache, listener.as_ref());
@@ -119,7 +127,7 @@ impl ObjectThread {
         shown
     }
 
-    /// Serves until the end is requested, or the store is to be let go and that succeeds.
+    /// Serves until the end is requested, or until the store is released.
     fn serve(
         &self,
         open: OpenObjects,
@@ -135,17 +143,17 @@ impl ObjectThread {
         });
         let Parts { cache, store, listener, volumes, .. } = parts;
         let left = cache.downgrade();
-        // What is shown has handles of the cache, and so have the tasks that were stopped, until their runtime goes.
+        // The shown sources have handles of the cache, and so have the aborted tasks, until their runtime ends.
         drop((cache, listener, volumes, shown));
         control.shutdown_timeout(STEP_TIMEOUT);
         if let Closed::End(result) = closed {
-            return Closed::End(shutdown::close(result, store));
+            return Closed::End(close_store(result, store));
         }
         let metrics = store.metrics();
         if let Err(error) = store.close(STEP_TIMEOUT) {
             tracing::warn!(cause = %error, "the store was not closed in order");
         }
-        shutdown::wait_until_unused(&left, &metrics);
+        wait_until_unused(&left, &metrics);
         Closed::Released
     }
 
@@ -164,7 +172,7 @@ impl ObjectThread {
                     let (listener, volumes) = (parts.listener.take(), parts.volumes.take());
                     let (drain, flush) = (&self.drain_timeout, &self.flush_max);
                     let (cache, store) = (&parts.cache, &parts.store);
-                    let ended = shutdown::shut_down(cache, store, listener, volumes, drain, flush).await;
+                    let ended = shut_down(cache, store, listener, volumes, drain, flush).await;
                     return Closed::End(ended);
                 }
                 Wanted::Release => match self.store_everything(parts, shown, wanted).await {
@@ -178,4 +186,302 @@ impl ObjectThread {
             now = other_than(now, wanted).await;
         }
     }
+}
+
+/// How long the store has to close.
+pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Ends the listeners, whose clients have `drain_timeout` to take their replies, releases volumes, then stores dirty data
+/// for at most `flush_max`.
+async fn shut_down(
+    cache: &ObjectCache,
+    store: &Store,
+    listener: Option<ObjectListener>,
+    volumes: Option<VolumeService>,
+    drain_timeout: &LiveSecs,
+    flush_max: &LiveSecs,
+) -> Result<(), ShutdownError> {
+    let instance = listener.as_ref().map(|listener| listener.server().instance());
+    let released = end_listeners(listener, volumes, drain_timeout, flush_max).await;
+    store_all(cache, flush_max.get()).await?;
+    if let Some(instance) = instance {
+        store.record_end(instance, Some(cache)).await;
+    }
+    released.map_err(|why| ShutdownError { dirty_bytes: 0, why })
+}
+
+/// Ends what serves clients, together, and releases volumes.
+///
+/// # Errors
+/// The volumes that could not be released, as a part of a line.
+async fn end_listeners(
+    listener: Option<ObjectListener>,
+    volumes: Option<VolumeService>,
+    drain_timeout: &LiveSecs,
+    flush_max: &LiveSecs,
+) -> Result<(), String> {
+    let objects = async {
+        if let Some(listener) = listener {
+            listener.end(drain_timeout.get()).await;
+        }
+    };
+    let volumes = async {
+        match volumes {
+            Some(volumes) => volumes.end(drain_timeout.get(), flush_max.get()).await,
+            None => Ok(()),
+        }
+    };
+    tokio::join!(objects, volumes).1
+}
+
+/// Closes the store, whatever the result of the shutdown.
+fn close_store(result: Result<(), ShutdownError>, store: Store) -> Result<(), ShutdownError> {
+    let closed = store.close(STEP_TIMEOUT);
+    result?;
+    closed.map_err(|error| ShutdownError { dirty_bytes: 0, why: format!("closing the store: {error}") })
+}
+
+/// Waits until nothing uses a cache and a store that have been dropped: threads that are about to end, and whatever is
+/// being shown, may do so for a moment.
+fn wait_until_unused(cache: &WeakObjectCache, store: &Weak<dyn Collect>) {
+    let deadline = Instant::now() + STEP_TIMEOUT;
+    while !(cache.is_gone() && store.strong_count() == 0) {
+        if Instant::now() >= deadline {
+            tracing::warn!("the store is still used; another process may be unable to open it");
+            return;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+// Releasing the store, so that another process can open it, loses nothing that was acknowledged and
+// refuses no client:
+// 1. Dirty data is stored while clients are served. If the store does not take it, nothing has happened.
+// 2. The listeners end: they answer what they have begun, and volumes are released. The sockets of the
+//    synapse listener stay open; clients that connect wait. Those of volumes are closed; clients
+//    reconnect until they succeed.
+// 3. What has become dirty since is stored. If the store does not take that, the cache continues as it
+//    is, with new listeners, which clients cannot tell from the old ones.
+// 4. The journal is closed with nothing to replay, and the store's record states that this instance
+//    ended in order.
+// 5. Cache and store are dropped, with claims and locks.
+//
+// A process that has opened the store then, and fails before it serves, has acknowledged nothing: a new
+// cache over the same store and journal has everything.
+
+impl ObjectThread {
+    /// Stores everything, and ends the listeners. The cache must not be used any more.
+    ///
+    /// # Errors
+    /// Why it cannot, as a part of a line; the cache is served as before.
+    async fn store_everything(
+        &self,
+        parts: &mut Parts,
+        shown: &mut Vec<Shown>,
+        wanted: &watch::Receiver<Wanted>,
+    ) -> Result<(), String> {
+        let unstored = |error: blocker::Error| format!("the store does not take what is dirty: {error}");
+        let mut wanted = wanted.clone();
+        tokio::select! {
+            flushed = flush_all(&parts.cache, self.flush_max.get()) => flushed.map_err(unstored)?,
+            _ = other_than(Wanted::Release, &mut wanted) => return Err("this process ends".into()),
+        }
+        let instance = parts.listener.as_ref().map(|listener| listener.server().instance());
+        let (listener, volumes) = (parts.listener.take(), parts.volumes.take());
+        let kept = volumes.as_ref().map(VolumeService::kept);
+        let (drain, flush) = (&self.drain_timeout, &self.flush_max);
+        let released = end_listeners(listener, volumes, drain, flush).await;
+        let stored = match released {
+            Ok(()) => flush_all(&parts.cache, self.flush_max.get()).await.map_err(unstored),
+            Err(why) => Err(why),
+        };
+        if let Err(why) = stored {
+            shown.clear();
+            match self.listen_again(parts, instance) {
+                Ok(listener) => parts.listener = listener,
+                Err(error) => tracing::error!(cause = %error, "object clients are not served any more"),
+            }
+            match self.reload.opening().volumes(&parts.cache, &Handle::current(), kept).await {
+                Ok(volumes) => parts.volumes = volumes,
+                Err(error) => tracing::error!(cause = %error, "volumes are not served any more"),
+            }
+            // The returned task runs for as long as the runtime does.
+            parts.volumes.iter().for_each(|volumes| drop(volumes.serve()));
+            *shown = self.show(parts);
+            return Err(why);
+        }
+        close_stored_journal(&parts.cache).await;
+        if let Some(instance) = instance {
+            parts.store.record_end(instance, Some(&parts.cache)).await;
+        }
+        Ok(())
+    }
+
+    /// Returns a listener that continues the instance of one that has ended.
+    fn listen_again(
+        &self,
+        parts: &Parts,
+        instance: Option<InstanceId>,
+    ) -> Result<Option<ObjectListener>, ObjectsError> {
+        let listener = self.reload.opening().listener(parts.record.as_ref(), &parts.cache, instance)?;
+        listener.iter().try_for_each(|own| own.listen(self.control.listening()))?;
+        Ok(listener)
+    }
+}
+
+/// The state that the thread is to reach.
+///
+/// ```text
+///  Hold ──► Serve ◄──► Release ──► HandedOver
+///    └────────┴───────────┴──────► End
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// Wait: another process may continue instead of this one.
+    Hold,
+    /// Serve, with a store that is opened for that if need be.
+    Serve,
+    /// Release the store, once everything is stored, and wait.
+    Release,
+    /// End: another process has the store.
+    HandedOver,
+    /// Store everything, and end.
+    End,
+}
+
+impl Wanted {
+    /// Returns whether nothing else can be wanted any more.
+    pub(super) fn is_end(self) -> bool {
+        matches!(self, Wanted::End | Wanted::HandedOver)
+    }
+}
+
+/// The outcome of [`Wanted::Release`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Released {
+    /// Nothing yet, or it was not asked for.
+    NotYet,
+    /// The store is closed.
+    Done,
+    /// The cache serves: why it cannot release the store.
+    Refused(String),
+}
+
+/// Asks the thread of an object cache. All clones ask the same.
+#[derive(Debug, Clone)]
+pub struct ObjectsControl {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    wanted: watch::Sender<Wanted>,
+    released: watch::Sender<Released>,
+    sockets: ObjectSockets,
+    /// The reason why no other process can take over, if there is one.
+    obstacle: Option<&'static str>,
+}
+
+impl ObjectsControl {
+    pub(super) fn new(sockets: ObjectSockets, obstacle: Option<&'static str>) -> ObjectsControl {
+        let (wanted, _) = watch::channel(Wanted::Hold);
+        let (released, _) = watch::channel(Released::NotYet);
+        ObjectsControl { shared: Arc::new(Shared { wanted, released, sockets, obstacle }) }
+    }
+
+    /// Returns why no other process can take the store over, if none can.
+    pub fn obstacle(&self) -> Option<&'static str> {
+        self.shared.obstacle
+    }
+
+    /// Lets it serve, the first time or again. It reopens a store that it has released.
+    pub fn serve(&self) {
+        self.want(Wanted::Serve);
+    }
+
+    /// Has it store everything and release the store. Blocks until it has; clients wait meanwhile, and are served again
+    /// when [`serve`](Self::serve) is called.
+    ///
+    /// # Errors
+    /// Why it serves on instead, as a part of a line.
+    pub(crate) fn release(&self) -> Result<(), String> {
+        let Shared { wanted, released, .. } = &*self.shared;
+        released.send_replace(Released::NotYet);
+        self.want(Wanted::Release);
+        let (mut wanted, mut released) = (wanted.subscribe(), released.subscribe());
+        let result = block_on(async {
+            tokio::select! {
+                biased;
+                result = released.wait_for(|released| *released != Released::NotYet) => {
+                    result.map_or(Released::NotYet, |released| released.clone())
+                }
+                _ = wanted.wait_for(|wanted| *wanted != Wanted::Release) => Released::NotYet,
+            }
+        });
+        match result {
+            Released::Done => Ok(()),
+            Released::Refused(why) => Err(why),
+            Released::NotYet => Err("this process ends".into()),
+        }
+    }
+
+    /// Ends it: another process has its store and its sockets.
+    pub(crate) fn hand_over(&self) {
+        self.shared.sockets.forget();
+        self.want(Wanted::HandedOver);
+    }
+
+    /// Requests the end: the cache stops listening, answers what it has received, and stores dirty data. Calls after
+    /// the first have no effect.
+    pub fn end(&self) {
+        self.want(Wanted::End);
+    }
+
+    /// Returns copies of its sockets for another process, each with its configured address.
+    ///
+    /// # Errors
+    /// When the system has no descriptor.
+    pub(crate) fn sockets(&self) -> std::io::Result<Vec<(String, OwnedFd)>> {
+        self.shared.sockets.copies()
+    }
+
+    pub(super) fn listening(&self) -> &ObjectSockets {
+        &self.shared.sockets
+    }
+
+    pub(super) fn wanted(&self) -> watch::Receiver<Wanted> {
+        self.shared.wanted.subscribe()
+    }
+
+    /// Returns whether the store is released: another process may have it.
+    pub(super) fn is_released(&self) -> bool {
+        *self.shared.released.borrow() == Released::Done
+    }
+
+    pub(super) fn set_released(&self, released: Released) {
+        self.shared.released.send_replace(released);
+    }
+
+    fn want(&self, next: Wanted) {
+        self.shared.wanted.send_if_modified(|now| {
+            // An end is final.
+            let is_changed = !now.is_end() && *now != next;
+            if is_changed {
+                *now = next;
+            }
+            is_changed
+        });
+    }
+}
+
+/// Waits until something else is wanted than `now`; returns it.
+pub(super) async fn other_than(now: Wanted, wanted: &mut watch::Receiver<Wanted>) -> Wanted {
+    // Fails once there is no control, and so none that could ask for anything else.
+    wanted.wait_for(|wanted| *wanted != now).await.map_or(Wanted::End, |wanted| *wanted)
+}
+
+/// Waits until the end is wanted.
+pub(super) async fn ended(mut wanted: watch::Receiver<Wanted>) {
+    // Fails once there is no control, as above.
+    let _ = wanted.wait_for(|wanted| wanted.is_end()).await;
 }

@@ -18,7 +18,7 @@ pub(crate) const RELATIVE_SECS_MAX: i64 = 60 * 60 * 24 * 30;
 pub(crate) struct ServerClock {
     ticks: Arc<TickClock>,
     started: Instant,
-    /// What the counter was then.
+    /// The counter at that moment.
     first_secs: u32,
     /// The Unix time at which the counter would have been 0.
     origin_unix_secs: i64,
@@ -155,7 +155,7 @@ impl Default for ServerClock {
     }
 }
 
-/// Returns what the system's monotonic clock shows, the same in all processes.
+/// Returns the system's monotonic clock, which is the same in all processes.
 pub(crate) fn monotonic_nanos() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64

@@ -1,14 +1,16 @@
-//! The settings that can change while the server runs.
+//! Settings and certificates that can change while the server runs.
 //!
-//! Each is a word that threads read without a lock, and that only reading the configuration again writes. All
-//! others are in [`Settings`], which stay as they were at the start.
+//! Each setting is a word that threads read without a lock, and that only a reload writes. All others are in
+//! [`Settings`], which stay as they were at the start.
 
+use super::Shared;
 use crate::config::settings::Settings;
 use cached_process::reload::LiveSecs;
+use cached_tls::TlsError;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// The keys of `cached` alone that can change while the server runs.
-pub(crate) const LIVE_KEYS: [&str; 15] = [
+pub(crate) const SERVER_LIVE_KEYS: [&str; 15] = [
     "memcached.connections_max",
     "memcached.connections_excess",
     "memcached.connection_bytes_max",
@@ -64,7 +66,7 @@ impl Live {
         }
     }
 
-    /// Puts in force what can change of `settings`.
+    /// Applies the settings that can change.
     pub(crate) fn set(&self, settings: &Settings) {
         self.connections_max.store(settings.connections_max, Ordering::Relaxed);
         self.refuses_excess.store(settings.connections_max_fast, Ordering::Relaxed);
@@ -124,4 +126,34 @@ impl Live {
     pub(crate) fn shutdown_command(&self) -> bool {
         self.shutdown_command.load(Ordering::Relaxed)
     }
+}
+
+/// Reads the certificates again, and logs the outcome. After an error the old ones stay.
+///
+/// # Errors
+/// What is wrong with them. `None` without TLS.
+pub(crate) fn refresh_certificates(shared: &Shared) -> Option<Result<(), TlsError>> {
+    let result = shared.tls.as_ref()?.reload();
+    match &result {
+        Ok(()) => tracing::info!("the certificates have been read again"),
+        Err(error) => {
+            tracing::error!(cause = %error, "the certificates cannot be replaced: the old ones stay in use");
+        }
+    }
+    Some(result)
+}
+
+/// Reads the certificates again, runs `others`, and puts the certificates in force if that succeeds. Returns the
+/// outcome of `others`, and whether there are certificates.
+///
+/// # Errors
+/// One line: what is wrong with the certificates, or the error of `others`.
+pub(crate) fn refresh_certificates_with<T>(
+    shared: &Shared,
+    others: impl FnOnce() -> Result<T, String>,
+) -> Result<(T, bool), String> {
+    let Some(tls) = &shared.tls else { return Ok((others()?, false)) };
+    let outcome = tls.reload_with(others);
+    let outcome = outcome.map_err(|error| format!("{error}; the old certificates stay in use"))?;
+    Ok((outcome?, true))
 }

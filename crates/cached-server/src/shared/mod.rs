@@ -3,28 +3,19 @@
 //! It consists of parts that know nothing of each other: the store, the clock, the table of connections,
 //! counters, watchers. Listeners, workers, requests and reports use it; it uses none of them.
 
-pub(crate) mod certificates;
 pub(crate) mod clock;
 pub(crate) mod faults;
 pub(crate) mod live;
-pub(crate) mod upgrader;
 
-use crate::config::logging::Logging;
 use crate::config::settings::{InertSettings, Settings};
 use crate::config::size_classes::SizeClasses;
-use crate::connections::Attempts;
-use crate::connections::{CommandQueue, Connections, Endpoints, ListenerCounts, UdpSocket};
+use crate::connections::{Attempts, CommandQueue, Connections, Endpoints, ListenerCounts, UdpSocket};
 use crate::locks::{BASELINE, CHANGES, Lock};
 use crate::objects::ObjectStatistics;
-use crate::shared::clock::ServerClock;
-use crate::shared::faults::InjectedFaults;
-use crate::shared::live::Live;
-use crate::shared::upgrader::Upgrader;
+use crate::process::Logging;
 use crate::telemetry::counters::{Counters, Totals};
 use crate::telemetry::heartbeat::Heartbeat;
-use crate::telemetry::insight::Insight;
-use crate::telemetry::insight::hot::HotKeys;
-use crate::telemetry::insight::slow::{SlowLog, SlowReport};
+use crate::telemetry::insight::{HotKeys, Insight, SlowLog, SlowReport};
 use crate::telemetry::prefixes::PrefixCounts;
 use crate::telemetry::watch::Watch;
 use blocker::trace::Tracer;
@@ -33,6 +24,9 @@ use cached_core::insight;
 use cached_core::kv::{ItemView, Kv, KvStats, PrefixError};
 use cached_process::drain::Drain;
 use cached_tls::ServerTls;
+use clock::ServerClock;
+use faults::InjectedFaults;
+use live::Live;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -72,9 +66,9 @@ pub(crate) struct Shared {
     pub(crate) stalled_secs: Box<[AtomicU32]>,
     /// Whether new connections are being accepted.
     pub(crate) accepting: AtomicBool,
-    /// The number of pauses in accepting, for lack of descriptors or of room.
+    /// The number of pauses in accepting, for lack of descriptors or at the limit of connections.
     pub(crate) listen_disabled: AtomicU64,
-    /// The length of those pauses together.
+    /// The total length of those pauses.
     pub(crate) listen_disabled_micros: AtomicU64,
     /// The addresses that have sent wrong passwords.
     pub(crate) attempts: Attempts,
@@ -182,7 +176,7 @@ impl Defect {
 }
 
 impl Shared {
-    /// Waits until an end in order has been requested and its delay is over, in which clients are served.
+    /// Waits until an orderly end has been requested and its delay, during which clients are served, is over.
     pub(crate) async fn drained(&self) {
         self.drain.requested().await;
         tokio::time::sleep(self.live.drain_delay.get()).await;
@@ -270,12 +264,12 @@ impl Shared {
         &self.counters[worker]
     }
 
-    /// Requests that each worker measures its next turn. Called once a second.
+    /// Requests that each worker measures its next loop iteration. Called once a second.
     pub(crate) fn request_timings(&self) {
         self.counters.iter().for_each(|worker| worker.next_timed.request());
     }
 
-    /// Makes of the samples what is reported. Returns whether there were any.
+    /// Evaluates the samples taken so far. Returns whether there were any.
     pub(crate) fn take_samples(&self) -> bool {
         if !self.insight.is_on {
             return false;
@@ -292,7 +286,7 @@ impl Shared {
         self.kv.take_samples(Some(gets)) + keys + objects > 0
     }
 
-    /// Removes all items whose keys begin with `prefix`, and wakes the thread that makes their memory free.
+    /// Removes all items whose keys begin with `prefix`, and wakes the thread that frees their memory.
     ///
     /// # Errors
     /// [`PrefixError`]; nothing is removed then.
@@ -340,7 +334,7 @@ impl Shared {
         known.map(|listener| listener.counts.clone()).unwrap_or_default()
     }
 
-    /// Returns the counts of the listener that a connection with these ends came by.
+    /// Returns the counts of the listener that accepted a connection with these endpoints.
     pub(crate) fn counts_for(&self, connection: &Endpoints) -> Arc<ListenerCounts> {
         let is_of = |listener: &&ListenerInfo| match (&listener.endpoints, connection) {
             (Endpoints::Tcp { peer: own, .. }, Endpoints::Tcp { local: Some(local), .. }) => {
@@ -436,5 +430,46 @@ impl Shared {
 
     fn baseline(&self) -> Baseline {
         *self.baseline.lock()
+    }
+}
+
+/// Requests that a new process takes over from this one. It keeps nothing of the server.
+#[derive(Debug, Clone, Default)]
+pub struct Upgrader {
+    state: Arc<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    requested: Notify,
+    /// The process that serves instead of this one; 0: none.
+    successor: AtomicU32,
+}
+
+impl Upgrader {
+    /// Requests the upgrade. The outcome is logged.
+    pub fn request(&self) {
+        self.state.requested.notify_one();
+    }
+
+    /// Returns whether another process serves instead of this one.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.successor().is_some()
+    }
+
+    /// Returns the process that serves instead of this one, if one does.
+    #[must_use]
+    pub fn successor(&self) -> Option<u32> {
+        Some(self.state.successor.load(Ordering::Acquire)).filter(|pid| *pid != 0)
+    }
+
+    pub(crate) fn set_done(&self, pid: u32) {
+        self.state.successor.store(pid, Ordering::Release);
+    }
+
+    /// Waits for a request. For one waiter.
+    pub(crate) async fn requested(&self) {
+        self.state.requested.notified().await;
     }
 }

@@ -3,7 +3,7 @@
 use crate::config::settings::Settings;
 use crate::connections::ConnInfo;
 use crate::stream::{COPY_BYTES_MAX, FULL_BYTES, INPUT_BUFFERS_BYTES, TLS_BUFFERS_BYTES};
-use crate::telemetry::insight::hot;
+use crate::telemetry::insight::hot_keys_bytes_max;
 use crate::worker::{ConnectionSlot, udp_bytes_max};
 use cached_core::insight;
 use cached_core::kv::KvLimits;
@@ -44,7 +44,7 @@ pub struct Limits {
 
 /// Returns the bytes of the samples of items and of objects, and of the hot keys, with `threads` workers.
 fn insight_bytes_max(threads: usize) -> usize {
-    2 * insight::bytes_max(threads.max(8)) + insight::hot_objects_bytes_max() + hot::bytes_max(threads)
+    2 * insight::bytes_max(threads.max(8)) + insight::hot_objects_bytes_max() + hot_keys_bytes_max(threads)
 }
 
 impl Limits {

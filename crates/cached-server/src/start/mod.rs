@@ -1,19 +1,110 @@
 //! The life of a server: sockets and store are opened, or taken over from a running process; threads are started;
-//! the configuration is read again; everything ends in order. What the process promises as a whole is here, such as
-//! the sum of its memory. What serves one request is not.
+//! the configuration is read again; everything ends in order. The promises of the process as a whole are here, such as
+//! the sum of its memory; the handling of a request is not.
 
 pub(crate) mod limits;
 pub(crate) mod memory_file;
-mod memory_file_start;
 pub mod reload;
 pub(crate) mod server;
-pub mod sidecar;
 #[cfg(feature = "sidecar")]
-mod sidecar_commands;
+pub mod sidecar;
+#[cfg(not(feature = "sidecar"))]
+#[path = "no_sidecar.rs"]
+pub mod sidecar;
 mod take_over;
 
 pub use limits::Limits;
-pub use memory_file::{OnTakingOver, TakingOver};
-pub use memory_file_start::MemoryFileStart;
-pub use server::{ServeError, Server, StartError, Stopper};
+pub use memory_file::{MemoryFileStart, OnTakingOver, TakingOver};
+pub use server::{Server, Stopper};
 pub use take_over::PreparedServer;
+
+use crate::listen::ListenError;
+use crate::upgrade::TakeOverError;
+use cached_config::{ConfigError, is_mistake};
+use cached_core::arena::ArenaFileError;
+use cached_core::kv::KvConfigError;
+use cached_process::Exit;
+use cached_tls::TlsError;
+use std::io;
+
+/// Why the server cannot start: one line each.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The memory settings cannot work.
+    #[error("cannot set up the store: {0}")]
+    Store(#[from] KvConfigError),
+    /// The memory file cannot be used.
+    #[error(transparent)]
+    MemoryFile(#[from] ArenaFileError),
+    /// An address cannot be listened on.
+    #[error("cannot listen on {address}: {cause}")]
+    Listen {
+        /// The address.
+        address: String,
+        /// The error of the system.
+        cause: io::Error,
+    },
+    /// The passwords of clients cannot be read.
+    #[error("{}", .0.why)]
+    Passwords(ConfigError),
+    /// A thread, its runtime or a descriptor for it cannot be created.
+    #[error("cannot start a thread: {0}")]
+    Thread(io::Error),
+    /// The certificates cannot be used.
+    #[error("{0}")]
+    Tls(#[from] TlsError),
+    /// The running process cannot be taken over from.
+    #[error(transparent)]
+    TakeOver(#[from] TakeOverError),
+}
+
+impl StartError {
+    /// Returns the exit status of a start that ends so.
+    #[must_use]
+    pub fn exit(&self) -> Exit {
+        match self {
+            StartError::Store(KvConfigError::File(error)) | StartError::MemoryFile(error) => {
+                of_memory_file(error)
+            }
+            StartError::Store(KvConfigError::Arena(_) | KvConfigError::Index(_)) => Exit::Refused,
+            StartError::Store(_) | StartError::Passwords(_) | StartError::Tls(_) => Exit::Configuration,
+            StartError::Listen { .. } | StartError::TakeOver(_) => Exit::Refused,
+            StartError::Thread(_) => Exit::Trouble,
+        }
+    }
+}
+
+fn of_memory_file(error: &ArenaFileError) -> Exit {
+    match error {
+        ArenaFileError::Io { cause, .. } if !is_mistake(cause) => Exit::Trouble,
+        ArenaFileError::InUse(_) | ArenaFileError::NotHandedOver { .. } => Exit::Refused,
+        ArenaFileError::Io { .. }
+        | ArenaFileError::NotAFile(_)
+        | ArenaFileError::NotOwned { .. }
+        | ArenaFileError::Foreign(_) => Exit::Configuration,
+    }
+}
+
+/// Why the server cannot run, or did not end in order: one line each.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// A thread, its runtime or a descriptor for it cannot be created.
+    #[error("cannot start a thread: {0}")]
+    Thread(io::Error),
+    /// A thread has panicked, or cannot continue its work. The server has ended: it does not continue without
+    /// the thread.
+    #[error("{0}")]
+    Defect(String),
+    /// These workers did not end in time.
+    #[error("these workers do not end: {0}")]
+    Stuck(String),
+    /// The running process went on by itself.
+    #[error(transparent)]
+    TakeOver(#[from] TakeOverError),
+}
+
+impl From<ListenError> for StartError {
+    fn from(error: ListenError) -> StartError {
+        StartError::Listen { address: error.address, cause: error.cause }
+    }
+}

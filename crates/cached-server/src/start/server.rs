@@ -1,38 +1,30 @@
 //! The server as a whole: opening sockets, starting threads, stopping in order.
 
-use crate::config::logging::Logging;
+use super::limits::Limits;
+use super::memory_file::{self, OnTakingOver};
+use super::reload::LiveServer;
+use super::{ServeError, StartError};
 use crate::config::settings::Settings;
 use crate::connections::{Command, CommandQueue};
-use crate::listen::{Handed, ListenError, Listeners, acceptor};
+use crate::listen::{Handed, Listeners, acceptor};
 use crate::objects::{ObjectStatistics, ObjectsControl};
-use crate::shared::Shared;
-use crate::shared::certificates;
+use crate::process::{Logging, SocketFile, pin_thread};
 use crate::shared::clock::ServerClock;
-use crate::shared::upgrader::Upgrader;
-use crate::socket_file::SocketFile;
-use crate::start::limits::Limits;
-use crate::start::memory_file::{self, OnTakingOver};
-use crate::start::reload::LiveServer;
+use crate::shared::{Shared, Upgrader};
 use crate::stats::admin::ServerSource;
-use crate::stats::reports::Reports;
+use crate::stats::insight::Reports;
 use crate::telemetry::heartbeat::Activity;
 use crate::telemetry::watch::{Evictions, Watch};
-use crate::upgrade::upgradable::{Prepared, Upgradable, Upgrades};
-use crate::upgrade::{Program, TakeOverError, Taking};
-use crate::worker::arbiter_thread::ArbiterThread;
-use crate::worker::insight_thread::InsightThread;
-use crate::worker::sweep_thread::SweepThread;
-use crate::worker::{self, Watchdog, Worker};
+use crate::upgrade::give::{Prepared, Upgradable, Upgrades};
+use crate::upgrade::{Program, Taking};
+use crate::worker::{BackgroundThread, Worker};
 use blocker::trace::Tracer;
 use cached_admin::AdminServer;
 use cached_admin::sources::Shown;
-use cached_config::{ConfigError, is_mistake};
-use cached_core::arena::{ArenaFile, ArenaFileError};
-use cached_core::kv::{ITEM_BYTES_MIN, Kv, KvConfig, KvConfigError, policy};
-use cached_process::Exit;
+use cached_core::arena::ArenaFile;
+use cached_core::kv::{ITEM_BYTES_MIN, Kv, KvConfig, policy};
 use cached_process::drain::Drain;
-use cached_tls::{ServerTls, TlsError};
-use std::io;
+use cached_tls::ServerTls;
 use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -46,86 +38,10 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, LocalSet};
 
-/// Why the server cannot start: one line each.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// The memory settings cannot work.
-    #[error("cannot set up the store: {0}")]
-    Store(#[from] KvConfigError),
-    /// The memory file cannot be used.
-    #[error(transparent)]
-    MemoryFile(#[from] ArenaFileError),
-    /// An address cannot be listened on.
-    #[error("cannot listen on {address}: {cause}")]
-    Listen {
-        /// The address.
-        address: String,
-        /// The error of the system.
-        cause: io::Error,
-    },
-    /// The passwords of clients cannot be read.
-    #[error("{}", .0.why)]
-    Passwords(ConfigError),
-    /// A thread, its runtime or a descriptor for it cannot be created.
-    #[error("cannot start a thread: {0}")]
-    Thread(io::Error),
-    /// The certificates cannot be used.
-    #[error("{0}")]
-    Tls(#[from] TlsError),
-    /// The running process cannot be taken over from.
-    #[error(transparent)]
-    TakeOver(#[from] TakeOverError),
-}
-
-impl StartError {
-    /// Returns the exit status of a start that ends so.
-    #[must_use]
-    pub fn exit(&self) -> Exit {
-        match self {
-            StartError::Store(KvConfigError::File(error)) | StartError::MemoryFile(error) => {
-                of_memory_file(error)
-            }
-            StartError::Store(KvConfigError::Arena(_) | KvConfigError::Index(_)) => Exit::Refused,
-            StartError::Store(_) | StartError::Passwords(_) | StartError::Tls(_) => Exit::Configuration,
-            StartError::Listen { .. } | StartError::TakeOver(_) => Exit::Refused,
-            StartError::Thread(_) => Exit::Trouble,
-        }
-    }
-}
-
-fn of_memory_file(error: &ArenaFileError) -> Exit {
-    match error {
-        ArenaFileError::Io { cause, .. } if !is_mistake(cause) => Exit::Trouble,
-        ArenaFileError::InUse(_) | ArenaFileError::NotHandedOver { .. } => Exit::Refused,
-        ArenaFileError::Io { .. }
-        | ArenaFileError::NotAFile(_)
-        | ArenaFileError::NotOwned { .. }
-        | ArenaFileError::Foreign(_) => Exit::Configuration,
-    }
-}
-
-/// Why the server cannot run, or did not end in order: one line each.
-#[derive(Debug, thiserror::Error)]
-pub enum ServeError {
-    /// A thread, its runtime or a descriptor for it cannot be created.
-    #[error("cannot start a thread: {0}")]
-    Thread(io::Error),
-    /// A thread has panicked, or cannot continue its work. The server has ended: it does not continue without
-    /// the thread.
-    #[error("{0}")]
-    Defect(String),
-    /// These workers did not end in time.
-    #[error("these workers do not end: {0}")]
-    Stuck(String),
-    /// The running process went on by itself.
-    #[error(transparent)]
-    TakeOver(#[from] TakeOverError),
-}
-
 /// How long workers may take to end beyond the time that clients have.
 const END_MARGIN: Duration = Duration::from_secs(5);
 
-/// How fast a memory file is written at the end, at least: what a slow disk takes in a second.
+/// The least speed at which a memory file is written at the end: that of a slow disk.
 const MEMORY_FILE_BYTES_PER_SEC: usize = 50 << 20;
 
 /// A server whose sockets are open. Clients can connect, and are served once [`run`](Server::run) is called.
@@ -147,15 +63,9 @@ pub struct Stopper {
 }
 
 impl Stopper {
-    /// Requests that the server answers what it has received, and ends.
+    /// Requests that the server answers the requests it has received, and ends.
     pub fn stop(&self) {
         self.shared.stop.request();
-    }
-}
-
-impl From<ListenError> for StartError {
-    fn from(error: ListenError) -> StartError {
-        StartError::Listen { address: error.address, cause: error.cause }
     }
 }
 
@@ -197,7 +107,7 @@ impl Server {
         settings.auth.load_missing().map_err(StartError::Passwords)?;
         let file = settings.memory_file.as_ref().map(ArenaFile::open).transpose()?;
         let clock = file.as_ref().map_or_else(ServerClock::new, |file| {
-            // Expiry times go on from where the process before has left them.
+            // Expiry times continue from where the previous process has left them.
             ServerClock::starting_at(file.resume_secs())
         });
         // First, so that clients wait while a memory file is taken over, instead of being refused.
@@ -292,7 +202,7 @@ impl Server {
         ServerSource::show(admin, &self.shared)
     }
 
-    /// Returns a handle on what it reports beyond statistics.
+    /// Returns a handle on its reports beyond statistics.
     pub fn reports(&self) -> Reports {
         Reports::new(self.shared.clone())
     }
@@ -347,16 +257,16 @@ impl Server {
         listeners.unix_file.iter_mut().for_each(SocketFile::own);
         begin.set(true);
         // Before the start counts as complete, so that its metrics are there.
-        let arbiter = ArbiterThread::start(&shared).map_err(ServeError::Thread)?;
+        let arbiter = BackgroundThread::arbiter(&shared).map_err(ServeError::Thread)?;
         serving();
         if let Some(taking) = taking
             && let Err(error) = taking.serving()
         {
             tracing::warn!(cause = %error, "the process that has handed over is gone");
         }
-        let watchdog = Watchdog::start(shared.clone()).map_err(ServeError::Thread)?;
-        let insight = InsightThread::start(shared.clone()).map_err(ServeError::Thread)?;
-        let sweep = SweepThread::start(shared.clone()).map_err(ServeError::Thread)?;
+        let watchdog = BackgroundThread::watchdog(shared.clone()).map_err(ServeError::Thread)?;
+        let insight = BackgroundThread::insight(shared.clone()).map_err(ServeError::Thread)?;
+        let sweep = BackgroundThread::sweep(&shared).map_err(ServeError::Thread)?;
         let tasks = LocalSet::new();
         let next_worker = acceptor::RoundRobin::default();
         let watched = |task: JoinHandle<()>| {
@@ -374,8 +284,8 @@ impl Server {
             watched(tasks.spawn_local(acceptor::accept(listener, shared.clone(), next_worker.clone())));
         }
         watched(tasks.spawn_local(tick(shared.clone())));
-        if shared.tls.is_some() {
-            watched(tasks.spawn_local(certificates::renew(shared.clone())));
+        if let Some(tls) = &shared.tls {
+            watched(tasks.spawn_local(cached_tls::renew(tls.clone(), "memcached.tls")));
         }
         let is_handed_over = serve(&shared, &runtime, &tasks, upgradable.as_ref(), end);
         tracing::info!("stopping");
@@ -531,7 +441,7 @@ fn start_workers(shared: &Arc<Shared>, begin: &Begin) -> Result<mpsc::Receiver<u
                 return;
             }
             if shared.settings.pin_workers {
-                worker::pin(index, shared.settings.threads);
+                pin_thread(index, shared.settings.threads);
             }
             run_worker(index, worker, &shared);
             // First: the last to have the store completes its memory file, and the process may end once the workers have.

@@ -1,165 +1,165 @@
-//! The sidecar before an S3 endpoint, as a part of the program. Without the feature `sidecar` there is none.
+//! The sidecar before an S3 endpoint as a part of the program, and its routes of the admin listener. Each request to
+//! these is logged with the client's address.
+//!
+//! | route | body | |
+//! |---|---|---|
+//! | `POST /s3/invalidate` | `{"bucket": "…", "key": "…"}`, or `"prefix"`, or the bucket alone | drops what is known of these objects |
+//! | `POST /s3/events` | event records of S3 | the same for the objects that they name |
 
-#[cfg(feature = "sidecar")]
-mod running {
-    use crate::config::s3_secrets::SidecarSecrets;
-    use crate::config::{Config, File, S3Table};
-    use cached_admin::AdminServer;
-    use cached_metrics::Registration;
-    use cached_process::{Exit, Failure};
-    use cached_tls::ServerTls;
-    use s3_sidecar::{ControlError, Sidecar, SidecarControl, SidecarError};
-    use std::sync::Arc;
-    use std::time::Duration;
+use crate::config::{Config, File, S3Table, SidecarSecrets};
+use cached_admin::{AdminServer, Request, Response, Routes};
+use cached_metrics::Registration;
+use cached_process::{Exit, Failure};
+use cached_tls::ServerTls;
+use s3_sidecar::{ControlError, Invalidation, Sidecar, SidecarControl, SidecarError};
+use serde::Deserialize;
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Duration;
 
-    /// What of a sidecar can change while it runs.
-    #[derive(Clone, Debug, Default)]
-    pub struct LiveSidecar(Option<SidecarControl>);
+/// The settings of a sidecar that can change while it runs.
+#[derive(Clone, Debug, Default)]
+pub struct LiveSidecar(Option<SidecarControl>);
 
-    impl LiveSidecar {
-        /// Puts its policies and what buckets have for themselves in force, and opens the file of its access log anew, for it may have been renamed.
-        ///
-        /// # Errors
-        /// One line; then nothing has changed.
-        pub(crate) fn change(&self, after: &File) -> Result<(), String> {
-            let (Some(control), Some(table)) = (&self.0, &after.s3) else { return Ok(()) };
-            let (policy, rules) = table.policies();
-            let set = control.set_terms(table.terms()).and_then(|()| control.set_policies(policy, rules));
-            match set {
-                Ok(()) => control.reopen_access_log(),
-                // It is ending, and so is the program.
-                Err(ControlError::Ended) => (),
-                Err(error) => return Err(error.to_string()),
-            }
-            Ok(())
+impl LiveSidecar {
+    /// Puts its policies and what buckets have for themselves in force, and opens the file of its access log anew, for it may have been renamed.
+    ///
+    /// # Errors
+    /// One line; then nothing has changed.
+    pub(crate) fn change(&self, after: &File) -> Result<(), String> {
+        let (Some(control), Some(table)) = (&self.0, &after.s3) else { return Ok(()) };
+        let (policy, rules) = table.policies();
+        let set = control.set_terms(table.terms()).and_then(|()| control.set_policies(policy, rules));
+        match set {
+            Ok(()) => control.reopen_access_log(),
+            // It is ending, and so is the program.
+            Err(ControlError::Ended) => (),
+            Err(error) => return Err(error.to_string()),
         }
-    }
-
-    /// The sidecar, if one is configured. It ends when this is dropped.
-    #[derive(Debug)]
-    pub struct RunningSidecar(Option<Running>);
-
-    #[derive(Debug)]
-    struct Running {
-        sidecar: Sidecar,
-        table: S3Table,
-        _shown: Option<Registration>,
-    }
-
-    impl RunningSidecar {
-        /// Starts what `[s3]` describes, and shows its metrics at the admin listener.
-        ///
-        /// # Errors
-        /// One line.
-        pub fn start(
-            config: &Config,
-            tls: Option<Arc<ServerTls>>,
-            secrets: SidecarSecrets,
-            admin: Option<&AdminServer>,
-        ) -> Result<RunningSidecar, Failure> {
-            let Some(table) = &config.s3 else { return Ok(RunningSidecar(None)) };
-            let drain_timeout = Duration::from_secs(config.settings.drain.timeout_secs);
-            let sidecar = table.sidecar(tls, secrets, drain_timeout);
-            let sidecar = sidecar.map_err(|error| config.mistake(error, Exit::Configuration))?;
-            let sidecar = Sidecar::start(sidecar).map_err(|error| match error {
-                SidecarError::Config { key, why } => {
-                    config.mistake(S3Table::wrong((key, why)), Exit::Configuration)
-                }
-                error @ SidecarError::Thread(_) => Failure::new(Exit::Trouble, error),
-                error => Failure::new(Exit::Refused, error),
-            })?;
-            if let Some(admin) = admin {
-                crate::start::sidecar_commands::add_routes(admin.routes(), &sidecar.control());
-            }
-            let none = std::iter::empty::<(&str, &str)>;
-            let shown = admin.map(|admin| admin.registry().register(sidecar.metrics(), none()));
-            Ok(RunningSidecar(Some(Running { sidecar, table: table.clone(), _shown: shown })))
-        }
-
-        /// Returns whether there is one.
-        pub fn is_some(&self) -> bool {
-            self.0.is_some()
-        }
-
-        /// Returns a line that says where it is, and the most memory that it takes, in bytes.
-        pub fn announcement(&self) -> Option<(String, u64)> {
-            let Running { sidecar, table, .. } = self.0.as_ref()?;
-            let addresses: Vec<String> = sidecar.addresses().iter().map(ToString::to_string).collect();
-            let endpoint = table.upstream.split("://").last().unwrap_or_default();
-            Some((format!("S3 on {} before {endpoint}", addresses.join(", ")), table.bytes_max()))
-        }
-
-        /// Returns what of it can change while it runs.
-        pub fn live(&self) -> LiveSidecar {
-            LiveSidecar(self.0.as_ref().map(|running| running.sidecar.control()))
-        }
-
-        /// Closes its listeners; requests under way go on.
-        pub fn request_end(&self) {
-            self.0.iter().for_each(|running| running.sidecar.request_end());
-        }
+        Ok(())
     }
 }
 
-#[cfg(not(feature = "sidecar"))]
-mod running {
-    /// What of a sidecar can change while it runs: nothing, as there is none.
-    #[derive(Clone, Debug, Default)]
-    pub struct LiveSidecar;
+/// The sidecar, if one is configured. It ends when this is dropped.
+#[derive(Debug)]
+pub struct RunningSidecar(Option<Running>);
 
-    impl LiveSidecar {
-        /// Changes nothing.
-        ///
-        /// # Errors
-        /// None.
-        pub(crate) fn change(&self, _: &crate::config::File) -> Result<(), String> {
-            Ok(())
+#[derive(Debug)]
+struct Running {
+    sidecar: Sidecar,
+    table: S3Table,
+    _shown: Option<Registration>,
+}
+
+impl RunningSidecar {
+    /// Starts what `[s3]` describes, and shows its metrics at the admin listener.
+    ///
+    /// # Errors
+    /// One line.
+    pub fn start(
+        config: &Config,
+        tls: Option<Arc<ServerTls>>,
+        secrets: SidecarSecrets,
+        admin: Option<&AdminServer>,
+    ) -> Result<RunningSidecar, Failure> {
+        let Some(table) = &config.s3 else { return Ok(RunningSidecar(None)) };
+        let drain_timeout = Duration::from_secs(config.settings.drain.timeout_secs);
+        let sidecar = table.sidecar(tls, secrets, drain_timeout);
+        let sidecar = sidecar.map_err(|error| config.mistake(error, Exit::Configuration))?;
+        let sidecar = Sidecar::start(sidecar).map_err(|error| match error {
+            SidecarError::Config { key, why } => {
+                config.mistake(S3Table::wrong((key, why)), Exit::Configuration)
+            }
+            error @ SidecarError::Thread(_) => Failure::new(Exit::Trouble, error),
+            error => Failure::new(Exit::Refused, error),
+        })?;
+        if let Some(admin) = admin {
+            add_routes(admin.routes(), &sidecar.control());
         }
+        let none = std::iter::empty::<(&str, &str)>;
+        let shown = admin.map(|admin| admin.registry().register(sidecar.metrics(), none()));
+        Ok(RunningSidecar(Some(Running { sidecar, table: table.clone(), _shown: shown })))
     }
 
-    use crate::config::Config;
-    use crate::config::s3_secrets::SidecarSecrets;
-    use cached_admin::AdminServer;
-    use cached_process::Failure;
-    use cached_tls::ServerTls;
-    use std::sync::Arc;
+    /// Returns whether there is one.
+    pub fn is_some(&self) -> bool {
+        self.0.is_some()
+    }
 
-    /// The sidecar, which this program was built without.
-    #[derive(Debug)]
-    pub struct RunningSidecar;
+    /// Returns a line that says where it is, and the most memory that it takes, in bytes.
+    pub fn announcement(&self) -> Option<(String, u64)> {
+        let Running { sidecar, table, .. } = self.0.as_ref()?;
+        let addresses: Vec<String> = sidecar.addresses().iter().map(ToString::to_string).collect();
+        let endpoint = table.upstream.split("://").last().unwrap_or_default();
+        Some((format!("S3 on {} before {endpoint}", addresses.join(", ")), table.bytes_max()))
+    }
 
-    impl RunningSidecar {
-        /// Starts nothing.
-        ///
-        /// # Errors
-        /// None.
-        pub fn start(
-            _: &Config,
-            _: Option<Arc<ServerTls>>,
-            _: SidecarSecrets,
-            _: Option<&AdminServer>,
-        ) -> Result<RunningSidecar, Failure> {
-            Ok(RunningSidecar)
-        }
+    /// Returns its settings that can change while it runs.
+    pub fn live(&self) -> LiveSidecar {
+        LiveSidecar(self.0.as_ref().map(|running| running.sidecar.control()))
+    }
 
-        /// Returns false.
-        pub fn is_some(&self) -> bool {
-            false
-        }
-
-        /// Returns nothing.
-        pub fn announcement(&self) -> Option<(String, u64)> {
-            None
-        }
-
-        /// Returns nothing.
-        pub fn live(&self) -> LiveSidecar {
-            LiveSidecar
-        }
-
-        /// Does nothing.
-        pub fn request_end(&self) {}
+    /// Closes its listeners; requests under way continue.
+    pub fn request_end(&self) {
+        self.0.iter().for_each(|running| running.sidecar.request_end());
     }
 }
 
-pub use running::{LiveSidecar, RunningSidecar};
+/// The body of `/s3/invalidate`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Body {
+    bucket: String,
+    key: Option<String>,
+    prefix: Option<String>,
+}
+
+/// Adds the routes.
+fn add_routes(routes: &Routes, control: &SidecarControl) {
+    let own = control.clone();
+    routes.post("/s3/invalidate", move |request| {
+        let response = invalidate(&own, &request);
+        async move { response }
+    });
+    let own = control.clone();
+    routes.post("/s3/events", move |request| {
+        let response = take_events(&own, &request);
+        async move { response }
+    });
+}
+
+fn invalidate(control: &SidecarControl, request: &Request) -> Response {
+    let right = "give {\"bucket\": \"...\"}, and \"key\" or \"prefix\"";
+    let what = match serde_json::from_slice(request.body()) {
+        Err(error) => return Response::failure(400, format_args!("{right}: {error}")),
+        Ok(Body { key: Some(_), prefix: Some(_), .. }) => {
+            return Response::failure(400, format_args!("{right}: not both"));
+        }
+        Ok(Body { bucket, key: Some(key), prefix: None }) => Invalidation::Key { bucket, key },
+        Ok(Body { bucket, key: None, prefix }) => {
+            Invalidation::Prefix { bucket, prefix: prefix.unwrap_or_default() }
+        }
+    };
+    let done = control.invalidate(&what);
+    let outcome = done.as_ref().map_or_else(ToString::to_string, |()| "done".into());
+    tracing::info!(peer = %request.peer(), ?what, outcome, "the admin listener invalidates objects of S3");
+    done.map_or_else(failure, |()| Response::json(&json!({ "invalidated": true })))
+}
+
+fn take_events(control: &SidecarControl, request: &Request) -> Response {
+    let taken = control.take_events(request.body());
+    match &taken {
+        Ok(records) => tracing::debug!(peer = %request.peer(), records, "events of S3"),
+        Err(error) => tracing::info!(peer = %request.peer(), cause = %error, "events of S3 are refused"),
+    }
+    taken.map_or_else(failure, |records| Response::json(&json!({ "records": records })))
+}
+
+fn failure(error: ControlError) -> Response {
+    let status = match error {
+        ControlError::Wrong(_) => 400,
+        ControlError::AlwaysAsks => 409,
+        _ => 503,
+    };
+    Response::failure(status, error)
+}

@@ -1,22 +1,22 @@
-//! A server that takes over from a running process: what is prepared before that one stops, and what is taken from it.
+//! A server that takes over from a running process: it is prepared before that one stops, and then takes its state.
 
-use crate::config::logging::Logging;
+use super::StartError;
+use super::memory_file::OnTakingOver;
+use super::server::{Server, open_store};
 use crate::config::settings::Settings;
 use crate::connections::{AcceptedConnection, Command, ConnInfo, Endpoints, HandedConnection};
 use crate::listen::{Listeners, SocketName};
-use crate::shared::Shared;
+use crate::process::Logging;
 use crate::shared::clock::ServerClock;
-use crate::shared::faults;
-use crate::start::memory_file::OnTakingOver;
-use crate::start::server::{Server, StartError, open_store};
+use crate::shared::{Shared, faults};
 use crate::upgrade::{Offered, TakeOver, Taken};
 use cached_tls::ServerTls;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-/// A server that is prepared to take over from a running process, which serves until it does. That process goes on if
-/// this is dropped, or what becomes of it before it serves.
+/// A server that is prepared to take over from a running process, which serves until it does. That process continues if
+/// this, or the server made of it, is dropped before it serves.
 pub struct PreparedServer {
     settings: Settings,
     logging: Logging,
@@ -35,7 +35,7 @@ impl PreparedServer {
     /// Takes the sockets of a running process, as far as the settings have them, and opens the others.
     ///
     /// # Errors
-    /// [`StartError`]: the running process goes on.
+    /// [`StartError`]: the running process continues.
     pub fn new(
         settings: Settings,
         logging: Logging,
@@ -60,7 +60,7 @@ impl PreparedServer {
     /// before the server serves.
     ///
     /// # Errors
-    /// [`StartError`]: the running process goes on.
+    /// [`StartError`]: the running process continues.
     pub fn wait_for_store(&self) -> Result<(), StartError> {
         Ok(self.offered.wait_for_store()?)
     }
@@ -69,7 +69,7 @@ impl PreparedServer {
     /// of objects is open by then, if there is one.
     ///
     /// # Errors
-    /// [`StartError`]: the running process goes on.
+    /// [`StartError`]: the running process continues.
     pub fn take_over(self, on_taking_over: &OnTakingOver<'_>) -> Result<Server, StartError> {
         let PreparedServer { settings, logging, tls, listeners, offered } = self;
         let (taken, taking) = offered.take(settings.memory_file.as_deref())?;

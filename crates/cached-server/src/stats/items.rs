@@ -6,10 +6,9 @@
 //! for the whole cache only (hits, evictions) are reported for the class with the most items, so that sums
 //! over classes are right.
 
-use super::Sink;
+use super::{Sink, Work};
 use crate::config::size_classes::{PAGE_BYTES, item_bytes};
 use crate::shared::Shared;
-use crate::stats::Work;
 use cached_core::kv::ScanCursor;
 use std::collections::BTreeMap;
 

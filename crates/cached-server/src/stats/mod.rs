@@ -1,26 +1,30 @@
-//! `stats` and all its sub-commands, in text and binary.
+//! Reports of a server: `stats` in text and binary, metrics and documents of the admin listener, and [`Reports`] for
+//! programs that embed the server. Reports only read: the counters, the table of connections, the store and the settings.
 //!
-//! A report is a list of names and values written to a [`Sink`], which encodes them for the client's
-//! protocol. Reports only read: the counters, the table of connections, the store and the settings.
+//! A report of `stats` is a list of names and values written to a [`Sink`], which encodes them for the client's protocol.
+//!
+//! | module | content |
+//! |---|---|
+//! | `general` | plain `stats`, `stats settings` |
+//! | `items` | `stats items`, `slabs`, `sizes` |
+//! | `insight` | `stats mrc`, `hot`, `misses`, `shape`, `slow`, and the same as values |
+//! | `admin` | what the admin listener shows |
 
 pub(crate) mod admin;
-mod conns;
-mod flush_prefix;
 mod general;
-mod insight;
+pub(crate) mod insight;
 mod items;
-mod objects;
-pub(crate) mod reports;
-mod settings;
-mod work;
 
-pub(crate) use work::Work;
-
+use crate::connections::Endpoints;
+use crate::objects::ObjectStatistics;
 use crate::shared::Shared;
+use blocker::{Clock, SystemClock};
+use cached_core::object::JournalState;
 use cached_proto::binary::{Head, Status, encode_error, encode_stat, encode_stat_end};
 use cached_proto::reply;
 use cached_proto::text::{self, Tokens};
-use std::fmt::{Display, Write as _};
+use std::fmt::{self, Display, Write as _};
+use std::net::SocketAddr;
 use std::os::fd::RawFd;
 
 /// The work of summing up the counters of all threads and shards.
@@ -65,20 +69,20 @@ impl<'a> Sink<'a> {
 /// Writes the report called `name`; returns false if there is none.
 fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8], client: RawFd) -> bool {
     match name {
-        b"" => general::write(shared, sink),
-        b"settings" => settings::write(shared, sink),
+        b"" => general::write_general(shared, sink),
+        b"settings" => general::write_settings(shared, sink),
         b"items" => items::write_items(shared, sink),
         b"slabs" => items::write_slabs(shared, sink),
         b"sizes" => items::write_sizes(shared, sink),
         // There is no external storage; memcached without one reports nothing either.
         b"extstore" => {}
-        b"conns" => conns::write(shared, sink, client),
+        b"conns" => write_conns(shared, sink, client),
         b"objects" => match shared.objects.get() {
-            Some(statistics) => objects::write(statistics, sink),
+            Some(statistics) => write_objects(statistics, sink),
             None => return false,
         },
         b"objects_lost" => match shared.objects.get() {
-            Some(statistics) => objects::write_lost(statistics, sink),
+            Some(statistics) => write_lost(statistics, sink),
             None => return false,
         },
         // Keys of other clients are shown where key dumps are.
@@ -94,9 +98,9 @@ fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8], client: RawFd) -> b
             }
         }
         b"slow" => insight::write_slow(shared, sink),
-        b"flush_prefix" => flush_prefix::write(shared, sink),
+        b"flush_prefix" => write_flush_prefix(shared, sink),
         b"journal" => match shared.objects.get() {
-            Some(statistics) => return objects::write_journal(statistics, sink),
+            Some(statistics) => return write_journal(statistics, sink),
             None => return false,
         },
         _ => return false,
@@ -206,4 +210,167 @@ fn dump_prefixes(shared: &Shared, out: &mut Vec<u8>, work: &mut Work) {
     let before = out.len();
     shared.prefixes.dump(out);
     work.take((out.len() - before) / PREFIX_LINE_BYTES);
+}
+
+/// How much of the work that does not follow from the bytes of requests and replies is left for one iteration of a
+/// worker's event loop: that of reports, key dumps and administrative commands.
+///
+/// All connections of the worker share it. A costly request begins while some is left and may exceed it, so an iteration
+/// does at most one report more than allowed, however many clients send however many requests; one that finds nothing
+/// left is held back until the next iteration. Dumps stop in between.
+///
+/// One unit is a hash bucket walked (about ten items) or a line of a report: half a microsecond.
+#[derive(Debug)]
+pub(crate) struct Work {
+    left: u32,
+}
+
+impl Work {
+    /// The units of one iteration, about a millisecond.
+    pub(crate) const UNITS_MAX: u32 = 2048;
+
+    /// Returns the work of a first iteration.
+    pub(crate) fn new() -> Work {
+        Work { left: Work::UNITS_MAX }
+    }
+
+    /// Begins another iteration.
+    #[inline]
+    pub(crate) fn renew(&mut self) {
+        self.left = Work::UNITS_MAX;
+    }
+
+    /// Returns whether nothing is left.
+    pub(crate) fn is_used_up(&self) -> bool {
+        self.left == 0
+    }
+
+    /// Returns whether nothing has been taken in this iteration.
+    pub(crate) fn is_untouched(&self) -> bool {
+        self.left == Work::UNITS_MAX
+    }
+
+    /// Takes some; more than is left uses it up.
+    pub(crate) fn take(&mut self, units: usize) {
+        self.left = self.left.saturating_sub(u32::try_from(units).unwrap_or(u32::MAX));
+    }
+
+    /// Takes all: for what takes a millisecond or more, whatever it finds.
+    pub(crate) fn use_up(&mut self) {
+        self.left = 0;
+    }
+}
+
+/// `tcp:127.0.0.1:11211`, `tcp6:[::1]:11211`.
+struct Address<'a>(&'a SocketAddr);
+
+impl fmt::Display for Address<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let family = if self.0.is_ipv6() { "tcp6" } else { "tcp" };
+        write!(f, "{family}:{}", self.0)
+    }
+}
+
+/// Writes the report for the connection `client`, the only one that is known to be within a request.
+fn write_conns(shared: &Shared, sink: &mut Sink<'_>, client: RawFd) {
+    let now = shared.clock.now_secs();
+    for listener in shared.listeners.get().into_iter().flatten() {
+        let fd = listener.fd;
+        match &listener.endpoints {
+            Endpoints::Tcp { peer, .. } => sink.put(&format!("{fd}:addr"), Address(peer)),
+            Endpoints::Unix { path } => {
+                sink.put(&format!("{fd}:addr"), format_args!("unix:{}", path.display()));
+            }
+            Endpoints::Udp { local } => {
+                sink.put(&format!("{fd}:UDP"), "UDP");
+                let family = if local.is_ipv6() { "udp6" } else { "udp" };
+                sink.put(&format!("{fd}:addr"), format_args!("{family}:{local}"));
+                sink.put(&format!("{fd}:state"), "conn_read");
+                sink.put(&format!("{fd}:secs_since_last_cmd"), shared.clock.uptime_secs());
+                continue;
+            }
+        }
+        sink.put(&format!("{fd}:state"), "conn_listening");
+        sink.put(&format!("{fd}:secs_since_last_cmd"), shared.clock.uptime_secs());
+    }
+    for conn in shared.connections.snapshot() {
+        let fd = conn.fd;
+        match &conn.endpoints {
+            Endpoints::Tcp { peer, local } => {
+                sink.put(&format!("{fd}:addr"), Address(peer));
+                if let Some(local) = local {
+                    sink.put(&format!("{fd}:listen_addr"), Address(local));
+                }
+            }
+            Endpoints::Unix { path } => {
+                sink.put(&format!("{fd}:addr"), "unix:");
+                sink.put(&format!("{fd}:listen_addr"), format_args!("unix:{}", path.display()));
+            }
+            // Clients that send datagrams are in no table.
+            Endpoints::Udp { .. } => {}
+        }
+        let state = if fd == client { "conn_parse_cmd" } else { conn.state_text() };
+        sink.put(&format!("{fd}:state"), state);
+        sink.put(&format!("{fd}:secs_since_last_cmd"), now.saturating_sub(conn.last_active()));
+    }
+}
+
+// The names of metrics of the object cache are the same in every output.
+
+/// `stats objects`.
+fn write_objects(statistics: &ObjectStatistics, sink: &mut Sink<'_>) {
+    for pair in statistics.metrics() {
+        sink.put(&pair.name, pair.value);
+    }
+}
+
+/// `stats objects_lost`: each object with acknowledged changes that are lost, and how much is lost for what
+/// reason.
+fn write_lost(statistics: &ObjectStatistics, sink: &mut Sink<'_>) {
+    for (name, text) in statistics.lost() {
+        sink.put(&name, text);
+    }
+}
+
+/// `stats journal`: the state of the journal, how far its recovery is, and its metrics; returns false if there
+/// is no journal.
+fn write_journal(statistics: &ObjectStatistics, sink: &mut Sink<'_>) -> bool {
+    let Some(health) = statistics.journal_health() else { return false };
+    let state = match health.state {
+        JournalState::Ok => "ok",
+        JournalState::Draining => "draining",
+        JournalState::Void => "void",
+        JournalState::Resuming => "resuming",
+        _ => "unknown",
+    };
+    sink.put("state", state);
+    let since = SystemClock.now().0.saturating_sub(health.since.0) / 1_000_000_000;
+    sink.put("state_seconds", since);
+    if let Some(reason) = health.reason {
+        sink.put("reason", reason);
+    }
+    let recovery = statistics.recovery();
+    sink.put("recovery_done", u8::from(recovery.is_done));
+    sink.put("recovery_records", recovery.records);
+    sink.put("recovery_records_applied", recovery.records_applied);
+    sink.put("recovery_objects_failed", recovery.objects_failed);
+    for pair in statistics.metrics() {
+        if pair.name.starts_with("cached_journal_") {
+            sink.put(&pair.name, pair.value);
+        }
+    }
+    true
+}
+
+fn write_flush_prefix(shared: &Shared, sink: &mut Sink<'_>) {
+    let flushes = shared.kv.prefix_flushes();
+    sink.put("flushes", flushes.flushes);
+    sink.put("refused", flushes.refused);
+    sink.put("pending", flushes.pending);
+    sink.put("swept_share", format_args!("{:.4}", flushes.swept_share));
+    sink.put("sweeps", flushes.sweeps);
+    sink.put("items_removed", flushes.items_removed);
+    sink.put("bytes_removed", flushes.bytes_removed);
+    sink.put("marks", flushes.marks);
+    sink.put("marks_max", flushes.marks_max);
 }

@@ -31,7 +31,7 @@ enum Place {
     /// Into the store's memory.
     Reserved(Reservation),
     /// Into a buffer: appending and prepending need the whole value first, and other values are collected
-    /// when the store has no more memory to reserve. `value` holds `filled` bytes of it, followed by room for
+    /// when the store has no more memory to reserve. `value` holds `filled` bytes of it, followed by space for
     /// more.
     Collected { value: Vec<u8>, filled: usize, missing: usize },
 }
@@ -102,9 +102,9 @@ impl Body {
     pub(crate) fn feed(&mut self, input: &[u8]) -> (usize, Result<(), OutOfMemory>) {
         let mut used = 0;
         while self.value_missing() > 0 && used < input.len() {
-            let Some(room) = self.spare() else { return (used, Err(OutOfMemory)) };
-            let count = room.len().min(input.len() - used);
-            room[..count].copy_from_slice(&input[used..used + count]);
+            let Some(spare) = self.spare() else { return (used, Err(OutOfMemory)) };
+            let count = spare.len().min(input.len() - used);
+            spare[..count].copy_from_slice(&input[used..used + count]);
             self.advance(count);
             used += count;
         }

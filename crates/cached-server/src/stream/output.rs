@@ -9,7 +9,7 @@
 //! buffer of the connection's own; small values are copied then, so that a slow reader keeps no arena memory
 //! from being reused.
 
-use super::transport::Transport;
+use super::Transport;
 use cached_core::kv::{ItemView, PinnedValue};
 use std::io::{self, IoSlice};
 use std::task::{Poll, ready};

@@ -1,12 +1,13 @@
 //! The counters of each worker, without a shared cache line and without a locked instruction.
 //!
-//! A [`Counters`] belongs to one worker, which alone adds to it; other threads only read. `stats reset`
-//! cannot therefore write zeroes: it stores the counts of that moment, and later reports subtract them.
+//! A [`Counters`] belongs to one worker, which alone adds to it; other threads only read. `stats reset` cannot therefore
+//! write zeroes: it stores the counts of that moment, and later reports subtract them.
 
-use crate::telemetry::command_latency::{CommandLatency, Kind, NextTimed};
-use crate::telemetry::heartbeat::Heartbeat;
-use crate::telemetry::insight::hot::NextSample;
+use super::heartbeat::Heartbeat;
+use super::insight::NextSample;
+use cached_metrics::{Latency, LatencySnapshot};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// A number that one thread increases and any thread may read.
 #[derive(Debug, Default)]
@@ -37,9 +38,9 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         #[repr(align(128))]
         pub(crate) struct Counters {
-            /// What the worker is doing: beside its counters, in cache lines that no other thread writes.
+            /// The worker's activity: beside its counters, in cache lines that no other thread writes.
             pub(crate) heartbeat: Heartbeat,
-            /// Which of its turns are timed.
+            /// Which of its loop iterations are timed.
             pub(crate) next_timed: NextTimed,
             /// When the next get is sampled for the hot keys.
             pub(crate) next_sample: NextSample,
@@ -57,7 +58,7 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// Returns what this worker has counted.
+            /// Returns the counts of this worker.
             pub(crate) fn totals(&self) -> Totals {
                 Totals { $($name: self.$name.get(),)* }
             }
@@ -69,7 +70,7 @@ macro_rules! counters {
                 $(self.$name += worker.$name.get();)*
             }
 
-            /// Returns what has been counted since `before`.
+            /// Returns the counts since `before`.
             pub(crate) fn since(&self, before: &Totals) -> Totals {
                 Totals { $($name: self.$name.wrapping_sub(before.$name),)* }
             }
@@ -143,7 +144,7 @@ counters! {
     auth_errors,
     /// Datagrams that were requests.
     udp_requests,
-    /// Datagrams that were dropped: malformed requests, and replies for which the system had no room.
+    /// Datagrams that were dropped: malformed requests, and replies for which the system had no buffer space.
     udp_dropped,
     /// Bytes received.
     bytes_read,
@@ -177,6 +178,120 @@ impl Counters {
     }
 }
 
+// Request latency by command, from a sample of the worker's loop iterations. An iteration is one wait
+// for events and the connections served after it. No request reads a clock: in a timed iteration, about
+// one in 64 steps and at least one each second, the worker reads it when the wait ends and after each
+// connection. The requests of that connection have taken the time in between, because their replies
+// leave together.
+
+/// A kind of command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Get,
+    Set,
+    Touch,
+    Delete,
+    Incr,
+    Decr,
+    Flush,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Kind; 7] =
+        [Kind::Get, Kind::Set, Kind::Touch, Kind::Delete, Kind::Incr, Kind::Decr, Kind::Flush];
+
+    /// Returns the name that metrics show.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Kind::Get => "get",
+            Kind::Set => "set",
+            Kind::Touch => "touch",
+            Kind::Delete => "delete",
+            Kind::Incr => "incr",
+            Kind::Decr => "decr",
+            Kind::Flush => "flush",
+        }
+    }
+}
+
+/// The latencies of one worker.
+#[derive(Debug, Default)]
+pub(crate) struct CommandLatency {
+    kinds: [Latency; Kind::ALL.len()],
+}
+
+impl CommandLatency {
+    /// Counts these numbers of commands of each kind, each of which took `duration`.
+    pub(crate) fn observe(&self, duration: Duration, commands: [u64; Kind::ALL.len()]) {
+        for (latency, count) in self.kinds.iter().zip(commands) {
+            if count > 0 {
+                latency.observe_many(duration, count);
+            }
+        }
+    }
+
+    /// Returns the distribution of one kind.
+    pub(crate) fn snapshot(&self, kind: Kind) -> LatencySnapshot {
+        self.kinds[kind as usize].snapshot()
+    }
+
+    /// Returns the distribution of all kinds together.
+    pub(crate) fn sum(&self) -> LatencySnapshot {
+        let mut sum = LatencySnapshot::default();
+        self.kinds.iter().for_each(|latency| sum.add(&latency.snapshot()));
+        sum
+    }
+}
+
+/// The number of the step from which the next loop iteration is timed: one word that the worker reads once in each
+/// iteration and each step, in a cache line of its own counters.
+#[derive(Debug)]
+pub(crate) struct NextTimed(AtomicU64);
+
+impl Default for NextTimed {
+    fn default() -> Self {
+        NextTimed(AtomicU64::new(NextTimed::SOON))
+    }
+}
+
+impl NextTimed {
+    /// The current iteration is timed.
+    const RUNNING: u64 = 0;
+    /// The next iteration is to be timed, whatever its number.
+    const SOON: u64 = 1;
+
+    /// Requests that the next iteration is timed. Called once a second, so that a worker with few requests is
+    /// measured too.
+    pub(crate) fn request(&self) {
+        if self.0.load(Ordering::Relaxed) != Self::RUNNING {
+            // The worker may begin a timed iteration meanwhile, which then is not measured; the next one is.
+            self.0.store(Self::SOON, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns whether something changes at this step: a timed iteration begins, or has ended.
+    #[inline]
+    pub(crate) fn is_due(&self, step: u64) -> bool {
+        step >= self.0.load(Ordering::Relaxed)
+    }
+
+    /// Begins a timed iteration.
+    pub(crate) fn begin(&self) {
+        self.0.store(Self::RUNNING, Ordering::Relaxed);
+    }
+
+    /// Ends it. The next one begins at `step`, or earlier if that is requested.
+    pub(crate) fn end(&self, step: u64) {
+        self.0.store(step.max(Self::SOON), Ordering::Relaxed);
+    }
+
+    /// Returns whether the current iteration is timed.
+    #[inline]
+    pub(crate) fn is_running(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == Self::RUNNING
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -195,5 +310,16 @@ mod tests {
         assert_eq!(before.get_hits, 5);
         workers[1].get_hits.bump();
         assert_eq!(sum(&workers).since(&before), Totals { get_hits: 1, ..Totals::default() });
+    }
+
+    #[test]
+    fn each_command_is_counted_under_its_kind() {
+        let latency = CommandLatency::default();
+        latency.observe(Duration::from_micros(5), [3, 1, 0, 2, 1, 0, 0]);
+        let counts = Kind::ALL.map(|kind| (kind.name(), latency.snapshot(kind).count()));
+        let expected =
+            [("get", 3), ("set", 1), ("touch", 0), ("delete", 2), ("incr", 1), ("decr", 0), ("flush", 0)];
+        assert_eq!(counts, expected);
+        assert_eq!(latency.sum().count(), 7);
     }
 }

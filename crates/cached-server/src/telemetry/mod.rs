@@ -2,7 +2,6 @@
 //! requests, counts by key prefix, event lines for `watch`. Threads write here without waiting for each other; who
 //! reports it (`stats`) and what is done about it are elsewhere.
 
-pub(crate) mod command_latency;
 pub(crate) mod counters;
 pub(crate) mod heartbeat;
 pub(crate) mod insight;

@@ -2,7 +2,7 @@
 //!
 //! Off unless requested. The table is bounded: once it is full, new prefixes are not counted.
 
-use crate::telemetry::watch::events;
+use super::watch::DETAIL;
 use dashmap::DashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -27,7 +27,7 @@ type Table = DashMap<Box<[u8]>, Counts, foldhash::fast::RandomState>;
 /// Counts by prefix.
 #[derive(Debug)]
 pub(crate) struct PrefixCounts {
-    /// Contains [`events::DETAIL`] while counting is on.
+    /// Contains [`DETAIL`] while counting is on.
     observed: Arc<AtomicU32>,
     delimiter: u8,
     /// A concurrent map: while counting is on, every request of every worker writes to it.
@@ -57,15 +57,15 @@ impl PrefixCounts {
     /// Returns whether counting is on.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
-        self.observed.load(Ordering::Relaxed) & events::DETAIL != 0
+        self.observed.load(Ordering::Relaxed) & DETAIL != 0
     }
 
     /// Turns counting on or off.
     pub(crate) fn set(&self, on: bool) {
         if on {
-            self.observed.fetch_or(events::DETAIL, Ordering::Relaxed);
+            self.observed.fetch_or(DETAIL, Ordering::Relaxed);
         } else {
-            self.observed.fetch_and(!events::DETAIL, Ordering::Relaxed);
+            self.observed.fetch_and(!DETAIL, Ordering::Relaxed);
         }
     }
 
@@ -103,9 +103,9 @@ impl PrefixCounts {
         if let Some(mut counts) = self.table.get_mut(prefix) {
             return count(&mut counts);
         }
-        // A place first, then the entry: threads that enter prefixes at the same time keep the bound.
-        let room = |len: usize| (len < PREFIXES_MAX).then_some(len + 1);
-        if self.len.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).is_err() {
+        // The length is counted before the entry is made: threads that enter prefixes at the same time keep the bound.
+        let next = |len: usize| (len < PREFIXES_MAX).then_some(len + 1);
+        if self.len.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_err() {
             return;
         }
         match self.table.entry(prefix.into()) {

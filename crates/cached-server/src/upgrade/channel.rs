@@ -21,7 +21,7 @@ pub(crate) enum ChannelError {
     /// It has not answered.
     #[error("it has not answered in time")]
     Late,
-    /// It has sent what is not expected.
+    /// It has sent an unexpected message.
     #[error("it has sent what was not expected")]
     Unexpected,
     /// The system's reason.
@@ -54,7 +54,7 @@ impl Channel {
         if rustix::net::sockopt::socket_type(&socket)? != SocketType::SEQPACKET {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a socket of packets"));
         }
-        // A packet may have to wait for room; the system may grant less than this.
+        // A packet may have to wait for buffer space; the system may grant less than this.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, 2 * MESSAGE_BYTES_MAX);
         Ok(Channel { socket })
     }

@@ -1,15 +1,20 @@
-//! The old process: starts the new one, stops, passes what it has, and goes on if that fails.
+//! The old process: starts the new one, stops, passes what it has, and continues if that fails.
 
 use super::channel::{Channel, ChannelError};
 use super::message::{BATCH_BYTES, DESCRIPTORS_MAX, MemoryState, Message, Offer, SocketKind, VERSION};
 use super::{Program, VARIABLE};
 use crate::connections::{Command, Pause, Paused, Verdict};
+use crate::listen::{Listeners, SocketName};
+use crate::objects::ObjectsControl;
 use crate::shared::Shared;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::process::{Child, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
+use std::{io, thread};
+use tokio::sync::oneshot;
 
 /// How long requests that have begun may take to end, while no other is served.
 const FINISH_WITHIN: Duration = Duration::from_secs(2);
@@ -128,9 +133,9 @@ impl Drop for Successor {
 /// Why the new process does not serve.
 #[derive(Debug)]
 pub(crate) enum NotGiven {
-    /// This one goes on.
+    /// This process continues.
     Resumed(String),
-    /// The new one has had the memory: this one cannot go on.
+    /// The new process has had the memory: this one cannot continue.
     Lost(String),
 }
 
@@ -184,7 +189,7 @@ pub(crate) fn give(shared: &Shared, successor: &mut Successor, limit: Duration) 
     }
     let serves = successor.channel.expect(&Message::Serving, Instant::now() + limit);
     if let Err(error) = serves {
-        // The workers must not go on: the memory may be in use by the new process, and is not known here any more.
+        // The workers must not continue: the memory may be in use by the new process, and is not known here any more.
         workers.give_verdict(Verdict::End);
         return Err(NotGiven::Lost(successor.reason(&error)));
     }
@@ -242,7 +247,7 @@ fn pass(
     }
 }
 
-/// The workers, stopped. They go on when this is dropped without a verdict.
+/// The stopped workers. They continue when this is dropped without a verdict.
 struct StoppedWorkers {
     stopped: Vec<Paused>,
     verdicts: Vec<mpsc::Sender<Verdict>>,
@@ -286,6 +291,120 @@ impl StoppedWorkers {
         for worker in &self.verdicts {
             // Fails for a worker that has panicked.
             let _ = worker.send(verdict);
+        }
+    }
+}
+
+/// The parameters of an upgrade.
+pub(crate) struct Upgrades {
+    program: Program,
+    /// Sockets of other listeners, each with its configured address.
+    admin: Vec<(String, OwnedFd)>,
+    objects: Option<ObjectsControl>,
+}
+
+/// A server that can be taken over.
+pub(crate) struct Upgradable {
+    program: Program,
+    sockets: Arc<[Given]>,
+    objects: Option<ObjectsControl>,
+    limit: Duration,
+}
+
+/// The new process once it is prepared, or why it is not.
+pub(crate) type Prepared = Result<Successor, String>;
+
+impl Upgrades {
+    pub(crate) fn new(
+        program: Program,
+        admin: Vec<(String, OwnedFd)>,
+        objects: Option<ObjectsControl>,
+    ) -> Upgrades {
+        Upgrades { program, admin, objects }
+    }
+
+    /// Takes copies of the sockets that a new process gets.
+    pub(crate) fn over(self, listeners: &Listeners, shared: &Shared) -> io::Result<Upgradable> {
+        let Upgrades { program, admin, objects } = self;
+        let mut sockets = Vec::new();
+        let udp = shared.udp.get().into_iter().flat_map(|sockets| sockets.iter());
+        let udp = udp.map(|udp| udp.socket.try_clone());
+        let all = listeners.sockets.iter().map(|listener| listener.socket.try_clone().map(OwnedFd::from));
+        for (name, socket) in listeners.names.iter().zip(all.chain(udp)) {
+            let (kind, name) = match name {
+                SocketName::Tcp(name) => (SocketKind::Tcp, name.clone()),
+                SocketName::Udp(name) => (SocketKind::Udp, name.clone()),
+                SocketName::Unix(path) => (SocketKind::Unix, name_of(path)?),
+                SocketName::Inherited => (SocketKind::Inherited, String::new()),
+            };
+            sockets.push(Given { kind, name, socket: socket? });
+        }
+        let admin = admin.into_iter().map(|(name, socket)| Given { kind: SocketKind::Admin, name, socket });
+        sockets.extend(admin);
+        for (name, socket) in objects.as_ref().map_or_else(|| Ok(Vec::new()), ObjectsControl::sockets)? {
+            sockets.push(Given { kind: SocketKind::Objects, name, socket });
+        }
+        let limit = Duration::from_secs(shared.settings.upgrade_timeout_secs);
+        Ok(Upgradable { program, sockets: sockets.into(), objects, limit })
+    }
+}
+
+/// A path as a message has it.
+fn name_of(path: &Path) -> io::Result<String> {
+    let wrong = || io::Error::new(io::ErrorKind::InvalidData, "the path of the unix socket is not UTF-8");
+    path.to_str().map(str::to_owned).ok_or_else(wrong)
+}
+
+impl Upgradable {
+    /// Starts the new process, on a thread, and lets it open the store of objects: this one serves items meanwhile. The
+    /// result comes on the channel.
+    pub(crate) fn start(&self, shared: &Shared) -> oneshot::Receiver<Prepared> {
+        tracing::info!(program = %self.program.path().display(), "starting a new process that takes over");
+        let (sender, prepared) = oneshot::channel();
+        let (program, sockets, limit) = (self.program.clone(), self.sockets.clone(), self.limit);
+        let (memory_file, objects) = (memory_file(shared), self.objects.clone());
+        let prepare = move || -> Prepared {
+            let mut successor = Successor::start(&program, &sockets, memory_file, limit)?;
+            objects.as_ref().map_or(Ok(()), ObjectsControl::release)?;
+            successor.open_store(limit)?;
+            Ok(successor)
+        };
+        let body = move || {
+            // A process that is not wanted any more is ended.
+            let _ = sender.send(prepare());
+        };
+        // Where no thread can be had, the channel ends.
+        drop(thread::Builder::new().name("cached-upgrade".into()).spawn(body));
+        prepared
+    }
+
+    /// Lets the new process take over. Returns whether it has; if not, this one continues, or must end because of a
+    /// defect.
+    pub(crate) fn finish(&self, shared: &Shared, prepared: Prepared) -> bool {
+        let given = prepared.map_err(NotGiven::Resumed).and_then(|mut successor| {
+            if shared.kv.memory_file().is_none() {
+                tracing::warn!("there is no memory file: the new process starts empty");
+            }
+            give(shared, &mut successor, self.limit).map(|()| successor.pid())
+        });
+        match given {
+            Ok(pid) => {
+                self.objects.iter().for_each(ObjectsControl::hand_over);
+                shared.upgrade.set_done(pid);
+                cached_config::notify(&format!("MAINPID={pid}\nREADY=1\nSTATUS=Serving, after an upgrade"));
+                true
+            }
+            Err(NotGiven::Resumed(cause)) => {
+                // The new process is gone, and with it its hold of the store.
+                self.objects.iter().for_each(ObjectsControl::serve);
+                cached_config::notify(&format!("STATUS=Serving; an upgrade has failed: {cause}"));
+                tracing::error!(cause, "the upgrade has failed; this process goes on");
+                false
+            }
+            Err(NotGiven::Lost(cause)) => {
+                shared.fail(format!("the new process has the memory, and does not serve: {cause}"));
+                false
+            }
         }
     }
 }

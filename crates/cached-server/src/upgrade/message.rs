@@ -37,7 +37,7 @@ const MAGIC: [u8; 4] = *b"cHO\x01";
 /// One message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// The first: what there is to take over.
+    /// The first: the offer.
     Offer(Offer),
     /// A socket, beside the message.
     Socket { kind: SocketKind, name: String },
@@ -59,7 +59,7 @@ pub(crate) enum Message {
     Serving,
 }
 
-/// What a process offers.
+/// The offer of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Offer {
     /// The version of its messages.
@@ -98,7 +98,7 @@ const SOCKET_KINDS: [SocketKind; 6] = [
     SocketKind::Objects,
 ];
 
-/// Where the old process has stopped.
+/// The state in which the old process has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemoryState {
     /// The second of its clock.

@@ -1,4 +1,4 @@
-//! The new process: takes what the old one offers, step by step.
+//! The new process: takes sockets, memory and connections of the old one, step by step.
 
 use super::VARIABLE;
 use super::channel::{Channel, ChannelError};
@@ -53,7 +53,7 @@ impl From<ChannelError> for TakeOverError {
     }
 }
 
-/// What a running process offers to this one.
+/// The offer of a running process to this one.
 #[derive(Debug)]
 pub struct TakeOver {
     channel: Channel,
@@ -69,13 +69,13 @@ pub(crate) struct Offered {
     channel: Channel,
 }
 
-/// The means of going on with the take-over once the rest of the server is there.
+/// A take-over that is to be completed once the rest of the server is there.
 #[derive(Debug)]
 pub(crate) struct Taking {
     channel: Channel,
 }
 
-/// What the old process had when it stopped.
+/// The state of the old process when it stopped.
 #[derive(Debug)]
 pub(crate) struct Taken {
     pub(crate) state: MemoryState,
@@ -84,7 +84,7 @@ pub(crate) struct Taken {
 }
 
 impl TakeOver {
-    /// Returns what a running process offers, if it has started this one for that. To be called once, before
+    /// Returns the offer of a running process, if it has started this one for that. To be called once, before
     /// standard input is used.
     ///
     /// # Errors
@@ -103,7 +103,7 @@ impl TakeOver {
         if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
             return Err(TakeOverError::Stranger);
         }
-        // The other process ends its child before it goes on with the memory: it can end no other.
+        // The other process ends its child before it continues with the memory: it can end no other.
         if rustix::process::getppid() != Some(peer.pid) {
             return Err(TakeOverError::NoChild);
         }

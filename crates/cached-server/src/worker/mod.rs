@@ -1,35 +1,38 @@
-//! A worker: one thread, its share of the connections, and the event loop that drives them.
+//! A worker: one thread, its share of the connections, and the event loop that drives them; and the threads beside the
+//! workers. What a connection does with its bytes (`conn`) is not here.
 //!
 //! ```text
 //!  acceptor ── Command::Serve ──► epoll ──► slot 0 ─┐
 //!  table ───── Command::Check ──►       ──► slot 1 ─┤ each connection is driven when its socket is ready,
 //!                                       ──► …       ▼ with the worker's input and output buffers
 //! ```
-//! The loop is edge-triggered epoll and nothing else: a request costs one wait, one receive and one send.
-//! Only the acceptor's thread has a tokio runtime; there a connection is the unit, not a request.
+//! The loop is edge-triggered epoll and nothing else: a request costs one wait, one receive and one send. Only the
+//! acceptor's thread has a tokio runtime; there a connection is the unit, not a request.
 //!
-//! Connections that are ready together are served in groups: all of a group are read from, the items that
-//! their first requests name are prefetched into the processor's cache, and then they are answered one after
-//! the other. So the waits for memory of a group overlap, as those of a multiget's keys do.
+//! Connections that are ready together are served in groups: all of a group are read from, the items that their first
+//! requests name are prefetched into the processor's cache, and then they are answered one after the other. So the waits
+//! for memory of a group overlap, as those of a multiget's keys do.
 //!
-//! Sockets report changes only, so what is known of each is kept in its connection slot. A connection with
-//! more to do than its budget allows is driven again after all others, without waiting for its socket.
+//! Sockets report changes only, so what is known of each is kept in its connection slot. A connection with more to do
+//! than its budget allows is driven again after all others, without waiting for its socket.
+//!
+//! | module | content |
+//! |---|---|
+//! | `timing` | measures a sample of the loop's iterations |
+//! | `tls`, `udp` | TLS connections; datagrams |
+//! | `pause` | stops between two requests for a hand-over |
+//! | `background` | the watchdog, and the threads that sample, sweep and move memory |
 
-pub(crate) mod arbiter_thread;
-mod cores;
-pub(crate) mod insight_thread;
+mod background;
 mod pause;
-mod spans;
-pub(crate) mod sweep_thread;
+use timing::record_iteration;
+
 mod timing;
 mod tls;
 mod udp;
-mod watchdog;
 
-pub(crate) use cores::pin;
-pub(crate) use spans::record_slow;
+pub(crate) use background::BackgroundThread;
 pub(crate) use udp::udp_bytes_max;
-pub(crate) use watchdog::Watchdog;
 
 use crate::conn::{Connection, DriveResult, WorkerContext};
 use crate::connections::{AcceptedConnection, Command, Memory};
@@ -72,7 +75,7 @@ pub(crate) struct ConnectionSlot {
 
 const _: () = assert!(size_of::<Option<ConnectionSlot>>() == 128);
 
-/// What has been read from a connection before it is driven.
+/// The bytes read from a connection before it is driven.
 #[derive(Clone, Copy, Default)]
 struct ReadAhead {
     /// The number of bytes, 0 at the end of the stream; `None` if the connection has not been read from.
@@ -87,9 +90,9 @@ pub(crate) struct Worker {
     shared: Arc<Shared>,
     epoll: OwnedFd,
     slots: Vec<Option<ConnectionSlot>>,
-    /// What TLS connections need; `None` without TLS.
+    /// The state for TLS connections; `None` without TLS.
     tls: Option<WorkerTls>,
-    /// What datagrams need; `None` without UDP.
+    /// The state for datagrams; `None` without UDP.
     udp: Option<WorkerUdp>,
     free: Vec<usize>,
     /// Slots whose connections have more to do.
@@ -98,7 +101,7 @@ pub(crate) struct Worker {
     /// The bytes read ahead from the connections of a group.
     ahead: Box<[u8]>,
     output: Output,
-    /// What is left of this iteration for costly requests.
+    /// The remaining budget of this iteration for costly requests.
     work: Work,
     /// Those of this worker in `shared`.
     counters: Arc<Counters>,
@@ -152,7 +155,7 @@ impl Worker {
                 (true, Some(tls)) => tls.timeout(),
             };
             if let Some(tls) = &mut self.tls {
-                tls.begin_turn(!self.yielded.is_empty());
+                tls.begin_iteration(!self.yielded.is_empty());
             }
             self.wait(&mut events, timeout);
             if self.tls.is_some() {
@@ -171,7 +174,7 @@ impl Worker {
     #[inline(never)]
     fn serve_yielded(&mut self) {
         let mut yielded = std::mem::take(&mut self.yielded);
-        // In turn: the first one may use up the work for costly requests.
+        // Rotated: the first one may use up the work for costly requests.
         yielded.rotate_left(1);
         for number in yielded {
             if let Some(Some(slot)) = self.slots.get_mut(number) {
@@ -195,7 +198,7 @@ impl Worker {
             }
         }
         if self.counters.next_timed.is_due(self.steps) {
-            self.timing.turn(self.steps, &self.counters);
+            self.timing.begin_or_end(self.steps, &self.counters);
         }
         if let [event] = events[..]
             && event.data.u64() < UDP_FIRST
@@ -216,7 +219,7 @@ impl Worker {
         }
     }
 
-    /// Serves what has no connection slot: UDP sockets and the command queue.
+    /// Serves the event sources without a connection slot: UDP sockets and the command queue.
     #[cold]
     fn serve_others(&mut self, events: &[epoll::Event]) {
         for event in events {
@@ -398,7 +401,7 @@ impl Worker {
         if counters.next_timed.is_running() {
             let served = self.timing.served(counters);
             if let Some(tracer) = self.shared.tracer.get() {
-                spans::record_turn(tracer, self.index, self.steps, &slot.connection.info, &served);
+                record_iteration(tracer, self.index, self.steps, &slot.connection.info, &served);
             }
         }
         if result == DriveResult::Close {

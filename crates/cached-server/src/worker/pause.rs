@@ -1,4 +1,4 @@
-//! A worker that stops between two requests, so that another process can go on with its connections.
+//! A worker that stops between two requests, so that another process can continue its connections.
 //!
 //! Requests that have begun are brought to their end, and no other is begun; connections whose request does not end
 //! in time are closed. Then the worker waits for the verdict, with all sockets open: it resumes as if nothing had
@@ -22,7 +22,7 @@ impl Worker {
     pub(super) fn pause(&mut self, pause: Pause) {
         let Pause { finish_within, report, verdict } = pause;
         self.finish_requests(Instant::now() + finish_within);
-        // Fails if the pause has been given up: then there is no verdict either.
+        // Fails if the pause has been abandoned: then there is no verdict either.
         let _ = report.send(self.paused());
         drop(report);
         self.counters.heartbeat.set_idle();
@@ -96,7 +96,7 @@ impl Worker {
         }
     }
 
-    /// What another process must know of the connections.
+    /// Returns the state with which another process can continue the connections.
     fn paused(&self) -> Paused {
         let must_authenticate = self.shared.settings.auth.is_required();
         let mut paused = Paused { worker: self.index, connections: Vec::new(), others: 0 };

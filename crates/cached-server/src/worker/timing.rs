@@ -1,13 +1,15 @@
-//! Times some of a worker's turns: about one in 64 steps, and the first of each second.
+//! Times some iterations of a worker's loop: about one in 64 steps, and the first of each second.
 
-use crate::telemetry::command_latency::Kind;
-use crate::telemetry::counters::{Counters, Totals};
+use crate::connections::ConnInfo;
+use crate::telemetry::counters::{Counters, Kind, Totals};
+use crate::telemetry::insight::SlowRequest;
+use blocker::trace::{AttributeValue, SpanKind, Tracer};
 use std::time::{Duration, Instant};
 
-/// The steps between two timed turns: at least these, and up to twice as many more.
+/// The steps between two timed iterations: at least these, and up to twice as many more.
 const STEPS_MIN: u64 = 32;
 
-/// What a connection was served in a timed turn.
+/// The commands of a connection in a timed iteration.
 pub(super) struct Served {
     /// The time since the end of the wait for events.
     pub(super) took: Duration,
@@ -15,12 +17,12 @@ pub(super) struct Served {
     pub(super) commands: [u64; Kind::ALL.len()],
 }
 
-/// The measurement of a turn.
+/// The measurement of an iteration.
 #[derive(Debug)]
 pub(super) struct Timing {
     /// When the wait for events ended.
     start: Instant,
-    /// What the worker had counted when its last connection had been served.
+    /// The worker's counts after its last served connection.
     before: Totals,
     random: u32,
 }
@@ -31,9 +33,9 @@ impl Timing {
         Timing { start: Instant::now(), before: Totals::default(), random: seed as u32 }
     }
 
-    /// Begins a timed turn at `step`, or ends the last one, whichever is due.
+    /// Begins a timed iteration at `step`, or ends the last one, whichever is due.
     #[cold]
-    pub(super) fn turn(&mut self, step: u64, counters: &Counters) {
+    pub(super) fn begin_or_end(&mut self, step: u64, counters: &Counters) {
         if counters.next_timed.is_running() {
             // Irregular, so that no rhythm of the clients decides which of their requests are measured.
             self.random = self.random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -46,7 +48,7 @@ impl Timing {
         self.start = Instant::now();
     }
 
-    /// Counts the requests of a connection that has been served in a timed turn, and returns them.
+    /// Counts the requests of a connection that has been served in a timed iteration, and returns them.
     #[cold]
     pub(super) fn served(&mut self, counters: &Counters) -> Served {
         let totals = counters.totals();
@@ -57,18 +59,56 @@ impl Timing {
     }
 }
 
+// Spans of memcached's protocols. A request is not timed by itself, so a span is what one connection
+// was served in a timed iteration, of which the tracer samples its share; slow requests are all
+// recorded.
+
+/// The names of the attributes with the numbers of commands, in the order of [`Kind::ALL`].
+const COUNTS: [&str; Kind::ALL.len()] = [
+    "memcached.get",
+    "memcached.set",
+    "memcached.touch",
+    "memcached.delete",
+    "memcached.incr",
+    "memcached.decr",
+    "memcached.flush",
+];
+
+/// Records what the connection `info` was served in step `step` of a worker, if it is sampled.
+pub(super) fn record_iteration(tracer: &Tracer, worker: usize, step: u64, info: &ConnInfo, served: &Served) {
+    let counts = COUNTS.into_iter().zip(served.commands).filter(|(_, count)| *count > 0);
+    let mut attributes: Vec<(&str, AttributeValue)> =
+        counts.map(|(name, count)| (name, AttributeValue::Number(count))).collect();
+    if attributes.is_empty() || !tracer.is_sampled() {
+        return;
+    }
+    attributes.push(("client.address", info.client().into()));
+    attributes.push(("memcached.request_id", format!("{worker}.{step}").into()));
+    tracer.record("memcached.turn", SpanKind::Server, served.took, attributes);
+}
+
+/// Records a step of a worker that was slow.
+pub(crate) fn record_slow(tracer: &Tracer, worker: usize, took: Duration, slow: &SlowRequest) {
+    let mut attributes: Vec<(&str, AttributeValue)> =
+        vec![("memcached.command", slow.command.into()), ("memcached.worker", (worker as u64).into())];
+    if let Some(client) = &slow.client {
+        attributes.push(("client.address", client.clone().into()));
+    }
+    tracer.record("memcached.slow", SpanKind::Server, took, attributes);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_timed_turn_counts_what_was_served_in_it_and_nothing_else() {
+    fn a_timed_iteration_counts_what_was_served_in_it_and_nothing_else() {
         let (counters, mut timing) = (Counters::default(), Timing::new(1));
         let counted = || counters.latency.sum().count();
         let mut timed = 0;
         for step in 1..=6400 {
             if counters.next_timed.is_due(step) {
-                timing.turn(step, &counters);
+                timing.begin_or_end(step, &counters);
             }
             counters.get_cmds.add(2);
             if counters.next_timed.is_running() {
@@ -81,18 +121,24 @@ mod tests {
     }
 
     #[test]
-    fn a_request_makes_the_next_turn_a_timed_one() {
+    fn a_request_makes_the_next_iteration_a_timed_one() {
         let (counters, mut timing) = (Counters::default(), Timing::new(2));
-        // The first turn is timed, and the second ends that.
+        // The first iteration is timed, and the second ends that.
         for step in 1..=2 {
-            timing.turn(step, &counters);
+            timing.begin_or_end(step, &counters);
         }
         assert!(!counters.next_timed.is_due(3));
         counters.next_timed.request();
         assert!(counters.next_timed.is_due(3));
-        timing.turn(3, &counters);
+        timing.begin_or_end(3, &counters);
         assert!(counters.next_timed.is_running());
         counters.next_timed.request();
-        assert!(counters.next_timed.is_running(), "a timed turn is not disturbed");
+        assert!(counters.next_timed.is_running(), "a timed iteration is not disturbed");
+    }
+
+    #[test]
+    fn the_counts_are_named_as_the_commands_are() {
+        let names = Kind::ALL.map(|kind| format!("memcached.{}", kind.name()));
+        assert_eq!(names, COUNTS);
     }
 }

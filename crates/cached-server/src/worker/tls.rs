@@ -1,7 +1,7 @@
-//! What a worker needs for TLS connections: buffers, and limits on handshakes.
+//! TLS connections of a worker: buffers, and limits on handshakes.
 //!
-//! A handshake costs as much as some hundred requests. So a worker does a few steps of them in each turn of its
-//! loop; clients that want more wait in line, while the others are served in every turn. A handshake that is not
+//! A handshake costs as much as some hundred requests. So a worker does a few steps of them in each iteration of
+//! its loop; clients that want more wait in line, while the others are served in every iteration. A handshake that is not
 //! complete after ten seconds ends its connection.
 
 use super::Worker;
@@ -12,13 +12,13 @@ use cached_tls::{ClientCertificates, ServerTls};
 use rustix::event::Timespec;
 use std::sync::Arc;
 
-/// The steps of handshakes in one turn of the loop.
-const HANDSHAKES_PER_TURN: u32 = 4;
+/// The steps of handshakes in one iteration of the loop.
+const HANDSHAKES_PER_ITERATION: u32 = 4;
 
 /// The time that a client has for its handshake.
 const HANDSHAKE_SECS_MAX: u32 = 10;
 
-/// The TLS of one worker.
+/// The TLS state of one worker.
 pub(super) struct WorkerTls {
     server: Arc<ServerTls>,
     buffers: Box<TlsBuffers>,
@@ -38,10 +38,10 @@ impl WorkerTls {
         (self.handshaking > 0).then_some(Timespec { tv_sec: 1, tv_nsec: 0 })
     }
 
-    /// Begins a turn of the loop. `others_wait` states that connections wait in line: they come before those
+    /// Begins an iteration of the loop. `others_wait` states that connections wait in line: they come before those
     /// whose events are new.
-    pub(super) fn begin_turn(&mut self, others_wait: bool) {
-        self.buffers.handshakes_left = if others_wait { 0 } else { HANDSHAKES_PER_TURN };
+    pub(super) fn begin_iteration(&mut self, others_wait: bool) {
+        self.buffers.handshakes_left = if others_wait { 0 } else { HANDSHAKES_PER_ITERATION };
     }
 
     /// Returns the TLS side of a connection that has been accepted.
@@ -113,7 +113,7 @@ impl Worker {
     pub(super) fn follow_handshakes(&mut self) {
         let now = self.shared.clock.now_secs();
         let Some(tls) = &mut self.tls else { return };
-        tls.buffers.handshakes_left = HANDSHAKES_PER_TURN;
+        tls.buffers.handshakes_left = HANDSHAKES_PER_ITERATION;
         if tls.handshaking == 0 || tls.checked == now {
             return;
         }

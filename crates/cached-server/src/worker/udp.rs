@@ -35,10 +35,10 @@ const DATAGRAM_BYTES_MAX: usize = 1 << 16;
 /// The memory that is kept for replies.
 const REPLY_BYTES_KEPT: usize = 1 << 16;
 
-/// What a worker needs for datagrams.
+/// The sockets and buffers of a worker for datagrams.
 pub(super) struct WorkerUdp {
     sockets: Arc<[UdpSocket]>,
-    /// What event lines and limits know of the clients of each socket.
+    /// The entries by which event lines and limits name the clients of each socket.
     infos: Box<[Arc<ConnInfo>]>,
     datagram: Box<[u8]>,
     reply: Vec<u8>,
@@ -164,7 +164,7 @@ impl Worker {
             match rustix::net::sendto(socket, datagram, SendFlags::DONTWAIT | SendFlags::NOSIGNAL, &peer) {
                 // The reply itself was counted when it was executed.
                 Ok(_) => counters.bytes_written.add(UDP_HEADER_LEN as u64),
-                // There is no room, or no way to that address; the client asks again, as for any datagram lost.
+                // There is no buffer space, or no route to that address; the client asks again, as for any datagram lost.
                 Err(_) => {
                     counters.udp_dropped.bump();
                     break;
@@ -190,7 +190,7 @@ fn refuse(request: &[u8], reply: &mut Vec<u8>) {
 
 /// A datagram as a stream that ends with it.
 struct Datagram<'a> {
-    /// What has not been read.
+    /// The unread rest.
     request: &'a [u8],
     reply: &'a mut Vec<u8>,
     reply_bytes_max: usize,

@@ -1,10 +1,15 @@
-//! The exports that clients see: the volumes that they may have, once this process serves, with what is counted of them.
+//! The exports that clients see: the volumes that they may have, once this process serves, and the counts of each.
+//!
+//! A connection counts for itself, so that connections of one volume on several threads share no cache line; its counts
+//! are added up when it ends.
 
-use super::counts::{Command, Connection, Counts};
 use blocker::{Reply, Segments};
 use nbd::protocol::{Context, Description, Extent, NoExport, Zeroes};
 use nbd::{Export, Exports, Lookup, ReceiveBuffer};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::watch;
 use volumes::exports::VolumeExports;
 
@@ -129,5 +134,192 @@ impl Export for Counted {
     ) -> Reply<Vec<Extent>> {
         self.connection.count(Command::BlockStatus, len_bytes.into());
         self.volume.block_status(context, offset, len_bytes, is_one)
+    }
+}
+
+/// The most volumes that are counted apart. Further ones are counted together, under [`OTHERS`].
+const VOLUMES_MAX: usize = 256;
+
+/// The name under which further volumes are counted. No volume can have it: "/" is no part of a volume's name.
+const OTHERS: &str = "/others";
+
+/// The commands, as they are counted.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Command {
+    Read,
+    Write,
+    Flush,
+    Trim,
+    WriteZeroes,
+    Cache,
+    BlockStatus,
+}
+
+/// The names of the commands, in their order.
+pub(super) const COMMANDS: [&str; 7] =
+    ["read", "write", "flush", "trim", "write_zeroes", "cache", "block_status"];
+
+/// The counts of one connection.
+#[derive(Debug, Default)]
+pub(super) struct ConnectionCounts {
+    requests: [AtomicU64; COMMANDS.len()],
+    read_bytes: AtomicU64,
+    written_bytes: AtomicU64,
+}
+
+impl ConnectionCounts {
+    /// Counts a request for so many bytes.
+    pub(super) fn count(&self, command: Command, len_bytes: u64) {
+        // A connection's requests come one after the other, on one thread: nothing else writes these.
+        let add = |to: &AtomicU64, count| to.store(to.load(Ordering::Relaxed) + count, Ordering::Relaxed);
+        add(&self.requests[command as usize], 1);
+        match command {
+            Command::Read => add(&self.read_bytes, len_bytes),
+            Command::Write => add(&self.written_bytes, len_bytes),
+            _ => {}
+        }
+    }
+}
+
+/// The sums of a volume.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Sums {
+    /// Connections that have it.
+    pub(super) connections: u64,
+    /// Requests, by [`COMMANDS`].
+    pub(super) requests: [u64; COMMANDS.len()],
+    /// The bytes that reads have asked for.
+    pub(super) read_bytes: u64,
+    /// The bytes of writes.
+    pub(super) written_bytes: u64,
+}
+
+impl Sums {
+    fn add(&mut self, counts: &ConnectionCounts) {
+        for (sum, count) in self.requests.iter_mut().zip(&counts.requests) {
+            *sum += count.load(Ordering::Relaxed);
+        }
+        self.read_bytes += counts.read_bytes.load(Ordering::Relaxed);
+        self.written_bytes += counts.written_bytes.load(Ordering::Relaxed);
+    }
+
+    /// Returns the number of requests for a command.
+    pub(super) fn of(&self, command: Command) -> u64 {
+        self.requests[command as usize]
+    }
+}
+
+#[derive(Debug, Default)]
+struct VolumeCounts {
+    /// Those of connections that have ended.
+    ended: Sums,
+    open: Vec<Arc<ConnectionCounts>>,
+}
+
+/// The counts of all volumes that have had connections.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    volumes: Mutex<BTreeMap<String, VolumeCounts>>,
+}
+
+/// The counts of one connection, which are added up when this is dropped.
+#[derive(Debug)]
+pub(super) struct Connection {
+    counts: Arc<ConnectionCounts>,
+    all: Arc<Counts>,
+    volume: String,
+}
+
+impl Counts {
+    /// Begins the counts of a connection that has selected a volume.
+    pub(super) fn connect(self: &Arc<Self>, volume: &str) -> Connection {
+        let counts = Arc::new(ConnectionCounts::default());
+        let mut volumes = self.volumes.lock();
+        let is_apart = volumes.contains_key(volume) || volumes.len() < VOLUMES_MAX;
+        let volume = if is_apart { volume } else { OTHERS };
+        volumes.entry(volume.to_owned()).or_default().open.push(Arc::clone(&counts));
+        Connection { counts, all: Arc::clone(self), volume: volume.to_owned() }
+    }
+
+    /// Returns the sums of each volume, in the order of the names.
+    pub(super) fn sums(&self) -> Vec<(String, Sums)> {
+        let volumes = self.volumes.lock();
+        let sums = volumes.iter().map(|(name, volume)| {
+            let mut sums = volume.ended;
+            sums.connections = volume.open.len() as u64;
+            volume.open.iter().for_each(|counts| sums.add(counts));
+            (name.clone(), sums)
+        });
+        sums.collect()
+    }
+
+    /// Returns the number of connections that have a volume, if it is counted apart.
+    pub(super) fn connections(&self, volume: &str) -> usize {
+        self.volumes.lock().get(volume).map_or(0, |volume| volume.open.len())
+    }
+
+    /// Forgets a volume that is gone.
+    pub(super) fn forget(&self, volume: &str) {
+        let mut volumes = self.volumes.lock();
+        if volumes.get(volume).is_some_and(|volume| volume.open.is_empty()) {
+            volumes.remove(volume);
+        }
+    }
+}
+
+impl Connection {
+    /// Counts a request for so many bytes.
+    pub(super) fn count(&self, command: Command, len_bytes: u64) {
+        self.counts.count(command, len_bytes);
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let mut volumes = self.all.volumes.lock();
+        if let Some(volume) = volumes.get_mut(&self.volume) {
+            volume.open.retain(|counts| !Arc::ptr_eq(counts, &self.counts));
+            volume.ended.add(&self.counts);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_connections_have_counted_stays_when_they_end() {
+        let counts = Arc::new(Counts::default());
+        let (first, second) = (counts.connect("disk"), counts.connect("disk"));
+        first.count(Command::Read, 10);
+        second.count(Command::Write, 20);
+        second.count(Command::Flush, 0);
+        drop(second);
+        let sums = counts.sums();
+        assert_eq!(sums.len(), 1);
+        let (name, disk) = &sums[0];
+        assert_eq!(
+            (name.as_str(), disk.connections, disk.read_bytes, disk.written_bytes),
+            ("disk", 1, 10, 20)
+        );
+        assert_eq!((disk.of(Command::Read), disk.of(Command::Write), disk.of(Command::Flush)), (1, 1, 1));
+        counts.forget("disk");
+        assert_eq!(counts.connections("disk"), 1, "one that is connected is not forgotten");
+        drop(first);
+        counts.forget("disk");
+        assert!(counts.sums().is_empty());
+    }
+
+    #[test]
+    fn the_number_of_volumes_that_are_counted_apart_is_limited() {
+        let counts = Arc::new(Counts::default());
+        let names: Vec<String> = (0..VOLUMES_MAX + 3).map(|number| format!("disk{number:04}")).collect();
+        let connections: Vec<_> = names.iter().map(|name| counts.connect(name)).collect();
+        connections.iter().for_each(|connection| connection.count(Command::Read, 1));
+        let sums = counts.sums();
+        assert_eq!(sums.len(), VOLUMES_MAX + 1);
+        let others = sums.iter().find(|(name, _)| name == OTHERS).expect("the others");
+        assert_eq!((others.1.connections, others.1.read_bytes), (3, 3));
     }
 }

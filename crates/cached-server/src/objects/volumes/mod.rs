@@ -5,56 +5,48 @@
 //! admin listener ──► routes ──► Jobs (control thread) ─────────────────────────────────┘
 //! ```
 //!
-//! It is made with its cache and ends before it: no connection is accepted any more, what has been received is answered,
-//! jobs end, and every volume is given up with everything stored. The addresses are bound anew with each cache: clients
-//! that connect between two of them are refused, and connect again, as they do when a connection ends.
+//! The service is made with its cache and ends before it: no connection is accepted any more, what has been received is
+//! answered, jobs end, and every volume is released with everything stored. The addresses are bound anew with each
+//! cache: clients that connect between two of them are refused, and reconnect, as they do when a connection ends.
 //!
 //! | module | content |
 //! |---|---|
-//! | `exports` | what NBD clients see |
-//! | `counts` | what is counted of each volume |
-//! | `routes`, `requests`, `describe` | the routes of the admin listener; what they do; what they show |
-//! | `jobs`, `failure` | what is under way; errors |
-//! | `source` | metrics, and the part of `/status.json` |
+//! | `exports` | the exports that NBD clients see, and the counts of each volume |
+//! | `routes`, `requests` | the routes of the admin listener and their jobs; the requests and descriptions |
 
-mod counts;
-mod describe;
 mod exports;
-mod failure;
-mod jobs;
-mod receive;
 mod requests;
 mod routes;
-mod source;
 
 use super::{ObjectsError, spawn};
 use crate::config::{BackendTable, NbdTable, ObjectsTable, VolumesTable};
-use blocker::{Blocker, WriteMode};
+use blocker::{Blocker, Segments, WriteMode};
 use cached_admin::AdminServer;
 use cached_admin::sources::Shown;
-use cached_core::object::ObjectCache;
+use cached_admin::status::Document;
+use cached_admin::status::document::{ListenerPart, VolumePart, VolumesPart};
+use cached_core::object::{self, ObjectCache};
+use cached_metrics::{Collect, Families, Label, Number, Value};
 use cached_tls::ServerTls;
-use counts::Counts;
-use exports::Served;
-use jobs::Jobs;
-use nbd::Server;
-use source::VolumesSource;
+use exports::{COMMANDS, Command, Counts, Served, Sums};
+use nbd::{ReceiveBuffer, Server};
+use routes::Jobs;
+use std::cmp::Reverse;
+use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
-use volumes::exports::VolumeExports;
+use volumes::exports::{ReceiveBuffers, VolumeExports};
 use volumes::{Fencing, Options, Volumes};
 
-/// How often the files of the certificates are looked at.
-const RENEWAL_INTERVAL: Duration = Duration::from_secs(60);
-/// Between two attempts to give volumes up.
+/// The delay between two attempts to release volumes.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 /// The longest name of an owner, in bytes.
 const OWNER_BYTES_MAX: usize = 200;
 
-/// What volumes are opened with.
+/// The parameters for opening volumes.
 #[derive(Clone, Debug)]
 pub struct VolumesOpening {
     /// Where they lie.
@@ -65,7 +57,7 @@ pub struct VolumesOpening {
     pub nbd_tls: Option<Arc<ServerTls>>,
 }
 
-/// What the routes use. They keep none of it: it goes with its cache.
+/// The state that the routes use. They keep none of it open.
 pub(super) struct Managed {
     volumes: Arc<Volumes>,
     served: Served,
@@ -73,7 +65,7 @@ pub(super) struct Managed {
     jobs: Jobs,
 }
 
-/// What outlives a service over the same cache: volumes that it could not give up have what was not flushed.
+/// What outlives a service over the same cache: volumes that it could not release hold unflushed data.
 pub(super) struct Kept {
     volumes: Arc<Volumes>,
     exports: VolumeExports,
@@ -146,7 +138,7 @@ impl VolumesOpening {
         let volumes = Volumes::new(Arc::new(cache.clone()), options);
         let volumes = Arc::new(volumes.map_err(|error| ObjectsError::Volumes(error.to_string()))?);
         let exports = VolumeExports::new(Arc::clone(&volumes)).fua_durability(fua);
-        let exports = exports.receive_buffers(receive::buffers_of(cache));
+        let exports = exports.receive_buffers(buffers_of(cache));
         Ok(Kept { volumes, exports, counts: Arc::default() })
     }
 }
@@ -203,10 +195,10 @@ impl VolumeService {
     pub(super) fn serve(&self) -> Option<AbortHandle> {
         self.is_serving.send_replace(true);
         let tls = self.listener.as_ref()?.tls.clone()?;
-        Some(tokio::spawn(renew(tls)).abort_handle())
+        Some(tokio::spawn(cached_tls::renew(tls, "nbd.tls")).abort_handle())
     }
 
-    /// Returns what another service over the same cache goes on with.
+    /// Returns the state with which another service over the same cache continues.
     pub(super) fn kept(&self) -> Kept {
         let Managed { volumes, served, .. } = &*self.managed;
         let counts = Arc::clone(&served.counts);
@@ -232,10 +224,10 @@ impl VolumeService {
     }
 
     /// Ends it: no connection is accepted any more, and what has been received is answered, for at most `drain_timeout`;
-    /// then every volume is given up with everything stored, which is tried for at most `flush_max`.
+    /// then every volume is released with everything stored, which is tried for at most `flush_max`.
     ///
     /// # Errors
-    /// The volumes that could not be given up, as a part of a line: what their clients have written and not flushed may be
+    /// The volumes that could not be released, as a part of a line: what their clients have written and not flushed may be
     /// lost.
     pub(super) async fn end(self, drain_timeout: Duration, flush_max: Duration) -> Result<(), String> {
         let VolumeService { managed, listener, is_serving } = self;
@@ -253,15 +245,15 @@ impl VolumeService {
                 "changes of volumes were cut short: `POST /volumes/check` finds what they left"
             );
         }
-        let given_up = give_up(&managed.served.volumes, flush_max).await;
+        let released = release(&managed.served.volumes, flush_max).await;
         // Its threads have connections no more.
         drop(listener);
-        given_up
+        released
     }
 }
 
-/// Gives all volumes up, and tries again for at most `flush_max`.
-async fn give_up(exports: &VolumeExports, flush_max: Duration) -> Result<(), String> {
+/// Releases all volumes, and tries again for at most `flush_max`.
+async fn release(exports: &VolumeExports, flush_max: Duration) -> Result<(), String> {
     let deadline = Instant::now() + flush_max;
     let mut is_logged = false;
     loop {
@@ -283,22 +275,101 @@ async fn give_up(exports: &VolumeExports, flush_max: Duration) -> Result<(), Str
     }
 }
 
-/// Replaces the certificates whenever their files change, until it is dropped.
-async fn renew(tls: Arc<ServerTls>) {
-    let mut times = tokio::time::interval(RENEWAL_INTERVAL);
-    // At once: they have just been read.
-    times.tick().await;
-    loop {
-        times.tick().await;
-        let tls = Arc::clone(&tls);
-        // Reading files may block.
-        match tokio::task::spawn_blocking(move || tls.reload_if_changed()).await {
-            Ok(Ok(true)) => tracing::info!("the files of nbd.tls have changed: they are in use"),
-            Ok(Ok(false)) => {}
-            Ok(Err(error)) => {
-                tracing::error!(cause = %error, "nbd.tls cannot be replaced: the old certificates stay in use");
+/// The volumes that the document shows.
+const SHOWN_MAX: usize = 50;
+
+/// Volumes, and what serves them, as the admin listener shows them.
+struct VolumesSource {
+    managed: Arc<Managed>,
+    server: Option<Arc<Server>>,
+    addresses: Vec<String>,
+}
+
+impl VolumesSource {
+    fn sums(&self) -> Vec<(String, Sums)> {
+        self.managed.served.counts.sums()
+    }
+}
+
+impl Collect for VolumesSource {
+    fn collect(&self, into: &mut Families) {
+        self.server.iter().for_each(|server| server.collect(into));
+        let sums = self.sums();
+        let connected = sums.iter().filter(|(_, sums)| sums.connections > 0).count();
+        into.gauge("volumes_connected", "Volumes that NBD clients have selected.", connected as u64);
+        let help = "Requests of the admin listener for volumes that are under way.";
+        into.gauge("volumes_jobs", help, self.managed.jobs.running() as u64);
+        for (name, sums) in &sums {
+            let labels = || -> Vec<Label> { vec![("volume", name.clone()).into()] };
+            let help = "NBD connections that have a volume.";
+            into.sample("volume_connections", help, labels(), Value::Gauge(sums.connections as f64));
+            let help = "Bytes that NBD clients have asked to read of a volume.";
+            into.sample("volume_read_bytes_total", help, labels(), Value::Counter(sums.read_bytes));
+            let help = "Bytes that NBD clients have sent to a volume.";
+            into.sample("volume_written_bytes_total", help, labels(), Value::Counter(sums.written_bytes));
+            for (command, count) in COMMANDS.into_iter().zip(sums.requests) {
+                let mut labels = labels();
+                labels.push(("command", command).into());
+                let help = "Requests of NBD clients for a volume, by command.";
+                into.sample("volume_requests_total", help, labels, Value::Counter(count));
             }
-            Err(_) => tracing::error!("reading the certificates of nbd.tls has panicked"),
         }
+    }
+}
+
+impl cached_admin::status::Source for VolumesSource {
+    fn fill(&self, document: &mut Document) {
+        if let Some(server) = &self.server {
+            let families = server.families();
+            let number = |name: &str| families.number(name).map_or(0, Number::to_u64);
+            document.listeners.push(ListenerPart {
+                listener: self.addresses.join(", "),
+                protocol: "nbd",
+                connections: number("nbd_connections_open"),
+                accepted: number("nbd_connections_total"),
+                refused: number("nbd_connections_refused_total"),
+            });
+        }
+        let mut sums = self.sums();
+        sums.sort_by_key(|(_, sums)| Reverse((sums.connections, sums.written_bytes + sums.read_bytes)));
+        let part = |(name, sums): &(String, Sums)| VolumePart {
+            volume: name.clone(),
+            connections: sums.connections,
+            reads: sums.of(Command::Read),
+            writes: sums.of(Command::Write),
+            flushes: sums.of(Command::Flush),
+            read_bytes: sums.read_bytes,
+            written_bytes: sums.written_bytes,
+        };
+        document.volumes = Some(VolumesPart {
+            connected: sums.iter().filter(|(_, sums)| sums.connections > 0).count() as u64,
+            jobs: self.managed.jobs.running() as u64,
+            volumes: sums.iter().take(SHOWN_MAX).map(part).collect(),
+            volumes_other: sums.len().saturating_sub(SHOWN_MAX) as u64,
+        });
+    }
+}
+
+/// Returns the memory of `cache` into which payloads are received, which it then has without a copy.
+fn buffers_of(cache: &ObjectCache) -> ReceiveBuffers {
+    let cache = cache.clone();
+    Arc::new(move |object, offset, len_bytes| {
+        let buffer = cache.receive_buffer(object, offset, len_bytes)?;
+        Some(Box::new(Buckets(buffer)) as _)
+    })
+}
+
+struct Buckets(object::ReceiveBuffer);
+
+impl ReceiveBuffer for Buckets {
+    fn fill(
+        &mut self,
+        read: &mut dyn FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        self.0.fill(read)
+    }
+
+    fn finish(self: Box<Self>) -> Segments {
+        self.0.finish()
     }
 }

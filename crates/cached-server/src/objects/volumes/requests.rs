@@ -1,13 +1,14 @@
-//! What the routes do: each request as a body, and what it changes.
+//! The requests of the routes: each a JSON body with what it changes, and the JSON that describes volumes.
 
-use super::failure::Failure;
-use super::jobs::{Outcome, Progress};
-use super::{Managed, describe};
+use super::Managed;
+use super::routes::{Failure, Outcome, Progress};
 use blocker::WriteMode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
-use volumes::{Error, OpenOptions, Settings};
+use volumes::{
+    Change, DamagedVolume, Error, OpenOptions, ProblemKind, Report, Settings, SnapshotInfo, Usage, VolumeInfo,
+};
 
 /// The most extents of one answer.
 const EXTENTS_MAX: usize = 10_000;
@@ -17,11 +18,11 @@ pub(super) trait Body: for<'de> Deserialize<'de> + std::fmt::Debug + Send + 'sta
     /// The body as an example.
     const FORM: &'static str;
 
-    /// Does what is asked for.
+    /// Executes the request.
     fn run(self, managed: Arc<Managed>, progress: Arc<Progress>) -> impl Future<Output = Outcome> + Send;
 }
 
-/// Returns the answer of what has been done.
+/// Returns the answer to a request without a result.
 fn done() -> Value {
     json!({ "done": true })
 }
@@ -317,15 +318,15 @@ impl Body for Check {
     const FORM: &'static str = r#"{"repair": false}"#;
 
     async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
-        Ok(describe::report(&managed.volumes.check(self.repair).await?))
+        Ok(report_json(&managed.volumes.check(self.repair).await?))
     }
 }
 
 /// Lists all volumes.
 pub(super) async fn list(managed: Arc<Managed>) -> Outcome {
     let all = managed.volumes.list().await?;
-    let volumes: Vec<Value> = all.volumes.iter().map(|info| describe::volume(&managed, info)).collect();
-    let damaged: Vec<Value> = all.damaged.iter().map(describe::damaged).collect();
+    let volumes: Vec<Value> = all.volumes.iter().map(|info| volume_json(&managed, info)).collect();
+    let damaged: Vec<Value> = all.damaged.iter().map(damaged_json).collect();
     Ok(json!({ "volumes": volumes, "damaged": damaged }))
 }
 
@@ -333,9 +334,9 @@ pub(super) async fn list(managed: Arc<Managed>) -> Outcome {
 pub(super) async fn show(managed: Arc<Managed>, name: String) -> Outcome {
     let info = managed.volumes.info(&name).await?;
     let snapshots = managed.volumes.snapshots(&name).await?;
-    let usage = describe::usage(&managed.volumes.usage(&name).await?);
-    let mut value = describe::volume(&managed, &info);
-    value["snapshots"] = snapshots.iter().map(describe::snapshot).collect();
+    let usage = usage_json(&managed.volumes.usage(&name).await?);
+    let mut value = volume_json(&managed, &info);
+    value["snapshots"] = snapshots.iter().map(snapshot_json).collect();
     value["usage"] = usage;
     Ok(value)
 }
@@ -350,8 +351,85 @@ pub(super) async fn diff(
 ) -> Outcome {
     let changes = managed.volumes.diff(&name, from.as_deref(), to.as_deref()).await?;
     let mut later = changes.iter().filter(|change| change.offset + change.length > offset);
-    let extents: Vec<Value> = later.by_ref().take(EXTENTS_MAX).map(describe::extent).collect();
+    let extents: Vec<Value> = later.by_ref().take(EXTENTS_MAX).map(extent_json).collect();
     Ok(json!({ "extents": extents, "more": later.next().is_some() }))
+}
+
+/// Returns the description of a volume.
+fn volume_json(managed: &Managed, info: &VolumeInfo) -> Value {
+    let origin = info.origin.as_ref();
+    json!({
+        "name": info.name,
+        "size_bytes": info.size_bytes,
+        "object_bytes": info.object_bytes,
+        "attached": info.owner.is_some(),
+        "owner": info.owner,
+        "connections": managed.served.counts.connections(&info.name),
+        "exported": managed.has_listener && managed.served.allows(&info.name),
+        "snapshot_count": info.snapshots,
+        "settings": settings_json(&info.settings),
+        "origin": origin.map(|origin| json!({ "volume": origin.volume, "snapshot": origin.snapshot })),
+    })
+}
+
+/// Returns the description of a volume that cannot be read.
+fn damaged_json(of: &DamagedVolume) -> Value {
+    json!({ "name": of.name, "error": of.why })
+}
+
+fn settings_json(of: &Settings) -> Value {
+    json!({
+        "is_read_only": of.is_read_only,
+        "write": of.write.map(|mode| mode.to_string()),
+        "quota_bytes_max": of.quota_bytes_max,
+        "store_requests_per_second_max": of.rates.store_requests_per_second_max,
+        "store_bytes_per_second_max": of.rates.store_bytes_per_second_max,
+        "store_burst_ms": of.rates.store_burst_ms,
+        "object_bytes": of.object_bytes,
+    })
+}
+
+fn snapshot_json(of: &SnapshotInfo) -> Value {
+    json!({
+        "name": of.name,
+        "size_bytes": of.size_bytes,
+        "created_unix_secs": of.made_unix_seconds,
+        "parent": of.parent,
+    })
+}
+
+fn usage_json(of: &Usage) -> Value {
+    json!({
+        "size_bytes": of.size_bytes,
+        "referenced_bytes": of.referenced_bytes,
+        "exclusive_bytes": of.exclusive_bytes,
+    })
+}
+
+fn extent_json(of: &Change) -> Value {
+    json!({ "offset": of.offset, "bytes": of.length, "kind": if of.is_data { "data" } else { "zero" } })
+}
+
+fn report_json(of: &Report) -> Value {
+    let problems = of.problems.iter().map(|problem| {
+        let kind = match problem.kind {
+            ProblemKind::Missing => "missing",
+            ProblemKind::Damaged => "damaged",
+            ProblemKind::Shared => "shared",
+            ProblemKind::Leftover => "leftover",
+            _ => "other",
+        };
+        json!({ "kind": kind, "what": problem.what })
+    });
+    json!({
+        "volumes": of.volumes,
+        "objects": of.objects,
+        "problems": problems.collect::<Vec<_>>(),
+        "unlisted": of.unlisted,
+        "repaired": of.repaired,
+        "births_met": of.births_met,
+        "skipped": of.skipped,
+    })
 }
 
 #[cfg(test)]

@@ -6,33 +6,24 @@
 //!  replies ──► rustls, up to 16 KiB a record ──► worker's `outgoing` ──► one send
 //!                                                (what the socket does not take: `unsent`)
 //! ```
-//! A connection keeps none of these buffers while it is idle. rustls holds no bytes of its own: its interface
-//! without buffers is used. Until a client has sent its first byte there is no TLS state at all.
+//! A connection keeps none of these buffers while it is idle. rustls holds no bytes of its own: its interface without
+//! buffers is used. Until a client has sent its first byte there is no TLS state at all.
 //!
-//! What was encrypted must be sent as it is. So bytes count as written once the last of their records has been
-//! taken by the socket; until then [`TlsSocket::write`] returns `Pending` and the caller offers the same bytes
-//! again, which are not encrypted a second time.
+//! Encrypted bytes must be sent as they are. So bytes count as written once the last of their records has been taken by
+//! the socket; until then [`TlsSocket::write`] returns `Pending` and the caller offers the same bytes again, which are
+//! not encrypted a second time.
 //!
-//! | module | content |
-//! |---|---|
-//! | `records` | the calls to rustls: decrypting, encrypting, alerts |
-//! | `harness` | a client at the other end, for tests and fuzzing |
-//! | `buffers` | what a worker lends |
+//! `records` has the calls to rustls: decrypting, encrypting, alerts; `harness` a client at the other end, for tests and
+//! fuzzing.
 
-mod buffers;
 #[cfg(any(test, fuzzing))]
 #[cfg_attr(not(test), allow(dead_code, reason = "the tests use more of it than the fuzz target"))]
 #[cfg_attr(not(fuzzing), allow(unreachable_pub, reason = "the fuzz target calls it"))]
 pub(crate) mod harness;
 mod records;
-#[cfg(test)]
-mod tests;
 
-pub(crate) use buffers::{BUFFERS_BYTES, TlsBuffers};
-
-use super::transport::{Socket, Transport};
+use super::{Socket, Transport};
 use crate::telemetry::counters::Counters;
-use buffers::READ_BYTES;
 use records::Processed;
 use rustls::ServerConfig;
 use rustls::server::UnbufferedServerConnection;
@@ -51,7 +42,7 @@ pub(crate) struct TlsStream {
     state: State,
     /// Records that have arrived incompletely.
     partial: Vec<u8>,
-    /// Plaintext that the reader had no room for, from `received_used` on.
+    /// Plaintext for which the reader had no space, from `received_used` on.
     received: Vec<u8>,
     received_used: usize,
     /// Records that the socket has not taken, from `unsent_used` on.
@@ -147,7 +138,7 @@ impl TlsStream {
     }
 }
 
-/// A socket with TLS, and what its worker lends for a step.
+/// A socket with TLS, with the worker's buffers for a step.
 pub(crate) struct TlsSocket<'a> {
     pub(crate) socket: Socket<'a>,
     pub(crate) stream: &'a mut TlsStream,
@@ -304,7 +295,7 @@ impl TlsSocket<'_> {
         encrypted.map_err(|why| self.stream.fail(why, self.counters))
     }
 
-    /// Sends `outgoing`; what the socket does not take is kept.
+    /// Sends `outgoing`; the rest that the socket does not take is kept.
     fn send_outgoing(&mut self) -> Poll<io::Result<()>> {
         let bytes = &self.buffers.outgoing[..self.buffers.outgoing_used];
         if bytes.is_empty() {
@@ -343,5 +334,46 @@ impl TlsSocket<'_> {
         records::close_notify(connection, &mut self.stream.partial, self.buffers);
         // A peer that has gone already does not miss it.
         let _ = self.send_outgoing();
+    }
+}
+
+/// Bytes requested by one read: the longest record that peers send, so that a stream of them is read record
+/// by record.
+const READ_BYTES: usize = (16 << 10) + 256 + 5;
+
+/// Bytes of plaintext encrypted before they are sent.
+const BATCH_BYTES: usize = 64 << 10;
+
+/// The plaintext of one record.
+const RECORD_BYTES: usize = 16 << 10;
+
+/// Space for the records of a batch, and for the protocol's own messages before them.
+const OUTGOING_BYTES: usize = BATCH_BYTES + (8 << 10);
+
+/// The bytes of a worker's buffers for TLS.
+pub(crate) const BUFFERS_BYTES: usize = PARTIAL_BYTES_MAX + READ_BYTES + OUTGOING_BYTES + RECORD_BYTES;
+
+/// Buffers that all TLS connections of a worker use in turn.
+pub(crate) struct TlsBuffers {
+    /// Records as they arrive.
+    incoming: Box<[u8]>,
+    /// Records to be sent, up to `outgoing_used`. Grows for the certificates of a long chain.
+    outgoing: Vec<u8>,
+    outgoing_used: usize,
+    /// The plaintext of a record that consists of several pieces.
+    joined: Vec<u8>,
+    /// The steps of handshakes that may be done before other connections are served.
+    pub(crate) handshakes_left: u32,
+}
+
+impl TlsBuffers {
+    pub(crate) fn new() -> Box<TlsBuffers> {
+        Box::new(TlsBuffers {
+            incoming: vec![0; PARTIAL_BYTES_MAX + READ_BYTES].into(),
+            outgoing: vec![0; OUTGOING_BYTES],
+            outgoing_used: 0,
+            joined: Vec::with_capacity(RECORD_BYTES),
+            handshakes_left: 0,
+        })
     }
 }

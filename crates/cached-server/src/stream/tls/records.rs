@@ -1,7 +1,6 @@
 //! The calls to rustls.
 
-use super::Handshake;
-use super::buffers::{BATCH_BYTES, RECORD_BYTES, TlsBuffers};
+use super::{BATCH_BYTES, Handshake, RECORD_BYTES, TlsBuffers};
 use rustls::HandshakeKind;
 use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{
@@ -10,10 +9,10 @@ use rustls::unbuffered::{
 };
 use std::io::IoSlice;
 
-/// What one read has brought.
+/// The result of one read.
 pub(super) struct Processed<'a> {
     into: &'a mut [u8],
-    /// Takes the plaintext for which `into` has no room.
+    /// Takes the plaintext for which `into` has no space.
     overflow: &'a mut Vec<u8>,
     /// The bytes of plaintext in `into`.
     pub(super) plain_bytes: usize,
@@ -74,9 +73,9 @@ impl<'a> Processed<'a> {
     }
 
     fn take_plaintext(&mut self, plaintext: &[u8]) {
-        let room = &mut self.into[self.plain_bytes..];
-        let count = room.len().min(plaintext.len());
-        room[..count].copy_from_slice(&plaintext[..count]);
+        let space = &mut self.into[self.plain_bytes..];
+        let count = space.len().min(plaintext.len());
+        space[..count].copy_from_slice(&plaintext[..count]);
         self.plain_bytes += count;
         self.overflow.extend_from_slice(&plaintext[count..]);
     }
@@ -89,12 +88,12 @@ fn collect_alert(connection: &mut UnbufferedServerConnection, outgoing: &mut Vec
         else {
             return;
         };
-        // There is room, or it is made.
+        // The buffer grows as needed.
         let _ = encode(&mut data, outgoing, used);
     }
 }
 
-/// Appends what the protocol sends by itself.
+/// Appends the messages that the protocol sends by itself.
 fn encode(
     data: &mut EncodeTlsData<'_, ServerConnectionData>,
     outgoing: &mut Vec<u8>,

@@ -1,16 +1,31 @@
-//! Hot keys and hot prefixes: one get in about 256, counted by space-saving sketches.
+//! Samples of the server's requests: hot keys ([`HotKeys`]) and slow requests ([`WatchedStep`]).
 //!
-//! Requests are sampled, not keys, as a hot key is one of many requests. The gap between two samples varies, so
-//! that a client that asks for keys in turn is not always met at the same one. A worker queues the keys, and
-//! the insight thread counts them.
+//! The engine samples keys for predicted miss ratios ([`cached_core::insight`]). One thread evaluates all samples, and
+//! watches the workers for slow requests.
 
+pub use cached_admin::insight::documents::{HotKey, HotPrefix, HotReport};
+pub use cached_admin::insight::slow::{SlowLog, SlowReport, SlowRequest};
+
+use super::heartbeat::HeartbeatState;
 use crate::locks::{HOT, Lock};
 use cached_core::insight::SpaceSaving;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
-pub use cached_admin::insight::documents::{HotKey, HotPrefix, HotReport};
+/// The parts of the insight that requests and reports share.
+#[derive(Debug)]
+pub(crate) struct Insight {
+    /// Whether keys are sampled.
+    pub(crate) is_on: bool,
+    pub(crate) hot: HotKeys,
+    pub(crate) slow: Arc<SlowLog>,
+}
+
+// Hot keys and prefixes: one get in about 256, counted by space-saving sketches. Requests are sampled,
+// not keys, because a hot key is one of many requests. The gap between two samples varies, so that a
+// client that requests its keys in turn is not always sampled at the same one. A worker queues the
+// keys, and the insight thread counts them.
 
 /// Requests between two samples, on average.
 pub(crate) const GAP: u64 = 256;
@@ -125,7 +140,7 @@ impl HotKeys {
         queued.extend_from_slice(key);
     }
 
-    /// Counts what has been queued; `gets` is the number of all gets since the start. Returns the number of
+    /// Counts the queued keys; `gets` is the number of all gets since the start. Returns the number of
     /// keys.
     pub(crate) fn take(&self, gets: u64, now: Instant) -> usize {
         let mut counts = self.counts.lock();
@@ -179,14 +194,50 @@ impl HotKeys {
 
 /// Returns the memory for the keys of `workers` workers, in bytes at most: a key has up to 250 bytes, and is kept
 /// twice.
-pub(crate) fn bytes_max(workers: usize) -> usize {
+pub(crate) fn hot_keys_bytes_max(workers: usize) -> usize {
     const ENTRY_BYTES_MAX: usize = 2 * 250 + 128;
     (KEYS_MAX + PREFIXES_MAX) * ENTRY_BYTES_MAX + (workers + 1) * QUEUE_BYTES_MAX
+}
+
+// Slow steps of workers. A request of memcached's protocols reads no clock. The insight thread reads
+// each worker's heartbeat every 25 to 50 ms; a step that lasted longer than the threshold is recorded
+// when it has ended, with the connection and the command. Requests to the store of objects are measured
+// one by one.
+
+/// The observation of one worker's current step.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WatchedStep {
+    last: HeartbeatState,
+    since: Instant,
+}
+
+impl WatchedStep {
+    pub(crate) fn new(now: Instant) -> WatchedStep {
+        WatchedStep { last: HeartbeatState::default(), since: now }
+    }
+
+    /// Compares the heartbeat at `now` with the last one. Returns the step that has ended since, and how long
+    /// it was seen.
+    pub(crate) fn check(
+        &mut self,
+        state: HeartbeatState,
+        now: Instant,
+    ) -> Option<(HeartbeatState, Duration)> {
+        // The activity changes within a step.
+        if state.is_same_step(self.last) {
+            self.last = state;
+            return None;
+        }
+        let ended = (self.last, now.saturating_duration_since(self.since));
+        (self.last, self.since) = (state, now);
+        (!ended.0.is_idle()).then_some(ended)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::telemetry::heartbeat::{Activity, Heartbeat};
 
     #[test]
     fn keys_are_sampled_once_in_about_256_gets_and_counted() {
@@ -242,5 +293,27 @@ mod tests {
         assert_eq!(report.sampled, 50);
         let rate = 6400.0 / HALVING.as_secs_f64();
         assert!((report.keys[0].per_sec - rate).abs() < rate / 20.0, "{report:?}");
+    }
+
+    #[test]
+    fn steps_are_timed_from_when_they_are_first_seen_to_when_they_have_ended() {
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis);
+        let heartbeat = Heartbeat::default();
+        let mut watched = WatchedStep::new(start);
+        assert_eq!(watched.check(heartbeat.read(), at(10)), None);
+        heartbeat.begin(1, 9, Activity::Serving);
+        assert_eq!(watched.check(heartbeat.read(), at(20)), None);
+        heartbeat.set_activity(Activity::FlushAll);
+        assert_eq!(watched.check(heartbeat.read(), at(120)), None);
+        let step = heartbeat.read();
+        heartbeat.begin(2, 9, Activity::Serving);
+        assert_eq!(watched.check(heartbeat.read(), at(170)), Some((step, Duration::from_millis(150))));
+        let step = heartbeat.read();
+        heartbeat.set_idle();
+        assert_eq!(watched.check(heartbeat.read(), at(180)), Some((step, Duration::from_millis(10))));
+        assert_eq!(watched.check(heartbeat.read(), at(9_000)), None, "idle time is none");
+        heartbeat.begin(3, 9, Activity::Serving);
+        assert_eq!(watched.check(heartbeat.read(), at(9_001)), None);
     }
 }

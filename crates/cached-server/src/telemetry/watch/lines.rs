@@ -1,0 +1,286 @@
+//! Event lines in memcached's format, and their way to the watchers: the log thread passes pending lines on as fast as
+//! each watcher reads.
+
+use super::{DELETIONS, EVICTIONS, FETCHERS, KINDS, Line, MUTATIONS, NewWatcher, Sink, Watch};
+use crate::connections::{Command, CommandQueue, ConnInfo};
+use crate::locks::{Lock, RELAY};
+use cached_core::clock::Expiry;
+use cached_core::kv::hook::EvictedItem;
+use cached_core::kv::{StoreMode, StoreOutcome};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+use std::fmt;
+use std::os::fd::{AsFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The attributes of an item in event lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ItemSummary {
+    pub(crate) class: u32,
+    pub(crate) value_bytes: usize,
+    /// Seconds until it expires; 0 if it never does.
+    pub(crate) ttl_secs: u32,
+}
+
+/// A key, percent-encoded as in a URI.
+struct Escaped<'a>(&'a [u8]);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use fmt::Write as _;
+        for byte in self.0 {
+            match byte {
+                b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                    f.write_char(char::from(*byte))?;
+                }
+                _ => write!(f, "%{byte:02X}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Watch {
+    /// Publishes a retrieval; `status` is `found`, `not_found`, `expired` or `flushed`.
+    pub(crate) fn fetched(&self, key: &[u8], item: Option<ItemSummary>, status: &str, fd: RawFd) {
+        let key = Escaped(key);
+        let (class, size) = item.map_or((0, 0), |item| (item.class, item.value_bytes));
+        let line = format_args!("type=item_get key={key} status={status} clsid={class} cfd={fd} size={size}");
+        self.publish(FETCHERS, &line);
+    }
+
+    /// Publishes an attempt to store.
+    pub(crate) fn stored(
+        &self,
+        key: &[u8],
+        item: ItemSummary,
+        mode: StoreMode,
+        outcome: StoreOutcome,
+        fd: RawFd,
+    ) {
+        let key = Escaped(key);
+        let status = match outcome {
+            StoreOutcome::Stored { .. } => "stored",
+            StoreOutcome::Exists => "exists",
+            StoreOutcome::NotFound => "not_found",
+            StoreOutcome::TooLarge => "too_large",
+            StoreOutcome::OutOfMemory => "no_memory",
+            _ => "not_stored",
+        };
+        let command = match mode {
+            StoreMode::Set => "set",
+            StoreMode::Add => "add",
+            StoreMode::Replace => "replace",
+            StoreMode::Append => "append",
+            StoreMode::Prepend => "prepend",
+            StoreMode::Cas => "cas",
+        };
+        let ItemSummary { class, value_bytes, ttl_secs } = item;
+        let line = format_args!(
+            "type=item_store key={key} status={status} cmd={command} ttl={ttl_secs} clsid={class} cfd={fd} size={value_bytes}"
+        );
+        self.publish(MUTATIONS, &line);
+    }
+
+    /// Publishes a deletion by a client.
+    pub(crate) fn deleted(&self, key: &[u8], item: ItemSummary, command: &str) {
+        let key = Escaped(key);
+        let ItemSummary { class, value_bytes, .. } = item;
+        let line = format_args!("type=deleted key={key} cmd={command} clsid={class} size={value_bytes}");
+        self.publish(DELETIONS, &line);
+    }
+
+    /// Publishes an eviction.
+    pub(crate) fn evicted(&self, item: &EvictedItem<'_>, class: u32) {
+        let key = Escaped(item.key);
+        let fetched = if item.fetched { "yes" } else { "no" };
+        let ttl = match item.expiry {
+            Expiry::NEVER => -1,
+            expiry => i64::from(expiry.as_secs()) - i64::from(item.now),
+        };
+        let idle = item.now.saturating_sub(item.last_access);
+        let size = item.value_bytes;
+        let line = format_args!(
+            "type=eviction key={key} fetch={fetched} ttl={ttl} la={idle} clsid={class} size={size}"
+        );
+        self.publish(EVICTIONS, &line);
+    }
+}
+
+// Lines for a watcher whose connection is encrypted: the worker alone can write to it.
+//
+// ```text
+//  log thread ── put, if all before has been taken ──► Relay ── take ──► worker ──► TLS ──► client
+//             ◄───────────────── wakes the log thread ───────┘
+// ```
+// A relay holds at most what the watcher's buffer held, so a watcher that does not read costs twice
+// that buffer.
+
+/// Lines on their way to a worker.
+#[derive(Debug)]
+pub(crate) struct Relay {
+    lines: Lock<Vec<u8>>,
+    info: Arc<ConnInfo>,
+    queues: Arc<[CommandQueue]>,
+}
+
+impl Relay {
+    /// Returns an empty relay to the worker that serves this connection; `queues` are those of all workers.
+    pub(crate) fn new(info: Arc<ConnInfo>, queues: Arc<[CommandQueue]>) -> Relay {
+        Relay { lines: Lock::new(&RELAY, Vec::new()), info, queues }
+    }
+
+    /// Passes lines on, unless the worker has not taken those before. Returns whether it did.
+    pub(super) fn put(&self, lines: &[u8]) -> bool {
+        let mut waiting = self.lines.lock();
+        if !waiting.is_empty() {
+            return false;
+        }
+        waiting.extend_from_slice(lines);
+        drop(waiting);
+        self.queues[self.info.worker()].send(Command::Relay(self.info.slot()));
+        true
+    }
+
+    /// Removes and returns all lines.
+    pub(super) fn take(&self) -> Vec<u8> {
+        std::mem::take(&mut *self.lines.lock())
+    }
+}
+
+/// A connection that watches.
+struct Watcher {
+    sink: Sink,
+    kinds: u32,
+    gone: Arc<AtomicBool>,
+    /// Lines that its socket has not taken, from `sent` on.
+    buffer: Vec<u8>,
+    sent: usize,
+    /// Lines skipped since the last one in the buffer.
+    skipped: u64,
+    failed: bool,
+}
+
+/// Serves watchers until none is left.
+pub(super) fn run(watch: &Arc<Watch>) {
+    let mut watchers: Vec<Watcher> = Vec::new();
+    loop {
+        wait(watch, &watchers);
+        let (lines, new_watchers) = {
+            let mut pending = watch.pending();
+            pending.bytes = 0;
+            (std::mem::take(&mut pending.lines), std::mem::take(&mut pending.new_watchers))
+        };
+        for line in &lines {
+            for watcher in watchers.iter_mut().filter(|watcher| watcher.kinds & line.kind != 0) {
+                watcher.offer(line, watch);
+            }
+        }
+        watchers.extend(new_watchers.into_iter().map(Watcher::new));
+        watchers.iter_mut().for_each(Watcher::send);
+        let count = watchers.len();
+        watchers.retain(|watcher| !watcher.failed && !watcher.gone.load(Ordering::Acquire));
+        if watchers.len() < count && !update_observed(watch, &watchers) {
+            return;
+        }
+    }
+}
+
+/// Waits for lines, for watchers that come or go, and for space in the sockets of watchers with unsent lines.
+fn wait(watch: &Watch, watchers: &[Watcher]) {
+    let mut waited_for = vec![PollFd::new(&watch.waker, PollFlags::IN)];
+    let behind = watchers.iter().filter(|watcher| watcher.sent < watcher.buffer.len());
+    // The worker of a watcher that has none wakes this thread.
+    let sockets = behind.filter_map(|watcher| match &watcher.sink {
+        Sink::Socket(socket) => Some(socket),
+        Sink::Relay(_) => None,
+    });
+    waited_for.extend(sockets.map(|socket| PollFd::new(socket, PollFlags::OUT)));
+    // Whatever it returns, everything is checked.
+    let _ = poll(&mut waited_for, None);
+    let _ = rustix::io::read(&watch.waker, &mut [0; 8]);
+}
+
+/// Records which kinds of events the remaining watchers observe. Returns false when none remain and the
+/// thread is to end.
+fn update_observed(watch: &Watch, watchers: &[Watcher]) -> bool {
+    let mut pending = watch.pending();
+    pending.watchers = watchers.len() + pending.new_watchers.len();
+    let wanted = watchers.iter().map(|watcher| watcher.kinds);
+    let wanted = wanted.chain(pending.new_watchers.iter().map(|new| new.kinds));
+    let wanted = wanted.fold(0, |all, kinds| all | kinds) & KINDS;
+    // The kinds that watchers observe change only under this lock.
+    watch.observed.fetch_and(wanted | !KINDS, Ordering::Relaxed);
+    // Last, so that a count without a watcher states that nothing is observed for it any more.
+    watch.counts.watchers.store(pending.watchers as u64, Ordering::Release);
+    if pending.watchers == 0 {
+        pending.lines.clear();
+        pending.bytes = 0;
+        pending.thread_runs = false;
+        return false;
+    }
+    true
+}
+
+impl Watcher {
+    fn new(new: NewWatcher) -> Watcher {
+        let NewWatcher { sink, kinds, gone } = new;
+        let buffer = b"OK\r\n".to_vec();
+        Watcher { sink, kinds, gone, buffer, sent: 0, skipped: 0, failed: false }
+    }
+
+    /// Appends a line, if there is space for it and for the number of lines skipped before it.
+    fn offer(&mut self, line: &Line, watch: &Watch) {
+        /// The length of `skipped=…` with its number.
+        const SKIPPED_BYTES_MAX: usize = 32;
+        let mut used = self.buffer.len() - self.sent;
+        if used + line.text.len() + SKIPPED_BYTES_MAX > watch.watcher_bytes_max {
+            self.send();
+            used = self.buffer.len() - self.sent;
+        }
+        if used + line.text.len() + SKIPPED_BYTES_MAX > watch.watcher_bytes_max {
+            self.skipped += 1;
+            watch.counts.watcher_skipped.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        if self.sent > 0 {
+            self.buffer.drain(..self.sent);
+            self.sent = 0;
+        }
+        if self.skipped > 0 {
+            self.buffer.extend_from_slice(format!("skipped={}\n", self.skipped).as_bytes());
+            self.skipped = 0;
+        }
+        self.buffer.extend_from_slice(line.text.as_bytes());
+        watch.counts.watcher_sent.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Sends as much as the socket or the worker takes.
+    fn send(&mut self) {
+        let socket = match &self.sink {
+            Sink::Socket(socket) => socket,
+            Sink::Relay(relay) => {
+                if self.sent < self.buffer.len() && !relay.put(&self.buffer[self.sent..]) {
+                    return;
+                }
+                self.buffer.clear();
+                self.sent = 0;
+                return;
+            }
+        };
+        while self.sent < self.buffer.len() && !self.failed {
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match rustix::net::send(socket.as_fd(), &self.buffer[self.sent..], flags) {
+                Ok(count) => self.sent += count,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return,
+                // The connection's worker gets the same error and closes the connection.
+                Err(_) => self.failed = true,
+            }
+        }
+        self.buffer.clear();
+        self.sent = 0;
+    }
+}

@@ -1,0 +1,351 @@
+//! The threads beside the workers: the watchdog, and those that sample, sweep and move memory.
+//!
+//! A panic of the sweeping or the arbitrating thread ends the server, which cannot continue without its work. One of the
+//! others costs clients nothing.
+
+use super::timing::record_slow;
+use crate::shared::Shared;
+use crate::telemetry::heartbeat::HeartbeatState;
+use crate::telemetry::insight::{SlowRequest, WatchedStep};
+use cached_core::arbiter::Arbiter;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// A thread that ends when this is dropped.
+pub(crate) struct BackgroundThread {
+    end: End,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The request that a thread ends.
+#[derive(Clone, Default)]
+struct End(Arc<AtomicBool>);
+
+impl End {
+    fn is_requested(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// Waits for `interval`, or less. Returns whether the thread continues.
+    fn wait(&self, interval: Duration) -> bool {
+        if !self.is_requested() {
+            thread::park_timeout(interval);
+        }
+        !self.is_requested()
+    }
+}
+
+impl BackgroundThread {
+    fn start(name: &str, body: impl FnOnce(&End) + Send + 'static) -> io::Result<BackgroundThread> {
+        let end = End::default();
+        let requested = end.clone();
+        let thread = thread::Builder::new().name(name.into()).spawn(move || body(&requested))?;
+        Ok(BackgroundThread { end, thread: Some(thread) })
+    }
+
+    /// Starts the watchdog of the workers and the acceptor.
+    ///
+    /// # Errors
+    /// When the system has no thread for it.
+    pub(crate) fn watchdog(shared: Arc<Shared>) -> io::Result<BackgroundThread> {
+        BackgroundThread::start("cached-watchdog", move |end| watch(&shared, end))
+    }
+
+    /// Starts the thread that evaluates samples and finds slow requests.
+    ///
+    /// # Errors
+    /// When the system has no thread for it.
+    pub(crate) fn insight(shared: Arc<Shared>) -> io::Result<BackgroundThread> {
+        BackgroundThread::start("cached-insight", move |end| sample(&shared, end))
+    }
+
+    /// Starts the thread that removes the items of flushed prefixes. It sleeps until [`Shared::flush_prefix`] wakes it.
+    ///
+    /// # Errors
+    /// When the system has no thread for it.
+    pub(crate) fn sweep(shared: &Arc<Shared>) -> io::Result<BackgroundThread> {
+        let own = shared.clone();
+        let started = BackgroundThread::start("cached-sweep", move |end| {
+            fail_on_panic(&own, "the thread that sweeps prefixes", || sweep(&own, end));
+        })?;
+        if let Some(thread) = &started.thread {
+            // Set once: a server runs once.
+            let _ = shared.sweeper.set(thread.thread().clone());
+        }
+        Ok(started)
+    }
+
+    /// Starts the thread that moves memory between items and objects, if they share it.
+    ///
+    /// # Errors
+    /// When the system has no thread for it.
+    pub(crate) fn arbiter(shared: &Arc<Shared>) -> io::Result<Option<BackgroundThread>> {
+        let cache = shared.objects.get().and_then(|objects| objects.cache());
+        let (Some(memory), Some(cache)) = (shared.settings.shared_memory, cache) else { return Ok(None) };
+        let arbiter = Arbiter::new(shared.kv.clone(), &cache, memory);
+        // Set once: a server runs once.
+        let _ = shared.arbiter.set(arbiter.metrics());
+        let own = shared.clone();
+        let started = BackgroundThread::start("cached-arbiter", move |end| {
+            fail_on_panic(&own, "the thread that moves memory", || arbitrate(arbiter, end));
+        })?;
+        Ok(Some(started))
+    }
+}
+
+impl Drop for BackgroundThread {
+    fn drop(&mut self) {
+        self.end.0.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // A panic that matters has been recorded by the thread itself.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn fail_on_panic(shared: &Shared, thread: &str, body: impl FnOnce()) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(body)) {
+        shared.fail_by_panic(thread, &*payload);
+    }
+}
+
+/// The interval between two looks at both halves of shared memory. How much moves depends on what is stored, not on
+/// this.
+const ARBITER_INTERVAL: Duration = Duration::from_millis(100);
+
+fn arbitrate(mut arbiter: Arbiter, end: &End) {
+    while !end.is_requested() {
+        arbiter.look();
+        while arbiter.step() && !end.is_requested() {
+            // A move is never urgent.
+            thread::yield_now();
+        }
+        end.wait(ARBITER_INTERVAL);
+    }
+}
+
+fn sweep(shared: &Shared, end: &End) {
+    while !end.is_requested() {
+        let is_handed_over = shared.is_handed_over.lock();
+        if *is_handed_over {
+            return;
+        }
+        if shared.kv.sweep_prefixes() {
+            continue;
+        }
+        drop(is_handed_over);
+        if shared.kv.prefix_flushes().pending == 0 {
+            // Returns at once after a flush that came in between.
+            thread::park();
+        } else {
+            // The upkeep of every second holds a slice of the index.
+            thread::yield_now();
+        }
+    }
+}
+
+/// How often samples are taken while there are any. A queue holds what comes in that time at 40 000 samples a
+/// second.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(50);
+/// How often, at least, without requests.
+const SAMPLE_INTERVAL_IDLE: Duration = Duration::from_secs(1);
+/// Workers are looked at at least twice within the threshold of slow requests, and this often at most.
+const SLOW_WATCH_MIN: Duration = Duration::from_millis(25);
+
+/// Evaluates samples: simulates other amounts of memory, counts hot keys, and finds slow requests.
+fn sample(shared: &Shared, end: &End) {
+    let mut steps = vec![WatchedStep::new(Instant::now()); shared.settings.threads];
+    let mut interval = SAMPLE_INTERVAL;
+    while end.wait(interval) {
+        let slow = shared.insight.slow.threshold();
+        let watch = slow.map(|threshold| (threshold / 2).clamp(SLOW_WATCH_MIN, SAMPLE_INTERVAL_IDLE));
+        let idle =
+            if shared.take_samples() { SAMPLE_INTERVAL } else { (interval * 2).min(SAMPLE_INTERVAL_IDLE) };
+        interval = watch.map_or(idle, |watch| idle.min(watch));
+        if watch.is_some() {
+            record_slow_steps(shared, &mut steps);
+        }
+    }
+}
+
+/// Records the steps of workers that have been slow.
+fn record_slow_steps(shared: &Shared, steps: &mut [WatchedStep]) {
+    let now = Instant::now();
+    for (index, step) in steps.iter_mut().enumerate() {
+        let Some((state, took)) = step.check(shared.counters(index).heartbeat.read(), now) else { continue };
+        shared.insight.slow.record(took, || {
+            let slow = SlowRequest {
+                unix_ms: 0,
+                listener: "memcached",
+                client: shared.client_of(state.fd()),
+                command: state.activity(),
+                key: None,
+                bytes: None,
+                total_us: 0,
+                store_us: None,
+            };
+            if let Some(tracer) = shared.tracer.get() {
+                record_slow(tracer, index, took, &slow);
+            }
+            slow
+        });
+    }
+}
+
+/// How often the heartbeats are read.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// For how long a worker may be in one step before a line is logged. Each following line comes after twice as
+/// long.
+const WORKER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The same for the acceptor's thread, whose heartbeat changes once a second.
+const ACCEPTOR_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A thread that is watched.
+struct WatchedThread {
+    name: String,
+    /// After how long without progress the first line is logged.
+    timeout: Duration,
+    last: HeartbeatState,
+    since: Duration,
+    /// After how long without progress the next line is logged.
+    next: Duration,
+}
+
+/// A report about a thread.
+#[derive(Debug, PartialEq, Eq)]
+enum Finding {
+    /// It has made no progress for this long.
+    Stalled(Duration),
+    /// It makes progress again, after this long.
+    Resumed(Duration),
+}
+
+impl WatchedThread {
+    fn new(name: String, timeout: Duration, now: Duration) -> WatchedThread {
+        WatchedThread { name, timeout, last: HeartbeatState::default(), since: now, next: timeout }
+    }
+
+    /// Compares the heartbeat at `now` with the last one.
+    fn check(&mut self, state: HeartbeatState, now: Duration) -> Option<Finding> {
+        let stalled = now.saturating_sub(self.since);
+        if state != self.last || state.is_idle() {
+            let was_reported = self.next > self.timeout;
+            (self.last, self.since, self.next) = (state, now, self.timeout);
+            return was_reported.then_some(Finding::Resumed(stalled));
+        }
+        if stalled < self.next {
+            return None;
+        }
+        self.next = stalled.max(self.timeout) * 2;
+        Some(Finding::Stalled(stalled))
+    }
+
+    /// Returns for how long it has made no progress; zero below the time at which that is reported.
+    fn stalled(&self, now: Duration) -> Duration {
+        let stalled = now.saturating_sub(self.since);
+        if self.last.is_idle() || stalled < self.timeout { Duration::ZERO } else { stalled }
+    }
+
+    /// Ignores the time up to `now`, unless the thread has been reported already.
+    fn ignore_until(&mut self, now: Duration) {
+        if self.next == self.timeout {
+            self.since = now;
+        }
+    }
+}
+
+/// The watchdog. A worker waits for nothing but events, and a step takes milliseconds at most: one that stays in a
+/// step for seconds is held up by a lock, by the system or by a defect, and nothing else would report it. The
+/// watchdog takes no lock that a worker takes.
+fn watch(shared: &Shared, end: &End) {
+    let start = Instant::now();
+    let worker = |index| WatchedThread::new(format!("worker {index}"), WORKER_TIMEOUT, Duration::ZERO);
+    let mut workers: Vec<WatchedThread> = (0..shared.settings.threads).map(worker).collect();
+    let mut acceptor = WatchedThread::new("the acceptor's thread".into(), ACCEPTOR_TIMEOUT, Duration::ZERO);
+    let mut last = Duration::ZERO;
+    while end.wait(WATCH_INTERVAL) {
+        let now = start.elapsed();
+        // This thread is late as well: the whole process was stopped, or the machine was.
+        let late = now.saturating_sub(last) > 2 * WATCH_INTERVAL;
+        last = now;
+        for (index, watched) in workers.iter_mut().enumerate() {
+            report(watched, shared.counters(index).heartbeat.read(), now, late);
+        }
+        report(&mut acceptor, shared.acceptor_heartbeat.read(), now, late);
+        for (watched, stalled) in workers.iter().chain([&acceptor]).zip(&shared.stalled_secs) {
+            let secs = watched.stalled(now).as_secs();
+            stalled.store(u32::try_from(secs).unwrap_or(u32::MAX), Ordering::Relaxed);
+        }
+    }
+}
+
+fn report(watched: &mut WatchedThread, state: HeartbeatState, now: Duration, late: bool) {
+    if late {
+        watched.ignore_until(now);
+    }
+    let (finding, thread) = (watched.check(state, now), watched.name.as_str());
+    match finding {
+        Some(Finding::Stalled(time)) => {
+            let (fd, activity) = (state.fd(), state.activity());
+            tracing::error!(fd, "{thread} makes no progress: {} s in {activity}", time.as_secs());
+        }
+        Some(Finding::Resumed(time)) => {
+            tracing::warn!("{thread} makes progress again, after {} s", time.as_secs());
+        }
+        None => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::heartbeat::{Activity, Heartbeat};
+
+    fn secs(secs: u64) -> Duration {
+        Duration::from_secs(secs)
+    }
+
+    fn busy(step: u64) -> HeartbeatState {
+        let heartbeat = Heartbeat::default();
+        heartbeat.begin(step, 9, Activity::Store);
+        heartbeat.read()
+    }
+
+    #[test]
+    fn a_stalled_worker_is_reported_at_growing_intervals() {
+        let mut watched = WatchedThread::new("worker 0".into(), secs(2), secs(0));
+        let reported: Vec<u64> =
+            (1..=40).filter(|now| watched.check(busy(1), secs(*now)).is_some()).collect();
+        assert_eq!(reported, [3, 5, 9, 17, 33], "seen in second 1 for the first time");
+        assert_eq!((watched.stalled(secs(40)), watched.stalled(secs(2))), (secs(39), secs(0)));
+        assert_eq!(watched.check(busy(2), secs(41)), Some(Finding::Resumed(secs(40))));
+        assert_eq!(watched.stalled(secs(41)), secs(0));
+        assert_eq!(watched.check(busy(2), secs(42)), None);
+        assert_eq!(watched.check(busy(2), secs(43)), Some(Finding::Stalled(secs(2))));
+    }
+
+    #[test]
+    fn progress_and_idle_time_are_not_reported() {
+        let mut watched = WatchedThread::new("worker 0".into(), secs(2), secs(0));
+        for now in 1..100 {
+            let state = if now % 10 < 5 { HeartbeatState::default() } else { busy(now) };
+            assert_eq!(watched.check(state, secs(now)), None);
+        }
+    }
+
+    #[test]
+    fn time_in_which_the_whole_process_was_stopped_does_not_count() {
+        let mut watched = WatchedThread::new("worker 0".into(), secs(2), secs(0));
+        assert_eq!(watched.check(busy(1), secs(1)), None);
+        watched.ignore_until(secs(500));
+        assert_eq!(watched.check(busy(1), secs(500)), None);
+        assert_eq!(watched.check(busy(1), secs(502)), Some(Finding::Stalled(secs(2))));
+    }
+}
