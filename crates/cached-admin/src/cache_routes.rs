@@ -297,8 +297,8 @@ mod attaching_tests {
     use blocker::{Blocker, Memory, Namespace, WriteMode, WriteRequest};
     use hyper::Method;
 
-    use super::*;
     use super::cache_routes_tests::ask;
+    use super::*;
 
     #[test]
     fn the_cache_is_detached_and_attached() {
@@ -334,8 +334,8 @@ mod namespaces_tests {
     use blocker::{Blocker, Memory, ReadRequest, WriteRequest};
     use hyper::Method;
 
-    use super::*;
     use super::cache_routes_tests::ask;
+    use super::*;
 
     #[test]
     fn namespaces_are_listed_set_and_removed() {

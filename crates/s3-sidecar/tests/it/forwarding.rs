@@ -181,7 +181,8 @@ fn heads_beyond_their_limit_are_refused_in_both_directions() {
     assert!(client.is_closed() && endpoint.take_seen().is_empty());
     // Each is another object, so that its head is sent.
     for (etag, value, status) in [("b", short, 200), ("c", longest, 502)] {
-        endpoint.put("/bkt/k", Object { headers: vec![("x-amz-meta-m".into(), value)], ..object(etag, "body") });
+        endpoint
+            .put("/bkt/k", Object { headers: vec![("x-amz-meta-m".into(), value)], ..object(etag, "body") });
         assert_eq!(ask(&sidecar, "GET /bkt/k", &[]).status, status);
     }
 }
