@@ -125,7 +125,7 @@ pub enum Decoded<R, B, E> {
         /// The number of bytes of the input before the body; at least one.
         consumed: usize,
         /// The number of bytes of the body, with the two of its terminator in text and meta
-        /// ([`text::check_terminator`](crate::text::check_terminator)).
+        /// ([`text::check_terminator`]).
         body_len: usize,
     },
     /// Not a request: send the reply and continue as specified.

@@ -1,5 +1,5 @@
 //! The command line: memcached's flags and long names, and the values that they accept. It ends with a
-//! [`Config`](crate::Config), or with a text to print.
+//! [`Config`], or with a text to print.
 //!
 //! An invalid value stops the start with one line, which is memcached's message where memcached has one. A flag that
 //! tunes a part this engine does not have is checked, accepted, and named once in the log. A flag that protects or
