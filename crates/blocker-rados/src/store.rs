@@ -4,7 +4,6 @@
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -227,19 +226,9 @@ impl Blocker for RadosStore {
 impl Collect for RadosStore {
     fn collect(&self, into: &mut Families) {
         let stats = &self.core.limits.stats;
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let (begun, ended) = (read(&stats.begun), read(&stats.ended));
-        into.counter("rados_operations_total", "Operations sent to the cluster.", begun);
+        stats.collect(into);
         let help = "Operations sent to the cluster and not answered yet.";
-        into.gauge("rados_operations_in_flight", help, begun.saturating_sub(ended));
-        let help = "Operations given up because no answer came in time.";
-        into.counter("rados_operations_timed_out_total", help, read(&stats.timed_out));
-        let help = "Changes sent again because the object had changed meanwhile.";
-        into.counter("rados_changes_retried_total", help, read(&stats.retried));
-        let help = "Objects given the attributes of this backend, which they had not.";
-        into.counter("rados_objects_introduced_total", help, read(&stats.introduced));
-        let help = "Objects whose state was read back after a change with unknown outcome.";
-        into.counter("rados_objects_settled_total", help, read(&stats.settled));
+        into.gauge("rados_operations_in_flight", help, stats.begun.get().saturating_sub(stats.ended.get()));
         let help = "Objects with a change of unknown outcome that has not been read back yet.";
         into.gauge("rados_objects_unsettled", help, self.core.objects.unsettled_count() as u64);
     }

@@ -3,7 +3,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use blocker::admission::runs_end;
@@ -323,43 +322,9 @@ impl Blocker for S3Store {
 
 impl Collect for S3Store {
     fn collect(&self, into: &mut Families) {
-        let stats = &self.core.requests.stats;
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        into.counter("s3_gets_total", "Reads sent to the server, of heads and of bytes.", read(&stats.gets));
-        into.counter("s3_puts_total", "Puts sent to the server, of heads and of bytes.", read(&stats.puts));
-        into.counter("s3_lists_total", "Listings asked of the server.", read(&stats.lists));
-        into.counter("s3_deletes_total", "Removals sent to the server.", read(&stats.deletes));
-        into.counter("s3_sent_bytes_total", "Bytes of bodies sent to the server.", read(&stats.bytes_sent));
-        let help = "Bytes of bodies received from the server.";
-        into.counter("s3_received_bytes_total", help, read(&stats.bytes_received));
-        let help = "Requests that failed, or that no answer came to in time.";
-        into.counter("s3_requests_failed_total", help, read(&stats.failed));
-        into.counter(
-            "s3_requests_repeated_total",
-            "Requests sent again after a failure.",
-            read(&stats.repeated),
-        );
-        let help = "Calls given up because they took too long or their deadline passed.";
-        into.counter("s3_calls_given_up_total", help, read(&stats.given_up));
-        let help = "Answers that asked for fewer requests.";
-        into.counter("s3_slow_downs_total", help, read(&stats.slow_downs));
+        self.core.requests.stats.collect(into);
         let help = "How many requests may be under way at once: fewer after the server has asked for that.";
         into.gauge("s3_requests_in_flight_max", help, self.core.requests.concurrency.now() as u64);
-        let help = "Puts refused because the object had changed meanwhile.";
-        into.counter("s3_conflicts_total", help, read(&stats.conflicts));
-        let help = "Objects given a head, which they had not.";
-        into.counter("s3_objects_introduced_total", help, read(&stats.introduced));
-        let help = "Objects compacted because they were fragmented.";
-        into.counter("s3_objects_compacted_total", help, read(&stats.compacted));
-        let help = "Blobs that are of no use any more and were left to a sweep.";
-        into.counter("s3_blobs_left_total", help, read(&stats.left_behind));
-        into.counter("s3_sweeps_total", "Sweeps that this program has made.", read(&stats.sweeps));
-        let help = "Sweeps that have failed before their end.";
-        into.counter("s3_sweeps_failed_total", help, read(&stats.sweeps_failed));
-        let help = "Blobs that sweeps have removed.";
-        into.counter("s3_blobs_swept_total", help, read(&stats.swept));
-        let help = "Heads of deleted objects that sweeps have removed.";
-        into.counter("s3_heads_forgotten_total", help, read(&stats.forgotten));
         let help = "Objects with a change of unknown outcome that has not been read back yet.";
         into.gauge("s3_objects_unsettled", help, self.core.heads.unsettled_count() as u64);
     }

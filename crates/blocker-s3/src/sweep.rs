@@ -31,7 +31,6 @@
 
 use std::collections::BTreeMap;
 use std::pin::pin;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -202,7 +201,7 @@ impl Sweep<'_> {
         for (blob, len_bytes) in blobs {
             if !self.dry_run {
                 core.requests.delete(&core.layout.blob(object, blob)).await?;
-                core.requests.stats.swept.fetch_add(1, Ordering::Relaxed);
+                core.requests.stats.swept.increment();
             }
             self.swept.removed += 1;
             self.swept.removed_bytes += len_bytes;
@@ -325,7 +324,7 @@ impl Core {
             return Ok(Ghost::None);
         }
         self.heads.forget(&object);
-        self.requests.stats.forgotten.fetch_add(1, Ordering::Relaxed);
+        self.requests.stats.forgotten.increment();
         Ok(Ghost::Removed)
     }
 
@@ -371,9 +370,9 @@ pub(crate) async fn run(core: Weak<Core>, interval: Duration, age: Duration) {
             Err(error) => Err(error),
         };
         match swept {
-            Ok(_) => stats.sweeps.fetch_add(1, Ordering::Relaxed),
+            Ok(_) => stats.sweeps.increment(),
             // The next one finds what this has left.
-            Err(_) => stats.sweeps_failed.fetch_add(1, Ordering::Relaxed),
+            Err(_) => stats.sweeps_failed.increment(),
         };
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use bytes::Bytes;
-use cached_metrics::{Collect, Counter, Families, Registration, Registry};
+use cached_metrics::{Counter, Registration, Registry, counters};
 use cached_tls::ServerTls;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
@@ -537,25 +537,18 @@ fn finished(response: Response) -> hyper::Response<Full<Bytes>> {
     out
 }
 
-/// What the listener counts.
-#[derive(Default)]
-pub(crate) struct Counts {
-    pub(crate) connections: Counter,
-    pub(crate) refused: Counter,
-    pub(crate) requests: Counter,
-    pub(crate) unauthorized: Counter,
-}
-
-impl Collect for Counts {
-    fn collect(&self, into: &mut Families) {
-        let help = "Connections that the admin listener accepted.";
-        into.counter("cached_admin_connections_total", help, self.connections.get());
-        let help = "Connections that the admin listener refused because it had as many as allowed.";
-        into.counter("cached_admin_connections_refused_total", help, self.refused.get());
-        let help = "Requests that the admin listener received.";
-        into.counter("cached_admin_requests_total", help, self.requests.get());
-        let help = "Requests that the admin listener refused for want of a valid token or Host.";
-        into.counter("cached_admin_requests_unauthorized_total", help, self.unauthorized.get());
+counters! {
+    /// What the listener counts.
+    #[derive(Default)]
+    pub(crate) struct Counts {
+        /// Connections that the admin listener accepted.
+        pub(crate) connections: Counter => "cached_admin_connections_total",
+        /// Connections that the admin listener refused because it had as many as allowed.
+        pub(crate) refused: Counter => "cached_admin_connections_refused_total",
+        /// Requests that the admin listener received.
+        pub(crate) requests: Counter => "cached_admin_requests_total",
+        /// Requests that the admin listener refused for want of a valid token or Host.
+        pub(crate) unauthorized: Counter => "cached_admin_requests_unauthorized_total",
     }
 }
 

@@ -3,27 +3,29 @@
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use cached_metrics::{Families, Value};
+use cached_metrics::{Collect, Families, counters};
 use serde::Serialize;
 
-/// What the system counts for this process. What it does not report is 0.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
-pub struct Process {
-    /// Processor time in user mode, in seconds.
-    pub cpu_user_secs: f64,
-    /// Processor time in the system, in seconds.
-    pub cpu_system_secs: f64,
-    /// Resident memory.
-    pub resident_bytes: u64,
-    /// The number of threads.
-    pub threads: u64,
-    /// The number of open file descriptors.
-    pub open_fds: u64,
-    /// The largest number of them.
-    pub max_fds: u64,
-    /// Mapped memory.
-    #[serde(skip)]
-    pub virtual_bytes: u64,
+counters! {
+    /// What the system counts for this process. What it does not report is 0.
+    #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
+    pub struct Process {
+        /// Processor time in user mode, in seconds.
+        pub cpu_user_secs: f64,
+        /// Processor time in the system, in seconds.
+        pub cpu_system_secs: f64,
+        /// Resident memory size in bytes.
+        pub resident_bytes: u64 => "process_resident_memory_bytes",
+        /// Number of OS threads in the process.
+        pub threads: u64 => "process_threads",
+        /// Number of open file descriptors.
+        pub open_fds: u64 => "process_open_fds",
+        /// Maximum number of open file descriptors.
+        pub max_fds: u64 => "process_max_fds",
+        /// Virtual memory size in bytes.
+        #[serde(skip)]
+        pub virtual_bytes: u64 => "process_virtual_memory_bytes",
+    }
 }
 
 impl Process {
@@ -54,15 +56,11 @@ impl Process {
 pub fn collect(into: &mut Families) {
     let process = Process::read();
     let help = "Total user and system CPU time spent in seconds.";
-    let cpu = Value::CounterFloat(process.cpu_user_secs + process.cpu_system_secs);
-    into.sample("process_cpu_seconds_total", help, Vec::new(), cpu);
-    into.gauge("process_resident_memory_bytes", "Resident memory size in bytes.", process.resident_bytes);
-    into.gauge("process_virtual_memory_bytes", "Virtual memory size in bytes.", process.virtual_bytes);
-    into.gauge("process_open_fds", "Number of open file descriptors.", process.open_fds);
-    into.gauge("process_max_fds", "Maximum number of open file descriptors.", process.max_fds);
-    into.gauge("process_threads", "Number of OS threads in the process.", process.threads);
+    let cpu = process.cpu_user_secs + process.cpu_system_secs;
+    into.measure("process_cpu_seconds_total", help, &cpu);
+    process.collect(into);
     let help = "Start time of the process since unix epoch in seconds.";
-    into.sample("process_start_time_seconds", help, Vec::new(), Value::Gauge(start_unix_secs()));
+    into.measure("process_start_time_seconds", help, &start_unix_secs());
 }
 
 /// Returns the Unix time in milliseconds.

@@ -16,13 +16,22 @@ impl Counter {
     }
 
     /// Raises the counter by 1.
+    #[inline]
     pub fn increment(&self) {
         self.add(1);
     }
 
     /// Raises the counter by `count`.
+    #[inline]
     pub fn add(&self, count: u64) {
         self.0.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Raises the counter by `count`, which becomes 0; one that is 0 writes nothing.
+    pub fn take(&self, count: &mut u64) {
+        if *count > 0 {
+            self.add(std::mem::take(count));
+        }
     }
 
     /// Returns the counter's value.

@@ -1,10 +1,11 @@
 //! Typed metrics: counters, gauges and histograms with a name, a help text and labels, collected in one
 //! registry.
 //!
-//! A component that counts implements [`Collect`]: it writes the current values of its metrics into
-//! [`Families`]. A program registers its components with a [`Registry`], whose [`gather`](Registry::gather)
-//! merges what they write. The result is rendered as [pairs of name and number](render::pairs), as
-//! [Prometheus text](render::prometheus) or as [OpenMetrics](render::openmetrics).
+//! A component declares what it counts as a table ([`counters!`]), or implements [`Collect`] itself: it
+//! writes the current values of its metrics into [`Families`]. A program registers its components with a
+//! [`Registry`], whose [`gather`](Registry::gather) merges what they write. The result is rendered as
+//! [pairs of name and number](render::pairs), as [Prometheus text](render::prometheus) or as
+//! [OpenMetrics](render::openmetrics).
 //!
 //! Names follow Prometheus' conventions: `snake_case` that begins with the component, the unit last
 //! (`_bytes`, `_seconds`), `_total` after the unit of a counter.
@@ -44,8 +45,10 @@ mod instrument;
 mod latency;
 mod registry;
 pub mod render;
+mod table;
 
 pub use family::{Families, Family, Kind, Label, Number, Sample, Text, Value};
 pub use instrument::{Counter, Gauge, Histogram};
 pub use latency::{Latency, LatencySnapshot};
 pub use registry::{Collect, GatherError, Gathered, Limits, Registration, Registry};
+pub use table::{LabelledMetric, Reading, Series};

@@ -10,7 +10,7 @@ use blocker::trace::Tracer;
 use bytes::Bytes;
 use cached_http::http::Request;
 use cached_http::{Blocking, RequestError, Route};
-use cached_metrics::{Collect, Counter, Families, Value};
+use cached_metrics::{Collect, Counter, Families, LabelledMetric, counters};
 
 use crate::encode::{Origin, request};
 use crate::queue::Queue;
@@ -32,12 +32,27 @@ pub struct Exporter {
     shared: Arc<Shared>,
 }
 
+#[derive(Default)]
 struct Shared {
     queue: Queue,
-    sent: Counter,
-    refused: Counter,
-    /// Those that the program's end came before.
-    unsent: Counter,
+    counts: Counts,
+}
+
+const DROPPED: LabelledMetric<1> = LabelledMetric::new(
+    "cached_tracing_spans_dropped_total",
+    ["reason"],
+    "Spans that were not sent: queue_full, refused by the collector, end of the program.",
+);
+
+counters! {
+    #[derive(Default)]
+    struct Counts {
+        /// Spans that the collector of traces has taken.
+        sent: Counter => "cached_tracing_spans_sent_total",
+        refused: Counter => DROPPED.of(["refused"]),
+        /// Those that the program's end came before.
+        unsent: Counter => DROPPED.of(["end"]),
+    }
 }
 
 /// What became of a batch.
@@ -55,12 +70,7 @@ impl Exporter {
     /// # Errors
     /// If the thread or its client cannot be started.
     pub fn start(table: &TracingTable, origin: Origin) -> io::Result<Exporter> {
-        let shared = Arc::new(Shared {
-            queue: Queue::default(),
-            sent: Counter::new(),
-            refused: Counter::new(),
-            unsent: Counter::new(),
-        });
+        let shared = Arc::new(Shared::default());
         let (sending, url) = (Arc::clone(&shared), table.url());
         let client = client(&origin)?;
         let thread = thread::Builder::new().name("tracing".into());
@@ -113,7 +123,7 @@ impl Shared {
             loop {
                 match post(client, url, &body) {
                     Answer::Taken => {
-                        self.sent.add(count);
+                        self.counts.sent.add(count);
                         if let Some(since) = away_since.take() {
                             let away_secs = since.elapsed().unwrap_or_default().as_secs();
                             let dropped = self.queue.dropped.get();
@@ -123,7 +133,7 @@ impl Shared {
                         break;
                     }
                     Answer::Refused(why) => {
-                        self.refused.add(count);
+                        self.counts.refused.add(count);
                         if !std::mem::replace(&mut has_refused, true) {
                             tracing::warn!(url, cause = why, "the collector of traces refuses spans");
                         }
@@ -135,7 +145,7 @@ impl Shared {
                             tracing::warn!(url, cause = why, "the collector of traces does not answer");
                         }
                         if self.queue.pause(pause).is_some() {
-                            self.unsent.add(count);
+                            self.counts.unsent.add(count);
                             break;
                         }
                         pause = (2 * pause).min(PAUSES.1);
@@ -177,18 +187,8 @@ fn post(client: &Blocking, url: &str, body: &Bytes) -> Answer {
 
 impl Collect for Shared {
     fn collect(&self, into: &mut Families) {
-        let help = "Spans that the collector of traces has taken.";
-        into.counter("cached_tracing_spans_sent_total", help, self.sent.get());
-        let help = "Spans that were not sent, by reason.";
-        let reasons = [
-            ("queue_full", self.queue.dropped.get()),
-            ("refused", self.refused.get()),
-            ("end", self.unsent.get()),
-        ];
-        for (reason, count) in reasons {
-            let labels = vec![("reason", reason).into()];
-            into.sample("cached_tracing_spans_dropped_total", help, labels, Value::Counter(count));
-        }
+        self.counts.collect(into);
+        into.measure(DROPPED.of(["queue_full"]), "", &self.queue.dropped);
     }
 }
 

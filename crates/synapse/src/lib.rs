@@ -46,7 +46,7 @@ mod server;
 
 pub use address::{Address, AddressError, Connector, Duplex, Opening, PORT_DEFAULT};
 pub use auth::{SECRET_BYTES_MIN, Secret, SecretError};
-pub use client::{ClientConfig, SecretHandle, SynapseBlocker};
+pub use client::{ClientConfig, ClientCounters, SecretHandle, SynapseBlocker};
 pub use connection::{LARGE_BYTES, ReceiveBuffer, SettingError};
 pub use server::{
     ListenError, ListeningSocket, NodeRecord, ReceiveBuffers, Server, ServerConfig, ServerLimits, host_name,

@@ -334,7 +334,7 @@ fn a_hundred_reloads_under_load_disturb_no_client() {
                     assert!(read.data.to_vec() == data, "other bytes");
                     requests.fetch_add(1, Ordering::Relaxed);
                 }
-                let connects = objects.counters()[0].1;
+                let connects = objects.counters().connects;
                 assert_eq!(connects, u64::from(ClientConfig::new(Address::Unix("x".into())).connections));
             });
         }

@@ -11,9 +11,9 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
+use blocker::metrics::{Counter, counters};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -94,16 +94,22 @@ impl Drop for Flight {
     }
 }
 
-/// Counters of all operations of a store.
-#[derive(Default)]
-pub(crate) struct Stats {
-    pub(crate) begun: AtomicU64,
-    pub(crate) ended: AtomicU64,
-    pub(crate) failed: AtomicU64,
-    pub(crate) timed_out: AtomicU64,
-    pub(crate) retried: AtomicU64,
-    pub(crate) introduced: AtomicU64,
-    pub(crate) settled: AtomicU64,
+counters! {
+    /// Counters of all operations of a store.
+    #[derive(Default)]
+    pub(crate) struct Stats {
+        /// Operations sent to the cluster.
+        pub(crate) begun: Counter => "rados_operations_total",
+        pub(crate) ended: Counter,
+        /// Operations given up because no answer came in time.
+        pub(crate) timed_out: Counter => "rados_operations_timed_out_total",
+        /// Changes sent again because the object had changed meanwhile.
+        pub(crate) retried: Counter => "rados_changes_retried_total",
+        /// Objects given the attributes of this backend, which they had not.
+        pub(crate) introduced: Counter => "rados_objects_introduced_total",
+        /// Objects whose state was read back after a change with unknown outcome.
+        pub(crate) settled: Counter => "rados_objects_settled_total",
+    }
 }
 
 /// Leave to have an operation under way.
@@ -255,7 +261,7 @@ impl Flight {
             (api.aio_create_completion2)(counted.cast_mut().cast::<c_void>(), completed, &mut completion)
         };
         assert!(made >= 0, "librados makes a completion or runs out of memory");
-        self.stats.begun.fetch_add(1, Ordering::Relaxed);
+        self.stats.begun.increment();
         let begun = begin(api, completion);
         if begun < 0 {
             // SAFETY: it did not begin, so the callback never comes: its count and the completion are ours.
@@ -263,8 +269,7 @@ impl Flight {
                 (api.aio_release)(completion);
                 drop(Arc::from_raw(counted));
             }
-            self.stats.ended.fetch_add(1, Ordering::Relaxed);
-            self.stats.failed.fetch_add(1, Ordering::Relaxed);
+            self.stats.ended.increment();
             return Err(begun);
         }
         Ok(InFlight { flight: Some(self) })
@@ -383,9 +388,9 @@ unsafe extern "C" fn completed(completion: Handle, arg: *mut c_void) {
         Outcome { code, version }
     };
     let stats = &flight.stats;
-    stats.ended.fetch_add(1, Ordering::Relaxed);
+    stats.ended.increment();
     if outcome.code == errno::TIMEDOUT {
-        stats.timed_out.fetch_add(1, Ordering::Relaxed);
+        stats.timed_out.increment();
         if let Some(notify) = flight.on_timeout.lock().take() {
             notify();
         }

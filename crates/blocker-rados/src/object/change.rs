@@ -117,7 +117,7 @@ impl Core {
         let mut recalled = self.objects.recall(object);
         for attempt in 0..TRIES {
             if attempt > 0 {
-                self.limits.stats.retried.fetch_add(1, Ordering::Relaxed);
+                self.limits.stats.retried.increment();
             }
             if self.objects.is_unsettled(object) {
                 recalled = None;

@@ -79,7 +79,7 @@ impl Core {
         if view.intro.is_some() && view.head.encode().is_some() {
             return Ok(Some(view));
         }
-        self.limits.stats.introduced.fetch_add(1, Ordering::Relaxed);
+        self.limits.stats.introduced.increment();
         let (nonce, gate) = (format::nonce(), format::nonce());
         let op = WriteOp::new(&space.ioctx.cluster.api);
         let (op, head) = match view.head {

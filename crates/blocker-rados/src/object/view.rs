@@ -14,7 +14,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use blocker::conditional::claims::Claim;
 use blocker::{Error, ObjectId, OrderDomain, Result, Stamp};
@@ -228,7 +227,7 @@ impl Core {
             let op = WriteOp::new(&space.ioctx.cluster.api).compare(HEAD, COMPARE_EQ, &old).set(HEAD, &new);
             match self.change_own(space, &self.layout.object(&object.name), op).await.code {
                 0.. => {
-                    self.limits.stats.settled.fetch_add(1, Ordering::Relaxed);
+                    self.limits.stats.settled.increment();
                     self.objects.settled(object);
                     return Ok(());
                 }

@@ -14,7 +14,6 @@
 //! ([`Content::is_fragmented`]) is compacted as part of the change that fragmented it.
 
 use std::ops::Range;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use blocker::conditional::claims::Scopes;
@@ -283,7 +282,7 @@ impl Core {
     async fn compact(&self, object: &ObjectId, content: &Content) -> Result<Option<(Content, u128)>> {
         // Never closed. Whatever has a place under this waits for requests only.
         let _place = self.compactions.acquire().await;
-        self.requests.stats.compacted.fetch_add(1, Ordering::Relaxed);
+        self.requests.stats.compacted.increment();
         let mut body = BytesMut::new();
         let islands = content.islands();
         for island in &islands {

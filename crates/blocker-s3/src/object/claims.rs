@@ -10,8 +10,6 @@
 //! for the first change of an object; for a claim of a scope, a read of every head in it and a put of every head whose
 //! fence it raises.
 
-use std::sync::atomic::Ordering;
-
 use blocker::conditional::claims::{self, Announced, Claim, Claims, Found, Place, Scopes};
 use blocker::event::Event;
 use blocker::{ClaimReply, ClaimRequest, Epoch, Error, Namespace, ObjectId, OrderDomain, Result, WriterId};
@@ -46,7 +44,7 @@ impl Core {
 
     /// Puts a ghost where there is no head; `None` if there is one by now.
     pub(crate) async fn introduce(&self, object: &ObjectId) -> Result<Option<Seen>> {
-        self.requests.stats.introduced.fetch_add(1, Ordering::Relaxed);
+        self.requests.stats.introduced.increment();
         self.name_namespace(&object.namespace).await?;
         match self.create(object).await {
             Swap::Done(seen) => Ok(Some(seen)),

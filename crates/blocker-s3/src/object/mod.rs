@@ -132,7 +132,7 @@ pub(crate) fn bounded<T: 'static>(
 
 /// Why a call has ended without an answer. Leaves a mark where a put may still land on the object.
 fn given_up(core: &Core, is_late: bool, has_begun: bool, changed: Option<&ObjectId>) -> Error {
-    core.requests.stats.given_up.fetch_add(1, Ordering::Relaxed);
+    core.requests.stats.given_up.increment();
     if !has_begun && is_late {
         return Error::DeadlinePassed;
     }

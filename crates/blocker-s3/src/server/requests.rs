@@ -13,11 +13,12 @@
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
 use blocker::clock::Sleep;
+use blocker::metrics::{Counter, counters};
 use blocker::{Clock, Error, Result};
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
@@ -57,27 +58,47 @@ pub(crate) enum Spawn {
     Inline,
 }
 
-/// What requests have cost.
-#[derive(Debug, Default)]
-pub(crate) struct Stats {
-    pub(crate) gets: AtomicU64,
-    pub(crate) puts: AtomicU64,
-    pub(crate) lists: AtomicU64,
-    pub(crate) deletes: AtomicU64,
-    pub(crate) bytes_sent: AtomicU64,
-    pub(crate) bytes_received: AtomicU64,
-    pub(crate) failed: AtomicU64,
-    pub(crate) repeated: AtomicU64,
-    pub(crate) slow_downs: AtomicU64,
-    pub(crate) conflicts: AtomicU64,
-    pub(crate) introduced: AtomicU64,
-    pub(crate) compacted: AtomicU64,
-    pub(crate) left_behind: AtomicU64,
-    pub(crate) sweeps: AtomicU64,
-    pub(crate) sweeps_failed: AtomicU64,
-    pub(crate) swept: AtomicU64,
-    pub(crate) forgotten: AtomicU64,
-    pub(crate) given_up: AtomicU64,
+counters! {
+    /// What requests have cost.
+    #[derive(Debug, Default)]
+    pub(crate) struct Stats {
+        /// Reads sent to the server, of heads and of bytes.
+        pub(crate) gets: Counter => "s3_gets_total",
+        /// Puts sent to the server, of heads and of bytes.
+        pub(crate) puts: Counter => "s3_puts_total",
+        /// Listings asked of the server.
+        pub(crate) lists: Counter => "s3_lists_total",
+        /// Removals sent to the server.
+        pub(crate) deletes: Counter => "s3_deletes_total",
+        /// Bytes of bodies sent to the server.
+        pub(crate) bytes_sent: Counter => "s3_sent_bytes_total",
+        /// Bytes of bodies received from the server.
+        pub(crate) bytes_received: Counter => "s3_received_bytes_total",
+        /// Requests that failed, or that no answer came to in time.
+        pub(crate) failed: Counter => "s3_requests_failed_total",
+        /// Requests sent again after a failure.
+        pub(crate) repeated: Counter => "s3_requests_repeated_total",
+        /// Answers that asked for fewer requests.
+        pub(crate) slow_downs: Counter => "s3_slow_downs_total",
+        /// Puts refused because the object had changed meanwhile.
+        pub(crate) conflicts: Counter => "s3_conflicts_total",
+        /// Objects given a head, which they had not.
+        pub(crate) introduced: Counter => "s3_objects_introduced_total",
+        /// Objects compacted because they were fragmented.
+        pub(crate) compacted: Counter => "s3_objects_compacted_total",
+        /// Blobs that are of no use any more and were left to a sweep.
+        pub(crate) left_behind: Counter => "s3_blobs_left_total",
+        /// Sweeps that this program has made.
+        pub(crate) sweeps: Counter => "s3_sweeps_total",
+        /// Sweeps that have failed before their end.
+        pub(crate) sweeps_failed: Counter => "s3_sweeps_failed_total",
+        /// Blobs that sweeps have removed.
+        pub(crate) swept: Counter => "s3_blobs_swept_total",
+        /// Heads of deleted objects that sweeps have removed.
+        pub(crate) forgotten: Counter => "s3_heads_forgotten_total",
+        /// Calls given up because they took longer than call_timeout_secs, or their deadline passed.
+        pub(crate) given_up: Counter => "s3_calls_given_up_total",
+    }
 }
 
 /// The limits of requests.
@@ -194,14 +215,14 @@ impl Requests {
         use object_store::Error::Generic;
         match &answer {
             Err(Failure::Answer(error)) if Refusal::is_slow_down(error) => {
-                self.stats.slow_downs.fetch_add(1, Ordering::Relaxed);
+                self.stats.slow_downs.increment();
                 self.concurrency.slow_down(self.clock.now());
             }
             Err(Failure::Timeout) => {}
             _ => self.concurrency.answered(),
         }
         if let Err(Failure::Timeout | Failure::Refusal(_) | Failure::Answer(Generic { .. })) = &answer {
-            self.stats.failed.fetch_add(1, Ordering::Relaxed);
+            self.stats.failed.increment();
         }
         answer
     }
@@ -222,7 +243,7 @@ impl Requests {
             if retry >= self.limits.retries {
                 return answer;
             }
-            self.stats.repeated.fetch_add(1, Ordering::Relaxed);
+            self.stats.repeated.increment();
             self.delay_from(delay, retry).await;
         }
         Err(Failure::Timeout)
@@ -259,7 +280,7 @@ impl Requests {
     /// Those of reads, but `Missing`; `Corrupt` if it is larger than `bytes_max`.
     pub(crate) async fn get(&self, path: &Path, known: Option<&str>, bytes_max: u64) -> Result<Got> {
         let request = |store: Arc<dyn ObjectStore>| -> Work<Got> {
-            self.stats.gets.fetch_add(1, Ordering::Relaxed);
+            self.stats.gets.increment();
             let (path, stats) = (path.clone(), Arc::clone(&self.stats));
             let options = GetOptions::new().with_if_none_match(known);
             Box::pin(async move {
@@ -269,7 +290,7 @@ impl Requests {
                 }
                 let etag = got.meta.e_tag.clone();
                 let bytes = collect(got.into_stream(), bytes_max).await?;
-                stats.bytes_received.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                stats.bytes_received.add(bytes.len() as u64);
                 Ok(Got::Found(bytes, etag))
             })
         };
@@ -291,7 +312,7 @@ impl Requests {
     pub(crate) async fn get_range(&self, path: &Path, range: std::ops::Range<u64>) -> Result<Option<Bytes>> {
         let len = range.end - range.start;
         let request = |store: Arc<dyn ObjectStore>| -> Work<Bytes> {
-            self.stats.gets.fetch_add(1, Ordering::Relaxed);
+            self.stats.gets.increment();
             let (path, range) = (path.clone(), range.clone());
             Box::pin(async move {
                 let options = GetOptions::new().with_range(Some(GetRange::Bounded(range)));
@@ -300,7 +321,7 @@ impl Requests {
         };
         match self.repeat(request).await {
             Ok(bytes) if bytes.len() as u64 == len => {
-                self.stats.bytes_received.fetch_add(len, Ordering::Relaxed);
+                self.stats.bytes_received.add(len);
                 Ok(Some(bytes))
             }
             Ok(_) => Err(too_short(path)),
@@ -334,7 +355,7 @@ impl Requests {
         match put {
             // There is nothing to replace. A bucket that is gone is a refusal.
             Err(Failure::Answer(object_store::Error::NotFound { .. })) => {
-                self.stats.conflicts.fetch_add(1, Ordering::Relaxed);
+                self.stats.conflicts.increment();
                 Put::Lost
             }
             put => self.put_answer(path, put),
@@ -350,7 +371,7 @@ impl Requests {
                 Err(Failure::Refusal(refusal)) if refusal.is_no_place() => {}
                 _ => return put,
             }
-            self.stats.repeated.fetch_add(1, Ordering::Relaxed);
+            self.stats.repeated.increment();
             self.delay(retry).await;
         }
         self.attempt(|store| self.put(store, path, body, mode.clone())).await
@@ -363,8 +384,8 @@ impl Requests {
         body: &Bytes,
         mode: PutMode,
     ) -> Work<Option<String>> {
-        self.stats.puts.fetch_add(1, Ordering::Relaxed);
-        self.stats.bytes_sent.fetch_add(body.len() as u64, Ordering::Relaxed);
+        self.stats.puts.increment();
+        self.stats.bytes_sent.add(body.len() as u64);
         let (path, body) = (path.clone(), body.clone());
         Box::pin(async move {
             let options = PutOptions { mode, ..PutOptions::default() };
@@ -379,7 +400,7 @@ impl Requests {
             Err(Failure::Answer(
                 E::AlreadyExists { .. } | E::Precondition { .. } | E::NotModified { .. },
             )) => {
-                self.stats.conflicts.fetch_add(1, Ordering::Relaxed);
+                self.stats.conflicts.increment();
                 Put::Lost
             }
             // The put was made.
@@ -399,7 +420,7 @@ impl Requests {
     /// Those of reads.
     pub(crate) async fn delete(&self, path: &Path) -> Result<()> {
         let request = |store: Arc<dyn ObjectStore>| -> Work<()> {
-            self.stats.deletes.fetch_add(1, Ordering::Relaxed);
+            self.stats.deletes.increment();
             let path = path.clone();
             Box::pin(async move { store.delete(&path).await })
         };
@@ -420,7 +441,7 @@ impl Requests {
         count: usize,
     ) -> Result<Vec<ObjectMeta>> {
         let request = |store: Arc<dyn ObjectStore>| -> Work<Vec<ObjectMeta>> {
-            self.stats.lists.fetch_add(1, Ordering::Relaxed);
+            self.stats.lists.increment();
             let (under, after, pages) = (under.clone(), after.cloned(), self.pages.clone());
             Box::pin(async move {
                 if let Some(pages) = pages {
@@ -447,7 +468,7 @@ impl Requests {
     /// Those of reads.
     pub(crate) async fn directories(&self, under: &Path) -> Result<Vec<Path>> {
         let request = |store: Arc<dyn ObjectStore>| -> Work<Vec<Path>> {
-            self.stats.lists.fetch_add(1, Ordering::Relaxed);
+            self.stats.lists.increment();
             let under = under.clone();
             Box::pin(async move { Ok(store.list_with_delimiter(Some(&under)).await?.common_prefixes) })
         };
@@ -476,7 +497,7 @@ impl Requests {
 
     async fn head(&self, path: &Path) -> Result<ObjectMeta, Failure> {
         let request = |store: Arc<dyn ObjectStore>| -> Work<ObjectMeta> {
-            self.stats.gets.fetch_add(1, Ordering::Relaxed);
+            self.stats.gets.increment();
             let path = path.clone();
             Box::pin(async move { store.head(&path).await })
         };
@@ -551,7 +572,7 @@ impl Requests {
             }
             // Half of the room is for callers who wait.
             Spawn::On(_) if !self.concurrency.is_half_free() => {
-                self.stats.left_behind.fetch_add(paths.len() as u64, Ordering::Relaxed);
+                self.stats.left_behind.add(paths.len() as u64);
             }
             Spawn::On(handle) => {
                 let this = Arc::clone(self);
@@ -584,7 +605,7 @@ impl Requests {
 
     async fn remove_or_leave(&self, path: &Path) {
         if self.delete(path).await.is_err() {
-            self.stats.left_behind.fetch_add(1, Ordering::Relaxed);
+            self.stats.left_behind.increment();
         }
     }
 }

@@ -57,7 +57,6 @@ use std::fmt;
 use std::fs::DirBuilder;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use cached_metrics::{Collect, Families};
 
@@ -362,19 +361,10 @@ impl Blocker for FileStore {
 
 impl Collect for FileStore {
     fn collect(&self, into: &mut Families) {
-        let counters = &self.store.counters;
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        into.counter("file_reads_total", "Reads done by the file backend.", read(&counters.reads));
-        into.counter("file_changes_total", "Changes made by the file backend.", read(&counters.changes));
-        into.counter("file_syncs_total", "Files and directories synced.", read(&counters.syncs));
+        self.store.counters.collect(into);
         into.gauge("file_objects_open", "Objects whose file is open.", self.store.open_count());
-        into.gauge(
-            "file_objects_unsynced",
-            "Objects with changes not synced yet.",
-            self.store.unsynced_count(),
-        );
-        let help = "Header copies found damaged and restored from their twin.";
-        into.counter("file_copies_damaged_total", help, read(&counters.copies_damaged));
+        let help = "Objects with changes not synced yet.";
+        into.gauge("file_objects_unsynced", help, self.store.unsynced_count());
     }
 }
 

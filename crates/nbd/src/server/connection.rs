@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use cached_metrics::Counter;
 use connection::{Grant, Output, Peer, Stream, Turn};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -145,7 +146,7 @@ impl Transmission<'_> {
         let end = self.poll_rounds(cx);
         let held_bytes = self.held_bytes();
         self.grant.follow(cx.waker(), held_bytes);
-        self.shared.counters.add(&mut self.counts);
+        self.shared.counters.zip(&mut self.counts, Counter::take);
         match end {
             Poll::Ready(Ok(())) => {
                 // Other tasks of the thread run first.
@@ -363,7 +364,7 @@ impl Transmission<'_> {
                 // Bounded, because nothing more is received: by what one connection may have outstanding.
             }
         }
-        self.shared.counters.add(&mut self.counts);
+        self.shared.counters.zip(&mut self.counts, Counter::take);
         if is_there {
             // A client that is gone by now misses nothing that it could still take.
             let _ = timeout(LINGER, poll_fn(|cx| self.poll_close(cx))).await;

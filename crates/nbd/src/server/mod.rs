@@ -17,12 +17,11 @@ mod negotiate;
 mod tests;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ::connection::{Budget, Connections, LogLimit, PayloadPool, Peer, SettingError};
 use blocker::{Error, Timestamp};
-use cached_metrics::{Collect, Families, Number};
+use cached_metrics::{Collect, Counter, Families, Number, counters};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -66,7 +65,7 @@ struct Shared {
     config: ServerConfig,
     budget: Arc<Budget>,
     pool: Arc<PayloadPool>,
-    counters: Counters,
+    counters: Counts<Counter>,
     log_limit: LogLimit,
     connections: Arc<Connections>,
     /// When the server was made.
@@ -85,7 +84,7 @@ impl Server {
         let shared = Shared {
             budget: config.budget()?,
             pool: PayloadPool::new(config.payload_pool_bytes_max),
-            counters: Counters::default(),
+            counters: Counts::default(),
             log_limit: LogLimit::default(),
             connections: Arc::default(),
             begun_at: Instant::now(),
@@ -174,52 +173,34 @@ impl Shared {
     fn count(&self, count: impl FnOnce(&mut Counts)) {
         let mut counts = Counts::default();
         count(&mut counts);
-        self.counters.add(&mut counts);
+        self.counters.zip(&mut counts, Counter::take);
     }
 }
 
-// ---- Counters. A connection counts for itself and adds its counts up now and then, so that no cache line is written by
-// every request of every thread.
-
-macro_rules! counters {
-    ($($name:ident, $metric:literal, $help:literal;)*) => {
-        /// The counts of one connection that are not added up yet.
-        #[derive(Default)]
-        pub(super) struct Counts {
-            $(#[doc = $help] pub(super) $name: u64,)*
-        }
-
-        /// The counts of all connections.
-        #[derive(Default)]
-        pub(super) struct Counters {
-            $($name: AtomicU64,)*
-        }
-
-        impl Counters {
-            /// Adds `counts`, and resets them.
-            pub(super) fn add(&self, counts: &mut Counts) {
-                $(if counts.$name > 0 {
-                    self.$name.fetch_add(std::mem::take(&mut counts.$name), Ordering::Relaxed);
-                })*
-            }
-
-            /// Writes the values into `into`.
-            pub(super) fn collect(&self, into: &mut Families) {
-                $(into.counter($metric, $help, self.$name.load(Ordering::Relaxed));)*
-            }
-        }
-    };
-}
-
 counters! {
-    connections, "nbd_connections_total", "Connections accepted.";
-    refused, "nbd_connections_refused_total", "Connections refused because too many were open.";
-    broken, "nbd_connections_broken_total", "Connections closed because their client broke the protocol.";
-    stalled, "nbd_connections_stalled_total", "Connections closed because their client made no progress.";
-    requests, "nbd_requests_total", "Requests that arrived.";
-    failures, "nbd_requests_failed_total", "Requests answered by an error.";
-    waits, "nbd_requests_waited_total", "Requests whose answer was not ready at once.";
-    flushes, "nbd_flushes_total", "Flushes that arrived.";
-    read_bytes, "nbd_read_bytes_total", "Bytes returned to clients by reads.";
-    written_bytes, "nbd_written_bytes_total", "Bytes that arrived in writes.";
+    /// What connections count. Each counts for itself and adds its counts up now and then, so that no cache line is
+    /// written by every request of every thread.
+    #[derive(Default)]
+    pub(super) struct Counts<C = u64> {
+        /// Connections accepted.
+        connections => "nbd_connections_total",
+        /// Connections refused because too many were open.
+        refused => "nbd_connections_refused_total",
+        /// Connections closed because their client broke the protocol.
+        broken => "nbd_connections_broken_total",
+        /// Connections closed because their client made no progress.
+        stalled => "nbd_connections_stalled_total",
+        /// Requests that arrived.
+        requests => "nbd_requests_total",
+        /// Requests answered by an error.
+        failures => "nbd_requests_failed_total",
+        /// Requests whose answer was not ready at once.
+        waits => "nbd_requests_waited_total",
+        /// Flushes that arrived.
+        flushes => "nbd_flushes_total",
+        /// Bytes returned to clients by reads.
+        read_bytes => "nbd_read_bytes_total",
+        /// Bytes that arrived in writes.
+        written_bytes => "nbd_written_bytes_total",
+    }
 }

@@ -4,7 +4,6 @@ use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -67,9 +66,9 @@ impl<'a> Connection<'a> {
         let mut timer = Timer::after(Arc::clone(&shared.config.clock), keep_alive);
         timer.set(now + keep_alive);
         let resent = lane.connected(&welcome);
-        shared.counters.connects.fetch_add(1, Ordering::Relaxed);
-        shared.counters.resends.fetch_add(resent.count, Ordering::Relaxed);
-        shared.counters.unanswered.fetch_add(resent.lost_count, Ordering::Relaxed);
+        shared.counters.connects.increment();
+        shared.counters.resends.add(resent.count);
+        shared.counters.unanswered.add(resent.lost_count);
         Self {
             timer,
             names: Names::default(),
@@ -208,7 +207,7 @@ impl<'a> Connection<'a> {
             let is_damaged = frame.is_damaged();
             match header.op {
                 Op::Ping if header.flags.has(Flags::REPLY) => {
-                    self.shared.counters.pongs.fetch_add(1, Ordering::Relaxed);
+                    self.shared.counters.pings_answered.increment();
                 }
                 Op::Event => {
                     let payload = frame.payload.into_segments().to_bytes();
@@ -218,7 +217,7 @@ impl<'a> Connection<'a> {
                 Op::Goodbye => {
                     if header.status == Status::Ending {
                         let count = self.lane.take_back_unexecuted();
-                        self.shared.counters.resends.fetch_add(count, Ordering::Relaxed);
+                        self.shared.counters.resends.add(count);
                     }
                     let payload = frame.payload.into_segments().to_bytes();
                     return Err(broken(&codec::decode_goodbye(&header, &payload)));
@@ -303,7 +302,7 @@ impl Deadlines {
     /// Fails the calls whose deadline has passed, and has the task polled again at the next one.
     pub(super) fn poll(&mut self, lane: &Lane, now: Timestamp, cx: &mut Context<'_>) {
         let (due, expired_count) = lane.expire(now);
-        self.shared.counters.late.fetch_add(expired_count, Ordering::Relaxed);
+        self.shared.counters.late.add(expired_count);
         self.timer.set(due);
         if self.timer.poll(cx, now).is_ready() {
             // It came due after the calls were looked at.

@@ -13,9 +13,10 @@ mod lane;
 mod operations;
 mod unflushed;
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
 
+use blocker::metrics::{Counter, counters};
 use blocker::{Capabilities, Error, EventHub, Result};
 use parking_lot::{Mutex, RwLock};
 
@@ -97,22 +98,24 @@ pub(crate) struct Shared {
     is_away: AtomicBool,
     instance: Mutex<Option<InstanceId>>,
     core: OnceLock<Weak<Core>>,
-    counters: Counters,
+    counters: ClientCounters<Counter>,
 }
 
-/// What a client counts.
-#[derive(Default)]
-pub(crate) struct Counters {
-    /// Connections accepted, the first included.
-    connects: AtomicU64,
-    /// Requests sent again on another connection.
-    resends: AtomicU64,
-    /// Requests that were sent and whose answer was lost.
-    unanswered: AtomicU64,
-    /// Requests whose deadline passed.
-    late: AtomicU64,
-    /// Pings that were answered.
-    pongs: AtomicU64,
+counters! {
+    /// What a client counts on its side of the wire.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub struct ClientCounters<C = u64> {
+        /// Connections to the server, the first ones included.
+        connects => "synapse_client_connections_total",
+        /// Requests sent again on another connection.
+        resends => "synapse_client_resends_total",
+        /// Requests that were sent and whose answer was lost.
+        unanswered => "synapse_client_answers_lost_total",
+        /// Requests whose deadline passed.
+        late => "synapse_client_deadlines_passed_total",
+        /// Pings that were answered.
+        pings_answered => "synapse_client_pings_answered_total",
+    }
 }
 
 /// Changes the secret of a client. It does not keep the client open.
@@ -165,7 +168,7 @@ impl SynapseBlocker {
             unflushed: Unflushed::default(),
             instance: Mutex::new(None),
             core: OnceLock::new(),
-            counters: Counters::default(),
+            counters: ClientCounters::default(),
         });
         let now = config.clock.now();
         let lanes: Vec<_> = (0..config.connections)
@@ -187,11 +190,11 @@ impl SynapseBlocker {
         SecretHandle(Arc::downgrade(&self.core.shared))
     }
 
-    /// Returns what this client has counted on its side of the wire, by name. As typed metrics these are part
-    /// of [`Control::metrics`](blocker::Control::metrics).
+    /// Returns what this client has counted. As metrics these are part of
+    /// [`Control::metrics`](blocker::Control::metrics).
     #[must_use]
-    pub fn counters(&self) -> Vec<(&'static str, u64)> {
-        self.core.shared.counters.all().map(|(name, _, _, value)| (name, value)).into()
+    pub fn counters(&self) -> ClientCounters {
+        self.core.shared.counters.map(Counter::get)
     }
 
     /// Returns the identity of the store that the server serves, if it has one.
@@ -232,40 +235,6 @@ async fn all_ended(core: &Weak<Core>) {
     let lanes = core.upgrade().map(|core| core.lanes.clone()).unwrap_or_default();
     for lane in lanes {
         lane.ended().await;
-    }
-}
-
-impl Counters {
-    /// Returns the short name, the metric's name and help, and the value of each.
-    fn all(&self) -> [(&'static str, &'static str, &'static str, u64); 5] {
-        [
-            (
-                "connects",
-                "synapse_client_connections_total",
-                "Connections to the server, the first ones included.",
-                &self.connects,
-            ),
-            (
-                "resends",
-                "synapse_client_resends_total",
-                "Requests sent again on another connection.",
-                &self.resends,
-            ),
-            (
-                "unanswered",
-                "synapse_client_answers_lost_total",
-                "Requests that were sent and whose answer was lost.",
-                &self.unanswered,
-            ),
-            ("late", "synapse_client_deadlines_passed_total", "Requests whose deadline passed.", &self.late),
-            (
-                "pings_answered",
-                "synapse_client_pings_answered_total",
-                "Pings that were answered.",
-                &self.pongs,
-            ),
-        ]
-        .map(|(name, metric, help, counter)| (name, metric, help, counter.load(Ordering::Relaxed)))
     }
 }
 

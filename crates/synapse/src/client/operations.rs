@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 
 use blocker::admission::runs_end;
-use blocker::metrics::{Collect, Families, Label, Value};
+use blocker::metrics::{Collect, Families, Label};
 use blocker::trace::{Span, SpanKind};
 use blocker::*;
 
@@ -406,10 +406,8 @@ async fn untyped_metrics(core: &Arc<Core>) -> Result<Families> {
 /// What this client counts on its side of the wire, with the server's address as the label `server`.
 impl Collect for SynapseBlocker {
     fn collect(&self, into: &mut Families) {
-        let server = || vec![Label::from(("server", self.core.config.address.to_string()))];
-        for (_, name, help, value) in self.core.shared.counters.all() {
-            into.sample(name, help, server(), Value::Counter(value));
-        }
+        let server = Label::from(("server", self.core.config.address.to_string()));
+        into.append_labelled(&[server], self.core.shared.counters.families());
     }
 }
 

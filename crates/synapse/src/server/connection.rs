@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use blocker::metrics::Counter;
 use blocker::{Error, Event, Segments, Subscription, Timestamp};
 use connection::{Grant, Output, Peer, Stream, Turn};
 use tokio::sync::mpsc;
@@ -203,7 +204,7 @@ impl Connection {
         }
         let end = self.poll_rounds(open, cx);
         self.counts.copied_bytes += std::mem::take(&mut self.input.copied_bytes);
-        self.shared.counters.add(&mut self.counts);
+        self.shared.counters.zip(&mut self.counts, Counter::take);
         match end {
             Poll::Ready(Ok(())) => {
                 // Other tasks of the thread run first.
@@ -284,7 +285,7 @@ impl Connection {
             let is_stopped = self.handle_frames(open, now, cx)?;
             self.update_grant(open, now, cx);
             // A client that has its answer finds the request counted.
-            self.shared.counters.add(&mut self.counts);
+            self.shared.counters.zip(&mut self.counts, Counter::take);
             if self.input.is_in_payload() && held_count < HELD_MAX && !is_stopped {
                 held_count += 1;
             } else {
@@ -332,7 +333,7 @@ impl Connection {
         loop {
             if self.output.pending_bytes() >= send_at {
                 // A client that has its answer finds the request counted.
-                self.shared.counters.add(&mut self.counts);
+                self.shared.counters.zip(&mut self.counts, Counter::take);
                 self.flush(open, now, cx)?;
                 if self.output.pending_bytes() >= OUTPUT_HIGH_BYTES {
                     return Ok(true);

@@ -17,11 +17,11 @@ mod session;
 mod slots;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use ::connection::{Budget, Connections, LogLimit, PayloadPool, Peer, ReceiveBuffer, SettingError};
-use blocker::metrics::{Collect, Families, Number};
+use blocker::metrics::{Collect, Counter, Families, Number, counters};
 use blocker::{Blocker, Capabilities, Error, Reply, metrics_above};
 use parking_lot::{Mutex, RwLock};
 use tokio::task::JoinHandle;
@@ -79,7 +79,7 @@ pub(crate) struct Shared {
     sessions: Sessions,
     budget: Arc<Budget>,
     pool: Arc<PayloadPool>,
-    counters: Counters,
+    counters: Counts<Counter>,
     log_limit: LogLimit,
     secrets: Secrets,
     /// Whether it listens at an address that other machines can reach.
@@ -119,7 +119,7 @@ impl Server {
             sessions: Sessions::new(config.sessions_max, config.session_linger),
             budget,
             pool: PayloadPool::new(config.payload_pool_bytes_max),
-            counters: Counters::default(),
+            counters: Counts::default(),
             log_limit: LogLimit::default(),
             secrets: Secrets::new(&config),
             is_exposed: AtomicBool::new(false),
@@ -255,7 +255,7 @@ impl Shared {
     fn count(&self, count: impl FnOnce(&mut Counts)) {
         let mut counts = Counts::default();
         count(&mut counts);
-        self.counters.add(&mut counts);
+        self.counters.zip(&mut counts, Counter::take);
     }
 }
 
@@ -268,48 +268,30 @@ fn limited(mut capabilities: Capabilities, limits: &Capabilities) -> Capabilitie
     capabilities
 }
 
-// ---- What a server counts. A connection counts for itself and adds its counts up now and then, so that no cache
-// line is written by every request of every thread.
-
-macro_rules! counters {
-    ($($name:ident, $metric:literal, $help:literal;)*) => {
-        /// The counts of one connection that are not added up yet.
-        #[derive(Default)]
-        pub(super) struct Counts {
-            $(#[doc = $help] pub(super) $name: u64,)*
-        }
-
-        /// The counts of all connections.
-        #[derive(Default)]
-        pub(super) struct Counters {
-            $($name: AtomicU64,)*
-        }
-
-        impl Counters {
-            /// Adds `counts`, and resets them.
-            pub(super) fn add(&self, counts: &mut Counts) {
-                $(if counts.$name > 0 {
-                    self.$name.fetch_add(std::mem::take(&mut counts.$name), Ordering::Relaxed);
-                })*
-            }
-
-            /// Writes the values into `into`.
-            pub(super) fn collect(&self, into: &mut Families) {
-                $(into.counter($metric, $help, self.$name.load(Ordering::Relaxed));)*
-            }
-        }
-    };
-}
-
 counters! {
-    connections, "synapse_connections_total", "Connections accepted.";
-    refused, "synapse_connections_refused_total", "Connections refused, for any reason.";
-    broken, "synapse_connections_broken_total", "Connections closed because their client broke the protocol.";
-    silent, "synapse_connections_silent_total", "Connections closed because their client was silent.";
-    requests, "synapse_requests_total", "Requests that arrived.";
-    replays, "synapse_replays_total", "Requests answered by an outcome that was remembered.";
-    waits, "synapse_waits_total", "Requests executed by a task because their reply was not ready at once.";
-    grants, "synapse_grants_changed_total", "Changes of grants that were announced to clients.";
-    cancels, "synapse_cancels_total", "Cancellations that arrived.";
-    copied_bytes, "synapse_copied_bytes_total", "Bytes of large payloads that were copied, because they arrived with their head.";
+    /// What connections count. Each counts for itself and adds its counts up now and then, so that no cache line is
+    /// written by every request of every thread.
+    #[derive(Default)]
+    pub(super) struct Counts<C = u64> {
+        /// Connections accepted.
+        connections => "synapse_connections_total",
+        /// Connections refused, for any reason.
+        refused => "synapse_connections_refused_total",
+        /// Connections closed because their client broke the protocol.
+        broken => "synapse_connections_broken_total",
+        /// Connections closed because their client was silent.
+        silent => "synapse_connections_silent_total",
+        /// Requests that arrived.
+        requests => "synapse_requests_total",
+        /// Requests answered by an outcome that was remembered.
+        replays => "synapse_replays_total",
+        /// Requests executed by a task because their reply was not ready at once.
+        waits => "synapse_waits_total",
+        /// Changes of grants that were announced to clients.
+        grants => "synapse_grants_changed_total",
+        /// Cancellations that arrived.
+        cancels => "synapse_cancels_total",
+        /// Bytes of large payloads that were copied, because they arrived with their head.
+        copied_bytes => "synapse_copied_bytes_total",
+    }
 }

@@ -31,7 +31,7 @@ fn a_frame_that_breaks_the_protocol_closes_its_connection_and_no_other() {
     let bystander = host.client();
     let write = WriteRequest::new(object("o"), 0, b"safe");
     host.runtime.block_on(bystander.write(write).into_future()).unwrap();
-    crate::support::host::until("both lanes are up", || bystander.counters()[0] == ("connects", 2));
+    crate::support::host::until("both lanes are up", || bystander.counters().connects == 2);
     let good = request_bytes(id(0, 1), &read(4));
     type Damage = fn(&mut Vec<u8>);
     let cases: [(&str, Damage, &str); 12] = [
@@ -62,7 +62,7 @@ fn a_frame_that_breaks_the_protocol_closes_its_connection_and_no_other() {
     crate::support::host::until("all are counted", || {
         host.server.metric("synapse_connections_broken_total") == 12
     });
-    assert_eq!(bystander.counters()[0], ("connects", 2), "the bystander had to connect again");
+    assert_eq!(bystander.counters().connects, 2, "the bystander had to connect again");
 }
 
 #[test]
@@ -348,7 +348,7 @@ fn two_secrets_are_accepted_while_they_are_changed() {
     host.server.set_secrets(secret(new), None).unwrap();
     assert!(connect(&host, Some(old)).is_err());
     write(&client);
-    let connects = |client: &SynapseBlocker| client.counters()[0];
+    let connects = |client: &SynapseBlocker| client.counters().connects;
     let before = connects(&client);
     host.server.abort_connections();
     write(&client);

@@ -16,10 +16,6 @@ fn write(byte: u8) -> Request {
     Request::Write(WriteRequest::new(object("o"), 0, vec![byte; 16]))
 }
 
-fn metric(client: &synapse::SynapseBlocker, name: &str) -> u64 {
-    client.counters().into_iter().find(|(each, _)| *each == name).unwrap().1
-}
-
 #[test]
 fn a_repeated_change_is_executed_once() {
     let backend = Gated::new();
@@ -59,16 +55,16 @@ fn a_change_outstanding_when_its_connection_breaks_is_executed_once_and_answered
     until("the write is under way", || backend.begun.load(Ordering::SeqCst) == 1);
     for _ in 0..3 {
         until("both lanes are up", || host.server.metric("synapse_connections_open") == 2);
-        let before = metric(&client, "connects");
+        let before = client.counters().connects;
         host.server.abort_connections();
-        until("the client has come again", || metric(&client, "connects") >= before + 2);
+        until("the client has come again", || client.counters().connects >= before + 2);
     }
     backend.open();
     host.runtime.block_on(writing).unwrap().unwrap();
     assert_eq!(backend.writes.load(Ordering::SeqCst), 1);
     assert_eq!(backend.dropped.load(Ordering::SeqCst), 0, "a call that had begun was dropped");
-    assert!(metric(&client, "resends") >= 1);
-    assert_eq!(metric(&client, "unanswered"), 0);
+    assert!(client.counters().resends >= 1);
+    assert_eq!(client.counters().unanswered, 0);
 }
 
 /// Stops a server and starts another one at the same place.
@@ -125,10 +121,10 @@ fn a_flush_after_a_restart_reports_writes_that_were_only_cached() {
             run(&host, client.flush(FlushRequest::new(Scope::All))).unwrap();
         }
     }
-    until("both lanes are up", || metric(&client, "connects") == 2);
-    let before = metric(&client, "connects");
+    until("both lanes are up", || client.counters().connects == 2);
+    let before = client.counters().connects;
     restart(&mut host, Arc::clone(&backend) as _);
-    until("the client has come again", || metric(&client, "connects") >= before + 2);
+    until("the client has come again", || client.counters().connects >= before + 2);
     let lost = |reply| matches!(reply, Err(Error::WritesLost(_)));
     assert!(lost(run(&host, client.flush(FlushRequest::new(Scope::All)))));
     assert!(lost(run(&host, client.flush(FlushRequest::new(Scope::Object(object("lost")))))));
@@ -302,7 +298,7 @@ fn made_by_the_next(place: &Address, is_late: bool) {
     drop(stop);
     driven.join().unwrap();
     assert_eq!(backend.writes.load(Ordering::SeqCst), 1, "{place}, late: {is_late}");
-    assert_eq!(metric(&client, "unanswered"), 0);
+    assert_eq!(client.counters().unanswered, 0);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::event::Event;
 use crate::file::disk::{DiskFile, Open};
 use crate::file::object::{Object, State};
 use crate::file::slot::{Found, HEADER_BYTES, PACKED_BYTES_MAX, Slot, UNPACKED_AT, data_at, name_sum};
-use crate::file::store::{Store, ambiguous, count};
+use crate::file::store::{Store, ambiguous};
 use crate::name::ObjectId;
 use crate::order::{Durability, Version};
 use crate::request::{Change, CopyRequest, DeleteRequest, WriteFullRequest};
@@ -59,7 +59,7 @@ impl Store {
         let had_file = state.file.is_some();
         match act(object, state, version) {
             Ok(size_bytes) => {
-                count(&self.counters.changes);
+                self.counters.changes.increment();
                 state.alive = true;
                 state.size_bytes = size_bytes;
                 state.version = version;
@@ -170,7 +170,7 @@ impl Store {
                     let before = object.slot();
                     let tombstone = Slot::tombstone(state.version, change.stamp);
                     let written = object.write_slot(&*file, &mut object.header.lock(), tombstone);
-                    count(&self.counters.syncs);
+                    self.counters.syncs.increment();
                     if let Err(error) = written.and_then(|()| object.sync_within(&*file)) {
                         // It lives on here, so what is changed next must not find a tombstone at the next
                         // start.
@@ -190,7 +190,7 @@ impl Store {
                     self.forget_file(&object, &mut state);
                 }
             }
-            count(&self.counters.changes);
+            self.counters.changes.increment();
             object.lost.store(false, Ordering::Release);
             state.alive = false;
             (state.excess, state.header_unsure) = (false, false);
@@ -290,7 +290,7 @@ impl Store {
             fill(&*file, data_at(slot.packed))?;
             if sync {
                 // Before the rename, which may reach the disk at any time after.
-                count(&self.counters.syncs);
+                self.counters.syncs.increment();
                 file.sync_data()?;
             }
             match self.disk.rename(&temporary, &object.path) {

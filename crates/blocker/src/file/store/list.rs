@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::file::disk::{Found, found};
 use crate::file::object::{Object, check_header, check_len, foreign};
 use crate::file::slot::{HEADER_BYTES, data_at};
-use crate::file::store::{Store, count};
+use crate::file::store::Store;
 use crate::file::{Access, path};
 use crate::name::{Name, Namespace, ObjectId};
 use crate::order::{Stamp, Version};
@@ -100,7 +100,7 @@ impl Store {
         };
         check_len(path, &slot, len, self.version_floor)?;
         if one_damaged {
-            count(&self.counters.copies_damaged);
+            self.counters.copies_damaged.increment();
         }
         Ok(match (slot.tombstone, slot.stamp) {
             (true, Some(stamp)) => Entry::Tombstone(stamp),

@@ -26,6 +26,7 @@ use crate::file::ranked::{Mutex, RwLock};
 use crate::file::{Access, FileConfig};
 use crate::name::ObjectId;
 use crate::order::Version;
+use cached_metrics::{Counter, counters};
 
 use list::Names;
 use open::ClaimsHeld;
@@ -71,16 +72,19 @@ struct Shard {
     entered: AtomicU64,
 }
 
-#[derive(Default)]
-pub(super) struct Counters {
-    pub(super) reads: AtomicU64,
-    pub(super) changes: AtomicU64,
-    pub(super) syncs: AtomicU64,
-    pub(super) copies_damaged: AtomicU64,
-}
-
-fn count(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
+counters! {
+    /// What a store has done.
+    #[derive(Default)]
+    pub(super) struct Counters {
+        /// Reads done by the file backend.
+        pub(super) reads: Counter => "file_reads_total",
+        /// Changes made by the file backend.
+        pub(super) changes: Counter => "file_changes_total",
+        /// Files and directories synced.
+        pub(super) syncs: Counter => "file_syncs_total",
+        /// Header copies found damaged and restored from their twin.
+        pub(super) copies_damaged: Counter => "file_copies_damaged_total",
+    }
 }
 
 impl Store {

@@ -13,7 +13,7 @@ use crate::file::disk::{Disk, DiskFile, Found, Kind, Open, found};
 use crate::file::ranked::{Mutex, Rank, RwLock};
 use crate::file::store::list::Names;
 use crate::file::store::sync::UnsyncedDirs;
-use crate::file::store::{BOOT_SHIFT, Counters, Shard, Store, Table, ambiguous, count};
+use crate::file::store::{BOOT_SHIFT, Counters, Shard, Store, Table, ambiguous};
 use crate::file::twice::{
     CLAIMS, SUPERBLOCK, Superblock, Twice, copy_name, decode_claims, encode_claims, is_out_of_space, replace,
 };
@@ -95,7 +95,7 @@ impl Store {
         }
         let damaged = superblocks.is_damaged() || claims_found.is_damaged();
         if damaged || superblocks.is_from_copy() || claims_found.is_from_copy() {
-            count(&store.counters.copies_damaged);
+            store.counters.copies_damaged.increment();
         }
         // What a crash or damage has left behind in one of the two catches up before anything is done.
         if !claims_found.is_in_both() {
@@ -131,7 +131,7 @@ impl Store {
     /// process may have changed files and directories without having come to their sync, and the syncs of
     /// this one are only of what it changes itself.
     fn store_what_is_there(&self, dir: &Path) -> io::Result<()> {
-        count(&self.counters.syncs);
+        self.counters.syncs.increment();
         // A failure may be that of something else on the file system.
         if self.disk.sync_all().unwrap_or(false) {
             return Ok(());

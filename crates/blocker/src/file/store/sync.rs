@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
 use crate::file::object::Object;
-use crate::file::store::{Store, count};
+use crate::file::store::Store;
 use crate::order::Durability;
 use crate::request::Scope;
 use crate::response::FlushReply;
@@ -20,7 +20,7 @@ const TOGETHER_MIN: usize = 32;
 impl Store {
     pub(super) fn sync_object(&self, object: &Arc<Object>, with_version: bool) -> Result<()> {
         self.trim(object)?;
-        count(&self.counters.syncs);
+        self.counters.syncs.increment();
         object.sync(with_version)?;
         let objects = self.root.join("objects");
         for dir in object.path.ancestors().skip(1).take_while(|dir| dir.starts_with(&objects)) {
@@ -75,7 +75,7 @@ impl Store {
         let dirs_before = self.unsynced_dirs.lock().last();
         let snapshots: Vec<_> =
             objects.iter().filter_map(|object| Some((object, object.snapshot()?))).collect();
-        count(&self.counters.syncs);
+        self.counters.syncs.increment();
         if !self.disk.sync_all()? {
             return Ok(false);
         }
@@ -84,7 +84,7 @@ impl Store {
             has_written |= object.write_slot_of(snapshot, with_version, || self.mark_unsynced(object))?;
         }
         if has_written {
-            count(&self.counters.syncs);
+            self.counters.syncs.increment();
             self.disk.sync_all()?;
         }
         for (object, snapshot) in &snapshots {
@@ -101,7 +101,7 @@ impl Store {
     /// that is done, so that no other thread takes it for stored meanwhile.
     pub(super) fn sync_dir(&self, dir: &Path) -> Result<()> {
         let Some(last_change) = self.unsynced_dirs.lock().last_change(dir) else { return Ok(()) };
-        count(&self.counters.syncs);
+        self.counters.syncs.increment();
         match self.disk.sync_dir(dir) {
             // Its entries were removed, and then it: nothing is left to store.
             Err(error) if error.kind() != io::ErrorKind::NotFound => {

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{SHARDS, Shard, Store, count};
+use super::{SHARDS, Shard, Store};
 use crate::error::{Error, Result};
 use crate::file::Access;
 use crate::file::object::{Object, State};
@@ -48,7 +48,7 @@ impl Store {
         let shard = self.shard(id);
         let mut objects = shard.objects.write();
         let object = objects.entry(id.clone()).or_insert_with(|| {
-            count(&shard.entered);
+            shard.entered.fetch_add(1, Ordering::Relaxed);
             Arc::new(Object::new(id.clone(), self.path_of(id)))
         });
         let object = Arc::clone(object);
@@ -113,7 +113,7 @@ impl Store {
         if objects.len() < shard_max {
             return true;
         }
-        count(&self.evictions);
+        self.evictions.fetch_add(1, Ordering::Relaxed);
         // One: the table's. More: a thread is at work on it. (One that works under the shard's lock has let
         // go by now.)
         let idle = objects.values().filter(|object| Arc::strong_count(object) == 1 && object.is_settled());
@@ -169,7 +169,7 @@ impl Store {
             return Ok(());
         }
         if object.load(state, &*self.disk, self.version_floor)? {
-            count(&self.counters.copies_damaged);
+            self.counters.copies_damaged.increment();
         }
         if object.lost.load(Ordering::Acquire) && self.config.access != Access::Read {
             // An earlier process has lost something, and this one has served nothing of it yet.

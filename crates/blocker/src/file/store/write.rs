@@ -12,7 +12,7 @@ use crate::file::disk::{DiskFile, Open, WriteFailed};
 use crate::file::object::{Object, State};
 use crate::file::real::payload;
 use crate::file::slot::{HEADER_BYTES, PACKED_BYTES_MAX, Slot, UNPACKED_AT};
-use crate::file::store::{Store, ambiguous, count, within};
+use crate::file::store::{Store, ambiguous, within};
 use crate::name::ObjectId;
 use crate::order::{Durability, Version};
 use crate::request::{
@@ -286,7 +286,7 @@ impl Store {
         }
         // Here and nowhere else: every read comes this way first. And before the bytes are copied: an
         // atomic operation right behind the copy would wait for all of its stores.
-        count(&self.counters.reads);
+        self.counters.reads.increment();
         let shard = self.shard(&request.object).objects.read();
         let object = shard.get(&request.object)?;
         self.note_use(object);

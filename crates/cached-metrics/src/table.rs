@@ -1,0 +1,236 @@
+//! Tables of metrics: each counter of a component in one place.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use crate::family::{Families, Kind, Label, Value};
+use crate::instrument::{Counter, Gauge, Histogram};
+
+/// Declares a struct of counters and gauges, each with its metric, and implements [`Collect`](crate::Collect).
+///
+/// A field's doc comment is the metric's help text, and so its line in the operators' reference. A name that
+/// ends in `_total` is that of a counter, any other that of a gauge. A field without a metric is only a field.
+///
+/// ```
+/// use cached_metrics::{Collect, Counter, LabelledMetric, counters};
+///
+/// const LOST: LabelledMetric<1> =
+///     LabelledMetric::new("mailer_messages_lost_total", ["reason"], "Messages lost, by reason.");
+///
+/// counters! {
+///     /// What a mailer counts.
+///     #[derive(Debug, Default)]
+///     pub struct Mailer {
+///         /// Messages sent.
+///         pub sent: Counter => "mailer_messages_total",
+///         /// Messages that nobody took.
+///         pub refused: Counter => LOST.of(["refused"]),
+///         /// Messages that did not fit.
+///         pub dropped: Counter => LOST.of(["full"]),
+///     }
+/// }
+///
+/// let mailer = Mailer::default();
+/// mailer.sent.add(3);
+/// let families = mailer.families();
+/// assert_eq!(families.get("mailer_messages_total").map(|family| &*family.help), Some("Messages sent."));
+/// assert_eq!(families.get("mailer_messages_lost_total").map(|family| family.samples.len()), Some(2));
+/// ```
+///
+/// A struct with a type parameter has it in all fields: `Counts<Counter>` is what threads count in, and
+/// `Counts<u64>` what was counted. `map` makes one of the other, and `add_to` adds one to the other.
+///
+/// ```
+/// use cached_metrics::{Counter, counters};
+///
+/// counters! {
+///     /// What a mailer counts.
+///     #[derive(Debug, Default, PartialEq)]
+///     pub struct Counts<C> {
+///         /// Messages sent.
+///         sent => "mailer_messages_total",
+///     }
+/// }
+///
+/// let counts = Counts::<Counter>::default();
+/// counts.sent.increment();
+/// assert_eq!(counts.map(Counter::get), Counts { sent: 1 });
+/// ```
+#[macro_export]
+macro_rules! counters {
+    (
+        $(#[$($meta:tt)*])*
+        $vis:vis struct $Name:ident<$C:ident $(= $default:ty)?> {
+            $($(#[$($about:tt)*])* $field:ident $(=> $metric:expr)?,)*
+        }
+    ) => {
+        $(#[$($meta)*])*
+        $vis struct $Name<$C $(= $default)?> {
+            $($(#[$($about)*])* $vis $field: $C,)*
+        }
+
+        #[allow(dead_code, reason = "not every table needs all of them")]
+        impl<$C> $Name<$C> {
+            /// Returns the table that has `each` of every field.
+            $vis fn map<D>(&self, mut each: impl FnMut(&$C) -> D) -> $Name<D> {
+                $Name { $($field: each(&self.$field),)* }
+            }
+
+            /// Returns the fields with their names.
+            $vis fn fields(&self) -> impl Iterator<Item = (&'static str, &$C)> {
+                [$((stringify!($field), &self.$field),)*].into_iter()
+            }
+
+            /// Calls `each` with every field of this table and the same of `other`.
+            $vis fn zip<D>(&self, other: &mut $Name<D>, mut each: impl FnMut(&$C, &mut D)) {
+                $(each(&self.$field, &mut other.$field);)*
+            }
+        }
+
+        impl<$C: $crate::Reading + Send + Sync> $crate::Collect for $Name<$C> {
+            fn collect(&self, into: &mut $crate::Families) {
+                $($crate::counters!(@field into, self.$field, [$($metric)?] $(#[$($about)*])*);)*
+            }
+        }
+    };
+    (
+        $(#[$($meta:tt)*])*
+        $vis:vis struct $Name:ident {
+            $($(#[$($about:tt)*])* $field_vis:vis $field:ident: $type:ty $(=> $metric:expr)?,)*
+        }
+    ) => {
+        $(#[$($meta)*])*
+        $vis struct $Name {
+            $($(#[$($about)*])* $field_vis $field: $type,)*
+        }
+
+        impl $crate::Collect for $Name {
+            fn collect(&self, into: &mut $crate::Families) {
+                $($crate::counters!(@field into, self.$field, [$($metric)?] $(#[$($about)*])*);)*
+            }
+        }
+    };
+    (@field $into:ident, $value:expr, [] $($about:tt)*) => {};
+    (@field $into:ident, $value:expr, [$metric:expr] $($about:tt)*) => {{
+        const HELP: &str = $crate::counters!(@help [] $($about)*).trim_ascii();
+        $into.measure($metric, HELP, &$value);
+    }};
+    (@help [$($line:literal)*] #[doc = $next:literal] $($rest:tt)*) => {
+        $crate::counters!(@help [$($line)* $next] $($rest)*)
+    };
+    (@help [$($line:literal)*] #[$($other:tt)*] $($rest:tt)*) => {
+        $crate::counters!(@help [$($line)*] $($rest)*)
+    };
+    (@help [$($line:literal)*]) => { concat!($($line),*) };
+}
+
+/// A metric whose samples differ in labels.
+#[derive(Debug)]
+pub struct LabelledMetric<const N: usize> {
+    name: &'static str,
+    labels: [&'static str; N],
+    help: &'static str,
+}
+
+impl<const N: usize> LabelledMetric<N> {
+    /// Returns the metric with these names of labels.
+    #[must_use]
+    pub const fn new(name: &'static str, labels: [&'static str; N], help: &'static str) -> Self {
+        Self { name, labels, help }
+    }
+
+    /// Returns the series with these values of the labels.
+    #[must_use]
+    pub fn of(&self, values: [&'static str; N]) -> Series {
+        let labels = self.labels.into_iter().zip(values).map(Label::from).collect();
+        Series { name: self.name, help: Some(self.help), labels }
+    }
+}
+
+/// Where a value is shown.
+#[derive(Debug)]
+pub struct Series {
+    name: &'static str,
+    /// That of the metric, where the field's own would be only a part of it.
+    help: Option<&'static str>,
+    labels: Vec<Label>,
+}
+
+impl From<&'static str> for Series {
+    fn from(name: &'static str) -> Self {
+        Self { name, help: None, labels: Vec::new() }
+    }
+}
+
+/// A value that a metric can have.
+pub trait Reading {
+    /// Returns the present value as one of this kind; `None` if there is none.
+    fn value(&self, kind: Kind) -> Option<Value>;
+}
+
+impl Reading for u64 {
+    fn value(&self, kind: Kind) -> Option<Value> {
+        Some(if kind == Kind::Counter { Value::Counter(*self) } else { Value::Gauge(*self as f64) })
+    }
+}
+
+impl Reading for f64 {
+    fn value(&self, kind: Kind) -> Option<Value> {
+        Some(if kind == Kind::Counter { Value::CounterFloat(*self) } else { Value::Gauge(*self) })
+    }
+}
+
+impl<M: Reading> Reading for Option<M> {
+    fn value(&self, kind: Kind) -> Option<Value> {
+        self.as_ref()?.value(kind)
+    }
+}
+
+impl Reading for Histogram {
+    fn value(&self, _: Kind) -> Option<Value> {
+        Some(Histogram::value(self))
+    }
+}
+
+macro_rules! reading {
+    ($($type:ty: |$this:ident| $value:expr;)*) => {
+        $(impl Reading for $type {
+            fn value(&self, kind: Kind) -> Option<Value> {
+                let $this = self;
+                $value.value(kind)
+            }
+        })*
+    };
+}
+
+reading! {
+    u32: |this| u64::from(*this);
+    usize: |this| *this as u64;
+    bool: |this| u64::from(*this);
+    Duration: |this| this.as_secs_f64();
+    AtomicU64: |this| this.load(Ordering::Relaxed);
+    AtomicUsize: |this| this.load(Ordering::Relaxed);
+    Counter: |this| this.get();
+    Gauge: |this| this.get();
+}
+
+impl Families {
+    /// Adds the value of a [table](crate::counters)'s field, with the kind that the name says.
+    pub fn measure(&mut self, series: impl Into<Series>, help: &'static str, value: &impl Reading) {
+        let Series { name, help: whole, labels } = series.into();
+        let kind = if name.ends_with("_total") { Kind::Counter } else { Kind::Gauge };
+        if let Some(value) = value.value(kind) {
+            self.sample(name, whole.unwrap_or(help), labels, value);
+        }
+    }
+
+    /// Adds the families of `other`, with labels before those that they have.
+    pub fn append_labelled(&mut self, labels: &[Label], other: Self) {
+        for mut family in other {
+            for sample in &mut family.samples {
+                sample.labels.splice(0..0, labels.iter().cloned());
+            }
+            self.add(family);
+        }
+    }
+}
