@@ -125,7 +125,7 @@ fn main() {
         let metrics = journal.metrics();
         let records = metrics.batch_records.sum - before.batch_records.sum;
         let batches = metrics.batch_records.count - before.batch_records.count;
-        let bytes = metrics.written_bytes - before.written_bytes;
+        let bytes = metrics.counts.written_bytes - before.counts.written_bytes;
         let mean =
             |rates: &[Rate], of: fn(&Rate) -> f64| rates.iter().map(of).sum::<f64>() / rates.len() as f64;
         let (ideal, journal) = (mean(&ideals, |rate| rate.0), mean(&journals, |rate| rate.0));

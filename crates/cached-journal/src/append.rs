@@ -10,7 +10,7 @@ use crate::format::{
 };
 use crate::record::{NAME_BYTES_MAX, Object, Position, Record};
 use crate::segments::RECORD_OVERHEAD_BYTES;
-use crate::shared::{Counters, Shared, State};
+use crate::shared::{Shared, State};
 
 /// A record that was appended.
 #[derive(Debug)]
@@ -146,8 +146,8 @@ impl Shared {
         if is_wake_due {
             self.work.notify_one();
         }
-        Counters::add(&self.counters.appended_records, 1);
-        Counters::add(&self.counters.appended_bytes, payload_bytes);
+        self.counters.counts.appended_records.increment();
+        self.counters.counts.appended_bytes.add(payload_bytes);
         Ok(Appended { position, hold: Hold::new(Arc::clone(self), holds, position) })
     }
 

@@ -17,7 +17,7 @@ use crate::disk::DiskFile;
 use crate::error::DiskError;
 use crate::format::{BLOCK_BYTES, BatchHeader, SEGMENT_DATA_AT, SegmentHeader, salt};
 use crate::segments::segment_name;
-use crate::shared::{Committing, Counters, Phase, RETRY_AFTER, Shared, State};
+use crate::shared::{Committing, Phase, RETRY_AFTER, Shared, State};
 
 /// Where a header is to be written.
 struct Place {
@@ -137,7 +137,7 @@ impl Shared {
         committer.next_number += 1;
         committer.last_check = check;
         // Counted before a waiter is woken: a writer whose record is durable finds it in the metrics.
-        Counters::add(&self.counters.written_bytes, bytes);
+        self.counters.counts.written_bytes.add(bytes);
         self.counters.batch_bytes.add(bytes);
         self.counters.batch_records.add(batch.count.into());
         let took = self.clock.now().saturating_sub(begun);
@@ -234,7 +234,7 @@ impl Shared {
         state.unsynced_bytes = 0;
         state.table.poison_current(failed);
         let next = state.next_position;
-        Counters::add(&self.counters.failures, 1);
+        self.counters.counts.failures.increment();
         let DiskError { file, operation, error } = error;
         let event = Event::Failed { file, operation, error: error.to_string() };
         self.prepare.notify_one();
@@ -275,7 +275,7 @@ impl Shared {
                 state.table.push_started(segment, position, self.clock.now());
                 state.phase = Phase::Open;
                 state.table.release();
-                Counters::add(&self.counters.restarts, 1);
+                self.counters.counts.restarts.increment();
                 self.prepare.notify_one();
                 self.unlock(state, Some(Event::Restarted));
             }
@@ -310,7 +310,7 @@ impl Shared {
     }
 
     fn report_failed_restart(&self, state: MutexGuard<'_, State>, error: DiskError) {
-        Counters::add(&self.counters.failures, 1);
+        self.counters.counts.failures.increment();
         let DiskError { file, operation, error } = error;
         self.unlock(state, Some(Event::Failed { file, operation, error: error.to_string() }));
     }

@@ -95,5 +95,5 @@ pub use error::{AppendError, Corruption, DiskError, NotDurable, OpenError, ReadE
 pub use journal::Journal;
 pub use record::{Epochs, Head, Kind, Marks, NAME_BYTES_MAX, Object, Position, Record, Scope};
 pub use replay::{Read, Reader, RecordPlace, Records, Recovered, Replay, Source};
-pub use shared::{BUCKETS, Histogram, Metrics};
+pub use shared::{BUCKETS, Counts, Histogram, Metrics};
 pub use survey::KEPT_ASIDE_MAX;

@@ -11,7 +11,7 @@ use crate::error::{Corruption, DiskError, OpenError};
 use crate::format::{BLOCK_BYTES, SEGMENT_DATA_AT, Superblock};
 use crate::replay::Replay;
 use crate::segments::{NEW_SUFFIX, Segment, SegmentTable, make_segment};
-use crate::shared::{Counters, Shared, State};
+use crate::shared::{Shared, State};
 use crate::survey::{DISCARDED_NAME, SUPERBLOCK_NAME, Survey, check_empty, read_superblock, segment_index};
 
 /// How many segments a new journal makes before it is open; the rest is made in the background.
@@ -192,7 +192,7 @@ pub(crate) fn open(
     state.durable_tail = survey.tail;
     let journal = superblock.journal;
     let shared = Shared::new(environment, lock, journal, segments_max, config, state, committer);
-    Counters::add(&shared.counters.replay_records, survey.records);
+    shared.counters.counts.replay_records.add(survey.records);
     let shared = Arc::new(shared);
     let replay = Replay::new(Arc::clone(&shared), survey);
     Ok((shared, replay))

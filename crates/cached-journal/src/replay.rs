@@ -12,7 +12,7 @@ use crate::format::{
 use crate::record::{Epochs, Head, Kind, Marks, Position};
 use crate::scan::{Chain, OpenSegment, PayloadPlace, ReadBatch, ScanError, Scanner};
 use crate::segments::NEW_SUFFIX;
-use crate::shared::{Counters, Shared};
+use crate::shared::Shared;
 use crate::survey::{KEPT_ASIDE_MAX, SUPERBLOCK_NAME, Survey, aside_name, segment_index};
 
 /// How much of a journal that is kept aside is copied at a time.
@@ -167,7 +167,7 @@ impl Replay {
     pub fn applied(&mut self, position: Position, records: u64) {
         let records = records.min(self.survey.records - self.applied);
         self.applied += records;
-        Counters::add(&self.shared.counters.replay_applied, records);
+        self.shared.counters.counts.replay_applied.add(records);
         while self.holds.len() > 1 && self.holds[0].0 <= Position(position.0 + 1) {
             self.holds.pop_front();
         }

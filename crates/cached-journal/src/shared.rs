@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use blocker::metrics::{self, Counter, Reading, Value, counters};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::append::{Batch, Buffers};
@@ -249,7 +250,8 @@ impl Shared {
         metrics.is_failed = state.phase != Phase::Open;
         let oldest = state.table.live.front_mut();
         metrics.oldest = oldest.as_ref().map(|segment| Position(segment.first_position));
-        metrics.oldest_age = oldest.map(|segment| self.clock.now().saturating_sub(segment.begun));
+        metrics.oldest_age =
+            oldest.map_or(Duration::ZERO, |segment| self.clock.now().saturating_sub(segment.begun));
         metrics
     }
 
@@ -271,15 +273,28 @@ impl Shared {
 pub const BUCKETS: usize = 24;
 
 /// A histogram: bucket `i` counts values up to `2^i`, and above the bucket before; the last one counts all
-/// larger ones.
+/// larger ones. Its metric shows values divided by `UNIT`.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Histogram {
+pub struct Histogram<const UNIT: u32 = 1> {
     /// The counts.
     pub buckets: [u64; BUCKETS],
     /// The number of values.
     pub count: u64,
     /// The sum of all values.
     pub sum: u64,
+}
+
+impl<const UNIT: u32> Reading for Histogram<UNIT> {
+    fn value(&self, _: metrics::Kind) -> Option<Value> {
+        let (mut count, unit) = (0, f64::from(UNIT));
+        // The last bucket has what is above all bounds.
+        let bounded = &self.buckets[..BUCKETS - 1];
+        let buckets = bounded.iter().enumerate().map(|(at, each)| {
+            count += each;
+            ((1_u64 << at) as f64 / unit, count)
+        });
+        Some(Value::Histogram { buckets: buckets.collect(), sum: self.sum as f64 / unit, count: self.count })
+    }
 }
 
 #[derive(Default)]
@@ -295,86 +310,80 @@ impl HistogramCounter {
         self.sum.fetch_add(value, Ordering::Relaxed);
     }
 
-    fn read(&self) -> Histogram {
+    fn read<const UNIT: u32>(&self) -> Histogram<UNIT> {
         let buckets = self.buckets.each_ref().map(|bucket| bucket.load(Ordering::Relaxed));
         Histogram { buckets, count: buckets.iter().sum(), sum: self.sum.load(Ordering::Relaxed) }
     }
 }
 
-/// A journal's metrics at one moment.
-#[derive(Clone, Default, Debug)]
-pub struct Metrics {
-    /// Bytes in use between the oldest held segment and the end.
-    pub fill_bytes: u64,
-    /// Bytes that the ready segments have room for.
-    pub capacity_bytes: u64,
-    /// Segments in use.
-    pub live_segments: u64,
-    /// Segments that are ready for use.
-    pub free_segments: u64,
-    /// Bytes that wait in memory for the disk.
-    pub unsynced_bytes: u64,
-    /// The position that the oldest segment begins with.
-    pub oldest: Option<Position>,
-    /// The time since the oldest segment was begun by this process.
-    pub oldest_age: Option<Duration>,
-    /// Whether appends are refused because the disk has failed.
-    pub is_failed: bool,
-    /// Records appended.
-    pub appended_records: u64,
-    /// Bytes of payload appended.
-    pub appended_bytes: u64,
-    /// Bytes written, headers, heads and padding included.
-    pub written_bytes: u64,
-    /// The bytes of each committed batch.
-    pub batch_bytes: Histogram,
-    /// The records of each committed batch.
-    pub batch_records: Histogram,
-    /// The time that write and sync of each committed batch took, in microseconds.
-    pub commit_micros: Histogram,
-    /// Failures of a write or a sync.
-    pub failures: u64,
-    /// Restarts after a failure.
-    pub restarts: u64,
-    /// Records that the last recovery found, without marks and what they cover.
-    pub replay_records: u64,
-    /// Those of them that were applied.
-    pub replay_applied: u64,
+counters! {
+    /// What a journal has counted.
+    #[derive(Clone, Copy, Default, Debug)]
+    pub struct Counts<C = u64> {
+        /// Records appended to the journal.
+        appended_records => "cached_journal_records_total",
+        /// Bytes of payload appended to the journal.
+        appended_bytes => "cached_journal_payload_bytes_total",
+        /// Bytes written to the journal's disk, heads and padding included.
+        written_bytes => "cached_journal_written_bytes_total",
+        /// Failures of the journal's disk.
+        failures => "cached_journal_failures_total",
+        /// Times that the journal has worked again.
+        restarts => "cached_journal_restarts_total",
+        /// Records that the journal had to be replayed at the start.
+        replay_records => "cached_journal_replay_records",
+        /// Records that have been replayed.
+        replay_applied => "cached_journal_replayed_records",
+    }
+}
+
+counters! {
+    /// A journal's metrics at one moment.
+    #[derive(Clone, Default, Debug)]
+    pub struct Metrics {
+        /// What it has counted.
+        pub counts: Counts,
+        /// Space of the journal in use.
+        pub fill_bytes: u64 => "cached_journal_fill_bytes",
+        /// Space of the journal that is ready for use.
+        pub capacity_bytes: u64 => "cached_journal_capacity_bytes",
+        /// Segments of the journal in use.
+        pub live_segments: u64 => "cached_journal_live_segments",
+        /// Segments of the journal that are ready.
+        pub free_segments: u64 => "cached_journal_free_segments",
+        /// Bytes that wait in memory for the journal's disk.
+        pub unsynced_bytes: u64 => "cached_journal_unsynced_bytes",
+        /// The position that the oldest segment begins with.
+        pub oldest: Option<Position>,
+        /// Age of the oldest segment of the journal that is in use.
+        pub oldest_age: Duration => "cached_journal_oldest_seconds",
+        /// Whether appends are refused because the disk has failed.
+        pub is_failed: bool,
+        /// Bytes of each commit of the journal.
+        pub batch_bytes: Histogram => "cached_journal_commit_bytes",
+        /// Records of each commit of the journal.
+        pub batch_records: Histogram => "cached_journal_commit_records",
+        /// Time of the write and the sync of each commit of the journal.
+        pub commit_micros: Histogram<1_000_000> => "cached_journal_commit_seconds",
+    }
 }
 
 #[derive(Default)]
 pub(crate) struct Counters {
-    pub(crate) appended_records: AtomicU64,
-    pub(crate) appended_bytes: AtomicU64,
-    pub(crate) written_bytes: AtomicU64,
+    pub(crate) counts: Counts<Counter>,
     pub(crate) batch_bytes: HistogramCounter,
     pub(crate) batch_records: HistogramCounter,
     pub(crate) commit_micros: HistogramCounter,
-    pub(crate) failures: AtomicU64,
-    pub(crate) restarts: AtomicU64,
-    pub(crate) replay_records: AtomicU64,
-    pub(crate) replay_applied: AtomicU64,
 }
 
 impl Counters {
-    pub(crate) fn add(counter: &AtomicU64, by: u64) {
-        counter.fetch_add(by, Ordering::Relaxed);
-    }
-
     /// Returns the metrics that need no lock; the others are zero.
     pub(crate) fn read(&self) -> Metrics {
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Metrics {
-            appended_records: load(&self.appended_records),
-            appended_bytes: load(&self.appended_bytes),
-            written_bytes: load(&self.written_bytes),
+            counts: self.counts.map(Counter::get),
             batch_bytes: self.batch_bytes.read(),
             batch_records: self.batch_records.read(),
             commit_micros: self.commit_micros.read(),
-            failures: load(&self.failures),
-            restarts: load(&self.restarts),
-            replay_records: load(&self.replay_records),
-            replay_applied: load(&self.replay_applied),
             ..Metrics::default()
         }
     }
@@ -388,7 +397,7 @@ mod tests {
     fn a_histogram_counts_a_value_in_the_first_bucket_that_reaches_it() {
         let histogram = HistogramCounter::default();
         [0, 1, 2, 3, 4, 5, u64::MAX / 2].into_iter().for_each(|value| histogram.add(value));
-        let read = histogram.read();
+        let read: Histogram = histogram.read();
         assert_eq!(read.buckets[..4], [2, 1, 2, 1]);
         assert_eq!((read.buckets[BUCKETS - 1], read.count), (1, 7));
     }

@@ -109,8 +109,8 @@ fn bytes(journal: &Journal) -> Result<()> {
         journal.wait_blocking(last.context("sixteen records")?)?;
     }
     let after = journal.metrics();
-    let written = (after.written_bytes - before.written_bytes) as f64;
-    let payload = (after.appended_bytes - before.appended_bytes) as f64;
+    let written = (after.counts.written_bytes - before.counts.written_bytes) as f64;
+    let payload = (after.counts.appended_bytes - before.counts.appended_bytes) as f64;
     let batches = after.batch_records.count - before.batch_records.count;
     let records = (after.batch_records.sum - before.batch_records.sum) as f64 / batches as f64;
     // A batch has two blocks beside its payloads, whatever their number: as if each had sixteen.

@@ -261,9 +261,9 @@ fn leaving_write_back_marks_the_namespace() {
     assert!(set.get().is_ok());
     assert_eq!(env.records(), []);
     // A change in the new mode finds nothing to mark.
-    let appended = env.journal.metrics().appended_records;
+    let appended = env.journal.metrics().counts.appended_records;
     env.write(&id("a"), 0, pattern(2, 0, 100), Durability::Cached).get().unwrap();
-    assert_eq!(env.journal.metrics().appended_records, appended);
+    assert_eq!(env.journal.metrics().counts.appended_records, appended);
 }
 
 #[test]
@@ -379,12 +379,12 @@ fn nothing_is_logged_before_the_store_has_stored_what_was_forwarded() {
     set_mode(&mut env, WriteMode::Back);
     env.store.clear_log();
     env.store.hold(&[Op::Flush]);
-    let appended = env.journal.metrics().appended_records;
+    let appended = env.journal.metrics().counts.appended_records;
     let first = env.write(&id("b"), 0, pattern(3, 0, 100), Durability::Cached);
     let second = env.write(&id("c"), 0, pattern(3, 0, 100), Durability::Cached);
     env.commit();
     assert!(!first.is_done() && !second.is_done());
-    assert_eq!(env.journal.metrics().appended_records, appended);
+    assert_eq!(env.journal.metrics().counts.appended_records, appended);
     assert_eq!(env.store.held().len(), 1, "one request for all");
     // What the store cannot do now is asked for again by the next change.
     let number = env.store.held()[0].number;
@@ -394,7 +394,7 @@ fn nothing_is_logged_before_the_store_has_stored_what_was_forwarded() {
     env.store.open();
     env.commit();
     second.get().unwrap();
-    assert_eq!(env.journal.metrics().appended_records, appended + 1);
+    assert_eq!(env.journal.metrics().counts.appended_records, appended + 1);
     // Once is enough.
     env.write(&id("d"), 0, pattern(3, 0, 100), Durability::Cached).get().unwrap();
     assert_eq!(env.store.count(Op::Flush), 2);

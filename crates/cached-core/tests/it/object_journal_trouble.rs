@@ -92,9 +92,9 @@ fn a_journal_that_works_again_logs_what_comes_after_all_else_is_stored() {
     assert!(!env.journal.is_failed());
     assert_eq!(state(&env), JournalState::Void, "what is not logged is not stored either");
     // Until it is, nothing is logged.
-    let appended = env.journal.metrics().appended_records;
+    let appended = env.journal.metrics().counts.appended_records;
     env.write(&id("c"), 0, pattern(3, 0, 100), Durability::Cached).get().unwrap();
-    assert_eq!(env.journal.metrics().appended_records, appended);
+    assert_eq!(env.journal.metrics().counts.appended_records, appended);
     env.store.open();
     env.sim.advance(2 * SECOND);
     env.commit();

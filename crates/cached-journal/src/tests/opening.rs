@@ -175,7 +175,7 @@ fn a_journal_with_threads_commits_and_closes() {
         .collect();
     writers.into_iter().for_each(|writer| writer.join().unwrap());
     let metrics = journal.metrics();
-    assert_eq!((metrics.appended_records, metrics.batch_records.sum), (800, 800));
+    assert_eq!((metrics.counts.appended_records, metrics.batch_records.sum), (800, 800));
     let journal = std::sync::Arc::into_inner(journal).unwrap();
     journal.close().unwrap();
     assert!(tools::verify(&kit.disk).unwrap().is_empty());

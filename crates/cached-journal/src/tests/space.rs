@@ -158,7 +158,7 @@ fn a_replay_holds_its_segments_until_they_are_applied() {
     assert_eq!(journal.oldest().unwrap().start, Position(1));
     replay.applied(Position(end.0 - 1), 1);
     assert_eq!(journal.oldest().unwrap().start, end);
-    assert_eq!((journal.metrics().replay_records, journal.metrics().replay_applied), (25, 2));
+    assert_eq!((journal.metrics().counts.replay_records, journal.metrics().counts.replay_applied), (25, 2));
     drop(replay);
     assert_eq!(journal.metrics().live_segments, 1);
 }

@@ -38,7 +38,7 @@ fn a_failed_sync_fails_its_records_and_appends_until_a_new_segment_works() {
         assert_eq!(journal.wait_blocking(after), Ok(()));
         assert_eq!(journal.wait_blocking(failed), Err(NotDurable));
         let metrics = journal.metrics();
-        assert_eq!((metrics.failures, metrics.restarts, metrics.is_failed), (1, 1, false));
+        assert_eq!((metrics.counts.failures, metrics.counts.restarts, metrics.is_failed), (1, 1, false));
 
         // The failed record is not found, although its bytes may have reached the disk.
         drop(journal);
@@ -159,7 +159,7 @@ fn a_segment_that_failed_is_made_anew_when_nothing_needs_it() {
         while journal.step_prepare() {}
     }
     let metrics = journal.metrics();
-    assert_eq!((metrics.live_segments + metrics.free_segments, metrics.restarts), (3, 20));
+    assert_eq!((metrics.live_segments + metrics.free_segments, metrics.counts.restarts), (3, 20));
 }
 
 #[test]
@@ -266,7 +266,7 @@ fn a_disk_that_was_away_is_used_again_through_files_opened_anew() {
         positions.push(position);
         holds.push(hold);
     }
-    assert_eq!(journal.metrics().restarts, 1, "one restart is enough for all files");
+    assert_eq!(journal.metrics().counts.restarts, 1, "one restart is enough for all files");
     drop(journal);
     let (_journal, replay) = kit.open().unwrap();
     let found: Vec<_> = replay.records().map(|record| record.unwrap().position).collect();

@@ -19,7 +19,7 @@ use crate::sync::Arc;
 /// `Retryable` if too many tasks wait already, `Unsupported` if the background of the cache has ended.
 pub(crate) async fn room(shared: &Shared, payload_bytes: u64) -> Result<Option<Room>> {
     let Some(log) = &shared.log else { return Ok(None) };
-    log.count_wait();
+    log.counts.waits.increment();
     let room = wait(&log.events.room, || log.take_room(payload_bytes));
     Ok(Some(flushed_meanwhile(shared, room).await?))
 }

@@ -13,7 +13,7 @@ use crate::object::shared::claim::claim_anew;
 use crate::object::shared::handle::Handle;
 use crate::object::tasks::deadline::{FlushTicket, Stored, until};
 use crate::object::tasks::wait_queue::wait;
-use crate::sync::{Arc, Ordering};
+use crate::sync::Arc;
 
 /// Returns the end of the oldest segment, if half of the log is in use: objects with older records are stored
 /// first, whatever their age.
@@ -72,7 +72,7 @@ pub(crate) async fn log_again(shared: Arc<Shared>, number: u64, node: u32) {
     }
     let released = shared.dirty_queue.hold_instead(number, hold);
     drop(released);
-    log.logged_again.fetch_add(1, Ordering::Relaxed);
+    log.counts.logged_again.increment();
 }
 
 /// Appends the parts of a state in room of their own; returns the last one's position, and a hold of the
