@@ -60,7 +60,10 @@ impl Refusals {
 
 impl Collect for Refusals {
     fn collect(&self, into: &mut Families) {
-        let help = "Requests of S3 clients that the listener refused, by reason.";
+        let help = "Requests of S3 clients that the listener refused, with auth = \"listener\" or \"none\": anonymous (not \
+                    signed), malformed (what identifies the client, or the target, cannot be read), unsupported (a way \
+                    of signing that is not known), unknown_key, signature (wrong, or not over all that it must cover), \
+                    time (clocks differ, or expired), rights (the key may not), body (not what was signed).";
         for ((_, name), count) in REASONS.iter().zip(&self.0) {
             let labels = vec![("reason", *name).into()];
             into.sample("cached_s3_sidecar_auth_refused_total", help, labels, Value::Counter(count.get()));

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cached_metrics::Counter;
+use cached_metrics::{Counter, counters};
 use parking_lot::{Mutex, RwLock};
 use tokio::time::{Instant, sleep};
 
@@ -19,18 +19,20 @@ const BURST: Duration = Duration::from_millis(100);
 /// The longest wait of a request for its turn.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// The lane of one bucket.
-#[derive(Debug)]
-pub(crate) struct Lane {
-    rates: Mutex<Rates>,
-    /// Requests to the endpoint.
-    pub(crate) requests: Counter,
-    /// Bytes of their bodies, and of those of the answers.
-    pub(crate) bytes: Counter,
-    /// Requests that had to wait.
-    pub(crate) waited: Counter,
-    /// Requests that were refused.
-    pub(crate) refused: Counter,
+counters! {
+    /// The lane of one bucket.
+    #[derive(Debug)]
+    pub(crate) struct Lane {
+        rates: Mutex<Rates>,
+        /// Requests to the endpoint for the bucket.
+        pub(crate) requests: Counter => "cached_s3_sidecar_bucket_endpoint_requests_total",
+        /// Bytes of bodies to and from the endpoint for the bucket.
+        pub(crate) bytes: Counter => "cached_s3_sidecar_bucket_endpoint_bytes_total",
+        /// Requests that waited for their turn at the endpoint.
+        pub(crate) waited: Counter => "cached_s3_sidecar_bucket_requests_delayed_total",
+        /// Requests that were answered 503, as they would have waited too long for their turn.
+        pub(crate) refused: Counter => "cached_s3_sidecar_bucket_requests_refused_total",
+    }
 }
 
 #[derive(Debug)]

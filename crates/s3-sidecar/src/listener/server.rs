@@ -7,7 +7,7 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use blocker::Namespace;
-use cached_metrics::{Collect, Families, Value};
+use cached_metrics::{Collect, Families};
 use cached_tls::ServerTls;
 use parking_lot::{Mutex, RwLock};
 use tokio::net::{TcpListener, TcpStream};
@@ -181,6 +181,7 @@ struct Metrics(Arc<Shared>);
 impl Collect for Metrics {
     fn collect(&self, into: &mut Families) {
         self.0.counts.collect(into);
+        self.0.counts.refusals.collect(into);
         let (count, bytes) = self.0.knowledge.head_sizes();
         into.gauge("cached_s3_sidecar_heads", "Objects of S3 whose headers are known.", count as u64);
         into.gauge("cached_s3_sidecar_heads_bytes", "Memory of their headers.", bytes as u64);
@@ -341,42 +342,16 @@ pub(crate) fn collect_of_buckets(shared: &Shared, into: &mut Families) {
         return;
     }
     let spaces = shared.pieces.by_bucket();
-    for (bucket, lane) in &lanes {
-        let mut sample = |name: &'static str, help: &'static str, value: Value| {
-            into.sample(name, help, vec![("bucket", bucket.clone()).into()], value);
-        };
+    for (bucket, lane) in lanes {
         let named = |name: &Namespace| name.as_bytes() == bucket.as_bytes();
         let space = spaces.iter().find(|space| space.namespace.as_ref().is_some_and(named));
-        let bytes = space.map_or(0, |space| space.cached_bytes);
+        let mut own = lane.families();
         let help = "Memory of bodies of the bucket's objects.";
-        sample("cached_s3_sidecar_bucket_bodies_bytes", help, Value::Gauge(bytes as f64));
-        if let Some(target) = space.and_then(|space| space.memory_target_bytes) {
-            let help = "The memory for bodies that is meant for the bucket, if it has a share of its own.";
-            sample("cached_s3_sidecar_bucket_bodies_target_bytes", help, Value::Gauge(target as f64));
-        }
-        for (name, help, count) in [
-            (
-                "cached_s3_sidecar_bucket_endpoint_requests_total",
-                "Requests to the endpoint for the bucket.",
-                &lane.requests,
-            ),
-            (
-                "cached_s3_sidecar_bucket_endpoint_bytes_total",
-                "Bytes of bodies to and from the endpoint for the bucket.",
-                &lane.bytes,
-            ),
-            (
-                "cached_s3_sidecar_bucket_requests_delayed_total",
-                "Requests that waited for their turn at the endpoint.",
-                &lane.waited,
-            ),
-            (
-                "cached_s3_sidecar_bucket_requests_refused_total",
-                "Requests that were answered 503, as they would have waited too long for their turn.",
-                &lane.refused,
-            ),
-        ] {
-            sample(name, help, Value::Counter(count.get()));
-        }
+        let bytes = space.map_or(0, |space| space.cached_bytes);
+        own.measure("cached_s3_sidecar_bucket_bodies_bytes", help, &bytes);
+        let help = "The memory for bodies that is meant for the bucket, if it has a share of its own.";
+        let target = space.and_then(|space| space.memory_target_bytes);
+        own.measure("cached_s3_sidecar_bucket_bodies_target_bytes", help, &target);
+        into.append_labelled(&[("bucket", bucket).into()], own);
     }
 }
