@@ -13,7 +13,9 @@ use serde_json::Value;
 
 use crate::admin::Admin;
 use crate::command::top::model::Model;
-use crate::command::top::view::{Documents, NONE, Page, Table, age, figures, header, percent, rate, tables};
+use crate::command::top::view::{
+    Documents, NONE, Page, Table, age, figures, header, is_ready, percent, rate, tables,
+};
 use crate::command::top::{FAILED_DELAY_MAX, parse};
 use crate::exit::Failure;
 
@@ -98,7 +100,7 @@ impl Screen {
         let mut lines = Vec::new();
         match self.model.now() {
             Some(now) => {
-                let state = if now.health.ready { Kind::Strong } else { Kind::Bad };
+                let state = if is_ready(now) { Kind::Strong } else { Kind::Bad };
                 lines.push(Line::from(self.span(state, header(now))));
             }
             None => lines.push(Line::from(self.span(Kind::Strong, self.url.clone()))),
@@ -149,7 +151,7 @@ impl Screen {
         let halves = [Constraint::Ratio(1, 2), Constraint::Ratio(1, 2)];
         let [left, right] = Layout::horizontal(halves).spacing(2).areas(area);
         let ratios = self.model.hit_ratios();
-        let step_secs = self.model.now().and_then(|now| Some(now.history.as_ref()?.step_secs)).unwrap_or(0.0);
+        let step_secs = self.model.step_secs().unwrap_or(0.0);
         let column = ["gets", "synapse_requests"].into_iter().find_map(|name| self.model.column(name));
         let rates: Vec<_> = column
             .unwrap_or_default()

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::command::top::model::{Model, Status, ratio, requests};
+use crate::command::top::model::{Model, Part, ratio, requests};
 
 /// The longest key, name or address that is shown, in characters.
 const NAME_MAX: usize = 60;
@@ -59,16 +59,21 @@ impl Page {
 }
 
 /// Returns one line about the server.
-pub(super) fn header(status: &Status) -> String {
-    let state = match (status.state.as_str(), status.health.ready) {
+pub(super) fn header(status: Part<'_>) -> String {
+    let state = match (status.text("state"), is_ready(status)) {
         ("draining", _) => "▼ draining",
         ("starting", _) => "… starting",
         (_, true) => "✓ ready",
         (_, false) => "▲ not ready",
     };
-    let (program, version) = (printable(&status.program, 20), printable(&status.version, 20));
-    let (host, up) = (printable(&status.host, NAME_MAX), age(status.uptime_secs));
-    format!("{program} {version}  {state}  {host}  pid {}  up {up}", status.pid)
+    let (program, version) = (printable(status.text("program"), 20), printable(status.text("version"), 20));
+    let host = printable(status.text("host"), NAME_MAX);
+    let (pid, up) = (status.u64("pid"), age(status.f64("uptime_secs").unwrap_or_default()));
+    format!("{program} {version}  {state}  {host}  pid {pid}  up {up}")
+}
+
+pub(super) fn is_ready(status: Part<'_>) -> bool {
+    status.0["health"]["ready"] == true
 }
 
 /// Returns the key figures.
@@ -76,11 +81,12 @@ pub(super) fn figures(model: &Model) -> Vec<Figure> {
     let Some(now) = model.now() else { return Vec::new() };
     let mut figures = Vec::new();
     let mut add = |name, value, detail| figures.push(Figure { name, value, detail });
-    if now.items.is_some() || now.objects.is_some() {
+    let [items, objects, synapse] = ["items", "objects", "synapse"].map(|key| now.part(key));
+    if items.is_some() || objects.is_some() {
         let recent = ratio_now(model);
         let recent = percent(recent.or_else(|| model.hit_ratios().last().copied().flatten()));
         let since_start = percent(hits_of(now).and_then(|(hits, all)| ratio(hits, all)));
-        let name = if now.items.is_some() { "Hit ratio, 1 h" } else { "Reads hit, 1 h" };
+        let name = if items.is_some() { "Hit ratio, 1 h" } else { "Reads hit, 1 h" };
         add(name, percent(model.hit_ratio_hour()), format!("now {recent}, since start {since_start}"));
     }
     let total = model.rise(requests).or_else(|| {
@@ -89,59 +95,59 @@ pub(super) fn figures(model: &Model) -> Vec<Figure> {
         columns.into_iter().filter_map(step).reduce(|all, one| all + one)
     });
     let mut detail = Vec::new();
-    if now.items.is_some() {
-        let gets = model.rate(|at| Some(at.items.as_ref()?.gets as f64), "gets");
-        let sets = model.rate(|at| Some(at.items.as_ref()?.sets as f64), "sets");
+    if items.is_some() {
+        let gets = model.rate(|now| now.at("/items/gets"), "gets");
+        let sets = model.rate(|now| now.at("/items/sets"), "sets");
         detail.push(format!("gets {}, sets {}", rate(gets), rate(sets)));
     }
-    if now.synapse.is_some() {
-        let objects = model.rate(|at| Some(at.synapse.as_ref()?.requests as f64), "synapse_requests");
+    if synapse.is_some() {
+        let objects = model.rate(|now| now.at("/synapse/requests"), "synapse_requests");
         detail.push(format!("objects {}", rate(objects)));
     }
     add("Requests", rate(total), detail.join(", "));
-    if let Some(items) = &now.items {
+    if let Some(items) = items {
         let (half, nearly_all) = (us(model.last_of("get_p50_us")), us(model.last_of("get_p99_us")));
         add("Gets, p99", nearly_all, format!("p50 {half}"));
-        let used = percent(ratio(items.bytes as f64, items.limit_bytes as f64));
-        let detail = format!("{used} of {}, {} items", bytes(items.limit_bytes), count(items.count));
-        add("Item memory", bytes(items.bytes), detail);
-        let evictions = model.rate(|at| Some(at.items.as_ref()?.evictions as f64), "evictions");
-        let detail =
-            format!("{} since start, {} never read", count(items.evictions), count(items.evicted_unfetched));
-        add("Evictions", rate(evictions), detail);
+        let (used, limit) = (items.u64("bytes"), items.u64("limit_bytes"));
+        let share = percent(ratio(used as f64, limit as f64));
+        let detail = format!("{share} of {}, {} items", bytes(limit), count(items.u64("count")));
+        add("Item memory", bytes(used), detail);
+        let evictions = model.rate(|now| now.at("/items/evictions"), "evictions");
+        let [all, unread] = ["evictions", "evicted_unfetched"].map(|key| count(items.u64(key)));
+        add("Evictions", rate(evictions), format!("{all} since start, {unread} never read"));
     }
-    if let Some(objects) = &now.objects {
-        let oldest = if objects.dirty_bytes > 0 {
-            format!(", oldest {}, limit {}", ms(objects.dirty_age_ms), ms(objects.dirty_age_limit_ms))
-        } else {
-            String::new()
-        };
-        let detail = format!("of {}{oldest}", bytes(objects.dirty_limit_bytes));
-        add("Dirty", bytes(objects.dirty_bytes), detail);
+    if let Some(objects) = objects {
+        let dirty = objects.u64("dirty_bytes");
+        let [oldest, limit] = ["dirty_age_ms", "dirty_age_limit_ms"].map(|key| ms(objects.u64(key)));
+        let oldest = if dirty > 0 { format!(", oldest {oldest}, limit {limit}") } else { String::new() };
+        add("Dirty", bytes(dirty), format!("of {}{oldest}", bytes(objects.u64("dirty_limit_bytes"))));
     }
-    if let Some(journal) = &now.journal {
-        let detail = format!("of {}, oldest {}", bytes(journal.capacity_bytes), ms(journal.oldest_age_ms));
-        add("Journal", bytes(journal.fill_bytes), detail);
+    if let Some(journal) = now.part("journal") {
+        let (capacity, oldest) = (bytes(journal.u64("capacity_bytes")), ms(journal.u64("oldest_age_ms")));
+        add("Journal", bytes(journal.u64("fill_bytes")), format!("of {capacity}, oldest {oldest}"));
     }
-    if let Some(connections) = &now.connections {
-        let detail = format!("of {}, {} refused", count(connections.limit), count(connections.refused));
-        add("Connections", count(connections.current), detail);
+    if let Some(connections) = now.part("connections") {
+        let [current, limit, refused] =
+            ["current", "limit", "refused"].map(|key| count(connections.u64(key)));
+        add("Connections", current, format!("of {limit}, {refused} refused"));
     }
-    let busy = model.rise(|at| Some(at.process.cpu_user_secs + at.process.cpu_system_secs));
-    let busy = busy.or_else(|| {
-        let step_secs = now.history.as_ref()?.step_secs;
-        ratio(model.last_of("cpu_ms")? / 1e3, step_secs)
-    });
-    let detail = format!("{} resident, {} threads", bytes(now.process.resident_bytes), now.process.threads);
-    add("Processor", cores(busy), detail);
+    let cpu = |now: Part<'_>| Some(now.at("/process/cpu_user_secs")? + now.at("/process/cpu_system_secs")?);
+    let busy = model.rise(cpu).or_else(|| ratio(model.last_of("cpu_ms")? / 1e3, model.step_secs()?));
+    let process = now.part("process");
+    let [resident, threads] =
+        ["resident_bytes", "threads"].map(|key| process.map_or(0, |process| process.u64(key)));
+    add("Processor", cores(busy), format!("{} resident, {threads} threads", bytes(resident)));
     figures
 }
 
 /// Returns hits and all reads since the start.
-fn hits_of(status: &Status) -> Option<(f64, f64)> {
-    match (&status.items, &status.objects) {
-        (Some(items), _) => Some((items.get_hits as f64, items.gets as f64)),
-        (None, Some(of)) => Some((of.read_hits as f64, (of.read_hits + of.read_misses) as f64)),
+fn hits_of(status: Part<'_>) -> Option<(f64, f64)> {
+    match (status.part("items"), status.part("objects")) {
+        (Some(items), _) => Some((items.u64("get_hits") as f64, items.u64("gets") as f64)),
+        (None, Some(of)) => {
+            let (hits, misses) = (of.u64("read_hits"), of.u64("read_misses"));
+            Some((hits as f64, (hits + misses) as f64))
+        }
         (None, None) => None,
     }
 }
@@ -164,99 +170,103 @@ pub(super) fn tables(page: Page, model: &Model, documents: &Documents) -> Vec<Ta
     }
 }
 
-fn overview(now: &Status) -> Vec<Table> {
-    let owner = |of: &super::model::Owner| {
-        let share = percent(ratio(of.used_bytes as f64, of.limit_bytes as f64));
-        vec![printable(&of.owner, NAME_MAX), bytes(of.used_bytes), bytes(of.limit_bytes), share]
+fn overview(now: Part<'_>) -> Vec<Table> {
+    let owner = |of: Part<'_>| {
+        let (used, limit) = (of.u64("used_bytes"), of.u64("limit_bytes"));
+        let share = percent(ratio(used as f64, limit as f64));
+        vec![printable(of.text("owner"), NAME_MAX), bytes(used), bytes(limit), share]
     };
-    let listener = |of: &super::model::Listener| {
-        let counts = [of.connections, of.accepted, of.refused].map(count);
-        [vec![printable(&of.listener, NAME_MAX), printable(&of.protocol, 20)], counts.into()].concat()
+    let listener = |of: Part<'_>| {
+        let counts = ["connections", "accepted", "refused"].map(|key| count(of.u64(key)));
+        let names = vec![printable(of.text("listener"), NAME_MAX), printable(of.text("protocol"), 20)];
+        [names, counts.into()].concat()
     };
     let mut tables = vec![
         Table {
             title: "Memory by owner",
             columns: &["owner", ">used", ">limit", ">share"],
-            rows: now.memory.iter().map(owner).collect(),
+            rows: now.rows("memory").map(owner).collect(),
             note: String::new(),
         },
         Table {
             title: "Listeners",
             columns: &["address", "protocol", ">open", ">accepted", ">refused"],
-            rows: now.listeners.iter().map(listener).collect(),
+            rows: now.rows("listeners").map(listener).collect(),
             note: String::new(),
         },
     ];
-    tables.extend(now.shared_memory.as_ref().map(shared_memory));
-    if let Some(objects) = &now.objects {
-        let namespace = |of: &super::model::Namespace| {
-            let oldest = if of.dirty_bytes > 0 { ms(of.dirty_age_ms) } else { NONE.into() };
-            let (cached, dirty) = (bytes(of.cached_bytes), bytes(of.dirty_bytes));
-            let (name, write) = (printable(&of.namespace, NAME_MAX), printable(&of.write, 20));
-            vec![name, write, count(of.objects), cached, dirty, oldest]
+    tables.extend(now.part("shared_memory").map(shared_memory));
+    if let Some(objects) = now.part("objects") {
+        let namespace = |of: Part<'_>| {
+            let dirty = of.u64("dirty_bytes");
+            let oldest = if dirty > 0 { ms(of.u64("dirty_age_ms")) } else { NONE.into() };
+            let (name, write) = (printable(of.text("namespace"), NAME_MAX), printable(of.text("write"), 20));
+            vec![name, write, count(of.u64("objects")), bytes(of.u64("cached_bytes")), bytes(dirty), oldest]
         };
-        let others = objects.namespaces_other;
-        let (clean, free) = (bytes(objects.clean_bytes), bytes(objects.free_bytes));
-        let written = count(objects.writes_back + objects.writes_through);
-        let mut note =
-            format!("{} objects, {clean} clean, {free} free, {written} writes", count(objects.count));
+        let others = objects.u64("namespaces_other");
+        let [clean, free] = ["clean_bytes", "free_bytes"].map(|key| bytes(objects.u64(key)));
+        let written = count(objects.u64("writes_back") + objects.u64("writes_through"));
+        let all = count(objects.u64("count"));
+        let mut note = format!("{all} objects, {clean} clean, {free} free, {written} writes");
         if others > 0 {
             note.push_str(&format!("; {others} more namespaces"));
         }
         tables.push(Table {
             title: "Namespaces",
             columns: &["namespace", "write", ">objects", ">cached", ">dirty", ">oldest"],
-            rows: objects.namespaces.iter().take(ROWS_MAX).map(namespace).collect(),
+            rows: objects.rows("namespaces").take(ROWS_MAX).map(namespace).collect(),
             note,
         });
     }
-    if let Some(store) = &now.store {
-        let operation = |of: &super::model::Operation| {
-            let times = [of.p50_us, of.p99_us, of.p999_us].map(us);
-            [vec![printable(&of.operation, 20), count(of.count), count(of.errors)], times.into()].concat()
+    if let Some(store) = now.part("store") {
+        let operation = |of: Part<'_>| {
+            let counts = ["count", "errors"].map(|key| count(of.u64(key)));
+            let times = ["p50_us", "p99_us", "p999_us"].map(|key| us(of.f64(key)));
+            [vec![printable(of.text("operation"), 20)], counts.into(), times.into()].concat()
         };
-        let backend = printable(&store.backend, NAME_MAX);
-        let note = match store.state.as_str() {
-            "away" => format!("▲ {backend}: away for {}", age(store.away_ms as f64 / 1e3)),
+        let backend = printable(store.text("backend"), NAME_MAX);
+        let note = match store.text("state") {
+            "away" => format!("▲ {backend}: away for {}", age(store.u64("away_ms") as f64 / 1e3)),
             _ => format!("✓ {backend}: serving"),
         };
         tables.push(Table {
             title: "Store, since start",
             columns: &["operation", ">count", ">errors", ">p50", ">p99", ">p99.9"],
-            rows: store.operations.iter().map(operation).collect(),
+            rows: store.rows("operations").map(operation).collect(),
             note,
         });
     }
     tables
 }
 
-fn shared_memory(of: &super::model::SharedMemory) -> Table {
-    let half = |of: &super::model::Half| {
-        let sizes = [of.bytes, of.least_bytes, of.given_bytes].map(bytes);
-        [vec![printable(&of.half, 20)], sizes.into(), vec![us(Some(of.gain_us))]].concat()
+fn shared_memory(of: Part<'_>) -> Table {
+    let half = |of: Part<'_>| {
+        let sizes = ["bytes", "least_bytes", "given_bytes"].map(|key| bytes(of.u64(key)));
+        [vec![printable(of.text("half"), 20)], sizes.into(), vec![us(of.f64("gain_us"))]].concat()
     };
-    let failed = match of.failures {
+    let failed = match of.u64("failures") {
         0 => String::new(),
         failures => format!("; ▲ {} failed", count(failures)),
     };
     Table {
         title: "Memory of items and objects",
         columns: &["half", ">has", ">at least", ">gave", ">more would save"],
-        rows: of.halves.iter().map(half).collect(),
-        note: format!("{} moves since start{failed}", count(of.moves)),
+        rows: of.rows("halves").map(half).collect(),
+        note: format!("{} moves since start{failed}", count(of.u64("moves"))),
     }
 }
 
-fn commands(now: &Status) -> Table {
-    let row = |of: &super::model::Latency| {
-        let times = [of.p50_us, of.p90_us, of.p99_us, of.p999_us].map(us);
-        [vec![printable(&of.command, 20), count(of.count)], times.into()].concat()
+fn commands(now: Part<'_>) -> Table {
+    let row = |of: Part<'_>| {
+        let times = ["p50_us", "p90_us", "p99_us", "p999_us"].map(|key| us(of.f64(key)));
+        [vec![printable(of.text("command"), 20), count(of.u64("count"))], times.into()].concat()
     };
+    let rows: Vec<_> = now.rows("latency").map(row).collect();
     Table {
         title: "Latency by command, since start",
         columns: &["command", ">measured", ">p50", ">p90", ">p99", ">p99.9"],
-        rows: now.latency.iter().map(row).collect(),
-        note: if now.latency.is_empty() { "None.".into() } else { String::new() },
+        note: if rows.is_empty() { "None.".into() } else { String::new() },
+        rows,
     }
 }
 
