@@ -80,7 +80,7 @@ pub fn collect_curves(curves: &[Curve], into: &mut Families) {
             vec![("scope", curve.scope.clone()).into(), ("memory", format!("{factor}")).into()]
         };
         for point in &curve.points {
-            let help = "Miss ratio that the memory multiplied by the factor would give.";
+            let help = "The share of requests that would miss with 0.25, 0.5, 1, 2 and 4 times the memory.";
             let value = Value::Gauge(point.miss_ratio);
             into.sample("cached_predicted_miss_ratio", help, labels(point.factor), value);
         }
@@ -98,7 +98,7 @@ pub fn collect_curves(curves: &[Curve], into: &mut Families) {
         let others = (others > 0).then_some(("other", others));
         for (namespace, bytes) in all.take(NAMESPACES_SHOWN).chain(others) {
             let labels = vec![("scope", scope).into(), ("namespace", namespace.to_owned()).into()];
-            let help = "Memory that the entries of a namespace take, estimated from a sample.";
+            let help = "Estimated bytes of the 50 largest key prefixes or namespaces, and of the others.";
             into.sample("cached_namespace_bytes", help, labels, Value::Gauge(bytes as f64));
         }
     }

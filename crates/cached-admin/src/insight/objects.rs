@@ -45,7 +45,7 @@ pub fn hot_document(cache: &ObjectCache, count: usize) -> Option<HotDocument> {
 
 /// Writes the metric of the reasons of misses of a cache's buckets.
 pub fn collect_misses(cache: &ObjectCache, into: &mut Families) {
-    let help = "Buckets read from the store since the start by the reason, estimated from a sample.";
+    let help = "Buckets read from the store since the start, by the reasons of misses of items; estimated from a sample.";
     if let Some(misses) = cache.misses_by_reason() {
         Misses::from(misses).collect("cached_objects_misses_by_reason", help, into);
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use blocker::WriteMode;
 use cached_core::object::{AttachState, DURABILITIES, JournalState, NamespaceCounters, ObjectCache};
-use cached_metrics::{Collect, Families, Label, Value};
+use cached_metrics::{Collect, Families, LabelledMetric};
 
 use crate::listener::AdminServer;
 use crate::sources::Shown;
@@ -69,16 +69,12 @@ impl Collect for ObjectsSource {
     fn collect(&self, into: &mut Families) {
         self.cache.collect(into);
         collect_namespaces(self.cache.namespaces(), into);
-        let seconds = |time: Duration| Value::Gauge(time.as_secs_f64());
         let help = "The age of the oldest change that is not stored yet.";
-        into.sample("cache_dirty_age_seconds", help, Vec::new(), seconds(self.cache.dirty_age()));
+        into.measure("cache_dirty_age_seconds", help, &self.cache.dirty_age());
         let help = "The age at which the flush of a change begins.";
-        into.sample("cache_dirty_age_limit_seconds", help, Vec::new(), seconds(self.cache.dirty_age_max()));
-        into.gauge(
-            "cache_dirty_limit_bytes",
-            "The most data that may be dirty.",
-            self.cache.dirty_bytes_max(),
-        );
+        into.measure("cache_dirty_age_limit_seconds", help, &self.cache.dirty_age_max());
+        let help = "The most data that may be dirty.";
+        into.measure("cache_dirty_limit_bytes", help, &self.cache.dirty_bytes_max());
     }
 }
 
@@ -95,30 +91,10 @@ impl Source for ObjectsSource {
         });
         document.objects = Some(Objects {
             attach_state: self.cache.attach_status().state.name(),
-            count: counters.objects,
-            memory_bytes: counters.memory_bytes,
-            free_bytes: counters.free_bytes,
-            clean_bytes: counters.clean_bytes,
-            zero_bytes: counters.zero_bytes,
-            dirty_bytes: counters.dirty_bytes,
             dirty_limit_bytes: self.cache.dirty_bytes_max(),
             dirty_age_ms: millis(self.cache.dirty_age()),
             dirty_age_limit_ms: millis(self.cache.dirty_age_max()),
-            writing_bytes: counters.writing_bytes,
-            loading_bytes: counters.loading_bytes,
-            read_hits: counters.read_hits,
-            read_misses: counters.read_misses,
-            writes_back: counters.writes_back,
-            writes_through: counters.writes_through,
-            writes_throttled: counters.writes_throttled,
-            flushes: counters.flushes,
-            flush_failures: counters.flush_failures,
-            flush_requests: counters.flush_requests,
-            flush_bytes: counters.flush_bytes,
-            lost_bytes: counters.lost_bytes,
-            lost_objects: counters.lost_objects,
-            bucket_evictions: counters.bucket_evictions,
-            object_evictions: counters.object_evictions,
+            counters,
             namespaces,
             namespaces_other,
         });
@@ -130,6 +106,13 @@ const SHOWN_MAX: usize = 50;
 
 /// The most namespaces with series of their own that are not configured.
 const SERIES_MAX: usize = 64;
+
+const WRITES: LabelledMetric<1> = LabelledMetric::new(
+    "cache_namespace_writes_total",
+    ["durability"],
+    "Changes by namespace and the durability with which they are acknowledged: cached, journaled, replicated, \
+     stored.",
+);
 
 /// The name of all without series of their own.
 const OTHERS: &str = "other";
@@ -180,92 +163,14 @@ fn together(a: NamespaceCounters, b: NamespaceCounters) -> NamespaceCounters {
 /// Writes the metrics: a series for each of the namespaces that have one ([`with_series`]), and for the others
 /// together.
 pub(super) fn collect_namespaces(all: Vec<NamespaceCounters>, into: &mut Families) {
-    let all = with_series(all);
-    let labels = |of: &NamespaceCounters| -> Vec<Label> { vec![("namespace", name(of)).into()] };
-    let mut gauges = |metric: &'static str, help: &'static str, value: fn(&NamespaceCounters) -> f64| {
-        all.iter().for_each(|of| into.sample(metric, help, labels(of), Value::Gauge(value(of))));
-    };
-    gauges("cache_namespace_objects", "Objects in the index, by namespace.", |of| of.objects as f64);
-    gauges("cache_namespace_cached_bytes", "Data in memory, by namespace.", |of| of.cached_bytes as f64);
-    let help = "Data that the store does not have yet, by namespace.";
-    gauges("cache_namespace_dirty_bytes", help, |of| of.dirty_bytes as f64);
-    let help = "The age of the oldest change that is not stored yet, by namespace.";
-    gauges("cache_namespace_dirty_age_seconds", help, |of| of.dirty_age.as_secs_f64());
-    for of in &all {
-        own_limits(of, &labels(of), into);
-    }
-    let seconds = |time: Duration| Value::CounterFloat(time.as_secs_f64());
-    for of in &all {
-        let help = "The time that the store took for requests, by namespace.";
-        into.sample("cache_namespace_store_seconds_total", help, labels(of), seconds(of.store.latency));
-        let help = "The time that requests waited before the store was asked, by namespace.";
-        into.sample("cache_namespace_store_wait_seconds_total", help, labels(of), seconds(of.store.waited));
-    }
-    let mut counters = |metric: &'static str, help: &'static str, value: fn(&NamespaceCounters) -> u64| {
-        all.iter().for_each(|of| into.sample(metric, help, labels(of), Value::Counter(value(of))));
-    };
-    let help = "Changes that waited for room for dirty data, by namespace.";
-    counters("cache_namespace_writes_throttled_total", help, |of| of.writes_throttled);
-    let help = "Reads answered from the cache, by namespace.";
-    counters("cache_namespace_read_hits_total", help, |of| of.read_hits);
-    let help = "Reads that had to read the store, by namespace.";
-    counters("cache_namespace_read_misses_total", help, |of| of.read_misses);
-    let help = "Requests to the store, by namespace.";
-    counters("cache_namespace_store_requests_total", help, |of| of.store.requests);
-    let help = "What requests to the store carried, read and written, by namespace.";
-    counters("cache_namespace_store_bytes_total", help, |of| of.store.bytes);
-    let help = "Requests that waited before the store was asked, by namespace.";
-    counters("cache_namespace_store_waits_total", help, |of| of.store.waits);
-    let help = "Changes refused because the quota was used up, by namespace.";
-    counters("cache_namespace_quota_refusals_total", help, |of| of.quota_refusals);
-    let help = "Data read from the store before a client asked for them, by namespace.";
-    counters("cache_namespace_read_ahead_bytes_total", help, |of| of.read_ahead_bytes);
-    let help = "Data read ahead that a client then asked for, by namespace.";
-    counters("cache_namespace_read_ahead_used_bytes_total", help, |of| of.read_ahead_used_bytes);
-    let help = "Data read ahead that were gone before a client asked for them, by namespace.";
-    counters("cache_namespace_read_ahead_wasted_bytes_total", help, |of| of.read_ahead_wasted_bytes);
-    let help = "Data read in order for long, and not kept, by namespace.";
-    counters("cache_namespace_bypassed_read_bytes_total", help, |of| of.bypassed_read_bytes);
-    let help = "Data written in order for long, around the cache, by namespace.";
-    counters("cache_namespace_bypassed_write_bytes_total", help, |of| of.bypassed_write_bytes);
-    for of in &all {
+    for of in with_series(all) {
+        let mut own = of.families();
+        of.store.collect(&mut own);
+        of.quota.iter().for_each(|quota| quota.collect(&mut own));
         for (durability, count) in DURABILITIES.into_iter().zip(of.writes) {
-            let mut labels = labels(of);
-            labels.push(("durability", durability).into());
-            let help = "Changes by namespace and the durability with which they are acknowledged.";
-            into.sample("cache_namespace_writes_total", help, labels, Value::Counter(count));
+            own.measure(WRITES.of([durability]), "", &count);
         }
-    }
-}
-
-/// Writes what only a namespace with a limit, a share of the memory or a quota of its own has.
-fn own_limits(of: &NamespaceCounters, labels: &[Label], into: &mut Families) {
-    let mut sample = |metric, help, value| into.sample(metric, help, labels.to_vec(), value);
-    if let Some(limit) = of.dirty_bytes_max {
-        let help = "The most data that may be dirty, of a namespace with a limit of its own.";
-        sample("cache_namespace_dirty_limit_bytes", help, Value::Gauge(limit as f64));
-    }
-    if let Some(target) = of.memory_target_bytes {
-        let help = "The memory that is meant for a namespace with a share of its own.";
-        sample("cache_namespace_memory_target_bytes", help, Value::Gauge(target as f64));
-    }
-    if let Some(gain) = of.memory_gain {
-        let help = "The time of loads that more memory might have saved a namespace with a share of its own lately, \
-                    times its weight.";
-        sample("cache_namespace_memory_gain_seconds", help, Value::Gauge(gain.as_secs_f64()));
-    }
-    if let Some(bytes) = of.ghost_hit_bytes {
-        let help = "Data loaded again so soon after their eviction that a quarter more of all memory would have kept \
-                    them.";
-        sample("cache_namespace_ghost_hit_bytes_total", help, Value::Counter(bytes));
-    }
-    if let Some(quota) = of.quota {
-        let help = "The most bytes that the objects of a namespace may have together.";
-        sample("cache_namespace_quota_bytes", help, Value::Gauge(quota.bytes_max as f64));
-        let help = "The bytes that they have, as far as they have been counted.";
-        sample("cache_namespace_used_bytes", help, Value::Gauge(quota.used_bytes as f64));
-        let help = "1 if all of them have been counted.";
-        sample("cache_namespace_used_is_counted", help, Value::Gauge(f64::from(u8::from(quota.is_counted))));
+        into.append_labelled(&[("namespace", name(&of)).into()], own);
     }
 }
 

@@ -149,8 +149,7 @@ impl Collect for SynapseSource {
 
 impl Source for SynapseSource {
     fn fill(&self, document: &mut Document) {
-        let families = self.families();
-        let number = |name: &str| families.number(name).map_or(0, cached_metrics::Number::to_u64);
+        let number = |name: &str| self.server.metric(name);
         let connections = number("synapse_connections_open");
         let refused = number("synapse_connections_refused_total");
         document.listeners.push(ListenerPart {

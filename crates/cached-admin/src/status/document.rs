@@ -3,8 +3,11 @@
 //! Units come last in a key (`_bytes`, `_secs`, `_ms`, `_us`). Counters are since the start of the process. A part that
 //! the program does not have is absent. `schema` rises only when the meaning of a key changes; new keys may appear.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
+use cached_core::kv::KvStats;
+use cached_core::object::Counters;
 use cached_metrics::LatencySnapshot;
 use serde::{Serialize, Serializer};
 
@@ -132,38 +135,23 @@ pub struct SharedHalf {
 
 /// The byte-keyed store: what it holds, and what its clients have done.
 #[derive(Clone, Debug, Default, Serialize)]
-#[expect(missing_docs, reason = "each is memcached's statistic, with its unit")]
 pub struct Items {
-    pub count: u64,
-    pub stored: u64,
-    pub bytes: u64,
+    /// What it holds.
+    #[serde(flatten)]
+    pub store: KvStats,
+    /// The memory that items may take.
     pub limit_bytes: u64,
-    pub gets: u64,
-    pub get_hits: u64,
-    pub get_misses: u64,
-    pub get_expired: u64,
-    pub get_flushed: u64,
-    pub sets: u64,
-    pub touches: u64,
-    pub touch_hits: u64,
-    pub deletes: u64,
-    pub delete_hits: u64,
-    pub incrs: u64,
-    pub incr_hits: u64,
-    pub decrs: u64,
-    pub decr_hits: u64,
-    pub cas: u64,
-    pub cas_hits: u64,
-    pub cas_badval: u64,
-    pub flushes: u64,
-    pub evictions: u64,
-    pub evicted_unfetched: u64,
-    pub expired_unfetched: u64,
-    pub reclaimed: u64,
-    pub refused_too_large: u64,
-    pub refused_no_memory: u64,
-    pub received_bytes: u64,
-    pub sent_bytes: u64,
+    /// What the workers have counted.
+    #[serde(flatten)]
+    pub requests: BTreeMap<&'static str, u64>,
+}
+
+impl Items {
+    /// Returns the number of requests that are counted under this key.
+    #[must_use]
+    pub fn requests(&self, key: &str) -> u64 {
+        self.requests.get(key).copied().unwrap_or(0)
+    }
 }
 
 /// A distribution of latencies, in microseconds.
@@ -282,33 +270,18 @@ pub struct Connections {
 
 /// The object cache.
 #[derive(Clone, Debug, Serialize)]
-#[expect(missing_docs, reason = "each is the field of `cached_core::object::Counters`, or the limit of one")]
 pub struct Objects {
+    /// `attached`, or what a detaching cache is doing.
     pub attach_state: &'static str,
-    pub count: u64,
-    pub memory_bytes: u64,
-    pub free_bytes: u64,
-    pub clean_bytes: u64,
-    pub zero_bytes: u64,
-    pub dirty_bytes: u64,
+    /// What it holds and has done.
+    #[serde(flatten)]
+    pub counters: Counters,
+    /// The most data that may be dirty.
     pub dirty_limit_bytes: u64,
+    /// The age of the oldest change that is not stored.
     pub dirty_age_ms: u64,
+    /// The age at which the flush of a change begins.
     pub dirty_age_limit_ms: u64,
-    pub writing_bytes: u64,
-    pub loading_bytes: u64,
-    pub read_hits: u64,
-    pub read_misses: u64,
-    pub writes_back: u64,
-    pub writes_through: u64,
-    pub writes_throttled: u64,
-    pub flushes: u64,
-    pub flush_failures: u64,
-    pub flush_requests: u64,
-    pub flush_bytes: u64,
-    pub lost_bytes: u64,
-    pub lost_objects: u64,
-    pub bucket_evictions: u64,
-    pub object_evictions: u64,
     /// The namespaces with the most dirty data, then with the most data.
     pub namespaces: Vec<NamespacePart>,
     /// The number of the others.

@@ -104,14 +104,12 @@ fn step(before: &Document, now: &Document) -> Vec<(&'static str, Cell)> {
     let count = |now: u64, before: Option<u64>| Cell::Whole(now.saturating_sub(before.unwrap_or(0)));
     if let Some(items) = &now.items {
         let was = before.items.as_ref();
-        cells.push(("gets", count(items.gets, was.map(|was| was.gets))));
-        cells.push(("get_hits", count(items.get_hits, was.map(|was| was.get_hits))));
-        cells.push(("sets", count(items.sets, was.map(|was| was.sets))));
-        cells.push(("evictions", count(items.evictions, was.map(|was| was.evictions))));
-        cells.push(("received_bytes", count(items.received_bytes, was.map(|was| was.received_bytes))));
-        cells.push(("sent_bytes", count(items.sent_bytes, was.map(|was| was.sent_bytes))));
-        cells.push(("items", Cell::Whole(items.count)));
-        cells.push(("item_bytes", Cell::Whole(items.bytes)));
+        for key in ["gets", "get_hits", "sets", "received_bytes", "sent_bytes"] {
+            cells.push((key, count(items.requests(key), was.map(|was| was.requests(key)))));
+        }
+        cells.push(("evictions", count(items.store.evictions, was.map(|was| was.store.evictions))));
+        cells.push(("items", Cell::Whole(items.store.items)));
+        cells.push(("item_bytes", Cell::Whole(items.store.item_bytes)));
         let latency = |command: &str| {
             let of = |document: &Document| {
                 let found = document.latency.iter().find(|latency| latency.command == command);
@@ -128,9 +126,15 @@ fn step(before: &Document, now: &Document) -> Vec<(&'static str, Cell)> {
     }
     if let Some(objects) = &now.objects {
         let was = before.objects.as_ref();
-        cells.push(("object_read_hits", count(objects.read_hits, was.map(|was| was.read_hits))));
-        cells.push(("object_read_misses", count(objects.read_misses, was.map(|was| was.read_misses))));
-        cells.push(("dirty_bytes", Cell::Whole(objects.dirty_bytes)));
+        cells.push((
+            "object_read_hits",
+            count(objects.counters.read_hits, was.map(|was| was.counters.read_hits)),
+        ));
+        cells.push((
+            "object_read_misses",
+            count(objects.counters.read_misses, was.map(|was| was.counters.read_misses)),
+        ));
+        cells.push(("dirty_bytes", Cell::Whole(objects.counters.dirty_bytes)));
         cells.push(("dirty_age_ms", Cell::Whole(objects.dirty_age_ms)));
     }
     if let Some(store) = &now.store {

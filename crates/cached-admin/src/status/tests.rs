@@ -23,7 +23,9 @@ impl Source for Arc<Numbers> {
             return;
         }
         let (gets, bytes) = (self.gets.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed));
-        document.items = Some(Items { gets, bytes, ..Items::default() });
+        let mut items = Items { requests: [("gets", gets)].into(), ..Items::default() };
+        items.store.item_bytes = bytes;
+        document.items = Some(items);
         let distribution = Distribution(self.latency.snapshot());
         document.latency.push(CommandLatency { command: "get", distribution });
     }

@@ -24,6 +24,7 @@ use crate::KeyHash;
 use crate::hash::SeededState;
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use crate::threads::thread_number;
+use blocker::metrics::counters;
 
 /// Prefixes in the table, at most. An operation compares its key with each of them.
 pub(super) const PENDING_MAX: usize = 256;
@@ -120,28 +121,30 @@ pub(super) struct Sweep {
     pub(super) unit: u64,
 }
 
-/// What is known of the flushes of prefixes.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-#[non_exhaustive]
-pub struct PrefixFlushStats {
-    /// The number of flushes of a prefix so far.
-    pub flushes: u64,
-    /// The number refused because too many were pending.
-    pub refused: u64,
-    /// The number of prefixes whose items have ended but may not all have been removed.
-    pub pending: u64,
-    /// How much of the store the sweep under way has passed, 0 to 1; 1 if none is pending.
-    pub swept_share: f64,
-    /// The number of sweeps completed.
-    pub sweeps: u64,
-    /// The number of items removed.
-    pub items_removed: u64,
-    /// The bytes of those items, headers and padding included.
-    pub bytes_removed: u64,
-    /// The number of keys that are marked as stored since.
-    pub marks: u64,
-    /// The most keys that may be marked.
-    pub marks_max: u64,
+counters! {
+    /// What is known of the flushes of prefixes.
+    #[derive(Debug, Clone, Copy, PartialEq, Default)]
+    #[non_exhaustive]
+    pub struct PrefixFlushStats {
+        /// Flushes of a prefix.
+        pub flushes: u64 => "cached_prefix_flushes_total",
+        /// Flushes of a prefix that were refused because too many were pending.
+        pub refused: u64 => "cached_prefix_flushes_refused_total",
+        /// Flushed prefixes whose items have not all been removed.
+        pub pending: u64 => "cached_prefix_flushes_pending",
+        /// How much of the store the sweep under way has passed, 0 to 1; 1 if none is pending.
+        pub swept_share: f64,
+        /// The number of sweeps completed.
+        pub sweeps: u64,
+        /// Items removed after the flush of a prefix.
+        pub items_removed: u64 => "cached_prefix_flush_items_removed_total",
+        /// The bytes of those items, headers and padding included.
+        pub bytes_removed: u64,
+        /// The number of keys that are marked as stored since.
+        pub marks: u64,
+        /// The most keys that may be marked.
+        pub marks_max: u64,
+    }
 }
 
 impl PrefixFlushes {

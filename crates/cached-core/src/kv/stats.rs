@@ -7,41 +7,48 @@ use crate::KeyHash;
 use crate::clock::Expiry;
 use crate::insight::{Event, ItemShape, MissRatioCurve, MissesByReason, Present, Sample, Totals};
 use crate::sync::Ordering;
+use blocker::metrics::counters;
+use serde::Serialize;
 
-/// The metrics of a store at one moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct KvStats {
-    /// The number of items. Expired ones count until they are removed, flushed ones do not.
-    pub items: u64,
-    /// The bytes of those items, headers and padding included.
-    pub item_bytes: u64,
-    /// The number of items ever stored.
-    pub items_stored: u64,
-    /// The number of items evicted.
-    pub evictions: u64,
-    /// The number of items evicted without having been read.
-    pub evicted_unfetched: u64,
-    /// The number of items that expired without having been read.
-    pub expired_unfetched: u64,
-    /// The number of expired items removed while room was made.
-    pub reclaimed: u64,
-    /// The number of regions walked by the reclaimer.
-    pub regions_reclaimed: u64,
-    /// The bytes of the index in use.
-    pub index_bytes: usize,
-    /// The bytes of the arena, used or not; what an [`arbiter`](crate::arbiter) has moved away is not there.
-    pub arena_bytes: usize,
-    /// The number of free regions.
-    pub regions_free: u32,
-    /// The number of regions.
-    pub regions: u32,
-    /// The bytes of garbage in sealed regions.
-    pub garbage_bytes: u64,
-    /// The bytes of incomplete values, counted as a whole, for which there are reservations.
-    pub reserved_bytes: u64,
-    /// The number of regions in which such values lie.
-    pub reserved_regions: u32,
+counters! {
+    /// The metrics of a store at one moment.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+    #[non_exhaustive]
+    pub struct KvStats {
+        /// Items in the cache. Expired ones count until they are removed, flushed ones do not.
+        #[serde(rename = "count")]
+        pub items: u64 => "cached_items",
+        /// Bytes of items with their headers.
+        #[serde(rename = "bytes")]
+        pub item_bytes: u64 => "cached_item_bytes",
+        /// Items ever stored.
+        #[serde(rename = "stored")]
+        pub items_stored: u64 => "cached_items_stored_total",
+        /// Items evicted to make room.
+        pub evictions: u64 => "cached_items_evicted_total",
+        /// Items evicted that had not been read.
+        pub evicted_unfetched: u64 => "cached_items_evicted_unfetched_total",
+        /// Items that expired without having been read.
+        pub expired_unfetched: u64 => "cached_items_expired_unfetched_total",
+        /// Expired items removed while room was made.
+        pub reclaimed: u64 => "cached_items_reclaimed_total",
+        /// Regions walked by the reclaimer.
+        pub regions_reclaimed: u64 => "cached_regions_reclaimed_total",
+        /// The bytes of the index in use.
+        pub index_bytes: usize,
+        /// The bytes of the arena, used or not; what an [`arbiter`](crate::arbiter) has moved away is not there.
+        pub arena_bytes: usize,
+        /// Free regions of the arena.
+        pub regions_free: u32 => "cached_regions_free",
+        /// Regions of the arena.
+        pub regions: u32 => "cached_regions",
+        /// Bytes of garbage in sealed regions.
+        pub garbage_bytes: u64 => "cached_garbage_bytes",
+        /// The bytes of incomplete values, counted as a whole, for which there are reservations.
+        pub reserved_bytes: u64,
+        /// The number of regions in which such values lie.
+        pub reserved_regions: u32,
+    }
 }
 
 /// The most memory that a store takes.

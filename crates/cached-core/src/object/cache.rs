@@ -10,8 +10,9 @@ use blocker::{BUCKET_BYTES, Blocker, Clock, ObjectId, Result, Timestamp};
 use super::background::Background;
 use super::config::{ConfigError, ObjectCacheConfig};
 use super::control::attach_state::AttachStatus;
+use super::control::metrics::Counters;
 use super::control::namespaces::Namespaces;
-use super::counters::{Counters, NamespaceCounters};
+use super::counters::NamespaceCounters;
 use super::journal::unapplied::{Recovery, RecoveryProgress};
 use super::journal::{ChangeLog, JournalHealth, JournalOptions, OpenJournal, check_without_journal};
 use super::memory::pool::{Pool, PoolMemory};
@@ -25,7 +26,6 @@ use super::write::receive::ReceiveBuffer;
 use super::{counters, detach, recovery};
 use crate::arena::MemoryRange;
 use crate::insight::Sampling;
-use crate::sync::Ordering;
 
 /// A cache of objects in front of a store. Clones are cheap, and handles of the same cache.
 ///
@@ -446,7 +446,7 @@ impl ObjectCache {
             bytes: self.bytes(),
             spare_bytes: u64::from(pool.free()) * BUCKET_BYTES,
             ghost_hits: shared.shares.ghost_hits(&shared.queues),
-            stored: shared.metrics.bucket_evictions.load(Ordering::Relaxed) + u64::from(used),
+            stored: shared.metrics.counts.bucket_evictions.get() + u64::from(used),
             load_nanos: shared.shares.load_nanos(),
         }
     }

@@ -12,7 +12,6 @@ use blocker::{
 
 use super::cache::ObjectCache;
 use super::config::Writer;
-use super::control::attach_state::AttachState;
 use super::control::records::NamespaceRecord;
 use super::counters::NamespaceCounters;
 use super::journal::ChangeLog;
@@ -36,27 +35,8 @@ impl Collect for ObjectCache {
         if let Some(log) = &self.shared().log {
             log.collect(into);
         }
-        let is_attached = u64::from(self.attach_status().state != AttachState::Detached);
-        let help = "1 if requests go to the cache, 0 while it is detached and they go to the store.";
-        into.gauge("cache_attached", help, is_attached);
-        let help = "Reads that went straight to the store while the cache was detached.";
-        into.counter(
-            "cache_direct_reads_total",
-            help,
-            self.shared().metrics.direct_reads.load(Ordering::Relaxed),
-        );
-        let gate = &self.shared().gate;
-        let help = "The most requests to the store under way at once.";
-        into.gauge("cache_gate_width", help, u64::from(gate.width()));
-        let help = "Requests that wait before the store is asked.";
-        into.gauge("cache_gate_waiting", help, u64::from(gate.waiting()));
-        let sizes = self.shared().metrics.flush_sizes.value();
-        into.sample(
-            "cache_flush_request_bytes",
-            "The sizes of the requests that flushes sent.",
-            Vec::new(),
-            sizes,
-        );
+        let help = "The data that each request of a flush carried; a deletion or a cut carries none.";
+        into.measure("cache_flush_request_bytes", help, &self.shared().metrics.flush_sizes);
     }
 }
 

@@ -97,10 +97,11 @@ pub use config::{
     ObjectCacheConfig, Writer,
 };
 pub use control::attach_state::{AttachState, AttachStatus};
+pub use control::metrics::Counters;
 pub use control::quotas::QuotaUse;
 pub use control::records::StoreCounters;
 pub use control::settings::{SettingSource, SettingsInForce};
-pub use counters::{Counters, DURABILITIES, NamespaceCounters};
+pub use counters::{DURABILITIES, NamespaceCounters};
 pub use journal::unapplied::RecoveryProgress;
 pub use journal::{
     AtLimit, JournalHealth, JournalOptions, JournalState, OpenJournal, recorded as journal_records,

@@ -118,7 +118,7 @@ impl Connection {
         if fresh == 0 {
             return Some(DriveResult::Close);
         }
-        context.counters.bytes_read.add(fresh as u64);
+        context.counters.received_bytes.add(fresh as u64);
         if held > 0 {
             self.input = Vec::new();
         }
@@ -136,7 +136,7 @@ impl Connection {
         let output = self.output.as_mut()?;
         let mut sent = 0;
         let polled = output.send(io, &mut sent);
-        context.counters.bytes_written.add(sent);
+        context.counters.sent_bytes.add(sent);
         match polled {
             Poll::Pending => Some(DriveResult::Wait),
             Poll::Ready(Err(_)) => Some(DriveResult::Close),
@@ -195,7 +195,7 @@ impl Connection {
         match read {
             Poll::Ready(Ok(0) | Err(_)) => Some(DriveResult::Close),
             Poll::Ready(Ok(count)) => {
-                context.counters.bytes_read.add(count as u64);
+                context.counters.received_bytes.add(count as u64);
                 self.run_held(context, io, budget)
             }
             Poll::Pending => Some(DriveResult::Wait),
@@ -221,7 +221,7 @@ impl Connection {
         match io.read(spare) {
             Poll::Ready(Ok(0) | Err(_)) => Some(DriveResult::Close),
             Poll::Ready(Ok(count)) => {
-                context.counters.bytes_read.add(count as u64);
+                context.counters.received_bytes.add(count as u64);
                 body.advance(count);
                 if body.missing() == 0 {
                     let mut executor = context.executor();
@@ -277,7 +277,7 @@ impl Connection {
     fn send(&mut self, context: &mut WorkerContext<'_>, io: &mut impl Transport) -> Option<DriveResult> {
         let mut sent = 0;
         let all = context.output.send_at_once(io, &mut sent);
-        context.counters.bytes_written.add(sent);
+        context.counters.sent_bytes.add(sent);
         if all { None } else { self.send_rest(context, io) }
     }
 
@@ -286,7 +286,7 @@ impl Connection {
     fn send_rest(&mut self, context: &mut WorkerContext<'_>, io: &mut impl Transport) -> Option<DriveResult> {
         let mut sent = 0;
         let polled = context.output.send(io, &mut sent);
-        context.counters.bytes_written.add(sent);
+        context.counters.sent_bytes.add(sent);
         match polled {
             Poll::Ready(Ok(())) => None,
             Poll::Ready(Err(_)) => {

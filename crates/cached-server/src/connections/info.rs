@@ -3,6 +3,7 @@
 //! The worker that serves a connection writes its [`ConnInfo`]. `stats conns` reads it, and so does the thread that finds
 //! that connections together hold too much memory and chooses which of them to close.
 
+use cached_metrics::counters;
 use cached_proto::Protocol;
 use connection::Peer;
 use std::net::{IpAddr, SocketAddr};
@@ -62,15 +63,17 @@ pub(crate) struct UdpSocket {
     pub(crate) address: SocketAddr,
 }
 
-/// The counts of a listener.
-#[derive(Debug, Default)]
-pub(crate) struct ListenerCounts {
-    /// Open connections.
-    pub(crate) open: AtomicUsize,
-    /// Connections accepted.
-    pub(crate) accepted: AtomicU64,
-    /// Connections refused because there were as many as allowed.
-    pub(crate) refused: AtomicU64,
+counters! {
+    /// The counts of a listener.
+    #[derive(Debug, Default)]
+    pub(crate) struct ListenerCounts {
+        /// Open connections, by listener.
+        pub(crate) open: AtomicUsize => "cached_connections",
+        /// Connections accepted, by listener.
+        pub(crate) accepted: AtomicU64 => "cached_connections_accepted_total",
+        /// Connections refused because there were as many as allowed, by listener.
+        pub(crate) refused: AtomicU64 => "cached_connections_refused_total",
+    }
 }
 
 /// The memory that a connection keeps while it waits for its client.

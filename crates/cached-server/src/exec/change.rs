@@ -228,7 +228,7 @@ impl Executor<'_> {
 
 /// `flush_all`.
 pub(super) fn flush_all(executor: &mut Executor<'_>, command: &text::FlushAll) {
-    executor.counters.flush_cmds.bump();
+    executor.counters.flushes.bump();
     if !executor.shared.live.flush_command() {
         return executor.reply_unless(command.noreply, reply::FLUSH_NOT_ALLOWED);
     }
@@ -247,7 +247,7 @@ pub(super) fn binary_flush(executor: &mut Executor<'_>, head: &Head, exptime: u3
         return encode_error(&mut executor.out.bytes, head, binary::Status::AuthError);
     }
     executor.flush(executor.shared.clock.expiry_unsigned(exptime));
-    executor.counters.flush_cmds.bump();
+    executor.counters.flushes.bump();
     encode_done(&mut executor.out.bytes, head, 0);
 }
 

@@ -188,7 +188,7 @@ fn touch_one(
 
 /// Counts a touch, and a retrieval with one.
 pub(super) fn count_touch(executor: &Executor<'_>, key: &[u8], result: Result<(), Miss>) {
-    executor.counters.touch_cmds.bump();
+    executor.counters.touches.bump();
     match result {
         Ok(()) => executor.counters.touch_hits.bump(),
         Err(miss) => {
@@ -240,7 +240,7 @@ pub(super) fn touch(executor: &mut Executor<'_>, command: &Touch<'_>) {
     let expiry = executor.shared.clock.expiry(command.exptime);
     let kv = executor.kv();
     let result = kv.touch(command.key, kv.hash(command.key), expiry);
-    executor.counters.touch_cmds.bump();
+    executor.counters.touches.bump();
     let words = match result {
         Ok(()) => {
             executor.counters.touch_hits.bump();

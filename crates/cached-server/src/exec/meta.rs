@@ -98,7 +98,7 @@ pub(super) fn get(executor: &mut Executor<'_>, command: &Get<'_>) {
     let counters = executor.counters;
     match result {
         Ok(()) if touch.is_some() => {
-            counters.touch_cmds.bump();
+            counters.touches.bump();
             counters.touch_hits.bump();
         }
         Ok(()) => {
@@ -106,13 +106,13 @@ pub(super) fn get(executor: &mut Executor<'_>, command: &Get<'_>) {
             counters.get_hits.bump();
         }
         Err(Miss::OutOfMemory) => {
-            counters.get_cmds.bump();
+            counters.gets.bump();
             counters.get_misses.bump();
             executor.reply(reply::OUT_OF_MEMORY);
         }
         Err(miss) => {
             // memcached counts a miss as that of a get, whatever else was requested.
-            counters.get_cmds.bump();
+            counters.gets.bump();
             counters.get_misses.bump();
             executor.count_miss_kind(miss);
             if !flags.quiet() {

@@ -111,9 +111,9 @@ impl Executor<'_> {
     #[cold]
     fn count_refusal(&self, key: &[u8], mode: StoreMode, refusal: Refusal) {
         match refusal {
-            Refusal::TooLarge => self.counters.store_too_large.bump(),
+            Refusal::TooLarge => self.counters.refused_too_large.bump(),
             Refusal::OutOfMemory => {
-                self.counters.store_no_memory.bump();
+                self.counters.refused_no_memory.bump();
                 self.close_stalled();
             }
         }
@@ -126,7 +126,7 @@ impl Executor<'_> {
     #[inline]
     fn count_store(&self, key: &[u8], value_bytes: usize, mode: StoreMode, outcome: StoreOutcome) {
         let counters = self.counters;
-        counters.set_cmds.bump();
+        counters.sets.bump();
         if mode == StoreMode::Cas {
             match outcome {
                 StoreOutcome::Stored { .. } => counters.cas_hits.bump(),
@@ -168,7 +168,7 @@ pub(super) fn text(executor: &mut Executor<'_>, command: &text::Store<'_>) {
         return text_refused(executor, header, Refusal::TooLarge);
     }
     let Some(value) = command.value() else {
-        executor.counters.set_cmds.bump();
+        executor.counters.sets.bump();
         return executor.reply_unless(header.noreply, reply::BAD_DATA_CHUNK);
     };
     let options = text_options(executor, header);
@@ -262,7 +262,7 @@ pub(super) fn meta(executor: &mut Executor<'_>, command: &meta::Set<'_>) {
         return meta_refused(executor, header, Refusal::TooLarge);
     }
     let Some(value) = command.value() else {
-        executor.counters.set_cmds.bump();
+        executor.counters.sets.bump();
         return executor.reply(reply::BAD_DATA_CHUNK);
     };
     let options = meta_options(executor, header);
@@ -419,7 +419,7 @@ pub(crate) fn finish(executor: &mut Executor<'_>, mut body: Body) {
     match announced(body.protocol, &head) {
         Some(Announced::Text(BodyHeader::Store(header))) => {
             if !terminated {
-                executor.counters.set_cmds.bump();
+                executor.counters.sets.bump();
                 return executor.reply_unless(header.noreply, reply::BAD_DATA_CHUNK);
             }
             let options = text_options(executor, &header);
@@ -428,7 +428,7 @@ pub(crate) fn finish(executor: &mut Executor<'_>, mut body: Body) {
         }
         Some(Announced::Text(BodyHeader::MetaSet(header))) => {
             if !terminated {
-                executor.counters.set_cmds.bump();
+                executor.counters.sets.bump();
                 return executor.reply(reply::BAD_DATA_CHUNK);
             }
             let options = meta_options(executor, &header);

@@ -276,12 +276,12 @@ impl Shared {
         }
         let totals = self.sum();
         let gets = insight::Totals {
-            requests: totals.get_cmds,
+            requests: totals.gets,
             misses: totals.get_misses,
             expired: totals.get_expired,
             flushed: totals.get_flushed,
         };
-        let keys = self.insight.hot.take(totals.get_cmds, Instant::now());
+        let keys = self.insight.hot.take(totals.gets, Instant::now());
         let objects = self.objects.get().map_or(0, ObjectStatistics::take_samples);
         self.kv.take_samples(Some(gets)) + keys + objects > 0
     }

@@ -4,7 +4,7 @@
 use cached_admin::{AdminServer, Health};
 use cached_core::arena::{ArenaFile, RestartProgress};
 use cached_core::kv::{Kv, KvConfig, KvConfigError, Restart};
-use cached_metrics::{Collect, Families, Registration, Registry, Value};
+use cached_metrics::{Collect, Families, Registration, Registry};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -58,16 +58,10 @@ impl fmt::Display for TakingOver {
 
 impl Collect for TakingOver {
     fn collect(&self, into: &mut Families) {
-        for (name, help, value) in [
-            ("cached_restart_regions", "Regions of the memory file that have been read.", self.regions().0),
-            (
-                "cached_restart_regions_max",
-                "Regions of the memory file that are to be read.",
-                self.regions().1,
-            ),
-        ] {
-            into.sample(name, help, Vec::new(), Value::Gauge(f64::from(value)));
-        }
+        let (regions, regions_max) = self.regions();
+        into.measure("cached_restart_regions", "Regions of the memory file that have been read.", &regions);
+        let help = "Regions of the memory file that are to be read.";
+        into.measure("cached_restart_regions_max", help, &regions_max);
     }
 }
 

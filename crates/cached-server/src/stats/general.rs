@@ -41,10 +41,10 @@ pub(super) fn write_general(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("read_buf_bytes_free", settings.threads * crate::stream::INPUT_BUFFERS_BYTES);
     sink.put("read_buf_oom", connections.closed_for_memory.load(Ordering::Relaxed));
     sink.put("reserved_fds", shared.reserved_descriptors());
-    sink.put("cmd_get", totals.get_cmds);
-    sink.put("cmd_set", totals.set_cmds);
-    sink.put("cmd_flush", totals.flush_cmds);
-    sink.put("cmd_touch", totals.touch_cmds);
+    sink.put("cmd_get", totals.gets);
+    sink.put("cmd_set", totals.sets);
+    sink.put("cmd_flush", totals.flushes);
+    sink.put("cmd_touch", totals.touches);
     sink.put("cmd_meta", totals.meta_cmds);
     sink.put("get_hits", totals.get_hits);
     sink.put("get_misses", totals.get_misses);
@@ -61,15 +61,15 @@ pub(super) fn write_general(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("cas_badval", totals.cas_badval);
     sink.put("touch_hits", totals.touch_hits);
     sink.put("touch_misses", totals.touch_misses);
-    sink.put("store_too_large", totals.store_too_large);
-    sink.put("store_no_memory", totals.store_no_memory);
+    sink.put("store_too_large", totals.refused_too_large);
+    sink.put("store_no_memory", totals.refused_no_memory);
     sink.put("auth_cmds", totals.auth_cmds);
     sink.put("auth_errors", totals.auth_errors);
     if shared.live.idle_timeout_secs() > 0 {
         sink.put("idle_kicks", shared.idle_kicks());
     }
-    sink.put("bytes_read", totals.bytes_read);
-    sink.put("bytes_written", totals.bytes_written);
+    sink.put("bytes_read", totals.received_bytes);
+    sink.put("bytes_written", totals.sent_bytes);
     sink.put("limit_maxbytes", settings.memory_bytes);
     sink.put("accepting_conns", u8::from(shared.accepting.load(Ordering::Relaxed)));
     sink.put("listen_disabled_num", shared.listen_disabled.load(Ordering::Relaxed));

@@ -254,7 +254,8 @@ impl Collect for Reports {
     fn collect(&self, into: &mut Families) {
         collect_curves(&self.miss_ratio_curve(), into);
         if let Some(misses) = self.misses_by_reason() {
-            let help = "Misses of items since the start by their reason, in part estimated from a sample.";
+            let help = "Misses of items since the start by reason: never_seen, expired, evicted, flushed, deleted; partly \
+                        estimated, so it may fall.";
             Misses::from(misses).collect("cached_misses_by_reason", help, into);
         }
         if let Some(cache) = self.shared.objects.get().and_then(ObjectStatistics::cache) {

@@ -96,7 +96,7 @@ pub(super) fn write_items(shared: &Shared, sink: &mut Sink<'_>) {
         put("evicted", whole(kv.evictions));
         put("evicted_nonzero", 0);
         put("evicted_time", 0);
-        put("outofmemory", whole(totals.store_no_memory));
+        put("outofmemory", whole(totals.refused_no_memory));
         put("tailrepairs", 0);
         put("reclaimed", whole(kv.reclaimed));
         put("expired_unfetched", whole(kv.expired_unfetched));
@@ -141,7 +141,7 @@ pub(super) fn write_slabs(shared: &Shared, sink: &mut Sink<'_>) {
         put("free_chunks", chunks - class.items);
         put("free_chunks_end", 0);
         put("get_hits", whole(totals.get_hits));
-        put("cmd_set", whole(totals.set_cmds));
+        put("cmd_set", whole(totals.sets));
         put("delete_hits", whole(totals.delete_hits));
         put("incr_hits", whole(totals.incr_hits));
         put("decr_hits", whole(totals.decr_hits));

@@ -5,7 +5,8 @@
 
 use super::heartbeat::Heartbeat;
 use super::insight::NextSample;
-use cached_metrics::{Latency, LatencySnapshot};
+use cached_metrics::{LabelledMetric, Latency, LatencySnapshot, counters};
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -32,137 +33,164 @@ impl Counter {
     }
 }
 
-macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// The counters of one worker.
-        #[derive(Debug, Default)]
-        #[repr(align(128))]
-        pub(crate) struct Counters {
-            /// The worker's activity: beside its counters, in cache lines that no other thread writes.
-            pub(crate) heartbeat: Heartbeat,
-            /// Which of its loop iterations are timed.
-            pub(crate) next_timed: NextTimed,
-            /// When the next get is sampled for the hot keys.
-            pub(crate) next_sample: NextSample,
-            /// The number of the worker.
-            pub(crate) worker: usize,
-            $($(#[$doc])* pub(crate) $name: Counter,)*
-            /// How long its requests take.
-            pub(crate) latency: CommandLatency,
-        }
-
-        /// Sums over all workers.
-        #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-        pub(crate) struct Totals {
-            $($(#[$doc])* pub(crate) $name: u64,)*
-        }
-
-        impl Counters {
-            /// Returns the counts of this worker.
-            pub(crate) fn totals(&self) -> Totals {
-                Totals { $($name: self.$name.get(),)* }
-            }
-        }
-
-        impl Totals {
-            /// Adds the counters of one worker.
-            pub(crate) fn add(&mut self, worker: &Counters) {
-                $(self.$name += worker.$name.get();)*
-            }
-
-            /// Returns the counts since `before`.
-            pub(crate) fn since(&self, before: &Totals) -> Totals {
-                Totals { $($name: self.$name.wrapping_sub(before.$name),)* }
-            }
-        }
-    };
+/// The counters of one worker.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct Counters {
+    /// The worker's activity: beside its counters, in cache lines that no other thread writes.
+    pub(crate) heartbeat: Heartbeat,
+    /// Which of its loop iterations are timed.
+    pub(crate) next_timed: NextTimed,
+    /// When the next get is sampled for the hot keys.
+    pub(crate) next_sample: NextSample,
+    /// The number of the worker.
+    pub(crate) worker: usize,
+    counts: Totals<Counter>,
+    /// How long its requests take.
+    pub(crate) latency: CommandLatency,
 }
+
+impl Deref for Counters {
+    type Target = Totals<Counter>;
+
+    #[inline]
+    fn deref(&self) -> &Totals<Counter> {
+        &self.counts
+    }
+}
+
+/// The kinds of results of each command, as memcached's exporter distinguishes them.
+pub(crate) const COMMANDS: LabelledMetric<2> = LabelledMetric::new(
+    "cached_commands_total",
+    ["command", "status"],
+    "Commands of memcached's protocols, by result: hit, miss, badval (a cas with another value); a retrieval \
+     counts once for each key.",
+);
+const REFUSED: LabelledMetric<1> = LabelledMetric::new(
+    "cached_stores_refused_total",
+    ["reason"],
+    "Values that were not stored: too_large, no_memory.",
+);
+const HANDSHAKES: LabelledMetric<1> = LabelledMetric::new(
+    "cached_tls_handshakes_total",
+    ["result"],
+    "TLS handshakes of clients of memcached's protocols: full, resumed, failed.",
+);
 
 impl Totals {
     /// Returns the number of commands of each kind. A retrieval counts once for each key.
     pub(crate) fn commands(&self) -> [u64; Kind::ALL.len()] {
         Kind::ALL.map(|kind| match kind {
-            Kind::Get => self.get_cmds,
-            Kind::Set => self.set_cmds,
-            Kind::Touch => self.touch_cmds,
+            Kind::Get => self.gets,
+            Kind::Set => self.sets,
+            Kind::Touch => self.touches,
             Kind::Delete => self.delete_hits + self.delete_misses,
             Kind::Incr => self.incr_hits + self.incr_misses,
             Kind::Decr => self.decr_hits + self.decr_misses,
-            Kind::Flush => self.flush_cmds,
+            Kind::Flush => self.flushes,
         })
     }
 }
 
 counters! {
-    /// Keys of retrievals.
-    get_cmds,
-    /// Keys found by them.
-    get_hits,
-    /// Keys not found by them.
-    get_misses,
-    /// Items found expired.
-    get_expired,
-    /// Items found flushed.
-    get_flushed,
-    /// Stores whose value was not refused for its size.
-    set_cmds,
-    /// `flush_all`.
-    flush_cmds,
-    /// Touches, those of `gat` included.
-    touch_cmds,
-    /// Touches that found their item.
-    touch_hits,
-    /// Touches that found nothing.
-    touch_misses,
-    /// `me`.
-    meta_cmds,
-    /// Deletions that found their item.
-    delete_hits,
-    /// Deletions that found nothing.
-    delete_misses,
-    /// Increments of a number that was found.
-    incr_hits,
-    /// Increments that found nothing.
-    incr_misses,
-    /// Decrements of a number that was found.
-    decr_hits,
-    /// Decrements that found nothing.
-    decr_misses,
-    /// Compare-and-stores that matched.
-    cas_hits,
-    /// Compare-and-stores that found nothing.
-    cas_misses,
-    /// Compare-and-stores that found another CAS value.
-    cas_badval,
-    /// Values above the size limit of items.
-    store_too_large,
-    /// Values for which there was no memory.
-    store_no_memory,
-    /// Attempts to authenticate.
-    auth_cmds,
-    /// Those with a wrong user or password.
-    auth_errors,
-    /// Datagrams that were requests.
-    udp_requests,
-    /// Datagrams that were dropped: malformed requests, and replies for which the system had no buffer space.
-    udp_dropped,
-    /// Bytes received.
-    bytes_read,
-    /// Bytes sent.
-    bytes_written,
-    /// Times that a connection with more to do had to wait for the others.
-    conn_yields,
-    /// TLS handshakes that were complete and did not resume a session.
-    tls_handshakes_full,
-    /// TLS handshakes that resumed a session.
-    tls_handshakes_resumed,
-    /// TLS handshakes that failed or took too long.
-    tls_handshake_failures,
-    /// TLS connections that failed after their handshake.
-    tls_failures,
+    /// What workers count: one of them in a `Totals<Counter>`, the sums over all in a `Totals`. The fields' names are
+    /// keys of `/status.json`.
+    #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+    pub(crate) struct Totals<C = u64> {
+        /// Keys of retrievals.
+        gets,
+        /// Keys found by them.
+        get_hits => COMMANDS.of(["get", "hit"]),
+        /// Keys not found by them.
+        get_misses => COMMANDS.of(["get", "miss"]),
+        /// Items found expired.
+        get_expired,
+        /// Items found flushed.
+        get_flushed,
+        /// Stores whose value was not refused for its size.
+        sets,
+        /// `flush_all`.
+        flushes => COMMANDS.of(["flush", "hit"]),
+        /// Touches, those of `gat` included.
+        touches,
+        /// Touches that found their item.
+        touch_hits => COMMANDS.of(["touch", "hit"]),
+        /// Touches that found nothing.
+        touch_misses => COMMANDS.of(["touch", "miss"]),
+        /// `me`.
+        meta_cmds,
+        /// Deletions that found their item.
+        delete_hits => COMMANDS.of(["delete", "hit"]),
+        /// Deletions that found nothing.
+        delete_misses => COMMANDS.of(["delete", "miss"]),
+        /// Increments of a number that was found.
+        incr_hits => COMMANDS.of(["incr", "hit"]),
+        /// Increments that found nothing.
+        incr_misses => COMMANDS.of(["incr", "miss"]),
+        /// Decrements of a number that was found.
+        decr_hits => COMMANDS.of(["decr", "hit"]),
+        /// Decrements that found nothing.
+        decr_misses => COMMANDS.of(["decr", "miss"]),
+        /// Compare-and-stores that matched.
+        cas_hits => COMMANDS.of(["cas", "hit"]),
+        /// Compare-and-stores that found nothing.
+        cas_misses => COMMANDS.of(["cas", "miss"]),
+        /// Compare-and-stores that found another CAS value.
+        cas_badval => COMMANDS.of(["cas", "badval"]),
+        /// Values above the size limit of items.
+        refused_too_large => REFUSED.of(["too_large"]),
+        /// Values for which there was no memory.
+        refused_no_memory => REFUSED.of(["no_memory"]),
+        /// Attempts of clients to authenticate.
+        auth_cmds => "cached_authentications_total",
+        /// Attempts to authenticate with a wrong user or password.
+        auth_errors => "cached_authentications_failed_total",
+        /// Datagrams that were requests.
+        udp_requests => "cached_datagrams_total",
+        /// Datagrams dropped: malformed requests, and replies for which the system had no room.
+        udp_dropped => "cached_datagrams_dropped_total",
+        /// Bytes received from clients.
+        received_bytes => "cached_received_bytes_total",
+        /// Bytes sent to clients.
+        sent_bytes => "cached_sent_bytes_total",
+        /// Times that a connection with more to do had to wait for the others.
+        conn_yields => "cached_connection_yields_total",
+        /// TLS handshakes that were complete and did not resume a session.
+        tls_handshakes_full => HANDSHAKES.of(["full"]),
+        /// TLS handshakes that resumed a session.
+        tls_handshakes_resumed => HANDSHAKES.of(["resumed"]),
+        /// TLS handshakes that failed or took too long.
+        tls_handshake_failures => HANDSHAKES.of(["failed"]),
+        /// TLS connections that failed after their handshake: cut off, or with records that are not right.
+        tls_failures => "cached_tls_failures_total",
+    }
+}
+
+impl Totals {
+    /// Adds the counters of one worker.
+    pub(crate) fn add(&mut self, worker: &Counters) {
+        worker.zip(self, |counter, sum| *sum += counter.get());
+    }
+
+    /// Returns the counts since `before`.
+    pub(crate) fn since(&self, before: &Totals) -> Totals {
+        let mut since = *self;
+        before.zip(&mut since, |before, now| *now = now.wrapping_sub(*before));
+        since
+    }
+
+    /// Returns the number of `cas`.
+    pub(crate) fn cas(&self) -> u64 {
+        self.cas_hits + self.cas_misses + self.cas_badval
+    }
 }
 
 impl Counters {
+    /// Returns the counts of this worker.
+    pub(crate) fn totals(&self) -> Totals {
+        self.map(Counter::get)
+    }
+
     /// Returns the counters of the worker with this number.
     pub(crate) fn of_worker(worker: usize) -> Counters {
         Counters { worker, ..Counters::default() }
@@ -172,8 +200,8 @@ impl Counters {
     /// keys.
     #[inline]
     pub(crate) fn count_gets(&self, keys: u64) -> Option<u64> {
-        self.get_cmds.add(keys);
-        let gets = self.get_cmds.get();
+        self.gets.add(keys);
+        let gets = self.gets.get();
         self.next_sample.is_reached(gets).then_some(gets)
     }
 }

@@ -110,7 +110,7 @@ mod tests {
             if counters.next_timed.is_due(step) {
                 timing.begin_or_end(step, &counters);
             }
-            counters.get_cmds.add(2);
+            counters.gets.add(2);
             if counters.next_timed.is_running() {
                 timing.served(&counters);
                 timed += 1;

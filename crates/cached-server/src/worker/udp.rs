@@ -117,7 +117,7 @@ impl Worker {
         reply: &mut Vec<u8>,
     ) {
         let counters = self.shared.counters(self.index);
-        counters.bytes_read.add(UDP_HEADER_LEN.min(datagram.len()) as u64);
+        counters.received_bytes.add(UDP_HEADER_LEN.min(datagram.len()) as u64);
         // Two servers that took each other's replies for requests would answer for ever.
         let peer = peer.filter(|peer| peer.port() != 0 && peer.port() != own.port());
         let (Some((id, request)), Some(peer)) = (decode_datagram(datagram), peer) else {
@@ -163,7 +163,7 @@ impl Worker {
             let datagram = &datagram[..UDP_HEADER_LEN + bytes.len()];
             match rustix::net::sendto(socket, datagram, SendFlags::DONTWAIT | SendFlags::NOSIGNAL, &peer) {
                 // The reply itself was counted when it was executed.
-                Ok(_) => counters.bytes_written.add(UDP_HEADER_LEN as u64),
+                Ok(_) => counters.sent_bytes.add(UDP_HEADER_LEN as u64),
                 // There is no buffer space, or no route to that address; the client asks again, as for any datagram lost.
                 Err(_) => {
                     counters.udp_dropped.bump();

@@ -3,12 +3,90 @@
 //! What is counted by namespace lies in the namespace's record ([`super::records`]); the sums over all
 //! of them are made when they are asked for.
 
-use blocker::metrics::Histogram;
+use blocker::metrics::{Counter, Histogram, counters};
+use serde::Serialize;
 
 use super::dirty_room::{DirtyLimits, DirtyRoom};
 use super::records::{NamespaceMetrics, NamespaceTable};
 use crate::object::memory::slots::{Slot, State};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::AtomicU64;
+
+counters! {
+    /// What a cache holds and has done. Sizes are in bytes; the rest counts since the start.
+    ///
+    /// A cache counts in a `Counters<Counter>`, except what it can read elsewhere.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+    #[non_exhaustive]
+    pub struct Counters<C = u64> {
+        /// Objects that the index knows.
+        #[serde(rename = "count")]
+        objects => "cache_objects",
+        /// Memory of all buckets.
+        memory_bytes => "cache_memory_bytes",
+        /// Memory of free buckets.
+        free_bytes => "cache_free_bytes",
+        /// Data that the store has as well.
+        clean_bytes => "cache_clean_bytes",
+        /// Data that the store does not have yet: data by whole buckets, zeros by what they cover, and 4 KiB
+        /// for each object that is to be cut, removed, or created.
+        dirty_bytes => "cache_dirty_bytes",
+        /// Dirty data on their way to the store.
+        writing_bytes => "cache_writing_bytes",
+        /// Known zeros, which take no memory.
+        zero_bytes => "cache_zero_bytes",
+        /// Data being read from the store.
+        loading_bytes => "cache_loading_bytes",
+        /// Buckets reserved for payloads that are received, or that no write has taken over yet.
+        receive_buffer_bytes => "cache_receive_buffer_bytes",
+        /// Payload that writes have taken over from receive buffers without a copy.
+        zero_copy_bytes => "cache_received_bytes_total",
+        /// 1 if requests go to the cache, 0 while it is detached and they go to the store.
+        attached => "cache_attached",
+        /// Reads that went straight to the store while the cache was detached.
+        direct_reads => "cache_direct_reads_total",
+        /// The most requests to the store under way at once: follows the store's latency while any namespace has
+        /// rates or a weight.
+        gate_width => "cache_gate_width",
+        /// Requests that wait before the store is asked.
+        gate_waiting => "cache_gate_waiting",
+        /// Reads answered from the cache.
+        read_hits => "cache_read_hits_total",
+        /// Reads that had to read the store.
+        read_misses => "cache_read_misses_total",
+        /// Changes applied in the cache.
+        writes_back => "cache_writes_back_total",
+        /// Changes forwarded to the store.
+        writes_through => "cache_writes_through_total",
+        /// Changes that waited because the limit of dirty data was reached.
+        writes_throttled => "cache_writes_throttled_total",
+        /// Flushes of objects that succeeded.
+        flushes => "cache_flushes_total",
+        /// Flushes of objects that failed and are tried again.
+        flush_failures => "cache_flush_failures_total",
+        /// Changes that flushes sent to the store, whether it took them or not.
+        flush_requests => "cache_flush_requests_total",
+        /// Bytes that flushes sent.
+        flush_bytes => "cache_flush_bytes_total",
+        /// Acknowledged data that the store refused for good.
+        lost_bytes => "cache_lost_bytes_total",
+        /// Objects with losses that have not been repaired.
+        lost_objects => "cache_lost_objects",
+        /// Data read from the store before a client asked for them.
+        read_ahead_bytes => "cache_read_ahead_bytes_total",
+        /// Data read ahead that a client then asked for.
+        read_ahead_used_bytes => "cache_read_ahead_used_bytes_total",
+        /// Data read ahead that were gone before a client asked for them, or lay between what was expected.
+        read_ahead_wasted_bytes => "cache_read_ahead_wasted_bytes_total",
+        /// Data read in order for long, and not kept.
+        bypassed_read_bytes => "cache_bypassed_read_bytes_total",
+        /// Data written in order for long, around the cache.
+        bypassed_write_bytes => "cache_bypassed_write_bytes_total",
+        /// Buckets evicted.
+        bucket_evictions => "cache_bucket_evictions_total",
+        /// Objects evicted.
+        object_evictions => "cache_object_evictions_total",
+    }
+}
 
 /// The bounds of the sizes of flush requests: a bucket, and then each four times the one before.
 const FLUSH_SIZES: [f64; 7] = [4096.0, 16_384.0, 65_536.0, 262_144.0, 1_048_576.0, 4_194_304.0, 16_777_216.0];
@@ -18,44 +96,21 @@ pub(crate) struct Metrics {
     /// What is counted of each namespace is in its record.
     namespaces: NamespaceTable,
     pub(crate) dirty_room: DirtyRoom,
+    /// The buckets that are being loaded.
     pub(crate) loading: AtomicU64,
-    /// Reads that went straight to the store.
-    pub(crate) direct_reads: AtomicU64,
-    /// Buckets that writes have taken over.
-    pub(crate) zero_copy: AtomicU64,
-    pub(crate) flushes: AtomicU64,
-    pub(crate) flush_failures: AtomicU64,
-    pub(crate) flush_requests: AtomicU64,
-    pub(crate) flush_bytes: AtomicU64,
+    pub(crate) counts: Counters<Counter>,
     /// The bytes of each request that a flush sends.
     pub(crate) flush_sizes: Histogram,
-    pub(crate) lost_bytes: AtomicU64,
-    pub(crate) bucket_evictions: AtomicU64,
-    pub(crate) object_evictions: AtomicU64,
-}
-
-/// Adds to a counter.
-pub(crate) fn add(counter: &AtomicU64, count: u64) {
-    counter.fetch_add(count, Ordering::Relaxed);
 }
 
 impl Metrics {
     pub(crate) fn new(namespaces: &NamespaceTable, limits: &DirtyLimits) -> Self {
-        let zero = || AtomicU64::new(0);
         Self {
             namespaces: namespaces.clone(),
             dirty_room: DirtyRoom::new(namespaces, limits),
-            loading: zero(),
-            direct_reads: zero(),
-            zero_copy: zero(),
-            flushes: zero(),
-            flush_failures: zero(),
-            flush_requests: zero(),
-            flush_bytes: zero(),
+            loading: AtomicU64::new(0),
+            counts: Counters::default(),
             flush_sizes: Histogram::new(FLUSH_SIZES),
-            lost_bytes: zero(),
-            bucket_evictions: zero(),
-            object_evictions: zero(),
         }
     }
 

@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+use blocker::metrics::counters;
 use blocker::{Error, ListEntry, Name, Namespace, ObjectId, Result, Timestamp};
 
 use crate::object::lock_ranks;
@@ -19,16 +20,18 @@ use crate::sync::{AtomicBool, Mutex, Ordering, lock};
 const AHEAD_MAX: usize = 64 * 1024;
 /// A refusal starts a count if the last one ended longer ago than this.
 const RECOUNT_AFTER: Duration = Duration::from_secs(60);
-/// The quota of a namespace and what it uses, in bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct QuotaUse {
-    /// The most that its objects may have together.
-    pub bytes_max: u64,
-    /// What they have, as far as it is known.
-    pub used_bytes: u64,
-    /// Whether all of them have been counted.
-    pub is_counted: bool,
+counters! {
+    /// The quota of a namespace and what it uses, in bytes.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    #[non_exhaustive]
+    pub struct QuotaUse {
+        /// The most bytes that the objects of a namespace may have together.
+        pub bytes_max: u64 => "cache_namespace_quota_bytes",
+        /// The bytes that they have, as far as they have been counted.
+        pub used_bytes: u64 => "cache_namespace_used_bytes",
+        /// 1 if all of them have been counted; before that the quota is compared with what has been.
+        pub is_counted: bool => "cache_namespace_used_is_counted",
+    }
 }
 
 /// See the module. By the numbers of namespaces.

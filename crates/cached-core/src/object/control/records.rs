@@ -4,6 +4,7 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use blocker::Namespace;
+use blocker::metrics::{Counter, counters};
 
 use super::dirty_room::DirtyPool;
 use super::write_phases::WritePhases;
@@ -188,7 +189,7 @@ pub(crate) struct NamespaceMetrics {
     /// Its requests to the store.
     pub(crate) store: StoreMetrics,
     /// Changes refused because the quota was used up.
-    pub(crate) quota_refusals: AtomicU64,
+    pub(crate) quota_refusals: Counter,
 }
 
 impl NamespaceMetrics {
@@ -203,7 +204,7 @@ impl NamespaceMetrics {
             written_safely: std::array::from_fn(|_| AtomicU64::new(0)),
             forwarded: std::array::from_fn(|_| AtomicU64::new(0)),
             store: StoreMetrics::default(),
-            quota_refusals: AtomicU64::new(0),
+            quota_refusals: Counter::new(),
         }
     }
 
@@ -311,19 +312,23 @@ pub(crate) struct StoreMetrics {
     wait_nanos: AtomicU64,
 }
 
-/// The requests to the store of one namespace since the start.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct StoreCounters {
-    /// Requests that have ended.
-    pub requests: u64,
-    /// What they carried, read and written, in bytes.
-    pub bytes: u64,
-    /// How long the store took for them, all together.
-    pub latency: Duration,
-    /// Requests that waited before the store was asked, because of rates, weights or the number under way.
-    pub waits: u64,
-    /// How long they waited, all together.
-    pub waited: Duration,
+counters! {
+    /// The requests to the store of one namespace since the start.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub struct StoreCounters {
+        /// Requests to the store that have ended, by namespace: loads, forwarded changes, flushes, questions for
+        /// a size.
+        pub requests: u64 => "cache_namespace_store_requests_total",
+        /// What requests to the store carried, read and written, by namespace.
+        pub bytes: u64 => "cache_namespace_store_bytes_total",
+        /// The time that the store took for requests, by namespace; by their number, the mean latency.
+        pub latency: Duration => "cache_namespace_store_seconds_total",
+        /// Requests that waited before the store was asked, by namespace: because of rates, weights or the
+        /// number under way.
+        pub waits: u64 => "cache_namespace_store_waits_total",
+        /// The time that requests waited before the store was asked, by namespace.
+        pub waited: Duration => "cache_namespace_store_wait_seconds_total",
+    }
 }
 
 impl std::ops::AddAssign for StoreCounters {

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use blocker::{Error, ListEntry, ListReply, ListRequest, Name, Namespace, ObjectId, Result, Scope, Version};
 
-use crate::object::control::metrics::add;
 use crate::object::control::quotas::Counted;
 use crate::object::shared::handle::Handle;
 use crate::object::shared::{Shared, log_waits};
@@ -149,7 +148,7 @@ pub(crate) fn change_size(
     }
     let changed = shared.quotas.change(number, id, sizes);
     if changed.is_err() {
-        add(&shared.namespaces.record(number).metrics.quota_refusals, 1);
+        shared.namespaces.record(number).metrics.quota_refusals.increment();
         if shared.quotas.refused(number, shared.clock.now()) {
             shared.background.wake();
         }

@@ -7,7 +7,6 @@ use blocker::{
 };
 use futures_util::future::join_all;
 
-use crate::object::control::metrics::add;
 use crate::object::memory::geometry::{Buckets, WHOLE};
 use crate::object::memory::pool::BUCKET;
 use crate::object::shared::Shared;
@@ -105,7 +104,7 @@ struct Loading(Arc<Shared>, u64);
 
 impl Loading {
     fn begin(shared: &Arc<Shared>, buckets: u64) -> Self {
-        add(&shared.metrics.loading, buckets);
+        shared.metrics.loading.fetch_add(buckets, Ordering::Relaxed);
         Self(Arc::clone(shared), buckets)
     }
 }

@@ -10,7 +10,6 @@ use blocker::admission::check_condition;
 use blocker::{Condition, Error, Hints, Info, InfoRequest, ReadReply, ReadRequest, Result, Version};
 use load::{load, load_head};
 
-use super::control::metrics::add;
 use super::memory::geometry::{BUCKET_U64, buckets_of};
 use super::shared::Shared;
 use super::shared::calls::begin;
@@ -135,7 +134,7 @@ async fn read_below(shared: &Arc<Shared>, mut request: ReadRequest, hash: u64) -
     let condition = std::mem::replace(&mut request.condition, Condition::None);
     let class = Class::of(request.call.priority);
     shared.metrics.count_miss(namespace);
-    add(&shared.metrics.direct_reads, 1);
+    shared.metrics.counts.direct_reads.increment();
     let asking = begin(shared, namespace, (Lane::Load, class), request.len_bytes).await?;
     let answer = shared.below.read(request).await;
     let bytes = answer.as_ref().map_or(0, |reply| reply.data.len_bytes() as u64);

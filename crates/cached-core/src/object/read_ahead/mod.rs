@@ -16,6 +16,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use accuracy::{Accuracy, StoreSpeed};
+use blocker::metrics::{Counter, counters};
 use blocker::{BUCKET_BYTES, Call, Hints, Name, NamespaceKey, ObjectId};
 use object_numbers::ObjectNumber;
 use progressions::{Access, Found, Plan, Progressions, Terms};
@@ -128,15 +129,19 @@ impl ReadAhead {
         self.flows[usize::from(namespace)].get_or_init(Box::default)
     }
 
-    /// Returns what is counted of a namespace, if it has something.
-    pub(crate) fn counters(&self, namespace: u16) -> Option<&FlowCounters> {
-        Some(&self.flows[usize::from(namespace)].get()?.counters)
+    /// Returns what is counted of a namespace.
+    pub(crate) fn of(&self, namespace: u16) -> FlowCounters {
+        let flow = self.flows[usize::from(namespace)].get();
+        flow.map_or_else(FlowCounters::default, |flow| flow.counters.map(Counter::get))
     }
 
-    /// Returns the sum of one counter over all namespaces.
-    pub(crate) fn total(&self, of: fn(&FlowCounters) -> &AtomicU64) -> u64 {
-        let all = self.flows.iter().filter_map(OnceLock::get);
-        all.map(|flow| of(&flow.counters).load(Ordering::Relaxed)).sum()
+    /// Returns the sums over all namespaces.
+    pub(crate) fn total(&self) -> FlowCounters {
+        let mut total = FlowCounters::default();
+        for flow in self.flows.iter().filter_map(OnceLock::get) {
+            flow.counters.zip(&mut total, |counter, sum| *sum += counter.get());
+        }
+        total
     }
 
     /// Notes how long the store took to answer a read that a caller waited for.
@@ -207,7 +212,7 @@ impl ReadAhead {
         }
         if is_passing {
             let bytes = u64::from(access.end - access.first) * BUCKET_BYTES;
-            flow.counters.bypassed_read_bytes.fetch_add(bytes, Ordering::Relaxed);
+            flow.counters.bypassed_read_bytes.add(bytes);
         }
         Seen { is_passing }
     }
@@ -254,7 +259,7 @@ impl ReadAhead {
         let found = lock(&self.writes[place.table()]).observe(&access, Terms::NONE);
         let is_passing = passes(&found, cut_off);
         if is_passing {
-            flow.counters.bypassed_write_bytes.fetch_add(bytes, Ordering::Relaxed);
+            flow.counters.bypassed_write_bytes.add(bytes);
         }
         Seen { is_passing }
     }
@@ -291,22 +296,22 @@ impl ReadAhead {
     /// Counts a bucket that was read ahead.
     pub(crate) fn count_ahead(&self, namespace: u16) {
         self.unread.fetch_add(1, Ordering::Relaxed);
-        self.flow(namespace).counters.ahead.fetch_add(1, Ordering::Relaxed);
+        self.flow(namespace).counters.ahead.increment();
     }
 
     /// Counts a bucket that was read because of those beside it, and is not kept. That was known before: it
     /// is no failure of what was expected.
     pub(crate) fn count_between(&self, namespace: u16) {
         let counters = &self.flow(namespace).counters;
-        counters.ahead.fetch_add(1, Ordering::Relaxed);
-        counters.wasted.fetch_add(1, Ordering::Relaxed);
+        counters.ahead.increment();
+        counters.wasted.increment();
     }
 
     /// Counts the first read of a bucket that was read ahead.
     pub(crate) fn count_used(&self, namespace: u16) {
         self.unread.fetch_sub(1, Ordering::Relaxed);
         let flow = self.flow(namespace);
-        flow.counters.used.fetch_add(1, Ordering::Relaxed);
+        flow.counters.used.increment();
         flow.accuracy.count(true);
     }
 
@@ -314,7 +319,7 @@ impl ReadAhead {
     pub(crate) fn count_wasted(&self, namespace: u16) {
         self.unread.fetch_sub(1, Ordering::Relaxed);
         let flow = self.flow(namespace);
-        flow.counters.wasted.fetch_add(1, Ordering::Relaxed);
+        flow.counters.wasted.increment();
         flow.accuracy.count(false);
     }
 
@@ -401,20 +406,22 @@ pub(crate) struct FlowSettings {
     pub(crate) bypass_write_bytes_min: Setting,
 }
 
-/// Buckets that were read ahead, and bytes that have bypassed the cache, since the start.
-#[derive(Debug, Default)]
-pub(crate) struct FlowCounters {
-    pub(crate) ahead: AtomicU64,
-    pub(crate) used: AtomicU64,
-    pub(crate) wasted: AtomicU64,
-    pub(crate) bypassed_read_bytes: AtomicU64,
-    pub(crate) bypassed_write_bytes: AtomicU64,
+counters! {
+    /// Buckets that were read ahead, and bytes that have bypassed the cache, since the start.
+    #[derive(Debug, Default)]
+    pub(crate) struct FlowCounters<C = u64> {
+        ahead,
+        used,
+        wasted,
+        bypassed_read_bytes,
+        bypassed_write_bytes,
+    }
 }
 
 /// What reading ahead and bypassing have of one namespace: its settings, its counters, how well it goes.
 #[derive(Debug, Default)]
 pub(crate) struct Flow {
     pub(crate) own: FlowSettings,
-    pub(crate) counters: FlowCounters,
+    pub(crate) counters: FlowCounters<Counter>,
     pub(crate) accuracy: Accuracy,
 }

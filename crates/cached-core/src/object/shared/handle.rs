@@ -10,7 +10,6 @@ use blocker::{Error, ObjectId, Result};
 
 use super::resources::flushed_meanwhile;
 use super::{Shared, log_waits};
-use crate::object::control::metrics::add;
 use crate::object::memory::geometry::Buckets;
 use crate::object::read_ahead::Pattern;
 use crate::object::state::index::{Entered, InUse};
@@ -188,7 +187,7 @@ fn enter_index<'a>(shared: &'a Shared, hash: u64, id: &ObjectId) -> Option<InUse
         Entered::Found(in_use) => Some(in_use),
         Entered::Placed { in_use, evicted } => {
             if evicted.is_some() {
-                add(&shared.metrics.object_evictions, 1);
+                shared.metrics.counts.object_evictions.increment();
             }
             Some(in_use)
         }

@@ -12,7 +12,7 @@ use blocker::{Blocker, Capabilities, Clock, EventHub, ObjectId, Timestamp};
 
 use super::config::{ObjectCacheConfig, Writer};
 use super::control::attach_state::Attaching;
-use super::control::metrics::{Metrics, add};
+use super::control::metrics::Metrics;
 use super::control::namespaces::Namespaces;
 use super::control::quotas::Quotas;
 use super::control::settings::{LiveValues, Settings, dirty_limits, quotas, set_limited, store_terms};
@@ -296,7 +296,7 @@ impl Shared {
         }
         let evicted = self.index.finalize(at, |at, hash, object| self.clear_for_eviction(at, hash, object));
         if evicted.is_some() {
-            add(&self.metrics.object_evictions, 1);
+            self.metrics.counts.object_evictions.increment();
             self.node_waiters.notify();
         }
     }

@@ -8,7 +8,6 @@ use blocker::Result;
 
 use super::Shared;
 use crate::object::config::{OTHERS, Share};
-use crate::object::control::metrics::add;
 use crate::object::memory::pool::{Detached, Reserved};
 use crate::object::memory::queue::bucket_hash;
 use crate::object::state::{Loaded, Missing, Object, Resources};
@@ -224,7 +223,7 @@ fn evict_from(shared: &Shared, mut shares: impl Iterator<Item = Share>) -> bool 
         }
     };
     if tried == Some(true) {
-        add(&shared.metrics.bucket_evictions, 1);
+        shared.metrics.counts.bucket_evictions.increment();
         shared.shares.count_eviction(&shared.pool, &shared.queues, &shared.namespaces);
     } else {
         shared.queues.put_back(&shared.pool, share, bucket, hash_of);

@@ -1,10 +1,9 @@
 //! Slots and their buckets: set, released, copied before they are changed, filled up from the store, evicted;
 //! and the resources that a step brings for them.
 
-use blocker::{Run, RunContent, Segments};
+use blocker::{BUCKET_BYTES, Run, RunContent, Segments};
 
 use super::{Env, Known, Object};
-use crate::object::control::metrics::add;
 use crate::object::memory::geometry::{BUCKET_U64, Buckets, Cursor, SECTORS, parts, touched};
 use crate::object::memory::pool::{BUCKET, Reserved};
 use crate::object::memory::queue::{MARKED, PASSING, UNREAD};
@@ -389,7 +388,7 @@ impl Object {
     /// Takes a bucket over as newer than the store. Other slots may refer to it, as after a copy.
     pub(super) fn adopt_dirty(&mut self, env: &Env<'_>, at: u32, bucket: u32, resources: &mut Resources<'_>) {
         env.pool.adopt(bucket);
-        add(&env.metrics.zero_copy, 1);
+        env.metrics.counts.zero_copy_bytes.add(BUCKET_BYTES);
         self.put_dirty(env, at, Slot::of(State::DirtyWhole, bucket), resources);
     }
 
@@ -400,7 +399,7 @@ impl Object {
             env.pool.release(bucket);
             return false;
         }
-        add(&env.metrics.zero_copy, 1);
+        env.metrics.counts.zero_copy_bytes.add(BUCKET_BYTES);
         let is_new = self.slots.get(at).state() != State::Clean;
         env.meta(bucket).set_owner(Some((env.node, at)));
         self.put(env, at, Slot::of(State::Clean, bucket));

@@ -12,7 +12,6 @@ use cached_journal::Position;
 use super::flush_send::{Terms, send, succeeded};
 use super::log_space::crowded_before;
 use crate::object::config::Writer;
-use crate::object::control::metrics::add;
 use crate::object::memory::pool::BUCKET;
 use crate::object::shared::claim::{log_failure, narrow_rest, note_refusal};
 use crate::object::shared::handle::Handle;
@@ -94,7 +93,8 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
                 None => (),
                 Some((plan, _)) if is_discarded => {
                     let (lost, waiters) = object.lose(env, &plan);
-                    add(&record.discarded_bytes, lost.map_or(0, |lost| lost.bytes));
+                    let discarded = lost.map_or(0, |lost| lost.bytes);
+                    record.discarded_bytes.fetch_add(discarded, Ordering::Relaxed);
                     let why = "its namespace is being removed, and what is not stored of it is discarded";
                     done.extend(
                         waiters.into_iter().map(|ticket| (ticket, Err(Error::NotStored(why.into())))),
@@ -106,7 +106,7 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
                 Some((plan, Err(why @ Error::Fenced { epoch }))) => {
                     note_refusal(&own, &id, epoch);
                     let (lost, waiters) = object.lose(env, &plan);
-                    add(&own.metrics.lost_bytes, lost.map_or(0, |lost| lost.bytes));
+                    own.metrics.counts.lost_bytes.add(lost.map_or(0, |lost| lost.bytes));
                     // In the exclusive section: every later look at the object finds that its changes are
                     // lost.
                     loss = lost.map(|lost| (own.losses.record(&id, lost, &why), lost, why));
@@ -127,9 +127,11 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
                     object.pending.is_held = is_held;
                     object.pending.lost_below = matches!(failure, Some(Error::WritesLost(_)))
                         || failure.is_some() && object.pending.lost_below;
-                    let counter =
-                        if failure.is_some() { &own.metrics.flush_failures } else { &own.metrics.flushes };
-                    add(counter, 1);
+                    let counts = &own.metrics.counts;
+                    match failure {
+                        Some(_) => counts.flush_failures.increment(),
+                        None => counts.flushes.increment(),
+                    }
                 }
             }
             if let Some(error) = failure {
@@ -299,7 +301,7 @@ pub(crate) async fn restore(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimi
         }
         Err(error) => return Err(error),
     };
-    add(&shared.metrics.flush_bytes, plan.bytes());
+    shared.metrics.counts.flush_bytes.add(plan.bytes());
     succeeded(shared);
     Ok(Some(version))
 }

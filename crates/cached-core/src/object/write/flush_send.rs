@@ -8,7 +8,6 @@ use blocker::{
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::object::config::Writer;
-use crate::object::control::metrics::add;
 use crate::object::mutation::runs_bytes;
 use crate::object::shared::Shared;
 use crate::object::shared::calls::begin;
@@ -48,7 +47,7 @@ impl Terms<'_> {
     ) -> Result<T> {
         let counted = |change, call| {
             let metrics = &self.shared.metrics;
-            add(&metrics.flush_requests, 1);
+            metrics.counts.flush_requests.increment();
             metrics.flush_sizes.observe(bytes as f64);
             send(change, call)
         };
@@ -161,7 +160,7 @@ pub(crate) async fn send(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits)
     if plan.is_retry || plan.size > plan.end_of_runs() {
         version = Some(ask!(truncate, 0, TruncateRequest::new(id.clone(), plan.size))?.version.0);
     }
-    add(&shared.metrics.flush_bytes, plan.bytes());
+    shared.metrics.counts.flush_bytes.add(plan.bytes());
     succeeded(shared);
     Ok(version)
 }

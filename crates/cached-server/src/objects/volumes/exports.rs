@@ -4,6 +4,7 @@
 //! are added up when it ends.
 
 use blocker::{Reply, Segments};
+use cached_metrics::counters;
 use nbd::protocol::{Context, Description, Extent, NoExport, Zeroes};
 use nbd::{Export, Exports, Lookup, ReceiveBuffer};
 use parking_lot::Mutex;
@@ -181,17 +182,19 @@ impl ConnectionCounts {
     }
 }
 
-/// The sums of a volume.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Sums {
-    /// Connections that have it.
-    pub(super) connections: u64,
-    /// Requests, by [`COMMANDS`].
-    pub(super) requests: [u64; COMMANDS.len()],
-    /// The bytes that reads have asked for.
-    pub(super) read_bytes: u64,
-    /// The bytes of writes.
-    pub(super) written_bytes: u64,
+counters! {
+    /// The sums of a volume.
+    #[derive(Debug, Clone, Copy, Default)]
+    pub(super) struct Sums {
+        /// NBD connections that have a volume.
+        pub(super) connections: u64 => "volume_connections",
+        /// Requests, by [`COMMANDS`].
+        pub(super) requests: [u64; COMMANDS.len()],
+        /// Bytes that NBD clients have asked to read of a volume.
+        pub(super) read_bytes: u64 => "volume_read_bytes_total",
+        /// Bytes that NBD clients have sent to a volume.
+        pub(super) written_bytes: u64 => "volume_written_bytes_total",
+    }
 }
 
 impl Sums {

@@ -26,7 +26,7 @@ use cached_admin::sources::Shown;
 use cached_admin::status::Document;
 use cached_admin::status::document::{ListenerPart, VolumePart, VolumesPart};
 use cached_core::object::{self, ObjectCache};
-use cached_metrics::{Collect, Families, Label, Number, Value};
+use cached_metrics::{Collect, Families, LabelledMetric};
 use cached_tls::ServerTls;
 use exports::{COMMANDS, Command, Counts, Served, Sums};
 use nbd::{ReceiveBuffer, Server};
@@ -278,6 +278,12 @@ async fn release(exports: &VolumeExports, flush_max: Duration) -> Result<(), Str
 /// The volumes that the document shows.
 const SHOWN_MAX: usize = 50;
 
+const REQUESTS: LabelledMetric<1> = LabelledMetric::new(
+    "volume_requests_total",
+    ["command"],
+    "Requests of NBD clients for a volume: read, write, flush, trim, write_zeroes, cache, block_status.",
+);
+
 /// Volumes, and what serves them, as the admin listener shows them.
 struct VolumesSource {
     managed: Arc<Managed>,
@@ -299,20 +305,12 @@ impl Collect for VolumesSource {
         into.gauge("volumes_connected", "Volumes that NBD clients have selected.", connected as u64);
         let help = "Requests of the admin listener for volumes that are under way.";
         into.gauge("volumes_jobs", help, self.managed.jobs.running() as u64);
-        for (name, sums) in &sums {
-            let labels = || -> Vec<Label> { vec![("volume", name.clone()).into()] };
-            let help = "NBD connections that have a volume.";
-            into.sample("volume_connections", help, labels(), Value::Gauge(sums.connections as f64));
-            let help = "Bytes that NBD clients have asked to read of a volume.";
-            into.sample("volume_read_bytes_total", help, labels(), Value::Counter(sums.read_bytes));
-            let help = "Bytes that NBD clients have sent to a volume.";
-            into.sample("volume_written_bytes_total", help, labels(), Value::Counter(sums.written_bytes));
+        for (name, sums) in sums {
+            let mut own = sums.families();
             for (command, count) in COMMANDS.into_iter().zip(sums.requests) {
-                let mut labels = labels();
-                labels.push(("command", command).into());
-                let help = "Requests of NBD clients for a volume, by command.";
-                into.sample("volume_requests_total", help, labels, Value::Counter(count));
+                own.measure(REQUESTS.of([command]), "", &count);
             }
+            into.append_labelled(&[("volume", name).into()], own);
         }
     }
 }
@@ -320,14 +318,12 @@ impl Collect for VolumesSource {
 impl cached_admin::status::Source for VolumesSource {
     fn fill(&self, document: &mut Document) {
         if let Some(server) = &self.server {
-            let families = server.families();
-            let number = |name: &str| families.number(name).map_or(0, Number::to_u64);
             document.listeners.push(ListenerPart {
                 listener: self.addresses.join(", "),
                 protocol: "nbd",
-                connections: number("nbd_connections_open"),
-                accepted: number("nbd_connections_total"),
-                refused: number("nbd_connections_refused_total"),
+                connections: server.metric("nbd_connections_open"),
+                accepted: server.metric("nbd_connections_total"),
+                refused: server.metric("nbd_connections_refused_total"),
             });
         }
         let mut sums = self.sums();

@@ -23,121 +23,95 @@ use Show::{Counter, Flag, Gauge};
 /// A number of a report: its name there, the metric's name after `memcached_`, its type, and its help text.
 type Line = (&'static str, &'static str, Show, &'static str);
 
-/// Of `stats`, and of what `stats slabs` has for the whole cache.
-const GENERAL: &[Line] = &[
-    ("uptime", "uptime_seconds", Counter, "Seconds since the start."),
-    ("time", "time_seconds", Gauge, "The server's Unix time."),
-    ("rusage_user", "process_user_cpu_seconds_total", Counter, "Processor time in user mode."),
-    ("rusage_system", "process_system_cpu_seconds_total", Counter, "Processor time in the system."),
-    ("bytes", "current_bytes", Gauge, "Bytes of items."),
-    ("limit_maxbytes", "limit_bytes", Gauge, "The memory for items."),
-    ("curr_items", "current_items", Gauge, "Items in the cache."),
-    ("total_items", "items_total", Counter, "Items ever stored."),
-    ("bytes_read", "read_bytes_total", Counter, "Bytes received from clients."),
-    ("bytes_written", "written_bytes_total", Counter, "Bytes sent to clients."),
-    ("curr_connections", "current_connections", Gauge, "Open connections."),
-    ("total_connections", "connections_total", Counter, "Connections accepted."),
-    ("rejected_connections", "connections_rejected_total", Counter, "Connections refused at the limit."),
-    ("conn_yields", "connections_yielded_total", Counter, "Times that a connection waited for the others."),
-    ("listen_disabled_num", "connections_listener_disabled_total", Counter, "Pauses in accepting."),
-    ("evictions", "items_evicted_total", Counter, "Items evicted to make room."),
-    ("reclaimed", "items_reclaimed_total", Counter, "Expired items removed while room was made."),
-    ("store_too_large", "item_too_large_total", Counter, "Values above the size limit of items."),
-    ("store_no_memory", "item_no_memory_total", Counter, "Values for which there was no memory."),
-    (
-        "lru_crawler_starts",
-        "lru_crawler_starts_total",
-        Counter,
-        "Starts of memcached's LRU crawler; always 0.",
-    ),
-    (
-        "direct_reclaims",
-        "direct_reclaims_total",
-        Counter,
-        "Evictions by workers in memcached's LRU; always 0.",
-    ),
-    (
-        "crawler_items_checked",
-        "lru_crawler_items_checked_total",
-        Counter,
-        "Items the crawler read; always 0.",
-    ),
-    ("crawler_reclaimed", "lru_crawler_reclaimed_total", Counter, "Items the crawler removed; always 0."),
-    ("moves_to_cold", "lru_crawler_moves_to_cold_total", Counter, "Moves to the cold LRU; always 0."),
-    ("moves_to_warm", "lru_crawler_moves_to_warm_total", Counter, "Moves to the warm LRU; always 0."),
-    ("moves_within_lru", "lru_crawler_moves_within_lru_total", Counter, "Moves within an LRU; always 0."),
-    ("total_malloced", "malloced_bytes", Gauge, "Memory of regions in use."),
-    ("accepting_conns", "accepting_connections", Gauge, "Whether connections are accepted."),
-];
+/// A row a line, however long it is.
+macro_rules! lines {
+    ($list:ident: $($key:literal => $metric:literal, $show:ident, $help:literal;)*) => {
+        const $list: &[Line] = &[$(($key, $metric, $show, $help)),*];
+    };
+}
 
-/// Of `stats settings`; those of the LRU only while the crawler is on.
-const SETTINGS: &[Line] = &[("maxconns", "max_connections", Gauge, "The largest number of connections.")];
-const LRU_SETTINGS: &[Line] = &[
-    ("lru_crawler", "lru_crawler_enabled", Flag, "The setting of that name; without effect."),
-    ("lru_crawler_sleep", "lru_crawler_sleep", Gauge, "The setting of that name; without effect."),
-    ("lru_crawler_tocrawl", "lru_crawler_to_crawl", Gauge, "The setting of that name; without effect."),
-    (
-        "lru_maintainer_thread",
-        "lru_crawler_maintainer_thread",
-        Flag,
-        "The setting of that name; without effect.",
-    ),
-    ("hot_lru_pct", "lru_crawler_hot_percent", Gauge, "The setting of that name; without effect."),
-    ("warm_lru_pct", "lru_crawler_warm_percent", Gauge, "The setting of that name; without effect."),
-    ("hot_max_factor", "lru_crawler_hot_max_factor", Gauge, "The setting of that name; without effect."),
-    ("warm_max_factor", "lru_crawler_warm_max_factor", Gauge, "The setting of that name; without effect."),
-];
+// Of `stats`, and of what `stats slabs` has for the whole cache.
+lines! { GENERAL:
+    "uptime" => "uptime_seconds", Counter, "Seconds since the start.";
+    "time" => "time_seconds", Gauge, "The server's Unix time.";
+    "rusage_user" => "process_user_cpu_seconds_total", Counter, "Processor time in user mode.";
+    "rusage_system" => "process_system_cpu_seconds_total", Counter, "Processor time in the system.";
+    "bytes" => "current_bytes", Gauge, "Bytes of items.";
+    "limit_maxbytes" => "limit_bytes", Gauge, "The memory for items.";
+    "curr_items" => "current_items", Gauge, "Items in the cache.";
+    "total_items" => "items_total", Counter, "Items ever stored.";
+    "bytes_read" => "read_bytes_total", Counter, "Bytes received from clients.";
+    "bytes_written" => "written_bytes_total", Counter, "Bytes sent to clients.";
+    "curr_connections" => "current_connections", Gauge, "Open connections.";
+    "total_connections" => "connections_total", Counter, "Connections accepted.";
+    "rejected_connections" => "connections_rejected_total", Counter, "Connections refused at the limit.";
+    "conn_yields" => "connections_yielded_total", Counter, "Times that a connection waited for the others.";
+    "listen_disabled_num" => "connections_listener_disabled_total", Counter, "Pauses in accepting.";
+    "evictions" => "items_evicted_total", Counter, "Items evicted to make room.";
+    "reclaimed" => "items_reclaimed_total", Counter, "Expired items removed while room was made.";
+    "store_too_large" => "item_too_large_total", Counter, "Values above the size limit of items.";
+    "store_no_memory" => "item_no_memory_total", Counter, "Values for which there was no memory.";
+    "lru_crawler_starts" => "lru_crawler_starts_total", Counter, "Starts of memcached's LRU crawler; always 0.";
+    "direct_reclaims" => "direct_reclaims_total", Counter, "Evictions by workers in memcached's LRU; always 0.";
+    "crawler_items_checked" => "lru_crawler_items_checked_total", Counter, "Items the crawler read; always 0.";
+    "crawler_reclaimed" => "lru_crawler_reclaimed_total", Counter, "Items the crawler removed; always 0.";
+    "moves_to_cold" => "lru_crawler_moves_to_cold_total", Counter, "Moves to the cold LRU; always 0.";
+    "moves_to_warm" => "lru_crawler_moves_to_warm_total", Counter, "Moves to the warm LRU; always 0.";
+    "moves_within_lru" => "lru_crawler_moves_within_lru_total", Counter, "Moves within an LRU; always 0.";
+    "total_malloced" => "malloced_bytes", Gauge, "Memory of regions in use.";
+    "accepting_conns" => "accepting_connections", Gauge, "Whether connections are accepted.";
+}
 
-/// Of `stats items`, for each size class.
-const ITEMS: &[Line] = &[
-    ("number", "slab_current_items", Gauge, "Items of the size class."),
-    ("age", "slab_items_age_seconds", Gauge, "The longest time since an item of the class was read."),
-    (
-        "crawler_reclaimed",
-        "slab_items_crawler_reclaimed_total",
-        Counter,
-        "Items the crawler removed; always 0.",
-    ),
-    ("evicted", "slab_items_evicted_total", Counter, "Items evicted, at the class with the most items."),
-    ("evicted_nonzero", "slab_items_evicted_nonzero_total", Counter, "Always 0."),
-    ("evicted_time", "slab_items_evicted_time_seconds", Counter, "Always 0."),
-    (
-        "evicted_unfetched",
-        "slab_items_evicted_unfetched_total",
-        Counter,
-        "Items evicted that had not been read.",
-    ),
-    (
-        "expired_unfetched",
-        "slab_items_expired_unfetched_total",
-        Counter,
-        "Items expired that had not been read.",
-    ),
-    ("outofmemory", "slab_items_outofmemory_total", Counter, "Values for which there was no memory."),
-    ("reclaimed", "slab_items_reclaimed_total", Counter, "Expired items removed while room was made."),
-    ("tailrepairs", "slab_items_tailrepairs_total", Counter, "Always 0."),
-    ("mem_requested", "slab_mem_requested_bytes", Counter, "Bytes of the items of the size class."),
-    ("moves_to_cold", "slab_items_moves_to_cold", Counter, "Always 0."),
-    ("moves_to_warm", "slab_items_moves_to_warm", Counter, "Always 0."),
-    ("moves_within_lru", "slab_items_moves_within_lru", Counter, "Always 0."),
-    ("number_hot", "slab_hot_items", Gauge, "Always 0."),
-    ("number_warm", "slab_warm_items", Gauge, "Always 0."),
-    ("number_cold", "slab_cold_items", Gauge, "Items of the size class."),
-    ("number_temp", "slab_temporary_items", Gauge, "Always 0."),
-    ("age_hot", "slab_hot_age_seconds", Gauge, "Always 0."),
-    ("age_warm", "slab_warm_age_seconds", Gauge, "Always 0."),
-];
+// Of `stats settings`; those of the LRU only while the crawler is on.
+lines! { SETTINGS:
+    "maxconns" => "max_connections", Gauge, "The largest number of connections.";
+}
+lines! { LRU_SETTINGS:
+    "lru_crawler" => "lru_crawler_enabled", Flag, "The setting of that name; without effect.";
+    "lru_crawler_sleep" => "lru_crawler_sleep", Gauge, "The setting of that name; without effect.";
+    "lru_crawler_tocrawl" => "lru_crawler_to_crawl", Gauge, "The setting of that name; without effect.";
+    "lru_maintainer_thread" => "lru_crawler_maintainer_thread", Flag, "The setting of that name; without effect.";
+    "hot_lru_pct" => "lru_crawler_hot_percent", Gauge, "The setting of that name; without effect.";
+    "warm_lru_pct" => "lru_crawler_warm_percent", Gauge, "The setting of that name; without effect.";
+    "hot_max_factor" => "lru_crawler_hot_max_factor", Gauge, "The setting of that name; without effect.";
+    "warm_max_factor" => "lru_crawler_warm_max_factor", Gauge, "The setting of that name; without effect.";
+}
 
-/// Of `stats slabs`, for each size class.
-const SLABS: &[Line] = &[
-    ("chunk_size", "slab_chunk_size_bytes", Gauge, "The size that memcached's chunks of the class have."),
-    ("chunks_per_page", "slab_chunks_per_page", Gauge, "The number of those in a page of 1 MiB."),
-    ("total_pages", "slab_current_pages", Gauge, "The pages that the class would take."),
-    ("total_chunks", "slab_current_chunks", Gauge, "The chunks in them."),
-    ("used_chunks", "slab_chunks_used", Gauge, "Items of the size class."),
-    ("free_chunks", "slab_chunks_free", Gauge, "The rest of the chunks."),
-    ("free_chunks_end", "slab_chunks_free_end", Gauge, "Always 0."),
-];
+// Of `stats items`, for each size class.
+lines! { ITEMS:
+    "number" => "slab_current_items", Gauge, "Items of the size class.";
+    "age" => "slab_items_age_seconds", Gauge, "The longest time since an item of the class was read.";
+    "crawler_reclaimed" => "slab_items_crawler_reclaimed_total", Counter, "Items the crawler removed; always 0.";
+    "evicted" => "slab_items_evicted_total", Counter, "Items evicted, at the class with the most items.";
+    "evicted_nonzero" => "slab_items_evicted_nonzero_total", Counter, "Always 0.";
+    "evicted_time" => "slab_items_evicted_time_seconds", Counter, "Always 0.";
+    "evicted_unfetched" => "slab_items_evicted_unfetched_total", Counter, "Items evicted that had not been read.";
+    "expired_unfetched" => "slab_items_expired_unfetched_total", Counter, "Items expired that had not been read.";
+    "outofmemory" => "slab_items_outofmemory_total", Counter, "Values for which there was no memory.";
+    "reclaimed" => "slab_items_reclaimed_total", Counter, "Expired items removed while room was made.";
+    "tailrepairs" => "slab_items_tailrepairs_total", Counter, "Always 0.";
+    "mem_requested" => "slab_mem_requested_bytes", Counter, "Bytes of the items of the size class.";
+    "moves_to_cold" => "slab_items_moves_to_cold", Counter, "Always 0.";
+    "moves_to_warm" => "slab_items_moves_to_warm", Counter, "Always 0.";
+    "moves_within_lru" => "slab_items_moves_within_lru", Counter, "Always 0.";
+    "number_hot" => "slab_hot_items", Gauge, "Always 0.";
+    "number_warm" => "slab_warm_items", Gauge, "Always 0.";
+    "number_cold" => "slab_cold_items", Gauge, "Items of the size class.";
+    "number_temp" => "slab_temporary_items", Gauge, "Always 0.";
+    "age_hot" => "slab_hot_age_seconds", Gauge, "Always 0.";
+    "age_warm" => "slab_warm_age_seconds", Gauge, "Always 0.";
+}
+
+// Of `stats slabs`, for each size class.
+lines! { SLABS:
+    "chunk_size" => "slab_chunk_size_bytes", Gauge, "The size that memcached's chunks of the class have.";
+    "chunks_per_page" => "slab_chunks_per_page", Gauge, "The number of those in a page of 1 MiB.";
+    "total_pages" => "slab_current_pages", Gauge, "The pages that the class would take.";
+    "total_chunks" => "slab_current_chunks", Gauge, "The chunks in them.";
+    "used_chunks" => "slab_chunks_used", Gauge, "Items of the size class.";
+    "free_chunks" => "slab_chunks_free", Gauge, "The rest of the chunks.";
+    "free_chunks_end" => "slab_chunks_free_end", Gauge, "Always 0.";
+}
 
 const COMMANDS: (&str, &str) = ("memcached_commands_total", "Commands by result.");
 const SLAB_COMMANDS: (&str, &str) =

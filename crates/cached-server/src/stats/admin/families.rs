@@ -1,63 +1,47 @@
 //! Metrics of a server under names of their own: counts since the start, whatever `stats reset` does; and its part of
 //! `/status.json`.
 
-use crate::connections::{Endpoints, ListenerCounts};
+use crate::connections::Endpoints;
 use crate::shared::{ListenerInfo, Shared};
-use crate::telemetry::counters::{Kind, Totals};
+use crate::telemetry::counters::{COMMANDS, Kind};
 use cached_admin::status::document::{
     CommandLatency, Connections, Distribution, Document, Items, ListenerPart, Memory, SharedHalf,
     SharedMemoryPart, WorkerPart,
 };
 use cached_core::arbiter::{ArbiterMetrics, Half};
 use cached_core::insight::Sampling;
-use cached_metrics::{Families, Label, LatencySnapshot, Value};
+use cached_metrics::{Collect, Families, Label, LabelledMetric, LatencySnapshot, Value};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// The powers of two of a microsecond between which request latencies are shown: 1 µs to 4.2 s.
 const LATENCY_OCTAVES: (u32, u32) = (0, 22);
 
+const WORKER_COMMANDS: LabelledMetric<1> = LabelledMetric::new(
+    "cached_worker_commands_total",
+    ["command"],
+    "Keys retrieved (get) and stored (set), by worker.",
+);
+const CLOSED: LabelledMetric<1> = LabelledMetric::new(
+    "cached_connections_closed_total",
+    ["reason"],
+    "Connections closed by the server: idle (for too long), memory (they held too much).",
+);
+
 pub(super) fn collect(shared: &Shared, into: &mut Families) {
     let totals = shared.sum();
-    commands(&totals, into);
+    totals.collect(into);
+    // A `cas` is counted as a store as well.
+    into.measure(COMMANDS.of(["set", "hit"]), "", &totals.sets.saturating_sub(totals.cas()));
     latency(shared, into);
     workers(shared, into);
-    items(shared, &totals, into);
-    prefix_flushes(shared, into);
+    items(shared, into);
+    shared.kv.prefix_flushes().collect(into);
     memory(shared, into);
     restart(shared, into);
-    connections(shared, &totals, into);
-    tls(shared, &totals, into);
-}
-
-/// The kinds of results of each command, as memcached's exporter distinguishes them.
-fn command_counts(totals: &Totals) -> [(&'static str, &'static str, u64); 15] {
-    let cas = totals.cas_hits + totals.cas_misses + totals.cas_badval;
-    [
-        ("get", "hit", totals.get_hits),
-        ("get", "miss", totals.get_misses),
-        // A `cas` is counted as a store as well.
-        ("set", "hit", totals.set_cmds.saturating_sub(cas)),
-        ("cas", "hit", totals.cas_hits),
-        ("cas", "miss", totals.cas_misses),
-        ("cas", "badval", totals.cas_badval),
-        ("touch", "hit", totals.touch_hits),
-        ("touch", "miss", totals.touch_misses),
-        ("delete", "hit", totals.delete_hits),
-        ("delete", "miss", totals.delete_misses),
-        ("incr", "hit", totals.incr_hits),
-        ("incr", "miss", totals.incr_misses),
-        ("decr", "hit", totals.decr_hits),
-        ("decr", "miss", totals.decr_misses),
-        ("flush", "hit", totals.flush_cmds),
-    ]
-}
-
-fn commands(totals: &Totals, into: &mut Families) {
-    let help = "Commands of memcached's protocols, by result; a retrieval counts once for each key.";
-    for (command, status, count) in command_counts(totals) {
-        let labels = vec![("command", command).into(), ("status", status).into()];
-        into.sample("cached_commands_total", help, labels, Value::Counter(count));
-    }
+    connections(shared, into);
+    tls(shared, into);
 }
 
 fn latency(shared: &Shared, into: &mut Families) {
@@ -67,8 +51,8 @@ fn latency(shared: &Shared, into: &mut Families) {
         for worker in 0..shared.workers() {
             sum.add(&shared.counters(worker).latency.snapshot(kind));
         }
-        let help =
-            "The time from the end of a worker's wait to the reply, in seconds, of a sample of all requests.";
+        let help = "The time from the end of a worker's wait for events to the reply, in seconds, of a sample of all \
+                    requests: about one in 64 wake-ups of a worker, and at least one each second.";
         let labels = vec![("command", kind.name()).into()];
         into.sample("cached_request_duration_seconds", help, labels, sum.value(first, last));
     }
@@ -85,66 +69,28 @@ fn of_worker(worker: usize) -> Vec<Label> {
 
 fn workers(shared: &Shared, into: &mut Families) {
     for worker in 0..shared.workers() {
-        let totals = shared.counters(worker).totals();
-        for (command, count) in [("get", totals.get_cmds), ("set", totals.set_cmds)] {
-            let mut labels = of_worker(worker);
-            labels.push(("command", command).into());
-            let help = "Keys retrieved and stored, by worker.";
-            into.sample("cached_worker_commands_total", help, labels, Value::Counter(count));
-        }
-        let received = Value::Counter(totals.bytes_read);
+        let (totals, mut own) = (shared.counters(worker).totals(), Families::new());
+        own.measure(WORKER_COMMANDS.of(["get"]), "", &totals.gets);
+        own.measure(WORKER_COMMANDS.of(["set"]), "", &totals.sets);
         let help = "Bytes received from clients, by worker.";
-        into.sample("cached_worker_received_bytes_total", help, of_worker(worker), received);
+        own.measure("cached_worker_received_bytes_total", help, &totals.received_bytes);
         let help = "Bytes sent to clients, by worker.";
-        let sent = Value::Counter(totals.bytes_written);
-        into.sample("cached_worker_sent_bytes_total", help, of_worker(worker), sent);
+        own.measure("cached_worker_sent_bytes_total", help, &totals.sent_bytes);
         let secs = shared.stalled_secs.get(worker).map_or(0, |secs| secs.load(Ordering::Relaxed));
-        let help = "For how long a worker has made no progress within one step; 0 is normal.";
-        into.sample("cached_worker_stalled_seconds", help, of_worker(worker), Value::Gauge(secs.into()));
+        let help = "For how long a worker has made no progress within one step; 0 is normal, 30 ends /livez.";
+        own.measure("cached_worker_stalled_seconds", help, &secs);
+        into.append_labelled(&of_worker(worker), own);
     }
 }
 
-fn items(shared: &Shared, totals: &Totals, into: &mut Families) {
-    let kv = shared.kv.stats();
-    into.gauge("cached_items", "Items in the cache.", kv.items);
-    into.gauge("cached_item_bytes", "Bytes of items with their headers.", kv.item_bytes);
-    let help = "The memory that items may take.";
+fn items(shared: &Shared, into: &mut Families) {
+    shared.kv.stats().collect(into);
     let limits = shared.kv.limits();
     let limit = match shared.settings.shared_memory {
         Some(_) => limits.arena_bytes + limits.policy_bytes,
         None => shared.settings.memory_bytes,
     };
-    into.gauge("cached_item_limit_bytes", help, limit as u64);
-    into.counter("cached_items_stored_total", "Items ever stored.", kv.items_stored);
-    into.counter("cached_items_evicted_total", "Items evicted to make room.", kv.evictions);
-    let help = "Items evicted that had not been read.";
-    into.counter("cached_items_evicted_unfetched_total", help, kv.evicted_unfetched);
-    let help = "Items that expired without having been read.";
-    into.counter("cached_items_expired_unfetched_total", help, kv.expired_unfetched);
-    let help = "Expired items removed while room was made.";
-    into.counter("cached_items_reclaimed_total", help, kv.reclaimed);
-    let refused = [("too_large", totals.store_too_large), ("no_memory", totals.store_no_memory)];
-    for (reason, count) in refused {
-        let help = "Values that were not stored, by reason.";
-        let labels = vec![("reason", reason).into()];
-        into.sample("cached_stores_refused_total", help, labels, Value::Counter(count));
-    }
-    into.gauge("cached_regions", "Regions of the arena.", kv.regions.into());
-    into.gauge("cached_regions_free", "Free regions of the arena.", kv.regions_free.into());
-    into.gauge("cached_garbage_bytes", "Bytes of garbage in sealed regions.", kv.garbage_bytes);
-    let help = "Regions walked by the reclaimer.";
-    into.counter("cached_regions_reclaimed_total", help, kv.regions_reclaimed);
-}
-
-fn prefix_flushes(shared: &Shared, into: &mut Families) {
-    let flushes = shared.kv.prefix_flushes();
-    into.counter("cached_prefix_flushes_total", "Flushes of a prefix.", flushes.flushes);
-    let help = "Flushes of a prefix that were refused because too many were pending.";
-    into.counter("cached_prefix_flushes_refused_total", help, flushes.refused);
-    let help = "Flushed prefixes whose items have not all been removed.";
-    into.gauge("cached_prefix_flushes_pending", help, flushes.pending);
-    let help = "Items removed after the flush of a prefix.";
-    into.counter("cached_prefix_flush_items_removed_total", help, flushes.items_removed);
+    into.gauge("cached_item_limit_bytes", "The memory that items may take.", limit as u64);
 }
 
 /// Returns the used bytes and the limit of each owner of memory.
@@ -163,7 +109,7 @@ fn memory_by_owner(shared: &Shared) -> [(&'static str, u64, u64); 3] {
 fn memory(shared: &Shared, into: &mut Families) {
     for (owner, used, limit) in memory_by_owner(shared) {
         let labels = || vec![("owner", owner).into()];
-        let help = "Memory in use, by owner.";
+        let help = "Memory in use, by owner: items, index, connections.";
         into.sample("cached_memory_used_bytes", help, labels(), Value::Gauge(used as f64));
         let help = "The most memory that an owner may use.";
         into.sample("cached_memory_limit_bytes", help, labels(), Value::Gauge(limit as f64));
@@ -182,87 +128,37 @@ fn listener_name(listener: &ListenerInfo) -> String {
 /// The items taken over from the previous process, if the memory is in a file.
 fn restart(shared: &Shared, into: &mut Families) {
     let Some(restart) = shared.kv.restart() else { return };
-    let gauges = [
-        (
-            "cached_restart_cold",
-            "1 if nothing was taken over from the memory file.",
-            f64::from(u8::from(restart.cold.is_some())),
-        ),
-        ("cached_restart_items", "Items taken over from the memory file at the start.", restart.items as f64),
-        (
-            "cached_restart_damaged_items",
-            "Items and regions of the memory file that were left out because they are damaged.",
-            (restart.damaged_items + restart.damaged_regions) as f64,
-        ),
-        ("cached_restart_seconds", "How long taking over the memory file took.", restart.took.as_secs_f64()),
-    ];
-    for (name, help, value) in gauges {
-        into.sample(name, help, Vec::new(), Value::Gauge(value));
-    }
+    let help = "1 if nothing was taken over from the memory file.";
+    into.measure("cached_restart_cold", help, &restart.cold.is_some());
+    let help = "Items taken over from the memory file at the start.";
+    into.measure("cached_restart_items", help, &restart.items);
+    let help = "Items and regions of the memory file that were left out because they are damaged.";
+    into.measure("cached_restart_damaged_items", help, &(restart.damaged_items + restart.damaged_regions));
+    into.measure("cached_restart_seconds", "How long taking over the memory file took.", &restart.took);
 }
 
-fn connections(shared: &Shared, totals: &Totals, into: &mut Families) {
-    let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+fn connections(shared: &Shared, into: &mut Families) {
     for listener in shared.listeners.get().into_iter().flatten() {
-        let labels = || vec![("listener", listener_name(listener)).into()];
-        let ListenerCounts { open, accepted, refused } = &*listener.counts;
-        let open = Value::Gauge(open.load(Ordering::Relaxed) as f64);
-        into.sample("cached_connections", "Open connections, by listener.", labels(), open);
-        let accepted = Value::Counter(read(accepted));
-        let help = "Connections accepted, by listener.";
-        into.sample("cached_connections_accepted_total", help, labels(), accepted);
-        let help = "Connections refused because there were as many as allowed, by listener.";
-        into.sample("cached_connections_refused_total", help, labels(), Value::Counter(read(refused)));
+        let name = listener_name(listener);
+        into.append_labelled(&[("listener", name).into()], listener.counts.families());
     }
     let help = "The largest number of connections of all listeners of memcached's protocols together.";
     into.gauge("cached_connections_limit", help, shared.settings.connections_max as u64);
-    let closed = [("idle", shared.idle_kicks()), ("memory", read(&shared.connections.closed_for_memory))];
-    for (reason, count) in closed {
-        let help = "Connections closed by the server: idle for too long, or holding too much memory.";
-        let labels = vec![("reason", reason).into()];
-        into.sample("cached_connections_closed_total", help, labels, Value::Counter(count));
-    }
-    let help = "Attempts of clients to authenticate.";
-    into.counter("cached_authentications_total", help, totals.auth_cmds);
-    let help = "Attempts to authenticate with a wrong user or password.";
-    into.counter("cached_authentications_failed_total", help, totals.auth_errors);
-    into.counter("cached_datagrams_total", "Datagrams that were requests.", totals.udp_requests);
-    let help = "Datagrams dropped: malformed requests, and replies for which the system had no room.";
-    into.counter("cached_datagrams_dropped_total", help, totals.udp_dropped);
-    let help = "Times that a connection with more to do had to wait for the others.";
-    into.counter("cached_connection_yields_total", help, totals.conn_yields);
-    into.counter("cached_received_bytes_total", "Bytes received from clients.", totals.bytes_read);
-    into.counter("cached_sent_bytes_total", "Bytes sent to clients.", totals.bytes_written);
+    into.measure(CLOSED.of(["idle"]), "", &shared.idle_kicks());
+    into.measure(CLOSED.of(["memory"]), "", &shared.connections.closed_for_memory);
     let help = "Pauses in accepting, for lack of descriptors or of room.";
-    into.counter("cached_accept_pauses_total", help, read(&shared.listen_disabled));
-    let paused = Value::CounterFloat(read(&shared.listen_disabled_micros) as f64 / 1e6);
+    into.measure("cached_accept_pauses_total", help, &shared.listen_disabled);
+    let paused = Duration::from_micros(shared.listen_disabled_micros.load(Ordering::Relaxed));
     let help = "The length of those pauses together.";
-    into.sample("cached_accept_paused_seconds_total", help, Vec::new(), paused);
+    into.measure("cached_accept_paused_seconds_total", help, &paused);
 }
 
-fn tls(shared: &Shared, totals: &Totals, into: &mut Families) {
+fn tls(shared: &Shared, into: &mut Families) {
     let Some(tls) = &shared.tls else { return };
-    let results = [
-        ("full", totals.tls_handshakes_full),
-        ("resumed", totals.tls_handshakes_resumed),
-        ("failed", totals.tls_handshake_failures),
-    ];
-    for (result, count) in results {
-        let help = "TLS handshakes of clients of memcached's protocols, by result.";
-        let labels = vec![("result", result).into()];
-        into.sample("cached_tls_handshakes_total", help, labels, Value::Counter(count));
-    }
-    let help =
-        "TLS connections that failed after their handshake: cut off, or with records that are not right.";
-    into.counter("cached_tls_failures_total", help, totals.tls_failures);
     let help = "For how long the certificates have been in use.";
-    let age = Value::Gauge(tls.age().as_secs_f64());
-    into.sample("cached_tls_certificates_age_seconds", help, Vec::new(), age);
-    if let Some(expiry) = tls.expiry() {
-        let help = "When the first certificate of the chain expires, in seconds since 1970.";
-        let expiry = Value::Gauge(expiry as f64);
-        into.sample("cached_tls_certificates_expiry_timestamp_seconds", help, Vec::new(), expiry);
-    }
+    into.measure("cached_tls_certificates_age_seconds", help, &tls.age());
+    let help = "When the first certificate of the chain expires, in seconds since 1970.";
+    into.measure("cached_tls_certificates_expiry_timestamp_seconds", help, &tls.expiry());
 }
 
 pub(super) fn fill(shared: &Shared, document: &mut Document) {
@@ -319,39 +215,15 @@ fn shared_memory_part(of: &ArbiterMetrics) -> SharedMemoryPart {
 }
 
 fn items_part(shared: &Shared) -> Items {
-    let (totals, kv) = (shared.sum(), shared.kv.stats());
-    Items {
-        count: kv.items,
-        stored: kv.items_stored,
-        bytes: kv.item_bytes,
-        limit_bytes: shared.settings.memory_bytes as u64,
-        gets: totals.get_cmds,
-        get_hits: totals.get_hits,
-        get_misses: totals.get_misses,
-        get_expired: totals.get_expired,
-        get_flushed: totals.get_flushed,
-        sets: totals.set_cmds,
-        touches: totals.touch_cmds,
-        touch_hits: totals.touch_hits,
-        deletes: totals.delete_hits + totals.delete_misses,
-        delete_hits: totals.delete_hits,
-        incrs: totals.incr_hits + totals.incr_misses,
-        incr_hits: totals.incr_hits,
-        decrs: totals.decr_hits + totals.decr_misses,
-        decr_hits: totals.decr_hits,
-        cas: totals.cas_hits + totals.cas_misses + totals.cas_badval,
-        cas_hits: totals.cas_hits,
-        cas_badval: totals.cas_badval,
-        flushes: totals.flush_cmds,
-        evictions: kv.evictions,
-        evicted_unfetched: kv.evicted_unfetched,
-        expired_unfetched: kv.expired_unfetched,
-        reclaimed: kv.reclaimed,
-        refused_too_large: totals.store_too_large,
-        refused_no_memory: totals.store_no_memory,
-        received_bytes: totals.bytes_read,
-        sent_bytes: totals.bytes_written,
-    }
+    let totals = shared.sum();
+    let mut requests: BTreeMap<_, _> = totals.fields().map(|(name, count)| (name, *count)).collect();
+    requests.extend([
+        ("deletes", totals.delete_hits + totals.delete_misses),
+        ("incrs", totals.incr_hits + totals.incr_misses),
+        ("decrs", totals.decr_hits + totals.decr_misses),
+        ("cas", totals.cas()),
+    ]);
+    Items { store: shared.kv.stats(), limit_bytes: shared.settings.memory_bytes as u64, requests }
 }
 
 fn worker_part(shared: &Shared, index: usize) -> WorkerPart {
@@ -359,10 +231,10 @@ fn worker_part(shared: &Shared, index: usize) -> WorkerPart {
     let totals = counters.totals();
     WorkerPart {
         worker: index,
-        gets: totals.get_cmds,
-        sets: totals.set_cmds,
-        received_bytes: totals.bytes_read,
-        sent_bytes: totals.bytes_written,
+        gets: totals.gets,
+        sets: totals.sets,
+        received_bytes: totals.received_bytes,
+        sent_bytes: totals.sent_bytes,
         busy: !counters.heartbeat.read().is_idle(),
         p99_us: WorkerPart::p99_us(&counters.latency.sum()),
     }
