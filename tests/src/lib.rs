@@ -65,6 +65,7 @@ pub mod pattern;
 pub mod play;
 pub mod program;
 pub mod python;
+pub mod reference;
 pub mod s3;
 pub mod script;
 pub mod server;

@@ -195,8 +195,8 @@ impl Collect for Measurements {
             let value = Value::Counter(operation.failures);
             into.sample("store_request_failures_total", help, labels(operation.name), value);
         }
-        let help =
-            "For how long operations of the store have been asked and none was answered; 0 if it serves.";
+        let help = "For how long operations of the store have been asked and none was answered; 0 if it serves, 5 ends \
+                    /readyz.";
         let value = Value::Gauge(self.silence().as_secs_f64());
         into.sample("store_silence_seconds", help, vec![("backend", self.backend).into()], value);
     }

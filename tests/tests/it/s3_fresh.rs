@@ -2,8 +2,7 @@
 
 use cached_tests::daemon::{Daemon, wait_for};
 use cached_tests::http;
-use cached_tests::program::repository;
-use std::collections::BTreeMap;
+use cached_tests::reference;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
@@ -147,14 +146,5 @@ fn the_reference_names_every_metric_of_the_sidecar() {
         )
     });
     let (_, shown) = http::get(&daemon.admin, "/metrics");
-    let is_ours = |name: &str| name.starts_with("cached_s3_sidecar_");
-    let shown = shown.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
-    let shown: BTreeMap<&str, &str> = shown.filter(|(name, _)| is_ours(name)).collect();
-    let reference = std::fs::read_to_string(repository().join("docs/metrics.md")).expect("docs/metrics.md");
-    let documented = reference.lines().filter_map(|line| {
-        let (name, rest) = line.strip_prefix("| `")?.split_once('`')?;
-        Some((name.split('{').next()?, rest.split('|').nth(1)?.trim()))
-    });
-    let documented: BTreeMap<&str, &str> = documented.filter(|(name, _)| is_ours(name)).collect();
-    assert_eq!(shown, documented, "left: shown, right: in docs/metrics.md");
+    reference::compare(&shown, |name| name.starts_with("cached_s3_sidecar_"), |_| false);
 }

@@ -4,9 +4,8 @@ use cached_tests::daemon::{DEADLINE, Daemon, wait_for};
 use cached_tests::http;
 use cached_tests::nbd::Disk;
 use cached_tests::outside::{find_program, run, skip, text};
-use cached_tests::program::repository;
+use cached_tests::reference;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::process::Command;
 
 const MIB: u64 = 1 << 20;
@@ -378,17 +377,8 @@ fn clients_have_the_exports_that_are_named_and_are_counted() {
         (&nbd["connections"], nbd["listener"].as_str().map(|at| at.ends_with("/nbd"))),
         (&json!(1), Some(true))
     );
-    let reference = std::fs::read_to_string(repository().join("docs/metrics.md")).expect("docs/metrics.md");
     let of_volumes = |name: &str| name.starts_with("cached_nbd_") || name.starts_with("cached_volume");
-    let (_, text) = http::get(&daemon.admin, "/metrics");
-    let shown = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
-    let shown: BTreeMap<&str, &str> = shown.filter(|(name, _)| of_volumes(name)).collect();
-    let documented = reference.lines().filter_map(|line| {
-        let (name, rest) = line.strip_prefix("| `")?.split_once('`')?;
-        Some((name.split('{').next()?, rest.split('|').nth(1)?.trim()))
-    });
-    let documented: BTreeMap<&str, &str> = documented.filter(|(name, _)| of_volumes(name)).collect();
-    assert_eq!(shown, documented, "left: shown, right: in docs/metrics.md");
+    reference::compare(&http::get(&daemon.admin, "/metrics").1, of_volumes, |_| false);
     drop(disk);
     wait_for("the end of the connection", || {
         (daemon.metric("cached_volume_connections{volume=\"disk\"}") == Some(0.0)).then_some(())
