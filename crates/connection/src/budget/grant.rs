@@ -228,7 +228,7 @@ impl Grant {
         state.left_bytes -= cost_bytes.cast_signed();
         self.retired_bytes = cost_bytes;
         let key = self.key;
-        state.demanding.retain(|demanding| *demanding != key);
+        state.demanding.retain(|(_, demanding)| *demanding != key);
         let wakers = self.budget.distribute(&mut state);
         drop(state);
         wakers.into_iter().for_each(Waker::wake);

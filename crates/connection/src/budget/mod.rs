@@ -5,7 +5,8 @@
 //! of `connections_max`. The bytes beyond the shares are a pool. From it come
 //!
 //! - first, the bytes of a request that is larger than its connection's grant: the connection *requests*
-//!   them, and such demands are met in the order in which they came;
+//!   them. Such demands are met by fair queueing: in the order in which they came, but each as if it had come
+//!   later by as many bytes as it is for, so that a small one does not wait for a queue of large ones;
 //! - then equal parts for all connections that want more, as long as an equal part is worth a request of the
 //!   largest kind;
 //! - then the rest, for the connections that want even more.
@@ -67,8 +68,10 @@ struct State {
     /// The number of clients with fixed grants.
     fixed_count: u64,
     members: BTreeMap<u64, Member>,
-    /// The members with a demand, in the order of their demands.
-    demanding: VecDeque<u64>,
+    /// The members with a demand, each behind its rank, in order.
+    demanding: VecDeque<(u64, u64)>,
+    /// The rank of the last demand that was met, which later ones follow.
+    met_rank: u64,
     next_key: u64,
     /// Rises with each demand.
     tick: u64,
@@ -216,7 +219,9 @@ impl Budget {
         let Some(member) = state.members.get_mut(&key) else { return };
         let bytes = bytes.min(self.request_bytes);
         if member.demand_bytes == 0 {
-            state.demanding.push_back(key);
+            let rank = state.met_rank + bytes.saturating_sub(member.reserved_bytes);
+            let at = state.demanding.partition_point(|(other, _)| *other <= rank);
+            state.demanding.insert(at, (rank, key));
         }
         member.demand_bytes = member.demand_bytes.max(bytes);
         member.demanded_at = tick;
@@ -232,8 +237,8 @@ impl Budget {
     /// Distributes what is left, and takes back what is needed elsewhere. Returns the wakers to wake.
     fn distribute(&self, state: &mut State) -> Vec<Waker> {
         let mut wakers = Vec::new();
-        while let Some(&key) = state.demanding.front() {
-            let State { left_bytes, members, .. } = &mut *state;
+        while let Some(&(rank, key)) = state.demanding.front() {
+            let State { left_bytes, members, met_rank, .. } = &mut *state;
             let Some(member) = members.get_mut(&key) else {
                 state.demanding.pop_front();
                 continue;
@@ -246,6 +251,7 @@ impl Budget {
             }
             let bytes = member.demand_bytes.max(member.target_bytes);
             member.demand_bytes = 0;
+            *met_rank = rank.max(*met_rank);
             member.is_served |= !member.is_fixed && bytes > member.target_bytes;
             member.raise(bytes, left_bytes, &mut wakers);
             state.demanding.pop_front();
@@ -306,7 +312,7 @@ impl Budget {
 
     /// Returns how many bytes are missing for all demands, less those of connections that are ending.
     fn missing_bytes(state: &State) -> u64 {
-        let demanding = state.demanding.iter().filter_map(|key| state.members.get(key));
+        let demanding = state.demanding.iter().filter_map(|(_, key)| state.members.get(key));
         let missing: u64 =
             demanding.map(|member| member.demand_bytes.saturating_sub(member.reserved_bytes)).sum();
         let ending = state.members.values().filter(|member| member.is_ending);

@@ -569,6 +569,27 @@ async fn clients_that_take_no_replies_hold_up_no_request_within_a_floor_and_othe
     assert!((16..=18).contains(&closed), "{closed} were closed");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_as_its_own_size_makes_it_and_not_as_that_of_half_sent_writes() {
+    let site = Site::new(false, tight).await;
+    let half: Arc<[u8]> = vec![7; 16 << 20].into();
+    let mut halves = tokio::task::JoinSet::new();
+    for cookie in 0..40 {
+        let (mut client, half) = (site.client(false).await, Arc::clone(&half));
+        halves.spawn(async move {
+            client.send(command::WRITE, cookie, 0, 32 << 20, &half).await;
+            std::future::pending::<()>().await;
+        });
+    }
+    settle().await;
+    let begun_at = tokio::time::Instant::now();
+    let mut other = site.client(false).await;
+    other.send(command::READ, 1, 0, 2 << 20, b"").await;
+    assert_eq!(other.reply().await, (1, 0));
+    // That of the two that were served when it came.
+    assert!(begun_at.elapsed() < Duration::from_secs(10), "it has waited {:?}", begun_at.elapsed());
+}
+
 #[tokio::test]
 async fn a_request_runs_to_its_end_when_its_client_is_gone() {
     let mut site = Site::new(true, |_| ()).await;
