@@ -120,8 +120,8 @@ impl Shared {
         let name = segment_name(index);
         let written = file
             .write_at(offset, &parts)
-            .map_err(|error| DiskError::new(&name, "write", error))
-            .and_then(|()| file.sync().map_err(|error| DiskError::new(&name, "sync", error)));
+            .map_err(DiskError::in_file(&name, "write"))
+            .and_then(|()| file.sync().map_err(DiskError::in_file(&name, "sync")));
         let written = written.and_then(|()| self.check_name(&name, &*file));
         if let Err(error) = written {
             self.fail(self.state.lock(), batch, error);
@@ -192,11 +192,8 @@ impl Shared {
         let mut block = crate::append::AlignedBuffer::default();
         block.extend(&header.encode());
         let offset = (place.header_block * BLOCK_BYTES) as u64;
-        place
-            .file
-            .write_at(offset, &[block.as_slice()])
-            .map_err(|error| DiskError::new(&name, "write", error))?;
-        place.file.sync().map_err(|error| DiskError::new(&name, "sync", error))?;
+        place.file.write_at(offset, &[block.as_slice()]).map_err(DiskError::in_file(&name, "write"))?;
+        place.file.sync().map_err(DiskError::in_file(&name, "sync"))?;
         self.check_name(&name, &*place.file)?;
         committer.last_life = life;
         Ok(())

@@ -12,7 +12,9 @@ use crate::format::{BLOCK_BYTES, SEGMENT_DATA_AT, Superblock};
 use crate::replay::Replay;
 use crate::segments::{NEW_SUFFIX, Segment, SegmentTable, make_segment};
 use crate::shared::{Shared, State};
-use crate::survey::{DISCARDED_NAME, SUPERBLOCK_NAME, Survey, check_empty, read_superblock, segment_index};
+use crate::survey::{
+    DISCARDED_NAME, SUPERBLOCK_NAME, Survey, check_empty, put_superblock, read_superblock, segment_index,
+};
 
 /// How many segments a new journal makes before it is open; the rest is made in the background.
 const SEGMENTS_AT_ONCE: u32 = 2;
@@ -25,14 +27,10 @@ pub(crate) fn lock(disk: &dyn Disk) -> Result<Box<dyn Send + Sync>, OpenError> {
     })
 }
 
-fn disk_error(file: &str, operation: &'static str) -> impl Fn(std::io::Error) -> OpenError {
-    move |error| DiskError::new(file, operation, error).into()
-}
-
 /// Removes all segments of a journal, and leaves a new, empty one. The superblock's new name comes first, so that a
 /// later call, or the next open, finishes what a crash has cut off.
 pub(crate) fn discard(disk: &dyn Disk) -> Result<(), OpenError> {
-    let names = disk.names().map_err(disk_error(".", "list"))?;
+    let names = disk.names().map_err(DiskError::in_file(".", "list"))?;
     // What is damaged is discarded too.
     let segment_bytes = match read_superblock(disk) {
         Ok(Some(superblock)) => superblock.segment_bytes,
@@ -40,19 +38,20 @@ pub(crate) fn discard(disk: &dyn Disk) -> Result<(), OpenError> {
         Err(error) => return Err(error),
     };
     if names.iter().any(|name| name == SUPERBLOCK_NAME) {
-        disk.rename(SUPERBLOCK_NAME, DISCARDED_NAME).map_err(disk_error(SUPERBLOCK_NAME, "rename"))?;
-        disk.sync_names().map_err(disk_error(".", "sync"))?;
+        disk.rename(SUPERBLOCK_NAME, DISCARDED_NAME)
+            .map_err(DiskError::in_file(SUPERBLOCK_NAME, "rename"))?;
+        disk.sync_names().map_err(DiskError::in_file(".", "sync"))?;
     }
     for name in names.iter().filter(|name| segment_index(name.trim_end_matches(NEW_SUFFIX)).is_some()) {
-        disk.remove(name).map_err(disk_error(name, "remove"))?;
+        disk.remove(name).map_err(DiskError::in_file(name, "remove"))?;
     }
-    disk.sync_names().map_err(disk_error(".", "sync"))?;
+    disk.sync_names().map_err(DiskError::in_file(".", "sync"))?;
     write_superblock(disk, segment_bytes)?;
     match disk.remove(DISCARDED_NAME) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(disk_error(DISCARDED_NAME, "remove")(error))
+            Err(DiskError::new(DISCARDED_NAME, "remove", error).into())
         }
-        _ => disk.sync_names().map_err(disk_error(".", "sync")),
+        _ => Ok(disk.sync_names().map_err(DiskError::in_file(".", "sync"))?),
     }
 }
 
@@ -64,16 +63,9 @@ pub(crate) fn create(disk: &dyn Disk, segment_bytes: u64) -> Result<Superblock, 
 
 /// Writes the superblock of a new journal, which has no segment.
 fn write_superblock(disk: &dyn Disk, segment_bytes: u64) -> Result<Superblock, OpenError> {
-    let journal = disk.random().map_err(disk_error(SUPERBLOCK_NAME, "draw a number for"))?;
+    let journal = disk.random().map_err(DiskError::in_file(SUPERBLOCK_NAME, "draw a number for"))?;
     let superblock = Superblock { journal, segment_bytes };
-    let new_name = format!("{SUPERBLOCK_NAME}{NEW_SUFFIX}");
-    let file = disk.create(&new_name).map_err(disk_error(&new_name, "create"))?;
-    let mut block = AlignedBuffer::default();
-    block.extend(&superblock.encode());
-    file.write_at(0, &[block.as_slice()]).map_err(disk_error(&new_name, "write"))?;
-    file.sync().map_err(disk_error(&new_name, "sync"))?;
-    disk.rename(&new_name, SUPERBLOCK_NAME).map_err(disk_error(&new_name, "rename"))?;
-    disk.sync_names().map_err(disk_error(".", "sync"))?;
+    put_superblock(disk, &superblock)?;
     Ok(superblock)
 }
 
@@ -94,16 +86,20 @@ fn make_durable(survey: &Survey) -> Result<(), OpenError> {
         if (read as u64) < bytes {
             return Err(Corruption::new(&segment.name, offset + read as u64, "the file ends here").into());
         }
-        segment.file.write_at(offset, &[buffer.as_slice()]).map_err(disk_error(&segment.name, "write"))?;
+        segment
+            .file
+            .write_at(offset, &[buffer.as_slice()])
+            .map_err(DiskError::in_file(&segment.name, "write"))?;
     }
-    segment.file.sync().map_err(disk_error(&segment.name, "sync"))
+    segment.file.sync().map_err(DiskError::in_file(&segment.name, "sync"))?;
+    Ok(())
 }
 
 /// Removes what an earlier process did not finish making.
 fn remove_unfinished(disk: &dyn Disk) -> Result<(), OpenError> {
-    let names = disk.names().map_err(disk_error(".", "list"))?;
+    let names = disk.names().map_err(DiskError::in_file(".", "list"))?;
     for name in names.iter().filter(|name| name.ends_with(NEW_SUFFIX)) {
-        disk.remove(name).map_err(disk_error(name, "remove"))?;
+        disk.remove(name).map_err(DiskError::in_file(name, "remove"))?;
     }
     Ok(())
 }
@@ -115,7 +111,7 @@ pub(crate) fn open(
 ) -> Result<(Arc<Shared>, Replay), OpenError> {
     let disk = &*environment.disk;
     let lock = lock(disk)?;
-    let names = disk.names().map_err(disk_error(".", "list"))?;
+    let names = disk.names().map_err(DiskError::in_file(".", "list"))?;
     if names.iter().any(|name| name == DISCARDED_NAME) {
         discard(disk)?;
     }
@@ -136,7 +132,7 @@ pub(crate) fn open(
     make_durable(&survey)?;
     // The directory may show names that are not durable either.
     remove_unfinished(disk)?;
-    disk.sync_names().map_err(disk_error(".", "sync"))?;
+    disk.sync_names().map_err(DiskError::in_file(".", "sync"))?;
 
     let segment_bytes = superblock.segment_bytes;
     let segments_max = (config.limit_bytes / segment_bytes).max(crate::config::SEGMENTS_MIN);
@@ -162,7 +158,7 @@ pub(crate) fn open(
         if (table.live.len() + table.free.len()) as u64 >= segments_max {
             // The limit has been lowered. The segment is no part of the log, so it does not matter when its
             // name is gone.
-            disk.remove(&found.name).map_err(disk_error(&found.name, "remove"))?;
+            disk.remove(&found.name).map_err(DiskError::in_file(&found.name, "remove"))?;
             continue;
         }
         let mut segment = Segment::fresh(found.index, Arc::clone(&found.file));

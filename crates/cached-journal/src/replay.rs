@@ -11,9 +11,8 @@ use crate::format::{
 };
 use crate::record::{Epochs, Head, Kind, Marks, Position};
 use crate::scan::{Chain, OpenSegment, PayloadPlace, ReadBatch, ScanError, Scanner};
-use crate::segments::NEW_SUFFIX;
 use crate::shared::Shared;
-use crate::survey::{KEPT_ASIDE_MAX, SUPERBLOCK_NAME, Survey, aside_name, segment_index};
+use crate::survey::{KEPT_ASIDE_MAX, SUPERBLOCK_NAME, Survey, aside_name, put_superblock, segment_index};
 
 /// How much of a journal that is kept aside is copied at a time.
 const COPY_BYTES: u64 = 256 << 10;
@@ -213,18 +212,9 @@ fn copy_log(survey: &Survey, to: &dyn Disk, names: &[String], directory: &str) -
         }
         file.sync().map_err(failed("sync"))?;
     }
-    let name = format!("{directory}/{SUPERBLOCK_NAME}");
-    let failed = |operation| DiskError::in_file(&name, operation);
-    to.sync_names().map_err(failed("sync the directory of"))?;
-    // Its name is there only once its bytes are.
-    let new_name = format!("{SUPERBLOCK_NAME}{NEW_SUFFIX}");
-    let file = to.create(&new_name).map_err(failed("create"))?;
-    buffer.clear();
-    buffer.extend(&survey.superblock.encode());
-    file.write_at(0, &[buffer.as_slice()]).map_err(failed("write"))?;
-    file.sync().map_err(failed("sync"))?;
-    to.rename(&new_name, SUPERBLOCK_NAME).map_err(failed("rename"))?;
-    to.sync_names().map_err(failed("sync the directory of"))
+    to.sync_names().map_err(DiskError::in_file(directory, "sync"))?;
+    put_superblock(to, &survey.superblock)
+        .map_err(|error| DiskError { file: format!("{directory}/{}", error.file), ..error })
 }
 
 /// The iterator over recovered records. Made by [`Replay::records`].

@@ -236,7 +236,7 @@ impl From<DiskError> for ScanFailure {
 
 impl OpenSegment {
     pub(crate) fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<usize, DiskError> {
-        self.file.read_at(offset, buffer).map_err(|error| DiskError::new(&self.name, "read", error))
+        self.file.read_at(offset, buffer).map_err(DiskError::in_file(&self.name, "read"))
     }
 
     /// Reads a batch's header and heads, if they are intact under a salt.
@@ -290,10 +290,8 @@ impl PayloadPlace {
     /// Reads the payload and compares it with its checksum.
     pub(crate) fn read(&self) -> Result<Vec<u8>, ScanFailure> {
         let mut payload = vec![0; self.sum.bytes as usize];
-        let read = self
-            .file
-            .read_at(self.offset, &mut payload)
-            .map_err(|error| DiskError::new(&self.name, "read", error))?;
+        let read =
+            self.file.read_at(self.offset, &mut payload).map_err(DiskError::in_file(&self.name, "read"))?;
         if read < payload.len() || checksum(0, &[&payload]) != self.sum.crc {
             return Err(Self::damage(&self.name, self.offset, self.sum.bytes).into());
         }

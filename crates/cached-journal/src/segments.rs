@@ -228,10 +228,7 @@ pub(crate) fn make_segment(
 ) -> Result<Arc<dyn DiskFile>, DiskError> {
     let name = segment_name(index);
     let new_name = format!("{name}{NEW_SUFFIX}");
-    let failed = |operation| {
-        let new_name = &new_name;
-        move |error| DiskError::new(new_name, operation, error)
-    };
+    let failed = |operation| DiskError::in_file(&new_name, operation);
     let file = disk.create(&new_name).map_err(failed("create"))?;
     let mut zeros = crate::append::AlignedBuffer::default();
     zeros.extend_zeros(ZERO_BYTES.min(segment_bytes) as usize);
@@ -284,8 +281,8 @@ impl Shared {
         if self.check_name(name, file).is_err() {
             return Ok(());
         }
-        self.disk.remove(name).map_err(|error| DiskError::new(name, "remove", error))?;
-        self.disk.sync_names().map_err(|error| DiskError::new(name, "sync the directory of", error))
+        self.disk.remove(name).map_err(DiskError::in_file(name, "remove"))?;
+        self.disk.sync_names().map_err(DiskError::in_file(name, "sync the directory of"))
     }
 
     fn make_next(&self) -> bool {
@@ -351,8 +348,8 @@ impl Shared {
     ///
     /// Called behind a sync, before what was synced is believed to be durable.
     pub(crate) fn check_name(&self, name: &str, file: &dyn DiskFile) -> Result<(), DiskError> {
-        let failed = |error| DiskError::new(name, "find", error);
-        match self.disk.id(name).map_err(failed)? == file.id().map_err(failed)? {
+        let failed = DiskError::in_file(name, "find");
+        match self.disk.id(name).map_err(&failed)? == file.id().map_err(&failed)? {
             true => Ok(()),
             false => Err(failed(io::Error::new(io::ErrorKind::NotFound, "another file has its name"))),
         }
@@ -360,7 +357,7 @@ impl Shared {
 
     /// Checks that the directory holds this journal.
     pub(crate) fn check_place(&self) -> Result<(), DiskError> {
-        let failed = |error| DiskError::new(SUPERBLOCK_NAME, "find", error);
+        let failed = DiskError::in_file(SUPERBLOCK_NAME, "find");
         let other = |why: String| failed(io::Error::other(why));
         match read_superblock(&*self.disk) {
             Ok(Some(superblock)) if superblock.journal == self.journal => Ok(()),

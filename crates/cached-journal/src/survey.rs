@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::append::AlignedBuffer;
 use crate::disk::{Disk, DiskFile};
 use crate::error::{Corruption, DiskError, OpenError, ReadError};
 use crate::format::{
@@ -126,7 +127,7 @@ pub(crate) struct Survey {
 /// Reads a file's first bytes.
 fn read_start(name: &str, file: &dyn DiskFile, bytes: usize) -> Result<Vec<u8>, DiskError> {
     let mut start = vec![0; bytes];
-    let read = file.read_at(0, &mut start).map_err(|error| DiskError::new(name, "read", error))?;
+    let read = file.read_at(0, &mut start).map_err(DiskError::in_file(name, "read"))?;
     start.truncate(read);
     Ok(start)
 }
@@ -150,16 +151,26 @@ pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Option<Superblock>, Ope
     Ok(Some(superblock))
 }
 
+/// Writes a superblock; its name is there only once its bytes are.
+pub(crate) fn put_superblock(disk: &dyn Disk, superblock: &Superblock) -> Result<(), DiskError> {
+    let new_name = format!("{SUPERBLOCK_NAME}{NEW_SUFFIX}");
+    let failed = |operation| DiskError::in_file(&new_name, operation);
+    let file = disk.create(&new_name).map_err(failed("create"))?;
+    let mut block = AlignedBuffer::default();
+    block.extend(&superblock.encode());
+    file.write_at(0, &[block.as_slice()]).map_err(failed("write"))?;
+    file.sync().map_err(failed("sync"))?;
+    disk.rename(&new_name, SUPERBLOCK_NAME).map_err(failed("rename"))?;
+    disk.sync_names().map_err(DiskError::in_file(".", "sync"))
+}
+
 /// Reads the headers of all segments, in the order of their numbers.
 pub(crate) fn find_segments(disk: &dyn Disk) -> Result<Vec<FoundSegment>, OpenError> {
-    let names = disk.names().map_err(|error| DiskError::new(".", "list", error))?;
+    let names = disk.names().map_err(DiskError::in_file(".", "list"))?;
     let mut found = BTreeMap::new();
     for name in names {
         let Some(index) = segment_index(&name) else { continue };
-        let failed = |operation| {
-            let name = &name;
-            move |error| DiskError::new(name, operation, error)
-        };
+        let failed = |operation| DiskError::in_file(&name, operation);
         let file = disk.open(&name).map_err(failed("open"))?;
         let bytes = file.len().map_err(failed("measure"))?;
         let start = read_start(&name, &*file, SEGMENT_DATA_AT as usize)?;
@@ -183,7 +194,7 @@ pub(crate) fn aside_name(number: u32) -> String {
 /// Returns an error unless the directory is empty but for journals that are kept aside, and what a first open that was
 /// cut off leaves behind.
 pub(crate) fn check_empty(disk: &dyn Disk) -> Result<(), OpenError> {
-    let names = disk.names().map_err(|error| DiskError::new(".", "list", error))?;
+    let names = disk.names().map_err(DiskError::in_file(".", "list"))?;
     if names.iter().any(|name| segment_index(name).is_some()) {
         let reason = "the superblock is missing, and there are segments";
         return Err(Corruption::new(SUPERBLOCK_NAME, 0, reason).into());

@@ -262,8 +262,9 @@ pub fn export(
             for (position, head, place) in segment.records(&batch) {
                 let record = Recovered { position, head: head.clone(), place };
                 match record.place.read() {
-                    Ok(payload) => each(&record, &payload)
-                        .map_err(|error| DiskError::new("the export", "write", error))?,
+                    Ok(payload) => {
+                        each(&record, &payload).map_err(DiskError::in_file("the export", "write"))?
+                    }
                     Err(ScanFailure::Corrupt(corruption)) => problems.push(corruption),
                     Err(ScanFailure::Disk(error)) => return Err(error.into()),
                 }
