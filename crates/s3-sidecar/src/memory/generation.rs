@@ -113,18 +113,17 @@ impl Head {
     /// Returns the headers that can be repeated on the word of a 304 that does not have them: they cannot change without `ETag` or
     /// `Last-Modified`.
     pub(crate) fn settled_headers(&self) -> HeaderMap {
-        only(&self.headers, is_settled)
+        let kept = self.headers.iter().filter(|(name, _)| is_settled(name));
+        kept.map(|(name, value)| (name.clone(), value.clone())).collect()
     }
 
-    /// Returns the others.
-    pub(crate) fn unsettled_headers(&self) -> HeaderMap {
-        only(&self.headers, |name| !is_settled(name))
+    /// Returns whether the others are the same.
+    pub(crate) fn has_same_unsettled_headers(&self, other: &Head) -> bool {
+        let (own, others) = (&self.headers, &other.headers);
+        let unsettled = |headers: &HeaderMap| headers.keys().filter(|name| !is_settled(name)).count();
+        let is_same = |name| is_settled(name) || own.get_all(name) == others.get_all(name);
+        unsettled(own) == unsettled(others) && own.keys().all(is_same)
     }
-}
-
-fn only(headers: &HeaderMap, which: impl Fn(&HeaderName) -> bool) -> HeaderMap {
-    let kept = headers.iter().filter(|(name, _)| which(name));
-    kept.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
 /// Removes what holds for the whole object alone.

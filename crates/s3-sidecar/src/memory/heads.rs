@@ -48,7 +48,7 @@ impl Heads {
             // What states more stays. It is as new as the newer one, if that has the same headers which can change while bytes stay.
             let is_kept = known.head.is_of_whole && (!is_of_whole || is_later);
             let newer = if is_later { known.asked } else { asked };
-            if known.head.unsettled_headers() == new.head.unsettled_headers() {
+            if known.head.has_same_unsettled_headers(&new.head) {
                 if is_kept { known.asked = newer } else { new.asked = newer }
             }
             is_kept
