@@ -590,6 +590,38 @@ async fn a_request_waits_as_its_own_size_makes_it_and_not_as_that_of_half_sent_w
     assert!(begun_at.elapsed() < Duration::from_secs(10), "it has waited {:?}", begun_at.elapsed());
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_payload_that_arrives_waits_for_the_memory_of_its_rest() {
+    let site = Site::new(false, tight).await;
+    let half = vec![7; 16 << 20];
+    let [mut first, mut second, mut third] =
+        [site.client(false).await, site.client(false).await, site.client(false).await];
+    first.send(command::WRITE, 1, 0, 32 << 20, &half).await;
+    second.send(command::WRITE, 2, 0, 32 << 20, &half).await;
+    let sending = third.send(command::WRITE, 3, 0, 32 << 20, &half);
+    let sent = tokio::time::timeout(Duration::from_secs(1), sending).await;
+    assert!(sent.is_err(), "more is received than there is memory for");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_client_that_is_gone_has_begun_keeps_its_memory() {
+    let mut site = Site::new(true, tight).await;
+    let [mut first, mut second, mut third] =
+        [site.client(false).await, site.client(false).await, site.client(false).await];
+    first.send(command::READ, 1, 0, 30 << 20, b"").await;
+    let held = site.calls.recv().await.unwrap();
+    second.send(command::READ, 2, 0, 30 << 20, b"").await;
+    let _other = site.calls.recv().await.unwrap();
+    drop((first, second));
+    settle().await;
+    third.send(command::READ, 3, 0, 30 << 20, b"").await;
+    settle().await;
+    assert_eq!(site.begun.load(Ordering::SeqCst), 2);
+    held.release.send(Ok(())).unwrap();
+    site.calls.recv().await.unwrap().release.send(Ok(())).unwrap();
+    assert_eq!(third.reply().await, (3, 0));
+}
+
 #[tokio::test]
 async fn a_request_runs_to_its_end_when_its_client_is_gone() {
     let mut site = Site::new(true, |_| ()).await;
