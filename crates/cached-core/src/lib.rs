@@ -24,6 +24,7 @@
 
 pub mod arbiter;
 pub mod arena;
+mod balance;
 pub mod clock;
 mod hash;
 pub mod insight;

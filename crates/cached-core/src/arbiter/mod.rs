@@ -12,8 +12,8 @@
 //!  ├───────────┤                   ^                      ├─────────────┤
 //!  items_bytes_min          moves with the gains          objects_bytes_min
 //! ```
-//! *Which way* (`decision.rs`): the rule by which the namespaces of an object cache share its memory,
-//! marginal gain. Both policies remember what they have evicted, for the same amount of memory: a quarter of
+//! *Which way* (`balance.rs`): the rule by which the namespaces of an object cache share its memory, marginal
+//! gain. Both policies remember what they have evicted, for the same amount of memory: a quarter of
 //! the most that a half can have. What was stored again in that time is what so much more memory would have
 //! saved; times the cost of a miss it can be compared.
 //!
@@ -48,17 +48,18 @@
 //! # Ok::<_, Box<dyn std::error::Error>>(())
 //! ```
 
-mod decision;
+mod halves;
 
 use std::time::Duration;
 
 use blocker::BUCKET_BYTES;
 use blocker::metrics::{Collect, Families, Label, Value};
-use decision::{Decision, Move, Sample};
+use halves::{Halves, Move};
 
-pub use decision::Half;
+pub use halves::Half;
 
 use crate::arena::MemoryRange;
+use crate::balance::Needs;
 use crate::kv::{Giving, Kv};
 use crate::object::{ObjectCache, WeakObjectCache};
 use crate::sync::{Arc, AtomicU64, Ordering};
@@ -121,7 +122,7 @@ pub struct Arbiter {
     /// The memory of both halves, and what the store has of it at least; without what the policies remember.
     bytes: u64,
     items_bytes_min: u64,
-    decision: Decision,
+    halves: Halves,
     /// The move under way, and what is left of it.
     pending: Option<Move>,
     /// What one half has given up and the other has not got yet; less than a region between two steps.
@@ -139,21 +140,20 @@ impl Arbiter {
         let bytes = items_bytes + objects.bytes();
         let items_bytes_min = kv.item_memory_in(memory.items_bytes_min).min(items_bytes);
         let metrics = Arc::new(ArbiterMetrics::new([items_bytes_min, objects.bytes_min()]));
-        let decision = Decision::new(bytes, kv.move_unit_bytes());
-        let mut arbiter = Arbiter {
+        let now = needs(&kv, objects, items_bytes_min, memory.item_miss);
+        metrics.look(now.map(|half| half.bytes), [0; 2]);
+        Arbiter {
             objects: objects.downgrade(),
             item_miss: memory.item_miss,
             bytes,
             items_bytes_min,
-            decision,
+            halves: Halves::new(bytes, kv.move_unit_bytes(), &now),
             pending: None,
             in_hand: 0,
             fruitless_steps: 0,
             metrics,
             kv,
-        };
-        arbiter.look();
-        arbiter
+        }
     }
 
     /// Returns what it has done, for reports.
@@ -169,32 +169,10 @@ impl Arbiter {
         if self.pending.is_some() {
             return;
         }
-        let (items, needs) = (self.kv.needs(), objects.needs());
-        let load_nanos = needs.load_nanos.max(1);
-        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let samples = [
-            Sample {
-                bytes: items.bytes,
-                bytes_min: self.items_bytes_min,
-                spare_bytes: items.spare_bytes,
-                ghost_hits: items.ghost_hits,
-                miss_nanos: self.item_miss.map_or(load_nanos, nanos),
-                stored: items.stored,
-                entry_bytes: items.item_bytes,
-            },
-            Sample {
-                bytes: needs.bytes,
-                bytes_min: objects.bytes_min(),
-                spare_bytes: needs.spare_bytes,
-                ghost_hits: needs.ghost_hits,
-                miss_nanos: load_nanos,
-                stored: needs.stored,
-                entry_bytes: BUCKET_BYTES,
-            },
-        ];
-        self.pending = self.decision.decide(&samples);
+        let now = needs(&self.kv, &objects, self.items_bytes_min, self.item_miss);
+        self.pending = self.halves.decide(&now);
         self.fruitless_steps = 0;
-        self.metrics.look([items.bytes, needs.bytes], self.decision.gains());
+        self.metrics.look(now.map(|half| half.bytes), self.halves.gains());
         if self.pending.is_some() {
             self.metrics.begin();
         }
@@ -219,7 +197,7 @@ impl Arbiter {
         if !goes_on {
             // What is not enough for a region goes back: the cache takes any number of buckets.
             self.give_to(&objects);
-            self.metrics.look([self.kv.item_memory(), objects.bytes()], self.decision.gains());
+            self.metrics.look([self.kv.item_memory(), objects.bytes()], self.halves.gains());
         }
         goes_on
     }
@@ -313,6 +291,15 @@ impl Arbiter {
         self.fruitless_steps = 0;
         self.pending = Some(Move { from, bytes });
     }
+}
+
+/// What items and objects need now.
+fn needs(kv: &Kv, objects: &ObjectCache, items_bytes_min: u64, item_miss: Option<Duration>) -> [Needs; 2] {
+    let mut objects = objects.needs();
+    objects.miss_nanos = objects.miss_nanos.max(1);
+    let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    let miss_nanos = item_miss.map_or(objects.miss_nanos, nanos);
+    [Needs { bytes_min: items_bytes_min, miss_nanos, ..kv.needs() }, objects]
 }
 
 /// The numbers of an arbiter, which any thread may read.

@@ -7,6 +7,7 @@ use super::log::Giving;
 use crate::arena::{Arena, ArenaConfig, Owner, Superblock};
 #[cfg(not(any(miri, shuttle)))]
 use crate::arena::{ArenaFile, Identity, Opened};
+use crate::balance::Needs;
 use crate::hash::KeyHasher;
 #[cfg(not(any(miri, shuttle)))]
 use crate::hash::random_seed;
@@ -110,34 +111,20 @@ impl KvMemory {
 // The store as one half of a memory that it shares with an object cache: what the arbiter sees of it, and
 // how regions go and come.
 
-/// What an arbiter sees of a store.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct KvNeeds {
-    /// The memory for items, in bytes; what the policy remembers is not counted.
-    pub(crate) bytes: u64,
-    /// Of that, what is free.
-    pub(crate) spare_bytes: u64,
-    /// The number of items stored again that a quarter more of the most memory would have kept, since the
-    /// start.
-    pub(crate) ghost_hits: u64,
-    /// The number of items stored since the start.
-    pub(crate) stored: u64,
-    /// The bytes of an item, on average.
-    pub(crate) item_bytes: u64,
-}
-
 impl Kv {
-    /// Returns what an arbiter needs to know. That walks over the shards of the index.
-    pub(crate) fn needs(&self) -> KvNeeds {
+    /// Returns what the store needs of a shared memory, but for the least and the cost of a miss. That walks
+    /// over the shards of the index.
+    pub(crate) fn needs(&self) -> Needs {
         let inner = &self.inner;
         let (stored, items) = inner.index.stored_and_items();
         let item_bytes: u64 = inner.index.shards().iter().map(|shard| shard.item_bytes()).sum();
-        KvNeeds {
+        Needs {
             bytes: inner.log.present_bytes() as u64,
             spare_bytes: inner.log.spare_bytes() as u64,
             ghost_hits: inner.log.policy().ghost_hits().unwrap_or(0),
             stored,
-            item_bytes: item_bytes / items.max(1),
+            entry_bytes: item_bytes / items.max(1),
+            ..Needs::default()
         }
     }
 

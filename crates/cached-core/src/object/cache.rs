@@ -25,6 +25,7 @@ use super::state::losses::LostWrites;
 use super::write::receive::ReceiveBuffer;
 use super::{counters, detach, recovery};
 use crate::arena::MemoryRange;
+use crate::balance::Needs;
 use crate::insight::Sampling;
 
 /// A cache of objects in front of a store. Clones are cheap, and handles of the same cache.
@@ -420,34 +421,20 @@ impl ObjectCache {
 // The buckets that go are those that the eviction policy would evict next. What is dirty or pinned is in no
 // queue, so it stays: the least memory of a cache is sized so that it has room for all that may be dirty.
 
-/// What an arbiter sees of a cache.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ObjectNeeds {
-    /// The memory of all buckets, in bytes.
-    pub(crate) bytes: u64,
-    /// Of that, what is free.
-    pub(crate) spare_bytes: u64,
-    /// The number of buckets loaded again that a quarter more of the most memory would have kept, since the
-    /// start.
-    pub(crate) ghost_hits: u64,
-    /// About how many buckets have been filled since the start.
-    pub(crate) stored: u64,
-    /// What the load of a bucket takes, lately; 0 before the first.
-    pub(crate) load_nanos: u64,
-}
-
 impl ObjectCache {
-    /// Returns what an arbiter needs to know.
-    pub(crate) fn needs(&self) -> ObjectNeeds {
+    /// Returns what the cache needs of a shared memory.
+    pub(crate) fn needs(&self) -> Needs {
         let shared = self.shared();
         let pool = &shared.pool;
         let used = pool.count().saturating_sub(pool.free());
-        ObjectNeeds {
+        Needs {
             bytes: self.bytes(),
+            bytes_min: self.bytes_min(),
             spare_bytes: u64::from(pool.free()) * BUCKET_BYTES,
             ghost_hits: shared.shares.ghost_hits(&shared.queues),
             stored: shared.metrics.counts.bucket_evictions.get() + u64::from(used),
-            load_nanos: shared.shares.load_nanos(),
+            miss_nanos: shared.shares.load_nanos(),
+            entry_bytes: BUCKET_BYTES,
         }
     }
 

@@ -1,19 +1,15 @@
-//! How much of the memory each share should have: targets that follow what a little more of it would gain.
+//! How much of the memory each share should have: targets that follow what a little more memory would gain it
+//! (`balance.rs`).
 //!
-//! A share's *gain* is what it lost by too little memory: how many buckets it had to load again so soon after
+//! A share's gain is what it lost by too little memory: how many buckets it had to load again so soon after
 //! their eviction that a quarter more of all memory would have kept them, times what a load costs, times the
-//! share's weight. All shares' gains are for the same amount of memory, so they can be compared: memory moves
-//! from where it gains least to where it gains most, a little at a time, until the gains are alike (marginal
-//! utility: Cidon et al., *Memshare*, ATC'17).
+//! share's weight.
 
+use crate::balance::{Balance, Consumer, Needs, Transfer};
 use crate::object::config::SHARES;
 
-/// Memory moves when the larger gain is this many times the smaller one.
-const GAINS_DIFFER: f64 = 1.25;
 /// The part of the memory that moves at a time.
 const STEP_DIVISOR: u64 = 128;
-/// How much of a gain is forgotten from one time to the next.
-const FORGOTTEN: f64 = 0.25;
 
 /// What a namespace may have of the memory, in buckets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,23 +24,10 @@ impl Bounds {
     pub(crate) const NONE: Self = Self { min: 0, max: u64::MAX, weight: 1 };
 }
 
-/// What is measured of a share between two times.
-#[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct Measured {
-    /// Its memory, in buckets.
-    pub(crate) used: u64,
-    /// Buckets that were loaded again soon after their eviction, since the start.
-    pub(crate) ghost_hits: u64,
-    /// What the load of one bucket costs.
-    pub(crate) load_nanos: u64,
-}
-
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     bounds: Bounds,
     target: u64,
-    ghost_hits: u64,
-    gain: f64,
 }
 
 /// The targets of the shares that are in use; together they are the whole memory.
@@ -52,14 +35,15 @@ struct Entry {
 pub(crate) struct Targets {
     total: u64,
     entries: [Option<Entry>; SHARES],
+    balance: Balance<SHARES>,
 }
 
 impl Targets {
     /// All of `total` buckets are the common share's.
     pub(crate) fn new(total: u64) -> Self {
         let mut entries = [None; SHARES];
-        entries[0] = Some(Entry { bounds: Bounds::NONE, target: total, ghost_hits: 0, gain: 0.0 });
-        Self { total, entries }
+        entries[0] = Some(Entry { bounds: Bounds::NONE, target: total });
+        Self { total, entries, balance: Balance::new(1, [0; SHARES]) }
     }
 
     /// Sets the bounds of a share; one that is new begins with its part by weight.
@@ -75,7 +59,7 @@ impl Targets {
             for entry in self.entries.iter_mut().flatten() {
                 entry.target = (u128::from(entry.target) * left / u128::from(self.total.max(1))) as u64;
             }
-            self.entries[share] = Some(Entry { bounds, target: part as u64, ghost_hits: 0, gain: 0.0 });
+            self.entries[share] = Some(Entry { bounds, target: part as u64 });
         }
         self.fit();
     }
@@ -127,37 +111,27 @@ impl Targets {
     }
 
     /// Moves some memory from the share that gains least by it to the one that gains most, if they differ;
-    /// returns whether any was moved.
-    pub(crate) fn rebalance(&mut self, measured: &[Measured; SHARES]) -> bool {
-        for (entry, now) in self.entries.iter_mut().zip(measured) {
-            let Some(entry) = entry else { continue };
-            let hits = now.ghost_hits.wrapping_sub(entry.ghost_hits);
-            entry.ghost_hits = now.ghost_hits;
-            // Below 2^53 in practice; a gain is an estimate in any case.
-            let new = hits as f64 * now.load_nanos.max(1) as f64 * entry.bounds.weight as f64;
-            entry.gain += (new - entry.gain) * FORGOTTEN;
-        }
+    /// returns whether any was moved. Bytes of the needs count buckets.
+    pub(crate) fn rebalance(&mut self, measured: &[Needs; SHARES]) -> bool {
         let step = (self.total / STEP_DIVISOR).max(1);
-        let places = || (0..SHARES).filter_map(|at| self.entries[at].as_ref().map(|entry| (at, entry)));
-        // A share that does not use what it has would not use more.
-        let taker = places()
-            .filter(|(at, entry)| {
-                entry.target < entry.bounds.max && measured[*at].used + step >= entry.target
+        let consumers = std::array::from_fn(|share| {
+            let (Entry { bounds, target }, now) = (self.entries[share]?, measured[share]);
+            Some(Consumer {
+                size: target,
+                min: bounds.min.max(step),
+                max: bounds.max,
+                is_full: now.bytes + step >= target,
+                // It fills its memory once it may: only the target moves here.
+                filled: u64::MAX,
+                ghost_hits: now.ghost_hits,
+                miss_cost: now.miss_nanos.max(1) as f64 * bounds.weight as f64,
             })
-            .max_by(|(_, one), (_, other)| one.gain.total_cmp(&other.gain));
-        let floor = |entry: &Entry| entry.bounds.min.max(step);
-        let giver = places()
-            .filter(|(_, entry)| entry.target > floor(entry))
-            .min_by(|(_, one), (_, other)| one.gain.total_cmp(&other.gain));
-        let (Some((taker, to)), Some((giver, from))) = (taker, giver) else { return false };
-        if taker == giver || to.gain <= from.gain * GAINS_DIFFER {
-            return false;
-        }
-        let step = step.min(from.target - floor(from)).min(to.bounds.max - to.target);
-        for (at, sign) in [(taker, true), (giver, false)] {
-            if let Some(entry) = &mut self.entries[at] {
-                entry.target = if sign { entry.target + step } else { entry.target - step };
-            }
+        });
+        let Some(Transfer { from, to, size }) = self.balance.decide(&consumers, step) else { return false };
+        for (share, entry) in self.entries.iter_mut().enumerate() {
+            let Some(entry) = entry else { continue };
+            entry.target += if share == to { size } else { 0 };
+            entry.target -= if share == from { size } else { 0 };
         }
         true
     }
@@ -174,7 +148,7 @@ impl Targets {
 
     /// Returns the gain of a share: nanoseconds of loads, weighted, that it might have saved lately.
     pub(crate) fn gain(&self, share: usize) -> f64 {
-        self.entries[share].map_or(0.0, |entry| entry.gain)
+        self.balance.gain(share)
     }
 
     /// Checks that the targets are within their bounds and make up the whole.
@@ -199,11 +173,12 @@ mod tests {
     }
 
     /// Everything is used, and these buckets were loaded again since the start.
-    fn measured(targets: &Targets, ghost_hits: [u64; 3]) -> [Measured; SHARES] {
-        std::array::from_fn(|at| Measured {
-            used: targets.target(at).unwrap_or(0),
+    fn measured(targets: &Targets, ghost_hits: [u64; 3]) -> [Needs; SHARES] {
+        std::array::from_fn(|at| Needs {
+            bytes: targets.target(at).unwrap_or(0),
             ghost_hits: ghost_hits.get(at).copied().unwrap_or(0),
-            load_nanos: 1000,
+            miss_nanos: 1000,
+            ..Needs::default()
         })
     }
 
@@ -270,10 +245,10 @@ mod tests {
         targets.set(1, bounds(0, u64::MAX, 1));
         let before = targets.target(1);
         let mut now = measured(&targets, [100, 100, 0]);
-        now[1].load_nanos = 5000;
-        now[1].used = 100;
+        now[1].miss_nanos = 5000;
+        now[1].bytes = 100;
         assert!(!targets.rebalance(&now), "it has room");
-        now[1].used = targets.target(1).unwrap();
+        now[1].bytes = targets.target(1).unwrap();
         now[1].ghost_hits = 200;
         assert!(targets.rebalance(&now));
         assert!(targets.target(1) > before);

@@ -19,7 +19,8 @@
 
 use super::namespaces::Namespaces;
 use super::records::NamespaceTable;
-use super::share_targets::{Bounds, Measured, Targets};
+use super::share_targets::{Bounds, Targets};
+use crate::balance::Needs;
 use crate::object::config::{NamespaceConfig, OTHERS, ObjectCacheConfig, SHARES, Share};
 use crate::object::lock_ranks;
 use crate::object::memory::pool::Pool;
@@ -265,19 +266,20 @@ impl MemoryShares {
             return;
         }
         let used = self.used(pool, table);
-        let mut measured = [Measured::default(); SHARES];
+        let mut needs = [Needs::default(); SHARES];
         for share in self.in_use() {
             let at = usize::from(share.0);
-            measured[at] = Measured {
-                used: used[at],
+            needs[at] = Needs {
+                bytes: used[at],
                 ghost_hits: queues.ghost_hits(share),
-                load_nanos: self.load_nanos[at].load(Ordering::Relaxed),
+                miss_nanos: self.load_nanos[at].load(Ordering::Relaxed),
+                ..Needs::default()
             };
         }
         // Another thread that is at it has seen the same.
         if let Some(mut balance) = try_lock(&self.balance) {
             self.evicted.store(0, Ordering::Relaxed);
-            if balance.rebalance(&measured) {
+            if balance.rebalance(&needs) {
                 self.publish(&balance);
             }
         }

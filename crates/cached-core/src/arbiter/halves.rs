@@ -1,22 +1,9 @@
-//! Which half should give memory to the other, and how much.
-//!
-//! The *gain* of a half is what it lost lately by too little memory: what was stored again soon after its
-//! eviction, times the cost of a miss. Both count for the same amount of memory, so memory moves from where
-//! it gains less to where it gains more:
-//!
-//! - only to a half that uses what it has;
-//! - only if the gains differ by a quarter, and by more than chance makes of so few misses;
-//! - by as much as the half that gets it has stored since the last time, less where the gains are close: so
-//!   it fills what it gets, and the halves come to rest where their gains are alike.
+//! The halves of a memory, and when the balance between them is looked at.
 
 use std::fmt;
 
-/// Memory moves when the larger gain is this many times the smaller one.
-const GAINS_DIFFER: f64 = 1.25;
-/// And when the gains differ by this many standard deviations, if misses come by chance.
-const DEVIATIONS: f64 = 2.0;
-/// How much of a gain is forgotten from one time to the next.
-const FORGOTTEN: f64 = 0.25;
+use crate::balance::{Balance, Consumer, Needs, Transfer};
+
 /// A decision needs this part of the memory to have been stored since the last one.
 const STORED_DIVISOR: u64 = 256;
 /// At most this part of the memory moves at a time.
@@ -62,23 +49,6 @@ impl fmt::Display for Half {
     }
 }
 
-/// What is known of a half at one moment.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Sample {
-    /// Its memory, and the least that it has.
-    pub(super) bytes: u64,
-    pub(super) bytes_min: u64,
-    /// What of it is free.
-    pub(super) spare_bytes: u64,
-    /// Entries stored again soon after their eviction, since the start.
-    pub(super) ghost_hits: u64,
-    /// What a miss costs.
-    pub(super) miss_nanos: u64,
-    /// Entries stored since the start, and how large one is.
-    pub(super) stored: u64,
-    pub(super) entry_bytes: u64,
-}
-
 /// A decision: memory goes from this half to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Move {
@@ -86,93 +56,51 @@ pub(super) struct Move {
     pub(super) bytes: u64,
 }
 
-/// What is remembered of a half.
-#[derive(Debug, Clone, Copy, Default)]
-struct Seen {
-    ghost_hits: u64,
-    stored: u64,
-    /// Ghost hits lately, older ones counting less.
-    recent_hits: f64,
-    miss_nanos: f64,
-}
-
-impl Seen {
-    fn gain(&self) -> f64 {
-        self.recent_hits * self.miss_nanos
-    }
-
-    /// The variance of the gain, if misses come by chance.
-    fn variance(&self) -> f64 {
-        self.recent_hits * self.miss_nanos * self.miss_nanos
-    }
-}
-
-/// Decides from one sample of both halves to the next.
+/// Both halves, from one look at them to the next.
 #[derive(Debug)]
-pub(super) struct Decision {
+pub(super) struct Halves {
     bytes: u64,
-    /// Memory moves in multiples of this.
-    unit: u64,
-    seen: Option<[Seen; 2]>,
-    /// What the half that gains more has a claim to, and that was not enough for a unit yet.
-    claim: Option<(Half, f64)>,
+    step: u64,
+    /// Entries stored by each half at the last decision.
+    stored: [u64; 2],
+    balance: Balance<2>,
 }
 
-impl Decision {
-    /// For a memory of `bytes`, of which multiples of `unit` move.
-    pub(super) fn new(bytes: u64, unit: u64) -> Decision {
-        Decision { bytes, unit: unit.max(1), seen: None, claim: None }
+impl Halves {
+    /// Makes the halves of `bytes`, of which multiples of `unit` move.
+    pub(super) fn new(bytes: u64, unit: u64, now: &[Needs; 2]) -> Halves {
+        let balance = Balance::new(unit, now.map(|half| half.ghost_hits));
+        Halves { bytes, step: (bytes / MOVE_DIVISOR).max(unit), stored: now.map(|half| half.stored), balance }
     }
 
-    /// Returns the gains of both halves: nanoseconds of misses that they might have saved lately.
+    /// Returns the gains of both: nanoseconds of misses that they might have saved lately.
     pub(super) fn gains(&self) -> [u64; 2] {
         // An estimate in any case.
-        self.seen.map_or([0; 2], |seen| seen.map(|seen| seen.gain() as u64))
+        [0, 1].map(|half| self.balance.gain(half) as u64)
     }
 
     /// Decides, given what is known of items and of objects now. `None`: nothing moves.
-    pub(super) fn decide(&mut self, now: &[Sample; 2]) -> Option<Move> {
-        let Some(seen) = &mut self.seen else {
-            let first = |sample: &Sample| Seen {
-                ghost_hits: sample.ghost_hits,
-                stored: sample.stored,
-                ..Seen::default()
-            };
-            self.seen = Some([first(&now[0]), first(&now[1])]);
-            return None;
-        };
-        let stored: [u64; 2] = std::array::from_fn(|at| {
-            now[at].stored.saturating_sub(seen[at].stored).saturating_mul(now[at].entry_bytes)
+    pub(super) fn decide(&mut self, now: &[Needs; 2]) -> Option<Move> {
+        let filled: [u64; 2] = std::array::from_fn(|at| {
+            now[at].stored.saturating_sub(self.stored[at]).saturating_mul(now[at].entry_bytes)
         });
-        if stored[0].saturating_add(stored[1]) < self.bytes / STORED_DIVISOR {
+        if filled[0].saturating_add(filled[1]) < self.bytes / STORED_DIVISOR {
             return None;
         }
-        for (seen, now) in seen.iter_mut().zip(now) {
-            let hits = now.ghost_hits.wrapping_sub(seen.ghost_hits) as f64;
-            seen.recent_hits = seen.recent_hits * (1.0 - FORGOTTEN) + hits;
-            seen.miss_nanos = now.miss_nanos as f64;
-            (seen.ghost_hits, seen.stored) = (now.ghost_hits, now.stored);
-        }
-        let gains = seen.map(|seen| seen.gain());
-        let taker = if gains[0] > gains[1] { Half::Items } else { Half::Objects };
-        let (to, from) = (taker as usize, taker.other() as usize);
-        let difference = gains[to] - gains[from];
-        let chance = DEVIATIONS * (seen[0].variance() + seen[1].variance()).sqrt();
-        let uses_all = now[to].spare_bytes <= self.bytes / SPARE_DIVISOR;
-        if gains[to] <= gains[from] * GAINS_DIFFER || difference <= chance || !uses_all {
-            self.claim = None;
-            return None;
-        }
-        let earlier = self.claim.filter(|(half, _)| *half == taker).map_or(0.0, |(_, bytes)| bytes);
-        let claim = earlier + stored[to] as f64 * difference / gains[to];
-        let most = (self.bytes / MOVE_DIVISOR)
-            .max(self.unit)
-            .min(now[from].bytes.saturating_sub(now[from].bytes_min));
-        let bytes = (claim as u64).min(most) / self.unit * self.unit;
-        // What the limits have cut off is not owed.
-        let rest = (claim - bytes as f64).min(self.unit as f64);
-        self.claim = Some((taker, rest));
-        (bytes > 0).then_some(Move { from: taker.other(), bytes })
+        self.stored = now.map(|half| half.stored);
+        let consumers = std::array::from_fn(|at| {
+            Some(Consumer {
+                size: now[at].bytes,
+                min: now[at].bytes_min,
+                max: u64::MAX,
+                is_full: now[at].spare_bytes <= self.bytes / SPARE_DIVISOR,
+                filled: filled[at],
+                ghost_hits: now[at].ghost_hits,
+                miss_cost: now[at].miss_nanos as f64,
+            })
+        });
+        let Transfer { from, size: bytes, .. } = self.balance.decide(&consumers, self.step)?;
+        Some(Move { from: Half::BOTH[from], bytes })
     }
 }
 
@@ -185,21 +113,21 @@ mod tests {
 
     /// A load: per look, entries stored and ghost hits of each half.
     struct Load {
-        decision: Decision,
-        now: [Sample; 2],
+        halves: Halves,
+        now: [Needs; 2],
     }
 
     impl Load {
         fn new() -> Load {
-            let half = Sample {
+            let half = Needs {
                 bytes: WHOLE / 2,
                 bytes_min: WHOLE / 8,
                 miss_nanos: 1000,
                 entry_bytes: 4096,
-                ..Sample::default()
+                ..Needs::default()
             };
-            let mut load = Load { decision: Decision::new(WHOLE, UNIT), now: [half; 2] };
-            assert_eq!(load.decision.decide(&load.now), None, "the first look");
+            let mut load = Load { halves: Halves::new(WHOLE, UNIT, &[half; 2]), now: [half; 2] };
+            assert_eq!(load.halves.decide(&load.now), None, "the first look");
             load
         }
 
@@ -209,7 +137,7 @@ mod tests {
                 self.now[at].stored += stored_mib[at] << 8;
                 self.now[at].ghost_hits += ghost_hits[at];
             }
-            let moved = self.decision.decide(&self.now);
+            let moved = self.halves.decide(&self.now);
             if let Some(Move { from, bytes }) = moved {
                 self.now[from as usize].bytes -= bytes;
                 self.now[from.other() as usize].bytes += bytes;
@@ -255,7 +183,7 @@ mod tests {
         let mut load = Load::new();
         load.now[0].miss_nanos = 3000;
         assert_eq!(load.look([8, 8], [1000, 1000]).map(|moved| moved.from), Some(Half::Objects));
-        assert_eq!(load.decision.gains(), [3_000_000, 1_000_000]);
+        assert_eq!(load.halves.gains(), [3_000_000, 1_000_000]);
     }
 
     #[test]

@@ -1,0 +1,135 @@
+//! The rule by which consumers share memory: items and objects ([`arbiter`](crate::arbiter)), and namespaces
+//! the memory of objects.
+//!
+//! A consumer's *gain* is what it has lost lately by too little memory: its *ghost hits*, entries that were
+//! stored again soon after their eviction, times the cost of a miss. All gains are for the same amount of
+//! memory, so memory moves from where it gains least to where it gains most, until the gains are alike
+//! (marginal utility: Cidon et al., *Memshare*, ATC'17). It moves
+//!
+//! - only to a consumer that uses what it has;
+//! - only if the gains differ by a quarter, and by more than chance makes of so few misses;
+//! - by one step at most, by no more than the consumer has filled since the last decision, less where the
+//!   gains are close, and within the bounds of both.
+
+/// Memory moves when the larger gain is this many times the smaller one.
+const GAINS_DIFFER: f64 = 1.25;
+/// And when the gains differ by this many standard deviations, if misses come by chance.
+const DEVIATIONS: f64 = 2.0;
+/// How much of a gain is forgotten from one decision to the next.
+const FORGOTTEN: f64 = 0.25;
+
+/// What a cache has and needs of the memory that it shares, at one moment.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Needs {
+    /// Its memory, without what its policy remembers, and the least that it has.
+    pub(crate) bytes: u64,
+    pub(crate) bytes_min: u64,
+    /// The free part of its memory.
+    pub(crate) spare_bytes: u64,
+    /// Entries stored again that a quarter more of the most memory would have kept, since the start.
+    pub(crate) ghost_hits: u64,
+    /// The cost of a miss; 0 if it is not known.
+    pub(crate) miss_nanos: u64,
+    /// About how many entries have been stored since the start, and how large one is.
+    pub(crate) stored: u64,
+    pub(crate) entry_bytes: u64,
+}
+
+/// A consumer of memory, as a decision sees it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Consumer {
+    /// Its memory, and the bounds of that.
+    pub(crate) size: u64,
+    pub(crate) min: u64,
+    pub(crate) max: u64,
+    /// Whether it uses its memory. One that does not would not use more.
+    pub(crate) is_full: bool,
+    /// How much it has filled since the last decision.
+    pub(crate) filled: u64,
+    /// Entries stored again soon after their eviction, since the start.
+    pub(crate) ghost_hits: u64,
+    pub(crate) miss_cost: f64,
+}
+
+/// A decision: memory goes from one consumer to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Transfer {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    pub(crate) size: u64,
+}
+
+/// What is remembered of a consumer.
+#[derive(Debug, Clone, Copy, Default)]
+struct Seen {
+    ghost_hits: u64,
+    /// Ghost hits lately, older ones counting less.
+    recent_hits: f64,
+    miss_cost: f64,
+}
+
+impl Seen {
+    fn gain(&self) -> f64 {
+        self.recent_hits * self.miss_cost
+    }
+
+    /// The variance of the gain, if misses come by chance.
+    fn variance(&self) -> f64 {
+        self.gain() * self.miss_cost
+    }
+}
+
+/// Decides, from one look at all consumers to the next.
+#[derive(Debug)]
+pub(crate) struct Balance<const N: usize> {
+    /// Memory moves in multiples of this.
+    unit: u64,
+    seen: [Seen; N],
+    /// What a consumer has filled in earlier decisions, not enough for a unit yet.
+    rest: Option<(usize, f64)>,
+}
+
+impl<const N: usize> Balance<N> {
+    /// Consumers with these ghost hits so far, between which multiples of `unit` move.
+    pub(crate) fn new(unit: u64, ghost_hits: [u64; N]) -> Balance<N> {
+        let seen = ghost_hits.map(|ghost_hits| Seen { ghost_hits, ..Seen::default() });
+        Balance { unit: unit.max(1), seen, rest: None }
+    }
+
+    /// Returns a consumer's gain: the cost of the misses that it might have saved lately.
+    pub(crate) fn gain(&self, consumer: usize) -> f64 {
+        self.seen[consumer].gain()
+    }
+
+    /// Decides, given all consumers now; `None` in the place of one that does not exist. At most `step` moves;
+    /// `None`: nothing does.
+    pub(crate) fn decide(&mut self, now: &[Option<Consumer>; N], step: u64) -> Option<Transfer> {
+        for (seen, now) in self.seen.iter_mut().zip(now) {
+            let Some(now) = now else { continue };
+            let hits = now.ghost_hits.wrapping_sub(seen.ghost_hits) as f64;
+            seen.recent_hits = seen.recent_hits * (1.0 - FORGOTTEN) + hits;
+            (seen.ghost_hits, seen.miss_cost) = (now.ghost_hits, now.miss_cost);
+        }
+        let rest = self.rest.take();
+        let all = || now.iter().enumerate().filter_map(|(at, consumer)| Some((at, consumer.as_ref()?)));
+        let by_gain = |(one, _): &(usize, &Consumer), (other, _): &(usize, &Consumer)| {
+            self.gain(*one).total_cmp(&self.gain(*other))
+        };
+        let takers = all().filter(|(_, consumer)| consumer.is_full && consumer.size < consumer.max);
+        let (to, taker) = takers.max_by(by_gain)?;
+        let givers = all().filter(|(_, consumer)| consumer.size > consumer.min);
+        let (from, giver) = givers.min_by(by_gain)?;
+        let difference = self.gain(to) - self.gain(from);
+        let chance = DEVIATIONS * (self.seen[to].variance() + self.seen[from].variance()).sqrt();
+        if self.gain(to) <= self.gain(from) * GAINS_DIFFER || difference <= chance {
+            return None;
+        }
+        let earlier = rest.filter(|(consumer, _)| *consumer == to).map_or(0.0, |(_, size)| size);
+        let filled = earlier + taker.filled as f64 * difference / self.gain(to);
+        let most = step.min(giver.size - giver.min).min(taker.max - taker.size);
+        let size = (filled as u64).min(most) / self.unit * self.unit;
+        // What the limits have cut off is not owed.
+        self.rest = Some((to, (filled - size as f64).min(self.unit as f64)));
+        (size > 0).then_some(Transfer { from, to, size })
+    }
+}
