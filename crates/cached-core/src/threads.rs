@@ -19,7 +19,6 @@ pub(crate) fn thread_number() -> usize {
 }
 
 /// Runs `work` on as many threads as there are cores, but at most `threads_max`, and waits for all of them.
-#[cfg(not(any(miri, shuttle)))]
 pub(crate) fn on_all_cores<T: Send>(threads_max: usize, work: impl Fn() -> T + Sync) -> Vec<T> {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let threads = cores.min(threads_max).max(1);

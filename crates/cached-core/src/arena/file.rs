@@ -160,11 +160,16 @@ pub struct RestartProgress {
     pub items: AtomicU64,
 }
 
-/// A file whose memory is mapped.
+/// A file and the parts of its memory.
 pub(crate) struct Opened {
     pub(crate) superblock: Superblock,
     pub(crate) table: Memory,
     pub(crate) arena: Memory,
+    pub(crate) file: MappedFile,
+}
+
+/// A file whose memory is mapped.
+pub(crate) struct MappedFile {
     /// With the seeds of the file.
     pub(crate) identity: Identity,
     /// Why there is nothing to take over; `None` if there is.
@@ -184,6 +189,12 @@ pub(crate) struct HeldFile {
     file: File,
 }
 
+/// Returns what makes an error of the system's reason why `what` happened to a file.
+fn failed(path: &Path, what: &'static str) -> impl Fn(io::Error) -> ArenaFileError + use<> {
+    let path = path.to_owned();
+    move |cause| ArenaFileError::Io { path: path.clone(), what, cause }
+}
+
 impl ArenaFile {
     /// Checks that [`open`](Self::open) would not refuse what is at a path; opens nothing for writing, and takes no lock.
     ///
@@ -191,7 +202,7 @@ impl ArenaFile {
     /// [`ArenaFileError`], but for a file in use or of another user.
     pub fn check(path: impl AsRef<Path>) -> Result<(), ArenaFileError> {
         let path = path.as_ref();
-        let failed = |cause| ArenaFileError::Io { path: path.to_owned(), what: "cannot open it", cause };
+        let failed = failed(path, "cannot open it");
         match path.metadata() {
             Ok(metadata) if !metadata.is_file() => Err(ArenaFileError::NotAFile(path.to_owned())),
             Ok(_) => ArenaFile::read(path.to_owned(), File::open(path).map_err(failed)?).map(drop),
@@ -210,10 +221,7 @@ impl ArenaFile {
     /// no error.
     pub fn open(path: impl AsRef<Path>) -> Result<ArenaFile, ArenaFileError> {
         let path = path.as_ref().to_owned();
-        let failed = |what| {
-            let path = path.clone();
-            move |cause| ArenaFileError::Io { path, what, cause }
-        };
+        let failed = |what| failed(&path, what);
         // A pipe would block, and a device is nothing to lock.
         if let Ok(metadata) = path.metadata()
             && !metadata.is_file()
@@ -264,10 +272,7 @@ impl ArenaFile {
 
     /// Reads what a file is.
     fn read(path: PathBuf, file: File) -> Result<ArenaFile, ArenaFileError> {
-        let failed = |what| {
-            let path = path.clone();
-            move |cause| ArenaFileError::Io { path, what, cause }
-        };
+        let failed = |what| failed(&path, what);
         let mut page = [0; SUPERBLOCK_BYTES];
         let bytes = file.metadata().map_err(failed("cannot read its length"))?.len();
         let begin = bytes.min(SUPERBLOCK_BYTES as u64) as usize;
@@ -323,10 +328,7 @@ impl ArenaFile {
         check: impl Fn(u64, u64) -> u64,
     ) -> Result<Opened, ArenaFileError> {
         let ArenaFile { path, file, earlier, progress, is_handed_over, .. } = self;
-        let failed = |what| {
-            let path = path.clone();
-            move |cause| ArenaFileError::Io { path, what, cause }
-        };
+        let failed = |what| failed(&path, what);
         let metadata = file.metadata().map_err(failed("cannot read its length"))?;
         let mut wanted = placed(wanted, metadata.blksize());
         let usable = earlier.and_then(|found| match found.differs(&wanted) {
@@ -357,45 +359,50 @@ impl ArenaFile {
             superblock: Superblock::over(Memory::part(&map, 0, SUPERBLOCK_BYTES)),
             table: Memory::part(&map, wanted.table_at as usize, table_bytes),
             arena: Memory::part(&map, wanted.arena_at as usize, arena_bytes),
-            identity: wanted,
-            cold: None,
-            was_clean: false,
-            is_handed_over,
-            held: HeldFile { path: path.clone(), map, file },
-            progress,
+            file: MappedFile {
+                identity: wanted,
+                cold: None,
+                was_clean: false,
+                is_handed_over,
+                held: HeldFile { path: path.clone(), map, file },
+                progress,
+            },
         };
         if is_handed_over {
             // The other process has it still: nothing is written.
             return match opened.superblock.notes().state() {
-                MemoryState::Running => Ok(Opened { identity: usable.unwrap_or(wanted), ..opened }),
+                MemoryState::Running => {
+                    opened.file.identity = usable.unwrap_or(wanted);
+                    Ok(opened)
+                }
                 _ => Err(ArenaFileError::NotHandedOver { path, reason: Cold::Unfinished.to_string() }),
             };
         }
         let boot = boot_id();
         let mut cold = usable.as_ref().err().cloned();
         if let Ok(found) = usable {
-            opened.identity = found;
+            opened.file.identity = found;
             cold = opened.cold_content(boot);
             if cold.is_some() {
-                opened.held.file.set_len(0).map_err(failed("cannot empty it"))?;
-                reserve(&opened.held.file, wanted.bytes)
+                opened.file.held.file.set_len(0).map_err(failed("cannot empty it"))?;
+                reserve(&opened.file.held.file, wanted.bytes)
                     .map_err(failed("there is no room for the memory"))?;
             } else {
-                opened.was_clean = opened.superblock.notes().state() == MemoryState::Clean;
+                opened.file.was_clean = opened.superblock.notes().state() == MemoryState::Clean;
             }
         }
         if cold.is_some() {
             (wanted.hash_seed, wanted.shared_seed) = seeds;
             wanted.hash_check = check(seeds.0, seeds.1);
-            opened.identity = wanted;
+            opened.file.identity = wanted;
             opened.superblock.write_identity(&wanted);
         }
-        opened.cold = cold;
+        opened.file.cold = cold;
         // Before anything else changes, and on the disk, too: after a crash of the system the end was not clean.
         let notes = opened.superblock.notes();
         notes.set_state(MemoryState::Running);
         notes.set_boot(boot);
-        opened.held.sync_superblock().map_err(failed("cannot write it"))?;
+        opened.file.held.sync_superblock().map_err(failed("cannot write it"))?;
         Ok(opened)
     }
 }
@@ -412,10 +419,10 @@ impl Opened {
                 let table = unsafe {
                     std::slice::from_raw_parts(
                         self.table.base().cast::<Region>(),
-                        self.identity.regions as usize,
+                        self.file.identity.regions as usize,
                     )
                 };
-                (notes.crc() != clean_crc(&self.identity, &self.superblock, table)).then_some(Cold::Damaged)
+                (notes.crc() != clean_crc(&self.file.identity, &self.superblock, table)).then_some(Cold::Damaged)
             }
         }
     }

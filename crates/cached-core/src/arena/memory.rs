@@ -1,9 +1,7 @@
 //! The bytes behind an arena or an index: a private anonymous mapping, part of a file's, or the heap under
 //! miri.
 
-#[cfg(not(miri))]
 use memmap2::MmapRaw;
-#[cfg(not(miri))]
 use std::sync::Arc;
 
 /// A span of zeroed memory at a fixed address, touched lazily.
@@ -43,6 +41,12 @@ impl Memory {
     pub(crate) fn part(map: &Arc<MmapRaw>, offset: usize, len: usize) -> Memory {
         assert!(offset <= map.len() && len <= map.len() - offset, "a part beyond the mapping");
         Memory { base: map.as_mut_ptr().wrapping_add(offset), len, map: map.clone() }
+    }
+
+    /// Miri maps no files.
+    #[cfg(miri)]
+    pub(crate) fn part(_map: &Arc<MmapRaw>, _offset: usize, _len: usize) -> Memory {
+        unreachable!("a file is mapped")
     }
 
     #[cfg(miri)]

@@ -7,10 +7,7 @@
 //!
 //! The content of a region is defined by its owner, not here.
 
-#![cfg_attr(any(miri, shuttle), allow(dead_code, reason = "memory files are left out of these builds"))]
-
 mod expiring;
-#[cfg(not(any(miri, shuttle)))]
 mod file;
 mod memory;
 mod pins;
@@ -21,21 +18,17 @@ mod superblock;
 
 pub(crate) use expiring::Expired;
 use expiring::Expiring;
-#[cfg(not(any(miri, shuttle)))]
 pub use file::{ArenaFile, ArenaFileError, RestartProgress};
-#[cfg(not(any(miri, shuttle)))]
-pub(crate) use file::{HeldFile, Opened};
+pub(crate) use file::{HeldFile, MappedFile};
 pub(crate) use memory::Memory;
 pub use region::{Owner, REGION_HEADER_BYTES, RegionHeader, RegionHeaderError};
 pub(crate) use region::{Region, RegionState};
 use regions::Regions;
 use shares::FreeRegions;
 pub use shares::MemoryRange;
-pub(crate) use superblock::Superblock;
 #[cfg(all(test, not(any(miri, shuttle))))]
 pub(crate) use superblock::test_time;
-#[cfg(not(any(miri, shuttle)))]
-pub(crate) use superblock::{Identity, Notes};
+pub(crate) use superblock::{Identity, Superblock};
 
 use crate::clock::Expiry;
 use crate::lock_order::Rank;
@@ -142,7 +135,6 @@ impl Arena {
     ///
     /// # Errors
     /// As [`Arena::new`].
-    #[cfg(not(any(miri, shuttle)))]
     pub(crate) fn in_memory_of(
         config: ArenaConfig,
         table: Memory,
@@ -204,7 +196,6 @@ impl Arena {
 
     /// Counts what an earlier process has left: the regions that are free, and the age order of the others,
     /// which is renumbered. `in_use` are all that are not free, oldest first.
-    #[cfg(not(any(miri, shuttle)))]
     pub(crate) fn restore_free(&self, owner: Owner, in_use: &[RegionId]) {
         for (n, id) in in_use.iter().enumerate() {
             self.region(*id).set_sequence(n as u64 + 1);
@@ -219,19 +210,16 @@ impl Arena {
 
     /// Marks a region that an earlier process had in use as free. Before
     /// [`restore_free`](Arena::restore_free).
-    #[cfg(not(any(miri, shuttle)))]
     pub(crate) fn restore_as_free(&self, id: RegionId) {
         self.region(id).close();
     }
 
     /// The records of all regions.
-    #[cfg(not(any(miri, shuttle)))]
     pub(crate) fn table(&self) -> &[Region] {
         &self.regions
     }
 
     /// The CRC-32 of a region's allocated bytes. No other thread may write to it.
-    #[cfg(not(any(miri, shuttle)))]
     pub(crate) fn crc_of(&self, id: RegionId) -> u32 {
         let bytes = (self.region(id).used_bytes() as usize).min(self.region_bytes);
         // SAFETY: the range lies inside the region, and no thread writes to it during the call.

@@ -329,7 +329,6 @@ impl Superblock {
     }
 
     /// Writes the identity of memory that no other thread uses yet.
-    #[cfg(not(any(miri, shuttle)))]
     pub(super) fn write_identity(&self, identity: &Identity) {
         let bytes = identity.encode();
         // SAFETY: the identity lies inside the superblock, before the notes, and the caller has the memory for

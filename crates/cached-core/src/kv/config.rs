@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::Kv;
 use super::hook::{ChangeHook, EvictionHook};
 use crate::arena::{ArenaError, MemoryRange};
-#[cfg(not(any(miri, shuttle)))]
 use crate::arena::{ArenaFile, ArenaFileError};
 use crate::clock::{Clock, SystemClock};
 use crate::insight::Sampling;
@@ -57,13 +56,12 @@ pub struct KvConfig {
     pub insight: Sampling,
     /// The file in which the memory is; it outlives the process. The [clock](KvConfig::clock) must start at
     /// [`ArenaFile::resume_secs`] or later.
-    #[cfg(not(any(miri, shuttle)))]
     pub file: Option<ArenaFile>,
     /// Smaller regions than the arena's size asks for, so that a test has many of them.
     #[cfg(test)]
     pub(crate) region_bytes: Option<usize>,
     /// Whether a new memory file has checksums, which those of earlier builds do not have.
-    #[cfg(all(test, not(any(miri, shuttle))))]
+    #[cfg(test)]
     pub(crate) checksums: bool,
 }
 
@@ -102,11 +100,10 @@ impl Default for KvConfig {
             eviction_hook: None,
             hash_seed: None,
             insight: Sampling::Off,
-            #[cfg(not(any(miri, shuttle)))]
             file: None,
             #[cfg(test)]
             region_bytes: None,
-            #[cfg(all(test, not(any(miri, shuttle))))]
+            #[cfg(test)]
             checksums: true,
         }
     }
@@ -150,7 +147,6 @@ pub enum KvConfigError {
     #[error("cannot reserve address space for the index: {0}")]
     Index(std::io::Error),
     /// The file cannot hold the memory.
-    #[cfg(not(any(miri, shuttle)))]
     #[error(transparent)]
     File(#[from] ArenaFileError),
     /// The clock is behind the one of the process before: items would live longer than they may.
@@ -214,7 +210,6 @@ impl KvConfig {
         if self.huge_pages {
             return wrong("memory in huge pages cannot be given up by regions");
         }
-        #[cfg(not(any(miri, shuttle)))]
         if self.file.is_some() {
             return wrong("the memory of a file cannot be changed");
         }
@@ -357,7 +352,6 @@ impl KvBuilder {
     }
 
     /// Sets the file in which the memory is, which the next process takes over.
-    #[cfg(not(any(miri, shuttle)))]
     pub fn file(mut self, file: ArenaFile) -> KvBuilder {
         self.config.file = Some(file);
         self

@@ -6,7 +6,6 @@ use super::flush::FlushSchedule;
 use super::hook::{Change, ChangeHook, EvictionHook};
 use super::index::{BucketGuard, BucketLock, Index, Slot};
 use super::item::{ItemPtr, Usage, state};
-#[cfg(not(any(miri, shuttle)))]
 use super::lasting::Lasting;
 use super::lock_ranks;
 use super::log::Log;
@@ -39,7 +38,6 @@ pub(super) struct Inner {
     pub(super) expirations: Expirations,
     pub(super) insight: Insight,
     /// The file of the memory, if it is in one.
-    #[cfg(not(any(miri, shuttle)))]
     pub(super) lasting: Option<Lasting>,
 }
 

@@ -4,13 +4,9 @@
 use super::Kv;
 use super::config::{KvConfig, KvConfigError};
 use super::log::Giving;
-use crate::arena::{Arena, ArenaConfig, Owner, Superblock};
-#[cfg(not(any(miri, shuttle)))]
-use crate::arena::{ArenaFile, Identity, Opened};
+use crate::arena::{Arena, ArenaConfig, ArenaError, ArenaFile, Identity, MappedFile, Owner, Superblock};
 use crate::balance::Needs;
-use crate::hash::KeyHasher;
-#[cfg(not(any(miri, shuttle)))]
-use crate::hash::random_seed;
+use crate::hash::{KeyHasher, random_seed};
 use crate::sync::Arc;
 
 /// An arena, and what belongs to its memory.
@@ -21,19 +17,7 @@ pub(super) struct KvMemory {
     /// Whether entries have checksums.
     pub(super) has_checksums: bool,
     /// The file, with what is to be taken over.
-    #[cfg(not(any(miri, shuttle)))]
     pub(super) mapped: Option<MappedFile>,
-}
-
-/// A file whose memory is in use.
-#[cfg(not(any(miri, shuttle)))]
-pub(super) struct MappedFile {
-    pub(super) identity: Identity,
-    pub(super) cold: Option<String>,
-    pub(super) was_clean: bool,
-    pub(super) is_handed_over: bool,
-    pub(super) held: crate::arena::HeldFile,
-    pub(super) progress: Arc<crate::arena::RestartProgress>,
 }
 
 impl KvMemory {
@@ -44,24 +28,20 @@ impl KvMemory {
         config: &mut KvConfig,
         policy: &str,
     ) -> Result<KvMemory, KvConfigError> {
-        #[cfg(not(any(miri, shuttle)))]
         if let Some(file) = config.file.take() {
             return KvMemory::in_file(arena, granule_shift, config, policy, file);
         }
-        let _ = (granule_shift, policy);
         let bytes = arena.bytes;
-        let no_superblock = |source| crate::arena::ArenaError::Map { bytes, source };
+        let no_superblock = |source| ArenaError::Map { bytes, source };
         Ok(KvMemory {
             arena: Arena::new(arena)?,
             superblock: Arc::new(Superblock::without_file().map_err(no_superblock)?),
             hasher: KeyHasher::new(config.hash_seed),
             has_checksums: false,
-            #[cfg(not(any(miri, shuttle)))]
             mapped: None,
         })
     }
 
-    #[cfg(not(any(miri, shuttle)))]
     fn in_file(
         arena: ArenaConfig,
         granule_shift: u32,
@@ -80,30 +60,14 @@ impl KvMemory {
         let seed = config.hash_seed.unwrap_or_else(random_seed);
         let shared = config.hash_seed.unwrap_or_else(random_seed);
         let check = |seed, shared| KeyHasher::lasting(seed, shared).check();
-        let Opened {
-            superblock,
-            table,
-            arena: memory,
-            identity,
-            cold,
-            was_clean,
-            is_handed_over,
-            held,
-            progress,
-        } = file.map(identity, (seed, shared), arena.huge_pages, check)?;
+        let opened = file.map(identity, (seed, shared), arena.huge_pages, check)?;
+        let identity = &opened.file.identity;
         Ok(KvMemory {
-            arena: Arena::in_memory_of(arena, table, memory)?,
-            superblock: Arc::new(superblock),
+            arena: Arena::in_memory_of(arena, opened.table, opened.arena)?,
+            superblock: Arc::new(opened.superblock),
             hasher: KeyHasher::lasting(identity.hash_seed, identity.shared_seed),
             has_checksums: identity.has_checksums,
-            mapped: Some(MappedFile {
-                identity,
-                cold: cold.map(|cold| cold.to_string()),
-                was_clean,
-                is_handed_over,
-                held,
-                progress,
-            }),
+            mapped: Some(opened.file),
         })
     }
 }

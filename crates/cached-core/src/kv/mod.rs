@@ -67,7 +67,6 @@ pub mod hook;
 mod index;
 mod inner;
 mod item;
-#[cfg(not(any(miri, shuttle)))]
 mod lasting;
 mod live;
 mod lock_ranks;
@@ -77,7 +76,6 @@ mod memory;
 mod ops;
 mod prefixes;
 mod request;
-#[cfg(not(any(miri, shuttle)))]
 mod restart;
 #[cfg(all(test, shuttle))]
 mod shuttle_tests;
@@ -96,13 +94,11 @@ pub use config::{
 };
 pub use flight::NewValue;
 pub use item::KEY_BYTES_MAX;
-#[cfg(not(any(miri, shuttle)))]
 pub use lasting::Restart;
 pub use map::{Iter, Keys};
 pub use ops::{READ_BATCH, Reservation, ScanCursor};
 pub use prefixes::PrefixFlushStats;
 pub use request::*;
-#[cfg(not(any(miri, shuttle)))]
 pub use restart::HandedOver;
 pub use stats::{KvLimits, KvStats};
 pub use view::{ItemView, PinnedValue};
@@ -209,7 +205,6 @@ impl Kv {
             (bytes_max / MARK_PER_BYTES).max(MARKS_MIN) as u64,
             &hasher.seeded_state(),
         );
-        #[cfg_attr(any(miri, shuttle), allow(unused_mut))]
         let mut inner = Inner {
             index,
             log,
@@ -225,10 +220,8 @@ impl Kv {
             eviction_hook: config.eviction_hook,
             expirations: Expirations::default(),
             insight,
-            #[cfg(not(any(miri, shuttle)))]
             lasting: None,
         };
-        #[cfg(not(any(miri, shuttle)))]
         if let Some(file) = memory.mapped {
             inner.index.outlast(&superblock);
             restart::take_over(&mut inner, file, superblock);

@@ -2,12 +2,9 @@
 
 use super::Kv;
 use super::extent::List;
-#[cfg(not(any(miri, shuttle)))]
 use super::extent::{PIECE_HEADER_BYTES, Piece};
 use super::item::KEY_BYTES_MAX;
-#[cfg(not(any(miri, shuttle)))]
 use super::restart::rebuild::{Kind, Scan};
-#[cfg(not(any(miri, shuttle)))]
 use crate::arena::{RegionId, RegionState};
 use crate::clock::Expiry;
 use std::collections::{HashMap, HashSet};
@@ -49,7 +46,6 @@ impl Kv {
                     for piece in list.pieces() {
                         assert!(locations.insert(piece.location), "a piece in two lists");
                         value_bytes += piece.bytes as usize;
-                        #[cfg(not(any(miri, shuttle)))]
                         self.validate_piece(piece);
                     }
                     assert_eq!(value_bytes, list.value_bytes(), "pieces do not add up to the value");
@@ -57,12 +53,10 @@ impl Kv {
             });
             assert_eq!(bytes, shard.item_bytes(), "bytes counted and found in a shard");
         }
-        #[cfg(not(any(miri, shuttle)))]
         self.validate_marks(&locations);
         log.validate(&live, expiring);
     }
 
-    #[cfg(not(any(miri, shuttle)))]
     fn validate_piece(&self, piece: Piece) {
         let log = &self.inner.log;
         let bytes = log.padded(PIECE_HEADER_BYTES + piece.bytes as usize);
@@ -73,7 +67,6 @@ impl Kv {
     }
 
     /// Checks that exactly the items in the index are marked live, and that every region can be walked over.
-    #[cfg(not(any(miri, shuttle)))]
     fn validate_marks(&self, locations: &HashSet<u32>) {
         let log = &self.inner.log;
         let mut live = 0;

@@ -16,9 +16,7 @@ mod tests;
 pub(crate) use shard::{BucketGuard, BucketHint, BucketLock, BucketRef, Shard, Slot};
 
 use crate::KeyHash;
-#[cfg(not(any(miri, shuttle)))]
 use crate::arena::Superblock;
-#[cfg(not(any(miri, shuttle)))]
 use crate::sync::Arc;
 
 /// The most bits of the hash that choose the shard.
@@ -48,19 +46,16 @@ impl Index {
     }
 
     /// Gives no CAS value twice, whatever processes the memory outlives. Before the index is used.
-    #[cfg(not(any(miri, shuttle)))]
     pub(crate) fn outlast(&mut self, superblock: &Arc<Superblock>) {
         self.shards.iter_mut().for_each(|shard| shard.outlast(superblock));
     }
 
     /// The lowest number above every CAS value given.
-    #[cfg(not(any(miri, shuttle)))]
     pub(crate) fn cas_ahead(&self) -> u64 {
         self.shards.iter().map(Shard::cas_ahead).max().unwrap_or(0)
     }
 
     /// Makes room for this many items in an empty index, so that it need not grow step by step.
-    #[cfg(not(any(miri, shuttle)))]
     pub(crate) fn make_room(&self, items: u64) {
         let per_shard = items / self.shards.len() as u64;
         self.shards.iter().for_each(|shard| shard.make_room(per_shard));

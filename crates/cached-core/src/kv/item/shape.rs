@@ -1,8 +1,6 @@
 //! The first word of an entry: what it consists of, and the offsets of its fields; and the checksum at
 //! its end.
 
-#![cfg_attr(any(miri, shuttle), allow(dead_code, reason = "memory files are left out of these builds"))]
-
 // Not from `crate::sync`: these words lie in raw memory, and order nothing between threads.
 use std::sync::atomic::{AtomicU32, Ordering};
 

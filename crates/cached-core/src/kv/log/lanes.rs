@@ -169,7 +169,6 @@ impl Stream {
     }
 
     /// A stream that continues a region of an earlier process.
-    #[cfg(not(any(miri, shuttle)))]
     pub(super) fn adopted(log: &Log, region: RegionId) -> Stream {
         Stream { region: Some(region), used: log.arena.region(region).used_bytes() }
     }

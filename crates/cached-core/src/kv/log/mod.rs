@@ -16,7 +16,6 @@ mod lanes;
 pub(super) mod owner;
 mod queues;
 mod reclaim;
-#[cfg(not(any(miri, shuttle)))]
 mod restore;
 mod space;
 mod validate;
@@ -24,7 +23,6 @@ mod validate;
 pub(super) use lanes::Entry;
 pub(crate) use space::Giving;
 
-#[cfg(not(any(miri, shuttle)))]
 use crate::arena::Notes;
 use crate::arena::{Arena, Owner, RegionId, RegionState, Superblock};
 use crate::clock::Expiry;
@@ -131,7 +129,6 @@ impl Log {
     }
 
     /// What a later process must know.
-    #[cfg(not(any(miri, shuttle)))]
     pub(super) fn notes(&self) -> &Notes {
         self.superblock.notes()
     }

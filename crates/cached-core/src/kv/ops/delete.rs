@@ -135,7 +135,6 @@ impl Kv {
     pub fn maintain(&self) -> bool {
         let inner = &*self.inner;
         let now = inner.now();
-        #[cfg(not(any(miri, shuttle)))]
         inner.note_time(now);
         let has_more = self.sweep_prefixes();
         let boundary = inner.log.boundary();
@@ -195,7 +194,6 @@ impl Kv {
         if !entered {
             return Err(PrefixError::TooMany);
         }
-        #[cfg(not(any(miri, shuttle)))]
         if inner.lasting.is_some() {
             self.sweep_all_prefixes();
         }
@@ -203,7 +201,6 @@ impl Kv {
     }
 
     /// Removes all that flushes of a prefix have ended: a later process knows nothing of them.
-    #[cfg(not(any(miri, shuttle)))]
     fn sweep_all_prefixes(&self) {
         while self.inner.prefixes.is_pending() {
             if !self.sweep_prefixes() {

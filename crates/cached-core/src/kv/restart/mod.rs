@@ -19,8 +19,7 @@ use rebuild::Check;
 use super::Kv;
 use super::inner::Inner;
 use super::lasting::{Lasting, Restart};
-use super::memory::MappedFile;
-use crate::arena::Superblock;
+use crate::arena::{MappedFile, Superblock};
 use crate::sync::Arc;
 
 impl Kv {
@@ -38,7 +37,7 @@ impl Kv {
 }
 
 /// What tests do.
-#[cfg(test)]
+#[cfg(all(test, not(any(miri, shuttle))))]
 impl Kv {
     /// Lets the last handle leave the file as if the process had been killed.
     pub(super) fn end_as_killed(&self) {
@@ -57,7 +56,7 @@ pub(super) fn take_over(inner: &mut Inner, file: MappedFile, superblock: Arc<Sup
         Some(cold) => {
             let (none, _) = inner.log.begin_restore(now);
             inner.log.end_restore(none, |_| true);
-            Restart { cold: Some(cold), ..Restart::nothing() }
+            Restart { cold: Some(cold.to_string()), ..Restart::nothing() }
         }
         None => {
             // What another process has just had in use needs no check.

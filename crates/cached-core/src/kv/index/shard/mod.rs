@@ -193,7 +193,6 @@ impl Shard {
 
     /// Gives only CAS values that no earlier process has given, and notes for later ones which it gives. Before
     /// the first one is given.
-    #[cfg(not(any(miri, shuttle)))]
     pub(super) fn outlast(&mut self, superblock: &Arc<Superblock>) {
         let first = self.counters.cas.load(Ordering::Relaxed);
         let earlier = superblock.notes().cas_bound().saturating_sub(first).div_ceil(self.cas_step);
@@ -204,13 +203,11 @@ impl Shard {
     }
 
     /// The next CAS value.
-    #[cfg(not(any(miri, shuttle)))]
     pub(super) fn cas_ahead(&self) -> u64 {
         self.counters.cas.load(Ordering::Relaxed)
     }
 
     /// Makes hash buckets for this many items in an empty shard.
-    #[cfg(not(any(miri, shuttle)))]
     pub(super) fn make_room(&self, items: u64) {
         debug_assert_eq!(self.items(), 0);
         let (least, most) = (u64::from(BUCKETS_INITIAL), u64::from(self.buckets_max));

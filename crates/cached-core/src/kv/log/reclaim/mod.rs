@@ -141,7 +141,6 @@ impl Reclaimer {
 
     /// Keeps a region of an earlier process open for survivors, without eviction. Returns false if there is too
     /// little room in it, or enough of such regions.
-    #[cfg(not(any(miri, shuttle)))]
     pub(super) fn adopt(&mut self, log: &Log, queue: usize, region: RegionId) -> bool {
         self.survivors.adopt(log, queue, region)
     }

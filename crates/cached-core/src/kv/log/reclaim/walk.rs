@@ -195,7 +195,6 @@ impl Survivors {
     }
 
     /// Keeps a region open for the room left in it. Returns false if that is little, or there are enough.
-    #[cfg(not(any(miri, shuttle)))]
     pub(super) fn adopt(&mut self, log: &Log, queue: usize, region: RegionId) -> bool {
         let region_bytes = log.arena.region_bytes();
         let stream = Stream::adopted(log, region);
