@@ -2,8 +2,7 @@
 //!
 //! Threads share one handle; a hook counts the items that are evicted.
 
-use cached_core::kv::hook::{Change, ChangeHook};
-use cached_core::kv::{CasError, Kv, NewValue};
+use cached_core::kv::{CasError, Change, ChangeHook, Kv, NewValue};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

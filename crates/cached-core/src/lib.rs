@@ -32,10 +32,8 @@ pub mod kv;
 pub mod lock_order;
 pub mod object;
 pub mod policy;
-mod prefetch;
 mod stores;
 mod sync;
-mod threads;
 
+pub use arena::prefetch;
 pub use hash::KeyHash;
-pub use prefetch::prefetch;

@@ -422,7 +422,8 @@ impl Opened {
                         self.file.identity.regions as usize,
                     )
                 };
-                (notes.crc() != clean_crc(&self.file.identity, &self.superblock, table)).then_some(Cold::Damaged)
+                (notes.crc() != clean_crc(&self.file.identity, &self.superblock, table))
+                    .then_some(Cold::Damaged)
             }
         }
     }

@@ -12,7 +12,6 @@ mod file;
 mod memory;
 mod pins;
 mod region;
-mod regions;
 mod shares;
 mod superblock;
 
@@ -21,9 +20,10 @@ use expiring::Expiring;
 pub use file::{ArenaFile, ArenaFileError, RestartProgress};
 pub(crate) use file::{HeldFile, MappedFile};
 pub(crate) use memory::Memory;
+pub use memory::prefetch;
+use region::Regions;
 pub use region::{Owner, REGION_HEADER_BYTES, RegionHeader, RegionHeaderError};
 pub(crate) use region::{Region, RegionState};
-use regions::Regions;
 use shares::FreeRegions;
 pub use shares::MemoryRange;
 #[cfg(all(test, not(any(miri, shuttle))))]

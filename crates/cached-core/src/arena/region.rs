@@ -1,4 +1,4 @@
-//! One region: its state, its readers and writers, its bytes in use, and the header at its start.
+//! The table of regions, a record for each: its state, its readers and writers, its bytes in use, and the header at its start.
 //!
 //! ```text
 //!   free ──take──> active ──seal──> sealed ──claim──> reclaiming ──release──> free
@@ -8,9 +8,11 @@
 //! ```
 //! *active*: a stream appends to it. *sealed*: full, in a queue. *reclaiming*: the reclaimer walks it.
 
+use super::Memory;
 use super::pins::Pins;
 use crate::stores;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use std::ops::Deref;
 
 /// The owner of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -259,6 +261,68 @@ impl Region {
     pub(crate) fn dead_bytes(&self) -> u32 {
         let used = self.used_bytes().saturating_sub(REGION_HEADER_BYTES as u32);
         used.saturating_sub(self.live_bytes())
+    }
+}
+
+/// The records of all regions.
+#[cfg(not(shuttle))]
+pub(super) struct Regions {
+    memory: Memory,
+    count: usize,
+}
+
+#[cfg(not(shuttle))]
+impl Regions {
+    /// Makes the records of `count` free regions.
+    pub(super) fn new(count: u32) -> std::io::Result<Regions> {
+        Ok(Regions::over(Memory::map(count as usize * size_of::<Region>(), false)?, count))
+    }
+
+    /// Takes over the records of `count` regions.
+    ///
+    /// # Panics
+    /// If the memory does not hold as many.
+    pub(super) fn over(memory: Memory, count: u32) -> Regions {
+        let count = count as usize;
+        assert!(memory.len() >= count * size_of::<Region>(), "a table of fewer regions");
+        assert!(memory.base().cast::<Region>().is_aligned());
+        Regions { memory, count }
+    }
+}
+
+#[cfg(not(shuttle))]
+impl Deref for Regions {
+    type Target = [Region];
+
+    #[inline]
+    fn deref(&self) -> &[Region] {
+        // SAFETY: the memory is aligned and holds `count` records (checked where it was taken); any bytes are
+        // valid records, which are shared and hold only atomics.
+        unsafe { std::slice::from_raw_parts(self.memory.base().cast(), self.count) }
+    }
+}
+
+/// Under shuttle, atomics are objects that must be made one by one.
+#[cfg(shuttle)]
+pub(super) struct Regions(Box<[Region]>);
+
+#[cfg(shuttle)]
+impl Regions {
+    pub(super) fn new(count: u32) -> std::io::Result<Regions> {
+        Ok(Regions((0..count).map(|_| Region::new()).collect()))
+    }
+
+    pub(super) fn over(_memory: Memory, _count: u32) -> Regions {
+        unreachable!("no test of interleavings has its memory in a file")
+    }
+}
+
+#[cfg(shuttle)]
+impl Deref for Regions {
+    type Target = [Region];
+
+    fn deref(&self) -> &[Region] {
+        &self.0
     }
 }
 

@@ -11,8 +11,7 @@ use std::time::Duration;
 use blocker::Timestamp;
 use foldhash::fast::RandomState;
 
-use super::HotNames;
-use super::report::Hot;
+use super::{Hot, HotNames};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock, try_lock};
 
 /// Requests between two samples of a thread, on average.

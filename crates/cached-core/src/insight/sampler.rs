@@ -5,8 +5,8 @@
 //! requests: all requests for a sampled name pass, so what happens to it in a cache of another size can be
 //! simulated. Each thread has a bounded queue of its own; what does not fit is dropped and counted.
 
+use crate::sync::thread_number;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock, try_lock};
-use crate::threads::thread_number;
 
 /// Samples that wait in one queue, at most.
 const QUEUE_SAMPLES_MAX: usize = 2048;

@@ -16,9 +16,8 @@
 
 use super::miniature::{Miniature, Scale};
 use super::names::{NAMESPACES_MAX, Names, Namespaces};
-use super::report::{CurvePoint, MissRatioCurve, NamespaceShare};
 use super::sampler::{Event, Sample};
-use super::{FACTORS, ONE, SIZES, Sampling, Totals};
+use super::{CurvePoint, FACTORS, MissRatioCurve, NamespaceShare, ONE, SIZES, Sampling, Totals};
 use crate::clock::Expiry;
 
 /// The entries that the simulated cache of the cache's own size holds, at most.

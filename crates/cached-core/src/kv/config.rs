@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Kv;
-use super::hook::{ChangeHook, EvictionHook};
+use super::request::{ChangeHook, EvictionHook};
 use crate::arena::{ArenaError, MemoryRange};
 use crate::arena::{ArenaFile, ArenaFileError};
 use crate::clock::{Clock, SystemClock};

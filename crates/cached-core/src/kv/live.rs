@@ -1,12 +1,12 @@
 //! The store's side of the [seam](super::log::owner) to its log: which entries are in use.
 
-use super::extent::{self, List};
-use super::hook::{Change, EvictedItem, EvictionHook};
 use super::index::{BucketGuard, BucketRef};
 use super::inner::{Found, Inner};
+use super::item::extent::{self, List};
 use super::item::{ItemPtr, Shape, state};
 use super::log::Entry;
 use super::log::owner::{EntryOwner, LiveEntry, Scanned};
+use super::request::{Change, EvictedItem, EvictionHook};
 use crate::clock::Expiry;
 use crate::sync::Ordering;
 use crate::{KeyHash, stores};

@@ -45,7 +45,7 @@
 //! - Removal of many items: [`Kv::flush_all`], [`Kv::flush_prefix`].
 //! - Upkeep: [`Kv::maintain`], about once a second. A store that evicts works without it; flushed memory is
 //!   then reclaimed as it is needed.
-//! - Observation: [`Kv::stats`], and the [`hook`]s for changes and evictions. With [`KvConfig::insight`],
+//! - Observation: [`Kv::stats`], and the hooks [`ChangeHook`] and [`EvictionHook`]. With [`KvConfig::insight`],
 //!   [`Kv::miss_ratio_curve`] predicts what other amounts of memory would give, and
 //!   [`Kv::misses_by_reason`] counts why keys were missed.
 //!
@@ -57,24 +57,20 @@
 //!
 //! In the source, read on in `ops/get.rs` and `ops/store.rs` (the operations), `inner.rs` (what they share),
 //! `item/` (the bytes of an item), `index/` (look-up), `log/` (allocation and reclaiming; `log/owner.rs` is
-//! its interface to the store), `extent.rs` (large values) and `prefixes.rs` (flushes of a prefix). `lock_ranks.rs` has the order of the locks.
+//! its interface to the store), and `prefixes.rs` (flushes of a prefix).
 
 mod config;
-mod extent;
 mod flight;
-mod flush;
-pub mod hook;
 mod index;
 mod inner;
 mod item;
-mod lasting;
 mod live;
-mod lock_ranks;
 mod log;
 mod map;
 mod memory;
 mod ops;
 mod prefixes;
+mod rebuild;
 mod request;
 mod restart;
 #[cfg(all(test, shuttle))]
@@ -94,12 +90,11 @@ pub use config::{
 };
 pub use flight::NewValue;
 pub use item::KEY_BYTES_MAX;
-pub use lasting::Restart;
 pub use map::{Iter, Keys};
 pub use ops::{READ_BATCH, Reservation, ScanCursor};
 pub use prefixes::PrefixFlushStats;
 pub use request::*;
-pub use restart::HandedOver;
+pub use restart::{HandedOver, Restart};
 pub use stats::{KvLimits, KvStats};
 pub use view::{ItemView, PinnedValue};
 
@@ -108,9 +103,8 @@ use crate::arena::{ArenaConfig, region_bytes_for};
 use crate::insight::Insight;
 use crate::sync::Arc;
 use flight::Flights;
-use flush::FlushSchedule;
 use index::Index;
-use inner::{Expirations, Inner};
+use inner::{Expirations, FlushSchedule, Inner};
 use log::{Log, LogConfig};
 use memory::KvMemory;
 use prefixes::PrefixFlushes;
@@ -247,4 +241,38 @@ impl Kv {
     pub fn item_bytes_max(&self) -> usize {
         self.inner.item_bytes_max
     }
+}
+
+/// The order in which a thread takes the store's locks. Every build with debug assertions checks it.
+///
+/// ```text
+///  a flush that is due ─> lanes, in their order ─> reclaimer ─> a shard's growth ─> hash bucket ─> one leaf: overflow pool,
+///                                                                                      queues or free regions
+/// ```
+/// While a hash bucket is locked, a lane is only ever *tried*. The hooks run under all of these but the
+/// leaves, so the locks that they take rank above.
+mod lock_ranks {
+    use crate::lock_order::Rank;
+
+    /// The lowest level of the store's locks.
+    pub(super) const LOWEST: u32 = 10;
+
+    /// Taken while no other lock is held: operations that begin meanwhile wait until the flush is done.
+    pub(super) static FLUSH: Rank = Rank::new("kv: a flush that is due", 9);
+    pub(super) static LANE: Rank = Rank::new("kv: lane", LOWEST);
+    pub(super) static RECLAIMER: Rank = Rank::new("kv: reclaimer", 20);
+    pub(super) static GROWTH: Rank = Rank::new("kv: growth of an index shard", 30);
+    /// The sweep of flushed prefixes, and the table of these; both held while hash buckets are locked or copies of
+    /// the table are replaced.
+    pub(super) static SWEEP: Rank = Rank::new("kv: sweep of flushed prefixes", 25);
+    pub(super) static PREFIX_TABLE: Rank = Rank::new("kv: table of flushed prefixes", 35);
+    pub(super) static BUCKET: Rank = Rank::new("kv: hash bucket", 40);
+    /// Taken under a hash bucket's lock, by operations while a prefix is pending.
+    pub(super) static PREFIXES: Rank = Rank::new("kv: copy of the table of flushed prefixes", 44);
+    pub(super) static MARKS: Rank = Rank::new("kv: marks of keys stored again", 46);
+    pub(super) static OVERFLOW: Rank = Rank::new("kv: overflow pool of an index shard", 50);
+    /// Taken while no other lock is held, and held for moments.
+    pub(super) static FLIGHTS: Rank = Rank::new("kv: table of flights", 8);
+    pub(super) static FLIGHT: Rank = Rank::new("kv: flight", 9);
+    pub(super) static QUEUES: Rank = Rank::new("kv: queues of regions", 50);
 }

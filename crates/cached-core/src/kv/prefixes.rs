@@ -22,8 +22,8 @@ use super::index::Index;
 use super::lock_ranks;
 use crate::KeyHash;
 use crate::hash::SeededState;
+use crate::sync::thread_number;
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
-use crate::threads::thread_number;
 use blocker::metrics::counters;
 
 /// Prefixes in the table, at most. An operation compares its key with each of them.

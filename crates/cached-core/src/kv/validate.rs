@@ -1,10 +1,10 @@
 //! A walk over every invariant, for tests.
 
 use super::Kv;
-use super::extent::List;
-use super::extent::{PIECE_HEADER_BYTES, Piece};
 use super::item::KEY_BYTES_MAX;
-use super::restart::rebuild::{Kind, Scan};
+use super::item::extent::List;
+use super::item::extent::{PIECE_HEADER_BYTES, Piece};
+use super::rebuild::{Kind, Scan};
 use crate::arena::{RegionId, RegionState};
 use crate::clock::Expiry;
 use std::collections::{HashMap, HashSet};

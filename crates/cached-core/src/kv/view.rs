@@ -1,7 +1,7 @@
 //! Access to an item: borrowed under its hash bucket's lock, or pinned beyond it.
 
-use super::extent::List;
 use super::inner::Inner;
+use super::item::extent::List;
 use super::item::{ItemPtr, state};
 use crate::arena::RegionId;
 use crate::clock::Expiry;

@@ -35,6 +35,7 @@
 //! within the same padded size. The payload of an entry in a pinned region does not change: writers check the
 //! pins.
 
+pub(crate) mod extent;
 mod shape;
 
 // Not from `crate::sync`: these words lie in raw memory, and order nothing between threads.

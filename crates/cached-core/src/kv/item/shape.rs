@@ -4,8 +4,8 @@
 // Not from `crate::sync`: these words lie in raw memory, and order nothing between threads.
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::extent::{LIST_HEADER_BYTES, PIECE_HEADER_BYTES};
 use super::{ItemPtr, KEY_BYTES_MAX};
-use crate::kv::extent::{LIST_HEADER_BYTES, PIECE_HEADER_BYTES};
 use crate::stores;
 
 /// The bytes before the optional fields: the shape and the usage.

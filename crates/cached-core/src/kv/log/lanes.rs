@@ -12,8 +12,8 @@ use crate::arena::{Owner, REGION_HEADER_BYTES, RegionHeader, RegionId, RegionSta
 use crate::clock::Expiry;
 use crate::kv::lock_ranks;
 use crate::policy::QueueId;
+use crate::sync::thread_number;
 use crate::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard, lock};
-use crate::threads::thread_number;
 
 /// The classes of lifetimes: a day and more or none, an hour and more, two minutes and more, less.
 const TTL_CLASSES: usize = 4;

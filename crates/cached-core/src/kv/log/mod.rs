@@ -9,16 +9,16 @@
 //! eviction policy and the reclaimer. It stores *entries*: bytes at a location. What an entry is, and whether
 //! it is in use, it asks the store through the traits in [`owner`].
 //!
-//! Read on in `lanes.rs` (allocation), `space.rs` (addresses and accounting) and `reclaim/`
-//! (making room).
+//! Read on in `lanes.rs` (allocation), `space.rs` (addresses and accounting) and `reclaim.rs` (making room).
 
+mod choose;
 mod lanes;
 pub(super) mod owner;
 mod queues;
 mod reclaim;
 mod restore;
 mod space;
-mod validate;
+mod walk;
 
 pub(super) use lanes::Entry;
 pub(crate) use space::Giving;
@@ -26,8 +26,8 @@ pub(crate) use space::Giving;
 use crate::arena::Notes;
 use crate::arena::{Arena, Owner, RegionId, RegionState, Superblock};
 use crate::clock::Expiry;
-use crate::kv::extent::PIECE_HEADER_BYTES;
 use crate::kv::item::CHECKSUM_BYTES;
+use crate::kv::item::extent::PIECE_HEADER_BYTES;
 use crate::kv::lock_ranks;
 use crate::policy::Policy;
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock, try_lock};

@@ -6,8 +6,8 @@ use super::queues::{LARGE, QUEUES};
 use crate::arena::{Owner, REGION_HEADER_BYTES, RegionId, RegionState};
 use crate::clock::Expiry;
 use crate::kv::item;
+use crate::sync::on_all_cores;
 use crate::sync::{Ordering, lock};
-use crate::threads::on_all_cores;
 
 impl Log {
     /// Prepares every region to be scanned: no bytes are in use yet. Returns those that have entries, and how many

@@ -1,8 +1,8 @@
 //! Arithmetic on decimal numbers in values, in place where the result fits.
 
 use super::link::{Inherited, Replaces};
-use crate::kv::hook::Change;
 use crate::kv::item::{Usage, state};
+use crate::kv::request::Change;
 use crate::kv::{ArithmeticOptions, ArithmeticOutcome, Kv, Miss, StoreMode, StoreOptions, StoreOutcome};
 use crate::{KeyHash, stores};
 

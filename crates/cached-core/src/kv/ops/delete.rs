@@ -2,10 +2,10 @@
 
 use super::link::{Inherited, Replaces};
 use crate::clock::Expiry;
-use crate::kv::hook::Change;
 use crate::kv::inner::{Found, Inner};
 use crate::kv::item::state;
 use crate::kv::prefixes::{PrefixFlushStats, Sweep};
+use crate::kv::request::Change;
 use crate::kv::{
     DeleteOptions, DeleteOutcome, KEY_BYTES_MAX, Kv, Miss, PrefixError, StoreMode, StoreOptions, StoreOutcome,
 };

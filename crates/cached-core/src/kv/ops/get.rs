@@ -4,9 +4,9 @@
 use std::mem::MaybeUninit;
 
 use crate::clock::Expiry;
-use crate::kv::hook::Change;
 use crate::kv::index::BucketHint;
 use crate::kv::item::{Attributes, ItemPtr, Shape, state};
+use crate::kv::request::Change;
 use crate::kv::{FetchOptions, Fetched, ItemView, Kv, Miss, StoreMode, StoreOptions, StoreOutcome};
 use crate::{KeyHash, stores};
 

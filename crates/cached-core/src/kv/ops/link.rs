@@ -2,12 +2,13 @@
 
 use super::arithmetic;
 use crate::clock::Expiry;
-use crate::kv::hook::Change;
 use crate::kv::index::BucketGuard;
 use crate::kv::inner::{Found, Inner};
+use crate::kv::item::extent;
 use crate::kv::item::{Attributes, Fields, ItemPtr, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX, Shape, Usage, state};
 use crate::kv::log::Entry;
-use crate::kv::{StoreMode, StoreOptions, StoreOutcome, extent};
+use crate::kv::request::Change;
+use crate::kv::{StoreMode, StoreOptions, StoreOutcome};
 use crate::policy::Insertion;
 use crate::{KeyHash, stores};
 

@@ -2,11 +2,12 @@
 
 use super::link::{Decision, Inherited, Linked, Replaces};
 use crate::KeyHash;
-use crate::kv::extent::{PIECE_HEADER_BYTES, Piece};
 use crate::kv::inner::Inner;
+use crate::kv::item::extent;
+use crate::kv::item::extent::{PIECE_HEADER_BYTES, Piece};
 use crate::kv::item::{ItemPtr, KEY_BYTES_MAX, Shape};
 use crate::kv::log::Entry;
-use crate::kv::{ItemView, Kv, PinnedValue, StoreMode, StoreOptions, StoreOutcome, extent};
+use crate::kv::{ItemView, Kv, PinnedValue, StoreMode, StoreOptions, StoreOutcome};
 use crate::sync::Arc;
 
 impl Kv {

@@ -1,10 +1,10 @@
-//! Single behaviours of the store.
+//! Single behaviours of the store, pinned values, and a scheduled flush that becomes due during other operations.
 
 use super::{secs, store, store_with, value_of};
-use crate::clock::Expiry;
-use crate::kv::hook::{Change, ChangeHook};
+use crate::clock::{Clock, Expiry, TickClock};
 use crate::kv::*;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 
 #[test]
 fn the_map_like_methods_do_what_they_document() {
@@ -204,4 +204,152 @@ fn a_flush_removes_earlier_items_and_no_later_ones() {
 
 fn clock_now(kv: &Kv) -> u32 {
     kv.now_secs()
+}
+
+// Pinned values: their bytes do not change and do not move.
+
+fn pin(kv: &Kv, key: &[u8]) -> PinnedValue {
+    kv.read(key, kv.hash(key), |item| item.pin()).unwrap()
+}
+
+/// Returns where the bytes of the key's value are.
+fn place(kv: &Kv, key: &[u8]) -> *const u8 {
+    kv.peek(key, kv.hash(key), |item| item.inline_value().unwrap().as_ptr()).unwrap()
+}
+
+#[test]
+fn a_store_over_a_pinned_value_uses_another_entry() {
+    for (evict, cas) in [(true, true), (true, false), (false, true)] {
+        let (kv, _) = store_with(KvConfig { arena_bytes: 4 << 20, evict, cas, ..KvConfig::default() });
+        kv.set(b"k", b"first").unwrap();
+        let before = place(&kv, b"k");
+        let pinned = pin(&kv, b"k");
+        kv.set(b"k", b"other").unwrap();
+        assert_eq!(pinned.to_vec(), b"first");
+        assert_eq!(kv.get(b"k").unwrap(), b"other");
+        assert_ne!(place(&kv, b"k"), before);
+        drop(pinned);
+        // Where no value is pinned it goes to the same place.
+        let before = place(&kv, b"k");
+        kv.set(b"k", b"third").unwrap();
+        assert_eq!((kv.get(b"k").unwrap(), place(&kv, b"k")), (b"third".to_vec(), before));
+        kv.validate();
+    }
+}
+
+#[test]
+fn an_increment_of_a_pinned_number_uses_another_entry() {
+    for cas in [true, false] {
+        let (kv, _) = store_with(KvConfig { arena_bytes: 4 << 20, cas, ..KvConfig::default() });
+        kv.set(b"n", b"5").unwrap();
+        let before = place(&kv, b"n");
+        let pinned = pin(&kv, b"n");
+        assert_eq!(kv.increment(b"n", 1), Ok(6));
+        assert_eq!(pinned.to_vec(), b"5");
+        assert_eq!(kv.get(b"n").unwrap(), b"6");
+        assert_ne!(place(&kv, b"n"), before);
+        drop(pinned);
+        // Where no value is pinned it is counted in its place.
+        let before = place(&kv, b"n");
+        assert_eq!(kv.decrement(b"n", 2), Ok(4));
+        assert_eq!((kv.get(b"n").unwrap(), place(&kv, b"n")), (b"4".to_vec(), before));
+        kv.validate();
+    }
+}
+
+/// Its memory could not be used again before the pin is gone, so that walking it would free nothing and copy
+/// all of it.
+#[test]
+fn a_region_with_a_pinned_value_is_not_walked_while_others_can_be() {
+    let (kv, _) = store(4 << 20, 1 << 20);
+    kv.set(b"pinned", &[7; 100]).unwrap();
+    kv.set(b"beside", &[8; 100]).unwrap();
+    let places = [place(&kv, b"pinned"), place(&kv, b"beside")];
+    let pinned = pin(&kv, b"pinned");
+    for n in 0..100_000u32 {
+        kv.set(&n.to_le_bytes(), &[1; 100]).unwrap();
+    }
+    assert!(kv.stats().evictions > 50_000);
+    assert_eq!([place(&kv, b"pinned"), place(&kv, b"beside")], places, "nothing of it was copied or evicted");
+    drop(pinned);
+    for n in 0..100_000u32 {
+        kv.set(&n.to_le_bytes(), &[2; 100]).unwrap();
+    }
+    assert!(kv.peek(b"beside", kv.hash(b"beside"), |_| ()).is_err(), "it is walked like any other then");
+    kv.validate();
+}
+
+// A scheduled flush that becomes due during other operations.
+
+/// Advances the clock past a scheduled flush while an item is being evicted.
+struct Mover {
+    clock: OnceLock<Arc<TickClock>>,
+    evictions: AtomicU32,
+}
+
+impl EvictionHook for Mover {
+    fn on_eviction(&self, evicted: &EvictedItem<'_>) {
+        assert!(evicted.now <= self.clock.get().unwrap().now_secs());
+        if self.evictions.fetch_add(1, Ordering::Relaxed) == 100 {
+            self.clock.get().unwrap().advance(10);
+        }
+    }
+}
+
+/// Makes a full store of items of a size, whose clock advances by ten seconds after some evictions.
+fn evicting(bytes: usize) -> Kv {
+    let mover = Arc::new(Mover { clock: OnceLock::new(), evictions: AtomicU32::new(0) });
+    let (kv, clock) = store_with(KvConfig {
+        arena_bytes: 4 << 20,
+        eviction_hook: Some(mover.clone()),
+        ..KvConfig::default()
+    });
+    mover.clock.set(clock).unwrap();
+    for n in 0..u32::MAX {
+        if mover.evictions.load(Ordering::Relaxed) > 0 {
+            break;
+        }
+        kv.set(&n.to_le_bytes(), &vec![1; bytes]).unwrap();
+    }
+    kv
+}
+
+/// The evicting thread holds a lane, the reclaimer and a hash bucket when the flush becomes due; it flushes
+/// when it has released them.
+#[test]
+fn a_flush_that_becomes_due_during_evictions_waits_for_the_evicting_thread() {
+    for bytes in [100, 20_000] {
+        let kv = evicting(bytes);
+        kv.set(b"before", b"1").unwrap();
+        kv.flush_at(kv.now_secs() + 5);
+        let end = 1_000_000 + (40 << 20) / bytes as u32;
+        for n in 1_000_000..end {
+            kv.set(&n.to_le_bytes(), &vec![2; bytes]).unwrap();
+        }
+        assert!(kv.get(b"before").is_none());
+        assert!(kv.get(&(end - 1).to_le_bytes()).is_some());
+        while kv.maintain() {}
+        kv.validate();
+    }
+}
+
+/// Until a flush that is due has run, every operation that begins finds it due, and waits.
+#[test]
+fn no_operation_overtakes_a_flush_that_is_due() {
+    let (kv, clock) = store_with(KvConfig { arena_bytes: 4 << 20, ..KvConfig::default() });
+    kv.set(b"key", b"value").unwrap();
+    kv.flush_at(kv.now_secs() + 5);
+    // The flush takes every lane, and this one is held.
+    let lane = kv.inner.log.lock_a_lane();
+    clock.advance(10);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| kv.get(b"key"));
+        while !kv.inner.flush.is_running() {
+            std::thread::yield_now();
+        }
+        assert_ne!(kv.inner.flush.due(), 0, "another operation would overtake it");
+        drop(lane);
+        assert!(reader.join().unwrap().is_none());
+    });
+    assert_eq!(kv.inner.flush.due(), 0);
 }

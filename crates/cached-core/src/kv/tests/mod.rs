@@ -5,7 +5,6 @@ mod flight;
 mod full;
 mod interleaving;
 mod model;
-mod pins;
 mod prefixes;
 mod pressure;
 mod read_many;
@@ -13,7 +12,6 @@ mod reservations;
 #[cfg(not(miri))]
 mod restart;
 mod threads;
-mod time;
 
 use super::{Kv, KvConfig};
 use crate::clock::TickClock;

@@ -1,7 +1,7 @@
 //! Flushes of a prefix: what ends, what stays, and the sweep.
 
 use super::{store, store_with, value_of};
-use crate::kv::hook::{Change, ChangeHook};
+use crate::kv::request::{Change, ChangeHook};
 use crate::kv::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

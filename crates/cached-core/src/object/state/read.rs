@@ -6,12 +6,12 @@ use blocker::{Error, ReadReply, ReadRequest, Result, Segment, Segments, Version}
 
 use super::ranges::Ticket;
 use super::{Env, Known, Loaded, Missing, Object, Resources};
+use crate::arena::prefetch;
 use crate::object::memory::geometry::{BUCKET_U64, Buckets, SECTORS, buckets_of, push_zeros, touched};
 use crate::object::memory::pool::BUCKET;
 use crate::object::memory::queue::{MARKED, PASSING, UNREAD};
 use crate::object::memory::slots::{SECTOR_BYTES, Slot, State};
 use crate::object::read_ahead::{Marked, Pattern};
-use crate::prefetch::prefetch;
 
 /// Cache lines of a bucket that are prefetched: the processor continues by itself once it sees them read.
 pub(crate) const LINES_READ: usize = 2;

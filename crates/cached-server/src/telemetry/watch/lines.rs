@@ -5,8 +5,7 @@ use super::{DELETIONS, EVICTIONS, FETCHERS, KINDS, Line, MUTATIONS, NewWatcher, 
 use crate::connections::{Command, CommandQueue, ConnInfo};
 use crate::locks::{Lock, RELAY};
 use cached_core::clock::Expiry;
-use cached_core::kv::hook::EvictedItem;
-use cached_core::kv::{StoreMode, StoreOutcome};
+use cached_core::kv::{EvictedItem, StoreMode, StoreOutcome};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;

@@ -22,7 +22,7 @@ use crate::config::settings::Settings;
 use crate::config::size_classes::SizeClasses;
 use crate::connections::{ConnInfo, Endpoints};
 use crate::locks::{Guard, Lock, WATCHERS};
-use cached_core::kv::hook::{EvictedItem, EvictionHook};
+use cached_core::kv::{EvictedItem, EvictionHook};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::fmt::Write as _;

@@ -31,9 +31,9 @@ use blocker::ObjectId;
 use self::node::PackedName;
 use super::Object;
 use crate::arena::Memory;
+use crate::arena::prefetch;
 use crate::object::control::records::NamespaceTable;
 use crate::object::lock_ranks;
-use crate::prefetch::prefetch;
 use crate::sync::{Mutex, Ordering, lock};
 
 pub(crate) use node::InUse;

@@ -21,21 +21,19 @@
 //! Threads that allocate do the work in small steps while few regions are free. The reclaimer's lock admits
 //! one thread at a time.
 
-mod choose;
-mod walk;
-
 use super::Log;
+use super::choose;
+use super::choose::Choice;
 use super::lanes::Stream;
-use super::owner::{EntryOwner, LiveEntry, Scanned};
+use super::owner::{EntryOwner, LiveEntry};
 use super::queues::LARGE;
+use super::walk::{Job, NoPlace, Survivors, Walked};
 use crate::arena::{Owner, RegionId, RegionState};
 use crate::policy::QueueId;
 use crate::sync::{Ordering, lock};
-use choose::Choice;
-use walk::{Job, NoPlace, Survivors, Walked};
 
 /// A region with at least this share of garbage is compacted before anything is evicted: 1/7.
-const GARBAGE_SHARE: u32 = 7;
+pub(super) const GARBAGE_SHARE: u32 = 7;
 /// Regions of large values that may be requeued in a row before one is evicted regardless.
 const REQUEUES_MAX: u32 = 8;
 /// A store that does not evict copies at most this much for one region before it reports that memory is used
@@ -62,30 +60,30 @@ pub(super) struct Reclaimer {
     /// Regions requeued in a row.
     requeues: u32,
     /// Bytes that evictions may still keep: the share of every region walked is added, up to a bound.
-    keep_credit: u32,
+    pub(super) keep_credit: u32,
     /// The last compaction found no place for survivors: evict once before the next one.
     has_no_place: bool,
     /// Bytes copied out of the job's region.
     copied_bytes: u32,
-    tally: Tally,
+    pub(super) tally: Tally,
     /// Hashes and bytes of what was evicted from the job's queue and not yet reported to the policy: at most
     /// `BATCH`.
-    evicted: Vec<u64>,
-    evicted_bytes: u64,
+    pub(super) evicted: Vec<u64>,
+    pub(super) evicted_bytes: u64,
 }
 
 /// Changes of a step to shared counters, applied at its end.
 #[derive(Default)]
-struct Tally {
-    evictions: u64,
-    evicted_unfetched: u64,
+pub(super) struct Tally {
+    pub(super) evictions: u64,
+    pub(super) evicted_unfetched: u64,
     /// Bytes that became garbage in the region of the job.
-    dead_bytes: u32,
+    pub(super) dead_bytes: u32,
 }
 
 /// The purpose of a walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Purpose {
+pub(super) enum Purpose {
     /// All entries in use are copied out.
     Compact,
     /// Entries in use are copied out or evicted.
@@ -282,7 +280,7 @@ impl Reclaimer {
 
     /// Copies an entry of the job's region to the open region of a queue, for those kept or those compacted.
     #[inline]
-    fn relocate<L: LiveEntry>(
+    pub(super) fn relocate<L: LiveEntry>(
         &mut self,
         log: &Log,
         job: &Job,
@@ -335,9 +333,4 @@ impl Reclaimer {
             && choose::is_mostly_kept(log, owner, &job, now);
         Some(job)
     }
-}
-
-/// A region for survivors, from the reclaimer's reserve if there is no other.
-fn take_reserve(log: &Log) -> Result<RegionId, NoPlace> {
-    log.arena.take(Owner::Kv, 0).ok_or(NoPlace)
 }

@@ -1,8 +1,11 @@
 //! The choice of regions for compactions and sweeps, and of what stays when a region is evicted.
 
-use super::{Effort, EntryOwner, GARBAGE_SHARE, Job, LiveEntry, Log, Purpose, Reclaimer, Survivors};
+use super::Log;
+use super::owner::{EntryOwner, LiveEntry};
+use super::queues::{LARGE, Queues};
+use super::reclaim::{Effort, GARBAGE_SHARE, Purpose, Reclaimer};
+use super::walk::{Job, Survivors};
 use crate::arena::{RegionId, RegionState};
-use crate::kv::log::queues::{LARGE, Queues};
 use crate::policy::{Candidate, QUEUES_MAX, QueueId, Verdict};
 use crate::sync::lock;
 

@@ -1,8 +1,8 @@
 //! References to a hash bucket, and its lock.
 
-use super::Shard;
+use super::bucket::{Bucket, SLOTS};
+use super::shard::Shard;
 use crate::KeyHash;
-use crate::kv::index::bucket::{Bucket, SLOTS};
 use crate::kv::lock_ranks;
 use crate::sync::Ordering;
 
@@ -31,7 +31,7 @@ impl<'a> BucketRef<'a> {
     /// Prefetches the hash bucket's line.
     #[inline]
     pub(crate) fn prefetch(&self) {
-        crate::prefetch::prefetch(std::ptr::from_ref(self.bucket));
+        crate::arena::prefetch(std::ptr::from_ref(self.bucket));
     }
 
     /// Locks the hash bucket to which `hash` belongs.
@@ -69,7 +69,7 @@ impl<'a> BucketHint<'a> {
     /// Prefetches the hash bucket's line.
     #[inline]
     pub(crate) fn prefetch(self) {
-        crate::prefetch::prefetch(std::ptr::from_ref(self.0));
+        crate::arena::prefetch(std::ptr::from_ref(self.0));
     }
 
     /// Guesses the item's slot and location without the lock: good for a prefetch, and for

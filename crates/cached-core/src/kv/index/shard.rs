@@ -8,13 +8,8 @@
 //!
 //! Locks: the growth lock, then a hash bucket, then the overflow pool.
 
-mod guard;
-#[cfg(all(test, shuttle))]
-mod shuttle_tests;
-
-pub(crate) use guard::{BucketGuard, BucketHint, BucketLock, BucketRef, Slot};
-
 use super::bucket::{Bucket, Buckets, SLOTS};
+use super::guard::{BucketGuard, BucketHint, BucketRef};
 use crate::KeyHash;
 use crate::arena::Superblock;
 use crate::kv::lock_ranks;
@@ -26,14 +21,14 @@ const ITEMS_PER_BUCKET: u64 = 10;
 /// The CAS values of a shard that are noted at once as given.
 const CAS_VALUES_AHEAD: u64 = 1 << 20;
 /// The number of hash buckets of an empty shard.
-const BUCKETS_INITIAL: u32 = 16;
+pub(super) const BUCKETS_INITIAL: u32 = 16;
 
 /// The table.
 #[repr(align(128))]
 pub(crate) struct Shard {
     /// `(2 · base · 2^level − 1) << 32 | split`; the upper half is the mask of the wider addresses. Written
     /// under `growing` only.
-    extent: AtomicU64,
+    pub(super) extent: AtomicU64,
     buckets: Buckets,
     overflow: Buckets,
     buckets_max: u32,
@@ -44,13 +39,13 @@ pub(crate) struct Shard {
     cas_step: u64,
     /// Has the bound of CAS values for a later process, if there may be one.
     superblock: Option<Arc<Superblock>>,
-    counters: Counters,
+    pub(super) counters: Counters,
 }
 
 /// Counters of changes, on a line of their own that look-ups do not read.
 #[repr(align(128))]
 pub(super) struct Counters {
-    items: AtomicU64,
+    pub(super) items: AtomicU64,
     bytes: AtomicU64,
     stored: AtomicU64,
     /// The next CAS value.
@@ -233,7 +228,7 @@ impl Shard {
 
     /// A line of the overflow area, by its link.
     #[inline]
-    fn line(&self, link: u32) -> &Bucket {
+    pub(super) fn line(&self, link: u32) -> &Bucket {
         debug_assert!(link != 0);
         self.overflow.get(link - 1)
     }
@@ -336,7 +331,7 @@ impl Shard {
         }
     }
 
-    fn take_line(&self) -> Option<u32> {
+    pub(super) fn take_line(&self) -> Option<u32> {
         let mut pool = lock(&self.overflow_pool);
         if let Some(link) = pool.free.pop() {
             return Some(link);
@@ -348,7 +343,7 @@ impl Shard {
         Some(pool.unused)
     }
 
-    fn give_line(&self, link: u32) {
+    pub(super) fn give_line(&self, link: u32) {
         let line = self.line(link);
         line.set_link(0);
         for slot in 0..SLOTS {

@@ -4,15 +4,15 @@ use std::collections::{HashMap, HashSet};
 
 use crate::KeyHash;
 use crate::arena::{RegionId, RestartProgress};
-use crate::kv::extent;
-use crate::kv::extent::List;
 use crate::kv::index::BucketGuard;
 use crate::kv::inner::{Found, Inner};
+use crate::kv::item::extent;
+use crate::kv::item::extent::List;
 use crate::kv::item::{ItemPtr, KEY_BYTES_MAX, Shape};
-use crate::kv::lasting::Restart;
 use crate::kv::log::Log;
+use crate::kv::restart::Restart;
+use crate::sync::on_all_cores;
 use crate::sync::{AtomicU32, Ordering};
-use crate::threads::on_all_cores;
 
 /// Items whose hash buckets are prefetched together.
 const BATCH: usize = 32;
@@ -256,15 +256,15 @@ impl Part {
 
 /// An entry that lies within its region.
 #[derive(Clone, Copy)]
-pub(in crate::kv) struct Entry {
-    pub(in crate::kv) location: u32,
+pub(super) struct Entry {
+    pub(super) location: u32,
     /// With its padding.
-    pub(in crate::kv) bytes: u32,
-    pub(in crate::kv) kind: Kind,
+    pub(super) bytes: u32,
+    pub(super) kind: Kind,
 }
 
 #[derive(Clone, Copy)]
-pub(in crate::kv) enum Kind {
+pub(super) enum Kind {
     /// Perhaps live.
     Item(ItemPtr),
     /// Perhaps in use: an item's list decides.
@@ -272,7 +272,7 @@ pub(in crate::kv) enum Kind {
 }
 
 /// Walks over the entries of a region up to the end of what was allocated, or to the first that cannot be one.
-pub(in crate::kv) struct Scan<'a> {
+pub(super) struct Scan<'a> {
     log: &'a Log,
     region: RegionId,
     cursor: u32,
@@ -280,19 +280,19 @@ pub(in crate::kv) struct Scan<'a> {
 }
 
 impl<'a> Scan<'a> {
-    pub(in crate::kv) fn new(log: &'a Log, region: RegionId) -> Scan<'a> {
+    pub(super) fn new(log: &'a Log, region: RegionId) -> Scan<'a> {
         // Regions are at most 1 MiB.
         let end = log.arena().region(region).used_bytes().min(log.arena().region_bytes() as u32);
         Scan { log, region, cursor: log.first_entry(), end }
     }
 
     /// Where the walk stands: after its end, what is not an entry starts here.
-    pub(in crate::kv) fn cursor(&self) -> u32 {
+    pub(super) fn cursor(&self) -> u32 {
         self.cursor
     }
 
     /// Whether everything allocated was entries.
-    pub(in crate::kv) fn is_complete(&self) -> bool {
+    pub(super) fn is_complete(&self) -> bool {
         self.cursor >= self.end
     }
 }

@@ -1,9 +1,11 @@
 //! A walk over the entries of one region, and the regions to which it copies what stays.
 
-use super::{BATCH, EntryOwner, Log, Purpose, Scanned, take_reserve};
-use crate::arena::{REGION_HEADER_BYTES, RegionId};
-use crate::kv::log::lanes::{Entry, Place, Stream};
-use crate::kv::log::queues::QUEUES;
+use super::Log;
+use super::lanes::{Entry, Place, Stream};
+use super::owner::{EntryOwner, Scanned};
+use super::queues::QUEUES;
+use super::reclaim::{BATCH, Purpose};
+use crate::arena::{Owner, REGION_HEADER_BYTES, RegionId};
 
 /// A region being walked.
 pub(super) struct Job {
@@ -162,7 +164,7 @@ impl Survivors {
                 return other.append_published(log, bytes).ok_or(NoPlace);
             }
         }
-        let region = take_reserve(log)?;
+        let region = log.arena.take(Owner::Kv, 0).ok_or(NoPlace)?;
         if log.evicts {
             stream.seal(log, queue, if evicts { Place::Newest } else { Place::Inherited });
         } else {

@@ -7,20 +7,70 @@
 //! Bytes of a file are taken for what they say only within bounds: whatever is in them, the result is a store
 //! that is consistent in itself.
 
-pub(super) mod rebuild;
-
 use std::fs::File;
 use std::path::Path;
-use std::sync::atomic::Ordering;
-use std::time::Instant;
-
-use rebuild::Check;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use super::Kv;
 use super::inner::Inner;
-use super::lasting::{Lasting, Restart};
-use crate::arena::{MappedFile, Superblock};
+use super::rebuild::{Check, rebuild};
+use crate::arena::{HeldFile, Identity, MappedFile, Superblock};
 use crate::sync::Arc;
+
+/// What a store has taken over from an earlier process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Restart {
+    /// Why there was nothing to take over; `None` if there was.
+    pub cold: Option<String>,
+    /// Whether the process before had ended cleanly.
+    pub was_clean: bool,
+    /// Items in the index.
+    pub items: u64,
+    /// Items left out because they had expired.
+    pub expired_items: u64,
+    /// Items left out because they had been flushed.
+    pub flushed_items: u64,
+    /// Items left out because a change was replacing them when the process before ended.
+    pub replaced_items: u64,
+    /// Items left out because they are not whole, or there is no room for them in the index.
+    pub damaged_items: u64,
+    /// Regions left out, at least from some entry on, because they are not what they should be.
+    pub damaged_regions: u64,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// The file of a store, and what the store had taken over from it.
+pub(super) struct Lasting {
+    pub(super) held: HeldFile,
+    pub(super) identity: Identity,
+    pub(super) superblock: Arc<Superblock>,
+    pub(super) restart: Restart,
+    /// This process has the memory: it is not handed over, and the end writes what the next process needs.
+    pub(super) is_owned: AtomicBool,
+    /// The end is to be as if the process had been killed.
+    #[cfg(test)]
+    pub(super) is_killed: AtomicBool,
+}
+
+impl Restart {
+    /// Nothing was taken over.
+    pub(super) fn nothing() -> Restart {
+        Restart {
+            cold: None,
+            was_clean: false,
+            items: 0,
+            expired_items: 0,
+            flushed_items: 0,
+            replaced_items: 0,
+            damaged_items: 0,
+            damaged_regions: 0,
+            took: Duration::ZERO,
+        }
+    }
+}
 
 impl Kv {
     /// Returns what the store has taken over from an earlier process; `None` if its memory is in no file.
@@ -65,7 +115,7 @@ pub(super) fn take_over(inner: &mut Inner, file: MappedFile, superblock: Arc<Sup
                 (false, true) => Check::Nothing,
                 (false, false) => Check::Entries,
             };
-            rebuild::rebuild(inner, now, check, &progress)
+            rebuild(inner, now, check, &progress)
         }
     };
     superblock.notes().note_time(now, restart.items);
