@@ -11,6 +11,7 @@
 //! garbage, is moved away or changes: always under its hash bucket's lock, so the histogram of a region is
 //! exact while none of its items changes.
 
+use super::RegionId;
 use super::memory::Memory;
 use crate::clock::Expiry;
 // Not from `crate::sync`: sums that order nothing between threads, in memory that is touched as it is used.
@@ -35,7 +36,7 @@ struct Histogram {
 }
 
 /// The histograms of all regions. Their memory is touched only where something expires.
-pub(super) struct Expiring {
+pub(crate) struct Expiring {
     memory: Memory,
 }
 
@@ -78,16 +79,16 @@ impl Expiring {
         self.memory.len()
     }
 
-    fn histogram(&self, region: u32) -> &Histogram {
-        debug_assert!((region as usize) < self.memory.len() / size_of::<Histogram>());
+    fn histogram(&self, region: RegionId) -> &Histogram {
+        debug_assert!((region.0 as usize) < self.memory.len() / size_of::<Histogram>());
         // SAFETY: callers name regions of the arena, for each of which the mapping has room (checked in debug
         // builds). It is aligned to a page, all-zero bytes are a valid histogram, and histograms are shared
         // and hold only atomics.
-        unsafe { &*self.memory.base().cast::<Histogram>().add(region as usize) }
+        unsafe { &*self.memory.base().cast::<Histogram>().add(region.0 as usize) }
     }
 
     /// Clears the histogram of an empty region, which counts from `now`.
-    pub(super) fn begin(&self, region: u32, now: u32) {
+    pub(super) fn begin(&self, region: RegionId, now: u32) {
         let histogram = self.histogram(region);
         if histogram.first() != NONE {
             histogram.spans.iter().for_each(|span| span.store(0, Ordering::Relaxed));
@@ -97,7 +98,7 @@ impl Expiring {
     }
 
     /// Adds bytes of this expiry.
-    pub(super) fn note(&self, region: u32, bytes: u32, expiry: Expiry) {
+    pub(crate) fn note(&self, region: RegionId, bytes: u32, expiry: Expiry) {
         if expiry == Expiry::NEVER {
             return;
         }
@@ -107,26 +108,26 @@ impl Expiring {
     }
 
     /// Subtracts bytes of this expiry.
-    pub(super) fn forget(&self, region: u32, bytes: u32, expiry: Expiry) {
+    pub(crate) fn forget(&self, region: RegionId, bytes: u32, expiry: Expiry) {
         if expiry != Expiry::NEVER {
             self.histogram(region).span(expiry).fetch_sub(bytes, Ordering::Relaxed);
         }
     }
 
     /// Begins a walk over the region, which reports all of its entries to [`seen`](Expiring::seen).
-    pub(super) fn begin_walk(&self, region: u32) {
+    pub(crate) fn begin_walk(&self, region: RegionId) {
         self.histogram(region).first_inverted.store(0, Ordering::Relaxed);
     }
 
     /// Records the expiry of an entry of the walk.
-    pub(super) fn seen(&self, region: u32, expiry: Expiry) {
+    pub(crate) fn seen(&self, region: RegionId, expiry: Expiry) {
         if expiry != Expiry::NEVER {
             self.histogram(region).lower_first(expiry);
         }
     }
 
     /// How much of a region has expired at `now`.
-    pub(super) fn expired(&self, region: u32, now: u32) -> Expired {
+    pub(crate) fn expired(&self, region: RegionId, now: u32) -> Expired {
         let histogram = self.histogram(region);
         if histogram.first() > now {
             return Expired::default();
@@ -151,7 +152,7 @@ impl Expiring {
     }
 
     /// Calls `each` with every span that is not empty, and its bytes. For tests.
-    pub(super) fn for_each(&self, region: u32, mut each: impl FnMut(usize, u32)) {
+    pub(crate) fn for_each(&self, region: RegionId, mut each: impl FnMut(usize, u32)) {
         for (span, bytes) in self.histogram(region).spans.iter().enumerate() {
             let bytes = bytes.load(Ordering::Relaxed);
             if bytes != 0 {
@@ -161,7 +162,7 @@ impl Expiring {
     }
 
     /// The span of an expiry. For tests.
-    pub(super) fn span_in(&self, region: u32, expiry: Expiry) -> usize {
+    pub(crate) fn span_in(&self, region: RegionId, expiry: Expiry) -> usize {
         span_of(expiry.as_secs().saturating_sub(self.histogram(region).from.load(Ordering::Relaxed)))
     }
 }
@@ -206,46 +207,46 @@ mod tests {
     fn expired_bytes_are_known_for_every_lifetime() {
         let table = Expiring::new(2).unwrap();
         for life in [0, 1, 7, 8, 100, 4_095, 4_096, 5_000, 86_400, 30 * 86_400, 1 << 31] {
-            table.begin(1, 100);
-            table.note(1, 1_000, Expiry::at(100 + life));
-            table.note(1, 500, Expiry::at(u32::MAX - 1));
-            let before = table.expired(1, (100 + life).saturating_sub(1));
+            table.begin(RegionId(1), 100);
+            table.note(RegionId(1), 1_000, Expiry::at(100 + life));
+            table.note(RegionId(1), 500, Expiry::at(u32::MAX - 1));
+            let before = table.expired(RegionId(1), (100 + life).saturating_sub(1));
             assert_eq!(before, Expired::default(), "a life of {life} s");
-            let then = table.expired(1, 100 + life);
+            let then = table.expired(RegionId(1), 100 + life);
             assert_eq!(then.most, 1_000, "a life of {life} s");
             // With an error of an eighth.
-            let late = table.expired(1, 100 + life + life / 7);
+            let late = table.expired(RegionId(1), 100 + life + life / 7);
             assert_eq!((late.likely, late.most), (1_000, 1_000), "a life of {life} s");
-            table.forget(1, 400, Expiry::at(100 + life));
-            assert_eq!(table.expired(1, 100 + life).most, 600);
+            table.forget(RegionId(1), 400, Expiry::at(100 + life));
+            assert_eq!(table.expired(RegionId(1), 100 + life).most, 600);
         }
-        assert_eq!(table.expired(0, u32::MAX - 2), Expired::default(), "of another region");
+        assert_eq!(table.expired(RegionId(0), u32::MAX - 2), Expired::default(), "of another region");
     }
 
     #[test]
     fn bytes_that_are_expired_when_added_count_at_once() {
         let table = Expiring::new(1).unwrap();
-        table.begin(0, 1_000);
-        table.note(0, 100, Expiry::PAST);
-        assert_eq!(table.expired(0, 1_000), Expired { likely: 100, most: 100 });
+        table.begin(RegionId(0), 1_000);
+        table.note(RegionId(0), 100, Expiry::PAST);
+        assert_eq!(table.expired(RegionId(0), 1_000), Expired { likely: 100, most: 100 });
     }
 
     #[test]
     fn a_walk_restores_the_earliest_expiry() {
         let table = Expiring::new(1).unwrap();
-        table.begin(0, 100);
-        table.note(0, 100, Expiry::at(5_000));
-        table.note(0, 100, Expiry::at(5_050));
-        assert_eq!(table.expired(0, 5_001).most, 200);
-        table.forget(0, 100, Expiry::at(5_000));
+        table.begin(RegionId(0), 100);
+        table.note(RegionId(0), 100, Expiry::at(5_000));
+        table.note(RegionId(0), 100, Expiry::at(5_050));
+        assert_eq!(table.expired(RegionId(0), 5_001).most, 200);
+        table.forget(RegionId(0), 100, Expiry::at(5_000));
         assert_eq!(
-            table.expired(0, 5_001).most,
+            table.expired(RegionId(0), 5_001).most,
             100,
             "the histogram cannot distinguish it from what expires at 5050"
         );
-        table.begin_walk(0);
-        table.seen(0, Expiry::at(5_050));
-        assert_eq!(table.expired(0, 5_001).most, 0);
-        assert_eq!(table.expired(0, 5_050).most, 100);
+        table.begin_walk(RegionId(0));
+        table.seen(RegionId(0), Expiry::at(5_050));
+        assert_eq!(table.expired(RegionId(0), 5_001).most, 0);
+        assert_eq!(table.expired(RegionId(0), 5_050).most, 100);
     }
 }

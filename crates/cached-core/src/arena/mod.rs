@@ -15,7 +15,6 @@ mod region;
 mod shares;
 mod superblock;
 
-pub(crate) use expiring::Expired;
 use expiring::Expiring;
 pub use file::{ArenaFile, ArenaFileError, RestartProgress};
 pub(crate) use file::{HeldFile, MappedFile};
@@ -30,7 +29,6 @@ pub use shares::MemoryRange;
 pub(crate) use superblock::test_time;
 pub(crate) use superblock::{Identity, Superblock};
 
-use crate::clock::Expiry;
 use crate::lock_order::Rank;
 use crate::stores;
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock};
@@ -102,7 +100,8 @@ pub struct Arena {
     region_bytes: usize,
     region_shift: u32,
     regions: Regions,
-    expiring: Expiring,
+    /// How many bytes of each region expire when.
+    pub(crate) expiring: Expiring,
     /// The free regions. A leaf lock: no other is taken while it is held.
     free: Mutex<FreeRegions>,
     /// The free regions that the byte-keyed store may take, readable without the lock; a hint, exact only
@@ -316,43 +315,7 @@ impl Arena {
     /// Records that a region just taken is being filled from `now` on.
     pub(crate) fn begin(&self, id: RegionId, now: u32) {
         self.region(id).set_opened_at(now);
-        self.expiring.begin(id.0, now);
-    }
-
-    /// Records that `bytes` with this expiry have been stored in a region.
-    pub(crate) fn note_expiry(&self, id: RegionId, bytes: u32, expiry: Expiry) {
-        self.expiring.note(id.0, bytes, expiry);
-    }
-
-    /// Records that `bytes` with this expiry are garbage, or have been moved out of a region.
-    pub(crate) fn forget_expiry(&self, id: RegionId, bytes: u32, expiry: Expiry) {
-        self.expiring.forget(id.0, bytes, expiry);
-    }
-
-    /// Begins a walk that reports every live entry of a region to [`expiry_seen`](Arena::expiry_seen), so
-    /// that the earliest expiry is known again.
-    pub(crate) fn begin_expiry_walk(&self, id: RegionId) {
-        self.expiring.begin_walk(id.0);
-    }
-
-    /// Reports a live entry of the walk.
-    pub(crate) fn expiry_seen(&self, id: RegionId, expiry: Expiry) {
-        self.expiring.seen(id.0, expiry);
-    }
-
-    /// The bytes of a region's live entries that have expired.
-    pub(crate) fn expired(&self, id: RegionId, now: u32) -> Expired {
-        self.expiring.expired(id.0, now)
-    }
-
-    /// Calls `each` with every span of a region's expiry histogram that is not empty, and its bytes.
-    pub(crate) fn for_each_expiring(&self, id: RegionId, each: impl FnMut(usize, u32)) {
-        self.expiring.for_each(id.0, each);
-    }
-
-    /// The span of a region's expiry histogram to which this expiry belongs.
-    pub(crate) fn expiry_span(&self, id: RegionId, expiry: Expiry) -> usize {
-        self.expiring.span_in(id.0, expiry)
+        self.expiring.begin(id, now);
     }
 
     /// The region that holds the byte at `offset` of the arena.

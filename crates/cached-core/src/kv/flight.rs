@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -179,24 +179,28 @@ impl Drop for Follower {
     }
 }
 
-impl Follower {
-    /// Blocks the calling thread until the flight ends.
-    pub(super) fn wait(mut self) -> Option<Arc<[u8]>> {
-        struct Unpark(thread::Thread);
+/// Blocks the calling thread until a future is ready.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    struct Unpark(thread::Thread);
 
-        impl Wake for Unpark {
-            fn wake(self: Arc<Self>) {
-                self.0.unpark();
-            }
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
         }
+    }
 
-        let waker = Waker::from(Arc::new(Unpark(thread::current())));
-        let mut context = Context::from_waker(&waker);
-        loop {
-            match Pin::new(&mut self).poll(&mut context) {
-                Poll::Ready(value) => return value,
-                Poll::Pending => thread::park(),
-            }
+    let mut future = pin!(future);
+    // A hit needs no waker.
+    let first = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    if let Poll::Ready(value) = first {
+        return value;
+    }
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut context = Context::from_waker(&waker);
+    loop {
+        match future.as_mut().poll(&mut context) {
+            Poll::Ready(value) => return value,
+            Poll::Pending => thread::park(),
         }
     }
 }
@@ -285,27 +289,7 @@ impl Kv {
         key: &[u8],
         make: impl FnOnce() -> Result<V, E>,
     ) -> Result<Vec<u8>, E> {
-        loop {
-            if let Some(value) = self.get(key) {
-                return Ok(value);
-            }
-            match self.inner.flights.join(key, self.hash(key)) {
-                Role::Leader(leader) => {
-                    // An earlier flight may have ended between the look-up and the join.
-                    let value = match self.get(key) {
-                        Some(value) => value,
-                        None => self.insert_new(key, make()?.into()),
-                    };
-                    leader.complete(&value);
-                    return Ok(value);
-                }
-                Role::Follower(follower) => {
-                    if let Some(value) = follower.wait() {
-                        return Ok(value.to_vec());
-                    }
-                }
-            }
-        }
+        block_on(self.try_get_or_insert_async(key, async { make() }))
     }
 
     /// As [`get_or_insert_with`](Kv::get_or_insert_with), with a future in place of a closure. It needs no
@@ -356,6 +340,7 @@ impl Kv {
             // The table of flights is not locked across the await below: a role is only a reference into it.
             match self.inner.flights.join(key, self.hash(key)) {
                 Role::Leader(leader) => {
+                    // An earlier flight may have ended between the look-up and the join.
                     let value = match self.get(key) {
                         Some(value) => value,
                         None => self.insert_new(key, make.await?.into()),

@@ -191,7 +191,12 @@ impl Inner {
 
     /// Removes an item that is flushed or expired, and returns the reason as an error.
     #[cold]
-    fn remove_if_ended(&self, bucket: &BucketGuard<'_>, found: Found<'_>, now: u32) -> Result<(), Miss> {
+    pub(super) fn remove_if_ended(
+        &self,
+        bucket: &BucketGuard<'_>,
+        found: Found<'_>,
+        now: u32,
+    ) -> Result<(), Miss> {
         if self.log.is_flushed(found.location) {
             self.remove(bucket, found, Change::Flushed);
             return Err(Miss::Flushed);
@@ -252,7 +257,7 @@ impl Inner {
     #[inline]
     pub(super) fn bump(&self, item: ItemPtr, now: u32) {
         let before = item.usage();
-        let after = Usage::new(self.log.hits().after(before.state()), now);
+        let after = Usage::new(self.log.hits.after(before.state()), now);
         if after != before {
             item.set_usage(after);
         }
@@ -262,7 +267,7 @@ impl Inner {
     /// would, but does not count as read.
     pub(super) fn bump_unread(&self, item: ItemPtr, now: u32) {
         let before = item.state();
-        let after = self.log.hits().after(before) & !state::FETCHED | before & state::FETCHED;
+        let after = self.log.hits.after(before) & !state::FETCHED | before & state::FETCHED;
         item.set_usage(Usage::new(after, now));
     }
 

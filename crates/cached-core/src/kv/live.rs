@@ -6,7 +6,7 @@ use super::item::extent::{self, List};
 use super::item::{ItemPtr, Shape, state};
 use super::log::Entry;
 use super::log::owner::{EntryOwner, LiveEntry, Scanned};
-use super::request::{Change, EvictedItem, EvictionHook};
+use super::request::{Change, EvictedItem, EvictionHook, Miss};
 use crate::clock::Expiry;
 use crate::sync::Ordering;
 use crate::{KeyHash, stores};
@@ -96,21 +96,11 @@ impl Inner {
 
     /// Removes an item that is flushed or expired; returns whether it was.
     fn remove_from_walk(&self, bucket: &BucketGuard<'_>, found: Found<'_>, now: u32) -> bool {
-        if self.log.is_flushed(found.location) {
-            self.remove(bucket, found, Change::Flushed);
-            return true;
-        }
-        if self.is_ended_by_prefix(found.item) {
-            self.remove_flushed(bucket, found);
-            return true;
-        }
-        if found.item.expiry().is_past(now) {
-            self.count_expired(found.item);
+        let ended = self.remove_if_ended(bucket, found, now);
+        if ended == Err(Miss::Expired) {
             self.expirations.reclaimed.fetch_add(1, Ordering::Relaxed);
-            self.remove(bucket, found, Change::Expired);
-            return true;
         }
-        false
+        ended.is_err()
     }
 }
 
@@ -202,14 +192,9 @@ impl LiveEntry for Live<'_> {
 
 #[cold]
 fn notify_eviction(hook: &dyn EvictionHook, item: ItemPtr, now: u32) {
-    let shape = item.shape();
-    let value_bytes = match shape.fields().extents {
-        true => List::new(item.payload()).value_bytes(),
-        false => shape.payload_bytes(),
-    };
     hook.on_eviction(&EvictedItem {
         key: item.key(),
-        value_bytes,
+        value_bytes: item.value_bytes(),
         client_flags: item.client_flags(),
         expiry: item.expiry(),
         last_access: item.last_access(now),

@@ -85,7 +85,7 @@ impl Kv {
         Needs {
             bytes: inner.log.present_bytes() as u64,
             spare_bytes: inner.log.spare_bytes() as u64,
-            ghost_hits: inner.log.policy().ghost_hits().unwrap_or(0),
+            ghost_hits: inner.log.policy.ghost_hits().unwrap_or(0),
             stored,
             entry_bytes: item_bytes / items.max(1),
             ..Needs::default()
@@ -94,7 +94,7 @@ impl Kv {
 
     /// Returns the bytes of one region, by which memory goes and comes.
     pub(crate) fn move_unit_bytes(&self) -> u64 {
-        self.inner.log.arena().region_bytes() as u64
+        self.inner.log.arena.region_bytes() as u64
     }
 
     /// Returns the memory for items, in bytes.
@@ -106,7 +106,7 @@ impl Kv {
     /// remembers.
     pub(crate) fn item_memory_in(&self, memory_bytes: u64) -> u64 {
         let unit = self.move_unit_bytes();
-        memory_bytes.saturating_sub(self.inner.log.policy_bytes() as u64) / unit * unit
+        memory_bytes.saturating_sub(self.inner.log.policy_bytes as u64) / unit * unit
     }
 
     /// Gives up a region of memory, or does a bounded part of the work for it. Never waits for a request.
@@ -120,6 +120,6 @@ impl Kv {
 
     /// Takes one region of memory. Returns false if the store has the most that it can have.
     pub(crate) fn take_region(&self) -> bool {
-        self.inner.log.arena().add_to_share(Owner::Kv)
+        self.inner.log.arena.add_to_share(Owner::Kv)
     }
 }

@@ -121,7 +121,7 @@ impl std::fmt::Debug for Kv {
         f.debug_struct("Kv")
             .field("items", &items)
             .field("arena_bytes", &self.inner.log.present_bytes())
-            .field("policy", &self.inner.log.policy().name())
+            .field("policy", &self.inner.log.policy.name())
             .finish_non_exhaustive()
     }
 }

@@ -54,7 +54,7 @@ enum Linked {
 pub(super) fn rebuild(inner: &Inner, now: u32, check: Check, progress: &RestartProgress) -> Restart {
     let (regions, damaged_regions) = inner.log.begin_restore(now);
     progress.regions_max.store(regions.len() as u32, Ordering::Relaxed);
-    inner.index.make_room(inner.log.notes().items());
+    inner.index.make_room(inner.log.superblock.notes().items());
     let check_entries = check == Check::Entries && inner.log.has_checksums();
     let next = AtomicU32::new(0);
     let parts = on_all_cores(regions.len(), || {
@@ -62,7 +62,7 @@ pub(super) fn rebuild(inner: &Inner, now: u32, check: Check, progress: &RestartP
         while let Some(region) = regions.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
             if check == Check::Regions && !inner.log.matches_crc(*region) {
                 part.damaged_regions += 1;
-                inner.log.arena().region(*region).set_used_bytes(inner.log.first_entry());
+                inner.log.arena.region(*region).set_used_bytes(inner.log.first_entry());
             } else {
                 scan_region(inner, *region, now, check_entries, &mut part);
             }
@@ -148,7 +148,7 @@ fn scan_region(inner: &Inner, region: RegionId, now: u32, check: bool, part: &mu
     if !scan.is_complete() {
         part.damaged_regions += 1;
         // What follows is not walked over any more.
-        inner.log.arena().region(region).set_used_bytes(scan.cursor());
+        inner.log.arena.region(region).set_used_bytes(scan.cursor());
     }
     if has_items {
         part.with_items.push(region);
@@ -186,11 +186,7 @@ impl Inner {
     /// Whether the store could have made an item like this.
     fn may_hold(&self, item: ItemPtr) -> bool {
         let shape = item.shape();
-        let value_bytes = match shape.fields().extents {
-            true => List::new(item.payload()).value_bytes(),
-            false => shape.payload_bytes(),
-        };
-        shape.fields().cas == self.has_cas && self.fits(shape.key_bytes(), value_bytes)
+        shape.fields().cas == self.has_cas && self.fits(shape.key_bytes(), item.value_bytes())
     }
 
     /// Whether the index leads to an item of the same key.
@@ -282,7 +278,7 @@ pub(super) struct Scan<'a> {
 impl<'a> Scan<'a> {
     pub(super) fn new(log: &'a Log, region: RegionId) -> Scan<'a> {
         // Regions are at most 1 MiB.
-        let end = log.arena().region(region).used_bytes().min(log.arena().region_bytes() as u32);
+        let end = log.arena.region(region).used_bytes().min(log.arena.region_bytes() as u32);
         Scan { log, region, cursor: log.first_entry(), end }
     }
 
@@ -304,7 +300,7 @@ impl Iterator for Scan<'_> {
     fn next(&mut self) -> Option<Entry> {
         // The smallest entry has two words and a byte.
         let left = self.end.checked_sub(self.cursor).filter(|left| *left >= 12)?;
-        let location = self.log.location_at(self.region, self.cursor);
+        let location = self.log.location_in(self.region, self.cursor);
         let ptr = self.log.ptr(location);
         // SAFETY: at least twelve bytes of the mapped region are left at the cursor, which is aligned to a
         // granule.

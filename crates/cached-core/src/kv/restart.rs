@@ -156,7 +156,7 @@ impl Drop for Inner {
         superblock.notes().set_cas_bound(self.index.cas_ahead());
         self.log.note_crcs();
         let path = held.path().display();
-        match held.end(identity, superblock, self.log.arena().table()) {
+        match held.end(identity, superblock, self.log.arena.table()) {
             Ok(()) => {
                 let took_ms = begun.elapsed().as_millis();
                 tracing::info!(%path, took_ms, "the memory file is complete");

@@ -91,8 +91,8 @@ impl Kv {
             regions_reclaimed: log.regions_reclaimed,
             expired_unfetched: inner.expirations.unfetched.load(Ordering::Relaxed),
             reclaimed: inner.expirations.reclaimed.load(Ordering::Relaxed),
-            reserved_bytes: inner.log.reserved().bytes(),
-            reserved_regions: inner.log.reserved().regions(),
+            reserved_bytes: inner.log.reserved.bytes(),
+            reserved_regions: inner.log.reserved.regions(),
             ..KvStats::default()
         };
         for shard in inner.index.shards() {
@@ -107,7 +107,7 @@ impl Kv {
     /// The bytes of incomplete values, counted as a whole, for which there are reservations. One relaxed
     /// load.
     pub fn reserved_bytes(&self) -> u64 {
-        self.inner.log.reserved().bytes()
+        self.inner.log.reserved.bytes()
     }
 
     /// The most memory that the store takes.
@@ -122,9 +122,9 @@ impl Kv {
     pub fn limits(&self) -> KvLimits {
         KvLimits {
             arena_bytes: self.inner.log.present_bytes(),
-            policy_bytes: self.inner.log.policy_bytes(),
-            index_bytes_max: self.inner.index.bytes_max() + self.inner.log.arena().table_bytes(),
-            reserved_bytes_max: self.inner.log.reserved().bytes_max(),
+            policy_bytes: self.inner.log.policy_bytes,
+            index_bytes_max: self.inner.index.bytes_max() + self.inner.log.arena.table_bytes(),
+            reserved_bytes_max: self.inner.log.reserved.bytes_max,
             prefix_flush_bytes_max: self.inner.prefixes.bytes_max(),
         }
     }
@@ -209,7 +209,9 @@ impl Kv {
     pub fn take_samples(&self, totals: Option<Totals>) -> usize {
         let inner = &self.inner;
         let stats = self.stats();
-        let used = (stats.evictions > 0).then_some((inner.insight_memory_bytes(), stats.item_bytes));
+        // The memory for items and ghosts.
+        let memory = (inner.log.present_bytes() + inner.log.policy_bytes) as u64;
+        let used = (stats.evictions > 0).then_some((memory, stats.item_bytes));
         let flushes = inner.flush.flushes();
         let present = Present { now: inner.now(), totals, used, flushes, entries: stats.items };
         inner.insight.take_samples(&present, |sample| sample.prefix_of().to_vec())
@@ -272,13 +274,6 @@ impl Kv {
             }
         }
         shape
-    }
-}
-
-impl Inner {
-    /// The memory for items and ghosts, in bytes.
-    fn insight_memory_bytes(&self) -> u64 {
-        (self.log.present_bytes() + self.log.policy_bytes()) as u64
     }
 }
 

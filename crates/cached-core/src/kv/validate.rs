@@ -18,7 +18,7 @@ impl Kv {
     pub fn validate(&self) {
         let inner = &self.inner;
         let log = &inner.log;
-        let mut live = vec![0u64; log.arena().region_count() as usize];
+        let mut live = vec![0u64; log.arena.region_count() as usize];
         let mut expiring = HashMap::new();
         let mut locations = HashSet::new();
         for shard in inner.index.shards() {
@@ -36,7 +36,7 @@ impl Kv {
                     let region = log.region_of(place);
                     live[region.0 as usize] += u64::from(entry_bytes);
                     if item.expiry() != Expiry::NEVER {
-                        let span = log.arena().expiry_span(region, item.expiry());
+                        let span = log.arena.expiring.span_in(region, item.expiry());
                         *expiring.entry((region.0, span)).or_insert(0) += entry_bytes;
                     }
                 });
@@ -70,8 +70,8 @@ impl Kv {
     fn validate_marks(&self, locations: &HashSet<u32>) {
         let log = &self.inner.log;
         let mut live = 0;
-        for id in (0..log.arena().region_count()).map(RegionId) {
-            if log.arena().region(id).state() == RegionState::Free {
+        for id in (0..log.arena.region_count()).map(RegionId) {
+            if log.arena.region(id).state() == RegionState::Free {
                 continue;
             }
             let mut scan = Scan::new(log, id);

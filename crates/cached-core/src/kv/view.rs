@@ -31,11 +31,7 @@ impl<'a> ItemView<'a> {
     /// The length of the value.
     #[inline]
     pub fn value_bytes(&self) -> usize {
-        if self.item.shape().fields().extents {
-            List::new(self.item.payload()).value_bytes()
-        } else {
-            self.item.shape().payload_bytes()
-        }
+        self.item.value_bytes()
     }
 
     /// The value, if it lies in one piece, as all but very large values do: those of more than a 16th of a

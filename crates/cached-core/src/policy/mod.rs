@@ -132,14 +132,9 @@ pub trait Policy: Send + Sync + 'static {
         let _ = (queue, bytes, hashes);
     }
 
-    /// Returns the bytes of entries that were stored again so soon after their eviction that a quarter more
-    /// of the memory given to [`attach`](Policy::attach) would have kept them, since the start. Always 0 for
-    /// a policy that does not remember what it evicts.
-    fn ghost_hit_bytes(&self) -> u64 {
-        0
-    }
-
-    /// Returns how many entries those were; `None` for a policy that does not remember what it evicts.
+    /// Returns how many entries were stored again so soon after their eviction that a quarter more of the
+    /// memory given to [`attach`](Policy::attach) would have kept them, since the start; `None` for a policy
+    /// that does not remember what it evicts.
     fn ghost_hits(&self) -> Option<u64> {
         None
     }

@@ -76,8 +76,7 @@ pub struct S3Fifo {
     phase: AtomicU32,
     /// Bytes to be stored before the next phase.
     phase_left: AtomicI64,
-    /// See [`Policy::ghost_hit_bytes`] and [`Policy::ghost_hits`].
-    ghost_hit_bytes: AtomicU64,
+    /// See [`Policy::ghost_hits`].
     ghost_hits: AtomicU64,
 }
 
@@ -94,7 +93,6 @@ impl S3Fifo {
             entry_bytes: AtomicU64::new(0),
             phase: AtomicU32::new(0),
             phase_left: AtomicI64::new(0),
-            ghost_hit_bytes: AtomicU64::new(0),
             ghost_hits: AtomicU64::new(0),
         }
     }
@@ -173,8 +171,6 @@ impl Policy for S3Fifo {
         };
         if is_recent {
             // Of two threads at the same time one may be lost, which does no harm.
-            let before = self.ghost_hit_bytes.load(Relaxed);
-            self.ghost_hit_bytes.store(before.wrapping_add(insertion.bytes), Relaxed);
             self.ghost_hits.store(self.ghost_hits.load(Relaxed).wrapping_add(1), Relaxed);
             if self.is_balanced {
                 self.balance(queue, insertion.bytes);
@@ -212,10 +208,6 @@ impl Policy for S3Fifo {
         if self.is_balanced || queue == QueueId::ENTRY {
             self.ghosts.add_all(queue, bytes, hashes);
         }
-    }
-
-    fn ghost_hit_bytes(&self) -> u64 {
-        self.ghost_hit_bytes.load(Relaxed)
     }
 
     fn ghost_hits(&self) -> Option<u64> {
@@ -336,7 +328,7 @@ mod tests {
         let policy = attached(S3Fifo::balanced());
         // 4 KiB more each time: a recent ghost counts for four.
         store_again(&policy, QueueId::ENTRY, 51);
-        assert_eq!((policy.ghost_hits(), policy.ghost_hit_bytes()), (Some(51), 51 * ENTRY_BYTES));
+        assert_eq!(policy.ghost_hits(), Some(51));
         assert_eq!((policy.victim([29, 71]), policy.victim([31, 69])), (QueueId::MAIN, QueueId::ENTRY));
         store_again(&policy, QueueId::ENTRY, 10_000);
         assert_eq!((policy.victim([79, 21]), policy.victim([81, 19])), (QueueId::MAIN, QueueId::ENTRY));
@@ -356,7 +348,7 @@ mod tests {
             policy.record_evicted(QueueId::MAIN, MEMORY / 2, &[n + 200]);
             assert_eq!(policy.insert(&new(7)), 0, "from the main queue it counts as new");
         }
-        assert_eq!(policy.ghost_hit_bytes(), 0);
+        assert_eq!(policy.ghost_hits(), Some(0));
         assert_eq!((policy.victim([9, 91]), policy.victim([11, 89])), (QueueId::MAIN, QueueId::ENTRY));
     }
 }

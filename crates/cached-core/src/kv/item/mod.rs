@@ -269,6 +269,16 @@ impl ItemPtr {
         unsafe { std::slice::from_raw_parts(self.payload_ptr(), self.shape.payload_bytes()) }
     }
 
+    /// The length of the value.
+    #[inline]
+    pub(crate) fn value_bytes(self) -> usize {
+        if self.shape.fields().extents {
+            extent::List::new(self.payload()).value_bytes()
+        } else {
+            self.shape.payload_bytes()
+        }
+    }
+
     #[inline]
     pub(crate) fn usage(self) -> Usage {
         // SAFETY: the second word of the entry, aligned.

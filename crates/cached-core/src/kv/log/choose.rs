@@ -100,12 +100,14 @@ impl Choice {
         if self.chosen.is_empty() && log.evicts {
             self.purpose = Purpose::Sweep;
             self.barren_sweeps = 0;
-            self.choose(log, region_bytes / GARBAGE_SHARE, |region| log.arena.expired(region, now).most);
+            self.choose(log, region_bytes / GARBAGE_SHARE, |region| {
+                log.arena.expiring.expired(region, now).most
+            });
         } else if self.chosen.is_empty() {
             let dead = self.choose(log, 0, |region| log.arena.region(region).dead_bytes());
             if dead < u64::from(region_bytes) {
                 self.purpose = Purpose::Sweep;
-                self.choose(log, 0, |region| log.arena.expired(region, now).most);
+                self.choose(log, 0, |region| log.arena.expiring.expired(region, now).most);
             }
         }
         if self.chosen.is_empty() {
@@ -175,7 +177,7 @@ fn garbage(log: &Log, region: RegionId, now: u32) -> u32 {
     if record.sequence() < log.boundary() {
         return log.arena.region_bytes() as u32;
     }
-    record.dead_bytes() + log.arena.expired(region, now).likely.min(record.live_bytes())
+    record.dead_bytes() + log.arena.expiring.expired(region, now).likely.min(record.live_bytes())
 }
 
 // Eviction: which items of a queue's oldest region stay, and which are removed.
@@ -271,7 +273,7 @@ impl Reclaimer {
     /// Removes an item. What becomes garbage of the walked entry is applied at the end of the step.
     fn evict<L: LiveEntry>(&mut self, log: &Log, job: &Job, entry: L, bytes: u32, now: u32) {
         let expiry = entry.expiry();
-        log.arena.forget_expiry(job.region, bytes, expiry);
+        log.arena.expiring.forget(job.region, bytes, expiry);
         let was_fetched = entry.evict(now, bytes, |location, bytes| log.entry_died(location, bytes, expiry));
         self.tally.dead_bytes += bytes;
         self.tally.evictions += 1;

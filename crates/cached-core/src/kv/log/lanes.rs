@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use super::queues::LARGE;
 use super::{LOW_WATER_MIN, Log};
-use crate::arena::{Owner, REGION_HEADER_BYTES, RegionHeader, RegionId, RegionState};
+use crate::arena::{Owner, RegionHeader, RegionId, RegionState};
 use crate::clock::Expiry;
 use crate::kv::lock_ranks;
 use crate::policy::QueueId;
@@ -228,10 +228,7 @@ impl Stream {
                 opened_at: now,
             },
         );
-        *self = Stream {
-            region: Some(region),
-            used: (REGION_HEADER_BYTES as u32).next_multiple_of(1 << log.granule_shift),
-        };
+        *self = Stream { region: Some(region), used: log.first_entry() };
     }
 
     /// Seals the open region, if there is one, and adds it to its queue.

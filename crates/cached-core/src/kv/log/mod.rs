@@ -23,7 +23,6 @@ mod walk;
 pub(super) use lanes::Entry;
 pub(crate) use space::Giving;
 
-use crate::arena::Notes;
 use crate::arena::{Arena, Owner, RegionId, RegionState, Superblock};
 use crate::clock::Expiry;
 use crate::kv::item::CHECKSUM_BYTES;
@@ -47,27 +46,27 @@ const OWNER_ENDED: u64 = 1 << 63;
 
 /// Regions, lanes, queues, policy and reclaimer of one store.
 pub(super) struct Log {
-    arena: Arena,
+    pub(super) arena: Arena,
     /// An entry starts at a multiple of `1 << granule_shift` bytes; locations count granules.
     granule_shift: u32,
     /// The bytes of an entry's checksum; 0 without one.
     checksum_bytes: usize,
     /// Whether live items are evicted to make room.
-    evicts: bool,
+    pub(super) evicts: bool,
     /// Entries in regions with a lower sequence number have been flushed; 0 while no flush is being cleaned
     /// up. The highest bit is apart: [`OWNER_ENDED`].
     boundary: AtomicU64,
     /// Has the boundary for a later process.
-    superblock: Arc<Superblock>,
+    pub(super) superblock: Arc<Superblock>,
     lanes: Lanes,
-    policy: Box<dyn Policy>,
+    pub(super) policy: Box<dyn Policy>,
     /// Memory that the policy takes for itself.
-    policy_bytes: usize,
-    hits: HitTable,
+    pub(super) policy_bytes: usize,
+    pub(super) hits: HitTable,
     queues: Mutex<Queues>,
     reclaimer: Mutex<Reclaimer>,
     evictions: Evictions,
-    reserved: Reserved,
+    pub(super) reserved: Reserved,
 }
 
 /// Counters of evictions: off the hot path, and on a cache line that hits do not read.
@@ -126,44 +125,6 @@ impl Log {
             reserved: Reserved::new(config.reserved_bytes_max, config.reserved_regions_max),
             arena: config.arena,
         }
-    }
-
-    /// What a later process must know.
-    pub(super) fn notes(&self) -> &Notes {
-        self.superblock.notes()
-    }
-
-    /// The memory and the table of its regions.
-    pub(super) fn arena(&self) -> &Arena {
-        &self.arena
-    }
-
-    /// Whether live items are evicted to make room.
-    #[inline]
-    pub(super) fn evicts(&self) -> bool {
-        self.evicts
-    }
-
-    /// The eviction policy.
-    #[inline]
-    pub(super) fn policy(&self) -> &dyn Policy {
-        &*self.policy
-    }
-
-    /// Memory that the policy takes for itself.
-    pub(super) fn policy_bytes(&self) -> usize {
-        self.policy_bytes
-    }
-
-    /// The table by which a hit changes an item's state.
-    #[inline]
-    pub(super) fn hits(&self) -> &HitTable {
-        &self.hits
-    }
-
-    /// What reservations hold.
-    pub(super) fn reserved(&self) -> &Reserved {
-        &self.reserved
     }
 
     /// The stream for a new item of this expiry.
@@ -275,7 +236,7 @@ impl Log {
         if self.evicts {
             return None;
         }
-        let other = lock(&self.reclaimer).give_room(self, bytes)?;
+        let other = lock(&self.reclaimer).survivors.give_room(self, bytes)?;
         stream.seal(self, queue, Place::Newest);
         *stream = other;
         Some(())
@@ -303,7 +264,7 @@ impl Log {
         // would take later entries along, or give earlier ones a later number.
         self.lanes.with_all_sealed(self, || {
             let mut reclaimer = lock(&self.reclaimer);
-            reclaimer.seal_survivors(self);
+            reclaimer.survivors.seal_all(self);
             let boundary = self.arena.next_sequence();
             // First for a later process: what this one sees as flushed must not come back.
             self.superblock.notes().raise_boundary(boundary);
@@ -368,7 +329,7 @@ impl Log {
         let mut metrics = LogMetrics {
             evictions: self.evictions.items.load(Ordering::Relaxed),
             evicted_unfetched: self.evictions.unfetched.load(Ordering::Relaxed),
-            regions_reclaimed: lock(&self.reclaimer).jobs(),
+            regions_reclaimed: lock(&self.reclaimer).jobs,
             regions_free: 0,
             regions: self.arena.share(Owner::Kv),
             garbage_bytes: 0,

@@ -51,10 +51,10 @@ pub(super) const BATCH: usize = 16;
 #[repr(align(128))]
 pub(super) struct Reclaimer {
     job: Option<Job>,
-    survivors: Survivors,
+    pub(super) survivors: Survivors,
     choice: Choice,
     /// Regions walked so far.
-    jobs: u64,
+    pub(super) jobs: u64,
     /// Of those, swept.
     sweeps: u64,
     /// Regions requeued in a row.
@@ -119,28 +119,6 @@ impl Reclaimer {
             evicted: Vec::with_capacity(BATCH),
             evicted_bytes: 0,
         }
-    }
-
-    /// Regions walked so far.
-    pub(super) fn jobs(&self) -> u64 {
-        self.jobs
-    }
-
-    /// Seals the regions that survivors are copied to.
-    pub(super) fn seal_survivors(&mut self, log: &Log) {
-        self.survivors.seal_all(log);
-    }
-
-    /// Gives away the region to which survivors of compactions are copied, if it has room for `bytes`:
-    /// without eviction it may be all the room there is.
-    pub(super) fn give_room(&mut self, log: &Log, bytes: u32) -> Option<Stream> {
-        self.survivors.give_room(log, bytes)
-    }
-
-    /// Keeps a region of an earlier process open for survivors, without eviction. Returns false if there is too
-    /// little room in it, or enough of such regions.
-    pub(super) fn adopt(&mut self, log: &Log, queue: usize, region: RegionId) -> bool {
-        self.survivors.adopt(log, queue, region)
     }
 
     /// Takes a free region, and reclaims until there is one. Returns `None` when nothing more can be
@@ -260,7 +238,7 @@ impl Reclaimer {
         let is_piece = walked.scanned.is_piece;
         match job.purpose {
             Purpose::Sweep => {
-                log.arena.expiry_seen(job.region, entry.expiry());
+                log.arena.expiring.seen(job.region, entry.expiry());
                 Ok(())
             }
             Purpose::Compact => {
@@ -292,8 +270,8 @@ impl Reclaimer {
         let to = self.survivors.place(log, job, queue, bytes, now)?;
         entry.relocate(to);
         let expiry = entry.expiry();
-        log.arena.note_expiry(to.region, bytes, expiry);
-        log.arena.forget_expiry(job.region, bytes, expiry);
+        log.arena.expiring.note(to.region, bytes, expiry);
+        log.arena.expiring.forget(job.region, bytes, expiry);
         self.tally.dead_bytes += bytes;
         self.copied_bytes += bytes;
         Ok(())
@@ -322,7 +300,7 @@ impl Reclaimer {
         };
         match purpose {
             Purpose::Evict => self.earn_credit(log),
-            Purpose::Sweep => log.arena.begin_expiry_walk(region),
+            Purpose::Sweep => log.arena.expiring.begin_walk(region),
             Purpose::Compact => {}
         }
         self.copied_bytes = 0;

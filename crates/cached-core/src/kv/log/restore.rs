@@ -36,16 +36,6 @@ impl Log {
         (with_entries, damaged)
     }
 
-    /// Where a region's first entry starts.
-    pub(in crate::kv) fn first_entry(&self) -> u32 {
-        (REGION_HEADER_BYTES as u32).next_multiple_of(1 << self.granule_shift)
-    }
-
-    /// The location of a byte of a region, which starts a granule.
-    pub(in crate::kv) fn location_at(&self, region: RegionId, offset: u32) -> u32 {
-        self.location_in(region, offset)
-    }
-
     /// Whether the regions before the flush of an earlier process include this one.
     pub(in crate::kv) fn was_flushed(&self, region: RegionId) -> bool {
         self.arena.region(region).sequence() < self.superblock.notes().boundary()
@@ -61,13 +51,13 @@ impl Log {
     pub(in crate::kv) fn entry_restored(&self, location: u32, bytes: u32, expiry: Expiry) {
         let region = self.region_of(location);
         self.arena.region(region).entry_moved_in(bytes);
-        self.arena.note_expiry(region, bytes, expiry);
+        self.arena.expiring.note(region, bytes, expiry);
     }
 
     /// Takes back one [`entry_restored`](Log::entry_restored).
     pub(in crate::kv) fn entry_not_restored(&self, location: u32, bytes: u32, expiry: Expiry) {
         let region = self.region_of(location);
-        self.arena.forget_expiry(region, bytes, expiry);
+        self.arena.expiring.forget(region, bytes, expiry);
         self.arena.region(region).entry_died(bytes);
     }
 
@@ -97,7 +87,7 @@ impl Log {
                 _ => queue_of_stream(0),
             };
             let was_open = record.state() == RegionState::Active;
-            if was_open && !self.evicts && lock(&self.reclaimer).adopt(self, queue, id) {
+            if was_open && !self.evicts && lock(&self.reclaimer).survivors.adopt(self, queue, id) {
                 continue;
             }
             record.restore(RegionState::Sealed);

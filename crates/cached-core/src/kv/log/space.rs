@@ -7,7 +7,7 @@ use super::lanes::Entry;
 use super::owner::EntryOwner;
 use super::queues::QUEUES;
 use super::{Effort, Log};
-use crate::arena::{Owner, Region, RegionId, RegionState};
+use crate::arena::{Owner, REGION_HEADER_BYTES, RegionId, RegionState};
 use crate::clock::Expiry;
 use crate::kv::item;
 use crate::kv::item::{ItemPtr, Usage};
@@ -20,6 +20,11 @@ impl Log {
     #[inline]
     pub(in crate::kv) fn ptr(&self, location: u32) -> *mut u8 {
         self.arena.at((location as usize) << self.granule_shift)
+    }
+
+    /// Where a region's first entry starts.
+    pub(in crate::kv) fn first_entry(&self) -> u32 {
+        (REGION_HEADER_BYTES as u32).next_multiple_of(1 << self.granule_shift)
     }
 
     /// The region in which a location lies.
@@ -35,7 +40,7 @@ impl Log {
 
     /// The location of a byte of a region, which starts a granule.
     #[inline]
-    pub(super) fn location_in(&self, region: RegionId, offset: u32) -> u32 {
+    pub(in crate::kv) fn location_in(&self, region: RegionId, offset: u32) -> u32 {
         (self.arena.offset_of(region, offset) >> self.granule_shift) as u32
     }
 
@@ -105,7 +110,7 @@ impl Log {
     /// Records that a published entry, which was to expire at `expiry`, is garbage.
     pub(in crate::kv) fn entry_died(&self, location: u32, bytes: u32, expiry: Expiry) {
         let region = self.region_of(location);
-        self.arena.forget_expiry(region, bytes, expiry);
+        self.arena.expiring.forget(region, bytes, expiry);
         if self.arena.region(region).entry_died(bytes) == 0 {
             self.free_if_dead(region);
         }
@@ -113,14 +118,14 @@ impl Log {
 
     /// Records when an entry that has just been published expires.
     pub(in crate::kv) fn note_expiry(&self, location: u32, bytes: u32, expiry: Expiry) {
-        self.arena.note_expiry(self.region_of(location), bytes, expiry);
+        self.arena.expiring.note(self.region_of(location), bytes, expiry);
     }
 
     /// Records that an entry expires at `after`, no longer at `before`.
     pub(in crate::kv) fn change_expiry(&self, location: u32, bytes: u32, before: Expiry, after: Expiry) {
         let region = self.region_of(location);
-        self.arena.forget_expiry(region, bytes, before);
-        self.arena.note_expiry(region, bytes, after);
+        self.arena.expiring.forget(region, bytes, before);
+        self.arena.expiring.note(region, bytes, after);
     }
 
     /// Copies an entry that is not a live item to another place. The caller holds the lock of its hash
@@ -191,15 +196,23 @@ impl Log {
         }
     }
 
-    /// Counts the region of an entry that waits for its value; false, and nothing counted, if there would be
-    /// more than `regions_max` such regions.
+    /// Counts the region in which an entry waits for its value, once for all such entries. Returns false, and
+    /// counts nothing, if there would be more than `regions_max` such regions.
     pub(in crate::kv) fn hold_region(&self, entry: Entry, regions_max: u32) -> bool {
-        self.reserved.hold(self.arena.region(entry.region), regions_max)
+        if !self.arena.region(entry.region).begin_arrival()
+            || self.reserved.regions.fetch_add(1, Ordering::Relaxed) < regions_max
+        {
+            return true;
+        }
+        self.release_region(entry);
+        false
     }
 
     /// Takes back one [`hold_region`](Log::hold_region).
     pub(in crate::kv) fn release_region(&self, entry: Entry) {
-        self.reserved.release(self.arena.region(entry.region));
+        if self.arena.region(entry.region).end_arrival() {
+            self.reserved.regions.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -211,9 +224,9 @@ impl Log {
 /// Counts of what reservations hold, and their limits.
 pub(in crate::kv) struct Reserved {
     bytes: AtomicU64,
-    bytes_max: u64,
+    pub(in crate::kv) bytes_max: u64,
     regions: AtomicU32,
-    regions_max: u32,
+    pub(in crate::kv) regions_max: u32,
 }
 
 impl Reserved {
@@ -225,16 +238,8 @@ impl Reserved {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    pub(in crate::kv) fn bytes_max(&self) -> u64 {
-        self.bytes_max
-    }
-
     pub(in crate::kv) fn regions(&self) -> u32 {
         self.regions.load(Ordering::Relaxed)
-    }
-
-    pub(in crate::kv) fn regions_max(&self) -> u32 {
-        self.regions_max
     }
 
     /// Counts bytes; returns whether all that is counted is within the limit. They are counted in any case.
@@ -244,23 +249,6 @@ impl Reserved {
 
     pub(in crate::kv) fn remove_bytes(&self, bytes: u64) {
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-    }
-
-    /// Counts a region in which a reservation lies, once for all of them. Returns false, and counts nothing,
-    /// if there would be more than `regions_max` such regions.
-    pub(super) fn hold(&self, region: &Region, regions_max: u32) -> bool {
-        if !region.begin_arrival() || self.regions.fetch_add(1, Ordering::Relaxed) < regions_max {
-            return true;
-        }
-        self.release(region);
-        false
-    }
-
-    /// Takes back one [`hold`](Reserved::hold).
-    pub(super) fn release(&self, region: &Region) {
-        if region.end_arrival() {
-            self.regions.fetch_sub(1, Ordering::Relaxed);
-        }
     }
 }
 
@@ -356,7 +344,7 @@ impl Log {
             if record.state() != RegionState::Free {
                 let header = self.arena.read_header(id).expect("a region in use has a header");
                 assert_eq!(u32::from(header.granule_shift), self.granule_shift);
-                self.arena.for_each_expiring(id, |span, bytes| {
+                self.arena.expiring.for_each(id, |span, bytes| {
                     let found = expiring.remove(&(id.0, span)).unwrap_or(0);
                     assert_eq!(bytes, found, "bytes noted and found in span {span} of region {}", id.0);
                 });

@@ -39,7 +39,7 @@ impl<H> Walked<H> {
 
 impl Job {
     pub(super) fn new(log: &Log, region: RegionId, queue: usize, purpose: Purpose) -> Job {
-        let cursor = (REGION_HEADER_BYTES as u32).next_multiple_of(1 << log.granule_shift);
+        let cursor = log.first_entry();
         let record = log.arena.region(region);
         Job {
             region,

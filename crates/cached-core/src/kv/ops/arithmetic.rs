@@ -1,6 +1,7 @@
 //! Arithmetic on decimal numbers in values, in place where the result fits.
 
-use super::link::{Inherited, Replaces};
+use super::link::Replaces;
+use super::store::Arrival;
 use crate::kv::item::{Usage, state};
 use crate::kv::request::Change;
 use crate::kv::{ArithmeticOptions, ArithmeticOutcome, Kv, Miss, StoreMode, StoreOptions, StoreOutcome};
@@ -93,17 +94,17 @@ impl Kv {
             let width = digits.len().max(shape.payload_bytes().min(DIGITS_MAX));
             let text = [digits, &[b' '; DIGITS_MAX][..width - digits.len()]].concat();
             drop(locked);
-            let Ok(mut reservation) = self.reserve_at_once(key, hash, text.len(), &store) else {
+            let Ok(mut reservation) = self.reserve_for(key, hash, text.len(), &store, Arrival::Complete)
+            else {
                 return ArithmeticOutcome::OutOfMemory;
             };
             if !reservation.write(&text) {
                 return ArithmeticOutcome::OutOfMemory;
             }
             // The marks stay, as they do when the number is changed in place.
-            let marks = state::STALE | state::TOKEN_SENT | state::FETCHED;
-            let inherited = Inherited::Attributes { marks };
+            let inherited = Some(state::STALE | state::TOKEN_SENT | state::FETCHED);
             let replaces = Replaces { location, cas, number: Some(before), marks: 0, inherited };
-            match reservation.commit_replacing(replaces) {
+            match reservation.commit_replacing(Some(replaces)) {
                 Some(StoreOutcome::Stored { cas, .. }) => {
                     return ArithmeticOutcome::Done { value, cas, expiry, created: false };
                 }

@@ -1,6 +1,7 @@
 //! Removing: one item, everything at once, or what begins with a prefix.
 
-use super::link::{Inherited, Replaces};
+use super::link::Replaces;
+use super::store::Arrival;
 use crate::clock::Expiry;
 use crate::kv::inner::{Found, Inner};
 use crate::kv::item::state;
@@ -87,12 +88,12 @@ impl Kv {
             new_cas: options.new_cas.or((!options.invalidate).then_some(cas)),
             ..StoreOptions::default()
         };
-        let Ok(reservation) = self.reserve_at_once(key, hash, 0, &store) else {
+        let Ok(reservation) = self.reserve_for(key, hash, 0, &store, Arrival::Complete) else {
             return Some(DeleteOutcome::OutOfMemory);
         };
         let marks = if options.invalidate { state::STALE } else { 0 };
-        let replaces = Replaces { location, cas, number: None, marks, inherited: Inherited::None };
-        let outcome = reservation.commit_replacing(replaces)?;
+        let replaces = Replaces { location, cas, number: None, marks, inherited: None };
+        let outcome = reservation.commit_replacing(Some(replaces))?;
         Some(match outcome {
             StoreOutcome::Stored { .. } => DeleteOutcome::Done,
             _ => DeleteOutcome::OutOfMemory,

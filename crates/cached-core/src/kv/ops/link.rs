@@ -12,14 +12,6 @@ use crate::kv::{StoreMode, StoreOptions, StoreOutcome};
 use crate::policy::Insertion;
 use crate::{KeyHash, stores};
 
-/// The result of the mode's condition.
-pub(super) enum Decision {
-    /// Store the value with these attributes; those that outlive the old item are included.
-    Store(Attributes),
-    /// Do not store it.
-    Refuse(StoreOutcome),
-}
-
 /// The only item that a value may replace.
 ///
 /// What identifies the item is compared. What may have changed since it was read (expiry, marks) is not
@@ -34,17 +26,8 @@ pub(super) struct Replaces {
     pub(super) number: Option<u64>,
     /// Marks for the new item's state.
     pub(super) marks: u8,
-    /// What the new item inherits.
-    pub(super) inherited: Inherited,
-}
-
-/// What a new item inherits from the one that it replaces.
-#[derive(Clone, Copy)]
-pub(super) enum Inherited {
-    /// Nothing.
-    None,
-    /// Expiry and client flags, and those of its marks that are given.
-    Attributes { marks: u8 },
+    /// The new item inherits expiry and client flags, and those of the old item's marks that are set here.
+    pub(super) inherited: Option<u8>,
 }
 
 impl Replaces {
@@ -55,13 +38,8 @@ impl Replaces {
     }
 }
 
-/// The result of an attempt to link an entry.
-pub(super) enum Linked {
-    /// The entry is in the index and published.
-    Done(StoreOutcome),
-    /// The entry is abandoned.
-    Refused(StoreOutcome),
-}
+/// The outcome of a linked and published entry, or, as the error, of one that is abandoned.
+pub(super) type Linked = Result<StoreOutcome, StoreOutcome>;
 
 impl Inner {
     /// Whether a key and a value of these lengths are within the limits of an item.
@@ -74,7 +52,7 @@ impl Inner {
             cas: self.has_cas,
             // A stale store inherits the old item's expiry, whatever that is. Without eviction a touch must
             // never need memory.
-            expiry: options.expiry != Expiry::NEVER || options.allow_stale || !self.log.evicts(),
+            expiry: options.expiry != Expiry::NEVER || options.allow_stale || !self.log.evicts,
             client_flags: options.client_flags != 0,
             extents: false,
             key_binary: options.key_binary,
@@ -97,7 +75,7 @@ impl Inner {
             return None;
         }
         let shape = Shape::item(key, list, Fields { extents: true, ..self.fields(options) });
-        (shape.entry_bytes() <= self.log.arena().region_bytes() / 2).then_some(shape)
+        (shape.entry_bytes() <= self.log.arena.region_bytes() / 2).then_some(shape)
     }
 
     /// The attributes of a new item, without a CAS value.
@@ -110,26 +88,30 @@ impl Inner {
         }
     }
 
-    /// Applies the mode to the key's item, if there is one. Its hash bucket is locked.
+    /// Applies the mode to the key's item, if there is one. Its hash bucket is locked. Returns the attributes
+    /// of the value to be stored, those that outlive the old item included.
+    ///
+    /// # Errors
+    /// The outcome, if the value is not to be stored.
     pub(super) fn decide(
         &self,
         bucket: &BucketGuard<'_>,
         old: Option<Found<'_>>,
         options: &StoreOptions,
         now: u32,
-    ) -> Decision {
+    ) -> Result<Attributes, StoreOutcome> {
         let mut attributes = self.fresh_attributes(options, now);
         match (options.mode, old) {
             (StoreMode::Add, Some(old)) => {
                 self.bump_unread(old.item, now);
-                return Decision::Refuse(StoreOutcome::NotStored);
+                return Err(StoreOutcome::NotStored);
             }
-            (StoreMode::Replace, None) => return Decision::Refuse(StoreOutcome::NotStored),
-            (StoreMode::Cas, None) => return Decision::Refuse(StoreOutcome::NotFound),
+            (StoreMode::Replace, None) => return Err(StoreOutcome::NotStored),
+            (StoreMode::Cas, None) => return Err(StoreOutcome::NotFound),
             (StoreMode::Cas, Some(old)) => {
                 let (expected, is) = (options.compare, old.item.cas());
                 if expected == 0 || expected != is && !(options.allow_stale && expected < is) {
-                    return Decision::Refuse(StoreOutcome::Exists);
+                    return Err(StoreOutcome::Exists);
                 }
                 if expected != is {
                     attributes.expiry = old.item.expiry();
@@ -140,7 +122,7 @@ impl Inner {
             _ => {}
         }
         attributes.cas = self.next_cas(bucket, options.new_cas);
-        Decision::Store(attributes)
+        Ok(attributes)
     }
 
     /// The CAS value of a change; 0 when the store keeps none.
@@ -174,11 +156,11 @@ impl Inner {
         let is_as_long = of_old == shape
             || of_old.fields() == shape.fields()
                 && self.log.padded(of_old.entry_bytes()) == self.log.padded(shape.entry_bytes());
-        if !is_as_long || shape.fields().expiry && self.log.evicts() || self.log.is_pinned(old.location) {
+        if !is_as_long || shape.fields().expiry && self.log.evicts || self.log.is_pinned(old.location) {
             return None;
         }
         let before = item.usage();
-        let bits = self.log.hits().after(before.state()) & state::POLICY;
+        let bits = self.log.hits.after(before.state()) & state::POLICY;
         item.make_dead_from(before);
         item.reshape(shape);
         // SAFETY: the padded size is unchanged, so the value fits; the hash bucket's lock keeps readers
@@ -212,7 +194,7 @@ impl Inner {
         let item = self.item_at(entry.location);
         let bytes = self.item_bytes(item);
         let replaces = old.map(|old| old.item.policy_bits());
-        let bits = self.log.policy().insert(&Insertion { hash: hash.0, bytes, replaces });
+        let bits = self.log.policy.insert(&Insertion { hash: hash.0, bytes, replaces });
         // Of two live items of a key a restart takes one, so no value is lost that is being replaced.
         self.log.make_live(item, attributes.usage.with(bits << state::POLICY_SHIFT));
         match old {
@@ -268,7 +250,7 @@ impl Inner {
             self.log.abandon(entry);
             match later {
                 Some(later) => entry = later,
-                None => return Linked::Refused(StoreOutcome::OutOfMemory),
+                None => return Err(StoreOutcome::OutOfMemory),
             }
         }
     }
@@ -294,14 +276,14 @@ impl Inner {
             && !old.is_some_and(|old| replaces.matches(old))
         {
             self.log.abandon(entry);
-            return Some(Linked::Refused(StoreOutcome::NotStored));
+            return Some(Err(StoreOutcome::NotStored));
         }
         Some(match self.decide(&bucket, old, options, now) {
-            Decision::Store(mut attributes) => {
+            Ok(mut attributes) => {
                 let item = self.item_at(entry.location);
                 if let (Some(replaces), Some(old)) = (&replaces, &old) {
                     attributes.usage = attributes.usage.with(replaces.marks);
-                    if let Inherited::Attributes { marks } = replaces.inherited {
+                    if let Some(marks) = replaces.inherited {
                         let fields = item.shape().fields();
                         attributes.expiry = old.item.expiry();
                         attributes.client_flags = old.item.client_flags();
@@ -311,16 +293,16 @@ impl Inner {
                         {
                             // The item has been given an attribute for which the new entry has no room.
                             self.log.abandon(entry);
-                            return Some(Linked::Refused(StoreOutcome::NotStored));
+                            return Some(Err(StoreOutcome::NotStored));
                         }
                     }
                 }
                 item.set_attributes(&attributes);
-                Linked::Done(self.link(&bucket, hash, key, entry, old, value_bytes, &attributes, options))
+                Ok(self.link(&bucket, hash, key, entry, old, value_bytes, &attributes, options))
             }
-            Decision::Refuse(outcome) => {
+            Err(outcome) => {
                 self.log.abandon(entry);
-                Linked::Refused(outcome)
+                Err(outcome)
             }
         })
     }

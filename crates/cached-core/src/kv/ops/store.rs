@@ -1,6 +1,6 @@
 //! Storage of a value: complete, or into a reservation, at its final place, as it arrives.
 
-use super::link::{Decision, Inherited, Linked, Replaces};
+use super::link::Replaces;
 use crate::KeyHash;
 use crate::kv::inner::Inner;
 use crate::kv::item::extent;
@@ -41,8 +41,8 @@ impl Kv {
             let locked = inner.index.shard(hash).lock(hash);
             let old = inner.find(&locked, hash, key, now).ok();
             let attributes = match inner.decide(&locked, old, options, now) {
-                Decision::Store(attributes) => attributes,
-                Decision::Refuse(outcome) => return outcome,
+                Ok(attributes) => attributes,
+                Err(outcome) => return outcome,
             };
             if let Some(old) = old
                 && let Some(outcome) = inner.overwrite(&locked, hash, old, shape, value, &attributes)
@@ -60,16 +60,15 @@ impl Kv {
                 return StoreOutcome::OutOfMemory;
             };
             inner.fill(entry, shape, key, value, &inner.fresh_attributes(options, now));
-            match inner.decide_and_link(hash, key, entry, value.len(), options, None, now) {
-                Linked::Done(outcome) | Linked::Refused(outcome) => outcome,
-            }
+            let linked = inner.decide_and_link(hash, key, entry, value.len(), options, None, now);
+            linked.unwrap_or_else(|refused| refused)
         });
         inner.grow_index(hash);
         outcome
     }
 
     fn store_large(&self, key: &[u8], hash: KeyHash, value: &[u8], options: &StoreOptions) -> StoreOutcome {
-        match self.reserve_at_once(key, hash, value.len(), options) {
+        match self.reserve_for(key, hash, value.len(), options, Arrival::Complete) {
             Ok(mut reservation) => {
                 if !reservation.write(value) {
                     return StoreOutcome::OutOfMemory;
@@ -111,11 +110,12 @@ impl Kv {
                 key_binary,
                 ..*options
             };
-            let mut reservation = match self.reserve_at_once(key, hash, old.bytes() + value.len(), &joined) {
-                Ok(reservation) => reservation,
-                // memcached's reply when the joined item does not fit.
-                Err(_) => return StoreOutcome::NotStored,
-            };
+            let mut reservation =
+                match self.reserve_for(key, hash, old.bytes() + value.len(), &joined, Arrival::Complete) {
+                    Ok(reservation) => reservation,
+                    // memcached's reply when the joined item does not fit.
+                    Err(_) => return StoreOutcome::NotStored,
+                };
             let written = match options.mode {
                 StoreMode::Prepend => reservation.write(value) && write_pinned(&mut reservation, &old),
                 _ => write_pinned(&mut reservation, &old) && reservation.write(value),
@@ -125,9 +125,9 @@ impl Kv {
             }
             // The old value is pinned until here, so its memory cannot have been reused: the same
             // location means the same, unchanged value.
-            let inherited = Inherited::Attributes { marks: 0 };
+            let inherited = Some(0);
             let replaces = Replaces { location, cas: attributes.cas, number: None, marks: 0, inherited };
-            match reservation.commit_replacing(replaces) {
+            match reservation.commit_replacing(Some(replaces)) {
                 Some(outcome) => return outcome,
                 None => drop(old),
             }
@@ -178,6 +178,13 @@ pub struct Reservation {
     place: Place,
 }
 
+/// Whether a value that is reserved for has arrived.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Arrival {
+    Complete,
+    Awaited,
+}
+
 enum Place {
     /// The item's own entry; header and key are written.
     Inline(Entry),
@@ -208,28 +215,19 @@ impl Kv {
         value_bytes: usize,
         options: &StoreOptions,
     ) -> Result<Reservation, StoreOutcome> {
-        self.reserve_for(key, hash, value_bytes, options, true)
+        self.reserve_for(key, hash, value_bytes, options, Arrival::Awaited)
     }
 
-    /// Reserves room for a complete value, which the caller writes at once.
-    pub(super) fn reserve_at_once(
+    /// Reserves space for a value. One that is complete, so that no sender is waited for, is not limited.
+    pub(super) fn reserve_for(
         &self,
         key: &[u8],
         hash: KeyHash,
         value_bytes: usize,
         options: &StoreOptions,
+        arrival: Arrival,
     ) -> Result<Reservation, StoreOutcome> {
-        self.reserve_for(key, hash, value_bytes, options, false)
-    }
-
-    fn reserve_for(
-        &self,
-        key: &[u8],
-        hash: KeyHash,
-        value_bytes: usize,
-        options: &StoreOptions,
-        is_incomplete: bool,
-    ) -> Result<Reservation, StoreOutcome> {
+        let is_incomplete = arrival == Arrival::Awaited;
         let inner = &self.inner;
         if !inner.fits(key.len(), value_bytes) {
             return Err(StoreOutcome::TooLarge);
@@ -257,7 +255,7 @@ impl Kv {
             let stream = inner.log.stream_for(options.expiry, now);
             let entry = inner.log.alloc(&**inner, stream, bytes, now).ok_or(StoreOutcome::OutOfMemory)?;
             inner.fill(entry, shape, key, b"", &inner.fresh_attributes(options, now));
-            if is_incomplete && !inner.log.hold_region(entry, inner.log.reserved().regions_max()) {
+            if is_incomplete && !inner.log.hold_region(entry, inner.log.reserved.regions_max) {
                 inner.log.abandon(entry);
                 return Err(StoreOutcome::OutOfMemory);
             }
@@ -265,7 +263,7 @@ impl Kv {
         } else if is_incomplete {
             // The first piece at once: a caller that is refused at this point can still collect the value
             // elsewhere.
-            let regions_max = inner.log.reserved().regions_max();
+            let regions_max = inner.log.reserved.regions_max;
             reservation.add_piece(value_bytes, regions_max).ok_or(StoreOutcome::OutOfMemory)?;
         }
         Ok(reservation)
@@ -294,7 +292,7 @@ impl Reservation {
             Place::Pieces(_) => {
                 if self.allocated == self.filled {
                     // A value that has been accepted may exceed the limit a little.
-                    self.add_piece(remaining, self.inner.log.reserved().regions_max() * 2)?;
+                    self.add_piece(remaining, self.inner.log.reserved.regions_max * 2)?;
                 }
                 self.last_piece()?
             }
@@ -318,7 +316,7 @@ impl Reservation {
     fn add_piece(&mut self, wanted: usize, regions_max: u32) -> Option<()> {
         let inner = &*self.inner;
         let now = inner.clock.now_secs();
-        let region_bytes = inner.log.arena().region_bytes();
+        let region_bytes = inner.log.arena.region_bytes();
         let (entry, data) = inner.log.alloc_piece(inner, wanted.min(region_bytes), now)?;
         let at = inner.log.ptr(entry.location);
         // SAFETY: the entry is ours, has room for the header, and is aligned to a granule.
@@ -364,16 +362,12 @@ impl Reservation {
 
     /// Stores the value as the options demand. An incomplete value is [`StoreOutcome::NotStored`].
     pub fn commit(self) -> StoreOutcome {
-        self.finish(None).unwrap_or(StoreOutcome::NotStored)
+        self.commit_replacing(None).unwrap_or(StoreOutcome::NotStored)
     }
 
-    /// Stores the value only in place of the item that `replaces` describes; `None` if that is no longer the
-    /// key's item. The caller makes sure that the same location means the same item.
-    pub(super) fn commit_replacing(self, replaces: Replaces) -> Option<StoreOutcome> {
-        self.finish(Some(replaces))
-    }
-
-    fn finish(mut self, replaces: Option<Replaces>) -> Option<StoreOutcome> {
+    /// Stores the value; with `replaces` only in place of the item that it describes: `None` if that is no
+    /// longer the key's item. The caller makes sure that the same location means the same item.
+    pub(super) fn commit_replacing(mut self, replaces: Option<Replaces>) -> Option<StoreOutcome> {
         if self.remaining() != 0 {
             return Some(StoreOutcome::NotStored);
         }
@@ -402,7 +396,7 @@ impl Reservation {
                     now,
                 );
                 match linked {
-                    Linked::Done(StoreOutcome::Stored { .. }) => {
+                    Ok(StoreOutcome::Stored { .. }) => {
                         pieces.iter().for_each(|(piece, _)| inner.log.publish(*piece));
                     }
                     _ => self.place = Place::Pieces(pieces),
@@ -413,9 +407,8 @@ impl Reservation {
         };
         inner.grow_index(self.hash);
         match outcome {
-            Linked::Done(outcome) => Some(outcome),
-            Linked::Refused(StoreOutcome::NotStored) if replaces.is_some() => None,
-            Linked::Refused(outcome) => Some(outcome),
+            Err(StoreOutcome::NotStored) if replaces.is_some() => None,
+            Ok(outcome) | Err(outcome) => Some(outcome),
         }
     }
 
@@ -439,13 +432,13 @@ impl Reservation {
         self.counted_bytes = Some(bytes);
         // One value alone always fits. When the caller drops a reservation that is refused, it is taken out
         // of the count.
-        if self.inner.log.reserved().add_bytes(bytes) { Ok(()) } else { Err(StoreOutcome::OutOfMemory) }
+        if self.inner.log.reserved.add_bytes(bytes) { Ok(()) } else { Err(StoreOutcome::OutOfMemory) }
     }
 
     /// Takes the reservation out of the counts: nothing is waited for any more.
     fn uncount(&mut self) {
         let Some(bytes) = self.counted_bytes.take() else { return };
-        self.inner.log.reserved().remove_bytes(bytes);
+        self.inner.log.reserved.remove_bytes(bytes);
         match &self.place {
             Place::Inline(entry) => self.inner.log.release_region(*entry),
             Place::Pieces(pieces) => {

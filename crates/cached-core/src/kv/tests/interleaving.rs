@@ -170,7 +170,7 @@ fn a_region_is_not_freed_before_the_last_writer_in_it_has_finished() {
     let inner = &kv.inner;
     let (piece, _) = inner.log.alloc_piece(&**inner, 20_000, inner.now()).unwrap();
     inner.log.seal_lanes();
-    let region = inner.log.arena().region(piece.region);
+    let region = inner.log.arena.region(piece.region);
     inner.log.entry_died(piece.location, piece.bytes, Expiry::NEVER);
     assert_eq!((region.live_bytes(), region.writers()), (0, 1));
     assert_eq!(region.state(), RegionState::Sealed, "its writer has not finished");

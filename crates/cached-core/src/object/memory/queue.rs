@@ -128,7 +128,7 @@ impl Queues {
     /// Returns how many buckets entered a share's queues again so soon after their eviction that a quarter
     /// more of all memory would have kept them, since the start.
     pub(crate) fn ghost_hits(&self, share: Share) -> u64 {
-        let hits = |at: usize| lock(&self.shards[at]).policy.ghost_hit_bytes() / POLICY_BYTES;
+        let hits = |at: usize| lock(&self.shards[at]).policy.ghost_hits().unwrap_or(0);
         self.shards_of(share).map(hits).sum()
     }
 
