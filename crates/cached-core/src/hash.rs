@@ -40,7 +40,7 @@ impl KeyHash {
 }
 
 /// The table of a shared seed. It is never freed, but there is one of each, however many stores are opened.
-fn lasting_seed(seed: u64) -> &'static SharedSeed {
+fn stable_seed(seed: u64) -> &'static SharedSeed {
     // Not from `crate::sync`: it has no state that a test of interleavings could explore.
     static TABLES: Mutex<Vec<(u64, &SharedSeed)>> = Mutex::new(Vec::new());
     let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -70,8 +70,8 @@ impl KeyHasher {
     }
 
     /// Makes a hasher that hashes in the same way in every process.
-    pub(crate) fn lasting(seed: u64, shared: u64) -> Self {
-        KeyHasher { seed, shared: lasting_seed(shared) }
+    pub(crate) fn stable(seed: u64, shared: u64) -> Self {
+        KeyHasher { seed, shared: stable_seed(shared) }
     }
 
     /// A hash by which a process recognises whether it hashes as an earlier one did.
@@ -162,9 +162,9 @@ mod tests {
 
     #[test]
     fn a_shared_seed_has_one_table() {
-        let table = |shared| std::ptr::from_ref(KeyHasher::lasting(1, shared).shared);
+        let table = |shared| std::ptr::from_ref(KeyHasher::stable(1, shared).shared);
         assert_eq!(table(1_234_567), table(1_234_567));
         assert_ne!(table(1_234_567), table(7_654_321));
-        assert_ne!(KeyHasher::lasting(1, 2).hash(b"a key"), KeyHasher::lasting(1, 3).hash(b"a key"));
+        assert_ne!(KeyHasher::stable(1, 2).hash(b"a key"), KeyHasher::stable(1, 3).hash(b"a key"));
     }
 }

@@ -19,7 +19,7 @@
 //!
 //! *How fast*: by as much as the half that gets it has stored since, so it fills what it gets as fast as it
 //! gets it; and by one bounded [`step`](Arbiter::step) after the other, each of which does its own evicting.
-//! No operation of either half does more work for a move, or waits for one: the store gives up only regions
+//! No operation of either half does more work for a move, or waits for one: the store releases only regions
 //! that are free beyond those that it keeps ready, the cache no bucket for which a task waits.
 //!
 //! ```
@@ -60,13 +60,13 @@ pub use halves::Half;
 
 use crate::arena::MemoryRange;
 use crate::balance::Needs;
-use crate::kv::{Giving, Kv};
+use crate::kv::{Kv, Released};
 use crate::object::{ObjectCache, WeakObjectCache};
 use crate::sync::{Arc, AtomicU64, Ordering};
 
-/// Buckets that one step gives up.
+/// Buckets that one step releases.
 const STEP_BUCKETS: u32 = 64;
-/// Steps without a region given up after which the store counts as stuck: more than it takes to walk every
+/// Steps without a released region after which the store counts as stuck: more than it takes to walk every
 /// item of several regions.
 const FRUITLESS_STEPS_MAX: u32 = 16 * 1024;
 
@@ -125,7 +125,7 @@ pub struct Arbiter {
     halves: Halves,
     /// The move under way, and what is left of it.
     pending: Option<Move>,
-    /// What one half has given up and the other has not got yet; less than a region between two steps.
+    /// Memory that one half has released and the other has not got yet; less than a region between two steps.
     in_hand: u64,
     fruitless_steps: u32,
     metrics: Arc<ArbiterMetrics>,
@@ -205,23 +205,23 @@ impl Arbiter {
     /// Moves a region's memory from the store to the cache, or prepares it. Returns false if that cannot go
     /// on.
     fn move_from_items(&mut self, objects: &ObjectCache, unit: u64, left: &mut u64) -> bool {
-        let room = objects.bytes_max().saturating_sub(objects.bytes());
-        if self.kv.item_memory() < self.items_bytes_min + unit || room < self.in_hand + unit {
+        let free = objects.bytes_max().saturating_sub(objects.bytes());
+        if self.kv.item_memory() < self.items_bytes_min + unit || free < self.in_hand + unit {
             return false;
         }
-        match self.kv.give_step() {
-            Ok(Giving::Given) => {
+        match self.kv.release_step() {
+            Ok(Released::Done) => {
                 self.fruitless_steps = 0;
                 self.in_hand += unit;
                 *left -= unit;
                 self.give_to(objects);
                 true
             }
-            Ok(Giving::Working) => {
+            Ok(Released::Working) => {
                 self.fruitless_steps += 1;
                 self.fruitless_steps < FRUITLESS_STEPS_MAX
             }
-            Ok(Giving::Stuck) => false,
+            Ok(Released::Stuck) => false,
             Err(error) => self.failed(Half::Items, &error),
         }
     }

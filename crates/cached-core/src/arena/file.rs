@@ -280,7 +280,7 @@ impl ArenaFile {
         let earlier = match Identity::decode(&page) {
             Ok(identity) => Ok(identity),
             Err(_) if bytes == 0 => Err(Cold::New),
-            // The room was reserved, and then the process ended.
+            // The space was reserved, and then the process ended.
             Err(_) if page == [0; SUPERBLOCK_BYTES] => Err(Cold::Unfinished),
             Err(IdentityError::Foreign) => return Err(ArenaFileError::Foreign(path)),
             Err(IdentityError::Version(version)) => Err(Cold::Version(version)),
@@ -344,7 +344,7 @@ impl ArenaFile {
             }
             // To zeros: what was there is gone.
             file.set_len(0).map_err(failed("cannot empty it"))?;
-            reserve(&file, wanted.bytes).map_err(failed("there is no room for the memory"))?;
+            reserve(&file, wanted.bytes).map_err(failed("there is no space for the memory"))?;
         }
         let map =
             MmapOptions::new().len(wanted.bytes as usize).map_raw(&file).map_err(failed("cannot map it"))?;
@@ -386,7 +386,7 @@ impl ArenaFile {
             if cold.is_some() {
                 opened.file.held.file.set_len(0).map_err(failed("cannot empty it"))?;
                 reserve(&opened.file.held.file, wanted.bytes)
-                    .map_err(failed("there is no room for the memory"))?;
+                    .map_err(failed("there is no space for the memory"))?;
             } else {
                 opened.file.was_clean = opened.superblock.notes().state() == MemoryState::Clean;
             }
@@ -504,7 +504,7 @@ fn placed(identity: Identity, block_bytes: u64) -> Identity {
     Identity { table_at, arena_at, bytes: (arena_at + arena_bytes).next_multiple_of(end_align), ..identity }
 }
 
-/// Gives the file this length and reserves the room: a page that finds none later ends the process.
+/// Gives the file this length and reserves its space: a page that finds none later ends the process.
 fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     if file.metadata()?.len() != bytes {
         file.set_len(bytes)?;
@@ -518,7 +518,7 @@ fn reserve(file: &File, bytes: u64) -> io::Result<()> {
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
             Some(libc::EINTR) => {}
-            // The file system takes room as it is used.
+            // The file system allocates space as it is used.
             Some(libc::EOPNOTSUPP | libc::ENOSYS) => return Ok(()),
             _ => return Err(error),
         }

@@ -188,7 +188,7 @@ impl Arena {
         })
     }
 
-    /// Keeps the system from using huge pages, so that the memory of each region can be given up.
+    /// Keeps the system from using huge pages, so that the memory of each region can be released.
     pub(crate) fn keep_pages_small(&self) {
         self.memory.keep_pages_small();
     }
@@ -279,7 +279,7 @@ impl Arena {
         Some(RegionId(id))
     }
 
-    /// Frees a region at once, or, if it is pinned, when its last pin is dropped.
+    /// Frees a region now, or, if it is pinned, when its last pin is dropped.
     ///
     /// The caller owns the region, and only pins taken earlier refer to its content.
     pub(crate) fn release(&self, id: RegionId) {

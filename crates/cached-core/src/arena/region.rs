@@ -161,7 +161,7 @@ impl Region {
         self.usage.fetch_sub(WRITER, Ordering::Release);
     }
 
-    /// Records that an entry is given up before it was published.
+    /// Records that an entry is abandoned before it was published.
     pub(crate) fn abandon_entry(&self, bytes: u32) {
         self.usage.fetch_sub(WRITER + u64::from(bytes), Ordering::Release);
     }

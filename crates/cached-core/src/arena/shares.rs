@@ -22,7 +22,7 @@ impl MemoryRange {
 
 pub(super) struct FreeRegions {
     /// Taken from the back, where the regions lie that were in use; those at the front have no memory: they
-    /// were never touched, or have been given up. There are always enough of these for the regions that no
+    /// were never touched, or have been released. There are always enough of these for the regions that no
     /// owner may take, so that memory in use never exceeds the shares.
     pub(super) ids: VecDeque<u32>,
     /// Regions held per owner, and each owner's share, indexed by `Owner as usize - 1`.
@@ -44,7 +44,7 @@ impl Arena {
     ///
     /// # Errors
     /// If the system refuses the memory; the share is what it was.
-    pub(crate) fn give_up(&self, owner: Owner, keep: u32) -> std::io::Result<bool> {
+    pub(crate) fn release_memory(&self, owner: Owner, keep: u32) -> std::io::Result<bool> {
         let mut free = lock(&self.free);
         if free.available(owner) <= keep {
             return Ok(false);
@@ -132,11 +132,11 @@ mod tests {
             // SAFETY: the region has just been taken, so no other thread uses it.
             unsafe { arena.at(arena.offset_of(*id, 0)).write_bytes(7, REGION_BYTES_MIN) };
         }
-        assert!(!arena.give_up(Owner::Kv, 0).unwrap(), "none is free");
+        assert!(!arena.release_memory(Owner::Kv, 0).unwrap(), "none is free");
         arena.release(taken[0]);
         arena.release(taken[1]);
-        assert!(!arena.give_up(Owner::Kv, 2).unwrap(), "two are to be kept");
-        assert!(arena.give_up(Owner::Kv, 1).unwrap());
+        assert!(!arena.release_memory(Owner::Kv, 2).unwrap(), "two are to be kept");
+        assert!(arena.release_memory(Owner::Kv, 1).unwrap());
         arena.validate();
         assert_eq!((arena.share(Owner::Kv), arena.kv_available()), (2, 1));
         let bytes_of = |id: RegionId| {

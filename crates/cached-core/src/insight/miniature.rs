@@ -80,7 +80,7 @@ impl Miniature {
         self.hits = policy::hits(&*self.policy);
     }
 
-    /// The bytes of sampled entries for which there is room.
+    /// The bytes of sampled entries that fit.
     fn capacity(&self, scale: &Scale) -> u64 {
         (scale.memory_bytes as f64 * self.factor * scale.utilisation / scale.weight) as u64
     }

@@ -3,7 +3,7 @@
 //! Each sampled request is applied to all sizes. What clients do is assumed to be *cache-aside*: after a miss
 //! the entry is stored. So
 //!
-//! - a name that was read and found, and that a size does not have, is a miss there and is stored at once;
+//! - a name that was read and found, and that a size does not have, is a miss there and is stored immediately;
 //! - a name that was read and not found, and that a size has, is a hit there, and the store that follows
 //!   changes nothing there.
 //!

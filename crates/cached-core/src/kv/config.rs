@@ -205,10 +205,10 @@ impl KvConfig {
             return wrong("its most must be at most 32 times its least");
         }
         if !self.evict {
-            return wrong("a store that does not evict cannot give memory up");
+            return wrong("a store that does not evict cannot release memory");
         }
         if self.huge_pages {
-            return wrong("memory in huge pages cannot be given up by regions");
+            return wrong("memory in huge pages cannot be released by regions");
         }
         if self.file.is_some() {
             return wrong("the memory of a file cannot be changed");

@@ -8,7 +8,7 @@ use super::lock_ranks;
 use super::log::Log;
 use super::prefixes::PrefixFlushes;
 use super::request::{Change, ChangeHook, EvictionHook, Miss};
-use super::restart::Lasting;
+use super::restart::StoreFile;
 use crate::KeyHash;
 use crate::arena::Superblock;
 use crate::arena::prefetch;
@@ -37,7 +37,7 @@ pub(super) struct Inner {
     pub(super) expirations: Expirations,
     pub(super) insight: Insight,
     /// The file of the memory, if it is in one.
-    pub(super) lasting: Option<Lasting>,
+    pub(super) store_file: Option<StoreFile>,
 }
 
 /// Counters of expirations: off the hot path, and on a cache line that hits do not read.
@@ -326,7 +326,7 @@ impl Inner {
     }
 }
 
-// Flushes: everything that is stored ends at once.
+// Flushes: everything that is stored ends immediately.
 //
 // A flush seals all open regions and draws a boundary in the age order: items in older regions are gone from
 // that moment. Their memory is reclaimed afterwards, a region at a time, by `Kv::maintain` and by threads that

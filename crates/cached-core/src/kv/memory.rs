@@ -3,7 +3,7 @@
 
 use super::Kv;
 use super::config::{KvConfig, KvConfigError};
-use super::log::Giving;
+use super::log::Released;
 use crate::arena::{Arena, ArenaConfig, ArenaError, ArenaFile, Identity, MappedFile, Owner, Superblock};
 use crate::balance::Needs;
 use crate::hash::{KeyHasher, random_seed};
@@ -59,13 +59,13 @@ impl KvMemory {
         let identity = identity.with_checksums(config.checksums);
         let seed = config.hash_seed.unwrap_or_else(random_seed);
         let shared = config.hash_seed.unwrap_or_else(random_seed);
-        let check = |seed, shared| KeyHasher::lasting(seed, shared).check();
+        let check = |seed, shared| KeyHasher::stable(seed, shared).check();
         let opened = file.map(identity, (seed, shared), arena.huge_pages, check)?;
         let identity = &opened.file.identity;
         Ok(KvMemory {
             arena: Arena::in_memory_of(arena, opened.table, opened.arena)?,
             superblock: Arc::new(opened.superblock),
-            hasher: KeyHasher::lasting(identity.hash_seed, identity.shared_seed),
+            hasher: KeyHasher::stable(identity.hash_seed, identity.shared_seed),
             has_checksums: identity.has_checksums,
             mapped: Some(opened.file),
         })
@@ -109,13 +109,13 @@ impl Kv {
         memory_bytes.saturating_sub(self.inner.log.policy_bytes as u64) / unit * unit
     }
 
-    /// Gives up a region of memory, or does a bounded part of the work for it. Never waits for a request.
+    /// Releases a region of memory to the system, or does a bounded part of the work for it. Never waits for a request.
     ///
     /// # Errors
-    /// If the system does not take the memory back; nothing is given up.
-    pub(crate) fn give_step(&self) -> std::io::Result<Giving> {
+    /// If the system does not take the memory back; nothing is released.
+    pub(crate) fn release_step(&self) -> std::io::Result<Released> {
         let now = self.inner.now();
-        self.inner.log.give_step(&*self.inner, now)
+        self.inner.log.release_step(&*self.inner, now)
     }
 
     /// Takes one region of memory. Returns false if the store has the most that it can have.

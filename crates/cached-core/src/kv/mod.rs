@@ -82,7 +82,7 @@ mod validate;
 mod view;
 
 pub use crate::policy;
-pub(crate) use log::Giving;
+pub(crate) use log::Released;
 
 pub use config::{
     ARENA_BYTES_MIN, CasError, CountError, ITEM_BYTES_MAX, ITEM_BYTES_MIN, KvBuilder, KvConfig,
@@ -214,10 +214,10 @@ impl Kv {
             eviction_hook: config.eviction_hook,
             expirations: Expirations::default(),
             insight,
-            lasting: None,
+            store_file: None,
         };
         if let Some(file) = memory.mapped {
-            inner.index.outlast(&superblock);
+            inner.index.persist_cas(&superblock);
             restart::take_over(&mut inner, file, superblock);
         }
         Ok(Kv { inner: Arc::new(inner) })

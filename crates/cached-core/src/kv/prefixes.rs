@@ -1,4 +1,4 @@
-//! Flushes of a prefix: every item whose key begins with it ends at once.
+//! Flushes of a prefix: every item whose key begins with it ends immediately.
 //!
 //! The request only enters the prefix into a table. As long as that is not empty, an operation asks it about the
 //! item that it has found; a word that operations read anyway ([`Log::may_have_ended`](super::log::Log)) says whether it is, so that a store without such

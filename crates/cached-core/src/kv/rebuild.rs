@@ -54,7 +54,7 @@ enum Linked {
 pub(super) fn rebuild(inner: &Inner, now: u32, check: Check, progress: &RestartProgress) -> Restart {
     let (regions, damaged_regions) = inner.log.begin_restore(now);
     progress.regions_max.store(regions.len() as u32, Ordering::Relaxed);
-    inner.index.make_room(inner.log.superblock.notes().items());
+    inner.index.reserve(inner.log.superblock.notes().items());
     let check_entries = check == Check::Entries && inner.log.has_checksums();
     let next = AtomicU32::new(0);
     let parts = on_all_cores(regions.len(), || {

@@ -74,7 +74,7 @@ pub struct FetchOptions {
     /// Does not count the fetch as a use of the item.
     pub no_bump: bool,
     /// Creates an empty item with this expiry if there is none (meta `N`): the caller that creates it wins
-    /// the refresh. A created item is not touched; one that expires at once is shown to its creator only.
+    /// the refresh. A created item is not touched; one that expires immediately is shown to its creator only.
     pub vivify: Option<Expiry>,
     /// Lets the caller win the right to refresh an item that expires before this (meta `R`), unless another
     /// one has won it.

@@ -43,7 +43,7 @@ pub struct Restart {
 }
 
 /// The file of a store, and what the store had taken over from it.
-pub(super) struct Lasting {
+pub(super) struct StoreFile {
     pub(super) held: HeldFile,
     pub(super) identity: Identity,
     pub(super) superblock: Arc<Superblock>,
@@ -76,13 +76,13 @@ impl Kv {
     /// Returns what the store has taken over from an earlier process; `None` if its memory is in no file.
     #[must_use]
     pub fn restart(&self) -> Option<&Restart> {
-        self.inner.lasting.as_ref().map(|lasting| &lasting.restart)
+        self.inner.store_file.as_ref().map(|store_file| &store_file.restart)
     }
 
     /// Returns the file in which the memory is.
     #[must_use]
     pub fn memory_file(&self) -> Option<&Path> {
-        self.inner.lasting.as_ref().map(|lasting| lasting.held.path())
+        self.inner.store_file.as_ref().map(|store_file| store_file.held.path())
     }
 }
 
@@ -91,8 +91,8 @@ impl Kv {
 impl Kv {
     /// Lets the last handle leave the file as if the process had been killed.
     pub(super) fn end_as_killed(&self) {
-        if let Some(lasting) = &self.inner.lasting {
-            lasting.is_killed.store(true, Ordering::Relaxed);
+        if let Some(store_file) = &self.inner.store_file {
+            store_file.is_killed.store(true, Ordering::Relaxed);
         }
     }
 }
@@ -120,7 +120,7 @@ pub(super) fn take_over(inner: &mut Inner, file: MappedFile, superblock: Arc<Sup
     };
     superblock.notes().note_time(now, restart.items);
     let restart = Restart { was_clean, took: begun.elapsed(), ..restart };
-    inner.lasting = Some(Lasting {
+    inner.store_file = Some(StoreFile {
         held,
         identity,
         superblock,
@@ -134,7 +134,7 @@ pub(super) fn take_over(inner: &mut Inner, file: MappedFile, superblock: Arc<Sup
 impl Inner {
     /// Notes the time for a later process.
     pub(super) fn note_time(&self, now: u32) {
-        if let Some(Lasting { superblock, .. }) = &self.lasting {
+        if let Some(StoreFile { superblock, .. }) = &self.store_file {
             superblock.notes().note_time(now, self.index.stored_and_items().1);
         }
     }
@@ -143,12 +143,12 @@ impl Inner {
 impl Drop for Inner {
     /// The last handle is gone: no thread uses the memory any more.
     fn drop(&mut self) {
-        let Some(Lasting { held, identity, superblock, is_owned, .. }) = &self.lasting else { return };
+        let Some(StoreFile { held, identity, superblock, is_owned, .. }) = &self.store_file else { return };
         if std::thread::panicking() || !is_owned.load(Ordering::Acquire) {
             return;
         }
         #[cfg(test)]
-        if self.lasting.as_ref().is_some_and(|lasting| lasting.is_killed.load(Ordering::Relaxed)) {
+        if self.store_file.as_ref().is_some_and(|store_file| store_file.is_killed.load(Ordering::Relaxed)) {
             return;
         }
         let begun = Instant::now();
@@ -168,7 +168,7 @@ impl Drop for Inner {
     }
 }
 
-// Giving the memory to another process while this one waits, ready to go on with it.
+// Released the memory to another process while this one waits, ready to go on with it.
 //
 // ```text
 //  this process                              the other one
@@ -199,7 +199,7 @@ impl Kv {
     /// No operation may be in work, no value be pinned or reserved, and none may begin until
     /// [`HandedOver::resume`] has returned; reading statistics is harmless.
     pub fn hand_over(&self) -> Option<HandedOver> {
-        let Lasting { held, identity, is_owned, .. } = self.inner.lasting.as_ref()?;
+        let StoreFile { held, identity, is_owned, .. } = self.inner.store_file.as_ref()?;
         // A flush that is due runs here: later it would change the memory.
         self.inner.note_time(self.inner.now());
         let head = held.head(identity);
@@ -210,7 +210,7 @@ impl Kv {
     /// Takes possession of memory that another process has handed over. That one must not use it any more.
     /// Before this, no operation may change the store. Does nothing for other stores.
     pub fn confirm_hand_over(&self) {
-        if let Some(Lasting { is_owned, .. }) = &self.inner.lasting {
+        if let Some(StoreFile { is_owned, .. }) = &self.inner.store_file {
             is_owned.store(true, Ordering::Release);
         }
     }
@@ -223,7 +223,7 @@ impl HandedOver {
     /// Never: only a store in a file is handed over.
     #[must_use]
     pub fn file(&self) -> &File {
-        self.lasting().held.file()
+        self.store_file().held.file()
     }
 
     /// Returns the path of the file.
@@ -232,12 +232,12 @@ impl HandedOver {
     /// Never: only a store in a file is handed over.
     #[must_use]
     pub fn path(&self) -> &Path {
-        self.lasting().held.path()
+        self.store_file().held.path()
     }
 
     /// Goes on with the memory: the other process has ended, or has never had it, and has not confirmed.
     pub fn resume(self) {
-        let Lasting { held, identity, is_owned, .. } = self.lasting();
+        let StoreFile { held, identity, is_owned, .. } = self.store_file();
         if held.put_head(identity, &self.head) {
             // The other process has rebuilt its index, and may have taken marks from what it does not keep.
             self.mark_items();
@@ -267,7 +267,7 @@ impl HandedOver {
         }
     }
 
-    fn lasting(&self) -> &Lasting {
-        self.kv.inner.lasting.as_ref().unwrap_or_else(|| unreachable!("a store in a file"))
+    fn store_file(&self) -> &StoreFile {
+        self.kv.inner.store_file.as_ref().unwrap_or_else(|| unreachable!("a store in a file"))
     }
 }

@@ -103,7 +103,7 @@ impl Policy for Lru {
             0 => OLD,
             hit => (self.epoch.load(Relaxed) + EPOCHS - (hit - 1)) % EPOCHS,
         };
-        // A new entry takes the room of one that is evicted.
+        // A new entry takes the place of one that is evicted.
         let queue = if (RECENT..OLD).contains(&age) { QueueId::MAIN } else { QueueId::ENTRY };
         self.place(queue, candidate.bytes);
         if age >= OLD { Verdict::Evict } else { Verdict::Keep { queue, bits: 0 } }
@@ -120,7 +120,7 @@ impl Policy for Lru {
 /// have been read, as often as that finds some.
 #[derive(Debug, Default)]
 pub struct Mru {
-    /// Whether the main queue has all the room there is.
+    /// Whether the main queue has all the memory there is.
     main_is_full: std::sync::atomic::AtomicBool,
     /// Walks of the entry queue between two of the main queue; doubled by each that finds too little.
     pause: AtomicU32,

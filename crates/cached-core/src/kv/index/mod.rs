@@ -48,8 +48,8 @@ impl Index {
     }
 
     /// Gives no CAS value twice, whatever processes the memory outlives. Before the index is used.
-    pub(crate) fn outlast(&mut self, superblock: &Arc<Superblock>) {
-        self.shards.iter_mut().for_each(|shard| shard.outlast(superblock));
+    pub(crate) fn persist_cas(&mut self, superblock: &Arc<Superblock>) {
+        self.shards.iter_mut().for_each(|shard| shard.persist_cas(superblock));
     }
 
     /// The lowest number above every CAS value given.
@@ -57,10 +57,10 @@ impl Index {
         self.shards.iter().map(Shard::cas_ahead).max().unwrap_or(0)
     }
 
-    /// Makes room for this many items in an empty index, so that it need not grow step by step.
-    pub(crate) fn make_room(&self, items: u64) {
+    /// Makes hash buckets for this many items in an empty index, so that it need not grow step by step.
+    pub(crate) fn reserve(&self, items: u64) {
         let per_shard = items / self.shards.len() as u64;
-        self.shards.iter().for_each(|shard| shard.make_room(per_shard));
+        self.shards.iter().for_each(|shard| shard.reserve(per_shard));
     }
 
     #[inline]

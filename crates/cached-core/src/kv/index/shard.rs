@@ -18,7 +18,7 @@ use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock, try_lock};
 /// The load at which a shard grows: items per hash bucket. At 10 the index takes 7.7–8.3 bytes an item, and a
 /// look-up reads 1.25 lines on average (12 slots a line; the unevenness of linear hashing included).
 const ITEMS_PER_BUCKET: u64 = 10;
-/// The CAS values of a shard that are noted at once as given.
+/// The CAS values of a shard that are noted as given together.
 const CAS_VALUES_AHEAD: u64 = 1 << 20;
 /// The number of hash buckets of an empty shard.
 pub(super) const BUCKETS_INITIAL: u32 = 16;
@@ -188,7 +188,7 @@ impl Shard {
 
     /// Gives only CAS values that no earlier process has given, and notes for later ones which it gives. Before
     /// the first one is given.
-    pub(super) fn outlast(&mut self, superblock: &Arc<Superblock>) {
+    pub(super) fn persist_cas(&mut self, superblock: &Arc<Superblock>) {
         let first = self.counters.cas.load(Ordering::Relaxed);
         let earlier = superblock.notes().cas_bound().saturating_sub(first).div_ceil(self.cas_step);
         let first = first.saturating_add(earlier.saturating_mul(self.cas_step));
@@ -203,7 +203,7 @@ impl Shard {
     }
 
     /// Makes hash buckets for this many items in an empty shard.
-    pub(super) fn make_room(&self, items: u64) {
+    pub(super) fn reserve(&self, items: u64) {
         debug_assert_eq!(self.items(), 0);
         let (least, most) = (u64::from(BUCKETS_INITIAL), u64::from(self.buckets_max));
         let count = items.div_ceil(ITEMS_PER_BUCKET).clamp(least, most);

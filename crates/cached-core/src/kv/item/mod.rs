@@ -70,8 +70,8 @@ pub(crate) struct Attributes {
 /// # Safety
 /// `ptr` points at `bytes` writable bytes (granule-aligned) that no other thread uses.
 #[inline]
-pub(crate) unsafe fn write_unborn(ptr: *mut u8, bytes: u32) {
-    let shape = Shape::unborn(bytes);
+pub(crate) unsafe fn write_placeholder(ptr: *mut u8, bytes: u32) {
+    let shape = Shape::placeholder(bytes);
     // SAFETY: an entry has two words at least.
     unsafe {
         if shape.piece_bytes().is_none() {

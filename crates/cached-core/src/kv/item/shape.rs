@@ -73,7 +73,7 @@ impl Shape {
     /// it. It is a piece that no list has; where there is no room for one's header, an item, whose second word
     /// must not say that it is live.
     #[inline]
-    pub(crate) fn unborn(bytes: u32) -> Shape {
+    pub(crate) fn placeholder(bytes: u32) -> Shape {
         match (bytes as usize).checked_sub(PIECE_HEADER_BYTES) {
             Some(data) => Shape::piece(data as u32),
             None => Shape::item(1, bytes as usize - FIXED_BYTES - 1, Fields::default()),

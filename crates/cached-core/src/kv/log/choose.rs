@@ -92,7 +92,7 @@ impl Choice {
     /// Looks at all regions, and chooses those that are worth a walk.
     fn look<O: EntryOwner>(&mut self, log: &Log, owner: &O, survivors: &mut Survivors, jobs: u64, now: u32) {
         let region_bytes = log.arena.region_bytes() as u32;
-        survivors.seal_littered(log);
+        survivors.seal_mostly_dead(log);
         // Read before the look: a change during the look is worth another one.
         let stamp = if log.evicts { (0, 0) } else { owner.change_stamp() };
         self.purpose = Purpose::Compact;

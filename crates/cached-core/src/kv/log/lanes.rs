@@ -1,8 +1,8 @@
-//! Lanes and streams: the open regions to which the threads that store append.
+//! Append streams: the open regions to which the threads that store append.
 //!
-//! Every thread has a lane (threads share lanes when there are more of them), so that appending takes a lock
-//! for which no other thread waits. A lane keeps one open region per lifetime class: items that expire at
-//! about the same time lie together, and their region becomes garbage as a whole.
+//! Every thread has a *lane*, a set of streams under one lock (threads share lanes when there are more of them),
+//! so that appending takes a lock for which no other thread waits. A lane has one stream per lifetime class:
+//! items that expire at about the same time lie together, and their region becomes garbage as a whole.
 
 use std::sync::atomic::Ordering;
 
@@ -179,7 +179,7 @@ impl Stream {
     }
 
     /// Bytes left in the open region.
-    pub(super) fn room(&self, region_bytes: usize) -> u32 {
+    pub(super) fn free_bytes(&self, region_bytes: usize) -> u32 {
         if self.region.is_some() { region_bytes as u32 - self.used } else { 0 }
     }
 
@@ -192,7 +192,7 @@ impl Stream {
         Some(entry)
     }
 
-    /// As [`append`](Stream::append), for an entry that counts as published at once: only where the thread
+    /// As [`append`](Stream::append), for an entry that counts as published immediately: only where the thread
     /// that writes it is also the only one that seals the region.
     #[inline]
     pub(super) fn append_published(&mut self, log: &Log, bytes: u32) -> Option<Entry> {
@@ -209,7 +209,7 @@ impl Stream {
         }
         let location = log.location_in(region, self.used);
         self.used += bytes;
-        log.begin_unborn(location, bytes);
+        log.write_placeholder(location, bytes);
         log.arena.region(region).set_used_bytes(self.used);
         Some(Entry { region, location, bytes })
     }

@@ -21,7 +21,7 @@ mod space;
 mod walk;
 
 pub(super) use lanes::Entry;
-pub(crate) use space::Giving;
+pub(crate) use space::Released;
 
 use crate::arena::{Arena, Owner, RegionId, RegionState, Superblock};
 use crate::clock::Expiry;
@@ -175,7 +175,7 @@ impl Log {
     }
 
     /// Allocates an entry for a piece of at most `wanted` bytes of data: what is left of the open region, or
-    /// a new region when too little is left. Returns the entry and the bytes of data for which it has room.
+    /// a new region when too little is left. Returns the entry and the bytes of data for which it has space.
     pub(super) fn alloc_piece<O: EntryOwner>(
         &self,
         owner: &O,
@@ -188,7 +188,7 @@ impl Log {
         let mut streams = self.lanes.own_in_use().lock();
         let open = &mut streams[LARGE_STREAM];
         // A small remainder is cheaper left unused than listed.
-        if (open.room(region_bytes) as usize) < (header + wanted).min(region_bytes / 64) {
+        if (open.free_bytes(region_bytes) as usize) < (header + wanted).min(region_bytes / 64) {
             match self.obtain_region(owner, now) {
                 Some(region) => {
                     open.seal(self, LARGE, Place::Newest);
@@ -197,7 +197,7 @@ impl Log {
                 None => self.take_over(open, LARGE, (header + wanted).min(region_bytes / 64) as u32)?,
             }
         }
-        let data = wanted.min(open.room(region_bytes) as usize - header) as u32;
+        let data = wanted.min(open.free_bytes(region_bytes) as usize - header) as u32;
         let entry = open.append(self, self.padded(PIECE_HEADER_BYTES + data as usize))?;
         Some((entry, data))
     }
@@ -208,7 +208,7 @@ impl Log {
         self.arena.kv_available() < self.lanes.low_water()
     }
 
-    /// Reclaims a little when few regions are free, so that no thread has to reclaim a whole region at once.
+    /// Reclaims a little when few regions are free, so that no thread has to reclaim a whole region in one go.
     #[inline]
     fn reclaim_if_low<O: EntryOwner>(&self, owner: &O, now: u32) {
         if self.is_low()
@@ -229,14 +229,14 @@ impl Log {
         self.take_region().or_else(|| lock(&self.reclaimer).obtain(self, owner, now))
     }
 
-    /// Makes a region to which the reclaimer has copied survivors the stream's open one, if it has room for
+    /// Makes a region to which the reclaimer has copied survivors the stream's open one, if it has space for
     /// `bytes`.
     #[cold]
     fn take_over(&self, stream: &mut Stream, queue: usize, bytes: u32) -> Option<()> {
         if self.evicts {
             return None;
         }
-        let other = lock(&self.reclaimer).survivors.give_room(self, bytes)?;
+        let other = lock(&self.reclaimer).survivors.take_emptiest(self, bytes)?;
         stream.seal(self, queue, Place::Newest);
         *stream = other;
         Some(())
@@ -253,7 +253,7 @@ impl Log {
 
     /// A log that does not evict turns garbage into free regions before a thread has to wait for one. Returns
     /// whether there was anything to do.
-    pub(super) fn make_room<O: EntryOwner>(&self, owner: &O, now: u32) -> bool {
+    pub(super) fn reclaim_ahead<O: EntryOwner>(&self, owner: &O, now: u32) -> bool {
         !self.evicts && self.is_low() && self.reclaim_some(owner, now)
     }
 

@@ -24,11 +24,10 @@
 use super::Log;
 use super::choose;
 use super::choose::Choice;
-use super::lanes::Stream;
 use super::owner::{EntryOwner, LiveEntry};
 use super::queues::LARGE;
-use super::walk::{Job, NoPlace, Survivors, Walked};
-use crate::arena::{Owner, RegionId, RegionState};
+use super::walk::{Job, NoSpace, Survivors, Walked};
+use crate::arena::{RegionId, RegionState};
 use crate::policy::QueueId;
 use crate::sync::{Ordering, lock};
 
@@ -62,7 +61,7 @@ pub(super) struct Reclaimer {
     /// Bytes that evictions may still keep: the share of every region walked is added, up to a bound.
     pub(super) keep_credit: u32,
     /// The last compaction found no place for survivors: evict once before the next one.
-    has_no_place: bool,
+    lacks_space: bool,
     /// Bytes copied out of the job's region.
     copied_bytes: u32,
     pub(super) tally: Tally,
@@ -113,7 +112,7 @@ impl Reclaimer {
             sweeps: 0,
             requeues: 0,
             keep_credit: choose::credit_max(region_bytes),
-            has_no_place: false,
+            lacks_space: false,
             copied_bytes: 0,
             tally: Tally::default(),
             evicted: Vec::with_capacity(BATCH),
@@ -170,7 +169,7 @@ impl Reclaimer {
             for walked in batch[..count].iter().flatten() {
                 if self.process(log, owner, &job, walked, now).is_err() {
                     self.jobs += 1;
-                    self.has_no_place = true;
+                    self.lacks_space = true;
                     self.report_evicted(log, &job);
                     self.apply_tally(log, job.region);
                     log.put_back(job.queue, job.region);
@@ -233,7 +232,7 @@ impl Reclaimer {
         job: &Job,
         walked: &Walked<O::Hint<'a>>,
         now: u32,
-    ) -> Result<(), NoPlace> {
+    ) -> Result<(), NoSpace> {
         let Some(entry) = owner.lock(&walked.scanned, walked.location, now) else { return Ok(()) };
         let is_piece = walked.scanned.is_piece;
         match job.purpose {
@@ -266,7 +265,7 @@ impl Reclaimer {
         entry: &L,
         (_, bytes): (u32, u32),
         now: u32,
-    ) -> Result<(), NoPlace> {
+    ) -> Result<(), NoSpace> {
         let to = self.survivors.place(log, job, queue, bytes, now)?;
         entry.relocate(to);
         let expiry = entry.expiry();
@@ -280,7 +279,7 @@ impl Reclaimer {
     /// Chooses the next region and takes it out of its queue.
     fn pick<O: EntryOwner>(&mut self, log: &Log, owner: &O, now: u32, effort: Effort) -> Option<Job> {
         let may_evict = log.evicts && effort != Effort::Upkeep;
-        let may_compact = !std::mem::take(&mut self.has_no_place);
+        let may_compact = !std::mem::take(&mut self.lacks_space);
         let chosen = if may_compact {
             self.choice.take(log, owner, &mut self.survivors, self.jobs, now, effort)
         } else {

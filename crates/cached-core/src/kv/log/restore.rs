@@ -62,7 +62,7 @@ impl Log {
     }
 
     /// Frees the scanned regions in which nothing is in use, and puts the others into their queues. Without
-    /// eviction, those with the most room stay open.
+    /// eviction, those with the most free space stay open.
     pub(in crate::kv) fn end_restore(
         &self,
         mut scanned: Vec<RegionId>,

@@ -85,10 +85,10 @@ impl Log {
 
     /// Makes the bytes at a location an entry that nothing refers to, so that a restart can step over it.
     #[inline]
-    pub(super) fn begin_unborn(&self, location: u32, bytes: u32) {
+    pub(super) fn write_placeholder(&self, location: u32, bytes: u32) {
         // SAFETY: the bytes have just been cut from the open region of the caller's stream, whose lock the
         // caller holds; they are aligned to a granule.
-        unsafe { item::write_unborn(self.ptr(location), bytes - self.checksum_bytes as u32) };
+        unsafe { item::write_placeholder(self.ptr(location), bytes - self.checksum_bytes as u32) };
     }
 
     /// Records that the index refers to the entry: its region may be reclaimed again.
@@ -97,7 +97,7 @@ impl Log {
         self.arena.region(entry.region).end_entry();
     }
 
-    /// Gives up an entry that was never published. Its first word must have been written, so that walks can
+    /// Abandons an entry that was never published. Its first word must have been written, so that walks can
     /// step over it.
     pub(in crate::kv) fn abandon(&self, entry: Entry) {
         let record = self.arena.region(entry.region);
@@ -252,23 +252,23 @@ impl Reserved {
     }
 }
 
-// Giving memory up, and taking it back: whole free regions, while the store is used.
+// Memory released to the system, and taken back: whole free regions, while the store is used.
 //
-// The thread that gives a region up does the reclaiming for it, in small steps, and takes only regions that
+// The thread that releases a region does the reclaiming for it, in small steps, and takes only regions that
 // are free beyond those that the allocating threads keep ready. So none of them has to reclaim more, or
 // waits longer than for one such step.
 
-/// Regions that are free beyond those when one is given up: the walk for the next one may open two for
+/// Regions that are free beyond those when one is released: the walk for the next one may open two for
 /// survivors.
 const SPARE: u32 = 2;
 /// Entries that one step walks.
 const STEP_ENTRIES: usize = 64;
 
-/// What a step has come to.
+/// The result of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Giving {
-    /// One region's memory has been given up.
-    Given,
+pub(crate) enum Released {
+    /// The system has one region's memory back.
+    Done,
     /// Something was reclaimed; further steps are needed.
     Working,
     /// Nothing can be reclaimed at present.
@@ -287,19 +287,23 @@ impl Log {
         spare as usize * self.arena.region_bytes()
     }
 
-    /// Gives up a region that is free beyond those kept ready for allocations, or walks a few entries so that
+    /// Releases a region that is free beyond those kept ready for allocations to the system, or walks a few entries so that
     /// there will be one.
     ///
     /// # Errors
-    /// If the system does not take the memory back; nothing is given up.
-    pub(in crate::kv) fn give_step<O: EntryOwner>(&self, owner: &O, now: u32) -> std::io::Result<Giving> {
-        if self.arena.give_up(Owner::Kv, self.lanes.low_water() + SPARE)? {
-            return Ok(Giving::Given);
+    /// If the system does not take the memory back; nothing is released.
+    pub(in crate::kv) fn release_step<O: EntryOwner>(
+        &self,
+        owner: &O,
+        now: u32,
+    ) -> std::io::Result<Released> {
+        if self.arena.release_memory(Owner::Kv, self.lanes.low_water() + SPARE)? {
+            return Ok(Released::Done);
         }
         // Another thread that has the lock is reclaiming.
-        let Some(mut reclaimer) = try_lock(&self.reclaimer) else { return Ok(Giving::Working) };
+        let Some(mut reclaimer) = try_lock(&self.reclaimer) else { return Ok(Released::Working) };
         let has_walked = reclaimer.step(self, owner, now, STEP_ENTRIES, Effort::Pace);
-        Ok(if has_walked { Giving::Working } else { Giving::Stuck })
+        Ok(if has_walked { Released::Working } else { Released::Stuck })
     }
 }
 

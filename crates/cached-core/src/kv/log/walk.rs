@@ -94,10 +94,10 @@ impl Job {
     }
 }
 
-/// Regions that stay open for the room left in them: at most this many, and one in 32 of all.
-const ROOMY_MAX: usize = 16;
-/// A region with less room than this share of it is sealed: 1/64, as for a last piece of a large value.
-const ROOM_SHARE: u32 = 64;
+/// Partly filled regions that stay open: at most this many, and one in 32 of all.
+const PARTIAL_MAX: usize = 16;
+/// A region with less free space than this share of it is sealed: 1/64, as for a last piece of a large value.
+const FREE_SHARE: u32 = 64;
 
 /// The open regions of the reclaimer.
 pub(super) struct Survivors {
@@ -105,20 +105,20 @@ pub(super) struct Survivors {
     kept: [Stream; QUEUES],
     /// For entries moved by compaction: they keep their region's place in the age order.
     compacted: [Stream; QUEUES],
-    /// Without eviction: further regions of compacted entries in which some room is left, and their queues.
+    /// Without eviction: further, partly filled regions of compacted entries, and their queues.
     /// Without these every compaction would lose at the regions' ends what it gains.
-    roomy: Vec<(usize, Stream)>,
+    partial: Vec<(usize, Stream)>,
 }
 
 /// There is no place for a survivor.
-pub(super) struct NoPlace;
+pub(super) struct NoSpace;
 
 impl Survivors {
     pub(super) fn new() -> Survivors {
         Survivors {
             kept: [const { Stream::new() }; QUEUES],
             compacted: [const { Stream::new() }; QUEUES],
-            roomy: Vec::new(),
+            partial: Vec::new(),
         }
     }
 
@@ -133,7 +133,7 @@ impl Survivors {
         queue: usize,
         bytes: u32,
         now: u32,
-    ) -> Result<Entry, NoPlace> {
+    ) -> Result<Entry, NoSpace> {
         let streams = if job.purpose == Purpose::Evict { &mut self.kept } else { &mut self.compacted };
         match streams[queue].append_published(log, bytes) {
             Some(entry) => Ok(entry),
@@ -141,7 +141,7 @@ impl Survivors {
         }
     }
 
-    /// As [`place`](Survivors::place), where another open region has room, or in a new one.
+    /// As [`place`](Survivors::place), where another open region has space, or in a new one.
     #[cold]
     fn place_elsewhere(
         &mut self,
@@ -150,25 +150,25 @@ impl Survivors {
         queue: usize,
         bytes: u32,
         now: u32,
-    ) -> Result<Entry, NoPlace> {
-        let Survivors { kept, compacted, roomy } = self;
+    ) -> Result<Entry, NoSpace> {
+        let Survivors { kept, compacted, partial } = self;
         let evicts = job.purpose == Purpose::Evict;
         let stream = if evicts { &mut kept[queue] } else { &mut compacted[queue] };
         if !log.evicts {
             let region_bytes = log.arena.region_bytes();
-            let tightest = roomy
+            let tightest = partial
                 .iter_mut()
-                .filter(|(of, other)| *of == queue && other.room(region_bytes) >= bytes)
-                .min_by_key(|(_, other)| other.room(region_bytes));
+                .filter(|(of, other)| *of == queue && other.free_bytes(region_bytes) >= bytes)
+                .min_by_key(|(_, other)| other.free_bytes(region_bytes));
             if let Some((_, other)) = tightest {
-                return other.append_published(log, bytes).ok_or(NoPlace);
+                return other.append_published(log, bytes).ok_or(NoSpace);
             }
         }
-        let region = log.arena.take(Owner::Kv, 0).ok_or(NoPlace)?;
+        let region = log.arena.take(Owner::Kv, 0).ok_or(NoSpace)?;
         if log.evicts {
             stream.seal(log, queue, if evicts { Place::Newest } else { Place::Inherited });
         } else {
-            set_aside(log, roomy, queue, std::mem::replace(stream, Stream::new()));
+            set_aside(log, partial, queue, std::mem::replace(stream, Stream::new()));
         }
         if !evicts {
             // The age order is about the items, and these are as old as the region they come from; but
@@ -177,41 +177,41 @@ impl Survivors {
             log.arena.region(region).set_sequence(inherited.max(log.boundary()));
         }
         stream.open(log, region, queue, now);
-        stream.append_published(log, bytes).ok_or(NoPlace)
+        stream.append_published(log, bytes).ok_or(NoSpace)
     }
 
-    /// Seals those roomy regions in which there is more garbage than room: garbage can be reclaimed only from
+    /// Seals those partial regions in which there is more garbage than free space: garbage can be reclaimed only from
     /// sealed ones.
-    pub(super) fn seal_littered(&mut self, log: &Log) {
+    pub(super) fn seal_mostly_dead(&mut self, log: &Log) {
         let region_bytes = log.arena.region_bytes();
-        for at in (0..self.roomy.len()).rev() {
-            let (queue, stream) = &mut self.roomy[at];
+        for at in (0..self.partial.len()).rev() {
+            let (queue, stream) = &mut self.partial[at];
             let Some(region) = stream.region() else { continue };
-            let room = stream.room(region_bytes);
-            let filled = (region_bytes - REGION_HEADER_BYTES) as u32 - room;
-            if filled.saturating_sub(log.arena.region(region).live_bytes()) > room {
+            let free = stream.free_bytes(region_bytes);
+            let filled = (region_bytes - REGION_HEADER_BYTES) as u32 - free;
+            if filled.saturating_sub(log.arena.region(region).live_bytes()) > free {
                 stream.seal(log, *queue, Place::Inherited);
-                self.roomy.swap_remove(at);
+                self.partial.swap_remove(at);
             }
         }
     }
 
-    /// Keeps a region open for the room left in it. Returns false if that is little, or there are enough.
+    /// Keeps a partly filled region open. Returns false if it has little free space, or there are enough.
     pub(super) fn adopt(&mut self, log: &Log, queue: usize, region: RegionId) -> bool {
         let region_bytes = log.arena.region_bytes();
         let stream = Stream::adopted(log, region);
-        let adopts = self.roomy.len() < roomy_max(log)
-            && stream.room(region_bytes) >= region_bytes as u32 / ROOM_SHARE;
+        let adopts = self.partial.len() < partial_max(log)
+            && stream.free_bytes(region_bytes) >= region_bytes as u32 / FREE_SHARE;
         if adopts {
-            self.roomy.push((queue, stream));
+            self.partial.push((queue, stream));
         }
         adopts
     }
 
     /// Seals all open regions.
     pub(super) fn seal_all(&mut self, log: &Log) {
-        let Survivors { kept, compacted, roomy } = self;
-        for (queue, mut stream) in roomy.drain(..) {
+        let Survivors { kept, compacted, partial } = self;
+        for (queue, mut stream) in partial.drain(..) {
             stream.seal(log, queue, Place::Inherited);
         }
         for (streams, place) in [(kept, Place::Newest), (compacted, Place::Inherited)] {
@@ -221,30 +221,30 @@ impl Survivors {
         }
     }
 
-    /// Gives away the region of compacted entries that has the most room, if that is at least `bytes`.
-    pub(super) fn give_room(&mut self, log: &Log, bytes: u32) -> Option<Stream> {
+    /// Takes out the region of compacted entries that has the most free space, if that is at least `bytes`.
+    pub(super) fn take_emptiest(&mut self, log: &Log, bytes: u32) -> Option<Stream> {
         let region_bytes = log.arena.region_bytes();
-        let Survivors { compacted, roomy, .. } = self;
-        let streams = compacted.iter_mut().chain(roomy.iter_mut().map(|(_, stream)| stream));
-        let roomiest = streams.max_by_key(|stream| stream.room(region_bytes))?;
-        (roomiest.room(region_bytes) >= bytes).then(|| std::mem::replace(roomiest, Stream::new()))
+        let Survivors { compacted, partial, .. } = self;
+        let streams = compacted.iter_mut().chain(partial.iter_mut().map(|(_, stream)| stream));
+        let emptiest = streams.max_by_key(|stream| stream.free_bytes(region_bytes))?;
+        (emptiest.free_bytes(region_bytes) >= bytes).then(|| std::mem::replace(emptiest, Stream::new()))
     }
 }
 
-/// Regions that may stay open for the room left in them.
-fn roomy_max(log: &Log) -> usize {
-    ROOMY_MAX.min(log.arena.region_count() as usize / 32)
+/// Partly filled regions that may stay open.
+fn partial_max(log: &Log) -> usize {
+    PARTIAL_MAX.min(log.arena.region_count() as usize / 32)
 }
 
-/// Keeps a region open while there is room in it, and seals the one that has the least.
-fn set_aside(log: &Log, roomy: &mut Vec<(usize, Stream)>, queue: usize, stream: Stream) {
+/// Keeps a region open while it has free space, and seals the one that has the least.
+fn set_aside(log: &Log, partial: &mut Vec<(usize, Stream)>, queue: usize, stream: Stream) {
     let region_bytes = log.arena.region_bytes();
-    roomy.push((queue, stream));
-    let room_of = |roomy: &[(usize, Stream)], at: usize| roomy[at].1.room(region_bytes);
-    while let Some(tightest) = (0..roomy.len()).min_by_key(|at| room_of(roomy, *at))
-        && (roomy.len() > roomy_max(log) || room_of(roomy, tightest) < region_bytes as u32 / ROOM_SHARE)
+    partial.push((queue, stream));
+    let free_of = |partial: &[(usize, Stream)], at: usize| partial[at].1.free_bytes(region_bytes);
+    while let Some(tightest) = (0..partial.len()).min_by_key(|at| free_of(partial, *at))
+        && (partial.len() > partial_max(log) || free_of(partial, tightest) < region_bytes as u32 / FREE_SHARE)
     {
-        let (queue, mut stream) = roomy.swap_remove(tightest);
+        let (queue, mut stream) = partial.swap_remove(tightest);
         stream.seal(log, queue, Place::Inherited);
     }
 }

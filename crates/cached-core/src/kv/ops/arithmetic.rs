@@ -54,7 +54,7 @@ impl Kv {
                 && !inner.set_expiry(item, found.location, expiry)
             {
                 drop(locked);
-                match self.give_expiry_room(key, hash) {
+                match self.add_expiry_field(key, hash) {
                     Err(Miss::OutOfMemory) => return ArithmeticOutcome::OutOfMemory,
                     _ => continue,
                 }

@@ -1,4 +1,4 @@
-//! Removing: one item, everything at once, or what begins with a prefix.
+//! Removal: of one item, of everything, or of a prefix.
 
 use super::link::Replaces;
 use super::store::Arrival;
@@ -55,7 +55,7 @@ impl Kv {
                 && !inner.set_expiry(item, found.location, expiry)
             {
                 drop(locked);
-                match self.give_expiry_room(key, hash) {
+                match self.add_expiry_field(key, hash) {
                     Err(Miss::OutOfMemory) => return DeleteOutcome::OutOfMemory,
                     _ => continue,
                 }
@@ -132,7 +132,7 @@ impl Kv {
     }
 
     /// Does background work for a few milliseconds at most. Returns whether more is waiting. Call it about
-    /// once a second (and again at once while it returns true), from any thread.
+    /// once a second (and again immediately while it returns true), from any thread.
     pub fn maintain(&self) -> bool {
         let inner = &*self.inner;
         let now = inner.now();
@@ -140,7 +140,7 @@ impl Kv {
         let has_more = self.sweep_prefixes();
         let boundary = inner.log.boundary();
         if boundary == 0 {
-            return inner.log.make_room(inner, now) || has_more;
+            return inner.log.reclaim_ahead(inner, now) || has_more;
         }
         if !inner.log.has_regions_before(boundary) {
             // Nothing older is left: lookups need not compare any more.
@@ -195,7 +195,7 @@ impl Kv {
         if !entered {
             return Err(PrefixError::TooMany);
         }
-        if inner.lasting.is_some() {
+        if inner.store_file.is_some() {
             self.sweep_all_prefixes();
         }
         Ok(())

@@ -134,7 +134,7 @@ impl Kv {
                 && !inner.set_expiry(item, found.location, expiry)
             {
                 drop(locked);
-                self.give_expiry_room(key, hash)?;
+                self.add_expiry_field(key, hash)?;
                 continue;
             }
             let mut fetched = Fetched {
@@ -158,12 +158,12 @@ impl Kv {
         }
     }
 
-    /// Rewrites an item that never expires so that its entry has room for an expiry. Without eviction every
+    /// Rewrites an item that never expires so that its entry has the field of an expiry. Without eviction every
     /// entry has.
     ///
     /// # Errors
     /// [`Miss::OutOfMemory`] only if no memory can be freed at all; otherwise the item is gone.
-    pub(super) fn give_expiry_room(&self, key: &[u8], hash: KeyHash) -> Result<(), Miss> {
+    pub(super) fn add_expiry_field(&self, key: &[u8], hash: KeyHash) -> Result<(), Miss> {
         let inner = &self.inner;
         loop {
             let now = inner.now();

@@ -139,10 +139,10 @@ fn write_pinned(reservation: &mut Reservation, value: &PinnedValue) -> bool {
     value.chunks().all(|chunk| reservation.write(chunk))
 }
 
-// Reservations: room for a value that has not arrived completely, and is written to its final place as it
+// Reservations: space for a value that has not arrived completely, and is written to its final place as it
 // arrives.
 
-/// Room for one value. Fill it with [`spare`](Reservation::spare) and [`advance`](Reservation::advance) or
+/// Space for one value. Fill it with [`spare`](Reservation::spare) and [`advance`](Reservation::advance) or
 /// [`write`](Reservation::write), then call [`commit`](Reservation::commit). Dropped before that, it changes
 /// nothing.
 ///
@@ -153,7 +153,7 @@ fn write_pinned(reservation: &mut Reservation, value: &PinnedValue) -> bool {
 /// # use cached_core::kv::{Kv, KvConfig, StoreOptions, StoreOutcome};
 /// # let kv = Kv::new(KvConfig::default())?;
 /// let options = StoreOptions::default();
-/// let mut reservation = kv.reserve(b"k", kv.hash(b"k"), 10, &options).expect("there is room");
+/// let mut reservation = kv.reserve(b"k", kv.hash(b"k"), 10, &options).expect("there is space");
 /// assert!(reservation.write(b"01234"));
 /// assert_eq!(kv.get(b"k"), None, "it is incomplete");
 /// assert!(reservation.write(b"56789"));
@@ -170,7 +170,7 @@ pub struct Reservation {
     options: StoreOptions,
     value_bytes: usize,
     filled: usize,
-    /// Bytes of the value that the pieces have room for.
+    /// Bytes of the value that fit into the pieces.
     allocated: usize,
     /// Bytes counted against the limit for reservations; `None`: the value is complete, and no sender is
     /// waited for.
@@ -198,7 +198,7 @@ enum Place {
 unsafe impl Send for Reservation {}
 
 impl Kv {
-    /// Reserves room for a value of `value_bytes` bytes that has not arrived completely. The mode of
+    /// Reserves space for a value of `value_bytes` bytes that has not arrived completely. The mode of
     /// `options` is applied by [`Reservation::commit`]; append and prepend are not supported.
     ///
     /// Reservations may hold a quarter of the memory, the whole of each value counted, and lie in a quarter
@@ -206,7 +206,7 @@ impl Kv {
     /// complete value.
     ///
     /// # Errors
-    /// [`StoreOutcome::TooLarge`], or [`StoreOutcome::OutOfMemory`] when there is no room or the limit is
+    /// [`StoreOutcome::TooLarge`], or [`StoreOutcome::OutOfMemory`] when there is no space or the limit is
     /// reached: then the caller collects the value elsewhere, and stores it when it is complete.
     pub fn reserve(
         &self,
@@ -261,7 +261,7 @@ impl Kv {
             }
             reservation.place = Place::Inline(entry);
         } else if is_incomplete {
-            // The first piece at once: a caller that is refused at this point can still collect the value
+            // The first piece immediately: a caller that is refused at this point can still collect the value
             // elsewhere.
             let regions_max = inner.log.reserved.regions_max;
             reservation.add_piece(value_bytes, regions_max).ok_or(StoreOutcome::OutOfMemory)?;
@@ -284,7 +284,7 @@ impl Reservation {
         if remaining == 0 {
             return Some(&mut []);
         }
-        let (at, room) = match &self.place {
+        let (at, bytes) = match &self.place {
             Place::Inline(entry) => {
                 let item = self.inner.item_at(entry.location);
                 (item.payload_ptr().wrapping_add(self.filled), remaining)
@@ -300,7 +300,7 @@ impl Reservation {
         };
         // SAFETY: the bytes lie in an entry that only this reservation knows of, behind its header, inside
         // its size; the borrow of `self` keeps it from being committed or dropped meanwhile.
-        Some(unsafe { std::slice::from_raw_parts_mut(at, room) })
+        Some(unsafe { std::slice::from_raw_parts_mut(at, bytes) })
     }
 
     /// Where the unfilled part of the last piece lies.

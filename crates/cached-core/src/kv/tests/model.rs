@@ -561,7 +561,7 @@ proptest! {
 mod in_files {
     use super::*;
 
-    fn roomy() -> KvConfig {
+    fn partial() -> KvConfig {
         KvConfig { arena_bytes: 32 << 20, item_bytes_max: 512 << 10, ..KvConfig::default() }
     }
 
@@ -582,7 +582,7 @@ mod in_files {
 
         #[test]
         fn the_store_agrees_with_a_map_across_restarts(ops in proptest::collection::vec(op(), 1..300)) {
-            World::run_in_file(true, roomy, ops);
+            World::run_in_file(true, partial, ops);
         }
 
         #[test]
