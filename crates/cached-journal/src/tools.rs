@@ -263,7 +263,7 @@ pub fn export(
                 let record = Recovered { position, head: head.clone(), place };
                 match record.place.read() {
                     Ok(payload) => {
-                        each(&record, &payload).map_err(DiskError::in_file("the export", "write"))?
+                        each(&record, &payload).map_err(DiskError::in_file("the export", "write"))?;
                     }
                     Err(ScanFailure::Corrupt(corruption)) => problems.push(corruption),
                     Err(ScanFailure::Disk(error)) => return Err(error.into()),
