@@ -1,7 +1,7 @@
-//! Admission: which changes a store accepts, as pure functions that every store uses.
+//! Admission: pure functions, shared by all stores, that decide which changes a store accepts.
 //!
-//! A store calls [`admit`] under the lock that makes its check and its change one atomic step. [`Claims`]
-//! holds the epochs in force; the store makes them durable.
+//! A store calls [`admit`] under the lock that makes its check and its change one atomic step.
+//! [`Claims`] holds the epochs in force; the store makes them durable.
 //!
 //! ```
 //! use blocker::admission::{Claims, Head, admit};
@@ -24,17 +24,17 @@ use crate::name::{Name, Namespace, ObjectId};
 use crate::order::{Epoch, OrderDomain, Stamp, Version, WriterId};
 use crate::request::{Change, Condition, Run, Scope};
 
-/// What admission needs to know of an object.
+/// The state of an object that admission depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Head {
-    /// The object's version; `None` if it does not exist.
+    /// The object's version; `None` if the object does not exist.
     pub version: Option<Version>,
     /// The stamp that the object carries, or that its deletion carried.
     pub stamp: Option<Stamp>,
 }
 
 impl Head {
-    /// An object that does not exist and has no remembered deletion.
+    /// The head of an object that neither exists nor has a remembered deletion.
     pub const ABSENT: Self = Self { version: None, stamp: None };
 }
 
@@ -59,9 +59,9 @@ pub fn admit(head: Head, claimed: Epoch, change: &Change) -> Result<()> {
     check_condition(head.version, change.condition)
 }
 
-/// How far an epoch may lie above the one in force. Large enough for epochs that are taken from a clock
-/// (microseconds since 1970 stay below it, counted from 0, until the year 2041), and small enough that the
-/// largest epoch is thousands of claims away.
+/// The largest step from the epoch in force to the next one. Epochs may be taken from a clock:
+/// microseconds since 1970 stay below this step until the year 2041. Yet the largest epoch is
+/// thousands of claims away.
 pub const EPOCH_STEP_MAX: u64 = 1 << 51;
 
 /// Checks whether `epoch` may follow the one in force.
@@ -139,7 +139,8 @@ pub fn runs_end(runs: &[Run], can: &Capabilities) -> Result<u64> {
     Ok(end)
 }
 
-/// The epochs with which scopes have been claimed, and by which writers. At most [`CLAIMS_COUNT_MAX`].
+/// The epochs with which scopes have been claimed, and the writers that claimed them. At most
+/// [`CLAIMS_COUNT_MAX`].
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Claims {
     all: Claimed,
@@ -147,16 +148,16 @@ pub struct Claims {
     count: usize,
 }
 
-/// The highest claim of one scope; epoch 0 if there was none.
+/// The highest claim of one scope; epoch 0 if the scope was never claimed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Claimed {
     epoch: Epoch,
-    /// `None` where the record of the claim names no writer.
+    /// `None` if the claim's record names no writer.
     writer: Option<WriterId>,
 }
 
 impl Claimed {
-    /// Returns whether this claim prevents `writer` from claiming `epoch` in a scope that overlaps.
+    /// Returns whether this claim prevents `writer` from claiming `epoch` in an overlapping scope.
     fn excludes(self, epoch: Epoch, writer: WriterId) -> bool {
         self.epoch == epoch && self.writer != Some(writer)
     }
@@ -196,7 +197,8 @@ impl Claims {
         self.all.epoch.max(claims.whole.epoch).max(domain).max(claims.object(&object.name))
     }
 
-    /// Returns the epoch that a claim of `scope` must not fall below: that of the scope, or of a wider one.
+    /// Returns the lowest epoch that a claim of `scope` may have: the epoch of the scope or of a
+    /// wider one.
     #[must_use]
     pub fn scope_epoch(&self, scope: &Scope) -> Epoch {
         let of = |namespace, narrow: &dyn Fn(&NamespaceClaims) -> Epoch| {
@@ -211,13 +213,13 @@ impl Claims {
         }
     }
 
-    /// Raises the epoch of `scope` for `writer`. Returns whether that changed anything: not where the writer
-    /// holds that epoch already, and not for epoch 0, which only queries.
+    /// Raises the epoch of `scope` for `writer`. Returns whether that changed anything; it does not
+    /// if the writer holds the epoch already, or for epoch 0, which only queries.
     ///
     /// # Errors
-    /// [`Error::Fenced`] if a newer epoch is in force, or this one by another writer's claim of any scope
-    /// that overlaps; [`Error::Invalid`] beyond [`EPOCH_STEP_MAX`]; [`Error::OutOfSpace`] beyond
-    /// [`CLAIMS_COUNT_MAX`] scopes.
+    /// [`Error::Fenced`] if a newer epoch is in force, or another writer has claimed this epoch in
+    /// an overlapping scope; [`Error::Invalid`] beyond [`EPOCH_STEP_MAX`]; [`Error::OutOfSpace`]
+    /// beyond [`CLAIMS_COUNT_MAX`] scopes.
     pub fn raise(&mut self, scope: &Scope, epoch: Epoch, writer: WriterId) -> Result<bool> {
         let in_force = self.scope_epoch(scope);
         if epoch < in_force {
@@ -236,8 +238,8 @@ impl Claims {
         self.record(scope, epoch, Some(writer))
     }
 
-    /// Records a claim that was admitted elsewhere or earlier. Returns whether its epoch is higher than the
-    /// recorded one of the scope itself.
+    /// Records a claim that was admitted elsewhere or earlier. Returns whether its epoch is above
+    /// the scope's recorded epoch.
     ///
     /// # Errors
     /// [`Error::OutOfSpace`] beyond [`CLAIMS_COUNT_MAX`] scopes.
@@ -254,7 +256,8 @@ impl Claims {
         Ok(true)
     }
 
-    /// Undoes a [`Self::record`]: the epoch of `scope` becomes `before` if it is still `epoch`.
+    /// Undoes a [`Self::record`]: sets the epoch of `scope` back to `before`, if it is still
+    /// `epoch`.
     pub fn undo_record(&mut self, scope: &Scope, epoch: Epoch, before: Epoch) {
         if epoch > before && self.own_epoch(scope) == epoch {
             *self.slot(scope) = Claimed { epoch: before, writer: None };
@@ -262,8 +265,8 @@ impl Claims {
         }
     }
 
-    /// Forgets the claims of objects and order domains of a namespace whose epochs are not above `epoch`: a claim of the
-    /// whole namespace with that epoch stands above them.
+    /// Forgets claims of the namespace's objects and order domains with an epoch of at most
+    /// `epoch`: a claim of the whole namespace with that epoch supersedes them.
     pub fn forget_parts(&mut self, namespace: &Namespace, epoch: Epoch) {
         let Some(claims) = self.namespaces.get_mut(namespace) else { return };
         let mut forgotten = 0;
@@ -276,7 +279,7 @@ impl Claims {
         self.count -= forgotten;
     }
 
-    /// Returns every claimed scope with its epoch and writer, in no order.
+    /// Returns every claimed scope with its epoch and writer, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = (Scope, Epoch, Option<WriterId>)> + '_ {
         let entry = |scope, claimed: Claimed| {
             (claimed.epoch > Epoch(0)).then_some((scope, claimed.epoch, claimed.writer))
@@ -307,7 +310,7 @@ impl Claims {
         let Some(claims) = self.namespaces.get(namespace) else { return Box::new(all) };
         let wide = all.chain([claims.whole]);
         match scope {
-            // Any object may be changed in any domain.
+            // A domain may contain any object of its namespace.
             Scope::Domain(_, domain) => {
                 let domain = claims.domains.get(domain).copied();
                 Box::new(wide.chain(domain).chain(claims.objects.values().copied()))
@@ -443,7 +446,7 @@ mod tests {
             assert_eq!(claims.raise(one, Epoch(5), WriterId(1)), Ok(true));
             assert_eq!(claims.raise(two, Epoch(5), WriterId(2)), Ok(true), "{one:?} and {two:?}");
         }
-        // A record without a writer belongs to none that can claim.
+        // A record without a writer excludes every writer.
         let mut claims = Claims::default();
         claims.record(&whole, Epoch(5), None).unwrap();
         assert_eq!(claims.raise(&whole, Epoch(5), WriterId(0)), fenced);

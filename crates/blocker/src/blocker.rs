@@ -1,4 +1,4 @@
-//! The trait of the storage contract, with what implementors guarantee and what callers have to keep to.
+//! The trait of the storage contract: what implementors guarantee and what callers owe.
 
 use std::sync::Arc;
 
@@ -16,83 +16,84 @@ use crate::response::{
     ChangeReply, ClaimReply, DeleteReply, FlushReply, Info, InvalidateReply, ListReply, ReadReply,
 };
 
-/// A store of objects, a cache before one, or a connection to one.
+/// A store of objects, a cache in front of one, or a connection to one.
 ///
 /// # What every implementation guarantees
 ///
-/// **Content.** An object is a run of bytes from 0 to its size, at most `object_bytes_max`. Ranges never
-/// written read as zeros (*holes*). A read returns what lies within the object and stops at its end: past the
-/// end there are neither bytes nor zeros, and no error. What was cut off, discarded or deleted is never read
-/// again; when the end moves out again, zeros are read there.
+/// **Content.** An object is a sequence of bytes from 0 to its size, at most `object_bytes_max`.
+/// Ranges never written read as zeros (*holes*). A read stops at the object's end: beyond it there
+/// are neither bytes nor zeros, and no error. Truncated, discarded or deleted bytes are never read
+/// again; if the object grows later, zeros are read there.
 ///
-/// **Atomicity.** Every operation of up to `atomic_bytes`, and every one within one aligned bucket of 4 096
-/// bytes, is one step for readers: a reader finds all of it or none. Conditions, stamps and comparisons are
-/// checked in the same step as the change that they guard. Readers, and a crash, may find a longer operation
-/// partly done.
+/// **Atomicity.** Every operation of up to `atomic_bytes`, or within one aligned bucket of 4 096
+/// bytes, is atomic for readers. Conditions, stamps and comparisons are checked in the same step as
+/// the change that they guard. Readers, and a crash, may find a longer operation partly done.
 ///
-/// **Order.** Every request made after a change was answered finds the change. Of two changes that overlap in
-/// time either may come first. `list` is no snapshot: an object that exists from before the first page until
-/// after the last is listed exactly once; others may or may not be.
+/// **Order.** A request made after a change was answered sees the change. Changes that overlap in
+/// time may be applied in either order. `list` is no snapshot: an object that exists from before
+/// the first page until after the last is listed exactly once; others may or may not be.
 ///
-/// **Durability.** A reply states the durability that it gives, at least the one that the request asks for.
-/// Until a change is *stored*, a crash may undo it, wholly or in aligned units of `crash_atomic_bytes`, in
-/// any order relative to other changes that are not stored. What is stored stays. When `flush` has returned,
-/// everything acknowledged within its scope before it was called is stored. A flush of an order domain also
-/// closes its generation: whatever is lost, a store that has any change made after the flush returned has
-/// every change acknowledged before it was called. A change that overlaps the flush in time may count to
-/// either side.
+/// **Durability.** A reply states the durability reached, which is at least the one requested.
+/// Until a change is *stored*, a crash may undo it, wholly or in aligned units of
+/// `crash_atomic_bytes`, in any order relative to other changes that are not stored. Stored data
+/// stay. When `flush` has returned, everything acknowledged within its scope before it was called
+/// is stored. A flush of an order domain also closes its generation: after any loss, a store that
+/// has a change made after the flush returned also has every change acknowledged before it was
+/// called. A change that overlaps the flush in time may belong to either side.
 ///
-/// **Fencing.** A change is refused with `Fenced` if its epoch is below the epoch claimed for its object,
-/// domain, namespace or everything, or below that of the object's own stamp; a change without a stamp has
-/// epoch 0. It is refused with `Superseded` if its stamp is not above the object's. When `claim` has
-/// returned, no older change can be applied any more; the claim itself is stored. Epochs are exclusive: one
-/// that is in force anywhere in a claim's scope is refused with `Fenced` to every writer except the one that
-/// claimed it, for which the claim succeeds again. (A domain may have any object of its namespace, so the two
-/// overlap.) An epoch rises by at most [`EPOCH_STEP_MAX`](crate::admission::EPOCH_STEP_MAX) above the one in
-/// force, by a claim or by a stamp; a larger step is `Invalid`, so that a single mistake cannot use up all
-/// epochs. Where `tombstones` is true, a stamped delete is remembered until a claim makes that unnecessary.
+/// **Fencing.** A change is refused with `Fenced` if its epoch is below the epoch claimed for its
+/// object, domain, namespace or everything, or below that of the object's own stamp; a change
+/// without a stamp has epoch 0. It is refused with `Superseded` if its stamp is not above the
+/// object's. When `claim` has returned, no older change can be applied any more; the claim itself
+/// is stored. Epochs are exclusive: if an epoch is in force anywhere in a claim's scope, only the
+/// writer that claimed it can claim it again; others get `Fenced`. (A domain may contain any object
+/// of its namespace, so the two overlap.) An epoch rises by at most
+/// [`EPOCH_STEP_MAX`](crate::admission::EPOCH_STEP_MAX) above the one in force, by a claim or by a
+/// stamp; a larger step is `Invalid`, so that a single mistake cannot use up all epochs. Where
+/// `tombstones` is true, a stamped delete is remembered until a claim makes that unnecessary.
 /// Stamps are durable like data: never stored before the data that they belong to.
 ///
 /// **Conditions** are checked after fencing, before anything is changed. `write`, `write_zeroes`,
-/// `write_runs`, `write_full` and `copy` create their object if it is missing; `discard`, `truncate`,
-/// `compare_and_write` and `delete` fail with `Missing`.
+/// `write_runs`, `write_full` and `copy` create their object if it is missing; `discard`,
+/// `truncate`, `compare_and_write` and `delete` fail with `Missing`.
 ///
 /// **Limits.** A change whose range ends beyond `object_bytes_max`, and a request of more than
-/// `request_bytes_max` bytes, is `TooLarge`, and nothing is changed. The range of a read may end beyond
-/// `object_bytes_max`.
+/// `request_bytes_max` bytes, is `TooLarge`, and nothing is changed. The range of a read may end
+/// beyond `object_bytes_max`.
 ///
-/// **Runs.** `write_runs` is one change, whatever the number of its runs: one admission, one stamp, one new
-/// version. A reply, a crash or a lost answer concerns all runs together. It is as atomic as one write from
-/// the first run's begin to the last run's end.
+/// **Runs.** `write_runs` is one change, whatever the number of its runs: one admission, one stamp,
+/// one new version. A reply, a crash or a lost answer concerns all runs together. It is as atomic
+/// as one write from the first run's begin to the last run's end.
 ///
 /// # Deadlines
 ///
-/// A call answers at its deadline, whatever it waits for. `DeadlinePassed`: it was not begun, and never will
-/// be. A change that had begun answers `OutcomeUnknown`: it may have been done, or be done later; read back
-/// before changing that object again, or send the same stamp again. A flush answers `NotStored`, and the data
-/// stay dirty and readable. After a deadline the store may still be working on the call.
+/// A call answers at its deadline, whatever it waits for. `DeadlinePassed`: the operation was not
+/// begun, and never will be. A change that had begun answers `OutcomeUnknown`: it may have been
+/// made, or be made later; read the object before changing it again, or send the same stamp again.
+/// A flush answers `NotStored`, and the data stay dirty and readable. After a deadline the store
+/// may still be working on the call.
 ///
 /// # Cancel safety
 ///
-/// Dropping a reply, polled or not, cancels the wait. An operation that had not begun never begins; one that
-/// had begun runs to its end as if its answer had been lost: its outcome is unknown. Nothing stays held,
-/// locked or torn, nothing leaks, and other callers are not delayed. A cancelled flush may have stored
-/// something; a cancelled claim may have been made.
+/// Dropping a reply, polled or not, cancels the wait. An operation that had not begun never begins;
+/// one that had begun runs to its end, with an unknown outcome for the caller. No resource stays
+/// locked or leaks, no data are torn, and other callers are not delayed. A cancelled flush may have
+/// stored data; a cancelled claim may have been made.
 ///
-/// # What callers have to keep to
+/// # What callers owe
 ///
-/// - Payload bytes do not change while the request, or a read's segments, live. Segments are dropped when
-///   they are no longer needed: they may pin a cache's memory.
-/// - Where stamps are used, a writer has at most one change of an object in flight, its sequences rise, and
-///   it reads back after `OutcomeUnknown`.
-/// - A reply is polled again only when its waker was called; the waker of the last poll is the one that is
-///   called.
+/// - Payload bytes do not change while the request, or a read's segments, live. Segments are
+///   dropped when they are no longer needed: they may pin a cache's memory.
+/// - Where stamps are used, a writer has at most one change of an object in flight, its sequences
+///   rise, and it reads the object after `OutcomeUnknown`.
+/// - A reply is polled again only after its waker was called; only the last poll's waker is called.
 ///
-/// # What implementors have to keep to
+/// # What implementors owe
 ///
-/// - An operation does not block the caller for I/O, except where its documentation states so. It returns
-///   [`Reply::Ready`] when the answer is at hand; a layer returns the reply from below unboxed.
-/// - Futures own what they need, so that they can outlive the caller's stack.
+/// - An operation does not block the caller for I/O, except where its documentation states so. It
+///   returns [`Reply::Ready`] when the answer is available; a layer returns the reply from below
+///   unboxed.
+/// - Futures own their data, so that they can outlive the caller's stack.
 /// - The [`Capabilities`] are true, and the conformance suite (feature `conformance`) passes.
 pub trait Blocker: Send + Sync {
     /// Returns what this blocker can do. Constant for the life of the handle.
@@ -104,35 +105,35 @@ pub trait Blocker: Send + Sync {
     /// `Missing`, `ConditionFailed`, `TooLarge`, `Corrupt`, `DeadlinePassed`, `Retryable`.
     fn read(&self, request: ReadRequest) -> Reply<ReadReply>;
 
-    /// Writes a range, creating the object and moving its end as needed. A write of no bytes is a write: it
-    /// creates the object, is checked, and gives a new version, but never moves the end.
+    /// Writes a range, creating the object and moving its end as needed. A write of no bytes is
+    /// checked, creates the object and gives it a new version, but never moves its end.
     ///
     /// # Errors
     /// Those of every change: `Fenced`, `Superseded`, `Exists`, `Missing`, `ConditionFailed`,
-    /// `TooLarge`, `OutOfSpace`, `OutcomeUnknown`, `DeadlinePassed`, `Retryable`, `Denied`, `Corrupt`,
-    /// `WritesLost`, `Unsupported`.
+    /// `TooLarge`, `OutOfSpace`, `OutcomeUnknown`, `DeadlinePassed`, `Retryable`, `Denied`,
+    /// `Corrupt`, `WritesLost`, `Unsupported`.
     fn write(&self, request: WriteRequest) -> Reply<ChangeReply>;
 
-    /// Writes zeros over a range, exactly as a `write` of zero bytes.
+    /// Writes zeros over a range, exactly as a `write` of zero-valued bytes.
     ///
     /// # Errors
     /// As [`Self::write`].
     fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply>;
 
-    /// Writes several ranges in one change; what lies between them stays. Not every backend has it: the
-    /// default refuses, and `runs_max` is 0 there.
+    /// Writes several ranges in one change; bytes between them stay. The default refuses, for
+    /// backends without it (`runs_max` is 0).
     ///
     /// # Errors
-    /// As [`Self::write`]; `Invalid` if there is no run, more than `runs_max`, an empty one, or one that
-    /// begins before the end of the one before it; `TooLarge` if they have more than `request_bytes_max`
-    /// bytes together, zeros included; `Unsupported` where `runs_max` is 0.
+    /// As [`Self::write`]; `Invalid` if there is no run, if there are more than `runs_max`, or if a
+    /// run is empty or overlaps the previous one; `TooLarge` if together, including zeros, they
+    /// have more than `request_bytes_max` bytes; `Unsupported` where `runs_max` is 0.
     fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
         drop(request);
         Reply::err(Error::Unsupported("this backend cannot write several ranges in one change".into()))
     }
 
-    /// Zeroes the part of the range that lies within the object, and returns the space where it can. The size
-    /// stays.
+    /// Zeroes the part of the range that lies within the object, and frees its space where
+    /// possible. The size stays.
     ///
     /// # Errors
     /// As [`Self::write`]; `Missing` if there is no object.
@@ -151,7 +152,7 @@ pub trait Blocker: Send + Sync {
     /// As [`Self::write`].
     fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply>;
 
-    /// Moves the end of an object, in or out.
+    /// Shortens or extends an object.
     ///
     /// # Errors
     /// As [`Self::write`]; `Missing` if there is no object.
@@ -182,25 +183,26 @@ pub trait Blocker: Send + Sync {
     /// `DeadlinePassed`, `Retryable`, `Corrupt`.
     fn list(&self, request: ListRequest) -> Reply<ListReply>;
 
-    /// Makes everything acknowledged within the scope stored, and closes its generation. Where the request
-    /// asks for less, a blocker may do less; the reply states what holds.
+    /// Makes everything acknowledged within the scope stored, and closes its generation. If the
+    /// request asks for less, a blocker may do less; the reply states the durability reached.
     ///
     /// # Errors
     /// `NotStored`: the data are still dirty and readable. [`Error::WritesLost`], `DeadlinePassed`,
     /// `Retryable`.
     fn flush(&self, request: FlushRequest) -> Reply<FlushReply>;
 
-    /// Takes over a scope with an epoch. With epoch 0 ([`ClaimRequest::ask`]) it changes nothing, and returns
-    /// the epoch in force: 0, or that of `Fenced`.
+    /// Takes over a scope with an epoch. With epoch 0 ([`ClaimRequest::ask`]) it changes nothing,
+    /// and returns the epoch in force: 0, or the one in `Fenced`.
     ///
     /// # Errors
-    /// `Fenced` if a newer epoch is in force, or this one by a claim of another writer; `Invalid` if the
-    /// epoch is more than [`EPOCH_STEP_MAX`](crate::admission::EPOCH_STEP_MAX) above the one in force;
-    /// `OutOfSpace` if too many scopes are claimed; `OutcomeUnknown`, `DeadlinePassed`, `Retryable`,
-    /// `Unsupported`. After any of the last five but `Unsupported` the same claim may be made again.
+    /// `Fenced` if a newer epoch is in force, or another writer has claimed this one; `Invalid` if
+    /// the epoch is more than [`EPOCH_STEP_MAX`](crate::admission::EPOCH_STEP_MAX) above the one in
+    /// force; `OutOfSpace` if too many scopes are claimed; `OutcomeUnknown`, `DeadlinePassed`,
+    /// `Retryable`, `Unsupported`. After any of the last five but `Unsupported` the same claim may
+    /// be made again.
     fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply>;
 
-    /// Drops clean copies of a scope that may have been changed by another path than this blocker, in every
+    /// Drops clean copies of a scope that may have been changed without this blocker, in every
     /// layer, and notifies subscribers. Dirty data stay.
     ///
     /// # Errors

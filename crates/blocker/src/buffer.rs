@@ -1,10 +1,10 @@
-//! Small buffers that are reused: for a backend that answers a read in less time than an allocator needs for
-//! a page.
+//! Reusable small buffers, for backends that answer a read faster than an allocator provides a
+//! page.
 //!
-//! Each thread keeps a few. A buffer is taken, filled while it has one owner, shared as a segment, and kept
-//! again by the thread that drops the last reference. Reference count and bytes are one allocation, and both
-//! are kept: in the steady state a read allocates nothing. Larger buffers are not kept, because the
-//! allocator's share of their cost is small.
+//! Each thread keeps a few. A buffer is taken, filled while it has one owner, shared as a segment,
+//! and returned to the thread that drops the last reference. Reference count and bytes are one
+//! allocation, and both are kept: in the steady state a read allocates nothing. Larger buffers are
+//! not kept, because allocation is a small part of their cost.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -31,8 +31,8 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    /// Returns a buffer of `len` bytes that `fill` has written; bytes that it does not write have any value.
-    /// `None` if `fill` returns false.
+    /// Returns a buffer of `len` bytes, which `fill` writes; bytes that `fill` does not write are
+    /// unspecified. `None` if `fill` returns false.
     ///
     /// # Panics
     /// If `len` is beyond [`BUFFER_BYTES`].
@@ -41,9 +41,9 @@ impl Buffer {
         assert!(len <= BUFFER_BYTES, "longer than a buffer");
         let kept = KEPT.try_with(|kept| kept.borrow_mut().pop()).ok().flatten();
         let mut memory = kept.unwrap_or_else(|| Arc::new([0; BUFFER_BYTES]));
-        // A kept buffer has no other owner, so this copies nothing.
+        // A kept buffer has no other owner, so `make_mut` does not copy.
         let is_filled = fill(&mut Arc::make_mut(&mut memory)[..len]);
-        // Below 4 096.
+        // The length is at most 4 096.
         let buffer = Self { memory: Some(memory), start: 0, end: len as u32 };
         is_filled.then_some(buffer)
     }
@@ -72,8 +72,8 @@ impl AsRef<[u8]> for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // With one owner, this one, no other can appear meanwhile. Where two drop at once, each finds two
-        // owners, and the buffer is freed instead.
+        // If this is the only owner, no other can appear meanwhile. If two owners drop at once,
+        // each sees two owners, and the buffer is freed instead of kept.
         let Some(memory) = self.memory.take_if(|memory| Arc::strong_count(memory) == 1) else { return };
         // A thread that is ending keeps no buffers.
         let _ = KEPT.try_with(|kept| {

@@ -8,10 +8,10 @@ pub const BUCKET_BYTES: u64 = 4096;
 /// The largest object unless configured otherwise, in bytes.
 pub const OBJECT_BYTES_MAX_DEFAULT: u64 = 4 * 1024 * 1024;
 
-/// What the data that a backend calls *stored* survive.
+/// What *stored* data survive in a backend.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Survives {
-    /// Nothing: they are in this process's memory.
+    /// Nothing: the data are in this process's memory.
     Nothing,
     /// The end of the process, by any signal.
     ProcessKill,
@@ -34,8 +34,8 @@ pub struct Capabilities {
     pub runs_max: u32,
     /// The largest page of a listing.
     pub list_entries_max: u32,
-    /// A write of up to this size is atomic for concurrent readers at any offset. Within one aligned bucket
-    /// every write is, even if this is less than [`BUCKET_BYTES`].
+    /// A write of up to this size is atomic for concurrent readers at any offset. A write within
+    /// one aligned bucket is always atomic, even if this is less than [`BUCKET_BYTES`].
     pub atomic_bytes: u64,
     /// The size of the aligned unit that a crash never tears: it holds old or new bytes.
     pub crash_atomic_bytes: u64,
@@ -60,9 +60,10 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// Returns the capabilities of a backend that has every feature of the contract, with objects of up to
-    /// `object_bytes_max` bytes, and loses everything with its process. A backend starts from these and
-    /// changes what differs. `runs_max` is 0, because the default [`crate::Blocker::write_runs`] refuses.
+    /// Returns the capabilities of a backend that has every feature of the contract, with objects
+    /// of up to `object_bytes_max` bytes, and survives nothing. A backend starts from these and
+    /// changes the fields that differ. `runs_max` is 0, because the default
+    /// [`crate::Blocker::write_runs`] refuses.
     #[must_use]
     pub fn full(object_bytes_max: u64) -> Self {
         Self {

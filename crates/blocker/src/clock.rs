@@ -1,8 +1,8 @@
-//! Clocks: time that the caller passes, so that a test can step it.
+//! Clocks: injected time, so that a test can step it.
 //!
-//! Deadlines are points on a clock's own scale, in nanoseconds; caller and blocker must use the same clock.
-//! The time of day is not part of it. (`cached-core` has a second clock for items, in whole seconds and
-//! without sleeping: it is read on every hit, where this one would cost too much.)
+//! Deadlines are points on a clock's own scale, in nanoseconds; caller and blocker must use the
+//! same clock. The time of day is not part of a clock. (`cached-core` has another clock for items,
+//! in whole seconds and without sleeps: every hit reads it, for which this one would be too slow.)
 //!
 //! ```
 //! use std::time::Duration;
@@ -31,7 +31,7 @@ use parking_lot::{Condvar, Mutex};
 pub struct Timestamp(pub u64);
 
 impl Timestamp {
-    /// Returns the time from `earlier` until this; zero if `earlier` is not earlier.
+    /// Returns the time from `earlier` to this timestamp; zero if `earlier` is not earlier.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
@@ -51,7 +51,7 @@ pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The source of time of a blocker.
 ///
-/// `now` never goes back. A sleep wakes its task when it is due, without being polled in between.
+/// `now` never goes back. A sleep wakes its task when it is due, without polls in between.
 pub trait Clock: Send + Sync {
     /// Returns the current time.
     fn now(&self) -> Timestamp;
@@ -91,7 +91,7 @@ impl ManualClock {
         due.into_iter().for_each(Waker::wake);
     }
 
-    /// Returns when the next sleep is due, if there is one.
+    /// Returns the time of the next sleep, if there is one.
     #[must_use]
     pub fn next_timer(&self) -> Option<Timestamp> {
         self.shared.lock().heap.peek().map(|Reverse(timer)| timer.at)
@@ -147,7 +147,7 @@ impl Future for SystemSleep {
     }
 }
 
-/// Sleeps in the order in which they are due.
+/// Sleeps, ordered by their due time.
 #[derive(Default)]
 struct TimerQueue {
     now: Timestamp,
@@ -161,7 +161,8 @@ struct Timer {
 }
 
 impl TimerQueue {
-    /// A sleep that is polled again leaves its older timer behind: a spurious wake-up, which does no harm.
+    /// A sleep that is polled again leaves its older timer behind, which causes only a spurious
+    /// wake-up.
     fn poll_timer(&mut self, until: Timestamp, cx: &Context<'_>) -> Poll<()> {
         if self.now >= until {
             return Poll::Ready(());
@@ -197,7 +198,7 @@ impl Ord for Timer {
     }
 }
 
-/// The process's one timer thread, and the sleeps that it wakes.
+/// The process's timer thread, and the sleeps that it wakes.
 struct TimerThread {
     start: Instant,
     queue: Mutex<TimerQueue>,

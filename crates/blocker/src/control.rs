@@ -24,13 +24,13 @@ pub struct Policy {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Quota {
-    /// The most that it may use, in bytes; `None` if it has no limit of its own.
+    /// The namespace's limit in bytes; `None` if it has none.
     pub bytes_max: Option<u64>,
     /// The sum of its objects' sizes, in bytes.
     pub used_bytes: u64,
 }
 
-/// What a namespace's user learns when attaching it.
+/// What attaching a namespace tells its user.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Attachment {
@@ -56,9 +56,9 @@ pub struct Loss {
     pub object: ObjectId,
     /// The number of acknowledged changes that are gone.
     pub changes: u64,
-    /// How much they had written, in bytes, counted by whole buckets.
+    /// The bytes that these changes had written, counted by whole buckets.
     pub bytes: u64,
-    /// Why the store does not take them.
+    /// Why the store refuses them.
     pub reason: Reason,
 }
 
@@ -80,18 +80,19 @@ pub struct LossPage {
     pub has_more: bool,
     /// The number of objects with losses that no page lists, because there were too many.
     pub unlisted_objects: u64,
-    /// How much those had written, in bytes.
+    /// The bytes written by the changes of unlisted objects.
     pub unlisted_bytes: u64,
 }
 
-/// The control plane of a backend or layer, reached by [`Blocker::control`](crate::Blocker::control).
+/// The control plane of a backend or layer, reached by
+/// [`Blocker::control`](crate::Blocker::control).
 ///
-/// Every method has a default that answers for a backend without the notion: `Unsupported`, no metrics, no
+/// Every method has a default for backends without that function: `Unsupported`, no metrics, no
 /// losses. All answers are [replies](Reply), so that a connection to a server can carry them.
 ///
 /// # Layers
 ///
-/// A layer forwards to the control plane of the blocker below, and adds what it has itself:
+/// A layer forwards to the control plane of the blocker below, and adds its own part:
 ///
 /// | method | a layer that caches | any other layer |
 /// |---|---|---|
@@ -107,7 +108,7 @@ pub struct LossPage {
 /// [`delegate_control!`](crate::delegate_control) writes the forwarding methods; [`Reply::then`] or
 /// [`metrics_above`] adds to an answer from below.
 pub trait Control: Send + Sync {
-    /// Announces that the namespace is going to be used, and returns what is known for it.
+    /// Announces that the namespace is going to be used, and returns its attachment.
     ///
     /// # Errors
     /// `Denied`, `Retryable`, `Corrupt`, `Unsupported`.
@@ -116,8 +117,8 @@ pub trait Control: Send + Sync {
         Reply::err(Error::Unsupported("this backend has no attachments".into()))
     }
 
-    /// Announces that the namespace will not be used for a while: everything in it is stored, then what is
-    /// held in memory for it is dropped. It can be used again at any time.
+    /// Announces that the namespace will not be used for a while: its data are stored, then its
+    /// memory is freed. It can be used again at any time.
     ///
     /// # Errors
     /// Those of a flush of the namespace; `Unsupported`.
@@ -126,12 +127,13 @@ pub trait Control: Send + Sync {
         Reply::err(Error::Unsupported("this backend has no attachments".into()))
     }
 
-    /// Lets another process be the writer of the namespace: everything in it is stored, then what is held in memory for it
-    /// is dropped, with the epoch that was claimed for it. The next change claims it anew, whatever other writer has it
-    /// then: only for a caller that finds out first whether it may.
+    /// Releases the namespace to another writer: its data are stored, then its memory is freed and
+    /// its claimed epoch forgotten. The next change claims the namespace again, even from another
+    /// writer, so the caller must first check that it may write.
     ///
     /// # Errors
-    /// Those of a flush of the namespace; `Unsupported` where nothing is claimed for its callers.
+    /// Those of a flush of the namespace; `Unsupported` if this blocker claims nothing for its
+    /// callers.
     fn release(&self, namespace: Namespace) -> Reply<()> {
         drop(namespace);
         Reply::err(Error::Unsupported("this backend claims nothing for its callers".into()))
@@ -146,19 +148,20 @@ pub trait Control: Send + Sync {
         Reply::err(Error::Unsupported("this backend has no policies".into()))
     }
 
-    /// Changes the namespace's policy. The answer comes when nothing of the one before is left: every change that
-    /// began under it has ended, and what was written back is stored. The new one is in force for changes that
-    /// begin after the request, also if the answer is an error or is not waited for.
+    /// Changes the namespace's policy. The answer comes when the old policy has ended: every change
+    /// that began under it has ended, and written-back data are stored. The new policy applies to
+    /// changes that begin after the request, even if the answer is an error or the caller does not
+    /// wait.
     ///
     /// # Errors
-    /// `Unsupported` where nothing is cached; `OutOfSpace` if too many namespaces have a policy; `Denied`,
-    /// `Retryable`, and those of a flush of the namespace.
+    /// `Unsupported` where nothing is cached; `OutOfSpace` if too many namespaces have a policy;
+    /// `Denied`, `Retryable`, and those of a flush of the namespace.
     fn set_policy(&self, namespace: Namespace, policy: Policy) -> Reply<()> {
         drop((namespace, policy));
         Reply::err(Error::Unsupported("this backend has no policies".into()))
     }
 
-    /// Returns what the namespace may use and what it uses.
+    /// Returns the namespace's limit and usage.
     ///
     /// # Errors
     /// `Unsupported` where that is not counted; `Retryable`.
@@ -167,11 +170,11 @@ pub trait Control: Send + Sync {
         Reply::err(Error::Unsupported("this backend has no quotas".into()))
     }
 
-    /// Limits the namespace to `bytes_max` bytes; `None` removes the limit. What it uses already stays.
+    /// Limits the namespace to `bytes_max` bytes; `None` removes the limit. Existing data stay.
     ///
     /// # Errors
-    /// `Unsupported` where that is not counted; `OutOfSpace` if too many namespaces have a quota; `Denied`,
-    /// `Retryable`.
+    /// `Unsupported` where that is not counted; `OutOfSpace` if too many namespaces have a quota;
+    /// `Denied`, `Retryable`.
     fn set_quota(&self, namespace: Namespace, bytes_max: Option<u64>) -> Reply<()> {
         drop((namespace, bytes_max));
         Reply::err(Error::Unsupported("this backend has no quotas".into()))
@@ -180,32 +183,33 @@ pub trait Control: Send + Sync {
     /// Returns the metrics of this blocker and of those below it.
     ///
     /// # Errors
-    /// `Retryable` if they have to be fetched and cannot be.
+    /// `Retryable` if they cannot be fetched from below.
     fn metrics(&self) -> Reply<Families> {
         Reply::ok(Families::new())
     }
 
-    /// Returns acknowledged changes that can never be stored and have not been repaired: the first page of
-    /// those after the object `after`, or of all of them.
+    /// Returns a page of the acknowledged changes that can never be stored and have not been
+    /// repaired, beginning after the object `after` if it is given.
     ///
     /// # Errors
-    /// `Unsupported` where they cannot be listed; `Retryable` if they have to be fetched and cannot be.
+    /// `Unsupported` where they cannot be listed; `Retryable` if they cannot be fetched from below.
     fn losses(&self, after: Option<ObjectId>) -> Reply<LossPage> {
         drop(after);
         Reply::ok(LossPage::default())
     }
 
-    /// Returns what the cache has of a namespace, and its settings.
+    /// Returns a namespace's settings and its state in the cache.
     ///
     /// # Errors
-    /// `Missing` if it is neither configured nor has been used; `Unsupported` where nothing is cached; `Retryable`.
+    /// `Missing` if it is neither configured nor has been used; `Unsupported` where nothing is
+    /// cached; `Retryable`.
     fn namespace_state(&self, namespace: Namespace) -> Reply<NamespaceState> {
         drop(namespace);
         Reply::err(no_cache())
     }
 
-    /// Returns the first page of the namespaces after `after`, or of all, that are configured or have been used,
-    /// with what the cache has of them.
+    /// Returns a page of the states of namespaces that are configured or have been used, beginning
+    /// after `after` if it is given.
     ///
     /// # Errors
     /// `Unsupported` where nothing is cached; `Retryable`.
@@ -214,24 +218,25 @@ pub trait Control: Send + Sync {
         Reply::err(no_cache())
     }
 
-    /// Sets the write mode of a namespace, other settings, or both; a namespace that is new comes into being with it.
-    /// Settings are in force at once; the answer comes as that of [`set_policy`](Self::set_policy). Executed again,
-    /// it changes nothing.
+    /// Sets the write mode of a namespace, other settings, or both; creates the namespace if it is
+    /// new. Settings apply at once; the answer comes as for [`set_policy`](Self::set_policy). The
+    /// operation is idempotent.
     ///
     /// # Errors
-    /// `Invalid` if a value does not go with the others: then nothing has changed; those of
+    /// `Invalid` if a value contradicts the others: then nothing has changed; those of
     /// [`set_policy`](Self::set_policy).
     fn change_namespace(&self, namespace: Namespace, settings: NamespaceSettings) -> Reply<()> {
         drop((namespace, settings));
         Reply::err(no_cache())
     }
 
-    /// Sets all that a volume has set for its namespace, in place of what it had set before; the namespace cannot be removed
-    /// as long as the volume is attached, that is until `None` is set. What a command or the configuration has set stays.
-    /// `attachment` tells one attachment of the volume from another: `None` ends the same one, and no other.
+    /// Replaces all settings that a volume has made for its namespace. The namespace cannot be
+    /// removed while the volume is attached, that is, until `None` is set. Settings by command or
+    /// configuration stay. `attachment` identifies an attachment of the volume: `None` ends only
+    /// that one.
     ///
     /// # Errors
-    /// `Unsupported` where nothing is cached, or a cache is not told of volumes; those of
+    /// `Unsupported` where nothing is cached, or the cache does not support volumes; those of
     /// [`change_namespace`](Self::change_namespace).
     fn set_volume(
         &self,
@@ -243,19 +248,21 @@ pub trait Control: Send + Sync {
         Reply::err(no_cache())
     }
 
-    /// Drops what the cache has of a namespace, and the write mode and settings that commands, and a volume that is not
-    /// attached, have set for it. What the store has stays, and so does what the configuration has set.
+    /// Drops a namespace from the cache, with the write mode and settings that commands, or a
+    /// volume that is no longer attached, have made for it. The store's data and the
+    /// configuration's settings stay.
     ///
     /// # Errors
-    /// `Missing` if it has not been used; `Denied` if a volume in it is attached, or it has dirty data and they are to be
-    /// refused; `Unsupported` where nothing is cached; those of a flush of the namespace.
+    /// `Missing` if it has not been used; `Denied` if a volume in it is attached, or it has dirty
+    /// data and `dirty_data` says to refuse; `Unsupported` where nothing is cached; those of a
+    /// flush of the namespace.
     fn remove_namespace(&self, namespace: Namespace, dirty_data: DirtyData) -> Reply<RemovedNamespace> {
         drop((namespace, dirty_data));
         Reply::err(no_cache())
     }
 
-    /// Returns the namespaces that have objects or claims in the store, in bytewise order. One whose objects
-    /// are all in a write-back cache is missing until they are stored.
+    /// Returns the namespaces that have objects or claims in the store, in bytewise order. A
+    /// namespace whose objects are only in a write-back cache is missing until they are stored.
     ///
     /// # Errors
     /// `Retryable`, `Corrupt`, `Unsupported`.
@@ -268,7 +275,7 @@ fn no_cache() -> Error {
     Error::Unsupported("this backend caches nothing, and has no settings of namespaces".into())
 }
 
-/// The control plane of a blocker that has none: every method is the trait's default.
+/// The control plane of a blocker without one: every method is the trait's default.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoControl;
 
@@ -276,7 +283,7 @@ impl Control for NoControl {}
 
 /// Returns the metrics of a layer and of the blocker below it: `own`, then those of `below`.
 ///
-/// Where those from below cannot be had, the answer is `own` alone.
+/// If the metrics from below cannot be fetched, the answer is `own` alone.
 ///
 /// ```
 /// use blocker::executor::block_on;

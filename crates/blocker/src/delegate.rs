@@ -1,14 +1,14 @@
-//! The macros with which a layer forwards what it does not change.
+//! Macros with which a layer forwards unchanged operations.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::blocker::Blocker;
 
-/// Writes the methods of [`Blocker`](crate::Blocker) that a layer forwards, inside of its `impl`.
+/// Writes the methods of [`Blocker`](crate::Blocker) that a layer forwards, inside its `impl`.
 ///
-/// The first argument names the layer and gives the blocker below it as a place; `except` lists the methods
-/// that the layer writes itself. A name that is no method of the trait does not compile.
+/// The first argument names the layer and gives the blocker below it as a place; `except` lists the
+/// methods that the layer writes itself. A name that is not a method of the trait does not compile.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -31,8 +31,9 @@ use crate::blocker::Blocker;
 /// }
 /// ```
 ///
-/// A layer that changes what [`Blocker::control`](crate::Blocker::control) answers lists `control` as well,
-/// returns itself there, and writes its `Control` with [`delegate_control!`](crate::delegate_control).
+/// A layer that changes what [`Blocker::control`](crate::Blocker::control) answers lists `control`
+/// as well, returns itself there, and writes its `Control` with
+/// [`delegate_control!`](crate::delegate_control).
 #[macro_export]
 macro_rules! delegate {
     (|$this:ident| $below:expr) => { $crate::delegate!(|$this| $below, except); };
@@ -98,7 +99,7 @@ macro_rules! delegate {
     };
 }
 
-/// Writes the methods of [`Control`](crate::Control) that a layer forwards, inside of its `impl`.
+/// Writes the methods of [`Control`](crate::Control) that a layer forwards, inside its `impl`.
 ///
 /// As [`delegate!`](crate::delegate); the place is a control plane.
 ///

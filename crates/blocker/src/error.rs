@@ -1,7 +1,8 @@
-//! Errors by what the caller can do: each variant is a decision, and defines what has happened to the data.
+//! Errors by what the caller can do: each variant is a decision for the caller, and defines what
+//! has happened to the data.
 //!
-//! Nothing was changed, except with [`Error::OutcomeUnknown`] (perhaps), [`Error::NotStored`] (changed, but
-//! not stored) and [`Error::WritesLost`] (changed, and something that was not stored yet may be gone).
+//! Nothing was changed, except with [`Error::OutcomeUnknown`] (perhaps), [`Error::NotStored`]
+//! (changed, but not stored) and [`Error::WritesLost`] (changed, and unstored data may be lost).
 
 use std::borrow::Cow;
 use std::io;
@@ -24,16 +25,17 @@ pub enum Error {
     /// The object exists, and the request was conditional on its absence.
     #[error("the object exists already")]
     Exists,
-    /// The object has another version than the request demands. Read it again, then retry.
+    /// The object's version differs from the one that the request demands. Read it again, then
+    /// retry.
     #[error("the object has version {version}, not the one asked for")]
     ConditionFailed {
-        /// The version that it has.
+        /// The object's version.
         version: Version,
     },
     /// `compare_and_write` found other bytes. Read the object again, then retry.
     #[error("the bytes differ from those expected, first at offset {offset}")]
     Mismatch {
-        /// The first offset within the object at which they differ.
+        /// The first differing offset within the object.
         offset: u64,
     },
     /// A writer with a newer epoch has taken over. Stop writing: retrying never helps.
@@ -42,43 +44,43 @@ pub enum Error {
         /// The epoch in force.
         epoch: Epoch,
     },
-    /// The object carries this stamp already, or a later one of the same epoch. If it equals the request's,
-    /// that change was applied before: treat it as done.
+    /// The object already carries this stamp, or a later one of the same epoch. If it equals the
+    /// request's stamp, that change was applied before: treat it as done.
     #[error("superseded: the object carries stamp {stamp} already")]
     Superseded {
-        /// The stamp that it carries.
+        /// The object's stamp.
         stamp: Stamp,
     },
-    /// A flush failed or did not finish in time, or a change was made but not stored as it asked. What it
-    /// covers is still dirty and readable: flush again.
+    /// A flush failed or did not finish in time, or a change was made but not stored as requested.
+    /// The data covered are still dirty and readable: flush again.
     #[error("not stored: {0}")]
     NotStored(Reason),
-    /// The change may have been applied, wholly, or not; it may even be applied later. Read the stamp or the
-    /// bytes back before the next change of that object.
+    /// The change may or may not have been applied as a whole; it may even be applied later. Read
+    /// the stamp or the bytes before the next change of that object.
     #[error("outcome unknown: {0}")]
     OutcomeUnknown(Reason),
     /// The deadline passed before the operation began. Nothing was changed, and nothing will be.
     #[error("the deadline passed before the operation began")]
     DeadlinePassed,
-    /// The store is full, or the namespace's quota is used up. Free something, or slow down.
+    /// The store is full, or the namespace's quota is used up. Free space, or slow down.
     #[error("out of space: {0}")]
     OutOfSpace(Reason),
     /// Nothing was done. The same request may succeed shortly.
     #[error("try again: {0}")]
     Retryable(Reason),
-    /// What is stored fails its checks, or the medium does not return it. Repair it from another copy:
-    /// retrying does not help.
+    /// Stored data fail their checks, or the medium does not return them. Repair them from another
+    /// copy: retrying does not help.
     #[error("corrupt: {0}")]
     Corrupt(Reason),
-    /// Changes acknowledged as less than *stored* have been lost below, for example by a failed fsync. Write
-    /// again what was not stored yet. The error stays until the object is written in full, deleted, or
-    /// invalidated.
+    /// Changes acknowledged as less than *stored* have been lost below, for example by a failed
+    /// fsync. Write unstored data again. The error stays until the object is written in full,
+    /// deleted, or invalidated.
     #[error("writes not yet stored were lost: {0}")]
     WritesLost(Reason),
-    /// This blocker never can do that, as its capabilities state.
+    /// This blocker can never do that, as its capabilities state.
     #[error("unsupported: {0}")]
     Unsupported(Reason),
-    /// The request, or the object that it would make, is beyond a limit. Split it.
+    /// The request, or the object that it would create, exceeds a limit. Split it.
     #[error("too large: the limit is {limit_bytes} bytes")]
     TooLarge {
         /// The limit in bytes.
@@ -87,7 +89,7 @@ pub enum Error {
     /// The caller is not allowed to do that, or another process holds the store.
     #[error("denied: {0}")]
     Denied(Reason),
-    /// The request contradicts itself: a bug of the caller.
+    /// The request contradicts itself: a bug in the caller.
     #[error("invalid request: {0}")]
     Invalid(Reason),
 }
@@ -129,8 +131,8 @@ impl Error {
         }
     }
 
-    /// Returns the error for an operating system's one, of an operation that had changed nothing when it
-    /// failed. `what` names the operation.
+    /// Converts an error of the operating system, from an operation that changed nothing. `what`
+    /// names the operation.
     #[must_use]
     pub fn from_io(error: &io::Error, what: &str) -> Self {
         use io::ErrorKind as Kind;
@@ -141,13 +143,13 @@ impl Error {
                 Self::Denied(reason())
             }
             Kind::Unsupported => Self::Unsupported(reason()),
-            // A failure of the system is no evidence that anything stored is damaged.
+            // A system failure is no evidence of damaged data.
             _ => Self::Retryable(reason()),
         }
     }
 
-    /// As [`from_io`](Self::from_io), for reading what is stored of an object: what the medium does not return is
-    /// `Corrupt`.
+    /// Converts an error as [`from_io`](Self::from_io) does, for reads of an object's stored data:
+    /// a medium that does not return them is `Corrupt`.
     #[must_use]
     pub fn from_read(error: &io::Error, what: &str) -> Self {
         /// EIO, EBADMSG, EUCLEAN, EREMOTEIO.

@@ -1,7 +1,7 @@
 //! Events: the channel by which a blocker notifies the layers above it.
 //!
-//! It is bounded and never delays the data path: a subscriber that does not keep up loses its queue and
-//! receives [`Event::Missed`]; it then treats everything as changed.
+//! The channel is bounded and never delays the data path: a subscriber that does not keep up loses
+//! its queue, receives [`Event::Missed`], and must treat everything as changed.
 //!
 //! ```
 //! use blocker::{Blocker, Event, InvalidateRequest, Memory, Scope, executor::block_on};
@@ -32,22 +32,22 @@ const QUEUE_EVENTS_MAX: usize = 1024;
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Event {
-    /// Objects of the scope may have been changed by another path than this handle: drop clean copies.
+    /// Objects of the scope may have been changed without this handle: drop clean copies.
     Changed(Scope),
     /// The scope has been claimed: older epochs are refused from now on.
     Fenced(Scope, Epoch),
-    /// Changes of objects of the scope that had been acknowledged as less than *stored* are lost, and flushes
-    /// that cover them answer [`Error::WritesLost`](crate::Error::WritesLost): write again what was not
-    /// stored.
+    /// Changes of objects in the scope, acknowledged as less than *stored*, are lost, and flushes
+    /// that cover them answer [`Error::WritesLost`](crate::Error::WritesLost): write unstored data
+    /// again.
     WritesLost(Scope),
-    /// A store in memory has come back without anything: all that it had is lost, what was *stored* as well, and so are
-    /// claims. Drop clean copies, and store again what is not stored yet.
+    /// A store in memory has restarted empty: all its data, including *stored* ones, and its claims
+    /// are lost. Drop clean copies, and store dirty data again.
     Emptied,
     /// The store has run out of space.
     Full,
-    /// The store works, but not as it should.
+    /// The store works, but with restrictions.
     Degraded(Reason),
-    /// The store has space again, or works as it should again.
+    /// The store has space again, or works normally again.
     Recovered,
     /// Events were lost because the subscriber was too slow or a connection broke: treat everything as
     /// changed.
@@ -74,7 +74,7 @@ impl EventHub {
         Self::default()
     }
 
-    /// Returns a subscription to what is published from now on.
+    /// Returns a subscription to events from now on.
     pub fn subscribe(&self) -> Subscription {
         let queue = Arc::new(Mutex::new(Queue::default()));
         let mut queues = self.queues.lock();
@@ -107,7 +107,7 @@ impl fmt::Debug for EventHub {
     }
 }
 
-/// Subscribers receive what is left, then the end.
+/// Subscribers receive the remaining events, then the end.
 impl Drop for EventHub {
     fn drop(&mut self) {
         for queue in self.queues.get_mut().drain(..).filter_map(|queue| queue.upgrade()) {

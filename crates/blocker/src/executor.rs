@@ -25,7 +25,7 @@ impl Wake for Unpark {
 }
 
 thread_local! {
-    /// Made once for each thread, so that an answer that is ready costs no allocation.
+    /// One per thread, so that a ready answer costs no allocation.
     static WAKER: Waker = Arc::new(Unpark(std::thread::current())).into();
 }
 

@@ -1,4 +1,4 @@
-//! The contract for callers that want whole objects, not requests.
+//! Convenience methods for callers that want whole objects instead of requests.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -19,7 +19,7 @@ use crate::request::{DeleteRequest, InfoRequest, ListRequest, ReadRequest, Write
 use crate::response::{ChangeReply, ListEntry, ListReply, ReadReply};
 use crate::segment::Segments;
 
-/// How often [`BlockerExt::read_range`] begins again because the object was changed while it was read.
+/// How often [`BlockerExt::read_range`] restarts because the object changed during the read.
 const TRIES: u32 = 8;
 
 /// Whole objects, ranges and listings of any blocker. Implemented for every [`Blocker`].
@@ -57,11 +57,11 @@ pub trait BlockerExt: Blocker {
         async move { Ok(read.await?.to_bytes()) }
     }
 
-    /// Returns the bytes of an object within `range`, up to its end: of one version, also where that takes
-    /// several requests.
+    /// Returns the bytes of an object within `range`, up to its end. All bytes are of one version,
+    /// even if the read takes several requests.
     ///
     /// # Errors
-    /// `Missing`; `Retryable` if the object was changed again and again while it was read; those of
+    /// `Missing`; `Retryable` if the object changed too often during the read; those of
     /// [`Blocker::read`].
     ///
     /// # Cancel safety
@@ -88,8 +88,8 @@ pub trait BlockerExt: Blocker {
         self.write_full(request).into_future()
     }
 
-    /// Removes an object, with the strongest durability that one request can ask for. Returns whether there
-    /// was one.
+    /// Removes an object, with the strongest durability that one request can ask for. Returns
+    /// whether it existed.
     ///
     /// # Errors
     /// Those of [`Blocker::delete`] except `Missing`.
@@ -101,7 +101,7 @@ pub trait BlockerExt: Blocker {
         async move { is_found(removed.await) }
     }
 
-    /// Returns whether there is such an object.
+    /// Returns whether the object exists.
     ///
     /// # Errors
     /// Those of [`Blocker::info`] except `Missing`.
@@ -169,7 +169,8 @@ async fn read_all<B: Blocker + ?Sized>(blocker: &B, object: ObjectId, range: Ran
             }
             let ReadReply { data, size_bytes, version: found, .. } = match blocker.read(request).await {
                 Ok(reply) => reply,
-                // It was replaced or removed in between; the next try sees what there is.
+                // The object was replaced or removed in between; the next attempt reads the new
+                // state.
                 Err(Error::ConditionFailed { .. } | Error::Missing) if version.is_some() => break,
                 Err(error) => return Err(error),
             };

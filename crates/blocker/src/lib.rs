@@ -1,14 +1,14 @@
-//! The storage contract: one trait, [`Blocker`], on which caches, connections, replicators and stores stack
-//! in any order.
+//! The storage contract: one trait, [`Blocker`], on which caches, connections, replicators and
+//! stores stack in any order.
 //!
-//! An *object* is a run of bytes with a name in a namespace; it is read, written, copied and queried by byte
-//! range. What each operation guarantees, and what its caller has to keep to, is documented at [`Blocker`]. A
-//! *backend* is a blocker that stores; a *layer* is a blocker over another one.
+//! An *object* is a sequence of bytes with a name in a namespace; it is read, written, copied and
+//! queried by byte range. [`Blocker`] documents each operation's guarantees and its caller's
+//! duties. A *backend* is a blocker that stores; a *layer* is a blocker over another one.
 //!
 //! # Using a blocker
 //!
-//! Requests are structs made by `new` and refined by methods; answers are [replies](Reply), which are
-//! awaited. [`BlockerExt`] has shorter forms for whole objects.
+//! Requests are structs made by `new` and refined by methods; answers are [replies](Reply), which
+//! are awaited. [`BlockerExt`] has shorter forms for whole objects.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -28,11 +28,11 @@
 //!
 //! # Implementing one
 //!
-//! - A layer forwards what it does not change with [`delegate!`]; [`PassThrough`] is the empty one, and
-//!   `examples/layer.rs` has one in forty lines.
+//! - A layer forwards unchanged operations with [`delegate!`]; [`PassThrough`] is the empty layer,
+//!   and `examples/layer.rs` has one in forty lines.
 //! - A backend implements every operation; [`admission`] has the checks that all of them share, and
-//!   `examples/backend.rs` has a small one. One whose atomic steps span one object, as those of S3 and RADOS do, finds in
-//!   [`conditional`] how changes are decided and how claims reach every object.
+//!   `examples/backend.rs` is a small one. For backends whose atomic steps span one object, such as
+//!   S3 and RADOS, [`conditional`] decides changes and makes claims reach every object.
 //! - [`Control`] is the control plane: policies, quotas, metrics.
 //! - The conformance suite (feature `conformance`) decides whether the contract is kept.
 //!
@@ -46,8 +46,8 @@
 //! | `faulty` | `faulty`: delays, errors, stalls, crashes and lost writes over any blocker, from a seed |
 //! | `conformance` | `conformance`: the suite that checks a blocker against the contract |
 //!
-//! No async runtime is needed: futures are the standard library's, time comes from a [`Clock`] that the
-//! caller passes, and blocking work of the file backend runs on a few threads of its own.
+//! No async runtime is needed: futures are the standard library's, time comes from a [`Clock`] that
+//! the caller passes, and blocking work of the file backend runs on a few threads of its own.
 #![warn(missing_debug_implementations)]
 
 pub mod admission;

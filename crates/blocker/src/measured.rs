@@ -1,5 +1,5 @@
-//! A layer that measures the blocker below: how long each operation takes, how often it fails, and since when
-//! nothing is answered.
+//! A layer that measures the blocker below: the latency and failures of each operation, and the
+//! time without any answer.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,8 +23,8 @@ use crate::response::{
 
 /// Measures every operation of the blocker below; changes nothing.
 ///
-/// An operation costs two readings of the clock and three additions. One whose reply is dropped is not
-/// counted.
+/// An operation costs two readings of the clock and three additions. An operation whose reply is
+/// dropped is not counted.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -41,15 +41,15 @@ pub struct Measured {
     measurements: Arc<Measurements>,
 }
 
-/// What a [`Measured`] layer has measured.
+/// The measurements of a [`Measured`] layer.
 pub struct Measurements {
     backend: &'static str,
     clock: Arc<dyn Clock>,
     operations: [Operation; NAMES.len()],
-    /// Just after the begin of the first operation without an answer since there was one, in nanoseconds of the
-    /// clock and never 0; 0 while operations are answered.
+    /// The time just after the beginning of the first operation since the last answer, in
+    /// nanoseconds of the clock and never 0; 0 while operations are answered.
     silent_since: AtomicU64,
-    /// When the last answer came, in nanoseconds of the clock.
+    /// The time of the last answer, in nanoseconds of the clock.
     answered_at: AtomicU64,
 }
 
@@ -62,11 +62,11 @@ struct Operation {
 /// One operation's measurements.
 #[derive(Clone, Copy, Debug)]
 pub struct OperationStats {
-    /// Its name.
+    /// The operation's name.
     pub name: &'static str,
-    /// How long it took, whatever its outcome.
+    /// The latencies, whatever the outcome.
     pub latency: LatencySnapshot,
-    /// Those that failed. That something is missing, exists, or differs from what was expected is no failure.
+    /// The number of failures. A missing, existing or unexpectedly changed object is not a failure.
     pub failures: u64,
 }
 
@@ -89,14 +89,14 @@ const NAMES: [&str; 15] = [
     "invalidate",
 ];
 
-/// What an outcome says of the store.
+/// What an outcome says about the store.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Outcome {
-    /// It works.
+    /// The store works.
     Answered,
-    /// It works and has refused, or has failed at this operation.
+    /// The store works, but has refused the operation or failed at it.
     Failed,
-    /// It may be away.
+    /// The store may be unreachable.
     Silent,
 }
 
@@ -137,7 +137,8 @@ impl Measurements {
         self.backend
     }
 
-    /// Returns for how long operations have been asked and none has been answered; zero if the last one was.
+    /// Returns how long operations have been waiting without any answer; zero if the last one was
+    /// answered.
     #[must_use]
     pub fn silence(&self) -> Duration {
         match self.silent_since.load(Ordering::Relaxed) {
@@ -146,7 +147,7 @@ impl Measurements {
         }
     }
 
-    /// Returns for how long there has been no answer, whether anything was asked or not.
+    /// Returns the time since the last answer, whether or not anything was requested.
     #[must_use]
     pub fn since_answer(&self) -> Duration {
         self.clock.now().since(Timestamp(self.answered_at.load(Ordering::Relaxed)))
@@ -162,11 +163,11 @@ impl Measurements {
         }
         if outcome == Outcome::Silent {
             let since = begun.0.max(1);
-            // An answer that came after this operation was begun proves that the store is there.
+            // An answer after the beginning of this operation proves that the store is reachable.
             if self.answered_at.load(Ordering::Relaxed) <= since {
                 let first =
                     self.silent_since.compare_exchange(0, since, Ordering::Relaxed, Ordering::Relaxed);
-                // Fails if the silence is known already.
+                // Fails if the silence is already recorded.
                 let _ = first;
             }
         } else {
@@ -185,7 +186,7 @@ impl Collect for Measurements {
         };
         for operation in self.operations() {
             let help = "How long operations of the store took, in seconds.";
-            // From 16 µs to 67 s: nothing that is asked of a store is faster.
+            // From 16 µs to 67 s: no store operation is faster.
             let value = operation.latency.value(4, 26);
             into.sample("store_request_duration_seconds", help, labels(operation.name), value);
         }
@@ -209,7 +210,7 @@ impl fmt::Debug for Measurements {
 }
 
 impl Measured {
-    /// Returns a layer over `below`, which is of this kind. Time is by `clock`.
+    /// Returns a layer over `below`, which is of this kind, measuring by `clock`.
     #[must_use]
     pub fn new(below: Arc<dyn Blocker>, backend: &'static str, clock: Arc<dyn Clock>) -> Measured {
         let answered_at = AtomicU64::new(clock.now().0);
@@ -223,7 +224,7 @@ impl Measured {
         Measured { below, measurements: Arc::new(measurements) }
     }
 
-    /// Returns what it measures. That does not keep the blocker below alive.
+    /// Returns the measurements. They do not keep the blocker below alive.
     #[must_use]
     pub fn measurements(&self) -> Arc<Measurements> {
         Arc::clone(&self.measurements)
@@ -298,7 +299,7 @@ mod tests {
     use crate::name::ObjectId;
     use parking_lot::Mutex;
 
-    /// A store whose next answers to `info` a test sets; each takes one second.
+    /// A store whose answers to `info` a test sets in advance; each takes one second.
     struct Scripted {
         clock: Arc<ManualClock>,
         answers: Mutex<Vec<Error>>,

@@ -1,8 +1,8 @@
 //! Names of objects and namespaces.
 //!
-//! Both are 1 to 255 bytes of any value: a backend never treats a name as text or as a path, and never trims
-//! or folds it. They are reference-counted (`Bytes`), so that a name taken from a receive buffer passes
-//! through every layer without an allocation.
+//! Both are 1 to 255 arbitrary bytes: a backend never treats a name as text or as a path, and never
+//! trims or folds it. They are reference-counted (`Bytes`), so that a name taken from a receive
+//! buffer passes through every layer without an allocation.
 
 use std::fmt;
 use std::str::FromStr;
@@ -25,7 +25,7 @@ macro_rules! name_type {
             /// Returns the name with these bytes, without copying them.
             ///
             /// # Errors
-            /// [`Error::Invalid`] if there are none, or more than [`NAME_BYTES_MAX`].
+            /// [`Error::Invalid`] if `bytes` is empty or longer than [`NAME_BYTES_MAX`].
             pub fn new(bytes: impl Into<Bytes>) -> Result<Self> {
                 let bytes = bytes.into();
                 match bytes.len() {
@@ -61,8 +61,8 @@ macro_rules! name_type {
             }
         }
 
-        /// Writes printable ASCII as it is and every other byte as `\xNN`; quotes and backslashes have a
-        /// backslash before them.
+        /// Writes printable ASCII as it is and every other byte as `\xNN`; quotes and backslashes
+        /// are escaped with a backslash.
         impl fmt::Display for $type {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, "{}", self.0.escape_ascii())
@@ -92,14 +92,15 @@ name_type! {
 }
 
 name_type! {
-    /// The name of a namespace: 1 to 255 bytes. A namespace exists as soon as it is used; it is the unit of
-    /// policy, quota and listing.
+    /// The name of a namespace: 1 to 255 bytes. A namespace exists as soon as it is used; policies,
+    /// quotas and listings apply to namespaces.
     Namespace, "a namespace's name"
 }
 
 impl Namespace {
-    /// Returns whether the name is reserved: it begins with a dot. Stores take it as any other; servers keep records of
-    /// their own there, and each interface for clients hides such namespaces and [refuses](Self::check_unreserved) them.
+    /// Returns whether the name is reserved: it begins with a dot. Stores accept it like any other;
+    /// servers keep their own records there, and every client interface hides such namespaces and
+    /// [refuses](Self::check_unreserved) them.
     #[must_use]
     pub fn is_reserved(&self) -> bool {
         self.0.starts_with(b".")
@@ -164,7 +165,7 @@ impl FromStr for ObjectId {
 }
 
 impl Namespace {
-    /// Returns the name for output before a slash.
+    /// Returns the namespace's name for output before a slash.
     pub(crate) fn in_a_path(&self) -> impl fmt::Display {
         self.to_string().replace('/', "\\x2f")
     }

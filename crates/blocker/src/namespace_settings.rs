@@ -1,4 +1,4 @@
-//! What is set for a namespace, how its writes are treated, and the state that it is in.
+//! A namespace's settings, write mode and state.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,8 +11,8 @@ use crate::name::Namespace;
 
 macro_rules! keys {
     ($($(#[$doc:meta])* $key:ident = $name:literal,)*) => {
-        /// A setting of a namespace that can change while the cache runs, beside its write mode. Each is a number;
-        /// the unit is the one in the name, and without one it is a count.
+        /// A setting of a namespace, beside its write mode, that can change while the cache runs.
+        /// Each is a number, with the unit in its name; without one it is a count.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
         #[non_exhaustive]
         pub enum NamespaceKey {
@@ -23,7 +23,7 @@ macro_rules! keys {
             /// All keys.
             pub const ALL: [Self; [$($name),*].len()] = [$(Self::$key),*];
 
-            /// Returns the key's name, which it has in the configuration file as well.
+            /// Returns the key's name, which the configuration file uses as well.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
@@ -35,35 +35,37 @@ macro_rules! keys {
 }
 
 keys! {
-    /// Its own part of the data that may be dirty. None: it shares the rest with the others.
+    /// The namespace's own limit of dirty data. None: it shares the common limit.
     DirtyBytesMax = "dirty_bytes_max",
     /// How long a change may be dirty before its flush begins. None: as for the whole cache.
     DirtyAgeMsMax = "dirty_age_ms_max",
-    /// The most bytes that its objects may have together, by their sizes. None: no quota. A change that would
-    /// exceed it is refused with [`OutOfSpace`](crate::Error::OutOfSpace) before it is acknowledged.
+    /// The largest sum of its objects' sizes. None: no quota. A change that would exceed it is
+    /// refused with [`OutOfSpace`](crate::Error::OutOfSpace) before it is acknowledged.
     QuotaBytesMax = "quota_bytes_max",
     /// The most requests to the store a second. None: no limit.
     StoreRequestsPerSecondMax = "store_requests_per_second_max",
     /// The most bytes to and from the store a second. None: no limit.
     StoreBytesPerSecondMax = "store_bytes_per_second_max",
-    /// The requests to the store a second that are reserved for it. None: none.
+    /// Store requests per second that are reserved for it. None: none.
     StoreRequestsPerSecondMin = "store_requests_per_second_min",
-    /// Its share of what is not reserved, beside the weights of the others. None: 1.
+    /// Its weight in sharing the unreserved rest of the store. None: 1.
     StoreWeight = "store_weight",
-    /// For how long it can save up what it has not used of its rates. None: 100 ms.
+    /// How long it can save up unused rates. None: 100 ms.
     StoreBurstMs = "store_burst_ms",
-    /// Memory that other namespaces cannot take from it as long as it uses it. With this or one of the next two
-    /// it has a share of the memory of its own. None: 0.
+    /// Memory that other namespaces cannot take from it while it uses it. With this or one of the
+    /// next two settings the namespace has a share of memory of its own. None: 0.
     MemoryBytesMin = "memory_bytes_min",
-    /// The most memory that it has; exceeded by what the requests under way take, and by dirty data. None: all.
+    /// The most memory that it may have; requests in progress and dirty data may exceed it. None:
+    /// all.
     MemoryBytesMax = "memory_bytes_max",
-    /// How much a miss of it counts beside a miss of the others, when memory goes to where it gains most. None: 1.
+    /// The weight of its misses, beside those of others, when memory moves to where it gains most.
+    /// None: 1.
     MemoryWeight = "memory_weight",
-    /// How far ahead of a client that reads in order the store is read. None: as for the whole cache.
+    /// How far the cache reads ahead of a sequential client. None: as for the whole cache.
     ReadAheadBytesMax = "read_ahead_bytes_max",
-    /// From how many bytes on reads in order bypass the cache. None: as for the whole cache.
+    /// The length from which sequential reads bypass the cache. None: as for the whole cache.
     BypassReadBytesMin = "bypass_read_bytes_min",
-    /// From how many bytes on writes in order bypass the cache. None: as for the whole cache.
+    /// The length from which sequential writes bypass the cache. None: as for the whole cache.
     BypassWriteBytesMin = "bypass_write_bytes_min",
 }
 
@@ -92,7 +94,7 @@ impl FromStr for NamespaceKey {
     }
 }
 
-/// Settings of a namespace as one source has them: those that are not there are left to other sources.
+/// The settings that one source makes for a namespace; other sources decide missing ones.
 ///
 /// ```
 /// use blocker::{NamespaceKey, NamespaceSettings, WriteMode};
@@ -114,7 +116,7 @@ pub struct NamespaceSettings {
 }
 
 impl NamespaceSettings {
-    /// Returns the settings with another value: a number, or `None` for none of its own, which hides the value of a
+    /// Returns the settings with another value: a number, or `None`, which removes the value of a
     /// weaker source.
     #[must_use]
     pub fn with(mut self, key: NamespaceKey, value: impl Into<Option<u64>>) -> Self {
@@ -127,18 +129,18 @@ impl NamespaceSettings {
         self.values.insert(key, value.into());
     }
 
-    /// Takes a value back: it is left to other sources.
+    /// Removes a value, so that other sources decide it.
     pub fn unset(&mut self, key: NamespaceKey) {
         self.values.remove(&key);
     }
 
-    /// Returns a value: `None` if it is not set, `Some(None)` if it is set to none of its own.
+    /// Returns a value: `None` if it is not set, `Some(None)` if it is set to no value.
     #[must_use]
     pub fn get(&self, key: NamespaceKey) -> Option<Option<u64>> {
         self.values.get(&key).copied()
     }
 
-    /// Returns the number that a key has.
+    /// Returns a key's number, if it has one.
     #[must_use]
     pub fn number(&self, key: NamespaceKey) -> Option<u64> {
         self.get(key).flatten()
@@ -155,21 +157,21 @@ impl NamespaceSettings {
         self.write.is_none() && self.values.is_empty()
     }
 
-    /// Lays the settings of a stronger source over these.
+    /// Overrides these settings with those of a stronger source.
     pub fn extend(&mut self, stronger: &Self) {
         self.write = stronger.write.or(self.write);
         self.values.extend(&stronger.values);
     }
 }
 
-/// Settings that have a write mode alone.
+/// Settings with only a write mode.
 impl From<WriteMode> for NamespaceSettings {
     fn from(mode: WriteMode) -> Self {
         Self { write: Some(mode), values: BTreeMap::new() }
     }
 }
 
-/// What a cache has of a namespace, and how it treats it.
+/// A namespace's state in a cache, and its settings.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct NamespaceState {
@@ -177,13 +179,13 @@ pub struct NamespaceState {
     pub namespace: Namespace,
     /// How writes are treated.
     pub write: WriteMode,
-    /// Whether something of an earlier write mode is left: a change under way, or data to be stored.
+    /// Whether an earlier write mode has not ended: its changes are in progress, or unstored.
     pub is_changing: bool,
     /// Whether the configuration file names it.
     pub is_configured: bool,
     /// Its settings in force, beside the write mode.
     pub settings: NamespaceSettings,
-    /// What the cache has of it, and what has been done with it, by name.
+    /// Counts of its data in the cache and of its operations, by name.
     pub counts: Vec<(String, u64)>,
 }
 
@@ -212,25 +214,25 @@ pub struct NamespacePage {
     pub has_more: bool,
 }
 
-/// What becomes of a namespace's data that are not stored when it is removed.
+/// The treatment of a namespace's unstored data at its removal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum DirtyData {
-    /// They are a reason to refuse.
+    /// Refuse the removal.
     #[default]
     Refuse,
-    /// They are stored first.
+    /// Store the data first.
     Store,
-    /// They are dropped. What was acknowledged as *cached* or *journaled*, and is not stored, is gone.
+    /// Drop the data. Changes acknowledged as *cached* or *journaled*, but not stored, are lost.
     Discard,
 }
 
-/// What has left a cache with a namespace.
+/// The data that left the cache with a namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct RemovedNamespace {
-    /// Data that the store has, in bytes.
+    /// Bytes dropped that the store has.
     pub dropped_bytes: u64,
-    /// Acknowledged data that the store does not have, in bytes, by whole buckets.
+    /// Acknowledged bytes dropped that the store does not have, by whole buckets.
     pub discarded_bytes: u64,
 }
 
@@ -240,11 +242,11 @@ pub struct RemovedNamespace {
 pub enum WriteMode {
     /// Write-back: acknowledged from the cache, stored later.
     Back,
-    /// Write-through: done below with the durability that the request asks for before it is acknowledged;
-    /// kept in the cache.
+    /// Write-through: made below, with the requested durability, before the acknowledgement; kept
+    /// in the cache.
     #[default]
     Through,
-    /// Write-around: done below with the durability that the request asks for; not kept in the cache.
+    /// Write-around: made below, with the requested durability; not kept in the cache.
     Around,
     /// Every change is refused with [`Error::Denied`]; reads are answered.
     ReadOnly,

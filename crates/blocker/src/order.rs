@@ -2,18 +2,20 @@
 
 use std::fmt;
 
-/// The durability of a change: what it survives. A word means the same on every layer; a request asks for
-/// one, a reply states which one it gives. Ordered from weakest to strongest.
+/// The durability of a change: which failures it survives. A word has the same meaning on every
+/// layer; a request asks for one, a reply states the one reached. Ordered from weakest to
+/// strongest.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum Durability {
     /// In the memory of this process, or in the page cache: lost if the process or the host fails.
     #[default]
     Cached,
-    /// In a synced local log: survives a crash of the process and of the host, not the loss of the disk.
+    /// In a synced local log: survives a crash of the process or the host, not the loss of the
+    /// disk.
     Journaled,
     /// In the memory or log of this number of other nodes: survives the loss of the host.
     Replicated(u8),
-    /// Acknowledged as stored by the backing store: survives what the store survives.
+    /// Acknowledged by the backing store: survives whatever the store survives.
     Stored,
 }
 
@@ -28,9 +30,9 @@ impl fmt::Display for Durability {
     }
 }
 
-/// The version of an object's content. Every change gives the object a new one, which its name never had
-/// before, not even before a delete or a crash: same name and same version, same bytes. A larger version is
-/// not necessarily a later one.
+/// The version of an object's content. Every change gives the object a version that its name never
+/// had before, not even before a delete or a crash: same name and same version, same bytes. A
+/// larger version is not necessarily later.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Version(pub u64);
 
@@ -51,16 +53,16 @@ impl fmt::Display for Epoch {
     }
 }
 
-/// The identity of a writer: random, drawn once for each run of a writer, so that two writers never share
-/// one.
+/// The identity of a writer: a random number drawn once for each run of a writer, so that no two
+/// writers share one.
 ///
-/// A claim carries it, which makes epochs exclusive: the writer that holds an epoch may claim it again (for
-/// example because the answer was lost), any other writer is refused.
+/// A claim carries it, which makes epochs exclusive: the writer that holds an epoch may claim it
+/// again (for example because the answer was lost), any other writer is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct WriterId(pub u128);
 
 impl WriterId {
-    /// Returns an identity that no other writer has.
+    /// Returns a random identity.
     ///
     /// # Panics
     /// If the operating system has no random bytes.
@@ -78,9 +80,9 @@ impl fmt::Display for WriterId {
     }
 }
 
-/// A change's place in its writer's history of one object: the writer's epoch, then a number that rises with
-/// each change of that object. A store applies a stamped change only if its stamp is above the one that the
-/// object carries, atomically with the data.
+/// The position of a change in its writer's history of one object: the writer's epoch, then a
+/// number that rises with each change of that object. A store applies a stamped change only if its
+/// stamp is above the object's, atomically with the data.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Stamp {
     /// The writer's epoch.
@@ -103,11 +105,11 @@ impl fmt::Display for Stamp {
     }
 }
 
-/// A set of changes whose order matters across objects, for example those of a volume. Its number is of its
-/// namespace.
+/// A set of changes whose order matters across objects, for example those of a volume. Numbered
+/// within a namespace.
 ///
-/// A flush of the domain closes its generation. Whatever is lost, a store that has any change of generation g
-/// + 1 has all changes of generation g.
+/// A flush of the domain closes its generation. After any loss, a store that has a change of
+/// generation g + 1 has all changes of generation g.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct OrderDomain(pub u64);
 

@@ -1,8 +1,8 @@
-//! What an operation returns: its answer, ready or pending.
+//! The answer of an operation, ready or pending.
 //!
-//! A hit must not box a future on its way up through the layers, so an operation returns a plain value that
-//! either is the answer or a boxed future of it. Only an answer that is not ready costs an allocation. A
-//! pending future owns all it needs (`'static`), so that a server can spawn it.
+//! A hit must not box a future on its way up through the layers, so an operation returns a plain
+//! value: either the answer or a boxed future. Only an answer that is not ready costs an
+//! allocation. A pending future owns its data (`'static`), so that a server can spawn it.
 
 use std::fmt;
 use std::future::{Future, IntoFuture};
@@ -14,7 +14,8 @@ use crate::error::{Error, Result};
 /// The future of an answer that is not ready. Dropping it cancels the operation: see [`crate::Blocker`].
 pub type Pending<T, E = Error> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
 
-/// The answer to an operation, ready or pending. It can be awaited. Layers with errors of their own use it with those.
+/// The answer to an operation, ready or pending. It can be awaited. Layers may use their own error
+/// types.
 ///
 /// ```
 /// use blocker::{Reply, executor::block_on};
@@ -54,7 +55,8 @@ impl<T, E> Reply<T, E> {
         matches!(self, Self::Ready(_))
     }
 
-    /// Returns a reply whose answer has passed through `change`: now if it is ready, otherwise when it is.
+    /// Returns a reply whose answer is passed through `change`: at once if it is ready, otherwise
+    /// later.
     pub fn then<U>(self, change: impl FnOnce(Result<T, E>) -> Result<U, E> + Send + 'static) -> Reply<U, E>
     where
         T: 'static,

@@ -1,9 +1,9 @@
-//! Requests: one struct for each operation, made by `new` and refined by methods, so that fields can be added
-//! without breaking callers.
+//! Requests: one struct for each operation, created by `new` and refined by methods, so that fields
+//! can be added without breaking callers.
 //!
-//! Two groups of fields recur. [`Call`] is about the call: its deadline, and how the data will be used.
-//! [`Change`] is about changing an object: the durability that the reply must give, the change's place in its
-//! writer's history, and the condition under which it may happen.
+//! Two groups of fields recur. [`Call`] describes the call: its deadline, and how the data will be
+//! used. [`Change`] describes the change of an object: the required durability, its position in its
+//! writer's history, and its condition.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,7 +15,7 @@ use crate::order::{Durability, Epoch, OrderDomain, Stamp, Version, WriterId};
 use crate::segment::Segments;
 use crate::trace::TraceContext;
 
-/// What the caller knows about the use of the data. A backend may ignore it.
+/// The caller's hints about its use of the data. A backend may ignore them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Hints(u32);
 
@@ -54,15 +54,15 @@ impl Hints {
     }
 }
 
-/// How urgent a call is beside others of the same namespace. A backend may ignore it.
+/// The urgency of a call beside others of the same namespace. A backend may ignore it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum Priority {
-    /// No caller waits for it now: reading ahead, copies, checks.
+    /// No caller waits for it now: read-ahead, copies, checks.
     Low,
     /// A caller waits for it.
     #[default]
     Normal,
-    /// Others wait until it is done.
+    /// Other calls wait for it.
     Urgent,
 }
 
@@ -72,9 +72,9 @@ pub enum Priority {
 pub struct Call {
     /// When the caller stops waiting, on the clock that caller and blocker share. `None`: never.
     pub deadline: Option<Timestamp>,
-    /// What is known about the use of the data.
+    /// Hints about the use of the data.
     pub hints: Hints,
-    /// How urgent it is.
+    /// The urgency.
     pub priority: Priority,
     /// The trace that the call belongs to, if it is traced.
     pub trace: Option<TraceContext>,
@@ -102,20 +102,20 @@ pub enum Condition {
 pub struct Change {
     /// The least durability that the reply must give. A backend may give more, never less.
     pub durability: Durability,
-    /// The change's place in its writer's history. `None` counts as epoch 0 and leaves the object's stamp as
-    /// it is.
+    /// The change's position in its writer's history. `None` counts as epoch 0 and keeps the
+    /// object's stamp.
     pub stamp: Option<Stamp>,
     /// The order domain that the change belongs to.
     pub domain: Option<OrderDomain>,
     /// The condition under which the change may happen.
     pub condition: Condition,
-    /// Whether it gives a place to what was acknowledged before. A quota counts such a change and does not refuse it: else
-    /// what it is for could never be stored. A caller keeps what it acknowledges so ahead of its place within a bound, and a
-    /// layer that does not trust its callers may take the change for one as any other.
+    /// Whether the change stores data that were acknowledged before. A quota counts such a change
+    /// but does not refuse it, since the acknowledged data could otherwise never be stored. The
+    /// caller bounds such data, and a layer that does not trust its callers may ignore this flag.
     pub settles: bool,
 }
 
-/// What a flush, a claim or an invalidation covers.
+/// The scope of a flush, a claim or an invalidation.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Scope {
@@ -130,7 +130,7 @@ pub enum Scope {
 }
 
 impl Scope {
-    /// Returns the namespace in which all of it is; `None` for everything.
+    /// Returns the namespace of the scope; `None` for everything.
     #[must_use]
     pub fn namespace(&self) -> Option<&Namespace> {
         match self {
@@ -204,7 +204,7 @@ macro_rules! with_call {
                 self
             }
 
-            /// Sets what is known about the use of the data.
+            /// Sets hints about the use of the data.
             #[must_use]
             pub fn hints(mut self, hints: Hints) -> Self {
                 self.call.hints = hints;
@@ -231,7 +231,7 @@ macro_rules! with_change {
                 self
             }
 
-            /// Sets the change's place in its writer's history.
+            /// Sets the change's position in its writer's history.
             #[must_use]
             pub fn stamp(mut self, stamp: Stamp) -> Self {
                 self.change.stamp = Some(stamp);
@@ -252,13 +252,13 @@ macro_rules! with_change {
                 self
             }
 
-            /// Makes the change conditional on the object having this version.
+            /// Makes the change conditional on the object's version.
             #[must_use]
             pub fn if_version(self, version: Version) -> Self {
                 self.condition(Condition::Version(version))
             }
 
-            /// Sets whether the change gives a place to what was acknowledged before.
+            /// Sets whether the change stores data that were acknowledged before.
             #[must_use]
             pub fn settles(mut self, settles: bool) -> Self {
                 self.change.settles = settles;
@@ -283,7 +283,7 @@ pub struct ReadRequest {
     pub object: ObjectId,
     /// Where the range begins, in bytes.
     pub offset: u64,
-    /// The length of the range in bytes. What lies past the object's end is not returned.
+    /// The length of the range in bytes. The answer ends at the object's end.
     pub len_bytes: u64,
     /// The condition under which to read: a version, or none.
     pub condition: Condition,
@@ -298,7 +298,7 @@ impl ReadRequest {
         Self { object, offset, len_bytes, condition: Condition::None, call: Call::default() }
     }
 
-    /// Makes the read conditional on the object having this version.
+    /// Makes the read conditional on the object's version.
     #[must_use]
     pub fn if_version(mut self, version: Version) -> Self {
         self.condition = Condition::Version(version);
@@ -414,14 +414,15 @@ impl Run {
     }
 }
 
-/// A request to write several ranges of one object in one change. Creates the object if it is missing, and
-/// moves its end if the last range reaches beyond it. What lies between the ranges stays as it is.
+/// A request to write several ranges of one object in one change. Creates the object if it is
+/// missing, and moves its end if the last range reaches beyond it. Bytes between the ranges stay as
+/// they are.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct WriteRunsRequest {
     /// The object.
     pub object: ObjectId,
-    /// The runs: at least one, none empty, each beginning where the one before it ends or later.
+    /// The runs: at least one, none empty, in ascending order without overlap.
     pub runs: Vec<Run>,
     /// The terms of the change, for all runs together.
     pub change: Change,
@@ -438,7 +439,8 @@ impl WriteRunsRequest {
     }
 }
 
-/// A request to discard a range: afterwards it reads as zeros and should take no space. Never moves the end.
+/// A request to discard a range: afterwards it reads as zeros and should take no space. Never moves
+/// the end.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DiscardRequest {
@@ -446,7 +448,7 @@ pub struct DiscardRequest {
     pub object: ObjectId,
     /// Where the range begins, in bytes.
     pub offset: u64,
-    /// The length of the range in bytes; what lies past the object's end is left out.
+    /// The length of the range in bytes; bytes beyond the object's end are ignored.
     pub len_bytes: u64,
     /// The terms of the change.
     pub change: Change,
@@ -471,7 +473,7 @@ pub struct CompareAndWriteRequest {
     pub object: ObjectId,
     /// Where both ranges begin, in bytes.
     pub offset: u64,
-    /// The bytes that must be there. A byte past the object's end differs from any.
+    /// The expected bytes. A byte beyond the object's end differs from any.
     pub expected: Segments,
     /// The bytes to write.
     pub data: Segments,
@@ -482,7 +484,7 @@ pub struct CompareAndWriteRequest {
 }
 
 impl CompareAndWriteRequest {
-    /// Returns a request to write `data` at `offset` if `expected` is there.
+    /// Returns a request to write `data` at `offset` if the bytes there are `expected`.
     #[must_use]
     pub fn new(
         object: ObjectId,
@@ -518,7 +520,7 @@ impl WriteFullRequest {
     }
 }
 
-/// A request to move an object's end. What is gained reads as zeros.
+/// A request to set an object's size. New bytes read as zeros.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TruncateRequest {
@@ -620,7 +622,7 @@ pub struct ListRequest {
     pub namespace: Namespace,
     /// Only names that begin with this; empty for all.
     pub prefix: bytes::Bytes,
-    /// Only names after this one: the last of the page before.
+    /// Only names after this one: the last name of the previous page.
     pub after: Option<Name>,
     /// The largest number of entries, at most what the capabilities allow; 0 counts as 1.
     pub entries_max: u32,
@@ -657,7 +659,8 @@ impl ListRequest {
     }
 }
 
-/// A request to make everything acknowledged so far within a scope *stored*, or as durable as it asks for.
+/// A request to make everything acknowledged so far within a scope *stored*, or as durable as
+/// requested.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct FlushRequest {
@@ -690,7 +693,7 @@ impl FlushRequest {
 pub struct ClaimRequest {
     /// What to take over.
     pub scope: Scope,
-    /// The new epoch, above the one in force; its holder may claim the one in force again. 0 only queries.
+    /// The new epoch, above the one in force; its holder may claim that one again. 0 only queries.
     pub epoch: Epoch,
     /// The writer that takes the scope over. Ignored where `epoch` is 0.
     pub writer: WriterId,
@@ -705,15 +708,15 @@ impl ClaimRequest {
         Self { scope, epoch, writer, call: Call::default() }
     }
 
-    /// Returns a request for the epoch in force in `scope`, which changes nothing. The answer is epoch 0 if
-    /// there is none, otherwise [`Error::Fenced`], which names it.
+    /// Returns a request that queries the epoch in force in `scope` and changes nothing. The answer
+    /// is epoch 0 if there is none, otherwise [`Error::Fenced`] with the epoch.
     #[must_use]
     pub fn ask(scope: Scope) -> Self {
         Self::new(scope, Epoch(0), WriterId(0))
     }
 }
 
-/// A notification that a scope may have been changed by another path than this blocker.
+/// A notification that a scope may have been changed without this blocker.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct InvalidateRequest {

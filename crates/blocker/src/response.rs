@@ -1,4 +1,4 @@
-//! The answers of operations that succeeded.
+//! The answers of successful operations.
 
 use crate::name::Name;
 use crate::order::{Durability, Epoch, Stamp, Version};
@@ -42,7 +42,7 @@ response! {
         version: Version,
         /// The object's size after the change, in bytes.
         size_bytes: u64,
-        /// The durability of the change: what the request asked for, or more.
+        /// The durability reached: the requested one, or a stronger one.
         durability: Durability,
     }
 }
@@ -50,13 +50,13 @@ response! {
 response! {
     /// The answer to the removal of an object.
     DeleteReply {
-        /// The durability of the removal: what the request asked for, or more.
+        /// The durability reached: the requested one, or a stronger one.
         durability: Durability,
     }
 }
 
 response! {
-    /// An object's size, version and stamp, including changes that only a cache has.
+    /// An object's size, version and stamp, including changes that so far exist only in a cache.
     Info {
         /// The object's size in bytes.
         size_bytes: u64,
@@ -84,8 +84,8 @@ response! {
     ListReply {
         /// The objects, in bytewise order of their names.
         entries: Vec<ListEntry>,
-        /// Whether there may be more after the last of them; if so, there is at least one entry, after which
-        /// the next page begins.
+        /// Whether there may be more objects after the last entry. If so, there is at least one
+        /// entry, after which the next page begins.
         has_more: bool,
     }
 }
@@ -107,9 +107,9 @@ response! {
 }
 
 response! {
-    /// The answer to an invalidation: no stale copy of the scope is held.
+    /// The answer to an invalidation: no stale copy of the scope remains.
     InvalidateReply {
-        /// The size of the clean copies that were dropped, in bytes, where it is known.
+        /// The size of the dropped clean copies in bytes, where known.
         dropped_bytes: u64,
     }
 }

@@ -1,6 +1,6 @@
 //! SplitMix64: a small seeded generator, so that every random choice can be replayed from one number.
 
-/// The generator. Not for secrets.
+/// A seeded generator. Not for secrets.
 #[derive(Clone, Debug)]
 pub(crate) struct Rng(u64);
 

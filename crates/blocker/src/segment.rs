@@ -1,9 +1,9 @@
-//! Payloads: owned, reference-counted runs of bytes, in requests and in answers.
+//! Payloads: owned, reference-counted byte sequences, in requests and in answers.
 //!
-//! A segment keeps its memory alive until it is dropped. That makes a request sound under cancellation (a
-//! kernel or a library may still read the memory when the caller no longer waits), and a hit free of copies:
-//! a cache returns its own buckets through [`SegmentOwner`], without an allocation. A segment of zeros takes
-//! no memory. The bytes of a segment never change while it lives.
+//! A segment keeps its memory alive until it is dropped. So a cancelled request is sound (a kernel
+//! or a library may still read the memory after the caller has stopped waiting), and a hit copies
+//! nothing: a cache returns its own buckets through [`SegmentOwner`], without an allocation. A
+//! segment of zeros takes no memory. The bytes of a segment never change while it lives.
 
 use std::fmt;
 use std::ops::Range;
@@ -17,12 +17,14 @@ use crate::buffer::{BUFFER_BYTES, Buffer};
 const ZEROS_BYTES: usize = 64 * 1024;
 static ZEROS: [u8; ZEROS_BYTES] = [0; ZEROS_BYTES];
 
-/// The owner of the memory behind a pinned segment, for example a cache's arena, with the bucket as `token`.
+/// The owner of the memory behind a pinned segment, for example a cache's arena, with the bucket as
+/// `token`.
 ///
-/// The caller of [`Segment::pinned`] passes one count of `token`; each clone takes one more by `retain`, each
-/// drop returns one by `release`. From the first count to the last, the bytes and their place stay the same.
+/// The caller of [`Segment::pinned`] passes one count of `token`; each clone takes one more by
+/// `retain`, each drop returns one by `release`. From the first count to the last, the bytes and
+/// their address stay the same.
 pub trait SegmentOwner: Send + Sync {
-    /// Returns the bytes that `token` stands for. They do not change while a count of it is held.
+    /// Returns the bytes of `token`. They do not change while a count of it is held.
     fn bytes(&self, token: u64) -> &[u8];
     /// Adds a count of `token`: one more segment refers to it.
     fn retain(&self, token: u64);
@@ -30,7 +32,7 @@ pub trait SegmentOwner: Send + Sync {
     fn release(&self, token: u64);
 }
 
-/// One contiguous run of bytes, owned and reference-counted.
+/// One contiguous sequence of bytes, owned and reference-counted.
 #[derive(Clone)]
 pub struct Segment(Repr);
 
@@ -63,7 +65,8 @@ impl Drop for Pinned {
 }
 
 impl Segment {
-    /// Returns the part `range` of what `token` stands for at `owner`, and takes over one count of `token`.
+    /// Returns the part `range` of the owner's bytes for `token`, and takes over one count of
+    /// `token`.
     ///
     /// # Panics
     /// If `range` lies outside the owner's bytes or beyond 4 GiB.
@@ -77,8 +80,8 @@ impl Segment {
         Self(Repr::Pinned(Pinned { token, start: part(range.start), end: part(range.end), owner }))
     }
 
-    /// Returns a copy of `bytes`. Up to one bucket of them goes into memory that the thread keeps for that
-    /// purpose, without an allocation in the steady state.
+    /// Returns a copy of `bytes`. A copy of up to one bucket goes into memory that the thread keeps
+    /// for that purpose, without an allocation in the steady state.
     #[must_use]
     pub fn copied(bytes: &[u8]) -> Self {
         let fill = |target: &mut [u8]| {
@@ -117,8 +120,8 @@ impl Segment {
         matches!(self.0, Repr::Zeros(_))
     }
 
-    /// Returns, of a pinned segment, the owner, the token, and the part of its bytes. An owner can recognise
-    /// its own memory by it when a request brings it back.
+    /// Returns a pinned segment's owner, token, and range of the owner's bytes. An owner can thus
+    /// recognise its own memory when a request brings it back.
     #[must_use]
     pub fn pin(&self) -> Option<(&Arc<dyn SegmentOwner>, u64, Range<usize>)> {
         match &self.0 {
@@ -140,7 +143,7 @@ impl Segment {
             Repr::Zeros(_) => Repr::Zeros(range.len()),
             Repr::Pinned(pin) => {
                 let mut part = pin.clone();
-                // Within the old range, which fits.
+                // The new end lies within the old range, which fits.
                 part.end = part.start + range.end as u32;
                 part.start += range.start as u32;
                 Repr::Pinned(part)
@@ -162,8 +165,8 @@ impl From<Buffer> for Segment {
     }
 }
 
-/// A payload: segments that together are one run of bytes. Empty segments are never kept; a payload of one
-/// segment needs no allocation.
+/// A payload: segments that together form one byte sequence. Empty segments are dropped; a payload
+/// of one segment needs no allocation.
 ///
 /// ```
 /// use blocker::{Segment, Segments};
@@ -181,8 +184,8 @@ enum List {
     #[default]
     Empty,
     One(Segment),
-    /// With the number of bytes of all of them: it is asked for with every segment that is appended. Shared by clones:
-    /// a request is cloned in order to be sent again, which it seldom is.
+    /// The segments, with the total number of bytes, which every append needs. Clones share them: a
+    /// request is cloned so that it can be sent again, which seldom happens.
     Many(Arc<Vec<Segment>>, usize),
 }
 
@@ -302,7 +305,7 @@ impl Segments {
         }
     }
 
-    /// Returns all bytes in one run: shared where one segment allows that, copied otherwise.
+    /// Returns all bytes in one buffer: shared if one segment holds them, copied otherwise.
     #[must_use]
     pub fn to_bytes(&self) -> Bytes {
         match &self.0 {

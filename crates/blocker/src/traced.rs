@@ -1,4 +1,4 @@
-//! A layer that traces what passes through it.
+//! A layer that traces the operations that pass through it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::response::{
 };
 use crate::trace::{Span, SpanKind, TraceContext, Tracer};
 
-/// Begins a span for every traced operation of the blocker below, with the object, the number of bytes, and
-/// whether the answer was there at once; changes nothing else. Operations without a
+/// Begins a span for every traced operation of the blocker below, with the object, the number of
+/// bytes, and whether the answer was ready at once. Operations without a
 /// [context](crate::Call::trace) pass through.
 pub struct Traced {
     below: Arc<dyn Blocker>,
@@ -33,7 +33,7 @@ impl Traced {
         Traced { below, tracer, part: "objects", backend: "" }
     }
 
-    /// Returns a layer over a store, which is of the kind `backend`: spans are called `store.read` and so on.
+    /// Returns a layer over a store of the kind `backend`: spans are called `store.read` and so on.
     #[must_use]
     pub fn store(below: Arc<dyn Blocker>, tracer: Tracer, backend: &'static str) -> Traced {
         Traced { below, tracer, part: "store", backend }
@@ -55,8 +55,8 @@ impl fmt::Debug for Traced {
     }
 }
 
-/// Notes in a span why a request has failed, if it has. That something is missing, exists, or differs from
-/// what was expected is no failure, but an attribute.
+/// Notes in a span why a request has failed. A missing, existing or unexpectedly changed object is
+/// not a failure, but an attribute.
 pub fn note_error(span: &mut Span, error: &Error) {
     match error {
         Error::Missing
@@ -75,7 +75,7 @@ fn end<T>(mut span: Span, answer: &Result<T>) {
     }
 }
 
-/// Ends a span with its reply, when that is there.
+/// Ends a span when its reply is ready.
 fn ended_by<T: Send + 'static>(mut span: Span, reply: Reply<T>) -> Reply<T> {
     span.set("at_once", matches!(reply, Reply::Ready(_)));
     match reply {

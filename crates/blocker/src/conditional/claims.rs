@@ -1,72 +1,77 @@
-//! The protocol of claims for stores whose atomic steps span one object: how a claim reaches every object of a scope,
-//! and why no two writers hold the same epoch.
+//! The claim protocol for stores whose atomic steps span only one object: how a claim reaches every
+//! object of a scope, and why no two writers hold the same epoch.
 //!
 //! # Fencing
-//! Every object carries the epoch below which no change is applied to it, its *fence*, and every change is applied on the
-//! condition that the fence is still the one it was prepared from. What remains is how fences come to be there, and how a
-//! claim reaches all of them, also those of objects that do not exist yet. The store must be able to put something on the
-//! condition that nothing is there, or that what is there was not changed, and its listings must show all that was there
-//! throughout.
+//! Every object carries its *fence*, the epoch below which no change is applied to it. Every change
+//! is applied on the condition that the fence has not changed since the change was prepared. The
+//! protocol defines how objects get fences, and how a claim reaches all of them, including those of
+//! objects that do not exist yet. The store must support puts on the condition that the target is
+//! absent or unchanged, and its listings must show every object that exists throughout the listing.
 //!
-//! **Rule 1.** No change creates its object, and none is applied to an object without a fence. Such an object is first
-//! *introduced*:
-//!  1. it is marked (a *ghost*, which is no object to anyone, is created where nothing is), or the mark of another
-//!     introduction is read;
+//! **Rule 1.** No change creates its object, and none is applied to an object without a fence. Such
+//! an object is first *introduced*:
+//!  1. it is marked (if nothing is there, a *ghost* is created, which callers do not see as an
+//!     object), or the mark of another introduction is read;
 //!  2. then the epochs of its scopes are read;
-//!  3. then the change itself sets the fence to the highest of them (and of its own epoch), on the condition that the mark
-//!     is still that of step 1. It is sent only if its epoch is not below.
+//!  3. then the change itself sets the fence to the highest of them (and of its own epoch), on the
+//!     condition that the mark is still that of step 1. It is sent only if its own epoch is not below that fence.
 //!
-//! **Rule 2.** A claim of epoch e first raises the scope's own epoch (at time R), then lists every object in the scope,
-//! ghosts included, and for each: a fence below e is raised to e; where there is no fence, the mark is replaced by another.
-//! Then it returns. Between the two it makes sure that no other writer holds the epoch in a scope that overlaps (below);
-//! if one does, it is refused, and has raised an epoch that no writer was promised.
+//! **Rule 2.** A claim of epoch e first raises the scope's own epoch (at time R), then lists every
+//! object in the scope, ghosts included, and for each: a fence below e is raised to e; if there is
+//! no fence, the mark is replaced by a new one. Then it returns. Between raising and listing it
+//! checks that no other writer holds the epoch in an overlapping scope (below); if one does, the
+//! claim is refused, and the raised epoch belongs to no writer.
 //!
-//! **Rule 3.** A fence never falls while its object or ghost exists. A ghost is removed only if its fence adds nothing to
-//! the epochs of the scopes, which never fall either.
+//! **Rule 3.** A fence never falls while its object or ghost exists. A ghost is removed only if its
+//! fence adds nothing to the epochs of the scopes, which never fall either.
 //!
-//! *Claim: no change of an epoch below e is applied after the claim of e has returned.* Suppose one is, to an object X at
-//! time T. By rule 1 it met a fence f < e. Let I < S < C ≤ T be the times of the steps of the introduction that set the
-//! first fence of X since X was last created; f never fell, so at C the fence was below e, so the epoch read at S was below
-//! e, so S < R, so I < R. Hence X existed, with that mark, from before R until C: all through the claim's listing, which
-//! therefore met it, at a time K < T. If C < K, there was a fence, and it was raised to e if it was below: it is not below
-//! e at T. If K < C, there was no fence, and the mark was replaced: the step at C met another mark, and was refused.
-//! Either way a contradiction. ∎
+//! *Claim: no change of an epoch below e is applied after the claim of e has returned.* Suppose one
+//! is, to an object X at time T. By rule 1 it met a fence f < e. Let I < S < C ≤ T be the times of
+//! the steps of the introduction that set the first fence of X since X was last created; f never
+//! fell, so at C the fence was below e, so the epoch read at S was below e, so S < R, so I < R.
+//! Hence X existed, with that mark, from before R until C: throughout the claim's listing, which
+//! therefore found it, at a time K < T. If C < K, there was a fence, and it was raised to e if it
+//! was below: it is not below e at T. If K < C, there was no fence, and the mark was replaced: the
+//! step at C met another mark, and was refused. Either way a contradiction. ∎
 //!
-//! Fences of order domains are kept apart from that of the object, and follow the same rules; an object gets one when a
-//! change of that domain first meets it. No clock is trusted, and no client needs rights over others.
+//! The fences of order domains are separate from the object's own, and follow the same rules; an
+//! object gets one with the first change of that domain. The protocol trusts no clock, and no
+//! client needs rights over others.
 //!
 //! # Exclusive epochs
-//! A claim is recorded with its writer: that of a scope in the scope's record, that of an object with the object. Two
-//! claims of one scope are decided by its one record. Scopes that overlap (a wider and a narrower one; a domain and any
-//! object of its namespace) have records in different places, which no step spans. So a claim of epoch e
-//!  1. looks whether the epoch is taken elsewhere, and is refused if it is, before it has changed anything;
+//! A claim is recorded with its writer: in the scope's record, or for an object with the object.
+//! Two claims of one scope are decided by its record. Overlapping scopes (a wider and a narrower
+//! one; a domain and any object of its namespace) have separate records, which no atomic step
+//! spans. So a claim of epoch e
+//!  1. *looks* whether the epoch is taken in an overlapping scope, and if so is refused before it
+//!     has changed anything;
 //!  2. writes its own record, as *asked for*;
-//!  3. *announces* itself: raises to e, in the record of every wider scope, the highest epoch that was ever
-//!     claimed of something narrower (apart for domains and objects, which overlap each other);
-//!  4. looks again, and is refused if the epoch is taken elsewhere by now;
-//!  5. marks its record as *held*. A writer that finds its own record so, or that of a wider scope, holds the
-//!     epoch: when it claims again, only a newer epoch stands against it.
+//!  3. *announces* itself: raises to e, in the record of every wider scope, the highest epoch of
+//!     any narrower claim (separately for domains and objects, which overlap each other);
+//!  4. looks again, and is refused if the epoch is taken by now;
+//!  5. marks its record as *held*. A writer whose own record, or record of a wider scope, is marked
+//!     so holds the epoch: only a newer epoch can refuse its repeated claim.
 //!
-//! To look is to read the records of the wider scopes, and where the announcement of the narrower ones is not
-//! below e, the narrower records themselves, which takes a walk. A claim of an epoch above all that were ever
-//! announced, which is what writers make, walks nothing. A record stands against another writer in either
-//! state.
+//! To look is to read the records of the wider scopes and, where a narrower epoch of at least e was
+//! announced, to list the narrower records. Writers normally claim an epoch above all announced
+//! ones, which lists nothing. A record excludes other writers in either state.
 //!
-//! *Claim: of two overlapping claims of epoch e by different writers, at most one comes to hold it.* If one
-//! is of a wider scope, let it write its record at w and read the announcements at r > w; the other, of a
-//! narrower one, writes its record at w', announces at a' > w', and reads the wider scope's record at r' >
-//! a'. If r < a', then w < r', and the narrower claim meets the wider one's record. If r > a', the wider
-//! claim sees an announcement that is not below e, walks, and meets the record of w'. For a domain and an
-//! object, take the announcements of each: w < a < r and w' < a' < r', and a < r' or a' < r. A wider record
-//! that has been raised above e since refuses the narrower claim as well; a narrower record that has been,
-//! holds e no longer. ∎
+//! *Claim: of two overlapping claims of epoch e by different writers, at most one comes to hold
+//! it.* If one is of a wider scope, let it write its record at w and read the announcements at r >
+//! w; the other, of a narrower one, writes its record at w', announces at a' > w', and reads the
+//! wider scope's record at r' > a'. If r < a', then w < r', and the narrower claim finds the wider
+//! one's record. If r > a', the wider claim sees an announcement that is not below e, lists, and
+//! finds the record of w'. For a domain and an object, take the announcements of each: w < a < r
+//! and w' < a' < r', and a < r' or a' < r. If the wider record has been raised above e since, it
+//! refuses the narrower claim as well; if the narrower record has been raised, it no longer holds
+//! e. ∎
 //!
-//! Both may be refused, and leave their records: a later epoch can be claimed.
+//! Both may be refused, and leave their records; a later epoch can still be claimed.
 
 use crate::admission::check_epoch_step;
 use crate::{Epoch, Error, Namespace, ObjectId, OrderDomain, Result, Scope, WriterId};
 
-/// How often a claim of an object is prepared anew because others changed the object at the same time.
+/// How often a claim of an object is prepared again because of concurrent changes.
 const TRIES: u32 = 200;
 
 /// The record of a claim.
@@ -74,14 +79,14 @@ const TRIES: u32 = 200;
 pub struct Claim {
     /// 0 if nothing was claimed.
     pub epoch: u64,
-    /// `None` where it is not known: then it is another one.
+    /// `None` if unknown, which counts as another writer.
     pub writer: Option<WriterId>,
-    /// Whether the claim has succeeded, as far as its record shows.
+    /// Whether the record shows that the claim has succeeded.
     pub is_held: bool,
 }
 
 impl Claim {
-    /// Returns whether this is a claim of `epoch`, which is not 0, by another writer than `writer`, or by an unknown one.
+    /// Returns whether another or an unknown writer has claimed `epoch` (not 0) by this claim.
     #[must_use]
     pub fn excludes(self, epoch: u64, writer: WriterId) -> bool {
         self.epoch == epoch && self.writer != Some(writer)
@@ -93,7 +98,7 @@ impl Claim {
         self == Self { epoch, writer: Some(writer), is_held: true }
     }
 
-    /// Checks that it does not keep `writer` from `epoch`.
+    /// Checks that this claim does not exclude `writer` from `epoch`.
     ///
     /// # Errors
     /// `Fenced`.
@@ -102,20 +107,20 @@ impl Claim {
     }
 }
 
-/// The record of a scope, as far as claims need it.
+/// The part of a scope's record that claims need.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Record {
-    /// The claim of the scope itself.
+    /// The scope's own claim.
     pub claim: Claim,
-    /// The highest epoch that narrower claims have announced, of anything.
+    /// The highest epoch that any narrower claim has announced.
     pub narrower: u64,
-    /// The same of domains.
+    /// The highest epoch that a domain's claim has announced.
     pub domains: u64,
-    /// The same of objects.
+    /// The highest epoch that an object's claim has announced.
     pub objects: u64,
 }
 
-/// A scope that has a record of its own.
+/// A scope that has its own record.
 #[derive(Clone, Copy, Debug)]
 pub enum Place<'a> {
     /// Everything.
@@ -129,7 +134,7 @@ pub enum Place<'a> {
 /// What a claim announces in the record of a wider scope.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Announced {
-    /// A claim of something narrower, in the record of everything.
+    /// A claim of any narrower scope, in the record of everything.
     Narrower,
     /// A claim of a domain, in the record of its namespace.
     Domains,
@@ -137,43 +142,44 @@ pub enum Announced {
     Objects,
 }
 
-/// The epochs that bind an object beside its own.
+/// The epochs of wider scopes that bind an object.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Scopes {
-    /// Of everything, or of the namespace: the higher.
+    /// The higher epoch of everything and of the namespace.
     pub whole: u64,
-    /// Of the order domain, where one was asked for.
+    /// The order domain's epoch, if one was requested.
     pub domain: u64,
 }
 
 /// An object as a claim finds it.
 #[derive(Debug)]
 pub struct Found<T> {
-    /// Its fence, if it has one.
+    /// The object's fence, if it has one.
     pub fence: Option<u64>,
-    /// The last claim of the object by itself.
+    /// The last claim of the object itself.
     pub claim: Claim,
-    /// What the store has seen of it, to change it on the condition that it is still so.
+    /// The object's state as the store has read it, for a conditional change.
     pub seen: T,
 }
 
-/// What the protocol asks of a store.
+/// The operations that the protocol needs of a store.
 pub trait Claims: Sync {
-    /// What the store has seen of an object.
+    /// A store's view of an object, on which a change is conditional.
     type Seen: Send + Sync;
 
-    /// Returns the record of a scope; an empty one if there is none.
+    /// Returns the record of a scope; an empty one if the scope has none.
     fn record(&self, place: Place<'_>) -> impl Future<Output = Result<Record>> + Send;
 
-    /// Puts the claim that `decide` returns for the one that is there in its place, if it is still there; otherwise `decide`
-    /// is asked again. `None` leaves it. Returns whether something may have been put.
+    /// Replaces the scope's claim by the one that `decide` returns for it, if the claim is
+    /// unchanged; otherwise asks `decide` again. `None` keeps the claim. Returns whether a claim
+    /// may have been put.
     fn update_claim(
         &self,
         place: Place<'_>,
         decide: impl FnMut(Claim) -> Result<Option<Claim>> + Send,
     ) -> impl Future<Output = Result<bool>> + Send;
 
-    /// Raises an announcement in the record of a scope to `epoch`, unless it is not below.
+    /// Raises an announcement in a scope's record to `epoch`, unless it is at least that.
     fn raise(
         &self,
         place: Place<'_>,
@@ -181,14 +187,14 @@ pub trait Claims: Sync {
         epoch: u64,
     ) -> impl Future<Output = Result<()>> + Send;
 
-    /// Returns the epochs that bind the objects of a namespace, as they are now.
+    /// Returns the current epochs that bind the objects of a namespace.
     fn scopes(
         &self,
         namespace: &Namespace,
         domain: Option<OrderDomain>,
     ) -> impl Future<Output = Result<Scopes>> + Send;
 
-    /// Makes sure that the namespace is found by its name.
+    /// Makes the namespace visible in [`Self::namespaces`].
     fn name_namespace(&self, namespace: &Namespace) -> impl Future<Output = Result<()>> + Send;
 
     /// Returns the namespaces that have objects or records.
@@ -208,11 +214,11 @@ pub trait Claims: Sync {
         claim: (u64, WriterId),
     ) -> impl Future<Output = Result<()>> + Send;
 
-    /// Returns an object as it is now.
+    /// Returns the current state of an object.
     fn find(&self, object: &ObjectId) -> impl Future<Output = Result<Found<Self::Seen>>> + Send;
 
-    /// Checks what only this store knows, before an object is claimed with `epoch`, where `above` is in force in the wider
-    /// scopes.
+    /// Makes the store's own checks before an object is claimed with `epoch`; `above` is the epoch
+    /// of the wider scopes.
     ///
     /// # Errors
     /// `Fenced`.
@@ -220,8 +226,9 @@ pub trait Claims: Sync {
         Ok(())
     }
 
-    /// Records a claim with an object if it is still as it was found, and raises its fence to `fence`, where that is given.
-    /// An object without a fence is introduced; it is refused with the epoch of its scopes if that is above.
+    /// Records a claim with an object if the object is unchanged since it was found, and raises its
+    /// fence to `fence`, if given. An object without a fence is introduced; if its scopes' epoch is
+    /// higher, the claim is refused with that.
     fn put_claim(
         &self,
         object: &ObjectId,
@@ -230,10 +237,10 @@ pub trait Claims: Sync {
         fence: Option<u64>,
     ) -> impl Future<Output = Result<()>> + Send;
 
-    /// Does by rule 2 what a claim has to do with every object in the scope of `place`.
+    /// Applies rule 2 to every object in the scope of `place`.
     fn meet_all(&self, place: Place<'_>, epoch: u64) -> impl Future<Output = Result<()>> + Send;
 
-    /// Waits before a claim of an object is prepared anew, for others that change it.
+    /// Waits for concurrent changes before a claim of an object is prepared again.
     fn pause(&self, attempt: u32) -> impl Future<Output = ()> + Send;
 }
 
@@ -241,7 +248,8 @@ fn fenced<T>(epoch: u64) -> Result<T> {
     Err(Error::Fenced { epoch: Epoch(epoch) })
 }
 
-/// Returns how an error is reported once the epoch is raised, and not every object knows.
+/// Returns the conversion of an error that occurs after the epoch is raised but before all objects
+/// have it.
 fn after_raise(raised: bool) -> impl Fn(Error) -> Error {
     move |error| match error {
         Error::Retryable(reason) if raised => Error::OutcomeUnknown(reason),
@@ -249,8 +257,8 @@ fn after_raise(raised: bool) -> impl Fn(Error) -> Error {
     }
 }
 
-/// Claims a scope. Returns whether its epoch has risen. A claim of epoch 0 changes nothing, and shows by its error which
-/// epoch is in force.
+/// Claims a scope. Returns whether its epoch has risen. A claim of epoch 0 changes nothing; its
+/// error names the epoch in force.
 ///
 /// # Errors
 /// `Fenced`, `Invalid`, and those of the store.
@@ -293,7 +301,7 @@ async fn epoch_in_force<S: Claims>(store: &S, scope: &Scope) -> Result<u64> {
     }
 }
 
-/// Raises the scope's epoch, then meets every object in it.
+/// Raises the scope's epoch, then applies it to every object in the scope.
 async fn claim_scope<S: Claims>(
     store: &S,
     scope: &Scope,
@@ -310,13 +318,13 @@ async fn claim_scope<S: Claims>(
     hold(store, scope, (epoch, writer), above.is_held).await.map_err(after_raise(raised))?;
     let held = Claim { is_held: true, ..asked };
     record_claim(store, place, above, held, writer).await.map_err(after_raise(raised))?;
-    // Also when the epoch was there already: the claim that raised it may not have finished.
+    // Needed even if the epoch was there already: the claim that raised it may not have finished.
     store.meet_all(place, epoch).await.map_err(after_raise(raised))?;
     Ok(raised)
 }
 
-/// Writes the record of a claim of a scope: raises its epoch, or marks the claim as held. Returns whether the epoch has
-/// risen.
+/// Writes the record of a scope's claim: raises its epoch, or marks the claim as held. Returns
+/// whether the epoch has risen.
 async fn record_claim<S: Claims>(
     store: &S,
     place: Place<'_>,
@@ -330,7 +338,8 @@ async fn record_claim<S: Claims>(
         if current.epoch > epoch {
             return fenced(current.epoch);
         }
-        // One that was only asked for gives way to one that is held by way of a wider scope.
+        // A claim that was only asked for yields to a writer that holds the epoch through a wider
+        // scope.
         if current.excludes(epoch, writer) && (current.is_held || !above.is_held) {
             return fenced(epoch);
         }
@@ -345,7 +354,7 @@ async fn record_claim<S: Claims>(
     Ok(is_put && has_risen)
 }
 
-/// Claims an object by itself: raises its fence, where need be that of its ghost.
+/// Claims an object itself: raises its fence, creating a ghost if necessary.
 async fn claim_object<S: Claims>(
     store: &S,
     scope: &Scope,
@@ -370,7 +379,7 @@ async fn claim_object<S: Claims>(
             return fenced(epoch);
         }
         if own == asked {
-            // It is this claim, or one whose answer was lost.
+            // This claim, or an earlier attempt whose answer was lost.
             hold(store, scope, (epoch, writer), above.is_held).await?;
             store.put_claim(object, found, held, None).await?;
         } else {
@@ -382,30 +391,31 @@ async fn claim_object<S: Claims>(
             *raised |= fence.max(above.in_force) < epoch;
             store.put_claim(object, found, asked, Some(epoch)).await?;
         }
-        // Whether it was put: the next look shows it.
+        // The next look shows whether the claim was put.
         store.pause(attempt).await;
     }
     Err(Error::Retryable("too many concurrent changes to this object".into()))
 }
 
-/// Announces a claim that is asked for, and makes sure that it can be held.
+/// Announces a claim that is asked for, and checks that it can be held.
 async fn hold<S: Claims>(store: &S, scope: &Scope, claim: (u64, WriterId), is_held: bool) -> Result<()> {
     announce(store, scope, claim.0).await?;
     let above = look_above(store, scope, claim, is_held).await?;
     if above.is_held { Ok(()) } else { look_beside(store, scope, claim).await }
 }
 
-/// What a claim finds in the wider scopes.
+/// The state of the wider scopes.
 #[derive(Clone, Copy)]
 struct Above {
-    /// The highest epoch.
+    /// The highest epoch there.
     in_force: u64,
-    /// Whether the writer holds the epoch that it claims already, there or in the scope itself.
+    /// Whether the writer already holds the epoch that it claims, in a wider scope or in the scope
+    /// itself.
     is_held: bool,
 }
 
-/// Looks at the scopes that are wider than `scope`. Refuses the claim if one of them has a newer epoch, or this one by
-/// another writer; the latter only unless the writer holds the epoch already.
+/// Looks at the scopes wider than `scope`. Refuses the claim if one of them has a newer epoch, or
+/// has this epoch by another writer and the claimant does not hold it already.
 async fn look_above<S: Claims>(
     store: &S,
     scope: &Scope,
@@ -428,8 +438,9 @@ async fn look_above<S: Claims>(
     Ok(Above { in_force, is_held })
 }
 
-/// Looks at all other scopes that overlap with `scope`: narrower ones, and the objects beside a domain or the domains
-/// beside an object. Refuses the claim if another writer has claimed the epoch of one.
+/// Looks at all other scopes that overlap `scope`: narrower ones; the objects beside a domain, or
+/// the domains beside an object. Refuses the claim if another writer has claimed the epoch in one
+/// of them.
 async fn look_beside<S: Claims>(store: &S, scope: &Scope, claim: (u64, WriterId)) -> Result<()> {
     let (namespace, domains, objects) = match scope {
         Scope::All => {
@@ -451,7 +462,8 @@ async fn look_beside<S: Claims>(store: &S, scope: &Scope, claim: (u64, WriterId)
     look_within(store, namespace, whole, (domains, objects), claim).await
 }
 
-/// Checks the domains of a namespace, its objects, or both, where an announcement shows that they may matter.
+/// Checks the domains of a namespace, its objects, or both, if an announcement shows that they may
+/// matter.
 async fn look_within<S: Claims>(
     store: &S,
     namespace: &Namespace,
@@ -468,7 +480,7 @@ async fn look_within<S: Claims>(
     Ok(())
 }
 
-/// Lets claims of wider scopes know that something in `scope` has been claimed with `epoch`.
+/// Announces to the wider scopes that a claim in `scope` has this `epoch`.
 async fn announce<S: Claims>(store: &S, scope: &Scope, epoch: u64) -> Result<()> {
     match scope {
         Scope::Namespace(_) => {}

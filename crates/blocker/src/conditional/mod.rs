@@ -1,6 +1,7 @@
-//! The core of stores whose atomic steps span one object: a change is decided on what was seen of the object, and applied
-//! on the condition that the object is still so. What such stores have in common lies here, and no I/O: a change and its
-//! effect on the size of an object (this file), and the protocol of claims ([`claims`]).
+//! The core of stores whose atomic steps span only one object: a change is decided on the object's
+//! observed state, and applied on the condition that the state is unchanged. This module does no
+//! I/O; it has the changes and their effect on an object's size (this file), and the claim protocol
+//! ([`claims`]).
 
 pub mod claims;
 
@@ -11,12 +12,12 @@ use crate::{
     Version,
 };
 
-/// What a change does to an object.
+/// A change of one object.
 #[derive(Debug)]
 pub enum Act {
     /// Writes bytes.
     Write {
-        /// Where they begin.
+        /// Where the bytes go.
         offset: u64,
         /// The bytes.
         data: Segments,
@@ -28,16 +29,16 @@ pub enum Act {
         /// Their number.
         len_bytes: u64,
     },
-    /// Writes several ranges. Checked already: in order, none empty, within all limits.
+    /// Writes several ranges, already checked: in order, none empty, within all limits.
     Runs(Vec<Run>),
-    /// Gives a range back.
+    /// Discards a range.
     Discard {
         /// Where it begins.
         offset: u64,
         /// Its length.
         len_bytes: u64,
     },
-    /// Writes bytes if others are there.
+    /// Writes bytes if the expected ones are there.
     CompareAndWrite {
         /// Where both begin.
         offset: u64,
@@ -62,21 +63,21 @@ pub enum Act {
     Touch,
 }
 
-/// What was seen of an object that decides whether a change may be applied.
+/// The observed state of an object, which decides whether a change may be applied.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Seen {
     /// Its version; `None` if there is no object.
     pub version: Option<Version>,
     /// The stamp of its last stamped change.
     pub stamp: Option<Stamp>,
-    /// The epoch below which no change is applied; `None`: not known yet.
+    /// The epoch below which no change is applied; `None` if not yet known.
     pub fence: Option<u64>,
     /// The same for the change's order domain.
     pub domain_fence: Option<u64>,
 }
 
 impl Act {
-    /// Checks that the object is not larger afterwards than one may be.
+    /// Checks that the change does not make the object too large.
     ///
     /// # Errors
     /// `TooLarge`.
@@ -95,10 +96,11 @@ impl Act {
         }
     }
 
-    /// Checks whether the change may be applied to what was seen. A fence that is not known yet is that of `scopes`.
+    /// Checks whether the change may be applied to the observed state. An unknown fence is taken
+    /// from `scopes`.
     ///
     /// # Errors
-    /// Those of [`admit`]; `Missing` if there is no object and the change creates none.
+    /// Those of [`admit`]; `Missing` if there is no object and the change does not create one.
     pub fn admit(&self, change: &Change, seen: Seen, scopes: Scopes) -> Result<()> {
         let domain = change.domain.map_or(0, |_| seen.domain_fence.unwrap_or(scopes.domain));
         let claimed = seen.fence.unwrap_or(scopes.whole).max(domain);
@@ -106,7 +108,7 @@ impl Act {
         if seen.version.is_none() && !self.creates() { Err(Error::Missing) } else { Ok(()) }
     }
 
-    /// Returns the bytes that are sent for it, at most.
+    /// Returns the largest number of bytes that the change sends.
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {
         match self {
@@ -124,19 +126,19 @@ impl Act {
         }
     }
 
-    /// Returns whether the change creates an object that is not there.
+    /// Returns whether the change creates a missing object.
     #[must_use]
     pub fn creates(&self) -> bool {
         matches!(self, Self::Write { .. } | Self::Zeroes { .. } | Self::Runs(_) | Self::Full { .. })
     }
 
-    /// Returns whether the change may create an object that is not there, on its condition.
+    /// Returns whether the change's condition allows it to create a missing object.
     #[must_use]
     pub fn may_create(&self, change: &Change) -> bool {
         self.creates() && !matches!(change.condition, Condition::Present | Condition::Version(_))
     }
 
-    /// Returns the object's size afterwards, where it has `size` bytes before.
+    /// Returns the object's size after the change, given its size before.
     #[must_use]
     pub fn new_size(&self, size: u64) -> u64 {
         match self {
@@ -154,8 +156,9 @@ impl Act {
     }
 }
 
-/// Returns the change of the target by which a copy is made through the client. `read` reads so many bytes of the source,
-/// and returns them with the source's size and version, all of one moment.
+/// Returns the change of the target for a copy through the client. `read` reads the given number of
+/// bytes of the source, and returns them with the source's size and version, as one consistent
+/// snapshot.
 ///
 /// # Errors
 /// Those of `read`; `TooLarge`.

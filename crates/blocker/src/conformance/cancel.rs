@@ -1,4 +1,4 @@
-//! Cancellation at every await: poll a reply n times, drop it, and see what is left.
+//! Cancellation at every await: polls a reply n times, drops it, and checks the state.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::executor::poll_times;
 use crate::request::*;
 
-/// A reply that needs more polls than this is not cut at each of them.
+/// Replies that need more polls are not dropped after each of them.
 const POLLS_MAX: usize = 6;
 /// How long to wait for the wake-up between two polls.
 const WAKE: Duration = Duration::from_millis(20);
@@ -25,7 +25,7 @@ pub(super) fn a_cancelled_change_is_all_or_nothing(cx: &Cx<'_>) -> Check {
             let found = cx.read(&object)?;
             ensure!(found == *new || (found == old && !finished), "cut after {polls} polls, it is half done");
 
-            // A cancelled creation: there wholly, or not at all.
+            // A cancelled creation creates the whole object or nothing.
             let created = cx.object(format!("new-{polls}-{round}"));
             let request = WriteFullRequest::new(created.clone(), new.clone());
             poll_times(cx.backend().write_full(request), polls, WAKE);
@@ -54,7 +54,7 @@ pub(super) fn a_cancelled_call_blocks_no_other(cx: &Cx<'_>) -> Check {
         poll_times(backend.list(ListRequest::new(cx.namespace())), polls, WAKE);
         poll_times(backend.copy(CopyRequest::new(id(), cx.object("copied"))), polls, WAKE);
         poll_times(backend.invalidate(InvalidateRequest::new(scope.clone())), polls, WAKE);
-        // The other bucket of the same object is still to be had, read and written and flushed.
+        // The object's other bucket is still accessible: it can be read, written and flushed.
         cx.write(&object, 4096, &[2; 4096])?;
         let found = cx.read(&object)?;
         ensure!(found[4096..] == [2; 4096], "a write after cancelled calls is not there");

@@ -1,4 +1,4 @@
-//! Concurrent callers: nothing is torn, nothing is lost, no caller delays another.
+//! Concurrent callers: no data are torn or lost, and no caller delays another.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -16,7 +16,7 @@ use crate::request::*;
 
 const WRITERS: u8 = 3;
 
-/// What callers on other threads share: the backend, and how long to wait for it.
+/// State shared by callers on other threads: the backend, and the timeout of its answers.
 type Shared = (Arc<dyn Blocker>, Duration);
 
 /// Runs `work` on `threads` threads. Returns the first failure.
@@ -77,8 +77,8 @@ pub(super) fn runs_are_seen_all_or_none(cx: &Cx<'_>) -> Check {
     })
 }
 
-/// Writers put a byte each time where `write` says, while a reader holds all that it finds against `check`.
-/// Both know the size: one bucket; and as many bytes as one write is atomic for.
+/// Writers write one byte value at a time with `write`, while a reader passes everything it reads
+/// to `check`. Runs for one bucket, and for the largest atomic write.
 fn never_seen_in_part(
     cx: &Cx<'_>,
     object: &ObjectId,
@@ -113,7 +113,7 @@ fn never_seen_in_part(
     Ok(())
 }
 
-/// Each thread adds to a counter in the object, by whatever makes that safe.
+/// Each thread increments a counter in the object, by the safe method `add`.
 fn count_up(cx: &Cx<'_>, name: &str, add: impl Fn(&Shared) -> Check<bool> + Sync) -> Check {
     let object = cx.object(name);
     cx.write(&object, 0, &0_u64.to_le_bytes())?;

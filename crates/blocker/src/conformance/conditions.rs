@@ -1,4 +1,4 @@
-//! Conditions and versions: check and change in one step, and no version used twice.
+//! Conditions and versions: check and change are one step, and no version is used twice.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use crate::request::*;
 use crate::response::ChangeReply;
 use crate::segment::Segments;
 
-/// Every operation that changes an object which is there, under the given terms.
+/// Every operation that changes an existing object, with the given terms.
 pub(super) fn changes(cx: &Cx<'_>) -> Vec<(&'static str, ChangeCall)> {
     let mut all: Vec<(&'static str, ChangeCall)> = vec![
         ("write", |b, o, c| b.write(WriteRequest::new(o, 1, b"new").change(c))),
@@ -42,7 +42,7 @@ pub(super) fn changes(cx: &Cx<'_>) -> Vec<(&'static str, ChangeCall)> {
 
 pub(super) type ChangeCall = fn(&dyn Blocker, ObjectId, Change) -> Reply<ChangeReply>;
 
-/// What a copy of [`changes`] copies from; a case that uses it makes the object first.
+/// The source of the copy in [`changes`]; a case that uses it creates the object first.
 pub(super) fn source_of(object: &ObjectId) -> ObjectId {
     let name = crate::name::Name::new("source").expect("a proper name");
     ObjectId::new(object.namespace.clone(), name)

@@ -1,5 +1,5 @@
-//! What a case works with: the backend, names of its own, and short words for "this must work" and
-//! "this must fail so".
+//! The context of a case: the backend, its own names, and shorthands for "this must work" and "this
+//! must fail so".
 
 use std::cell::RefCell;
 use std::fmt::Debug;
@@ -21,7 +21,7 @@ use crate::request::*;
 use crate::response::*;
 use crate::rng::Rng;
 
-/// Why a case ends early.
+/// The reason for which a case ends early.
 pub(super) enum Stop {
     Skip(String),
     Fail(String),
@@ -72,7 +72,7 @@ impl<'a> Cx<'a> {
 
     /// Cuts the power and continues with the restarted backend.
     pub(super) fn power_cycle(&self) -> Check {
-        // No handle to the old one may be left: a store has one process.
+        // A store is open in one process at a time, so no handle to the old one may remain.
         let placeholder: Arc<dyn Blocker> = Arc::new(crate::memory::Memory::default());
         drop(self.backend.replace(placeholder));
         let backend = self.harness.power_cycle();
@@ -108,7 +108,7 @@ impl<'a> Cx<'a> {
         if has { Ok(()) } else { Err(Stop::Skip(format!("the backend has no {what}"))) }
     }
 
-    /// Removes what the case (or an earlier run) left, whatever epoch it carries.
+    /// Removes objects left by the case or an earlier run, whatever their epoch.
     pub(super) fn clean(&self) -> Check {
         for namespace in [self.namespace(), self.other_namespace()] {
             let mut first_before = None;
@@ -167,12 +167,12 @@ impl<'a> Cx<'a> {
         }
     }
 
-    /// It must work.
+    /// Calls, and fails the case on an error.
     pub(super) fn ok<T: Unpin>(&self, what: &str, call: impl Fn(&dyn Blocker) -> Reply<T>) -> Check<T> {
         self.wait(what, call)?.map_err(|error| Stop::Fail(format!("{what} failed: {error}")))
     }
 
-    /// It must fail, and in this way.
+    /// Calls, and fails the case unless the call fails with this error.
     pub(super) fn fails<T: Unpin + Debug>(
         &self,
         what: &str,
@@ -243,7 +243,7 @@ impl<'a> Cx<'a> {
     }
 }
 
-/// Fails with the first difference, not with megabytes of bytes.
+/// Compares bytes, and reports only the first difference instead of megabytes.
 pub(super) fn same_bytes(found: &[u8], wanted: &[u8]) -> Check {
     if let Some(at) = found.iter().zip(wanted).position(|(a, b)| a != b) {
         let text = format!("byte {at} is {:#04x}, expected {:#04x}", found[at], wanted[at]);

@@ -1,7 +1,7 @@
-//! Loss of power: what was stored is there, what was not is old or new, and order is kept.
+//! Loss of power: stored data are intact, unstored data are old or new, and the order holds.
 //!
-//! Each case works, has the harness cut the power (which loses, tears and reorders whatever the store
-//! may), and looks. Run many seeds: a crash is a draw.
+//! Each case does some work, has the harness cut the power (which loses, tears and reorders
+//! whatever the store may), and checks the result. Outcomes are random, so run many seeds.
 
 use std::collections::HashMap;
 
@@ -106,7 +106,7 @@ pub(super) fn generations_are_kept_in_order(cx: &Cx<'_>) -> Check {
     let objects: Vec<_> = (0..6).map(|n| cx.object(format!("volume-{n}"))).collect();
     let mut generation = 0_u64;
     for _ in 0..4 * cx.options.effort {
-        // Each generation writes its number everywhere; only a flush stands between two of them.
+        // Each generation writes its number everywhere; only a flush separates two generations.
         let first = generation + 1;
         let last_flushed = first + cx.below(3);
         for number in first..=last_flushed + 1 {

@@ -80,7 +80,7 @@ pub(super) fn subscribers_receive_invalidations(cx: &Cx<'_>) -> Check {
             receives(cx, subscriber, is_it, "an invalidation")?;
         }
     }
-    // What is dirty stays, invalidated or not.
+    // Dirty data stay, invalidated or not.
     cx.expect(&object, b"bytes")
 }
 
@@ -88,7 +88,8 @@ pub(super) fn subscribers_receive_claims(cx: &Cx<'_>) -> Check {
     cx.skip_unless(cx.caps.fencing, "fencing")?;
     let scope = Scope::Object(cx.object("claimed"));
     let mut subscriber = cx.backend().subscribe();
-    // On a store that remembers an earlier run the claim may be known already: raise it step by step.
+    // A store that remembers an earlier run may have a claim already, so the epoch is raised step
+    // by step.
     let mut epoch = 1;
     loop {
         let request = ClaimRequest::new(scope.clone(), Epoch(epoch), super::fencing::WRITER);

@@ -1,4 +1,4 @@
-//! Fencing: a deposed or late writer is refused, always.
+//! Fencing: a deposed or late writer is always refused.
 
 use super::conditions::{changes, source_of};
 use super::context::{Check, Cx, ensure};
@@ -11,7 +11,7 @@ use crate::response::ChangeReply;
 
 /// The writer of the suite's own claims, the same in every run.
 pub(super) const WRITER: WriterId = WriterId(0x5eed);
-/// A second one.
+/// A second writer.
 const OTHER_WRITER: WriterId = WriterId(0x07e4);
 
 fn stamped(cx: &Cx<'_>, object: &ObjectId, stamp: Stamp, data: &'static [u8]) -> Check<ChangeReply> {
@@ -43,7 +43,7 @@ pub(super) fn stamps_rise_or_are_refused(cx: &Cx<'_>) -> Check {
     refused(cx, &object, with(Some(Stamp::new(1, 6))), &carried)?;
     refused(cx, &object, with(Some(Stamp::new(1, 0))), &carried)?;
     cx.expect(&object, b"again")?;
-    // A new epoch starts its own count.
+    // Sequences restart with a new epoch.
     stamped(cx, &object, Stamp::new(2, 0), b"epoch")?;
     cx.expect(&object, b"epoch")
 }
@@ -54,7 +54,7 @@ pub(super) fn the_stamp_is_shown_and_kept(cx: &Cx<'_>) -> Check {
     cx.write(&object, 0, b"plain")?;
     ensure!(cx.info(&object)?.stamp.is_none(), "an unstamped object shows a stamp");
     stamped(cx, &object, Stamp::new(0, 3), b"zero")?;
-    // An epoch of 0 guards against late changes, but excludes no writer.
+    // An epoch of 0 orders changes, but excludes no writer.
     cx.write(&object, 0, b"plain")?;
     ensure!(cx.info(&object)?.stamp == Some(Stamp::new(0, 3)), "an unstamped change moved the stamp");
     stamped(cx, &object, Stamp::new(4, 1), b"four")?;
@@ -86,7 +86,7 @@ pub(super) fn older_epochs_are_refused_by_every_operation(cx: &Cx<'_>) -> Check 
 pub(super) fn a_claim_refuses_older_epochs_in_its_scope_only(cx: &Cx<'_>) -> Check {
     cx.skip_unless(cx.caps.fencing, "fencing")?;
     let (one, other) = (cx.object("one"), cx.object("other"));
-    // Epochs on a real store outlive the run; start from what is there.
+    // A real store's epochs outlive the run, so this starts from the epoch in force.
     claim(cx, Scope::Object(one.clone()), 10)?;
     let fenced = Error::Fenced { epoch: Epoch(10) };
     refused(cx, &one, with(None), &fenced)?;
@@ -149,10 +149,10 @@ pub(super) fn an_epoch_in_force_is_refused_to_another_writer(cx: &Cx<'_>) -> Che
     for (epoch, scope) in [(10, &one), (20, &domain), (30, &whole)] {
         claim(cx, scope.clone(), epoch)?;
         refuses(scope, epoch, OTHER_WRITER)?;
-        // Its answer may have been lost.
+        // The same claim again, as after a lost answer.
         claim(cx, scope.clone(), epoch)?;
     }
-    // A wider claim holds in the narrower scopes, and a narrower one in the wider scope.
+    // A wider claim binds narrower scopes, and a narrower one excludes others from the wider scope.
     refuses(&one, 30, OTHER_WRITER)?;
     refuses(&domain, 30, OTHER_WRITER)?;
     claim(cx, one.clone(), 30)?;
@@ -208,7 +208,7 @@ pub(super) fn a_deleted_object_is_not_brought_back_by_a_late_change(cx: &Cx<'_>)
     cx.expect(&object, b"reborn")?;
     let delete = DeleteRequest::new(object.clone()).stamp(Stamp::new(3, 5));
     cx.ok("stamped delete", |b| b.delete(delete.clone()))?;
-    // A claim takes over what the memory of the deletion was for.
+    // The claim replaces the remembered deletion.
     claim(cx, Scope::Object(object.clone()), 4)?;
     refused(cx, &object, with(Some(Stamp::new(3, 9))), &Error::Fenced { epoch: Epoch(4) })?;
     cx.is_missing(&object)

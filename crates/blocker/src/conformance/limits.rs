@@ -101,7 +101,7 @@ pub(super) fn runs_work_up_to_their_limit(cx: &Cx<'_>) -> Check {
         let more = WriteRunsRequest::new(object.clone(), (0..=count).map(run).collect());
         cx.fails("write_runs of one more", |b| b.write_runs(more.clone()), is_invalid)?;
     }
-    // As many bytes as one request can have, to the object's very end.
+    // The largest request, ending exactly at the largest size.
     let limit = cx.caps.object_bytes_max;
     let largest = cx.caps.request_bytes_max.min(limit - 1).min(16 << 20);
     let data = cx.bytes(largest as usize);
@@ -117,7 +117,7 @@ pub(super) fn runs_work_up_to_their_limit(cx: &Cx<'_>) -> Check {
     same_bytes(&read.data.to_vec(), &data[half..])
 }
 
-/// Whether it was refused in the right way.
+/// Whether the error is the expected refusal.
 type Refusal = fn(&Error) -> bool;
 
 fn is_invalid(error: &Error) -> bool {

@@ -1,4 +1,4 @@
-//! Listing: in order, complete, page by page, also while others change the namespace.
+//! Listing: in order, complete, page by page, also during concurrent changes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,7 +8,7 @@ use super::context::{Check, Cx, Stop, ensure};
 use crate::executor::block_on;
 use crate::request::*;
 
-/// All names, by pages of at most `entries_max`.
+/// Lists all names, in pages of at most `entries_max`.
 fn list_all(cx: &Cx<'_>, prefix: &[u8], entries_max: u32) -> Check<Vec<Vec<u8>>> {
     let first =
         ListRequest::new(cx.namespace()).prefix(Bytes::copy_from_slice(prefix)).entries_max(entries_max);
@@ -58,11 +58,11 @@ pub(super) fn pages_join_without_gap_or_repeat(cx: &Cx<'_>) -> Check {
         let listed = list_all(cx, b"", entries_max)?;
         ensure!(listed == names, "pages of {entries_max} join to {} names of {}", listed.len(), names.len());
     }
-    // After a name that is not there, and after the last.
+    // After a name that does not exist, and after the last name.
     let request = ListRequest::new(cx.namespace()).after(cx.object("b").name);
     let wanted: Vec<_> = names.iter().filter(|name| name.as_slice() > b"b".as_slice()).cloned().collect();
     let page = cx.names(&request)?;
-    // A backend may have smaller pages.
+    // A backend may return smaller pages.
     let is_right = !page.is_empty() && wanted.starts_with(&page);
     ensure!(is_right, "a page after an absent name is wrong");
     let request = ListRequest::new(cx.namespace()).after(cx.object(names.last().expect("some")).name);
@@ -80,7 +80,7 @@ pub(super) fn a_prefix_selects(cx: &Cx<'_>) -> Check {
             ensure!(listed == wanted, "prefix {prefix:?} selects {} of {}", listed.len(), wanted.len());
         }
     }
-    // A start before the prefix changes nothing; one behind it leaves nothing.
+    // A start before the prefix changes nothing; a start behind it leaves nothing.
     let request = ListRequest::new(cx.namespace()).prefix("b");
     let all = cx.names(&request)?;
     ensure!(
@@ -107,7 +107,7 @@ pub(super) fn objects_that_stay_are_listed_once_under_change(cx: &Cx<'_>) -> Che
                 if stop.load(Ordering::Relaxed) {
                     break;
                 }
-                // Their outcome is not what this case is about.
+                // This case does not test the outcome of these changes.
                 let _ = block_on(backend.write(WriteRequest::new(object.clone(), 0, b"y")));
                 let _ = block_on(backend.delete(DeleteRequest::new(object.clone())));
             }

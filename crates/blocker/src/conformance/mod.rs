@@ -1,9 +1,9 @@
 //! The conformance suite: checks any backend or layer against the contract.
 //!
-//! The suite uses nothing but [`Blocker`]. It does not expect answers at once, needs no async runtime, uses
-//! namespaces of its own and leaves them empty, so that it also runs against a store on the network that
-//! others use. Each case is one sentence of the contract; a case that a capability rules out is skipped, with
-//! the reason. The effects of a power loss are checked where the [`Harness`] can cut the power.
+//! The suite uses only [`Blocker`] and no async runtime. It works in namespaces of its own and
+//! leaves them empty, so it can run against a shared store on the network. Each case tests one
+//! sentence of the contract; cases that the capabilities exclude are skipped with a reason. Power
+//! loss is tested if the [`Harness`] can cut the power.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -46,8 +46,9 @@ pub trait Harness {
         Arc::new(SystemClock)
     }
 
-    /// Cuts the power of what [`Self::backend`] returned last, loses what the store may lose, and restarts
-    /// it. Returns `None`, the default, where that cannot be done: those cases are skipped.
+    /// Cuts the power of the blocker that [`Self::backend`] returned last, loses whatever the store
+    /// may lose, and restarts it. Returns `None`, the default, if the harness cannot do that; such
+    /// cases are skipped.
     fn power_cycle(&self) -> Option<Arc<dyn Blocker>> {
         None
     }
@@ -80,7 +81,7 @@ impl Harness for Plain {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// The seed of every random choice; the report has it.
+    /// The seed of every random choice; the report repeats it.
     pub seed: u64,
     /// The prefix of the suite's namespaces. Objects found there are removed.
     pub namespace_prefix: String,
@@ -90,8 +91,8 @@ pub struct Options {
     pub timeout: Duration,
     /// The amount of random work: 1 takes a second or less on a fast backend.
     pub effort: u32,
-    /// Whether the suite is the only user of the backend, so that scopes that span all namespaces may be
-    /// claimed. Once claimed they stay so.
+    /// Whether the suite is the only user of the backend, so that it may claim scopes of all
+    /// namespaces. Such claims are permanent.
     pub exclusive: bool,
 }
 
@@ -101,7 +102,7 @@ impl Default for Options {
             seed: 1,
             namespace_prefix: "conformance".into(),
             filter: String::new(),
-            // Of a layer that gathers changes a flush can take long on a busy machine.
+            // On a busy machine a flush of a layer that collects changes can take long.
             timeout: Duration::from_secs(240),
             effort: 1,
             exclusive: false,
@@ -109,7 +110,7 @@ impl Default for Options {
     }
 }
 
-/// One sentence of the contract, and how to check it.
+/// One sentence of the contract, and the function that tests it.
 struct Case {
     name: &'static str,
     check: fn(&Cx<'_>) -> Check,

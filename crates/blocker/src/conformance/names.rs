@@ -86,7 +86,7 @@ pub(super) fn namespaces_are_apart(cx: &Cx<'_>) -> Check {
     cx.expect(&there, b"there")?;
     cx.delete(&there)?;
 
-    // A namespace's name may be any bytes as well, and of any length.
+    // A namespace's name may also have any bytes and any length.
     for bytes in [vec![0], vec![b'/'], vec![b'.', b'.'], vec![0xff; 255]] {
         let mut unique = cx.namespace().as_bytes().to_vec();
         unique.extend_from_slice(&bytes);

@@ -1,4 +1,4 @@
-//! Any sequence of operations, beside a plain map of vectors.
+//! Random sequences of operations, compared with a plain map of vectors.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ pub(super) fn any_sequence_matches_a_plain_map(cx: &Cx<'_>) -> Check {
         let key = cx.below(OBJECTS);
         let object = cx.object(format!("object-{key}"));
         let (offset, len) = (cx.below(SIZE_MAX / 2), cx.below(SIZE_MAX / 2));
-        // Half of the ranges are aligned, as those of disks are.
+        // Half of the ranges are aligned, like those of disks.
         let align = if cx.below(2) == 0 { 4096 } else { 1 };
         let (offset, len) = (offset / align * align, len / align * align);
         let (from, to) = (offset as usize, (offset + len) as usize);
@@ -119,7 +119,7 @@ fn expect_as(what: &str, done: Result<(), Error>, is_there: bool) -> Check {
     Ok(())
 }
 
-/// One object as the map has it: a range of it, and its size.
+/// Compares a range and the size of one object with the map.
 fn check(cx: &Cx<'_>, model: &BTreeMap<u64, Vec<u8>>, key: u64, offset: u64, len: u64) -> Check {
     let object = cx.object(format!("object-{key}"));
     let Some(content) = model.get(&key) else { return cx.is_missing(&object) };

@@ -1,11 +1,12 @@
 //! Fault injection: a layer over any blocker with faults from a seed.
 //!
-//! Delays on the clock that it is given, errors with and without effect, stalls, a full store, crashes at a
-//! chosen step, and a volatile cache whose contents a crash loses, tears and reorders. For tests of
-//! everything that builds on the contract. Data are never damaged: every byte that it returns was written.
+//! Faults are delays on the given clock, errors with and without effect, stalls, a full store,
+//! crashes at a chosen step, and a volatile cache whose contents a crash loses, tears and reorders.
+//! The layer serves tests of everything that builds on the contract. It never damages data: every
+//! byte that it returns was written.
 //!
-//! A call's faults are drawn when it is made. A delayed or stalled call keeps its deadline: if it passes
-//! before the call is done, nothing was done; if after, the outcome is unknown.
+//! A call's faults are drawn when it is made. A delayed or stalled call keeps its deadline: if the
+//! deadline passes before the call is executed, nothing was done; if later, the outcome is unknown.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -103,7 +104,8 @@ impl Faulty {
         self.shared.stalled.open();
     }
 
-    /// Crashes the backend: every later call answers `Retryable`, calls under way answer `OutcomeUnknown`.
+    /// Crashes the backend: later calls answer `Retryable`, calls in progress answer
+    /// `OutcomeUnknown`.
     pub fn crash(&self) {
         self.shared.state.lock().crashed = true;
     }
@@ -114,11 +116,11 @@ impl Faulty {
         self.shared.state.lock().crashed
     }
 
-    /// Restarts the backend. With a volatile cache, what was not stored is lost now. Blocks; no other call
-    /// may be under way.
+    /// Restarts the backend. With a volatile cache, unstored data are lost now. Blocks; no other
+    /// call may be in progress.
     ///
     /// # Errors
-    /// Those of the blocker below, while changes that had reached it are made there.
+    /// Those of the blocker below, while surviving changes are applied there.
     pub fn restart(&self) -> Result<()> {
         let rng = {
             let mut state = self.shared.state.lock();
@@ -486,7 +488,7 @@ impl Collect for Faulty {
     }
 }
 
-/// No call of the control plane fails by plan.
+/// Calls of the control plane never fail by plan.
 impl Control for Faulty {
     crate::delegate_control!(|this| *this.shared.inner.control(), except metrics);
 

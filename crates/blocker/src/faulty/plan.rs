@@ -5,30 +5,30 @@ use std::time::Duration;
 
 use crate::rng::Rng;
 
-/// What goes wrong, and how often. Everything is drawn from the seed, in the order of the calls, so that a
-/// run with one caller can be replayed.
+/// The kinds of faults and their frequencies. Every fault is drawn from the seed, in the order of
+/// the calls, so that a run with one caller can be replayed.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct FaultPlan {
     /// The seed of every draw.
     pub seed: u64,
-    /// The number of calls in 1 000 that are delayed, before or after they are done.
+    /// The number of calls in 1 000 that are delayed, before or after their execution.
     pub delay_permille: u32,
     /// The delay, on the clock of the layer.
     pub delay: Range<Duration>,
-    /// The number of calls in 1 000 that fail with `Retryable`, with nothing done.
+    /// The number of calls in 1 000 that fail with `Retryable` and without effect.
     pub error_permille: u32,
-    /// The number of changes in 1 000 that answer `OutcomeUnknown`, done or not.
+    /// The number of changes in 1 000 that answer `OutcomeUnknown`, executed or not.
     pub unknown_permille: u32,
     /// The number of flushes in 1 000 that answer `NotStored`.
     pub not_stored_permille: u32,
     /// Changes stay in a volatile cache until they are flushed; a crash loses, tears and reorders them.
     pub volatile: bool,
-    /// A flush answers *stored* without storing: the broken disk that crash tests must notice.
+    /// A flush answers *stored* without storing, like a broken disk that crash tests must detect.
     pub flush_lies: bool,
     /// The call with this number, counted from 1, crashes the backend.
     pub crash_at_step: Option<u64>,
-    /// The number of bytes that fit, counting what was written through this layer.
+    /// The store's capacity in bytes, counting data written through this layer.
     pub space_bytes_max: Option<u64>,
 }
 
@@ -51,7 +51,7 @@ impl FaultPlan {
     }
 }
 
-/// The kind of a call, which decides which faults it can have, and what a late answer means.
+/// The kind of a call, which decides its possible faults and the meaning of a late answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     Read,

@@ -1,10 +1,10 @@
-//! A volatile cache before the backend, as a disk has one: a crash may lose, tear or reorder what is not
-//! flushed.
+//! A volatile cache in front of the backend, like a disk's: a crash may lose, tear or reorder
+//! unflushed changes.
 //!
-//! The live state is a memory backend that takes objects over from below at their first use. Changes are made
-//! there and recorded in a log; a flush makes them below, in order. A crash draws what of the log reached the
-//! store by itself: of an object with plain changes any sector of any of them, of one with stamped changes
-//! the first few (a stamp must never be stored before its data).
+//! The live state is a memory backend, which copies an object from below at its first use. Changes
+//! are made there and recorded in a log; a flush applies the log below, in order. A crash draws
+//! which part of the log reached the store by itself: any sectors of plain changes, but only a
+//! prefix of an object's stamped changes (a stamp must never be stored before its data).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -23,13 +23,13 @@ use crate::response::*;
 use crate::rng::Rng;
 use crate::segment::Segments;
 
-/// The size of what is never torn, in bytes.
+/// The size of the unit that is never torn, in bytes.
 pub(super) const SECTOR_BYTES: u64 = 512;
 
 pub(super) struct Volatile {
     inner: Arc<dyn Blocker>,
     front: Memory,
-    /// Held for one operation at a time: the order of the log is the order of the changes.
+    /// Held during one operation at a time: the log has the order of the changes.
     exclusive: Arc<AsyncLock>,
     records: Mutex<Records>,
     flush_lies: bool,
@@ -37,15 +37,15 @@ pub(super) struct Volatile {
 
 #[derive(Default)]
 struct Records {
-    /// Objects whose live state is in front.
+    /// Objects whose live state is in this cache.
     taken_over: HashSet<ObjectId>,
     log: Vec<Logged>,
     claims: Vec<(Scope, Epoch, WriterId)>,
-    /// Deletions that are stored and remembered below.
+    /// Stored deletions that the store below remembers.
     tombstones: HashMap<ObjectId, Stamp>,
 }
 
-/// A change that has been done in front, ready to be done below.
+/// A change that was made in the live state, ready to be applied below.
 #[derive(Clone)]
 pub(super) enum Logged {
     Write(WriteRequest),
@@ -70,8 +70,8 @@ impl Logged {
         }
     }
 
-    /// Returns the change without conditions, durability and deadline: they have been checked, or are the
-    /// flush's.
+    /// Returns the change without conditions, durability and deadline, which have been checked or
+    /// belong to the flush.
     fn plain(mut self) -> Self {
         let (change, call) = match &mut self {
             Self::Write(request) => (&mut request.change, &mut request.call),
@@ -99,7 +99,7 @@ impl Logged {
         }
     }
 
-    /// Returns the sectors of what is written, each as a change of its own; other changes stay whole.
+    /// Returns a write as one change for each sector; other changes stay whole.
     fn pieces(self) -> Vec<Self> {
         match self {
             Self::Write(request) if !request.data.is_empty() => {
@@ -146,7 +146,7 @@ impl Volatile {
         &self.front
     }
 
-    /// Takes the live state of `object` over from below, unless that has been done.
+    /// Copies the live state of `object` from below, unless that has been done.
     async fn take_over(&self, object: &ObjectId) -> Result<()> {
         if self.records.lock().taken_over.contains(object) {
             return Ok(());
@@ -238,7 +238,7 @@ impl Volatile {
         Ok(FlushReply::new(Durability::Stored))
     }
 
-    /// Makes the changes of the log below, in order, and flushes them.
+    /// Applies the log below, in order, and flushes.
     async fn write_back(&self) -> Result<()> {
         if self.flush_lies {
             return Ok(());
@@ -256,7 +256,7 @@ impl Volatile {
         let (object, stamp) = (object.clone(), change.stamp);
         let is_delete = matches!(logged, Logged::Delete(_));
         match logged.apply(&*self.inner).await {
-            // Done before; only the reply was lost.
+            // Applied before; only the reply was lost.
             Ok(()) | Err(Error::Superseded { .. } | Error::Missing) => {}
             Err(error) => return Err(error),
         }
@@ -270,7 +270,7 @@ impl Volatile {
 
     pub(super) async fn claim(&self, request: ClaimRequest) -> Result<ClaimReply> {
         let _exclusive = self.exclusive.lock().await;
-        // What was admitted before the claim must not be refused below after it.
+        // Changes admitted before the claim must not be refused below after it.
         self.write_back().await?;
         let reply = self.inner.claim(request.clone()).await?;
         self.front.claim(ClaimRequest::new(request.scope.clone(), request.epoch, request.writer)).await?;
@@ -278,7 +278,7 @@ impl Volatile {
         Ok(reply)
     }
 
-    /// Loses what was not flushed, except what the draw lets reach the store by itself.
+    /// Loses unflushed changes, except those that the draw lets reach the store.
     pub(super) async fn crash(&self, mut rng: Rng) -> Result<()> {
         let _exclusive = self.exclusive.lock().await;
         let log = std::mem::take(&mut self.records.lock().log);

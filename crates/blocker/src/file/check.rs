@@ -1,22 +1,24 @@
-//! Checking a store that is not open, and repairing what can be repaired.
+//! Checks a store that is not open, and repairs it as far as possible.
 //!
-//! What is checked is everything the store itself writes: both copies of the superblock, of the claims and of
-//! every header, the size and the name that a header states, and what lies in the store's directories. The
-//! objects' bytes carry no checksum: that they are what was written is the file system's and the medium's word.
+//! The check covers everything that the store itself writes: both copies of the superblock, of the
+//! claims and of every header, the size and name in each header, and the content of the store's
+//! directories. Objects' bytes have no checksum: for them the store relies on the file system and
+//! the medium.
 //!
 //! | damage | repair |
 //! |---|---|
 //! | one copy of a header, of the superblock, of the claims | it is written again from the other |
-//! | both copies of a header; a file that was cut, has grown, or is another object's | it is set aside; the object is missing then |
-//! | something else than a regular file in the place of an object | it is set aside |
-//! | both superblocks | one is made from the highest version of all objects |
+//! | both copies of a header; a file that was truncated, extended, or belongs to another object | the file is set aside; then the object is missing |
+//! | a path of an object that is not a regular file | it is set aside |
+//! | both superblocks | a new one is made from the highest version of all objects |
 //! | both files of claims | each namespace is claimed for no writer, above its highest stamp |
 //! | a superblock older than the objects | its count of starts is raised |
 //!
-//! Damage is what was read and does not fit. What the system does not let be read is not known: then the store
-//! could not be checked, and nothing is repaired. What is set aside or replaced is kept in `damaged/`.
+//! Damage is inconsistent content. If a file cannot be read, its state is unknown: then the store
+//! counts as not checked, and nothing is repaired. Files that are set aside or replaced are kept in
+//! `damaged/`.
 //!
-//! What a crash leaves behind is no damage. It is named all the same, and tidied up by a repair.
+//! Remains of a crash are not damage, but they are reported, and a repair removes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -40,23 +42,23 @@ use crate::name::{Name, Namespace, ObjectId};
 use crate::order::Epoch;
 use crate::request::Scope;
 
-/// How far a count of starts that had to be made up lies above the highest that is known of: versions that
-/// were given since then and never stored must not be given again.
+/// The distance of a reconstructed count of starts above the highest known one: unstored versions
+/// given since then must not be given again.
 const MADE_UP_STARTS: u64 = 4096;
 
-/// How a finding counts.
+/// The severity of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum FindingKind {
-    /// What was read is not what the store has written.
+    /// The content is not what the store has written.
     Damage,
-    /// What a crash leaves behind, or what is not the store's.
+    /// Remains of a crash, or a file that is not the store's.
     Note,
-    /// The system did not let it be read.
+    /// The file cannot be read.
     Unread,
 }
 
-/// Something that a check has found.
+/// One finding of a check.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Finding {
@@ -66,33 +68,34 @@ pub struct Finding {
     pub what: String,
     /// What a repair does, or has done.
     pub remedy: String,
-    /// How it counts.
+    /// The severity.
     pub kind: FindingKind,
 }
 
-/// What a check has seen.
+/// The results of a check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct CheckReport {
-    /// The objects that are there.
+    /// The number of objects.
     pub objects: u64,
-    /// The remembered deletions.
+    /// The number of remembered deletions.
     pub tombstones: u64,
-    /// The findings that are damage.
+    /// The number of findings that are damage.
     pub damaged: u64,
-    /// The findings that are notes.
+    /// The number of findings that are notes.
     pub notes: u64,
-    /// What could not be read. If it is not 0, nothing was repaired.
+    /// The number of files that could not be read. Unless it is 0, nothing was repaired.
     pub unread: u64,
 }
 
-/// Checks the store in `dir`, and with `repair` repairs it; `each` is given every finding, after its repair if
-/// it is repaired. The store must not be open, and cannot be opened meanwhile. Without `repair` the directory is
-/// only read.
+/// Checks the store in `dir`, and with `repair` repairs it; `each` receives every finding, after
+/// its repair if there is one. The store must not be open, and cannot be opened meanwhile. Without
+/// `repair` the directory is only read.
 ///
 /// # Errors
-/// `Denied` if a process has the store open or the directory is no store; `Unsupported` if another version of
-/// this program wrote it; the disk's errors. A repair that they end has done what was reported.
+/// `Denied` if a process has the store open or the directory is not a store; `Unsupported` if
+/// another version of this program wrote it; the disk's errors. A repair that an error ends has
+/// done what it reported.
 pub fn check(dir: impl AsRef<Path>, repair: bool, each: &mut dyn FnMut(&Finding)) -> Result<CheckReport> {
     let dir = dir.as_ref();
     let access = if repair { Access::Write } else { Access::Read };
@@ -109,7 +112,7 @@ pub fn check(dir: impl AsRef<Path>, repair: bool, each: &mut dyn FnMut(&Finding)
     check_on(&disk, dir, repair, each)
 }
 
-/// As [`check`], on any disk and without a lock.
+/// Checks a store as [`check`] does, on any disk and without a lock.
 pub(super) fn check_on(
     disk: &dyn Disk,
     root: &Path,
@@ -117,7 +120,7 @@ pub(super) fn check_on(
     each: &mut dyn FnMut(&Finding),
 ) -> Result<CheckReport> {
     if repair {
-        // Nothing is changed unless everything can be read: what is rebuilt is made from all of it.
+        // A repair uses all files, so nothing is changed unless all can be read.
         let report = Check::new(disk, root, false, &mut |finding| {
             if finding.kind == FindingKind::Unread {
                 each(finding);
@@ -139,11 +142,11 @@ struct Check<'a> {
     report: CheckReport,
     /// The last start that an object's version names.
     starts: u64,
-    /// The highest epoch of a stamp in each namespace that has one.
+    /// The highest epoch of any stamp in each namespace that has one.
     epochs: BTreeMap<Namespace, Epoch>,
-    /// The version from which on headers state what size a file has.
+    /// Headers with at least this version state the file's size.
     sizes_from: u64,
-    /// The names in `damaged/`, once they have been asked for.
+    /// The names in `damaged/`, once they have been read.
     aside: Option<BTreeSet<Vec<u8>>>,
     temporaries: u64,
 }
@@ -193,10 +196,10 @@ impl<'a> Check<'a> {
         (self.each)(&finding);
     }
 
-    /// Reports that something could not be read.
+    /// Reports a file that could not be read.
     ///
     /// # Errors
-    /// During a repair, which ends with it.
+    /// During a repair, which then ends.
     fn unread(&mut self, path: &Path, error: &io::Error) -> Result<()> {
         if self.repair {
             return Err(Error::from_io(error, &format!("reading {}", path.display())));
@@ -205,7 +208,7 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// Returns what was read; nothing, and reports it, if that failed.
+    /// Returns what was read; on an error reports it and returns nothing.
     fn read<T>(&mut self, path: &Path, answer: io::Result<T>) -> Result<Option<T>> {
         match answer {
             Ok(read) => Ok(Some(read)),
@@ -213,7 +216,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Does a step of a repair.
+    /// Makes a step of a repair.
     fn repair(&mut self, path: &Path, act: impl FnOnce(&mut Self) -> io::Result<()>) -> Result<()> {
         if !self.repair {
             return Ok(());
@@ -221,7 +224,7 @@ impl<'a> Check<'a> {
         act(self).map_err(|error| Error::from_io(&error, &format!("repairing {}", path.display())))
     }
 
-    /// The entries of a directory: names, and what they lead to.
+    /// Returns a directory's entries: names and kinds.
     fn entries(&mut self, dir: &Path) -> Result<Vec<(Vec<u8>, Kind)>> {
         let mut entries = Vec::new();
         let listed = self.disk.read_dir(dir, &mut |name, kind| entries.push((name.to_vec(), kind)));
@@ -229,7 +232,7 @@ impl<'a> Check<'a> {
         Ok(entries)
     }
 
-    /// What lies in the store's directory itself, and in `tmp/`.
+    /// Checks the store's directory itself, and `tmp/`.
     fn top(&mut self, no_superblock: bool) -> Result<()> {
         let entries = self.entries(self.root)?;
         let has = |wanted: &[u8]| entries.iter().any(|(name, kind)| name == wanted && *kind == Kind::Dir);
@@ -272,9 +275,9 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// Every file below `objects/`.
+    /// Checks every file below `objects/`.
     fn objects(&mut self) -> Result<()> {
-        // Directories, the escaped name so far, and the namespace below whose directory they are.
+        // Directories to visit: path, escaped name so far, and the namespace to which they belong.
         let mut left = vec![(self.root.join("objects"), String::new(), None::<Namespace>)];
         while let Some((dir, before, namespace)) = left.pop() {
             for (name, kind) in self.entries(&dir)? {
@@ -381,7 +384,7 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// Returns a path in `damaged/` that nothing has, which ends in `name`.
+    /// Returns an unused path in `damaged/` that ends in `name`.
     fn aside(&mut self, name: &[u8]) -> Result<PathBuf> {
         let dir = self.root.join("damaged");
         let mut names = match self.aside.take() {
@@ -406,7 +409,7 @@ impl<'a> Check<'a> {
         self.disk.sync_dir(self.root)
     }
 
-    /// Moves what lies at `path` to where the store does not find it and a person does.
+    /// Moves `path` to a place where a person finds it but the store does not.
     fn move_aside(&self, path: &Path, target: &Path) -> io::Result<()> {
         let dir = self.root.join("damaged");
         self.disk.make_dir(&dir)?;
@@ -424,8 +427,9 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// Replaces the two files of `name` if one of them is not what it should be, or if `value` is given for
-    /// another reason, and reports on them. `last_resort` is where the value comes from if neither can be used.
+    /// Rewrites both files of `name` if one of them is wrong, or if `value` is given for another
+    /// reason, and reports on them. `last_resort` names the origin of the value if neither file can
+    /// be used.
     fn twice<T: PartialEq>(
         &mut self,
         name: &str,
@@ -482,7 +486,8 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// Keeps a copy of a file that is about to be replaced; what is not a file is moved.
+    /// Keeps a copy of a file that is about to be replaced; anything that is not a regular file is
+    /// moved.
     fn keep_copy(&self, path: &Path, kept: &Path) -> io::Result<()> {
         match found(self.disk.open(path, Open::Read))? {
             disk::Found::File(file) => {
@@ -517,7 +522,7 @@ impl<'a> Check<'a> {
             boot: (starts + MADE_UP_STARTS).min((1 << (64 - BOOT_SHIFT)) - 2),
             version_floor: 0,
         };
-        // Not as closed in order, unless nothing but the second copy was amiss: it may be of another time.
+        // Marked as not closed, unless only the second copy was wrong: the second may be older.
         let from_first = matches!(superblocks.first, Copy::Whole(_));
         let value = match known {
             Some(known) if outdated.is_none() => Superblock { clean: known.clean && from_first, ..known },

@@ -1,5 +1,6 @@
-//! Damage of what the file backend writes about objects: it is borne, or refused, and the check finds it;
-//! never is it taken for something older. The objects' bytes carry no checksum and are left out.
+//! Damage to the file backend's own data about objects: the store tolerates or refuses it, the
+//! check finds it, and it never makes older data valid. Objects' bytes have no checksum and are
+//! left out.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -29,7 +30,8 @@ fn write(store: &FileStore, name: &str, data: Vec<u8>, stamp: Option<Stamp>) {
     block_on(store.write(WriteRequest::new(object(name), 0, data).change(change))).unwrap();
 }
 
-/// A small store, closed in order: a packed object that was changed, a large one, a deleted one, and a claim.
+/// A small, closed store: a packed object that was changed, a large one, a deleted one, and a
+/// claim.
 fn built() -> SimulatedDisk {
     let disk = new_disk();
     let store = open(&disk).unwrap();
@@ -49,7 +51,7 @@ fn built() -> SimulatedDisk {
 
 type Versions = BTreeMap<&'static str, Version>;
 
-/// Everything is there as it was built. Returns the versions.
+/// Checks that everything is as it was built. Returns the versions.
 #[track_caller]
 fn is_whole(store: &FileStore, what: &str) -> Versions {
     let mut versions = Versions::new();
@@ -90,7 +92,7 @@ fn every_flipped_bit_is_borne_and_found() {
         let is_object = path.extension().is_some_and(|extension| extension == "obj");
         let len = if is_object { HEADER_BYTES as usize } else { content.len() };
         for at in 0..len {
-            // The rest of a header's sectors has no meaning.
+            // The rest of a header's sectors is unused.
             let matters = !is_object || at % 512 < SLOT_BYTES;
             if !matters && at % 31 != 0 {
                 continue;
@@ -105,11 +107,11 @@ fn every_flipped_bit_is_borne_and_found() {
             assert_eq!(report.damaged > 0, matters, "{what}: {findings}");
             let store = open(&disk).unwrap_or_else(|error| panic!("{what}: {error}"));
             let found = is_whole(&store, &what);
-            // After a damaged superblock every version is new; otherwise they are what they were.
+            // After damage to the superblock every version is new; otherwise versions stay.
             let is_superblock = path.ends_with("superblock");
             assert_eq!(found == versions, !is_superblock, "{what}");
             drop(store);
-            // And a repair leaves nothing to be found.
+            // After a repair a check finds nothing.
             let (report, _) = checked(&disk, true);
             assert!(report.damaged == 0 || matters);
             let (report, findings) = checked(&disk, false);
@@ -197,7 +199,7 @@ fn claims_are_missed() {
     let (report, findings) = checked(&disk, true);
     assert_eq!(report.damaged, 2, "{findings}");
     assert!(findings.contains("Every writer must claim again"), "{findings}");
-    // No writer from before comes through, whichever stamps it has stored: the highest of the namespace is 3:2.
+    // No earlier writer is admitted, whatever stamps it has stored: the namespace's highest is 3:2.
     let store = open(&disk).unwrap();
     let late = WriteRequest::new(object("new"), 0, b"late").stamp(Stamp::new(3, 9));
     assert_eq!(block_on(store.write(late)).unwrap_err(), Error::Fenced { epoch: Epoch(4) });
@@ -231,7 +233,7 @@ fn a_repair_keeps_what_it_replaces_and_reports_what_is_done() {
     ];
     let mut reported = Vec::new();
     let report = check_on(&disk, Path::new(ROOT), true, &mut |finding| {
-        // By now it is done.
+        // By now the store is repaired.
         let now = disk.contents();
         let ((path, before, was), kept) =
             damaged.iter().find(|((path, ..), _)| *path == finding.path).expect("one of the four");
@@ -252,7 +254,7 @@ fn a_repair_keeps_what_it_replaces_and_reports_what_is_done() {
     assert_eq!(checked(&disk, false).0.damaged, 0);
 }
 
-/// The content of the file of an object of `built`, and whether a header states what it should be.
+/// Contents for a file of an object of `built`, and whether a header states the expected content.
 fn tampered(disk: &SimulatedDisk) -> Vec<(&'static str, Vec<u8>)> {
     let contents = disk.contents();
     let of = |name: &str| contents[&path_of(name)].clone();
@@ -314,7 +316,7 @@ fn after_a_crash_no_file_has_to_have_the_size_that_its_header_states() {
     };
     let store = open(&disk).unwrap();
     assert_eq!(sizes(&store), [100, 9_100, 300]);
-    // Closed in order, all of them are known again.
+    // After an orderly close all sizes are known again.
     store.close().unwrap();
     let store = open(&disk).unwrap();
     assert_eq!(sizes(&store), [100, 9_100, 300]);
@@ -370,7 +372,7 @@ fn a_superblock_of_an_earlier_time_is_found() {
 #[test]
 fn what_a_crash_leaves_behind_is_tidied_up_and_no_damage() {
     let disk = built();
-    // A change that is cut off before its rename, and a deletion before its data are given back.
+    // A change interrupted before its rename, and a deletion interrupted before its data are freed.
     let store = open(&disk).unwrap();
     let steps = disk.steps();
     disk.cut_at(steps + 3);

@@ -1,5 +1,6 @@
-//! What every program of a data directory observes: one process has it open, it opens regular files only, and what root makes
-//! belongs to the directory's owner. The journal uses the latter two as well.
+//! Rules that every program of a data directory follows: only one process has it open, only regular
+//! files are opened, and files that root creates belong to the directory's owner. The journal uses
+//! the latter two as well.
 
 use std::fs::{self, File, FileType, Metadata};
 use std::io;
@@ -13,10 +14,10 @@ use rustix::io::Errno;
 use crate::error::{Error, Result};
 use crate::file::disk::Kind;
 
-/// Opens a regular file, and refuses anything else: nothing is waited for at a FIFO, no link is followed.
+/// Opens a regular file, and refuses anything else: it never waits for a FIFO, and follows no link.
 ///
 /// # Errors
-/// `InvalidInput`, without a number of the system's, for anything else; those of the system.
+/// `InvalidInput`, without a system error code, for anything else; the system's errors.
 pub fn open_regular(path: &Path, flags: OFlags) -> io::Result<File> {
     let flags = flags | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::NOCTTY | OFlags::CLOEXEC;
     let opened = rustix::io::retry_on_intr(|| rustix::fs::open(path, flags, Mode::from_raw_mode(0o666)));
@@ -29,7 +30,7 @@ pub fn open_regular(path: &Path, flags: OFlags) -> io::Result<File> {
             }
             file_type
         }
-        // A link; a directory, to write to; a socket.
+        // A link, a directory opened for writing, or a socket.
         Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => fs::symlink_metadata(path)?.file_type(),
         Err(errno) => return Err(errno.into()),
     };
@@ -47,7 +48,8 @@ pub(super) fn kind_of(found: FileType) -> Kind {
     }
 }
 
-/// The user to whom what root makes in a directory is given: the directory's owner, who could not use it otherwise.
+/// The owner of a directory, to whom files that root creates there are given, because the owner
+/// could not use them otherwise.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner(Option<(Uid, Gid)>);
 
@@ -59,39 +61,39 @@ impl Owner {
         Self(is_given.then(|| (Uid::from_raw(directory.uid()), Gid::from_raw(directory.gid()))))
     }
 
-    /// Gives what this process has just made to the owner.
+    /// Gives a file that this process has just created to the owner.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The system's errors.
     pub fn give(self, made: &File) -> io::Result<()> {
         let Some((uid, gid)) = self.0 else { return Ok(()) };
         let found = made.metadata()?;
-        // What another user has put there under this name is not given away.
+        // A file that another user has put there under this name is not given away.
         let is_own = found.uid() == 0 && (found.is_dir() || found.nlink() == 1);
         if is_own && let Err(errno) = rustix::fs::fchown(made, Some(uid), Some(gid)) {
-            // A root without that right, as in a container, keeps what it makes.
+            // Without that right (in a container, for example) root keeps the file.
             return if errno == Errno::PERM { Ok(()) } else { Err(errno.into()) };
         }
         Ok(())
     }
 }
 
-/// The file that names the process which has the store open, for people.
+/// The file with the id of the process that has the store open, for people.
 const HOLDER: &str = "lock";
 
-/// The exclusive lock of a directory itself: no file that could be removed. It ends when it is dropped, and with
-/// the process, however that ends.
+/// The exclusive lock of the directory itself, not of a file that could be removed. The lock ends
+/// when it is dropped, and when the process ends, however that happens.
 ///
-/// Closing the directory would not end it: the lock belongs to the open file description, and a child that another
-/// thread has just forked holds that too, until it executes its program.
+/// Closing the directory would not release the lock: it belongs to the open file description, which
+/// a child that another thread has just forked also holds until it executes its program.
 pub(super) struct DirectoryLock(File);
 
 impl DirectoryLock {
-    /// Takes the lock of a directory, which readers share.
+    /// Locks a directory; readers share the lock.
     ///
     /// # Errors
-    /// `Denied` while another process holds it, with that process's id; `Unsupported` if the file system has no
-    /// such locks; the disk's errors.
+    /// `Denied` while another process holds it, with that process's id; `Unsupported` if the file
+    /// system does not support such locks; the disk's errors.
     pub(super) fn take(dir: &Path, access: Access) -> Result<Self> {
         let failed = |error: std::io::Error| Error::from_io(&error, &format!("locking {}", dir.display()));
         let file = File::open(dir).map_err(failed)?;
@@ -105,7 +107,7 @@ impl DirectoryLock {
                 let holder = read_holder(dir).map_or(String::new(), |pid| format!(" (process {pid})"));
                 Err(Error::Denied(format!("{} is held by another process{holder}", dir.display()).into()))
             }
-            // Over a network, for one.
+            // For example a network file system.
             Err(Errno::BADF | Errno::OPNOTSUPP | Errno::NOLCK) => {
                 let text = format!("the file system of {} has no locks of directories", dir.display());
                 Err(Error::Unsupported(text.into()))
@@ -114,9 +116,10 @@ impl DirectoryLock {
         }
     }
 
-    /// Writes this process's id into the directory, for the message of the next one that wants the lock.
+    /// Writes this process's id into the directory, for the error message of another process that
+    /// wants the lock.
     pub(super) fn name_holder(dir: &Path) {
-        // It helps to find the holder; the lock works without it.
+        // Errors are ignored: the file only helps to find the holder.
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
         let _ = open_regular(&dir.join(HOLDER), flags)
             .and_then(|mut file| writeln!(file, "{}", std::process::id()));
@@ -132,21 +135,21 @@ fn read_holder(dir: &Path) -> Option<u32> {
 
 impl Drop for DirectoryLock {
     fn drop(&mut self) {
-        // Closing the directory ends the lock in all other cases.
+        // In all other cases closing the directory releases the lock.
         let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
     }
 }
 
-/// What a process may do with a file store, and whether it makes one that is not there.
+/// Whether a process may change a file store, and whether it creates a missing one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Access {
-    /// Reads an existing store. Nothing in its directory is changed, so that a read-only file system serves;
-    /// changes are `Denied`. Others may read it at the same time.
+    /// Reads an existing store. Nothing in its directory is changed, so this works on a read-only
+    /// file system; changes are `Denied`. Others may read it at the same time.
     Read,
     /// Reads and changes an existing store.
     #[default]
     Write,
-    /// As [`Write`](Self::Write); the directory and the store are made if they are missing.
+    /// Like [`Write`](Self::Write), but creates the directory and the store if they are missing.
     Create,
 }
 

@@ -1,9 +1,9 @@
-//! The few file-system operations that the file backend stands on, so that a test can put a disk that
-//! loses power underneath.
+//! The few file-system operations that the file backend uses, so that a test can substitute a disk
+//! that loses power.
 //!
-//! What the backend relies on, and no more: `sync_data` makes a file's bytes and length durable, `sync_dir`
-//! the entries of a directory; a rename is seen wholly or not at all; a 512-byte sector is written
-//! wholly or not at all. Without a sync, anything may be lost, in any order.
+//! The backend relies on no more than this: `sync_data` makes a file's bytes and length durable,
+//! `sync_dir` a directory's entries; a rename is seen as a whole or not at all; a 512-byte sector
+//! is written as a whole or not at all. Without a sync, anything may be lost, in any order.
 
 use std::fmt;
 use std::io;
@@ -12,29 +12,29 @@ use std::sync::Arc;
 
 use crate::segment::{Segment, Segments};
 
-/// How to open a file. Nothing but a regular file is opened: see [`Kind::refused`].
+/// How to open a file. Only regular files are opened: see [`Kind::refused`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Open {
-    /// To read it; it must be there.
+    /// For reading an existing file.
     Read,
-    /// To read it, and to write it if its permissions and the file system allow that: elsewhere writes fail.
-    /// It must be there.
+    /// For reading an existing file, and for writing if its permissions and the file system allow
+    /// that; otherwise writes fail.
     ReadWrite,
-    /// Make it, empty, whatever was there.
+    /// Creates an empty file, replacing an existing one.
     Create,
 }
 
-/// What a name in a directory leads to.
+/// The kind of a directory entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     File,
     Dir,
-    /// Anything else, as a noun.
+    /// Any other kind, as a noun.
     Other(&'static str),
 }
 
 impl Kind {
-    /// Returns the error for opening this where a regular file is wanted.
+    /// Returns the error for opening an entry of this kind where a regular file is wanted.
     pub(super) fn refused(self) -> io::Error {
         io::Error::new(io::ErrorKind::InvalidInput, NotRegular(self))
     }
@@ -61,19 +61,19 @@ impl fmt::Display for NotRegular {
 
 impl std::error::Error for NotRegular {}
 
-/// What was found under a name. An error of the system is none of these: then it is not known what is there.
+/// What exists under a name. A system error is none of these: then it is unknown what exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Found<T> {
     File(T),
     Absent,
-    /// Something that is not a regular file.
+    /// Not a regular file.
     Foreign(Kind),
 }
 
-/// Returns what an attempt to open a file has found.
+/// Converts the result of an attempt to open a file.
 ///
 /// # Errors
-/// The system's error if it could not be found out what is there.
+/// The system's error if it is unknown what exists.
 pub(super) fn found<T>(opened: io::Result<T>) -> io::Result<Found<T>> {
     opened.map(Found::File).or_else(|error| {
         let foreign = error.get_ref().and_then(|error| error.downcast_ref::<NotRegular>());
@@ -85,53 +85,55 @@ pub(super) fn found<T>(opened: io::Result<T>) -> io::Result<Found<T>> {
     })
 }
 
-/// A write that failed, and how much of it was done.
+/// A failed write, and the bytes written before it failed.
 #[derive(Debug)]
 pub(super) struct WriteFailed {
     pub(super) written_bytes: u64,
     pub(super) error: io::Error,
 }
 
-/// Directories and names.
+/// The operations on directories and names.
 pub(super) trait Disk: Send + Sync {
     fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn DiskFile>>;
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     fn unlink(&self, path: &Path) -> io::Result<()>;
-    /// Whether it was made now, rather than there before.
+    /// Creates a directory. Returns whether it was missing.
     fn make_dir(&self, path: &Path) -> io::Result<bool>;
-    /// The names in a directory and what each leads to; none if there is no such directory.
+    /// Calls `each` with every entry of a directory and its kind; a missing directory counts as
+    /// empty.
     fn read_dir(&self, path: &Path, each: &mut dyn FnMut(&[u8], Kind)) -> io::Result<()>;
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
-    /// Reads the first bytes of a file, as many as there are and fit. Returns how many, and the length of
-    /// the file.
+    /// Reads the first bytes of a file, up to the buffer's length. Returns their number, and the
+    /// file's length.
     fn head(&self, path: &Path, buffer: &mut [u8]) -> io::Result<(usize, u64)>;
-    /// Makes everything on the disk durable at once, files and directories. Returns whether it did: where it
-    /// cannot be trusted to, each has to be synced by itself. After an error, which may be another file's,
-    /// nothing is known of any of them, and each file still reports its own at its own sync.
+    /// Makes everything on the disk durable at once, files and directories. Returns whether it did:
+    /// where it cannot be trusted, each file has to be synced by itself. An error may be of any
+    /// file and says nothing about a particular one; each file still reports its own error at its
+    /// own sync.
     fn sync_all(&self) -> io::Result<bool>;
 }
 
 /// An open file.
 pub(super) trait DiskFile: Send + Sync {
     fn len(&self) -> io::Result<u64>;
-    /// Up to `len` bytes; fewer only at the end of the file.
+    /// Reads up to `len` bytes; fewer only at the end of the file.
     fn read_at(&self, offset: u64, len: usize) -> io::Result<Vec<u8>>;
-    /// As `read_at`, if that is possible without waiting for the disk.
+    /// Reads as `read_at` does, if that is possible without waiting for the disk.
     fn read_at_once(&self, offset: u64, len: usize) -> Option<Segment>;
     fn write_at(&self, offset: u64, data: &Segments) -> Result<(), WriteFailed>;
     fn set_len(&self, len: u64) -> io::Result<()>;
-    /// Zeroes a range within the file, giving the space back where the file system can.
+    /// Zeroes a range within the file, and frees its space where the file system can.
     fn punch(&self, offset: u64, len: u64) -> io::Result<()>;
-    /// Copies `len` bytes at `from_at` of `from` to `to_at` here.
+    /// Copies `len` bytes at `from_at` of `from` to `to_at` of this file.
     fn copy_from(&self, from: &dyn DiskFile, from_at: u64, to_at: u64, len: u64) -> io::Result<()>;
     fn sync_data(&self) -> io::Result<()>;
-    /// The descriptor, if there is one.
+    /// Returns the descriptor, if there is one.
     fn raw(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         None
     }
 }
 
-/// How much is copied or zeroed at a time where the kernel does not do it.
+/// The unit of copying or zeroing where the kernel does not do it.
 const CHUNK_BYTES: u64 = 256 * 1024;
 
 /// Copies by reading and writing.

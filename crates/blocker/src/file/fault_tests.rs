@@ -1,8 +1,9 @@
-//! The file backend on a disk that fails: writes, write-backs, syncs, renames and everything else fail by a
-//! draw, the process is killed or the power cut in between, and what comes up must be explained.
+//! The file backend on a failing disk: writes, write-backs, syncs, renames and other operations
+//! fail at random, the process is killed or the power cut in between, and the surviving state must
+//! be explained by the history.
 //!
-//! `FILE_FAULT_ROUNDS=500 cargo test -p cached-blocker --lib fault_tests` runs that number of rounds, each with one
-//! seed; `FILE_FAULT_SEED` is the first.
+//! `FILE_FAULT_ROUNDS=500 cargo test -p cached-blocker --lib fault_tests` runs that number of
+//! rounds, each with one seed; `FILE_FAULT_SEED` is the first.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
@@ -34,7 +35,7 @@ const FAULTS: [Fault; 9] = [
 ];
 
 fn object(key: u64) -> ObjectId {
-    // Some need more than one directory; all the changes of one namespace have stamps.
+    // Some names need several directories; all changes of one namespace have stamps.
     let name = if key % 4 == 3 { vec![b'/'; 80 + key as usize] } else { vec![b'a' + key as u8] };
     object_in(if key.is_multiple_of(2) { "plain" } else { "stamped" }, name)
 }
@@ -43,7 +44,7 @@ fn object(key: u64) -> ObjectId {
 struct Model {
     objects: BTreeMap<u64, History>,
     versions: HashMap<(u64, Version), Vec<u8>>,
-    /// What the store has reported as lost and no write has replaced.
+    /// Objects that the store has reported as lost and no write has replaced.
     lost: BTreeMap<u64, bool>,
     sequence: u64,
     /// The last claim that was made, and the last that was acknowledged.
@@ -56,7 +57,7 @@ struct Model {
     failed: u64,
 }
 
-/// What is known of an object once it is stored. Of one that is not there, every stamp stays possible.
+/// Records that an object is stored. A missing object may have remembered any stamp.
 fn stored(history: &mut History) {
     match history.last().content {
         Some(_) => history.stored(),
@@ -64,7 +65,7 @@ fn stored(history: &mut History) {
     }
 }
 
-/// What an operation makes of an object.
+/// The effect of an operation on an object.
 struct Step {
     after: Option<Vec<u8>>,
     stamp: Option<Stamp>,
@@ -79,7 +80,7 @@ impl Model {
         self.objects.entry(key).or_default()
     }
 
-    /// One operation and what follows from its answer.
+    /// Runs one operation and updates the history by its answer.
     fn step(&mut self, store: &FileStore, disk: &SimulatedDisk, rng: &mut Rng) {
         if rng.below(8) == 0 {
             return self.flush(store, rng);
@@ -119,12 +120,13 @@ impl Model {
                 self.stored += u64::from(is_stored);
                 self.history(key).push(after, is_stored);
             }
-            // It was done, and is not stored.
+            // The change was made, but is not stored.
             Err(Error::WritesLost(_)) if !step.is_copy => {
                 self.lost.insert(key, true);
                 self.history(key).push(after, false);
             }
-            // From an object that has lost something, which is not done; or done and lost.
+            // The source of the copy has lost data, so nothing was copied; or the copy was made and
+            // lost.
             Err(Error::WritesLost(_)) => {
                 if self.found(store, key).is_none_or(|found| found == after) {
                     self.history(key).push(after, false);
@@ -136,7 +138,8 @@ impl Model {
                 }
                 self.history(key).push(after, false);
             }
-            // Read back what has become of it; if that fails too, it is seen after the crash.
+            // Read the object to find out the outcome; if that fails too, the check after the crash
+            // shows it.
             Err(error) if error.is_ambiguous() || disk.is_dead() => {
                 self.failed += 1;
                 self.unsure.insert(key);
@@ -224,11 +227,11 @@ impl Model {
         (Step { after, stamp, forgets_stamp, replaces, is_copy, what }, answer)
     }
 
-    /// What is there now, if that can be read.
+    /// Returns the object's current state, if it can be read.
     fn found(&self, store: &FileStore, key: u64) -> Option<Seen> {
         let info = match block_on(store.info(InfoRequest::new(object(key)))) {
             Ok(info) => info,
-            // What is remembered of a deleted object's stamp cannot be asked for.
+            // A deleted object's remembered stamp cannot be queried.
             Err(Error::Missing) => {
                 let stamp = self.objects.get(&key).and_then(|history| history.last().stamp);
                 return Some(Seen { content: None, stamp });
@@ -263,7 +266,7 @@ impl Model {
     fn claim(&mut self, store: &FileStore) {
         let scope = Scope::Namespace(object(1).namespace);
         let request = ClaimRequest::new(scope, Epoch(self.epoch + 1), WriterId(1));
-        // Its writer repeats a claim until it is answered.
+        // The writer repeats the claim until it is answered.
         for _ in 0..4 {
             if block_on(store.claim(request.clone())).is_ok() {
                 self.epoch += 1;
@@ -271,11 +274,11 @@ impl Model {
                 return;
             }
         }
-        // Perhaps it binds: go on with its epoch, as its writer would.
+        // The claim may be in force: continue with its epoch, as its writer would.
         self.epoch += 1;
     }
 
-    /// Looks at everything after a start, which has stored whatever there was.
+    /// Checks everything after a start, which has stored all existing data.
     fn check(&mut self, store: &FileStore, is_cut: bool) {
         for key in 0..OBJECTS {
             let (found, version) = self.history(key).explain(store, &object(key));
@@ -283,10 +286,10 @@ impl Model {
                 assert!(content == known, "object {key}: its version stands for other bytes");
             }
             if !is_cut && !self.unsure.contains(&key) {
-                // A kill spares the page cache: of what was acknowledged nothing is missing.
+                // A kill preserves the page cache, so no acknowledged change is missing.
                 assert!(found.content == self.history(key).last().content, "object {key} after a kill");
             }
-            // Which stamp is remembered of one that is not there, if any, cannot be asked for.
+            // A missing object's remembered stamp cannot be queried.
             let stamps = self.history(key).states.iter().map(|seen| seen.stamp);
             let absent = [None].into_iter().chain(stamps).map(|stamp| Seen { content: None, stamp });
             let states = if found.content.is_none() { absent.collect() } else { vec![found] };
@@ -302,7 +305,7 @@ impl Model {
     }
 }
 
-/// One round: some lives of a store, each ended by a kill, a cut or in order.
+/// One round: a store is opened several times, and each time is killed, loses power or is closed.
 fn round(seed: u64, totals: &mut BTreeMap<Fault, u64>) -> (u64, u64) {
     let mut rng = Rng::new(seed);
     let disk = new_disk();
@@ -339,7 +342,7 @@ fn round(seed: u64, totals: &mut BTreeMap<Fault, u64>) -> (u64, u64) {
             disk.restart();
         }
         let report = check_on(&disk, Path::new(ROOT), false, &mut |finding| {
-            // A write-back that fails may leave one copy of a header blank. Nothing worse.
+            // A failed write-back may leave one copy of a header blank, but nothing worse.
             assert!(
                 finding.kind != FindingKind::Damage || finding.what.starts_with("one copy"),
                 "{finding:?}"

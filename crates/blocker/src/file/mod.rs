@@ -1,4 +1,4 @@
-//! The file backend: objects as files in a directory tree, safe against kill -9 and loss of power.
+//! The file backend: objects as files in a directory tree, safe against `kill -9` and power loss.
 //!
 //! ```text
 //! DIR/superblock   format, number of starts, whether it was closed in order   DIR/superblock.copy
@@ -9,23 +9,26 @@
 //! DIR/damaged/     what a repair has set aside, see `check`
 //! ```
 //!
-//! An object's file is a header (stamp and version, twice, see `slot`), then its bytes, in place: a write is
-//! one `pwrite`. It is *cached* while it is in the page cache and *stored* after `fdatasync`, header and
-//! directory entries included. `write_full` and `copy` make a new file and rename it over the old one. Many
-//! objects are stored together by `syncfs` where that can be trusted (see `real`). A version is the number of
-//! the start and a count; after a start that was not preceded by an orderly close every object has a new
-//! version, since bytes may have changed that no header knows of, and all that is found is stored first.
+//! An object's file is a header (stamp and version, twice, see `slot`), then its bytes, in place: a
+//! write is one `pwrite`. It is *cached* while it is in the page cache and *stored* after
+//! `fdatasync`, header and directory entries included. `write_full` and `copy` make a new file and
+//! rename it over the old one. Many objects are stored together by `syncfs` where that can be
+//! trusted (see `real`). A version consists of the number of the start and a count. A start after a
+//! crash first stores all existing data and gives every object a new version, since bytes may have
+//! changed without their header.
 //!
-//! Blocking: reads that the page cache can answer at once (`RWF_NOWAIT`), and small writes that only
-//! go to the page cache, are done on the caller's thread; everything else by a few threads of its own.
-//! A write to the page cache can still wait, when the kernel throttles a process that dirties pages
-//! faster than the disk takes them; an embedder that cannot have that sets `inline_write_bytes_max` to 0.
+//! Blocking: reads that the page cache can answer at once (`RWF_NOWAIT`), and small writes to the
+//! page cache, are done on the caller's thread; everything else by a few threads of the store. A
+//! write to the page cache can still block when the kernel throttles a process that dirties pages
+//! faster than the disk writes them; an embedder that must never block sets
+//! `inline_write_bytes_max` to 0.
 //!
-//! Damage: every header and both small files are kept twice, and one copy suffices. What is left is refused
-//! as `Corrupt`, never taken for something older; [`check`] reports what is wrong and repairs it.
+//! Damage: every header and both small files are kept twice, and one copy suffices. If both are
+//! damaged, the store answers `Corrupt` and never falls back to older data; [`check`] reports and
+//! repairs damage.
 //!
-//! What this leaves out: checksums of the data (the file system's or the medium's business), and any
-//! notice of files changed behind its back.
+//! Out of scope: checksums of the data (left to the file system and the medium), and detection of
+//! files changed by others.
 
 mod check;
 #[cfg(test)]
@@ -81,14 +84,14 @@ use pool::{Late, Pool};
 use real::RealDisk;
 use store::Store;
 
-/// How a file backend works.
+/// The configuration of a file backend.
 #[derive(Clone, Copy, Debug)]
 pub struct FileConfig {
     /// The largest object. A store opened with a smaller limit keeps its larger objects.
     pub object_bytes_max: u64,
     /// Bypass the page cache (O_DIRECT) for ranges that are aligned to 4 096 bytes.
     pub direct: bool,
-    /// Threads for what may block. 0: everything is done on the caller's thread, which is what a
+    /// Threads for blocking operations. With 0, everything is done on the caller's thread, as a
     /// command-line tool wants.
     pub threads: usize,
     /// How many operations may wait for a thread; more are refused with `Retryable`.
@@ -96,13 +99,13 @@ pub struct FileConfig {
     /// Writes of up to this size that need not be stored go to the page cache on the caller's thread.
     /// Not with `direct`.
     pub inline_write_bytes_max: u64,
-    /// About how many files are kept open.
+    /// The approximate number of files that are kept open.
     pub open_files_max: usize,
-    /// What this process may do with the store.
+    /// Whether this process may change or create the store.
     pub access: Access,
 }
 
-/// The most runs of one change: each is a system call.
+/// The most runs of one change; each is a system call.
 const RUNS_MAX: u32 = 1024;
 
 impl Default for FileConfig {
@@ -119,9 +122,9 @@ impl Default for FileConfig {
     }
 }
 
-/// Objects in a directory. Held by one process at a time.
+/// A store of objects in a directory, open in one process at a time.
 pub struct FileStore {
-    // In this order: the threads end before the lock is given up.
+    // The order of the fields matters: the threads end before the lock is released.
     pool: Option<Pool>,
     store: Arc<Store>,
     clock: Arc<dyn Clock>,
@@ -137,7 +140,8 @@ impl FileStore {
         Self::open_with(dir, FileConfig::default(), Arc::new(SystemClock))
     }
 
-    /// As [`open`](Self::open), after making the directory and the store if they are missing.
+    /// Opens the store as [`open`](Self::open) does, after creating the directory and the store if
+    /// they are missing.
     ///
     /// # Errors
     /// As [`Self::open_with`].
@@ -146,7 +150,8 @@ impl FileStore {
         Self::open_with(dir, config, Arc::new(SystemClock))
     }
 
-    /// Makes a store in `dir`, which must be empty; it is made with its parents if it is missing.
+    /// Creates a store in `dir`, which must be empty; a missing directory is created with its
+    /// parents.
     ///
     /// # Errors
     /// `Denied` if there is a store already, and as [`Self::open_with`].
@@ -162,9 +167,10 @@ impl FileStore {
     /// Opens the store in `dir`.
     ///
     /// # Errors
-    /// `Denied` if there is none and [`FileConfig::access`] does not ask for one, if another process holds it,
-    /// if it may not be read or written, or if it is a directory of something else; `Unsupported` if a newer
-    /// program wrote it, or the file system has no O_DIRECT; `Corrupt`; the disk's errors.
+    /// `Denied` if there is no store and [`FileConfig::access`] does not create one, if another
+    /// process has it open, if it may not be read or written, or if the directory holds other
+    /// files; `Unsupported` if a newer program wrote it, or the file system has no O_DIRECT;
+    /// `Corrupt`; the disk's errors.
     pub fn open_with(dir: impl AsRef<Path>, config: FileConfig, clock: Arc<dyn Clock>) -> Result<Self> {
         let dir = dir.as_ref();
         let failed = |error: &std::io::Error| Error::from_io(error, &format!("opening {}", dir.display()));
@@ -210,9 +216,9 @@ impl FileStore {
         Ok(Self { pool, store, clock, _lock: lock })
     }
 
-    /// Stores everything and closes in order, so that versions stay as they are. Every operation
-    /// afterwards is `Denied`. Blocks. Dropping a store without this is like a crash: safe, but what was
-    /// only *cached* is stored when the kernel sees fit, and every object gets a new version.
+    /// Stores everything and closes the store, so that versions stay as they are. Every later
+    /// operation is `Denied`. Blocks. Dropping a store without this is like a crash: safe, but
+    /// *cached* changes are stored when the kernel decides, and every object gets a new version.
     ///
     /// # Errors
     /// As a flush; the store is closed nevertheless.
@@ -224,7 +230,7 @@ impl FileStore {
         call.deadline.is_some_and(|deadline| self.clock.now() >= deadline)
     }
 
-    /// Does it here, or has it done.
+    /// Runs `act` on this thread, or on one of the pool's.
     fn run<T: Send + 'static>(
         &self,
         call: Call,

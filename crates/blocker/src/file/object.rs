@@ -1,6 +1,6 @@
-//! One object of the file backend: what is known of it in memory, and how that gets to disk.
+//! One object of the file backend: its state in memory, and how that state gets to disk.
 //!
-//! States of an object's file, and what moves between them:
+//! The states of an object's file, and their transitions:
 //!
 //! ```text
 //! none ──create──> blank or live, unsynced ──sync──> live, stored
@@ -8,12 +8,12 @@
 //! live ──delete──> none          live ──write_full, copy, unpack──> another file, renamed over it
 //! ```
 //!
-//! A change holds `state` exclusively; readers share it. A sync shares it too, so readers go on while the
-//! disk works and writers wait; `header` makes syncs of one object follow each other. See `ranked` for the
-//! order of all locks.
+//! A change holds `state` exclusively; readers share it. A sync shares it too, so readers continue
+//! during a sync while writers wait; `header` serialises the syncs of one object. See `ranked` for
+//! the order of all locks.
 //!
-//! The stamp is written after the data have been synced, and synced itself: a stored stamp never stands
-//! for data that are not stored.
+//! The stamp is written and synced after the data have been synced, so a stored stamp never stands
+//! for unstored data.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -34,29 +34,29 @@ pub(super) struct Object {
     pub(super) state: RwLock<State>,
     /// The content of the file's header; held across a sync.
     pub(super) header: Mutex<Header>,
-    /// Something acknowledged is not stored yet. Set under `state` held exclusively, cleared by a sync.
+    /// Acknowledged data are not stored yet. Set with `state` held exclusively, cleared by a sync.
     pub(super) unsynced: AtomicBool,
-    /// A sync has failed: what was not stored then may be gone.
+    /// A sync has failed: data unstored at that time may be lost.
     pub(super) lost: AtomicBool,
-    /// Something of the file may be stored: it must not be replaced by what is not.
+    /// Parts of the file may be stored, so an unstored file must not replace it.
     pub(super) may_be_stored: AtomicBool,
-    /// When it was last looked up, as the number of evictions before.
+    /// The time of the last look-up, as the number of evictions before it.
     pub(super) used: AtomicU64,
 }
 
 /// The header of an object's file.
 #[derive(Clone, Copy)]
 pub(super) struct Header {
-    /// What was written last, its version raised to the floor of this start.
+    /// The slot written last, with its version raised to this start's floor.
     slot: Slot,
     /// A write has failed since, perhaps after one of the two copies.
     is_unsure: bool,
 }
 
 pub(super) struct State {
-    /// Whether the disk has been asked.
+    /// Whether the object's state has been read from disk.
     pub(super) loaded: bool,
-    /// There if there is a file, be it of a tombstone.
+    /// The file, if there is one; it may be a tombstone's.
     pub(super) file: Option<Arc<dyn DiskFile>>,
     pub(super) alive: bool,
     /// The data begin right behind the header.
@@ -64,12 +64,12 @@ pub(super) struct State {
     pub(super) size_bytes: u64,
     pub(super) version: Version,
     pub(super) stamp: Option<Stamp>,
-    /// Rises with every change, so that a sync knows what it covers.
+    /// Rises with every change, so that a sync knows which changes it covers.
     pub(super) changes: u64,
-    /// A failed change has left bytes behind the object's end that could not be cut off yet.
+    /// A failed change has left bytes beyond the object's end that could not be truncated yet.
     pub(super) excess: bool,
-    /// A failed change has left a header that may mark a living object as deleted, or a deleted one as
-    /// living.
+    /// A failed change has left a header that may mark a living object as deleted, or a deleted one
+    /// as living.
     pub(super) header_unsure: bool,
 }
 
@@ -78,12 +78,12 @@ impl Header {
         Self { slot, is_unsure: false }
     }
 
-    /// Whether the disk has this version and size. A slot of an earlier program states no size.
+    /// Whether the disk has this version and size. An earlier program's slot states no size.
     fn shows(&self, version: Version, size_bytes: Option<u64>) -> bool {
         self.slot.version == version && (self.slot.size_bytes.is_none() || self.slot.size_bytes == size_bytes)
     }
 
-    /// Whether the disk lacks something of `next`.
+    /// Whether the disk lacks a part of `next`.
     fn is_behind(&self, next: &Slot, with_version: bool) -> bool {
         let slot = &self.slot;
         self.is_unsure
@@ -93,7 +93,7 @@ impl Header {
     }
 }
 
-/// What an object was when a sync of many began.
+/// An object's state when a sync of many objects began.
 pub(super) struct Snapshot {
     file: Option<Arc<dyn DiskFile>>,
     changes: u64,
@@ -101,10 +101,10 @@ pub(super) struct Snapshot {
     next: Slot,
 }
 
-/// How often the writing of a header that records a loss is tried.
+/// How often the store tries to write a header that records a loss.
 const MARK_ATTEMPTS: u32 = 4;
 
-/// The header of a file that is not there.
+/// The header of a missing file.
 const NO_SLOT: Slot = Slot {
     count: 0,
     version: Version(0),
@@ -120,7 +120,7 @@ impl State {
         Head { version: self.alive.then_some(self.version), stamp: self.stamp }
     }
 
-    /// The file of an object that is there.
+    /// Returns the file of an existing object.
     ///
     /// # Errors
     /// `Missing`.
@@ -128,12 +128,12 @@ impl State {
         self.file.as_ref().filter(|_| self.alive).ok_or(Error::Missing)
     }
 
-    /// Where the object's byte `offset` is in its file.
+    /// Returns the file offset of the object's byte `offset`.
     pub(super) fn at(&self, offset: u64) -> u64 {
         data_at(self.packed) + offset
     }
 
-    /// Cuts off what a failed change has left behind the end. Returns whether nothing is left there.
+    /// Truncates bytes that a failed change has left beyond the end. Returns whether none are left.
     pub(super) fn trim(&mut self) -> bool {
         let (true, Some(file)) = (self.alive, &self.file) else { return true };
         let end = self.at(self.size_bytes);
@@ -142,7 +142,7 @@ impl State {
         !self.excess
     }
 
-    /// Returns the slot with the known content.
+    /// Returns the slot for the current state.
     fn next_slot(&self) -> Slot {
         Slot {
             count: 0,
@@ -156,14 +156,14 @@ impl State {
     }
 }
 
-/// The content of the first bytes of an object's file.
+/// Decodes the first bytes of an object's file.
 ///
 /// # Errors
 /// `Corrupt`, or `Unsupported` if another version of this program wrote it.
 pub(super) fn check_header(path: &Path, id: &ObjectId, header: &[u8]) -> Result<Option<(Slot, bool)>> {
     match Slot::find(header, slot::name_sum(id)) {
         slot::Found::Slot { slot, one_damaged } => Ok(Some((slot, one_damaged))),
-        // A creation that was never stored. The next creation starts it afresh.
+        // A creation that was never stored. The next creation starts from the beginning.
         slot::Found::Blank => Ok(None),
         slot::Found::Damaged => {
             let text = format!(
@@ -186,8 +186,8 @@ pub(super) fn check_header(path: &Path, id: &ObjectId, header: &[u8]) -> Result<
     }
 }
 
-/// Checks the length of an object's file, if its header states what it should be: it does if it was written since
-/// the last start that followed a crash, that is, if its version is not below `version_floor`.
+/// Checks the length of an object's file against its header, which is valid if it was written since
+/// the last start after a crash, that is, if its version is not below `version_floor`.
 ///
 /// # Errors
 /// `Corrupt`.
@@ -201,7 +201,7 @@ pub(super) fn check_len(path: &Path, slot: &Slot, len: u64, version_floor: u64) 
     }
 }
 
-/// Returns what is wrong with a file of `len` bytes, see [`check_len`].
+/// Describes what is wrong with a file of `len` bytes, see [`check_len`].
 pub(super) fn size_mismatch(slot: &Slot, len: u64, version_floor: u64) -> Option<String> {
     let stated =
         slot.size_bytes.filter(|_| !slot.tombstone && !slot.lost && slot.version.0 >= version_floor)?;
@@ -210,7 +210,7 @@ pub(super) fn size_mismatch(slot: &Slot, len: u64, version_floor: u64) -> Option
         .then(|| format!("has {} bytes of data where its header states {stated}", size.unwrap_or_default()))
 }
 
-/// The error for an object in whose place something else lies.
+/// The error for an object whose path is not a regular file.
 pub(super) fn foreign(path: &Path, kind: Kind) -> Error {
     let path = path.display();
     Error::Corrupt(format!("{path} is {kind}, not a regular file; `cachectl fsck` sets it aside").into())
@@ -242,8 +242,9 @@ impl Object {
         }
     }
 
-    /// Asks the disk, the first time. Returns whether a copy of the header turned out to be damaged. If the
-    /// file has lost something, the object has too, and the caller has the file written anew.
+    /// Reads the state from disk at the first use. Returns whether a copy of the header is damaged.
+    /// If the file is marked as having lost data, so is the object, and the caller has the file
+    /// rewritten.
     ///
     /// # Errors
     /// `Corrupt` or `Unsupported`, by the header; the disk's errors.
@@ -254,7 +255,7 @@ impl Object {
         let failed = |error: io::Error| Error::from_read(&error, &format!("opening {}", self.path.display()));
         let file = match found(disk.open(&self.path, Open::ReadWrite)).map_err(failed)? {
             Found::File(file) => file,
-            // A long name's directories may be missing as well.
+            // The directories of a long name may be missing as well.
             Found::Absent => {
                 state.loaded = true;
                 return Ok(false);
@@ -286,7 +287,7 @@ impl Object {
     pub(super) fn write_slot(&self, file: &dyn DiskFile, header: &mut Header, next: Slot) -> io::Result<()> {
         let lost = self.lost.load(Ordering::Acquire);
         let next = Slot { count: header.slot.count + 1, lost, ..next };
-        // No count is used twice: two headers of one count would be damage.
+        // A count is never reused: two different headers with one count would be damage.
         header.slot.count = next.count;
         header.is_unsure = true;
         let encoded = next.encode(slot::name_sum(&self.id));
@@ -295,8 +296,8 @@ impl Object {
         Ok(())
     }
 
-    /// Writes the header again as it was before a change that failed. The caller holds `state`, to which it
-    /// is noted whether that has to be done once more: what is changed next must not be lost with the header.
+    /// Rewrites the header from before a failed change. The caller holds `state`, which records
+    /// whether that must be repeated: the next change must not be lost with the header.
     pub(super) fn restore_slot(&self, state: &mut State, before: Slot) -> io::Result<()> {
         let Some(file) = &state.file else { return Ok(()) };
         let mut header = self.header.lock();
@@ -311,19 +312,20 @@ impl Object {
         self.header.lock().slot
     }
 
-    /// Syncs the file in the middle of a change. A failure is remembered, for the kernel forgets it.
+    /// Syncs the file in the middle of a change. A failure is remembered, because the kernel
+    /// reports it only once.
     pub(super) fn sync_within(&self, file: &dyn DiskFile) -> io::Result<()> {
         file.sync_data().inspect_err(|error| drop(self.lose(file, &mut self.header.lock(), error)))
     }
 
-    /// Forgets the header of a file that has been replaced or removed.
+    /// Forgets the header of a file that was replaced or removed.
     pub(super) fn reset_slot(&self, slot: Option<Slot>) {
         *self.header.lock() = Header::of(slot.unwrap_or(NO_SLOT));
     }
 
-    /// Makes what is acknowledged stored: bytes, then stamp. With `with_version`, the version as well,
-    /// which otherwise may stay behind until the store is closed. Whether the directory entry needs a
-    /// sync is the caller's business.
+    /// Stores acknowledged changes: bytes, then stamp. With `with_version` also the version, which
+    /// otherwise may be stored as late as the close. The caller syncs the directory entry if
+    /// necessary.
     ///
     /// # Errors
     /// `WritesLost` if this or an earlier sync failed.
@@ -351,7 +353,8 @@ impl Object {
         Ok(())
     }
 
-    /// What the object is now, for a sync of many; nothing if it has to be synced by itself.
+    /// Returns the object's state for a sync of many objects; `None` if it has to be synced by
+    /// itself.
     pub(super) fn snapshot(&self) -> Option<Snapshot> {
         let state = self.state.read();
         if state.excess || self.check_not_lost().is_err() {
@@ -367,8 +370,9 @@ impl Object {
         })
     }
 
-    /// Writes the header of a snapshot whose data are stored by now, if the one on disk is behind and none
-    /// was written since. Returns whether it did; then `mark` has entered the object among the unsynced.
+    /// Writes the header of a snapshot whose data are stored, if the disk's header is older and
+    /// none was written since. Returns whether it did; then `mark` has entered the object among the
+    /// unsynced.
     pub(super) fn write_slot_of(
         &self,
         snapshot: &Snapshot,
@@ -393,7 +397,7 @@ impl Object {
         Ok(true)
     }
 
-    /// Notes that the snapshot is stored: unless it was changed since, the object is.
+    /// Notes that the snapshot is stored; so is the object, unless it has changed since.
     pub(super) fn note_stored(&self, snapshot: &Snapshot) {
         let state = self.state.read();
         if state.changes == snapshot.changes {
@@ -401,7 +405,8 @@ impl Object {
         }
     }
 
-    /// Whether the disk has all that is known, so that the object may be forgotten. Does not wait.
+    /// Returns whether the disk has the whole state, so that the object may leave memory. Does not
+    /// wait.
     pub(super) fn is_settled(&self) -> bool {
         let (Some(state), Some(header)) = (self.state.try_read(), self.header.try_lock()) else {
             return false;
@@ -412,11 +417,11 @@ impl Object {
     }
 
     fn lose(&self, file: &dyn DiskFile, header: &mut Header, error: &io::Error) -> Error {
-        // The kernel reports a failed write-back once and then forgets it: a second sync would claim
-        // success. So the object remembers, and its header does for the next process.
+        // The kernel reports a failed write-back once and then forgets it: a second sync would
+        // claim success. So the object remembers it, and its header tells the next process.
         self.lost.store(true, Ordering::Release);
         let slot = header.slot;
-        // More than once, for a disk that fails is likely to fail here too.
+        // Several attempts, because a failing disk is likely to fail here too.
         let _ = (0..MARK_ATTEMPTS).any(|_| self.write_slot(file, header, slot).is_ok());
         Error::WritesLost(format!("sync of {}: {error}", self.path.display()).into())
     }

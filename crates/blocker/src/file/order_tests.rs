@@ -1,5 +1,5 @@
-//! The file backend's promises where several operations, or a failure in the middle of one, would break them:
-//! each steered to the place by a simulated disk that holds or fails a step.
+//! The file backend's promises during concurrent operations, or failures within one: a simulated
+//! disk steers each case by holding or failing a step.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -47,8 +47,8 @@ fn list(store: &FileStore) -> Vec<Vec<u8>> {
     listed.entries.iter().map(|entry| entry.name.as_bytes().to_vec()).collect()
 }
 
-/// A listing that removes a tombstone, a stamped change of it, and a claim wait for each other in a circle
-/// unless all take the claims before the object.
+/// A listing that removes a tombstone, a stamped change of it, and a claim would deadlock unless
+/// all take the claims before the object.
 #[test]
 fn a_listing_a_change_and_a_claim_do_not_wait_for_each_other() {
     for step in ["open", "after head", "unlink"] {
@@ -160,7 +160,7 @@ fn a_listing_goes_on_saying_what_is_there() {
         write(&store, &object(name), b"x", Durability::Cached);
     }
     assert_eq!(page(None, ""), ("a b".into(), true));
-    // Made and removed between two pages.
+    // Created and removed between two pages.
     write(&store, &object("d"), b"x", Durability::Cached);
     block_on(store.write_full(WriteFullRequest::new(object("d2"), b"x"))).unwrap();
     block_on(store.delete(DeleteRequest::new(object("e")))).unwrap();
@@ -181,7 +181,7 @@ fn making_room_does_not_sync_each_file() {
         let store = open(&disk).unwrap();
         let before = disk.syncs();
         for number in 0..2_000 {
-            // Twice, so that the header lacks the version of what is closed.
+            // A second write, so that the header lacks the version of the closed file.
             let id = object(&format!("o{number}"));
             write(&store, &id, b"x", Durability::Cached);
             write(&store, &id, b"y", Durability::Cached);
@@ -205,8 +205,8 @@ fn making_room_does_not_sync_each_file() {
     }
 }
 
-/// A flush of many objects stores them together: the headers after the data, and what changed meanwhile is
-/// not taken for stored.
+/// A flush of many objects stores them together: the headers after the data, and concurrent changes
+/// are not taken for stored.
 #[test]
 fn a_flush_of_many_objects_stores_them_all() {
     let disk = new_disk();
@@ -231,8 +231,7 @@ fn a_flush_of_many_objects_stores_them_all() {
     }
 }
 
-/// The sync of everything that a flush of many objects makes does not cover a directory that is made after
-/// it.
+/// The `syncfs` of a flush of many objects does not cover a directory created after it.
 #[test]
 fn a_directory_made_during_a_flush_of_many_objects_is_stored_by_the_next_flush() {
     let late = object_in("late", "a");
@@ -265,7 +264,7 @@ fn a_failed_sync_of_many_is_laid_to_the_object_that_lost_something() {
     for number in 0..50 {
         write(&store, &object(&format!("o{number}")), b"x", Durability::Cached);
     }
-    // One write-back fails behind the store's back.
+    // One write-back fails unnoticed by the store.
     disk.fail(1, vec![(Fault::WriteBack, 1000)]);
     write(&store, &object("o7"), b"lost?", Durability::Cached);
     disk.heal();
@@ -286,7 +285,7 @@ fn a_failed_sync_of_many_is_laid_to_the_object_that_lost_something() {
 fn a_change_that_comes_behind_the_close_is_refused() {
     let disk = new_disk();
     let store = Arc::new(open(&disk).unwrap());
-    // Two files may be open in a shard: a third has to wait for the turn to make room.
+    // Each shard may have two open files: a third one waits for the turn to close others.
     write(&store, &object("a1"), b"x", Durability::Cached);
     write(&store, &object("b1"), b"x", Durability::Cached);
     let turn = store.store.take_turn();
@@ -298,7 +297,7 @@ fn a_change_that_comes_behind_the_close_is_refused() {
     while store.store.evictions() == evictions {
         thread::yield_now();
     }
-    // It has found the store open, and has not begun.
+    // The operation has found the store open, and has not begun.
     store.close().unwrap();
     drop(turn);
     assert_eq!(changes.join().unwrap().unwrap_err().kind(), "denied");
@@ -343,7 +342,7 @@ fn a_claim_that_could_not_be_stored_is_stored_by_its_repetition() {
             let error = claim(&store, 5).unwrap_err();
             assert!(error.is_ambiguous(), "{fault:?}: {error}");
         }
-        // It binds here already.
+        // The claim is already in force in memory.
         let old = WriteRequest::new(object("a"), 0, b"old").stamp(Stamp::new(4, 1));
         assert_eq!(block_on(store.write(old.clone())).unwrap_err(), Error::Fenced { epoch: Epoch(5) });
         disk.heal();
@@ -408,7 +407,7 @@ fn a_write_that_fails_half_way_leaves_nothing_behind_the_end() {
 fn an_object_is_stored_without_what_a_failed_write_has_left_behind_its_end() {
     let mut left_behind = 0;
     for seed in 0..20 {
-        // By itself, with few others, and with enough others to be stored together.
+        // Alone, with few others, and with enough others to be stored together.
         for others in [0, 3, 40] {
             let disk = new_disk();
             let store = open_with(&disk, 512).unwrap();
@@ -459,7 +458,7 @@ fn a_creation_that_fails_leaves_no_object() {
                 let found = block_on(store.info(InfoRequest::new(id.clone()))).map(|info| info.size_bytes);
                 match done {
                     Ok(_) => assert_eq!(found, Ok(8_292)),
-                    // What was begun could not be taken back either.
+                    // The change could not be undone either.
                     Err(error) if error.is_ambiguous() => continue,
                     Err(error) => {
                         definite += 1;
@@ -477,7 +476,7 @@ fn a_creation_that_fails_leaves_no_object() {
     assert!(definite > 20, "only {definite} creations failed for sure");
 }
 
-/// An object that outgrows its place behind the header moves; what was stored of it is there at every step.
+/// An object that outgrows its packed place moves; its stored data exist at every step.
 #[test]
 fn an_object_outgrows_its_first_block_without_loss() {
     let grow = |store: &FileStore, history: &mut History| {
@@ -515,8 +514,8 @@ fn an_object_outgrows_its_first_block_without_loss() {
     }
 }
 
-/// A process that is killed has made directories and changed entries without coming to their sync; the next
-/// one finds them and must not take them for stored.
+/// A killed process has created directories and changed entries without syncing them; the next one
+/// must not take them for stored.
 #[test]
 fn what_a_killed_process_left_behind_is_stored_by_the_next() {
     let ids: Vec<_> =
@@ -581,7 +580,8 @@ fn a_lost_object_is_not_copied() {
     assert_eq!(block_on(store.info(InfoRequest::new(object("b")))).unwrap_err(), Error::Missing);
 }
 
-/// No version is given twice, whatever ended the start before: a cut, a kill, or an orderly close.
+/// No version is reused, however the previous process ended: by a power cut, a kill, or an orderly
+/// close.
 #[test]
 fn versions_are_given_once() {
     let (disk, id) = (new_disk(), object("a"));

@@ -1,31 +1,34 @@
-//! Names to paths and back: any 1 to 255 bytes become a path that every file system takes, readable
-//! where the name was.
+//! Names to paths and back: any 1 to 255 bytes become a path that every file system accepts,
+//! readable where the name is.
 //!
-//! Letters, digits, `-` and `_` stay, a dot too unless it comes first; every other byte becomes `%XX`.
-//! What grows beyond one component is cut into several, all but the last a directory ending in `~`:
+//! Letters, digits, `-` and `_` stay, and so do dots except leading ones; every other byte becomes
+//! `%XX`. A text longer than one component is cut into several, all but the last a directory ending
+//! in `~`:
 //!
 //! ```text
 //! objects/vm.ns/disk-0%2Fa.obj           namespace "vm", object "disk-0/a"
 //! objects/vm.ns/nnnn…nnn~/nnn.obj        a name longer than one component
 //! ```
 //!
-//! `~` and a leading dot are always escaped, so no name meets another, a directory, or `..`.
+//! `~` and a leading dot are always escaped, so no name collides with another, with a directory, or
+//! with `..`.
 
 use std::path::{Path, PathBuf};
 
 use super::disk::Kind;
 
-/// The longest piece of an escaped name in one component; with its suffix it stays below 255.
+/// The longest piece of an escaped name in one component; with its suffix it is shorter than 255
+/// bytes.
 const PIECE_BYTES_MAX: usize = 200;
 
-/// The end of an object's file name.
+/// The suffix of an object's file name.
 pub(super) const OBJECT_SUFFIX: &str = ".obj";
-/// The end of a namespace's directory name.
+/// The suffix of a namespace's directory name.
 pub(super) const NAMESPACE_SUFFIX: &str = ".ns";
-/// The end of a directory that holds the rest of longer names.
+/// The suffix of a directory with the rest of longer names.
 const PIECE_SUFFIX: char = '~';
 
-/// Where `name` lies below `dir`.
+/// Returns the path of `name` below `dir`.
 pub(super) fn encode(dir: &Path, name: &[u8], suffix: &str) -> PathBuf {
     let escaped = escape(name);
     let mut path = dir.to_path_buf();
@@ -44,7 +47,7 @@ fn escape(name: &[u8]) -> String {
     for (index, byte) in name.iter().enumerate() {
         match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => escaped.push(char::from(*byte)),
-            // A dot may not begin a component, the first or a later one.
+            // A dot may not begin any component.
             b'.' if index > 0 && !escaped.len().is_multiple_of(PIECE_BYTES_MAX) => escaped.push('.'),
             _ => escaped.push_str(&format!("%{byte:02X}")),
         }
@@ -52,7 +55,7 @@ fn escape(name: &[u8]) -> String {
     escaped
 }
 
-/// What a directory entry is.
+/// The meaning of a directory entry.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Entry {
     /// The last piece of a name; the escaped text so far.
@@ -61,8 +64,8 @@ pub(super) enum Entry {
     More(String),
 }
 
-/// What the entry `file_name`, found below the pieces `before`, is. `None`: nothing of ours. Whatever lies under
-/// an object's name is in the object's place.
+/// Returns the meaning of the entry `file_name`, found below the pieces `before`; `None` if it is
+/// not the store's. Any kind of file under an object's name is in the object's place.
 pub(super) fn entry(
     before: &str,
     file_name: &[u8],
@@ -80,7 +83,7 @@ pub(super) fn entry(
         .then(|| Entry::Last(format!("{before}{piece}")))
 }
 
-/// The name that was escaped so; `None` if no name is.
+/// Returns the name with this escaped form; `None` if there is none.
 pub(super) fn decode(escaped: &str) -> Option<Vec<u8>> {
     let mut name = Vec::with_capacity(escaped.len());
     let mut rest = escaped.as_bytes();
@@ -95,7 +98,7 @@ pub(super) fn decode(escaped: &str) -> Option<Vec<u8>> {
         name.push(u8::try_from(digit(*high)? * 16 + digit(*low)?).ok()?);
         rest = after;
     }
-    // Only what we would write ourselves: two spellings of one name must not both count.
+    // Only the canonical form: two spellings of one name must not both count.
     ((1..=255).contains(&name.len()) && escape(&name) == escaped).then_some(name)
 }
 

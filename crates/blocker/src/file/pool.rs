@@ -1,7 +1,7 @@
-//! A bounded pool of threads that may block, and the futures of what they do.
+//! A bounded pool of threads for blocking jobs, and the futures of the jobs' results.
 //!
-//! A job is *queued*, *running*, *done* or *cancelled*. Only a queued job can be cancelled, by dropping
-//! its future or by its deadline: so an operation either never begins or runs to its end.
+//! A job is *queued*, *running*, *done* or *cancelled*. Only a queued job can be cancelled, by
+//! dropping its future or by its deadline: so an operation either never begins or runs to its end.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -38,7 +38,7 @@ struct Queue {
     closed: bool,
 }
 
-/// What a job that runs past its deadline answers.
+/// The answer of a job that runs past its deadline.
 pub(super) type Late = fn() -> Error;
 
 impl Pool {
@@ -54,7 +54,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Has `act` done by a thread of the pool.
+    /// Runs `act` on a thread of the pool.
     pub(super) fn submit<T: Send + 'static>(
         &self,
         deadline: Option<(Timestamp, &dyn Clock)>,
@@ -81,14 +81,14 @@ impl Pool {
     }
 }
 
-/// Lets the threads finish what is queued, then ends them.
+/// Lets the threads finish the queued jobs, then ends them.
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.queue.lock().closed = true;
         self.shared.changed.notify_all();
         let me = std::thread::current().id();
         for thread in self.threads.drain(..).filter(|thread| thread.thread().id() != me) {
-            // A thread catches its jobs' panics, so it ends in order.
+            // A thread catches its jobs' panics, so it does not panic itself.
             let _ = thread.join();
         }
     }
@@ -120,7 +120,7 @@ enum Phase<T> {
     Queued,
     Running,
     Done(Result<T>),
-    /// Cancelled, or its answer has been taken.
+    /// Cancelled, or the answer has been taken.
     Over,
 }
 

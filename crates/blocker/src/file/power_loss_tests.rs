@@ -1,8 +1,9 @@
-//! The file backend when the power goes: at every step of seeded workloads, and under the whole suite.
+//! The file backend under power loss: at every step of seeded workloads, and under the whole
+//! conformance suite.
 //!
-//! A workload is run once to count the disk's steps, then again for each of them, with the power cut
-//! there. What comes up must be explained by what was acknowledged: what was stored is exactly there;
-//! of an object with changes not yet stored each byte is that of one of its states since; a stored stamp
+//! A workload is run once to count the disk's steps, then again for each step, with the power cut
+//! there. The acknowledgements must explain the surviving state: stored data are exactly there;
+//! each byte of an object with unstored changes is that of one of its states since; a stored stamp
 //! stands for stored data; no version stands for two contents.
 
 use std::collections::{BTreeMap, HashMap};
@@ -32,7 +33,7 @@ const EPOCH: u64 = 5;
 
 fn object(key: u64) -> ObjectId {
     let namespace = Namespace::new("volume").unwrap();
-    // One of them needs more than one directory.
+    // One name needs several directories.
     let name = if key == 3 { vec![b'/'; 200] } else { vec![b'a' + key as u8] };
     ObjectId::new(namespace, Name::new(name).unwrap())
 }
@@ -44,7 +45,7 @@ struct Model {
     claimed: bool,
 }
 
-/// Runs the seed's workload until it ends or the power goes. Whether it ended.
+/// Runs the seed's workload until it ends or the power fails. Returns whether it ended.
 fn work(store: &FileStore, seed: u64, model: &mut Model) -> bool {
     let mut rng = Rng::new(seed);
     for sequence in 1..=30 {
@@ -101,7 +102,7 @@ fn work(store: &FileStore, seed: u64, model: &mut Model) -> bool {
                 continue;
             }
         };
-        // A delete without a stamp forgets the one there was.
+        // A delete without a stamp forgets the object's stamp.
         let stamp_after = if kind == 7 { stamp } else { stamp.or(before.stamp) };
         let history = model.objects.entry(key).or_default();
         match block_on(reply) {
@@ -115,7 +116,7 @@ fn work(store: &FileStore, seed: u64, model: &mut Model) -> bool {
             Err(Error::Missing) => {}
             Err(error) => {
                 println!("step {sequence}, operation {kind} on object {key} with {stamp:?}: {error}");
-                // The power went: it may have happened.
+                // The power failed: the change may have been made.
                 history.push(Seen { content: after, stamp: stamp_after }, false);
                 return false;
             }
@@ -146,7 +147,7 @@ fn work(store: &FileStore, seed: u64, model: &mut Model) -> bool {
     true
 }
 
-/// What is there must be explained by the history.
+/// Checks that the history explains the object's state.
 fn check(store: &FileStore, key: u64, history: &History, versions: &HashMap<(u64, Version), Vec<u8>>) {
     let (seen, version) = history.explain(store, &object(key));
     if let (Some(found), Some(content)) = (&seen.content, versions.get(&(key, version))) {
@@ -154,11 +155,11 @@ fn check(store: &FileStore, key: u64, history: &History, versions: &HashMap<(u64
     }
 }
 
-/// What a crash leaves behind is no damage.
+/// Remains of a crash are not damage.
 fn assert_in_order(disk: &SimulatedDisk) {
     let mut on_finding = |finding: &Finding| assert!(finding.kind != FindingKind::Damage, "{finding:?}");
     match check_on(disk, Path::new(ROOT), false, &mut on_finding) {
-        // The first start was cut off.
+        // The first start was interrupted.
         Ok(_) | Err(Error::Denied(_)) => {}
         Err(error) => panic!("{error}"),
     }
@@ -175,7 +176,7 @@ fn check_all(store: &FileStore, model: &Model) {
     }
 }
 
-/// And it must be as good as new, and give no version again.
+/// The store must work as a new one does, and reuse no version.
 fn use_again(store: &FileStore, versions: &HashMap<(u64, Version), Vec<u8>>) {
     for key in 0..OBJECTS {
         let stamp = Stamp::new(EPOCH + 1, key);
@@ -220,7 +221,7 @@ fn the_power_may_go_at_every_step() {
             use_again(&store, &model.versions);
             store.close().unwrap();
             drop(store);
-            // What was closed in order is the same after another loss of power.
+            // After an orderly close another power loss changes nothing.
             disk.power_cycle(cut);
             let store = open(&disk).unwrap();
             let read = block_on(store.read(ReadRequest::new(object(1), 0, 10))).unwrap();
@@ -262,7 +263,7 @@ fn versions_survive_an_orderly_close_and_nothing_else() {
     assert_eq!(block_on(store.read(ReadRequest::new(object(0), 0, 1))).unwrap_err().kind(), "denied");
     let store = open(&disk).unwrap();
     assert_eq!(info(&store), version);
-    // Not closed: as after kill -9.
+    // Not closed, as after `kill -9`.
     drop(store);
     let store = open(&disk).unwrap();
     assert_ne!(info(&store), version);
@@ -317,7 +318,7 @@ fn a_full_disk_changes_nothing_and_is_told_once() {
     assert_eq!(events.try_next(), None);
 }
 
-/// The suite, with the power cut where it asks for it.
+/// The conformance suite's store, whose power is cut on request.
 struct Simulated {
     disk: SimulatedDisk,
     cycles: Mutex<u64>,

@@ -1,25 +1,26 @@
-//! The file store's locks, each with a rank: the one place that defines the order in which they are taken.
+//! The file store's locks, each with a rank: the only definition of the order in which they are
+//! taken.
 //!
-//! A thread that holds a lock waits only for locks of a higher [`Rank`]; of two objects it takes the one
-//! with the smaller id first, by [`RwLock::read_pair`] and [`RwLock::write_pair`]. Attempts that do not
-//! wait (`try_…`) may be made at any time. Builds with debug assertions check this at every lock, so a
-//! test fails when the order is broken, whether or not the threads happen to meet.
+//! A thread that holds a lock waits only for locks of a higher [`Rank`]; of two objects it locks
+//! the one with the smaller id first, by [`RwLock::read_pair`] and [`RwLock::write_pair`]. Attempts
+//! that do not wait (`try_…`) may be made at any time. Builds with debug assertions check the order
+//! at every lock, so a test fails when it is violated, even without a deadlock.
 
 use std::ops::{Deref, DerefMut};
 
-/// Which locks a thread may still wait for: those above all it holds.
+/// The ranks: a thread may wait only for locks above all that it holds.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Rank {
-    /// The turn to store many objects together; held while the disk works.
+    /// The right to store many objects together; held while the disk works.
     Turn,
     /// The claims: shared by a change from its check to its end, exclusive by a claim.
     Claims,
-    /// What is known of one object.
+    /// One object's state.
     Object,
-    /// The header of one object's file.
+    /// One file's header.
     Header,
-    /// The tables of objects, directories and names; held for a look-up or an entry, never while the
-    /// disk works.
+    /// The tables of objects, directories and names; held for a look-up or an insertion, never
+    /// while the disk works.
     Table,
 }
 
@@ -37,7 +38,7 @@ pub(super) struct Mutex<T> {
 
 /// A held lock.
 pub(super) struct Locked<G> {
-    // In this order: the note is struck out when the lock is free.
+    // The order of the fields matters: the note is removed after the lock is released.
     guard: G,
     _held: Held,
 }
@@ -75,13 +76,13 @@ impl<T> RwLock<T> {
         Locked { guard: self.lock.write(), _held: held }
     }
 
-    /// As `read`, for the second of two locks of one rank.
+    /// Locks as `read` does, for the second of two locks of one rank.
     pub(super) fn read_pair(&self) -> ReadGuard<'_, T> {
         let held = Held::wait(self.rank, true);
         Locked { guard: self.lock.read(), _held: held }
     }
 
-    /// As `write`, for the second of two locks of one rank.
+    /// Locks as `write` does, for the second of two locks of one rank.
     pub(super) fn write_pair(&self) -> WriteGuard<'_, T> {
         let held = Held::wait(self.rank, true);
         Locked { guard: self.lock.write(), _held: held }
@@ -130,7 +131,7 @@ impl Held {
     }
 }
 
-/// A note, among its thread's, that a lock is held or waited for.
+/// A note in a thread-local list that a lock is held or waited for.
 #[cfg(debug_assertions)]
 struct Held(Rank);
 

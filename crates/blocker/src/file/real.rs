@@ -19,7 +19,7 @@ use crate::file::directory::Access;
 use crate::file::directory::{Owner, kind_of, open_regular};
 use crate::segment::{Segment, Segments};
 
-/// What O_DIRECT wants offset, length and memory to be a multiple of, on any common disk.
+/// The alignment that O_DIRECT needs for offset, length and memory on any common disk.
 const DIRECT_ALIGN_BYTES: u64 = 4096;
 
 /// The operating system's file system.
@@ -27,8 +27,8 @@ pub(super) struct RealDisk {
     /// Whether to bypass the page cache where a range allows it.
     direct: bool,
     root: PathBuf,
-    /// The store's directory, if a sync of the whole file system can be trusted there. Open all the time: the
-    /// kernel reports to each descriptor the failures since it was opened.
+    /// The store's directory, if `syncfs` can be trusted there. It stays open, because the kernel
+    /// reports to each descriptor the failures since it was opened.
     whole: Option<File>,
     access: Access,
     owner: Owner,
@@ -47,21 +47,21 @@ impl RealDisk {
     }
 }
 
-/// Returns whether this kernel's `syncfs` reports a failed write-back: since Linux 5.8.
+/// Returns whether this kernel's `syncfs` reports a failed write-back, as it does since Linux 5.8.
 fn syncs_report_failures() -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse::<u32>());
     matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= (5, 8))
 }
 
-/// Whether `syncfs` makes this file system's files durable. One that only hands pages to a server, or to the
-/// file system below, may not.
+/// Returns whether `syncfs` makes this file system's files durable. A file system that only passes
+/// pages to a server, or to a file system below, may not.
 fn syncs_reach_the_medium(dir: &File) -> bool {
     const EXT4: u32 = 0xef53;
     const XFS: u32 = 0x5846_5342;
     const BTRFS: u32 = 0x9123_683e;
     const TMPFS: u32 = 0x0102_1994;
-    // Its type differs between platforms; the magic numbers have 32 bits on all.
+    // The type of this field differs between platforms; the magic numbers have 32 bits on all.
     let kind = rustix::fs::fstatfs(dir).map(|found| found.f_type as u32);
     kind.is_ok_and(|kind| [EXT4, XFS, BTRFS, TMPFS].contains(&kind))
 }
@@ -154,8 +154,8 @@ impl Disk for RealDisk {
     fn sync_all(&self) -> io::Result<bool> {
         let Some(dir) = &self.whole else { return Ok(false) };
         rustix::fs::syncfs(dir)?;
-        // Not every file system tells the medium to empty its cache when it had nothing to write into its
-        // journal; the sync of a file always does.
+        // Not every file system flushes the medium's cache when its own journal has nothing to
+        // write; the sync of a file always does.
         open_regular(&self.root.join("superblock"), OFlags::RDONLY)?.sync_data()?;
         Ok(true)
     }
@@ -163,12 +163,12 @@ impl Disk for RealDisk {
 
 struct RealFile {
     buffered: File,
-    /// A second descriptor for aligned ranges. The kernel keeps the two coherent as long as they do
-    /// not touch one range at the same time; the object's lock sees to that for writes.
+    /// A second descriptor for aligned ranges. The kernel keeps both coherent unless they access
+    /// one range at the same time, which the object's lock prevents for writes.
     direct: Option<File>,
-    /// Why the file could be opened for reading only.
+    /// The reason for which the file is open for reading only.
     denied: Option<Errno>,
-    /// The file system does not know RWF_NOWAIT, or there is no page cache to read from.
+    /// The file system does not support RWF_NOWAIT, or there is no page cache to read from.
     never_at_once: AtomicBool,
 }
 
@@ -187,7 +187,7 @@ impl RealFile {
         let failed = |error: io::Error, at: u64| WriteFailed { written_bytes: at - start, error };
         let mut left = slices;
         while !left.is_empty() {
-            // The kernel takes at most 1 024 slices at a time.
+            // The kernel accepts at most 1 024 slices at a time.
             let count = left.len().min(1024);
             match rustix::io::pwritev(&self.buffered, &left[..count], offset) {
                 Ok(0) => return Err(failed(io::ErrorKind::WriteZero.into(), offset)),
@@ -236,7 +236,7 @@ impl DiskFile for RealFile {
                 Err(errno) => return Err(errno.into()),
             }
         }
-        // The allocator may have given more room than was asked for.
+        // The allocator may have provided more capacity than requested.
         buffer.truncate(len);
         Ok(buffer)
     }
@@ -248,7 +248,8 @@ impl DiskFile for RealFile {
         let fill = |target: &mut [u8]| {
             let mut slices = [IoSliceMut::new(target)];
             match rustix::io::preadv2(&self.buffered, &mut slices, offset, ReadWriteFlags::NOWAIT) {
-                // Fewer bytes: the rest is on disk, or past the end. Let the slow way find out.
+                // A short read: the rest is on disk, or beyond the end. The blocking path finds
+                // out.
                 Ok(read) => read == len,
                 Err(Errno::AGAIN | Errno::INTR) => false,
                 Err(_) => {
@@ -270,7 +271,7 @@ impl DiskFile for RealFile {
         if let Some(direct) = self.direct_for(offset, len as u64) {
             let (mut buffer, skip) = aligned_buffer(len);
             data.copy_to(&mut buffer[skip..skip + len]);
-            // A failed write does not report how far it has come; none of it counts as done.
+            // A failed write does not report its progress, so none of it counts as written.
             let failed = |error| WriteFailed { written_bytes: len as u64, error };
             return direct.write_all_at(&buffer[skip..skip + len], offset).map_err(failed);
         }
@@ -330,7 +331,8 @@ impl DiskFile for RealFile {
     }
 }
 
-/// A buffer, and how many of its bytes to skip to come to an aligned address with `len` bytes behind.
+/// Returns a buffer, and the number of bytes to skip to reach an aligned address with `len` bytes
+/// behind it.
 fn aligned_buffer(len: usize) -> (Vec<u8>, usize) {
     let align = DIRECT_ALIGN_BYTES as usize;
     let buffer = vec![0; len + align];
@@ -338,7 +340,7 @@ fn aligned_buffer(len: usize) -> (Vec<u8>, usize) {
     (buffer, skip)
 }
 
-/// Payloads from a file are whole buffers.
+/// Returns a whole buffer as a payload.
 pub(super) fn payload(buffer: Vec<u8>) -> Segments {
     Segment::from(Bytes::from(buffer)).into()
 }

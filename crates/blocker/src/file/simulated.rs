@@ -1,14 +1,14 @@
-//! A disk in memory whose power can be cut at any step, which loses, tears and reorders whatever had not
-//! been synced; which fails as disks do; and which holds a step until a test lets it go on.
+//! A simulated disk in memory. Its power can be cut at any step, which loses, tears and reorders
+//! unsynced operations; it fails as disks do; and it can hold a step until a test releases it.
 //!
-//! Every file and directory has its live content, its stored content, and the operations in between.
-//! Cutting the power keeps the stored content and, of each operation in between, what a draw decides:
-//! of a write each sector for itself, of a directory each entry for itself. Harsher than any journalling
-//! file system: a rename's two halves may part, and nothing but a sync orders anything.
+//! Every file and directory has its live content, its stored content, and the operations in
+//! between. Cutting the power keeps the stored content and a random part of the operations: of a
+//! write each sector separately, of a directory each entry separately. This is harsher than any
+//! journalling file system: a rename's two halves may separate, and only a sync orders anything.
 //!
-//! A write-back that fails, in a sync or at any other time, loses some of a file's operations for good: the
-//! live content stays, as it does in a page cache, the next sync says so once, and the one after claims
-//! success.
+//! A write-back that fails, in a sync or at any other time, loses some of a file's operations for
+//! good: the live content stays, as in a page cache, the next sync reports the failure once, and
+//! the one after claims success.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
@@ -32,14 +32,14 @@ pub(super) struct SimulatedDisk {
     gate: Arc<Gate>,
 }
 
-/// What can fail. Each is drawn for by itself.
+/// Operations that can fail, each with a probability of its own.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Fault {
     /// A write, after some of its sectors.
     Write,
-    /// A write, for want of space.
+    /// A write, for lack of space.
     Full,
-    /// The write-back of a file's operations, found out by the next sync.
+    /// The write-back of a file's operations, which the next sync reports.
     WriteBack,
     Sync,
     SyncDir,
@@ -66,22 +66,22 @@ struct Place {
 struct Media {
     step: u64,
     cut_at: Option<u64>,
-    /// The draw, and how many times in 1 000 each fails.
+    /// The generator, and how many times in 1 000 each operation fails.
     faults: Option<(Rng, Vec<(Fault, u32)>)>,
-    /// How often each has failed.
+    /// How often each operation has failed.
     failed: BTreeMap<Fault, u64>,
     /// How often a file, a directory or everything was synced.
     syncs: u64,
-    /// A write-back has failed that no sync of everything has reported.
+    /// A write-back has failed that no sync of everything has reported yet.
     error_unseen: bool,
-    /// A sync of everything is not to be trusted.
+    /// A sync of everything reports that it cannot be trusted.
     no_sync_all: bool,
     dead: bool,
     sync_fails: bool,
     is_full: bool,
-    /// What cannot be opened or listed, and the number of the system's error.
+    /// Paths that cannot be opened or listed, with the system's error codes.
     refused: BTreeMap<PathBuf, i32>,
-    /// Files opened before the power was cut are of no use afterwards.
+    /// The number of power cycles; files opened in an earlier one are unusable.
     power: u64,
     dirs: BTreeMap<PathBuf, Dir>,
     files: HashMap<u64, Contents>,
@@ -92,7 +92,7 @@ struct Media {
 enum Node {
     File(u64),
     Dir,
-    /// Something else, as a noun.
+    /// Any other kind, as a noun.
     Other(&'static str),
 }
 
@@ -128,9 +128,9 @@ struct Contents {
     live: Vec<u8>,
     stored: Vec<u8>,
     pending: Vec<FileOp>,
-    /// A write-back has failed that no sync of this file has reported.
+    /// A write-back has failed that no sync of this file has reported yet.
     error_unseen: bool,
-    /// The number of the error with which reads fail.
+    /// The error code with which reads fail.
     read_error: Option<i32>,
 }
 
@@ -162,7 +162,7 @@ impl Contents {
         }
     }
 
-    /// Loses some of the operations, which the next sync reports.
+    /// Loses some of the operations; the next sync reports that.
     fn fail_write_back(&mut self, rng: &mut Rng) {
         let live = std::mem::take(&mut self.live);
         self.cut_power(rng);
@@ -171,7 +171,7 @@ impl Contents {
     }
 
     fn cut_power(&mut self, rng: &mut Rng) {
-        // Mostly all or nothing; sometimes anything.
+        // Mostly all or nothing; sometimes a mix.
         let chance = [0, 1000, 500][rng.below(3) as usize];
         let mut content = std::mem::take(&mut self.stored);
         for op in self.pending.drain(..) {
@@ -214,12 +214,12 @@ impl Media {
         if self.dead || self.power != power { Err(power_is_off()) } else { Ok(()) }
     }
 
-    /// One step that changes something; the one at which the power goes fails, done or not.
+    /// Makes one changing step; the step at which the power is cut fails, executed or not.
     fn step<T>(&mut self, power: u64, act: impl FnOnce(&mut Self) -> io::Result<T>) -> io::Result<T> {
         self.check(power)?;
         self.step += 1;
         if self.cut_at == Some(self.step) {
-            // Half of the time it still gets as far as the disk's own memory.
+            // In half of the cases the step still reaches the disk's own memory.
             if self.step.is_multiple_of(2) {
                 let _ = act(self);
             }
@@ -243,7 +243,7 @@ impl Media {
         if self.fails(fault) { Err(io_error()) } else { Ok(()) }
     }
 
-    /// Has a file's write-back fail.
+    /// Makes a file's write-back fail.
     fn lose(&mut self, file: u64) {
         let mut rng = self.faults.as_mut().map_or(Rng::new(0), |(rng, _)| Rng::new(rng.next()));
         self.file(file).fail_write_back(&mut rng);
@@ -278,12 +278,13 @@ impl SimulatedDisk {
         disk
     }
 
-    /// From now on every sync of a file fails, or none.
+    /// Makes every sync of a file fail from now on, or none.
     pub(super) fn fail_syncs(&self, fails: bool) {
         self.media.lock().sync_fails = fails;
     }
 
-    /// Lets the opening or listing of `path` fail from now on with the system's error `code`; `None`: no more.
+    /// Makes opening or listing `path` fail from now on with the system's error `code`; `None` ends
+    /// that.
     pub(super) fn refuse(&self, path: &Path, code: Option<i32>) {
         let mut media = self.media.lock();
         match code {
@@ -292,7 +293,7 @@ impl SimulatedDisk {
         };
     }
 
-    /// As [`refuse`](Self::refuse), for reading a file that can be opened.
+    /// Makes reading a file that can be opened fail, as [`refuse`](Self::refuse) does for opening.
     pub(super) fn refuse_reads(&self, path: &Path, code: Option<i32>) {
         let (parent, name) = split(path);
         let mut media = self.media.lock();
@@ -301,7 +302,7 @@ impl SimulatedDisk {
         }
     }
 
-    /// Puts something into the place of a file: a directory, or what `kind` names.
+    /// Replaces a file by a directory, or by what `kind` names.
     pub(super) fn put_foreign(&self, path: &Path, kind: Kind) {
         let (parent, name) = split(path);
         let mut media = self.media.lock();
@@ -318,22 +319,22 @@ impl SimulatedDisk {
         }
     }
 
-    /// From now on no write that needs room finds any, or each does: one over what a file has needs none.
+    /// Sets whether the disk is full: then only overwriting succeeds, which needs no space.
     pub(super) fn fill(&self, is_full: bool) {
         self.media.lock().is_full = is_full;
     }
 
-    /// Makes operations fail from now on: `chances` in 1 000 of each kind, by the seed's draw.
+    /// Makes operations fail from now on: `chances` in 1 000 of each kind, drawn from the seed.
     pub(super) fn fail(&self, seed: u64, chances: Vec<(Fault, u32)>) {
         self.media.lock().faults = Some((Rng::new(seed), chances));
     }
 
-    /// From now on nothing fails by draw.
+    /// Ends all random failures.
     pub(super) fn heal(&self) {
         self.media.lock().faults = None;
     }
 
-    /// How often anything was synced.
+    /// Returns the number of syncs.
     pub(super) fn syncs(&self) -> u64 {
         self.media.lock().syncs
     }
@@ -343,7 +344,7 @@ impl SimulatedDisk {
         self.media.lock().dead
     }
 
-    /// How often each operation has failed by draw.
+    /// Returns how often each operation has failed at random.
     pub(super) fn failed(&self) -> BTreeMap<Fault, u64> {
         self.media.lock().failed.clone()
     }
@@ -353,13 +354,15 @@ impl SimulatedDisk {
         self.media.lock().no_sync_all = true;
     }
 
-    /// The next such operation on this path (`/` for that of everything) waits for [`Self::release`].
+    /// Makes the next such operation on this path (`/` for a sync of everything) wait for
+    /// [`Self::release`].
     pub(super) fn hold(&self, operation: &'static str, path: &Path) {
         let place = Place { operation, path: path.to_path_buf(), is_reached: false };
         *self.gate.place.lock() = Some(place);
     }
 
-    /// Waits until a thread has come to where it is held. Returns at once if none is to be held.
+    /// Waits until a thread has reached the held operation. Returns at once if no operation is to
+    /// be held.
     pub(super) fn wait_held(&self) {
         let mut place = self.gate.place.lock();
         while place.as_ref().is_some_and(|place| !place.is_reached) {
@@ -367,7 +370,7 @@ impl SimulatedDisk {
         }
     }
 
-    /// Lets the held thread go on.
+    /// Releases the held thread.
     pub(super) fn release(&self) {
         *self.gate.place.lock() = None;
         self.gate.changed.notify_all();
@@ -383,14 +386,14 @@ impl SimulatedDisk {
         }
     }
 
-    /// The process ends, and another begins: what is live stays, what is open is of no use any more.
+    /// Replaces the process: live content stays, open files become unusable.
     pub(super) fn restart(&self) {
         let mut media = self.media.lock();
         (media.dead, media.cut_at, media.step) = (false, None, 0);
         media.power += 1;
     }
 
-    /// The files there are, and what they hold.
+    /// Returns all files and their contents.
     pub(super) fn contents(&self) -> BTreeMap<PathBuf, Vec<u8>> {
         let mut media = self.media.lock();
         let mut found = Vec::new();
@@ -404,7 +407,7 @@ impl SimulatedDisk {
         found.into_iter().map(|(path, file)| (path, media.file(file).live.clone())).collect()
     }
 
-    /// Makes a file hold something else, or nothing.
+    /// Replaces or removes a file's content.
     pub(super) fn tamper(&self, path: &Path, content: Option<Vec<u8>>) {
         let (parent, name) = split(path);
         let mut media = self.media.lock();
@@ -418,17 +421,17 @@ impl SimulatedDisk {
         media.files.insert(file, Contents { live: content.clone(), stored: content, ..Contents::default() });
     }
 
-    /// How many steps were taken since the power came on.
+    /// Returns the number of steps since the last power cycle.
     pub(super) fn steps(&self) -> u64 {
         self.media.lock().step
     }
 
-    /// The power goes at this step.
+    /// Cuts the power at this step.
     pub(super) fn cut_at(&self, step: u64) {
         self.media.lock().cut_at = Some(step);
     }
 
-    /// Loses what was not synced, by the seed's draw, and turns the power on again.
+    /// Loses unsynced operations, drawn from the seed, and turns the power on again.
     pub(super) fn power_cycle(&self, seed: u64) {
         let mut rng = Rng::new(seed);
         let mut media = self.media.lock();
@@ -449,7 +452,7 @@ impl SimulatedDisk {
             }
             dir.live = dir.stored.clone();
         }
-        // A directory whose entry was lost is gone with all that was in it.
+        // A directory whose entry was lost is gone with its content.
         let roots: Vec<PathBuf> = media.dirs.keys().cloned().collect();
         for path in roots.into_iter().skip(1) {
             let (parent, name) = split(&path);
@@ -500,7 +503,7 @@ impl Disk for SimulatedDisk {
         let power = media.power;
         media.step(power, |media| {
             let fails = media.fails(Fault::Rename);
-            // Half of the failed ones have happened.
+            // Half of the failed syncs have been executed.
             if fails && media.step.is_multiple_of(2) {
                 return Err(io_error());
             }
@@ -582,7 +585,7 @@ impl Disk for SimulatedDisk {
         let synced = media.step(power, |media| {
             media.syncs += 1;
             if media.fails(Fault::Sync) || media.sync_fails {
-                // Some file's write-back fails, perhaps one without anything to write.
+                // Any file's write-back fails, perhaps that of one without anything to write.
                 let mut files: Vec<_> = media.files.keys().copied().collect();
                 files.sort_unstable();
                 let drawn = media.faults.as_mut().map_or(0, |(rng, _)| rng.below(files.len() as u64));
@@ -623,7 +626,7 @@ impl SimulatedFile {
         })
     }
 
-    /// How many bytes of a write are done before it fails, and of what.
+    /// Returns how many bytes of a write are done before it fails, and the error.
     fn write_fails(&self, end: usize, len: usize) -> Option<(usize, io::Error)> {
         let mut media = self.media.lock();
         let needs_room = end > media.file(self.file).live.len();

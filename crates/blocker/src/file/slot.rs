@@ -13,23 +13,24 @@
 //!      | crc of name | size       | zero | crc of all |
 //! ```
 //!
-//! The last 20 bytes are zeros where a program wrote the slot that did not have them, and such a program takes no
-//! notice of them. The checksum of the name (see [`name_sum`]) tells a file that was moved to another place; the
-//! size, in bytes, one that was cut or grew. The size is only that of the last header written: whether bytes have
-//! changed since, the version tells (see `Object::load`).
+//! Earlier programs write zeros in the last 20 bytes, and ignore them. The checksum of the name
+//! (see [`name_sum`]) detects a file that was moved to another path; the size, in bytes, one that
+//! was truncated or extended. The size is that of the last header written; the version tells
+//! whether bytes have changed since (see `Object::load`).
 //!
-//! A small object's data lie behind its header, so that it takes one block of 4 096 bytes; any other's begin
-//! at the next block, where they are aligned for the page cache and for O_DIRECT. The length of the file
-//! is in force for how many there are.
+//! A small object's data lie behind its header, so that it takes one block of 4 096 bytes; a larger
+//! object's data begin at the next block, where they are aligned for the page cache and for
+//! O_DIRECT. The file's length determines the number of bytes.
 //!
-//! Both copies are written by one write. Of two valid ones the higher count is in force: they differ only
-//! where the power went in the middle of a write, for a sector is written whole or not at all. What has been
-//! synced is in both; so when one is damaged the other has the same, and damage of one sector never brings
-//! back an older header. A file with two blank slots was never stored: it does not exist.
+//! Both copies are written by one write. Of two valid copies the one with the higher count is in
+//! force: they differ only if the power failed in the middle of a write, because a sector is
+//! written as a whole or not at all. Both copies have every synced header; so if one is damaged the
+//! other equals it, and damage to one sector never restores an older header. A file with two blank
+//! slots was never stored: the object does not exist.
 //!
-//! *Lost* is written when a sync has failed. The page cache then shows content that the disk does not have,
-//! and a later sync would claim success. The flag lies in the same cache, so a process that finds it finds
-//! such content, and writes the file anew before it serves anything.
+//! *Lost* is written when a sync has failed. The page cache then shows content that the disk does
+//! not have, and a later sync would claim success. The flag lies in the same cache, so a process
+//! that finds the flag also finds such content, and rewrites the file before it serves the object.
 
 use crate::name::ObjectId;
 use crate::order::{Stamp, Version};
@@ -40,9 +41,9 @@ pub(super) const HEADER_BYTES: u64 = 1024;
 pub(super) const UNPACKED_AT: u64 = 4096;
 /// The largest object that can be packed.
 pub(super) const PACKED_BYTES_MAX: u64 = UNPACKED_AT - HEADER_BYTES;
-/// How far the copies are apart: a sector each.
+/// The distance of the copies: one sector each.
 const COPY_STRIDE_BYTES: usize = 512;
-/// The bytes of a slot without name and size.
+/// The length of a slot without name and size.
 const CORE_BYTES: usize = 44;
 pub(super) const SLOT_BYTES: usize = 64;
 const MAGIC: [u8; 4] = *b"cSLT";
@@ -59,45 +60,45 @@ pub(super) struct Slot {
     pub(super) count: u64,
     pub(super) version: Version,
     pub(super) stamp: Option<Stamp>,
-    /// There is no object: this is the memory of its deletion.
+    /// The object was deleted: this is a remembered deletion.
     pub(super) tombstone: bool,
     /// The data begin right behind the header.
     pub(super) packed: bool,
-    /// A sync of the file has failed: what is read of it may not be what is stored.
+    /// A sync of the file has failed: the readable content may differ from the stored one.
     pub(super) lost: bool,
     /// The object's size when the slot was written; `None` in a slot of an earlier program.
     pub(super) size_bytes: Option<u64>,
 }
 
-/// What was found in a header.
+/// The result of reading a header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Found {
     /// This slot is in force.
     Slot {
         slot: Slot,
-        /// Only one copy passes its checks; the next write of the header mends the other.
+        /// Only one copy passes its checks; the next write of the header repairs the other.
         one_damaged: bool,
     },
     /// Nothing was ever stored here.
     Blank,
-    /// Something was, but both copies fail their checks.
+    /// Both copies fail their checks.
     Damaged,
-    /// The header of an object of another name.
+    /// The header belongs to an object of another name.
     Misplaced,
     /// Another version of this program wrote this.
     Foreign(u16),
 }
 
-/// Where data begin.
+/// Returns the file offset at which data begin.
 pub(super) fn data_at(packed: bool) -> u64 {
     if packed { HEADER_BYTES } else { UNPACKED_AT }
 }
 
-/// The checksum by which a slot names its object.
+/// Returns the checksum by which a slot identifies its object.
 pub(super) fn name_sum(id: &ObjectId) -> u32 {
     let namespace = id.namespace.as_bytes();
     let mut sum = crc32fast::Hasher::new();
-    // At most 255 bytes.
+    // The length is at most 255.
     sum.update(&[namespace.len() as u8]);
     sum.update(namespace);
     sum.update(id.name.as_bytes());
@@ -105,17 +106,18 @@ pub(super) fn name_sum(id: &ObjectId) -> u32 {
 }
 
 impl Slot {
-    /// The slot of an object that is there, as it is written first.
+    /// Returns the first slot of a new object.
     pub(super) fn first(version: Version, stamp: Option<Stamp>, packed: bool, size_bytes: u64) -> Self {
         Self { count: 0, version, stamp, tombstone: false, packed, lost: false, size_bytes: Some(size_bytes) }
     }
 
-    /// The memory of a deletion.
+    /// Returns the slot of a remembered deletion.
     pub(super) fn tombstone(version: Version, stamp: Option<Stamp>) -> Self {
         Self { tombstone: true, ..Self::first(version, stamp, true, 0) }
     }
 
-    /// Both copies of the slot, which go to the beginning of the file of the object of this [`name_sum`].
+    /// Encodes both copies of the slot, for the beginning of the file of the object with this
+    /// [`name_sum`].
     pub(super) fn encode(&self, name_sum: u32) -> Vec<u8> {
         let stamp = self.stamp.unwrap_or(Stamp::new(0, 0));
         let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
@@ -143,8 +145,8 @@ impl Slot {
         bytes
     }
 
-    /// The slot in force in the first bytes of a file, however many there are, in the place of the object of this
-    /// [`name_sum`].
+    /// Finds the slot in force in the first bytes of a file (which may be fewer than a header), for
+    /// the object with this [`name_sum`].
     pub(super) fn find(header: &[u8], name_sum: u32) -> Found {
         let copy = |index: usize| {
             let from = (index * COPY_STRIDE_BYTES).min(header.len());
@@ -159,7 +161,7 @@ impl Slot {
                     _ => Found::Slot { slot: one, one_damaged: false },
                 }
             }
-            // A creation of which the power left one sector looks like this as well.
+            // A creation of which a power loss left one sector looks the same.
             (Found::Slot { slot, .. }, Found::Blank) | (Found::Blank, Found::Slot { slot, .. }) => {
                 Found::Slot { slot, one_damaged: slot.count > 1 }
             }
@@ -202,7 +204,7 @@ impl Slot {
             return Found::Damaged;
         }
         if number(8) == u64::MAX {
-            // No store gets so far, and none could go on from there.
+            // No store reaches this count, and none could continue from it.
             return Found::Damaged;
         }
         let mut size_bytes = None;
@@ -254,7 +256,7 @@ mod tests {
         Slot::find(header, NAME)
     }
 
-    /// A header whose copies are of two writes.
+    /// Returns a header whose copies are from different writes.
     fn header(one: Slot, two: Slot) -> Vec<u8> {
         [&one.encode(NAME)[..COPY_STRIDE_BYTES], &two.encode(NAME)[COPY_STRIDE_BYTES..]].concat()
     }
@@ -292,12 +294,12 @@ mod tests {
     fn a_header_in_another_place_is_told() {
         let header = slot(5).encode(NAME);
         assert_eq!(Slot::find(&header, NAME + 1), Found::Misplaced);
-        // A slot of an earlier program does not have the name.
+        // An earlier program's slot does not have the name.
         let earlier = Slot { size_bytes: None, ..slot(5) };
         assert_eq!(Slot::find(&earlier.encode(NAME), NAME + 1), whole(earlier));
         let id = |namespace: &str, name: &str| format!("{namespace}/{name}").parse::<ObjectId>().unwrap();
         assert_ne!(name_sum(&id("a", "bc")), name_sum(&id("ab", "c")));
-        // Programs from now on rely on this value.
+        // The value is part of the stored format.
         assert_eq!(name_sum(&id("vm", "disk")), crc32fast::hash(b"\x02vmdisk"));
     }
 

@@ -1,4 +1,5 @@
-//! What the tests on a simulated disk share: a store there, and what may be found of an object after a crash.
+//! Shared code of the tests on a simulated disk: opening a store, and checking an object after a
+//! crash.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,8 +20,7 @@ pub(super) fn new_disk() -> SimulatedDisk {
     SimulatedDisk::new(Path::new(ROOT))
 }
 
-/// A store on the caller's thread, with few open files, so that closing them to make room is put to the test
-/// too.
+/// Opens a store on the caller's thread, with few open files, so that closing files is tested too.
 pub(super) fn open(disk: &SimulatedDisk) -> Result<FileStore> {
     open_with(disk, 32)
 }
@@ -35,14 +35,14 @@ pub(super) fn object_in(namespace: &str, name: impl AsRef<[u8]>) -> ObjectId {
     ObjectId::new(namespace, Name::copy_from(name.as_ref()).unwrap())
 }
 
-/// An object as it was after some change.
+/// An object's state after a change.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(super) struct Seen {
     pub(super) content: Option<Vec<u8>>,
     pub(super) stamp: Option<Stamp>,
 }
 
-/// What has been acknowledged of an object: its state when it was last stored, and all since.
+/// The acknowledged history of an object: its state when it was last stored, and all states since.
 #[derive(Clone, Default)]
 pub(super) struct History {
     pub(super) states: Vec<Seen>,
@@ -63,15 +63,15 @@ impl History {
         self.states.push(seen);
     }
 
-    /// What is there now has been stored.
+    /// Notes that the current state has been stored.
     pub(super) fn stored(&mut self) {
         let last = self.last();
         self.states = vec![last];
     }
 
-    /// Checks that what is there is explained: it is a state of the history, or of several of them each byte
-    /// is that of one, and a stored stamp stands for the data up to it. Returns what is there, and its
-    /// version.
+    /// Checks that the history explains the found state: it is a state of the history, or each byte
+    /// is that of one of several states, and a stored stamp stands for the data up to it. Returns
+    /// the state and its version.
     #[track_caller]
     pub(super) fn explain(&self, store: &FileStore, id: &ObjectId) -> (Seen, Version) {
         let none = [Seen::default()];

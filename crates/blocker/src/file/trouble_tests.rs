@@ -1,5 +1,6 @@
-//! A system that does not let a file be read, something else in the place of a file, a full disk, and a store
-//! that is only to be read: nothing is taken for damage that is none, and nothing is changed that need not be.
+//! Files that the system does not let be read, other kinds of files in their place, a full disk,
+//! and a read-only store: the store sees no damage where there is none, and changes nothing
+//! unnecessarily.
 
 use std::path::{Path, PathBuf};
 
@@ -32,7 +33,7 @@ fn write(store: &FileStore, name: &str, data: Vec<u8>, stamp: Option<Stamp>) -> 
     block_on(store.write(WriteRequest::new(object(name), 0, data).change(change))).map(drop)
 }
 
-/// A store, closed in order, with two objects, a remembered deletion, and a claim.
+/// A closed store with two objects, a remembered deletion, and a claim.
 fn built() -> SimulatedDisk {
     let disk = new_disk();
     let store = open(&disk).unwrap();
@@ -63,7 +64,7 @@ fn is_whole(store: &FileStore, what: &str) {
     assert_eq!(block_on(store.claim(query)).unwrap_err(), Error::Fenced { epoch: Epoch(8) }, "{what}");
 }
 
-/// A check with repair, and what it has reported.
+/// Runs a check with repair. Returns the result and its findings.
 fn repaired(disk: &SimulatedDisk) -> (Result<CheckReport>, String) {
     let mut findings = String::new();
     let report = check_on(disk, Path::new(ROOT), true, &mut |finding| {
@@ -81,7 +82,7 @@ fn what_the_system_does_not_let_be_read_is_not_damage_and_nothing_is_repaired() 
         for (code, when_read) in CODES.into_iter().flat_map(|code| [(code, false), (code, is_file)]) {
             let what = format!("{} fails with {code} when read {when_read}", path.display());
             let disk = built();
-            // There is something to repair besides.
+            // Further damage that needs a repair.
             let other =
                 in_root(if path.ends_with("claims.copy") { "superblock.copy" } else { "claims.copy" });
             disk.tamper(&other, Some(b"nonsense".to_vec()));
@@ -96,7 +97,7 @@ fn what_the_system_does_not_let_be_read_is_not_damage_and_nothing_is_repaired() 
             assert!(findings.contains(&format!("{}: {error}", path.display())), "{what}: {findings}");
             assert!(!findings.contains("Damage"), "{what}: {findings}");
             assert_eq!((disk.steps(), disk.contents() == before), (steps, true), "{what}");
-            // And once it can be read, the rest is repaired.
+            // Once the file can be read, the rest is repaired.
             refuse(None);
             let (report, findings) = repaired(&disk);
             let report = report.unwrap();
@@ -117,7 +118,7 @@ fn a_store_opens_from_the_copy_that_can_be_read_and_says_why_if_none_can() {
                 disk.refuse_reads(copy, Some(code));
                 is_whole(&open(&disk).unwrap(), &what);
             }
-            // With the other copy absent, damaged, or not to be read either.
+            // With the other copy absent, damaged, or unreadable as well.
             for other in [None, Some(b"nonsense".to_vec())] {
                 let disk = built();
                 disk.tamper(&copies[1], other);
@@ -215,7 +216,7 @@ fn a_store_is_made_on_request_only() {
         assert!(error.to_string().contains(&format!("`cachectl init {ROOT}`")), "{error}");
         assert_eq!(disk.steps(), 0);
     }
-    // What a first start has left that was cut off is no store yet.
+    // The remains of an interrupted first start are not a store yet.
     let disk = new_disk();
     disk.cut_at(4);
     assert!(open_for(&disk, Access::Create).is_err());
@@ -230,7 +231,7 @@ fn a_full_disk_opens_so_that_objects_can_be_deleted() {
     let crashed = built();
     drop(open(&crashed).unwrap());
     crashed.restart();
-    // A claim that was cut off between the two files.
+    // A claim that was interrupted between the two files.
     let in_between = built();
     let old = in_between.contents()[&in_root("claims")].clone();
     let store = open(&in_between).unwrap();
@@ -246,7 +247,7 @@ fn a_full_disk_opens_so_that_objects_can_be_deleted() {
         let delete = DeleteRequest::new(object("a")).stamp(Stamp::new(9, 2)).durability(Durability::Stored);
         block_on(store.delete(delete)).unwrap_or_else(|error| panic!("{what}: {error}"));
         store.close().unwrap_or_else(|error| panic!("{what}: {error}"));
-        // And a start knows of it, and gives versions that were never given.
+        // A start accepts the repaired store, and gives versions that were never used.
         let store = open(&disk).unwrap();
         assert_eq!(
             block_on(store.info(InfoRequest::new(object("a")))).unwrap_err(),

@@ -1,9 +1,9 @@
-//! The small files of a store, superblock and claims: their bytes, and that each is kept twice, `NAME` and `NAME.copy`, so that
-//! damage of one leaves the other.
+//! The small files of a store, superblock and claims: their bytes, and their two copies, `NAME` and
+//! `NAME.copy`, so that damage to one leaves the other.
 //!
-//! Both are replaced by every change, the first before the second, each whole and stored before the next
-//! begins. So whatever was acknowledged is in both, and the second is behind by at most the one change that
-//! was cut off.
+//! Every change replaces both, the first before the second, each stored as a whole before the next
+//! begins. So both have every acknowledged change, and the second is behind by at most the one
+//! interrupted change.
 
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
@@ -15,29 +15,29 @@ use crate::name::{Name, Namespace, ObjectId};
 use crate::order::{Epoch, OrderDomain, WriterId};
 use crate::request::Scope;
 
-/// What a disk writes wholly or not at all.
+/// The unit that a disk writes as a whole or not at all.
 const SECTOR_BYTES: usize = 512;
 
 pub(super) const SUPERBLOCK: &str = "superblock";
 pub(super) const CLAIMS: &str = "claims";
 
-/// Where the second copy of `name` is.
+/// Returns the file name of the second copy of `name`.
 pub(super) fn copy_name(name: &str) -> String {
     format!("{name}.copy")
 }
 
-/// What one of the two files holds.
+/// The content of one of the two files.
 #[derive(Debug)]
 pub(super) enum Copy<T> {
     Whole(T),
     Absent,
     Damaged(Damage),
-    /// The system could not read it: nothing is known of its content.
+    /// The system could not read the file: its content is unknown.
     Unread(io::Error),
 }
 
-/// Why a file that could be read cannot be used: its bytes do not decode, or it is not a regular file. An error
-/// of the system never becomes one.
+/// Why a readable file cannot be used: its bytes do not decode, or it is not a regular file. A
+/// system error never becomes one of these.
 #[derive(Debug)]
 pub(super) struct Damage(String);
 
@@ -56,7 +56,7 @@ impl<T> Copy<T> {
     }
 }
 
-/// What both files hold.
+/// The contents of both files.
 pub(super) struct Twice<T> {
     pub(super) first: Copy<T>,
     pub(super) second: Copy<T>,
@@ -86,12 +86,13 @@ impl<T: PartialEq> Twice<T> {
         Ok(Self { first: read(name)?, second: read(&copy_name(name))? })
     }
 
-    /// The value in force: the first, or the second if the first is lost.
+    /// Returns the value in force: the first file's, or the second's if the first is lost.
     pub(super) fn value(&self) -> Option<&T> {
         self.first.whole().or(self.second.whole())
     }
 
-    /// As [`value`](Self::value); nothing if both files are absent or damaged. `name` is that of the first.
+    /// Returns [`value`](Self::value), or `None` if both files are absent or damaged. `name` is the
+    /// first file's.
     ///
     /// # Errors
     /// If a file that may hold the value could not be read.
@@ -105,7 +106,7 @@ impl<T: PartialEq> Twice<T> {
         }
     }
 
-    /// Returns the files that could not be read, with the reasons.
+    /// Returns the unreadable files, with the reasons.
     pub(super) fn unread(&self, name: &str) -> impl Iterator<Item = (String, &io::Error)> {
         let files = [(name.to_owned(), &self.first), (copy_name(name), &self.second)];
         files.into_iter().filter_map(|(name, copy)| match copy {
@@ -114,31 +115,32 @@ impl<T: PartialEq> Twice<T> {
         })
     }
 
-    /// Whether the first is lost and the second stands in for it.
+    /// Returns whether the second file replaces a lost first one.
     pub(super) fn is_from_copy(&self) -> bool {
         self.first.whole().is_none() && self.second.whole().is_some()
     }
 
-    /// Whether both files hold the value in force.
+    /// Returns whether both files hold the value in force.
     pub(super) fn is_in_both(&self) -> bool {
         self.first.whole().is_some() && self.first.whole() == self.second.whole()
     }
 
-    /// Whether one of the files is damaged.
+    /// Returns whether one of the files is damaged.
     pub(super) fn is_damaged(&self) -> bool {
         matches!(self.first, Copy::Damaged(_)) || matches!(self.second, Copy::Damaged(_))
     }
 
-    /// Whether neither file is there.
+    /// Returns whether both files are missing.
     pub(super) fn is_absent(&self) -> bool {
         matches!((&self.first, &self.second), (Copy::Absent, Copy::Absent))
     }
 }
 
-/// Replaces both files: when it returns, both are stored. `temporary` names a file to begin each with.
+/// Replaces both files, and stores them before it returns. `temporary` names the file in which each
+/// begins.
 ///
-/// Content of one sector is written over the old one where the disk has no room for another file: a sector is
-/// written wholly or not at all, and the other file is not written meanwhile.
+/// On a full disk, content of one sector is written in place: a sector is written as a whole or not
+/// at all, and the other file stays unchanged meanwhile.
 ///
 /// # Errors
 /// The disk's errors; each file is then the old one or the new one.
@@ -160,7 +162,7 @@ pub(super) fn replace(
         match replaced {
             Ok(()) => disk.sync_dir(root)?,
             Err(error) => {
-                // If it stays, the next start removes it.
+                // A remaining file is removed by the next start.
                 let _ = disk.unlink(&temporary);
                 if !is_out_of_space(&error) || content.len() > SECTOR_BYTES {
                     return Err(error);
@@ -172,7 +174,7 @@ pub(super) fn replace(
     Ok(())
 }
 
-/// Writes over a file of the same length, in place.
+/// Overwrites a file of the same length in place.
 fn overwrite(disk: &dyn Disk, path: &Path, content: &[u8]) -> io::Result<()> {
     let file = disk.open(path, Open::ReadWrite)?;
     if file.len()? != content.len() as u64 {
@@ -182,13 +184,13 @@ fn overwrite(disk: &dyn Disk, path: &Path, content: &[u8]) -> io::Result<()> {
     file.sync_data()
 }
 
-/// Whether a disk, or a user's share of it, is full.
+/// Returns whether the error means that a disk, or a user's quota of it, is full.
 pub(super) fn is_out_of_space(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 fn read_small(disk: &dyn Disk, path: &Path) -> io::Result<Vec<u8>> {
-    /// Far more than all claims together can take.
+    /// Far more than all claims together can need.
     const SMALL_BYTES_MAX: u64 = 64 << 20;
     let file = disk.open(path, Open::Read)?;
     let len = file.len()?.min(SMALL_BYTES_MAX);
@@ -197,17 +199,17 @@ fn read_small(disk: &dyn Disk, path: &Path) -> io::Result<Vec<u8>> {
 
 const SUPERBLOCK_MAGIC: &[u8; 8] = b"cachedFS";
 const CLAIMS_MAGIC: &[u8; 8] = b"cachedCL";
-/// Format 1 kept headers in another place; a store of it is refused.
+/// Format 1 had headers in another place; such a store is refused.
 const FORMAT: u32 = 2;
 
-/// What a store remembers about itself.
+/// The store's own record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Superblock {
-    /// The store was closed in order; every object's header shows its last version.
+    /// The store was closed; every object's header has its last version.
     pub(super) clean: bool,
     /// How many times it has been opened.
     pub(super) boot: u64,
-    /// No object's version is below this one: raised when a store was not closed in order.
+    /// No object's version is below this one; raised after a crash.
     pub(super) version_floor: u64,
 }
 
@@ -297,7 +299,7 @@ fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// Checks magic, checksum and format; the fields behind them.
+/// Checks magic number, checksum and format. Returns the fields behind them.
 fn open<'a>(bytes: &'a [u8], magic: &[u8; 8], what: &'static str) -> Result<Input<'a>> {
     let (body, crc) = bytes.split_last_chunk::<4>().ok_or_else(|| damaged(what))?;
     if !body.starts_with(magic) || crc32fast::hash(body) != u32::from_le_bytes(*crc) {
@@ -399,7 +401,7 @@ mod tests {
         fn any_bytes_are_decoded_without_a_panic(
             body in prop::collection::vec(any::<u8>(), 0..300), magic in 0..3,
         ) {
-            // Most of the runs get past magic and checksum, to the fields.
+            // Most runs pass magic number and checksum, and reach the fields.
             let bytes = match magic {
                 0 => body,
                 1 => seal([start(CLAIMS_MAGIC), body].concat()),

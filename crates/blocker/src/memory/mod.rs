@@ -1,8 +1,8 @@
 //! The memory backend: the model of the contract.
 //!
-//! One map under one lock; every operation is one critical section and answers at once. It is the *store* of
-//! its process, so everything in it is *stored*, which survives nothing
-//! ([`Survives::Nothing`](crate::Survives)). It is written to be checked by reading, not to be fast.
+//! One map under one lock; every operation is one critical section and answers at once. As the
+//! *store* of its process it counts everything as *stored*, although that survives nothing
+//! ([`Survives::Nothing`](crate::Survives)). The code is meant to be easy to check, not fast.
 
 mod model;
 mod mutation;
@@ -37,12 +37,12 @@ use mutation::Mutation;
 pub struct MemoryConfig {
     /// The largest object.
     pub object_bytes_max: u64,
-    /// The most that all objects together may take, each counted with [`OBJECT_OVERHEAD_BYTES`] and its name.
-    /// Remembered deletions count as well.
+    /// The capacity for all objects together, each counted with its name and
+    /// [`OBJECT_OVERHEAD_BYTES`]. Remembered deletions count as well.
     pub bytes_max: u64,
 }
 
-/// What an object, or a remembered deletion, counts beyond its content and name, in bytes.
+/// The charge for an object, or a remembered deletion, beyond its content and name, in bytes.
 pub const OBJECT_OVERHEAD_BYTES: u64 = 256;
 
 /// The largest number of runs of one change.
@@ -93,7 +93,8 @@ impl Memory {
         }
     }
 
-    /// Returns a backend that breaks one rule of the contract, for the conformance suite's own test.
+    /// Returns a backend that breaks one rule of the contract, for the conformance suite's own
+    /// test.
     #[cfg(test)]
     pub(crate) fn broken(mutation: Mutation) -> Self {
         let memory = Self { broken: Some(mutation), ..Self::default() };
@@ -101,14 +102,14 @@ impl Memory {
         memory
     }
 
-    /// Puts an object, or a remembered deletion, in place without any check, for layers that keep their live
-    /// state in a memory backend.
+    /// Enters an object, or a remembered deletion, without any check, for layers that keep their
+    /// live state in a memory backend.
     #[cfg(feature = "faulty")]
     pub(crate) fn adopt(&self, object: ObjectId, content: Option<(Vec<u8>, Version)>, stamp: Option<Stamp>) {
         self.model.lock().adopt(object, content, stamp);
     }
 
-    /// Removes everything except the record of which versions were used.
+    /// Removes everything except the record of used versions.
     #[cfg(feature = "faulty")]
     pub(crate) fn forget_all(&self) {
         self.model.lock().forget_all();
@@ -125,7 +126,7 @@ impl Memory {
         self.broken == Some(mutation)
     }
 
-    /// Outside of the tests no rule is ever broken.
+    /// Outside tests no rule is ever broken.
     #[cfg(not(test))]
     #[inline(always)]
     fn broken_by(&self, _: Mutation) -> bool {
@@ -191,7 +192,7 @@ impl Blocker for Memory {
     fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
         let WriteRequest { object, offset, data, change, call } = request;
         if self.broken_by(Mutation::WriteTorn) && data.len_bytes() > 1 {
-            // As a backend without a lock does: in two steps, with others in between.
+            // Writes in two steps with others in between, as a backend without a lock does.
             let half = data.len_bytes() / 2;
             let (first, second) = (data.slice(0..half), data.slice(half..data.len_bytes()));
             let unstamped = Change { condition: Condition::None, ..change };
@@ -226,7 +227,7 @@ impl Blocker for Memory {
     fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
         let WriteRunsRequest { object, mut runs, change, call } = request;
         if self.broken_by(Mutation::RunsTorn) && runs.len() > 1 {
-            // As a backend that sends them one by one does.
+            // Writes the runs one by one, as a backend that sends them separately does.
             let rest = runs.split_off(1);
             let _ = self.change(&call, &change, |model| model.write_runs(&object, &runs, &change));
             std::thread::yield_now();
@@ -280,7 +281,7 @@ impl Blocker for Memory {
     }
 
     fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
-        // This is the store: everything is stored already.
+        // The memory is the store, so everything is stored already.
         self.check_call(&request.call).map(|()| FlushReply::new(Durability::Stored)).into()
     }
 
@@ -327,7 +328,7 @@ impl Control for Memory {
     }
 
     fn detach(&self, _namespace: Namespace) -> Reply<()> {
-        // Nothing is held beside the objects.
+        // The backend holds nothing beside the objects.
         Reply::ok(())
     }
 

@@ -1,6 +1,6 @@
 //! The model's state and its operations, each a plain function of the map.
 //!
-//! An operation first decides (limits, fencing, condition, space), then changes. Nothing in between can
+//! An operation first decides (limits, fencing, condition, space), then changes. Changes cannot
 //! fail, so an error means that nothing happened.
 
 use std::collections::{BTreeMap, HashMap};
@@ -380,10 +380,11 @@ impl Model {
             claimed => claimed,
         }?;
         if !claimed {
-            // Nothing was raised: a query does not pay for the walk.
+            // Nothing was raised, so a query does not cost the walk.
             return Ok(false);
         }
-        // Deletions with an older epoch need not be remembered: the writers that could undo them are fenced.
+        // Deletions with an older epoch need not be remembered: writers that could undo them are
+        // fenced.
         let (claims, mut forgotten) = (&self.claims, Vec::new());
         self.objects.retain(|object, record| {
             let keep = record.content.is_some()
@@ -406,7 +407,7 @@ impl Model {
         self.broken == Some(mutation)
     }
 
-    /// Outside of the tests no rule is ever broken.
+    /// Outside tests no rule is ever broken.
     #[cfg(not(test))]
     #[inline(always)]
     fn is_broken(&self, _: Mutation) -> bool {
@@ -439,7 +440,7 @@ impl Model {
         if self.is_broken(waived) { Ok(()) } else { admitted }
     }
 
-    /// Changes (or creates) an object that has been admitted, if there is room for `new_size` bytes.
+    /// Changes (or creates) an admitted object, if there is space for `new_size` bytes.
     fn apply(
         &mut self,
         object: &ObjectId,
@@ -483,13 +484,13 @@ impl Model {
         Ok(())
     }
 
-    /// Returns what the object counts.
+    /// Returns the object's charge.
     fn charge(&self, object: &ObjectId) -> u64 {
         let charged = |_| OBJECT_OVERHEAD_BYTES + object.name.as_bytes().len() as u64 + self.size(object);
         self.objects.get(object).map_or(0, charged)
     }
 
-    /// Moves the counts from the object as it is to one of `new_size`, or to none.
+    /// Updates the counts for a change of the object's size to `new_size`, or for its removal.
     fn account(&mut self, object: &ObjectId, new_size: Option<u64>) {
         let (old_charge, old_size) = (self.charge(object), self.size(object));
         let overhead = OBJECT_OVERHEAD_BYTES + object.name.as_bytes().len() as u64;
@@ -572,7 +573,7 @@ impl Model {
         all
     }
 
-    /// Checks that the counts are the sums.
+    /// Checks that the counts equal the sums.
     #[cfg(test)]
     pub(super) fn validate(&self) {
         let charge: u64 = self.objects.keys().map(|object| self.charge(object)).sum();

@@ -1,7 +1,7 @@
-//! The rules of the contract that the memory backend can break in tests.
+//! The contract's rules that the memory backend can break in tests.
 //!
-//! For each rule the conformance suite must fail on a backend that breaks it; a rule that it does not notice
-//! is not checked. Outside of this crate's tests no rule is ever broken.
+//! For each rule the conformance suite must fail on a backend that breaks it; otherwise the suite
+//! does not check the rule. Outside this crate's tests no rule is ever broken.
 
 macro_rules! mutations {
     ($($name:ident,)*) => {
@@ -95,7 +95,7 @@ mod tests {
         for mutation in ALL {
             let mut options = Options::default();
             if matches!(mutation, Mutation::ClaimSilent | Mutation::InvalidateSilent) {
-                // It is noticed by what does not come.
+                // Detected by missing events.
                 options.filter = "events::subscribers_receive".into();
                 options.timeout = Duration::from_secs(2);
             }

@@ -1,9 +1,9 @@
-//! The context of a trace: what a request carries.
+//! The trace context that a request carries.
 
 use std::cell::Cell;
 use std::num::NonZeroU64;
 
-/// The trace that a request belongs to, and the span within which it was made. Only requests that are traced
+/// The trace that a request belongs to, and the span within which it was made. Only traced requests
 /// have one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TraceContext {
@@ -47,7 +47,8 @@ impl TraceContext {
         self.span_id
     }
 
-    /// Returns its encoding: the trace id, then the span id, both as W3C's Trace Context has them.
+    /// Returns the context's encoding: the trace id, then the span id, both as in W3C Trace
+    /// Context.
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -64,7 +65,7 @@ impl TraceContext {
     }
 }
 
-/// Returns a number that is unlikely to be returned again, in this process or another. Not for secrets.
+/// Returns a random number that is unlikely to repeat, in this process or another. Not for secrets.
 pub(super) fn random() -> NonZeroU64 {
     thread_local! {
         static STATE: Cell<u64> = Cell::new(seed());
@@ -86,7 +87,7 @@ fn seed() -> u64 {
     if getrandom::fill(&mut bytes).is_ok() {
         return u64::from_ne_bytes(bytes);
     }
-    // Without randomness time, process and thread distinguish the numbers.
+    // Without randomness, time, process and thread distinguish the numbers.
     use std::hash::BuildHasher;
     let now = std::time::SystemTime::now();
     std::hash::RandomState::new().hash_one((now, std::process::id(), std::thread::current().id()))

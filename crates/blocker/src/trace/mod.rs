@@ -1,9 +1,9 @@
 //! Traces: which parts of the system a request goes through, and how long each takes.
 //!
-//! A *span* is the time that one part spends on a request. A part begins it as the child of the span in the
-//! request's [`Call::trace`](crate::Call::trace), and puts its own context there for the parts below. A
-//! request without a context is not traced: whether a request is, is decided once, where it comes in
-//! ([`Tracer::sample`]), so that all other requests cost one comparison.
+//! A *span* is the time that one part spends on a request. A part begins its span as the child of
+//! the span in the request's [`Call::trace`](crate::Call::trace), and puts its own context there
+//! for the parts below. A request without a context is not traced. The decision is made once, where
+//! the request enters ([`Tracer::sample`]), so that untraced requests cost one comparison.
 //!
 //! ```
 //! use blocker::trace::{SpanKind, Tracer};

@@ -1,4 +1,4 @@
-//! Spans, and what makes them.
+//! Spans, and the tracer that creates them.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,11 +12,11 @@ use super::context::{TraceContext, random};
 /// A part's role in a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SpanKind {
-    /// A part of a program.
+    /// Work inside a program.
     Internal,
-    /// It has received the request from another program.
+    /// The part has received the request from another program.
     Server,
-    /// It waits for another program.
+    /// The part waits for another program.
     Client,
 }
 
@@ -27,7 +27,7 @@ pub enum AttributeValue {
     Text(Cow<'static, str>),
     /// A number.
     Number(u64),
-    /// A truth.
+    /// A boolean.
     Flag(bool),
 }
 
@@ -59,25 +59,25 @@ impl From<bool> for AttributeValue {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct FinishedSpan {
-    /// What was done.
+    /// The name of the operation.
     pub name: Cow<'static, str>,
     /// The part's role.
     pub kind: SpanKind,
     /// The trace and the span.
     pub context: TraceContext,
-    /// The span within which it began; `None` for the first of a trace.
+    /// The parent span; `None` for the first span of a trace.
     pub parent: Option<NonZeroU64>,
     /// When it began.
     pub begun: SystemTime,
     /// How long it took.
     pub duration: Duration,
-    /// What is known of it: names and values.
+    /// Attributes: names and values.
     pub attributes: Vec<(&'static str, AttributeValue)>,
-    /// Why it failed, if it did.
+    /// The reason of the failure, if the operation failed.
     pub error: Option<String>,
 }
 
-/// Makes spans, and passes on those that have ended. Clones are handles of the same.
+/// Creates spans, and passes on finished ones. Clones are handles of the same tracer.
 #[derive(Clone)]
 pub struct Tracer {
     inner: Arc<Inner>,
@@ -90,8 +90,8 @@ struct Inner {
 }
 
 impl Tracer {
-    /// Returns a tracer that samples this share of requests, 0 to 1. `sink` takes the spans that have ended:
-    /// on the thread that ended them, so it must not wait.
+    /// Returns a tracer that samples this share of requests, 0 to 1. `sink` receives finished spans
+    /// on the thread that ended them, so it must not block.
     #[must_use]
     pub fn new(ratio: f64, sink: impl Fn(FinishedSpan) + Send + Sync + 'static) -> Tracer {
         let tracer = Tracer { inner: Arc::new(Inner { threshold: AtomicU64::new(0), sink: Box::new(sink) }) };
@@ -106,13 +106,13 @@ impl Tracer {
         self.inner.threshold.store(threshold, Ordering::Relaxed);
     }
 
-    /// Begins a trace with its first span, if this request is one of those that are sampled.
+    /// Begins a trace with its first span, if this request is sampled.
     #[must_use]
     pub fn sample(&self, name: impl Into<Cow<'static, str>>, kind: SpanKind) -> Option<Span> {
         self.is_sampled().then(|| self.begin(TraceContext::root(), None, name.into(), kind))
     }
 
-    /// Returns whether this request is one of those that are sampled: for [`Self::record`].
+    /// Returns whether this request is sampled: for [`Self::record`].
     #[must_use]
     pub fn is_sampled(&self) -> bool {
         let threshold = self.inner.threshold.load(Ordering::Relaxed);
@@ -125,8 +125,8 @@ impl Tracer {
         self.begin(parent.child(), Some(parent.span_id()), name.into(), kind)
     }
 
-    /// Passes on the only span of a trace: something that ends now and has taken `duration`. It is not
-    /// sampled.
+    /// Passes on the only span of a trace: an operation that ends now and took `duration`. Not
+    /// subject to sampling.
     pub fn record(
         &self,
         name: impl Into<Cow<'static, str>>,
@@ -175,7 +175,7 @@ impl fmt::Debug for Tracer {
     }
 }
 
-/// A span that has begun. Dropping it ends it.
+/// A span in progress. Dropping it ends it.
 pub struct Span {
     /// `None` once it has ended.
     open: Option<Box<Open>>,
@@ -192,7 +192,7 @@ impl Span {
         self.open.as_ref().expect("only dropping ends a span")
     }
 
-    /// Returns its context, for the parts below.
+    /// Returns the span's context, for the parts below.
     #[must_use]
     pub fn context(&self) -> TraceContext {
         self.open().span.context
@@ -205,7 +205,7 @@ impl Span {
         }
     }
 
-    /// Notes that it has failed, and why.
+    /// Notes that the operation has failed, and why.
     pub fn fail(&mut self, why: impl fmt::Display) {
         if let Some(open) = &mut self.open {
             open.span.error = Some(why.to_string());
@@ -234,7 +234,7 @@ pub(crate) mod tests {
     use super::*;
     use parking_lot::Mutex;
 
-    /// Returns a tracer, and the spans that have ended.
+    /// Returns a tracer, and its finished spans.
     pub(crate) fn kept(ratio: f64) -> (Tracer, Arc<Mutex<Vec<FinishedSpan>>>) {
         let ended = Arc::new(Mutex::new(Vec::new()));
         let sink = Arc::clone(&ended);
@@ -267,7 +267,7 @@ pub(crate) mod tests {
         let count = || (0..4000).filter(|_| tracer.sample("r", SpanKind::Server).is_some()).count();
         assert_eq!(count(), 0);
         tracer.set_ratio(0.25);
-        // Off by more than this once in 10^30.
+        // The deviation is larger once in 10^30.
         assert!((600..1400).contains(&count()));
         tracer.set_ratio(1.0);
         assert_eq!(count(), 4000);

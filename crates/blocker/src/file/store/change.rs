@@ -1,5 +1,6 @@
-//! What every change has in common: admission under the claims, a new version, what a failure leaves
-//! behind, and storing it before the reply. And deleting, which leaves a tombstone where there is a stamp.
+//! The common part of every change: admission under the claims, a new version, cleaning up after a
+//! failure, and storing before the reply. Also deletion, which leaves a tombstone if there is a
+//! stamp.
 
 use std::io;
 use std::sync::Arc;
@@ -18,8 +19,8 @@ use crate::request::{Change, CopyRequest, DeleteRequest, WriteFullRequest};
 use crate::response::{ChangeReply, DeleteReply};
 
 impl Store {
-    /// Admits a change of `object`, under the claims, and runs `act` on its state. `act` makes the file
-    /// what it shall be and gives the new size; version, stamp and bookkeeping are done here.
+    /// Admits a change of `object`, under the claims, and runs `act` on its state. `act` changes
+    /// the file and returns the new size; this function sets version, stamp and bookkeeping.
     pub(super) fn change(
         &self,
         id: &ObjectId,
@@ -76,10 +77,10 @@ impl Store {
                     self.events.publish(&Event::Full);
                 }
                 if state.alive {
-                    // Bytes behind the end would be read if the end moved out.
+                    // Bytes beyond the end would be read if the object grew later.
                     let is_trimmed = state.trim();
                     if error.is_ambiguous() || !is_trimmed {
-                        // Whatever is there now, it is not what the old version stood for.
+                        // The content may have changed, so the old version must not name it.
                         state.version = version;
                         state.changes += 1;
                         self.mark_unsynced(object);
@@ -91,8 +92,8 @@ impl Store {
         }
     }
 
-    /// Takes back a creation that failed, and stores that: what is left of it must not be found at the next
-    /// start. Returns the error to answer.
+    /// Undoes a failed creation, and stores the undo: the next start must not find remains of the
+    /// object. Returns the error to answer.
     fn uncreate(&self, object: &Arc<Object>, state: &mut State, had_file: bool, error: Error) -> Error {
         if state.file.is_none() {
             return error;
@@ -102,8 +103,8 @@ impl Store {
             let synced = object.path.parent().map_or(Ok(()), |dir| self.sync_dir(dir));
             return synced.map_or_else(|sync| Error::OutcomeUnknown(sync.to_string().into()), |()| error);
         }
-        // The file of a tombstone, or one that cannot be removed: its header may by now mark the object as
-        // living.
+        // The file of a tombstone, or a file that cannot be removed: its header may now mark the
+        // object as living.
         let (version, stamp) = (state.version, state.stamp);
         let tombstone = Slot::tombstone(version, stamp);
         state.packed = true;
@@ -127,7 +128,7 @@ impl Store {
         self.names.lock().note_gone(&object.id.namespace, object.id.name.as_bytes());
     }
 
-    /// Stores the change first if that was asked for.
+    /// Stores the change first if the request asks for that.
     pub(super) fn reply(
         &self,
         object: &Arc<Object>,
@@ -165,21 +166,21 @@ impl Store {
             }
             match change.stamp {
                 Some(_) => {
-                    // The tombstone is stored before the data go, and at once: half a delete would be
-                    // an object of holes.
+                    // The tombstone is stored before the data are removed, in a step of its own:
+                    // half a delete would be an object of holes.
                     let before = object.slot();
                     let tombstone = Slot::tombstone(state.version, change.stamp);
                     let written = object.write_slot(&*file, &mut object.header.lock(), tombstone);
                     self.counters.syncs.increment();
                     if let Err(error) = written.and_then(|()| object.sync_within(&*file)) {
-                        // It lives on here, so what is changed next must not find a tombstone at the next
-                        // start.
+                        // The object lives on here, so the next start must not find a tombstone
+                        // under later changes.
                         let _ = object.restore_slot(&mut state, before);
                         state.changes += 1;
                         self.mark_unsynced(&object);
                         return Err(ambiguous(&error));
                     }
-                    // Costs space if it fails; creating the object again repeats it.
+                    // A failure costs only space; creating the object again repeats this.
                     let _ = file.set_len(HEADER_BYTES);
                     state.stamp = change.stamp;
                     state.packed = true;
@@ -210,13 +211,14 @@ impl Store {
             self.replace(object, state, version, change, size, |file, at| {
                 file.write_at(at, &request.data).map_err(|failed| failed.error)
             })?;
-            // Whatever was lost of the old file, nothing of it is left.
+            // The old file's loss no longer matters, because nothing of it is left.
             object.lost.store(false, Ordering::Release);
             Ok(size)
         })
     }
 
-    /// Gives an object a new file of `size` bytes, all or nothing: `fill` writes it, from an offset on.
+    /// Gives an object a new file of `size` bytes, all or nothing: `fill` writes it from the given
+    /// offset on.
     fn replace(
         &self,
         object: &Object,
@@ -231,12 +233,14 @@ impl Store {
         self.put_file(object, state, slot, true, fill)
     }
 
-    /// Moves a packed object's data to where larger ones have them. Its content stays what it is.
+    /// Moves a packed object's data to the place of larger objects' data. The content stays the
+    /// same.
     pub(super) fn unpack(&self, object: &Object, state: &mut State) -> Result<()> {
         let old = Arc::clone(state.live()?);
         let size = state.size_bytes;
-        // What may be stored must not give way to a file that is not: the new one is stored first, and all
-        // that the object's stamp stands for is in it. If nothing is, nothing can be lost.
+        // A file that may be stored must not be replaced by an unstored one: the new file is synced
+        // first, with everything that the object's stamp covers. If no part is stored, nothing can
+        // be lost.
         let sync = object.may_be_stored.load(Ordering::Acquire);
         let stamp = if sync { state.stamp } else { None };
         let slot = Slot { count: 1, ..Slot::first(state.version, stamp, false, size) };
@@ -249,8 +253,8 @@ impl Store {
         Ok(())
     }
 
-    /// Writes the file of an object that has lost something anew, with what is read of it now: that is what
-    /// is served, and no sync of the old file would make it stored.
+    /// Rewrites the file of an object that has lost data, with its currently readable content: that
+    /// is what the store serves, and no sync of the old file would make it stored.
     pub(super) fn renew(&self, object: &Object, state: &mut State) -> Result<()> {
         let Some(old) = state.file.clone() else { return Ok(()) };
         let (version, stamp, packed) = (state.version, state.stamp, state.packed);
@@ -268,8 +272,8 @@ impl Store {
         Ok(())
     }
 
-    /// Puts a new file in the place of an object's, with `slot` as its header and filled by `fill`, which is
-    /// given the place where the data begin. With `sync` the file is stored before it takes its place.
+    /// Replaces an object's file by a new one, with `slot` as its header and filled by `fill`,
+    /// which is given the offset of the data. With `sync` the new file is stored before the rename.
     fn put_file(
         &self,
         object: &Object,
@@ -289,7 +293,7 @@ impl Store {
             }
             fill(&*file, data_at(slot.packed))?;
             if sync {
-                // Before the rename, which may reach the disk at any time after.
+                // Counted before the rename, which may reach the disk at any time after it.
                 self.counters.syncs.increment();
                 file.sync_data()?;
             }
@@ -315,8 +319,8 @@ impl Store {
         Ok(())
     }
 
-    /// Whether the file with this header is the object's, although the rename reported a failure: to continue
-    /// with the other would be to write into a file without a name.
+    /// Returns whether the file with this header has replaced the object's file although the rename
+    /// reported a failure: otherwise later writes could go to a file without a name.
     fn is_in_place(&self, object: &Object, slot: &Slot) -> bool {
         let mut header = [0; HEADER_BYTES as usize];
         let head = self.disk.head(&object.path, &mut header);
@@ -350,7 +354,7 @@ impl Store {
             admit(state.head(), held.claims.in_force(to, change.domain), change)?;
             let file = source_state.live()?;
             check_condition(Some(source_state.version), *from_condition)?;
-            // What may have been lost there must not become *stored* here.
+            // Data that the source may have lost must not become *stored* in the target.
             source.check_not_lost()?;
             let (from_at, size) = (source_state.at(0), source_state.size_bytes);
             self.apply(&target, &mut state, change, |object, state, version| {

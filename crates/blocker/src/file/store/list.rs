@@ -1,4 +1,4 @@
-//! Listing, and the names that listings have found.
+//! Listing, and a memory of listed names.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Bound;
@@ -16,7 +16,7 @@ use crate::order::{Stamp, Version};
 use crate::request::{ListRequest, Scope};
 use crate::response::{ListEntry, ListReply};
 
-/// What a name in a directory stands for.
+/// The meaning of a name in a directory.
 enum Entry {
     Object { size_bytes: u64, version: Version },
     Tombstone(Stamp),
@@ -34,7 +34,7 @@ impl Store {
             from = prefix.to_vec();
         }
         loop {
-            // One more than fits, to know whether there is more.
+            // One more than requested, to know whether there are more.
             let found = self.names_from(namespace, &dir, &from, prefix, entries_max + 1 - entries.len())?;
             for name in found.names {
                 let id = ObjectId::new(namespace.clone(), Name::copy_from(&name)?);
@@ -56,8 +56,8 @@ impl Store {
         Ok(ListReply::new(entries, has_more))
     }
 
-    /// What is there under a name. An object that is not in memory is looked up on disk and not entered: a
-    /// listing must not close the files that are in use.
+    /// Returns the object under a name. An object that is not in memory is read from disk but not
+    /// entered into the table: a listing must not close files that are in use.
     fn entry(&self, id: &ObjectId, dir: &Path) -> Result<Entry> {
         let shard = self.shard(id);
         for _ in 0..3 {
@@ -68,8 +68,8 @@ impl Store {
             }
             let path = path::encode(dir, id.name.as_bytes(), path::OBJECT_SUFFIX);
             let entry = self.entry_on_disk(id, &path);
-            // If the object was entered meanwhile, it may have been changed between the looks at its header
-            // and at its length.
+            // If the object was entered meanwhile, it may have changed between the reads of its
+            // header and of its length.
             if shard.entered.load(Ordering::Acquire) == entered {
                 return entry;
             }
@@ -112,8 +112,8 @@ impl Store {
         })
     }
 
-    /// Removes a tombstone, which has been seen with `stamp`, if a claim has made it needless. It is judged
-    /// as it is now, under the locks of a change: it may have been renewed since.
+    /// Removes a tombstone that was seen with `stamp`, if a claim has made it unnecessary. It is
+    /// checked again under the locks of a change, because it may have been renewed since.
     fn bury(&self, id: &ObjectId, stamp: Stamp) -> Result<()> {
         if stamp.epoch >= self.claims.read().claims.in_force(id, None) {
             return Ok(());
@@ -124,7 +124,7 @@ impl Store {
         let mut state = self.loaded_mut(&object)?;
         let in_force = held.claims.in_force(id, None);
         let is_needless = state.stamp.is_some_and(|stamp| stamp.epoch < in_force);
-        // If it stays, it is found and removed another time.
+        // If the removal fails, a later listing repeats it.
         if self.config.access != Access::Read
             && !state.alive
             && is_needless
@@ -136,7 +136,8 @@ impl Store {
         Ok(())
     }
 
-    /// A page of names: from a window of those in memory, which one walk of the namespace's directory fills.
+    /// Returns a page of names, from a window of names in memory that one walk of the namespace's
+    /// directory fills.
     fn names_from(
         &self,
         namespace: &Namespace,
@@ -169,7 +170,7 @@ impl Store {
         found.ok_or_else(|| Error::Retryable("the names to be listed changed too fast".into()))
     }
 
-    /// Every name encoded below `dir`.
+    /// Calls `each` for every name encoded below `dir`.
     fn walk(&self, dir: &Path, last_is_dir: bool, suffix: &str, each: &mut dyn FnMut(Vec<u8>)) -> Result<()> {
         let mut left = vec![(dir.to_path_buf(), String::new())];
         while let Some((dir, before)) = left.pop() {
@@ -194,7 +195,7 @@ impl Store {
         Ok(())
     }
 
-    /// The namespaces that have a directory, or a claim.
+    /// Returns the namespaces with a directory or a claim.
     pub(in crate::file) fn namespaces(&self) -> Result<Vec<Namespace>> {
         self.check_open()?;
         let mut names = BTreeSet::new();
@@ -216,14 +217,14 @@ impl Store {
 
 /// The largest window, in bytes.
 const WINDOW_BYTES_MAX: usize = 16 << 20;
-/// About what a name takes besides its bytes.
+/// The approximate memory of a name besides its bytes.
 const NAME_COST_BYTES: usize = 48;
-/// How many windows are kept.
+/// The number of windows that are kept.
 const WINDOWS_MAX: usize = 4;
 
 #[derive(Default)]
 pub(super) struct Names {
-    /// The one used last in front.
+    /// The most recently used window is first.
     windows: VecDeque<Window>,
     last_id: u64,
 }
@@ -233,28 +234,28 @@ struct Window {
     id: u64,
     namespace: Namespace,
     first: Vec<u8>,
-    /// Nothing: to the end.
+    /// `None`: up to the last name of the namespace.
     last: Option<Vec<u8>>,
     names: Sorted,
-    /// A walk has filled it.
+    /// Whether a walk has filled the window.
     is_filled: bool,
 }
 
-/// Names in order, and the bytes they take.
+/// Names in order, and their memory.
 #[derive(Default)]
 pub(super) struct Sorted {
     names: BTreeSet<Box<[u8]>>,
     bytes: usize,
 }
 
-/// What a window knows about a page.
+/// A page from a window.
 pub(super) struct FoundNames {
     pub(super) names: Vec<Box<[u8]>>,
-    /// Where to go on; nothing if there are no more.
+    /// The name at which the next page begins; `None` if there are no more.
     pub(super) next: Option<Vec<u8>>,
 }
 
-/// The smallest name after `name`.
+/// Returns the smallest name after `name`.
 pub(super) fn after(name: &[u8]) -> Vec<u8> {
     [name, &[0]].concat()
 }
@@ -272,7 +273,7 @@ impl Sorted {
         }
     }
 
-    /// Drops names from the end until the rest fits. Returns whether any were dropped.
+    /// Drops names from the end until the rest fits. Returns whether it dropped any.
     pub(super) fn fit(&mut self) -> bool {
         let mut dropped = false;
         while self.bytes > WINDOW_BYTES_MAX
@@ -294,7 +295,7 @@ impl Window {
 
     fn fit(&mut self) {
         if self.names.fit() {
-            // What was dropped is no longer covered.
+            // The window no longer covers dropped names.
             let last = self.names.names.last().map_or_else(|| self.first.clone(), |last| last.to_vec());
             self.last = Some(last);
         }
@@ -302,7 +303,8 @@ impl Window {
 }
 
 impl Names {
-    /// Up to `count` names that begin with `prefix`, from `from` on. `None` if no window has them.
+    /// Returns up to `count` names that begin with `prefix`, from `from` on; `None` if no window
+    /// covers them.
     pub(super) fn page(
         &mut self,
         namespace: &Namespace,
@@ -330,12 +332,12 @@ impl Names {
         Some(FoundNames { names, next })
     }
 
-    /// Begins a window that a walk, begun after this, will fill: names that come into being meanwhile are
-    /// entered already. Returns its number.
+    /// Begins a window, which a later walk fills; names created meanwhile are entered at once.
+    /// Returns its number.
     pub(super) fn begin(&mut self, namespace: &Namespace, first: Vec<u8>) -> u64 {
         self.last_id += 1;
         self.windows.retain(|window| !window.is_filled || !window.covers(namespace, &first));
-        // Those that are being filled are as many as there are threads that list.
+        // Windows being filled are not counted: there is one for each thread that lists.
         let mut filled = 0;
         self.windows.retain(|window| {
             filled += usize::from(window.is_filled);
@@ -352,17 +354,17 @@ impl Names {
         self.last_id
     }
 
-    /// Gives up a window that could not be filled.
+    /// Removes a window that could not be filled.
     pub(super) fn abandon(&mut self, id: u64) {
         self.windows.retain(|window| window.id != id);
     }
 
-    /// Gives back the memory of a namespace's names.
+    /// Frees the memory of a namespace's names.
     pub(super) fn forget(&mut self, namespace: &Namespace) {
         self.windows.retain(|window| !window.is_filled || window.namespace != *namespace);
     }
 
-    /// Enters what the walk has found; `is_whole` if nothing beyond was left out.
+    /// Enters the names that the walk has found; `is_whole` if it has left out none.
     pub(super) fn fill(&mut self, id: u64, found: Sorted, is_whole: bool) {
         let Some(window) = self.windows.iter_mut().find(|window| window.id == id) else { return };
         if !is_whole {
@@ -377,7 +379,7 @@ impl Names {
         window.is_filled = true;
     }
 
-    /// Notes that there is a file of this name.
+    /// Notes that a file of this name exists.
     pub(super) fn note_made(&mut self, namespace: &Namespace, name: &[u8]) {
         for window in self.windows.iter_mut().filter(|window| window.covers(namespace, name)) {
             window.names.insert(name);
@@ -385,7 +387,7 @@ impl Names {
         }
     }
 
-    /// Notes that there is no file of this name.
+    /// Notes that no file of this name exists.
     pub(super) fn note_gone(&mut self, namespace: &Namespace, name: &[u8]) {
         for window in self.windows.iter_mut().filter(|window| window.covers(namespace, name)) {
             window.names.remove(name);
@@ -446,7 +448,7 @@ mod tests {
         assert_eq!(page(&mut names, "b", "", 9), Some((wanted.clone(), Some("c\0".into()))));
         names.note_made(&namespace(), b"d");
         assert_eq!(page(&mut names, "b", "", 9), Some((wanted, Some("c\0".into()))));
-        // Twice as many as it may have: it is cut and marked as cut.
+        // Twice as many as fit: the window is cut and marked as cut.
         for number in 0..WINDOW_BYTES_MAX / (NAME_COST_BYTES + 200) * 2 {
             names.note_made(&namespace(), format!("b{number:0>199}").as_bytes());
         }

@@ -1,8 +1,8 @@
-//! The file backend's operations, each a function that may block. Here: what they share.
+//! The file backend's operations, each a function that may block. This file has their shared state.
 //!
-//! Every change holds the claims shared and its object exclusively, from check to change; so a claim,
-//! which holds the claims exclusively, returns only when no older change is still to land. The order of all
-//! locks is in `ranked`.
+//! Every change holds the claims shared and its object exclusively, from its check to its end. A
+//! claim holds the claims exclusively, so when it returns no older change is in progress. The order
+//! of all locks is in `ranked`.
 
 mod change;
 mod list;
@@ -36,7 +36,7 @@ use sync::UnsyncedDirs;
 type Table = HashMap<ObjectId, Arc<Object>, foldhash::fast::RandomState>;
 
 const SHARDS: usize = 16;
-/// Versions of one boot: the boot in the upper bits, a count below.
+/// Versions of one start ("boot"): its number in the upper bits, a count below.
 pub(in crate::file) const BOOT_SHIFT: u32 = 40;
 
 pub(super) struct Store {
@@ -44,11 +44,11 @@ pub(super) struct Store {
     disk: Arc<dyn Disk>,
     root: PathBuf,
     shards: [Shard; SHARDS],
-    /// Objects with something that is not stored. Entered under the object's lock.
+    /// Objects with unstored changes. Entered under the object's lock.
     unsynced: Mutex<Table>,
-    /// Directories with entries that are not stored.
+    /// Directories with unstored entries.
     unsynced_dirs: Mutex<UnsyncedDirs>,
-    /// The turn to store many objects together.
+    /// The right to store many objects together.
     turn: Mutex<()>,
     claims: RwLock<ClaimsHeld>,
     /// Names found by listings.
@@ -57,7 +57,7 @@ pub(super) struct Store {
     version_floor: u64,
     version_count: AtomicU64,
     temporary_count: AtomicU64,
-    /// How often files were closed to make room: the time by which objects are old or young.
+    /// How often files were closed to limit open files: the time scale of last uses.
     evictions: AtomicU64,
     closed: AtomicBool,
     full: AtomicBool,
@@ -65,15 +65,15 @@ pub(super) struct Store {
     pub(super) counters: Counters,
 }
 
-/// Some of the objects in memory.
+/// A part of the objects in memory.
 struct Shard {
     objects: RwLock<Table>,
-    /// How many objects have been entered.
+    /// The number of objects ever entered.
     entered: AtomicU64,
 }
 
 counters! {
-    /// What a store has done.
+    /// The store's counters.
     #[derive(Default)]
     pub(super) struct Counters {
         /// Reads done by the file backend.
@@ -90,7 +90,7 @@ counters! {
 impl Store {
     fn temporary(&self) -> PathBuf {
         let number = self.temporary_count.fetch_add(1, Ordering::Relaxed);
-        // Not a name of an earlier start, should one of those have stayed.
+        // Differs from names of earlier starts, in case a file of those remains.
         self.root.join("tmp").join(format!("{}-{number}", self.boot))
     }
 
@@ -98,7 +98,8 @@ impl Store {
         Version((self.boot << BOOT_SHIFT) + 1 + self.version_count.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// A change asks under the claims, which closing holds exclusively: so none is under way afterwards.
+    /// A change checks this while it holds the claims, and closing holds them exclusively: after
+    /// that no change is in progress.
     pub(super) fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::Relaxed) {
             return Err(Error::Denied("the store has been closed".into()));
@@ -106,7 +107,7 @@ impl Store {
         Ok(())
     }
 
-    /// As `check_open`, before a change.
+    /// Checks before a change, as `check_open` does, that the store can be changed.
     pub(super) fn check_changeable(&self) -> Result<()> {
         if self.config.access == Access::Read {
             return Err(Error::Denied("the store was opened for reading".into()));
@@ -114,19 +115,19 @@ impl Store {
         self.check_open()
     }
 
-    /// For tests: whether no thread holds the claims exclusively, nor waits to.
+    /// For tests: returns whether no thread holds or awaits the claims exclusively.
     #[cfg(test)]
     pub(super) fn claims_are_free(&self) -> bool {
         self.claims.try_read().is_some()
     }
 
-    /// For tests: keeps objects from being stored together.
+    /// For tests: prevents objects from being stored together.
     #[cfg(test)]
     pub(super) fn take_turn(&self) -> crate::file::ranked::MutexGuard<'_, ()> {
         self.turn.lock()
     }
 
-    /// For tests: how often room was looked for.
+    /// For tests: how often files were closed to limit open files.
     #[cfg(test)]
     pub(super) fn evictions(&self) -> u64 {
         self.evictions.load(Ordering::Relaxed)
@@ -137,7 +138,7 @@ impl Store {
     }
 }
 
-/// The part of a range that lies within an object of `size` bytes: where, and how long.
+/// Returns offset and length of the part of a range within an object of `size` bytes.
 fn within(offset: u64, len: u64, size: u64) -> (u64, u64) {
     let from = offset.min(size);
     (from, len.min(size - from))

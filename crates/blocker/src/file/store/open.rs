@@ -1,4 +1,4 @@
-//! Opening a store, and the claims that are in force in it.
+//! Opening a store, and its claims.
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -24,12 +24,12 @@ use crate::request::{ClaimRequest, InvalidateRequest, Scope};
 use crate::response::{ClaimReply, InvalidateReply};
 
 impl Store {
-    /// Opens the store in `root`; makes it if the directory is empty and the configuration allows that. The
-    /// caller holds its lock.
+    /// Opens the store in `root`, or creates it if the directory is empty and the configuration
+    /// allows that. The caller holds the directory's lock.
     ///
     /// # Errors
-    /// `Denied` if the directory is not a store, `Unsupported` if another version of this program wrote it,
-    /// `Corrupt`; the disk's errors.
+    /// `Denied` if the directory does not hold a store, `Unsupported` if another version of this
+    /// program wrote it, `Corrupt`; the disk's errors.
     pub(in crate::file) fn open(root: &Path, config: FileConfig, disk: Arc<dyn Disk>) -> Result<Self> {
         let failed = |error: io::Error| Error::from_io(&error, &format!("opening {}", root.display()));
         let superblocks = Twice::read(&*disk, root, SUPERBLOCK, Superblock::decode)?;
@@ -47,11 +47,11 @@ impl Store {
         };
         let claims = match claims_found.in_force(root, CLAIMS)? {
             Some(claims) => claims.clone(),
-            // The first start was cut off before it came to them.
+            // The first start was interrupted before it wrote claims.
             None if before.is_none() => Default::default(),
             None => return Err(lost(root, CLAIMS)),
         };
-        // A second superblock may be of an earlier time, when all was in order.
+        // The second superblock may be older, from a time when the store was closed.
         let is_clean = before.is_some_and(|before| before.clean) && !superblocks.is_from_copy();
         let boot = before.map_or(1, |before| before.boot.saturating_add(1));
         if boot >= 1 << (64 - BOOT_SHIFT) {
@@ -97,11 +97,11 @@ impl Store {
         if damaged || superblocks.is_from_copy() || claims_found.is_from_copy() {
             store.counters.copies_damaged.increment();
         }
-        // What a crash or damage has left behind in one of the two catches up before anything is done.
+        // Both copies are made equal before anything else, after a crash or damage.
         if !claims_found.is_in_both() {
             let mut held = store.claims.write();
             match store.replace_small(CLAIMS, &encode_claims(&held.claims)) {
-                // What has to be deleted can be: the next claim tries again.
+                // A full disk must not keep objects from being deleted: the next claim tries again.
                 Err(error) if is_out_of_space(&error) && before.is_some() => held.unstored = true,
                 replaced => replaced.map_err(failed)?,
             }
@@ -121,18 +121,18 @@ impl Store {
             }
         })?;
         for path in left {
-            // What stays costs its space, no more: temporary names are not used twice.
+            // A remaining file only costs space: temporary names are not reused.
             let _ = self.disk.unlink(&path);
         }
         self.disk.sync_dir(&self.root)
     }
 
-    /// Stores everything that is found after a start that was not preceded by an orderly close: an earlier
-    /// process may have changed files and directories without having come to their sync, and the syncs of
-    /// this one are only of what it changes itself.
+    /// Stores all existing data after a start that follows a crash: an earlier process may have
+    /// changed files and directories without syncing them, and this process's syncs cover only its
+    /// own changes.
     fn store_what_is_there(&self, dir: &Path) -> io::Result<()> {
         self.counters.syncs.increment();
-        // A failure may be that of something else on the file system.
+        // The failure may be of a foreign file on the file system.
         if self.disk.sync_all().unwrap_or(false) {
             return Ok(());
         }
@@ -154,8 +154,8 @@ impl Store {
         Ok(())
     }
 
-    /// Gives a file that has lost a write-back the content that is read from it now: that is what is served,
-    /// and a second sync of the same file would report that it is stored.
+    /// Rewrites a file that has lost a write-back with its currently readable content: that is what
+    /// the store serves, and a second sync of the same file would falsely report success.
     fn renew_file(&self, path: &Path, file: &dyn DiskFile) -> io::Result<()> {
         let temporary = self.temporary();
         let renewed = self.disk.open(&temporary, Open::Create)?;
@@ -173,14 +173,14 @@ impl Store {
         replace(&*self.disk, &self.root, name, content, &mut || self.temporary())
     }
 
-    /// Stores everything and notes that it was closed in order. Nothing works afterwards.
+    /// Stores everything and marks the store as closed. No operation works afterwards.
     ///
     /// # Errors
     /// As a flush; the store is closed nevertheless, as after a crash.
     pub(in crate::file) fn close(&self) -> Result<()> {
         {
-            // Every change holds these from its check to its end: when they are to be had, none is under way,
-            // and none begins any more.
+            // Every change holds the claims from its check to its end: with the exclusive lock, no
+            // change is in progress, and none begins any more.
             let _claims = self.claims.write();
             if self.closed.swap(true, Ordering::SeqCst) || self.config.access == Access::Read {
                 return Ok(());
@@ -192,7 +192,7 @@ impl Store {
     }
 }
 
-/// The error for a directory that should hold a store.
+/// Returns the error for a directory without a store.
 pub(in crate::file) fn absent(root: &Path) -> Error {
     let dir = root.display();
     let text = format!(
@@ -211,7 +211,8 @@ fn lost(root: &Path, name: &str) -> Error {
     Error::Corrupt(text.into())
 }
 
-/// A directory without a superblock must hold nothing but what a store's first start may have left.
+/// Checks that a directory without a superblock is empty, except for remains of an interrupted
+/// first start.
 fn check_is_empty(disk: &dyn Disk, root: &Path) -> io::Result<Result<()>> {
     let mut foreign = None;
     let left: [&[u8]; 6] = [b"lock", b"tmp", b"objects", b"lost+found", b"claims", b"claims.copy"];
@@ -232,10 +233,11 @@ fn check_is_empty(disk: &dyn Disk, root: &Path) -> io::Result<Result<()>> {
     })
 }
 
-/// The claims in force.
+/// The current claims.
 pub(super) struct ClaimsHeld {
     pub(super) claims: Claims,
-    /// The last attempt to store them failed: they bind here, and perhaps not after a restart.
+    /// The last attempt to store the claims failed: they are in force now, but perhaps not after a
+    /// restart.
     pub(super) unstored: bool,
 }
 
@@ -254,9 +256,10 @@ impl Store {
         }
         let mut raised = held.claims.clone();
         let is_news = raised.raise(&request.scope, request.epoch, request.writer)?;
-        // A claim that is repeated because storing it failed is answered when it is stored, and not before.
+        // A claim that is repeated because storing it failed is answered only when it is stored.
         if is_news || (held.unstored && request.epoch > Epoch(0)) {
-            // From here on it binds, even if the disk reports an error: it may be in place.
+            // From here on the claim is in force, even if the disk reports an error: the file may
+            // be in place.
             held.claims = raised;
             held.unstored = true;
             let stored = self.replace_small(CLAIMS, &encode_claims(&held.claims));

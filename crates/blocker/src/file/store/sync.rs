@@ -1,5 +1,5 @@
-//! Making acknowledged changes stored: the object's file, then the directories that lead to it; or many
-//! objects together, by a sync of the file system.
+//! Making acknowledged changes stored: the object's file, then the directories that lead to it; or
+//! many objects together, by a sync of the file system.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,7 +14,7 @@ use crate::order::Durability;
 use crate::request::Scope;
 use crate::response::FlushReply;
 
-/// From how many objects on one sync of everything is less work than one of each.
+/// The number of objects from which on one sync of everything is cheaper than one for each.
 const TOGETHER_MIN: usize = 32;
 
 impl Store {
@@ -30,8 +30,8 @@ impl Store {
         Ok(())
     }
 
-    /// Strikes the object out from among the unsynced, unless it has been changed again meanwhile: then it
-    /// has entered itself again, or will.
+    /// Removes the object from the unsynced ones, unless it has changed meanwhile: then it has
+    /// entered itself again, or will.
     fn forget_synced(&self, object: &Object) {
         let mut unsynced = self.unsynced.lock();
         if !object.unsynced.load(Ordering::Acquire) {
@@ -39,7 +39,8 @@ impl Store {
         }
     }
 
-    /// Cuts off what a failed change has left behind an object's end: what is stored must end there too.
+    /// Truncates bytes that a failed change has left beyond an object's end: the stored file must
+    /// end there too.
     fn trim(&self, object: &Object) -> Result<()> {
         if !object.state.read().excess || object.state.write().trim() {
             return Ok(());
@@ -48,14 +49,15 @@ impl Store {
         Err(Error::NotStored(text.into()))
     }
 
-    /// Stores several objects, together if they are many. Continues after an error.
+    /// Stores several objects, together if there are many. Continues after an error.
     ///
     /// # Errors
-    /// The first.
+    /// The first error.
     pub(super) fn sync_many(&self, objects: &[Arc<Object>], with_version: bool) -> Result<()> {
         if objects.len() >= TOGETHER_MIN {
             let _turn = self.turn.lock();
-            // An error may be that of any file on the file system; then each is asked for its own.
+            // The error may be of any file on the file system, so each file is then synced by
+            // itself.
             if self.sync_together(objects, with_version).unwrap_or(false) {
                 let lost = objects.iter().map(|object| object.check_not_lost());
                 return lost.fold(Ok(()), Result::and);
@@ -65,12 +67,12 @@ impl Store {
         synced.fold(Ok(()), Result::and)
     }
 
-    /// Stores objects, and every directory, by syncs of the whole file system: one for the data, and one for
-    /// the headers that must not come before them. Returns whether that can be done here. Changes go on
-    /// meanwhile; what they change is not stored. The caller has the turn.
+    /// Stores objects, and every directory, by syncs of the whole file system: one for the data,
+    /// then one for the headers. Returns whether that is possible here. Concurrent changes
+    /// continue, and are not stored. The caller holds the turn.
     ///
     /// # Errors
-    /// If a sync failed, for whichever file: each must be asked.
+    /// If a sync failed, for any file: each file must then be synced by itself.
     pub(super) fn sync_together(&self, objects: &[Arc<Object>], with_version: bool) -> io::Result<bool> {
         let dirs_before = self.unsynced_dirs.lock().last();
         let snapshots: Vec<_> =
@@ -92,18 +94,18 @@ impl Store {
             self.forget_synced(object);
         }
         self.unsynced_dirs.lock().note_all_stored(dirs_before);
-        // What has to be handled by itself: an object that has lost something reports it, one that is longer
-        // than it should be is cut first.
+        // The other objects are handled one by one: an object that has lost data reports it, one
+        // with bytes beyond its end is truncated first.
         Ok(objects.len() == snapshots.len())
     }
 
-    /// Stores a directory's entries, if there is anything to store. It stays among the unsynced until
-    /// that is done, so that no other thread takes it for stored meanwhile.
+    /// Stores a directory's entries, if any are unstored. The directory stays among the unsynced
+    /// until that is done, so that no other thread takes it for stored meanwhile.
     pub(super) fn sync_dir(&self, dir: &Path) -> Result<()> {
         let Some(last_change) = self.unsynced_dirs.lock().last_change(dir) else { return Ok(()) };
         self.counters.syncs.increment();
         match self.disk.sync_dir(dir) {
-            // Its entries were removed, and then it: nothing is left to store.
+            // The directory was removed after its entries: nothing is left to store.
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(Error::NotStored(format!("sync of {}: {error}", dir.display()).into()))
             }
@@ -126,7 +128,7 @@ impl Store {
 
     pub(in crate::file) fn flush(&self, scope: &Scope) -> Result<FlushReply> {
         self.check_open()?;
-        // A domain's changes are all in its namespace: flush that.
+        // All changes of a domain are in its namespace, so the namespace is flushed.
         let wider = match scope {
             Scope::Domain(namespace, _) => Scope::Namespace(namespace.clone()),
             scope => scope.clone(),
@@ -135,10 +137,10 @@ impl Store {
             let unsynced = self.unsynced.lock();
             unsynced.values().filter(|object| wider.covers(&object.id, None)).cloned().collect()
         };
-        // The same order in every run: a failure can then be replayed.
+        // The same order in every run, so that a failure can be replayed.
         objects.sort_unstable_by(|a, b| a.id.cmp(&b.id));
         let mut synced = self.sync_many(&objects, false);
-        // A flush that runs beside another may find an object clean whose directory is not yet.
+        // A concurrent flush may find an object clean whose directory is not yet stored.
         for dir in self.unsynced_dirs() {
             synced = synced.and(self.sync_dir(&dir));
         }
@@ -146,9 +148,9 @@ impl Store {
     }
 }
 
-/// The directories, each with the number of its last change. A number is never used twice: a sync that began
-/// before a change must not pass for one that covers it, even if another sync has struck the directory out in
-/// between.
+/// Unstored directories, each with the number of its last change. A number is never reused: a sync
+/// that began before a change must not count as covering it, even if another sync has removed the
+/// directory from the list in between.
 #[derive(Default)]
 pub(super) struct UnsyncedDirs {
     dirs: BTreeMap<PathBuf, u64>,
@@ -156,7 +158,7 @@ pub(super) struct UnsyncedDirs {
 }
 
 impl UnsyncedDirs {
-    /// Notes a change of an entry of `dir`.
+    /// Notes a changed entry of `dir`.
     pub(super) fn enter(&mut self, dir: &Path) {
         self.last += 1;
         match self.dirs.get_mut(dir) {
@@ -165,24 +167,24 @@ impl UnsyncedDirs {
         }
     }
 
-    /// The number of the last change of `dir` that is not stored.
+    /// Returns the number of the last unstored change of `dir`.
     pub(super) fn last_change(&self, dir: &Path) -> Option<u64> {
         self.dirs.get(dir).copied()
     }
 
-    /// The number of the last change of any.
+    /// Returns the number of the last change of any directory.
     pub(super) fn last(&self) -> u64 {
         self.last
     }
 
-    /// Notes that `dir` is stored as it was after change `number`.
+    /// Notes that changes of `dir` up to `number` are stored.
     pub(super) fn note_stored(&mut self, dir: &Path, number: u64) {
         if self.dirs.get(dir).is_some_and(|last| *last <= number) {
             self.dirs.remove(dir);
         }
     }
 
-    /// Notes that all are stored as they were after change `number`.
+    /// Notes that changes of all directories up to `number` are stored.
     pub(super) fn note_all_stored(&mut self, number: u64) {
         self.dirs.retain(|_, last| *last > number);
     }
@@ -215,7 +217,7 @@ mod tests {
         let dir = Path::new("d");
         let mut dirs = UnsyncedDirs::default();
         dirs.enter(dir);
-        // Two threads sync it; one ends, the directory changes, the other ends.
+        // Two threads sync the directory; one ends, the directory changes, the other ends.
         let (one, two) = (dirs.last_change(dir).unwrap(), dirs.last_change(dir).unwrap());
         dirs.note_stored(dir, one);
         dirs.enter(dir);

@@ -1,8 +1,9 @@
-//! The table of objects in memory: found by name, loaded from disk the first time, closed to make room.
+//! The table of objects in memory: found by name, loaded from disk at the first use, closed to
+//! limit open files.
 //!
-//! A shard's lock guards which objects there are, an object's own lock what is known of it. An object
-//! may leave only while no thread works on it, which its reference count shows; a thread that works
-//! without a count of its own keeps the shard's lock, shared, meanwhile.
+//! A shard's lock guards the set of objects, an object's own lock its state. An object may leave
+//! only while no thread uses it, which its reference count shows; a thread that uses an object
+//! without counting a reference keeps the shard's lock, shared, meanwhile.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,13 +20,14 @@ use crate::request::Scope;
 
 impl Store {
     pub(super) fn shard(&self, id: &ObjectId) -> &Shard {
-        // The map hashes properly; to spread objects over a few locks the end of the name will do.
+        // The map has a proper hash; to spread objects over a few locks the end of the name
+        // suffices.
         let name = id.name.as_bytes();
         let last = name.last().copied().unwrap_or(0);
         &self.shards[(usize::from(last) ^ name.len()) % SHARDS]
     }
 
-    /// The object if it is in memory.
+    /// Returns the object if it is in memory.
     pub(in crate::file) fn known(&self, id: &ObjectId) -> Option<Arc<Object>> {
         let object = Arc::clone(self.shard(id).objects.read().get(id)?);
         self.note_use(&object);
@@ -33,7 +35,7 @@ impl Store {
     }
 
     pub(super) fn note_use(&self, object: &Object) {
-        // Written only when it changes: a hit must not write what every hit writes.
+        // Written only when it changes, so that hits do not all write one cache line.
         let now = self.evictions.load(Ordering::Relaxed);
         if object.used.load(Ordering::Relaxed) != now {
             object.used.store(now, Ordering::Relaxed);
@@ -53,7 +55,7 @@ impl Store {
         });
         let object = Arc::clone(object);
         drop(objects);
-        // Young from the start.
+        // A new object is the most recently used one.
         self.note_use(&object);
         Ok(object)
     }
@@ -66,8 +68,8 @@ impl Store {
         path::encode(&self.namespace_dir(&id.namespace), id.name.as_bytes(), path::OBJECT_SUFFIX)
     }
 
-    /// Closes the files that were used least, if as many are open as may be: of those that have nothing to
-    /// store, and only if there are none of them, after storing what all open files hold, together.
+    /// Closes the least recently used files if the limit of open files is reached: only files
+    /// without unstored changes, and only if there are none, after storing all open files together.
     fn make_room(&self, shard: &Shard) -> Result<()> {
         let shard_max = self.config.open_files_max.div_ceil(SHARDS).max(2);
         if shard.objects.read().len() < shard_max || self.close_settled(shard, shard_max) {
@@ -75,10 +77,10 @@ impl Store {
         }
         {
             let _turn = self.turn.lock();
-            // The thread that had the turn before may have stored these as well.
+            // The thread that held the turn before may have stored these as well.
             if !self.close_settled(shard, shard_max) {
                 let unsettled = self.unsettled();
-                // An object that cannot be synced stays, and its flush reports that.
+                // An object that cannot be synced stays, and its flush reports the error.
                 if !self.sync_together(&unsettled, true).unwrap_or(false) {
                     let here = unsettled.iter().filter(|object| std::ptr::eq(self.shard(&object.id), shard));
                     for object in here.take(shard_max.div_ceil(4)) {
@@ -94,28 +96,28 @@ impl Store {
         Ok(())
     }
 
-    /// The objects in memory of which the disk lacks something, or that are at work.
+    /// Returns the objects in memory with unstored changes or in use.
     pub(super) fn unsettled(&self) -> Vec<Arc<Object>> {
         let mut unsettled = Vec::new();
         for shard in &self.shards {
             let objects = shard.objects.read();
             unsettled.extend(objects.values().filter(|object| !object.is_settled()).cloned());
         }
-        // The same order in every run: a failure can then be replayed.
+        // The same order in every run, so that a failure can be replayed.
         unsettled.sort_unstable_by(|a, b| a.id.cmp(&b.id));
         unsettled
     }
 
-    /// Closes up to a quarter of a shard's files, those used least of the ones that have nothing to store.
-    /// Returns whether there is room now.
+    /// Closes up to a quarter of a shard's files: the least recently used ones without unstored
+    /// changes. Returns whether the shard is below its limit now.
     fn close_settled(&self, shard: &Shard, shard_max: usize) -> bool {
         let mut objects = shard.objects.write();
         if objects.len() < shard_max {
             return true;
         }
         self.evictions.fetch_add(1, Ordering::Relaxed);
-        // One: the table's. More: a thread is at work on it. (One that works under the shard's lock has let
-        // go by now.)
+        // One reference is the table's; more mean that a thread uses the object. (A thread that
+        // used it under the shard's lock has finished by now.)
         let idle = objects.values().filter(|object| Arc::strong_count(object) == 1 && object.is_settled());
         let mut oldest: Vec<_> =
             idle.map(|object| (object.used.load(Ordering::Relaxed), object.id.clone())).collect();
@@ -126,12 +128,12 @@ impl Store {
         objects.len() < shard_max
     }
 
-    /// The object's state, loaded, shared.
+    /// Returns the object's state, loaded and locked shared.
     pub(super) fn loaded<'a>(&self, object: &'a Object) -> Result<ReadGuard<'a, State>> {
         self.loaded_by(object, |object| object.state.read())
     }
 
-    /// As `loaded`, for the second of two objects.
+    /// Returns the state as `loaded` does, for the second of two objects.
     pub(super) fn loaded_pair<'a>(&self, object: &'a Object) -> Result<ReadGuard<'a, State>> {
         self.loaded_by(object, |object| object.state.read_pair())
     }
@@ -157,7 +159,7 @@ impl Store {
         Ok(state)
     }
 
-    /// As `loaded_mut`, for the second of two objects.
+    /// Returns the state as `loaded_mut` does, for the second of two objects.
     pub(super) fn loaded_mut_pair<'a>(&self, object: &'a Object) -> Result<WriteGuard<'a, State>> {
         let mut state = object.state.write_pair();
         self.load(object, &mut state)?;
@@ -172,20 +174,20 @@ impl Store {
             self.counters.copies_damaged.increment();
         }
         if object.lost.load(Ordering::Acquire) && self.config.access != Access::Read {
-            // An earlier process has lost something, and this one has served nothing of it yet.
+            // An earlier process has lost data, and this one has not served the object yet.
             return self.renew(object, state).inspect_err(|_| state.loaded = false);
         }
         Ok(())
     }
 
-    /// Enters the object among those with something to store. Under its lock.
+    /// Enters the object among the unsynced ones. Called under its lock.
     pub(super) fn mark_unsynced(&self, object: &Arc<Object>) {
         if !object.unsynced.swap(true, Ordering::AcqRel) {
             self.unsynced.lock().insert(object.id.clone(), Arc::clone(object));
         }
     }
 
-    /// Lets go of a namespace's open files, having stored what they hold.
+    /// Closes a namespace's open files, after storing their changes.
     pub(in crate::file) fn detach(&self, namespace: &Namespace) -> Result<()> {
         self.flush(&Scope::Namespace(namespace.clone()))?;
         self.names.lock().forget(namespace);

@@ -31,7 +31,7 @@ impl Store {
         })
     }
 
-    /// The write, if it takes no more than copying into the page cache.
+    /// Writes at once, if the write only copies into the page cache.
     pub(in crate::file) fn write_at_once(&self, request: &WriteRequest) -> Option<Result<ChangeReply>> {
         let len = request.data.len_bytes() as u64;
         let change = &request.change;
@@ -82,8 +82,8 @@ impl Store {
         }
     }
 
-    /// The object's file, made if it is not there, and such that a change up to `end` has room in it: what is made is
-    /// to have that size.
+    /// Returns the object's file, created if missing, and large enough in its format for a change
+    /// up to `end`: a new file is created for that size.
     fn writable(
         &self,
         object: &Object,
@@ -100,9 +100,9 @@ impl Store {
         }
         let failed = |error: io::Error| Error::from_io(&error, "creating an object");
         if let Some(file) = &state.file {
-            // A tombstone's file. The object lives again from here on, so that it survives kill -9; it
-            // keeps the tombstone's stamp until its own data are stored. Synced in between: the old
-            // data must be gone from the disk before there can be an object again.
+            // The file is a tombstone's. The object lives again from here on, so that it survives
+            // `kill -9`; it keeps the tombstone's stamp until its own data are stored. The sync in
+            // between removes the old data from the disk before the object exists again.
             let alive = Slot::first(version, state.stamp, packed, end);
             let revived = file
                 .set_len(HEADER_BYTES)
@@ -122,7 +122,7 @@ impl Store {
         if let Err(error) = prepared {
             drop(header);
             object.reset_slot(None);
-            // If it stays, it may be found as an empty object.
+            // A remaining file may be found as an empty object.
             return Err(match self.disk.unlink(&object.path) {
                 Ok(()) => failed(error),
                 Err(unlink) => ambiguous(&unlink),
@@ -138,7 +138,8 @@ impl Store {
         Ok(file)
     }
 
-    /// Makes the directories that lead to `path`. Those that are new are stored when something in them is.
+    /// Creates the directories that lead to `path`. New ones are stored together with the first
+    /// entry in them.
     pub(super) fn make_parents(&self, path: &Path) -> io::Result<()> {
         let objects = self.root.join("objects");
         let mut missing: Vec<&Path> = path.ancestors().skip(1).take_while(|dir| **dir != objects).collect();
@@ -159,9 +160,9 @@ impl Store {
         })
     }
 
-    /// Several ranges, which have been checked, one after the other: readers wait meanwhile, and the header
-    /// that has the change's stamp is written when all of them are stored. A failure after the first has
-    /// begun leaves an unknown outcome, as one in the middle of a write does.
+    /// Writes several checked ranges, one after the other, while readers wait; the header with the
+    /// change's stamp is written after all of them are stored. A failure after the first write has
+    /// begun leaves an unknown outcome, as one in the middle of a single write does.
     pub(in crate::file) fn write_runs(&self, request: &WriteRunsRequest) -> Result<ChangeReply> {
         self.change(&request.object, &request.change, |object, state, version| {
             let end = request.runs.last().map_or(0, Run::end);
@@ -224,7 +225,7 @@ impl Store {
     }
 }
 
-/// Zeroes a range of an object that is `size_bytes` long by now; its new size.
+/// Zeroes a range of an object that is already `size_bytes` long. Returns the new size.
 fn zero_range(file: &dyn DiskFile, state: &State, size_bytes: u64, offset: u64, len: u64) -> Result<u64> {
     let (from, within_len) = within(offset, len, size_bytes);
     let end = offset + len;
@@ -239,17 +240,17 @@ fn zero_range(file: &dyn DiskFile, state: &State, size_bytes: u64, offset: u64, 
     Ok(if grows { end } else { size_bytes })
 }
 
-/// A failure of a later step of a change, the first of which were done.
+/// Converts the error of a later step of a change whose first steps were done.
 fn unsure(error: Error) -> Error {
     if error.is_ambiguous() { error } else { Error::OutcomeUnknown(error.to_string().into()) }
 }
 
-/// What a failed write answers, having taken back what it has done where that is possible: bytes behind the
-/// end are cut off again, bytes before it stay. The cut is stored before the failure is reported as having
-/// changed nothing.
+/// Undoes a failed write as far as possible, and returns the error to answer: bytes beyond the end
+/// are truncated again, bytes before it stay. The truncation is stored before the error promises
+/// that nothing changed.
 fn undo(object: &Object, state: &mut State, offset: u64, failed: &WriteFailed) -> Error {
     let WriteFailed { written_bytes, error } = failed;
-    // A new object is thrown away as a whole.
+    // A new object is removed as a whole.
     let is_undone = *written_bytes == 0 || !state.alive || {
         let file = state.file.clone();
         let synced = || file.is_some_and(|file| object.sync_within(&*file).is_ok());
@@ -258,7 +259,8 @@ fn undo(object: &Object, state: &mut State, offset: u64, failed: &WriteFailed) -
     if is_undone { Error::from_io(error, "writing an object") } else { ambiguous(error) }
 }
 
-/// The largest number of bytes read under a shard's lock. More would delay the threads that enter objects.
+/// The largest number of bytes read under a shard's lock. More would delay threads that enter
+/// objects.
 const SHORT_READ_BYTES: u64 = 4096;
 
 impl Store {
@@ -279,13 +281,14 @@ impl Store {
         if request.len_bytes > limit_bytes { Err(Error::TooLarge { limit_bytes }) } else { Ok(()) }
     }
 
-    /// The read, if it can be done without waiting for anything.
+    /// Reads at once, if that needs no waiting.
     pub(in crate::file) fn read_at_once(&self, request: &ReadRequest) -> Option<Result<ReadReply>> {
         if let Err(error) = self.check_read(request) {
             return Some(Err(error));
         }
-        // Here and nowhere else: every read comes this way first. And before the bytes are copied: an
-        // atomic operation right behind the copy would wait for all of its stores.
+        // The only place that counts reads, because every read comes here first. It counts before
+        // the bytes are copied: an atomic operation right after the copy would wait for all of its
+        // stores.
         self.counters.reads.increment();
         let shard = self.shard(&request.object).objects.read();
         let object = shard.get(&request.object)?;
@@ -316,7 +319,7 @@ impl Store {
     }
 }
 
-/// The read, if nothing of the object's must be waited for.
+/// Reads at once, if that does not need to wait for the object.
 fn object_read_at_once(object: &Object, request: &ReadRequest) -> Option<Result<ReadReply>> {
     let state = object.state.try_read().filter(|state| state.loaded)?;
     let file = match state.live() {
@@ -334,7 +337,7 @@ fn object_read_at_once(object: &Object, request: &ReadRequest) -> Option<Result<
     Some(Ok(ReadReply::new(data, state.size_bytes, state.version)))
 }
 
-/// Reads `len` bytes at `at` of an object's file.
+/// Reads `len` bytes at offset `at` of an object's file.
 pub(super) fn read_range(file: &dyn DiskFile, at: u64, len: u64) -> Result<Segments> {
     if len == 0 {
         return Ok(Segments::new());
