@@ -64,7 +64,7 @@ impl FromStr for Address {
             return is_there.then(|| Self::Unix(path.into())).ok_or(AddressError::NoPath);
         }
         let (host, port) = match text.rsplit_once(':') {
-            // A bare address of IPv6 has colons of its own.
+            // A bare IPv6 address contains colons.
             Some((host, port)) if !host.contains(':') || host.ends_with(']') => (host, Some(port)),
             _ => (text, None),
         };
@@ -94,7 +94,7 @@ impl fmt::Display for Address {
 /// A stream that is being opened.
 pub type Opening = Pin<Box<dyn Future<Output = io::Result<Box<dyn Duplex>>> + Send>>;
 
-/// Opens streams to a server that is not reached by an [`Address`].
+/// Opens streams to a server that has no [`Address`].
 pub type Connector = Arc<dyn Fn() -> Opening + Send + Sync>;
 
 /// Connects to `address`.

@@ -1,11 +1,11 @@
 //! The shared secret: a peer that does not know it is refused, and it never crosses the wire.
 //!
-//! Both sides prove that they know it, by an HMAC-SHA-256 over every byte of the handshake so far, each with
-//! a prefix of its own so that a proof cannot be reflected (a challenge-response as in RFC 2104 and RFC 5802,
-//! without stretching: the secret must be a random key). So nothing in the handshake can be changed on the
-//! way: versions, features, credits, the store's identity. Everything after the handshake is neither secret
-//! nor protected against an attacker on the path; that needs TLS, for whose channel binding (RFC 5929, RFC
-//! 9266) the proofs have a field.
+//! Both sides prove that they know the secret, by an HMAC-SHA-256 over every byte of the handshake
+//! so far, each with a prefix of its own so that a proof cannot be reflected (a challenge-response
+//! as in RFC 2104 and RFC 5802, without stretching: the secret must be a random key). So an
+//! attacker on the path cannot change the handshake: versions, features, credits, the store's
+//! identity. Later data are neither secret nor protected; that needs TLS, for whose channel binding
+//! (RFC 5929, RFC 9266) the proofs have a field.
 
 use std::fmt;
 use std::io;
@@ -31,11 +31,11 @@ pub const SECRET_BYTES_MIN: usize = 16;
 #[derive(Clone)]
 pub struct Secret(Arc<[u8]>);
 
-/// Why there is no [`Secret`].
+/// Why a [`Secret`] cannot be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SecretError {
-    /// It is shorter than [`SECRET_BYTES_MIN`].
+    /// The secret is shorter than [`SECRET_BYTES_MIN`].
     #[error(
         "a secret of {len_bytes} bytes can be guessed; give at least {SECRET_BYTES_MIN} random ones, for example the \
          output of: openssl rand -hex 32"
@@ -44,7 +44,7 @@ pub enum SecretError {
         /// Its length.
         len_bytes: usize,
     },
-    /// Its file cannot be read.
+    /// The secret's file cannot be read.
     #[error("{}: {cause}", path.display())]
     Read {
         /// The file.
@@ -52,7 +52,7 @@ pub enum SecretError {
         /// The system's error.
         cause: io::Error,
     },
-    /// The content of its file is no secret.
+    /// The file's content is not a valid secret.
     #[error("{}: {error}", path.display())]
     InFile {
         /// The file.
@@ -63,7 +63,7 @@ pub enum SecretError {
 }
 
 impl Secret {
-    /// Returns the secret `bytes`; one line end (`\n` or `\r\n`) after it does not belong to it.
+    /// Returns the secret `bytes`, without one line end (`\n` or `\r\n`) after it.
     ///
     /// # Errors
     /// [`SecretError::TooShort`] if it is shorter than [`SECRET_BYTES_MIN`].
@@ -79,7 +79,8 @@ impl Secret {
     /// Reads the secret from a file.
     ///
     /// # Errors
-    /// [`SecretError::Read`] if the file cannot be read, [`SecretError::InFile`] if its content is no secret.
+    /// [`SecretError::Read`] if the file cannot be read, [`SecretError::InFile`] if its content is
+    /// not a valid secret.
     pub fn from_file(path: &Path) -> Result<Self, SecretError> {
         let bytes = std::fs::read(path).map_err(|cause| SecretError::Read { path: path.into(), cause })?;
         Self::new(&bytes).map_err(|error| SecretError::InFile { path: path.into(), error: Box::new(error) })
@@ -90,7 +91,7 @@ impl Secret {
         self.mac(role, transcript).finalize().into_bytes().into()
     }
 
-    /// Whether the other side's proof is right; compared in constant time.
+    /// Returns whether the other side's proof is right; compared in constant time.
     pub(crate) fn is_proof(&self, proof: &[u8; 32], role: Role, transcript: &Transcript) -> bool {
         self.mac(role, transcript).verify(&(*proof).into()).is_ok()
     }
@@ -108,7 +109,7 @@ impl Secret {
     }
 }
 
-/// The side that proves.
+/// The side that makes a proof.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Role {
     Client,
@@ -119,7 +120,7 @@ pub(crate) enum Role {
 #[derive(Clone, Default)]
 pub(crate) struct Transcript {
     frames: Sha256,
-    /// The channel binding of the encrypted stream below the handshake; empty where there is none.
+    /// The channel binding of the encrypted stream below the handshake; empty without encryption.
     channel_binding: &'static [u8],
 }
 
@@ -130,7 +131,7 @@ impl Transcript {
     }
 }
 
-/// The time of the comparison does not depend on where the secrets differ.
+/// The comparison takes constant time.
 impl PartialEq for Secret {
     fn eq(&self, other: &Self) -> bool {
         let differing = self.0.iter().zip(&*other.0).fold(0, |all, (own, other)| all | (own ^ other));
@@ -149,7 +150,7 @@ impl fmt::Debug for Secret {
 /// Returns random bytes that cannot be guessed.
 ///
 /// # Panics
-/// If the operating system has none: a handshake cannot be secure then.
+/// If the operating system has no random bytes: a handshake could not be secure.
 pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).expect("random bytes from the operating system");

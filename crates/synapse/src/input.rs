@@ -1,4 +1,5 @@
-//! What both ends of a connection have in common: the receiving side, which makes frames of bytes, and a timer on the injected clock.
+//! Shared code of both ends of a connection: the receiving side, which parses bytes into frames,
+//! and a timer on the injected clock.
 
 use std::cell::RefCell;
 use std::io;
@@ -17,9 +18,11 @@ use crate::codec::{self, FrameError, HEAD_BYTES_MAX, Head, payload_crc};
 const BUFFER_BYTES: usize = 128 * 1024;
 /// The most bytes of one read.
 const READ_BYTES: usize = 32 * 1024;
-/// Payloads from this size on, up to a bucket, are copied into memory that the thread keeps for them.
+/// Payloads of at least this size, up to a bucket, are copied into memory that the thread keeps for
+/// them.
 const COPIED_BYTES_MIN: usize = 1024;
-/// The most bytes of one read where a large frame is expected: most heads, and little of the payload.
+/// The most bytes of one read while a large frame is expected: enough for most heads, and little of
+/// the payload.
 const HEAD_READ_BYTES: usize = 512;
 const _: () = assert!(BUFFER_BYTES >= HEAD_BYTES_MAX + LARGE_BYTES);
 
@@ -36,7 +39,7 @@ fn take_buffer() -> Box<[u8]> {
     kept.ok().flatten().unwrap_or_else(|| vec![0; BUFFER_BYTES].into())
 }
 
-/// Returns a buffer to the thread; a thread that is ending, or has enough, drops it.
+/// Returns a buffer to the thread; a thread that is ending, or has enough buffers, drops it.
 fn return_buffer(buffer: Box<[u8]>) {
     let _ = BUFFERS.try_with(|kept| {
         if let Ok(mut kept) = kept.try_borrow_mut()
@@ -77,9 +80,9 @@ struct Body {
 
 /// The payload of a frame.
 pub(crate) enum Payload<'a> {
-    /// In the connection's buffer: must be copied to be kept.
+    /// In the connection's buffer: must be copied to be retained.
     Buffered(&'a [u8]),
-    /// In its receive buffer.
+    /// In its own receive buffer.
     Received(Segments),
 }
 
@@ -87,7 +90,7 @@ impl Payload<'_> {
     pub(crate) fn into_segments(self) -> Segments {
         match self {
             Self::Buffered([]) => Segments::new(),
-            // A small payload must not keep a whole bucket of memory.
+            // A small payload must not occupy a whole bucket of memory.
             Self::Buffered(bytes) if bytes.len() >= COPIED_BYTES_MIN => Segment::copied(bytes).into(),
             Self::Buffered(bytes) => Bytes::copy_from_slice(bytes).into(),
             Self::Received(segments) => segments,
@@ -168,16 +171,17 @@ impl Input {
         self.body.as_ref().map_or(0, |body| body.len_bytes)
     }
 
-    /// Whether a large payload is arriving.
+    /// Returns whether a large payload is arriving.
     pub(crate) fn is_in_payload(&self) -> bool {
         self.body.is_some()
     }
 
-    /// Performs one read into the receive buffer, and of the next head if all of the payload is there: as
-    /// many bytes as the last head had, so that next to nothing of the next payload comes with it.
+    /// Performs one read into the receive buffer. If that completes the payload, the read includes
+    /// as many bytes of the next head as the last head had, so that hardly any of the next payload
+    /// comes with it.
     fn poll_fill_body(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<io::Result<usize>> {
         let Some(body) = &mut self.body else { return Poll::Pending };
-        // The buffer is empty: the payload has taken everything in it.
+        // The buffer is empty: the payload has taken all of its bytes.
         let next_head = &mut self.buffer[..self.large_head.len()];
         let filled = ready!(poll_fill(cx, stream, &mut *body.reserved, body.left_bytes, next_head))?;
         body.left_bytes = body.left_bytes.saturating_sub(filled.payload_bytes);
@@ -213,7 +217,7 @@ impl Input {
         let Some(measured) = codec::measure(waiting, self.payload_bytes_max)? else { return Ok(None) };
         let (head_bytes, payload_bytes) = (measured.head_bytes, measured.payload_bytes);
         if payload_bytes < LARGE_BYTES {
-            // Step by step: between large frames there may be a small one.
+            // The size grows step by step, because there may be a small frame between large ones.
             self.read_bytes = (2 * self.read_bytes).min(READ_BYTES);
             if waiting.len() < head_bytes + payload_bytes {
                 return Ok(None);
@@ -253,10 +257,10 @@ impl Drop for Input {
     }
 }
 
-// ---- One timer of a connection, on the injected clock.
+// ---- A connection's timer, on the injected clock.
 //
-// A clock's sleep leaves an entry behind each time it is polled, so it is polled only when the timer is set
-// and when the task has another waker. Whether the timer has expired is read from the clock.
+// Each poll of a clock's sleep leaves an entry behind, so the sleep is polled only when the timer
+// is set or the task has a new waker. The timer's expiry is read from the clock.
 
 pub(crate) struct Timer {
     clock: Arc<dyn Clock>,
@@ -279,8 +283,8 @@ impl Timer {
         }
     }
 
-    /// Ready once the timer has expired, by the clock or by `now`, and until it is set again. The clock may
-    /// be ahead of `now`: a task that decides by `now` wakes itself once more.
+    /// Ready once the timer has expired, by the clock or by `now`, and until it is set again. The
+    /// clock may be ahead of `now`: a task that decides by `now` wakes itself again.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>, now: Timestamp) -> Poll<()> {
         if now >= self.at {
             return Poll::Ready(());

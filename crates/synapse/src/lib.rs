@@ -1,21 +1,24 @@
 //! Synapse: the storage contract of the crate [`blocker`] over a network.
 //!
 //! - [`Server`] serves any [`blocker::Blocker`] over TCP and unix sockets, with its control plane.
-//! - [`SynapseBlocker`] is the client: a remote server's backend as a [`blocker::Blocker`] of this process.
-//! - [`codec`] is the protocol between them, as pure functions; `docs/synapse-protocol.md` specifies it.
+//! - [`SynapseBlocker`] is the client: a remote server's backend as a [`blocker::Blocker`] of this
+//!   process.
+//! - [`codec`] is the protocol between them, as pure functions; `docs/synapse-protocol.md`
+//!   specifies it.
 //!
 //! So layers stack across machines as they do within one: cache, synapse, network, cache, store.
 //!
 //! # What it guarantees
 //!
-//! - A change is executed at most once, even if its connection breaks and it is sent again: a session
-//!   outlives its connections, and the server remembers the outcome of the last request in each of its slots.
-//! - A flush that succeeds covers everything that was acknowledged before, even across a restart of the
-//!   server: otherwise it fails with `WritesLost`.
+//! - A change is executed at most once, even if its connection breaks and it is sent again: a
+//!   session outlives its connections, and the server remembers the outcome of the last request in
+//!   each of its slots.
+//! - A flush that succeeds covers everything that was acknowledged before, even across a restart of
+//!   the server: otherwise it fails with `WritesLost`.
 //! - Memory is bounded on both sides: a server grants every client a number of requests and bytes.
 //! - Client and server prove to each other that they know a shared [`Secret`].
 //!
-//! What it leaves out: encryption and permissions, for which the handshake has reserved fields.
+//! Not included: encryption and permissions, for which the handshake has reserved fields.
 //!
 //! # Example
 //!

@@ -30,57 +30,60 @@ use connection::SettingError;
 pub struct ClientConfig {
     /// The server's address.
     pub address: Address,
-    /// Opens the streams to the server. With it the address is only a name in logs and errors.
+    /// Opens the streams to the server. If set, the address is only a name in logs and errors.
     pub connector: Option<Connector>,
-    /// The secret that server and client share. With it, a server that cannot prove that it knows the secret
-    /// is refused.
+    /// The secret that server and client share. If set, a server that cannot prove its knowledge of
+    /// the secret is refused.
     pub secret: Option<Secret>,
     /// The number of connections, 1 to 64. 2 unless set.
     pub connections: u16,
-    /// The number of requests per connection that may be outstanding, as far as the server grants it; 1 to 65
-    /// 536. 64 unless set.
+    /// The largest number of outstanding requests per connection, if the server grants it; 1 to
+    /// 65 536. 64 unless set.
     pub slots: u32,
-    /// The bytes of requests and answers per connection that may be outstanding, as far as the server grants
-    /// them. 32 MiB unless set.
+    /// The largest number of outstanding bytes of requests and answers per connection, if the
+    /// server grants it. 32 MiB unless set.
     pub bytes: u64,
-    /// The number of calls per connection that may wait for a slot; one more fails with `Retryable`. 65 536
-    /// unless set.
+    /// The largest number of calls per connection that wait for a slot; further calls fail with
+    /// `Retryable`. 65 536 unless set.
     pub waiting_max: usize,
     /// Protects payloads by a CRC-32, in both directions.
     pub payload_crc: bool,
-    /// The most time for connecting and the handshake. 5 s unless set.
+    /// The time limit for connecting and the handshake. 5 s unless set.
     pub connect_timeout: Duration,
     /// The silence of the server after which a ping is sent. 5 s unless set.
     pub keep_alive: Duration,
     /// The silence after which the server counts as dead, and the client connects again. 15 s unless set.
     pub peer_timeout: Duration,
-    /// The first pause between two attempts to connect; each is twice the one before. 10 ms unless set.
+    /// The first pause between two attempts to connect; each further pause is doubled. 10 ms unless
+    /// set.
     pub backoff_min: Duration,
     /// The longest pause between two attempts to connect. 2 s unless set.
     pub backoff_max: Duration,
-    /// The most time that requests wait for a connection before they fail. 30 s unless set.
+    /// The longest time that requests wait for a connection before they fail. 30 s unless set.
     pub reconnect_timeout: Duration,
-    /// The most time for a call without a deadline of its own. `None`: no limit.
+    /// The time limit of a call without a deadline of its own. `None`: no limit.
     pub call_timeout: Option<Duration>,
     /// The name of this client in the server's log.
     pub name: String,
     /// The name of the secret, for a server with several; empty for a server with one.
     pub key: String,
-    /// Whether this client belongs to a server, which keeps [its record](crate::NodeRecord) in the store that it is
-    /// connected to. Only then the server lets it use [reserved namespaces](blocker::Namespace::is_reserved).
+    /// Whether this client belongs to a server, which keeps [its record](crate::NodeRecord) in the
+    /// store that it connects to. Only such clients may use [reserved
+    /// namespaces](blocker::Namespace::is_reserved).
     pub is_server: bool,
     /// The bytes of buffers for large payloads that are kept for reuse. 32 MiB unless set.
     pub payload_pool_bytes_max: usize,
-    /// Makes a span of each call that is [traced](blocker::Call::trace), from the call to its answer.
+    /// Records a span for each call that is [traced](blocker::Call::trace), from the call to its
+    /// answer.
     pub tracer: Option<Tracer>,
     /// The clock of deadlines and timeouts.
     pub clock: Arc<dyn Clock>,
-    /// The seed of the session's id and of the pauses' spread, so that a test run can be repeated. `None`:
+    /// The seed of the session's id and of the pauses' random part, for repeatable tests. `None`:
     /// random bytes of the operating system. Two clients with one seed take each other's sessions.
     #[doc(hidden)]
     pub seed: Option<u64>,
-    /// Sends changes again even if the server has forgotten whether they were executed: for tests that show that their
-    /// checks notice. Without effect in a release build.
+    /// Resends changes even if the server has forgotten whether they were executed, so that tests
+    /// can show that their checks detect that. Without effect in a release build.
     #[doc(hidden)]
     pub guesses_outcomes: bool,
 }
@@ -116,10 +119,10 @@ impl ClientConfig {
         }
     }
 
-    /// Checks that the settings are within their ranges and fit together.
+    /// Checks that the settings are within their ranges and consistent.
     ///
     /// # Errors
-    /// The first setting that does not, and what would be right.
+    /// The first wrong setting, and the valid values.
     pub fn check(&self) -> Result<(), SettingError> {
         let check = SettingError::check;
         check(!(1..=64).contains(&self.connections), "connections", "must be 1 to 64")?;

@@ -1,4 +1,4 @@
-//! A new connection: the handshake, and whether the server that answered may be accepted in the place of the last one.
+//! A new connection: the handshake, and the decision whether the server may replace the last one.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -168,7 +168,7 @@ fn decode(head: &Head<'_>, payload: &[u8]) -> Result<HandshakeReply, Error> {
     }
 }
 
-/// Names the server in an error. Every error but `Denied` is `Retryable`: a failed attempt.
+/// Names the server in an error. Every error except `Denied` becomes `Retryable`: a failed attempt.
 fn with_address(config: &ClientConfig, error: Error) -> Error {
     match error {
         Error::Denied(text) => Error::Denied(format!("{}: {text}", config.address).into()),
@@ -196,7 +196,7 @@ impl Shared {
         }
         self.features.store(welcome.features.0, Ordering::Relaxed);
         if self.unflushed.connected_to(welcome.instance, &welcome.closed) {
-            // The other lanes may still hold connections to the old instance.
+            // Other lanes may still have connections to the old instance.
             tracing::info!(server = %self.config.address, name = welcome.server_name, "the server has restarted");
             self.lanes().iter().for_each(|lane| lane.wake());
         }
@@ -223,19 +223,19 @@ impl Shared {
         }
     }
 
-    /// Notes that a lane has none any more.
+    /// Notes that a lane has lost its connection.
     pub(super) fn lane_down(&self, why: &Error) {
         if self.lanes_up.fetch_sub(1, Ordering::AcqRel) == 1 && !self.is_away.swap(true, Ordering::AcqRel) {
             tracing::warn!(server = %self.config.address, cause = %why, "the server is away, and is tried again");
         }
     }
 
-    /// Checks that the server still serves the store of the first connection, and still promises what it
-    /// promised then. Limits may change; a request beyond the new ones is refused when it is made. Returns whether it serves
-    /// a new store in place of one that it had in memory, which no restart survives.
+    /// Checks that the server still serves the store of the first connection, with at least the
+    /// same promises. Limits may change; requests beyond the new limits are refused. Returns
+    /// whether the server has replaced a store in memory, which no restart survives, by a new one.
     ///
     /// # Errors
-    /// One line: what differs, and what would be right.
+    /// One line: what differs, and what the client expects.
     fn check_store(&self, welcome: &Welcome) -> Result<bool, String> {
         let now = &welcome.capabilities;
         let is_in_memory = |can: &Capabilities| can.survives == Survives::Nothing;
@@ -267,7 +267,7 @@ impl Shared {
         }
     }
 
-    /// Whether `instance` is the one that the client connected to last.
+    /// Returns whether `instance` is the one that the client connected to last.
     pub(super) fn is_current(&self, instance: InstanceId) -> bool {
         *self.instance.lock() == Some(instance)
     }
@@ -276,7 +276,7 @@ impl Shared {
         self.core.get().and_then(Weak::upgrade).map_or_else(Vec::new, |core: Arc<Core>| core.lanes.clone())
     }
 
-    /// Records a change that the server has acknowledged and would lose by a crash.
+    /// Records an acknowledged change that a crash of the server would lose.
     pub(super) fn record(&self, instance: InstanceId, request: &Request, outcome: &Outcome) {
         let Outcome::Answered(answer) = outcome else { return };
         let (Answer::Change(_) | Answer::Delete(_) | Answer::Invalidate(_)) = answer else { return };
@@ -290,7 +290,7 @@ impl Shared {
         };
         let Some((object, domain)) = changed(request) else { return };
         if matches!(request.op(), Op::WriteFull | Op::Delete | Op::Copy) {
-            // The new content repairs what was lost of the object.
+            // The new content repairs the object's loss.
             self.unflushed.clear(&Scope::Object(object.clone()));
         }
         if durability == Durability::Cached {
@@ -299,8 +299,8 @@ impl Shared {
     }
 }
 
-/// Returns a promise of `before` that `now` lacks, if there is one. Sizes and numbers are no promises: a
-/// request beyond them is refused.
+/// Returns a promise of `before` that `now` lacks, if there is one. Sizes and numbers are not
+/// promises: requests beyond them are refused.
 fn lost_promise(before: &Capabilities, now: &Capabilities) -> Option<&'static str> {
     let largest = now.object_bytes_max.min(now.request_bytes_max);
     let is_lost = [

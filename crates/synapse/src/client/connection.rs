@@ -1,4 +1,5 @@
-//! A lane's task: one connection after the other, what it sends and receives, and the deadlines of its requests.
+//! A lane's task: its successive connections, sending and receiving, and the deadlines of its
+//! requests.
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -25,7 +26,7 @@ const ROUNDS_MAX: u32 = 8;
 pub(super) enum End {
     /// The client is closed.
     Closed,
-    /// It broke, or the server broke the protocol.
+    /// The connection broke, or the server violated the protocol.
     Broken(Error),
 }
 
@@ -36,21 +37,21 @@ pub(super) struct Connection<'a> {
     stream: Stream,
     input: Input,
     output: Output,
-    /// Nothing can be sent any more.
+    /// The error after which nothing more can be sent.
     write_failure: Option<io::Error>,
     names: Names,
     instance: InstanceId,
     has_crc: bool,
-    /// After this time without a byte from the server a ping is sent.
+    /// The time without a byte from the server after which a ping is sent.
     keep_alive: Duration,
     timer: Timer,
     pinged_at: Timestamp,
-    /// The number of bytes sent up to the end of the first ping since the server sent something; 0: no ping
-    /// was sent.
+    /// The number of bytes sent up to the end of the first ping since the server last sent
+    /// something; 0 if no ping was sent.
     ping_end: u64,
-    /// The number of bytes that the server had received when that was last read from the system.
+    /// The number of bytes received by the server, as last reported by the system.
     received_bytes: u64,
-    /// When bytes before the end of that ping last advanced towards the server.
+    /// When the server last received bytes from before the end of that ping.
     progressed_at: Timestamp,
 }
 
@@ -59,10 +60,11 @@ impl<'a> Connection<'a> {
         let Connected { stream, mut input, output, welcome } = connected;
         let now = shared.config.clock.now();
         input.received_at = now;
-        // The server closes a connection that is silent for too long, too.
+        // The server also closes a connection that is silent for too long.
         let server = Duration::from_millis(welcome.peer_timeout_ms.into());
         let keep_alive = shared.config.keep_alive.min(server / 3).max(Duration::from_millis(1));
-        // Of the time of the welcome, as all else: the clock may have advanced since.
+        // Started at the time of the welcome, like all other times: the clock may have advanced
+        // since.
         let mut timer = Timer::after(Arc::clone(&shared.config.clock), keep_alive);
         timer.set(now + keep_alive);
         let resent = lane.connected(&welcome);
@@ -99,24 +101,27 @@ impl<'a> Connection<'a> {
         self.poll_keep_alive(now, cx)
     }
 
-    /// Pending when nothing is left to do; ready when there may be more to do, or at the end.
+    /// Pending when there is nothing to do; ready when there may be more to do, or at the end.
     fn poll_rounds(&mut self, now: Timestamp, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
         for _ in 0..ROUNDS_MAX {
             if self.lane.register(cx.waker()) {
                 return Poll::Ready(Err(End::Closed));
             }
-            // Another lane has connected to the next server. Answers of this one may have arrived before it ended.
+            // Another lane has connected to the next instance. Answers of this one may have arrived
+            // before it ended.
             let is_over = !self.shared.is_current(self.instance);
             while !is_over && self.write_failure.is_none() {
                 let has_more = self.lane.fill(&mut self.output, now, self.has_crc);
                 let before = self.output.written_bytes();
                 let flushed = self.output.poll_flush(cx, &mut self.stream);
                 if before < self.ping_end && self.output.written_bytes() > before {
-                    // The server cannot answer yet: it still receives what was sent before the ping.
+                    // The server cannot answer yet: it is still receiving data sent before the
+                    // ping.
                     self.progressed_at = now;
                 }
                 match flushed {
-                    // The server has closed the connection; its last answers and its goodbye may have arrived before.
+                    // The server has closed the connection; its last answers and its goodbye may
+                    // have arrived earlier.
                     Poll::Ready(Err(error)) => self.write_failure = Some(error),
                     Poll::Ready(Ok(())) if has_more => {}
                     _ => break,
@@ -140,7 +145,8 @@ impl<'a> Connection<'a> {
             self.input.received_at = now;
             self.ping_end = 0;
             if self.handle_frames()? {
-                // Their callers are likely to send more, which the server can begin while this task reads on.
+                // The callers are likely to send more requests, which the server can begin while
+                // this task reads on.
                 break;
             }
         }
@@ -179,8 +185,8 @@ impl<'a> Connection<'a> {
         Poll::Pending
     }
 
-    /// Records whether the server still receives what was sent before the ping: as long as it does, it is
-    /// alive. What comes after the ping proves nothing, because the system receives that without the server.
+    /// Records whether the server is still receiving data sent before the ping, which proves that
+    /// it is alive. Later data prove nothing, because the system receives them without the server.
     fn record_progress(&mut self, now: Timestamp) {
         if self.ping_end == 0 {
             return;
@@ -193,7 +199,7 @@ impl<'a> Connection<'a> {
         self.received_bytes = received;
     }
 
-    /// Handles every frame that is complete. Returns whether there were answers among them.
+    /// Handles all complete frames. Returns whether there were answers among them.
     fn handle_frames(&mut self) -> Result<bool, End> {
         let address = &self.shared.config.address;
         let broken = |error: &dyn std::fmt::Display| {
@@ -225,7 +231,7 @@ impl<'a> Connection<'a> {
                 Op::Credit if !header.flags.has(Flags::REPLY) => {
                     let bytes = header.length;
                     self.lane.granted(bytes);
-                    // Everything sent under the last grant precedes this frame.
+                    // All data sent under the old grant precede this frame.
                     self.output.push(|out| {
                         codec::encode_credit(out, bytes, true);
                         Segments::new()
@@ -276,10 +282,11 @@ impl<'a> Connection<'a> {
     }
 }
 
-/// Has the task polled again after other tasks. A task that merely wakes itself runs before the future that
-/// the runtime blocks on, which may be a caller.
+/// Makes the runtime poll this task again after other tasks. A task that only wakes itself runs
+/// before the future that the runtime blocks on, which may be a caller.
 fn yield_to_callers(cx: &mut Context<'_>) {
-    // Pending at its first poll, and then woken; ready only where the runtime's budget demands it.
+    // The first poll is pending and wakes the task; it is ready only if the runtime's budget is
+    // used up.
     if pin!(tokio::task::yield_now()).as_mut().poll(cx).is_ready() {
         cx.waker().wake_by_ref();
     }
@@ -299,13 +306,13 @@ impl Deadlines {
         Self { timer, shared: Arc::clone(shared) }
     }
 
-    /// Fails the calls whose deadline has passed, and has the task polled again at the next one.
+    /// Fails the calls whose deadline has passed, and schedules the task for the next deadline.
     pub(super) fn poll(&mut self, lane: &Lane, now: Timestamp, cx: &mut Context<'_>) {
         let (due, expired_count) = lane.expire(now);
         self.shared.counters.late.add(expired_count);
         self.timer.set(due);
         if self.timer.poll(cx, now).is_ready() {
-            // It came due after the calls were looked at.
+            // The timer expired after the calls were checked.
             cx.waker().wake_by_ref();
         }
     }
@@ -376,8 +383,8 @@ async fn serve(lane: &Lane, shared: &Arc<Shared>, first: Option<Connected>) {
     }
 }
 
-/// Returns the pause before the next attempt: doubled each time up to the longest, and drawn from its upper
-/// half, so that the clients of a server that comes back do not connect all at once.
+/// Returns the pause before the next attempt: it doubles up to the longest, and is drawn from its
+/// upper half, so that the clients of a restarted server do not connect all at once.
 fn backoff(shared: &Shared, failures: u32) -> Duration {
     let config = &shared.config;
     let full = config.backoff_min.saturating_mul(1_u32.checked_shl(failures).unwrap_or(u32::MAX));

@@ -1,8 +1,8 @@
 //! A lane: one connection to the server at a time, and the requests that belong to it.
 //!
-//! A request takes a slot, and with it an id. It keeps both when the connection breaks and it is sent again
-//! on the next one: by them the server recognises it. A slot is free again only when the server has answered,
-//! or has forgotten the session.
+//! A request takes a slot, and with it an id. It keeps both when it is resent on the next
+//! connection, so that the server recognises it. A slot is free again only when the server has
+//! answered, or has forgotten the session.
 //!
 //! ```text
 //!         submit            sent              answered            collected
@@ -32,45 +32,46 @@ use connection::Output;
 
 use state::{Slot, SlotState, State, Waiter};
 
-/// With this many bytes to send, some are sent before more requests are encoded: the server works on the
-/// first requests while this side encodes the next.
+/// With this many bytes to send, some are sent before more requests are encoded, so that the server
+/// works on the first requests while this side encodes the next.
 const SEND_BYTES: usize = 32 * 1024;
 
 pub(super) struct Lane {
     pub(super) index: u16,
     config: ClientConfig,
-    /// The number of requests, those that wait for a slot included; by it a lane is chosen for a call.
+    /// The number of requests, including those that wait for a slot; calls choose a lane by it.
     load: AtomicU32,
     is_up: AtomicBool,
     ended: Notify,
     state: Mutex<State>,
 }
 
-/// What a request gets from [`Lane::submit`].
+/// The result of [`Lane::submit`].
 pub(super) enum Submitted {
     /// A slot.
     Queued(RequestId),
-    /// A place in the queue for slots: its ticket.
+    /// A position in the queue for slots: its ticket.
     Waits(u64),
-    /// An error: it is not sent.
+    /// An error: the request is not sent.
     Failed(Error),
 }
 
-/// What happened to the requests that were outstanding when a connection broke.
+/// What happened to outstanding requests after a connection broke.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Resent {
-    /// The number of requests that are sent again.
+    /// The number of requests that are resent.
     pub(super) count: u64,
-    /// The number of requests that must not be sent again, and will not be answered.
+    /// The number of requests that must not be resent, and will not be answered.
     pub(super) lost_count: u64,
 }
 
-/// The part of the time that is left which the way of the answer may take, and the most that it may.
+/// The share of the remaining time that is reserved for the answer's transit, and the most of it.
 const ANSWER_SHARE: u32 = 8;
 const ANSWER_TIME_MAX: Duration = Duration::from_millis(250);
 
-/// Returns the deadline that the server is told, also of a call that has none but the client's: what the server knows
-/// at it, such as why something is not stored, reaches the caller before its own.
+/// Returns the deadline for the server, also for a call with only the client's time limit. It is
+/// earlier than the caller's, so that the server's last answer (such as why data are not stored)
+/// still reaches the caller in time.
 fn server_deadline(now: Timestamp, deadline: Timestamp) -> Option<Timestamp> {
     let left = deadline.since(now);
     (deadline != NEVER).then(|| now + (left - (left / ANSWER_SHARE).min(ANSWER_TIME_MAX)))
@@ -121,8 +122,8 @@ impl Lane {
 
     // ---- callers
 
-    /// Moves a request into a slot, or returns a ticket to wait for one. A request that comes with its ticket
-    /// keeps its place in the queue.
+    /// Moves a request into a slot, or returns a ticket to wait for one. A request with a ticket
+    /// keeps its position in the queue.
     ///
     /// # Panics
     /// If `request` is `None`.
@@ -138,7 +139,7 @@ impl Lane {
             _ => NEVER,
         });
         let mut state = self.state.lock();
-        // A request that has waited keeps the deadline that it came with.
+        // A request that has waited keeps its original deadline.
         let waits_until = ticket.and_then(|ticket| state.waiting.get(&ticket)).map(|waiter| waiter.deadline);
         let deadline = waits_until.unwrap_or(deadline);
         let (limits, features) = (state.limits, state.features);
@@ -195,7 +196,7 @@ impl Lane {
         Submitted::Queued(id)
     }
 
-    /// Returns the outcome of a request, and frees its slot; until there is one the caller's waker is kept.
+    /// Returns the outcome of a request, and frees its slot; until then keeps the caller's waker.
     pub(super) fn poll(&self, id: RequestId, cx: &Context<'_>) -> Poll<Result<Outcome, Error>> {
         let mut state = self.state.lock();
         let slot = &mut state.slots[id.slot as usize];
@@ -217,7 +218,7 @@ impl Lane {
         Poll::Ready(outcome)
     }
 
-    /// Called when the caller of a request has dropped it.
+    /// Called when a caller drops its request.
     pub(super) fn abandon(&self, id: RequestId) {
         let mut state = self.state.lock();
         let request = state.slots[id.slot as usize].request.take();
@@ -226,11 +227,11 @@ impl Lane {
         drop(state);
         self.load.fetch_sub(1, Ordering::Relaxed);
         task.into_iter().for_each(Waker::wake);
-        // What they hold is dropped outside of the lock.
+        // Request and outcome are dropped outside the lock.
         drop((request, outcome));
     }
 
-    /// Called when a request that waits with this ticket was dropped.
+    /// Called when a request that waits with this ticket is dropped.
     pub(super) fn cancel_wait(&self, ticket: u64) {
         let next = {
             let mut state = self.state.lock();
@@ -241,7 +242,7 @@ impl Lane {
         next.into_iter().for_each(Waker::wake);
     }
 
-    /// Has the lane's task close the connection and end.
+    /// Makes the lane's task close the connection and end.
     pub(super) fn close(&self) {
         let task = {
             let mut state = self.state.lock();
@@ -259,7 +260,7 @@ impl Lane {
 
     // ---- the lane's task
 
-    /// Has `waker` woken from now on. Returns whether the client is closed.
+    /// Registers the waker to wake from now on. Returns whether the client is closed.
     pub(super) fn register(&self, waker: &Waker) -> bool {
         let mut state = self.state.lock();
         state.is_signalled = false;
@@ -269,7 +270,7 @@ impl Lane {
         state.is_closed
     }
 
-    /// Called when there is a connection. Requests that were sent on the last one are sent again where that
+    /// Called with a new connection. Requests that were sent on the last one are resent where that
     /// is safe.
     pub(super) fn connected(&self, welcome: &Welcome) -> Resent {
         let credits = welcome.credits;
@@ -281,8 +282,8 @@ impl Lane {
             state.can_request_credit = welcome.features.has(Features::CREDIT);
             (state.requested_bytes, state.sent_bytes) = (0, 0);
             (state.limits, state.features) = (welcome.capabilities, welcome.features);
-            // The name alone proves nothing: the server may know it from a handshake whose welcome was lost,
-            // and may have begun the session then.
+            // The flag alone proves nothing: the server may know the session from a handshake whose
+            // welcome was lost, and may have begun it then.
             let is_resumed = welcome.is_resumed && state.generation == Some(welcome.generation);
             state.generation = Some(welcome.generation);
             state.down = None;
@@ -295,7 +296,7 @@ impl Lane {
                 let is_remembered = is_resumed && is_granted;
                 state.reconnect(index, is_remembered, is_granted, guesses, &mut wakers, &mut resent);
             }
-            // Requests that were sent before go ahead of those that were not.
+            // Resent requests precede requests that were not sent yet.
             state.queue.extend(older);
             // Low slots are used first.
             state.free.reverse();
@@ -306,7 +307,7 @@ impl Lane {
         resent
     }
 
-    /// Called when there is no connection any more, with the cause.
+    /// Called when the connection is lost, with the cause.
     pub(super) fn disconnected(&self, now: Timestamp, why: Error) {
         self.is_up.store(false, Ordering::Relaxed);
         let is_denied = matches!(why, Error::Denied(_));
@@ -322,14 +323,14 @@ impl Lane {
         }
     }
 
-    /// Called when the server has said that it ends in order, behind its last answer. Returns how many requests wait to
-    /// be sent again because it has not begun them.
+    /// Called when the server has announced its shutdown, after its last answer. Returns how many
+    /// requests wait to be resent because the server has not begun them.
     pub(super) fn take_back_unexecuted(&self) -> u64 {
         self.state.lock().take_back_unexecuted()
     }
 
-    /// Encodes requests, as far as the credit reaches and until there is enough to send. Returns whether
-    /// there are more.
+    /// Encodes requests while there is credit, until there is enough to send. Returns whether there
+    /// are more.
     pub(super) fn fill(&self, output: &mut Output, now: Timestamp, has_crc: bool) -> bool {
         let mut state = self.state.lock();
         let state = &mut *state;
@@ -350,7 +351,7 @@ impl Lane {
             {
                 let needed_bytes = slot.cost_bytes;
                 if state.can_request_credit && needed_bytes > state.credits.bytes {
-                    // Larger than the whole grant: more must be granted first.
+                    // The request costs more than the whole grant, which must grow first.
                     if state.requested_bytes < needed_bytes {
                         state.requested_bytes = needed_bytes;
                         output.push(|out| {
@@ -376,19 +377,19 @@ impl Lane {
         false
     }
 
-    /// Called when the server grants `bytes` from now on.
+    /// Called when the server has changed the grant to `bytes`.
     pub(super) fn granted(&self, bytes: u64) {
         let mut state = self.state.lock();
         state.credits.bytes = bytes;
-        // If that is not enough, more is requested again.
+        // If that is not enough, another request follows.
         state.requested_bytes = 0;
     }
 
-    /// Called when an answer has arrived. `decode` returns its outcome and `record` receives it with its
-    /// request, both only if the caller still waits.
+    /// Called when an answer has arrived. If the caller still waits, `decode` returns the outcome,
+    /// and `record` receives it with the request.
     ///
     /// # Errors
-    /// What is wrong with it: close the connection.
+    /// The answer is invalid: close the connection.
     pub(super) fn answered(
         &self,
         id: RequestId,
@@ -422,10 +423,10 @@ impl Lane {
                 let waker = slot.waker.take();
                 drop(state);
                 waker.into_iter().for_each(Waker::wake);
-                // The payload is dropped outside of the lock.
+                // The payload is dropped outside the lock.
                 drop(request);
             }
-            // The caller has an outcome already: its deadline had passed.
+            // The deadline had passed, so the caller already has an outcome.
             SlotState::Done => {}
             SlotState::Abandoned => {
                 slot.state = SlotState::Free;
@@ -440,7 +441,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Called when the server has cancelled a request on demand.
+    /// Called when the server confirms a cancellation.
     ///
     /// # Errors
     /// As [`Self::answered`].
@@ -532,7 +533,7 @@ impl Lane {
     }
 }
 
-// ---- What a call returns whose answer does not arrive.
+// ---- The results of calls without an answer.
 
 /// Returns the error of a request whose deadline passes after it was sent.
 pub(super) fn deadline_error(op: Op) -> Error {
@@ -557,7 +558,7 @@ pub(super) fn lost_error(op: Op) -> Error {
     }
 }
 
-/// Returns the error of a request that was not sent because there is no connection.
+/// Returns the error of a request that was not sent for lack of a connection.
 pub(super) fn unreachable_error(why: &Error) -> Error {
     match why {
         Error::Denied(_) => why.clone(),
@@ -566,7 +567,7 @@ pub(super) fn unreachable_error(why: &Error) -> Error {
     }
 }
 
-/// Returns the error of a request whose answer arrived with a damaged payload: only its head can be trusted.
+/// Returns the error of a request whose answer has a damaged payload: only its head is valid.
 pub(super) fn damaged_error(op: Op) -> Error {
     match op.kind() {
         Kind::Change => Error::OutcomeUnknown("the answer was damaged on the way".into()),

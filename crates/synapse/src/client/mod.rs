@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! call ──► slot of a lane ──► lane's task ⇄ connection ⇄ server
-//!   ▲                              │ broken: connect again, send again what may be sent again
+//!   ▲                              │ broken: reconnect, resend what may be resent
 //!   └────────── answer ◄───────────┘
 //! ```
 
@@ -49,40 +49,41 @@ use unflushed::Unflushed;
 ///
 /// Beyond the contract of [`blocker::Blocker`]:
 ///
-/// - A request that was sent when its connection broke is sent again; the server recognises it and executes
-///   it at most once. If the server has restarted meanwhile, or has forgotten the session, a change fails
-///   with `OutcomeUnknown`.
-/// - After a restart of the server, flushes that cover earlier writes acknowledged as *cached* fail with
-///   `WritesLost`, unless the instance that acknowledged them is known to have ended with everything stored.
+/// - A request whose connection breaks is resent; the server recognises it and executes it at most
+///   once. If the server has restarted meanwhile, or has forgotten the session, a change fails with
+///   `OutcomeUnknown`.
+/// - After a restart of the server, flushes that cover earlier writes acknowledged as *cached* fail
+///   with `WritesLost`, unless the acknowledging instance is known to have stored everything before
+///   it ended.
 /// - When the server comes back with other limits, the client follows them;
-///   [`capabilities`](blocker::Blocker::capabilities) returns the newest ones. A server that promises less
-///   than before, or that serves another store, is refused with `Retryable`.
-/// - Without a connection requests wait, at most for [`ClientConfig::reconnect_timeout`], and then fail with
-///   `Retryable` (those that had been sent: as if their answer were lost).
-/// - Dropping a reply cancels the request at the server; its slot is free again when the server has answered
-///   that.
+///   [`capabilities`](blocker::Blocker::capabilities) returns the newest ones. A server that
+///   promises less than before, or that serves another store, is refused with `Retryable`.
+/// - Without a connection requests wait, at most for [`ClientConfig::reconnect_timeout`], and then
+///   fail with `Retryable` (or, if they had been sent, as if their answer were lost).
+/// - Dropping a reply cancels the request at the server; its slot is free again when the server has
+///   answered the cancellation.
 ///
-/// Calls may be made from any thread and any executor. Cloning is cheap and returns another handle of the
-/// same connections, which are closed when the last handle and the last reply are dropped.
+/// Calls may be made from any thread and any executor. Cloning is cheap and returns another handle
+/// of the same connections, which are closed when the last handle and the last reply are dropped.
 #[derive(Clone)]
 pub struct SynapseBlocker {
     core: Arc<Core>,
 }
 
-/// What handles and calls share. The lanes end when the last of them is dropped.
+/// State shared by handles and calls. The lanes end when the last reference is dropped.
 pub(crate) struct Core {
     config: ClientConfig,
     lanes: Vec<Arc<Lane>>,
     shared: Arc<Shared>,
 }
 
-/// What lanes share.
+/// State shared by lanes.
 pub(crate) struct Shared {
     config: ClientConfig,
-    /// The secret of connections that are made from now on.
+    /// The secret for new connections.
     secret: Mutex<Option<Secret>>,
     client: [u8; 16],
-    /// The server's, as of the last welcome.
+    /// The server's capabilities, from the last welcome.
     capabilities: RwLock<Capabilities>,
     /// The identity of the store that the server serves, once it is known.
     store: Mutex<Option<StoreId>>,
@@ -92,9 +93,9 @@ pub(crate) struct Shared {
     /// The features of the last welcome.
     features: AtomicU64,
     unflushed: Unflushed,
-    /// The lanes with a connection.
+    /// The number of lanes with a connection.
     lanes_up: AtomicU32,
-    /// Whether the log has a line that there is none.
+    /// Whether the loss of all connections has been logged.
     is_away: AtomicBool,
     instance: Mutex<Option<InstanceId>>,
     core: OnceLock<Weak<Core>>,
@@ -102,7 +103,7 @@ pub(crate) struct Shared {
 }
 
 counters! {
-    /// What a client counts on its side of the wire.
+    /// The client's counters.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub struct ClientCounters<C = u64> {
         /// Connections to the server, the first ones included.
@@ -118,13 +119,12 @@ counters! {
     }
 }
 
-/// Changes the secret of a client. It does not keep the client open.
+/// Changes the secret of a client. The handle does not keep the client open.
 #[derive(Clone)]
 pub struct SecretHandle(Weak<Shared>);
 
 impl SecretHandle {
-    /// Replaces [`ClientConfig::secret`] for the connections that are made from now on; those that are open
-    /// stay open. Does nothing once the client is closed.
+    /// Changes the secret of a client. The handle does not keep the client open.
     pub fn set(&self, secret: Option<Secret>) {
         if let Some(shared) = self.0.upgrade() {
             *shared.secret.lock() = secret;
@@ -184,13 +184,13 @@ impl SynapseBlocker {
         Ok(Self { core })
     }
 
-    /// Returns the means of changing the secret.
+    /// Returns a handle to change the secret.
     #[must_use]
     pub fn secret(&self) -> SecretHandle {
         SecretHandle(Arc::downgrade(&self.core.shared))
     }
 
-    /// Returns what this client has counted. As metrics these are part of
+    /// Returns this client's counters. As metrics they are part of
     /// [`Control::metrics`](blocker::Control::metrics).
     #[must_use]
     pub fn counters(&self) -> ClientCounters {
@@ -218,7 +218,7 @@ impl SynapseBlocker {
             runtime.block_on(async move {
                 let client = Self::connect(config).await;
                 let core = client.as_ref().ok().map(|client| Arc::downgrade(&client.core));
-                // If the caller has gone, the client is dropped with the message.
+                // If the caller has gone, dropping the message drops the client.
                 let _ = connected.send(client);
                 if let Some(core) = core {
                     all_ended(&core).await;
@@ -239,7 +239,7 @@ async fn all_ended(core: &Weak<Core>) {
 }
 
 impl Core {
-    /// Returns the lane with the fewest requests, among those that are connected if there are any.
+    /// Returns the lane with the fewest requests, preferring connected ones.
     fn choose_lane(&self) -> usize {
         let load = |lane: &Lane| (!lane.is_up(), lane.load());
         let least = self.lanes.iter().enumerate().min_by_key(|(_, lane)| load(lane));

@@ -137,7 +137,7 @@ impl Blocker for SynapseBlocker {
         });
         Reply::pending(async move {
             let reply = call.await?;
-            // What is only cached does not survive the server's crash.
+            // A change that is only *cached* does not survive a crash of the server.
             if reply.durability > Durability::Cached {
                 shared.unflushed.flushed(&scope, begun)?;
             }
@@ -160,7 +160,7 @@ impl Blocker for SynapseBlocker {
         self
     }
 
-    /// Events of the time without a connection are missed; [`Event::Missed`] reports that.
+    /// Events are missed while there is no connection; [`Event::Missed`] reports that.
     fn subscribe(&self) -> Subscription {
         self.core.shared.events.subscribe()
     }
@@ -168,15 +168,15 @@ impl Blocker for SynapseBlocker {
 
 // ---- One call: a future that takes a slot, waits for the answer, and cancels the request when it is dropped.
 
-/// A call that returns a `T`. Nothing happens before it is polled.
+/// A call that returns a `T`. It does nothing before it is polled.
 pub(super) struct Call<T> {
     core: Arc<Core>,
     /// The request, until it is moved into a slot.
     request: Option<Request>,
     place: Place,
-    /// Returns the reply in an answer, if it is of the right operation.
+    /// Returns the reply from an answer, if the answer is of the right operation.
     take: fn(Answer) -> Option<T>,
-    /// From its making to its answer, if it is traced.
+    /// The span from the call to its answer, if the call is traced.
     span: Option<Span>,
 }
 
@@ -243,7 +243,7 @@ impl<T> Call<T> {
                 (self.take)(answer).ok_or_else(wrong)
             }
             Outcome::Failed(error) => Err(error),
-            // Only a dropped call is cancelled, and then its outcome is not collected.
+            // Only a dropped call is cancelled, and its outcome is not collected.
             Outcome::Cancelled => Err(Error::OutcomeUnknown("the server has cancelled the request".into())),
         }
     }
@@ -288,15 +288,16 @@ impl<T> Drop for Call<T> {
 
 // ---- `impl Control for SynapseBlocker`: the server's control plane, as this process's.
 
-/// The most samples that are fetched of a server's metrics.
+/// The most metric samples that are fetched from a server.
 const SAMPLES_MAX: u64 = 65_536;
 
-/// The control plane of the server. Its metrics come with those of this client, which carry the label
+/// The server's control plane. Its metrics come with this client's own, which have the label
 /// `server`.
 ///
-/// A server without typed metrics returns names and numbers; they become gauges without help texts. One that
-/// cannot list losses makes [`losses`](Control::losses) fail with `Unsupported`, as one that does not know the
-/// state of namespaces does with what concerns them. To change or remove them a server may refuse with `Denied`.
+/// A server without typed metrics returns names and numbers, which become gauges without help
+/// texts. If the server cannot list losses, [`losses`](Control::losses) fails with `Unsupported`;
+/// likewise for namespace states. A server may refuse changes and removals of namespaces with
+/// `Denied`.
 impl Control for SynapseBlocker {
     fn attach(&self, namespace: Namespace) -> Reply<Attachment> {
         send!(self, Request::Attach(namespace), Attach)
@@ -403,7 +404,7 @@ async fn untyped_metrics(core: &Arc<Core>) -> Result<Families> {
     Ok(all)
 }
 
-/// What this client counts on its side of the wire, with the server's address as the label `server`.
+/// This client's counters, with the server's address as the label `server`.
 impl Collect for SynapseBlocker {
     fn collect(&self, into: &mut Families) {
         let server = Label::from(("server", self.core.config.address.to_string()));

@@ -1,14 +1,15 @@
-//! The changes that a server has acknowledged as *cached* and has not flushed since: lost if the server
-//! crashes.
+//! Changes that a server has acknowledged as *cached* and not flushed since: a crash of the server
+//! loses them.
 //!
-//! A flush that another instance answers than the one that took the writes would report as *stored* bytes
-//! that were lost with the old instance's memory. So the client records which objects have such writes. When
-//! the instance changes they count as lost, and flushes that cover them fail with `WritesLost`, until the
-//! objects are written in full, deleted, or invalidated. Nothing is lost with an instance that is known to
-//! have ended with everything stored.
+//! If another instance than the one that took the writes answers a flush, it would report bytes as
+//! *stored* that were lost with the old instance's memory. So the client records which objects have
+//! such writes. When the instance changes they count as lost, and flushes that cover them fail with
+//! `WritesLost`, until the objects are written in full, deleted, or invalidated. Nothing is lost if
+//! the old instance is known to have stored everything before it ended.
 //!
-//! Bounded: beyond the limit the namespace with the most objects counts as a whole, until it or everything is
-//! flushed. What a flush covers is removed in small steps, so that no caller waits for all of it.
+//! The record is bounded: beyond the limit the namespace with the most objects counts as a whole,
+//! until it or everything is flushed. A flush removes its entries in small steps, so that no caller
+//! waits for all of them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,16 +20,16 @@ use parking_lot::Mutex;
 
 use crate::codec::InstanceId;
 
-/// The most objects that are recorded one by one, of dirty and of lost ones each.
+/// The most objects recorded individually, separately for dirty and lost ones.
 const OBJECTS_MAX: usize = 64 * 1024;
-/// The most namespaces that are recorded; with one more everything counts.
+/// The most recorded namespaces; beyond that, everything counts as dirty.
 const NAMESPACES_MAX: usize = 4096;
 /// The number of objects that a flush removes before the lock is released once.
 const STEP_COUNT: usize = 256;
 
 #[derive(Default)]
 pub(super) struct Unflushed {
-    /// Whether anything was ever recorded; spares the lock where everything is stored at once.
+    /// Whether anything was ever recorded; avoids the lock where everything is stored at once.
     is_any: AtomicBool,
     state: Mutex<State>,
 }
@@ -36,13 +37,13 @@ pub(super) struct Unflushed {
 #[derive(Default)]
 struct State {
     instance: Option<InstanceId>,
-    /// Instances that ended with everything stored.
+    /// Instances known to have stored everything before they ended.
     closed: Vec<InstanceId>,
-    /// Rises with each acknowledgement: separates those before a flush from those after it.
+    /// Rises with each acknowledgement, so that a flush can tell earlier from later ones.
     tick: u64,
     dirty: HashMap<Namespace, Dirty>,
     dirty_count: usize,
-    /// The last tick of changes in namespaces that are not recorded: everything counts as dirty.
+    /// The last tick of changes in unrecorded namespaces: everything counts as dirty.
     dirty_all: Option<u64>,
     lost: HashMap<Namespace, Lost>,
     lost_count: usize,
@@ -61,9 +62,10 @@ enum Domains {
 #[derive(Default)]
 struct Dirty {
     objects: HashMap<Name, (u64, Domains)>,
-    /// The same by tick, the oldest first, for flushes.
+    /// The same objects by tick, the oldest first, for flushes.
     by_tick: BTreeMap<(Domains, u64), Name>,
-    /// The last tick of a change in it, if there are too many objects to record: all of it counts.
+    /// The last tick of a change in the namespace, if it has too many objects to record: all of it
+    /// counts.
     whole: Option<u64>,
 }
 
@@ -75,9 +77,9 @@ struct Lost {
 }
 
 impl Unflushed {
-    /// Called when a connection to `instance` is accepted; `closed` are instances known to have ended with
-    /// everything stored. Returns whether it is another instance than before; then what was dirty is lost,
-    /// unless the one before is among `closed`.
+    /// Called when a connection to `instance` is accepted; `closed` are instances known to have
+    /// stored everything before they ended. Returns whether the instance has changed; then dirty
+    /// objects are lost, unless the previous instance is among `closed`.
     pub(super) fn connected_to(&self, instance: InstanceId, closed: &[InstanceId]) -> bool {
         let mut state = self.state.lock();
         state.closed.clear();
@@ -88,7 +90,7 @@ impl Unflushed {
         state.dirty_count = 0;
         if state.closed.contains(&before) {
             drop(state);
-            // All of it is stored; dropped outside of the lock.
+            // All of it is stored; dropped outside the lock.
             drop(dirty);
             return true;
         }
@@ -110,7 +112,7 @@ impl Unflushed {
         let mut state = self.state.lock();
         self.is_any.store(true, Ordering::Release);
         if state.instance != Some(instance) {
-            // An answer that was on its way when its server ended.
+            // An answer that arrives after its server has ended.
             if !state.closed.contains(&instance) {
                 state.lose(&object.namespace, object.name.clone());
             }
@@ -140,7 +142,7 @@ impl Unflushed {
         }
     }
 
-    /// Returns the tick at which a flush begins: it covers what was acknowledged until then.
+    /// Returns the tick at which a flush begins: it covers earlier acknowledgements.
     pub(super) fn begin_flush(&self) -> u64 {
         if self.is_any.load(Ordering::Acquire) { self.state.lock().tick } else { 0 }
     }
@@ -153,7 +155,8 @@ impl Unflushed {
         if !self.is_any.load(Ordering::Acquire) {
             return Ok(());
         }
-        // One check, before the first step: what is lost later was stored when the server answered.
+        // One check, before the first step: changes that are lost later were stored when the server
+        // answered.
         self.state.lock().check(scope)?;
         loop {
             let mut state = self.state.lock();
@@ -163,7 +166,7 @@ impl Unflushed {
         }
     }
 
-    /// Checks that nothing in `scope` is lost: otherwise a flush of it cannot succeed.
+    /// Checks that nothing in `scope` is lost, since a flush of it could not succeed.
     ///
     /// # Errors
     /// `WritesLost`.
@@ -171,7 +174,7 @@ impl Unflushed {
         if self.is_any.load(Ordering::Acquire) { self.state.lock().check(scope) } else { Ok(()) }
     }
 
-    /// Clears everything recorded of `scope`: it was written anew, deleted, or invalidated.
+    /// Clears the record of `scope`, which was rewritten, deleted, or invalidated.
     pub(super) fn clear(&self, scope: &Scope) {
         if !self.is_any.load(Ordering::Acquire) {
             return;
@@ -238,7 +241,7 @@ impl State {
             || match scope {
                 Scope::Object(object) => within(&object.namespace)
                     .is_some_and(|lost| lost.whole || lost.objects.contains(&object.name)),
-                // Of a domain, all objects in its namespace may be covered.
+                // The domain's changes may be in any object of its namespace.
                 Scope::Domain(namespace, _) | Scope::Namespace(namespace) => within(namespace).is_some(),
                 _ => !self.lost.is_empty(),
             };
@@ -249,8 +252,8 @@ impl State {
         Ok(())
     }
 
-    /// Removes what a flush of `scope` that began at `begun` covers, at most [`STEP_COUNT`] objects. Returns
-    /// their number.
+    /// Removes the objects that a flush of `scope`, begun at `begun`, covers, at most
+    /// [`STEP_COUNT`]. Returns their number.
     fn drop_flushed(&mut self, scope: &Scope, begun: u64) -> usize {
         let mut count = 0;
         match scope {
@@ -313,8 +316,8 @@ impl Dirty {
         true
     }
 
-    /// Removes the objects whose last change is not after `begun`, at most `count_max`: those of one domain,
-    /// or all.
+    /// Removes objects whose last change is not after `begun`, at most `count_max`: those of one
+    /// domain, or all.
     fn drop_flushed(&mut self, only: Option<Domains>, begun: u64, count_max: usize) -> usize {
         if only.is_none() && self.whole.is_some_and(|tick| tick <= begun) {
             self.whole = None;
@@ -392,7 +395,7 @@ mod tests {
         // A late answer of the first instance changes nothing.
         all.acknowledged([1; 16], &object("late"), None);
         assert!(!is_lost(&all, &Scope::All));
-        // What the third instance acknowledges is lost with it, though nothing before is.
+        // Changes that the third instance acknowledged are lost with it, but no earlier ones.
         all.acknowledged([3; 16], &object("b"), None);
         assert!(all.connected_to([4; 16], &[[2; 16], [1; 16]]));
         assert!(is_lost(&all, &Scope::Object(object("b"))));
@@ -434,7 +437,7 @@ mod tests {
             all.acknowledged([1; 16], &within("large", n.to_string()), None);
         }
         assert!(all.state.lock().dirty_count <= OBJECTS_MAX);
-        // A flush of the one that overflowed is enough, and one of another namespace is not.
+        // A flush of the overflowed namespace suffices; one of another namespace does not.
         all.flushed(&namespace("large"), all.begin_flush()).unwrap();
         all.acknowledged([1; 16], &within("large", "new"), None);
         all.connected_to([2; 16], &[]);

@@ -45,19 +45,19 @@ pub enum Answer {
     /// To a namespaces query: a page of at most [`super::CONTROL_ENTRIES_MAX`], and whether there may be
     /// more.
     Namespaces(Vec<Namespace>, bool),
-    /// To a metrics query: a page of them, see [`super::metrics_page`], and whether there are more.
+    /// To a metrics query: a page, see [`super::metrics_page`], and whether there are more.
     Metrics(Families, bool),
     /// To a losses query: a page of at most [`super::LOSSES_MAX`].
     Losses(LossPage),
     /// To a query of one namespace's state.
     NamespaceState(NamespaceState),
-    /// To a query of namespaces' states: a page of as many as one answer can have.
+    /// To a query of namespaces' states: a page of as many as fit into one answer.
     NamespaceStates(NamespacePage),
     /// To the removal of a namespace.
     RemoveNamespace(RemovedNamespace),
 }
 
-/// The outcome of a request, as it is sent.
+/// The outcome of a request, as sent.
 #[derive(Clone, Debug)]
 pub enum Outcome {
     /// It succeeded.
@@ -104,7 +104,7 @@ impl Outcome {
     /// Reads the outcome of a reply's head and payload.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it makes no sense: close the connection.
+    /// [`Error::Invalid`] if the answer makes no sense: close the connection.
     pub fn decode(head: &Head<'_>, payload: Segments) -> Result<Self, Error> {
         let header = &head.header;
         match header.status {
@@ -286,7 +286,7 @@ impl Answer {
     }
 }
 
-// ---- The payloads of answers that are lists: entries of a listing, namespaces, names with values.
+// ---- The payloads of list-valued answers: entries of a listing, namespaces, names with values.
 
 /// ```text
 /// +--------+----------------+----------------+----------------+
@@ -307,7 +307,7 @@ pub(super) fn encode_list(entries: &[ListEntry]) -> Vec<u8> {
 pub(super) fn decode_list(mut bytes: Bytes) -> Result<Vec<ListEntry>, Error> {
     let mut entries = Vec::new();
     while !bytes.is_empty() {
-        // A copy: an entry that is kept must not keep the whole payload.
+        // A copy, so that a retained entry does not keep the whole payload.
         let name = Name::copy_from(&take_name(&mut bytes)?)?;
         let size_bytes = take_u64(&mut bytes)?;
         let version = Version(take_u64(&mut bytes)?);
@@ -316,8 +316,8 @@ pub(super) fn decode_list(mut bytes: Bytes) -> Result<Vec<ListEntry>, Error> {
     Ok(entries)
 }
 
-/// Returns the payload of names and values: each a name and a `u64`; those beyond [`CONTROL_ENTRIES_MAX`] are
-/// left out.
+/// Returns the payload of names and values: each a name and a `u64`; entries beyond
+/// [`CONTROL_ENTRIES_MAX`] are left out.
 pub(super) fn encode_values(values: &[(String, u64)]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (name, value) in values.iter().take(CONTROL_ENTRIES_MAX) {
@@ -362,7 +362,7 @@ pub(super) fn take_u64(bytes: &mut Bytes) -> Result<u64, Error> {
 
 /// The length of the first version of the capabilities: six `u64`, then bytes.
 const CAPABILITY_BYTES_MIN: usize = 6 * 8 + 10;
-/// The length as sent: with the most runs. Later versions may be longer.
+/// The length as sent, including `runs_max`. Later versions may be longer.
 const CAPABILITY_BYTES: usize = CAPABILITY_BYTES_MIN + 4;
 
 pub(super) fn encode_capabilities(capabilities: &Capabilities) -> [u8; CAPABILITY_BYTES] {

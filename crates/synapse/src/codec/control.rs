@@ -19,8 +19,9 @@ const LABELS_MAX: usize = 32;
 /// The most buckets of a histogram.
 const BUCKETS_MAX: usize = 512;
 
-/// Returns a page of `families` that fits one answer: those after the first `skip` samples. The flag is
-/// whether there are more. What cannot be sent (names too long, too many labels or buckets) is left out.
+/// Returns a page of `families` that fits into one answer, beginning after the first `skip`
+/// samples. The flag tells whether there are more. Samples that cannot be encoded (names too long,
+/// too many labels or buckets) are left out.
 pub fn metrics_page(families: Families, skip: u64) -> (Families, bool) {
     let mut page = Families::new();
     let (mut index, mut bytes) = (0_u64, 0);
@@ -56,7 +57,7 @@ fn is_encodable(sample: &Sample, kind: Kind) -> bool {
     sample.value.kind() == kind && has_few_buckets && has_short_names && sample.labels.len() <= LABELS_MAX
 }
 
-/// Returns the most bytes that a sample takes.
+/// Returns an upper bound of a sample's length.
 fn sample_bytes(sample: &Sample) -> usize {
     let label_bytes = |label: &Label| 1 + label.name.len() + 2 + label.value.len().min(TEXT_BYTES_MAX);
     let value_bytes = match &sample.value {
@@ -96,7 +97,7 @@ fn put_sample(bytes: &mut Vec<u8>, sample: &Sample) {
     }
     match &sample.value {
         Value::Counter(value) => bytes.extend_from_slice(&value.to_le_bytes()),
-        // The wire has whole counters only. The cast saturates.
+        // The wire format has only whole counters. The cast saturates.
         Value::CounterFloat(value) => bytes.extend_from_slice(&(*value as u64).to_le_bytes()),
         Value::Gauge(value) => bytes.extend_from_slice(&value.to_le_bytes()),
         Value::Histogram { buckets, sum, count } => {
@@ -191,7 +192,7 @@ pub(super) fn decode_losses(mut bytes: Bytes) -> Result<Vec<Loss>, Error> {
         if losses.len() == LOSSES_MAX {
             return Err(invalid("more losses than one answer may have"));
         }
-        // Copies: a loss that is kept must not keep the whole payload.
+        // Copies, so that a retained loss does not keep the whole payload.
         let namespace = Namespace::copy_from(&take_name(&mut bytes)?)?;
         let name = Name::copy_from(&take_name(&mut bytes)?)?;
         let (changes, lost_bytes) = (take_u64(&mut bytes)?, take_u64(&mut bytes)?);
@@ -335,7 +336,7 @@ pub(super) fn decode_states(mut bytes: Bytes) -> Result<Vec<NamespaceState>, Err
     }
     let mut states = Vec::new();
     while !bytes.is_empty() {
-        // A copy: a state that is kept must not keep the whole payload.
+        // A copy, so that a retained state does not keep the whole payload.
         let namespace = Namespace::copy_from(&take_name(&mut bytes)?)?;
         let mut state = NamespaceState::new(namespace, write_of(take_u8(&mut bytes)?.into())?);
         let bits = take_u8(&mut bytes)?;

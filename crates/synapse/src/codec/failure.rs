@@ -59,27 +59,27 @@ pub(super) fn put_error<'a>(header: &mut Header, error: &'a Error) -> &'a str {
                 _ => Status::OutcomeUnknown,
             }
         }
-        // An error that this version has no status for: the outcome is unknown, which claims the least.
+        // This version has no status for the error: *outcome unknown* promises the least.
         _ => Status::OutcomeUnknown,
     };
     cut(reason)
 }
 
-/// Returns the part of a reason that is sent: whole characters.
+/// Returns the part of a reason that is sent: whole characters up to the limit.
 pub(super) fn cut(reason: &str) -> &str {
     &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)]
 }
 
-/// Returns a reason as it arrived. It is text for people and decides nothing, so one that is too long or not
-/// UTF-8 is cut or replaced: the status, which counts, must not be lost because of it.
+/// Returns a received reason. It is only text for people, so one that is too long or not UTF-8 is
+/// cut or repaired instead of refused: the status must not be lost because of it.
 pub(super) fn read_reason(payload: &[u8]) -> Cow<'static, str> {
     let shown = String::from_utf8_lossy(&payload[..payload.len().min(REASON_BYTES_MAX)]);
     // The replacement characters may be longer than the bytes that they replace.
     Cow::Owned(cut(&shown).to_owned())
 }
 
-/// Returns the error of a reply's header and payload; `None` if the status is not one of the contract's
-/// errors.
+/// Returns the error in a reply's header and payload; `None` if the status is not one of the
+/// contract's errors.
 pub(super) fn take_error(header: &Header, reason: &[u8]) -> Option<Error> {
     let text = || read_reason(reason);
     Some(match header.status {

@@ -1,4 +1,5 @@
-//! The fields of a header that several operations share, each way: object, call, change, scope, policy.
+//! Header fields shared by several operations, in both directions: object, call, change, scope,
+//! policy.
 
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ pub(super) fn object(head: &Head<'_>, names: &mut Names) -> Result<ObjectId, Err
     Ok(ObjectId::new(names.namespace(head.namespace)?, names.name(head.name)?))
 }
 
-/// The hint that a change gives a place to what was acknowledged before.
+/// The hint that a change stores data that were acknowledged before.
 const SETTLES: u32 = 1 << 3;
 
 pub(super) fn put_call(header: &mut Header, call: &Call, now: Timestamp) {
@@ -103,7 +104,7 @@ pub(super) fn condition_of(code: u8, version: u64) -> Result<Condition, Error> {
     })
 }
 
-/// Puts a scope: it follows from which names are present, and from the flag of a domain.
+/// Puts a scope, which is encoded by the names that are present and by the flag of a domain.
 pub(super) fn put_scope<'a>(header: &mut Header, names: &mut [&'a [u8]; 4], scope: &'a Scope) {
     match scope {
         Scope::Object(object) => put_object(names, object),
@@ -213,11 +214,11 @@ pub(super) fn durability_of(code: u8, replicas: u8) -> Option<Durability> {
     })
 }
 
-/// A flush of an earlier version has 0, and is answered with *stored*: so that is what 0 means in a flush.
+/// A flush of an earlier version has 0, and is answered with *stored*, so 0 means that in a flush.
 pub(super) fn flush_durability_bytes(durability: Durability) -> (u8, u8) {
     match durability {
         Durability::Stored => (0, 0),
-        // More than was asked for: a flush that guarantees nothing has no code.
+        // A flush that guarantees nothing has no code, so a stronger one is requested.
         Durability::Cached => durability_bytes(Durability::Journaled),
         other => durability_bytes(other),
     }
@@ -227,10 +228,10 @@ pub(super) fn flush_durability_of(code: u8, replicas: u8) -> Option<Durability> 
     if code == 0 { Some(Durability::Stored) } else { durability_of(code, replicas) }
 }
 
-// ---- Interned names: a request for an object that was named before allocates nothing, and a name that is kept
+// ---- Interned names: a request for a recently named object allocates nothing, and a retained name
 // does not keep a receive buffer alive.
 //
-// A direct-mapped table: a new name replaces the one in its place.
+// The table is direct-mapped: a new name replaces the one in its place.
 
 /// The number of names that are kept.
 const KEPT_COUNT: usize = 256;
@@ -252,7 +253,7 @@ impl Names {
     /// Returns the object's name with these bytes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there are none, or more than 255.
+    /// [`Error::Invalid`] if `bytes` is empty or longer than 255.
     pub fn name(&mut self, bytes: &[u8]) -> Result<Name, Error> {
         let kept = &mut self.kept[place(bytes)];
         if kept != bytes {
@@ -277,7 +278,8 @@ impl Names {
     }
 }
 
-/// Returns the place of a name. The hash does not resist an attacker: the worst result is an allocation.
+/// Returns the index of a name. The hash does not resist attackers: the worst result is an
+/// allocation.
 fn place(bytes: &[u8]) -> usize {
     let mut mixed = bytes.len() as u64;
     let mut mix = |word: u64| mixed = (mixed.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -289,7 +291,8 @@ fn place(bytes: &[u8]) -> usize {
 
 const _: () = assert!(KEPT_COUNT == 1 << 8);
 
-// ---- The payload of a write of several ranges: a table of them, then the bytes of those that have any.
+// ---- The payload of a write of several ranges: a table of ranges, then their bytes, except those
+// of zeros.
 //
 // ```text
 // +------------+------------+-- for each run --+----------------------------+
@@ -308,7 +311,7 @@ const ZEROES: u64 = 1 << 63;
 /// Returns the length of the payload for these runs.
 pub(super) fn runs_payload_bytes(runs: &[Run]) -> usize {
     let data: u64 = runs.iter().map(Run::payload_bytes).sum();
-    // Below the limit of a request, or refused before it is sent.
+    // The sum is below the limit of a request, or the request is refused before it is sent.
     runs.len() * RUN_BYTES + usize::try_from(data).unwrap_or(usize::MAX / 2)
 }
 
@@ -333,7 +336,7 @@ pub(super) fn encode_runs(runs: &[Run]) -> Segments {
 /// Reads the runs of a payload. The backend checks their order and limits.
 ///
 /// # Errors
-/// [`Error::Invalid`] if table and bytes do not add up.
+/// [`Error::Invalid`] if the table does not match the bytes.
 pub(super) fn decode_runs(count: u64, payload: &Segments) -> Result<Vec<Run>, Error> {
     let all = payload.len_bytes();
     let table_bytes = usize::try_from(count).ok().filter(|_| count <= u64::from(RUNS_MAX));

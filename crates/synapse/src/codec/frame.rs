@@ -1,8 +1,8 @@
 //! A frame's head: header, names, extensions. Read and written in one step each.
 //!
-//! Incomplete input is a result, not an error. An error means that the stream can no longer be understood, or
-//! is of another protocol: the connection is closed. A request that can be read but makes no sense is
-//! answered instead, see [`Request::decode`](super::Request::decode).
+//! Incomplete input is a result, not an error. An error means that the stream is damaged or of
+//! another protocol: the connection is closed. A well-formed but meaningless request is answered
+//! instead, see [`Request::decode`](super::Request::decode).
 
 use blocker::Error;
 
@@ -49,8 +49,9 @@ pub struct Measured {
     pub payload_bytes: usize,
 }
 
-/// Returns the lengths of the frame at the start of `input`, whose head is then known to be undamaged; `None`
-/// if the head is not complete yet. A payload may have at most `payload_bytes_max` bytes.
+/// Returns the lengths of the frame at the start of `input`, after checking that its head is
+/// undamaged; `None` if the head is not complete yet. A payload may have at most
+/// `payload_bytes_max` bytes.
 ///
 /// # Errors
 /// [`FrameError`]: close the connection.
@@ -79,8 +80,8 @@ pub fn measure(input: &[u8], payload_bytes_max: u32) -> Result<Option<Measured>,
     Ok(Some(Measured { head_bytes, payload_bytes: lengths.payload as usize }))
 }
 
-/// Checks the first bytes as soon as they are there: a peer with another protocol may never send a whole
-/// header.
+/// Checks the first bytes as soon as they arrive: a peer with another protocol may never send a
+/// whole header.
 fn check_beginning(input: &[u8]) -> Result<(), FrameError> {
     let magic_len = input.len().min(MAGIC.len());
     if input[..magic_len] != MAGIC[..magic_len] {
@@ -98,7 +99,7 @@ fn check_beginning(input: &[u8]) -> Result<(), FrameError> {
 ///
 /// # Errors
 /// [`FrameError`]: close the connection.
-// Inlined because the result is large: it is constructed in its place instead of being moved there several
+// Inlined because the result is large: it is constructed in place instead of being moved several
 // times.
 #[inline(always)]
 pub fn parse(head: &[u8]) -> Result<Head<'_>, FrameError> {
@@ -194,7 +195,7 @@ pub fn encode_ping(out: &mut Vec<u8>, is_reply: bool) {
     encode_plain(out, &header);
 }
 
-/// Appends a credit frame: from a server the bytes that it grants from now on, as a reply the client's
+/// Appends a credit frame: from a server the newly granted bytes, as a reply the client's
 /// acceptance, from a client the cost of its next request.
 pub fn encode_credit(out: &mut Vec<u8>, bytes: u64, is_reply: bool) {
     let mut header = Header::new(Op::Credit, RequestId::default());
@@ -243,8 +244,8 @@ pub mod kind {
     pub const PEER_TIMEOUT: u16 = 7;
     /// Welcome: the backend's capabilities.
     pub const CAPABILITIES: u16 = 8;
-    /// Welcome: `u64` drawn at random when the session began. Another one is another session, whatever its
-    /// id.
+    /// Welcome: `u64` drawn at random when the session begins. Another value means another session,
+    /// even with the same id.
     pub const GENERATION: u16 = 11;
     /// Welcome: 16 bytes, the identity of the store that is served. Left out if the store has none.
     pub const STORE: u16 = 12;
@@ -258,17 +259,17 @@ pub mod kind {
     pub const CLIENT_NAME: u16 = 18;
     /// Hello: the name of the secret that the client proves to know.
     pub const KEY: u16 = 19;
-    /// Requests of the contract: 16 bytes trace, 8 bytes span, both as W3C's Trace Context has them. Only of a
-    /// request that is traced.
+    /// Requests of the contract: 16 bytes trace, 8 bytes span, as in W3C Trace Context. Only in
+    /// traced requests.
     pub const TRACE: u16 = 20;
     /// Hello: reserved for the start of TLS.
     pub const TLS: u16 = 9 | CRITICAL;
     /// Hello: reserved for the client's permissions.
     pub const PERMISSIONS: u16 = 10 | CRITICAL;
-    /// Copy: `u8` condition and `u64` version that the source must meet.
+    /// Copy: `u8` condition and `u64` version, the condition on the source.
     pub const FROM_CONDITION: u16 = 16 | CRITICAL;
 
-    /// Whether a critical kind is known. TLS and permissions are not, in this version.
+    /// Returns whether a critical kind is known. TLS and permissions are not, in this version.
     pub(super) fn is_known(kind: u16) -> bool {
         kind & CRITICAL == 0 || kind == FROM_CONDITION
     }
@@ -347,7 +348,7 @@ impl Writer {
     }
 }
 
-// ---- Why bytes are refused: a stream that cannot be understood, or a frame that makes no sense.
+// ---- Why bytes are refused: a damaged stream, or a meaningless frame.
 
 /// Why a stream cannot be understood.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -403,7 +404,7 @@ pub enum FrameError {
     },
 }
 
-/// Returns the error of a frame that can be read and makes no sense.
+/// Returns the error of a frame that is well-formed but meaningless.
 pub(super) fn invalid(what: &'static str) -> Error {
     Error::Invalid(what.into())
 }

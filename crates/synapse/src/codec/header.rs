@@ -56,7 +56,7 @@ pub struct Flags(pub u16);
 impl Flags {
     /// The frame is an answer.
     pub const REPLY: u16 = 1 << 0;
-    /// `payload CRC` is that of the payload.
+    /// The payload CRC field is valid.
     pub const PAYLOAD_CRC: u16 = 1 << 1;
     /// `epoch` and `sequence` are valid: a stamp.
     pub const STAMP: u16 = 1 << 2;
@@ -130,7 +130,7 @@ pub struct Header {
     pub sequence: u64,
     /// An order domain.
     pub domain: u64,
-    /// The time that the caller still waits, in microseconds.
+    /// The caller's remaining time, in microseconds.
     pub deadline_us: u64,
     /// [`blocker::Hints`].
     pub hints: u32,
@@ -185,7 +185,8 @@ impl Lengths {
     }
 }
 
-/// Returns header and lengths as bytes, with the head CRC still 0, and the CRC over what it covers so far.
+/// Returns header and lengths as bytes, with the head CRC still 0, and the CRC over the bytes that
+/// it covers so far.
 #[inline]
 pub(super) fn write(header: &Header, lengths: &Lengths) -> ([u8; HEADER_BYTES], Hasher) {
     let mut bytes = [0; HEADER_BYTES];
@@ -214,7 +215,7 @@ pub(super) fn write(header: &Header, lengths: &Lengths) -> ([u8; HEADER_BYTES], 
     (bytes, crc)
 }
 
-/// Takes an array, not a slice: that compiles to one store instead of a call that copies a few bytes.
+/// Takes an array, not a slice, which compiles to one store instead of a call to copy a few bytes.
 #[inline(always)]
 fn put<const N: usize>(bytes: &mut [u8; HEADER_BYTES], at: usize, value: [u8; N]) {
     if let Some(place) = bytes[at..].first_chunk_mut() {
@@ -222,9 +223,11 @@ fn put<const N: usize>(bytes: &mut [u8; HEADER_BYTES], at: usize, value: [u8; N]
     }
 }
 
-/// Returns the CRC over what the header check covers, from which the head CRC continues, and the check.
+/// Returns the CRC over the bytes of the header check, from which the head CRC continues, and the
+/// check.
 fn begin_crc(bytes: &[u8; HEADER_BYTES]) -> (Hasher, [u8; 3]) {
-    // A new hasher detects the processor's features, which takes as long as half a header.
+    // Creating a hasher detects the processor's features, which takes half as long as a whole
+    // header.
     static NEW: OnceLock<Hasher> = OnceLock::new();
     let mut crc = NEW.get_or_init(Hasher::new).clone();
     crc.update(&bytes[..CHECK_AT]);
@@ -232,7 +235,7 @@ fn begin_crc(bytes: &[u8; HEADER_BYTES]) -> (Hasher, [u8; 3]) {
     (crc, [low, middle, high])
 }
 
-/// Returns the CRC so far, if the header check is right: then at least the lengths are undamaged.
+/// Returns the CRC so far if the header check is right, so that at least the lengths are undamaged.
 pub(super) fn checked(bytes: &[u8; HEADER_BYTES]) -> Option<Hasher> {
     let (mut crc, check) = begin_crc(bytes);
     if bytes[CHECK_AT..CHECK_AT + 3] != check {
@@ -252,7 +255,8 @@ pub(super) fn read_lengths(bytes: &[u8; HEADER_BYTES]) -> Lengths {
     }
 }
 
-/// Reads all other fields, each within its range. Inlined for the reason that [`parse`](super::parse) is.
+/// Reads all other fields, each within its range. Inlined for the same reason as
+/// [`parse`](super::parse).
 #[inline(always)]
 pub(super) fn read(bytes: &[u8; HEADER_BYTES]) -> Result<Header, FrameError> {
     let flags = u16::from_le_bytes([bytes[6], bytes[7]]);
@@ -303,7 +307,7 @@ fn long64(bytes: &[u8; HEADER_BYTES], at: usize) -> u64 {
     u64::from(long32(bytes, at)) | u64::from(long32(bytes, at + 4)) << 32
 }
 
-// ---- The status of a frame: one per error of the contract, and those of the protocol itself.
+// ---- The status of a frame: one per error of the contract, and the protocol's own.
 
 macro_rules! statuses {
     ($($(#[$doc:meta])* $name:ident = $code:literal;)*) => {
@@ -373,9 +377,9 @@ statuses! {
     Cancelled = 64;
     /// In the answer to a hello: the server demands a proof.
     Challenge = 65;
-    /// In a goodbye: another connection has taken the session over.
+    /// In a goodbye: another connection has taken over the session.
     Replaced = 66;
-    /// In a goodbye: the sender shuts down in order.
+    /// In a goodbye: the sender shuts down.
     Ending = 67;
 }
 

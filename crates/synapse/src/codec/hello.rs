@@ -10,7 +10,7 @@
 //!   requests ------------------------------->
 //! ```
 //!
-//! All values are extensions, so that each of them can grow.
+//! All values are extensions, so that each can be extended.
 
 use blocker::{Capabilities, Error};
 
@@ -40,8 +40,9 @@ impl Features {
     pub const LOSSES: u64 = 1 << 9;
     /// The namespaces of a cache can be listed, changed and removed.
     pub const NAMESPACES: u64 = 1 << 10;
-    /// The client is a server itself, and uses reserved namespaces for its record: see
-    /// [`Namespace::is_reserved`](blocker::Namespace::is_reserved). No right, but what tells such a client from others.
+    /// The client is itself a server, and uses reserved namespaces for its record: see
+    /// [`Namespace::is_reserved`](blocker::Namespace::is_reserved). This protects nothing: it only
+    /// distinguishes such clients.
     pub const RESERVED_NAMESPACES: u64 = 1 << 11;
     /// Everything that this side supports. Bits 4 to 6 are reserved: reads of several ranges, a feed of
     /// changes, and objects that have moved.
@@ -86,15 +87,15 @@ pub struct SessionId {
     pub lane: u16,
 }
 
-/// The id of a server's instance: drawn at random at its start. Another instance does not have what this one
-/// held in memory.
+/// The id of a server's instance, drawn at random at its start. Another instance does not have this
+/// one's memory.
 pub type InstanceId = [u8; 16];
 
-/// The identity of a store: drawn at random when the store was made, and kept in it. All servers of a store
-/// have its identity.
+/// The identity of a store, drawn at random when the store was created, and kept in it. All servers
+/// of a store have its identity.
 pub type StoreId = [u8; 16];
 
-/// The most instances that a welcome lists as ended with everything stored.
+/// The most closed instances (see [`Welcome::closed`]) that a welcome lists.
 pub const CLOSED_MAX: usize = 16;
 /// The longest name of a server or client in a handshake, in bytes.
 pub const HANDSHAKE_NAME_BYTES_MAX: usize = 255;
@@ -104,12 +105,12 @@ pub const KEY_BYTES_MAX: usize = 64;
 /// 32 bytes drawn at random, against replays.
 pub type Nonce = [u8; 32];
 
-/// What one session may have outstanding.
+/// The limits of a session's outstanding requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Credits {
     /// The number of requests, which is the number of slots.
     pub slots: u32,
-    /// The cost of all of them together in bytes, see [`super::cost_bytes`].
+    /// The total cost of the requests in bytes, see [`super::cost_bytes`].
     pub bytes: u64,
 }
 
@@ -149,7 +150,7 @@ pub struct Hello {
     pub versions: Versions,
     /// Its name, for the server's log; empty: none.
     pub client_name: String,
-    /// The name of the secret that it is going to prove; empty: the default one.
+    /// The name of the secret that the client will prove; empty: the default one.
     pub key: Vec<u8>,
 }
 
@@ -170,7 +171,7 @@ pub struct Welcome {
     pub instance: InstanceId,
     /// Whether the session was known, with the outcomes of its last requests.
     pub is_resumed: bool,
-    /// Drawn at random when the session began. A client resumes a session only if it has been welcomed to
+    /// Drawn at random when the session began. A client resumes a session only if it has received
     /// this generation before: the server may know the id from a handshake whose welcome was lost.
     pub generation: u64,
     /// The features that are granted.
@@ -185,8 +186,8 @@ pub struct Welcome {
     pub store: Option<StoreId>,
     /// The server's name; empty: none.
     pub server_name: String,
-    /// Earlier instances over the same store that ended with everything stored that they had acknowledged;
-    /// the latest one first, at most [`CLOSED_MAX`].
+    /// Earlier instances over the same store that had stored everything they acknowledged before
+    /// they ended; the latest one first, at most [`CLOSED_MAX`].
     pub closed: Vec<InstanceId>,
 }
 
@@ -233,7 +234,7 @@ impl Hello {
             },
             client_name: name_of(head, kind::CLIENT_NAME),
             key: match head.extensions.get(kind::KEY).unwrap_or_default() {
-                // Cut, it would be the name of another secret.
+                // A shortened name would be that of another secret.
                 key if key.len() > KEY_BYTES_MAX => {
                     let text =
                         format!("a key's name has {} bytes, at most {KEY_BYTES_MAX} are right", key.len());
@@ -372,12 +373,12 @@ fn lacks(what: &str) -> Error {
     Error::Invalid(format!("the handshake lacks {what}").into())
 }
 
-/// Returns a name as it is sent: whole characters, at most [`HANDSHAKE_NAME_BYTES_MAX`] bytes.
+/// Returns a name for sending: whole characters, at most [`HANDSHAKE_NAME_BYTES_MAX`] bytes.
 fn cut_name(name: &str) -> &[u8] {
     &name.as_bytes()[..name.floor_char_boundary(HANDSHAKE_NAME_BYTES_MAX)]
 }
 
-/// Returns a name as it arrived. It is text for people: bytes that are not UTF-8 are replaced.
+/// Returns a received name. It is only text for people: bytes that are not UTF-8 are replaced.
 fn name_of(head: &Head<'_>, kind: u16) -> String {
     let bytes = head.extensions.get(kind).unwrap_or_default();
     let mut name = String::from_utf8_lossy(&bytes[..bytes.len().min(HANDSHAKE_NAME_BYTES_MAX)]).into_owned();
@@ -390,7 +391,7 @@ fn features(head: &Head<'_>) -> Result<Features, Error> {
     Ok(Features(exact(head, kind::FEATURES, "features")?.map_or(0, u64::from_le_bytes)))
 }
 
-/// Returns an extension that has exactly `N` bytes where it is there.
+/// Returns an extension, which must have exactly `N` bytes if present.
 fn exact<const N: usize>(head: &Head<'_>, kind: u16, what: &str) -> Result<Option<[u8; N]>, Error> {
     let wrong =
         |length| Error::Invalid(format!("{what} in the handshake have {length} bytes, {N} are right").into());

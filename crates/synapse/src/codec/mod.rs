@@ -1,8 +1,8 @@
 //! The protocol as bytes: a pure function in each direction, without I/O, clock or runtime.
 //!
-//! `docs/synapse-protocol.md` is the specification that this module implements. Nothing here panics on the
-//! bytes of a peer, and no more memory is allocated than the peer has sent bytes, except for a name that is
-//! new.
+//! `docs/synapse-protocol.md` is the specification that this module implements. The code never
+//! panics on a peer's bytes, and allocates no more memory than the peer has sent bytes, except for
+//! a new name.
 //!
 //! ```
 //! use blocker::{Name, Namespace, ObjectId, ReadRequest, Segments, Timestamp};

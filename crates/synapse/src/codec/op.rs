@@ -35,7 +35,8 @@ macro_rules! ops {
                 self as u8
             }
 
-            /// Returns the kind: what may be done when its answer is lost.
+            /// Returns the operation's kind, which decides what may be done when its answer is
+            /// lost.
             #[must_use]
             pub const fn kind(self) -> Kind {
                 match self {
@@ -46,7 +47,8 @@ macro_rules! ops {
     };
 }
 
-/// What may be done with an operation when its answer is lost, and what a passed deadline means.
+/// What may be done with an operation when its answer is lost, and the meaning of a passed
+/// deadline.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
     /// Belongs to the connection itself; no caller waits for an answer.
@@ -55,7 +57,8 @@ pub enum Kind {
     Query,
     /// Changes an object: executed again only if the server remembers that it was not executed before.
     Change,
-    /// Makes changes stored: may be executed again, but does not cover what another instance has lost.
+    /// Makes changes stored: may be executed again, but does not cover changes that another
+    /// instance has lost.
     Flush,
     /// Has the same effect when executed twice.
     Repeatable,
@@ -102,7 +105,7 @@ ops! {
     Flush = 27, Flush;
     /// Take over a scope with an epoch.
     Claim = 28, Repeatable;
-    /// The scope may have changed behind the backend's back.
+    /// The scope may have changed without this backend.
     Invalidate = 29, Repeatable;
     /// Write several ranges in one change. Only with the feature.
     WriteRuns = 30, Change;
@@ -126,24 +129,25 @@ ops! {
     Metrics = 56, Query;
     /// Return the changes that are lost. Only with the feature.
     Losses = 57, Query;
-    /// What the cache has of a namespace, and its settings. Only with the feature.
+    /// The state of a namespace in the cache, and its settings. Only with the feature.
     NamespaceState = 58, Query;
-    /// The same of all namespaces that are configured or have been used. Only with the feature.
+    /// The states of all namespaces that are configured or have been used. Only with the feature.
     NamespaceStates = 59, Query;
     /// Set the write mode or settings of a namespace. Only with the feature.
     ChangeNamespace = 60, Repeatable;
-    /// Drop what the cache has of a namespace. Only with the feature.
+    /// Drop a namespace from the cache. Only with the feature.
     RemoveNamespace = 61, Change;
 }
 
 impl Op {
-    /// Whether the server keeps the outcome until the slot is used again.
+    /// Returns whether the server keeps the outcome until the slot is used again.
     #[must_use]
     pub const fn keeps_outcome(self) -> bool {
         !matches!(self.kind(), Kind::Query | Kind::Connection)
     }
 
-    /// Returns the name of its spans; `None` for what is not traced: connections and the control plane.
+    /// Returns the name of the operation's spans; `None` for untraced operations: connections and
+    /// the control plane.
     #[must_use]
     pub const fn span_name(self) -> Option<&'static str> {
         Some(match self {
@@ -166,7 +170,7 @@ impl Op {
         })
     }
 
-    /// Whether it is a request that takes a slot.
+    /// Returns whether the operation is a request that takes a slot.
     #[must_use]
     pub const fn takes_slot(self) -> bool {
         !matches!(self.kind(), Kind::Connection)
@@ -183,8 +187,8 @@ pub const CONTROL_ENTRIES_MAX: usize = 1000;
 /// The most bytes of the payload of a control answer.
 pub const CONTROL_BYTES_MAX: u64 = CONTROL_ENTRIES_MAX as u64 * LIST_ENTRY_BYTES_MAX;
 
-/// Returns the cost of a request in bytes, under these limits of the server: its own length and the most that
-/// its answer may take.
+/// Returns the cost of a request in bytes, under these limits of the server: its own length and the
+/// largest answer.
 #[must_use]
 pub fn cost_bytes(header: &Header, head_bytes: usize, payload_bytes: usize, limits: &Capabilities) -> u64 {
     let answer = match header.op {

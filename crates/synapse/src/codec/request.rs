@@ -1,8 +1,8 @@
-//! A request of the contract as a frame: [`Request::encode`] beside [`Request::decode`], an arm for each
-//! operation in both.
+//! A request of the contract as a frame: [`Request::encode`] beside [`Request::decode`], an arm for
+//! each operation in both.
 //!
-//! A request that can be read but makes no sense is [`Error::Invalid`]: it is answered with that, and the
-//! connection continues.
+//! A well-formed but meaningless request is answered with [`Error::Invalid`], and the connection
+//! continues.
 
 use blocker::trace::TraceContext;
 use blocker::*;
@@ -147,7 +147,7 @@ impl Request {
         }
     }
 
-    /// Returns the namespaces that it names, as far as they can be several: those of a copy.
+    /// Returns the namespaces that the request names: two for a copy.
     pub(crate) fn namespaces(&self) -> [Option<&Namespace>; 2] {
         let one = match self {
             Self::Copy(r) => return [Some(&r.from.namespace), Some(&r.to.namespace)],
@@ -174,7 +174,7 @@ impl Request {
             | Self::NamespaceState(namespace)
             | Self::ChangeNamespace(namespace, ..)
             | Self::RemoveNamespace(namespace, _) => namespace,
-            // Where a page begins is no use of a namespace.
+            // The position of a page does not use the namespace.
             Self::Statistics
             | Self::Namespaces(_)
             | Self::Metrics(_)
@@ -184,7 +184,7 @@ impl Request {
         [Some(one), None]
     }
 
-    /// Returns the terms of the change that it asks for, if it does.
+    /// Returns the request's change terms, if it is a change.
     pub(crate) fn change_mut(&mut self) -> Option<&mut Change> {
         Some(match self {
             Self::Write(r) => &mut r.change,
@@ -200,7 +200,7 @@ impl Request {
         })
     }
 
-    /// Puts the context of another span into its call options, if it has any.
+    /// Puts the context of another span into the call options, if the request has any.
     pub fn set_trace(&mut self, trace: TraceContext) {
         if let Some(call) = self.call_mut() {
             call.trace = Some(trace);
@@ -243,7 +243,7 @@ impl Request {
         }
     }
 
-    /// Returns the most that it costs, in bytes.
+    /// Returns an upper bound of the request's cost, in bytes.
     #[must_use]
     pub fn cost_bytes(&self, limits: &Capabilities) -> u64 {
         let mut header = Header::new(self.op(), RequestId::default());
@@ -252,16 +252,16 @@ impl Request {
             Self::List(r) => header.length = r.entries_max.into(),
             _ => {}
         }
-        // Names and extensions at their longest.
+        // With names and extensions of the largest length.
         let head_bytes = HEADER_BYTES + 4 * 255 + REQUEST_EXTENSION_BYTES_MAX;
         cost_bytes(&header, head_bytes, self.payload_bytes(), limits)
     }
 
-    /// Makes it fit the limits and features of a server: a page of a listing becomes smaller.
+    /// Adapts the request to a server's limits and features: a page of a listing becomes smaller.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] if it is beyond a limit, [`Error::Unsupported`] if the server does not know the
-    /// operation.
+    /// [`Error::TooLarge`] if the request exceeds a limit, [`Error::Unsupported`] if the server
+    /// does not know the operation.
     pub fn fit(&mut self, limits: &Capabilities, features: Features) -> Result<(), Error> {
         let over = |bytes: usize, limit_bytes: u64| match bytes as u64 > limit_bytes {
             true => Err(Error::TooLarge { limit_bytes }),
@@ -283,7 +283,7 @@ impl Request {
                 Ok(())
             }
             Self::CompareAndWrite(r) => {
-                // A server without it answers so itself.
+                // A server without compare-and-write answers so itself.
                 if limits.compare_bytes_max > 0 {
                     over(r.expected.len_bytes(), limits.compare_bytes_max)?;
                 }
@@ -430,7 +430,7 @@ impl Request {
     /// Reads the request of a head and its payload. Its deadline is counted from `now`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it makes no sense: answer with it.
+    /// [`Error::Invalid`] if the request makes no sense: answer with that.
     pub fn decode(
         head: &Head<'_>,
         payload: Segments,
@@ -439,7 +439,7 @@ impl Request {
     ) -> Result<Self, Error> {
         let header = &head.header;
         let mut call = take_call(header, now);
-        // One that cannot be read is none: a trace never changes what is done.
+        // An invalid context counts as none: a trace never affects execution.
         call.trace = head.extensions.get_array(kind::TRACE).and_then(TraceContext::from_bytes);
         if !payload.is_empty()
             && !matches!(
@@ -593,7 +593,8 @@ impl Request {
     }
 }
 
-/// Whether no name can begin with `prefix`: such a listing is empty without a server.
+/// Returns whether no name can begin with `prefix`, so that the listing is empty without asking a
+/// server.
 #[must_use]
 pub fn is_unmatchable_prefix(prefix: &Bytes) -> bool {
     prefix.len() > NAME_BYTES_MAX

@@ -106,7 +106,7 @@ fn a_flipped_bit_anywhere_in_the_head_is_detected() {
         let found = decode(&bad, 64);
         assert!(found.is_err(), "bit {bit} went unnoticed: {found:?}");
         if bit / 8 < HEADER_BYTES - 8 {
-            // Before the receiver waits for more bytes.
+            // The error is found before the receiver waits for more bytes.
             assert!(decode(&bad[..HEADER_BYTES], 64).is_err(), "bit {bit} is believed");
         }
     }
@@ -200,7 +200,7 @@ fn requests() -> Vec<Request> {
     ]
 }
 
-/// Shows payloads by their bytes, not by their segments.
+/// Shows payloads as bytes, independent of their segments.
 fn shown(request: &Request) -> String {
     let payload = match request {
         Request::Write(r) => r.data.to_vec(),

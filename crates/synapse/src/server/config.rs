@@ -1,4 +1,5 @@
-//! The settings of a server: limits, those that can change while it serves, timeouts, secrets, receive buffers.
+//! A server's settings: limits, which can partly change while it serves, timeouts, secrets, receive
+//! buffers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,8 +14,8 @@ use super::Server;
 use crate::auth::Secret;
 use crate::codec::{InstanceId, StoreId};
 
-/// The settings of a [`Server`](crate::Server). Everything has a limit; [`Self::memory_bytes_max`] is the
-/// memory that they allow together.
+/// The settings of a [`Server`](crate::Server). Everything has a limit; [`Self::memory_bytes_max`]
+/// is the total memory that the limits allow.
 ///
 /// ```
 /// use synapse::{Secret, ServerConfig};
@@ -30,16 +31,19 @@ use crate::codec::{InstanceId, StoreId};
 pub struct ServerConfig {
     /// The secret that clients must know. Without it every client that can connect is accepted.
     pub secret: Option<Secret>,
-    /// Another secret that clients may know instead, while they change from one to the other.
+    /// A second secret that clients may use while they change from one to the other.
     pub secret_previous: Option<Secret>,
     /// Listens beyond loopback even without a secret.
     pub allow_exposed: bool,
-    /// Lets clients set, create and remove the namespaces of the backend's cache. Without it these are refused
-    /// with [`Error::Denied`](blocker::Error::Denied); a client may ask for their state all the same.
+    /// Lets clients set, create and remove the namespaces of the backend's cache. Without it such
+    /// requests are refused with [`Error::Denied`](blocker::Error::Denied); clients may still query
+    /// their state.
     pub allow_namespace_changes: bool,
-    /// The most connections at a time. Each has a share of `bytes_max` of its own. 1 024 unless set.
+    /// The most concurrent connections. Each is guaranteed a share of `bytes_max`. 1 024 unless
+    /// set.
     pub connections_max: u32,
-    /// The most connections of one address, without those over unix sockets. Half of `connections_max` unless set.
+    /// The most connections from one address, not counting unix sockets. Half of `connections_max`
+    /// unless set.
     pub peer_connections_max: Option<u32>,
     /// The most sessions that are remembered, connected or not; at least `connections_max`. 4 096 unless set.
     pub sessions_max: u32,
@@ -55,16 +59,18 @@ pub struct ServerConfig {
     pub request_bytes_max: u64,
     /// The most entries of a page of a listing, 1 to 100 000. 1 000 unless set.
     pub list_entries_max: u32,
-    /// The time after which a client counts as dead that sends nothing and receives nothing. 30 s unless set.
+    /// The time after which a client that neither sends nor receives counts as dead. 30 s unless
+    /// set.
     pub peer_timeout: Duration,
-    /// The most time for a handshake. 5 s unless set.
+    /// The time limit of a handshake. 5 s unless set.
     pub handshake_timeout: Duration,
-    /// The least time for which a session is remembered after its connection has ended, while there is room.
-    /// 5 min unless set.
+    /// The minimum time for which a session is remembered after its connection has ended, unless
+    /// there are too many sessions. 5 min unless set.
     pub session_linger: Duration,
     /// The bytes of buffers for large payloads that are kept for reuse. 64 MiB unless set.
     pub payload_pool_bytes_max: usize,
-    /// Makes a span of each request that its client traces, or that is sampled here. `None`: of none.
+    /// Records a span for each request that its client traces, or that is sampled here. `None`: no
+    /// spans.
     pub tracer: Option<Tracer>,
     /// The clock of deadlines and timeouts.
     pub clock: Arc<dyn Clock>,
@@ -74,18 +80,19 @@ pub struct ServerConfig {
     pub workers: Vec<Handle>,
     /// The name of this server in its clients' logs.
     pub name: String,
-    /// The identity of the store that is served, see [`NodeRecord`](crate::NodeRecord). A client refuses a
-    /// server with another one than on its first connection. `None`: unknown.
+    /// The identity of the served store, see [`NodeRecord`](crate::NodeRecord). A client refuses a
+    /// server whose identity differs from that of its first connection. `None`: unknown.
     pub store: Option<StoreId>,
-    /// Earlier instances that ended with everything stored that they had acknowledged, the latest one first.
+    /// Earlier instances that had stored everything they acknowledged before they ended, the latest
+    /// one first.
     pub closed: Vec<InstanceId>,
-    /// The instance that this server continues: an earlier server over the same backend, which is as that one has left
-    /// it, with all that it had acknowledged. `None`: a new instance.
+    /// The instance that this server continues: an earlier server over the same, unchanged backend,
+    /// with everything that it had acknowledged. `None`: a new instance.
     pub continues: Option<InstanceId>,
-    /// More secrets, each with the name by which a client selects it.
+    /// Further secrets, each with the name by which a client selects it.
     pub keys: Vec<(String, Secret)>,
-    /// Forgets the outcomes of requests, so that a repeated request is executed again: for tests that show that their
-    /// checks notice. Without effect in a release build.
+    /// Forgets the outcomes of requests, so that a repeated request is executed again and tests can
+    /// show that their checks detect that. Without effect in a release build.
     #[doc(hidden)]
     pub forgets_outcomes: bool,
 }
@@ -124,10 +131,10 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// Checks that the settings are within their ranges and fit together.
+    /// Checks that the settings are within their ranges and consistent.
     ///
     /// # Errors
-    /// The first setting that does not, and what would be right.
+    /// The first wrong setting, and the valid values.
     pub fn check(&self) -> Result<(), SettingError> {
         let check = SettingError::check;
         let is_alone = self.secret.is_none() && self.secret_previous.is_some();
@@ -256,25 +263,27 @@ impl ServerLimits {
 }
 
 impl Server {
-    /// Returns the limits that are in force.
+    /// Returns the current limits.
     #[must_use]
     pub fn limits(&self) -> ServerLimits {
         *self.shared.limits.read()
     }
 
-    /// Changes the limits. No client is disconnected: what is above a limit that has become lower ends or is
-    /// returned by itself. Timeouts hold for connections that begin from now on, `session_slots_max` for sessions
-    /// that do; the bytes are distributed anew at once, and count until clients have accepted their smaller grants.
+    /// Changes the limits. No client is disconnected: connections and sessions above a lowered
+    /// limit end by themselves. Timeouts apply to new connections, `session_slots_max` to new
+    /// sessions. The bytes are redistributed at once, but count until clients have accepted their
+    /// smaller grants.
     ///
     /// # Errors
-    /// The limit that cannot work with the other settings, and what would be right; then nothing has changed.
+    /// The limit that contradicts the other settings, and the valid values; then nothing has
+    /// changed.
     pub fn set_limits(&self, limits: ServerLimits) -> Result<(), SettingError> {
         let shared = &*self.shared;
         shared.config.with_limits(&limits).check()?;
         shared.check_session_bytes(limits.session_bytes_max)?;
         let mut in_force = shared.limits.write();
         let before = *in_force;
-        // First, so that no more connections than these are accepted meanwhile.
+        // Set first, so that no more connections than these are accepted meanwhile.
         in_force.connections_max = limits.connections_max;
         let connections = limits.connections_max.max(shared.connections.count());
         if let Err(needed) = shared.budget.change(limits.bytes_max, limits.session_bytes_max, connections) {
@@ -288,7 +297,7 @@ impl Server {
     }
 }
 
-/// Returns the error of a budget of which `needed` bytes would be the least.
+/// Returns the error for a budget that needs at least `needed` bytes.
 pub(super) fn too_few_bytes(needed: u64, connections: u32) -> SettingError {
     let problem = format!(
         "must be at least {needed}: two of the largest requests, and a share for each of {connections} connections"
@@ -296,17 +305,20 @@ pub(super) fn too_few_bytes(needed: u64, connections: u32) -> SettingError {
     SettingError::new("bytes_max", problem)
 }
 
-// ---- Receive buffers: memory that a large payload is read into from the socket, and that then is the payload.
+// ---- Receive buffers: memory into which a large payload is read from the socket, and which then
+// becomes the payload.
 //
-// A backend that keeps payloads in buckets of its own hands those out through [`ReceiveBuffers`]; the bytes
-// then go from the socket into their bucket. Otherwise they go into buffers that are reused, because fresh
-// memory costs a page fault per 4 KiB, more than the copy that is saved.
+// A backend that keeps payloads in its own buckets provides them through [`ReceiveBuffers`], so
+// that bytes go from the socket directly into their bucket. Other payloads go into reused buffers,
+// because fresh memory costs a page fault per 4 KiB, which is more than the saved copy.
 
-/// A backend's receive buffers for payloads that are about to arrive.
+/// A backend's receive buffers for arriving payloads.
 ///
-/// The methods must not block. A buffer that is dropped before [`ReceiveBuffer::finish`] is free again.
+/// The methods must not block. A buffer that is dropped before [`ReceiveBuffer::finish`] is free
+/// again.
 pub trait ReceiveBuffers: Send + Sync {
-    /// Returns memory for `len_bytes` to be written at `offset` of `object`; `None` if none is free, and the
-    /// payload is received into a buffer of the server. Whether the write will be allowed is not known yet.
+    /// Returns memory for `len_bytes` to be written at `offset` of `object`, or `None` if none is
+    /// free; then the server receives the payload into its own buffer. The write itself may still
+    /// be refused later.
     fn reserve(&self, object: &ObjectId, offset: u64, len_bytes: usize) -> Option<Box<dyn ReceiveBuffer>>;
 }

@@ -1,9 +1,9 @@
 //! One connection: after the handshake, requests as they arrive and answers as they become ready.
 //!
-//! Per wake-up: the outcomes of tasks are answered, one write, one read, and every complete request is
-//! executed. A request whose reply is ready at once is answered in the same write; only one that has to wait
-//! gets a task. Nothing more is read while much is still to be sent. While large payloads arrive, the answers
-//! to a few of them are sent together.
+//! At each wake-up the connection answers completed tasks, does one write and one read, and
+//! executes every complete request. A request whose reply is ready at once is answered in the same
+//! write; only a pending reply gets a task. The connection stops reading while it has much to send.
+//! While large payloads arrive, the answers to a few of them are sent together.
 
 use std::future::poll_fn;
 use std::io;
@@ -26,39 +26,41 @@ use crate::codec::{
 };
 use crate::input::{Frame, Input, Timer};
 
-/// The least share of a connection of the bytes that may be outstanding: a few requests without a payload.
+/// A connection's minimum share of the bytes that may be outstanding: a few requests without a
+/// payload.
 pub(super) const SHARE_BYTES_MIN: u64 = 16 * 1024;
 /// The memory of a connection beside its requests, in bytes: buffers and names.
 pub(super) const FIXED_BYTES: u64 = 512 * 1024;
-/// While more than this is still to be sent, nothing more is read.
+/// The connection stops reading while more than this remains to be sent.
 const OUTPUT_HIGH_BYTES: usize = 1 << 20;
-/// With this many bytes to send, some are sent before more is executed: the client works on the first answers
-/// while this side works on the next, and its wake-up delays neither.
+/// With this many bytes to send, some are sent before more requests are executed, so that the
+/// client works on the first answers while this side works on the next.
 const SEND_BYTES: usize = 32 * 1024;
 /// How often a connection reads before other tasks of its thread run.
 const ROUNDS_MAX: u32 = 8;
-/// The number of reads of large payloads that earlier answers may wait for: the client is woken once for
-/// several.
+/// The number of reads of large payloads for which earlier answers may be held back, so that the
+/// client is woken once for several.
 const HELD_MAX: u32 = 3;
-/// How often a client is looked at whose turn it is: it may be the slowest where others need memory.
+/// How often the progress of a client is checked while the server waits for it: it may be the
+/// slowest one when others need memory.
 const LOOK_TIME: Duration = Duration::from_secs(1);
 /// The most time for sending a goodbye.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Why a connection ends.
+/// The reason for which a connection ends.
 #[derive(Debug)]
 pub(super) enum End {
     /// The client has closed it, or it broke.
     Closed(io::Result<()>),
     /// The client has sent a goodbye.
     Goodbye,
-    /// The client breaks the protocol.
+    /// The client violates the protocol.
     Broken(String),
     /// The client is refused: its handshake failed.
     Refused(Error),
     /// The client was silent for the peer timeout.
     Silent,
-    /// Others need the memory that waits for the client, and it is the slowest.
+    /// Others need the memory that waits for this client, and it is the slowest.
     Slowest,
     /// Another connection has taken the session over.
     Replaced,
@@ -78,7 +80,7 @@ impl From<FrameError> for End {
     }
 }
 
-/// A connection of a client.
+/// A client's connection.
 pub(super) struct Connection {
     pub(super) shared: Arc<Shared>,
     pub(super) stream: Stream,
@@ -90,7 +92,7 @@ pub(super) struct Connection {
     counts: Counts,
 }
 
-/// What a handshake has established.
+/// The result of a handshake.
 pub(super) struct Established {
     pub(super) owned: Owned,
     pub(super) features: Features,
@@ -98,18 +100,20 @@ pub(super) struct Established {
     pub(super) events: Option<Subscription>,
     /// The bytes that this connection may have outstanding.
     pub(super) grant: Grant,
-    /// Has a clone in each task that executes a request; the receiver learns of the end of all of them.
+    /// Each task that executes a request has a clone; the receiver learns when all of them have
+    /// ended.
     pub(super) executing: mpsc::Sender<()>,
     pub(super) executed: mpsc::Receiver<()>,
-    /// Since when it is the client's turn, and the bytes that it had moved by then; `None`: it is not.
+    /// Since when the server waits for the client, and the bytes that the client had moved by then;
+    /// `None` if it does not wait.
     pub(super) turn: Option<(Turn, u64)>,
-    /// When to look at the client next.
+    /// The time of the next check of the client's progress.
     pub(super) look: Timer,
     /// When a grant was last announced to the client.
     pub(super) announced_at: Timestamp,
-    /// The bytes that the client had not received when that was last read from the system.
+    /// The number of bytes not yet received by the client, as last reported by the system.
     pub(super) unreceived_bytes: u64,
-    /// The timeout that the hello sent to the client names.
+    /// The timeout that the welcome announces to the client.
     pub(super) peer_timeout: Duration,
     pub(super) timer: Timer,
     pub(super) wrote_at: Timestamp,
@@ -131,7 +135,7 @@ impl Connection {
         }
     }
 
-    /// Serves the connection to its end.
+    /// Serves the connection until it ends.
     pub(super) async fn run(mut self) -> End {
         let (end, held) = match self.handshake().await {
             Ok(mut open) => {
@@ -140,7 +144,8 @@ impl Connection {
                     self.finish(&mut open).await;
                 }
                 let Established { owned, mut grant, executing, mut executed, .. } = open;
-                // What the requests take that are being executed, whoever goes on with the session, and the answers.
+                // Covers the answers, and requests being executed, whichever connection continues
+                // the session.
                 grant.retire(owned.slots.cost_bytes() + self.output.held_bytes() as u64);
                 // The session is free for the client's next connection.
                 drop((owned, executing));
@@ -162,7 +167,7 @@ impl Connection {
         end
     }
 
-    /// Tells the client why the connection ends, where it may be listening.
+    /// Tells the client the reason for the end of the connection, if it may still be listening.
     async fn say_goodbye(&mut self, mut end: End) -> End {
         let why = match &end {
             End::Broken(text) => Err(Error::Invalid(text.clone().into())),
@@ -183,7 +188,7 @@ impl Connection {
         end
     }
 
-    /// Sends what is queued, and closes the sending direction.
+    /// Sends queued bytes, and closes the sending direction.
     async fn send_goodbye(&mut self) -> io::Result<()> {
         let clock = Arc::clone(&self.shared.config.clock);
         let timer = Timer::after(clock, GOODBYE_TIMEOUT);
@@ -216,7 +221,7 @@ impl Connection {
         if self.is_slowest(open, cx) {
             return Poll::Ready(End::Slowest);
         }
-        // The time of the last read: what arrived since then has not been read yet.
+        // The time of the last read: data that have arrived since are not read yet.
         let now = open.owned.now;
         let timeout = open.peer_timeout;
         if open.timer.poll(cx, now).is_ready() {
@@ -225,7 +230,7 @@ impl Connection {
             }
             let unreceived_bytes = self.stream.unreceived_bytes().unwrap_or(0);
             if unreceived_bytes < open.unreceived_bytes {
-                // The system's buffers drain: the client still receives.
+                // The system's buffers drain, so the client is still receiving.
                 open.wrote_at = now;
             }
             open.unreceived_bytes = unreceived_bytes;
@@ -234,18 +239,18 @@ impl Connection {
                 return Poll::Ready(End::Silent);
             }
             let next = if open.grant.is_unaccepted() { last.min(open.announced_at) } else { last };
-            // Once in between, to have a value to compare with.
+            // An intermediate check, which provides a value for comparison.
             open.timer.set((next + timeout).min(now + timeout / 2));
             cx.waker().wake_by_ref();
         }
         Poll::Pending
     }
 
-    /// Returns whether the connection is to end because others need the memory that waits for its client to send the rest
-    /// of a payload, or to take its answers.
+    /// Returns whether the connection must end because others need the memory that waits for its
+    /// client to send the rest of a payload, or to receive its answers.
     fn is_slowest(&mut self, open: &mut Established, cx: &mut Context<'_>) -> bool {
         let client_bytes = (self.output.held_bytes() + self.input.receiving_bytes()) as u64;
-        // Less than any share helps no other.
+        // Memory below the minimum share would help no other connection.
         if client_bytes <= SHARE_BYTES_MIN {
             if open.turn.take().is_some() {
                 open.grant.end_turn();
@@ -268,7 +273,7 @@ impl Connection {
         false
     }
 
-    /// Pending when nothing is left to do; ready when there may be more to do, or at the end.
+    /// Pending when there is nothing to do; ready when there may be more to do, or at the end.
     fn poll_rounds(&mut self, open: &mut Established, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
         let mut held_count = 0;
         for _ in 0..ROUNDS_MAX {
@@ -284,7 +289,7 @@ impl Connection {
             self.send_events(open, cx);
             let is_stopped = self.handle_frames(open, now, cx)?;
             self.update_grant(open, now, cx);
-            // A client that has its answer finds the request counted.
+            // Counted before the answer, so that the client finds its request counted.
             self.shared.counters.zip(&mut self.counts, Counter::take);
             if self.input.is_in_payload() && held_count < HELD_MAX && !is_stopped {
                 held_count += 1;
@@ -312,7 +317,7 @@ impl Connection {
         Poll::Ready(Ok(()))
     }
 
-    /// Sends what the socket takes. Returns whether nothing is left.
+    /// Sends as much as the socket accepts. Returns whether nothing is left.
     fn flush(&mut self, open: &mut Established, now: Timestamp, cx: &mut Context<'_>) -> Result<bool, End> {
         let before = self.output.pending_bytes();
         let is_flushed = self.output.poll_flush(cx, &mut self.stream)?.is_ready();
@@ -322,7 +327,8 @@ impl Connection {
         Ok(is_flushed)
     }
 
-    /// Handles every complete frame. Returns whether it stopped because too much is still to be sent.
+    /// Handles every complete frame. Returns whether it stopped because too much remains to be
+    /// sent.
     fn handle_frames(
         &mut self,
         open: &mut Established,
@@ -332,13 +338,13 @@ impl Connection {
         let mut send_at = SEND_BYTES;
         loop {
             if self.output.pending_bytes() >= send_at {
-                // A client that has its answer finds the request counted.
+                // Counted before the answer, so that the client finds its request counted.
                 self.shared.counters.zip(&mut self.counts, Counter::take);
                 self.flush(open, now, cx)?;
                 if self.output.pending_bytes() >= OUTPUT_HIGH_BYTES {
                     return Ok(true);
                 }
-                // What the socket does not take is not offered again at every frame.
+                // After a partial write, the rest is not offered again at every frame.
                 send_at = (self.output.pending_bytes() + SEND_BYTES).min(OUTPUT_HIGH_BYTES);
             }
             let shared = &self.shared;
@@ -405,7 +411,7 @@ impl Connection {
         }
     }
 
-    /// Announces a changed grant to the client, and returns to the budget what is no longer used.
+    /// Announces a changed grant to the client, and returns unused bytes to the budget.
     fn update_grant(&mut self, open: &mut Established, now: Timestamp, cx: &mut Context<'_>) {
         let change = open.grant.take_change(cx.waker());
         open.grant.release_unused(open.owned.slots.cost_bytes());
@@ -418,7 +424,7 @@ impl Connection {
         });
     }
 
-    /// Sends events, as long as the client takes them.
+    /// Sends events, as long as the client receives them.
     fn send_events(&mut self, open: &mut Established, cx: &mut Context<'_>) {
         let features = open.features;
         while let Some(events) = &mut open.events
@@ -443,8 +449,8 @@ impl Connection {
 
     // ---- shutdown
 
-    /// Waits for the requests that are being executed, and sends their answers. The caller of the shutdown
-    /// bounds the time.
+    /// Waits for requests being executed, and sends their answers. The caller of the shutdown
+    /// limits the time.
     async fn finish(&mut self, open: &mut Established) {
         let done = poll_fn(|cx| {
             _ = open.owned.register(cx.waker());

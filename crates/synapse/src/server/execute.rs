@@ -1,4 +1,4 @@
-//! Executing requests, and the spans of those that are traced.
+//! Executes requests, and traces some of them.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,14 +11,14 @@ use connection::Peer;
 use super::Shared;
 use crate::codec::{Answer, CONTROL_ENTRIES_MAX, Features, Outcome, Request, RequestId, metrics_page};
 
-/// The outcome of a request: there already, or to come.
+/// The outcome of a request, ready or pending.
 pub(super) enum Step {
     Ready(Outcome),
     Pending(Pin<Box<dyn Future<Output = Outcome> + Send>>),
 }
 
 impl Shared {
-    /// Executes a request that has been decoded, of a client with these features.
+    /// Executes a decoded request of a client with these features.
     pub(super) fn execute(&self, mut request: Request, features: Features) -> Step {
         let sees_reserved = features.has(Features::RESERVED_NAMESPACES);
         if !sees_reserved
@@ -128,7 +128,7 @@ impl Shared {
         }
     }
 
-    /// Returns the limit that a request exceeds, if there is one, before the backend is called.
+    /// Returns the limit that a request exceeds, if any, before the backend is called.
     fn exceeds(&self, request: &Request) -> Option<u64> {
         let limits = &self.capabilities;
         let over = |bytes: u64, limit: u64| (bytes > limit).then_some(limit);
@@ -138,7 +138,7 @@ impl Shared {
                 let expected = over(r.expected.len_bytes() as u64, limits.compare_bytes_max);
                 expected.or_else(|| over(r.data.len_bytes() as u64, limits.request_bytes_max))
             }
-            // Zeros count as well, though they are not sent: the contract demands it.
+            // Zeros count as well, although they are not sent: the contract demands it.
             Request::WriteRuns(r) => {
                 let bytes = r.runs.iter().fold(0_u64, |sum, run| sum.saturating_add(run.len_bytes()));
                 over(bytes, limits.request_bytes_max)
@@ -155,10 +155,10 @@ fn step<T: 'static>(reply: Reply<T>, wrap: impl FnOnce(T) -> Answer + Send + 'st
     }
 }
 
-// ---- The span of a request at the server: from when it is decoded to its outcome.
+// ---- The span of a request at the server: from decoding to outcome.
 
-/// Begins the span of a request that its client traces, or that is sampled here, and puts its context into
-/// the request. Requests of the control plane have none.
+/// Begins the span of a request that its client traces, or that is sampled here, and puts its
+/// context into the request. Control requests have none.
 pub(super) fn begin(
     tracer: &Tracer,
     request: &mut Request,

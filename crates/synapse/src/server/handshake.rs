@@ -49,7 +49,7 @@ impl Connection {
             return Err(End::Refused(Error::Unsupported(text.into())));
         }
         let secrets = shared.secrets.of(&hello.key);
-        // The one that the client knows, which this side proves to know as well.
+        // The secret that the client knows, and whose knowledge this side proves in return.
         let mut secret = None;
         if !secrets.is_empty() {
             let challenge = Challenge { nonce: random(), instance: shared.instance };
@@ -82,7 +82,7 @@ impl Connection {
         welcome.peer_timeout_ms = u32::try_from(limits.peer_timeout.as_millis()).unwrap_or(u32::MAX);
         (welcome.store, welcome.server_name) = (config.store, config.name.clone());
         welcome.closed.clone_from(&config.closed);
-        // Subscribed before the welcome is sent: no event after the welcome is missed.
+        // Subscribed before the welcome is sent, so that no event after the welcome is missed.
         let events = features.has(Features::EVENTS).then(|| shared.backend.subscribe());
         self.send(&mut transcript, |out| welcome.encode(out));
         if let Some(secret) = secret {
@@ -123,7 +123,7 @@ impl Connection {
         });
     }
 
-    /// Sends what is queued, then waits for one frame of the handshake.
+    /// Sends queued frames, then waits for one frame of the handshake.
     async fn expect<T>(
         &mut self,
         op: Op,
@@ -150,11 +150,12 @@ impl Connection {
     }
 }
 
-// ---- The secrets of a server, which can change while it serves: during a change, clients may have either of two.
+// ---- A server's secrets, which can change while it serves: during a change, clients may use
+// either of two.
 
 /// The secrets that are in force.
 pub(super) struct Secrets {
-    /// For clients that name no key: the secret, and the one before it.
+    /// For clients that name no key: the current secret, and the previous one.
     unnamed: RwLock<Vec<Secret>>,
     named: Vec<(String, Secret)>,
 }
@@ -165,8 +166,8 @@ impl Secrets {
         Self { unnamed: RwLock::new(unnamed), named: config.keys.clone() }
     }
 
-    /// Returns the secrets of which a client that names `key` must prove to know one; none if every client is
-    /// accepted.
+    /// Returns the secrets of which a client that names `key` must prove one; empty if every client
+    /// is accepted.
     pub(super) fn of(&self, key: &[u8]) -> Vec<Secret> {
         let named = self.named.iter().find(|(name, _)| !key.is_empty() && name.as_bytes() == key);
         match named {
@@ -182,12 +183,12 @@ impl Secrets {
 }
 
 impl Server {
-    /// Replaces [`ServerConfig::secret`] and [`ServerConfig::secret_previous`] for the handshakes that begin
-    /// from now on. Connections that are open stay open.
+    /// Replaces [`ServerConfig::secret`] and [`ServerConfig::secret_previous`] for new handshakes.
+    /// Open connections stay open.
     ///
     /// # Errors
-    /// If there would be no secret, and other machines can reach an address that the server listens on, unless
-    /// [`ServerConfig::allow_exposed`] is set; or if there would be only a previous one.
+    /// If there would be only a previous secret; or no secret at all, although other machines can
+    /// reach one of the server's addresses and [`ServerConfig::allow_exposed`] is not set.
     pub fn set_secrets(&self, secret: Option<Secret>, previous: Option<Secret>) -> Result<(), SettingError> {
         let Shared { config, secrets, is_exposed, .. } = &*self.shared;
         let check = SettingError::check;

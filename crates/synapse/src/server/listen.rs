@@ -1,4 +1,4 @@
-//! Listening: which addresses may be served without a secret, and how many connections there may be.
+//! Listening: which addresses may be served without a secret, and the limits on connections.
 
 use std::future::Future;
 use std::io;
@@ -19,8 +19,8 @@ use super::{Server, Shared};
 use crate::address::Address;
 
 impl Server {
-    /// Serves one connection that does not come from [`Self::listen`], to its end. Runs on the runtime that
-    /// polls it; dropping the future aborts the connection.
+    /// Serves one connection from another source than [`Self::listen`], until it ends. Runs on the
+    /// runtime that polls it; dropping the future aborts the connection.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
@@ -33,8 +33,8 @@ impl Server {
         }
     }
 
-    /// Listens on `address`, and returns the address that it is bound to: for the TCP port 0, with the port
-    /// that the system has chosen. The path of a unix socket without a listener is taken over.
+    /// Listens on `address`, and returns the bound address: for TCP port 0, with the port that the
+    /// system has chosen. The path of a unix socket without a listener is taken over.
     ///
     /// # Errors
     /// [`ListenError::Exposed`] beyond loopback without a secret; [`ListenError::Bind`].
@@ -46,7 +46,7 @@ impl Server {
         let (socket, file) = match address {
             Address::Tcp(text) => {
                 let addresses: Vec<_> = lookup_host(text.as_str()).await.map_err(failed)?.collect();
-                // Before the socket is there.
+                // Checked before the socket exists.
                 addresses.iter().try_for_each(|one| self.check_exposure(one))?;
                 (::connection::ListeningSocket::bind_tcp(&addresses), None)
             }
@@ -56,12 +56,12 @@ impl Server {
         self.accept_from(&socket.map_err(failed)?, file)
     }
 
-    /// Listens on a socket that is open already, and returns its address. The socket is the caller's, and stays open
-    /// when the server ends.
+    /// Listens on an open socket, and returns its address. The caller owns the socket, which stays
+    /// open when the server ends.
     ///
     /// # Errors
-    /// [`ListenError::Exposed`] beyond loopback without a secret; [`ListenError::Bind`] if the system has no
-    /// descriptor.
+    /// [`ListenError::Exposed`] beyond loopback without a secret; [`ListenError::Bind`] if the
+    /// system has no descriptor.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
@@ -88,7 +88,7 @@ impl Server {
         if address.ip().is_loopback() {
             return Ok(());
         }
-        // Before the look at the secrets, which another thread may be about to take away.
+        // Set before the check of the secrets, which another thread may be about to remove.
         self.shared.is_exposed.store(true, Ordering::SeqCst);
         if self.shared.secrets.are_required() || config.allow_exposed {
             return Ok(());
@@ -104,7 +104,7 @@ impl Service for Shared {
 
     fn take_place(&self, peer: &Peer) -> Result<Place, Refusal> {
         let place = {
-            // Held meanwhile: a change of the limit counts every connection that has a place.
+            // Held meanwhile, so that a change of the limit counts every admitted connection.
             let limits = self.limits.read();
             self.connections.take(peer, limits.connections())
         };
@@ -180,7 +180,7 @@ async fn serve(shared: &Arc<Shared>, peer: Peer, accepted: Accepted) {
     }
 }
 
-/// Returns the reason by which log lines of a refusal are limited.
+/// Returns the reason by which log lines of refusals are rate-limited.
 fn refusal(error: &Error) -> &'static str {
     match error {
         Error::Denied(_) => "denied",
@@ -190,8 +190,9 @@ fn refusal(error: &Error) -> &'static str {
     }
 }
 
-// ---- A listening socket apart from the server that accepts from it. It can outlive that server and be handed to another
-// process: clients that connect while no server accepts wait in its queue, and are not refused.
+// ---- A listening socket, separate from the server that accepts from it. It can outlive that
+// server and be handed to another process: clients that connect while no server accepts wait in its
+// queue instead of being refused.
 
 /// Why a server cannot listen on an address.
 #[derive(Debug, thiserror::Error)]
@@ -219,7 +220,7 @@ pub enum ListenError {
 
 /// A socket that listens. [`Server::listen_on`](crate::Server::listen_on) accepts from it.
 ///
-/// The file of a unix socket is the caller's to remove.
+/// The caller removes the file of a unix socket.
 #[derive(Debug)]
 pub struct ListeningSocket {
     address: Address,
@@ -246,10 +247,10 @@ impl ListeningSocket {
         bound.map_err(|cause| ListenError::Bind { address: address.clone(), cause })
     }
 
-    /// Takes a socket that listens already: one that another process has handed over.
+    /// Takes over a listening socket that another process has handed over.
     ///
     /// # Errors
-    /// If it is no listening socket of the kind that `address` is of.
+    /// If it is not a listening socket of the kind of `address`.
     pub fn adopt(address: &Address, socket: OwnedFd) -> io::Result<Self> {
         let socket = match address {
             Address::Tcp(_) => connection::ListeningSocket::adopt_tcp(socket),
@@ -258,7 +259,7 @@ impl ListeningSocket {
         Self::new(address, socket?)
     }
 
-    /// Returns the address that it is bound to: for the TCP port 0, with the port that the system has chosen.
+    /// Returns the bound address: for TCP port 0, with the port that the system has chosen.
     #[must_use]
     pub fn address(&self) -> &Address {
         &self.address

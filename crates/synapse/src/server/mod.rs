@@ -1,5 +1,5 @@
-//! The server: any backend, served to any number of clients. Frames as bytes are in `codec`; here are sockets, sessions,
-//! memory and time.
+//! The server: any backend, served to any number of clients. `codec` has the frames as bytes; this
+//! module has sockets, sessions, memory and time.
 //!
 //! ```text
 //! listen ──► connection ──► slots: seen before? ──► backend ──► ready: answered in the same write
@@ -57,9 +57,9 @@ use session::Sessions;
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Accepting runs on the tokio runtime in which [`Self::listen`] is called; connections run there, or on
-/// those of [`ServerConfig::workers`]. Dropping the server stops listening and aborts its connections;
-/// [`Self::shutdown`] ends them in order.
+/// Accepting runs on the tokio runtime in which [`Self::listen`] is called; connections run there,
+/// or on those of [`ServerConfig::workers`]. Dropping the server stops listening and aborts its
+/// connections; [`Self::shutdown`] ends them after their requests.
 pub struct Server {
     shared: Arc<Shared>,
     listeners: Mutex<Vec<JoinHandle<()>>>,
@@ -67,13 +67,13 @@ pub struct Server {
 
 pub(crate) struct Shared {
     backend: Arc<dyn Blocker>,
-    /// As it was at the start; what can change since is in `limits` and `secrets`.
+    /// The settings at the start; settings that can change since are in `limits` and `secrets`.
     config: ServerConfig,
     limits: RwLock<ServerLimits>,
-    /// The backend's, within the limits of the wire.
+    /// The backend's capabilities, limited by the wire format.
     capabilities: Capabilities,
     payload_bytes_max: u32,
-    /// The bytes of the largest request or answer, as they are counted.
+    /// The cost of the largest request or answer.
     least_bytes: u64,
     instance: InstanceId,
     sessions: Sessions,
@@ -82,7 +82,7 @@ pub(crate) struct Shared {
     counters: Counts<Counter>,
     log_limit: LogLimit,
     secrets: Secrets,
-    /// Whether it listens at an address that other machines can reach.
+    /// Whether other machines can reach one of the server's addresses.
     is_exposed: AtomicBool,
     connections: Arc<Connections>,
 }
@@ -91,7 +91,7 @@ impl Server {
     /// Returns a server for `backend` and its control plane, which does not listen yet.
     ///
     /// # Errors
-    /// The setting that cannot work, and what would be right.
+    /// The wrong setting, and the valid values.
     pub fn new(backend: Arc<dyn Blocker>, config: ServerConfig) -> Result<Self, SettingError> {
         config.check()?;
         let mut wire = Capabilities::full(u64::MAX);
@@ -130,22 +130,22 @@ impl Server {
         Ok(Self { shared: Arc::new(shared), listeners: Mutex::default() })
     }
 
-    /// Returns the id of this instance: drawn at random when the server was made. Another instance does not
-    /// know its sessions.
+    /// Returns the id of this instance, drawn at random when the server was created. Another
+    /// instance does not know its sessions.
     #[must_use]
     pub fn instance(&self) -> InstanceId {
         self.shared.instance
     }
 
-    /// Returns the server's own metric called `name`, or 0. All of them are collected by [`Collect`].
+    /// Returns the value of the server's own metric `name`, or 0. [`Collect`] collects all of them.
     #[must_use]
     pub fn metric(&self, name: &str) -> u64 {
         self.families().number(name).map_or(0, Number::to_u64)
     }
 
-    /// Stops listening, so that the address is free; answers the requests that have begun, and sends a goodbye
-    /// to every client. Waits for all of that, at most for `timeout`; what takes longer is aborted. Returns
-    /// whether every connection ended in order.
+    /// Stops listening, so that the address is free; answers requests in progress, and sends a
+    /// goodbye to every client. Waits at most for `timeout`, then aborts the rest. Returns whether
+    /// every connection ended by itself.
     pub async fn shutdown(&self, timeout: Duration) -> bool {
         let listeners: Vec<_> = self.listeners.lock().drain(..).collect();
         listeners.iter().for_each(JoinHandle::abort);
@@ -153,7 +153,8 @@ impl Server {
         let clock = Arc::clone(&self.shared.config.clock);
         let all_ended = async {
             for listener in listeners {
-                // Then it is gone, and its address is free. An abort is its only error.
+                // After that the listener is gone, and its address is free. Its only error is an
+                // abort.
                 let _ = listener.await;
             }
             self.shared.connections.wait_for_end().await;
@@ -185,7 +186,7 @@ impl Drop for Server {
     }
 }
 
-/// Checks that a session may have the largest request outstanding, of `least_bytes`.
+/// Checks that a session may have the largest request, of `least_bytes`, outstanding.
 fn check_session_bytes(session_bytes_max: u64, least_bytes: u64) -> Result<(), SettingError> {
     let problem = || format!("must be at least {least_bytes} for this backend");
     match least_bytes <= session_bytes_max {
@@ -229,8 +230,8 @@ impl Shared {
         self.log_limit.admit(reason, self.config.clock.now())
     }
 
-    /// Logs a request that the backend has failed for a reason that an operator can remove: no space, no
-    /// descriptors, damaged data.
+    /// Logs a request that the backend has failed for a reason that an operator can remove: no
+    /// space, no descriptors, damaged data.
     #[inline]
     fn log_failure(&self, peer: Peer, op: Op, outcome: &Outcome) {
         if let Outcome::Failed(error) = outcome {
@@ -259,7 +260,7 @@ impl Shared {
     }
 }
 
-/// Returns `capabilities` with their sizes and numbers limited to those of `limits`.
+/// Returns `capabilities` with sizes and numbers limited to those of `limits`.
 fn limited(mut capabilities: Capabilities, limits: &Capabilities) -> Capabilities {
     capabilities.request_bytes_max = capabilities.request_bytes_max.min(limits.request_bytes_max);
     capabilities.compare_bytes_max = capabilities.compare_bytes_max.min(limits.compare_bytes_max);
@@ -269,8 +270,8 @@ fn limited(mut capabilities: Capabilities, limits: &Capabilities) -> Capabilitie
 }
 
 counters! {
-    /// What connections count. Each counts for itself and adds its counts up now and then, so that no cache line is
-    /// written by every request of every thread.
+    /// Counters of connections. Each connection counts for itself and adds up its counts now and
+    /// then, so that requests of different threads do not write the same cache line.
     #[derive(Default)]
     pub(super) struct Counts<C = u64> {
         /// Connections accepted.

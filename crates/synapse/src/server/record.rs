@@ -1,5 +1,6 @@
-//! A store's record of its servers: an identity of the store, and the instances that ended with everything
-//! stored. It is one small object in the store itself, so that it moves with the store.
+//! A store's record of its servers: the store's identity, and the instances that had stored
+//! everything before they ended. The record is one small object in the store itself, so that it
+//! moves with the store.
 //!
 //! ```text
 //!   0       1       2       3       4               8
@@ -8,9 +9,8 @@
 //!   +-------+-------+-------+-------+---------------+--------------+-------------------+---------+
 //! ```
 //!
-//! Servers that share a store share the record: a change of it depends on the version that was read. That an
-//! instance ended with everything stored remains true whatever other instances do, so the list only grows, up
-//! to a limit.
+//! Servers that share a store share the record: its changes are conditional on the version read. A
+//! closed instance stays closed whatever other instances do, so the list only grows, up to a limit.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ const MAGIC: [u8; 4] = *b"SYNR";
 const FORMAT: u32 = 1;
 const FIXED_BYTES: usize = 4 + 4 + 16;
 const RECORD_BYTES_MAX: usize = FIXED_BYTES + CLOSED_MAX * 16 + 4;
-/// The most attempts of a change that other servers' changes precede.
+/// The most attempts of a change that meets changes of other servers.
 const TRIES_MAX: u32 = 16;
 
 /// A store's record of its servers, as it was read at the start.
@@ -61,12 +61,12 @@ pub struct NodeRecord {
 }
 
 impl NodeRecord {
-    /// Reads the record of `store`, or creates one. `store` must be the store that keeps the data, not a
-    /// cache before it. Takes at most `timeout`.
+    /// Reads the record of `store`, or creates one. `store` must be the store that keeps the data,
+    /// not a cache in front of it. Takes at most `timeout`.
     ///
     /// # Errors
-    /// `Corrupt` if the object is not a record, `Unsupported` if it is of a later format; errors of the
-    /// store.
+    /// `Corrupt` if the object is not a record, `Unsupported` if it is of a later format; errors of
+    /// the store.
     pub async fn open(store: &dyn Blocker, clock: &dyn Clock, timeout: Duration) -> Result<Self, Error> {
         update(store, clock.now() + timeout, |found| match found {
             Some(_) => None,
@@ -75,8 +75,7 @@ impl NodeRecord {
         .await
     }
 
-    /// Sets the store's identity and the instances that ended in order, which the server reports to its
-    /// clients.
+    /// Sets the store's identity and the closed instances, which the server reports to its clients.
     pub fn apply(&self, config: &mut ServerConfig) {
         config.store = Some(self.store);
         config.closed.clone_from(&self.closed);
@@ -88,11 +87,13 @@ impl NodeRecord {
         self.store
     }
 
-    /// Flushes the store, and records that `instance` ended with everything stored. Nothing may change the
-    /// store any more, and a cache before it must have stored its dirty data. Takes at most `timeout`.
+    /// Flushes the store, and records that `instance` has stored everything before its end. Nothing
+    /// may change the store any more, and a cache in front of it must have stored its dirty data.
+    /// Takes at most `timeout`.
     ///
     /// # Errors
-    /// Errors of the store. Then nothing is recorded, and clients count as lost what they have not flushed.
+    /// The store's errors. Then nothing is recorded, and clients count their unflushed changes as
+    /// lost.
     pub async fn close(
         store: &dyn Blocker,
         instance: InstanceId,
@@ -203,7 +204,7 @@ async fn update(
                 stamp = Some(Stamp::new(newer.epoch.0, newer.sequence.saturating_add(1)));
                 Error::Superseded { stamp: newer }
             }
-            // Another server has changed it first, or this attempt may have.
+            // Another server has changed the record first, or this attempt may have.
             Err(
                 error @ (Error::Exists
                 | Error::Missing

@@ -1,9 +1,9 @@
 //! Sessions: they outlive connections.
 //!
-//! One connection at a time owns a session's [`Slots`], and works on them without a lock. When another
-//! connection of the same client attaches the session, the first one is woken, hands the slots over and ends;
-//! from then on no request that still lies in the first one's socket can begin. Tasks continue whichever
-//! connection owns the slots, and deliver their outcomes to the session.
+//! One connection at a time owns a session's [`Slots`], and works on them without a lock. When
+//! another connection of the same client attaches the session, the first one is woken, hands over
+//! the slots and ends; from then on, unread requests in its socket cannot begin. Tasks continue
+//! whichever connection owns the slots, and deliver their outcomes to the session.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -20,22 +20,22 @@ use super::slots::Slots;
 use crate::auth::random;
 use crate::codec::{Outcome, RequestId, SessionId};
 
-/// The outcome of a request that a task has executed; `None`: the task has ended without one.
+/// The outcome of a request executed by a task; `None` if the task has ended without one.
 pub(super) type Completion = (RequestId, Option<Outcome>);
 
 pub(super) struct Session {
-    /// Drawn at random when it began.
+    /// Drawn at random when the session began.
     generation: u64,
-    /// The number of connections that have attached the session; the last of them owns it, or is going to.
+    /// The number of connections that have attached the session; the last of them owns it, or will.
     attach_count: AtomicU64,
     has_completions: AtomicBool,
     state: Mutex<State>,
 }
 
 struct State {
-    /// `None` while a connection owns them.
+    /// `None` while a connection owns the slots.
     slots: Option<Slots>,
-    /// The outcomes that the owner has not taken yet: one per slot at most.
+    /// Outcomes that the owner has not taken yet: at most one per slot.
     completions: Vec<Completion>,
     /// The waker of the connection that owns the slots.
     owner: Option<Waker>,
@@ -54,8 +54,8 @@ impl Session {
         Self { generation, attach_count, has_completions, state: Mutex::new(state) }
     }
 
-    /// Takes the slots, once the connection that owns them has handed them over. `attached` is the caller's
-    /// number among the connections of the session.
+    /// Takes the slots, once their owner has handed them over. `attached` is the caller's number
+    /// among the session's connections.
     ///
     /// # Errors
     /// `Retryable` if another connection has attached the session since.
@@ -83,8 +83,8 @@ impl Session {
         .await
     }
 
-    /// Delivers the outcome of a task to the owner; without one, of outcomes only those are kept that a client may ask
-    /// for again.
+    /// Delivers a task's outcome to the owner. Without an owner, only outcomes that a client may
+    /// ask for again are kept.
     fn deliver(&self, completion: Completion) {
         let owner = {
             let mut state = self.state.lock();
@@ -122,7 +122,7 @@ impl Owned {
         self.session.attach_count.load(Ordering::Acquire) != self.attached
     }
 
-    /// Has `waker` woken from now on. Returns whether it differs from the one before.
+    /// Registers the waker to wake from now on. Returns whether it differs from the previous one.
     pub(super) fn register(&mut self, waker: &Waker) -> bool {
         if self.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
             return false;
@@ -168,7 +168,7 @@ pub(super) struct Reporter {
     session: Arc<Session>,
     id: RequestId,
     outcome: Option<Outcome>,
-    /// Its connection's memory counts as long as this is there.
+    /// The connection's memory counts as long as this exists.
     _executing: mpsc::Sender<()>,
 }
 
@@ -186,8 +186,8 @@ impl Drop for Reporter {
 
 /// All sessions of a server.
 pub(super) struct Sessions {
-    /// One lock and not a concurrent table: it is taken once per connection, at the handshake, and the limit
-    /// and the choice of the sessions to forget need all of them at one moment.
+    /// One lock instead of a concurrent table: it is taken once per connection, at the handshake,
+    /// and both the limit and the choice of sessions to forget need all of them at one moment.
     all: Mutex<HashMap<SessionId, Arc<Session>>>,
     /// The most sessions, and for how long one without a connection is kept.
     limits: Mutex<(usize, Duration)>,
@@ -201,7 +201,7 @@ impl Sessions {
         Self { all, limits, ending: AtomicBool::new(false) }
     }
 
-    /// Changes the limits, for sessions that begin from now on.
+    /// Changes the limits for new sessions.
     pub(super) fn set_limits(&self, count_max: u32, linger: Duration) {
         *self.limits.lock() = (count_max as usize, linger);
     }
@@ -210,7 +210,7 @@ impl Sessions {
         self.all.lock().len()
     }
 
-    /// Has all connections end.
+    /// Makes all connections end.
     pub(super) fn end(&self) {
         self.ending.store(true, Ordering::Release);
         let owners: Vec<_> = {
@@ -225,11 +225,12 @@ impl Sessions {
         self.ending.load(Ordering::Acquire)
     }
 
-    /// Attaches the session `id`, or begins it with the slots that `new` returns. The flag is whether it was
-    /// known.
+    /// Attaches the session `id`, or begins it with the slots that `new` returns. The flag tells
+    /// whether it was known.
     ///
     /// # Errors
-    /// `Retryable` if there are too many sessions, or another connection has attached this one meanwhile.
+    /// `Retryable` if there are too many sessions, or another connection has attached this one
+    /// meanwhile.
     pub(super) async fn attach(
         &self,
         id: SessionId,
@@ -252,21 +253,21 @@ impl Sessions {
             let attached = session.attach_count.fetch_add(1, Ordering::AcqRel) + 1;
             (session, attached, is_known)
         };
-        // A connection that waited for the slots finds that another one has attached the session.
+        // A connection that waits for the slots finds that another one has attached the session.
         let waiting = session.state.lock().next.take();
         waiting.into_iter().for_each(Waker::wake);
         let slots = session.take(attached).await?;
         Ok((Owned { session, attached, slots, waker: None, now }, is_known))
     }
 
-    /// Where there are too many sessions, forgets those without a connection for longer than the linger; if
-    /// there is none, the one without a connection for the longest time.
+    /// If there are too many sessions, forgets those that have been without a connection for longer
+    /// than the linger time; if there are none, the one that has been without a connection longest.
     fn make_room(&self, all: &mut HashMap<SessionId, Arc<Session>>, now: Timestamp) -> Result<(), Error> {
         let (count_max, linger) = *self.limits.lock();
         if all.len() < count_max {
             return Ok(());
         }
-        // Not while a request is being executed: its outcome may be needed.
+        // Not while a request is being executed, because its outcome may be needed.
         let mut left: Vec<_> = all
             .iter()
             .filter_map(|(id, session)| {

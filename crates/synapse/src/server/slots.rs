@@ -1,9 +1,9 @@
 //! The slots of a session: the last request in each, and its outcome.
 //!
-//! A client uses a slot again only when it has the answer (sessions as in NFSv4.1, RFC 8881, 2.10.6). So a
-//! server remembers one outcome per slot, and by it answers a request that is sent again without executing it
-//! again. The window is exactly as large as the number of slots granted: a request is either in it or
-//! finished.
+//! A client reuses a slot only when it has the answer (sessions as in NFSv4.1, RFC 8881, 2.10.6).
+//! So a server remembers one outcome per slot, with which it answers a resent request without
+//! executing it again. The window is exactly the number of granted slots: a request is either in it
+//! or finished.
 //!
 //! ```text
 //!            begin, new sequence              complete
@@ -13,9 +13,9 @@
 //!     └── never again               └───────────────────────────────┴─► begin, new: executing
 //! ```
 //!
-//! *Cancelled* is answered only for a request that has changed nothing and never will: one that never
-//! arrived, or a query. The outcome of a change whose task was aborted is unknown, since the backend may have
-//! begun it.
+//! *Cancelled* is answered only for a request that has changed nothing and never will: a request
+//! that never arrived, or a query. The outcome of a change whose task was aborted is unknown, since
+//! the backend may have begun it.
 
 use tokio::task::AbortHandle;
 
@@ -27,14 +27,14 @@ use crate::codec::{Kind, Op, Outcome, RequestId};
 pub(super) const SLOT_BYTES: u64 = size_of::<Slot>() as u64;
 const _: () = assert!(SLOT_BYTES <= 192);
 
-/// What a connection does with a request that has arrived.
+/// What a connection does with an arriving request.
 #[derive(Debug)]
 pub(super) enum Begin {
-    /// It is new, or may be executed again: execute it, then call [`Slots::complete`].
+    /// The request is new, or may be executed again: execute it, then call [`Slots::complete`].
     Execute,
-    /// It was executed before: answer this outcome.
+    /// The request was executed before: answer this outcome.
     Replay(Outcome),
-    /// It is being executed.
+    /// The request is being executed.
     Wait,
     /// The client breaks the protocol.
     Refuse(&'static str),
@@ -45,7 +45,7 @@ pub(super) enum Begin {
 pub(super) enum Cancel {
     /// Abort the task; the answer follows by [`Slots::complete`].
     Abort(AbortHandle),
-    /// It never began, or its answer was lost: answer this outcome, of this operation.
+    /// The request never began, or its answer was lost: answer this outcome, with this operation.
     Answer(Op, Outcome),
     /// Its answer is on its way.
     Ignore,
@@ -56,7 +56,7 @@ pub(super) enum Cancel {
 #[derive(Debug, Default)]
 struct Slot {
     sequence: u32,
-    /// Whether the client waits for the answer on this connection, or was sent it there.
+    /// Whether the client waits for the answer on this connection, or has received it there.
     is_awaited: bool,
     state: State,
     cost_bytes: u64,
@@ -71,7 +71,7 @@ enum State {
         abort: Option<AbortHandle>,
         is_cancelled: bool,
     },
-    /// `None` for what is not kept.
+    /// `None` for an outcome that is not kept.
     Answered {
         op: Op,
         outcome: Option<Outcome>,
@@ -81,10 +81,10 @@ enum State {
 /// All slots of a session. Owned by the connection that serves it.
 #[derive(Debug)]
 pub(super) struct Slots {
-    /// The slots that were used: most clients never use all that they were granted.
+    /// The slots used so far: most clients never use all granted ones.
     slots: Vec<Slot>,
     count_max: u32,
-    /// The cost of the outstanding requests together, in bytes.
+    /// The total cost of the outstanding requests, in bytes.
     cost_bytes: u64,
     executing_count: u32,
     remembers: bool,
@@ -115,7 +115,7 @@ impl Slots {
         self.executing_count
     }
 
-    /// The cost of the outstanding requests together, in bytes.
+    /// Returns the total cost of the outstanding requests, in bytes.
     pub(super) fn cost_bytes(&self) -> u64 {
         self.cost_bytes
     }
@@ -167,8 +167,8 @@ impl Slots {
         }
     }
 
-    /// Called when a request is done; `None`: its task has ended without an outcome. Returns what to answer,
-    /// if the client waits for it on this connection.
+    /// Called when a request is done; `None` if its task has ended without an outcome. Returns the
+    /// answer, if the client waits for it on this connection.
     pub(super) fn complete(&mut self, id: RequestId, outcome: Option<Outcome>) -> Option<(Op, Outcome)> {
         let slot = self.slots.get_mut(id.slot as usize)?;
         let State::Executing { op, is_cancelled, .. } = slot.state else { return None };
@@ -205,14 +205,14 @@ impl Slots {
             State::Answered { .. } if step == 0 && std::mem::replace(&mut slot.is_awaited, true) => {
                 Cancel::Ignore
             }
-            // Its answer was lost with a connection. A query has changed nothing.
+            // The answer was lost with a connection. A query has changed nothing.
             State::Answered { op, outcome } if step == 0 => match outcome {
                 Some(outcome) => Cancel::Answer(*op, outcome.clone()),
                 None => Cancel::Answer(Op::Cancel, aborted(*op)),
             },
             State::Executing { .. } => Cancel::Refuse("a cancellation for a slot in use"),
             State::Answered { .. } if step > u32::MAX / 2 => Cancel::Ignore,
-            // It has not arrived before, and will not be executed if it does.
+            // The request has not arrived before, and will not be executed if it does.
             _ => {
                 (slot.sequence, slot.is_awaited) = (id.sequence, true);
                 slot.state = State::Answered { op: Op::Cancel, outcome: Some(Outcome::Cancelled) };
@@ -221,8 +221,8 @@ impl Slots {
         }
     }
 
-    /// Called when the connection has ended: no answer is sent until the client sends the request again on
-    /// another.
+    /// Called when the connection has ended: no answer is sent until the client resends the request
+    /// on another.
     pub(super) fn disconnect(&mut self) {
         self.slots.iter_mut().for_each(|slot| slot.is_awaited = false);
     }
@@ -265,7 +265,8 @@ mod tests {
         let mut slots = Slots::new(1, true);
         assert!(matches!(slots.begin(id(1), Op::Write, 10), Begin::Execute));
         assert_eq!((slots.cost_bytes(), slots.executing_count()), (10, 1));
-        // The connection breaks while it is executed: no answer is sent, then it is sent again.
+        // The connection breaks during the execution: no answer is sent, then the request is
+        // resent.
         slots.disconnect();
         assert!(slots.complete(id(1), Some(changed(7))).is_none());
         assert_eq!((slots.cost_bytes(), slots.executing_count()), (0, 0));
@@ -302,31 +303,31 @@ mod tests {
     #[test]
     fn a_cancellation_is_answered_exactly_once_at_any_time() {
         let mut slots = Slots::new(1, true);
-        // Before the request: it never begins.
+        // A cancellation before the request: the request never begins.
         assert!(matches!(slots.cancel(id(1)), Cancel::Answer(Op::Cancel, Outcome::Cancelled)));
         let Begin::Replay(outcome) = slots.begin(id(1), Op::Write, 0) else { panic!("it began after all") };
         assert!(matches!(outcome, Outcome::Cancelled));
-        // While it is executed without a task: the answer is on its way.
+        // A cancellation during the execution without a task: the answer follows anyway.
         assert!(matches!(slots.begin(id(2), Op::Write, 0), Begin::Execute));
         assert!(matches!(slots.cancel(id(2)), Cancel::Ignore));
         // The outcome is unknown: *cancelled* would mean that nothing was changed.
         let aborted = slots.complete(id(2), None);
         assert!(matches!(aborted, Some((Op::Write, Outcome::Failed(Error::OutcomeUnknown(_))))));
-        // Late.
+        // A late cancellation.
         assert!(matches!(slots.cancel(id(2)), Cancel::Ignore));
         assert!(matches!(slots.cancel(id(1)), Cancel::Ignore));
-        // Its answer was lost with the connection.
+        // The answer was lost with the connection.
         slots.disconnect();
         let again = slots.cancel(id(2));
         assert!(matches!(again, Cancel::Answer(Op::Write, Outcome::Failed(Error::OutcomeUnknown(_)))));
         assert!(matches!(slots.cancel(id(2)), Cancel::Ignore));
-        // One that was executed is answered by its outcome.
+        // A request that was executed is answered by its outcome.
         assert!(matches!(slots.begin(id(3), Op::Write, 0), Begin::Execute));
         slots.disconnect();
         assert!(slots.complete(id(3), Some(changed(3))).is_none());
         let Cancel::Answer(Op::Write, outcome) = slots.cancel(id(3)) else { panic!("not answered") };
         assert_eq!(version(&outcome), 3);
-        // A query that was aborted has changed nothing.
+        // An aborted query has changed nothing.
         assert!(matches!(slots.begin(id(4), Op::Read, 0), Begin::Execute));
         assert!(matches!(slots.complete_aborted(id(4)), Some((Op::Read, Outcome::Cancelled))));
         assert!(matches!(slots.cancel(RequestId { slot: 1, sequence: 1 }), Cancel::Refuse(_)));

@@ -1,4 +1,5 @@
-//! What a lane's lock protects: its slots, the queue for the connection, and the calls that wait for a slot.
+//! The state under a lane's lock: its slots, the queue for the connection, and calls that wait for
+//! a slot.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::task::Waker;
@@ -12,30 +13,30 @@ use crate::codec::{Credits, Features, Kind, Op, Outcome, Request, RequestId};
 pub(super) struct State {
     pub(super) slots: Vec<Slot>,
     pub(super) free: Vec<u32>,
-    /// Requests to send, in order. Those that are no longer queued are passed over.
+    /// Requests to send, in order. Entries that are no longer queued are skipped.
     pub(super) queue: VecDeque<RequestId>,
     pub(super) cancels: Vec<RequestId>,
     pub(super) waiting: BTreeMap<u64, Waiter>,
     pub(super) next_ticket: u64,
     /// The session generation of the last welcome.
     pub(super) generation: Option<u64>,
-    /// What the server has granted.
+    /// The server's grant.
     pub(super) credits: Credits,
-    /// Whether more may be requested.
+    /// Whether a larger grant may be requested.
     pub(super) can_request_credit: bool,
-    /// The credit that was requested for the next request, which is larger than the grant; 0: none.
+    /// The credit requested for the next request, which exceeds the grant; 0 if none was requested.
     pub(super) requested_bytes: u64,
-    /// The cost of the requests that are sent and not answered.
+    /// The cost of unanswered requests.
     pub(super) sent_bytes: u64,
     /// The waker of the lane's task.
     pub(super) task: Option<Waker>,
     pub(super) is_signalled: bool,
     pub(super) is_closed: bool,
-    /// The next deadline, or a time before it.
+    /// The next deadline, or an earlier time.
     pub(super) due: Timestamp,
-    /// The time at which the connection was lost, and the cause; `None` while there is one.
+    /// The time and cause of the lost connection; `None` while connected.
     pub(super) down: Option<(Timestamp, Error)>,
-    /// The server's, as of the last welcome.
+    /// The server's limits, from the last welcome.
     pub(super) limits: Capabilities,
     pub(super) features: Features,
 }
@@ -57,9 +58,10 @@ pub(super) struct Slot {
     pub(super) cost_bytes: u64,
     /// Whether the server still owes an answer.
     pub(super) is_owed: bool,
-    /// Whether it was ever sent: it may have been executed then, even if it is queued once more.
+    /// Whether the request was ever sent: then it may have been executed, even if it is queued
+    /// again.
     pub(super) was_sent: bool,
-    /// Whether another connection than the present one has sent it before.
+    /// Whether an earlier connection has sent the request.
     pub(super) was_sent_before: bool,
 }
 
@@ -124,7 +126,8 @@ impl State {
         self.next_waiter()
     }
 
-    /// Called when the caller has its outcome, or does not want it any more. Returns the waker to wake.
+    /// Called when the caller has its outcome, or has dropped the request. Returns the waker to
+    /// wake.
     pub(super) fn release(&mut self, id: RequestId) -> Option<Waker> {
         let slot = &mut self.slots[id.slot as usize];
         slot.waker = None;
@@ -138,7 +141,8 @@ impl State {
         self.free_slot(id.slot)
     }
 
-    /// Decides what happens to a slot on a new connection: its request is sent again, fails, or is cancelled.
+    /// Decides what happens to a slot on a new connection: its request is resent, fails, or is
+    /// cancelled.
     pub(super) fn reconnect(
         &mut self,
         index: u32,
@@ -152,7 +156,7 @@ impl State {
         let slot = &mut self.slots[index as usize];
         let id = RequestId { slot: index, sequence: slot.sequence };
         let is_waiting = matches!(slot.state, SlotState::Queued | SlotState::Sent) && !is_remembered;
-        // A server that remembers the request has the limits that it was made for.
+        // A server that remembers the request has accepted it under its old limits.
         if is_waiting && let Err(error) = slot.fit(&limits, features) {
             resent.lost_count += u64::from(slot.is_owed);
             slot.is_owed = false;
@@ -167,12 +171,12 @@ impl State {
                     self.free.push(index);
                 }
             }
-            // A queued one may have been sent on the connection before the last, which broke before it was
-            // sent again.
+            // A queued request may have been sent on the connection before the last, which broke
+            // before it was resent.
             SlotState::Sent | SlotState::Queued if slot.is_owed => {
                 let kind = slot.request.as_ref().map_or(Kind::Query, |request| request.op().kind());
                 let is_safe = is_remembered || kind != Kind::Change || guesses;
-                // Only a session that is remembered still owes an answer to an earlier request.
+                // Only a remembered session still owes an answer to an earlier request.
                 slot.is_owed = is_remembered;
                 if is_safe && is_granted {
                     slot.state = SlotState::Queued;
@@ -198,7 +202,7 @@ impl State {
                     }
                 }
             }
-            // The server still counts it against the grant.
+            // The server still counts the request against the grant.
             SlotState::Done if slot.is_owed => self.sent_bytes += slot.cost_bytes,
             SlotState::Done => {}
             SlotState::Abandoned => {
@@ -208,9 +212,9 @@ impl State {
         }
     }
 
-    /// Called when the server has ended in order: it has answered what it had begun. What was sent and has no answer
-    /// was not executed, unless an earlier connection had sent it as well; it waits to be sent again, to whichever
-    /// server comes next. Returns how many do.
+    /// Called when the server has shut down after answering all requests that it had begun.
+    /// Unanswered requests were not executed, unless an earlier connection had sent them as well;
+    /// they wait to be resent to the next server. Returns their number.
     pub(super) fn take_back_unexecuted(&mut self) -> u64 {
         let mut count = 0;
         for index in 0..self.slots.len() as u32 {
@@ -228,7 +232,7 @@ impl State {
 
     /// Appends a request to the queue.
     pub(super) fn enqueue(&mut self, id: RequestId) {
-        // Without a connection nothing else removes requests that their callers have dropped.
+        // Without a connection, only this removes requests that their callers have dropped.
         if self.queue.len() >= 2 * self.slots.len() {
             let slots = &self.slots;
             self.queue.retain(|queued| {
@@ -241,7 +245,7 @@ impl State {
 }
 
 impl Slot {
-    /// Makes the request fit the server's limits, which may differ from those that it was made for.
+    /// Adapts the request to the server's limits, which may have changed.
     pub(super) fn fit(&mut self, limits: &Capabilities, features: Features) -> Result<(), Error> {
         let Some(request) = &mut self.request else { return Ok(()) };
         request.fit(limits, features)?;
