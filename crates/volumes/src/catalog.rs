@@ -1,5 +1,5 @@
-//! The catalog: names of volumes, and which clones depend on which snapshots. In a namespace of its own,
-//! which no owner of a volume claims.
+//! The catalog: names of volumes, and the dependences of clones on snapshots. It has a namespace of
+//! its own, which no volume's owner claims.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -15,7 +15,7 @@ use crate::format::{CatalogEntry, Head, NAME_BYTES_MAX, Origin};
 use crate::settings::DamagedVolume;
 use crate::space::Pool;
 
-/// How often a record is changed that others change at the same time.
+/// How often a record's change is attempted when others change it at the same time.
 const TRIES: u32 = 64;
 
 /// Checks the name of a volume or a snapshot.
@@ -28,8 +28,8 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     Err(Error::Invalid(format!("the name {name:?}: a name has {wanted}")))
 }
 
-/// Checks the name of a volume or a snapshot that is to be made: it looks like what it is. Those that were made before
-/// this was asked for can still be found, and removed.
+/// Checks the name of a new volume or snapshot: it must be displayed unambiguously. Older names
+/// that do not pass can still be found, and removed.
 pub(crate) fn check_new_name(name: &str) -> Result<()> {
     check_name(name)?;
     if name.chars().all(is_shown) {
@@ -39,14 +39,14 @@ pub(crate) fn check_new_name(name: &str) -> Result<()> {
     Err(Error::Invalid(format!("the name {name:?} {why}: a name has none")))
 }
 
-/// Returns whether a text shows a character as what it is. Control characters, those that are invisible, and those that turn
-/// the text around them, as U+202E, are not shown.
+/// Returns whether a text displays a character unambiguously. Control characters, invisible ones,
+/// and those that change the direction of the text, such as U+202E, are not displayed so.
 #[must_use]
 pub fn is_shown(letter: char) -> bool {
     if letter.is_ascii() {
         return !letter.is_ascii_control();
     }
-    // After a letter, for those that combine with it.
+    // Tested after a letter, because of combining characters.
     let after = String::from_iter(['a', letter]);
     after.escape_debug().eq(after.chars())
 }
@@ -81,7 +81,7 @@ impl Pool {
         self.in_catalog(format!("c/{}/{:09x}/{clone}", origin.volume, origin.node))
     }
 
-    /// Writes a record, *stored* when this returns.
+    /// Writes a record, and stores it before it returns.
     async fn put_record(
         &self,
         object: ObjectId,
@@ -98,7 +98,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Removes a record, if it is there; *stored* when this returns.
+    /// Removes a record, if it exists; the removal is *stored* when this returns.
     async fn remove_record(&self, object: ObjectId) -> Result<()> {
         let durability = Durability::Stored.min(self.capabilities.durability_max);
         match self.store.delete(DeleteRequest::new(object.clone()).durability(durability)).await {
@@ -130,7 +130,8 @@ impl Pool {
             let next = CatalogEntry { volume: VolumeId(volume.0 + 1) };
             match self.put_record(object.clone(), next.encode(), condition).await {
                 Ok(()) => return Ok(volume),
-                // Another caller was first, or it is not known: the next number is free in any case.
+                // Another caller was first, or the outcome is unknown: in any case the next number
+                // is free.
                 Err(
                     blocker::Error::ConditionFailed { .. }
                     | blocker::Error::Exists
@@ -143,7 +144,7 @@ impl Pool {
         Err(Error::Io(blocker::Error::Retryable("too many volumes are made at the same time".into())))
     }
 
-    /// Returns the number of the volume of this name.
+    /// Returns the number of the volume with this name.
     pub(crate) async fn find(&self, name: &str) -> Result<VolumeId> {
         check_name(name)?;
         let damaged = |why: &str| Error::Damaged(format!("the catalog's record of volume {name:?}: {why}"));
@@ -155,14 +156,14 @@ impl Pool {
         }
     }
 
-    /// As [`Self::find`], not from what a cache below remembers.
+    /// Returns the number as [`Self::find`] does, but not from the memory of a cache below.
     pub(crate) async fn find_fresh(&self, name: &str) -> Result<VolumeId> {
         check_name(name)?;
         self.invalidate(Scope::Object(self.name_object(name))).await?;
         self.find(name).await
     }
 
-    /// Gives a volume its name. With an error it does not have it.
+    /// Gives a volume its name. After an error the volume does not have it.
     pub(crate) async fn publish(&self, name: &str, volume: VolumeId) -> Result<()> {
         let bytes = CatalogEntry { volume }.encode();
         let mut error = match self.put_record(self.name_object(name), bytes.clone(), Condition::Absent).await
@@ -200,7 +201,7 @@ impl Pool {
     /// Returns the names and numbers of all volumes, in the order of the names.
     ///
     /// # Errors
-    /// Those of the store; `Damaged` if a record is.
+    /// The store's errors; `Damaged` if a record is damaged.
     pub(crate) async fn names(&self) -> Result<Vec<(String, VolumeId)>> {
         let (names, damaged) = self.names_and_damaged().await?;
         match damaged.into_iter().next() {
@@ -209,7 +210,7 @@ impl Pool {
         }
     }
 
-    /// Returns the names and numbers of the volumes whose records can be read, and the others.
+    /// Returns the names and numbers of the volumes with readable records, and the damaged volumes.
     pub(crate) async fn names_and_damaged(&self) -> Result<(Vec<(String, VolumeId)>, Vec<DamagedVolume>)> {
         let entries: Vec<_> = self.store.entries(self.catalog(), "v/").try_collect().await?;
         let (mut names, mut damaged) = (Vec::new(), Vec::new());
@@ -228,7 +229,7 @@ impl Pool {
         Ok((names, damaged))
     }
 
-    /// Lets the caches below read the catalog anew: another owner may have changed it.
+    /// Makes caches below read the catalog again, because another owner may have changed it.
     pub(crate) async fn refresh_catalog(&self) -> Result<()> {
         self.invalidate(Scope::Namespace(self.catalog())).await
     }
@@ -243,7 +244,7 @@ impl Pool {
         self.remove_record(self.clone_object(origin, clone)).await
     }
 
-    /// Returns whether a clone is recorded to depend on a snapshot.
+    /// Returns whether the catalog has a dependence of this clone on this snapshot.
     pub(crate) async fn is_clone(&self, origin: Origin, clone: VolumeId) -> Result<bool> {
         Ok(self.store.exists(&self.clone_object(origin, clone)).await?)
     }
@@ -267,7 +268,7 @@ impl Pool {
         Ok(self.store.exists(&self.remains_object(volume)).await?)
     }
 
-    /// Does as [`Self::add_remains`] unless that is done already; returns whether it was not.
+    /// Records the same as [`Self::add_remains`]. Returns whether the record is new.
     pub(crate) async fn add_new_remains(&self, volume: VolumeId) -> Result<bool> {
         let bytes = CatalogEntry { volume }.encode();
         match self.put_record(self.remains_object(volume), bytes, Condition::Absent).await {
@@ -281,19 +282,19 @@ impl Pool {
         self.remove_record(self.remains_object(volume)).await
     }
 
-    /// Returns whether there is a volume of this number, with or without a name.
+    /// Returns whether a volume with this number exists, with or without a name.
     pub(crate) async fn has_head(&self, volume: VolumeId) -> Result<bool> {
         Ok(self.store.exists(&self.object(volume, Kind::Head)).await?)
     }
 
-    /// Returns the head of a volume and its version.
+    /// Returns a volume's head and its version.
     pub(crate) async fn head(&self, volume: VolumeId) -> Result<(Head, blocker::Version)> {
         let missing =
             || Error::Damaged(format!("head {} of a volume: it is missing", self.object(volume, Kind::Head)));
         self.head_if_any(volume).await?.ok_or_else(missing)
     }
 
-    /// Returns the head of a volume and its version; `None` if there is none.
+    /// Returns a volume's head and its version; `None` if it has none.
     pub(crate) async fn head_if_any(&self, volume: VolumeId) -> Result<Option<(Head, blocker::Version)>> {
         let object = self.object(volume, Kind::Head);
         let damaged = |why: &str| Error::Damaged(format!("head {object} of a volume: {why}"));
@@ -319,7 +320,7 @@ impl Pool {
         Ok(names.iter().filter_map(|name| number(name.strip_prefix("x/")?)).collect())
     }
 
-    /// Returns the marks of clones.
+    /// Returns the recorded dependences of clones.
     pub(crate) async fn clones(&self) -> Result<Vec<(Origin, VolumeId)>> {
         let mark = |name: &String| {
             let mut parts = name.strip_prefix("c/")?.split('/');
@@ -334,7 +335,7 @@ impl Pool {
         Ok(entries.iter().map(|entry| String::from_utf8_lossy(entry.name.as_bytes()).into_owned()).collect())
     }
 
-    /// Returns the volume whose namespace this is.
+    /// Returns the volume to which this namespace belongs.
     pub(crate) fn volume_of(&self, namespace: &Namespace) -> Option<VolumeId> {
         let bytes = namespace.as_bytes();
         let catalog = self.catalog();
@@ -350,17 +351,18 @@ fn number(text: &str) -> Option<VolumeId> {
 
 // ---- volumes of other owners
 //
-// Their owners have written objects in place until a snapshot was made, of which no cache of another host learns. From
-// then on an object of the snapshot stays as it is. So a cache is asked once for each new snapshot to read anew, and a
-// golden image stays warm.
+// Until a snapshot is made, the volume's owner may write the objects in place, of which a cache of
+// another host does not learn. After that the snapshot's objects never change. So a cache re-reads
+// the volume once for each new snapshot, and a golden image stays cached.
 
 impl Pool {
-    /// Lets the caches below read anew what they may have of a snapshot, and of those that it came from, of before.
+    /// Makes caches below re-read older copies of a snapshot's objects, and of those of the
+    /// snapshots from which its volume was cloned.
     pub(crate) async fn refresh(&self, snapshot: Option<Origin>) -> Result<()> {
         let mut next = snapshot;
         let mut refreshed = Vec::new();
         while let Some(Origin { volume, node }) = next.take() {
-            // Those before it were refreshed with it.
+            // Its origins were refreshed together with it.
             if self.left.knows(volume, node) {
                 break;
             }
@@ -368,7 +370,7 @@ impl Pool {
             refreshed.push((volume, node));
             match self.head_if_any(volume).await {
                 Ok(Some((head, _))) => next = head.origin,
-                // Where it came from cannot be found out.
+                // The origin cannot be determined.
                 Ok(None) | Err(Error::Damaged(_)) => self.invalidate(Scope::All).await?,
                 Err(error) => return Err(error),
             }
@@ -379,14 +381,14 @@ impl Pool {
         Ok(())
     }
 
-    /// Returns the head of a volume that another owner may have, as the store has it.
+    /// Returns the head of a volume that another owner may have, from the store.
     pub(crate) async fn fresh_head(&self, volume: VolumeId) -> Result<Option<Head>> {
         self.invalidate(Scope::Object(self.object(volume, Kind::Head))).await?;
         Ok(self.head_if_any(volume).await?.map(|(head, _)| head))
     }
 
-    /// Checks that a volume still has a snapshot, after what was read of it: from the loss of its name on, its owner may
-    /// write over it.
+    /// Checks that a volume still has a snapshot, after a read of it: once the snapshot's name is
+    /// gone, the owner may overwrite its objects.
     pub(crate) async fn check_there(&self, volume: VolumeId, node: u64, name: &str) -> Result<()> {
         let head = self.fresh_head(volume).await?;
         match head.as_ref().and_then(|head| head.named(name)) {

@@ -1,4 +1,4 @@
-//! Errors by what the caller of a volume can do about them.
+//! Errors, by what the caller of a volume can do about them.
 
 use blocker::Epoch;
 
@@ -9,19 +9,19 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no volume of this name.
+    /// There is no volume with this name.
     #[error("there is no volume {0:?}")]
     NoSuchVolume(String),
-    /// The volume has no snapshot of this name.
+    /// The volume has no snapshot with this name.
     #[error("there is no snapshot {0:?} of this volume")]
     NoSuchSnapshot(String),
-    /// A volume or a snapshot of this name exists.
+    /// A volume or a snapshot with this name exists.
     #[error("{0:?} exists already")]
     Exists(String),
     /// Another owner has the volume attached: let it close the volume, or take over.
     #[error("the volume is in use by {owner:?}; close it there, or take it over")]
     InUse {
-        /// The name that the owner gave itself.
+        /// The owner's name.
         owner: String,
     },
     /// The range ends beyond the end of the volume. Nothing was read or changed.
@@ -34,13 +34,14 @@ pub enum Error {
         /// The size of the volume in bytes.
         size_bytes: u64,
     },
-    /// The volume takes no changes: it was opened, or is set, to be read only.
+    /// The volume refuses changes: it was opened, or is set, read-only.
     #[error("the volume is read-only")]
     ReadOnly,
-    /// The store is full, or the volume's quota is used up. What was asked for may have been done in part.
+    /// The store is full, or the volume's quota is used up. The operation may have been done in
+    /// part.
     #[error("no space: {0}")]
     NoSpace(String),
-    /// Another owner has taken the volume over. This handle never works again.
+    /// Another owner has taken over the volume. This handle never works again.
     #[error("fenced off: another owner has taken the volume over")]
     Fenced {
         /// The epoch in force, where the store reported it; otherwise 0.
@@ -52,19 +53,20 @@ pub enum Error {
     /// The volume was handed over to another owner. This handle never works again.
     #[error("the volume was handed over to another owner")]
     HandedOver,
-    /// An operation on the volume's snapshots was abandoned half way. Close the volume and open it again.
+    /// An operation on the volume's snapshots was abandoned half way. Close the volume and open it
+    /// again.
     #[error("an operation on the volume was abandoned half way: close it and open it again")]
     Interrupted,
-    /// `write_zeroes` was to be done only if it is fast, and it is not. Nothing was changed.
+    /// `write_zeroes` was requested only if fast, and it is not. Nothing was changed.
     #[error("writing zeros here is no faster than writing data")]
     NotFast,
-    /// What the store has is not what was put there. The text names the object.
+    /// Stored data are damaged. The text names the object.
     #[error("damaged: {0}")]
     Damaged(String),
     /// The request contradicts itself, or a value is out of its range.
     #[error("invalid: {0}")]
     Invalid(String),
-    /// The store below cannot do what volumes need.
+    /// The store below lacks a feature that volumes need.
     #[error("unsupported: {0}")]
     Unsupported(String),
     /// A limit is reached.

@@ -1,10 +1,10 @@
 //! Volumes: disks of any size, cut into objects over one [`Blocker`](blocker::Blocker).
 //!
-//! A volume is thin: what was never written takes no space. A snapshot or a clone moves no data, whatever the
-//! size. A write in steady state is one write of one object: the map of which object lies where is in memory,
-//! and changes of it are stored by the flush that comes after them. [`Volumes`] makes, lists and opens; a
-//! [`Volume`] is an open one. No runtime is needed: futures are the standard library's. Only [`exports`], the volumes as
-//! exports of an NBD server, run on tokio.
+//! A volume is thin: unwritten ranges take no space. A snapshot or a clone moves no data, whatever
+//! the size. In the steady state a write is one write of one object: the map from offsets to
+//! objects is in memory, and the next flush stores its changes. [`Volumes`] creates, lists and
+//! opens volumes; a [`Volume`] is an open one. No runtime is needed: futures are the standard
+//! library's. Only [`exports`], which serves volumes over NBD, runs on tokio.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -23,7 +23,7 @@
 //! # Ok::<_, volumes::Error>(())
 //! ```
 //!
-//! What is stored, and in which order, is in `docs/volume-format.md`.
+//! `docs/volume-format.md` describes the stored format and the order of its changes.
 #![warn(missing_debug_implementations)]
 
 mod catalog;

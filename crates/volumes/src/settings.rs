@@ -1,29 +1,30 @@
-//! What callers set, and what they are given to read.
+//! Settings by callers, and information for them.
 
 use blocker::{Durability, NamespaceKey, WriteMode};
 
 use crate::error::{Error, Result};
 
-/// How a volume is treated. Kept with the volume.
+/// A volume's settings, which are stored with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Settings {
     /// Whether every change is refused.
     pub is_read_only: bool,
-    /// The write mode of the volume's namespace, set when it is opened; `None` leaves what the cache has. Not
-    /// `ReadOnly`: see `is_read_only`.
+    /// The write mode of the volume's namespace, set when the volume is opened; `None` keeps the
+    /// cache's. Not `ReadOnly`: see `is_read_only`.
     pub write: Option<WriteMode>,
-    /// The quota of the volume's namespace in bytes, set when it is opened; `None` leaves what there is.
+    /// The quota of the volume's namespace in bytes, set when the volume is opened; `None` keeps
+    /// the current one.
     pub quota_bytes_max: Option<u64>,
-    /// The rates of the volume's namespace, set when it is opened.
+    /// The rates of the volume's namespace, set when the volume is opened.
     pub rates: Rates,
-    /// The size of the objects that the volume is cut into: a power of two from 4 096 to what the store
-    /// takes. Fixed when the volume is made; `None` means 4 MiB, or the largest that the store takes.
+    /// The size of the volume's objects: a power of two from 4 096 to the store's limit. Fixed when
+    /// the volume is created; `None` means 4 MiB, or the store's limit if that is smaller.
     pub object_bytes: Option<u64>,
 }
 
 impl Settings {
-    /// Checks that a volume can have them.
+    /// Checks that the settings are valid.
     pub(crate) fn check(&self) -> Result<()> {
         if self.write == Some(WriteMode::ReadOnly) {
             let why = "the volume could not be released, set or deleted: set is_read_only for that";
@@ -68,8 +69,8 @@ impl Settings {
     }
 }
 
-/// How much a volume may ask of the store below its cache: what a namespace of the cache can have. `None` leaves
-/// what there is. Without a cache below they have no effect.
+/// Limits on a volume's requests to the store below its cache, as for a namespace of the cache.
+/// `None` keeps the current limit. Without a cache below they have no effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Rates {
@@ -77,12 +78,12 @@ pub struct Rates {
     pub store_requests_per_second_max: Option<u64>,
     /// Bytes a second, to and from the store.
     pub store_bytes_per_second_max: Option<u64>,
-    /// For how long the volume can save up what it has not used of its rates, in milliseconds.
+    /// How long the volume can save up unused rates, in milliseconds.
     pub store_burst_ms: Option<u64>,
 }
 
 impl Rates {
-    /// Returns the rates by the keys that a cache has for them.
+    /// Returns the rates with the keys that a cache uses for them.
     pub(crate) fn by_key(&self) -> [(NamespaceKey, Option<u64>); 3] {
         [
             (NamespaceKey::StoreRequestsPerSecondMax, self.store_requests_per_second_max),
@@ -91,7 +92,7 @@ impl Rates {
         ]
     }
 
-    /// Checks that a cache takes them: else the volume could not be opened.
+    /// Checks that a cache accepts the rates; otherwise the volume could not be opened.
     fn check(&self) -> Result<()> {
         let ranges = [1..=10_000_000, 4096..=u64::MAX - 1, 0..=60_000];
         for ((key, value), range) in self.by_key().into_iter().zip(ranges) {
@@ -107,38 +108,39 @@ impl Rates {
 /// How one writer at a time is enforced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Fencing {
-    /// By the layer below: a cache that is the writer of its store, or a store that one process opens. The
-    /// volume is attached there when it is opened.
+    /// By the layer below: a cache that is the writer of its store, or a store that only one
+    /// process opens. The volume is attached there when it is opened.
     #[default]
     Below,
-    /// By the volumes: each is claimed with an epoch of its own when it is opened, and every change is
+    /// By the volumes: each is claimed with a new epoch when it is opened, and every change is
     /// stamped. For a store that several hosts write to without a cache that is the writer.
     Stamps,
 }
 
-/// What all volumes of a store have in common.
+/// Options shared by all volumes of a store.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// The namespace of the catalog, and the begin of the names of the volumes' namespaces: 1 to 200 bytes.
+    /// The namespace of the catalog, and the prefix of the volumes' namespaces: 1 to 200 bytes.
     pub prefix: String,
-    /// What this owner calls itself, for others to find it: a host and a port, as a rule. After a crash the
-    /// same owner may open its volumes again without a takeover. 1 to 200 bytes.
+    /// The owner's name, by which others find it: usually a host and a port. After a crash the same
+    /// owner may open its volumes again without a takeover. 1 to 200 bytes.
     pub owner: String,
     /// How one writer at a time is enforced.
     pub fencing: Fencing,
-    /// What a flush of a volume promises, as long as it has no new object to record: *journaled* is enough
-    /// where the cache below has a journal. *Stored* unless set.
+    /// The durability of a volume's flushes that record no new object: *journaled* suffices where
+    /// the cache below has a journal. *Stored* unless set.
     pub flush_durability: Durability,
-    /// Whether a write is answered only once the map that names its object is stored, or a log has it. Then what
-    /// was acknowledged is there after a kill of this process, if the layer below keeps what it has acknowledged: a cache that
-    /// writes through, or one with a journal. For clients that reconnect and go on, as those of NBD do: they
-    /// do not know that the cache that they had written to is gone, and the flush that follows would promise
-    /// what is lost. It costs a flush with the first write to each new object. Not so unless set.
+    /// Whether a write is answered only once the map that names its object is stored, or a log has
+    /// the write. Then acknowledged writes survive a kill of this process if the layer below keeps
+    /// acknowledged writes, as a cache with write-through or with a journal does. For clients that
+    /// reconnect and continue, as NBD clients do: they do not learn that the cache's content is
+    /// gone, and their next flush would promise data that are lost. Costs a flush with the first
+    /// write to each new object. Off unless set.
     pub records_at_once: bool,
-    /// The memory in bytes, of all open volumes together, for writes to objects that snapshots have and that are not
-    /// copied yet. Without room such a write waits for the copy. 64 MiB unless set; with 0 each waits, and volumes
-    /// have no logs.
+    /// The memory in bytes, for all open volumes together, for overlays: writes to objects that
+    /// snapshots share and that are not copied yet. When it is full, such a write waits for the
+    /// copy. 64 MiB unless set; with 0 every such write waits, and volumes have no logs.
     pub overlay_bytes_max: u64,
 }
 
@@ -156,7 +158,7 @@ impl Options {
         }
     }
 
-    /// Sets what this owner calls itself.
+    /// Sets the owner's name.
     #[must_use]
     pub fn owner(mut self, owner: &str) -> Self {
         owner.clone_into(&mut self.owner);
@@ -177,14 +179,14 @@ impl Options {
         self
     }
 
-    /// Sets the memory for writes to objects that are not copied yet.
+    /// Sets the memory for overlays.
     #[must_use]
     pub fn overlay_bytes_max(mut self, bytes: u64) -> Self {
         self.overlay_bytes_max = bytes;
         self
     }
 
-    /// Sets what a flush promises.
+    /// Sets the durability of flushes.
     #[must_use]
     pub fn flush_durability(mut self, durability: Durability) -> Self {
         self.flush_durability = durability;
@@ -192,16 +194,17 @@ impl Options {
     }
 }
 
-/// How a volume is opened.
+/// The options of opening a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct OpenOptions {
-    /// Whether to take the volume over from an owner that has not closed it. That owner is fenced off.
+    /// Whether to take over the volume from an owner that has not closed it. That owner is fenced
+    /// off.
     pub take_over: bool,
 }
 
 impl OpenOptions {
-    /// Sets whether to take the volume over from an owner that has not closed it.
+    /// Sets whether to take over the volume from an owner that has not closed it.
     #[must_use]
     pub fn take_over(mut self, take_over: bool) -> Self {
         self.take_over = take_over;
@@ -213,9 +216,9 @@ impl OpenOptions {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Listing {
-    /// Those that can be read, in the order of their names.
+    /// The readable volumes, in the order of their names.
     pub volumes: Vec<VolumeInfo>,
-    /// Those whose record or head is damaged, in the order of their names.
+    /// The volumes with a damaged record or head, in the order of their names.
     pub damaged: Vec<DamagedVolume>,
 }
 
@@ -229,7 +232,7 @@ pub struct DamagedVolume {
     pub why: String,
 }
 
-/// A volume, as a listing has it.
+/// A volume in a listing.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct VolumeInfo {
@@ -239,25 +242,25 @@ pub struct VolumeInfo {
     pub size_bytes: u64,
     /// The size of its objects in bytes.
     pub object_bytes: u64,
-    /// The owner that has it attached; `None` if none has.
+    /// The owner that has attached the volume; `None` if none has.
     pub owner: Option<String>,
     /// The number of its snapshots.
     pub snapshots: usize,
     /// Whether it is a clone that still depends on its origin.
     pub is_clone: bool,
-    /// What it was cloned from, if it is one.
+    /// The clone's origin, if the volume is one.
     pub origin: Option<OriginInfo>,
-    /// How it is treated.
+    /// Its settings.
     pub settings: Settings,
 }
 
-/// What a clone was made of, by the names that there are still.
+/// A clone's origin, by the names that still exist.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct OriginInfo {
     /// The volume; `None` if it was deleted, and is kept for its clones.
     pub volume: Option<String>,
-    /// The snapshot; `None` if it was deleted, or was made for this clone alone.
+    /// The snapshot; `None` if it was deleted, or was made only for this clone.
     pub snapshot: Option<String>,
 }
 
@@ -269,16 +272,16 @@ pub struct SnapshotInfo {
     pub name: String,
     /// The size of the volume when it was made, in bytes.
     pub size_bytes: u64,
-    /// When it was made, in seconds since 1970.
+    /// Its time, in seconds since 1970.
     pub made_unix_seconds: u64,
-    /// The name of the snapshot before it, from which it differs; `None` for the first one.
+    /// The name of the previous snapshot; `None` for the first one.
     pub parent: Option<String>,
 }
 
-/// What lies at a range of a volume.
+/// The kind of an extent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ExtentKind {
-    /// Something was written there.
+    /// Written data.
     Data,
     /// Reads as zeros, and takes space.
     Zero,
@@ -286,36 +289,36 @@ pub enum ExtentKind {
     Hole,
 }
 
-/// A range of a volume whose parts are of one kind.
+/// A range of a volume of one kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
     /// Where it begins, in bytes.
     pub offset: u64,
     /// Its length in bytes.
     pub length: u64,
-    /// What lies there.
+    /// Its kind.
     pub kind: ExtentKind,
 }
 
-/// A range of a volume that may differ from what a snapshot has there.
+/// A range of a volume that may differ from a snapshot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Change {
     /// Where it begins, in bytes.
     pub offset: u64,
     /// Its length in bytes.
     pub length: u64,
-    /// Whether something is there now; if not, it reads as zeros.
+    /// Whether the range has data now; otherwise it reads as zeros.
     pub is_data: bool,
 }
 
-/// What a volume uses, from its map: whole objects are counted, also where less of them was written.
+/// A volume's usage, from its map: whole objects are counted, even if only parts were written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Usage {
     /// The size of the volume in bytes.
     pub size_bytes: u64,
-    /// The bytes that it refers to, its own and those it shares.
+    /// The bytes of all its objects, its own and shared ones.
     pub referenced_bytes: u64,
-    /// The bytes that were written since the last snapshot: no snapshot and no clone has them.
+    /// The bytes written since the last snapshot: no snapshot and no clone shares them.
     pub exclusive_bytes: u64,
 }

@@ -1,5 +1,6 @@
-//! The store below: the namespace of one volume and the terms on which its objects are changed, what this process knows
-//! of volumes that it does not have, the memory for overlays, and the limits of a volume's namespace.
+//! The store below: a volume's namespace and the terms of changing its objects, this process's
+//! knowledge of volumes that it does not have, the memory for overlays, and the limits of a
+//! volume's namespace.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,11 +20,11 @@ use crate::format::map::Map;
 use crate::format::{PAGE_BYTES, Page, PageName, decode_page, decode_root};
 use crate::settings::Settings;
 
-/// All changes of a volume are in this order domain of its namespace.
+/// The order domain of all changes of a volume, in its namespace.
 const DOMAIN: OrderDomain = OrderDomain(1);
-/// Removals under way at once.
+/// The most concurrent removals.
 const REMOVALS_MAX: usize = 32;
-/// Requests for pages under way at once.
+/// The most concurrent requests for pages.
 const LOADS_MAX: usize = 16;
 
 /// The store with the names of the volumes' namespaces.
@@ -69,7 +70,7 @@ impl Pool {
                 request = request.if_version(version);
             }
             let reply = match self.store.read(request).await {
-                // It was replaced meanwhile: from its begin again.
+                // The object was replaced meanwhile: restart from the beginning.
                 Err(blocker::Error::ConditionFailed { .. }) => {
                     (all, version) = (Segments::new(), None);
                     continue;
@@ -85,7 +86,7 @@ impl Pool {
         }
     }
 
-    /// Lets the caches below read anew what they have of a scope and need not store.
+    /// Makes caches below drop their clean copies of a scope.
     pub(crate) async fn invalidate(&self, scope: Scope) -> Result<()> {
         match self.store.invalidate(InvalidateRequest::new(scope)).await {
             Ok(_) | Err(blocker::Error::Unsupported(_)) => Ok(()),
@@ -93,7 +94,8 @@ impl Pool {
         }
     }
 
-    /// Returns the entries of the pages in `root`, taking from `near` those that it has at the same place.
+    /// Returns the entries of the pages in `root`, sharing those that `near` has with the same
+    /// entry.
     pub(crate) async fn load(&self, root: &[Entry], near: Option<(&[Entry], &Map)>) -> Result<Map> {
         use futures_util::StreamExt;
         let mut loads = Vec::new();
@@ -113,7 +115,7 @@ impl Pool {
     }
 }
 
-/// Owns what it needs, so that the future can be sent to another thread whatever it is part of.
+/// Owns its arguments, so that the future is `Send` whatever it is part of.
 async fn load_page(pool: Pool, page: usize, at: Entry) -> Result<(usize, Arc<Page>)> {
     // A map has at most 65 536 pages.
     let number = page as u32;
@@ -142,7 +144,7 @@ pub(crate) async fn load_node(
     Ok((root, map))
 }
 
-/// Reads a snapshot's root, and no page of its map.
+/// Reads a snapshot's root, without the pages of its map.
 pub(crate) async fn load_root(pool: &Pool, volume: VolumeId, node: u64) -> Result<Vec<Entry>> {
     let object = pool.object(volume, Kind::Root(node));
     let damaged = |why: &str| Error::Damaged(format!("root {object} of a snapshot: {why}"));
@@ -160,7 +162,7 @@ pub(crate) struct Space {
     pub(crate) pool: Pool,
     pub(crate) volume: VolumeId,
     namespace: Namespace,
-    /// `Some` where changes are stamped.
+    /// `Some` if changes are stamped.
     fence: Option<Fence>,
 }
 
@@ -171,14 +173,14 @@ struct Fence {
 }
 
 impl Space {
-    /// Returns the namespace of `volume`; with an epoch, changes are stamped with it.
+    /// Returns the namespace of `volume`; changes are stamped with the epoch, if there is one.
     pub(crate) fn new(pool: Pool, volume: VolumeId, epoch: Option<u64>) -> Self {
         let namespace = pool.namespace(volume);
         let fence = epoch.map(|epoch| Fence { epoch, sequence: AtomicU64::new(1) });
         Self { pool, volume, namespace, fence }
     }
 
-    /// Returns whether changes are stamped: then an object has one change under way at a time.
+    /// Returns whether changes are stamped: then an object has only one change in flight.
     pub(crate) fn is_stamped(&self) -> bool {
         self.fence.is_some()
     }
@@ -203,15 +205,16 @@ impl Space {
         change
     }
 
-    /// As [`Self::change`], of a change that gives a place to what was acknowledged: no quota refuses it.
+    /// Returns the terms as [`Self::change`] does, for a change that stores acknowledged data: no
+    /// quota refuses it.
     pub(crate) fn settling(&self, durability: Durability, condition: Condition) -> Change {
         let mut change = self.change(durability, condition);
         change.settles = true;
         change
     }
 
-    /// Replaces an object, *stored* when this returns. No quota refuses it: what the volume has acknowledged is found by such
-    /// objects.
+    /// Replaces an object, and stores it before it returns. No quota refuses it, because
+    /// acknowledged data are found through such objects.
     pub(crate) async fn put(
         &self,
         kind: Kind,
@@ -221,7 +224,7 @@ impl Space {
         self.put_as(kind, bytes, self.settling(Durability::Stored, condition)).await
     }
 
-    /// As [`Self::put`], of an object that a quota may refuse.
+    /// Replaces an object as [`Self::put`] does, but a quota may refuse it.
     pub(crate) async fn put_if_room(
         &self,
         kind: Kind,
@@ -237,7 +240,7 @@ impl Space {
         match self.ensure_stored(kind, reply.durability).await {
             Ok(()) => Ok(reply.version),
             Err(fenced @ blocker::Error::Fenced { .. }) => Err(fenced),
-            // It was written, whatever the flush says.
+            // The object was written, although the flush failed.
             Err(error) => Err(blocker::Error::NotStored(error.to_string().into())),
         }
     }
@@ -257,18 +260,18 @@ impl Space {
         self.store().flush(FlushRequest::new(scope).durability(durability)).await.map(drop)
     }
 
-    /// Returns what the volume may use and what it uses.
+    /// Returns the volume's limit and usage.
     pub(crate) fn quota(&self) -> Reply<Quota> {
         self.store().control().quota(self.namespace.clone())
     }
 
-    /// Returns all objects of the volume, whether a map names them or not.
+    /// Returns all objects of the volume, whether or not a map names them.
     pub(crate) async fn objects(&self) -> Result<Vec<ObjectId>, blocker::Error> {
         let entries: Vec<_> = self.pool.store.entries(self.namespace.clone(), "").try_collect().await?;
         Ok(entries.into_iter().map(|entry| ObjectId::new(self.namespace.clone(), entry.name)).collect())
     }
 
-    /// Removes objects that nothing refers to, some at a time.
+    /// Removes unused objects, several at a time.
     pub(crate) async fn remove_all(&self, objects: &[ObjectId]) -> Result<(), blocker::Error> {
         for some in objects.chunks(REMOVALS_MAX) {
             let removals: Vec<_> = some.iter().map(|object| self.remove_object(object.clone())).collect();
@@ -277,19 +280,20 @@ impl Space {
         Ok(())
     }
 
-    /// Removes everything, the head last; *stored* when this returns.
+    /// Removes everything, the head last, and stores that before it returns.
     pub(crate) async fn clear(&self) -> Result<(), blocker::Error> {
         let head = self.object(Kind::Head);
         let mut rest = self.objects().await?;
         rest.retain(|object| *object != head);
         self.remove_all(&rest).await?;
-        // Without a head nothing finds what a crash brings back: all else is gone for good first.
+        // Without the head nothing finds objects that a crash brings back, so all other removals
+        // are stored first.
         self.flush(Durability::Stored).await?;
         self.remove(Kind::Head).await?;
         self.flush(Durability::Stored).await
     }
 
-    /// Removes an object that nothing refers to any more, if it is there.
+    /// Removes an unused object, if it exists.
     pub(crate) async fn remove(&self, kind: Kind) -> Result<(), blocker::Error> {
         self.remove_object(self.object(kind)).await
     }
@@ -305,12 +309,13 @@ impl Space {
 
 // ---- volumes that this process does not have
 
-/// The most volumes that are remembered. Of a further one it is assumed that another owner has had it, and that caches below
-/// have something of before its snapshots.
+/// The most remembered volumes. For a further one it is assumed that another owner has had it, and
+/// that caches below may have copies from before its snapshots.
 const VOLUMES_MAX: usize = 16 * 1024;
 
-/// With which heads this process has released volumes, by which it finds out whether another owner has had them since;
-/// and the newest snapshots that caches below have right. All clones are the same.
+/// The heads with which this process has released volumes, by which it detects whether another
+/// owner has had them since; and the newest snapshots of which caches below have no outdated
+/// copies. Clones share one state.
 #[derive(Clone, Default)]
 pub(crate) struct Left {
     sequences: Arc<Mutex<HashMap<VolumeId, u64>>>,
@@ -318,7 +323,7 @@ pub(crate) struct Left {
 }
 
 impl Left {
-    /// Notes that a volume is released with a head of this number.
+    /// Notes that a volume was released with the head of this number.
     pub(crate) fn note(&self, volume: VolumeId, sequence: u64) {
         let mut sequences = self.sequences.lock();
         if sequences.len() < VOLUMES_MAX || sequences.contains_key(&volume) {
@@ -326,13 +331,14 @@ impl Left {
         }
     }
 
-    /// Forgets a volume that is gone.
+    /// Forgets a removed volume.
     pub(crate) fn forget(&self, volume: VolumeId) {
         self.sequences.lock().remove(&volume);
         self.snapshots.lock().remove(&volume);
     }
 
-    /// Notes that caches below have nothing of a volume that is older than its snapshot of this number, and can be read.
+    /// Notes that caches below have no copies of a volume from before its snapshot with this
+    /// number.
     pub(crate) fn know(&self, volume: VolumeId, snapshot: u64) {
         let mut snapshots = self.snapshots.lock();
         if snapshots.len() < VOLUMES_MAX || snapshots.contains_key(&volume) {
@@ -341,13 +347,13 @@ impl Left {
         }
     }
 
-    /// Returns whether what caches below have of a snapshot is what it has. An object of a snapshot is the same from the
-    /// snapshot on, so that a newer one that is known is enough.
+    /// Returns whether caches below have no outdated copies of a snapshot. A snapshot's objects
+    /// never change, so knowing a newer one suffices.
     pub(crate) fn knows(&self, volume: VolumeId, snapshot: u64) -> bool {
         self.snapshots.lock().get(&volume).is_some_and(|newest| snapshot <= *newest)
     }
 
-    /// Returns the number of the head with which the volume was released last.
+    /// Returns the number of the head with which the volume was last released.
     pub(crate) fn of(&self, volume: VolumeId) -> Option<u64> {
         self.sequences.lock().get(&volume).copied()
     }
@@ -355,7 +361,7 @@ impl Left {
 
 // ---- memory for overlays
 
-/// The memory for writes to objects that are not copied yet, which all open volumes of a store share.
+/// The memory for overlays, which all open volumes of a store share.
 #[derive(Debug)]
 pub(crate) struct OverlayMemory {
     bytes_max: u64,
@@ -372,22 +378,24 @@ impl OverlayMemory {
         self.bytes_max > 0
     }
 
-    /// Returns whether so many bytes more are free. Volumes that ask concurrently may together take a little more.
+    /// Returns whether this many more bytes are free. Concurrent volumes may together exceed the
+    /// limit slightly.
     pub(crate) fn has(&self, bytes: u64) -> bool {
         self.used_bytes.load(Ordering::Relaxed).saturating_add(bytes) <= self.bytes_max
     }
 
-    /// Notes that what took `before` bytes takes `after`.
+    /// Notes that a use of `before` bytes becomes one of `after`.
     pub(crate) fn note(&self, before: u64, after: u64) {
-        // Modulo 2^64, so a difference below 0 is a subtraction.
+        // Modulo 2^64, so a negative difference is a subtraction.
         self.used_bytes.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
     }
 }
 
-// ---- limits of a volume
+// ---- the limits of a volume
 //
-// The write mode, quota and rates of a volume's namespace are kept by the cache below. A cache in this process knows
-// them as the volume's, and whether it is attached; one behind a server takes them as commands.
+// The cache below keeps the write mode, quota and rates of a volume's namespace. A cache in this
+// process knows them as the volume's settings, and whether it is attached; a cache behind a server
+// takes them as commands.
 
 /// Returns the settings of a volume's namespace.
 fn namespace_settings(settings: &Settings) -> NamespaceSettings {
@@ -398,11 +406,12 @@ fn namespace_settings(settings: &Settings) -> NamespaceSettings {
     all.filter(|(_, value)| value.is_some()).fold(own, |own, (key, value)| own.with(key, value))
 }
 
-/// Sets what `settings` have for the namespace of a volume; what they do not have stays as it is. `attachment` is a
-/// number that no other attachment of the volume has.
+/// Applies `settings` to a volume's namespace; missing settings stay unchanged. `attachment` is a
+/// number unique to this attachment of the volume.
 ///
 /// # Errors
-/// The store's; `Unsupported` where nothing below can keep a quota, or writes off a volume.
+/// The store's errors; `Unsupported` where nothing below can keep a quota, or refuse writes to a
+/// volume.
 pub(crate) async fn apply_limits(
     pool: &Pool,
     volume: VolumeId,
@@ -419,7 +428,7 @@ pub(crate) async fn apply_limits(
         let mut policy = Policy::default();
         policy.write = write;
         match control.set_policy(namespace.clone(), policy).await {
-            // Nothing caches: every write goes through already.
+            // Nothing caches, so every write already goes through.
             Err(blocker::Error::Unsupported(_)) if write != WriteMode::ReadOnly => {}
             answer => answer?,
         }
@@ -428,9 +437,9 @@ pub(crate) async fn apply_limits(
         return Ok(());
     }
     let is_denied = match control.change_namespace(namespace.clone(), all).await {
-        // Nothing caches: there are no rates, and a quota is the store's.
+        // Nothing caches, so there are no rates, and a quota is the store's.
         Err(blocker::Error::Unsupported(_)) => false,
-        // By a server that lets no client set them. One that has volumes sets them itself.
+        // Denied by a server that lets no client set them. A server with volumes sets them itself.
         Err(blocker::Error::Denied(_)) => true,
         answer => return Ok(answer?),
     };
@@ -441,20 +450,22 @@ pub(crate) async fn apply_limits(
     }
 }
 
-/// Lets the namespace of a volume be taken out of the cache again, once the attachment of this number has ended.
+/// Allows the volume's namespace to be removed from the cache again, once the attachment with this
+/// number has ended.
 pub(crate) async fn release_limits(pool: &Pool, volume: VolumeId, attachment: u64) {
     match pool.store.control().set_volume(pool.namespace(volume), attachment, None).await {
         Ok(()) | Err(blocker::Error::Unsupported(_)) => {}
-        // A cache in this process does not fail; whatever does, the next attachment takes the place of this one.
+        // A cache in this process does not fail; after any other failure the next attachment
+        // replaces this one.
         Err(_) => {}
     }
 }
 
-/// Replaces what was set by `before` for the namespace of a volume that is not attached, as far as it is not in `after`.
-/// The caller holds the operation lock of the volume.
+/// Replaces the settings `before` of an unattached volume's namespace by `after`. The caller holds
+/// the volume's operation lock.
 ///
 /// # Errors
-/// The store's.
+/// The store's errors.
 pub(crate) async fn replace_limits(
     pool: &Pool,
     volume: VolumeId,
@@ -481,7 +492,7 @@ pub(crate) async fn replace_limits(
     match control.change_namespace(namespace.clone(), gone).await {
         Err(blocker::Error::Denied(_)) => Ok(()),
         Err(blocker::Error::Unsupported(_)) if has_quota => match control.set_quota(namespace, None).await {
-            // Nothing has kept it.
+            // Nothing below keeps the settings.
             Err(blocker::Error::Unsupported(_)) => Ok(()),
             answer => Ok(answer?),
         },

@@ -1,4 +1,4 @@
-//! Which volumes are attached, and for how many connections.
+//! The attached volumes, and their numbers of connections.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,19 +11,19 @@ use tokio::runtime::Handle;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::task::JoinSet;
 
-/// The pause after which a volume without connections is released again that could not be.
+/// The pause before the release of an unused volume is retried.
 const RETRY_PAUSE: Duration = Duration::from_secs(10);
-/// The pause after which objects are copied again that could not be.
+/// The pause before a failed merge is retried.
 const MERGE_PAUSE: Duration = Duration::from_secs(1);
 
-/// The volumes that are attached. The lock of a name is held while its volume is opened or released, so that
-/// neither happens in the middle of the other.
+/// The attached volumes. A name's lock is held while its volume is opened or released, so that
+/// these never overlap.
 #[derive(Default)]
 pub(crate) struct Table {
     places: parking_lot::Mutex<HashMap<String, Place>>,
-    /// Whether no volume is attached any more.
+    /// Whether attaching is closed.
     is_closed: AtomicBool,
-    /// Tasks that have volumes: each keeps the store below alive.
+    /// Tasks that hold volumes, each of which keeps the store below alive.
     tasks: parking_lot::Mutex<JoinSet<()>>,
 }
 
@@ -33,16 +33,17 @@ type Place = Arc<Mutex<Option<Held>>>;
 pub(crate) struct Held {
     pub(crate) volume: Volume,
     users: Weak<Attached>,
-    /// Alive while a task releases it, or tries to again and again.
+    /// Alive while a task releases the volume, or retries that.
     releaser: Weak<()>,
 }
 
-/// One use of an attached volume by some connections. When it is dropped, the volume is released.
+/// A use of an attached volume by some connections. Dropping the last one releases the volume.
 pub(crate) struct Attached {
     table: Arc<Table>,
     name: String,
     runtime: Handle,
-    /// Held while the volume is compared with a snapshot: each such request may have the map of one in memory.
+    /// Held while the volume is compared with a snapshot, since each such request may hold a
+    /// snapshot's map in memory.
     pub(crate) comparing: Mutex<()>,
 }
 
@@ -51,7 +52,7 @@ impl Table {
     pub(crate) async fn lock(self: &Arc<Self>, name: &str) -> VolumeLock {
         let place = {
             let mut places = self.places.lock();
-            // What no connection and no operation uses.
+            // Removes entries that no connection and no operation uses.
             places.retain(|_, place| {
                 Arc::strong_count(place) > 1 || place.try_lock().is_ok_and(|held| held.is_some())
             });
@@ -60,15 +61,16 @@ impl Table {
         VolumeLock { table: Arc::clone(self), name: name.into(), held: place.lock_owned().await }
     }
 
-    /// Lets volumes be attached again.
+    /// Allows volumes to be attached again.
     pub(crate) fn reopen(&self) {
         self.is_closed.store(false, Ordering::SeqCst);
     }
 
-    /// Releases all volumes, side by side, and lets none be attached from now on. Returns those that could not
-    /// be released, with the reason.
+    /// Releases all volumes concurrently, and lets none be attached from now on. Returns those that
+    /// could not be released, with the reason.
     pub(crate) async fn close_all(self: &Arc<Self>) -> Vec<(String, Error)> {
-        // In this order: what had its lock before has its place in the table, and is waited for.
+        // Set first: a volume whose lock was taken earlier is already in the table, and is waited
+        // for.
         self.is_closed.store(true, Ordering::SeqCst);
         let names: Vec<_> = self.places.lock().keys().cloned().collect();
         let mut closing = JoinSet::new();
@@ -82,14 +84,14 @@ impl Table {
         let mut failed: Vec<_> = closing.join_all().await.into_iter().flatten().collect();
         failed.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         if failed.is_empty() {
-            // Nothing is left to do for them. The caller may open the store anew.
+            // Ends the tasks, which have nothing left to do. The caller may open the store again.
             let mut tasks = std::mem::take(&mut *self.tasks.lock());
             tasks.shutdown().await;
         }
         failed
     }
 
-    /// Runs a task that has a volume.
+    /// Runs a task that holds a volume.
     fn spawn(&self, runtime: &Handle, task: impl Future<Output = ()> + Send + 'static) {
         let mut tasks = self.tasks.lock();
         while tasks.try_join_next().is_some() {}
@@ -97,11 +99,12 @@ impl Table {
     }
 }
 
-/// Copies what is written to after snapshots, beside the requests of clients, until the volume is released.
+/// Copies objects that are overwritten after snapshots, beside clients' requests, until the volume
+/// is released.
 async fn keep_merging(volume: Volume, name: String) {
     while volume.merge_due().await.is_ok() {
         let Err(error) = volume.merge().await else { continue };
-        // One that is released meanwhile, or fenced off, has nothing to merge any more.
+        // A volume that was released or fenced off has nothing to merge any more.
         if volume.merge_due().await.is_ok() {
             tracing::warn!(volume = name, cause = %error, "copying objects of a volume failed, and is tried again");
             tokio::time::sleep(MERGE_PAUSE).await;
@@ -109,7 +112,7 @@ async fn keep_merging(volume: Volume, name: String) {
     }
 }
 
-/// The lock of one volume, held.
+/// The held lock of one volume.
 pub(crate) struct VolumeLock {
     table: Arc<Table>,
     name: String,
@@ -127,7 +130,7 @@ impl VolumeLock {
         self.held.as_ref().map(|held| &held.volume)
     }
 
-    /// Records that the volume is attached, and returns its use by one more connection.
+    /// Records that the volume is attached, and returns a use for one more connection.
     pub(crate) fn attach(&mut self, volume: Volume) -> Arc<Attached> {
         let users = self.held.as_ref().and_then(|held| held.users.upgrade());
         let users = users.unwrap_or_else(|| {
@@ -146,12 +149,12 @@ impl VolumeLock {
         users
     }
 
-    /// Forgets a volume that is released.
+    /// Forgets a released volume.
     pub(crate) fn forget(&mut self) {
         *self.held = None;
     }
 
-    /// Releases the volume. One that another owner has taken over is gone already.
+    /// Releases the volume. A volume that another owner has taken over counts as released.
     pub(crate) async fn close(&mut self) -> Result<()> {
         if let Some(held) = self.held.as_ref() {
             match held.volume.close().await {
@@ -166,8 +169,8 @@ impl VolumeLock {
         Ok(())
     }
 
-    /// Returns the volume if it is to be released by the task of `releaser`: no connection uses it, and no other task gives
-    /// it up.
+    /// Returns the volume if the task of `releaser` must release it: no connection uses it, and no
+    /// other task releases it.
     fn begin_release(&mut self, releaser: &Arc<()>) -> Option<Volume> {
         let is_used = self.users() > 0;
         let held = self.held.as_mut()?;
@@ -175,13 +178,14 @@ impl VolumeLock {
         if is_others {
             return None;
         }
-        // If it is used, another task releases it then, and may begin before this one has ended.
+        // If the volume is in use, a later task will release it, and may begin before this one has
+        // ended.
         held.releaser = if is_used { Weak::new() } else { Arc::downgrade(releaser) };
         (!is_used).then(|| held.volume.clone())
     }
 
-    /// Releases the volume, which the caller has tried to store, unless a connection has come meanwhile. Returns false
-    /// if that is to be tried again later, by the caller.
+    /// Releases the volume, which the caller has tried to store, unless a connection has come
+    /// meanwhile. Returns false if the caller must retry later.
     async fn release_unused(&mut self, stored: Result<()>) -> bool {
         let is_used = self.users() > 0;
         let Some(held) = &mut *self.held else { return true };
@@ -204,7 +208,7 @@ impl VolumeLock {
         false
     }
 
-    /// Returns the number of connections that have the volume.
+    /// Returns the number of connections that use the volume.
     pub(crate) fn users(&self) -> usize {
         self.held.as_ref().map_or(0, |held| held.users.strong_count())
     }
@@ -217,7 +221,8 @@ impl Drop for Attached {
             let releaser = Arc::new(());
             loop {
                 let Some(volume) = table.lock(&name).await.begin_release(&releaser) else { return };
-                // Without the lock: a client that comes back after a broken connection need not wait for all of it.
+                // Without the lock, so that a client that reconnects need not wait for the whole
+                // store.
                 let stored = volume.store().await;
                 if table.lock(&name).await.release_unused(stored).await {
                     return;

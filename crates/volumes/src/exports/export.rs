@@ -14,27 +14,27 @@ use super::ReceiveBuffers;
 use super::attached::Attached;
 use super::of_request;
 
-/// The most bytes that one request reads ahead: as much as a read may return. More would only push each other out of the
-/// cache below.
+/// The most bytes that one request reads ahead: as much as a read may return. More would evict each
+/// other from the cache below.
 const CACHE_BYTES_MAX: u32 = PAYLOAD_BYTES_MAX;
 
-/// The objects whose extents one request is answered; the client asks again for the rest. They are looked at under a lock that
-/// every request of the volume takes.
+/// The most objects whose extents one answer covers; the client asks again for the rest. They are
+/// read under a lock that every request of the volume takes.
 const EXTENT_OBJECTS_MAX: u64 = 64 * 1024;
 
-/// A volume, for one connection. The volume stays attached while there is one.
+/// A volume for one connection. The volume stays attached while a connection uses it.
 pub(crate) struct VolumeExport {
     pub(crate) volume: Volume,
     pub(crate) description: Description,
     pub(crate) fua_durability: Durability,
-    /// The memory of a cache below, and an object by whose name it is asked for.
+    /// The memory of a cache below, and an object with whose name memory is requested.
     pub(crate) buffers: Option<(ReceiveBuffers, ObjectId)>,
     /// Releases the volume when the last one is dropped.
     pub(crate) attached: Arc<Attached>,
 }
 
 impl VolumeExport {
-    /// Returns the reply that `operation` on the volume makes.
+    /// Returns the reply of `operation` on the volume.
     fn reply<T, F>(&self, operation: impl FnOnce(Volume) -> F) -> Reply<T>
     where
         F: Future<Output = Result<T>> + Send + 'static,
@@ -48,7 +48,7 @@ impl VolumeExport {
     }
 }
 
-/// Returns a volume's answer as a reply with the errors of the contract.
+/// Converts a volume's answer to a reply with the contract's errors.
 fn reply_of<T, U>(answer: Answer<T>, of: impl FnOnce(T) -> U + Send + 'static) -> Reply<U>
 where
     T: 'static,
@@ -76,7 +76,7 @@ impl Export for VolumeExport {
     fn receive_buffer(&self, offset: u64, len_bytes: u32) -> Option<Box<dyn ReceiveBuffer>> {
         let (buffers, object) = self.buffers.as_ref()?;
         let within = offset % self.volume.object_bytes();
-        // A payload of several objects is cut up, and none of them may have all of it.
+        // A payload for several objects is split, and no object may hold all of it.
         let is_in_one = within + u64::from(len_bytes) <= self.volume.object_bytes();
         is_in_one.then(|| buffers(object, within, len_bytes as usize)).flatten()
     }
@@ -100,10 +100,10 @@ impl Export for VolumeExport {
     }
 
     fn cache(&self, offset: u64, len_bytes: u32) -> Reply<()> {
-        // What is read stays in the cache below, and is not sent.
+        // The bytes stay in the cache below, and are not sent.
         self.reply(move |volume| async move {
             let end = offset + u64::from(len_bytes.min(CACHE_BYTES_MAX));
-            // They take up memory while they are here.
+            // They occupy memory only in transit, so they are read in parts.
             let part_bytes = u64::from(READ_AHEAD_BYTES);
             for at in (offset..end).step_by(READ_AHEAD_BYTES as usize) {
                 volume.read(at, part_bytes.min(end - at)).await?;
@@ -147,8 +147,8 @@ fn allocation(kind: ExtentKind, len_bytes: u64) -> Extent {
     Extent { len_bytes, flags }
 }
 
-/// Returns the range at `offset` as extents that have changed and extents that have not. `changes` are in
-/// order and do not overlap.
+/// Splits the range at `offset` into changed and unchanged extents. `changes` are in order and do
+/// not overlap.
 fn dirty(changes: &[Change], offset: u64, len_bytes: u64) -> Vec<Extent> {
     let end = offset + len_bytes;
     let mut extents = Vec::new();

@@ -1,8 +1,8 @@
-//! The volumes of a store as exports of an NBD server: each under its name.
+//! The volumes of a store as exports of an NBD server, each under its name.
 //!
-//! A volume is attached when the first connection selects it, and released, everything stored, when the last
-//! one is gone; then another host can have it. Its snapshots are contexts: `qemu:dirty-bitmap:NAME` shows
-//! what has changed since the snapshot of that name.
+//! A volume is attached when the first connection selects it. After the last one ends, everything
+//! is stored and the volume is released, so that another host can attach it. Its snapshots are
+//! contexts: `qemu:dirty-bitmap:NAME` shows the changes since the snapshot of that name.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -44,8 +44,8 @@ use crate::settings::{OpenOptions, SnapshotInfo};
 /// The most snapshots of a volume that are contexts: the latest ones.
 const CONTEXTS_MAX: usize = 1024;
 
-/// Returns memory of a cache for a payload of so many bytes that is about to arrive, and is to be written at an
-/// offset of an object; `None` where it has none at once. Only the namespace of the object is that of the write.
+/// Returns cache memory for a payload of this length that is to be written at an offset of an
+/// object, or `None` if none is free at once. Only the object's namespace is that of the write.
 pub type ReceiveBuffers = Arc<dyn Fn(&ObjectId, u64, usize) -> Option<Box<dyn ReceiveBuffer>> + Send + Sync>;
 
 /// The volumes of a store, as exports.
@@ -58,33 +58,33 @@ pub struct VolumeExports {
 }
 
 impl VolumeExports {
-    /// Returns the volumes as exports. What a client demands to be durable is *stored*.
+    /// Returns the volumes as exports. Writes that a client demands to be durable are *stored*.
     #[must_use]
     pub fn new(volumes: Arc<Volumes>) -> Self {
         Self { volumes, table: Arc::default(), fua_durability: Durability::Stored, buffers: None }
     }
 
-    /// Sets what a write holds that a client demands to be durable: *journaled* is enough where the cache
-    /// below has a journal.
+    /// Sets the durability of writes that a client demands to be durable: *journaled* suffices
+    /// where the cache below has a journal.
     #[must_use]
     pub fn fua_durability(mut self, durability: Durability) -> Self {
         self.fua_durability = durability;
         self
     }
 
-    /// Sets where the payloads of large writes are received: in the memory of a cache below, which then has them
-    /// without a copy.
+    /// Sets a source of memory for the payloads of large writes: memory of a cache below, which
+    /// then needs no copy.
     #[must_use]
     pub fn receive_buffers(mut self, buffers: ReceiveBuffers) -> Self {
         self.buffers = Some(buffers);
         self
     }
 
-    /// Runs `operation` while no connection has the volume of this name, and none can select it; connections that come
-    /// meanwhile wait. A volume that is attached without a connection is released before.
+    /// Runs `operation` while no connection uses the volume with this name; new connections wait.
+    /// If the volume is attached without a connection, it is first released.
     ///
     /// # Errors
-    /// [`Refused`]: then `operation` has not been run, or has failed.
+    /// [`Refused`]: `operation` has not been run, or has failed.
     pub async fn while_unused<T>(
         &self,
         name: &str,
@@ -100,18 +100,18 @@ impl VolumeExports {
         }
     }
 
-    /// Releases a volume for another owner, everything stored, also while connections have it. Their requests that come
-    /// later, and those that wait meanwhile, are answered that the export is another server's now. The owner that calls
-    /// itself `to` can have it at once, and no other.
+    /// Stores everything and releases a volume for another owner, even while connections use it.
+    /// Their waiting and later requests are answered that another server has the export. Only the
+    /// owner named `to` can attach the volume then, at once.
     ///
     /// # Errors
-    /// Those of [`crate::Volume::hand_over`], and of an attempt to attach it.
+    /// Those of [`crate::Volume::hand_over`], and of attaching the volume.
     pub async fn hand_over(&self, name: &str, to: &str) -> Result<()> {
         let mut lock = self.table.lock(name).await;
         let volume = match lock.volume().filter(|volume| volume.is_handed_over()) {
-            // An earlier call has failed after it was released: the rest is due.
+            // An earlier call has failed after the release; this one completes it.
             Some(volume) => volume.clone(),
-            // The attached one, if it is.
+            // The attached volume, if it is attached.
             None => self.volumes.open(name, OpenOptions::default()).await?,
         };
         match volume.hand_over(to).await {
@@ -121,7 +121,7 @@ impl VolumeExports {
                 Ok(())
             }
             Err(error) => {
-                // If it was attached for this alone.
+                // The volume was attached only for this.
                 if lock.volume().is_none() {
                     volume.close().await?;
                 }
@@ -130,14 +130,15 @@ impl VolumeExports {
         }
     }
 
-    /// Releases every volume that is attached, everything stored, and lets none be attached from now on. Call it
-    /// when the server has ended. Returns those that could not be released, each with the reason; a second call
-    /// tries those again.
+    /// Stores and releases every attached volume, and lets none be attached from now on. Call it
+    /// when the server has ended. Returns the volumes that could not be released, with the reasons;
+    /// a second call retries those.
     pub async fn close(&self) -> Vec<(String, Error)> {
         self.table.close_all().await
     }
 
-    /// Lets volumes be attached again after [`Self::close`], for another server; also those that could not be released.
+    /// Allows volumes to be attached again after [`Self::close`], for another server; also those
+    /// that could not be released.
     pub fn reopen(&self) {
         self.table.reopen();
     }
@@ -168,9 +169,9 @@ impl Exports for VolumeExports {
             if lock.is_closed() {
                 return Err(NoExport::ShuttingDown);
             }
-            // In a task of its own: a client that goes away in the middle must not leave the volume half
-            // attached. Only with the lock, of which there is one: clients that come and go while the store
-            // stalls leave no more than that.
+            // In a separate task, because a client that disconnects in the middle must not leave
+            // the volume half attached. The task owns the only lock, so clients that come and go
+            // while the store stalls do not accumulate tasks.
             let opening = tokio::spawn(async move { this.attach(lock, &name).await });
             match opening.await {
                 Ok(opened) => opened.map(|export| Arc::new(export) as Arc<dyn Export>).map_err(no_export),
@@ -183,8 +184,8 @@ impl Exports for VolumeExports {
 impl VolumeExports {
     async fn attach(&self, mut lock: VolumeLock, name: &str) -> Result<VolumeExport> {
         let is_attached = lock.volume().is_some();
-        // One that is attached and works is returned again; one that was fenced off or interrupted is opened
-        // anew.
+        // An attached, working volume is returned again; one that was fenced off or interrupted is
+        // opened again.
         let volume = self.volumes.open(name, OpenOptions::default()).await?;
         let attached = lock.attach(volume.clone());
         if !is_attached {
@@ -223,7 +224,7 @@ impl fmt::Debug for VolumeExports {
 
 // ---- errors
 
-/// Returns why a volume cannot be exported.
+/// Converts an error to the reason for which a volume cannot be exported.
 fn no_export(error: Error) -> NoExport {
     match error {
         Error::NoSuchVolume(_) => NoExport::Unknown,
@@ -231,12 +232,12 @@ fn no_export(error: Error) -> NoExport {
     }
 }
 
-/// Returns the error of a request.
+/// Converts an error to that of a request.
 fn of_request(error: Error) -> StoreError {
     match error {
         Error::Io(error) => error,
         Error::Fenced { epoch } => StoreError::Fenced { epoch },
-        // To a client both mean: another server has it.
+        // To a client both mean that another server has the volume.
         Error::HandedOver => StoreError::Fenced { epoch: Epoch(0) },
         // An operator has to free space, and the guest can wait for that.
         Error::NoSpace(why) | Error::Limit(why) => StoreError::OutOfSpace(why.into()),
@@ -248,13 +249,13 @@ fn of_request(error: Error) -> StoreError {
     }
 }
 
-/// Why an operation on a volume without connections was not done.
+/// The reason for which an operation on an unused volume was not done.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// Connections have the volume.
+    /// Connections use the volume.
     #[error("{connections} NBD {} the volume; end {} first", are(*.connections).0, are(*.connections).1)]
     Used {
-        /// The number of them.
+        /// Their number.
         connections: usize,
     },
     /// The volume could not be released, or the operation has failed.

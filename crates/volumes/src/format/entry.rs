@@ -1,4 +1,4 @@
-//! Entries of a map: the volume and the allocation id of an object, which name it.
+//! Map entries: the volume and the allocation id of an object, which form its name.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ pub(crate) const ALLOCATION_MAX: u64 = (1 << ALLOCATION_BITS) - 1;
 /// The highest number of a volume.
 pub(crate) const VOLUME_MAX: u32 = (1 << (64 - ALLOCATION_BITS)) - 1;
 
-/// The number of a volume, never used twice in a catalog. 0 is no volume.
+/// The number of a volume, never reused in a catalog. 0 is not a volume.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct VolumeId(pub(crate) u32);
 
@@ -21,8 +21,8 @@ impl fmt::Display for VolumeId {
     }
 }
 
-/// The entry of one place in a map: a hole, or the volume in whose namespace the object lies, and its allocation id.
-/// 28 bits of volume, 36 of allocation id; all zero is a hole.
+/// One entry of a map: a hole, or the volume in whose namespace the object lies and its allocation
+/// id. 28 bits of volume, 36 of allocation id; all zero is a hole.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(crate) struct Entry(u64);
 
@@ -51,7 +51,8 @@ impl Entry {
         self.0
     }
 
-    /// Returns the entry with these bits; `None` if they have a volume without an allocation id, or the reverse.
+    /// Returns the entry with these bits; `None` if they have a volume without an allocation id, or
+    /// the reverse.
     pub(crate) fn from_bits(bits: u64) -> Option<Self> {
         let entry = Self(bits);
         (entry.is_hole() || (entry.volume().0 != 0 && entry.allocation() != 0)).then_some(entry)
@@ -68,7 +69,7 @@ impl fmt::Debug for Entry {
     }
 }
 
-/// What an object in the namespace of a volume is.
+/// The kind of an object in a volume's namespace.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) enum Kind {
     /// The volume's head.
@@ -77,14 +78,15 @@ pub(crate) enum Kind {
     Root(u64),
     /// A page of a map: its allocation id and number.
     Page(u64, u32),
-    /// Data: its allocation id and place in the volume.
+    /// Data: its allocation id and index in the volume.
     Data(u64, u32),
     /// A part of an overlay log: the allocation id of the log, and the number of the part.
     Overlay(u64, u32),
 }
 
 impl Kind {
-    /// Returns the object's name. Places are last and of one length, so that a cache reads ahead.
+    /// Returns the object's name. Indexes come last and have a fixed length, so that a cache can
+    /// read ahead.
     pub(crate) fn name(self) -> Name {
         let text = match self {
             Self::Head => "head".into(),
@@ -96,7 +98,7 @@ impl Kind {
         Name::new(text).expect("less than 255 bytes")
     }
 
-    /// Returns what the object of this name is; `None` for a name that no volume makes.
+    /// Returns the kind of an object by its name; `None` for a foreign name.
     pub(crate) fn of(name: &Name) -> Option<Self> {
         let text = std::str::from_utf8(name.as_bytes()).ok()?;
         let hexadecimal = |text: &str| u64::from_str_radix(text, 16).ok();
@@ -114,8 +116,8 @@ impl Kind {
     }
 }
 
-/// Returns `kind`, a slash, the allocation id in 9 digits or more, a slash, and the place in 8. Without formatting: each
-/// request makes such a name.
+/// Returns `kind`, a slash, the allocation id in 9 digits or more, a slash, and the index in 8.
+/// Written without `format!`, because each request needs such a name.
 fn in_place(kind: u8, allocation: u64, place: u32) -> Vec<u8> {
     let id_digits = (u64::BITS - allocation.leading_zeros()).div_ceil(4).max(9) as usize;
     let mut digits = [0; 16];

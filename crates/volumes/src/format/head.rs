@@ -1,6 +1,6 @@
-//! The head of a volume: all that is not in its maps. Every change of a volume's shape is one conditional
-//! write of its head, so a crash finds the shape before it or after it. And two small records: the root of a snapshot's
-//! map, and a name in the catalog.
+//! The head of a volume: everything except its maps. Every change of a volume's shape is one
+//! conditional write of its head, so after a crash the shape is the old or the new one. Also two
+//! small records: the root of a snapshot's map, and a name in the catalog.
 
 use blocker::WriteMode;
 
@@ -12,23 +12,23 @@ const MAGIC: &[u8; 8] = b"cvolhead";
 const VERSION_WITHOUT_RATES: u32 = 1;
 const VERSION_WITH_RATES: u32 = 2;
 const VERSION_WITH_LOGS: u32 = 3;
-/// What a log takes.
+/// The encoded length of a log.
 const LOG_BYTES: usize = 24;
-/// The least that a node takes.
+/// The smallest encoded length of a node.
 const NODE_BYTES_MIN: usize = 34;
 
-/// The owner that has a volume attached.
+/// The owner that has attached a volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Owner {
-    /// The epoch with which it has claimed the volume; 0 where the layer below is the writer.
+    /// The epoch with which the owner has claimed the volume; 0 if the layer below is the writer.
     pub(crate) epoch: u64,
     /// Its identity.
     pub(crate) writer: u128,
-    /// What it calls itself.
+    /// Its name.
     pub(crate) name: String,
 }
 
-/// The snapshot that a clone was made of.
+/// The snapshot from which a clone was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Origin {
     pub(crate) volume: VolumeId,
@@ -38,23 +38,25 @@ pub(crate) struct Origin {
 /// A snapshot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Node {
-    /// The allocation id that was current when it was made, which is also the number of its root.
+    /// The allocation id that was current when the snapshot was made, which is also the number of
+    /// its root.
     pub(crate) id: u64,
-    /// The snapshot before it in this volume; 0 if there is none.
+    /// The volume's previous snapshot; 0 if there is none.
     pub(crate) parent: u64,
     pub(crate) size_bytes: u64,
-    /// When it was made, in seconds since 1970.
+    /// The time of the snapshot, in seconds since 1970.
     pub(crate) made_unix_seconds: u64,
-    /// Empty once it was deleted and is kept only for those that depend on it.
+    /// Empty after the deletion of a snapshot that others still depend on.
     pub(crate) name: String,
 }
 
-/// A log that has overlays of a volume: what was written over objects that are not copied yet.
+/// A log with a volume's overlays: writes over objects that are not copied yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct OverlayLog {
-    /// The allocation id in the names of its parts, which no other log has.
+    /// The allocation id in the names of its parts, unique to this log.
     pub(crate) allocation: u64,
-    /// In each of its records. No client of the volume knows it, so none can write what looks like a record.
+    /// A key in each of its records. No client of the volume knows it, so no client can forge a
+    /// record.
     pub(crate) key: u128,
 }
 
@@ -62,24 +64,24 @@ pub(crate) struct OverlayLog {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Head {
     pub(crate) volume: VolumeId,
-    /// The number of writes of the head; no two that differ have the same.
+    /// The number of writes of the head; different heads have different numbers.
     pub(crate) sequence: u64,
     pub(crate) size_bytes: u64,
     pub(crate) object_bytes: u64,
     /// Above every allocation id that was ever used.
     pub(crate) allocation_limit: u64,
-    /// `None` if no owner has it.
+    /// `None` if no owner has attached the volume.
     pub(crate) owner: Option<Owner>,
-    /// Whether it was deleted; what is left is there for clones.
+    /// Whether the volume was deleted; the rest remains for clones.
     pub(crate) is_deleted: bool,
     pub(crate) origin: Option<Origin>,
-    /// The snapshot that the volume itself comes after; 0 if none of its own.
+    /// The volume's last snapshot; 0 if it has none.
     pub(crate) parent: u64,
     pub(crate) settings: Settings,
     pub(crate) nodes: Vec<Node>,
-    /// Where each page of the map lies; a hole where a page has none but holes.
+    /// The entries of the map's pages; a hole for a page with only holes.
     pub(crate) root: Vec<Entry>,
-    /// The oldest first. None if there is nothing that the maps do not have: so once it was released.
+    /// The logs, the oldest first. Empty if the maps have everything, as after a release.
     pub(crate) logs: Vec<OverlayLog>,
 }
 
@@ -163,7 +165,8 @@ impl Head {
             1 => Some(WriteMode::Back),
             2 => Some(WriteMode::Through),
             3 => Some(WriteMode::Around),
-            // As it could be set once: then the volume's own head could not be written.
+            // Earlier programs allowed this setting, with which the volume could not write its own
+            // head.
             4 => {
                 is_read_only = true;
                 None
@@ -227,13 +230,13 @@ impl Head {
         Ok(head)
     }
 
-    /// Checks what the rest of the crate relies on.
+    /// Checks invariants that the rest of the crate relies on.
     fn check(&self, flags: u8) -> Result<(), String> {
         let is_size = self.object_bytes.is_power_of_two() && (4096..=1 << 30).contains(&self.object_bytes);
         let is_volume = |id: VolumeId| (1..=VOLUME_MAX).contains(&id.0);
         let mut known = std::collections::HashSet::from([0]);
         let are_nodes = self.nodes.iter().all(|node| {
-            // A parent is before its children, so there is no circle.
+            // A parent precedes its children, so there are no cycles.
             let is_node = node.id != 0 && node.id < self.allocation_limit && known.contains(&node.parent);
             is_node && known.insert(node.id)
         });
@@ -252,7 +255,7 @@ impl Head {
     }
 }
 
-// ---- the root of a map: where each of its pages lies
+// ---- the root of a map: the entries of its pages
 
 const ROOT_MAGIC: &[u8; 8] = b"cvolroot";
 const ROOT_VERSION: u32 = 1;
@@ -292,7 +295,7 @@ pub(crate) fn decode_root(bytes: &[u8]) -> Result<Vec<Entry>, String> {
 const CATALOG_MAGIC: &[u8; 8] = b"cvolname";
 const CATALOG_VERSION: u32 = 1;
 
-/// A volume's number under its name, or the number of the volume to be made next.
+/// The volume's number under its name, or the number of the next new volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct CatalogEntry {
     pub(crate) volume: VolumeId,

@@ -1,10 +1,11 @@
-//! The map of a volume: where each of its objects lies.
+//! The map of a volume: the entry of each of its objects.
 //!
-//! In the store it is cut into pages of 64 sectors of 512 bytes, each with 63 entries and a checksum. A store may write
-//! one sector of a page and not another. Each is checked by itself, so a torn page is a mix of old and new entries, all
-//! of them valid. The checksum includes the page's name and the sector's place: a misplaced sector is refused.
+//! In the store the map is cut into pages of 64 sectors of 512 bytes, each with 63 entries and a
+//! checksum. A store may write one sector of a page and not another. Each sector is checked
+//! separately, so a torn page is a mix of old and new entries, all of them valid. The checksum
+//! covers the page's name and the sector's number, so a misplaced sector is refused.
 //!
-//! In memory it takes 2 MiB for each TiB. Maps of one tree share the pages in which they agree.
+//! In memory the map takes 2 MiB per TiB. Maps of one tree share equal pages.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,31 +19,31 @@ pub(crate) struct Map {
 }
 
 impl Map {
-    /// Returns a map of holes.
+    /// Returns a map with only holes.
     pub(crate) fn of_holes(pages: usize) -> Self {
         Self { pages: vec![None; pages] }
     }
 
-    /// Returns the entry of a place; a hole beyond the end.
+    /// Returns the entry at an index; a hole beyond the end.
     pub(crate) fn get(&self, index: u32) -> Entry {
         let (page, at) = place(index);
         self.pages.get(page).and_then(Option::as_ref).map_or(Entry::HOLE, |page| page[at])
     }
 
-    /// Changes the entry of a place within the map.
+    /// Sets the entry at an index within the map.
     pub(crate) fn set(&mut self, index: u32, entry: Entry) {
         let (page, at) = place(index);
         let page = self.pages[page].get_or_insert_with(|| Arc::new([Entry::HOLE; PAGE_ENTRIES]));
         Arc::make_mut(page)[at] = entry;
     }
 
-    /// Returns the map with holes where it has other pages.
+    /// Returns the map with holes in all other pages.
     pub(crate) fn within(&self, pages: Range<usize>) -> Self {
         let kept = self.pages.iter().enumerate().take(pages.end);
         Self { pages: kept.map(|(at, page)| page.clone().filter(|_| pages.contains(&at))).collect() }
     }
 
-    /// Returns whether a page is the same memory, or holes, in both.
+    /// Returns whether both maps share a page's memory, or both have holes there.
     pub(crate) fn shares_page(&self, other: &Self, page: usize) -> bool {
         match (self.page(page), other.page(page)) {
             (Some(one), Some(two)) => Arc::ptr_eq(one, two),
@@ -55,7 +56,7 @@ impl Map {
         self.pages.get(page).and_then(Option::as_ref)
     }
 
-    /// Returns all places with an object, and their entries.
+    /// Returns all indexes with an object, and their entries.
     pub(crate) fn objects(&self) -> impl Iterator<Item = (u32, Entry)> + '_ {
         let pages = self.pages.iter().enumerate().filter_map(|(at, page)| Some((at, page.as_ref()?)));
         pages.flat_map(|(at, page)| {
@@ -64,7 +65,7 @@ impl Map {
         })
     }
 
-    /// Returns the places at which this map has an object that `other` has not.
+    /// Returns the objects of this map, with their indexes, that `other` does not have.
     pub(crate) fn objects_not_in<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = (u32, Entry)> + 'a {
         let pages = self.pages.iter().enumerate().filter(|(at, _)| !self.shares_page(other, *at));
         let pages = pages.filter_map(|(at, page)| Some((at, page.as_ref()?)));
@@ -76,7 +77,7 @@ impl Map {
     }
 }
 
-/// Returns the page that has the entry of a place.
+/// Returns the page that holds the entry at an index.
 pub(crate) fn page_of(index: u32) -> usize {
     place(index).0
 }
@@ -90,22 +91,22 @@ fn index_of(page: usize, in_page: usize) -> u32 {
     (page * PAGE_ENTRIES + in_page) as u32
 }
 
-/// Bytes of a sector: what every store writes wholly or not at all.
+/// The length of a sector, which every store writes as a whole or not at all.
 pub(crate) const SECTOR_BYTES: usize = 512;
 /// Entries of a sector.
 pub(crate) const SECTOR_ENTRIES: usize = 63;
 const SECTORS: usize = 64;
-/// Entries of a page: 15.75 GiB of a volume with objects of 4 MiB.
+/// The entries of a page: 15.75 GiB of a volume with objects of 4 MiB.
 pub(crate) const PAGE_ENTRIES: usize = SECTORS * SECTOR_ENTRIES;
 /// Bytes of a page.
 pub(crate) const PAGE_BYTES: usize = SECTORS * SECTOR_BYTES;
-/// In the checksum of each sector; another layout of pages needs another one.
+/// Part of each sector's checksum; another page layout needs another value.
 const FORMAT: u32 = 0x6d61_7001;
 
 /// The entries of a page.
 pub(crate) type Page = [Entry; PAGE_ENTRIES];
 
-/// Which page it is.
+/// The identity of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PageName {
     pub(crate) volume: VolumeId,
@@ -139,7 +140,7 @@ pub(crate) fn encode_sector(name: PageName, page: &Page, sector: usize) -> [u8; 
 /// Returns the entries of a page.
 ///
 /// # Errors
-/// The reason why the bytes are no page of this name.
+/// The reason for which the bytes are not the page with this name.
 pub(crate) fn decode_page(name: PageName, bytes: &[u8]) -> Result<Box<Page>, String> {
     if bytes.len() != PAGE_BYTES {
         return Err(format!("it has {} bytes, and a page has {PAGE_BYTES}", bytes.len()));

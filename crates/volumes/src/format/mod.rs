@@ -1,5 +1,5 @@
-//! What is stored: `docs/volume-format.md` in code. Bytes from the store are decoded or refused, never
-//! trusted: a decoder allocates no more than it was given.
+//! The stored format: `docs/volume-format.md` in code. Bytes from the store are decoded or refused,
+//! never trusted: a decoder allocates no more than its input.
 
 pub(crate) mod entry;
 mod head;
@@ -18,7 +18,7 @@ pub(crate) use overlay::{OverlayRecord, Place, overlay_records};
 pub(crate) const PAGES_MAX: usize = 1 << 16;
 /// The largest number of snapshots of a volume, with and without a name.
 pub(crate) const NODES_MAX: usize = 4096;
-/// The largest number of logs of overlays of a volume.
+/// The largest number of overlay logs of a volume.
 pub(crate) const LOGS_MAX: usize = 8;
 /// The longest name of a volume, a snapshot or an owner, in bytes.
 pub(crate) const NAME_BYTES_MAX: usize = 200;
@@ -33,19 +33,19 @@ pub(crate) fn pages_of(size_bytes: u64, object_bytes: u64) -> usize {
     usize::try_from(objects_of(size_bytes, object_bytes).div_ceil(PAGE_ENTRIES as u64)).unwrap_or(usize::MAX)
 }
 
-/// Bytes with a checksum: what is left to read of them.
+/// The unread rest of checksummed bytes.
 struct Reader<'a> {
     rest: &'a [u8],
 }
 
-/// Returns `bytes` with their checksum after them.
+/// Returns `bytes` with their checksum appended.
 fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
     let sum = crc32fast::hash(&bytes);
     bytes.extend_from_slice(&sum.to_le_bytes());
     bytes
 }
 
-/// Appends a text with its length before it.
+/// Appends a text, preceded by its length.
 fn put_text(into: &mut Vec<u8>, text: &str) {
     let len = u16::try_from(text.len()).expect("names have at most 200 bytes");
     into.extend_from_slice(&len.to_le_bytes());
@@ -53,12 +53,13 @@ fn put_text(into: &mut Vec<u8>, text: &str) {
 }
 
 impl<'a> Reader<'a> {
-    /// Returns a reader of what [`sealed`] has made, after its magic and version.
+    /// Returns a reader for bytes that [`sealed`] has made, positioned after magic number and
+    /// version.
     fn open(bytes: &'a [u8], magic: &[u8; 8], version: u32) -> Result<Self, String> {
         Self::open_one_of(bytes, magic, version..=version).map(|(reader, _)| reader)
     }
 
-    /// As [`Self::open`], of several versions; returns the one that it is.
+    /// Opens bytes as [`Self::open`] does, with one of several versions; also returns the version.
     fn open_one_of(
         bytes: &'a [u8],
         magic: &[u8; 8],
@@ -116,7 +117,8 @@ impl<'a> Reader<'a> {
         String::from_utf8(text.to_vec()).map_err(|_| "a name in it is no UTF-8".into())
     }
 
-    /// Returns a number of things, at most `max`, each of which takes at least `bytes_min` of what follows.
+    /// Reads a count of at most `max` elements, each of which takes at least `bytes_min` of the
+    /// following bytes.
     fn count(&mut self, max: usize, bytes_min: usize) -> Result<usize, String> {
         let count = self.u32()? as usize;
         if count > max || count.saturating_mul(bytes_min) > self.rest.len() {
@@ -125,7 +127,7 @@ impl<'a> Reader<'a> {
         Ok(count)
     }
 
-    /// Checks that nothing is left.
+    /// Checks that no bytes are left.
     fn end(self) -> Result<(), String> {
         if self.rest.is_empty() { Ok(()) } else { Err("it has bytes after its end".into()) }
     }
@@ -164,7 +166,8 @@ mod tests {
         }
     }
 
-    /// Decodes every cut and every change of one bit: what was sealed is refused, and nothing panics.
+    /// Decodes every truncation and every change of one bit: sealed bytes are refused, and nothing
+    /// panics.
     fn refuses_damage<T>(bytes: &[u8], decode: impl Fn(&[u8]) -> Result<T, String>) {
         assert!(decode(bytes).is_ok());
         for len in 0..bytes.len() {
@@ -229,7 +232,8 @@ mod tests {
             let sum = crc32fast::hash(content);
             [content, &sum.to_le_bytes()].concat()
         };
-        // Any content behind a right checksum: refused or read, without a panic or a large allocation.
+        // Any content with a correct checksum is refused or read, without a panic or a large
+        // allocation.
         let bytes = head().encode();
         let content = &bytes[..bytes.len() - 4];
         for at in 12..content.len() {

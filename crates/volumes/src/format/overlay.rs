@@ -1,20 +1,21 @@
-//! A record of the overlay log: what was written over a part of an object that is not copied yet.
+//! A record of the overlay log: a write over a part of an object that is not copied yet.
 //!
-//! A sector of 512 bytes, then the bytes, up to a whole sector. Records are written side by side, so after a crash one
-//! may be missing between two others: a reader looks for the next one sector by sector. A record states its own place
-//! and the key of its log, which no client knows, so bytes that a client has written are never taken for one.
+//! A record is a sector of 512 bytes, then the data, padded to whole sectors. Records are written
+//! concurrently, so after a crash one may be missing between two others, and a reader looks for the
+//! next one sector by sector. A record states its own place and the key of its log, which no client
+//! knows, so a client's data are never taken for a record.
 
 use super::entry::{Entry, VolumeId};
 use super::{OverlayLog, SECTOR_BYTES};
 
 const MAGIC: &[u8; 8] = b"cvolover";
 const VERSION: u32 = 1;
-/// Bytes of the header before its checksum.
+/// The length of the header before its checksum.
 const HEADER_BYTES: usize = 84;
 const ZEROES: u32 = 0;
 const DATA: u32 = 1;
 
-/// The place of a record: the part of the log, and the offset in it.
+/// The place of a record: the log's part, and the offset in it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place {
     pub(crate) part: u32,
@@ -24,24 +25,24 @@ pub(crate) struct Place {
 /// See the module.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct OverlayRecord {
-    /// The object that is written over: as long as the map has it, the record counts.
+    /// The overwritten object: the record is valid while the map has this entry.
     pub(crate) base: Entry,
-    /// Its place in the volume.
+    /// The object's index in the volume.
     pub(crate) index: u32,
-    /// Where in the object the bytes belong.
+    /// The offset of the data in the object.
     pub(crate) within: u64,
     pub(crate) length: u64,
-    /// The checksum of the bytes; `None` for zeros, which are not in the log.
+    /// The data's checksum; `None` for zeros, which are not in the log.
     pub(crate) data_sum: Option<u32>,
 }
 
 impl OverlayRecord {
-    /// Returns the bytes that the record takes in the log.
+    /// Returns the length of the record in the log.
     pub(crate) fn log_bytes(&self) -> u64 {
         (SECTOR_BYTES as u64 + self.data_bytes()).next_multiple_of(SECTOR_BYTES as u64)
     }
 
-    /// Returns the bytes after the header.
+    /// Returns the number of data bytes after the header.
     pub(crate) fn data_bytes(&self) -> u64 {
         if self.data_sum.is_some() { self.length } else { 0 }
     }
@@ -68,7 +69,8 @@ impl OverlayRecord {
         bytes.try_into().expect("one sector")
     }
 
-    /// Returns the record at the begin of `bytes`, if there is a whole one of this log that belongs to this place.
+    /// Returns the record at the beginning of `bytes`, if it is a complete record of this log at
+    /// this place.
     pub(crate) fn decode(bytes: &[u8], log: OverlayLog, volume: VolumeId, place: Place) -> Option<Self> {
         let header = bytes.get(..SECTOR_BYTES)?;
         let u32_at = |at: usize| Some(u32::from_le_bytes(header.get(at..at + 4)?.try_into().ok()?));
@@ -83,7 +85,8 @@ impl OverlayRecord {
         };
         let base = Entry::from_bits(u64_at(48)?)?;
         let record = Self { base, index: u32_at(56)?, within: u64_at(64)?, length: u64_at(72)?, data_sum };
-        // What was checked above says the rest again, so this compares version, volume, key and place.
+        // The fields read above reproduce the rest, so this compares version, volume, key and
+        // place.
         if record.encode(log, volume, place) != header {
             return None;
         }
@@ -107,7 +110,7 @@ pub(crate) fn overlay_records(
         let place = Place { part, offset };
         match OverlayRecord::decode(&bytes[at..], log, volume, place) {
             Some(record) => {
-                // It fits, so it is shorter than the part.
+                // The record fits, so it is shorter than the part.
                 at += record.log_bytes() as usize;
                 all.push((place, record));
             }
@@ -130,7 +133,7 @@ mod tests {
         OverlayRecord { base, index, within: 7, length, data_sum: data.map(crc32fast::hash) }
     }
 
-    /// Appends a record as a log has it.
+    /// Appends a record in the log's format.
     fn put(bytes: &mut Vec<u8>, record: &OverlayRecord, data: &[u8]) -> Place {
         let place = Place { part: 2, offset: bytes.len() as u32 };
         bytes.extend_from_slice(&record.encode(LOG, VOLUME, place));

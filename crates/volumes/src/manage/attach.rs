@@ -1,4 +1,4 @@
-//! Taking a volume: the right to write to it, then its head, then its map.
+//! Attaching a volume: the right to write to it, then its head, then its map.
 
 use blocker::{Blocker, ClaimRequest, Condition, Durability, Epoch, Scope, Version, WriterId};
 
@@ -10,18 +10,18 @@ use crate::settings::{Fencing, Options};
 use crate::space::{Pool, Space, apply_limits, load_node, load_root, release_limits};
 use crate::volume::{Inner, Opened, Promises, has_log, load_logs, next_limit};
 
-/// How often a claim is made that other owners overtake, or a page is written that the owner before writes at the same
-/// time or whose outcome is unknown.
+/// How often a claim is repeated when other owners overtake it, or a page write when the previous
+/// owner writes it too or its outcome is unknown.
 const TRIES: u32 = 32;
 
-/// How a volume is attached.
+/// The options of attaching a volume.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Access {
-    /// Also from an owner that has not released it.
+    /// Also take the volume from an owner that has not released it.
     pub(crate) take_over: bool,
-    /// Also one that was deleted and is kept for its clones.
+    /// Also attach a deleted volume that is kept for its clones.
     pub(crate) deleted: bool,
-    /// With the limits of its settings: to be used, and not only to be changed or deleted.
+    /// Apply the limits of its settings, because it will be used, and not only changed or deleted.
     pub(crate) is_limited: bool,
 }
 
@@ -35,7 +35,7 @@ pub(crate) async fn attach(
 ) -> Result<Inner> {
     let Access { take_over, deleted, is_limited } = access;
     let (head, is_as_left) = current_head(pool, options, volume).await?;
-    // What caches below have of snapshots that were there by then is right.
+    // Caches below have correct copies of the snapshots up to this one.
     let newest = head.nodes.iter().map(|node| node.id).max();
     check_owner(&head, options, take_over, deleted)?;
     let epoch = match options.fencing {
@@ -46,18 +46,18 @@ pub(crate) async fn attach(
         }
     };
     let space = Space::new(pool.clone(), volume, epoch);
-    // The owner before may have written until the claim.
+    // The previous owner may have written until the claim.
     let (before, version) = pool.head(volume).await?;
     check_owner(&before, options, take_over, deleted)?;
     let mut head = before.clone();
     let allocation = head.allocation_limit;
-    // With its allocation ids used up it can still be read and deleted.
+    // A volume with no allocation ids left can still be read and deleted.
     head.allocation_limit = next_limit(allocation).unwrap_or(allocation);
     head.owner = Some(Owner { epoch: epoch.unwrap_or(0), writer: writer.0, name: options.owner.clone() });
     head.sequence += 1;
     let promises =
         Promises { flush_durability: options.flush_durability, records_at_once: options.records_at_once };
-    // What the owner before has left in its logs is not in the map yet: they stay.
+    // The map does not have the logged data of the previous owner yet, so the logs stay.
     let has_allocations = head.allocation_limit > allocation;
     let is_logged =
         has_allocations && has_log(&space, &head.settings, promises) && head.logs.len() < LOGS_MAX;
@@ -78,7 +78,8 @@ pub(crate) async fn attach(
         Ok(loaded) => loaded,
         Err(error) => {
             release_limits(pool, volume, head.sequence).await;
-            // It is not open here: as it was, under a new number. If that fails as well, a takeover helps.
+            // The volume is not open here: the old head is restored under a new number. If that
+            // fails too, a takeover helps.
             let _ = put_head(&space, &Head { sequence: head.sequence + 1, ..before }, head_version).await;
             return Err(error);
         }
@@ -93,8 +94,8 @@ pub(crate) async fn attach(
     Ok(inner)
 }
 
-/// Reads a volume that no owner has, without taking it: nothing is written, and nothing may be changed. Returns `None` if it
-/// has an owner, which may be one that has ended without releasing it.
+/// Reads a volume without an owner, without attaching it: writes nothing, and allows no changes.
+/// Returns `None` if it has an owner, even one that has ended without releasing it.
 pub(crate) async fn look(pool: &Pool, options: &Options, volume: VolumeId) -> Result<Option<Inner>> {
     let (head, _) = current_head(pool, options, volume).await?;
     if head.owner.is_some() || !head.logs.is_empty() {
@@ -108,7 +109,7 @@ pub(crate) async fn look(pool: &Pool, options: &Options, volume: VolumeId) -> Re
     Ok(Some(Inner::new(opened)))
 }
 
-/// Returns the map of a volume, and the pages and the map of the snapshot that it comes after.
+/// Returns a volume's map, and the pages and the map of its last snapshot.
 async fn load(pool: &Pool, head: &Head) -> Result<(Map, Vec<Entry>, Map)> {
     pool.refresh(head.origin).await?;
     let live = pool.load(&head.root, None).await?;
@@ -119,8 +120,9 @@ async fn load(pool: &Pool, head: &Head) -> Result<(Map, Vec<Entry>, Map)> {
     Ok((live, parent_root, parent))
 }
 
-/// Puts a head in place of the one that was read. A cache below that has dropped that one since, as it does when it learns of
-/// the claim, has the same under another version; one of another owner has another sequence number.
+/// Replaces the head that was read. A cache below may have re-read the head since (as it does when
+/// it learns of the claim), so that the same head has another version; another owner's head has
+/// another sequence number.
 async fn replace_head(space: &Space, before: (&Head, Version), head: &Head) -> Result<Version> {
     let (before, mut version) = (before.0.encode(), before.1);
     for _ in 0..TRIES {
@@ -138,13 +140,14 @@ async fn replace_head(space: &Space, before: (&Head, Version), head: &Head) -> R
     put_head(space, head, version).await
 }
 
-/// Returns the head as the store has it, and whether no other owner has had the volume since this one. If one may have,
-/// what caches below have of it is dropped.
+/// Returns the stored head, and whether no other owner has had the volume since this one. If one
+/// may have, caches below drop their copies of the volume.
 async fn current_head(pool: &Pool, options: &Options, volume: VolumeId) -> Result<(Head, bool)> {
     pool.invalidate(Scope::Object(pool.object(volume, Kind::Head))).await?;
     let (head, _) = pool.head(volume).await?;
     let is_as_left = match &head.owner {
-        // It was not released, perhaps by an earlier process: what that has logged may still be on its way.
+        // Not released, perhaps by an earlier process, whose logged changes may still be on their
+        // way.
         Some(owner) if owner.name == options.owner && owner.writer != 0 => true,
         _ => pool.left.of(volume) == Some(head.sequence),
     };
@@ -154,8 +157,8 @@ async fn current_head(pool: &Pool, options: &Options, volume: VolumeId) -> Resul
     Ok((head, is_as_left))
 }
 
-/// Makes the layer below the writer of the volume, where it can be. One that was the writer before another owner came
-/// has to become it again.
+/// Makes the layer below the volume's writer, where that is possible. If it was the writer before
+/// another owner came, it has to claim the volume again.
 pub(crate) async fn attach_below(pool: &Pool, volume: VolumeId, is_as_left: bool) -> Result<()> {
     let control = pool.store.control();
     if !is_as_left {
@@ -170,7 +173,7 @@ pub(crate) async fn attach_below(pool: &Pool, volume: VolumeId, is_as_left: bool
     }
 }
 
-/// Checks that a volume can be attached as far as its owner goes.
+/// Checks that the volume's owner permits attaching it.
 pub(crate) fn check_owner(head: &Head, options: &Options, take_over: bool, deleted: bool) -> Result<()> {
     if head.is_deleted && !deleted {
         return Err(Error::NoSuchVolume(format!("number {}", head.volume)));
@@ -183,7 +186,7 @@ pub(crate) fn check_owner(head: &Head, options: &Options, take_over: bool, delet
     }
 }
 
-/// Claims the volume with an epoch of its own: no older change can be made after this.
+/// Claims the volume with a new epoch: no older change can be made afterwards.
 pub(crate) async fn claim(
     pool: &Pool,
     volume: VolumeId,
@@ -192,7 +195,7 @@ pub(crate) async fn claim(
 ) -> Result<u64> {
     let scope = Scope::Namespace(pool.namespace(volume));
     let mut in_force = match last.map(|owner| Epoch(owner.epoch)) {
-        // If there is a newer one, the answer to the claim has it.
+        // If there is a newer epoch, the answer to the claim names it.
         Some(last) if last > Epoch(0) => last,
         _ => match pool.store.claim(ClaimRequest::ask(scope.clone())).await {
             Ok(reply) => reply.epoch,
@@ -205,7 +208,7 @@ pub(crate) async fn claim(
         match pool.store.claim(ClaimRequest::new(scope.clone(), epoch, writer)).await {
             Ok(_) => return Ok(epoch.0),
             Err(blocker::Error::Fenced { epoch: newer }) => in_force = newer.max(epoch),
-            // The same claim may be made again.
+            // The same claim may be repeated.
             Err(blocker::Error::OutcomeUnknown(_) | blocker::Error::Retryable(_)) => {}
             Err(error) => return Err(error.into()),
         }
@@ -213,7 +216,7 @@ pub(crate) async fn claim(
     Err(Error::Io(blocker::Error::Retryable("other owners claim the volume at the same time".into())))
 }
 
-/// Writes a head on condition of its version; finds out what became of it.
+/// Writes a head on condition of its version, and resolves an unknown outcome.
 pub(crate) async fn put_head(space: &Space, head: &Head, version: Version) -> Result<Version> {
     let bytes = head.encode();
     let error = match space.put(Kind::Head, bytes.clone(), Condition::Version(version)).await {
@@ -236,19 +239,22 @@ pub(crate) async fn put_head(space: &Space, head: &Head, version: Version) -> Re
     Ok(version)
 }
 
-// ---- taking a volume from an owner that has not released it, where no layer refuses that owner's changes
+// ---- taking a volume from an owner that has not released it, where no layer refuses that owner's
+// changes
 //
-// That owner may continue until it looks at the head. What it writes in place is then lost or not, as in a crash. But a
-// page of the map that it wrote would name objects that it alone knows, and it would remove what the next owner has. So
-// each page gets another version, and its condition refuses the owner before: a page that it wrote earlier is read by the
-// next owner, and what it removes after it has written a page is named by no page. Where that owner asks for a version,
-// it looks at the head after it, which is the next owner's before any page has another version.
+// The previous owner may continue until it reads the head. Its in-place writes are then kept or
+// lost, as in a crash. But a page of the map that it writes would name objects that only it knows,
+// and it would remove objects that the next owner uses. So each page gets a new version, and the
+// previous owner's conditional writes fail. A page that it wrote earlier is read by the next owner,
+// and objects that it removes after writing a page are named by no page. When it asks for a page's
+// version, it reads the head afterwards, which is already the next owner's before any page has a
+// new version.
 
-/// Gives the pages that the volume writes in place other versions. The head is this owner's already, so that the
-/// owner before allocates no page any more. The pages are to be read after this.
+/// Gives new versions to the pages that the volume writes in place. The head is already this
+/// owner's, so the previous owner allocates no more pages. The pages are to be read after this.
 async fn renew_pages(space: &Space, head: &Head) -> Result<()> {
     if space.is_stamped() {
-        // The store refuses the owner before.
+        // The store refuses the previous owner.
         return Ok(());
     }
     let parent_root = match head.parent {

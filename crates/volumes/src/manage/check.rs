@@ -1,4 +1,4 @@
-//! Checking the volumes of a store, and repairing what an interrupted operation has left.
+//! Checks the volumes of a store, and repairs the remains of interrupted operations.
 
 use std::collections::{HashMap, HashSet};
 
@@ -18,49 +18,50 @@ use crate::volume::View;
 /// The largest number of problems that a report lists.
 const PROBLEMS_MAX: usize = 1000;
 
-/// What is wrong with an object.
+/// The kind of a problem with an object.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum ProblemKind {
-    /// A map names it, and it is not there: data are lost. Cannot be repaired.
+    /// A map names the object, but it does not exist: data are lost. Cannot be repaired.
     Missing,
-    /// It fails its checks. Cannot be repaired.
+    /// The object fails its checks. Cannot be repaired.
     Damaged,
-    /// It is written in place, and another volume or snapshot has it as well. Cannot be repaired.
+    /// The object is written in place, but another volume or snapshot has it as well. Cannot be
+    /// repaired.
     Shared,
-    /// Nothing names it: left by an operation that was cut short. A repair removes it.
+    /// No map names the object: an interrupted operation has left it. A repair removes it.
     Leftover,
 }
 
-/// One thing that is wrong.
+/// One problem.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Problem {
-    /// What is wrong.
+    /// Its kind.
     pub kind: ProblemKind,
     /// The object, or the reason, for people.
     pub what: String,
 }
 
-/// What a check has found.
+/// The result of a check.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Report {
-    /// The number of volumes that were checked, with those that were deleted and are kept for clones.
+    /// The number of volumes that were checked, including deleted ones that are kept for clones.
     pub volumes: u64,
-    /// The number of objects that they have.
+    /// The number of their objects.
     pub objects: u64,
-    /// What is wrong, as found: repaired or not. At most 1 000.
+    /// The problems found, repaired or not. At most 1 000.
     pub problems: Vec<Problem>,
-    /// The number of problems that are not listed.
+    /// The number of unlisted problems.
     pub unlisted: u64,
-    /// The number of leftovers that were removed.
+    /// The number of leftovers removed.
     pub repaired: u64,
-    /// How often a new object met one of its name in a volume that is open now: a fault of this program if
-    /// not 0.
+    /// How often a new object met an existing one with its name in a volume that is open now: a bug
+    /// in this program unless 0.
     pub births_met: u64,
-    /// The volumes that were not checked: other owners have them, or they cannot be attached for the reason that follows the
-    /// name.
+    /// The volumes that were not checked: other owners have them, or they cannot be attached for
+    /// the reason that follows the name.
     pub skipped: Vec<String>,
 }
 
@@ -74,27 +75,28 @@ impl Report {
     }
 }
 
-/// What all maps together name, and how many nodes name it.
+/// All objects that maps name, and the number of nodes that name each.
 type Names = HashMap<(VolumeId, Kind), u32>;
 
 impl Volumes {
-    /// Checks that each entry of each map has its object, that each object is named by a map, and that
-    /// nothing is written in place that is shared. With `repair`, what nothing names is removed, and
-    /// deletions that were cut short are ended. Changes of volumes that are open here go on, but wait while maps are compared
-    /// with listings. Without `repair` nothing is written, unless an owner has ended without releasing a volume; with it each
-    /// volume that is not open is attached. Those of other owners are skipped. Volumes may be made, cloned and deleted meanwhile,
-    /// by this and other owners; what is made just then may fail with `Retryable`. One check at a time may
-    /// repair.
+    /// Checks that every map entry has its object, that a map names every object, and that no
+    /// shared object is written in place. With `repair`, unnamed objects are removed, and
+    /// interrupted deletions completed. Changes of volumes that are open here continue, but wait
+    /// while maps are compared with listings. Without `repair` nothing is written, unless an owner
+    /// has ended without releasing a volume; with it each volume that is not open is attached.
+    /// Other owners' volumes are skipped. This and other owners may create, clone and delete
+    /// volumes meanwhile; a creation at that moment may fail with `Retryable`. Only one check at a
+    /// time may repair.
     ///
     /// # Errors
-    /// See [`Volumes`]. What is wrong with volumes is not an error, but in the report.
+    /// See [`Volumes`]. Problems with volumes are not errors; they are in the report.
     pub async fn check(&self, repair: bool) -> Result<Report> {
         steadily(|| self.check_once(repair)).await
     }
 
     async fn check_once(&self, repair: bool) -> Result<Report> {
         let mut report = Report::default();
-        // A name of another owner's volume from before would make another one nameless.
+        // An outdated name of another owner's volume would hide the name of a different one.
         self.pool.refresh_catalog().await?;
         let (named, damaged) = self.pool.names_and_damaged().await?;
         let named: HashMap<VolumeId, String> =
@@ -107,7 +109,7 @@ impl Volumes {
         volumes.dedup();
         let mut leases = Vec::new();
         for volume in &volumes {
-            // All but the record of its deletion is gone.
+            // Everything except the record of its deletion is gone.
             if !named.contains_key(volume) && !self.pool.has_head(*volume).await? {
                 continue;
             }
@@ -119,7 +121,7 @@ impl Volumes {
                 Ok(lease) => leases.push((*volume, lease)),
                 Err(Error::InUse { .. }) => report.skipped.push(name_of(&named, *volume)),
                 Err(Error::Damaged(why)) => report.note(ProblemKind::Damaged, why),
-                // It is this volume's alone, and not a store that is away.
+                // The error concerns only this volume; the store is reachable.
                 Err(error) if is_of_one_volume(&error) => {
                     report.skipped.push(format!("{}: {error}", name_of(&named, *volume)));
                 }
@@ -128,7 +130,8 @@ impl Volumes {
         }
         let checked = self.check_leased(&mut report, &leases, &named, repair).await;
         end_all(leases, checked).await?;
-        // A volume that only seems to have no name would be taken for one that was never made.
+        // Otherwise a volume that only seems nameless would be taken for one that was never
+        // created.
         if is_catalog_whole {
             self.check_catalog(&mut report, &named, &remains, repair).await?;
         }
@@ -172,7 +175,8 @@ impl Volumes {
             });
         }
         for view in &views {
-            // What seems to be wrong with a volume that another owner has attached meanwhile may be that owner's doing.
+            // If another owner has attached the volume meanwhile, the apparent problems may be that
+            // owner's changes.
             let before = (report.volumes, report.objects, report.problems.len(), report.unlisted);
             report.volumes += 1;
             report.births_met += view.births_met();
@@ -185,7 +189,8 @@ impl Volumes {
             missing.sort_unstable();
             for (volume, kind) in missing {
                 let object = self.pool.object(*volume, *kind);
-                // A listing is put together of several answers: of what it lacks the store alone can tell.
+                // A listing is assembled from several answers, so only the store can tell whether
+                // an object is missing.
                 self.pool.invalidate(Scope::Object(object.clone())).await?;
                 match self.pool.store.exists(&object).await? {
                     true => report.objects += 1,
@@ -198,8 +203,8 @@ impl Volumes {
                     let is_one = kind == Kind::Head || view.is_logged(kind);
                     is_one || names.contains_key(&(view.volume(), kind))
                 });
-                // What clones have of it one of its own nodes has, which is there for them: those that were not read
-                // name nothing else here.
+                // Objects that clones share are also named by one of the volume's own nodes, kept
+                // for them: unread clones name no other objects here.
                 if is_named {
                     continue;
                 }
@@ -221,7 +226,7 @@ impl Volumes {
         Ok(())
     }
 
-    /// Returns whether the head of a volume is still this one: then no owner has attached it meanwhile.
+    /// Returns whether a volume's head is unchanged, so that no owner has attached it meanwhile.
     async fn is_still(&self, head: &Head) -> Result<bool> {
         match self.pool.fresh_head(head.volume).await {
             Ok(found) => Ok(found.as_ref() == Some(head)),
@@ -230,8 +235,8 @@ impl Volumes {
         }
     }
 
-    /// Ends deletions that were cut short; removes marks of clones, and namespaces, of volumes that were
-    /// never made.
+    /// Completes interrupted deletions; removes clone records and namespaces of volumes that were
+    /// never created.
     async fn check_catalog(
         &self,
         report: &mut Report,
@@ -247,7 +252,7 @@ impl Volumes {
             };
             let is_kept = match &head {
                 Some(head) => head.is_deleted && !head.nodes.is_empty(),
-                // A damaged one, which is in the report already.
+                // A damaged volume, which is already in the report.
                 None => self.pool.has_head(*volume).await?,
             };
             if is_kept && !is_named {
@@ -263,13 +268,13 @@ impl Volumes {
             match head {
                 Some(_) if !is_named => self.finish_deletion(*volume).await?,
                 Some(_) => self.withdraw_deletion(*volume).await?,
-                // It has removed all but this record.
+                // The deletion has removed everything except this record.
                 None => self.pool.remove_remains(*volume).await?,
             }
             report.repaired += 1;
         }
-        // What was made or deleted since is looked at once more; the names first, because a deletion records
-        // the volume before it takes its name.
+        // Volumes created or deleted since are read again; the names first, because a deletion
+        // records the volume before it removes its name.
         self.pool.refresh_catalog().await?;
         let mut named: HashSet<VolumeId> = named.keys().copied().collect();
         named.extend(self.pool.names().await?.into_iter().map(|(_, volume)| volume));
@@ -291,7 +296,7 @@ impl Volumes {
         if repair {
             unmade = self.keep_unmade(unmade).await?;
         }
-        // It had a name, whatever became of the record of its deletion: that is there again.
+        // The volume had a name when the deletion record disappeared, so the record exists again.
         unmade.retain(|volume| !needed.contains(volume));
         let is_gone =
             |volume: &VolumeId| unmade.contains(volume) || deleted.contains(volume) || named.contains(volume);
@@ -305,7 +310,8 @@ impl Volumes {
         }
         for volume in namespaces.into_iter().filter(|volume| unmade.contains(volume)) {
             let epoch = match self.options.fencing {
-                // An owner may have claimed it: nothing is removed there without a newer claim.
+                // An owner may have claimed the namespace, so objects are removed only under a
+                // newer claim.
                 Fencing::Stamps if repair => Some(claim(&self.pool, volume, self.writer, None).await?),
                 _ => None,
             };
@@ -326,7 +332,7 @@ impl Volumes {
         Ok(())
     }
 
-    /// Returns whether a clone depends on its origin, as far as can be found out.
+    /// Returns whether a clone depends on its origin, as far as that can be determined.
     async fn needs(
         &self,
         origin: Origin,
@@ -339,7 +345,7 @@ impl Volumes {
                 let is_made = named.contains(&clone) || deleted.contains(&clone) || head.is_deleted;
                 Ok(head.origin == Some(origin) && is_made)
             }
-            // It may.
+            // It may depend on it.
             Ok(None) => Ok(named.contains(&clone)),
             Err(Error::Damaged(_)) => Ok(true),
             Err(error) => Err(error),
@@ -354,7 +360,7 @@ impl Volumes {
     ) -> Result<Vec<VolumeId>> {
         let namespaces = match self.pool.store.control().namespaces().await {
             Ok(namespaces) => namespaces,
-            // Such a store has no means to find them.
+            // Such a store cannot list namespaces.
             Err(blocker::Error::Unsupported(_)) => return Ok(Vec::new()),
             Err(error) => return Err(error.into()),
         };
@@ -362,8 +368,8 @@ impl Volumes {
         Ok(volumes.filter(|volume| !named.contains(volume) && !deleted.contains(volume)).collect())
     }
 
-    /// Keeps volumes from being made that have no name yet, by a record of their deletion: see
-    /// [`Self::make`]. Returns those that still have none.
+    /// Prevents nameless volumes from being created, by a record of their deletion: see
+    /// [`Self::make`]. Returns those that are still nameless.
     async fn keep_unmade(&self, volumes: HashSet<VolumeId>) -> Result<HashSet<VolumeId>> {
         let mut kept = HashSet::new();
         for volume in volumes {
@@ -383,11 +389,11 @@ impl Volumes {
         Ok(kept)
     }
 
-    /// Removes the record of a deletion that had not begun.
+    /// Removes the record of a deletion that has not begun.
     async fn withdraw_deletion(&self, volume: VolumeId) -> Result<()> {
         let lease = match self.lease(volume, true).await {
             Ok(lease) => lease,
-            // It may be going on.
+            // The deletion may be in progress.
             Err(Error::InUse { .. }) => return Ok(()),
             Err(error) => return Err(error),
         };
@@ -401,7 +407,7 @@ impl Volumes {
         lease.end(withdrawn).await
     }
 
-    /// Ends a deletion. What a damaged volume has is kept for its clones, as long as there are some.
+    /// Completes a deletion. A damaged volume's objects are kept while it has clones.
     async fn finish_deletion(&self, volume: VolumeId) -> Result<()> {
         let finished = match self.lease(volume, true).await {
             Ok(lease) => self.destroy(lease, volume).await,
@@ -409,9 +415,9 @@ impl Volumes {
         };
         match finished {
             Err(Error::InUse { .. }) => Ok(()),
-            // It has ended meanwhile.
+            // The deletion has ended meanwhile.
             Err(Error::Damaged(_)) if !self.pool.has_head(volume).await? => Ok(()),
-            // The report has that already.
+            // The report already has that.
             Err(Error::Damaged(_)) => match self.wipe(volume).await {
                 Err(Error::Invalid(_) | Error::InUse { .. }) => Ok(()),
                 wiped => wiped,
@@ -434,7 +440,7 @@ fn attached_meanwhile(named: &HashMap<VolumeId, String>, volume: VolumeId) -> St
     format!("{}: it was attached meanwhile", name_of(named, volume))
 }
 
-/// Returns whether an error of attaching a volume says nothing of the others.
+/// Returns whether an error of attaching a volume is independent of other volumes.
 fn is_of_one_volume(error: &Error) -> bool {
     use blocker::Error as Store;
     let is_io = |error: &Store| matches!(error, Store::Corrupt(_) | Store::Denied(_) | Store::Invalid(_));

@@ -1,5 +1,5 @@
-//! The volumes of a store: made, listed, attached, changed, checked, exported and imported by their owner. What an open
-//! volume does with reads, writes and its snapshots is in `volume`.
+//! The volumes of a store: their owner creates, lists, attaches, changes, checks, exports and
+//! imports them. Reads, writes and snapshots of an open volume are in `volume`.
 
 mod attach;
 pub(crate) mod check;
@@ -26,28 +26,29 @@ use crate::settings::{
 use crate::space::{OverlayMemory, Pool};
 use crate::volume::{Inner, Volume};
 
-/// The size of a volume's objects unless it is set.
+/// The default size of a volume's objects.
 const OBJECT_BYTES: u64 = 4 << 20;
 
 /// The volumes of a store, for one owner. All methods can be called concurrently.
 ///
-/// Operations on a volume that is not open attach it for as long as they take.
+/// Operations on a volume that is not open attach it meanwhile.
 ///
 /// # Errors
-/// Every method may fail with `Io` and `Damaged`; those that change a volume also with `InUse` if another
-/// owner has it, `Fenced`, `NoSpace`, `Interrupted` and `ReadOnly`.
+/// Every method may fail with `Io` and `Damaged`; methods that change a volume also with `InUse` if
+/// another owner has it, `Fenced`, `NoSpace`, `Interrupted` and `ReadOnly`.
 ///
 /// # Cancel safety
-/// What makes, changes or deletes volumes and snapshots should run to its end. If its future is dropped,
-/// either it has been done or not, but objects may be left that [`Self::check`] removes, and an open volume
-/// may answer `Interrupted` until it is closed and opened again.
+/// Operations that create, change or delete volumes and snapshots should run to their end. If the
+/// future is dropped, the operation has been done or not, but objects may remain that
+/// [`Self::check`] removes, and an open volume may answer `Interrupted` until it is closed and
+/// opened again.
 pub struct Volumes {
     pub(crate) pool: Pool,
     pub(crate) options: Options,
     pub(crate) writer: WriterId,
-    /// Until they are closed, also without a handle: they have what was not flushed.
+    /// Kept until they are closed, even without a handle, because they have unflushed changes.
     open: Mutex<HashMap<VolumeId, Arc<Inner>>>,
-    /// One opening, closing or attached operation of a volume at a time.
+    /// Serialises opening, closing and attached operations of each volume.
     operation_locks: Mutex<HashMap<VolumeId, Arc<AsyncMutex<()>>>>,
 }
 
@@ -97,10 +98,11 @@ impl Volumes {
         })
     }
 
-    /// Makes a volume of `size_bytes`, which reads as zeros and takes no space.
+    /// Creates a volume of `size_bytes`, which reads as zeros and takes no space.
     ///
     /// # Errors
-    /// See [`Volumes`]; `Exists`; `Invalid` for a size or a setting out of its range, with the range.
+    /// See [`Volumes`]; `Exists`; `Invalid` for a size or a setting out of its range, with the
+    /// range.
     pub async fn create(&self, name: &str, size_bytes: u64, settings: Settings) -> Result<()> {
         check_new_name(name)?;
         let object_bytes = self.object_bytes(&settings)?;
@@ -140,11 +142,12 @@ impl Volumes {
         Err(Error::Invalid(format!("object_bytes is {bytes}, and must be {range}")))
     }
 
-    /// Opens a volume. If it is open already, the same one is returned. It stays open until it is closed.
+    /// Opens a volume. If it is already open, returns the same one. It stays open until it is
+    /// closed.
     ///
     /// # Errors
-    /// See [`Volumes`]; `NoSuchVolume`; `InUse` if another owner has not closed it and `take_over` is not
-    /// set.
+    /// See [`Volumes`]; `NoSuchVolume`; `InUse` if another owner has not closed it and `take_over`
+    /// is not set.
     pub async fn open(&self, name: &str, options: OpenOptions) -> Result<Volume> {
         let volume = self.find(name).await?;
         let lock = self.operation_lock(volume);
@@ -165,9 +168,9 @@ impl Volumes {
     /// Returns all volumes.
     ///
     /// # Errors
-    /// See [`Volumes`], without `Damaged`: volumes that are damaged are listed apart.
+    /// See [`Volumes`], without `Damaged`: damaged volumes are listed separately.
     pub async fn list(&self) -> Result<Listing> {
-        // Another owner may have given a name to another volume.
+        // Another owner may have renamed volumes.
         self.pool.refresh_catalog().await?;
         let (names, damaged) = self.pool.names_and_damaged().await?;
         let mut all = Listing { volumes: Vec::new(), damaged };
@@ -210,7 +213,7 @@ impl Volumes {
         let volume = volume.map(|(name, _)| name.clone());
         let head = match self.pool.head_if_any(origin.volume).await {
             Ok(Some((head, _))) => head,
-            // The clone itself is in order.
+            // The clone itself is intact.
             Ok(None) | Err(Error::Damaged(_)) => return Ok(OriginInfo { volume, snapshot: None }),
             Err(error) => return Err(error),
         };
@@ -240,7 +243,8 @@ impl Volumes {
         Ok(snapshots.collect())
     }
 
-    /// Returns the number of the volume of this name, as the store has it where another owner may have made or deleted it.
+    /// Returns the number of the volume with this name, from the store if another owner may have
+    /// created or deleted it.
     pub(crate) async fn find(&self, name: &str) -> Result<VolumeId> {
         let has_open = !self.open.lock().is_empty();
         if has_open
@@ -252,7 +256,7 @@ impl Volumes {
         self.pool.find_fresh(name).await
     }
 
-    /// Returns the head of a volume, as the store has it where another owner may have changed it.
+    /// Returns a volume's head, from the store if another owner may have changed it.
     pub(crate) async fn current_head(&self, volume: VolumeId) -> Result<Head> {
         if self.opened(volume).is_none() {
             self.pool.invalidate(Scope::Object(self.pool.object(volume, Kind::Head))).await?;
@@ -266,7 +270,7 @@ impl Volumes {
         Arc::clone(locks.entry(volume).or_default())
     }
 
-    /// Returns the open volume of this number. One that was closed, fenced off or interrupted is not.
+    /// Returns the open volume with this number, unless it was closed, fenced off or interrupted.
     pub(crate) fn opened(&self, volume: VolumeId) -> Option<Arc<Inner>> {
         let mut open = self.open.lock();
         open.retain(|_, inner| inner.is_open());

@@ -1,4 +1,4 @@
-//! Snapshots, clones and deletion: what concerns more than one open volume.
+//! Snapshots, clones and deletion: operations on more than one open volume.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ use crate::settings::{Fencing, Settings};
 use crate::space::{Space, load_root, replace_limits};
 use crate::volume::{Inner, snapshot_all};
 
-/// The largest number of volumes with a snapshot at one instant.
+/// The most volumes in one common snapshot.
 const TOGETHER_MAX: usize = 256;
 
-/// A volume for one operation: one that is open, or attached for as long as it takes, or looked at.
+/// A volume for one operation: already open, attached for the operation, or only read.
 pub(crate) struct Lease {
     pub(crate) inner: Arc<Inner>,
     is_attached: bool,
-    /// Whether it was not taken: another owner may attach it meanwhile.
+    /// Whether the volume is only read, so that another owner may attach it meanwhile.
     pub(crate) is_looked_at: bool,
     _lock: async_lock::MutexGuardArc<()>,
 }
@@ -38,14 +38,15 @@ impl Lease {
     }
 }
 
-/// Runs an operation, again whenever it has met a volume that was just being closed: the next attempt attaches it.
+/// Runs an operation, and repeats it if it has met a volume that was being closed: the next attempt
+/// attaches it.
 pub(crate) async fn steadily<T, F>(operation: impl Fn() -> F) -> Result<T>
 where
     F: Future<Output = Result<T>>,
 {
     loop {
         match operation().await {
-            // What is closed now is not found open any more, so each attempt needs another close to fail.
+            // A closed volume is no longer found open, so each attempt needs another close to fail.
             Err(Error::Closed) => {}
             other => return other,
         }
@@ -54,7 +55,7 @@ where
 
 impl Volumes {
     pub(crate) async fn lease(&self, volume: VolumeId, deleted: bool) -> Result<Lease> {
-        // What is done to one that may be deleted needs no limits.
+        // Operations on volumes that may be deleted need no limits.
         self.lease_as(volume, Access { deleted, is_limited: !deleted, ..Access::default() }).await
     }
 
@@ -67,7 +68,8 @@ impl Volumes {
         Ok(Lease { inner: Arc::new(inner), is_attached: true, is_looked_at: false, _lock: lock })
     }
 
-    /// As [`Self::lease`], for what changes nothing: a volume that no owner has is only looked at, which costs reads alone.
+    /// Leases a volume as [`Self::lease`] does, for read-only operations: a volume without an owner
+    /// is only read.
     pub(crate) async fn lease_to_look(&self, volume: VolumeId) -> Result<Lease> {
         let lock = self.operation_lock(volume).lock_arc().await;
         if self.opened(volume).is_none() {
@@ -76,7 +78,8 @@ impl Volumes {
                     let inner = Arc::new(inner);
                     return Ok(Lease { inner, is_attached: false, is_looked_at: true, _lock: lock });
                 }
-                // Another owner may have attached it since the look at its head: attaching it tells.
+                // Another owner may have attached the volume since its head was read; attaching it
+                // tells.
                 Ok(None) | Err(Error::Damaged(_)) => {}
                 Err(error) => return Err(error),
             }
@@ -85,7 +88,7 @@ impl Volumes {
         self.lease(volume, true).await
     }
 
-    /// Makes a snapshot of a volume.
+    /// Takes a snapshot of a volume.
     ///
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `Exists`, `Limit`.
@@ -93,12 +96,12 @@ impl Volumes {
         self.snapshot_together(&[name], snapshot).await
     }
 
-    /// Makes a snapshot of several volumes at one instant: none of them has a change that was begun after a
-    /// change that another one lacks was acknowledged.
+    /// Takes a snapshot of several volumes at one instant: if a snapshot lacks an acknowledged
+    /// change, no other one has a change that began later.
     ///
     /// # Errors
-    /// As [`Self::snapshot`]. Either all have the snapshot or none, unless the store fails while it is
-    /// undone.
+    /// As [`Self::snapshot`]. Either all have the snapshot or none, unless the store fails while it
+    /// is undone.
     pub async fn snapshot_together(&self, names: &[&str], snapshot: &str) -> Result<()> {
         check_new_name(snapshot)?;
         if names.len() > TOGETHER_MAX {
@@ -137,7 +140,7 @@ impl Volumes {
         result
     }
 
-    /// Deletes a snapshot. Clones of it, and snapshots after it, keep what they have.
+    /// Deletes a snapshot. Clones of it, and later snapshots, keep their data.
     ///
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`.
@@ -151,8 +154,8 @@ impl Volumes {
         .await
     }
 
-    /// Makes a volume what a snapshot of it has. What was written since is lost unless another snapshot has
-    /// it; later snapshots stay.
+    /// Restores a volume to the state of a snapshot. Later writes are lost unless another snapshot
+    /// has them; later snapshots stay.
     ///
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`, `ReadOnly`.
@@ -166,7 +169,7 @@ impl Volumes {
         .await
     }
 
-    /// Moves the end of a volume. What is gained reads as zeros.
+    /// Changes the size of a volume. New ranges read as zeros.
     ///
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `ReadOnly`, and `Invalid` with the range of sizes.
@@ -174,7 +177,8 @@ impl Volumes {
         self.resize_as(name, size_bytes, true).await.map(drop)
     }
 
-    /// As [`Self::resize`], unless the volume is larger than that. Returns whether it has the size now.
+    /// Resizes a volume as [`Self::resize`] does, unless it is larger. Returns whether it has the
+    /// size now.
     ///
     /// # Errors
     /// As [`Self::resize`].
@@ -195,15 +199,16 @@ impl Volumes {
         .await
     }
 
-    /// Changes how a volume is treated, from the next time on that it is opened. The size of its objects stays.
+    /// Changes a volume's settings, with effect from its next opening. The size of its objects
+    /// stays.
     ///
     /// # Errors
-    /// See [`Volumes`]; `NoSuchVolume`; `InUse` if it is open, here or at another owner; `Invalid` if another
-    /// size of objects is asked for.
+    /// See [`Volumes`]; `NoSuchVolume`; `InUse` if it is open, here or at another owner; `Invalid`
+    /// if the settings have another size of objects.
     pub async fn set(&self, name: &str, settings: Settings) -> Result<()> {
         settings.check()?;
         let volume = self.find(name).await?;
-        // Without its limits, which may be what is wrong with it.
+        // Without the volume's limits, which may be the mistake to correct.
         let lease = self.lease_as(volume, Access::default()).await?;
         if !lease.is_attached {
             return Err(Error::InUse { owner: self.options.owner.clone() });
@@ -216,8 +221,8 @@ impl Volumes {
         lease.end(result).await
     }
 
-    /// Makes a volume of a snapshot, or of a volume as it is now. No data are copied: it has what its origin
-    /// has, and both can be written to, and deleted, from then on.
+    /// Creates a volume from a snapshot, or from the current state of a volume. No data are copied;
+    /// afterwards both can be written and deleted independently.
     ///
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`, `Exists`.
@@ -231,7 +236,8 @@ impl Volumes {
         match snapshot {
             Some(snapshot) => self.clone_as(origin, snapshot, new, clone).await,
             None => {
-                // For the clone alone: it loses its name at once, and goes with the clone.
+                // For the clone alone: the snapshot loses its name at once, and disappears with the
+                // clone.
                 let snapshot = format!("for clone {clone}");
                 self.snapshot(name, &snapshot).await?;
                 let cloned = self.clone_as(origin, &snapshot, new, clone).await;
@@ -249,7 +255,8 @@ impl Volumes {
         self.pool.refresh(Some(origin)).await?;
         self.pool.add_clone(origin, clone).await?;
         let made = async {
-            // A deletion takes the name before it looks for clones, so one of the two finds the other.
+            // A deletion removes the name before it looks for clones, so one of the two detects the
+            // other.
             let head = self.current_head(volume).await?;
             if head.named(snapshot).is_none_or(|found| found.id != node.id) {
                 return Err(no_snapshot());
@@ -279,7 +286,7 @@ impl Volumes {
         made
     }
 
-    /// Stores a new volume's head, then its name. A head that stays without a name is removed.
+    /// Stores a new volume's head, then its name. If it gets no name, the head is removed.
     pub(crate) async fn make(&self, name: &str, head: &Head) -> Result<()> {
         let space = Space::new(self.pool.clone(), head.volume, None);
         space.put(Kind::Head, head.encode(), Condition::Absent).await?;
@@ -295,9 +302,10 @@ impl Volumes {
         Err(Error::Io(blocker::Error::Retryable("a check has removed the volume while it was made".into())))
     }
 
-    /// Returns whether a volume that was given its name is there. A check takes one without a name for one that was never
-    /// made: it records that, looks for its name, removes what there is, and then its record. So one of the two finds the
-    /// other: a record that is gone again was there before the head went.
+    /// Returns whether a newly named volume still exists. A check takes a nameless volume for one
+    /// that was never created: it records that, looks for the name, removes the objects, and then
+    /// its record. So one of the two detects the other: if the record is already gone, it existed
+    /// before the head was removed.
     async fn is_kept(&self, head: &Head) -> Result<bool> {
         self.pool.refresh_catalog().await?;
         if self.pool.is_in_remains(head.volume).await? {
@@ -318,7 +326,8 @@ impl Volumes {
         }
     }
 
-    /// Makes a clone independent of its origin: what it shares is copied. It may be in use meanwhile.
+    /// Makes a clone independent of its origin, by copying shared objects. The clone may be in use
+    /// meanwhile.
     ///
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `ReadOnly`; `Invalid` if it has snapshots.
@@ -326,7 +335,8 @@ impl Volumes {
         self.flatten_with(name, &|_, _| ()).await
     }
 
-    /// As [`Self::flatten`], and calls `progress` with the number of objects that were copied, and of all that are to be.
+    /// Flattens a clone as [`Self::flatten`] does, and calls `progress` with the numbers of objects
+    /// copied and to be copied.
     ///
     /// # Errors
     /// As [`Self::flatten`].
@@ -343,7 +353,8 @@ impl Volumes {
         }
     }
 
-    /// Deletes a volume and its snapshots. What clones have of them is kept until they are deleted.
+    /// Deletes a volume and its snapshots. Objects that clones share are kept until the clones are
+    /// deleted.
     ///
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`; `InUse` if it is open, here or at another owner.
@@ -363,7 +374,7 @@ impl Volumes {
         self.destroy(lease, volume).await
     }
 
-    /// Removes what is left of a volume without a name, and what was kept for it alone.
+    /// Removes the remains of a nameless volume, and of origins that were kept only for it.
     pub(crate) async fn destroy(&self, lease: Lease, volume: VolumeId) -> Result<()> {
         match self.destroy_one(lease, volume).await? {
             Some(origin) => self.release(origin, volume).await,
@@ -371,7 +382,7 @@ impl Volumes {
         }
     }
 
-    /// Returns what the volume was cloned from, if nothing is left of it.
+    /// Returns the volume's origin, if nothing is left of the volume.
     async fn destroy_one(&self, lease: Lease, volume: VolumeId) -> Result<Option<Origin>> {
         let is_gone = match lease.inner.destroy().await {
             Ok(is_gone) => is_gone,
@@ -390,7 +401,8 @@ impl Volumes {
         Ok(origin)
     }
 
-    /// Ends the dependence of a clone; removes what was kept for it alone, if no other owner has its origin.
+    /// Ends a clone's dependence on its origin; removes an origin kept only for it, if no other
+    /// owner has it.
     pub(crate) async fn release(&self, origin: Origin, clone: VolumeId) -> Result<()> {
         let mut next = Some((origin, clone));
         while let Some((origin, clone)) = next.take() {
@@ -402,7 +414,8 @@ impl Volumes {
             }
             let lease = match self.lease(origin.volume, true).await {
                 Ok(lease) => lease,
-                // Its owner does it with the next snapshot that it deletes; `check` does it as well.
+                // The origin's owner does it with its next deletion of a snapshot; `check` does it
+                // as well.
                 Err(Error::InUse { .. }) => return Ok(()),
                 Err(error) => return Err(error),
             };
@@ -417,19 +430,21 @@ impl Volumes {
     }
 }
 
-// ---- deleting a volume that cannot be read: by the content of its namespace, and not by its map
+// ---- deleting an unreadable volume: by the content of its namespace instead of its map
 
 impl Volumes {
-    /// Deletes a volume and its snapshots, also where its head, its map or its record in the catalog is damaged: then
-    /// everything in its namespace is removed. Of one whose record in the catalog is damaged the name goes, and the next
-    /// [`Self::check`] that repairs removes the rest.
+    /// Deletes a volume and its snapshots, even if its head, its map or its record in the catalog
+    /// is damaged: then everything in its namespace is removed. If the catalog record is damaged,
+    /// only the name is removed, and the next repairing [`Self::check`] removes the rest.
     ///
-    /// Where its head cannot be read it is not known whether another owner has the volume. That owner is fenced off where
-    /// the store can ([`Fencing::Stamps`]); otherwise the caller makes sure that there is none.
+    /// If the head cannot be read, another owner may have the volume. That owner is fenced off
+    /// where the store can do so ([`Fencing::Stamps`]); otherwise the caller must make sure that
+    /// there is none.
     ///
     /// # Errors
-    /// As [`Self::delete`]; `Invalid` if it is damaged and there are clones of it, which need what cannot be found any more:
-    /// flatten or delete them first. A volume that has lost its name by then is removed by [`Self::check`].
+    /// As [`Self::delete`]; `Invalid` if the volume is damaged and has clones, which need objects
+    /// that can no longer be found: flatten or delete them first. A volume that has lost its name
+    /// by then is removed by [`Self::check`].
     pub async fn delete_damaged(&self, name: &str) -> Result<()> {
         let volume = match self.pool.find_fresh(name).await {
             Err(Error::Damaged(_)) => return self.pool.unpublish(name).await,
@@ -441,17 +456,18 @@ impl Volumes {
         }
         self.check_without_clones(volume).await?;
         self.pool.add_remains(volume).await?;
-        // The deletion may have got as far as that, and the name may be another volume's since.
+        // The deletion may have got this far before, and the name may belong to another volume
+        // since.
         if self.pool.find_fresh(name).await.is_ok_and(|named| named == volume) {
             self.pool.unpublish(name).await?;
         }
         self.wipe(volume).await
     }
 
-    /// Removes everything of a volume that has no name, whose deletion is recorded, and which is not open.
+    /// Removes everything of a nameless volume whose deletion is recorded and which is not open.
     ///
     /// # Errors
-    /// `InUse` if its head can be read and another owner has it; `Invalid` if there are clones of it.
+    /// `InUse` if its head can be read and another owner has it; `Invalid` if it has clones.
     pub(crate) async fn wipe(&self, volume: VolumeId) -> Result<()> {
         let _lock = self.operation_lock(volume).lock_arc().await;
         if self.opened(volume).is_some() {
@@ -481,7 +497,7 @@ impl Volumes {
         self.pool.remove_remains(volume).await
     }
 
-    /// Checks that no clone depends on a volume of which it cannot be found out what they need.
+    /// Checks that a damaged volume has no clones, since their objects cannot be determined.
     async fn check_without_clones(&self, volume: VolumeId) -> Result<()> {
         let clones = self.pool.clones().await?;
         let mut clones = clones.into_iter().filter(|(origin, _)| origin.volume == volume);

@@ -1,4 +1,4 @@
-//! Reading a snapshot, and the stored map of a volume, without attaching it.
+//! Reads a snapshot, and a volume's stored map, without attaching the volume.
 
 use std::fmt;
 
@@ -13,9 +13,9 @@ use crate::settings::{Change, Extent, ExtentKind, Usage};
 use crate::space::{Pool, load_node};
 use crate::volume::{changes, overlaid, usage};
 
-/// A snapshot, to be read. It needs no owner, and holds nothing: once the snapshot is deleted, reads may fail
-/// with `Damaged`, or return what the volume has been given since. What was read is the snapshot's if
-/// [`Self::confirm`] succeeds after it.
+/// A snapshot for reading. It needs no owner, and holds no resources: once the snapshot is deleted,
+/// reads may fail with `Damaged`, or return later data of the volume. Data read are the snapshot's
+/// if [`Self::confirm`] succeeds afterwards.
 #[derive(Clone)]
 pub struct Snapshot {
     pool: Pool,
@@ -45,7 +45,7 @@ impl Volumes {
         Ok(snapshot)
     }
 
-    /// Returns what a volume uses: as it is stored, if it is not open here.
+    /// Returns a volume's usage: of the stored state, if it is not open here.
     ///
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`. Never `InUse`.
@@ -60,7 +60,8 @@ impl Volumes {
         let mut head = self.current_head(volume).await?;
         loop {
             match self.stored_usage(&head).await {
-                // Its owner may have replaced a page meanwhile: each attempt needs another head to fail.
+                // The owner may have replaced a page meanwhile: each attempt needs another head to
+                // fail.
                 Err(Error::Damaged(why)) => {
                     let newer = self.current_head(volume).await?;
                     if newer.sequence == head.sequence {
@@ -86,11 +87,11 @@ impl Volumes {
         Ok(usage(head.volume, head.size_bytes, head.object_bytes, (&live, &parent)))
     }
 
-    /// Returns the map of a volume as it is stored.
+    /// Returns a volume's stored map.
     async fn live_map(&self, head: &Head) -> Result<Map> {
         self.pool.refresh(head.origin).await?;
         if self.opened(head.volume).is_none() {
-            // Its owner may have written them in place.
+            // The owner may have written them in place.
             for (page, at) in head.root.iter().enumerate().filter(|(_, at)| at.volume() == head.volume) {
                 // A map has at most 65 536 pages.
                 let page = self.pool.object(head.volume, Kind::Page(at.allocation(), page as u32));
@@ -100,9 +101,9 @@ impl Volumes {
         self.pool.load(&head.root, None).await
     }
 
-    /// Returns the ranges, by whole objects, in which `to` may differ from `from`: snapshots of a volume, or,
-    /// for `None`, the volume as it is stored for `to` and holes for `from`. No data are read. What lies
-    /// beyond the end of `to` is left out.
+    /// Returns the ranges, by whole objects, in which `to` may differ from `from`. Both are
+    /// snapshots of the volume; `None` means the stored volume for `to`, and only holes for `from`.
+    /// No data are read. Ranges beyond the end of `to` are left out.
     ///
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`.
@@ -150,15 +151,17 @@ impl Snapshot {
         self.object_bytes
     }
 
-    /// Checks that the snapshot has not been deleted: then all that was read of it until now is what it had.
+    /// Checks that the snapshot has not been deleted, so that all data read so far are the
+    /// snapshot's.
     ///
     /// # Errors
-    /// `NoSuchSnapshot` if it was deleted, also if there is another one of its name; `Io`, `Damaged`.
+    /// `NoSuchSnapshot` if it was deleted, even if another one has its name; `Io`, `Damaged`.
     pub async fn confirm(&self) -> Result<()> {
         self.pool.check_there(self.volume, self.node, &self.name).await
     }
 
-    /// Reads `length` bytes at `offset`. The bytes count only if [`Self::confirm`] succeeds after it.
+    /// Reads `length` bytes at `offset`. The bytes are valid only if [`Self::confirm`] succeeds
+    /// afterwards.
     ///
     /// # Errors
     /// `OutOfRange`, `Io`, and `Damaged` if an object that the map names is missing.
@@ -193,7 +196,7 @@ impl Snapshot {
         Ok(data)
     }
 
-    /// Returns what there is, in order and without gaps, by whole objects.
+    /// Returns the extents, in order and without gaps, by whole objects.
     #[must_use]
     pub fn extents(&self) -> Vec<Extent> {
         let mut all = Vec::new();
@@ -211,8 +214,8 @@ impl Snapshot {
         all
     }
 
-    /// Returns the ranges, by whole objects, in which this may differ from `before`, another snapshot with
-    /// objects of the same size; with `None`, from holes.
+    /// Returns the ranges, by whole objects, in which this snapshot may differ from `before`,
+    /// another snapshot with objects of the same size, or, for `None`, from holes.
     #[must_use]
     pub fn changed_extents(&self, before: Option<&Self>) -> Vec<Change> {
         let none = Map::default();

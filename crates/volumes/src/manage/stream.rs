@@ -1,7 +1,8 @@
-//! Export and import: the stream of `rbd export-diff`, format 1, both ways.
+//! Export and import: the stream of `rbd export-diff`, format 1, in both directions.
 //!
-//! A stream has a size, ranges of data, and ranges of zeros; it begins at a snapshot, or at nothing. So a
-//! full stream is a sparse copy, and one between two snapshots carries what changed.
+//! A stream has a size, ranges of data, and ranges of zeros; it begins at a snapshot, or at an
+//! empty volume. So a full stream is a sparse copy, and a stream between two snapshots carries the
+//! changes.
 
 use blocker::{Durability, Segments};
 
@@ -21,16 +22,16 @@ const DATA_BYTES_MAX: u64 = 4 << 20;
 pub struct Export {
     of: Snapshot,
     from: Option<Snapshot>,
-    /// What comes before the ranges; empty once it was returned.
+    /// The bytes before the ranges; empty once they were returned.
     begin: Vec<u8>,
-    /// The ranges to come, the last one first.
+    /// The remaining ranges, the last one first.
     changes: Vec<Change>,
     is_ended: bool,
 }
 
 impl Export {
-    /// Returns the stream that makes `to` of `from`, or of nothing: snapshots with these names. What the
-    /// stream has of them is their names, which RBD checks at import.
+    /// Returns the stream that turns `from`, or an empty volume, into `to`: both names of
+    /// snapshots. The stream contains their names, which RBD checks at import.
     #[must_use]
     pub fn new(from: Option<(&str, &Snapshot)>, to: (&str, &Snapshot)) -> Self {
         let mut begin = MAGIC.to_vec();
@@ -52,18 +53,19 @@ impl Export {
         Self { of: to.1.clone(), from, begin, changes, is_ended: false }
     }
 
-    /// Returns how many bytes of data are to be read for the rest of the stream. Zeros among them become
+    /// Returns how many data bytes remain to be read for the stream. Zeros among them become
     /// shorter.
     #[must_use]
     pub fn left_bytes(&self) -> u64 {
         self.changes.iter().filter(|change| change.is_data).map(|change| change.length).sum()
     }
 
-    /// Returns the next piece of the stream; `None` after the last. The last one comes only if both snapshots are still
-    /// there, so that the stream has what they had.
+    /// Returns the next piece of the stream; `None` after the last. The last piece is returned only
+    /// if both snapshots still exist, so that the stream is correct.
     ///
     /// # Errors
-    /// Those of [`Snapshot::read`] and [`Snapshot::confirm`]. The same piece can be asked for again.
+    /// Those of [`Snapshot::read`] and [`Snapshot::confirm`]. The same piece can be requested
+    /// again.
     pub async fn next(&mut self) -> Result<Option<Segments>> {
         if !self.begin.is_empty() {
             return Ok(Some(std::mem::take(&mut self.begin).into()));
@@ -72,7 +74,7 @@ impl Export {
             if self.is_ended {
                 return Ok(None);
             }
-            // A stream without its end is not taken for whole.
+            // A stream without its end does not count as complete.
             self.of.confirm().await?;
             if let Some(from) = &self.from {
                 from.confirm().await?;
@@ -107,32 +109,33 @@ impl Export {
     }
 }
 
-/// What a stream is of: everything that comes before its ranges.
+/// The header of a stream: everything before its ranges.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct StreamHeader {
-    /// The snapshot at which the stream begins; `None` if that is nothing.
+    /// The snapshot at which the stream begins; `None` for an empty volume.
     pub from: Option<String>,
-    /// The snapshot at which the stream ends; `None` if it is of a volume that had none there.
+    /// The snapshot at which the stream ends; `None` if the volume had none there.
     pub to: Option<String>,
     /// The size of the volume at its end, in bytes.
     pub size_bytes: u64,
 }
 
 impl StreamHeader {
-    /// The length in bytes from which a stream has its header whole.
+    /// The length in bytes from which a stream's header is complete.
     pub const BYTES_MAX: usize = MAGIC.len() + 2 * (1 + 4 + NAME_BYTES_MAX) + 1 + 8;
 
-    /// Returns the header of a stream that begins with these bytes; `None` if they end before the header does.
+    /// Returns the header of a stream that begins with these bytes; `None` if they end before the
+    /// header does.
     ///
     /// # Errors
-    /// `Invalid` if they are no stream, or a name in it cannot be that of a snapshot here.
+    /// `Invalid` if they are not a stream, or a name in it is not a valid name of a snapshot.
     pub fn decode(bytes: &[u8]) -> Result<Option<Self>> {
         let mut expect = Expect::Magic;
         let mut header = Header::default();
         let mut rest = &bytes[..bytes.len().min(Self::BYTES_MAX)];
         loop {
-            // Refused at its tag: the rest of it may be long in coming.
+            // Refused at its tag, because the rest may take long to arrive.
             if let Expect::Range { .. } | Expect::Data { .. } | Expect::End = expect {
                 return Err(Error::Invalid(SIZE_MISSING.into()));
             }
@@ -158,7 +161,7 @@ impl StreamHeader {
 
 const SIZE_MISSING: &str = "the stream has a range, or its end, before the size";
 
-/// What is known of a stream that is read.
+/// The state of reading a stream.
 #[derive(Default, Debug)]
 struct Header {
     from: Option<String>,
@@ -167,7 +170,7 @@ struct Header {
 }
 
 impl Header {
-    /// Takes the record of a name.
+    /// Reads the record of a name.
     fn take_name(&mut self, is_from: bool, record: &[u8]) -> Result<Expect> {
         let name = String::from_utf8(record[4..].to_vec());
         let name = name.map_err(|_| Error::Invalid("a name in the stream is no UTF-8".into()))?;
@@ -185,7 +188,7 @@ impl Header {
     }
 }
 
-/// Returns a number of a record that is long enough.
+/// Returns a number from a record that is long enough.
 fn number(record: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(record[at..at + 8].try_into().expect("8 bytes"))
 }
@@ -209,7 +212,7 @@ fn tag(record: &[u8]) -> Result<Expect> {
     })
 }
 
-/// What comes next in a stream that is read.
+/// The next expected part of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Expect {
     Magic,
@@ -222,7 +225,7 @@ enum Expect {
 }
 
 impl Expect {
-    /// Returns the length of what is expected, as far as the bytes that there are of it show it.
+    /// Returns the length of the expected part, as far as the available bytes show it.
     fn length(self, have: &[u8]) -> Result<usize> {
         Ok(match self {
             Self::Magic => MAGIC.len(),
@@ -236,19 +239,19 @@ impl Expect {
                     len => return Err(Error::Invalid(format!("the stream has a name of {len} bytes"))),
                 },
             },
-            // Taken as it comes.
+            // Data are consumed as they arrive.
             Self::Data { .. } => 0,
             Self::End => return Err(Error::Invalid("the stream has bytes after its end".into())),
         })
     }
 }
 
-/// Writes a stream into a volume, which must have what the stream begins at.
+/// Writes a stream into a volume, which must have the state at which the stream begins.
 #[derive(Debug)]
 pub struct Import {
     volume: Volume,
     expect: Expect,
-    /// Bytes of a record that is not complete: at most a name.
+    /// An incomplete record: at most a name.
     rest: Vec<u8>,
     header: Header,
 }
@@ -260,8 +263,8 @@ impl Import {
         Self { volume, expect: Expect::Magic, rest: Vec::new(), header: Header::default() }
     }
 
-    /// Returns the snapshot at which the stream begins, once it has been read: the volume must be what that
-    /// is.
+    /// Returns the snapshot at which the stream begins, once it has been read: the volume must have
+    /// that state.
     #[must_use]
     pub fn from(&self) -> Option<&str> {
         self.header.from.as_deref()
@@ -273,10 +276,11 @@ impl Import {
         self.header.to.as_deref()
     }
 
-    /// Takes the next bytes of the stream.
+    /// Processes the next bytes of the stream.
     ///
     /// # Errors
-    /// `Invalid` if they are no stream, or it is of a larger volume; those of [`Volume::write`].
+    /// `Invalid` if they are not a stream, or the stream is of a larger volume; those of
+    /// [`Volume::write`].
     pub async fn take(&mut self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
             if let Expect::Data { offset, left } = self.expect {

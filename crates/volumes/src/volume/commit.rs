@@ -1,4 +1,4 @@
-//! Changing the head: a conditional write, whose outcome is known before anything builds on it.
+//! Changing the head: a conditional write, whose outcome is resolved before anything builds on it.
 
 use async_lock::MutexGuard;
 use blocker::{Condition, Epoch, Error as Store, InfoRequest, InvalidateRequest, Scope, Version};
@@ -9,24 +9,25 @@ use crate::error::{Error, Result};
 use crate::format::entry::Kind;
 use crate::format::{Head, Node};
 
-/// How often a head is written whose outcome is unknown.
+/// How often a head with an unknown outcome is written.
 const TRIES: u32 = 4;
 
 impl Inner {
-    /// Takes the right to change the volume's shape, once it is known what became of every head that was sent.
+    /// Takes the right to change the volume's shape, after the outcome of every sent head is
+    /// resolved.
     pub(super) async fn recorder(&self) -> Result<MutexGuard<'_, Recorder>> {
         let mut recorder = self.recorder.lock().await;
         self.resolve(&mut recorder).await?;
         Ok(recorder)
     }
 
-    /// Makes `head`, a change of the recorder's, the volume's head. Either it is *stored* when this returns, or
-    /// the old one is in force, or [`Self::recorder`] finds out.
+    /// Makes `head`, based on the recorder's, the volume's head. When this returns, it is *stored*,
+    /// or the old one is in force, or the next [`Self::recorder`] resolves the outcome.
     pub(super) async fn commit(&self, recorder: &mut Recorder, mut head: Head) -> Result<()> {
         {
             let state = self.state.lock();
             state.check()?;
-            // It would undo what `head` does not know of.
+            // A head in flight could undo changes that `head` does not contain.
             debug_assert!(state.in_flight.is_none());
         }
         head.sequence = recorder.head.sequence + 1;
@@ -47,7 +48,7 @@ impl Inner {
 
     async fn send_head(&self, recorder: &mut Recorder, head: Head, bytes: Vec<u8>) -> Result<()> {
         let mut tries = 0;
-        // Whether an earlier try may still be made.
+        // Whether an earlier attempt may still be executed.
         let mut may_come = false;
         let _sending = Sending::new(self);
         loop {
@@ -71,7 +72,7 @@ impl Inner {
                     | Store::Superseded { .. }
                     | Store::Missing
             ) {
-                // Nothing was changed, by this try.
+                // This attempt changed nothing.
                 if !may_come {
                     self.state.lock().in_flight = None;
                 }
@@ -101,13 +102,13 @@ impl Inner {
         }
     }
 
-    /// Finds out what became of a head whose write was not seen to end, and keeps it from coming later.
+    /// Resolves a head write with an unknown outcome, and prevents it from being executed later.
     pub(super) async fn resolve(&self, recorder: &mut Recorder) -> Result<()> {
         let in_flight = self.state.lock().in_flight.clone();
         if let Some(bytes) = in_flight {
             self.find_out(recorder, bytes).await?;
         }
-        // A snapshot of which nothing was stored, and of which nothing will be.
+        // A snapshot that was not stored, and will not be.
         if recorder.frozen.is_some() {
             self.thaw(recorder).await;
         }
@@ -123,23 +124,23 @@ impl Inner {
         self.note_version(recorder, version);
         if found == bytes || recorder.earlier.as_ref() == Some(&found) {
             self.adopt(recorder, Head::decode(&found).map_err(Error::Damaged)?).await?;
-            // The other one was on the condition of the head before.
+            // The other write was on the condition of the previous head.
             recorder.earlier = None;
         } else if found != recorder.head.encode() {
             return Err(self.found_other(&found));
         } else if recorder.earlier.is_none() {
             recorder.earlier = Some(bytes.clone());
         }
-        // Written once more, under a number above both: what is still on its way meets another version.
+        // Written again, with a number above both: a late write then meets another version.
         let mut head = recorder.head.clone();
         head.sequence += 2;
-        // Also where the volume was to be closed: it is open.
+        // Even if the volume was being closed: it stays open.
         head.owner = owner;
         let again = self.encoded(&head)?;
         let sent = self.send_head(recorder, head, again).await;
         let mut state = self.state.lock();
         if sent.is_err() {
-            // Nothing keeps it from coming.
+            // Nothing prevents the late write any more.
             state.in_flight.get_or_insert(bytes);
         } else {
             recorder.earlier = None;
@@ -148,17 +149,18 @@ impl Inner {
         sent
     }
 
-    /// Takes over a head that this owner has written without seeing the write end.
+    /// Adopts a head of this owner whose write had an unknown outcome.
     async fn adopt(&self, recorder: &mut Recorder, head: Head) -> Result<()> {
         let old = &recorder.head;
-        // The volume was frozen for it: what it has in memory comes after the snapshot.
+        // The volume was frozen for it: its changes in memory come after the snapshot.
         let is_snapshot = recorder.frozen.as_ref().is_some_and(|frozen| is_made(frozen.id, old, &head));
         let has_same_tree =
             is_snapshot || head.parent == old.parent && have_same_tree(&head.nodes, &old.nodes);
-        // A larger size takes nothing away: all that is in memory is beside it. Not so what a rollback has made larger.
+        // A larger size does not conflict with the state in memory. A rollback to a larger size
+        // does.
         let is_grown = !is_snapshot && head.size_bytes > old.size_bytes && head.root.starts_with(&old.root);
         let has_same_shape = has_same_tree && (is_grown || head.size_bytes == old.size_bytes);
-        // Without a log that is needed, it has not all that was acknowledged.
+        // Without a required log, the head does not lead to all acknowledged changes.
         let has_same_shape = has_same_shape && self.state.lock().overlays.are_enough(&head.logs);
         if !has_same_shape || head.is_deleted != old.is_deleted || head.origin != old.origin {
             self.state.lock().set_status(Status::Interrupted);
@@ -190,9 +192,9 @@ impl Inner {
         self.state.lock().head_version = version;
     }
 
-    /// Checks after a flush that the volume is still this owner's, where nothing below refuses what an owner sends that
-    /// was deposed. What was flushed was then stored before another owner came, which finds it. The caller does not
-    /// have the recorder.
+    /// Checks after a flush that this owner still has the volume, where nothing below refuses a
+    /// deposed owner. Then the flushed changes were stored before another owner came, which reads
+    /// them. The caller does not hold the recorder.
     pub(super) async fn check_held(&self) -> Result<()> {
         if self.space.is_stamped() {
             return Ok(());
@@ -203,13 +205,14 @@ impl Inner {
             Ok(_) | Err(Store::Missing) => {}
             Err(error) => return Err(self.noted(error)),
         }
-        // An operation of this owner may just have written it, or a cache below have another version of the same.
+        // An operation of this owner may just have written the head, or a cache below may have the
+        // same head under another version.
         let mut recorder = self.recorder().await?;
         self.state.lock().check()?;
         self.check_head(&mut recorder).await
     }
 
-    /// Checks that the head is the recorder's.
+    /// Checks that the stored head is the recorder's.
     pub(super) async fn check_head(&self, recorder: &mut Recorder) -> Result<()> {
         let (found, version) = match self.space.pool.get(self.space.object(Kind::Head)).await {
             Ok((found, version)) => (found.to_vec(), version),
@@ -223,10 +226,10 @@ impl Inner {
         Ok(())
     }
 
-    /// Checks that the head that the store has names this owner.
+    /// Checks that the stored head names this owner.
     pub(super) async fn check_owner_stored(&self) -> Result<()> {
         let head = self.space.object(Kind::Head);
-        // Not what a cache below remembers.
+        // Read from the store, not from a cache below.
         let fresh = InvalidateRequest::new(Scope::Object(head.clone()));
         match self.space.store().invalidate(fresh).await {
             Ok(_) | Err(Store::Unsupported(_)) => {}
@@ -263,7 +266,7 @@ impl Inner {
     }
 }
 
-/// Returns whether nodes differ in their names at most.
+/// Returns whether nodes differ at most in their names.
 fn have_same_tree(some: &[Node], others: &[Node]) -> bool {
     let same = |one: &Node, other: &Node| {
         (one.id, one.parent, one.size_bytes) == (other.id, other.parent, other.size_bytes)
@@ -271,20 +274,21 @@ fn have_same_tree(some: &[Node], others: &[Node]) -> bool {
     some.len() == others.len() && some.iter().zip(others).all(|(one, other)| same(one, other))
 }
 
-/// Returns whether all that `new` has and `old` has not is a snapshot of this number.
+/// Returns whether `new` differs from `old` only by a snapshot with this number.
 fn is_made(id: u64, old: &Head, new: &Head) -> bool {
     let Some((node, before)) = new.nodes.split_last() else { return false };
     let is_last = (node.id, node.parent, new.parent) == (id, old.parent, id);
     is_last && before == old.nodes && new.root == old.root
 }
 
-/// A head is being sent as long as it lives: it is not in doubt as one is that nothing was heard of.
+/// Marks a head as being sent while this lives: such a head is not in doubt, unlike one with an
+/// unknown outcome.
 struct Sending<'a>(&'a Inner);
 
 impl<'a> Sending<'a> {
     fn new(inner: &'a Inner) -> Self {
         let mut state = inner.state.lock();
-        // Not where it is not known what became of the one before.
+        // Not if the outcome of the previous one is unknown.
         state.is_sending = state.in_flight.is_none();
         drop(state);
         Self(inner)

@@ -1,7 +1,8 @@
-//! The logs of a volume: which there are, where the next record goes, and which are needed no more.
+//! The logs of a volume: which exist, where the next record goes, and which are no longer needed.
 //!
-//! A volume has the logs that its head names, in the order in which they were begun; records are appended to the last.
-//! A log goes once what its records were written over is in the stored map no more.
+//! A volume has the logs that its head names, in the order in which they were begun; records are
+//! appended to the last one. A log is removed once the stored map has none of the entries that its
+//! records overwrite.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,11 +22,11 @@ use crate::space::Pool;
 
 /// The most parts of all logs of a volume together.
 pub(crate) const PARTS_MAX: u32 = 16;
-/// Full parts of a log after which another one is begun.
+/// The number of full parts after which another log is begun.
 const PARTS_LONG: u32 = 1;
 /// The largest part of a log, in bytes.
 pub(super) const PART_BYTES_MAX: u64 = 4 << 20;
-/// The smallest: a store with smaller objects has no logs.
+/// The smallest part of a log: a store with smaller objects has no logs.
 const PART_BYTES_MIN: u64 = 64 << 10;
 
 /// The logs of an open volume.
@@ -33,23 +34,23 @@ const PART_BYTES_MIN: u64 = 64 << 10;
 pub(super) struct Logs {
     /// `None` if nothing can be appended.
     own: Option<Log>,
-    /// Those that nothing is appended to any more, the oldest first.
+    /// Earlier logs, to which nothing is appended any more, the oldest first.
     before: Vec<Before>,
-    /// The number of logs that there were.
+    /// The number of logs so far.
     count: u64,
-    /// Objects whose records in a log count as long as the stored map has what they were written over, which the volume
-    /// has no more.
+    /// Copied objects whose records are still valid, because the stored map has the overwritten
+    /// entry and not yet the copy's.
     unrecorded: BTreeMap<u32, Unrecorded>,
 }
 
-/// The log that is appended to.
+/// The log to which records are appended.
 struct Log {
     id: OverlayLog,
     number: u64,
     part_bytes: u64,
     parts_max: u32,
     next: Place,
-    /// Records on their way have it, too.
+    /// Shared by records being written.
     users: Arc<()>,
 }
 
@@ -63,13 +64,13 @@ struct Before {
 #[derive(Clone, Copy)]
 struct Unrecorded {
     base: Entry,
-    /// What the volume had first in place of it.
+    /// The entry with which the volume first replaced it.
     by: Entry,
     /// The first log with a record of it.
     since: u64,
 }
 
-/// A place in a log, for a record that is on its way as long as this lives.
+/// A place in a log, for a record that is being written while this lives.
 pub(super) struct Taken {
     pub(super) log: OverlayLog,
     pub(super) place: Place,
@@ -77,30 +78,30 @@ pub(super) struct Taken {
     _user: Arc<()>,
 }
 
-/// What the head is to name, and what goes once it does.
+/// The logs that the head is to name, and those that are removed afterwards.
 pub(super) struct Renewal {
     pub(super) logs: Vec<OverlayLog>,
-    /// The names of the logs that go, and of how many parts they have.
+    /// The allocation ids of the logs to remove, and their numbers of parts.
     pub(super) gone: Vec<(u64, u32)>,
     gone_to: u64,
     own: Option<OverlayLog>,
 }
 
-/// Returns the size of the parts of a log in bytes; `None` if the objects of the store are too small for one.
+/// Returns the size of a log's parts in bytes; `None` if the store's objects are too small for one.
 pub(crate) fn part_bytes(can: &Capabilities) -> Option<u64> {
     let bytes = can.object_bytes_max.min(can.request_bytes_max).min(PART_BYTES_MAX);
     (bytes >= PART_BYTES_MIN).then_some(bytes)
 }
 
 impl Logs {
-    /// Adds a log that an owner before has left, with the number of its parts. Returns its number.
+    /// Adds a log of the previous owner, with the number of its parts. Returns its number.
     pub(super) fn add_before(&mut self, id: OverlayLog, parts: u32) -> u64 {
         self.count += 1;
         self.before.push(Before { id, number: self.count, parts, users: Arc::default() });
         self.count
     }
 
-    /// Begins a log, of which nothing is used yet, after the one that there was.
+    /// Begins an unused log after the current one.
     pub(super) fn begin(&mut self, id: OverlayLog, can: &Capabilities) {
         self.end();
         self.count += 1;
@@ -116,24 +117,25 @@ impl Logs {
         });
     }
 
-    /// Lets nothing be appended any more.
+    /// Ends appending to the current log.
     pub(super) fn end(&mut self) {
         if let Some(Log { id, number, next, users, .. }) = self.own.take() {
             self.before.push(Before { id, number, parts: next.part + u32::from(next.offset > 0), users });
         }
     }
 
-    /// Returns whether records are appended.
+    /// Returns whether records can be appended.
     pub(super) fn is_open(&self) -> bool {
         self.own.is_some()
     }
 
-    /// Returns whether nothing can be appended and there can be another log. Else one has to go first.
+    /// Returns whether nothing can be appended and another log is allowed. Otherwise one has to be
+    /// removed first.
     pub(super) fn is_due(&self) -> bool {
         self.own.is_none() && self.before.len() < LOGS_MAX
     }
 
-    /// Returns whether there is a part that nothing was appended to.
+    /// Returns whether a part is still unused.
     pub(super) fn has_room(&self) -> bool {
         self.own.as_ref().is_some_and(|log| log.next.part < log.parts_max)
     }
@@ -149,7 +151,7 @@ impl Logs {
             || self.own.as_ref().is_some_and(|log| log.next != Place { part: 0, offset: 0 })
     }
 
-    /// Takes a place for a record of so many bytes, if there is room.
+    /// Takes a place for a record of this many bytes, if there is space.
     pub(super) fn place(&mut self, bytes: u64) -> Option<Taken> {
         let log = self.own.as_mut()?;
         if bytes > log.part_bytes {
@@ -167,32 +169,33 @@ impl Logs {
         Some(Taken { log: log.id, place, number: log.number, _user: Arc::clone(&log.users) })
     }
 
-    /// Notes that the volume has `by` in the place of `base`, whose records begin in the log `since`.
+    /// Notes that the volume has replaced `base` by `by`, and that records over `base` begin in the
+    /// log `since`.
     pub(super) fn note_replaced(&mut self, index: u32, (base, by): (Entry, Entry), since: u64) {
         self.unrecorded.entry(index).or_insert(Unrecorded { base, by, since });
     }
 
-    /// Returns over what changes of an own object with the entry `live` are logged as well, until that is stored. Not where
-    /// the volume has had a third object in this place: the second one's entry may be on its way to the store, and would
-    /// void the record.
+    /// Returns the entry over which changes of an own object with the entry `live` are also logged,
+    /// until that entry is stored. `None` if the volume has had a third object at this index: the
+    /// second one's entry may be on its way to the store, and would invalidate the record.
     pub(super) fn base_of_replaced(&self, index: u32, live: Entry) -> Option<Entry> {
         let object = self.unrecorded.get(&index).filter(|object| object.by == live)?;
         self.is_open().then_some(object.base)
     }
 
-    /// Forgets the objects of which the stored map has not what they were written over any more.
+    /// Forgets objects whose overwritten entry the stored map no longer has.
     pub(super) fn forget_recorded(&mut self, recorded: impl Fn(u32) -> Entry) {
         self.unrecorded.retain(|index, object| recorded(*index) == object.base);
     }
 
-    /// Returns what the head is to name if it is to be written for that: without the logs that are needed no more, of
-    /// those from `first_needed` on, and with `new` if another one is due.
+    /// Returns the logs for a new head, if it must be written: without those that are no longer
+    /// needed (before `first_needed`), and with `new` if another one is due.
     pub(super) fn renewal(&self, first_needed: Option<u64>, new: Option<OverlayLog>) -> Option<Renewal> {
         let first = self.unrecorded.values().map(|object| object.since).chain(first_needed).min();
         let is_needed = |log: &Before| {
             first.is_some_and(|first| log.number >= first) || Arc::strong_count(&log.users) > 1
         };
-        // In order, so that none is kept after one that goes.
+        // In order, so that no log is kept after a removed one.
         let gone = self.before.iter().take_while(|log| !is_needed(log)).count();
         let is_long = self.own.as_ref().is_none_or(|log| log.next.part >= PARTS_LONG.min(log.parts_max));
         let kept = self.before.len() - gone + usize::from(self.own.is_some());
@@ -210,14 +213,14 @@ impl Logs {
         })
     }
 
-    /// Returns whether `logs` are all that are needed, of those from `first_needed` on.
+    /// Returns whether `logs` include all that are needed, from `first_needed` on.
     pub(super) fn are_enough(&self, first_needed: Option<u64>, logs: &[OverlayLog]) -> bool {
         let first = self.unrecorded.values().map(|object| object.since).chain(first_needed).min();
         let before = self.before.iter().filter(|log| first.is_some_and(|first| log.number >= first));
         before.map(|log| log.id).chain(self.own.as_ref().map(|log| log.id)).all(|id| logs.contains(&id))
     }
 
-    /// Notes that the head names what a renewal has.
+    /// Notes that the head names the logs of a renewal.
     pub(super) fn renewed(&mut self, renewal: &Renewal, can: &Capabilities) {
         self.before.retain(|log| log.number > renewal.gone_to);
         if let Some(own) = renewal.own {
@@ -225,7 +228,7 @@ impl Logs {
         }
     }
 
-    /// Ends all logs. Returns the names of their parts.
+    /// Ends all logs. Returns their ids and numbers of parts.
     pub(super) fn end_all(&mut self) -> Vec<(u64, u32)> {
         self.end();
         self.unrecorded.clear();
@@ -235,17 +238,17 @@ impl Logs {
 
 // ---- appending
 //
-// A record has the bytes, where they belong, and over which object. It counts as long as the stored map has that object
-// in its place. So the entry of the copy voids the records, and nothing is removed for that; but until it is stored,
-// changes of the copy are logged as well.
+// A record has the bytes, their position, and the overwritten object. It is valid while the stored
+// map has that object's entry at its index. So storing the copy's entry invalidates the records,
+// and nothing is removed for that; but until then, changes of the copy are logged as well.
 
-/// How often a record is written whose outcome is unknown, each time in a new place.
+/// How often a record with an unknown outcome is written, each time at a new place.
 const TRIES: u32 = 3;
 
 impl Inner {
-    /// Logs a short change of a part of an object that is not the volume's own, and keeps it in memory. Returns the
-    /// durability of the record, and whether what is stored leads to it; `None` if nothing was done. The caller shares
-    /// the barrier and the object.
+    /// Logs a short change of a part of an object that is not the volume's own, and keeps it in
+    /// memory. Returns the record's durability, and whether the stored state leads to it; `None` if
+    /// nothing was done. The caller holds the barrier and the object shared.
     pub(super) async fn log_in_overlay(
         &self,
         piece: &Piece,
@@ -273,8 +276,8 @@ impl Inner {
         Ok(Some((durability, is_reached(&state, piece.index, base))))
     }
 
-    /// Changes a part of an own object whose entry is not stored yet, and logs it over `base`, which the stored map has.
-    /// As [`Self::log_in_overlay`].
+    /// Changes a part of an own object whose entry is not stored yet, and logs the change over
+    /// `base`, the entry in the stored map. Returns the same as [`Self::log_in_overlay`].
     pub(super) async fn write_and_log(
         &self,
         piece: &Piece,
@@ -293,8 +296,8 @@ impl Inner {
         Ok((is.min(logged), is_recorded || is_reached))
     }
 
-    /// Appends a record at a place that `place` takes. Returns its durability, and its order among all changes; `None` if
-    /// there is no room.
+    /// Appends a record at a place that `place` takes. Returns its durability, and its order among
+    /// all changes; `None` if there is no space.
     async fn append(
         &self,
         record: &OverlayRecord,
@@ -316,17 +319,19 @@ impl Inner {
             let request = request.change(self.space.change(durability, Condition::None));
             match self.space.store().write(request).await {
                 Ok(ChangeReply { durability, .. }) => return Ok(Some((durability, order))),
-                // If it comes later, it has the same bytes, and does not count beside what is behind it.
+                // A late write has the same bytes, and loses against the records behind it.
                 Err(blocker::Error::OutcomeUnknown(_) | blocker::Error::Superseded { .. })
                     if tries < TRIES => {}
-                // It may count after a crash. So the object has its overlay all the same, until a copy of it is recorded.
+                // The record may be valid after a crash, so the object has its overlay
+                // nevertheless, until its copy is recorded.
                 Err(error) => return Err(self.noted(error)),
             }
         }
     }
 }
 
-/// Returns whether what is stored leads to a record over `base`, or to what it was merged into.
+/// Returns whether the stored state leads to a record over `base`, or to the object with which it
+/// was merged.
 fn is_reached(state: &State, index: u32, base: Entry) -> bool {
     state.recorded.get(index) == base || state.is_recorded(index)
 }
@@ -343,22 +348,22 @@ fn record_of(piece: &Piece, base: Entry, content: &Content) -> OverlayRecord {
 
 const _: () = assert!(SECTOR_BYTES as u64 + WRITE_BYTES_MAX <= PART_BYTES_MAX);
 
-// ---- replay: what an owner finds in the logs of an earlier owner that has not released the volume
+// ---- replay: an owner reads the logs of an earlier owner that has not released the volume
 
-/// Parts that are read at once.
+/// The number of parts read concurrently.
 const LOADS_MAX: usize = 4;
 
 /// The records of a log with their bytes, in order.
 pub(crate) struct Loaded {
     id: OverlayLog,
     records: Vec<(OverlayRecord, Segments)>,
-    /// Behind the last part that is there.
+    /// The number after the last existing part.
     parts: u32,
 }
 
 impl Inner {
-    /// Takes over what the logs of the owner before have, and appends to `own` from now on, if that is a log. Nothing is
-    /// written: the head names all of them.
+    /// Adopts the records of the previous owner's logs, and appends to `own` from now on, if given.
+    /// Nothing is written: the head already names all of the logs.
     pub(crate) fn take_over_logs(&self, before: Vec<Loaded>, own: Option<OverlayLog>) {
         let mut state = self.state.lock();
         for Loaded { id, records, parts } in before {
@@ -376,15 +381,16 @@ impl Inner {
     }
 }
 
-/// Returns whether a record is over what `map` has in its place.
+/// Returns whether a record is valid: `map` has the overwritten entry at its index.
 fn counts(map: &Map, record: &OverlayRecord, object_bytes: u64) -> bool {
-    // An object whose copy is recorded has all that its records have, and perhaps what is newer.
+    // An object whose copy is recorded has all data of its records, and perhaps newer ones.
     let is_current = !record.base.is_hole() && map.get(record.index) == record.base;
     let fits = record.within.checked_add(record.length).is_some_and(|end| end <= object_bytes);
     is_current && fits && record.length > 0
 }
 
-/// Returns `map` as it is with the overlays in logs: an object with an overlay is another one than any map has.
+/// Returns `map` with the overlays of the logs: an object with an overlay gets an entry that no map
+/// has.
 pub(crate) async fn overlaid(
     pool: &Pool,
     volume: VolumeId,
@@ -395,7 +401,7 @@ pub(crate) async fn overlaid(
     for log in logs {
         for (record, _) in load(pool, volume, *log).await?.records {
             if counts(&map, &record, object_bytes) {
-                // A log has an allocation id of its own.
+                // A log's allocation id belongs to no object.
                 all.set(record.index, Entry::new(volume, log.allocation));
             }
         }
@@ -413,11 +419,11 @@ pub(crate) async fn load_logs(pool: &Pool, volume: VolumeId, logs: &[OverlayLog]
 }
 
 async fn load(pool: &Pool, volume: VolumeId, log: OverlayLog) -> Result<Loaded> {
-    // Parts are written side by side: one may be missing before another.
+    // Parts are written concurrently: one may be missing before another.
     let parts = (0..PARTS_MAX).map(|part| {
         let (pool, object) = (pool.clone(), pool.object(volume, Kind::Overlay(log.allocation, part)));
         async move {
-            // Another owner may have appended to it since a cache below has read it.
+            // Another owner may have appended since a cache below has read the part.
             pool.invalidate(Scope::Object(object.clone())).await?;
             match pool.get(object).await {
                 Ok((bytes, _)) => Ok(Some((part, bytes))),
@@ -433,7 +439,7 @@ async fn load(pool: &Pool, volume: VolumeId, log: OverlayLog) -> Result<Loaded> 
         let whole = bytes.to_bytes();
         for (place, record) in overlay_records(&whole, log, volume, part) {
             let begin = place.offset as usize + SECTOR_BYTES;
-            // A record is there with all of its bytes.
+            // A record is complete, with all of its bytes.
             let data = bytes.slice(begin..begin + record.data_bytes() as usize);
             loaded.records.push((record, data));
         }
