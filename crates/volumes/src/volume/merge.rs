@@ -1,8 +1,10 @@
-//! Merging: an object with an overlay gets a copy that has both, and the volume has the copy.
+//! Merging: an object with an overlay is copied, the overlay is written to the copy, and the map
+//! names the copy.
 //!
-//! The copy, and most of what was written over the object, is made while writes go on; only what has come last is added
-//! with the object alone. A write that cannot wait for that, because there is no room for it, makes a copy of its own: the
-//! one that comes first counts, and the other one is removed.
+//! The copy, and most of the overlay, is written while client writes continue; only the last writes
+//! are added while the object is locked exclusively. A client write that cannot wait for that,
+//! because the overlay has no space, makes a copy of its own: the first one wins, and the other is
+//! removed.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -18,20 +20,21 @@ use crate::error::{Error, Result};
 use crate::format::OverlayLog;
 use crate::format::entry::{Entry, Kind};
 
-/// Objects that are merged concurrently.
+/// The number of objects merged concurrently.
 const MERGES_MAX: usize = 4;
-/// Objects that are merged between two checks of the remaining allocation ids.
+/// The number of objects merged between two checks of the remaining allocation ids.
 const BATCH: usize = 64;
-/// Runs that are added in a row: with a cache below none of them waits, and other tasks need the thread as well.
+/// The number of runs added before yielding: with a cache below none of them waits, and other tasks
+/// need the thread as well.
 const RUNS_PER_YIELD: u32 = 16;
-/// How often runs are added beside the writes before the rest is added without them.
+/// How often runs are added beside client writes before the rest is added without them.
 const PASSES: u32 = 3;
 
 // A merge takes two allocation ids.
 const _: () = assert!(3 * BATCH as u64 <= ALLOCATIONS_MIN);
 
 impl Inner {
-    /// Waits until an object is to be merged.
+    /// Waits until there is an object to merge.
     ///
     /// # Errors
     /// The volume cannot be used any more.
@@ -41,7 +44,8 @@ impl Inner {
             if let Err(error) = state.check() {
                 return Poll::Ready(Err(error));
             }
-            // Without a log after an error, another one is due, unless there is no name for it.
+            // After an error there is no current log, so another one is due, unless allocation ids
+            // are used up.
             let is_log_due =
                 self.has_log() && state.overlays.logs.is_due() && !state.has_used_up_allocations();
             if is_log_due || !state.overlays.is_empty() {
@@ -53,14 +57,16 @@ impl Inner {
         .await
     }
 
-    /// Merges all objects that have an overlay now, while writes go on. The caller has no lock.
+    /// Merges all objects that have an overlay now, while writes continue. The caller holds no
+    /// lock.
     pub(super) async fn merge_overlays(&self) -> Result<()> {
         self.merge_as(None).await?;
         self.look_ahead_at_quota().await;
         Ok(())
     }
 
-    /// As [`Self::merge_overlays`]; records the copies, if changes are logged until that is done.
+    /// Merges as [`Self::merge_overlays`] does; also records the copies, if changes are logged
+    /// until then.
     pub(super) async fn merge_and_record(&self) -> Result<()> {
         self.merge_overlays().await?;
         if !self.has_log() && !self.state.lock().overlays.logs.is_any() {
@@ -73,10 +79,10 @@ impl Inner {
         self.renew_logs(&mut recorder).await
     }
 
-    /// Begins another log if the one that there is has got long, and removes those that are needed no more.
+    /// Begins another log if the current one is long, and removes logs that are no longer needed.
     pub(super) async fn renew_logs(&self, recorder: &mut Recorder) -> Result<()> {
         self.renew_logs_once(recorder).await?;
-        // A log that was full has to go before the next one has room.
+        // A full log has to be removed before the next one has space.
         if self.has_log() && !self.state.lock().overlays.logs.has_room() {
             self.renew_logs_once(recorder).await?;
         }
@@ -102,7 +108,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Returns a log that was not begun yet, if the volume has one.
+    /// Returns a new log, if the volume has logs.
     pub(super) fn new_log(&self, state: &mut State) -> Result<Option<OverlayLog>> {
         if !self.has_log() || state.has_used_up_allocations() {
             return Ok(None);
@@ -110,19 +116,20 @@ impl Inner {
         Ok(Some(OverlayLog { allocation: state.next_allocation(NewId::Apart)?, key: self.writer }))
     }
 
-    /// Merges all objects, and lets none have an overlay until what is returned is dropped. The caller does not have the barrier.
+    /// Merges all objects, and prevents new overlays until the result is dropped. The caller does
+    /// not hold the barrier.
     pub(super) async fn merged(&self, recorder: &mut Recorder) -> Result<KeptOut<'_>> {
-        // Most of them while others come.
+        // Most objects are merged while new overlays are still allowed.
         self.merge_as(Some(recorder)).await?;
         let kept_out = KeptOut::new(self);
-        // A change that had found that it may begin an overlay has done so by then.
+        // A change that was already allowed to begin an overlay has done so by then.
         drop(self.barrier.write().await);
         self.merge_as(Some(recorder)).await?;
         Ok(kept_out)
     }
 
-    /// As [`Self::merged`]. Where changes are logged, all copies are recorded but the last few: what is written over one
-    /// that is not would have to wait until the snapshot is made.
+    /// Merges as [`Self::merged`] does. Where changes are logged, all copies except the last few
+    /// are recorded: writes to an unrecorded copy would have to wait until the snapshot is taken.
     pub(super) async fn merged_for_snapshot(&self, recorder: &mut Recorder) -> Result<KeptOut<'_>> {
         if !self.has_log() {
             return self.merged(recorder).await;
@@ -169,10 +176,10 @@ impl Inner {
     /// Merges an object that has the overlay with this number over `base`.
     async fn merge_one(&self, index: u32, id: u64, base: Entry) -> Result<()> {
         let is_current = || self.state.lock().overlays.of(index) == Some((id, base));
-        // What was written over it is acknowledged: it has to have its place, whatever the quota is by now.
+        // The overlay is acknowledged, so the quota must not refuse the copy.
         let settles = true;
         let mut attempt = match self.copy((index, base), NewId::Apart, settles).await {
-            // Another one has merged it, and what was written over is gone.
+            // Another merge has replaced the object, and removed the base.
             Err(Error::Damaged(_)) if !is_current() => return Ok(()),
             made => made?,
         };
@@ -190,25 +197,25 @@ impl Inner {
         self.write_runs((index, attempt.allocation), &runs, settles).await?;
         let mut state = self.state.lock();
         state.check()?;
-        // Else the volume has another object by now, and the copy is removed.
+        // Otherwise the volume has another object by now, and this copy is removed.
         if state.overlays.of(index) == Some((id, base)) {
             attempt.end_allocated();
             state.set_copied(index, attempt.allocation);
         }
-        // It is put away with the state free.
+        // Dropped after the state is unlocked.
         drop(state);
         Ok(())
     }
 
-    /// Gives the volume an object of its own with what it has in a place, which is no hole. The caller has the object
-    /// alone. Returns the object's allocation id.
+    /// Replaces a shared object by a copy of the volume's own. The index is not a hole. The caller
+    /// holds the object exclusively. Returns the copy's allocation id.
     pub(super) async fn allocate_copy(&self, index: u32) -> Result<u64> {
         let (base, runs) = {
             let state = self.state.lock();
             (state.live.get(index), state.overlays.runs_after(index, &mut 0))
         };
         let copied = async {
-            // The caller can be refused still.
+            // The caller's change is not acknowledged yet, so it can be refused.
             let attempt = self.copy((index, base), NewId::Current, false).await?;
             self.write_runs((index, attempt.allocation), &runs, false).await?;
             Ok(attempt)
@@ -221,7 +228,7 @@ impl Inner {
                 let allocation = attempt.allocation;
                 attempt.end_allocated();
                 state.set_copied(index, allocation);
-                // It is put away with the state free.
+                // Dropped after the state is unlocked.
                 drop(state);
                 Ok(allocation)
             }
@@ -229,7 +236,7 @@ impl Inner {
         }
     }
 
-    /// Copies `base` to a new object, which nothing names yet.
+    /// Copies `base` to a new object, which no map names yet.
     async fn copy(&self, (index, base): (u32, Entry), new_id: NewId, settles: bool) -> Result<Attempt<'_>> {
         let from = self.object_of(base, index);
         let make = |allocation| {
@@ -239,7 +246,7 @@ impl Inner {
             self.space.store().copy(request)
         };
         match self.make(index, new_id, make).await {
-            // Durable as asked or not, it is there; the next flush covers it.
+            // Whatever its durability, the copy exists; the next flush covers it.
             Ok((_, attempt)) => Ok(attempt),
             Err(Error::Io(blocker::Error::Missing)) => {
                 Err(Error::Damaged(format!("object {from} of the volume is missing")))
@@ -248,7 +255,7 @@ impl Inner {
         }
     }
 
-    /// Writes runs to an object that is the volume's own, or will be.
+    /// Writes runs to an object that is, or will be, the volume's own.
     async fn write_runs(
         &self,
         (index, allocation): (u32, u64),
@@ -293,7 +300,7 @@ async fn yield_now() {
     .await;
 }
 
-/// As long as it lives, no object gets an overlay that has none.
+/// While this lives, no object without an overlay gets one.
 pub(super) struct KeptOut<'a>(&'a Inner);
 
 impl<'a> KeptOut<'a> {

@@ -1,5 +1,6 @@
-//! An open volume: its reads and writes, its snapshots, and how its changes reach the store in an order that survives a
-//! crash. The names and encodings of objects are in `format`; what concerns more than one volume is in `manage`.
+//! An open volume: its reads and writes, its snapshots, and the order in which its changes reach
+//! the store so that they survive a crash. `format` has the names and encodings of objects;
+//! `manage` has operations on several volumes.
 
 mod commit;
 mod log;
@@ -38,9 +39,9 @@ pub(crate) use read::{View, changes, usage};
 pub(crate) use state::next_limit;
 pub(crate) use tree::snapshot_all;
 
-/// Allocation ids that are reserved together.
+/// The number of allocation ids reserved together.
 pub(crate) const ALLOCATIONS_RESERVED: u64 = 4096;
-/// Locks of objects; places that are equal modulo this share one.
+/// The number of object locks; indexes that are equal modulo this share one.
 const LOCKS: u32 = 256;
 
 /// The answer of a volume, ready or pending.
@@ -54,42 +55,45 @@ pub(crate) struct Inner {
     object_bytes: u64,
     settings: Settings,
     promises: Promises,
-    /// The identity of the owner, as the head has it.
+    /// The owner's identity, as in the head.
     writer: u128,
-    /// The number of this attachment: that of the head with which it began.
+    /// The number of this attachment: the head's sequence at its beginning.
     attachment: u64,
-    /// What is stored of the volume's shape, and the right to change it: see [`Self::recorder`].
+    /// The stored shape of the volume, and the right to change it: see [`Self::recorder`].
     recorder: AsyncMutex<Recorder>,
-    /// An object is merged once at a time.
+    /// Serialises the merges of an object.
     merging: Box<[AsyncMutex<()>]>,
-    /// Merges share it: what must not see a copy that nothing names yet takes it alone.
+    /// Held shared by merges; exclusively by operations that must not see an unnamed copy.
     merges: RwLock<()>,
-    /// Changes of content share it; what needs an instant without any takes it alone.
+    /// Held shared by changes of content; exclusively by operations that need an instant without
+    /// any.
     barrier: Arc<RwLock<()>>,
-    /// Changes in place share an object, unless they are stamped; allocations take it alone.
+    /// An object's lock: held shared by in-place changes, unless they are stamped; exclusively by
+    /// allocations.
     objects: Box<[Arc<RwLock<()>>]>,
-    /// Shared by what removes objects.
+    /// Held shared by operations that remove objects.
     removing: RwLock<()>,
     state: Mutex<State>,
-    /// The number and the map of the snapshot that was last compared with. A leaf of the order of locks.
+    /// The number and map of the snapshot that was compared last. Innermost in the lock order.
     compared: Mutex<Option<(u64, Map)>>,
 }
 
-/// What is stored of a volume's shape.
+/// The stored shape of a volume.
 pub(crate) struct Recorder {
     head: Head,
     head_version: Version,
     /// The pages of the map of `head.parent`.
     parent_root: Vec<Entry>,
-    /// The versions of pages that are this volume's own, where they are known.
+    /// The versions of the volume's own pages, where known.
     page_versions: HashMap<u32, Version>,
-    /// What the volume was frozen for: a snapshot that is not stored yet, or of which it is not known.
+    /// The snapshot for which the volume was frozen, if it is not stored yet or its outcome is
+    /// unknown.
     frozen: Option<Frozen>,
-    /// A head from before the one in flight that may still come.
+    /// A head from before the one in flight whose late write may still be executed.
     earlier: Option<Vec<u8>>,
 }
 
-/// What an open volume begins with.
+/// The initial state of an open volume.
 pub(crate) struct Opened {
     pub(crate) space: Space,
     pub(crate) head: Head,
@@ -102,15 +106,16 @@ pub(crate) struct Opened {
     pub(crate) promises: Promises,
 }
 
-/// What the volume's answers promise: see [`Options`](crate::Options).
+/// The promises of the volume's answers: see [`Options`](crate::Options).
 #[derive(Clone, Copy)]
 pub(crate) struct Promises {
     pub(crate) flush_durability: Durability,
     pub(crate) records_at_once: bool,
 }
 
-/// Returns whether a volume has a log of overlays: where every acknowledged change is to outlive the process. Stamped
-/// changes of one object come one after the other, and the log takes those of all objects.
+/// Returns whether a volume has overlay logs: it does if every acknowledged change must survive the
+/// process. Volumes with stamps have none: stamped changes of an object must follow one another,
+/// and the log takes those of all objects.
 pub(crate) fn has_log(space: &Space, settings: &Settings, promises: Promises) -> bool {
     let is_wanted = promises.records_at_once && !settings.is_read_only && space.pool.overlay_memory.is_any();
     is_wanted && !space.is_stamped() && part_bytes(&space.pool.capabilities).is_some()
@@ -120,10 +125,10 @@ pub(crate) fn has_log(space: &Space, settings: &Settings, promises: Promises) ->
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     index: u32,
-    /// Where it begins within the object.
+    /// Its offset within the object.
     within: u64,
     length: u64,
-    /// Where it begins within the range.
+    /// Its offset within the range.
     at: u64,
 }
 
@@ -194,7 +199,7 @@ impl Inner {
         is_one.then_some(Piece { index, within, length, at: 0 })
     }
 
-    /// Returns whether a part is all that the volume has of its object.
+    /// Returns whether a part covers all that the volume has of its object.
     fn is_whole(&self, piece: &Piece, size_bytes: u64) -> bool {
         let begin = u64::from(piece.index) * self.object_bytes;
         piece.within == 0 && begin + piece.length >= (begin + self.object_bytes).min(size_bytes)
@@ -216,7 +221,7 @@ impl Inner {
         self.object_bytes
     }
 
-    /// Returns whether the volume has objects that a snapshot, or another volume, has as well.
+    /// Returns whether the volume shares objects with a snapshot or another volume.
     pub(crate) fn has_shared(&self) -> bool {
         let state = self.state.lock();
         state.live.objects().any(|(index, entry)| !state.owns(index, entry))
@@ -231,7 +236,7 @@ impl Inner {
         self.state.lock().status == Status::Open
     }
 
-    /// Checks that the volume takes changes.
+    /// Checks that the volume accepts changes.
     fn check_writable(&self) -> Result<()> {
         if self.settings.is_read_only { Err(Error::ReadOnly) } else { self.state.lock().check() }
     }
@@ -256,20 +261,21 @@ impl Inner {
 
 /// An open volume: a disk. All methods can be called concurrently, through any number of handles.
 ///
-/// Ranges may have any alignment. Changes that overlap in time have no order; all else is as on a disk with a
-/// volatile cache: what was acknowledged as *cached* is kept by [`Self::flush`], and a crash before it may
-/// lose any part of it.
+/// Ranges may have any alignment. Changes that overlap in time have no order; otherwise the volume
+/// behaves like a disk with a volatile cache: [`Self::flush`] makes *cached* changes durable, and a
+/// crash before that may lose any part of them.
 ///
-/// A volume stays open without handles until [`Self::close`]. When its [`Volumes`](crate::Volumes) are
-/// dropped before, what was not flushed may be lost as in a crash.
+/// A volume stays open without handles until [`Self::close`]. If its [`Volumes`](crate::Volumes)
+/// are dropped before, unflushed changes may be lost as in a crash.
 ///
 /// # Errors
-/// Every method may fail with `Fenced`, `Closed`, `Interrupted` and `Io`. Those with a range fail with
-/// `OutOfRange` if it ends beyond the volume's end; changes also with `ReadOnly` and `NoSpace`.
+/// Every method may fail with `Fenced`, `Closed`, `Interrupted` and `Io`. Methods with a range fail
+/// with `OutOfRange` if it ends beyond the volume's end; changes also with `ReadOnly` and
+/// `NoSpace`.
 ///
 /// # Cancel safety
-/// Dropping the future of a change leaves its range with the old bytes, the new ones, or some of both; a
-/// dropped flush may have stored something. Neither keeps anything locked.
+/// Dropping the future of a change leaves its range with the old bytes, the new ones, or some of
+/// both; a dropped flush may have stored some changes. Neither leaves anything locked.
 #[derive(Clone)]
 pub struct Volume {
     pub(crate) inner: Arc<Inner>,
@@ -282,8 +288,8 @@ impl Volume {
         self.inner.state.lock().size_bytes
     }
 
-    /// Returns the size in bytes of the objects that the volume is cut into. Ranges that begin and end at its
-    /// multiples are discarded wholly.
+    /// Returns the size of the volume's objects in bytes. Discards of whole objects free their
+    /// space.
     #[must_use]
     pub fn object_bytes(&self) -> u64 {
         self.inner.object_bytes
@@ -295,7 +301,7 @@ impl Volume {
         self.inner.space.pool.namespace(self.inner.space.volume)
     }
 
-    /// Returns how the volume is treated.
+    /// Returns the volume's settings.
     #[must_use]
     pub fn settings(&self) -> Settings {
         self.inner.settings
@@ -309,12 +315,12 @@ impl Volume {
         self.start_read(offset, length).await
     }
 
-    /// As [`Self::read`]. The answer is ready where the store has the bytes at once.
+    /// Reads as [`Self::read`] does. The answer is ready if the store has the bytes at once.
     pub fn start_read(&self, offset: u64, length: u64) -> Answer<Segments> {
         self.inner.start_read(offset, length)
     }
 
-    /// Writes `data` at `offset`. Returns the durability that holds: at least the one asked for.
+    /// Writes `data` at `offset`. Returns the durability reached: at least the requested one.
     ///
     /// # Errors
     /// See [`Volume`].
@@ -322,13 +328,13 @@ impl Volume {
         self.start_write(offset, data, durability).await
     }
 
-    /// As [`Self::write`]. The answer is ready where nothing has to be waited for; one that is pending is to be polled
-    /// to its end, or dropped: snapshots wait for it.
+    /// Writes as [`Self::write`] does. The answer is ready if nothing has to be waited for. A
+    /// pending answer must be polled to its end, or dropped, because snapshots wait for it.
     pub fn start_write(&self, offset: u64, data: Segments, durability: Durability) -> Answer<Durability> {
         self.inner.start_write(offset, data, durability)
     }
 
-    /// Makes everything acknowledged before the call *stored*, or what the options say flushes promise.
+    /// Makes everything acknowledged before the call *stored*, or as durable as the options say.
     ///
     /// # Errors
     /// See [`Volume`]. After an error nothing is lost: the next flush covers the same.
@@ -336,7 +342,7 @@ impl Volume {
         self.inner.flush().await
     }
 
-    /// As [`Self::flush`], and everything is *stored*, whatever the options say flushes promise.
+    /// Flushes as [`Self::flush`] does, and makes everything *stored*, whatever the options say.
     ///
     /// # Errors
     /// As [`Self::flush`].
@@ -344,8 +350,8 @@ impl Volume {
         self.inner.flush_as(Durability::Stored).await
     }
 
-    /// Gives the range back where that is possible: whole objects, and parts of objects that no snapshot
-    /// shares, read as zeros afterwards. What remains may keep its bytes.
+    /// Frees the range where that is possible: whole objects, and parts of objects that no snapshot
+    /// shares, read as zeros afterwards. Other parts may keep their bytes.
     ///
     /// # Errors
     /// See [`Volume`].
@@ -353,8 +359,8 @@ impl Volume {
         self.inner.discard(offset, length).await
     }
 
-    /// Makes the range read as zeros. With `may_punch` its space may be given back. With `fast_only` nothing
-    /// is done if that would need the copy of an object.
+    /// Makes the range read as zeros. With `may_punch` its space may be freed. With `fast_only`
+    /// nothing is done if an object would have to be copied.
     ///
     /// # Errors
     /// See [`Volume`]; `NotFast`.
@@ -368,7 +374,7 @@ impl Volume {
         self.inner.write_zeroes(offset, length, may_punch, fast_only).await
     }
 
-    /// Returns what lies in the range, in order and without gaps, by whole objects.
+    /// Returns the extents of the range, in order and without gaps, by whole objects.
     ///
     /// # Errors
     /// See [`Volume`].
@@ -376,8 +382,8 @@ impl Volume {
         self.inner.extents(offset, length)
     }
 
-    /// Returns the ranges in which the volume may differ from its snapshot `since`, by whole objects; with
-    /// `None`, from a volume of holes. What lies beyond either end is left out.
+    /// Returns the ranges in which the volume may differ from its snapshot `since`, by whole
+    /// objects; with `None`, from a volume of holes. Ranges beyond either end are left out.
     ///
     /// # Errors
     /// See [`Volume`]; `NoSuchSnapshot`.
@@ -385,7 +391,7 @@ impl Volume {
         self.inner.changed_extents(since, (0, u64::MAX)).await
     }
 
-    /// As [`Self::changed_extents`], looking only at what has a part of a range: changes beyond it may be left out.
+    /// Returns [`Self::changed_extents`] for a range; changes beyond it may be left out.
     ///
     /// # Errors
     /// As [`Self::changed_extents`].
@@ -398,7 +404,7 @@ impl Volume {
         self.inner.changed_extents(since, (offset, length)).await
     }
 
-    /// Returns what the volume uses.
+    /// Returns the volume's usage.
     ///
     /// # Errors
     /// See [`Volume`].
@@ -406,38 +412,42 @@ impl Volume {
         self.inner.usage()
     }
 
-    /// Returns whether both are handles of one open volume. A volume that was closed and opened again is another one.
+    /// Returns whether both are handles of one open volume. A volume that was closed and reopened
+    /// is a different one.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Waits until objects are to be merged: see [`Self::merge`].
+    /// Waits until there are objects to merge: see [`Self::merge`].
     ///
     /// # Errors
-    /// `Closed`, `HandedOver`, `Fenced` and `Interrupted`, also while it waits. Only one caller may wait at a time.
+    /// `Closed`, `HandedOver`, `Fenced` and `Interrupted`, also during the wait. Only one caller
+    /// may wait at a time.
     pub async fn merge_due(&self) -> Result<()> {
         self.inner.wait_for_overlays().await
     }
 
-    /// Copies the objects that were written to since the last snapshot and are not copied yet. A short write to such an
-    /// object is kept in memory, and logged where the options want every write to outlive the process, so that it waits
-    /// for no copy. Call this when [`Self::merge_due`] returns, beside all else: memory
-    /// ([`Options::overlay_bytes_max`](crate::Options::overlay_bytes_max)) and log have a limit, and when one is full
-    /// writes wait again. A snapshot and [`Self::close`] do it as well, and a flush of what is not logged.
+    /// Copies objects that were written to since the last snapshot and are not copied yet. A short
+    /// write to such an object is kept in memory, and also logged if the options require every
+    /// write to survive the process, so that the write waits for no copy. Call this whenever
+    /// [`Self::merge_due`] returns, concurrently with other operations: memory
+    /// ([`Options::overlay_bytes_max`](crate::Options::overlay_bytes_max)) and log are limited, and
+    /// when either is full writes wait again. A snapshot and [`Self::close`] merge as well, and so
+    /// does a flush without a log.
     ///
     /// # Errors
     /// See [`Volume`]. After an error nothing is lost: it can be called again.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves objects that are not copied; a copy that was under way may stay until
+    /// Dropping the future leaves objects uncopied; an unfinished copy may remain until
     /// [`Volumes::check`](crate::Volumes::check) removes it.
     pub async fn merge(&self) -> Result<()> {
         self.inner.merge_and_record().await
     }
 
-    /// Stores everything and releases the volume, so that another owner can open it. No handle works
-    /// afterwards. Changes under way end first.
+    /// Stores everything and releases the volume, so that another owner can open it. No handle
+    /// works afterwards. Changes in progress end first.
     ///
     /// # Errors
     /// See [`Volume`]. If the volume could not be flushed, it stays open. A second close succeeds.
@@ -451,12 +461,13 @@ impl Volume {
         self.inner.state.lock().status == Status::HandedOver
     }
 
-    /// As [`Self::close`], for the owner that calls itself `to`: it alone can open the volume then, and need not take it
-    /// over. Changes wait only for what others have written while most of it was stored.
+    /// Closes the volume as [`Self::close`] does, for the owner named `to`: only that owner can
+    /// open it then, without a takeover. Most data are stored while changes continue; changes then
+    /// wait only for the rest.
     ///
     /// # Errors
-    /// As [`Self::close`]; `Invalid` if no owner can have this name; `Closed` if it was closed before. It can be called again
-    /// for the same owner: what an earlier call has not come to is done then.
+    /// As [`Self::close`]; `Invalid` if no owner can have this name; `Closed` if it was closed
+    /// before. A repeated call for the same owner completes an earlier one.
     pub async fn hand_over(&self, to: &str) -> Result<()> {
         check_owner_name(to)?;
         self.inner.hand_over(to).await

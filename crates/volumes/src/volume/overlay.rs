@@ -1,16 +1,19 @@
-//! Overlays: what was written over an object that is not the volume's own, before there is a copy of the object.
+//! Overlays: writes over an object that is not the volume's own, before the object is copied.
 //!
-//! The first write to an object after a snapshot would have to wait for a copy of the whole object. Instead what it
-//! writes is kept in memory, and reads lay it over the object. The copy is made later, beside the writes: the object is
-//! *merged*, and the volume has the copy from then on.
+//! The first write to an object after a snapshot would have to wait for a copy of the whole object.
+//! Instead its bytes are kept in memory, and reads lay them over the object. The copy is made in
+//! the background: the object is *merged*, and the map names the copy from then on.
 //!
-//! So what an overlay has is as durable as what was acknowledged as *cached* has to be. A flush merges all objects first;
-//! so does a snapshot, whose map has no overlays, and the end of an owner. A change that promises more waits for the copy.
+//! So an overlay is only as durable as *cached* requires. A flush first merges all objects; so do a
+//! snapshot, whose map has no overlays, and the release of the volume. A change that promises more
+//! waits for the copy.
 //!
-//! Where every acknowledged change is to outlive the process, a change is appended to a *log* as well before it is
-//! answered: then the log, which the head names, has it until the entry of the copy is stored.
+//! Where every acknowledged change must survive the process, a change is also appended to a *log*
+//! before it is answered: then the log, which the head names, has the change until the copy's entry
+//! is stored.
 //!
-//! What has overlays is here; `over.rs` and `append.rs` put changes into them, and `merge.rs` makes the copies.
+//! This file has the overlays and decides which changes go there; `log.rs` appends to the logs, and
+//! `merge.rs` makes the copies.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,41 +30,42 @@ use crate::format::entry::Entry;
 use crate::format::{OverlayLog, OverlayRecord};
 use crate::space::OverlayMemory;
 
-/// The memory that one object's overlay takes beside its runs, about.
+/// The approximate memory of one object's overlay beside its runs.
 const OBJECT_BYTES: u64 = 512;
 
 /// The overlays of a volume.
 pub(super) struct Overlays {
     memory: Arc<OverlayMemory>,
     objects: BTreeMap<u32, Overlay>,
-    /// How many objects may get an overlay before the quota is looked at again: once a change is acknowledged, the copy
-    /// of its object has to have room.
+    /// How many more objects may get an overlay before the quota is checked again: after a change
+    /// is acknowledged, the quota must have space for the object's copy.
     allowance: u32,
-    /// Whether the quota had room for no more than that.
+    /// Whether the quota limits the allowance.
     is_limited: bool,
-    /// The number of operations under way during which no object gets an overlay.
+    /// The number of operations in progress that prevent new overlays.
     kept_out: u32,
-    /// Whether the last copy failed: then changes wait for the next one, and learn what became of it.
+    /// Whether the last copy failed: then changes wait for the next one, and get its error.
     pub(super) is_failing: bool,
-    /// The number of runs and overlays that were ever made.
+    /// The number of runs and overlays ever created.
     serial: u64,
-    /// Of the one that waits for something to merge.
+    /// The waker of the task that waits for objects to merge.
     waker: Option<Waker>,
     pub(super) logs: Logs,
 }
 
-/// The order of a change among all. Of two that meet, the later one counts, also after a crash.
+/// The position of a change in the order of all changes. Where two overlap, the later one wins,
+/// also after a crash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Order(u64);
 
-/// What was written over one object.
+/// The overlay of one object.
 struct Overlay {
-    /// No other overlay has it.
+    /// A unique number.
     id: u64,
-    /// The object that was written over: what the map has as long as there is the overlay.
+    /// The overwritten object, which is in the map while the overlay exists.
     base: Entry,
     runs: Runs,
-    /// The number of the first log with a record of it, if there is one.
+    /// The number of the first log with a record of the object, if there is one.
     since: Option<u64>,
 }
 
@@ -85,23 +89,23 @@ impl Overlays {
         self.objects.is_empty()
     }
 
-    /// Returns whether something was written over an object.
+    /// Returns whether an object has an overlay.
     pub(super) fn has_overlay(&self, index: u32) -> bool {
         self.objects.contains_key(&index)
     }
 
-    /// Returns the number of the overlay in a place, and the object below, if there is one.
+    /// Returns the number of the overlay at an index, and the object below, if there is one.
     pub(super) fn of(&self, index: u32) -> Option<(u64, Entry)> {
         self.objects.get(&index).map(|overlay| (overlay.id, overlay.base))
     }
 
-    /// Returns what was written over an object since `serial`, which becomes what is to be given the next time.
+    /// Returns an object's runs inserted since `serial`, and advances `serial` for the next call.
     pub(super) fn runs_after(&self, index: u32, serial: &mut u64) -> Vec<(u64, Run)> {
         let after = std::mem::replace(serial, self.serial);
         self.objects.get(&index).map(|overlay| overlay.runs.after(after)).unwrap_or_default()
     }
 
-    /// Adds a change over `base`, zeros without data, if there is room. Returns whether it did.
+    /// Adds a change over `base` (zeros without data), if there is space. Returns whether it did.
     pub(super) fn insert(
         &mut self,
         (index, base): (u32, Entry),
@@ -117,8 +121,9 @@ impl Overlays {
         true
     }
 
-    /// Takes a place in the log for a record of a change over its base, which has an overlay from now on: whatever becomes
-    /// of the record, it counts until a copy of the object is recorded. `None` if there is no room.
+    /// Takes a place in the log for a record of a change. The object has an overlay from now on:
+    /// whatever the outcome of the record, it is valid until the object's copy is recorded. `None`
+    /// if there is no space.
     pub(super) fn place(&mut self, record: &OverlayRecord) -> Option<(Taken, Order)> {
         if !self.may_add(record.index, record.length, record.data_sum.is_some()) {
             return None;
@@ -129,13 +134,13 @@ impl Overlays {
         Some((taken, Order(self.serial)))
     }
 
-    /// Takes a place in the log for a record of a change that an own object has as well.
+    /// Takes a place in the log for a record of a change that is also made in an own object.
     pub(super) fn place_beside(&mut self, record: &OverlayRecord) -> Option<(Taken, Order)> {
         self.serial += 1;
         Some((self.logs.place(record.log_bytes())?, Order(self.serial)))
     }
 
-    /// Adds what a record has that an owner before has appended to the log with this number.
+    /// Adds the content of a record from the previous owner's log with this number.
     pub(super) fn take_over(&mut self, record: &OverlayRecord, data: Option<&Segments>, log: u64) {
         self.begin(record.index, record.base, Some(log));
         self.serial += 1;
@@ -161,7 +166,7 @@ impl Overlays {
         self.wake();
     }
 
-    /// Adds what a change has to the overlay of its object, which was begun.
+    /// Adds a change to its object's overlay, which exists.
     pub(super) fn add(
         &mut self,
         index: u32,
@@ -176,12 +181,13 @@ impl Overlays {
         self.memory.note(before, overlay.held_bytes());
     }
 
-    /// Returns what the head is to name if it is to be written for the logs: with `new` if another one is due.
+    /// Returns the logs for a new head, if it must be written for them: with `new` if another one
+    /// is due.
     pub(super) fn renewal(&self, new: Option<OverlayLog>) -> Option<Renewal> {
         self.logs.renewal(self.first_needed(), new)
     }
 
-    /// Returns whether `logs` are all that are needed.
+    /// Returns whether `logs` include all that are needed.
     pub(super) fn are_enough(&self, logs: &[OverlayLog]) -> bool {
         self.logs.are_enough(self.first_needed(), logs)
     }
@@ -190,17 +196,18 @@ impl Overlays {
         self.objects.values().filter_map(|overlay| overlay.since).min()
     }
 
-    /// Returns whether the quota is to be looked at before an object gets an overlay.
+    /// Returns whether the quota must be checked before another object gets an overlay.
     pub(super) fn lacks_allowance(&self) -> bool {
         self.allowance == 0 && self.kept_out == 0 && self.memory.is_any()
     }
 
-    /// Lets as many objects have an overlay that have none, `is_limited` if the quota has room for no more.
+    /// Sets how many more objects may get an overlay; `is_limited` if the quota has space for no
+    /// more.
     pub(super) fn allow(&mut self, objects: u32, is_limited: bool) {
         (self.allowance, self.is_limited) = (objects, is_limited);
     }
 
-    /// Returns whether copies are due and the quota has no room for further ones.
+    /// Returns whether objects wait for their copies and the quota has no space for further copies.
     pub(super) fn are_scarce(&self) -> bool {
         self.allowance == 0 && self.is_limited && !self.is_empty()
     }
@@ -210,7 +217,7 @@ impl Overlays {
         self.objects.len()
     }
 
-    /// Lets no object have an overlay that has none, until [`Self::let_in`] was called as often.
+    /// Prevents new overlays, until [`Self::let_in`] was called as often as this.
     pub(super) fn keep_out(&mut self) {
         self.kept_out += 1;
     }
@@ -219,22 +226,22 @@ impl Overlays {
         self.kept_out -= 1;
     }
 
-    /// Has the task of `context` woken once an object has an overlay, or nothing is to be waited for any more.
+    /// Registers the task to wake once an object has an overlay, or the wait has become pointless.
     pub(super) fn wait(&mut self, context: &Context<'_>) {
         self.waker = Some(context.waker().clone());
     }
 
-    /// Returns the places with an overlay.
+    /// Returns the indexes with an overlay.
     pub(super) fn indices(&self) -> impl Iterator<Item = u32> + '_ {
         self.objects.keys().copied()
     }
 
-    /// Returns where the bytes of an object with an overlay are; `None` if it has none.
+    /// Returns the sources of a range of an object with an overlay; `None` if it has none.
     pub(super) fn parts(&self, index: u32, within: u64, length: u64) -> Option<Vec<(u64, Source)>> {
         Some(self.objects.get(&index)?.runs.parts(within, length))
     }
 
-    /// Forgets what was written over an object: the volume gets `by` in its place.
+    /// Removes an object's overlay: the volume gets `by` at its index.
     pub(super) fn forget(&mut self, index: u32, by: Entry) {
         if let Some(overlay) = self.objects.remove(&index) {
             self.memory.note(overlay.held_bytes(), 0);
@@ -244,8 +251,7 @@ impl Overlays {
         }
     }
 
-    /// Forgets everything that was written over objects, and all logs. Returns the ids of the logs, and how many parts
-    /// each has.
+    /// Removes all overlays and logs. Returns the logs' ids and numbers of parts.
     pub(super) fn clear(&mut self) -> Vec<(u64, u32)> {
         for overlay in std::mem::take(&mut self.objects).into_values() {
             self.memory.note(overlay.held_bytes(), 0);
@@ -253,7 +259,7 @@ impl Overlays {
         self.logs.end_all()
     }
 
-    /// Wakes the one that waits for something to merge.
+    /// Wakes the task that waits for objects to merge.
     pub(super) fn wake(&mut self) {
         if let Some(waker) = self.waker.take() {
             waker.wake();
@@ -273,18 +279,18 @@ impl Drop for Overlays {
     }
 }
 
-// ---- which changes go to an overlay: short ones that would wait for a copy of the object, while the quota has space
-// for the copies
+// ---- which changes go to an overlay: short ones that would otherwise wait for a copy of the
+// object, while the quota has space for the copies
 
-/// The most objects that get an overlay between two looks at the quota where there is one: together with what else is
-/// written meanwhile, their copies may exceed it.
+/// The most objects that get an overlay between two checks of a quota: together with other writes
+/// meanwhile, their copies may exceed it.
 const OBJECTS_MAX: u32 = 64;
-/// The same where there is none.
+/// The same without a quota.
 const OBJECTS_MAX_UNLIMITED: u32 = 4096;
 
 impl Inner {
-    /// Looks how many objects may get an overlay, if none may as far as is known. The caller has no lock but those of
-    /// changes.
+    /// Checks how many objects may get an overlay, if none may as far as is known. The caller holds
+    /// only the locks of a change.
     pub(super) async fn look_at_quota(&self, piece: &Piece) {
         if self.is_quota_wanted(piece) {
             let quota = self.space.quota().await;
@@ -292,10 +298,11 @@ impl Inner {
         }
     }
 
-    /// Looks before changes need it whether there is a quota, so that none of them waits for the store to answer that there
-    /// is none. What is left of one is looked at when it is needed: it may have been used up by then.
+    /// Checks in advance whether there is a quota, so that no change waits for the answer that
+    /// there is none. A quota's free space is checked when it is needed, because it may change
+    /// until then.
     pub(crate) async fn look_ahead_at_quota(&self) {
-        // Where changes are stamped there are no overlays.
+        // Volumes with stamps have no overlays.
         if self.space.is_stamped() || !self.state.lock().overlays.lacks_allowance() {
             return;
         }
@@ -306,7 +313,7 @@ impl Inner {
         }
     }
 
-    /// As [`Self::look_at_quota`], if the store answers at once.
+    /// Checks as [`Self::look_at_quota`] does, if the store answers at once.
     pub(super) fn try_look_at_quota(&self, piece: &Piece) {
         if self.is_quota_wanted(piece)
             && let Reply::Ready(quota) = self.space.quota()
@@ -320,8 +327,8 @@ impl Inner {
         state.overlays.lacks_allowance() && !state.live.get(piece.index).is_hole()
     }
 
-    /// Lets as many objects have an overlay as the quota has room for copies of. Where that is not known, changes make
-    /// their copies themselves.
+    /// Allows as many new overlays as the quota has space for copies. If that is unknown, changes
+    /// make their copies themselves.
     fn note_quota(&self, quota: Result<Quota, Store>) {
         let mut state = self.state.lock();
         let bytes_max = match quota {
@@ -329,32 +336,32 @@ impl Inner {
             Ok(_) | Err(Store::Unsupported(_)) => return state.overlays.allow(OBJECTS_MAX_UNLIMITED, false),
             Err(_) => return state.overlays.allow(0, false),
         };
-        // Copies that are due are not counted yet.
+        // Copies still to be made are not counted by the store yet.
         let due = state.overlays.count() as u64 * self.object_bytes;
         let allowed = bytes_max.saturating_sub(due) / self.object_bytes;
         // At most 64.
         state.overlays.allow(allowed.min(OBJECTS_MAX.into()) as u32, allowed < OBJECTS_MAX.into());
     }
 
-    /// Makes the copies that are due before a change, where the quota has no room for further ones: then the change is
-    /// refused only if there is none for it. The caller has no lock.
+    /// Before a change, makes all due copies if the quota has no space for further ones, so that
+    /// the change is refused only if there is no space for it. The caller holds no lock.
     pub(super) async fn merge_if_scarce(&self) {
         if self.state.lock().overlays.are_scarce() {
-            // One that fails is tried again: the change itself may have room.
+            // A failed merge is retried; the change itself may have space.
             let _ = self.merge_overlays().await;
         }
     }
 
-    /// Keeps a change in memory if it can be: a short one, of which no more is promised than that it is *cached* in this
-    /// process, of a part of an object that is not the volume's own. Returns whether it is done. The caller shares the
-    /// barrier and the object, or has the object alone.
+    /// Keeps a change in memory if possible: a short change that only promises *cached* in this
+    /// process, of a part of an object that is not the volume's own. Returns whether it did. The
+    /// caller holds the barrier and the object shared, or the object exclusively.
     pub(super) fn keep_in_overlay(
         &self,
         piece: &Piece,
         content: &Content,
         durability: Durability,
     ) -> Result<bool> {
-        // A cache that writes this volume through would answer once the store has it.
+        // A cache that writes this volume through would answer only once the store has the change.
         let is_cached = matches!(self.settings.write, None | Some(WriteMode::Back));
         let is_enough = durability == Durability::Cached && is_cached && !self.promises.records_at_once;
         if !is_enough || !is_short(piece, content, self.object_bytes) {

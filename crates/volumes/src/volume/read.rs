@@ -14,11 +14,11 @@ use crate::format::{Head, PAGES_MAX};
 use crate::settings::{Change, Extent, ExtentKind, Usage};
 use crate::space::load_node;
 
-/// How often a place is looked up again because its object was removed meanwhile.
+/// How often an index is looked up again because its object was removed meanwhile.
 const TRIES: u32 = 64;
 
 impl Inner {
-    /// Reads, without a future where the store has the bytes at once.
+    /// Reads, without a future if the store has the bytes at once.
     pub(super) fn start_read(self: &Arc<Self>, offset: u64, length: u64) -> Answer<Segments> {
         self.try_read(offset, length).unwrap_or_else(|| {
             let inner = Arc::clone(self);
@@ -42,7 +42,7 @@ impl Inner {
         let object = self.object_of(entry, piece.index);
         match self.space.store().read(ReadRequest::new(object, piece.within, length)) {
             Reply::Ready(Ok(reply)) => Some(Answer::Ready(Ok(padded(reply.data, length)))),
-            // It may have been replaced and removed since the look at the map.
+            // The object may have been replaced and removed since the map was read.
             Reply::Ready(Err(blocker::Error::Missing)) => None,
             Reply::Ready(Err(error)) => Some(Answer::Ready(Err(self.noted(error)))),
             Reply::Pending(future) => {
@@ -73,7 +73,7 @@ impl Inner {
         Ok(data)
     }
 
-    /// Returns the object that an entry of the map names.
+    /// Returns the object that a map entry names.
     pub(super) fn object_of(&self, entry: Entry, index: u32) -> ObjectId {
         let kind = Kind::Data(entry.allocation(), index);
         match entry.volume() == self.space.volume {
@@ -104,7 +104,7 @@ impl Inner {
             };
             match read {
                 Ok(data) => return Ok(data),
-                // It may have been replaced and removed since the look at the map.
+                // The object may have been replaced and removed since the map was read.
                 Err(blocker::Error::Missing) => before = Some(entry),
                 Err(error) => return Err(self.noted(error)),
             }
@@ -122,7 +122,7 @@ impl Inner {
         Ok(padded(reply.data, length))
     }
 
-    /// Reads what was written over an object, and what lies between that of the object itself.
+    /// Reads an object's overlay, and the parts between from the object itself.
     async fn read_overlaid(
         &self,
         object: ObjectId,
@@ -142,7 +142,8 @@ impl Inner {
     }
 }
 
-/// Returns the bytes of an object's part, with zeros where the object ends and the volume goes on.
+/// Returns the bytes of a part of an object, with zeros where the object ends and the volume
+/// continues.
 pub(super) fn padded(mut data: Segments, length: u64) -> Segments {
     let found = data.len_bytes() as u64;
     if found < length {
@@ -174,15 +175,15 @@ impl Inner {
         Ok(all)
     }
 
-    /// Returns where the volume may differ from the snapshot `since`; from holes for `None`. Only pages of the map are looked
-    /// at that have a part of the range, so what lies beyond it may be missing.
+    /// Returns the ranges that may differ from the snapshot `since`, or from holes for `None`.
+    /// Reads only map pages within the range, so changes beyond it may be missing.
     pub(super) async fn changed_extents(
         &self,
         since: Option<&str>,
         (offset, length): (u64, u64),
     ) -> Result<Vec<Change>> {
         let last = offset.saturating_add(length.saturating_sub(1)) / self.object_bytes;
-        // No map has a place beyond.
+        // No map has an index beyond.
         let page = |object: u64| page_of(u32::try_from(object).unwrap_or(u32::MAX));
         let pages = page(offset / self.object_bytes)..page(last).min(PAGES_MAX) + 1;
         let old = match since {
@@ -197,31 +198,33 @@ impl Inner {
         Ok(changes(&old, &live, size_bytes, self.object_bytes))
     }
 
-    /// Returns the map of a snapshot, which never changes. The last one is kept: clients ask for the changes of a
-    /// disk range by range.
+    /// Returns a snapshot's map, which never changes. The last one is kept, because clients ask for
+    /// the changes of a disk range by range.
     async fn map_of_snapshot(&self, name: &str) -> Result<Map> {
         let mut before = None;
         loop {
             let (node, root, recorded) = {
                 let recorder = self.recorder().await?;
                 let node = recorder.head.named(name).ok_or_else(|| Error::NoSuchSnapshot(name.to_owned()))?;
-                // Both of one instant: they change under the recorder's lock.
+                // Both are of one instant, because they change only under the recorder's lock.
                 (node.id, recorder.head.root.clone(), self.state.lock().recorded.clone())
             };
             if let Some((_, map)) = self.compared.lock().as_ref().filter(|(id, _)| *id == node) {
                 return Ok(map.clone());
             }
-            // Without the recorder's lock: flushes do not wait for it.
+            // Without the recorder's lock, so that flushes do not wait for it.
             match load_node(&self.space.pool, self.space.volume, node, (&root, &recorded)).await {
                 Ok((_, map)) => {
-                    // Its pages may be written in place once it is deleted: then it has no name.
+                    // After the snapshot's deletion its pages may be written in place: then its
+                    // name is gone.
                     if self.recorder().await?.head.named(name).is_none_or(|found| found.id != node) {
                         continue;
                     }
                     *self.compared.lock() = Some((node, map.clone()));
                     return Ok(map);
                 }
-                // It may have been deleted meanwhile: then it is not found by its name any more.
+                // The snapshot may have been deleted meanwhile: then its name is not found any
+                // more.
                 Err(Error::Damaged(_)) if before != Some(node) => before = Some(node),
                 Err(error) => return Err(error),
             }
@@ -233,14 +236,14 @@ impl Inner {
         let (size_bytes, live, parent) = {
             let state = self.state.lock();
             state.check()?;
-            // What has an overlay is about to be copied.
+            // Objects with an overlay will be copied.
             (state.size_bytes, state.live_with_overlays(0..PAGES_MAX), state.parent.clone())
         };
         Ok(usage(self.space.volume, size_bytes, self.object_bytes, (&live, &parent)))
     }
 }
 
-/// Returns what a volume uses with this map, after a snapshot with the map `parent`.
+/// Returns a volume's usage by this map, after a snapshot with the map `parent`.
 pub(crate) fn usage(
     volume: VolumeId,
     size_bytes: u64,
@@ -255,7 +258,7 @@ pub(crate) fn usage(
     }
 }
 
-/// Returns where `new` differs from `old`. Pages that they share are not looked at.
+/// Returns the ranges in which `new` differs from `old`. Shared pages are skipped.
 pub(crate) fn changes(old: &Map, new: &Map, size_bytes: u64, object_bytes: u64) -> Vec<Change> {
     let mut all: Vec<Change> = Vec::new();
     let mut places: Vec<(u32, Entry)> = new.objects_not_in(old).collect();
@@ -276,27 +279,27 @@ pub(crate) fn changes(old: &Map, new: &Map, size_bytes: u64, object_bytes: u64) 
     all
 }
 
-// ---- a volume and all its snapshots, held still for a check
+// ---- a volume and all its snapshots, frozen for a check
 
-/// A volume and all its snapshots, held still: while it lives, the volume takes no changes here.
+/// A volume and all its snapshots, frozen: while it lives, the volume accepts no changes here.
 pub(crate) struct View<'a> {
     inner: &'a Inner,
-    /// The pages and the map of each node; the live volume's first.
+    /// The pages and map of each node; the live volume comes first.
     nodes: Vec<(Option<u64>, Vec<Entry>, Map)>,
     parent_root: Vec<Entry>,
     recorder: MutexGuard<'a, Recorder>,
-    /// No copy is being made that nothing names yet.
+    /// Ensures that no unnamed copy is being made.
     _merges: RwLockWriteGuard<'a, ()>,
     _barrier: RwLockWriteGuard<'a, ()>,
 }
 
 impl Inner {
-    /// Returns the head of the volume, as it is stored.
+    /// Returns the volume's stored head.
     pub(crate) async fn head(&self) -> Head {
         self.recorder.lock().await.head.clone()
     }
 
-    /// Records everything and holds the volume still.
+    /// Records everything and freezes the volume.
     pub(crate) async fn view(&self) -> Result<View<'_>> {
         let mut recorder = self.recorder().await?;
         let merges = self.merges.write().await;
@@ -325,7 +328,7 @@ impl View<'_> {
         &self.recorder.head
     }
 
-    /// Returns how many allocations met an object of their name.
+    /// Returns how many allocations met an existing object with their name.
     pub(crate) fn births_met(&self) -> u64 {
         self.inner.state.lock().births_met
     }
@@ -345,7 +348,7 @@ impl View<'_> {
         }
     }
 
-    /// Returns whether an object is a part of a log that the volume has. Not all parts need be there.
+    /// Returns whether an object is a part of one of the volume's logs. Not all parts need exist.
     pub(crate) fn is_logged(&self, kind: Kind) -> bool {
         let mut ids = self.recorder.head.logs.iter().map(|log| log.allocation);
         matches!(kind, Kind::Overlay(allocation, _) if ids.any(|log| log == allocation))
@@ -365,7 +368,7 @@ impl View<'_> {
         }
     }
 
-    /// Removes an object that nothing names.
+    /// Removes an object that no map names.
     pub(crate) async fn remove(&self, kind: Kind) -> Result<()> {
         self.inner.space.remove(kind).await.map_err(|error| self.inner.noted(error))
     }

@@ -1,8 +1,9 @@
 //! Flushing: new objects are recorded in the map once they are stored.
 //!
-//! In this order: (1) take the map as it is; (2) flush the data; (3) store its changed entries, and the head
-//! if a page is new; (4) remove what no map has any more (`state.rs`). So an entry is stored after all that it names,
-//! and nothing is removed that a stored entry names.
+//! The order is: (1) take the map as it is; (2) flush the data; (3) store its changed entries, and
+//! the head if a page is new; (4) remove objects that no map names any more (`state.rs`). So an
+//! entry is stored after the objects that it names, and no object is removed that a stored entry
+//! names.
 
 use blocker::{Condition, Durability, Run, Version, WriteRequest, WriteRunsRequest};
 
@@ -13,13 +14,14 @@ use crate::format::entry::{Entry, Kind};
 use crate::format::map::Map;
 use crate::format::{PAGE_BYTES, Page, PageName, SECTOR_BYTES, SECTOR_ENTRIES, encode_sector};
 
-/// How often a page is written that was found changed, or whose outcome is unknown.
+/// How often a page is written again after it was found changed, or its outcome was unknown.
 const TRIES: u32 = 3;
 
-/// New pages of a record. Unless the record is stored, their names are not used again: they may be there.
+/// New pages of a record. Unless the record is stored, their names are not reused, because they may
+/// exist.
 struct NewPages<'a> {
     inner: &'a Inner,
-    /// The number, allocation id and version of each.
+    /// Number, allocation id and version of each page.
     pages: Vec<(u32, u64, Version)>,
     has_lost_names: bool,
 }
@@ -33,7 +35,7 @@ impl Drop for NewPages<'_> {
 }
 
 impl Inner {
-    /// Makes everything acknowledged before as durable as the volume's flushes are.
+    /// Makes everything acknowledged before as durable as the volume's flushes promise.
     pub(super) async fn flush(&self) -> Result<()> {
         self.flush_as(self.promises.flush_durability).await
     }
@@ -42,7 +44,7 @@ impl Inner {
         let has_overlays = {
             let state = self.state.lock();
             state.check()?;
-            // What is logged is flushed with the log.
+            // Logged changes are flushed with the log.
             !state.overlays.is_empty() && !state.overlays.logs.is_open()
         };
         if has_overlays {
@@ -54,7 +56,7 @@ impl Inner {
             state.has_unrecorded()
         };
         if !has_unrecorded {
-            // Whatever is allocated from now on was not acknowledged before.
+            // Objects allocated from now on were not acknowledged before.
             self.flush_data(durability).await?;
             return self.check_held().await;
         }
@@ -62,13 +64,13 @@ impl Inner {
             let mut recorder = self.recorder().await?;
             self.record(&mut recorder).await?;
         }
-        // Not before others have the recorder: it may take long.
+        // After releasing the recorder to others, because it may take long.
         self.remove_drops(FLUSH_REMOVALS_MAX).await;
         self.check_held().await
     }
 
-    /// Flushes all changes of the volume. If some of them are lost, another owner may have the volume: a cache below
-    /// that is the writer learns first that it is not any more.
+    /// Flushes all changes of the volume. If some of them are lost, another owner may have the
+    /// volume: then a cache below that is the writer first learns that it has been deposed.
     async fn flush_data(&self, durability: Durability) -> Result<()> {
         match self.space.flush(durability).await {
             Ok(()) => Ok(()),
@@ -80,7 +82,8 @@ impl Inner {
         }
     }
 
-    /// Flushes the data and records all allocations until now. What no map has any more can be removed then.
+    /// Flushes the data and records all allocations so far. Afterwards objects that no map names
+    /// can be removed.
     pub(super) async fn record(&self, recorder: &mut Recorder) -> Result<()> {
         let (frozen, mark) = {
             let state = self.state.lock();
@@ -92,7 +95,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Flushes the data and stores the entries of `frozen`, a map that the volume had.
+    /// Flushes the data and stores the entries of `frozen`, an earlier state of the map.
     pub(super) async fn record_map(&self, recorder: &mut Recorder, frozen: &Map) -> Result<()> {
         self.flush_data(Durability::Stored).await?;
         let recorded = self.state.lock().recorded.clone();
@@ -128,7 +131,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Stores the changed pages of `frozen`: own ones in place; others as new pages, noted in `new_pages`.
+    /// Stores the changed pages of `frozen`: own pages in place; others as new pages, noted in
+    /// `new_pages`.
     async fn store_pages(
         &self,
         recorder: &mut Recorder,
@@ -155,7 +159,8 @@ impl Inner {
                 .await?;
                 let mut state = self.state.lock();
                 state.recorded.pages[page] = Some(entries.clone());
-                // At once: beside a snapshot the copy may be written over from now on, and be replaced in its turn.
+                // At once: beside a snapshot the copy may be overlaid from now on, and be replaced
+                // itself.
                 state.forget_recorded();
             } else {
                 new_pages.has_lost_names = true;
@@ -181,7 +186,7 @@ impl Inner {
                     | blocker::Error::NotStored(_)
                     | blocker::Error::Superseded { .. }),
                 ) => {
-                    // The name is not used again. What was there before is left alone.
+                    // The name is not reused. An existing object with it is left alone.
                     let mut state = self.state.lock();
                     state.allocation = state.allocation.max(allocation + 1);
                     if error == blocker::Error::Exists {
@@ -212,13 +217,15 @@ impl Inner {
             let version = match recorder.page_versions.get(&page) {
                 Some(version) => *version,
                 None => {
-                    // A write of it may have failed in part, or been dropped: no sector is known.
+                    // An earlier write may have failed in part, or been dropped, so all sectors are
+                    // written.
                     is_whole = true;
                     let info =
                         self.space.store().info(blocker::InfoRequest::new(self.space.object(kind))).await;
                     let version = info.map_err(|error| self.noted(error))?.version;
                     if !self.space.is_stamped() {
-                        // It may be the one that the next owner has given the page: see `depose.rs`.
+                        // The version may be one that the next owner has given to the page: see
+                        // `attach.rs`.
                         self.check_head(recorder).await?;
                     }
                     version
@@ -235,8 +242,8 @@ impl Inner {
                     recorder.page_versions.insert(page, version);
                     return Ok(());
                 }
-                // An earlier attempt may have been made in part, and may still be made: it would fail its
-                // condition after this one.
+                // An earlier attempt may have been partly executed, and may still be executed: its
+                // condition fails after this one.
                 Err(
                     blocker::Error::ConditionFailed { .. }
                     | blocker::Error::OutcomeUnknown(_)
@@ -252,7 +259,7 @@ impl Inner {
         Err(Error::Io(blocker::Error::Retryable("a page of the map was not stored".into())))
     }
 
-    /// Sends sectors of a page in one change; *stored* when this returns.
+    /// Sends sectors of a page in one change, and stores it before it returns.
     async fn send_sectors(
         &self,
         name: PageName,

@@ -1,28 +1,29 @@
-//! What one object's overlay has: runs of bytes, and of zeros.
+//! The content of one object's overlay: runs of bytes, and of zeros.
 
 use std::collections::BTreeMap;
 
 use blocker::Segments;
 
-/// What a run takes beside its bytes, about: so many runs of a byte have a limit as well.
+/// The approximate memory of a run beside its bytes, so that many runs of one byte are limited as
+/// well.
 const RUN_BYTES: u64 = 256;
 
-/// A part of what was written by one change.
+/// A part of one change's data.
 #[derive(Clone, Debug)]
 pub(super) struct Run {
     pub(super) length: u64,
-    /// The bytes, in memory that has nothing else; `None` for zeros.
+    /// The bytes, in memory of their own; `None` for zeros.
     data: Option<Segments>,
-    /// The number of the change. Of two that meet, the later one counts.
+    /// The number of the change. Where two overlap, the later one wins.
     order: u64,
-    /// Rises with every run that is inserted.
+    /// Rises with every inserted run.
     serial: u64,
 }
 
-/// Where the bytes of a part are.
+/// The source of a part's bytes.
 #[derive(Clone, Debug)]
 pub(super) enum Source {
-    /// In the object below.
+    /// The object below.
     Base,
     Data(Segments),
     Zeroes,
@@ -33,9 +34,10 @@ impl Run {
         self.data.clone().map_or(Source::Zeroes, Source::Data)
     }
 
-    /// Returns what the run has from `from` to `to`, in memory of its own: what the rest of it takes is free then.
+    /// Returns the run's part from `from` to `to`, in memory of its own, so that the rest of the
+    /// run's memory can be freed.
     fn part(&self, from: u64, to: u64) -> Self {
-        // A run lies within one object, and a change that has an overlay is short.
+        // A run lies within one object, and changes in overlays are short.
         let range = from as usize..to as usize;
         let data = self.data.as_ref().map(|data| Segments::from(data.slice(range).to_vec()));
         Self { length: to - from, data, ..*self }
@@ -46,7 +48,7 @@ impl Run {
     }
 }
 
-/// The runs of one object, by where they begin. They do not overlap.
+/// The runs of one object, by their offsets. They do not overlap.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Runs {
     runs: BTreeMap<u64, Run>,
@@ -54,18 +56,18 @@ pub(super) struct Runs {
 }
 
 impl Runs {
-    /// Returns the memory that a change takes, at most.
+    /// Returns an upper bound of a change's memory.
     pub(super) fn needed_bytes(length: u64, is_data: bool) -> u64 {
-        // It may cut a run in two.
+        // A change may split a run in two.
         2 * RUN_BYTES + if is_data { length } else { 0 }
     }
 
-    /// Returns the memory that the runs take.
+    /// Returns the memory of the runs.
     pub(super) fn held_bytes(&self) -> u64 {
         self.held_bytes
     }
 
-    /// Adds what a change has, under what later changes have.
+    /// Adds a change's data where no later change has data.
     pub(super) fn insert(
         &mut self,
         begin: u64,
@@ -90,14 +92,14 @@ impl Runs {
         self.put(free, &new, (free.min(end) - begin, length));
     }
 
-    /// Returns the runs that have a part of a range.
+    /// Returns the runs that overlap a range.
     fn met(&self, begin: u64, end: u64) -> Vec<(u64, Run)> {
         let before = self.runs.range(..begin).next_back();
         let first = before.filter(|(at, run)| *at + run.length > begin).map_or(begin, |(at, _)| *at);
         self.runs.range(first..end).map(|(at, run)| (*at, run.clone())).collect()
     }
 
-    /// Puts what a run has from `from` to `to`, if that is something, at a place where nothing is.
+    /// Puts the run's part from `from` to `to`, if not empty, at an offset without a run.
     fn put(&mut self, at: u64, run: &Run, (from, to): (u64, u64)) {
         if from < to {
             let run = run.part(from, to);
@@ -112,13 +114,13 @@ impl Runs {
         }
     }
 
-    /// Returns the runs that were inserted after the one with this serial number, with where they begin.
+    /// Returns the runs inserted after the one with this serial number, with their offsets.
     pub(super) fn after(&self, serial: u64) -> Vec<(u64, Run)> {
         let later = self.runs.iter().filter(|(_, run)| run.serial > serial);
         later.map(|(at, run)| (*at, run.clone())).collect()
     }
 
-    /// Returns where the bytes of a range are, in order: lengths and sources.
+    /// Returns the parts of a range, in order: lengths and sources.
     pub(super) fn parts(&self, begin: u64, length: u64) -> Vec<(u64, Source)> {
         let end = begin + length;
         let mut parts = Vec::new();
@@ -151,7 +153,7 @@ mod tests {
 
     const LENGTH: u64 = 64;
 
-    /// Returns a byte for each of a range: 0 for zeros, 255 for the object below.
+    /// Returns one byte for each byte of a range: 0 for zeros, 255 for the object below.
     fn bytes(runs: &Runs, begin: u64, length: u64) -> Vec<u8> {
         let mut all = Vec::new();
         for (length, source) in runs.parts(begin, length) {
@@ -172,7 +174,7 @@ mod tests {
             let (mut runs, mut model) = (Runs::default(), vec![(None, 255_u8); LENGTH as usize]);
             let mut orders: Vec<u64> = (0..20).collect();
             for at in 0..orders.len() {
-                // Nearly in order, as writes that are under way at once end.
+                // Nearly in order, as concurrent writes complete.
                 let other = (at + rng.below(4) as usize).min(orders.len() - 1);
                 orders.swap(at, other);
             }
@@ -195,7 +197,7 @@ mod tests {
                 let from = rng.below(LENGTH);
                 let length = 1 + rng.below(LENGTH - from);
                 assert_eq!(bytes(&runs, from, length), wanted[from as usize..(from + length) as usize]);
-                // A copy that is brought up to date run by run has the same.
+                // A copy that is updated run by run has the same content.
                 for (at, run) in runs.after(serial - 1) {
                     let at = at as usize..(at + run.length) as usize;
                     match run.source() {

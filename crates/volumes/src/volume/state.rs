@@ -1,4 +1,5 @@
-//! What a volume's owner has in memory, under one lock that is never held across an await.
+//! The state that a volume's owner has in memory, under one lock that is never held across an
+//! await.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -11,15 +12,16 @@ use crate::error::{Error, Result};
 use crate::format::entry::{ALLOCATION_MAX, Entry, Kind, VolumeId};
 use crate::format::map::{Map, page_of};
 
-/// As many allocation ids are reserved at least when a change begins.
+/// The minimum number of reserved allocation ids when a change begins.
 pub(super) const ALLOCATIONS_MIN: u64 = 512;
 
 /// Which allocation id a new object gets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum NewId {
-    /// The current one. The caller has the object alone, so nothing else of its place has it.
+    /// The current one. The caller holds the object exclusively, so no other object of its index
+    /// has it.
     Current,
-    /// One that no other object has.
+    /// An id that no other object has.
     Apart,
 }
 
@@ -28,7 +30,7 @@ pub(super) enum NewId {
 pub(super) enum Status {
     Open,
     Closed,
-    /// Closed, for another owner.
+    /// Closed for another owner.
     HandedOver,
     Fenced(Epoch),
     Interrupted,
@@ -42,25 +44,25 @@ pub(super) struct State {
     pub(super) live: Map,
     /// The map as it is stored.
     pub(super) recorded: Map,
-    /// The map of the snapshot that the volume comes after; holes if there is none in this volume.
+    /// The map of the volume's last snapshot; holes if it has none.
     pub(super) parent: Map,
     /// The allocation id of objects allocated now.
     pub(super) allocation: u64,
-    /// Allocation ids from here on must be reserved in the head first.
+    /// Allocation ids from here on must first be reserved in the head.
     pub(super) allocation_limit: u64,
-    /// Objects that no map has any more, removed once that is stored.
+    /// Objects that no map names any more, removed once that is stored.
     pub(super) drops: Drops,
-    /// A head whose write was not seen to end. As long as there is one, nothing is promised: what the volume
-    /// has in memory may not be what is stored.
+    /// A head whose write has an unknown outcome. While there is one, nothing more is promised,
+    /// because the state in memory may not match the store.
     pub(super) in_flight: Option<Vec<u8>>,
-    /// Whether it is being written just now. Whether it or the one before comes to be stored, both lead to what is
-    /// acknowledged meanwhile: what could undo that has the barrier.
+    /// Whether the head is being written now. Whether it or the previous one gets stored, both lead
+    /// to the changes acknowledged meanwhile: operations that could undo them hold the barrier.
     pub(super) is_sending: bool,
-    /// How many allocations met an object of their name. None should.
+    /// How many allocations met an existing object with their name. None should.
     pub(super) births_met: u64,
-    /// The version of the head, as the recorder has it.
+    /// The recorder's version of the head.
     pub(super) head_version: Version,
-    /// What was written over objects that are not copied yet.
+    /// The overlays of objects that are not copied yet.
     pub(super) overlays: Overlays,
 }
 
@@ -85,9 +87,9 @@ impl State {
         }
     }
 
-    /// Returns whether `entry` at `index` is this volume's alone. Nodes that share an entry are a connected
-    /// part of the tree, and the live volume is a leaf: so none has it if the one before has not. What came
-    /// from another volume is shared with the snapshot there.
+    /// Returns whether `entry` at `index` belongs only to this volume. Nodes that share an entry
+    /// are a connected part of the tree, and the live volume is a leaf, so it suffices that its
+    /// predecessor does not have the entry. Entries of another volume are shared with its snapshot.
     pub(super) fn owns(&self, index: u32, entry: Entry) -> bool {
         entry.volume() == self.volume && self.parent.get(index) != entry
     }
@@ -95,27 +97,29 @@ impl State {
     /// Returns the allocation id of the object at `index` if it may be written in place.
     pub(super) fn own_allocation(&self, index: u32) -> Option<u64> {
         let entry = self.live.get(index);
-        // What was written over it comes first, also where the snapshot that shared it is gone.
+        // An object with an overlay is not written in place, even if the snapshot that shared it is
+        // gone.
         (self.owns(index, entry) && !self.overlays.has_overlay(index)).then(|| entry.allocation())
     }
 
-    /// Returns whether nothing more is promised until it is known what became of a head.
+    /// Returns whether nothing more is promised until the outcome of a head is known.
     pub(super) fn is_in_doubt(&self) -> bool {
         self.in_flight.is_some() && !self.is_sending
     }
 
-    /// Ends the logging of changes of objects whose entries are stored by now.
+    /// Ends the logging of changes of objects whose entries are now stored.
     pub(super) fn forget_recorded(&mut self) {
         let recorded = &self.recorded;
         self.overlays.logs.forget_recorded(|index| recorded.get(index));
     }
 
-    /// Returns over what changes of an own object are logged as well, until its entry is stored.
+    /// Returns the entry over which changes of an own object are also logged, until its own entry
+    /// is stored.
     pub(super) fn logged_base(&self, index: u32) -> Option<Entry> {
         self.overlays.logs.base_of_replaced(index, self.live.get(index))
     }
 
-    /// Returns pages of the map with other entries where there are overlays: entries that no map has.
+    /// Returns pages of the map, in which objects with overlays have entries that no map has.
     pub(super) fn live_with_overlays(&self, pages: Range<usize>) -> Map {
         let mut map = self.live.within(pages.clone());
         for index in self.overlays.indices().filter(|index| pages.contains(&page_of(*index))) {
@@ -130,12 +134,12 @@ impl State {
         self.overlays.wake();
     }
 
-    /// Returns whether the entry of a place is stored.
+    /// Returns whether the entry at an index is stored.
     pub(super) fn is_recorded(&self, index: u32) -> bool {
         self.live.get(index) == self.recorded.get(index)
     }
 
-    /// Returns whether there is something that a flush has to record, or to find out.
+    /// Returns whether there is something that a flush has to record, or to resolve.
     pub(super) fn has_unrecorded(&self) -> bool {
         let mut pages = 0..self.live.pages.len();
         !self.drops.is_empty()
@@ -143,24 +147,24 @@ impl State {
             || pages.any(|page| !self.live.shares_page(&self.recorded, page))
     }
 
-    /// Gives a place the entry of an object that was just allocated.
+    /// Sets the entry of a newly allocated object at an index.
     pub(super) fn set_allocated(&mut self, index: u32, allocation: u64) {
         let entry = Entry::new(self.volume, allocation);
         self.overlays.forget(index, entry);
         self.live.set(index, entry);
     }
 
-    /// Gives the volume a copy in place of what it was made of.
+    /// Replaces an object by its copy.
     pub(super) fn set_copied(&mut self, index: u32, allocation: u64) {
         let base = self.live.get(index);
         if self.owns(index, base) {
-            // A snapshot that shared it is gone, or was not made.
+            // The snapshot that shared the object is gone, or was not taken.
             self.drops.push(Kind::Data(base.allocation(), index));
         }
         self.set_allocated(index, allocation);
     }
 
-    /// Makes a place a hole. Its object is removed later if no other node has it.
+    /// Makes an index a hole. Its object is removed later if no other node has it.
     pub(super) fn set_hole(&mut self, index: u32) {
         self.overlays.forget(index, Entry::HOLE);
         let old = self.live.get(index);
@@ -169,7 +173,7 @@ impl State {
         }
         if self.owns(index, old) {
             self.drops.push(Kind::Data(old.allocation(), index));
-            // The name is not used again: its removal may come late.
+            // The name is not reused, because its removal may come late.
             if old.allocation() == self.allocation {
                 self.allocation += 1;
             }
@@ -186,7 +190,8 @@ impl State {
         Err(Error::Io(blocker::Error::Retryable("too many allocations failed at the same time".into())))
     }
 
-    /// Has logs removed that the head does not name any more: their ids, and how many parts each has.
+    /// Schedules logs that the head no longer names for removal: their ids, and their numbers of
+    /// parts.
     pub(super) fn drop_logs(&mut self, logs: Vec<(u64, u32)>) {
         let parts =
             logs.into_iter().flat_map(|(allocation, parts)| (0..parts).map(move |part| (allocation, part)));
@@ -209,7 +214,7 @@ impl State {
         if new_id == NewId::Current {
             return Ok(allocation);
         }
-        // The current one may be that of an object of the same place that is being made.
+        // The current id may belong to an object of the same index that is being created.
         self.allocation += 1;
         let allocation = self.current_allocation()?;
         self.allocation += 1;
@@ -227,22 +232,25 @@ pub(crate) fn next_limit(allocation: u64) -> Result<u64> {
     Ok(allocation + ALLOCATIONS_RESERVED)
 }
 
-// ---- objects that no map has any more; they are removed once a record is stored that does not name them (`record.rs`)
+// ---- objects that no map names any more; they are removed once a record without them is stored
+// (`record.rs`)
 
-/// Removals under way at once.
+/// The number of concurrent removals.
 const REMOVALS_MAX: usize = 32;
-/// The most objects that a flush removes: a guest waits for it. The rest is left to the next ones.
+/// The most objects that a flush removes, because a guest waits for it. The rest is left to later
+/// flushes.
 pub(super) const FLUSH_REMOVALS_MAX: usize = 256;
-/// From this number of objects on a discard waits until they are removed: they take space in the store.
+/// From this number of objects on a discard waits until they are removed, because they take space
+/// in the store.
 pub(super) const DROPS_MAX: usize = 1024;
 
-/// The objects to be removed, in the order in which the maps have lost them.
+/// The objects to be removed, in the order in which the maps dropped them.
 #[derive(Default)]
 pub(super) struct Drops {
     queue: VecDeque<Kind>,
-    /// The number of objects that were taken from the begin of the queue.
+    /// The number of objects taken from the front of the queue.
     taken: u64,
-    /// Of all that were ever in the queue, the number that no stored map names.
+    /// The number of objects ever queued that no stored map names.
     covered: u64,
 }
 
@@ -263,17 +271,18 @@ impl Drops {
         self.queue.is_empty()
     }
 
-    /// Returns how many there ever were: for [`Self::cover`], once the maps of now are stored.
+    /// Returns the number of objects ever queued: for [`Self::cover`], once the current maps are
+    /// stored.
     pub(super) fn mark(&self) -> u64 {
         self.taken + self.queue.len() as u64
     }
 
-    /// Notes that no stored map names what was there at this mark.
+    /// Notes that no stored map names the objects queued before this mark.
     pub(super) fn cover(&mut self, mark: u64) {
         self.covered = self.covered.max(mark);
     }
 
-    /// Takes some that no stored map names.
+    /// Takes some objects that no stored map names.
     fn take(&mut self, max: usize) -> Vec<Kind> {
         let covered = self.covered.saturating_sub(self.taken).min(self.queue.len() as u64);
         // At most `max`.
@@ -283,7 +292,7 @@ impl Drops {
     }
 }
 
-/// Objects whose removal was begun. Those that are left when it is released are removed another time.
+/// Objects whose removal was begun. When the batch is dropped, the rest returns to the queue.
 struct Batch<'a> {
     inner: &'a Inner,
     kinds: Vec<Kind>,
@@ -291,14 +300,14 @@ struct Batch<'a> {
 
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
-        // No more than there were: they were taken from there.
+        // At most as many as were taken.
         self.inner.state.lock().drops.extend(self.kinds.drain(..));
     }
 }
 
 impl Inner {
-    /// Removes at most `max` objects that no stored map names. What cannot be removed fails nothing: it only takes space.
-    /// The caller need not have the recorder: the names are not used again.
+    /// Removes at most `max` objects that no stored map names. A failed removal fails nothing: it
+    /// only costs space. The caller need not hold the recorder, because the names are not reused.
     pub(super) async fn remove_drops(&self, max: usize) {
         let _removing = self.removing.read().await;
         let mut left = max;
@@ -313,7 +322,7 @@ impl Inner {
             let mut answers = futures_util::future::join_all(removals).await.into_iter();
             batch.kinds.retain(|_| match answers.next() {
                 None | Some(Ok(())) => false,
-                // Another attempt would fail as well: a check names it.
+                // Another attempt would fail as well: a check reports the object.
                 Some(Err(
                     Store::Corrupt(_) | Store::Denied(_) | Store::Invalid(_) | Store::Unsupported(_),
                 )) => false,
@@ -328,7 +337,8 @@ impl Inner {
         }
     }
 
-    /// Records everything, and removes all that no map has any more. The caller holds no lock.
+    /// Records everything, and removes all objects that no map names any more. The caller holds no
+    /// lock.
     pub(super) async fn clear_drops(&self) -> crate::error::Result<()> {
         if self.state.lock().drops.is_empty() {
             return Ok(());
@@ -341,7 +351,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Waits until nothing is being removed. The caller has the recorder and the barrier, so that nothing begins.
+    /// Waits until no removal is in progress. The caller holds the recorder and the barrier, so
+    /// that none begins.
     pub(super) async fn removals_ended(&self) {
         drop(self.removing.write().await);
     }

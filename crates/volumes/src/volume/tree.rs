@@ -1,9 +1,9 @@
-//! The volume among its snapshots: making them, going back to one, deleting them in any order.
+//! The volume among its snapshots: taking them, rolling back, deleting them in any order.
 //!
-//! Snapshots and the live volume are nodes of a tree. An object that two nodes have, all nodes on the way
-//! between them have. So when a node goes, an object of it goes as well if neither the node before it nor the
-//! one after it has it; and a node on which two others hang stays, without a name, because it is what
-//! connects them.
+//! Snapshots and the live volume are nodes of a tree. If two nodes have an object, all nodes on the
+//! path between them have it. So when a node is removed, an object of it is removed as well if
+//! neither its predecessor nor its successor has it; a node with two or more successors stays,
+//! without a name, because it connects them.
 
 use async_lock::{MutexGuard, RwLockWriteGuard};
 use blocker::Durability;
@@ -16,20 +16,20 @@ use crate::format::map::Map;
 use crate::format::{NODES_MAX, Node, Origin, Owner, encode_root};
 use crate::space::{load_node, release_limits};
 
-/// What a volume was at the instant of a snapshot.
+/// The state of a volume at the instant of a snapshot.
 #[derive(Clone)]
 pub(super) struct Frozen {
     pub(super) id: u64,
     size_bytes: u64,
     map: Map,
-    /// The map of the snapshot before.
+    /// The map of the previous snapshot.
     parent: Map,
-    /// The mark of the objects that no map had any more by then.
+    /// The mark of the objects that no map named at that instant.
     drops: u64,
 }
 
-/// Makes a snapshot of several volumes at one instant, in the order of their numbers, each once. Either all
-/// of them have it, or none if the store can be reached.
+/// Takes a snapshot of several volumes at one instant, in the order of their numbers, each once.
+/// Either all of them have it, or none if the store is reachable.
 pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_seconds: u64) -> Result<()> {
     debug_assert!(volumes.is_sorted_by(|a, b| a.space.volume < b.space.volume));
     let mut recorders: Vec<MutexGuard<'_, Recorder>> = Vec::new();
@@ -46,7 +46,7 @@ pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_secon
             return Err(Error::Limit(format!("a volume has at most {NODES_MAX} snapshots: delete some")));
         }
     }
-    // Snapshots have no overlays: all objects are copied first, most of them beside the writes.
+    // Snapshots have no overlays: all objects are merged first, most of them beside client writes.
     let mut kept_out = Vec::new();
     for (volume, recorder) in volumes.iter().zip(&mut recorders) {
         kept_out.push(volume.merged_for_snapshot(recorder).await?);
@@ -56,13 +56,13 @@ pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_secon
         for volume in volumes {
             barriers.push(volume.barrier.write().await);
         }
-        // Before the first one is frozen: all of them can be.
+        // Checked before the first volume is frozen: all of them can be.
         for volume in volumes {
             volume.state.lock().current_allocation()?;
         }
         let frozen = volumes.iter().map(|volume| volume.freeze()).collect::<Result<Vec<_>>>()?;
         drop(kept_out);
-        // Whatever becomes of this future: the next use of the recorder finds out, and undoes it.
+        // If this future is dropped, the next use of the recorder resolves and undoes the snapshot.
         for (recorder, frozen) in recorders.iter_mut().zip(&frozen) {
             recorder.frozen = Some(frozen.clone());
         }
@@ -83,8 +83,8 @@ pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_secon
         return Ok(());
     };
     for ((volume, recorder), frozen) in volumes.iter().zip(&mut recorders).zip(&frozen) {
-        // Each of them, whatever becomes of the others: the first error is the answer. What cannot be found out now is
-        // by the next use of the recorder.
+        // Every volume is handled, whatever the result of others: the first error is the answer.
+        // The next use of a recorder resolves whatever cannot be resolved now.
         if volume.resolve(recorder).await.is_ok() && recorder.head.node(frozen.id).is_some() {
             let _ = volume.delete_snapshot_named(recorder, name).await;
         }
@@ -93,7 +93,7 @@ pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_secon
 }
 
 impl Inner {
-    /// Returns the pages and the map of a snapshot of this volume; nothing for 0.
+    /// Returns the pages and map of a snapshot of this volume; holes for 0.
     pub(super) async fn map_of_node(&self, recorder: &Recorder, node: u64) -> Result<(Vec<Entry>, Map)> {
         if node == 0 {
             return Ok(Default::default());
@@ -103,8 +103,8 @@ impl Inner {
         load_node(&self.space.pool, self.space.volume, node, near).await
     }
 
-    /// Fixes what the volume has. The caller has the barrier alone. From now on nothing of it is written in
-    /// place.
+    /// Freezes the volume's state. The caller holds the barrier exclusively. From now on none of
+    /// its objects is written in place.
     fn freeze(&self) -> Result<Frozen> {
         let mut state = self.state.lock();
         debug_assert!(state.overlays.is_empty());
@@ -115,14 +115,15 @@ impl Inner {
         Ok(Frozen { id, size_bytes: state.size_bytes, map, parent, drops: state.drops.mark() })
     }
 
-    /// Undoes [`Self::freeze`] where the snapshot was not made.
+    /// Undoes [`Self::freeze`] if the snapshot was not taken.
     pub(super) async fn thaw(&self, recorder: &mut Recorder) {
-        // A write that is copying what is its own again would leave it behind.
+        // Otherwise a write that copies an object, which is becoming own again, would leave it
+        // behind.
         let _barrier = self.barrier.write().await;
         let Some(frozen) = recorder.frozen.take() else { return };
         let mut state = self.state.lock();
         state.parent = frozen.parent.clone();
-        // What was replaced meanwhile because it seemed to be shared.
+        // Objects replaced meanwhile because they seemed to be shared.
         let replaced: Vec<_> = frozen.map.objects_not_in(&state.live).collect();
         for (index, entry) in replaced {
             if state.owns(index, entry) {
@@ -132,7 +133,7 @@ impl Inner {
         state.drops.push(Kind::Root(frozen.id));
     }
 
-    /// Stores a snapshot. With an error it is not made, or a head is in flight.
+    /// Stores a snapshot. After an error it is not taken, or a head is in flight.
     async fn store_snapshot(
         &self,
         recorder: &mut Recorder,
@@ -141,10 +142,10 @@ impl Inner {
         made_unix_seconds: u64,
     ) -> Result<()> {
         self.record_map(recorder, &frozen.map).await?;
-        // The new pages are the snapshot's: the next ones have other names.
+        // The new pages belong to the snapshot: later ones get other names.
         self.state.lock().allocation += 1;
         let root = encode_root(&recorder.head.root);
-        // Beyond a quota there are no more snapshots: each one has pages of the map anew.
+        // A snapshot beyond the quota is refused, because it adds new pages of the map.
         let put = self.space.put_if_room(Kind::Root(frozen.id), root, blocker::Condition::Absent).await;
         put.map_err(|error| self.noted(error))?;
         let mut head = recorder.head.clone();
@@ -157,7 +158,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Notes that the snapshot is stored for which the volume was frozen.
+    /// Notes that the snapshot for which the volume was frozen is stored.
     pub(super) fn note_snapshot(&self, recorder: &mut Recorder) {
         recorder.parent_root = recorder.head.root.clone();
         recorder.page_versions.clear();
@@ -167,7 +168,7 @@ impl Inner {
         }
     }
 
-    /// Makes the volume what the snapshot has. Later snapshots stay.
+    /// Restores the volume to the snapshot's state. Later snapshots stay.
     pub(crate) async fn rollback(&self, name: &str) -> Result<()> {
         self.check_writable()?;
         self.ensure_allocations().await?;
@@ -178,7 +179,8 @@ impl Inner {
         let barrier = self.barrier.write().await;
         let mut head = recorder.head.clone();
         (head.root, head.parent, head.size_bytes) = (root.clone(), node.id, node.size_bytes);
-        // Records over what comes back with the snapshot would count again.
+        // Records over objects that the rollback restores would be valid again, so a new log is
+        // begun.
         let log = self.new_log(&mut self.state.lock())?;
         head.logs = log.into_iter().collect();
         let old_root = recorder.head.root.clone();
@@ -197,7 +199,7 @@ impl Inner {
             }
             (state.live, state.recorded, state.parent) = (map.clone(), map.clone(), map);
             state.size_bytes = node.size_bytes;
-            // Names of what is removed now are not used again.
+            // Names of objects that are removed now are not reused.
             state.allocation += 1;
         }
         recorder.parent_root = root;
@@ -209,13 +211,13 @@ impl Inner {
         Ok(())
     }
 
-    /// Deletes a snapshot, and what it alone has.
+    /// Deletes a snapshot, and the objects that only it has.
     pub(crate) async fn delete_snapshot(&self, name: &str) -> Result<()> {
         {
             let mut recorder = self.recorder().await?;
             self.delete_snapshot_named(&mut recorder, name).await?;
         }
-        // Flushes go on meanwhile.
+        // Flushes continue meanwhile.
         self.remove_drops(usize::MAX).await;
         Ok(())
     }
@@ -224,12 +226,13 @@ impl Inner {
         let mut head = recorder.head.clone();
         let node = head.nodes.iter_mut().find(|node| node.name == name && !name.is_empty());
         node.ok_or_else(|| Error::NoSuchSnapshot(name.to_owned()))?.name.clear();
-        // First: a clone that is being made looks for the name after it has made itself known.
+        // The name is removed first: a clone being made checks the name after it has recorded its
+        // dependence.
         self.commit(recorder, head).await?;
         self.collect_nodes(recorder).await
     }
 
-    /// Removes the snapshots without a name that nothing needs any more.
+    /// Removes nameless snapshots that are no longer needed.
     pub(crate) async fn collect(&self) -> Result<()> {
         {
             let mut recorder = self.recorder().await?;
@@ -260,7 +263,7 @@ impl Inner {
         Ok(None)
     }
 
-    /// Takes a snapshot with at most one child out of the tree.
+    /// Removes a snapshot with at most one child from the tree.
     async fn splice(&self, recorder: &mut Recorder, id: u64) -> Result<()> {
         let mut head = recorder.head.clone();
         let at = head.nodes.iter().position(|node| node.id == id).expect("found by the caller");
@@ -296,11 +299,12 @@ impl Inner {
             recorder.parent_root = before_root;
             recorder.page_versions.clear();
         }
-        // What the stored map still has goes only once it has not.
+        // Objects that the stored map still names are removed only after it no longer does.
         self.record(recorder).await
     }
 
-    /// Deletes the volume itself and the names of its snapshots. Returns whether nothing is left of it.
+    /// Deletes the volume itself and the names of its snapshots. Returns whether nothing is left of
+    /// it.
     pub(crate) async fn destroy(&self) -> Result<bool> {
         let mut recorder = self.recorder().await?;
         let _barrier = self.barrier.write().await;
@@ -334,8 +338,8 @@ impl Inner {
         Ok(recorder.head.nodes.is_empty())
     }
 
-    /// Removes the head of a volume that no node needs any more, and what a crash has left of it. Returns what it was
-    /// cloned from.
+    /// Removes the head of a volume that no node needs any more, and the remains of a crash.
+    /// Returns the volume's origin.
     pub(crate) async fn remove_head(&self) -> Result<Option<Origin>> {
         let recorder = self.recorder().await?;
         self.space.clear().await.map_err(|error| self.noted(error))?;
@@ -344,8 +348,8 @@ impl Inner {
         Ok(recorder.head.origin)
     }
 
-    /// Makes the volume independent of what it was cloned from: it gets objects of its own. Calls `progress` with how
-    /// many of how many it has. Returns the origin.
+    /// Makes the volume independent of its origin, by giving it objects of its own. Calls
+    /// `progress` with the numbers of objects done and in total. Returns the origin.
     pub(crate) async fn flatten(&self, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Option<Origin>> {
         self.check_writable()?;
         {
@@ -371,7 +375,8 @@ impl Inner {
             let _alone = self.lock_of(index).write().await;
             let entry = {
                 let state = self.state.lock();
-                // It may have been closed since: an object that is allocated after that stays without an entry.
+                // The volume may have been closed since: an object allocated after that would have
+                // no entry.
                 state.check()?;
                 state.live.get(index)
             };
@@ -387,7 +392,7 @@ impl Inner {
         let origin = recorder.head.origin;
         let mut head = recorder.head.clone();
         head.origin = None;
-        // A page of the origin that is still there has nothing but holes.
+        // A remaining page of the origin has only holes.
         head.root
             .iter_mut()
             .filter(|page| page.volume() != self.space.volume)
@@ -399,17 +404,18 @@ impl Inner {
     /// Stores everything and releases the volume.
     pub(crate) async fn close(&self) -> Result<()> {
         if self.is_open() {
-            // What takes long, while changes go on.
+            // The long part, while changes continue.
             self.clear_drops().await?;
         }
         self.release(None).await
     }
 
-    /// Stores everything and releases the volume for another owner, which opens it without taking it over.
+    /// Stores everything and releases the volume for another owner, which can open it without a
+    /// takeover.
     pub(crate) async fn hand_over(&self, to: &str) -> Result<()> {
-        // If it was released by a call that failed after that, the rest is due.
+        // If an earlier call failed after the release, the rest remains to be done.
         if !self.was_handed_over(to).await {
-            // Most of it while changes go on.
+            // Most of it while changes continue.
             self.flush_as(Durability::Stored).await?;
             self.clear_drops().await?;
             self.release(Some(to)).await?;
@@ -417,21 +423,22 @@ impl Inner {
         if self.space.is_stamped() {
             return Ok(());
         }
-        // A cache below is its writer no more: a journal there must not find it claimed by another one after a crash.
+        // A cache below is no longer the writer: after a crash a journal there must not find that
+        // another one has claimed it.
         match self.space.store().control().release(self.space.pool.namespace(self.space.volume)).await {
             Ok(()) | Err(blocker::Error::Unsupported(_)) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Returns whether the volume was released for the owner of this name.
+    /// Returns whether the volume was released for the owner with this name.
     async fn was_handed_over(&self, to: &str) -> bool {
         let recorder = self.recorder.lock().await;
         let is_its = recorder.head.owner.as_ref().is_some_and(|owner| owner.name == to);
         is_its && self.state.lock().status == Status::HandedOver
     }
 
-    /// Lets the volume's namespace be taken out of the cache again.
+    /// Allows the volume's namespace to be removed from the cache again.
     async fn release_limits(&self) {
         release_limits(&self.space.pool, self.space.volume, self.attachment).await;
     }
@@ -456,7 +463,7 @@ impl Inner {
         let _kept_out = self.merged(&mut recorder).await?;
         let _barrier = self.barrier.write().await;
         self.record(&mut recorder).await?;
-        // Nothing is left that a map has not.
+        // The maps have everything, so no log is needed.
         let is_used = {
             let mut state = self.state.lock();
             let is_used = state.overlays.logs.is_used();
@@ -479,13 +486,13 @@ impl Inner {
         self.remove_drops(usize::MAX).await;
         let mut head = recorder.head.clone();
         head.logs.clear();
-        // The epoch spares the next owner the question for it.
+        // The epoch saves the next owner a query.
         let epoch = head.owner.as_ref().map_or(0, |owner| owner.epoch);
         head.owner = to.map(|name| Owner { epoch, writer: 0, name: name.to_owned() });
         {
             let mut state = self.state.lock();
             head.allocation_limit = (state.allocation + 1).min(ALLOCATION_MAX + 1);
-            // If the volume stays open, allocation ids are reserved anew.
+            // If the volume stays open, it reserves allocation ids again.
             state.allocation_limit = head.allocation_limit;
         }
         self.commit(&mut recorder, head).await?;

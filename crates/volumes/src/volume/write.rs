@@ -1,8 +1,8 @@
-//! Writes: in place where an object is the volume's own; otherwise an object is allocated first, or the write goes to an
-//! overlay.
+//! Writes: in place if the object is the volume's own; otherwise a new object is allocated first,
+//! or the write goes to an overlay.
 //!
-//! An allocation gives an object a name that was never used, on the condition that there is nothing of that name,
-//! so whatever becomes of an attempt whose answer is lost, it changes nothing that a map has.
+//! An allocation gives an object a name that was never used, on the condition that no such object
+//! exists. So if the answer of an attempt is lost, its outcome changes no object that a map names.
 
 use std::sync::Arc;
 
@@ -15,20 +15,22 @@ use super::{Answer, Inner, Piece, Recorder};
 use crate::error::{Error, Result};
 use crate::format::entry::{Entry, Kind};
 
-/// How often a change is tried whose outcome is unknown.
+/// How often a change with an unknown outcome is tried.
 const TRIES: u32 = 3;
-/// The longest write that goes to an overlay, in bytes. What a longer one has to wait for is little beside its own bytes.
+/// The longest write that goes to an overlay, in bytes. For a longer one the copy takes little time
+/// beside its own bytes.
 pub(super) const WRITE_BYTES_MAX: u64 = 256 << 10;
 
-/// How a change of a part of an object is made.
+/// How a part of an object is changed.
 #[derive(Clone, Copy)]
 pub(super) enum Plan {
-    /// In place: the object is the volume's own. With a `logged_base`, over which the stored map still leads to records of
-    /// a log, a short change is logged as well.
+    /// In place: the object is the volume's own. With a `logged_base`, over which the stored map
+    /// still makes log records valid, a short change is also logged.
     InPlace { allocation: u64, logged_base: Option<Entry> },
     /// In an overlay of `base`, which a snapshot or another volume shares, or in a copy of it.
     Overlay { base: Entry },
-    /// In a new object that needs nothing of the one before: there is none, or all of it is replaced.
+    /// In a new object that needs no bytes of the previous one: there is none, or all of it is
+    /// replaced.
     New,
 }
 
@@ -50,8 +52,9 @@ impl Content {
 }
 
 impl Inner {
-    /// Writes, without a future where nothing has to be waited for: within one object, which is the volume's own or gets
-    /// an overlay. Most requests of a disk in use are such; [`Self::write`] does the others.
+    /// Writes, without a future if nothing has to be waited for: within one object, which is the
+    /// volume's own or gets an overlay. Most requests of an active disk are such; [`Self::write`]
+    /// handles the others.
     pub(super) fn start_write(
         self: &Arc<Self>,
         offset: u64,
@@ -97,7 +100,8 @@ impl Inner {
             }
         };
         let begun = match self.send(&piece, allocation, &content, durability, Condition::Present) {
-            // Before more than *cached* is promised, `complete` checks that the volume is still this owner's.
+            // Before more than *cached* is promised, `complete` checks that this owner still has
+            // the volume.
             Reply::Ready(Ok(_)) if durability == Durability::Cached && self.is_kept(piece.index) => {
                 return Some(Answer::Ready(Ok(durability)));
             }
@@ -112,7 +116,7 @@ impl Inner {
         })))
     }
 
-    /// Returns whether a change of an own object is kept as far as one that asks for *cached* is promised.
+    /// Returns whether a change of an own object is safe enough to promise *cached*.
     fn is_kept(&self, index: u32) -> bool {
         let is_recorded = || {
             let state = self.state.lock();
@@ -155,7 +159,8 @@ impl Inner {
         self.complete(is, is_recorded, durability).await
     }
 
-    /// Records the allocations of a change that promises more than *cached* in this process; returns what it promises.
+    /// Records the allocations of a change that promises more than *cached* in this process;
+    /// returns the durability promised.
     pub(super) async fn complete(
         &self,
         is: Durability,
@@ -172,7 +177,8 @@ impl Inner {
         Ok(Durability::Stored)
     }
 
-    /// Returns what a change promises; `None` if allocations have to be recorded before.
+    /// Returns the durability that a change promises; `None` if allocations have to be recorded
+    /// first.
     pub(super) fn promised(
         &self,
         is: Durability,
@@ -181,7 +187,8 @@ impl Inner {
     ) -> Option<Durability> {
         let is_recorded = is_recorded && !self.state.lock().is_in_doubt();
         if is_recorded {
-            // Where nothing below refuses a deposed owner's change, no more is promised than was asked for and checked.
+            // Where nothing below refuses a deposed owner's change, no more is promised than was
+            // requested and checked.
             let is_checked = wanted > Durability::Cached || self.space.is_stamped();
             return Some(if is_checked { is } else { Durability::Cached });
         }
@@ -200,7 +207,7 @@ impl Inner {
         self.ensure_allocations_as(&mut recorder).await
     }
 
-    /// As [`Self::ensure_allocations`], with the recorder.
+    /// Reserves ids as [`Self::ensure_allocations`] does, with the recorder.
     pub(super) async fn ensure_allocations_as(&self, recorder: &mut Recorder) -> Result<()> {
         if self.state.lock().has_allocations() {
             return Ok(());
@@ -208,8 +215,8 @@ impl Inner {
         self.reserve_allocations(recorder).await
     }
 
-    /// Writes a part of an object. Returns the durability of the bytes, and whether the object's entry is
-    /// stored. The caller shares the barrier.
+    /// Writes a part of an object. Returns the durability of the bytes, and whether the object's
+    /// entry is stored. The caller holds the barrier shared.
     pub(super) async fn write_piece(
         &self,
         piece: Piece,
@@ -256,7 +263,7 @@ impl Inner {
         }
     }
 
-    /// Returns how a change of a part of an object is made.
+    /// Returns how a part of an object is changed.
     pub(super) fn plan(&self, state: &State, piece: &Piece) -> Result<Plan> {
         state.check()?;
         if let Some(allocation) = state.own_allocation(piece.index) {
@@ -271,17 +278,18 @@ impl Inner {
         self.plan(&self.state.lock(), piece)
     }
 
-    /// Makes a new object by `make`, on the condition that there is none of its name, and puts it into the
-    /// map. The caller has the object alone.
+    /// Creates an object with `make`, on the condition that its name is unused, and puts it into
+    /// the map. The caller holds the object exclusively.
     async fn allocate(&self, index: u32, make: impl Fn(u64) -> Reply<ChangeReply>) -> Result<ChangeReply> {
         let (reply, mut attempt) = self.make(index, NewId::Current, make).await?;
         attempt.ends = Ends::Allocated;
-        // Durable as asked or not, it is there; the caller's next flush covers it.
+        // Whatever its durability, the object exists; the caller's next flush covers it.
         reply.map_err(|error| self.noted(error))
     }
 
-    /// Makes a new object by `make`, on the condition that there is none of its name. It is to be put into the map, else
-    /// nothing names it. Returns an error beside it if it is there and less durable than was asked for.
+    /// Creates an object with `make`, on the condition that its name is unused. The caller puts it
+    /// into the map, or no map names it. Also returns an error if the object exists but is less
+    /// durable than requested.
     pub(super) async fn make(
         &self,
         index: u32,
@@ -310,7 +318,7 @@ impl Inner {
         }
     }
 
-    /// Writes a part of an own object, and logs it where that has to be.
+    /// Writes a part of an own object, and logs it if necessary.
     async fn write_own(
         &self,
         piece: &Piece,
@@ -331,12 +339,12 @@ impl Inner {
         content: &Content,
         durability: Durability,
     ) -> Result<(Durability, bool)> {
-        // An object that is lost below is not to be there anew with what is written and zeros.
+        // An object that was lost below must not be recreated from this write and zeros.
         let begun = self.send(piece, allocation, content, durability, Condition::Present);
         self.finish_in_place(piece, allocation, content, durability, begun).await
     }
 
-    /// As [`Self::write_piece`], of an own object, from the store's first answer on.
+    /// Continues [`Self::write_piece`] for an own object, from the store's first answer on.
     pub(super) async fn finish_in_place(
         &self,
         piece: &Piece,
@@ -350,9 +358,10 @@ impl Inner {
         Ok((reply.durability, self.state.lock().is_recorded(piece.index)))
     }
 
-    /// Finishes a change of an own object. Where its outcome is unknown, the object is asked for, which comes after it, and
-    /// the change is made again, by `send`. Also after the last attempt the object is asked for, so that whatever becomes of
-    /// it, it does not come after the next change.
+    /// Completes a change of an own object. If its outcome is unknown, the object is queried, which
+    /// is ordered after the change, and the change is repeated with `send`. The object is also
+    /// queried after the last attempt, so that a late attempt cannot be executed after the next
+    /// change.
     pub(super) async fn change_in_place(
         &self,
         index: u32,
@@ -380,7 +389,8 @@ impl Inner {
         }
     }
 
-    /// Returns why an object that the map has is missing: the volume is another owner's by now, or is damaged.
+    /// Returns the reason for which an object in the map is missing: another owner has the volume
+    /// by now, or the volume is damaged.
     async fn lost(&self, index: u32, allocation: u64) -> Error {
         match self.check_owner_stored().await {
             Ok(()) => {
@@ -413,23 +423,24 @@ impl Inner {
     }
 }
 
-/// Returns whether a change is one that an overlay can have.
+/// Returns whether an overlay can hold the change.
 pub(super) fn is_short(piece: &Piece, content: &Content, object_bytes: u64) -> bool {
     content.data().is_none() || piece.length <= WRITE_BYTES_MAX.min(object_bytes / 4)
 }
 
-/// How an attempt to make an object ended.
+/// The result of an attempt to create an object.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ends {
-    /// Not at all as far as is known: also where the caller has stopped waiting.
+    /// Unknown, also if the caller has stopped waiting.
     Unknown,
     Nothing,
-    /// There was an object of that name.
+    /// An object with that name exists.
     Met,
     Allocated,
 }
 
-/// An attempt to make an object. Unless nothing came of it, its name is not used for another one.
+/// An attempt to create an object. Unless it had no effect, its name is not used for another
+/// object.
 pub(super) struct Attempt<'a> {
     inner: &'a Inner,
     pub(super) allocation: u64,
@@ -438,7 +449,7 @@ pub(super) struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    /// Ends it: the caller puts the object into the map.
+    /// Ends the attempt: the caller puts the object into the map.
     pub(super) fn end_allocated(&mut self) {
         self.ends = Ends::Nothing;
     }

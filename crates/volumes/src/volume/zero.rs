@@ -1,8 +1,8 @@
 //! Discards, zeros, and changes of the size.
 //!
-//! A whole object becomes a hole, and is removed once that is stored. A part of an own object is discarded in
-//! the store. A part of an inherited object cannot be given back: a discard leaves it, which it may, and
-//! zeros are written into an object of the volume's own.
+//! A whole object becomes a hole, and is removed once that is stored. A part of an own object is
+//! discarded in the store. A part of an inherited object cannot be freed: a discard leaves it
+//! unchanged, which is allowed, and zeros are written into a copy of the volume's own.
 
 use blocker::{Condition, DiscardRequest, Durability, Hints};
 
@@ -14,17 +14,17 @@ use crate::format::entry::{Entry, Kind};
 use crate::format::pages_of;
 use crate::settings::Settings;
 
-/// The most objects that are zeroed while the barrier is shared.
+/// The most objects that are zeroed while the barrier is held.
 const PIECES_MAX: usize = 64;
 
-/// What is to become of a part.
+/// The wanted effect on a part.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wish {
-    /// Nothing is needed there any more.
+    /// The content is no longer needed.
     Discard,
-    /// It must read as zeros; space may be given back.
+    /// The part must read as zeros; its space may be freed.
     Punch,
-    /// It must read as zeros and keep its space.
+    /// The part must read as zeros and keep its space.
     Keep,
 }
 
@@ -54,7 +54,7 @@ impl Inner {
 
     async fn zero(&self, offset: u64, length: u64, wish: Wish) -> Result<()> {
         self.check_writable()?;
-        // One after the other: a range may have as many objects as the volume.
+        // One after the other, because a range may have as many objects as the volume.
         let mut pieces = self.pieces(offset, length).peekable();
         loop {
             if self.state.lock().drops.len() >= DROPS_MAX {
@@ -62,7 +62,8 @@ impl Inner {
             }
             self.merge_if_scarce().await;
             self.ensure_allocations().await?;
-            // Not for all of them: a snapshot waits for the barrier, and other changes wait for it.
+            // Not held for all of them: a snapshot waits for the barrier, and other changes wait
+            // for the snapshot.
             let _barrier = self.barrier.read().await;
             self.state.lock().check_range(offset, length)?;
             for piece in pieces.by_ref().take(PIECES_MAX) {
@@ -72,7 +73,7 @@ impl Inner {
                 break;
             }
         }
-        // What was discarded may come back.
+        // A discard promises nothing: discarded data may come back.
         let is_promised = wish != Wish::Discard && self.promises.records_at_once;
         if is_promised && self.state.lock().has_unrecorded() {
             self.flush_as(Durability::Stored).await?;
@@ -108,7 +109,7 @@ impl Inner {
         self.write_piece(piece, Content::Zeroes, Durability::Cached).await.map(drop)
     }
 
-    /// Zeroes a part of an own object. The caller has the object alone.
+    /// Zeroes a part of an own object. The caller holds the object exclusively.
     pub(super) async fn discard_own(&self, piece: &Piece, allocation: u64) -> Result<()> {
         let object = self.space.object(Kind::Data(allocation, piece.index));
         let send = || {
@@ -123,7 +124,7 @@ impl Inner {
 // ---- size and settings
 
 impl Inner {
-    /// Stores how the volume is treated once it is opened again.
+    /// Stores the settings that apply when the volume is opened again.
     pub(crate) async fn set(&self, settings: Settings) -> Result<()> {
         let object_bytes = Some(self.object_bytes);
         if settings.object_bytes.is_some() && settings.object_bytes != object_bytes {
@@ -136,8 +137,8 @@ impl Inner {
         self.commit(&mut recorder, head).await
     }
 
-    /// Moves the end of the volume. What is gained reads as zeros, also where it was cut off before. Returns whether it was
-    /// done: a larger volume stays as it is unless it `may_shrink`.
+    /// Changes the size of the volume. New ranges read as zeros, even if they were cut off before.
+    /// Returns whether it did: a larger volume stays unchanged unless it `may_shrink`.
     pub(crate) async fn resize(&self, size_bytes: u64, may_shrink: bool) -> Result<bool> {
         self.check_writable()?;
         self.ensure_allocations().await?;
@@ -145,7 +146,7 @@ impl Inner {
         let barrier = self.barrier.write().await;
         let old_bytes = {
             let state = self.state.lock();
-            // It may have been closed since.
+            // The volume may have been closed since.
             state.check()?;
             state.size_bytes
         };
@@ -155,7 +156,8 @@ impl Inner {
         let pages = pages_of(size_bytes, self.object_bytes);
         if size_bytes < old_bytes {
             self.cut(size_bytes, old_bytes).await?;
-            // Entries before the head: a head with the new size has no entry beyond it.
+            // Entries are stored before the head, so that a head with the new size has no entry
+            // beyond it.
             self.record(&mut recorder).await?;
         }
         let mut head = recorder.head.clone();
@@ -178,7 +180,7 @@ impl Inner {
                     crate::format::entry::Kind::Page(page.allocation(), (first + at) as u32)
                 }),
             );
-            // A new page of that place gets another name.
+            // A later page with this number gets another name.
             state.allocation += 1;
         }
         recorder.page_versions.retain(|page, _| (*page as usize) < pages);
@@ -189,8 +191,8 @@ impl Inner {
         Ok(true)
     }
 
-    /// Removes what lies between both ends, and zeroes the rest of the object at the new end. The caller has
-    /// the barrier alone.
+    /// Removes the objects between both ends, and zeroes the rest of the object at the new end. The
+    /// caller holds the barrier exclusively.
     async fn cut(&self, size_bytes: u64, old_bytes: u64) -> Result<()> {
         let within = size_bytes % self.object_bytes;
         let first_gone = size_bytes.div_ceil(self.object_bytes);
