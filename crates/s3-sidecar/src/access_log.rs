@@ -1,7 +1,7 @@
-//! The access log: a line of JSON for each request, written by a thread of its own.
+//! The access log: one line of JSON for each request, written by a thread of its own.
 //!
-//! Requests never wait for it, nor does a reload: lines that do not fit into its queue are dropped, and counted. The end of the
-//! sidecar waits for what is in the queue, but not for long.
+//! Requests and reloads never wait for the log: lines that do not fit into its queue are dropped
+//! and counted. At its end the sidecar waits for queued lines, but not for long.
 
 use std::cell::Cell;
 use std::fs::{File, OpenOptions};
@@ -30,34 +30,34 @@ use crate::http::body::{Body, BodyError, Data};
 use crate::http::read::parameters;
 use crate::metrics::Outcome;
 
-/// Where the access log goes.
+/// The destination of the access log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LogTarget {
     /// Standard output.
     Stdout,
-    /// A file, to which it is appended.
+    /// A file, to which lines are appended.
     File(PathBuf),
 }
 
-/// The most lines that wait to be written.
+/// The most queued lines.
 const LINES_MAX: usize = 4096;
 
-/// How long the end waits for what is to be written, where nothing takes it.
+/// The longest wait for queued lines at the end, if their destination is stuck.
 const END_MAX: Duration = Duration::from_secs(5);
 
-/// How a message reaches the thread.
+/// A message to the thread.
 enum Message {
     Line(String),
-    /// Look at what is wanted.
+    /// Check the flags.
     Wake,
 }
 
-/// What is wanted of the thread beside lines.
+/// Requests to the thread, beside lines.
 #[derive(Debug, Default)]
 struct Wanted {
-    /// That it opens the file anew.
+    /// Reopen the file.
     reopen: AtomicBool,
-    /// That it ends once the queue is empty.
+    /// End once the queue is empty.
     end: AtomicBool,
 }
 
@@ -72,10 +72,11 @@ pub(crate) struct AccessLog {
 }
 
 impl AccessLog {
-    /// Opens the log and starts its thread, which ends when this is dropped and all lines are written.
+    /// Opens the log and starts its thread, which ends when this is dropped and all lines are
+    /// written.
     ///
     /// # Errors
-    /// The file cannot be opened, or the thread not be started.
+    /// The file cannot be opened, or the thread cannot be started.
     pub(crate) fn start(target: &LogTarget) -> io::Result<AccessLog> {
         Self::start_on(Output::open(target)?)
     }
@@ -94,7 +95,7 @@ impl AccessLog {
         Ok(log)
     }
 
-    /// Logs a line, if there is room.
+    /// Logs a line, if the queue has space.
     pub(crate) fn line(&self, line: String) {
         if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) =
             self.lines.try_send(Message::Line(line))
@@ -103,13 +104,14 @@ impl AccessLog {
         }
     }
 
-    /// Has the file opened anew, for it may have been renamed. Lines that wait to be written may come into either file.
+    /// Reopens the file, which may have been renamed. Queued lines may go into either file.
     pub(crate) fn reopen(&self) {
         self.wanted.reopen.store(true, Ordering::Release);
         self.wake();
     }
 
-    /// Waits until all lines are written, or for [`END_MAX`]; later ones are not written. Returns whether they are.
+    /// Waits until all lines are written, or for [`END_MAX`]; later lines are not written. Returns
+    /// whether all were.
     pub(crate) fn finish(&self) -> bool {
         self.wanted.end.store(true, Ordering::Release);
         self.wake();
@@ -117,17 +119,17 @@ impl AccessLog {
     }
 
     fn wake(&self) {
-        // Where the queue is full, the thread looks at what is wanted in any case.
+        // If the queue is full, the thread checks the flags anyway.
         let _ = self.lines.try_send(Message::Wake);
     }
 
-    /// Returns the number of lines that were not written.
+    /// Returns the number of dropped lines.
     pub(crate) fn dropped(&self) -> &Counter {
         &self.dropped
     }
 }
 
-/// Where lines are written.
+/// The destination of lines.
 struct Output {
     writer: BufWriter<Box<dyn Write + Send>>,
     path: Option<PathBuf>,
@@ -170,7 +172,7 @@ fn write(mut output: Output, lines: &Receiver<Message>, wanted: &Wanted, failed:
     let mut has_failed = false;
     while let Ok(message) = lines.recv() {
         let mut next = Some(message);
-        // What waits is written at once, and then it is visible.
+        // All queued lines are written together, and then flushed.
         while let Some(message) = next.take() {
             if wanted.reopen.swap(false, Ordering::Acquire) {
                 output.reopen();
@@ -195,11 +197,11 @@ fn write(mut output: Output, lines: &Receiver<Message>, wanted: &Wanted, failed:
 }
 
 tokio::task_local! {
-    /// How long the request of this task has waited for answers of the endpoint.
+    /// How long this task's request has waited for the endpoint's answers.
     static WAITED: Cell<Duration>;
 }
 
-/// Runs a request, and returns with its result how long it has waited for the endpoint.
+/// Runs a request. Also returns how long it has waited for the endpoint.
 pub(crate) async fn measured<T>(request: impl Future<Output = T>) -> (T, Duration) {
     let counted = async {
         let result = request.await;
@@ -208,12 +210,13 @@ pub(crate) async fn measured<T>(request: impl Future<Output = T>) -> (T, Duratio
     WAITED.scope(Cell::new(Duration::ZERO), counted).await
 }
 
-/// Adds to how long this task's request has waited for the endpoint. Does nothing if that is not measured.
+/// Adds to the time for which this task's request has waited for the endpoint. Does nothing if that
+/// is not measured.
 pub(crate) fn add_wait(time: Duration) {
     let _ = WAITED.try_with(|waited| waited.set(waited.get() + time));
 }
 
-/// What is known of a request when it begins.
+/// The part of a log line that is known at the beginning of a request.
 pub(crate) struct Entry {
     began: Instant,
     time: SystemTime,
@@ -243,7 +246,8 @@ struct Line<'a> {
 const TEXT_BYTES_MAX: usize = 1024;
 
 impl Entry {
-    /// Returns what is logged of a request. Of its parameters nothing is: they may be a presigned request's.
+    /// Returns the part of a log line that is known from a request. Its parameters are not logged:
+    /// they may belong to a presigned URL.
     pub(crate) fn of(request: &Parts, host: &str, peer: SocketAddr) -> Entry {
         Entry {
             began: Instant::now(),
@@ -291,7 +295,7 @@ fn key_id(request: &Parts) -> Option<&str> {
     value.split(['/', '%']).next()
 }
 
-/// A body that counts what is taken of it.
+/// A body that counts the bytes read from it.
 struct Followed {
     body: Body,
     bytes: u64,
@@ -378,10 +382,10 @@ mod tests {
         assert_eq!(log.dropped().get(), 0);
     }
 
-    /// A writer that takes nothing until a gate is opened, and what it has taken then.
+    /// A writer that blocks until a gate is opened, and the bytes written.
     #[derive(Clone, Default)]
     struct Held(Arc<Gate>);
-    /// Whether it is open, and what came through.
+    /// Whether the gate is open, and the bytes that passed it.
     type Gate = (Mutex<(bool, Vec<u8>)>, parking_lot::Condvar);
 
     impl Held {
@@ -414,7 +418,7 @@ mod tests {
     fn neither_lines_nor_a_reload_wait_for_what_takes_nothing() {
         let held = Held::default();
         let log = held.log();
-        // The thread holds one of them at most.
+        // The thread holds at most one of them.
         (0..LINES_MAX + 5).for_each(|_| log.line("x\n".into()));
         assert!(log.dropped().get() >= 4);
         log.reopen();
@@ -422,7 +426,7 @@ mod tests {
         assert!(log.finish());
         let taken = held.0.0.lock().1.len() / 2;
         assert_eq!(taken as u64 + log.dropped().get(), LINES_MAX as u64 + 5);
-        // It has ended.
+        // The thread has ended.
         log.line("y\n".into());
         log.reopen();
     }

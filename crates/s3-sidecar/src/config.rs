@@ -1,4 +1,4 @@
-//! What can be set, and which of it cannot work.
+//! The configuration and its checks.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -21,7 +21,7 @@ pub use crate::auth::Auth;
 /// The address of the endpoint behind the proxy: `http://HOST[:PORT]` or `https://HOST[:PORT]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Whether it is spoken to with TLS.
+    /// Whether the connection uses TLS.
     pub has_tls: bool,
     /// Host and port.
     pub authority: String,
@@ -56,29 +56,29 @@ pub struct SidecarConfig {
     pub listen: Vec<String>,
     /// Certificates of the listener; `None` without TLS.
     pub tls: Option<Arc<ServerTls>>,
-    /// The endpoint behind the proxy.
+    /// The endpoint in front of which the sidecar runs.
     pub upstream: Endpoint,
-    /// Certificates of the authorities that sign the endpoint's: PEM; `None` for the system's.
+    /// PEM certificates of the authorities for the endpoint; `None` for the system's.
     pub upstream_ca_file: Option<PathBuf>,
-    /// The names by which clients address the endpoint: `NAME/BUCKET/KEY` and `BUCKET.NAME/KEY`. An address without a name, and
-    /// `localhost`, need not be listed. Objects under other names are not cached.
+    /// The names by which clients address the endpoint: `NAME/BUCKET/KEY` and `BUCKET.NAME/KEY`. IP
+    /// addresses and `localhost` need not be listed. Objects under other names are not cached.
     pub domains: Vec<String>,
-    /// Which party decides whether a client may do what it asks for.
+    /// The party that decides whether a client may do what it requests.
     pub auth: Auth,
-    /// What holds for objects without a rule.
+    /// The policy of objects without a rule.
     pub policy: CachePolicy,
-    /// What holds for others.
+    /// The rules with policies for other objects.
     pub rules: Vec<Rule>,
-    /// What buckets have for themselves.
+    /// The terms of individual buckets.
     pub terms: Vec<BucketTerms>,
-    /// The largest number of objects that are remembered not to be there.
+    /// The largest number of objects that are remembered as missing.
     pub absent_max: usize,
-    /// Which keys the endpoint takes for one, beside those with empty segments or dots.
+    /// Which keys the endpoint treats as equal, beside those with empty or dot segments.
     pub names: Names,
     /// Where requests are logged; `None` for nowhere.
     pub access_log: Option<LogTarget>,
-    /// The clients' keys, for [`Auth::Listener`] alone; and the sidecar's own credentials at the endpoint, for all modes but
-    /// [`Auth::Gateway`]: without them it is anonymous there.
+    /// The clients' keys, only for [`Auth::Listener`]; and the sidecar's own credentials at the
+    /// endpoint, for all modes except [`Auth::Gateway`]: without them it is anonymous there.
     pub secrets: Secrets,
     /// The region for which clients must sign in the mode [`Auth::Listener`]; any if it is empty.
     pub region: String,
@@ -86,35 +86,38 @@ pub struct SidecarConfig {
     pub upstream_region: String,
     /// The memory for bodies in bytes.
     pub memory_bytes: u64,
-    /// The largest number of objects of which the headers are known.
+    /// The largest number of objects whose headers are remembered.
     pub heads_max: usize,
     /// The most memory for their headers in bytes.
     pub heads_bytes_max: usize,
     /// The number of threads.
     pub threads: usize,
-    /// The largest number of connections of clients; others are answered 503.
+    /// The largest number of client connections; further ones are answered 503.
     pub connections_max: usize,
-    /// The largest head of a request or an answer in bytes, and the buffer for each direction of a connection.
+    /// The largest head of a request or an answer in bytes; also the buffer size of each direction
+    /// of a connection.
     pub head_bytes_max: usize,
-    /// The largest number of headers. The default has room for what S3 allows of user metadata: 2 KiB of names and values together, which
-    /// are some 1050 entries at most.
+    /// The largest number of headers. The default has space for S3's limit of user metadata: 2 KiB
+    /// of names and values together, at most some 1050 entries.
     pub headers_max: usize,
-    /// How long a client may take for the head of a request, and be idle between two.
+    /// The longest time for the head of a request, and between two requests.
     pub client_idle_max: Duration,
-    /// How long a client that sends a body, or takes one, may make no progress; and the endpoint with its body.
+    /// The longest time without progress of a client that sends or receives a body, and of the
+    /// endpoint with its body.
     pub stall_max: Duration,
     /// How long connecting to the endpoint may take.
     pub connect_timeout: Duration,
-    /// How long the endpoint may take from the end of a request to the head of its answer.
+    /// The longest time from the end of a request to the head of the endpoint's answer.
     pub response_timeout: Duration,
-    /// How long a reader waits for bytes that another reader's request is bringing, before it asks for them itself.
+    /// How long a reader waits for bytes that another reader's request fetches, before it requests
+    /// them itself.
     pub share_wait_max: Duration,
-    /// How long connections may go on after the end was requested.
+    /// How long connections may continue after the end was requested.
     pub drain_timeout: Duration,
 }
 
 impl SidecarConfig {
-    /// Returns the configuration of a sidecar before `upstream` with the defaults of everything else.
+    /// Returns the configuration of a sidecar in front of `upstream` with default values.
     #[must_use]
     pub fn new(upstream: Endpoint) -> Self {
         Self {
@@ -152,7 +155,7 @@ impl SidecarConfig {
     /// Checks all values.
     ///
     /// # Errors
-    /// The first key whose value cannot work, and why.
+    /// The first key with a wrong value, and the reason.
     pub fn check(&self) -> Result<(), (&'static str, String)> {
         let within = |key, value: u64, range: std::ops::RangeInclusive<u64>| {
             let (least, most) = (*range.start(), *range.end());
@@ -195,10 +198,10 @@ impl SidecarConfig {
         Ok(())
     }
 
-    /// Reads the files that the configuration names, as far as they are read at the start alone.
+    /// Checks the files that the configuration names and that are read only at the start.
     ///
     /// # Errors
-    /// The key of the first that cannot be used, and why.
+    /// The key of the first unusable file, and the reason.
     pub fn check_files(&self) -> Result<(), (&'static str, String)> {
         if let Some(LogTarget::File(path)) = &self.access_log {
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -213,10 +216,10 @@ impl SidecarConfig {
     /// Returns how the endpoint's certificate is verified.
     ///
     /// # Errors
-    /// The key, and what is wrong with the authorities.
+    /// The key, and the reason why the authorities cannot be used.
     pub(crate) fn upstream_tls(&self) -> Result<ClientConfig, (&'static str, String)> {
         match cached_tls::client::with_authorities(self.upstream_ca_file.as_deref()) {
-            // Without TLS towards the endpoint nothing is verified.
+            // Without TLS to the endpoint, nothing is verified.
             Err(_) if !self.upstream.has_tls && self.upstream_ca_file.is_none() => {
                 Ok(cached_tls::client::no_authorities())
             }
@@ -227,16 +230,16 @@ impl SidecarConfig {
     /// Checks the policies, and returns them.
     ///
     /// # Errors
-    /// The first key whose value cannot work, and why.
+    /// The first key with a wrong value, and the reason.
     pub(crate) fn policies(&self) -> Result<Policies, (&'static str, String)> {
         check_policies(self.auth, &self.policy, &self.rules)?;
         Policies::new(self.policy, &self.rules).map_err(|why| ("buckets", why))
     }
 
-    /// Checks what buckets have for themselves.
+    /// Checks the terms of buckets.
     ///
     /// # Errors
-    /// The key, and what cannot work.
+    /// The key, and the reason.
     pub(crate) fn check_terms(&self) -> Result<(), (&'static str, String)> {
         policy::check_terms(&self.terms).map_err(|why| ("buckets", why))?;
         match cache_config(self.memory_bytes, self.heads_max, &self.terms) {
@@ -281,7 +284,7 @@ impl SidecarConfig {
     }
 }
 
-/// Checks that policies ask for nothing that needs a decision about rights which is made elsewhere.
+/// Checks that policies do not need rights that another party decides.
 fn check_policies(auth: Auth, policy: &CachePolicy, rules: &[Rule]) -> Result<(), (&'static str, String)> {
     let all = [("", policy)].into_iter().chain(rules.iter().map(|rule| (rule.bucket.as_str(), &rule.policy)));
     for (bucket, policy) in all {
@@ -316,7 +319,7 @@ fn check_policies(auth: Auth, policy: &CachePolicy, rules: &[Rule]) -> Result<()
 /// The longest times of policies: ten years.
 const TIME_MAX: Duration = Duration::from_secs(10 * 366 * 86_400);
 
-/// The least memory for bodies: eight regions.
+/// The minimum memory for bodies: eight regions.
 const MEMORY_BYTES_MIN: u64 = 8 << 20;
 
 #[cfg(test)]

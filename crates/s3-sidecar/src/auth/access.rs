@@ -1,4 +1,5 @@
-//! From a client's request to one of the sidecar's own: whose it is, whether that client may do it, and what its body is.
+//! Turns a client's request into one of the sidecar's own: identifies the client, checks its
+//! rights, and determines how the body is verified.
 
 use std::sync::Arc;
 
@@ -19,38 +20,38 @@ use crate::http::framing::host;
 use crate::http::headers::{self, Known, Rule};
 use crate::http::target::{Addressing, Target};
 
-/// Decides about requests.
+/// Which party decides about requests.
 #[derive(Debug)]
 pub(crate) enum Access {
-    /// The endpoint does.
+    /// The endpoint.
     Gateway,
-    /// The keys do; for the region of the listener, if it has one.
+    /// The keys, for the listener's region, if it has one.
     Listener(Keys, String),
-    /// All are allowed.
+    /// All requests are allowed.
     None,
-    /// None is allowed.
+    /// No request is allowed.
     Closed,
 }
 
-/// What was decided about a request that may go on.
+/// The decision about an allowed request.
 pub(crate) struct Decision {
     pub(crate) payload: Payload,
     pub(crate) chain: Option<Chain>,
-    /// Whose rights decide about each key that the body of a deletion of many names.
+    /// The rights for each key in the body of a multi-object deletion.
     pub(crate) deletion: Option<Deletion>,
 }
 
-/// A deletion of many by a key that may not delete everything in its bucket.
+/// A multi-object deletion by a key that may not delete everything in its bucket.
 pub(crate) struct Deletion {
     key: Arc<Key>,
     bucket: String,
 }
 
 impl Deletion {
-    /// Decides about a body.
+    /// Decides about the body.
     ///
     /// # Errors
-    /// [`Denial`], if one of its keys may not be deleted, or if it cannot be read.
+    /// [`Denial`], if one of its keys may not be deleted, or if the body cannot be parsed.
     pub(crate) fn check(&self, body: &[u8]) -> Result<(), Denial> {
         let may = |name: &String| self.key.rights.may_write(&self.bucket, name.as_bytes());
         if delete_many::keys(body)?.iter().all(may) { Ok(()) } else { Err(Denial::rights()) }
@@ -68,8 +69,8 @@ impl Access {
         }
     }
 
-    /// Decides about the head of a request, and makes it one of the sidecar's own: addressed by path, without the client's signature.
-    /// `None` where the endpoint decides; nothing changes then.
+    /// Decides about the head of a request, and makes it one of the sidecar's own: path-style,
+    /// without the client's signature. Returns `None` and changes nothing if the endpoint decides.
     ///
     /// # Errors
     /// [`Denial`].
@@ -84,7 +85,8 @@ impl Access {
             Access::Closed => return Err(Denial::anonymous()),
             Access::Listener(keys, region) => Some((keys.ring(), region)),
         };
-        // What a browser asks before it sends what is signed, by the URL of that: a signature in it is another method's.
+        // A browser's preflight request has the URL of the signed request that will follow, so a
+        // signature in it is for another method.
         let is_preflight = head.method == Method::OPTIONS;
         let verified = match &ring {
             Some((ring, region)) if !is_preflight => verify(ring, region, head, time::now())?,
@@ -128,10 +130,11 @@ impl Access {
     }
 }
 
-/// Returns the headers that are not for the endpoint, as far as is known; those of the connection are looked at later.
+/// Returns known headers that are not for the endpoint, except the connection's, which are handled
+/// later.
 ///
 /// # Errors
-/// [`Denial`], if the endpoint could take one that is not known for one that is.
+/// [`Denial`], if the endpoint could take an unknown header for a known one.
 fn headers_to_drop(headers: &HeaderMap) -> Result<Vec<HeaderName>, Denial> {
     let mut dropped = Vec::new();
     for name in headers.keys() {
@@ -144,7 +147,8 @@ fn headers_to_drop(headers: &HeaderMap) -> Result<Vec<HeaderName>, Denial> {
     Ok(dropped)
 }
 
-/// Returns the URI of the sidecar's own request, by path, in the one encoding; `None` if it is the client's.
+/// Returns the URI of the sidecar's own request, path-style and in canonical encoding; `None` if
+/// the client's URI is that already.
 fn own_uri(uri: &Uri, target: &Target<'_>) -> Result<Option<Uri>, Denial> {
     let mut text = Vec::with_capacity(uri.path().len() + 64);
     text.push(b'/');
@@ -178,20 +182,21 @@ fn own_uri(uri: &Uri, target: &Target<'_>) -> Result<Option<Uri>, Denial> {
     Uri::try_from(text).map(Some).map_err(wrong)
 }
 
-/// Which party decides whether a client may do what it asks for.
+/// The party that decides whether a client may do what it requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Auth {
     /// The endpoint, at each request: it is forwarded with the client's own signature.
     #[default]
     Gateway,
-    /// The listener, which has the clients' keys and verifies their signatures; the endpoint sees the sidecar's own.
+    /// The listener, which has the clients' keys and verifies their signatures; the endpoint sees
+    /// the sidecar's own signature.
     Listener,
-    /// None: every client may do what the sidecar's own credentials may.
+    /// No one: every client may do whatever the sidecar's own credentials allow.
     None,
 }
 
 impl Auth {
-    /// Returns whether a request may be answered without the endpoint, as far as rights are concerned.
+    /// Returns whether rights allow a request to be answered without the endpoint.
     #[must_use]
     pub const fn is_here(self) -> bool {
         matches!(self, Auth::Listener | Auth::None)

@@ -1,16 +1,17 @@
-//! The one form of a request of which signatures are made: encoding, order and spaces do not matter then.
+//! The canonical form of a request, from which signatures are computed: independent of encoding,
+//! order and spaces.
 
 use hyper::HeaderMap;
 use percent_encoding::percent_decode;
 use sha2::{Digest, Sha256};
 
-/// The SHA-256 of nothing, in hexadecimal digits.
+/// The SHA-256 of the empty string, in hexadecimal digits.
 pub(crate) const EMPTY_SHA256: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
 const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
 const LOWER_DIGITS: &[u8; 16] = b"0123456789abcdef";
 
-/// Which bytes stand for themselves in an encoded text.
+/// The bytes that stay as they are in an encoded text.
 const UNRESERVED: [bool; 256] = {
     let mut table = [false; 256];
     let mut at = 0;
@@ -22,7 +23,7 @@ const UNRESERVED: [bool; 256] = {
     table
 };
 
-/// Appends a decoded text in its one encoding; slashes stand for themselves in paths.
+/// Appends a decoded text in canonical encoding; slashes stay as they are in paths.
 pub(crate) fn push_encoded(into: &mut Vec<u8>, bytes: impl IntoIterator<Item = u8>, is_path: bool) {
     for byte in bytes {
         if UNRESERVED[usize::from(byte)] || is_path && byte == b'/' {
@@ -33,12 +34,13 @@ pub(crate) fn push_encoded(into: &mut Vec<u8>, bytes: impl IntoIterator<Item = u
     }
 }
 
-/// Appends a path, decoded once and encoded anew. Segments of dots stay: S3's keys may have them.
+/// Appends a path, decoded once and encoded again. Dot segments stay, because S3's keys may have
+/// them.
 pub(crate) fn push_path(into: &mut Vec<u8>, path: &str) {
     push_encoded(into, percent_decode(path.as_bytes()), true);
 }
 
-/// Returns the parameters of a query as they came.
+/// Returns a query's parameters in their original form.
 pub(crate) fn parameters(query: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
     query.split('&').filter(|part| !part.is_empty()).map(|part| match part.split_once('=') {
         Some((name, value)) => (name, Some(value)),
@@ -46,14 +48,14 @@ pub(crate) fn parameters(query: &str) -> impl Iterator<Item = (&str, Option<&str
     })
 }
 
-/// Returns the bytes of a part of a query: a plus is a space there.
+/// Returns the decoded bytes of a part of a query, where a plus is a space.
 pub(crate) fn decoded(text: &str) -> impl Iterator<Item = u8> {
-    // An encoded plus has a two and a B, which stay.
+    // An encoded plus consists of `%`, `2` and `B`, so it is not split.
     let parts = text.split('+').enumerate();
     parts.flat_map(|(at, part)| (at > 0).then_some(b' ').into_iter().chain(percent_decode(part.as_bytes())))
 }
 
-/// Appends the parameters of a query, encoded anew and sorted, without the signature itself.
+/// Appends the parameters of a query, encoded again and sorted, without the signature itself.
 pub(crate) fn push_query(into: &mut Vec<u8>, query: &str) {
     if query.is_empty() {
         return;
@@ -78,12 +80,13 @@ pub(crate) fn push_query(into: &mut Vec<u8>, query: &str) {
     }
 }
 
-/// Appends a header with all its values. Returns false if there is none.
+/// Appends a header with all its values. Returns false if the header is missing.
 pub(crate) fn push_header(into: &mut Vec<u8>, headers: &HeaderMap, name: &str) -> bool {
     into.extend_from_slice(name.as_bytes());
     into.push(b':');
     let mut count = 0;
-    // Names of headers are in lower case there. Looking one up by a text takes longer than comparing it with the few that come.
+    // `HeaderMap` has names in lower case. A lookup by text is slower than comparing it with the
+    // few headers of a request.
     for (_, value) in headers.iter().filter(|(own, _)| own.as_str() == name) {
         if count > 0 {
             into.push(b',');
@@ -95,7 +98,7 @@ pub(crate) fn push_header(into: &mut Vec<u8>, headers: &HeaderMap, name: &str) -
     count > 0
 }
 
-/// Appends the value of a header, with one space for each run of them and none at the ends.
+/// Appends a header's value, with each run of spaces reduced to one, and none at the ends.
 fn push_value(into: &mut Vec<u8>, value: &[u8]) {
     let begin = into.len();
     for word in value.split(|byte| matches!(byte, b' ' | b'\t')).filter(|word| !word.is_empty()) {
@@ -115,7 +118,7 @@ pub(crate) fn push_hex(into: &mut Vec<u8>, bytes: &[u8]) {
     }
 }
 
-/// What each byte is as a lower-case hexadecimal digit; above 15 where it is none.
+/// The value of each byte as a lower-case hexadecimal digit; above 15 if it is not one.
 const HALVES: [u8; 256] = {
     let mut table = [u8::MAX; 256];
     let mut half = 0;
@@ -126,7 +129,7 @@ const HALVES: [u8; 256] = {
     table
 };
 
-/// Returns the 32 bytes of 64 lower-case hexadecimal digits; `None` if the text is none.
+/// Returns the 32 bytes of 64 lower-case hexadecimal digits; `None` for any other text.
 pub(crate) fn parse_hex(text: &[u8]) -> Option<[u8; 32]> {
     let text: &[u8; 64] = text.try_into().ok()?;
     let (mut bytes, mut all) = ([0; 32], 0);
@@ -138,7 +141,8 @@ pub(crate) fn parse_hex(text: &[u8]) -> Option<[u8; 32]> {
     (all < 16).then_some(bytes)
 }
 
-/// Appends what a signature is made of: the algorithm, the time, the scope, and the hash of the canonical request.
+/// Appends the string to sign: the algorithm, the time, the scope, and the hash of the canonical
+/// request.
 pub(crate) fn push_string_to_sign(into: &mut Vec<u8>, stamp: &[u8], scope: &str, canonical: &[u8]) {
     into.extend_from_slice(b"AWS4-HMAC-SHA256\n");
     into.extend_from_slice(stamp);

@@ -1,4 +1,4 @@
-//! Checksums of bodies that come in trailers.
+//! Checksums of bodies, as sent in trailers.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use crc_fast::CrcAlgorithm;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
-/// A checksum that is being made.
+/// A checksum in progress.
 pub(crate) enum Checksum {
     /// CRC-32, CRC-32C or CRC-64/NVME.
     Crc {
@@ -17,7 +17,7 @@ pub(crate) enum Checksum {
         name: &'static str,
         /// Its length in bytes.
         len: usize,
-        /// The bytes until now.
+        /// The digest so far.
         digest: Box<crc_fast::Digest>,
     },
     /// SHA-1.
@@ -27,7 +27,7 @@ pub(crate) enum Checksum {
 }
 
 impl Checksum {
-    /// Returns the checksum with this header, in lower case. `None` if it is not known.
+    /// Returns the checksum for this header name, in lower case; `None` if it is unknown.
     pub(crate) fn named(name: &str) -> Option<Checksum> {
         let crc = |name, len, algorithm| Checksum::Crc {
             name,
@@ -63,7 +63,7 @@ impl Checksum {
         len.div_ceil(3) * 4
     }
 
-    /// Takes the next bytes.
+    /// Adds bytes.
     pub(crate) fn update(&mut self, bytes: &[u8]) {
         match self {
             Checksum::Crc { digest, .. } => digest.update(bytes),
@@ -90,23 +90,23 @@ impl std::fmt::Debug for Checksum {
     }
 }
 
-/// The length of a chunk in bytes: endpoints take from 8 KiB to 16 MiB.
+/// The length of a chunk in bytes: endpoints accept 8 KiB to 16 MiB.
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// Writes a body.
+/// Encodes a body in chunks.
 #[derive(Debug)]
 pub(crate) struct Encoder {
-    /// How many bytes of the body are still to come, and how many of the chunk that is being written.
+    /// The remaining bytes of the body, and of the current chunk.
     left: (u64, u64),
 }
 
 impl Encoder {
-    /// Returns what writes a body of so many bytes.
+    /// Returns an encoder for a body of this length.
     pub(crate) const fn new(len: u64) -> Encoder {
         Encoder { left: (len, 0) }
     }
 
-    /// Returns the length in bytes of what is written for a body of so many.
+    /// Returns the encoded length of a body of this length.
     pub(crate) fn encoded_len(len: u64, checksum: &Checksum) -> u64 {
         let framed = |chunk: u64| format!("{chunk:x}").len() as u64 + chunk + 4;
         let rest = match len % CHUNK_BYTES {
@@ -117,7 +117,7 @@ impl Encoder {
         (len / CHUNK_BYTES).saturating_mul(framed(CHUNK_BYTES)).saturating_add(rest + trailer as u64)
     }
 
-    /// Writes the next bytes of the body, of which no more may come than were announced.
+    /// Encodes the next bytes of the body, which must not exceed its announced length.
     pub(crate) fn push(&mut self, mut bytes: Bytes, into: &mut VecDeque<Bytes>) {
         while !bytes.is_empty() {
             let (body, chunk) = &mut self.left;
@@ -135,7 +135,7 @@ impl Encoder {
         }
     }
 
-    /// Writes the end.
+    /// Encodes the end.
     pub(crate) fn finish(checksum: &Checksum, into: &mut VecDeque<Bytes>) {
         into.push_back(format!("0\r\n{}:{}\r\n\r\n", checksum.name(), checksum.text()).into());
     }
@@ -146,7 +146,8 @@ mod tests {
     use super::*;
     use crate::auth::chunked::Decoder;
 
-    /// The check values of the CRC catalogue, and of RFC 3174 and FIPS 180, for "123456789" and "abc".
+    /// The check values of the CRC catalogue, and of RFC 3174 and FIPS 180, for "123456789" and
+    /// "abc".
     #[test]
     fn checksums_are_the_documented_ones() {
         for (name, bytes, text) in [

@@ -1,4 +1,5 @@
-//! Bodies in chunks of S3's own (`aws-chunked`), decoded as they come. Nothing is copied, and nothing grows with the body.
+//! Bodies in S3's chunked encoding (`aws-chunked`), decoded as they arrive, without copies and with
+//! constant memory.
 
 use std::collections::VecDeque;
 
@@ -10,27 +11,29 @@ use super::checksum::Checksum;
 use super::denial::Denial;
 use super::sign::SigningKey;
 
-/// The longest line before a chunk, or of the trailer, in bytes: a length and a signature have some 100.
+/// The longest line before a chunk, or in the trailer, in bytes: a length and a signature have some
+/// 100.
 const LINE_BYTES_MAX: usize = 512;
 
 /// Decodes a body.
 #[derive(Debug)]
 pub(crate) struct Decoder {
     state: State,
-    /// The line that is being read.
+    /// The line being read.
     line: Vec<u8>,
-    /// How many bytes of the body are still to come.
+    /// The remaining bytes of the body.
     left: u64,
     chain: Option<Chain>,
-    /// Whether each chunk has a signature, whether it is verified or not.
+    /// Whether each chunk has a signature, verified or not.
     is_signed: bool,
     checksum: Option<Checksum>,
     hash: Sha256,
-    /// Of the chunk that is being read.
+    /// The signature of the current chunk.
     signature: [u8; 32],
-    /// The value of the trailer's checksum, once it has come.
+    /// The value of the trailer's checksum, once read.
     trailer: Option<Vec<u8>>,
-    /// Whether its line ended with LF alone, as MinIO's SDK for Go sends it: an empty line follows that ends nothing.
+    /// Whether the checksum's line ended with LF alone, as MinIO's SDK for Go sends it: then an
+    /// extra empty line follows.
     has_extra_line: bool,
 }
 
@@ -38,7 +41,7 @@ pub(crate) struct Decoder {
 enum State {
     /// In the line before a chunk.
     Length,
-    /// In a chunk, with so many bytes to come.
+    /// In a chunk, with this many bytes left.
     Data(u64),
     /// Before the line end after a chunk.
     DataEnd,
@@ -51,8 +54,9 @@ enum State {
 }
 
 impl Decoder {
-    /// Returns what decodes a body of so many bytes. `chain` verifies the signatures of chunks; with `is_signed` and without a
-    /// chain they are read and not verified. `checksum` is that of the trailer, if there is to be one.
+    /// Returns a decoder for a body of this length. `chain` verifies the signatures of chunks; with
+    /// `is_signed` but no chain they are read and not verified. `checksum` is the trailer's, if a
+    /// trailer is expected.
     pub(crate) fn new(
         len: u64,
         is_signed: bool,
@@ -73,10 +77,11 @@ impl Decoder {
         }
     }
 
-    /// Takes the next bytes of what comes, and appends those of the body.
+    /// Decodes the next bytes, and appends the body's bytes to `into`.
     ///
     /// # Errors
-    /// [`Denial`]: the body cannot be decoded, or is not what was signed. Nothing more can be decoded then.
+    /// [`Denial`]: the body cannot be decoded, or is not what was signed. Nothing more can be
+    /// decoded then.
     pub(crate) fn push(&mut self, mut bytes: Bytes, into: &mut VecDeque<Bytes>) -> Result<(), Denial> {
         while !bytes.is_empty() {
             if let State::Data(left) = self.state {
@@ -124,7 +129,7 @@ impl Decoder {
     /// Ends the body.
     ///
     /// # Errors
-    /// [`Denial`]: it is not whole.
+    /// [`Denial`]: the body is incomplete.
     pub(crate) fn finish(&self) -> Result<(), Denial> {
         match self.state {
             State::End if self.left == 0 => Ok(()),
@@ -132,7 +137,7 @@ impl Decoder {
         }
     }
 
-    /// Returns the checksum of the body, if one was to come.
+    /// Returns the body's checksum, if one was expected.
     pub(crate) fn checksum(&self) -> Option<&Checksum> {
         self.checksum.as_ref()
     }
@@ -187,7 +192,8 @@ impl Decoder {
         if chain.is_next(&hash, &self.signature) { Ok(()) } else { Err(Denial::chunk()) }
     }
 
-    /// Takes a line after the last chunk: the checksum, its signature, or the empty line at the end.
+    /// Handles a line after the last chunk: the checksum, its signature, or the empty line at the
+    /// end.
     fn take_trailer(&mut self, line: &[u8]) -> Result<(), Denial> {
         let wrong = || {
             Denial::trailer(
@@ -203,7 +209,7 @@ impl Decoder {
         }
         if line.is_empty() {
             self.state = State::End;
-            // A signed one would have gone on to `TrailerEnd`.
+            // A signed trailer would have continued in `TrailerEnd`.
             return if self.trailer.is_some() && !self.is_signed { Ok(()) } else { Err(wrong()) };
         }
         let at = line.iter().position(|byte| *byte == b':').ok_or_else(wrong)?;
@@ -229,7 +235,7 @@ impl Decoder {
     }
 }
 
-/// Returns a value without the blanks around it.
+/// Returns a value without surrounding blanks.
 fn trimmed(mut value: &[u8]) -> &[u8] {
     while let [b' ' | b'\t', rest @ ..] | [rest @ .., b' ' | b'\t'] = value {
         value = rest;
@@ -241,13 +247,13 @@ fn trimmed(mut value: &[u8]) -> &[u8] {
 #[derive(Debug)]
 pub(crate) struct Chain {
     key: SigningKey,
-    /// The time and the scope, a line each.
+    /// The time and the scope, one line each.
     lines: Vec<u8>,
     previous: [u8; 32],
 }
 
 impl Chain {
-    /// Returns the chain that begins with a request's signature.
+    /// Returns the chain that begins with the request's signature.
     pub(crate) fn new(key: SigningKey, stamp: &[u8], scope: &str, signature: &[u8; 32]) -> Chain {
         let lines = [stamp, b"\n", scope.as_bytes(), b"\n"].concat();
         Chain { key, lines, previous: *signature }

@@ -1,4 +1,5 @@
-//! What a signed request claims: whose key, when, which headers, and the signature; from `Authorization` or a presigned URL.
+//! The claims of a signed request: key, time, signed headers and signature; from `Authorization` or
+//! a presigned URL.
 
 use std::borrow::Cow;
 
@@ -7,23 +8,23 @@ use percent_encoding::percent_decode_str;
 use super::canonical::{parameters, parse_hex};
 use super::denial::Denial;
 
-/// The longest time that a presigned URL may hold, in seconds: a week.
+/// The longest validity of a presigned URL, in seconds: a week.
 const EXPIRES_MAX: u64 = 7 * 86_400;
 
-/// What a request claims.
+/// The claims of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Claim<'a> {
     pub(crate) access_key: Cow<'a, str>,
-    /// Day, region, service and a fixed word, as they are signed.
+    /// Day, region, service and a fixed word, as signed.
     pub(crate) scope: Cow<'a, str>,
-    /// Names in lower case, each followed by a semicolon but the last; they are in order.
+    /// Names in lower case, in order, separated by semicolons.
     pub(crate) signed_headers: Cow<'a, str>,
     pub(crate) signature: [u8; 32],
-    /// Only of a presigned URL.
+    /// Only for a presigned URL.
     pub(crate) presigned: Option<Presigned<'a>>,
 }
 
-/// What only a presigned URL has.
+/// The additional claims of a presigned URL.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Presigned<'a> {
     pub(crate) stamp: Cow<'a, str>,
@@ -48,10 +49,10 @@ impl Claim<'_> {
         names.any(|each| each == name.as_bytes())
     }
 
-    /// Returns what the value of `Authorization` claims.
+    /// Returns the claims of an `Authorization` header.
     ///
     /// # Errors
-    /// [`Denial`], where it is none of the only algorithm that is known.
+    /// [`Denial`], unless the header has the only known algorithm.
     pub(crate) fn of_header(value: &str) -> Result<Claim<'_>, Denial> {
         let Some(rest) = value.strip_prefix("AWS4-HMAC-SHA256 ") else {
             return Err(match value.split(' ').next() {
@@ -108,10 +109,11 @@ impl Claim<'_> {
         })
     }
 
-    /// Returns what the parameters of a presigned URL claim. `None` if there are none of any signature.
+    /// Returns the claims of a presigned URL's parameters; `None` if none of them belongs to a
+    /// signature.
     ///
     /// # Errors
-    /// [`Denial`], where they cannot be read.
+    /// [`Denial`], if they cannot be parsed.
     pub(crate) fn of_query(query: &str) -> Result<Option<Claim<'_>>, Denial> {
         let mut found: [Option<Cow<'_, str>>; NAMES.len()] = Default::default();
         for (name, value) in parameters(query) {
@@ -127,7 +129,8 @@ impl Claim<'_> {
             if name.eq_ignore_ascii_case("X-Amz-Security-Token") {
                 return Err(Denial::token());
             }
-            // With other capitals it would be another parameter for some, and this one for others.
+            // With other capitals some readers would take it for another parameter, and others for
+            // this one.
             let Some(at) = NAMES.iter().position(|known| *known == name) else {
                 return Err(Denial::parameters("a parameter of the signature is not known"));
             };
@@ -194,14 +197,14 @@ const NAMES: [&str; 7] = [
     "X-Amz-Content-Sha256",
 ];
 
-/// Returns whether a decoded parameter concerns the client's signature, and not the endpoint.
+/// Returns whether a decoded parameter belongs to the client's signature, and not to the endpoint.
 pub(crate) fn is_auth_parameter(name: &str) -> bool {
     const OTHERS: [&str; 2] = ["X-Amz-Security-Token", "AWSAccessKeyId"];
     NAMES.iter().chain(&OTHERS).any(|known| known.eq_ignore_ascii_case(name))
 }
 
-/// Splits a text at the first such byte, an ASCII character. For the few bytes that there are, it is faster than what searches long
-/// texts.
+/// Splits a text at the first occurrence of an ASCII byte. For such short texts this is faster than
+/// searches optimised for long ones.
 fn split_at(text: &str, byte: u8) -> Option<(&str, &str)> {
     let at = text.bytes().position(|each| each == byte)?;
     Some((&text[..at], &text[at + 1..]))
@@ -210,10 +213,10 @@ fn split_at(text: &str, byte: u8) -> Option<(&str, &str)> {
 /// The length of the day in a scope: `YYYYMMDD`.
 const DAY_LEN: usize = 8;
 
-/// Returns the access key, which may have slashes, and the scope.
+/// Returns the access key, which may contain slashes, and the scope.
 fn split_credential(credential: &str) -> Result<(&str, &str), &'static str> {
     const FORM: &str = "the Credential must be ACCESS_KEY/YYYYMMDD/REGION/s3/aws4_request";
-    // The last four.
+    // The positions of the last four slashes.
     let (mut slashes, mut end) = ([0; 4], credential.len());
     for slash in slashes.iter_mut().rev() {
         end = credential.as_bytes()[..end].iter().rposition(|byte| *byte == b'/').ok_or(FORM)?;
@@ -232,7 +235,7 @@ fn split_credential(credential: &str) -> Result<(&str, &str), &'static str> {
     Ok((access_key, scope))
 }
 
-/// Which bytes a name of a signed header may have.
+/// The bytes allowed in the name of a signed header.
 const IS_OF_NAME: [bool; 256] = {
     let mut table = [false; 256];
     let mut at = 0;
@@ -246,7 +249,7 @@ const IS_OF_NAME: [bool; 256] = {
     table
 };
 
-/// Checks that the names of signed headers are in lower case, in order, each once.
+/// Checks that the names of signed headers are in lower case, in order, and unique.
 fn check_names(names: &str) -> Result<(), &'static str> {
     let mut last: &[u8] = b"";
     for name in names.as_bytes().split(|byte| *byte == b';') {

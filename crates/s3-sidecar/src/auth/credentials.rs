@@ -13,7 +13,7 @@ use parking_lot::{Mutex, RwLock};
 use super::keys::{Keys, KeysRead};
 use super::sign::SigningKey;
 
-/// Credentials with which the sidecar signs. Copies share them.
+/// The sidecar's signing credentials. Clones share them.
 #[derive(Clone)]
 pub struct Credentials {
     inner: Arc<Inner>,
@@ -33,7 +33,7 @@ struct Secret {
     last: Option<(String, SigningKey)>,
 }
 
-/// A secret that has been read and is not in force yet.
+/// A secret that has been read but is not in force yet.
 pub struct CredentialsRead {
     credentials: Credentials,
     secret: String,
@@ -41,16 +41,16 @@ pub struct CredentialsRead {
 }
 
 impl Credentials {
-    /// Returns credentials that do not change.
+    /// Returns fixed credentials.
     #[must_use]
     pub fn new(access_key: String, secret_key: String, session_token: Option<String>) -> Credentials {
         Self::with(access_key, secret_key, session_token, None, None)
     }
 
-    /// Reads the secret key from a file, in which it is alone, on one line.
+    /// Reads the secret key from a file, which contains nothing else, on one line.
     ///
     /// # Errors
-    /// One line: what is wrong with the file, and what would be right.
+    /// One line: the mistake in the file, and the correct form.
     pub fn from_file(access_key: String, path: impl Into<PathBuf>) -> Result<Credentials, String> {
         let path = path.into();
         let stamp = stamp(&path);
@@ -70,10 +70,11 @@ impl Credentials {
         Credentials { inner: Arc::new(inner) }
     }
 
-    /// Reads the file again, if there is one. Its secret is used once it is [put in force](CredentialsRead::put_in_force).
+    /// Reads the file again, if there is one. The secret is used once it is [put in
+    /// force](CredentialsRead::put_in_force).
     ///
     /// # Errors
-    /// As of [`Credentials::from_file`]; what is in force stays.
+    /// As of [`Credentials::from_file`]; the current secret stays.
     pub fn read_again(&self) -> Result<Option<CredentialsRead>, String> {
         let Some(path) = &self.inner.file else { return Ok(None) };
         let stamp = stamp(path);
@@ -81,7 +82,8 @@ impl Credentials {
         Ok(Some(CredentialsRead { credentials: self.clone(), secret, stamp }))
     }
 
-    /// Reads the file again and puts its secret in force, if it is another than when it was last looked at. Returns whether it was.
+    /// Reads the file again and puts its secret in force, if the file has changed since the last
+    /// check. Returns whether it has.
     ///
     /// # Errors
     /// As of [`Credentials::read_again`].
@@ -93,7 +95,7 @@ impl Credentials {
         Ok(self.read_again()?.map(CredentialsRead::put_in_force).is_some())
     }
 
-    /// Returns whether access key and token can be in headers.
+    /// Returns whether access key and token are valid header values.
     pub(crate) fn can_be_sent(&self) -> bool {
         let is_right = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b',');
         !self.inner.access_key.is_empty()
@@ -157,10 +159,10 @@ fn read(path: &std::path::Path) -> Result<String, String> {
 /// The largest file that is read, in bytes.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
-/// What distinguishes one state of a file from another: device, inode, length, times of the last changes.
+/// Identifies the state of a file: device, inode, length, times of the last changes.
 pub(crate) type Stamp = Option<(u64, u64, u64, i64, i64, i64, i64)>;
 
-/// Returns the state of a file; `None` if there is none.
+/// Returns the state of a file; `None` if it is missing.
 pub(crate) fn stamp(path: &Path) -> Stamp {
     let found = fs::metadata(path).ok()?;
     let (modified, changed) = ((found.mtime(), found.mtime_nsec()), (found.ctime(), found.ctime_nsec()));
@@ -170,7 +172,7 @@ pub(crate) fn stamp(path: &Path) -> Stamp {
 /// Returns the text of a file.
 ///
 /// # Errors
-/// One line: what is wrong with it, and what would be right. No part of the text is in it.
+/// One line: the mistake in the file, and the correct form, without any part of the text.
 pub(crate) fn read_secret_file(path: &Path) -> Result<String, String> {
     let shown = path.display();
     let failed = |error: io::Error| format!("cannot read {shown}: {error}");
@@ -194,23 +196,23 @@ pub(crate) fn read_secret_file(path: &Path) -> Result<String, String> {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    // A pipe without a writer must not block the process.
+    // Non-blocking, because opening a pipe without a writer would block the process.
     OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)
 }
 
-/// How often the files are looked at.
+/// The interval at which the files are checked.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// The secrets of a sidecar. Copies share them.
+/// The secrets of a sidecar. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Secrets {
     /// The clients' keys.
     pub keys: Option<Keys>,
-    /// The sidecar's own credentials at the endpoint; it is anonymous there without.
+    /// The sidecar's own credentials at the endpoint; without them it is anonymous there.
     pub credentials: Option<Credentials>,
 }
 
-/// Secrets that have been read and are not in force yet.
+/// Secrets that have been read but are not in force yet.
 #[derive(Debug)]
 pub struct SecretsRead {
     keys: Option<KeysRead>,
@@ -218,10 +220,11 @@ pub struct SecretsRead {
 }
 
 impl Secrets {
-    /// Reads the files again. What they have counts once it is [put in force](SecretsRead::put_in_force).
+    /// Reads the files again. Their content applies once it is [put in
+    /// force](SecretsRead::put_in_force).
     ///
     /// # Errors
-    /// One line: what is wrong with a file, and what would be right. Everything stays as it is then.
+    /// One line: the mistake in a file, and the correct form. Then nothing changes.
     pub fn read_again(&self) -> Result<SecretsRead, String> {
         let keys = self.keys.as_ref().map(Keys::read_again).transpose();
         let keys = keys.map_err(|why| format!("s3.keys_file: {why}"))?;
@@ -232,7 +235,7 @@ impl Secrets {
 }
 
 impl SecretsRead {
-    /// Puts in force what was read. Returns the keys of the configuration that name the files.
+    /// Puts the secrets in force. Returns the configuration keys that name the files.
     pub fn put_in_force(self) -> Vec<&'static str> {
         let mut names = Vec::new();
         if let Some(keys) = self.keys {
@@ -247,7 +250,7 @@ impl SecretsRead {
     }
 }
 
-/// Puts in force what the files have whenever they change, until it is dropped.
+/// Puts the files' content in force whenever they change, until the future is dropped.
 pub(crate) async fn renew(secrets: Secrets) {
     loop {
         tokio::time::sleep(INTERVAL).await;

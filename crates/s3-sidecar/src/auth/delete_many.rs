@@ -1,4 +1,5 @@
-//! The keys that the body of a deletion of many names. Read strictly: what two parsers could read differently is refused.
+//! The keys in the body of a multi-object deletion. The parser is strict: it refuses everything
+//! that two parsers could read differently.
 
 use quick_xml::Reader;
 use quick_xml::escape::resolve_predefined_entity;
@@ -6,16 +7,16 @@ use quick_xml::events::Event;
 
 use super::denial::Denial;
 
-/// The most bytes of such a body: a thousand keys of 1024 bytes, with what is around them.
+/// The most bytes of such a body: a thousand keys of 1024 bytes, with markup.
 pub(crate) const BODY_BYTES_MAX: usize = 2 << 20;
 
-/// The most keys of one deletion, as S3 has it.
+/// The most keys of one deletion, as in S3.
 const KEYS_MAX: usize = 1000;
 
-/// Returns the keys that a body names.
+/// Returns the keys in a body.
 ///
 /// # Errors
-/// [`Denial`], where it is no such document, or one of another form than clients send.
+/// [`Denial`], unless the body is such a document, in a form that clients send.
 pub(crate) fn keys(body: &[u8]) -> Result<Vec<String>, Denial> {
     read(body).ok_or_else(|| {
         Denial::document("the document must be a Delete of up to 1000 Object with one Key each, without comments, CDATA or DTD")
@@ -33,7 +34,7 @@ fn read(body: &[u8]) -> Option<Vec<String>> {
     let (mut is_begun, mut is_declared) = (false, false);
     loop {
         match reader.read_event().ok()? {
-            // In another encoding an endpoint could read other keys.
+            // With another encoding an endpoint could read other keys.
             Event::Decl(declaration) if !is_begun && !is_declared => {
                 is_declared = true;
                 let encoding = declaration.encoding().transpose().ok()?;
@@ -51,7 +52,7 @@ fn read(body: &[u8]) -> Option<Vec<String>> {
                 if name == b"Object" {
                     key = None;
                 } else if name == b"Key" {
-                    // A second one would count for some.
+                    // Some readers would use a second one.
                     if key.is_some() {
                         return None;
                     }
@@ -74,7 +75,7 @@ fn read(body: &[u8]) -> Option<Vec<String>> {
                 }
             }
             Event::Text(found) => {
-                // Ends of lines are normalised, as the standard wants.
+                // Line ends are normalised, as the standard demands.
                 let found = found.decode().ok()?;
                 match (path.last().map(Vec::as_slice), &mut key) {
                     (Some(b"Key"), Some(key)) if !found.contains('\r') => key.push_str(&found),
@@ -104,7 +105,7 @@ fn read(body: &[u8]) -> Option<Vec<String>> {
     }
 }
 
-/// Returns whether an element may begin there.
+/// Returns whether an element may begin here.
 fn may_begin(path: &[Vec<u8>], name: &[u8]) -> bool {
     match path {
         [] => name == b"Delete",

@@ -1,4 +1,5 @@
-//! Why a request is refused: as S3's clients know it, and as it is counted.
+//! Why a request is refused: the error for the client, and the reason by which refusals are
+//! counted.
 
 use std::borrow::Cow;
 
@@ -8,24 +9,24 @@ use hyper::{Response, StatusCode};
 
 use crate::http::body::{self, Body};
 
-/// What refusals are counted by.
+/// The reasons by which refusals are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
-    /// It is not signed, and nobody unknown may do it.
+    /// The request is not signed, and anonymous clients may not make it.
     Anonymous,
-    /// What identifies the client, or how long its body is, cannot be read.
+    /// The client's identification, or the length of the body, cannot be parsed.
     Malformed,
-    /// A way of signing that is not built.
+    /// An unsupported way of signing.
     Unsupported,
-    /// No such access key.
+    /// The access key is unknown.
     UnknownKey,
-    /// The signature is not what the key makes of the request, or leaves out what it must cover.
+    /// The signature is wrong, or does not cover required parts.
     Signature,
     /// Clocks differ too much, or the signature has expired.
     Time,
-    /// The key may not do it.
+    /// The key lacks the right.
     Rights,
-    /// The body is not what was signed.
+    /// The body differs from the signed one.
     Body,
 }
 
@@ -90,37 +91,37 @@ impl Denial {
         Self { reason, code, status, message: text.into() }
     }
 
-    /// It is not signed.
+    /// Returns the refusal of an unsigned request.
     pub(crate) fn anonymous() -> Self {
         let text = "the request is not signed, and no anonymous client may do this";
         Self::new(Reason::Anonymous, StatusCode::FORBIDDEN, "AccessDenied", text)
     }
 
-    /// The key may not do it.
+    /// Returns the refusal of a request for which the key lacks the right.
     pub(crate) fn rights() -> Self {
         Self::new(Reason::Rights, StatusCode::FORBIDDEN, "AccessDenied", "this access key may not do this")
     }
 
-    /// No such access key.
+    /// Returns the refusal of an unknown access key.
     pub(crate) fn unknown_key() -> Self {
         let text = "the access key is not in the keys file of cached";
         Self::new(Reason::UnknownKey, StatusCode::FORBIDDEN, "InvalidAccessKeyId", text)
     }
 
-    /// The signature is wrong.
+    /// Returns the refusal of a wrong signature.
     pub(crate) fn signature() -> Self {
         let text = "the signature is not the one that the access key makes of this request; check the secret key and the \
                     way of signing";
         Self::new(Reason::Signature, StatusCode::FORBIDDEN, "SignatureDoesNotMatch", text)
     }
 
-    /// A header must be signed and is not.
+    /// Returns the refusal of a header that must be signed and is not.
     pub(crate) fn unsigned_header(name: &str) -> Self {
         let text = format!("the header {name} is not signed; host and each x-amz- header must be");
         Self::new(Reason::Signature, StatusCode::FORBIDDEN, "AccessDenied", text)
     }
 
-    /// A header is not known, and an endpoint could take it for one of S3's.
+    /// Returns the refusal of an unknown header that an endpoint could take for one of S3's.
     pub(crate) fn unknown_header(name: &str) -> Self {
         let text = format!(
             "the header {name} is not known to cached and is not forwarded: an endpoint could take it for one that means more; leave it out"
@@ -128,128 +129,128 @@ impl Denial {
         Self::new(Reason::Malformed, StatusCode::BAD_REQUEST, "InvalidRequest", text)
     }
 
-    /// It is a request to the endpoint itself.
+    /// Returns the refusal of a request to the endpoint itself.
     pub(crate) fn service() -> Self {
         let text = "of the requests to the endpoint itself only the list of buckets is forwarded";
         Self::new(Reason::Rights, StatusCode::FORBIDDEN, "AccessDenied", text)
     }
 
-    /// The clocks differ.
+    /// Returns the refusal of a time that differs too much.
     pub(crate) fn skew() -> Self {
         let text = "the request's time and that of cached differ by more than 15 minutes";
         Self::new(Reason::Time, StatusCode::FORBIDDEN, "RequestTimeTooSkewed", text)
     }
 
-    /// A presigned URL has expired, or is not valid yet.
+    /// Returns the refusal of a presigned URL that has expired, or is not valid yet.
     pub(crate) fn expired(text: &'static str) -> Self {
         Self::new(Reason::Time, StatusCode::FORBIDDEN, "AccessDenied", text)
     }
 
-    /// There is no time in it.
+    /// Returns the refusal of a request without a time.
     pub(crate) fn no_date() -> Self {
         let text = "the signed request needs one x-amz-date, as 20130524T000000Z";
         Self::new(Reason::Malformed, StatusCode::FORBIDDEN, "AccessDenied", text)
     }
 
-    /// `Authorization` cannot be read.
+    /// Returns the refusal of an invalid `Authorization` header.
     pub(crate) fn header(text: impl Into<Cow<'static, str>>) -> Self {
         Self::new(Reason::Malformed, StatusCode::BAD_REQUEST, "AuthorizationHeaderMalformed", text)
     }
 
-    /// The parameters of a presigned URL cannot be read.
+    /// Returns the refusal of invalid parameters of a presigned URL.
     pub(crate) fn parameters(text: impl Into<Cow<'static, str>>) -> Self {
         Self::new(Reason::Malformed, StatusCode::BAD_REQUEST, "AuthorizationQueryParametersError", text)
     }
 
-    /// A header is missing.
+    /// Returns the refusal for a missing header.
     pub(crate) fn missing(text: &'static str) -> Self {
         Self::new(Reason::Malformed, StatusCode::BAD_REQUEST, "MissingSecurityHeader", text)
     }
 
-    /// Something else cannot be read.
+    /// Returns the refusal of other invalid input.
     pub(crate) fn argument(text: &'static str) -> Self {
         Self::new(Reason::Malformed, StatusCode::BAD_REQUEST, "InvalidArgument", text)
     }
 
-    /// The path cannot be read.
+    /// Returns the refusal of an invalid path.
     pub(crate) fn uri(text: &'static str) -> Self {
         Self::new(Reason::Malformed, StatusCode::BAD_REQUEST, "InvalidURI", text)
     }
 
-    /// No bucket can have this name.
+    /// Returns the refusal of an invalid bucket name.
     pub(crate) fn bucket() -> Self {
         let text = "the path begins with a name that no bucket can have here";
         Self::new(Reason::Malformed, StatusCode::BAD_REQUEST, "InvalidBucketName", text)
     }
 
-    /// There is no length.
+    /// Returns the refusal of a request without a length.
     pub(crate) fn length(text: &'static str) -> Self {
         Self::new(Reason::Malformed, StatusCode::LENGTH_REQUIRED, "MissingContentLength", text)
     }
 
-    /// Session tokens.
+    /// Returns the refusal of session tokens.
     pub(crate) fn token() -> Self {
         let text = "session tokens are not known here: use an access key of the keys file of cached";
         Self::new(Reason::Unsupported, StatusCode::BAD_REQUEST, "InvalidToken", text)
     }
 
-    /// Something that is not built.
+    /// Returns the refusal of an unsupported feature.
     pub(crate) fn unsupported(text: &'static str) -> Self {
         Self::new(Reason::Unsupported, StatusCode::NOT_IMPLEMENTED, "NotImplemented", text)
     }
 
-    /// A method that is none of S3's.
+    /// Returns the refusal of a method that S3 does not have.
     pub(crate) fn method() -> Self {
         let text = "the method must be GET, HEAD, PUT, POST, DELETE or OPTIONS";
         Self::new(Reason::Unsupported, StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", text)
     }
 
-    /// The body's hash differs.
+    /// Returns the refusal of a body with a wrong hash.
     pub(crate) fn hash() -> Self {
         let text = "the body's SHA-256 is not the x-amz-content-sha256 that was signed";
         Self::new(Reason::Body, StatusCode::BAD_REQUEST, "XAmzContentSHA256Mismatch", text)
     }
 
-    /// A chunk's signature, or that of the trailer, is wrong.
+    /// Returns the refusal of a wrong signature of a chunk or the trailer.
     pub(crate) fn chunk() -> Self {
         let text =
             "the signature of a chunk, or of the trailer, is not the one that follows from the request's";
         Self::new(Reason::Body, StatusCode::FORBIDDEN, "SignatureDoesNotMatch", text)
     }
 
-    /// The body is not as long as announced.
+    /// Returns the refusal of a body of another length than announced.
     pub(crate) fn incomplete(text: &'static str) -> Self {
         Self::new(Reason::Body, StatusCode::BAD_REQUEST, "IncompleteBody", text)
     }
 
-    /// The body's encoding is wrong.
+    /// Returns the refusal of an invalid encoding of the body.
     pub(crate) fn encoding(text: &'static str) -> Self {
         Self::new(Reason::Body, StatusCode::BAD_REQUEST, "InvalidRequest", text)
     }
 
-    /// The trailer cannot be read.
+    /// Returns the refusal of an invalid trailer.
     pub(crate) fn trailer(text: &'static str) -> Self {
         Self::new(Reason::Body, StatusCode::BAD_REQUEST, "MalformedTrailerError", text)
     }
 
-    /// The checksum differs.
+    /// Returns the refusal of a wrong checksum.
     pub(crate) fn checksum() -> Self {
         let text = "the checksum in the trailer is not that of the body";
         Self::new(Reason::Body, StatusCode::BAD_REQUEST, "BadDigest", text)
     }
 
-    /// A document cannot be read.
+    /// Returns the refusal of an invalid document.
     pub(crate) fn document(text: &'static str) -> Self {
         Self::new(Reason::Body, StatusCode::BAD_REQUEST, "MalformedXML", text)
     }
 
-    /// The client has stopped sending.
+    /// Returns the refusal of a client that has stopped sending.
     pub(crate) fn stalled() -> Self {
         let text = "the request's body did not come in time, or broke off";
         Self::new(Reason::Body, StatusCode::BAD_REQUEST, "RequestTimeout", text)
     }
 
-    /// Returns the answer for the client. What is left of the request's body is not waited for.
+    /// Returns the answer for the client, which does not wait for the rest of the request's body.
     pub(crate) fn answer(&self, has_body: bool) -> Response<Body> {
         let mut response = body::failure(self.status, self.code, &self.message);
         if has_body {

@@ -1,4 +1,5 @@
-//! What the fuzz targets call: decoders of bytes that anyone can send. Each panics where a rule is broken.
+//! Functions for the fuzz targets: decoders of untrusted bytes. Each panics if an invariant is
+//! violated.
 
 use std::collections::VecDeque;
 
@@ -10,10 +11,10 @@ use super::chunked::Decoder;
 use super::claim::Claim;
 use super::{delete_many, time};
 
-/// Decodes a body in chunks: the first bytes choose its form, its length, and how it is cut.
+/// Decodes a chunked body: the first bytes choose its form, its length, and where it is split.
 ///
 /// # Panics
-/// If the way in which it is cut matters, or if more comes out than was announced.
+/// If the result depends on the splits, or is longer than announced.
 pub fn chunks(data: &[u8]) {
     let [form, low, high, step, body @ ..] = data else { return };
     let len = u64::from(u16::from_le_bytes([*low, *high]));
@@ -43,12 +44,12 @@ pub fn chunks(data: &[u8]) {
     }
 }
 
-/// Reads what identifies a client.
+/// Parses a client's identification.
 ///
 /// # Panics
 /// If the canonical form of a path or a query is not its own canonical form.
 pub fn signatures(data: &[u8]) {
-    // Only that they return counts.
+    // Only checks that they return.
     let _ = delete_many::keys(data);
     if let Some(secs) = time::parse(data) {
         assert!(time::parse(&time::format(secs)) == Some(secs));

@@ -12,13 +12,14 @@ use super::credentials::{self, Stamp};
 use super::rights::{Place, Rights};
 use super::sign::SigningKey;
 
-/// The length of the shortest secret that is accepted, in bytes: whoever sees a signature can try shorter ones.
+/// The length of the shortest accepted secret, in bytes: shorter ones could be guessed from a
+/// signature.
 const SECRET_BYTES_MIN: usize = 16;
 
-/// The number of signing keys that are kept for each access key: days and regions.
+/// The number of signing keys (for days and regions) kept for each access key.
 const SCOPES_MAX: usize = 4;
 
-/// The keys in a file. Copies share them.
+/// The keys in a file. Clones share them.
 #[derive(Clone)]
 pub struct Keys {
     inner: Arc<Inner>,
@@ -27,7 +28,7 @@ pub struct Keys {
 struct Inner {
     path: PathBuf,
     ring: RwLock<Arc<Ring>>,
-    /// The state of the file that was last looked at.
+    /// The state of the file at the last check.
     stamp: Mutex<Stamp>,
 }
 
@@ -35,7 +36,7 @@ struct Inner {
 #[derive(Default)]
 pub(crate) struct Ring {
     keys: HashMap<String, Arc<Key>>,
-    /// What may be done without a signature.
+    /// The rights without a signature.
     pub(crate) anonymous: Rights,
 }
 
@@ -43,11 +44,12 @@ pub(crate) struct Ring {
 pub(crate) struct Key {
     secret: String,
     pub(crate) rights: Rights,
-    /// Signing keys that have signed before, and whose turn it is to be replaced. Each belongs to a scope.
+    /// Signing keys that have signed before, each with its scope, and the index of the next one to
+    /// replace.
     known: RwLock<(Vec<(String, SigningKey)>, usize)>,
 }
 
-/// Keys that have been read and are not in force yet.
+/// Keys that have been read but are not in force yet.
 pub struct KeysRead {
     keys: Keys,
     ring: Ring,
@@ -58,7 +60,7 @@ impl Keys {
     /// Reads the keys in the file `path`.
     ///
     /// # Errors
-    /// One line: what is wrong with the file, and what would be right. No secret is in it.
+    /// One line: the mistake in the file, and the correct form, without any secret.
     pub fn from_file(path: impl Into<PathBuf>) -> Result<Keys, String> {
         let path = path.into();
         let stamp = credentials::stamp(&path);
@@ -66,22 +68,23 @@ impl Keys {
         Ok(Keys { inner: Arc::new(Inner { path, ring, stamp: Mutex::new(stamp) }) })
     }
 
-    /// Reads the file again. Its keys are accepted once they are [put in force](KeysRead::put_in_force).
+    /// Reads the file again. Its keys are accepted once they are [put in
+    /// force](KeysRead::put_in_force).
     ///
     /// # Errors
-    /// As of [`Keys::from_file`]; what is in force stays.
+    /// As of [`Keys::from_file`]; the current keys stay.
     pub fn read_again(&self) -> Result<KeysRead, String> {
         let stamp = credentials::stamp(&self.inner.path);
         let read = read(&self.inner.path);
         if read.is_err() {
-            // Each state of the file is complained about once.
+            // Each state of the file is reported only once.
             *self.inner.stamp.lock() = stamp;
         }
         Ok(KeysRead { keys: self.clone(), ring: read?, stamp })
     }
 
-    /// Reads the file again and puts its keys in force, if the file is another than when it was last looked at. Returns whether
-    /// it was.
+    /// Reads the file again and puts its keys in force, if the file has changed since the last
+    /// check. Returns whether it has.
     ///
     /// # Errors
     /// As of [`Keys::read_again`].
@@ -127,7 +130,7 @@ impl Key {
         }
     }
 
-    /// Keeps the signing key of a scope that has signed: nobody else can fill the table.
+    /// Keeps the signing key of a scope once it has signed, so that nobody else can fill the table.
     pub(crate) fn keep(&self, scope: &str, key: SigningKey) {
         let (known, next) = &mut *self.known.write();
         if known.iter().any(|(own, _)| own == scope) {
@@ -225,7 +228,7 @@ pub(crate) fn parse(text: &str) -> Result<Ring, String> {
     Ok(ring)
 }
 
-/// Returns what is wrong, without what the file has there: it could be a secret.
+/// Returns an error message without values from the file, which could be secrets.
 fn without_values(text: &str, error: &toml::de::Error) -> String {
     let line =
         error.span().and_then(|span| text.get(..span.start)).map_or(1, |before| before.split('\n').count());

@@ -1,5 +1,5 @@
-//! Who may do what, where the sidecar decides that itself: the modes "listener" and "none". The endpoint then sees requests of the
-//! sidecar's own.
+//! Authentication and rights, in the modes where the sidecar decides: "listener" and "none". The
+//! endpoint then sees the sidecar's own requests.
 //!
 //! ```text
 //! request ─► claim ─► verify ─► operation ─► rights ─► payload (the body) ─► sign ─► endpoint
@@ -10,7 +10,7 @@
 //! | module | content |
 //! |---|---|
 //! | `access` | which party decides; from a client's request to one of the sidecar's own |
-//! | `claim`, `verify`, `canonical`, `time` | signatures of version 4, and the one form of a request that they cover |
+//! | `claim`, `verify`, `canonical`, `time` | signatures of version 4, and the canonical form of a request that they cover |
 //! | [`keys`] | the clients' keys |
 //! | `operation`, `rights`, `delete_many` | what a request does, and whether its key may |
 //! | `payload`, `chunked`, `checksum` | bodies: verified as they stream by |

@@ -1,4 +1,5 @@
-//! What a request does, as far as rights are concerned. What is not known needs all rights in its bucket.
+//! The effect of a request, and the rights that it needs. An unknown request needs all rights in
+//! its bucket.
 
 use std::borrow::Cow;
 
@@ -13,29 +14,29 @@ use super::rights::{Rights, is_bucket, is_reserved};
 use crate::http::headers::{self, Known, Rule, is_of_s3};
 use crate::http::target::Target;
 
-/// Whose rights decide.
+/// The client whose rights decide.
 #[derive(Debug)]
 pub(crate) struct Client<'a> {
     pub(crate) rights: &'a Rights,
     pub(crate) is_anonymous: bool,
 }
 
-/// What is left to be decided.
+/// What remains to be decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Allowed {
     /// Nothing.
     Yes,
-    /// Whether the keys that the body names may be deleted.
+    /// Whether the keys in the body may be deleted.
     DeletionOf,
 }
 
-/// Checks what a request names, whoever may do it.
+/// Checks the request's target, independently of rights.
 ///
 /// # Errors
-/// [`Denial`], where endpoints could take it for something else.
+/// [`Denial`], if endpoints could interpret it differently.
 pub(crate) fn check_target(head: &Parts, target: &Target<'_>) -> Result<(), Denial> {
     let method = &head.method;
-    // By others some endpoints are administered.
+    // Some endpoints are administered by other methods.
     static METHODS: [Method; 6] =
         [Method::GET, Method::HEAD, Method::PUT, Method::POST, Method::DELETE, Method::OPTIONS];
     if !METHODS.contains(method) {
@@ -63,8 +64,8 @@ pub(crate) fn check_target(head: &Parts, target: &Target<'_>) -> Result<(), Deni
     Ok(())
 }
 
-/// Checks that a request to the endpoint itself asks for the list of buckets, or whether a page may: others administer it, or make
-/// credentials of the sidecar's own.
+/// Checks that a request to the endpoint itself only lists the buckets, or is a preflight request:
+/// other such requests administer the endpoint, or create credentials.
 fn check_service(head: &Parts) -> Result<(), Denial> {
     let is_list = [Method::GET, Method::HEAD].contains(&head.method) && {
         let parameters = own_parameters(head.uri.query().unwrap_or_default())?;
@@ -73,7 +74,7 @@ fn check_service(head: &Parts) -> Result<(), Denial> {
     if is_list || head.method == Method::OPTIONS { Ok(()) } else { Err(Denial::service()) }
 }
 
-/// Returns whether a key leads out of its bucket, or to the bucket itself, for an endpoint that takes it for a path.
+/// Returns whether a key, taken as a path, leads out of its bucket, or to the bucket itself.
 fn leaves_bucket(key: &[u8]) -> bool {
     let (mut depth, mut has_dots) = (0_usize, false);
     for segment in key.split(|byte| *byte == b'/') {
@@ -91,7 +92,7 @@ fn leaves_bucket(key: &[u8]) -> bool {
 /// Decides whether a client may do what its request says.
 ///
 /// # Errors
-/// [`Denial`], if it may not, or if two readers could read the request differently.
+/// [`Denial`], if it may not, or if the request is ambiguous.
 pub(crate) fn allow(client: &Client<'_>, head: &Parts, target: &Target<'_>) -> Result<Allowed, Denial> {
     let parameters = own_parameters(head.uri.query().unwrap_or_default())?;
     let refused = || if client.is_anonymous { Denial::anonymous() } else { Denial::rights() };
@@ -125,7 +126,8 @@ pub(crate) fn allow(client: &Client<'_>, head: &Parts, target: &Target<'_>) -> R
                 _ => need(rights.has_bucket(bucket)),
             }
         }
-        // What is no form has a parameter of its own, beside those of SDKs and signatures.
+        // A POST that is not a form has a parameter of its own, beside those of SDKs and
+        // signatures.
         Target::Bucket(_) if method == Method::POST && only(&["x-id"]) => {
             Err(Denial::unsupported("uploads by forms and their policies are not known here"))
         }
@@ -142,7 +144,7 @@ pub(crate) fn allow(client: &Client<'_>, head: &Parts, target: &Target<'_>) -> R
                 _ => &[][..],
             };
             let has = |name: &str| parameters.iter().any(|(own, _)| own == name);
-            // Another POST of an object may be a form that names any key.
+            // Any other POST of an object may be a form, which can name any key.
             let is_upload = method != Method::POST || has("uploads") || has("uploadId");
             let is_known = !known.is_empty() && only(known) && is_upload;
             need(if is_known { rights.may_write(bucket, key) } else { rights.has_bucket(bucket) })
@@ -199,7 +201,7 @@ const PARAMETERS_MAX: usize = 64;
 
 type Parameters<'a> = Vec<(Cow<'a, str>, Vec<u8>)>;
 
-/// Returns the decoded parameters that do not concern the signature; each name may come once.
+/// Returns the decoded parameters that do not belong to the signature; each name may occur once.
 fn own_parameters(query: &str) -> Result<Parameters<'_>, Denial> {
     let mut all: Parameters<'_> = Vec::new();
     for (name, value) in parameters(query) {
@@ -221,7 +223,7 @@ fn own_parameters(query: &str) -> Result<Parameters<'_>, Denial> {
     Ok(all)
 }
 
-/// Checks the headers that reach further than the object that is named.
+/// Checks headers whose effect goes beyond the named object.
 fn check_headers(
     rights: &Rights,
     head: &Parts,
@@ -229,11 +231,11 @@ fn check_headers(
     target: &Target<'_>,
 ) -> Result<(), ()> {
     let headers = head.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
-    // Headers that were moved into a presigned URL are judged as such.
+    // Headers that were moved into a presigned URL are checked in the same way.
     let hoisted = parameters.iter().map(|(name, value)| (&**name, value.as_slice()));
     let reaching = headers.chain(hoisted).filter(|(name, _)| is_of_s3(name));
     for (name, value) in reaching {
-        // Of headers they are in lower case.
+        // Header names are in lower case.
         let name = match name.bytes().any(|byte| byte.is_ascii_uppercase()) {
             true => Cow::Owned(name.to_ascii_lowercase()),
             false => Cow::Borrowed(name),
@@ -241,7 +243,7 @@ fn check_headers(
         let Known::As(rule) = headers::known(&name) else { return Err(()) };
         let is_met = match rule {
             Rule::Http | Rule::Connection | Rule::Client | Rule::Harmless | Rule::Plain => true,
-            // In a query some endpoints take it for the header, and others do not.
+            // Some endpoints treat it like the header when it is in a query, and others do not.
             Rule::Source if head.headers.contains_key(&*name) => may_copy(rights, value),
             Rule::Source | Rule::Everywhere => rights.is_all(),
             Rule::Acl => {
@@ -264,7 +266,8 @@ fn has_bucket(rights: &Rights, target: &Target<'_>) -> bool {
     }
 }
 
-/// Returns whether the source of a copy may be read: `/BUCKET/KEY` or `BUCKET/KEY`, perhaps with a version.
+/// Returns whether the source of a copy may be read: `/BUCKET/KEY` or `BUCKET/KEY`, perhaps with a
+/// version.
 fn may_copy(rights: &Rights, value: &[u8]) -> bool {
     if rights.is_all() {
         return true;
@@ -275,7 +278,7 @@ fn may_copy(rights: &Rights, value: &[u8]) -> bool {
         Some(at) if path[at..].starts_with(b"?versionId=") && !path[at + 1..].contains(&b'?') => &path[..at],
         Some(_) => return false,
     };
-    // For some endpoints a plus is a space.
+    // Some endpoints take a plus for a space.
     [false, true].iter().all(|with_spaces| {
         let whole: Vec<u8> = match with_spaces {
             false => percent_decode(path).collect(),
@@ -286,7 +289,7 @@ fn may_copy(rights: &Rights, value: &[u8]) -> bool {
         };
         let Some(at) = whole.iter().position(|byte| *byte == b'/') else { return false };
         let (bucket, key) = (std::str::from_utf8(&whole[..at]), &whole[at + 1..]);
-        // A version that is encoded would be a part of the key for some.
+        // Some endpoints would take an encoded version for a part of the key.
         let is_plain = !key.contains(&b'?') && !leaves_bucket(key);
         bucket.is_ok_and(|bucket| {
             is_plain && is_bucket(bucket) && !is_reserved(bucket) && rights.may_read(bucket, key)
@@ -417,7 +420,7 @@ mod tests {
         let with = |count| decide(&Rights::all(), &format!("GET /data?{}", many(count)), &[]);
         assert!(with(PARAMETERS_MAX).is_ok() && with(PARAMETERS_MAX + 1) == Err("InvalidArgument"));
         assert!(decide(&Rights::all(), "GET /data/..a/b..", &[]).is_ok());
-        // In its bucket it may be another key for some.
+        // Some endpoints may take it for another key of its bucket.
         let part = rights(&["data/in/"], &["data/in/"]);
         for request in ["GET /data/in/../x", "PUT /data/in/./x", "GET /data/in/a/../x"] {
             assert_eq!(decide(&part, request, &[]), Err("AccessDenied"), "{request}");
@@ -441,7 +444,7 @@ mod tests {
             ("/secret/k", false),
             ("secret%2Fk", false),
             ("/from/a%2Bb/k", true),
-            // For some it is "a b/".
+            // Some endpoints read "a b/".
             ("/from/a+b/k", false),
             ("/from/x", false),
             ("whole", false),
@@ -482,7 +485,7 @@ mod tests {
         {
             assert_eq!(decide(&writer, line, &[]), Err("AccessDenied"), "{line}");
         }
-        // Nobody may send what is not known; the others of its kind are refused before.
+        // Unknown headers are refused for everyone.
         for name in ["x-amz-grant_read", "x-amz_acl", "x_amz_copy_source", "x-amz-new"] {
             assert_eq!(decide(&Rights::all(), "PUT /data/k", &[(name, "x")]), Err("AccessDenied"), "{name}");
         }

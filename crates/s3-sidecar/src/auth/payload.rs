@@ -1,4 +1,4 @@
-//! What a request says of its body, and what the endpoint learns of it.
+//! What a request declares about its body, and the headers that the endpoint gets.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, LazyLock, OnceLock};
@@ -20,26 +20,27 @@ const PAYLOAD: HeaderName = HeaderName::from_static("x-amz-content-sha256");
 const DECODED_LEN: HeaderName = HeaderName::from_static("x-amz-decoded-content-length");
 const TRAILER: HeaderName = HeaderName::from_static("x-amz-trailer");
 
-/// The hash of nothing.
+/// The hash of the empty string.
 static EMPTY: LazyLock<[u8; 32]> = LazyLock::new(|| Sha256::digest("").into());
 
-/// Returns what a request whose signature is not looked at says of its body.
+/// Returns the declaration of the body in a request whose signature is not checked.
 ///
 /// # Errors
-/// [`Denial`], where it cannot be read.
+/// [`Denial`], if it cannot be parsed.
 pub(crate) fn declared(headers: &HeaderMap) -> Result<Payload, Denial> {
     headers.get(PAYLOAD).map_or(Ok(Payload::Unsigned), |value| Payload::parse(value.as_bytes()))
 }
 
-/// Returns whether the endpoint learns that there is no byte.
+/// Returns whether the headers tell the endpoint that the body is empty.
 pub(crate) fn is_empty(head: &Parts) -> bool {
     head.headers.get(CONTENT_LENGTH).is_some_and(|len| len == "0")
 }
 
-/// Makes the headers those of what the endpoint gets, and returns what verifies the body on its way, if anything does.
+/// Sets the headers for the body that the endpoint gets, and returns the verifier of the body, if
+/// there is one.
 ///
 /// # Errors
-/// [`Denial`], where it is known already that the body is not what was signed.
+/// [`Denial`], if it is already known that the body is not the signed one.
 pub(crate) fn check(
     head: &mut Parts,
     payload: Payload,
@@ -96,13 +97,14 @@ pub(crate) fn check(
     }
 }
 
-/// Removes what only a body in chunks has.
+/// Removes headers that only a chunked body has.
 fn drop_framing(headers: &mut HeaderMap) {
     headers.remove(DECODED_LEN);
     headers.remove(TRAILER);
 }
 
-/// Returns the checksum that is to come after the last chunk. As with S3, nothing comes after unsigned chunks where nothing is named.
+/// Returns the checksum expected after the last chunk. As in S3, unsigned chunks without a named
+/// trailer have none.
 fn trailing_checksum(
     headers: &HeaderMap,
     is_signed: bool,
@@ -137,36 +139,38 @@ fn other_encodings(headers: &HeaderMap) -> Vec<HeaderValue> {
     others.filter_map(|encoding| HeaderValue::from_str(encoding).ok()).collect()
 }
 
-/// What a body is found to be, for the task that waits for the endpoint's answer: nothing while it is right.
+/// The error found in a body, for the task that waits for the endpoint's answer; empty while there
+/// is none.
 pub(crate) type Verdict = Arc<OnceLock<Denial>>;
 
 /// Verifies a body.
 #[derive(Debug)]
 pub(crate) struct Check {
     kind: Kind,
-    /// What may go on, but for the last of it.
+    /// Bytes to be forwarded, except the last of them.
     ready: VecDeque<Bytes>,
     has_ended: bool,
-    /// The length of what goes on, if it is known.
+    /// The length of the forwarded body, if known.
     len: Option<u64>,
     verdict: Verdict,
 }
 
 #[derive(Debug)]
 enum Kind {
-    /// It has this hash.
+    /// The body must have this hash.
     Hash(Box<Sha256>, [u8; 32]),
-    /// It comes in chunks, and goes on without them, or in others.
+    /// The body arrives in chunks, and is forwarded without them, or in other chunks.
     Chunked(Box<Decoder>, Option<Encoder>),
 }
 
 impl Check {
-    /// Returns the check of a body with this hash, and this length if it is known.
+    /// Returns the check of a body with this hash, and this length if known.
     pub(crate) fn hash(expected: [u8; 32], len: Option<u64>) -> Check {
         Self::new(Kind::Hash(Box::default(), expected), len)
     }
 
-    /// Returns the check of a body in chunks of so many bytes. Where it has a checksum at its end it goes on with it.
+    /// Returns the check of a chunked body of this length. A body with a checksum at its end is
+    /// forwarded with that checksum.
     pub(crate) fn chunked(decoder: Decoder, len: u64) -> Check {
         let encoded = decoder.checksum().map(|checksum| Encoder::encoded_len(len, checksum));
         let encoder = decoder.checksum().map(|_| Encoder::new(len));
@@ -177,20 +181,20 @@ impl Check {
         Check { kind, ready: VecDeque::new(), has_ended: false, len, verdict: Verdict::default() }
     }
 
-    /// Returns where it is stated what was wrong.
+    /// Returns the place where an error is recorded.
     pub(crate) fn verdict(&self) -> Verdict {
         Arc::clone(&self.verdict)
     }
 
-    /// Returns the length in bytes of what goes on, if it is known.
+    /// Returns the length of the forwarded body in bytes, if known.
     pub(crate) fn len(&self) -> Option<u64> {
         self.len
     }
 
-    /// Takes the next bytes.
+    /// Checks the next bytes.
     ///
     /// # Errors
-    /// What is wrong with the body; the verdict states it too.
+    /// The body's error, which is also recorded in the verdict.
     pub(crate) fn push(&mut self, bytes: Bytes) -> Result<(), Denial> {
         let taken = match &mut self.kind {
             Kind::Hash(hash, _) => {
@@ -232,29 +236,29 @@ impl Check {
 
     fn refuse(&mut self, denial: Denial) -> Denial {
         self.ready.clear();
-        // Only the first is stated.
+        // Only the first error is recorded.
         let _ = self.verdict.set(denial.clone());
         denial
     }
 
-    /// Returns the next bytes that may go on.
+    /// Returns the next bytes to forward.
     pub(crate) fn pop(&mut self) -> Option<Bytes> {
         while self.ready.front().is_some_and(Bytes::is_empty) {
             self.ready.pop_front();
         }
-        // An empty part behind it would not hold anything back.
+        // An empty part behind it would hold nothing back.
         let has_more = self.has_ended || self.ready.iter().skip(1).any(|part| !part.is_empty());
         if has_more { self.ready.pop_front() } else { None }
     }
 
-    /// Returns whether the body was right, and all of it has gone on.
+    /// Returns whether the body was right, and all of it has been forwarded.
     pub(crate) fn is_done(&self) -> bool {
         self.has_ended && self.ready.iter().all(Bytes::is_empty)
     }
 
     pub(crate) fn size_hint(&self) -> SizeHint {
         match self.len {
-            // Only asked for before anything has gone on.
+            // Only called before any bytes are forwarded.
             Some(len) => SizeHint::with_exact(len),
             None => SizeHint::default(),
         }

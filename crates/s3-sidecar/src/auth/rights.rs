@@ -1,17 +1,17 @@
-//! What a key may do: reads and writes in buckets, or under prefixes of keys.
+//! The rights of a key: reads and writes in buckets, or under key prefixes.
 
 use crate::http::names::{holds_for, plain_prefix};
 
-/// Where a right holds.
+/// The scope of a right.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// In every bucket whose name has no other meaning for endpoints.
+    /// Every bucket, except names with another meaning for endpoints.
     Everywhere,
-    /// In a bucket, for the keys that begin so.
+    /// Keys of a bucket with this prefix.
     In { bucket: String, prefix: Vec<u8> },
 }
 
-/// First parts of paths that name no bucket for some endpoints, but means to administer them.
+/// First path segments that some endpoints use for administration instead of buckets.
 const RESERVED: [&str; 6] = ["admin", "minio", "swift", "auth", "rgw", "crossdomain.xml"];
 
 /// Returns whether the name of a bucket has another meaning for some endpoints.
@@ -19,7 +19,7 @@ pub(crate) fn is_reserved(bucket: &str) -> bool {
     RESERVED.contains(&bucket)
 }
 
-/// Returns whether a text can be the name of a bucket.
+/// Returns whether a text is a valid bucket name.
 pub(crate) fn is_bucket(name: &str) -> bool {
     let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
     let ends = |end: Option<u8>| end.is_some_and(|byte| byte.is_ascii_alphanumeric());
@@ -31,10 +31,10 @@ pub(crate) fn is_bucket(name: &str) -> bool {
 }
 
 impl Place {
-    /// Returns the place of a text: `*`, `BUCKET` or `BUCKET/PREFIX`.
+    /// Parses a scope: `*`, `BUCKET` or `BUCKET/PREFIX`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The mistake in the text.
     pub(crate) fn parse(text: &str) -> Result<Place, String> {
         if text == "*" {
             return Ok(Place::Everywhere);
@@ -62,7 +62,7 @@ impl Place {
     }
 }
 
-/// The places of a key's rights.
+/// The scopes of a key's rights.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rights {
     pub(crate) read: Vec<Place>,
@@ -70,18 +70,20 @@ pub(crate) struct Rights {
 }
 
 impl Rights {
-    /// Returns everything.
+    /// Returns all rights.
     #[cfg(test)]
     pub(crate) fn all() -> Rights {
         Rights { read: vec![Place::Everywhere], write: vec![Place::Everywhere] }
     }
 
-    /// Returns whether a key may be read, or all keys that begin so, whatever object an endpoint takes the name for.
+    /// Returns whether a key, or all keys with this prefix, may be read, including every object for
+    /// which an endpoint may take the name.
     pub(crate) fn may_read(&self, bucket: &str, key: &[u8]) -> bool {
         holds_for(key, |form| self.read.iter().any(|place| place.has(bucket, form)))
     }
 
-    /// Returns whether a key may be written, whatever object an endpoint takes the name for.
+    /// Returns whether a key may be written, including every object for which an endpoint may take
+    /// the name.
     pub(crate) fn may_write(&self, bucket: &str, key: &[u8]) -> bool {
         holds_for(key, |form| self.write.iter().any(|place| place.has(bucket, form)))
     }
@@ -91,12 +93,12 @@ impl Rights {
         self.write.iter().any(|place| place.has(bucket, b""))
     }
 
-    /// Returns whether everything may be done in a bucket.
+    /// Returns whether all operations are allowed in a bucket.
     pub(crate) fn has_bucket(&self, bucket: &str) -> bool {
         self.may_write_all(bucket) && self.may_read(bucket, b"")
     }
 
-    /// Returns whether anything may be done in a bucket.
+    /// Returns whether any operation is allowed in a bucket.
     pub(crate) fn touches(&self, bucket: &str) -> bool {
         self.read.iter().chain(&self.write).any(|place| match place {
             Place::Everywhere => true,
@@ -104,7 +106,7 @@ impl Rights {
         })
     }
 
-    /// Returns whether anything may be written in a bucket.
+    /// Returns whether any write is allowed in a bucket.
     pub(crate) fn writes_in(&self, bucket: &str) -> bool {
         self.write.iter().any(|place| match place {
             Place::Everywhere => true,
@@ -117,7 +119,7 @@ impl Rights {
         self.read.contains(&Place::Everywhere)
     }
 
-    /// Returns whether everything may be done everywhere.
+    /// Returns whether all operations are allowed everywhere.
     pub(crate) fn is_all(&self) -> bool {
         self.may_read_everywhere() && self.write.contains(&Place::Everywhere)
     }

@@ -11,7 +11,7 @@ use super::credentials::Credentials;
 use super::time;
 use crate::http::headers::is_of_s3;
 
-/// Marks a request that goes to the endpoint without a signature, whatever the sidecar's credentials are.
+/// Marks a request to be sent without a signature, whatever the sidecar's credentials are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unsigned;
 
@@ -22,27 +22,27 @@ const TOKEN: HeaderName = HeaderName::from_static("x-amz-security-token");
 /// Signs requests.
 #[derive(Debug)]
 pub(crate) struct Signer {
-    /// `None` if the sidecar is anonymous there.
+    /// `None` if the sidecar is anonymous at the endpoint.
     credentials: Option<Credentials>,
     region: String,
-    /// As the endpoint is addressed.
+    /// The endpoint's host.
     host: HeaderValue,
 }
 
 impl Signer {
-    /// Returns what signs for an endpoint with this host and port.
+    /// Returns a signer for an endpoint with this host and port.
     pub(crate) fn new(credentials: Option<Credentials>, region: String, host: HeaderValue) -> Signer {
         Signer { credentials, region, host }
     }
 
-    /// Makes a request one of the sidecar's own. Nothing of it may change after that.
+    /// Signs a request as the sidecar's own. It must not be changed afterwards.
     pub(crate) fn sign(&self, head: &mut Parts, has_body: bool, now: u64) {
         head.headers.insert(HOST, self.host.clone());
         let credentials = self.credentials.as_ref().filter(|_| head.extensions.get::<Unsigned>().is_none());
         let Some(credentials) = credentials else { return };
         let stamp = time::format(now);
         let set = |headers: &mut HeaderMap, name: HeaderName, bytes: &[u8]| {
-            // Access keys, tokens and regions were checked: they can be values.
+            // Access keys, tokens and regions were checked to be valid header values.
             if let Ok(mut value) = HeaderValue::from_bytes(bytes) {
                 value.set_sensitive(name == TOKEN || name == AUTHORIZATION);
                 headers.insert(name, value);
@@ -86,7 +86,7 @@ impl Signer {
     }
 }
 
-/// Returns the names of the headers that are signed: those that must be, and those that say what the body is.
+/// Returns the names of the signed headers: the mandatory ones, and those that describe the body.
 fn signed_names(headers: &HeaderMap) -> String {
     let is_signed = |name: &&HeaderName| {
         is_of_s3(name.as_str()) || matches!(name.as_str(), "host" | "content-md5" | "content-type")
@@ -98,7 +98,7 @@ fn signed_names(headers: &HeaderMap) -> String {
 
 type HmacSha256 = Hmac<Sha256>;
 
-/// A key that signs requests of one day and region. Its `Debug` output does not show it.
+/// A key that signs requests of one day and region. Its `Debug` output hides it.
 #[derive(Clone)]
 pub(crate) struct SigningKey(HmacSha256);
 
@@ -117,7 +117,7 @@ impl SigningKey {
         self.0.clone().chain_update(text).finalize().into_bytes().into()
     }
 
-    /// Returns whether a signature is that of a text. The time does not depend on where they differ.
+    /// Verifies a signature in constant time.
     pub(crate) fn is_signature(&self, text: &[u8], signature: &[u8; 32]) -> bool {
         self.0.clone().chain_update(text).verify_slice(signature).is_ok()
     }

@@ -1,5 +1,6 @@
-//! The examples in the documentation of AWS ("Signature Calculations for the Authorization Header", "Using query parameters",
-//! "Transferring payload in multiple chunks"), and what changes of them must do.
+//! The examples in AWS's documentation ("Signature Calculations for the Authorization Header",
+//! "Using query parameters", "Transferring payload in multiple chunks"), and the effects of
+//! changing them.
 
 use std::collections::VecDeque;
 
@@ -27,7 +28,7 @@ fn now() -> u64 {
     time::parse(b"20130524T000000Z").unwrap()
 }
 
-/// A request as text: its line, and its headers.
+/// A request as text: its first line, and its headers.
 type Text = (String, Vec<(String, String)>);
 
 fn head((line, headers): &Text) -> Option<Parts> {
@@ -111,7 +112,7 @@ fn the_documented_requests_are_accepted() {
     ] {
         assert!(verified(&text).unwrap().is_some(), "{text:?}");
     }
-    // In another order, with another encoding and more spaces it is the same request.
+    // Another order, encoding or spacing does not change the request.
     let (line, mut headers) = get_object();
     headers.reverse();
     let spaced = |(name, value): (String, String)| (name, format!("  {value} "));
@@ -128,7 +129,7 @@ fn the_documented_requests_are_accepted() {
     assert!(verified(&(line, headers)).unwrap().is_some());
 }
 
-/// Every byte of a signed request, replaced by each of several others, removed and doubled.
+/// Every byte of a signed request, replaced by several others, removed and doubled.
 #[test]
 fn every_change_of_a_signed_request_is_refused() {
     let mut count = 0;
@@ -167,11 +168,11 @@ fn every_change_of_a_signed_request_is_refused() {
                         continue;
                     }
                     let changed = with(format!("{before}{new}{after}"));
-                    // What is no request at all the library refuses.
+                    // The HTTP library refuses inputs that are not requests.
                     let Some(head) = head(&changed) else { continue };
                     count += 1;
                     let found = verify(&ring(), "us-east-1", &head, now());
-                    // Without its name the signature is none, and the request anonymous.
+                    // Without its header name there is no signature, and the request is anonymous.
                     let is_refused = match &found {
                         Err(_) => true,
                         Ok(None) => !head.headers.contains_key("authorization"),
@@ -185,7 +186,8 @@ fn every_change_of_a_signed_request_is_refused() {
     assert!(count > 4000, "{count}");
 }
 
-/// Returns whether two requests differ only in ways that mean nothing: capitals of names, spaces, doubled separators.
+/// Returns whether two requests differ only without meaning: capitals of names, spaces, doubled
+/// separators.
 fn is_same_request(one: &Text, other: &Text) -> bool {
     let plain = |(line, headers): &Text| {
         let line = line.replace("&&", "&").replace("?&", "?");
@@ -267,11 +269,11 @@ fn signatures_hold_for_their_time() {
     }
 }
 
-/// A body that the documentation has: 65 KiB of the letter a, in chunks of 64 KiB.
+/// A body from the documentation: 65 KiB of the letter a, in chunks of 64 KiB.
 struct Documented {
     request: Text,
     body: Vec<u8>,
-    /// Where each chunk begins, and the trailer.
+    /// The offsets of the chunks and the trailer.
     starts: Vec<usize>,
 }
 
@@ -379,7 +381,7 @@ fn chunks_that_are_changed_left_out_or_in_another_order_are_refused() {
             for flip in [1, 32, 128] {
                 let mut changed = body.clone();
                 changed[at] ^= flip;
-                // Digits of lengths may have capitals, and so may names of the trailer.
+                // Hexadecimal lengths and trailer names may have capitals.
                 let is_same = changed.eq_ignore_ascii_case(&body) && !is_in_signature(&body, at);
                 assert!(is_same || decode(&request, &changed, 1 << 20).is_err(), "{is_trailer} {at} {flip}");
             }
@@ -397,7 +399,7 @@ fn chunks_that_are_changed_left_out_or_in_another_order_are_refused() {
 }
 
 fn is_in_signature(body: &[u8], at: usize) -> bool {
-    // The value of the checksum and each signature are taken as they are.
+    // The value of the checksum and the signatures are case-sensitive.
     let line = body[..at].iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
     body[line..at].iter().any(|byte| b";:".contains(byte))
 }
@@ -434,7 +436,7 @@ fn bodies_without_signatures_are_held_to_length_and_checksum() {
         let body = right.replacen(find, replace, 1);
         assert_eq!(decode(&body).map(|_| "accepted").unwrap_err().code, code, "{body:?}");
     }
-    // As MinIO's SDK for Go ends the line of the checksum.
+    // MinIO's SDK for Go ends the checksum's line like this.
     let of_minio = right.replace("==\r\n\r\n", "==\n\r\n\r\n");
     assert_eq!(decode(&of_minio).unwrap(), b"hello");
     for wrong in [
@@ -444,6 +446,6 @@ fn bodies_without_signatures_are_held_to_length_and_checksum() {
     ] {
         assert!(decode(&wrong).is_err(), "{wrong:?}");
     }
-    // A line has an end.
+    // The length of a line is limited.
     assert!(decode(&"0".repeat(100_000)).is_err());
 }

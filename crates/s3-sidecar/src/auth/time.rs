@@ -1,4 +1,4 @@
-//! Times as signatures have them: `20130524T000000Z`, in UTC.
+//! Times in the format of signatures: `20130524T000000Z`, in UTC.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,11 +7,11 @@ pub(crate) const STAMP_LEN: usize = 16;
 
 /// Returns the time now, in seconds since 1970.
 pub(crate) fn now() -> u64 {
-    // Before 1970 every signature is refused.
+    // A clock before 1970 refuses every signature.
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Returns the seconds since 1970 of a time; `None` if the text is none.
+/// Parses a time into seconds since 1970; `None` for any other text.
 pub(crate) fn parse(text: &[u8]) -> Option<u64> {
     let [y @ .., b'T', _, _, _, _, _, _, b'Z'] = text else { return None };
     let y: &[u8; 8] = y.try_into().ok()?;
@@ -31,10 +31,10 @@ pub(crate) fn parse(text: &[u8]) -> Option<u64> {
     (days < next).then_some(days * 86_400 + hour * 3600 + minute * 60 + second)
 }
 
-/// Returns the text of a time in seconds since 1970.
+/// Formats a time in seconds since 1970.
 pub(crate) fn format(secs: u64) -> [u8; STAMP_LEN] {
     let days = secs / 86_400;
-    // At most one too late: a year has at least 365 days.
+    // At most one too high, because a year has at least 365 days.
     let mut year = 1970 + days / 365;
     while days_before(year, 1) > days {
         year -= 1;
@@ -58,7 +58,7 @@ pub(crate) fn format(secs: u64) -> [u8; STAMP_LEN] {
     text
 }
 
-/// Returns the number of days from 1970 to the begin of a month.
+/// Returns the number of days from 1970 to the beginning of a month.
 fn days_before(year: u64, month: u64) -> u64 {
     const BEFORE: [u64; 12] = [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334];
     let leaps = |year: u64| year / 4 - year / 100 + year / 400;

@@ -14,10 +14,11 @@ use super::keys::{Key, Ring};
 use super::time;
 use crate::http::headers::is_of_s3;
 
-/// How far the clocks of a client and of the sidecar may differ, in seconds.
+/// The largest difference between the clocks of a client and the sidecar, in seconds.
 const SKEW_MAX: u64 = 15 * 60;
 
-/// Headers that decide how a request is verified, or what it does: one reader could take the first, another the last.
+/// Headers that decide how a request is verified, or its effect: if one occurred twice, one reader
+/// could use the first, another the last.
 static ONCE: [HeaderName; ONCE_COUNT] = [
     AUTHORIZATION,
     PAYLOAD,
@@ -34,14 +35,14 @@ const PAYLOAD: HeaderName = HeaderName::from_static("x-amz-content-sha256");
 const DATE: HeaderName = HeaderName::from_static("x-amz-date");
 const TOKEN: HeaderName = HeaderName::from_static("x-amz-security-token");
 
-/// What a request says of its body.
+/// A request's declaration of its body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Payload {
     /// Nothing.
     Unsigned,
-    /// Its SHA-256.
+    /// The body's SHA-256.
     Hash([u8; 32]),
-    /// It comes in chunks, as `aws-chunked`.
+    /// The body is chunked (`aws-chunked`).
     Chunked {
         /// Whether each chunk has a signature.
         is_signed: bool,
@@ -54,7 +55,7 @@ impl Payload {
     /// Reads the value of `x-amz-content-sha256`.
     ///
     /// # Errors
-    /// [`Denial`], where it is none that is known.
+    /// [`Denial`], if the value is unknown.
     pub(crate) fn parse(text: &[u8]) -> Result<Payload, Denial> {
         let chunked = |is_signed, has_trailer| Ok(Payload::Chunked { is_signed, has_trailer });
         match text {
@@ -74,19 +75,19 @@ impl Payload {
     }
 }
 
-/// A request whose signature holds.
+/// A request with a valid signature.
 #[derive(Debug)]
 pub(crate) struct Verified {
     pub(crate) key: Arc<Key>,
     pub(crate) payload: Payload,
-    /// Where the signatures of chunks begin, if they are signed.
+    /// The beginning of the chunks' signature chain, if they are signed.
     pub(crate) chain: Option<Chain>,
 }
 
-/// Verifies a request. `None` if it claims no signature.
+/// Verifies a request; `None` if it has no signature.
 ///
 /// # Errors
-/// [`Denial`]: what is wrong with its signature.
+/// [`Denial`]: the signature is wrong.
 pub(crate) fn verify(ring: &Ring, region: &str, head: &Parts, now: u64) -> Result<Option<Verified>, Denial> {
     let query = head.uri.query().unwrap_or_default();
     let in_query = Claim::of_query(query)?;
@@ -149,10 +150,11 @@ pub(crate) fn verify(ring: &Ring, region: &str, head: &Parts, now: u64) -> Resul
     Ok(Some(Verified { key: Arc::clone(key), payload, chain }))
 }
 
-/// Returns the values of the headers of [`ONCE`], in one pass: requests have few headers, and each lookup hashes a name.
+/// Returns the values of the headers of [`ONCE`], in one pass, because requests have few headers,
+/// and each lookup would hash a name.
 ///
 /// # Errors
-/// [`Denial`], if one of them comes twice.
+/// [`Denial`], if one of them occurs twice.
 fn each_once(headers: &HeaderMap) -> Result<[Option<&HeaderValue>; ONCE_COUNT], Denial> {
     let mut found = [None; ONCE_COUNT];
     for (name, value) in headers {
@@ -189,7 +191,7 @@ fn check_time(claim: &Claim<'_>, stamp: &[u8], now: u64) -> Result<(), Denial> {
     }
 }
 
-/// Appends the canonical request. `None` if a header is listed that is not there.
+/// Appends the canonical request; `None` if a listed header is missing.
 fn push_request(
     into: &mut Vec<u8>,
     head: &Parts,

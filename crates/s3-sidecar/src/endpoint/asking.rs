@@ -1,5 +1,5 @@
-//! Reads whose answer has not begun yet, so that of several readers of an unknown object one asks, and the others
-//! know it a moment later.
+//! Reads whose answer has not begun yet. Of several readers of an unknown object, one asks the
+//! endpoint, and the others share the result.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::config::SidecarConfig;
 use crate::endpoint::upstream::Failure;
 use crate::http::read::{Asked, Place, Read};
 
-/// The reads that are asked for.
+/// The reads in progress.
 #[derive(Debug, Default)]
 pub(crate) struct Asking {
     readers: Mutex<HashMap<Place, Vec<Reader>>>,
@@ -27,16 +27,16 @@ struct Reader {
     ended: watch::Receiver<Ended>,
 }
 
-/// What the answer to a reader brings.
+/// What the answer to a reader contains.
 #[derive(Clone, Copy, Debug)]
 struct Brings {
     range: Option<Asked>,
     is_head: bool,
-    /// Whether the endpoint is asked for a change alone.
+    /// Whether the question only asks for a change.
     is_verification: bool,
 }
 
-/// A reader that asks, until its answer has begun and this is dropped.
+/// A reader that asks the endpoint, until its answer has begun and this is dropped.
 #[derive(Debug)]
 pub(crate) struct First {
     asking: Arc<Asking>,
@@ -45,29 +45,30 @@ pub(crate) struct First {
     ended: watch::Sender<Ended>,
 }
 
-/// What the question of a first reader has come to, for those that wait for it.
+/// The result of the first reader's question, for those that wait for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// What its answer states may be known now. It may have failed as well.
+    /// The answer's content may be known now, unless the question failed.
     LookAgain,
-    /// Its answer is for that reader alone: the others have to ask.
+    /// The answer is only for that reader: the others have to ask.
     Apart,
     /// The endpoint has not answered in time.
     Late,
 }
 
-/// Returns until when a reader that begins now waits for others: as long as the endpoint has for one question.
+/// Returns how long a reader that begins now waits for others: as long as the endpoint may take for
+/// one question.
 pub(crate) fn deadline(config: &SidecarConfig) -> Instant {
-    // A question that fails in time has failed before.
+    // A question that meets its own time limits fails earlier.
     Instant::now() + config.response_timeout + config.connect_timeout
 }
 
-/// What a reader is to do.
+/// The action for a reader.
 #[derive(Debug)]
 pub(crate) enum Turn {
-    /// Ask.
+    /// Ask the endpoint.
     First(First),
-    /// Wait: another reader asks for the same bytes.
+    /// Wait: another reader is asking for the same bytes.
     After(Waiting),
 }
 
@@ -76,10 +77,11 @@ pub(crate) enum Turn {
 pub(crate) struct Waiting(watch::Receiver<Ended>);
 
 impl Waiting {
-    /// Waits until the other reader's answer has begun, or failed, or until `deadline`: the reader has to ask then.
+    /// Waits until the other reader's answer has begun, or failed, or until `deadline`: then this
+    /// reader has to ask.
     pub(crate) async fn end(mut self, deadline: Instant) -> Ended {
         let ended = async {
-            // Ends with an error when the other reader has nothing more to state.
+            // Ends with an error when the other reader is finished.
             while self.0.changed().await.is_ok() {}
             *self.0.borrow()
         };
@@ -88,13 +90,13 @@ impl Waiting {
 }
 
 impl First {
-    /// Ends the question, and states to those that wait what it has come to.
+    /// Ends the question, and tells the waiting readers its result.
     pub(crate) fn end(self, ended: Ended) {
         self.ended.send_replace(ended);
     }
 }
 
-/// Returns the failure, after those that wait for a first reader know what its question has come to.
+/// Returns the failure, after telling the readers that wait for the first one.
 pub(crate) fn failed(failure: Failure, first: Option<First>) -> Failure {
     if matches!(failure, Failure::Late) {
         first.into_iter().for_each(|first| first.end(Ended::Late));
@@ -103,10 +105,10 @@ pub(crate) fn failed(failure: Failure, first: Option<First>) -> Failure {
 }
 
 impl Asking {
-    /// Returns what a reader of an object is to do. `is_verification` states that it knows the object, and asks whether that
-    /// holds.
+    /// Returns the action for a reader of an object. `is_verification` means that the reader knows
+    /// the object, and asks whether it is unchanged.
     pub(crate) fn turn(self: &Arc<Self>, read: &Read, is_verification: bool) -> Turn {
-        // By the name that is asked for: what another one brings is not known to be the same object.
+        // By the requested name: under another name it may be another object.
         let place = (read.key, read.has_checksums);
         let brings = Brings { range: read.range, is_head: read.is_head, is_verification };
         let mut readers = self.readers.lock();
@@ -146,7 +148,7 @@ impl Brings {
     }
 }
 
-/// Returns whether a read of `first` brings the first byte of `then`, whatever the object's size.
+/// Returns whether a read of `first` contains the first byte of `then`, whatever the object's size.
 fn covers(first: Option<Asked>, then: Option<Asked>) -> bool {
     match (first, then) {
         (None, _) => true,
@@ -198,7 +200,7 @@ mod tests {
                 panic!("it is under way")
             };
             assert_eq!(one.end(Instant::now()).await, Ended::Apart);
-            // Its client has left.
+            // Its client has disconnected.
             drop(first);
             assert_eq!(other.end(later).await, Ended::LookAgain);
         });

@@ -1,7 +1,7 @@
-//! The way of a bucket's requests to the endpoint: how many of them, and of their bytes, pass in a second.
+//! The rate limit of a bucket's requests to the endpoint: requests and bytes per second.
 //!
-//! A request beyond the rate waits for its turn, and is refused where that would take long. Bodies pass in the pace of the rate;
-//! what has passed too early delays the bytes and requests after it.
+//! A request beyond the rate waits for its turn, and is refused if that would take long. Bodies are
+//! paced by the rate; an excess delays the bytes and requests after it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use tokio::time::{Instant, sleep};
 
 use crate::policy::BucketTerms;
 
-/// For how long what is not used of a rate is saved up.
+/// How long unused rate is saved up.
 const BURST: Duration = Duration::from_millis(100);
 
 /// The longest wait of a request for its turn.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
 counters! {
-    /// The lane of one bucket.
+    /// The limiter of one bucket.
     #[derive(Debug)]
     pub(crate) struct Lane {
         rates: Mutex<Rates>,
@@ -41,12 +41,12 @@ struct Rates {
     bytes: Rate,
 }
 
-/// A limit of so many a second.
+/// A limit per second.
 #[derive(Debug)]
 struct Rate {
     /// `None` for no limit.
     per_second: Option<u64>,
-    /// Until when it is used up.
+    /// The time until which the rate is used up.
     used_until: Instant,
 }
 
@@ -60,7 +60,7 @@ impl Rate {
 
     fn take(&mut self, count: u64, now: Instant) {
         if let Some(per_second) = self.per_second {
-            // A frame of a body, at the lowest rate, is some seconds.
+            // At the lowest rate, one frame of a body takes some seconds.
             let time = Duration::from_secs_f64(count as f64 / per_second as f64);
             self.used_until = self.used_until.max(now) + time;
         }
@@ -83,7 +83,7 @@ impl Lane {
         rates.bytes.per_second = terms.bytes_per_second_max;
     }
 
-    /// Waits for the turn of a request. Returns whether it has one; if not, it would have to wait too long.
+    /// Waits for a request's turn. Returns false if the wait would be too long.
     pub(crate) async fn enter(&self) -> bool {
         let wait = {
             let (mut rates, now) = (self.rates.lock(), Instant::now());
@@ -103,7 +103,7 @@ impl Lane {
         true
     }
 
-    /// Returns how long a body has to wait before it goes on, after so many bytes of it.
+    /// Returns how long a body has to wait after sending this many bytes.
     pub(crate) fn pass(&self, bytes: usize) -> Duration {
         self.bytes.add(bytes as u64);
         let (mut rates, now) = (self.rates.lock(), Instant::now());
@@ -111,7 +111,7 @@ impl Lane {
         rates.bytes.wait(now)
     }
 
-    /// Waits until a body may go on, after so many bytes of it.
+    /// Waits until a body may continue, after sending this many bytes.
     pub(crate) async fn pace(&self, bytes: usize) {
         let wait = self.pass(bytes);
         if !wait.is_zero() {
@@ -120,19 +120,19 @@ impl Lane {
     }
 }
 
-/// The lanes of the buckets that have terms.
+/// The limiters of buckets with terms.
 #[derive(Debug, Default)]
 pub(crate) struct Lanes(RwLock<HashMap<String, Arc<Lane>>>);
 
 impl Lanes {
-    /// Returns the lanes of these buckets.
+    /// Returns the limiters of these buckets.
     pub(crate) fn new(all: &[BucketTerms]) -> Self {
         let lanes = Self::default();
         lanes.change(all);
         lanes
     }
 
-    /// Replaces the terms. A bucket that has some before and after keeps its lane, and its counts.
+    /// Replaces the terms. A bucket with terms before and after keeps its limiter, and its counts.
     pub(crate) fn change(&self, all: &[BucketTerms]) {
         let mut lanes = self.0.write();
         let mut before = std::mem::take(&mut *lanes);
@@ -143,14 +143,14 @@ impl Lanes {
         }
     }
 
-    /// Returns the lane of a bucket.
+    /// Returns the limiter of a bucket.
     pub(crate) fn of(&self, bucket: &str) -> Option<Arc<Lane>> {
         let lanes = self.0.read();
-        // Most have none.
+        // Most sidecars have none.
         if lanes.is_empty() { None } else { lanes.get(bucket).cloned() }
     }
 
-    /// Returns all of them, in the order of the buckets' names.
+    /// Returns all limiters, in the order of the buckets' names.
     pub(crate) fn all(&self) -> Vec<(String, Arc<Lane>)> {
         let lanes = self.0.read();
         let mut all: Vec<_> = lanes.iter().map(|(bucket, lane)| (bucket.clone(), Arc::clone(lane))).collect();
@@ -183,7 +183,7 @@ mod tests {
             rate.take(1, now);
         }
         assert_eq!(waits, [0, 0, 100, 200]);
-        // What was not used for long is not saved up for longer than the burst.
+        // Unused rate is saved up only for the burst time.
         let later = now + Duration::from_secs(3600);
         rate.take(2, later);
         assert_eq!(rate.wait(later).as_millis(), 100);

@@ -1,5 +1,5 @@
-//! Requests to the endpoint, and what they wait for: a rate, a breaker, another reader's answer, the body of a client. What is known of
-//! objects does not belong here.
+//! Requests to the endpoint, and what may delay them: a rate, a circuit breaker, another reader's
+//! answer, a client's body. Knowledge about objects does not belong here.
 
 pub(crate) mod asking;
 pub(crate) mod lane;

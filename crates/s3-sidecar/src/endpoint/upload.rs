@@ -1,4 +1,5 @@
-//! Bodies of clients on their way to the endpoint: as they come, and no earlier than the endpoint wants them.
+//! Client bodies on their way to the endpoint: forwarded as they arrive, but not before the
+//! endpoint wants them.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -23,16 +24,16 @@ use crate::endpoint::lane::Lane;
 use crate::http::body::BodyError;
 use crate::memory::deletes::Passing;
 
-/// How long an endpoint that ignores `Expect: 100-continue` is waited for.
+/// How long the sidecar waits for an endpoint that ignores `Expect: 100-continue`.
 const CONTINUE_WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// How many bytes of a body that is refused are read.
+/// How many bytes of a refused body are read.
 const DRAIN_BYTES_MAX: usize = 1 << 20;
 
-/// And for how long, where the client is unknown.
+/// For how long, if the client is unknown.
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// How far a body has got, for the task that waits for the answer.
+/// The progress of a body, for the task that waits for the answer.
 #[derive(Debug)]
 pub(crate) struct Progress {
     last: Mutex<Instant>,
@@ -40,7 +41,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Returns when the body last moved.
+    /// Returns the time of the body's last progress.
     pub(crate) fn last(&self) -> Instant {
         *self.last.lock()
     }
@@ -54,36 +55,36 @@ impl Progress {
 /// The body of a request to the endpoint.
 pub(crate) struct Upload {
     source: Source,
-    /// Verifies what comes before it goes on.
+    /// Verifies bytes before they are forwarded.
     check: Option<Check>,
-    /// How many bytes of a body that is not what was signed are still read, before it is broken off.
+    /// The number of bytes of a wrong body still to be read before it is aborted.
     refused: Option<usize>,
     progress: Arc<Progress>,
     stall_max: Duration,
     stall: Option<Pin<Box<Sleep>>>,
     gate: Option<Gate>,
-    /// Ends the connection of a body that is not sent, once the answer has come.
+    /// Ends the connection of an unsent body, once the answer has come.
     unwanted: Option<Pin<Box<Sleep>>>,
-    /// What looks at the bytes as they pass.
+    /// An observer of the passing bytes.
     passing: Option<Passing>,
-    /// The lane of its bucket.
+    /// Its bucket's rate limiter.
     lane: Option<Arc<Lane>>,
-    /// Keeps the next bytes back as the lane demands.
+    /// Delays the next bytes as the limiter demands.
     pace: Option<Pin<Box<Sleep>>>,
 }
 
-/// Where a body comes from.
+/// The source of a body.
 enum Source {
     /// There is none.
     None,
     /// The client is sending it.
     Client(Client),
-    /// It has been read.
+    /// The body has been read already.
     Whole(Option<Bytes>),
 }
 
-/// What a client is sending. If the answer comes before the end of it, as far as that takes not too long the rest is read: a
-/// client that still sends could miss the answer when its connection is closed.
+/// A body being sent by a client. If the answer comes before its end, the rest is read, within
+/// limits: a client that is still sending could miss the answer when its connection is closed.
 struct Client {
     body: Option<Incoming>,
     /// Whether the client sends without being asked to, or was asked.
@@ -99,7 +100,7 @@ impl Drop for Client {
     }
 }
 
-/// Reads a body as far as that takes not too long.
+/// Reads the rest of a body, within limits.
 async fn drain(mut body: Incoming) {
     let draining = async {
         let mut left = DRAIN_BYTES_MAX;
@@ -109,21 +110,22 @@ async fn drain(mut body: Incoming) {
             left = rest;
         }
     };
-    // The answer is sent either way.
+    // The answer is sent in any case.
     let _ = timeout(DRAIN_TIME_MAX, draining).await;
 }
 
-/// Keeps the body back until the endpoint has asked for it.
+/// Holds back the body until the endpoint has asked for it.
 ///
-/// An endpoint that answers without having asked takes what follows for the next request, as radosgw does, or for the body: there
-/// is no knowing which. So such a connection is used for nothing else.
+/// An endpoint that answers without having asked for the body may take the following bytes for the
+/// next request, as radosgw does, or for the body. Which one is unknown, so the connection is not
+/// reused.
 struct Gate {
     asked: oneshot::Receiver<()>,
     patience: Pin<Box<Sleep>>,
     connection: CaptureConnection,
 }
 
-/// What becomes of a body that was kept back.
+/// The outcome for a held-back body.
 enum Opened {
     /// It is sent.
     Send,
@@ -135,7 +137,7 @@ impl Gate {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Opened> {
         let opened = match Pin::new(&mut self.asked).poll(cx) {
             Poll::Ready(Ok(())) => return Poll::Ready(Opened::Send),
-            // The final answer ends the wait for others.
+            // The final answer drops the sender.
             Poll::Ready(Err(_)) => Opened::Refused,
             Poll::Pending => {
                 ready!(self.patience.as_mut().poll(cx));
@@ -182,23 +184,23 @@ impl Upload {
         Self::new(Source::Client(client), stall_max)
     }
 
-    /// Returns a body that has been read.
+    /// Returns a body that has been read already.
     pub(crate) fn whole(bytes: Bytes) -> Self {
         Self::new(Source::Whole(Some(bytes)), Duration::MAX)
     }
 
-    /// Returns this body, of which only what the check lets pass goes on.
+    /// Returns this body, forwarding only bytes that pass the check.
     pub(crate) fn with_check(self, check: Check) -> Self {
         Self { check: Some(check), ..self }
     }
 
-    /// Returns where it is stated why the body was broken off, if it is verified.
+    /// Returns the place with the error for which the body was aborted, if it is verified.
     pub(crate) fn verdict(&self) -> Option<Verdict> {
         self.check.as_ref().map(Check::verdict)
     }
 
-    /// Reads a body that is refused, as far as that takes not too long: a client that still sends could miss the answer when
-    /// its connection is closed. One that waits before it sends gets the answer instead.
+    /// Reads a refused body, within limits: a client that is still sending could miss the answer
+    /// when its connection is closed. A client that waits before it sends gets the answer instead.
     pub(crate) async fn drain(mut self, headers: &HeaderMap) {
         if expects_continue(headers) {
             return;
@@ -211,11 +213,11 @@ impl Upload {
                 left = rest;
             }
         };
-        // The answer is sent either way.
+        // The answer is sent in any case.
         let _ = timeout(DRAIN_TIME_MAX, draining).await;
     }
 
-    /// Returns the next frame as it comes from the client.
+    /// Returns the next frame from the client.
     fn poll_client(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let body = match &mut self.source {
             Source::None => return Poll::Ready(None),
@@ -237,7 +239,7 @@ impl Upload {
         Poll::Ready(Some(Err("the client has stopped sending".into())))
     }
 
-    /// Returns the next frame that goes on to the endpoint.
+    /// Returns the next frame for the endpoint.
     fn poll_checked(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         loop {
             while let Some(left) = self.refused {
@@ -259,7 +261,7 @@ impl Upload {
             let Some(check) = &mut self.check else { return Poll::Ready(None) };
             let checked = match frame.map(Frame::into_data) {
                 Some(Ok(bytes)) => check.push(bytes),
-                // Trailers of HTTP, which nothing covers.
+                // HTTP trailers, which nothing covers.
                 Some(Err(_)) => Ok(()),
                 None => check.finish(),
             };
@@ -270,12 +272,12 @@ impl Upload {
         }
     }
 
-    /// Returns the body, at whose bytes `passing` looks.
+    /// Returns the body with `passing` as an observer of its bytes.
     pub(crate) fn seen_by(self, passing: Option<Passing>) -> Self {
         Self { passing, ..self }
     }
 
-    /// Returns the body, which passes in the pace of its bucket's lane.
+    /// Returns the body paced by its bucket's limiter.
     pub(crate) fn in_lane(self, lane: &Arc<Lane>) -> Self {
         if self.is_none() { self } else { Self { lane: Some(Arc::clone(lane)), ..self } }
     }
@@ -290,8 +292,8 @@ impl Upload {
     }
 }
 
-/// Lets the body of a request wait until the endpoint has answered 100, where the client asks for that. The client is answered
-/// 100 when the body is read.
+/// Holds back the body of a request until the endpoint has answered 100, if the client asks for
+/// that. Reading the body answers 100 to the client.
 pub(crate) fn keep_expectation(request: &mut Request<Upload>) {
     if request.body().is_none() || !expects_continue(request.headers()) {
         return;
@@ -302,7 +304,7 @@ pub(crate) fn keep_expectation(request: &mut Request<Upload>) {
         if answer.status() == hyper::StatusCode::CONTINUE
             && let Some(sender) = sender.lock().take()
         {
-            // Fails if the body waits no more.
+            // Fails if the body no longer waits.
             let _ = sender.send(());
         }
     });
@@ -325,7 +327,8 @@ impl Body for Upload {
         let this = self.get_mut();
         if let Some(gate) = &mut this.gate {
             if let Opened::Refused = ready!(gate.poll(cx)) {
-                // The client's connection ends with this answer, too: it may be sending the body.
+                // The client's connection ends with this answer as well, because the client may be
+                // sending the body.
                 (this.source, this.check) = (Source::None, None);
                 this.unwanted = Some(Box::pin(sleep(CONTINUE_WAIT_MAX)));
             }
@@ -344,7 +347,7 @@ impl Body for Upload {
             let wait = lane.pass(frame.data_ref().map_or(0, Bytes::len));
             if !wait.is_zero() {
                 this.pace = Some(Box::pin(sleep(wait)));
-                // That it stands still then is not its client's doing, nor the endpoint's.
+                // The pause is caused neither by the client nor by the endpoint.
                 *this.progress.last.lock() = Instant::now() + wait;
             }
         }
@@ -358,7 +361,7 @@ impl Body for Upload {
 
     fn is_end_stream(&self) -> bool {
         match (&self.check, &self.source) {
-            // It never ends well.
+            // Such a body never ends successfully.
             _ if self.refused.is_some() || self.unwanted.is_some() => false,
             (_, Source::None) => true,
             (Some(check), _) => check.is_done(),

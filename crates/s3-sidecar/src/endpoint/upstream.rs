@@ -1,4 +1,4 @@
-//! Requests to the endpoint, over connections that are kept.
+//! Requests to the endpoint, over reused connections.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -24,15 +24,15 @@ use crate::metrics::Outcome;
 /// Why the endpoint gave no answer.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// It cannot be reached.
+    /// The endpoint is unreachable.
     Unreachable(String),
-    /// The connection broke, or what came is no HTTP.
+    /// The connection broke, or the answer is not HTTP.
     Broken(String),
-    /// It did not answer in time.
+    /// The endpoint did not answer in time.
     Late,
     /// The client stopped sending its request.
     Stalled,
-    /// The bucket's rates let it not pass.
+    /// The bucket's rate limit refuses the request.
     Busy,
 }
 
@@ -67,7 +67,7 @@ impl Failure {
 }
 
 impl Failure {
-    /// Returns how a request that has failed so ends.
+    /// Returns the outcome of a request with this failure.
     pub(crate) fn outcome(&self) -> Outcome {
         match self {
             Failure::Busy => Outcome::Refused,
@@ -76,13 +76,13 @@ impl Failure {
     }
 }
 
-/// The endpoint, as one thread speaks to it.
+/// One thread's connections to the endpoint.
 #[derive(Debug)]
 pub(crate) struct Upstream {
     client: Client<Upload>,
     scheme: &'static str,
     authority: String,
-    /// `None` where requests keep the clients' signatures.
+    /// `None` if requests keep the clients' signatures.
     signer: Option<Signer>,
     response_timeout: Duration,
     breaker: Arc<Breaker>,
@@ -107,10 +107,11 @@ impl Upstream {
         Arc::new(Self { client, scheme, authority, signer, response_timeout, breaker })
     }
 
-    /// Sends a request, and returns the head of the answer with the rest to come.
+    /// Sends a request, and returns the head of the answer and its streaming body.
     ///
     /// # Errors
-    /// [`Failure`]. After [`Failure::Unreachable`] and [`Failure::Busy`] the endpoint certainly has nothing of the request.
+    /// [`Failure`]. After [`Failure::Unreachable`] and [`Failure::Busy`] the endpoint has certainly
+    /// received nothing of the request.
     pub(crate) async fn send(
         &self,
         mut head: Parts,
@@ -152,7 +153,7 @@ impl Upstream {
         let is_repeatable = body.is_none() && (head.method == Method::GET || head.method == Method::HEAD);
         let again = is_repeatable.then(|| head.clone());
         match (self.send_once(head, body).await, again) {
-            // The endpoint has closed a kept connection just when it was used again.
+            // The endpoint closed an idle connection just as it was reused.
             (Err(Failure::Broken(_)), Some(head)) => self.send_once(head, Upload::none()).await,
             (outcome, _) => outcome,
         }
@@ -187,7 +188,7 @@ impl Upstream {
                     };
                 }
                 () = sleep_until(deadline) => {
-                    // A body that still moves is not late.
+                    // A body that makes progress is not late.
                     if progress.last().max(began) + self.response_timeout <= tokio::time::Instant::now() {
                         return Err(Failure::Late);
                     }
@@ -197,18 +198,19 @@ impl Upstream {
     }
 }
 
-/// How many failures in a row open it.
+/// The number of consecutive failures that opens the breaker.
 const FAILURES_MAX: u32 = 3;
 
-/// How long it is open; then one request tries.
+/// How long the breaker is open; then one request tries.
 pub(crate) const PAUSE: Duration = Duration::from_secs(1);
 
-/// A circuit breaker. After some failures in a row it admits one request each second, until one succeeds.
+/// A circuit breaker. After some consecutive failures it admits one request per second, until one
+/// succeeds.
 #[derive(Debug)]
 pub(crate) struct Breaker {
     began: Instant,
     failures: AtomicU32,
-    /// When the next request may try, in milliseconds since `began`.
+    /// The time of the next attempt, in milliseconds since `began`.
     next_try: AtomicU64,
 }
 
@@ -232,27 +234,27 @@ impl Breaker {
             && self.next_try.compare_exchange(next, now + pause, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// States that a request has reached the endpoint.
+    /// Notes that a request has reached the endpoint.
     pub(crate) fn succeeded(&self) {
         if self.failures.load(Ordering::Relaxed) > 0 {
             self.failures.store(0, Ordering::Relaxed);
         }
     }
 
-    /// States that one has not. Returns whether that has opened it.
+    /// Notes that a request has failed. Returns whether that has opened the breaker.
     pub(crate) fn failed(&self, now: Instant) -> bool {
         let before = self.failures.fetch_add(1, Ordering::Relaxed);
         if before + 1 < FAILURES_MAX {
             return false;
         }
-        // It stays there.
+        // The count stays at the limit.
         self.failures.store(FAILURES_MAX, Ordering::Relaxed);
         let pause = u64::try_from(PAUSE.as_millis()).unwrap_or(u64::MAX);
         self.next_try.store(self.millis(now) + pause, Ordering::Relaxed);
         before + 1 == FAILURES_MAX
     }
 
-    /// Returns whether it is open.
+    /// Returns whether the breaker is open.
     pub(crate) fn is_open(&self) -> bool {
         self.failures.load(Ordering::Relaxed) >= FAILURES_MAX
     }
@@ -271,7 +273,7 @@ mod tests {
         assert!(!breaker.failed(now) && !breaker.failed(now) && !breaker.is_open());
         assert!(breaker.failed(now) && breaker.is_open() && !breaker.admits(now));
         let later = now + PAUSE;
-        // One alone.
+        // Only one request is admitted.
         assert!(breaker.admits(later) && !breaker.admits(later));
         assert!(
             !breaker.failed(later) && !breaker.admits(later + PAUSE / 2) && breaker.admits(later + PAUSE)

@@ -1,4 +1,4 @@
-//! Bodies of answers: bytes that stream by, and buckets of the cache, which are sent without a copy.
+//! Bodies of answers: streams from the endpoint, and cached buckets, which are sent without a copy.
 
 use std::error::Error;
 use std::io::IoSlice;
@@ -12,24 +12,25 @@ use hyper::body::Frame;
 use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
 use hyper::{Response, StatusCode};
 
-/// Why a body ends early; the connection is then broken off, so that no client takes it for whole.
+/// Why a body ends early; the connection is then aborted, so that no client takes the body for
+/// complete.
 pub(crate) type BodyError = Box<dyn Error + Send + Sync>;
 
 /// The body of an answer.
 pub(crate) type Body = UnsyncBoxBody<Data, BodyError>;
 
-/// A run of bytes of a body.
+/// A part of a body.
 pub(crate) enum Data {
-    /// What came from the endpoint.
+    /// Bytes from the endpoint.
     Bytes(Bytes),
-    /// What is in the cache; it stays there until this is dropped.
+    /// Bytes in the cache, which stay there until this is dropped.
     Cached(Cursor),
 }
 
-/// A place in segments.
+/// A position in segments.
 pub(crate) struct Cursor {
     segments: Segments,
-    /// The index of the first segment that has bytes left, and how many of it are done.
+    /// The index of the first unfinished segment, and the number of its bytes that are done.
     at: (usize, usize),
     left: usize,
 }
@@ -124,7 +125,7 @@ pub(crate) fn streamed(frames: impl Stream<Item = Result<Frame<Data>, BodyError>
     StreamBody::new(frames).boxed_unsync()
 }
 
-/// Returns an answer with an error: `code` as S3 names it, and a sentence without characters that XML gives a meaning.
+/// Returns an error answer: S3's `code`, and a sentence without XML's special characters.
 pub(crate) fn failure(status: StatusCode, code: &str, message: &str) -> Response<Body> {
     let text = escaped(message);
     let text = format!(
@@ -136,7 +137,8 @@ pub(crate) fn failure(status: StatusCode, code: &str, message: &str) -> Response
     response
 }
 
-/// Returns the answer to a request that is not understood; nothing after it on its connection can be trusted.
+/// Returns the answer to an unintelligible request, after which nothing on its connection can be
+/// trusted.
 pub(crate) fn refused(status: StatusCode, message: &str) -> Response<Body> {
     let code = match status {
         StatusCode::NOT_IMPLEMENTED => "NotImplemented",

@@ -1,6 +1,6 @@
-//! Where messages end, by RFC 9112, 6, the headers that concern one connection, and which requests are refused before anything else: those
-//! of which two readers could have different opinions. The library decodes bodies, and makes their framing anew; what it takes for right
-//! and a next reader could read differently is judged here.
+//! The framing of messages by RFC 9112, 6, and connection headers. Requests that two readers could
+//! interpret differently are refused. The HTTP library decodes bodies and creates their framing;
+//! this module judges messages that the library accepts but another reader could read differently.
 
 use hyper::header::{
     CONNECTION, CONTENT_LENGTH, HOST, HeaderName, HeaderValue, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING,
@@ -15,12 +15,12 @@ use crate::http::read::SignedHeaders;
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
-/// Returns the names that `Connection` lists, without those that concern the connection anyway.
+/// Returns the names listed in `Connection`, without those that concern the connection anyway.
 pub(crate) fn nominated(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     elements(headers, &CONNECTION).filter(|name| !name.is_empty())
 }
 
-/// Removes the headers that concern the connection they came by. The framing of the body is made anew by the library.
+/// Removes connection headers. The HTTP library creates the framing of the body again.
 pub(crate) fn remove(headers: &mut HeaderMap) {
     let nominated: Vec<HeaderName> = nominated(headers).filter_map(|name| name.parse().ok()).collect();
     for name in nominated {
@@ -28,27 +28,30 @@ pub(crate) fn remove(headers: &mut HeaderMap) {
     }
     static ALL: [HeaderName; 7] =
         [CONNECTION, KEEP_ALIVE, PROXY_CONNECTION, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE];
-    // Most requests have none of them.
+    // Most requests have none of these.
     if headers.keys().any(|name| ALL.contains(name)) {
         ALL.iter().for_each(|name| drop(headers.remove(name)));
     }
 }
 
-/// Returns the elements of a header that is a list. What is no text is an element that nothing equals.
+/// Returns the elements of a list header. A value that is not text becomes an element that equals
+/// nothing.
 fn elements<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
     let values = headers.get_all(name).into_iter().map(|value| value.to_str().unwrap_or("\u{fffd}"));
     values.flat_map(|value| value.split(',')).map(str::trim)
 }
 
-/// Returns whether the only transfer coding is `chunked`, once: the library takes off no other.
+/// Returns whether the only transfer coding is a single `chunked`, the only one that the library
+/// decodes.
 fn is_chunked_alone(headers: &HeaderMap) -> bool {
     let mut codings = elements(headers, &TRANSFER_ENCODING);
     codings.next().is_some_and(|coding| coding.eq_ignore_ascii_case("chunked")) && codings.next().is_none()
 }
 
-/// Returns the status and the reason with which a request is refused for its framing; `None` if it is not. Two different lengths, and
-/// codings of which `chunked` is not the last one, the library refuses; of `Transfer-Encoding` and `Content-Length` it leaves the first,
-/// and ends the connection with that request.
+/// Returns the status and reason with which a request is refused for its framing; `None` if it is
+/// right. The library itself refuses two different lengths, and codings after `chunked`; of
+/// `Transfer-Encoding` and `Content-Length` it keeps the first, and ends the connection with that
+/// request.
 pub(crate) fn wrong_framing(head: &Parts) -> Option<(StatusCode, &'static str)> {
     if !head.headers.contains_key(TRANSFER_ENCODING) {
         return None;
@@ -61,11 +64,11 @@ pub(crate) fn wrong_framing(head: &Parts) -> Option<(StatusCode, &'static str)> 
         .then_some((StatusCode::LENGTH_REQUIRED, "a body of a GET or a HEAD must state its Content-Length"))
 }
 
-/// Judges the framing of an answer of the endpoint, and leaves one statement of its length at most, which the next reader reads as this
-/// one does.
+/// Judges the framing of the endpoint's answer, and leaves at most one unambiguous statement of its
+/// length.
 ///
 /// # Errors
-/// Why it is no answer that can be passed on.
+/// The reason why the answer cannot be passed on.
 pub(crate) fn judge<B>(answer: &mut Response<B>) -> Result<(), &'static str> {
     let status = answer.status();
     if status == StatusCode::SWITCHING_PROTOCOLS {
@@ -90,14 +93,14 @@ pub(crate) fn judge<B>(answer: &mut Response<B>) -> Result<(), &'static str> {
         return Err("its Content-Length is no number, or several");
     };
     match status {
-        // It has no body, and must not speak of one.
+        // Such an answer has no body, and must not state a length.
         StatusCode::NO_CONTENT => drop(headers.remove(CONTENT_LENGTH)),
         _ => drop(headers.insert(CONTENT_LENGTH, HeaderValue::from(len))),
     }
     Ok(())
 }
 
-/// Returns the status and the reason with which a request is refused; `None` if it is not.
+/// Returns the status and reason with which a request is refused; `None` if it is not.
 pub(crate) fn refusal(head: &Parts) -> Option<(StatusCode, &'static str)> {
     wrong_framing(head).or_else(|| wrong(head).map(|why| (StatusCode::BAD_REQUEST, why)))
 }
@@ -118,7 +121,7 @@ fn wrong(head: &Parts) -> Option<&'static str> {
     if let Some(why) = host(headers).err() {
         return Some(why);
     }
-    // Without what was judged, or signed, it would be another request.
+    // Declaring a judged or signed header a connection header would change the request.
     let is_forbidden = |name: &str| {
         let is_signed = |name: &HeaderName| headers.contains_key(name) && SignedHeaders::of(head).cover(name);
         is_end_to_end(name) || name.parse().is_ok_and(|name| is_signed(&name))
@@ -126,10 +129,10 @@ fn wrong(head: &Parts) -> Option<&'static str> {
     nominated(headers).any(is_forbidden).then_some("Connection names a header that concerns the endpoint")
 }
 
-/// Returns the one `Host` of a request.
+/// Returns the single `Host` of a request.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The mistake in it.
 pub(crate) fn host(headers: &HeaderMap) -> Result<&str, &'static str> {
     let mut hosts = headers.get_all(HOST).into_iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else {

@@ -1,30 +1,31 @@
-//! The one table of request headers that are known: what each is for, and who may send it.
+//! The table of known request headers: the meaning of each, and the rights needed to send it.
 //!
-//! Where the sidecar decides about rights, only what is listed here reaches the endpoint, so that nothing passes that the endpoint
-//! could take for something else than was judged. Some endpoints, and servers before them, do not tell the separators of a
-//! name apart (CGI makes an underscore of each): `x-amz_acl` is `x-amz-acl` for them. So names are compared *folded*, and
-//! one that is known only when it is folded is refused.
+//! Where the sidecar decides about rights, only listed headers reach the endpoint, so that no
+//! header passes that the endpoint could interpret differently. Some endpoints, and servers in
+//! front of them, do not distinguish the separators of a name (CGI turns each into an underscore):
+//! for them `x-amz_acl` is `x-amz-acl`. So names are compared *folded*, and a name that is known
+//! only when folded is refused.
 
 use std::borrow::Cow;
 
-/// What a header is for, and what it takes to send it.
+/// The meaning of a header, and the rights needed to send it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
     /// HTTP's own, end to end: it is forwarded.
     Http,
-    /// Of the connection that it came by: it is not forwarded.
+    /// The connection's: it is not forwarded.
     Connection,
-    /// Of the client's signature, or of an SDK's bookkeeping: it is not forwarded.
+    /// The client's signature, or an SDK's bookkeeping: it is not forwarded.
     Client,
-    /// S3's, and changes nothing of the answer to a read but whether it is allowed.
+    /// S3's, without influence on the answer to a read except whether it is allowed.
     Harmless,
-    /// S3's: the right to do what the request does is enough.
+    /// S3's: the right to make the request suffices.
     Plain,
-    /// The canned ACL: the public ones need all rights in the bucket.
+    /// The canned ACL: a public one needs all rights in the bucket.
     Acl,
-    /// S3's: it needs all rights in the bucket, for it changes who may do what.
+    /// S3's: it needs all rights in the bucket, because it changes rights.
     Bucket,
-    /// An archive that some endpoints unpack all over the bucket: it needs all rights there.
+    /// An archive that some endpoints unpack into the whole bucket: it needs all rights there.
     Archive,
     /// The source of a copy, which must be readable.
     Source,
@@ -32,20 +33,21 @@ pub(crate) enum Rule {
     Everywhere,
 }
 
-/// What becomes of a header.
+/// The treatment of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Known {
     /// It is known.
     As(Rule),
-    /// It is unknown and means nothing to S3: it is not forwarded.
+    /// The header is unknown and means nothing to S3: it is not forwarded.
     Foreign,
-    /// It is unknown, and an endpoint could take it for one of S3's, or for another method or target: the request is refused.
+    /// The header is unknown, and an endpoint could take it for one of S3's, or for another method
+    /// or target: the request is refused.
     Mistakable,
 }
 
 use Rule::{Acl, Archive, Bucket, Client, Connection, Everywhere, Harmless, Http, Plain, Source};
 
-/// The known headers but user metadata, in order.
+/// The known headers except user metadata, in order.
 const TABLE: &[(&str, Rule)] = &[
     ("accept", Http),
     ("accept-encoding", Http),
@@ -84,7 +86,7 @@ const TABLE: &[(&str, Rule)] = &[
     ("upgrade", Connection),
     ("user-agent", Http),
     ("x-amz-acl", Acl),
-    // AWS's SDK for C++ has it in every request.
+    // AWS's SDK for C++ sends it in every request.
     ("x-amz-api-version", Harmless),
     ("x-amz-bucket-object-lock-enabled", Plain),
     ("x-amz-bypass-governance-retention", Bucket),
@@ -93,7 +95,7 @@ const TABLE: &[(&str, Rule)] = &[
     ("x-amz-checksum-crc32c", Plain),
     ("x-amz-checksum-crc64nvme", Plain),
     ("x-amz-checksum-md5", Plain),
-    // Reads look at it themselves.
+    // The read path handles it.
     ("x-amz-checksum-mode", Harmless),
     ("x-amz-checksum-sha1", Plain),
     ("x-amz-checksum-sha256", Plain),
@@ -163,11 +165,11 @@ const TABLE: &[(&str, Rule)] = &[
     ("x-amz-write-offset-bytes", Plain),
 ];
 
-/// How names of user metadata begin.
+/// The prefix of user metadata.
 const METADATA: &str = "x-amz-meta-";
 
-/// How folded names begin that S3 has, other dialects of it, makers of gateways among each other, and servers that take another
-/// method or target from a header.
+/// Prefixes of folded names that are used by S3, by its dialects, between components of gateways,
+/// or by servers that take another method or target from a header.
 const MISTAKABLE: &[&str] = &[
     "x-account-",
     "x-amz-",
@@ -191,7 +193,7 @@ const MISTAKABLE: &[&str] = &[
     "x-tos-",
 ];
 
-/// Returns a name in lower case, with a dash for each separator.
+/// Returns a name in lower case, with every separator replaced by a dash.
 pub(crate) fn folded(name: &str) -> Cow<'_, str> {
     let is_folded = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     if name.bytes().all(is_folded) {
@@ -204,14 +206,14 @@ pub(crate) fn folded(name: &str) -> Cow<'_, str> {
     Cow::Owned(name.chars().map(fold).collect())
 }
 
-/// Returns whether a name is one of S3's for some endpoint: such a header must be signed.
+/// Returns whether some endpoint takes a name for one of S3's: such a header must be signed.
 pub(crate) fn is_of_s3(name: &str) -> bool {
-    // Most names are of other kinds.
+    // A quick check for most names.
     name.as_bytes().first().is_some_and(|byte| byte.eq_ignore_ascii_case(&b'x'))
         && folded(name).starts_with("x-amz-")
 }
 
-/// Returns what is known of a header by its name in lower case.
+/// Returns the treatment of a header by its name in lower case.
 pub(crate) fn known(name: &str) -> Known {
     if let Some(rule) = rule(name) {
         return Known::As(rule);
@@ -229,7 +231,8 @@ fn rule(name: &str) -> Option<Rule> {
     Some(TABLE[at].1)
 }
 
-/// Returns whether a header is known to be for the endpoint: a client cannot declare it a matter of one connection.
+/// Returns whether a header is known to be for the endpoint: a client cannot declare it a
+/// connection header.
 pub(crate) fn is_end_to_end(name: &str) -> bool {
     let folded = folded(name);
     match rule(&folded) {
@@ -238,12 +241,13 @@ pub(crate) fn is_end_to_end(name: &str) -> bool {
     }
 }
 
-/// Returns whether a header lets a request change more than the object that it names: a source is moved, or an archive is unpacked.
+/// Returns whether a header extends a request's effect beyond the named object: a source is moved,
+/// or an archive is unpacked.
 pub(crate) fn reaches_further(name: &str) -> bool {
     matches!(rule(name), Some(Everywhere | Archive))
 }
 
-/// Returns whether a header of a request by its name in lower case lets the answer to a read be what it is without it.
+/// Returns whether a header, by its name in lower case, has no influence on the answer to a read.
 pub(crate) fn is_harmless(name: &str) -> bool {
     !is_of_s3(name) || matches!(rule(name), Some(Harmless | Client))
 }

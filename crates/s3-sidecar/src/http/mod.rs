@@ -1,5 +1,5 @@
-//! Messages as they come: headers, where messages end, bodies, and what a request names and asks for. What is known of objects, and
-//! sockets, do not belong here.
+//! HTTP messages: headers, framing, bodies, and the target and range of a request. Knowledge about
+//! objects, and sockets, do not belong here.
 
 pub(crate) mod body;
 pub(crate) mod framing;

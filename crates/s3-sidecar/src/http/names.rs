@@ -1,10 +1,12 @@
-//! Names that an endpoint may take for one object. One that keeps objects as files folds empty segments and dots of a key, as do
-//! servers before it that normalise paths: `a//b`, `/a/b`, `a/./b`, `a/c/../b` and `a/b/` are `a/b` there, and objects of their own
-//! elsewhere. Which of it an endpoint does is not known here, so
+//! Names that an endpoint may treat as one object. An endpoint that keeps objects as files folds
+//! empty and dot segments of a key, and so do servers in front of it that normalise paths: `a//b`,
+//! `/a/b`, `a/./b`, `a/c/../b` and `a/b/` are `a/b` there, and separate objects elsewhere. Which of
+//! these an endpoint does is unknown here, so
 //!
-//! - only a *plain* name, which nothing folds, is ever answered without the endpoint;
-//! - a change of any name concerns the plain one of its [`Class`] (the others are asked for each time);
-//! - a right under a prefix must cover both what a name is and what it may be taken for.
+//! - only a *plain* name, which no endpoint folds, is ever answered without the endpoint;
+//! - a change of any name invalidates the plain one of its [`Class`] (other names are always
+//!   forwarded);
+//! - a right under a prefix must cover both the name and every name for which it may be taken.
 //!
 //! Whether the endpoint folds letter case and forms of Unicode as well is configured, by [`Names`].
 
@@ -12,16 +14,16 @@ use std::borrow::Cow;
 
 use crate::http::target::{ObjectKey, object_key};
 
-/// Which keys an endpoint takes for one, beside those with empty segments or dots.
+/// Which keys an endpoint treats as one, beside those with empty or dot segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Names {
     /// None: two keys are two objects, as in S3.
     #[default]
     Exact,
-    /// Keys that differ in letter case or in the form of Unicode, as file systems may have it.
+    /// Keys that differ only in letter case or Unicode form, as file systems may treat them.
     ///
-    /// Their tables of letters differ, and so do those of two versions of Unicode. So only ASCII is folded: of a key with other
-    /// characters it is only known that it may be any key of its bucket.
+    /// Tables of letters differ between file systems and between Unicode versions, so only ASCII is
+    /// folded: a key with other characters may be any key of its bucket.
     Folded,
 }
 
@@ -31,7 +33,8 @@ impl Names {
         self == Names::Exact || plain.is_ascii()
     }
 
-    /// Returns what all plain keys of a class have in common; each begins with what their prefixes have in common.
+    /// Returns the common form of all plain keys of a class; it begins with the common form of
+    /// their prefixes.
     pub(crate) fn folded(self, key: &[u8]) -> Cow<'_, [u8]> {
         match self {
             Names::Folded if key.iter().any(u8::is_ascii_uppercase) => Cow::Owned(key.to_ascii_lowercase()),
@@ -39,7 +42,8 @@ impl Names {
         }
     }
 
-    /// Returns the beginning of the [folded](Self::folded) plain names of all keys that may be taken for one with this prefix.
+    /// Returns the beginning of the [folded](Self::folded) plain names of all keys that may be
+    /// taken for one with this prefix.
     pub(crate) fn folded_prefix(self, prefix: &[u8]) -> Cow<'_, [u8]> {
         let plain = plain_prefix(prefix);
         let has_class = |byte: &u8| self == Names::Exact || byte.is_ascii();
@@ -51,19 +55,21 @@ impl Names {
     }
 }
 
-/// The identity of the object that all names of a class may be: whatever is made void by name is made void by this.
+/// The identity of the object that all names of a class may denote: invalidation by name uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Class(ObjectKey);
 
 impl Class {
-    /// Returns the class of a key in a bucket; `None` if the key may be any of the bucket, or the bucket itself.
+    /// Returns the class of a key in a bucket; `None` if the key may be any of the bucket, or the
+    /// bucket itself.
     pub(crate) fn of(names: Names, bucket: &str, key: &[u8]) -> Option<Class> {
         let plain = plain(key);
         let is_one = !plain.is_empty() && names.has_class(&plain);
         is_one.then(|| Class(object_key(bucket, &names.folded(&plain))))
     }
 
-    /// Returns the class of an object that may be answered without the endpoint; `None` if this one may not be.
+    /// Returns the class of an object that may be answered without the endpoint; `None` if this one
+    /// may not be.
     pub(crate) fn of_answerable(names: Names, bucket: &str, key: &[u8], object: ObjectKey) -> Option<Class> {
         let is_answerable = is_plain(key) && names.has_class(key);
         is_answerable.then(|| match names.folded(key) {
@@ -72,7 +78,7 @@ impl Class {
         })
     }
 
-    /// Returns the identity of its plain name.
+    /// Returns the identity of the plain name.
     pub(crate) fn key(self) -> ObjectKey {
         self.0
     }
@@ -86,17 +92,17 @@ fn segments(key: &[u8]) -> impl Iterator<Item = &[u8]> {
     key.split(|byte| *byte == b'/')
 }
 
-/// Returns whether no endpoint takes a key for another one.
+/// Returns whether no endpoint takes the key for another one.
 pub(crate) fn is_plain(key: &[u8]) -> bool {
     !segments(key).any(is_folded_segment)
 }
 
-/// Returns whether a key has a segment of dots, which leads elsewhere where a key is a path.
+/// Returns whether a key has a dot segment, which leads elsewhere if the key is a path.
 pub(crate) fn has_dots(key: &[u8]) -> bool {
     segments(key).any(|segment| matches!(segment, b"." | b".."))
 }
 
-/// Returns the plain name of a key's class; empty where there is none.
+/// Returns the plain name of a key's class; empty if there is none.
 pub(crate) fn plain(key: &[u8]) -> Cow<'_, [u8]> {
     if is_plain(key) {
         return Cow::Borrowed(key);
@@ -104,8 +110,9 @@ pub(crate) fn plain(key: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned(resolved(segments(key)).join(&b'/'))
 }
 
-/// Returns whether something holds for a key, and for what an endpoint may take it for: the whole bucket where it has dots. A slash at
-/// the end stays: a folder and a file of one name cannot be there at a time.
+/// Returns whether a condition holds for a key, and for every key for which an endpoint may take
+/// it: for the whole bucket if it has dot segments. A trailing slash stays, because a folder and a
+/// file cannot have the same name.
 pub(crate) fn holds_for(key: &[u8], holds: impl Fn(&[u8]) -> bool) -> bool {
     if has_dots(key) {
         return holds(b"");
@@ -120,13 +127,13 @@ pub(crate) fn holds_for(key: &[u8], holds: impl Fn(&[u8]) -> bool) -> bool {
     holds(key) && holds(&plain)
 }
 
-/// Returns the beginning of the plain names of all keys that begin so.
+/// Returns the beginning of the plain names of all keys with this prefix.
 pub(crate) fn plain_prefix(prefix: &[u8]) -> Cow<'_, [u8]> {
     let (folders, last) = match prefix.iter().rposition(|byte| *byte == b'/') {
         Some(at) => (&prefix[..at], &prefix[at + 1..]),
         None => (&b""[..], prefix),
     };
-    // The last segment may go on: one of dots as a name, or as two dots.
+    // The last segment may continue: one of dots as a name, or as two dots.
     if prefix.is_empty()
         || (folders.is_empty() || is_plain(folders)) && prefix[0] != b'/' && last.first() != Some(&b'.')
     {
@@ -240,7 +247,7 @@ mod tests {
                 let key = format!("{prefix}{end}");
                 let plain = plain(key.as_bytes());
                 let is_short = plain.len() < folded.len();
-                // One that ends where the prefix does is shorter by its slash.
+                // A name that ends where the prefix does is shorter by its slash.
                 let begins = plain.starts_with(&folded) || is_short && folded.starts_with(&plain);
                 assert!(begins, "{key}: {} after {}", text(&plain), text(&folded));
             }

@@ -1,5 +1,5 @@
-//! Which reads are understood: `GET` of an object as it is, whole or one range, and `HEAD`. Everything else is forwarded as it
-//! came.
+//! The reads that the sidecar handles: `GET` of a plain object, whole or one range, and `HEAD`.
+//! Everything else is forwarded unchanged.
 
 use std::ops::Range;
 
@@ -14,10 +14,10 @@ use crate::http::headers::is_harmless;
 use crate::http::names::Class;
 use crate::http::target::{ObjectKey, Target, object_key};
 
-/// An entry's place: the object, and whether the endpoint was asked for its checksums.
+/// The place of a cache entry: the object, and whether the endpoint was asked for its checksums.
 pub(crate) type Place = (ObjectKey, bool);
 
-/// A read that is understood.
+/// A read that the sidecar handles.
 #[derive(Debug)]
 pub(crate) struct Read {
     pub(crate) bucket: Box<str>,
@@ -26,13 +26,13 @@ pub(crate) struct Read {
     pub(crate) key: ObjectKey,
     /// The identity by which what is known of the object is kept and made void: that of its class, or `key`.
     pub(crate) kept_as: ObjectKey,
-    /// Whether no body is asked for.
+    /// Whether the read asks for no body.
     pub(crate) is_head: bool,
-    /// The one range that is asked for; `None` for the whole object.
+    /// The requested range; `None` for the whole object.
     pub(crate) range: Option<Asked>,
-    /// Whether the endpoint is to send its checksums: its headers differ then.
+    /// Whether the endpoint is asked for checksums, which change its headers.
     pub(crate) has_checksums: bool,
-    /// Whether the client has a condition on what it already has, which the endpoint decides.
+    /// Whether the client has a condition on its own copy, which the endpoint decides.
     pub(crate) is_conditional: bool,
     pub(crate) signed: SignedHeaders,
 }
@@ -42,7 +42,7 @@ pub(crate) struct Read {
 pub(crate) enum SignedHeaders {
     /// Those, separated by semicolons.
     These(String),
-    /// Unknown: all of them, perhaps.
+    /// Unknown: perhaps all of them.
     All,
 }
 
@@ -75,7 +75,7 @@ impl SignedHeaders {
     }
 }
 
-/// Parameters that change nothing of the answer: presigned requests, and a word of newer SDKs.
+/// Parameters without influence on the answer: those of presigned requests, and one of newer SDKs.
 const HARMLESS_PARAMETERS: [&str; 12] = [
     "x-amz-algorithm",
     "x-amz-credential",
@@ -92,7 +92,7 @@ const HARMLESS_PARAMETERS: [&str; 12] = [
 ];
 
 impl Read {
-    /// Returns the read that a request with this head is; `None` if it is none that is understood.
+    /// Returns the read in a request's head; `None` if the sidecar does not handle it.
     pub(crate) fn understand(head: &Parts, target: &Target<'_>) -> Option<Read> {
         let Target::Object(bucket, name) = target else { return None };
         let headers = &head.headers;
@@ -111,7 +111,7 @@ impl Read {
         if !parameters(&head.uri).all(is_parameter_harmless) {
             return None;
         }
-        // An endpoint of websites answers what the client accepts.
+        // A website endpoint's answer depends on the client's `Accept` headers.
         if !headers.keys().all(|name| is_harmless(name.as_str()))
             || headers.get(ACCEPT).is_some_and(|accept| accept == "text/html")
         {
@@ -125,7 +125,7 @@ impl Read {
         let mut ranges = headers.get_all(RANGE).into_iter();
         let range = match (ranges.next(), ranges.next()) {
             (None, _) => None,
-            // Whether it counts without a body, endpoints disagree.
+            // Endpoints disagree whether a range applies to `HEAD`.
             _ if is_head => return None,
             (Some(range), None) => Some(Asked::parse(range.to_str().ok()?)?),
             _ => return None,
@@ -147,30 +147,30 @@ impl Read {
 }
 
 impl Read {
-    /// States that the request goes on without the client's signature, so that it covers nothing, and that what is known of the object
-    /// is made void by its class.
+    /// Notes that the request is sent without the client's signature, which therefore covers
+    /// nothing, and that the object is invalidated by its class.
     pub(crate) fn take_over(&mut self, class: Class) {
         self.signed = SignedHeaders::These(String::new());
         self.kept_as = class.key();
     }
 
-    /// Returns the place of what is known of the object.
+    /// Returns the place of the object's cache entry.
     pub(crate) fn place(&self) -> Place {
         (self.kept_as, self.has_checksums)
     }
 }
 
-/// Returns whether `Cache-Control` states that nothing is to be kept.
+/// Returns whether `Cache-Control` forbids storing.
 pub(crate) fn is_never_stored(headers: &HeaderMap) -> bool {
     has_directive(headers, "no-store")
 }
 
-/// Returns whether `Cache-Control` has this word.
+/// Returns whether `Cache-Control` has this directive.
 pub(crate) fn has_directive(headers: &HeaderMap, directive: &str) -> bool {
     directives(headers).any(|word| word.eq_ignore_ascii_case(directive))
 }
 
-/// Returns the words of `Cache-Control`.
+/// Returns the directives of `Cache-Control`.
 pub(crate) fn directives(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     let values = headers.get_all(CACHE_CONTROL).into_iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).map(str::trim)
@@ -181,17 +181,17 @@ pub(crate) fn parameters(uri: &Uri) -> impl Iterator<Item = (&str, &str)> {
     parts.map(|part| part.split_once('=').unwrap_or((part, "")))
 }
 
-/// What a `Range` header asks for.
+/// The content of a `Range` header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
-    /// From the first byte to the second, inclusive; to the end without one.
+    /// From the first byte to the second, inclusive; without one, to the end.
     From(u64, Option<u64>),
-    /// As many of the last bytes.
+    /// This many of the last bytes.
     Last(u64),
 }
 
 impl Asked {
-    /// Reads the value of a `Range` header. `None` if it is not one range of bytes.
+    /// Parses a `Range` header; `None` unless it is one range of bytes.
     pub(crate) fn parse(value: &str) -> Option<Self> {
         let (first, last) = value.strip_prefix("bytes=")?.split_once('-')?;
         match (first, last) {
@@ -204,7 +204,7 @@ impl Asked {
         }
     }
 
-    /// Returns the bytes of an object of `size` bytes; `None` if there are none.
+    /// Returns the range within an object of `size` bytes; `None` if it is empty.
     pub(crate) fn within(self, size: u64) -> Option<Range<u64>> {
         let range = match self {
             Asked::From(first, last) => first..last.map_or(size, |last| last.saturating_add(1).min(size)),
@@ -214,7 +214,7 @@ impl Asked {
     }
 }
 
-/// Reads `Content-Range: bytes FIRST-LAST/SIZE`: the range and the object's size.
+/// Parses `Content-Range: bytes FIRST-LAST/SIZE` into the range and the object's size.
 pub(crate) fn parse_content_range(value: &str) -> Option<(Range<u64>, u64)> {
     let (range, size) = value.strip_prefix("bytes ")?.split_once('/')?;
     let (first, last) = range.split_once('-')?;
@@ -222,7 +222,7 @@ pub(crate) fn parse_content_range(value: &str) -> Option<(Range<u64>, u64)> {
     (first <= last && last < size).then(|| (first..last + 1, size))
 }
 
-/// Digits alone: `parse` takes a plus sign as well.
+/// Only digits, because `parse` also accepts a plus sign.
 fn number(text: &str) -> Option<u64> {
     (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())).then(|| text.parse().ok())?
 }

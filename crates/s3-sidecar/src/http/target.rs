@@ -1,4 +1,5 @@
-//! What a request names: bucket and key, by path (`NAME/BUCKET/KEY`) or by host (`BUCKET.NAME/KEY`).
+//! The target of a request: bucket and key, by path (`NAME/BUCKET/KEY`) or by host
+//! (`BUCKET.NAME/KEY`).
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -20,7 +21,7 @@ impl Addressing {
         Self { domains: domains.iter().map(|name| name.to_ascii_lowercase()).collect() }
     }
 
-    /// Returns what a host and a path name.
+    /// Returns the target of a host and a path.
     pub(crate) fn target<'a>(&self, host: &'a str, path: &'a str) -> Target<'a> {
         let host = match without_port(host) {
             host if host.bytes().any(|byte| byte.is_ascii_uppercase()) => {
@@ -41,7 +42,7 @@ impl Addressing {
         };
         match () {
             () if bucket.is_empty() && key.is_empty() => Target::Service,
-            // What the endpoint makes of these, only it knows.
+            // Only the endpoint knows the meaning of these.
             () if bucket.is_empty() || bucket.contains('%') || bucket.len() > BUCKET_BYTES_MAX => {
                 Target::Unknown
             }
@@ -51,7 +52,8 @@ impl Addressing {
         }
     }
 
-    /// Returns the identity of the object that a host and a path name; `None` if they name none, or if the host is not known.
+    /// Returns the identity of the object in a host and a path; `None` if there is none, or the
+    /// host is unknown.
     #[cfg(test)]
     pub(crate) fn object(&self, host: &str, path: &str) -> Option<ObjectKey> {
         match self.target(host, path) {
@@ -61,21 +63,21 @@ impl Addressing {
     }
 }
 
-/// The longest name of a bucket in bytes: those of S3 have 63, older ones had 255.
+/// The longest bucket name in bytes: S3's have at most 63, older ones 255.
 const BUCKET_BYTES_MAX: usize = 255;
 
-/// What a request names.
+/// The target of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Target<'a> {
     /// An object: its bucket and its decoded key.
     Object(Cow<'a, str>, Cow<'a, [u8]>),
-    /// Something in a bucket: the key is not encoded as keys are.
+    /// Something in a bucket whose key is not encoded properly.
     IllEncoded(Cow<'a, str>),
     /// A bucket.
     Bucket(Cow<'a, str>),
     /// The endpoint itself.
     Service,
-    /// Whether the host has a bucket in it, only the endpoint knows.
+    /// Only the endpoint knows whether the host contains a bucket.
     Unknown,
 }
 
@@ -105,7 +107,7 @@ fn start(text: Cow<'_, str>, len: usize) -> Cow<'_, str> {
     }
 }
 
-/// Returns whether a host, in lower case and without a port, can have no bucket in it.
+/// Returns whether a host, in lower case and without a port, cannot contain a bucket.
 fn is_local(host: &str) -> bool {
     let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     host == "localhost" || address.parse::<IpAddr>().is_ok()

@@ -1,4 +1,4 @@
-//! One connection of a client: HTTP/1.1 with limits on heads and time.
+//! One client connection: HTTP/1.1 with limits on heads and time.
 
 use std::convert::Infallible;
 use std::io;
@@ -22,7 +22,7 @@ use crate::shared::Shared;
 /// Serves a connection to its end, or to the end of its request once `end` closes.
 ///
 /// # Errors
-/// One line: what the client did wrong, or how its connection broke.
+/// One line: the client's mistake, or the reason why the connection broke.
 pub(crate) async fn serve(
     shared: &Arc<Shared>,
     upstream: &Arc<Upstream>,
@@ -40,7 +40,7 @@ pub(crate) async fn serve(
         .max_headers(config.headers_max)
         .max_header_size(config.head_bytes_max)
         .timer(TokioTimer::new())
-        // Also the time for which a connection may be idle between two requests.
+        // Also the idle time allowed between two requests.
         .header_read_timeout(config.client_idle_max)
         .max_buf_size(config.head_bytes_max)
         .preserve_header_case(true)
@@ -53,9 +53,9 @@ pub(crate) async fn serve(
     connection.await.map_err(|error| error.to_string())
 }
 
-/// What can take bytes that were written before, while a call waits.
+/// A stream that can send earlier bytes while a write waits.
 pub(crate) trait Progress {
-    /// Returns how many bytes have gone that way.
+    /// Returns the number of bytes sent.
     fn sent(&self) -> u64 {
         0
     }
@@ -63,11 +63,11 @@ pub(crate) trait Progress {
 
 impl<S> Progress for cached_tls::TlsStream<S> {}
 
-/// The connection.
+/// A connection with a time limit for writes without progress.
 pub(crate) struct Stall<S> {
     socket: S,
     time_max: Duration,
-    /// The number of bytes that had gone when the timer was started.
+    /// The number of bytes sent when the timer was started.
     sent: u64,
     /// Runs while a write waits.
     timer: Option<Pin<Box<Sleep>>>,

@@ -1,4 +1,4 @@
-//! What operators and other programs may do to a running sidecar.
+//! Commands of operators and other programs to a running sidecar.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,13 +10,14 @@ use serde::Deserialize;
 use crate::policy::{BucketTerms, CachePolicy, Policies, Rule};
 use crate::shared::Shared;
 
-/// A handle on a running sidecar. It keeps nothing of it: after its end every command fails. Cheap to clone.
+/// A handle to a running sidecar. It does not keep the sidecar alive: after its end every command
+/// fails. Cheap to clone.
 #[derive(Clone)]
 pub struct SidecarControl {
     shared: Weak<Shared>,
 }
 
-/// What is to be invalidated.
+/// The target of an invalidation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Invalidation {
     /// An object.
@@ -37,19 +38,19 @@ pub enum Invalidation {
     All,
 }
 
-/// Why a command to a sidecar fails: one line.
+/// Why a command to a sidecar failed: one line.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ControlError {
     /// The sidecar has ended.
     #[error("the S3 sidecar has ended")]
     Ended,
-    /// The endpoint is asked at each read, so that there is nothing to invalidate.
+    /// The endpoint is asked at each read, so there is nothing to invalidate.
     #[error(
         "s3.auth is \"gateway\": the endpoint is asked at each read, and nothing needs to be invalidated"
     )]
     AlwaysAsks,
-    /// The command cannot be understood.
+    /// The command is invalid.
     #[error("{0}")]
     Wrong(String),
 }
@@ -68,8 +69,8 @@ impl SidecarControl {
         if shared.config.auth.is_here() { Ok(shared) } else { Err(ControlError::AlwaysAsks) }
     }
 
-    /// Makes void what is known of objects, in a time that does not depend on their number. Every read that begins after this
-    /// returns is answered with what the endpoint had after it was called.
+    /// Invalidates cached objects, in constant time. Every read that begins after this returns is
+    /// answered with a state of the endpoint from after the call.
     ///
     /// # Errors
     /// [`ControlError`].
@@ -94,11 +95,11 @@ impl SidecarControl {
         Ok(())
     }
 
-    /// Takes a notification of a bucket, as S3, MinIO and radosgw send them: what is known of the objects that it names is void.
-    /// Returns the number of its records.
+    /// Handles a bucket notification of S3, MinIO or radosgw: invalidates the objects that it
+    /// names. Returns the number of its records.
     ///
     /// # Errors
-    /// [`ControlError`]; then none of it was taken.
+    /// [`ControlError`]; then nothing was invalidated.
     pub fn take_events(&self, body: &[u8]) -> Result<usize, ControlError> {
         let shared = self.remembering()?;
         let named = parse_notification(body).map_err(ControlError::Wrong)?;
@@ -109,7 +110,7 @@ impl SidecarControl {
         Ok(named.len())
     }
 
-    /// Replaces the policies. Requests under way go on with the old ones.
+    /// Replaces the policies. Requests in progress continue with the old ones.
     ///
     /// # Errors
     /// [`ControlError::Wrong`]; then the old ones stay.
@@ -122,7 +123,7 @@ impl SidecarControl {
         Ok(())
     }
 
-    /// Replaces what buckets have for themselves.
+    /// Replaces the terms of buckets.
     ///
     /// # Errors
     /// [`ControlError::Wrong`]; then nothing has changed.
@@ -136,7 +137,8 @@ impl SidecarControl {
         Ok(())
     }
 
-    /// Has the file of the access log opened anew, for it may have been renamed. Does nothing without one, or after the end.
+    /// Reopens the file of the access log, which may have been renamed. Does nothing without one,
+    /// or after the end.
     pub fn reopen_access_log(&self) {
         if let Ok(shared) = self.shared()
             && let Some(log) = &shared.access_log
@@ -155,14 +157,14 @@ impl fmt::Debug for SidecarControl {
 /// The largest number of records of a notification.
 const RECORDS_MAX: usize = 10_000;
 
-/// The longest key in bytes: three times S3's, as it may be encoded.
+/// The longest key in bytes: three times S3's limit, because it may be encoded.
 const KEY_BYTES_MAX: usize = 3 * 1024;
 
-/// An object that a notification names.
+/// An object named in a notification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Named {
     pub(crate) bucket: String,
-    /// Its key in each form that it may have been meant in.
+    /// Its key in each form that may be meant.
     pub(crate) keys: Vec<Vec<u8>>,
 }
 
@@ -196,10 +198,10 @@ struct Object {
     key: String,
 }
 
-/// Returns the objects that a notification names.
+/// Returns the objects named in a notification.
 ///
 /// # Errors
-/// One line: why it is none.
+/// One line: why it is not a notification.
 pub(crate) fn parse_notification(body: &[u8]) -> Result<Vec<Named>, String> {
     let right = "an event record of S3 has Records[].s3.bucket.name and .object.key";
     let notification: Notification =
@@ -222,7 +224,8 @@ pub(crate) fn parse_notification(body: &[u8]) -> Result<Vec<Named>, String> {
     records.into_iter().enumerate().map(named).collect()
 }
 
-/// Returns the keys that a key in a record may mean: S3 and MinIO encode it as in a form, radosgw does not always.
+/// Returns the keys that a key in a record may mean: S3 and MinIO form-encode it, radosgw not
+/// always.
 fn forms(key: &str) -> Vec<Vec<u8>> {
     let spaced = key.replace('+', " ");
     let decode = |text: &str| Cow::<[u8]>::from(percent_decode_str(text)).into_owned();
