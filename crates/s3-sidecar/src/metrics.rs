@@ -1,4 +1,4 @@
-//! What is counted.
+//! The sidecar's counters.
 
 use cached_metrics::{Counter, Gauge, LabelledMetric, counters};
 
@@ -25,7 +25,7 @@ const BYTES: LabelledMetric<1> = LabelledMetric::new(
 );
 
 counters! {
-    /// The counts of a sidecar.
+    /// The counters of a sidecar.
     #[derive(Debug, Default)]
     #[non_exhaustive]
     pub struct Counts {
@@ -93,24 +93,24 @@ impl Counts {
 pub(crate) enum Outcome {
     /// From memory.
     Hit,
-    /// From memory, after the endpoint has stated that it holds.
+    /// From memory, after the endpoint has confirmed the object.
     Revalidated,
-    /// From memory, as the endpoint does not answer.
+    /// From memory, because the endpoint does not answer.
     Stale,
-    /// From memory: it is not there.
+    /// From memory: the object is missing.
     Absent,
     /// By the endpoint, and kept.
     Miss,
     /// By the endpoint.
     Passed,
-    /// With an error of the proxy's own: the request cannot be forwarded.
+    /// With an error of the proxy: the request cannot be forwarded.
     Refused,
-    /// With an error of the proxy's own: the endpoint does not answer.
+    /// With an error of the proxy: the endpoint does not answer.
     Failed,
 }
 
 impl Outcome {
-    /// Returns the word for it in metrics and the access log.
+    /// Returns the outcome's name in metrics and the access log.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Outcome::Hit => "hit",

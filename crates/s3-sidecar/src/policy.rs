@@ -1,5 +1,5 @@
-//! What holds for the objects of buckets: for how long what is known answers reads without the endpoint, by bucket and prefix, and what a
-//! bucket has of the memory and of the endpoint for itself.
+//! Policies of buckets and prefixes: how long remembered objects answer reads without the endpoint;
+//! and the terms of buckets: their shares of the memory and of the endpoint.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -7,12 +7,12 @@ use std::time::Duration;
 use blocker::{Namespace, NamespaceKey, WriteMode};
 use cached_core::object::NamespaceConfig;
 
-/// For how long what is known of an object answers reads.
+/// How long a remembered object answers reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fresh {
-    /// For so long since the endpoint was asked; zero to ask at each read.
+    /// For this long since the endpoint was asked; zero to ask at each read.
     For(Duration),
-    /// For ever, until a change passes through the sidecar or is announced to it.
+    /// Forever, until a change passes through the sidecar or is announced to it.
     Immutable,
 }
 
@@ -26,11 +26,11 @@ impl Fresh {
 /// How reads of some objects are answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CachePolicy {
-    /// For how long what is known is fresh.
+    /// How long a remembered object is fresh.
     pub fresh: Fresh,
-    /// For how long beyond that it answers while the endpoint is away.
+    /// How long it is used beyond that while the endpoint is unreachable.
     pub stale_if_error: Duration,
-    /// For how long it is remembered that an object is not there.
+    /// How long an object is remembered as missing.
     pub negative: Duration,
     /// Whether anything is kept at all.
     pub caches: bool,
@@ -43,30 +43,30 @@ impl Default for CachePolicy {
     }
 }
 
-/// What holds for the objects of a bucket whose keys begin with a prefix.
+/// The policy of a bucket's objects with a key prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// The name of the bucket.
     pub bucket: String,
-    /// The beginning of the keys; empty for all. The longest one decides.
+    /// The prefix; empty for all keys. The longest one decides.
     pub prefix: String,
-    /// What holds.
+    /// The policy.
     pub policy: CachePolicy,
 }
 
-/// The policies: rules for buckets and prefixes, and what holds for all other objects.
+/// The policies: rules for buckets and prefixes, and a default.
 #[derive(Clone, Debug)]
 pub(crate) struct Policies {
     default: CachePolicy,
-    /// For each bucket its prefixes, the longest first.
+    /// The prefixes of each bucket, the longest first.
     buckets: HashMap<String, Vec<(Vec<u8>, CachePolicy)>>,
 }
 
 impl Policies {
-    /// Returns the policies that these rules make.
+    /// Returns the policies of these rules.
     ///
     /// # Errors
-    /// The first rule that cannot be meant, in one line.
+    /// The first contradictory rule, in one line.
     pub(crate) fn new(default: CachePolicy, rules: &[Rule]) -> Result<Self, String> {
         let mut buckets: HashMap<String, Vec<(Vec<u8>, CachePolicy)>> = HashMap::new();
         for Rule { bucket, prefix, policy } in rules {
@@ -89,7 +89,7 @@ impl Policies {
         Ok(Self { default, buckets })
     }
 
-    /// Returns what holds for an object: the rule of its bucket with the longest prefix of its key.
+    /// Returns the policy of an object: the rule of its bucket with the longest prefix of its key.
     pub(crate) fn of(&self, bucket: &str, key: &[u8]) -> CachePolicy {
         let rules = self.buckets.get(bucket).into_iter().flatten();
         let mut matching = rules.filter(|(prefix, _)| key.starts_with(prefix));
@@ -97,11 +97,11 @@ impl Policies {
     }
 }
 
-/// The most rules: each read of an object looks at those of its bucket.
+/// The most rules: each read of an object checks those of its bucket.
 const RULES_MAX: usize = 1024;
 
 impl Fresh {
-    /// Returns whether what is known since the endpoint was asked `age` ago is still fresh.
+    /// Returns whether an object is still fresh if the endpoint was asked `age` ago.
     pub(crate) fn holds(self, age: Duration) -> bool {
         match self {
             Fresh::For(time) => age < time,
@@ -111,7 +111,7 @@ impl Fresh {
 }
 
 impl CachePolicy {
-    /// Returns whether what is known since `age` may answer while the endpoint is away.
+    /// Returns whether an object of this age may be used while the endpoint is unreachable.
     pub(crate) fn is_usable_without_endpoint(&self, age: Duration) -> bool {
         match self.fresh {
             Fresh::For(time) => {
@@ -131,23 +131,24 @@ pub struct BucketTerms {
     pub memory_bytes_min: Option<u64>,
     /// The most memory for its bodies, in bytes.
     pub memory_bytes_max: Option<u64>,
-    /// How much a miss of it counts beside a miss of the others, when memory goes to where it gains most.
+    /// The weight of its misses, beside those of other buckets, when memory moves to where it gains
+    /// most.
     pub memory_weight: Option<u32>,
-    /// The most requests to the endpoint a second.
+    /// The most requests to the endpoint per second.
     pub requests_per_second_max: Option<u64>,
-    /// The most bytes of bodies to and from the endpoint a second.
+    /// The most bytes of bodies to and from the endpoint per second.
     pub bytes_per_second_max: Option<u64>,
 }
 
-/// The highest rates: what is beyond them needs no limit.
+/// The highest rates: beyond them no limit is needed.
 const REQUESTS_PER_SECOND_MAX: u64 = 10_000_000;
 const BYTES_PER_SECOND_MAX: u64 = 1 << 40;
 
-/// The least rate of bytes: a bucket of memory.
+/// The least byte rate: one bucket of memory.
 const BYTES_PER_SECOND_MIN: u64 = 4096;
 
 impl BucketTerms {
-    /// Returns what the object cache is to know of the bucket; `None` if it has no share of the memory.
+    /// Returns the bucket's settings in the object cache; `None` if it has no share of the memory.
     pub(crate) fn namespace(&self) -> Option<NamespaceConfig> {
         let shares = [
             (NamespaceKey::MemoryBytesMin, self.memory_bytes_min),
@@ -158,16 +159,16 @@ impl BucketTerms {
             return None;
         }
         let name = Namespace::copy_from(self.bucket.as_bytes()).ok()?;
-        // Nothing is ever written to it.
+        // The cache is never written to by clients.
         let config = NamespaceConfig::new(name, WriteMode::Through);
         Some(shares.into_iter().fold(config, |config, (key, value)| config.with(key, value)))
     }
 }
 
-/// Checks what buckets have for themselves, as far as the memory has no part in it.
+/// Checks the terms of buckets, except for the memory.
 ///
 /// # Errors
-/// The first that cannot be meant, in one line.
+/// The first contradictory terms, in one line.
 pub(crate) fn check_terms(all: &[BucketTerms]) -> Result<(), String> {
     let mut names = HashSet::new();
     for terms in all {

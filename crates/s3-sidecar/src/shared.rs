@@ -1,4 +1,4 @@
-//! What all threads share.
+//! State shared by all threads.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::memory::pieces::Pieces;
 use crate::metrics::Counts;
 use crate::policy::Policies;
 
-/// What all threads share.
+/// State shared by all threads.
 pub(crate) struct Shared {
     pub(crate) config: SidecarConfig,
     pub(crate) addressing: Addressing,
@@ -30,9 +30,9 @@ pub(crate) struct Shared {
     pub(crate) fills: Arc<Fills>,
     pub(crate) asking: Arc<Asking>,
     pub(crate) counts: Arc<Counts>,
-    /// Opens when the endpoint cannot be reached.
+    /// Opens when the endpoint is unreachable.
     pub(crate) breaker: Arc<Breaker>,
-    /// Opens when it does not answer questions that memory can answer.
+    /// Opens when the endpoint does not answer questions that memory can answer.
     pub(crate) slow: Breaker,
     pub(crate) held: Arc<Held>,
     pub(crate) access_log: Option<Arc<AccessLog>>,

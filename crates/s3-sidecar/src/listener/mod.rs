@@ -1,5 +1,5 @@
-//! The running sidecar: sockets, connections, which way each request takes, and commands of operators. Decisions about single reads
-//! and changes do not belong here.
+//! The running sidecar: sockets, connections, routing of requests, and operators' commands.
+//! Decisions about single reads and changes do not belong here.
 
 pub(crate) mod connection;
 pub(crate) mod control;

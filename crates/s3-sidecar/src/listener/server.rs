@@ -1,4 +1,5 @@
-//! Sockets and threads: each thread has a runtime, a share of the connections, and connections of its own to the endpoint.
+//! Sockets and threads: each thread has a runtime, a share of the client connections, and its own
+//! connections to the endpoint.
 
 use std::net::{SocketAddr, TcpListener as StdListener, ToSocketAddrs};
 use std::sync::Arc;
@@ -32,16 +33,16 @@ use crate::memory::pieces::Pieces;
 use crate::metrics::Counts;
 use crate::shared::Shared;
 
-/// Why a sidecar cannot be started: one line each.
+/// Why a sidecar cannot start, in one line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SidecarError {
-    /// A value cannot work.
+    /// A value is wrong.
     #[error("s3.{key}: {why}")]
     Config {
         /// The key.
         key: &'static str,
-        /// What is wrong with its value.
+        /// The mistake in its value.
         why: String,
     },
     /// An address cannot be listened on.
@@ -57,7 +58,7 @@ pub enum SidecarError {
     Thread(io::Error),
 }
 
-/// A running sidecar. It ends when this is dropped.
+/// A running sidecar. Dropping it ends the sidecar.
 pub struct Sidecar {
     shared: Arc<Shared>,
     addresses: Vec<SocketAddr>,
@@ -65,7 +66,7 @@ pub struct Sidecar {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// How long accepting pauses when the system has no descriptor or memory for a connection.
+/// How long accepting pauses when the system has no descriptors or memory for a connection.
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Sidecar {
@@ -86,7 +87,7 @@ impl Sidecar {
         let pieces = Pieces::new(config.memory_bytes, config.heads_max, &config.terms, config.tls.is_none())
             .map_err(|error| SidecarError::Config { key: "memory_bytes", why: error.to_string() })?;
         let heads = Heads::new(config.heads_max, config.heads_bytes_max);
-        // An endpoint takes no longer over a change than over its answer.
+        // A change takes the endpoint no longer than its answer.
         let absents = Absents::new(config.absent_max);
         let knowledge = Knowledge::new(heads, absents, config.response_timeout, config.names);
         let opened = config.access_log.as_ref().map(AccessLog::start).transpose();
@@ -139,37 +140,38 @@ impl Sidecar {
         Ok(sidecar)
     }
 
-    /// Returns the addresses it listens on.
+    /// Returns the addresses on which the sidecar listens.
     #[must_use]
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
 
-    /// Returns what is counted.
+    /// Returns the counters.
     #[must_use]
     pub fn counts(&self) -> &Arc<Counts> {
         &self.shared.counts
     }
 
-    /// Returns the secrets, to be read again.
+    /// Returns the secrets, which can be read again.
     #[must_use]
     pub fn secrets(&self) -> Secrets {
         self.shared.config.secrets.clone()
     }
 
-    /// Returns what shows the counts and sizes as metrics.
+    /// Returns the collector of counters and sizes as metrics.
     #[must_use]
     pub fn metrics(&self) -> Arc<dyn Collect> {
         Arc::new(Metrics(Arc::clone(&self.shared)))
     }
 
-    /// Returns a handle with which it is commanded.
+    /// Returns a handle for commands.
     #[must_use]
     pub fn control(&self) -> SidecarControl {
         SidecarControl::new(&self.shared)
     }
 
-    /// Closes the listeners; requests under way go on until they are answered, or for the configured time.
+    /// Closes the listeners; requests in progress continue until they are answered, or for the
+    /// configured time.
     pub fn request_end(&self) {
         drop(self.end.lock().take());
     }
@@ -223,7 +225,7 @@ impl fmt::Debug for Sidecar {
     }
 }
 
-/// Opens the sockets of one address, which may be a name of several.
+/// Opens the sockets of one address, which may be a name with several addresses.
 fn open(address: &str) -> Result<Vec<StdListener>, SidecarError> {
     let failed = |cause| SidecarError::Listen { address: address.to_owned(), cause };
     let mut sockets = Vec::new();
@@ -243,7 +245,7 @@ fn listeners(runtime: &Runtime, sockets: Vec<StdListener>) -> Result<Vec<TcpList
     sockets.into_iter().map(TcpListener::from_std).collect::<Result<_, _>>().map_err(SidecarError::Thread)
 }
 
-/// What the connections of a thread have in common.
+/// State shared by the connections of a thread.
 #[derive(Clone)]
 struct Worker {
     shared: Arc<Shared>,
@@ -254,7 +256,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// Accepts connections until the end, then waits for those that are left.
+    /// Accepts connections until the end, then waits for the remaining ones.
     async fn run(
         self,
         listeners: Vec<TcpListener>,
@@ -307,7 +309,7 @@ impl Worker {
     async fn serve(self, socket: TcpStream, peer: SocketAddr, _permit: OwnedSemaphorePermit) {
         let now = &self.shared.counts.connections_now;
         now.add(1.0);
-        // Only a matter of speed.
+        // Only affects speed.
         let _ = socket.set_nodelay(true);
         let (shared, upstream, end) = (&self.shared, &self.upstream, self.end.clone());
         let served = match &shared.config.tls {
@@ -327,15 +329,15 @@ impl Worker {
     }
 }
 
-/// Answers a connection beyond the limit, as far as that takes no waiting.
+/// Answers a connection beyond the limit, if that is possible without waiting.
 fn refuse(socket: &TcpStream, has_tls: bool) {
     const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-type: application/xml\r\n\
         content-length: 86\r\n\r\n<Error><Code>SlowDown</Code><Message>cached has no connection free.</Message></Error>\n";
-    // A small answer fits into the socket's buffer; a client that has gone already does not miss it.
+    // A small answer fits into the socket's buffer; if the client has gone, it does not matter.
     let _ = socket.try_write(if has_tls { cached_tls::BUSY } else { BUSY });
 }
 
-/// Adds the metrics.
+/// Adds the metrics of buckets.
 pub(crate) fn collect_of_buckets(shared: &Shared, into: &mut Families) {
     let lanes = shared.lanes.all();
     if lanes.is_empty() {

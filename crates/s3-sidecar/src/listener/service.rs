@@ -71,7 +71,7 @@ async fn route(
     let target = shared.addressing.target(host, head.uri.path());
     let is_here = shared.config.auth.is_here();
     if let Some(lane) = target.bucket().and_then(|bucket| shared.lanes.of(bucket)) {
-        // It goes with the request to where that is sent.
+        // The limiter travels with the request to the place where it is sent.
         head.extensions.insert(lane);
     }
     if upload.is_none()
@@ -79,7 +79,7 @@ async fn route(
     {
         if is_here {
             let policy = shared.policies.read().of(&read.bucket, &read.name);
-            // The endpoint alone knows whose a bucket is.
+            // Only the endpoint knows a bucket's owner.
             let may_answer = policy.caches && !head.headers.contains_key("x-amz-expected-bucket-owner");
             let class = Class::of_answerable(shared.config.names, &read.bucket, &read.name, read.key);
             if let Some(class) = class.filter(|_| may_answer) {
@@ -100,7 +100,7 @@ async fn route(
                 ending.into_iter().for_each(Ending::settle);
             }
             match verdict.as_ref().and_then(|verdict| verdict.get()) {
-                // The body was not what was signed: it has been broken off.
+                // The body was not the signed one, so it was aborted.
                 Some(denial) => refuse(shared, denial, true),
                 None => (failure.answer(), failure.outcome()),
             }
@@ -108,7 +108,7 @@ async fn route(
     }
 }
 
-/// Begins the change that a request may be.
+/// Begins the change that a request may make.
 fn begin_change(shared: &Shared, head: &Parts, target: &Target<'_>) -> Option<Ending> {
     let scope = writes::scope(shared.config.names, head, target)?;
     shared.counts.changes.increment();
@@ -122,14 +122,15 @@ fn refuse(shared: &Shared, denial: &Denial, has_body: bool) -> (Response<Body>, 
     (denial.answer(has_body), Outcome::Refused)
 }
 
-/// How many bodies are read whole at a time.
+/// The number of bodies read as a whole concurrently.
 static BODIES: Semaphore = Semaphore::const_new(16);
 
-/// How long a body that is read whole may take, with the wait for its place.
+/// The time limit for reading a body as a whole, including the wait for its turn.
 const BODY_TIME_MAX: Duration = Duration::from_secs(60);
 
 impl Access {
-    /// Decides about a request, and makes it one of the sidecar's own. Where the endpoint decides nothing changes.
+    /// Decides about a request, and makes it one of the sidecar's own. If the endpoint decides,
+    /// nothing changes.
     ///
     /// # Errors
     /// [`Denial`].
@@ -167,7 +168,7 @@ impl Access {
             return Ok(Upload::whole(bytes));
         }
         if is_checked && payload::is_empty(head) {
-            // There would be no byte to withhold.
+            // An empty check would have no byte to withhold.
             Box::pin(collect(body)).await?;
             return Ok(Upload::none());
         }
@@ -176,12 +177,12 @@ impl Access {
 }
 
 async fn collect_one_of_few(body: Upload) -> Result<Bytes, Denial> {
-    // Never closed.
+    // The semaphore is never closed.
     let _place = BODIES.acquire().await;
     collect(body).await
 }
 
-/// Reads a body whole.
+/// Reads a body as a whole.
 async fn collect(mut body: Upload) -> Result<Bytes, Denial> {
     let verdict = body.verdict();
     match Limited::new(&mut body, delete_many::BODY_BYTES_MAX).collect().await {

@@ -1,6 +1,6 @@
-//! A connection without TLS, to which pages of the cache go without a copy.
+//! A connection without TLS that sends cached pages without a copy.
 //!
-//! Of what is written, runs of lent bytes go through a pipe; everything else, and runs that are too short, are copied into the
+//! Runs of lent bytes go through a pipe; everything else, and short runs, are copied into the
 //! socket. Bytes in the pipe count as written, and a flush waits for them.
 
 use std::io::{self, IoSlice};
@@ -21,7 +21,7 @@ use crate::listener::connection::Progress;
 use crate::memory::pieces::LENT_BYTES_MIN;
 use crate::shared::Shared;
 
-/// The number of runs at the most before those that are lent: the head of an answer, and what is left of the one before.
+/// The most runs before the lent ones: the head of an answer, and the rest of the previous one.
 const OTHERS_MAX: usize = 4;
 
 /// The connection.
@@ -29,7 +29,7 @@ pub(crate) struct Splicing {
     socket: TcpStream,
     shared: Arc<Shared>,
     pipes: Arc<Pipes>,
-    /// While there are bytes in it, and when some are about to follow.
+    /// Exists while it contains bytes, and while some are about to follow.
     pipe: Option<Pipe>,
     /// The number of bytes that have left the pipe.
     sent: u64,
@@ -40,7 +40,7 @@ impl Splicing {
         Self { socket, shared, pipes, pipe: None, sent: 0 }
     }
 
-    /// Makes sure that there is a pipe, if there can be one at present.
+    /// Ensures that there is a pipe, if one is available.
     fn has_pipe(&mut self) -> bool {
         if self.pipe.is_none() {
             self.pipe = self.pipes.take();
@@ -48,7 +48,7 @@ impl Splicing {
         self.pipe.is_some()
     }
 
-    /// Sends what is in the pipe.
+    /// Sends the content of the pipe.
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while let Some(pipe) = self.pipe.as_mut().filter(|pipe| pipe.filled() > 0) {
             ready!(self.socket.poll_write_ready(cx))?;
@@ -62,7 +62,7 @@ impl Splicing {
         Poll::Ready(Ok(()))
     }
 
-    /// Returns which of these runs are lent, if they are worth a pipe.
+    /// Returns which of these runs are lent, if they justify a pipe.
     fn lent(&self, runs: &[IoSlice<'_>]) -> Option<std::ops::Range<usize>> {
         let is_lent = |run: &IoSlice<'_>| self.shared.pieces.has_lent(run);
         let first = runs.iter().take(OTHERS_MAX + 1).position(is_lent)?;
@@ -71,7 +71,7 @@ impl Splicing {
         (bytes >= LENT_BYTES_MIN).then_some(first..first + count)
     }
 
-    /// Sends runs that are followed by others at once.
+    /// Sends runs at once that are followed by others.
     fn poll_send_more(&self, cx: &mut Context<'_>, runs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         let socket = &self.socket;
         loop {
@@ -86,7 +86,7 @@ impl Splicing {
     }
 }
 
-/// Returns whether a call is to be made again, when the socket is ready.
+/// Returns whether the call must be repeated when the socket is ready.
 fn is_passing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
@@ -121,7 +121,7 @@ impl AsyncWrite for Splicing {
             if lent.start > 0 {
                 let outcome = this.poll_send_more(cx, &runs[..lent.start]);
                 if outcome.is_pending() {
-                    // Others can have it meanwhile.
+                    // Other connections can use it meanwhile.
                     this.pipe = None;
                 }
                 return outcome;
@@ -129,7 +129,7 @@ impl AsyncWrite for Splicing {
             let taken = this.pipe.as_mut().map_or(0, |pipe| pipe.refer_to(&runs[lent]));
             if taken > 0 {
                 this.shared.counts.bytes_lent.add(taken as u64);
-                // What the socket does not take now is sent before anything else.
+                // Bytes that the socket does not accept now are sent before anything else.
                 return match this.poll_drain(cx) {
                     Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
                     Poll::Ready(Ok(())) | Poll::Pending => Poll::Ready(Ok(taken)),
@@ -161,20 +161,20 @@ impl Progress for Splicing {
     }
 }
 
-/// The number of runs within one page that a pipe holds; the HTTP library hands over as many at a time.
+/// The number of single-page runs that a pipe holds; the HTTP library hands over as many at a time.
 const PIPE_PAGES: usize = 64;
 
-/// The number of pipes of a thread: where more connections wait for their clients with bytes in one, theirs are copied. Those of 4
-/// threads are what the system allows a user that is not root to have.
+/// The number of pipes of a thread. If more connections wait for their clients with bytes in a
+/// pipe, further ones copy. The pipes of 4 threads are the system's limit for an unprivileged user.
 const PIPES_MAX: usize = 64;
 
-/// The most descriptors that a thread takes for pipes.
+/// The most descriptors that a thread uses for pipes.
 pub const PIPE_DESCRIPTORS_MAX: usize = 2 * PIPES_MAX;
 
 /// The pipes of a thread.
 #[derive(Debug, Default)]
 pub(crate) struct Pipes {
-    /// Empty ones.
+    /// Idle pipes.
     idle: Mutex<Idle>,
     /// Whether the system has refused one of the calls, or no bytes are lent.
     is_off: AtomicBool,
@@ -183,7 +183,7 @@ pub(crate) struct Pipes {
 #[derive(Debug, Default)]
 struct Idle {
     pipes: Vec<Ends>,
-    /// How many there are, with those in use.
+    /// The number of pipes, including those in use.
     count: usize,
 }
 
@@ -196,25 +196,25 @@ struct Ends {
 /// A pipe in use.
 #[derive(Debug)]
 pub(crate) struct Pipe {
-    /// `None` once it has been given back.
+    /// `None` once it has been returned.
     ends: Option<Ends>,
-    /// The number of bytes in it.
+    /// The number of bytes in the pipe.
     filled: usize,
     pipes: Arc<Pipes>,
 }
 
 impl Pipes {
-    /// Returns no pipes, and never any if they are not wanted.
+    /// Returns an empty pool, which never creates pipes if they are not wanted.
     pub(crate) fn new(are_wanted: bool) -> Pipes {
         Pipes { is_off: AtomicBool::new(!are_wanted), ..Pipes::default() }
     }
 
-    /// Returns whether there can be a pipe at some time.
+    /// Returns whether pipes will never be available.
     pub(crate) fn are_off(&self) -> bool {
         self.is_off.load(Ordering::Relaxed)
     }
 
-    /// Returns an empty pipe; `None` if there is none at present.
+    /// Returns an empty pipe; `None` if none is available now.
     pub(crate) fn take(self: &Arc<Self>) -> Option<Pipe> {
         let in_use = |ends| Pipe { ends: Some(ends), filled: 0, pipes: Arc::clone(self) };
         let mut idle = self.idle.lock();
@@ -229,7 +229,7 @@ impl Pipes {
                 idle.count += 1;
                 Some(in_use(ends))
             }
-            // Others may be free later.
+            // Others may become free later.
             Err(Errno::MFILE | Errno::NFILE | Errno::PERM | Errno::NOMEM) => None,
             Err(error) => {
                 self.turn_off("pipe", error);
@@ -253,8 +253,8 @@ fn open() -> Result<Ends, Errno> {
 }
 
 impl Pipe {
-    /// Refers to these bytes, as far as there is room in the empty pipe; returns how many. They must never change again: they are lent.
-    /// None if the system refuses.
+    /// Puts references to these bytes into the empty pipe, as many as fit; returns their number, or
+    /// 0 if the system refuses. The bytes must never change again: they are lent.
     pub(crate) fn refer_to(&mut self, runs: &[IoSlice<'_>]) -> usize {
         debug_assert_eq!(self.filled, 0, "the pipe is not empty");
         let Some(ends) = &self.ends else { return 0 };
@@ -268,15 +268,15 @@ impl Pipe {
         self.filled
     }
 
-    /// Returns the number of bytes in it.
+    /// Returns the number of bytes in the pipe.
     pub(crate) fn filled(&self) -> usize {
         self.filled
     }
 
-    /// Moves as many bytes as a socket takes; returns how many, and none if the pipe is empty.
+    /// Moves as many bytes as the socket accepts, and returns their number; 0 if the pipe is empty.
     ///
     /// # Errors
-    /// Those of the socket; `WouldBlock` if it takes nothing now.
+    /// The socket's errors; `WouldBlock` if it accepts nothing now.
     pub(crate) fn send(&mut self, socket: impl AsFd) -> std::io::Result<usize> {
         let Some(ends) = &self.ends else { return Ok(0) };
         if self.filled == 0 {
@@ -298,7 +298,7 @@ impl Drop for Pipe {
         if self.filled == 0 {
             idle.pipes.push(ends);
         } else {
-            // What is in it belongs to a connection that has ended.
+            // Its content belongs to a connection that has ended.
             idle.count -= 1;
         }
     }

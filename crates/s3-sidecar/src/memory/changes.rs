@@ -1,15 +1,19 @@
-//! Which answers of the endpoint may be believed later: none to a question that was asked before the end of a change.
+//! Which answers of the endpoint remain valid: none to a question that was asked before the end of
+//! a change.
 //!
-//! Every question has its place in one sequence, and so has the end of every change. What an answer states is *current* if
-//! its question was asked after the end of the last change of that object that passed through here or was announced. While a
-//! change is under way nothing is current. A change whose end is not known, as the connection broke or the endpoint had an
-//! error, may still come about: its scope is *unsettled* for a time.
+//! All questions and all ends of changes are numbered in one sequence. An answer is *current* if
+//! its question was asked after the end of the last change of that object that passed through here
+//! or was announced. While a change is in progress no answer is current. A change with an unknown
+//! end (the connection broke, or the endpoint had an error) may still be executed: its scope is
+//! *unsettled* for some time.
 //!
-//! Answers may come in another order than the questions: one to an older question states nothing any more once a newer one has
-//! stated something else. Only questions that are under way at the same time can overtake each other.
+//! Answers may arrive in another order than the questions: once the answer to a newer question has
+//! stated something else, an older one is ignored. Only concurrent questions can overtake each
+//! other.
 //!
-//! A change of one object leaves a record only as long as questions about it or changes of it are under way. Changes of more
-//! (a bucket, a prefix, everything) are *wide*: their places in the sequence are kept, in a table of limited size.
+//! A change of one object leaves a record only while questions about it or changes of it are in
+//! progress. Changes of several objects (a bucket, a prefix, everything) are *wide*: their numbers
+//! are kept, in a table of limited size.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -22,22 +26,22 @@ use crate::http::target::ObjectKey;
 use crate::memory::generation::GenerationId;
 use crate::memory::wide::{Area, End, Standing, Wide};
 
-/// When a question was asked.
+/// The time of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Moment {
-    /// Its place among questions and changes.
+    /// Its number among questions and changes.
     pub(crate) sequence: u64,
-    /// Before it was sent.
+    /// A time before it was sent.
     pub(crate) at: Instant,
 }
 
-/// The number of parts with a lock each.
+/// The number of shards, each with a lock.
 const SHARDS: usize = 16;
 
-/// The most objects of a part that are unsettled one by one.
+/// The most individually unsettled objects of a shard.
 const UNSETTLED_MAX: usize = 4096;
 
-/// The changes and questions under way.
+/// The changes and questions in progress.
 #[derive(Debug)]
 pub(crate) struct Changes {
     sequence: AtomicU64,
@@ -49,24 +53,26 @@ pub(crate) struct Changes {
 #[derive(Debug, Default)]
 struct Shard {
     activities: HashMap<ObjectKey, Activity>,
-    /// Objects whose last change has no known end, with the time when it is taken for ended; in order of time.
+    /// Objects whose last change has an unknown end, with the time when it counts as ended; in
+    /// order of time.
     unsettled: VecDeque<(Instant, ObjectKey)>,
 }
 
-/// What is under way with one object.
+/// The activity on one object.
 #[derive(Debug, Default)]
 struct Activity {
     questions: u32,
     changes: u32,
-    /// How many entries it has among the unsettled.
+    /// The number of its entries among the unsettled.
     unsettled: u32,
-    /// The place of the last beginning or end of a change.
+    /// The number of the last beginning or end of a change.
     changed: u64,
-    /// The place of the newest question whose answer was believed, and which bytes it has stated; `None` for none.
+    /// The number of the newest question whose answer was accepted, and the generation that it
+    /// stated; `None` for none.
     answered: (u64, Option<GenerationId>),
 }
 
-/// A question to the endpoint that is under way, until this is dropped.
+/// A question to the endpoint in progress, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Question {
     changes: Arc<Changes>,
@@ -75,7 +81,8 @@ pub(crate) struct Question {
 }
 
 impl Changes {
-    /// Returns a table without changes. One whose end is not known is taken for ended after `settle_time`.
+    /// Returns a table without changes. A change with an unknown end counts as ended after
+    /// `settle_time`.
     pub(crate) fn new(settle_time: Duration) -> Self {
         let sequence = AtomicU64::new(1);
         Self { sequence, shards: Default::default(), wide: Wide::new(settle_time), settle_time }
@@ -87,19 +94,20 @@ impl Changes {
         shard
     }
 
-    /// Begins a question about an object; it is to be sent after this.
+    /// Begins a question about an object; send it only afterwards.
     pub(crate) fn question(self: &Arc<Self>, key: ObjectKey) -> Question {
         self.shard(&key).activities.entry(key).or_default().questions += 1;
         let moment = self.moment();
         Question { changes: Arc::clone(self), key, moment }
     }
 
-    /// Returns now, as a place of its own.
+    /// Returns the present, with a number of its own.
     pub(crate) fn moment(&self) -> Moment {
         Moment { sequence: next(&self.sequence), at: Instant::now() }
     }
 
-    /// Begins a change of an object. `forget` drops what is known of it, and nothing is entered meanwhile.
+    /// Begins a change of an object. `forget` removes the object from memory, and nothing is
+    /// entered meanwhile.
     pub(crate) fn begin(&self, key: ObjectKey, forget: impl FnOnce()) {
         let mut shard = self.shard(&key);
         let activity = shard.activities.entry(key).or_default();
@@ -118,7 +126,7 @@ impl Changes {
             activity.unsettled += 1;
             shard.unsettled.push_back((Instant::now() + self.settle_time, key));
             if shard.unsettled.len() > UNSETTLED_MAX {
-                // Too many: everything is unsettled for as long as this one would have been.
+                // Too many: everything is unsettled, for as long as this one would have been.
                 self.wide.begin(&Area::All);
                 self.wide.end(&Area::All, End::Unsettled, &self.sequence);
                 shard.forget_first_unsettled(&self.sequence);
@@ -127,44 +135,45 @@ impl Changes {
         shard.drop_if_idle(&key);
     }
 
-    /// Begins a change of more than one object.
+    /// Begins a change of several objects.
     pub(crate) fn begin_wide(&self, area: &Area) {
         self.wide.begin(area);
     }
 
-    /// Ends one.
+    /// Ends a change of several objects.
     pub(crate) fn end_wide(&self, area: &Area, end: End) {
         self.wide.end(area, end, &self.sequence);
     }
 
-    /// Ends one that has changed nothing but what was named one by one.
+    /// Ends a wide change that has changed only objects which were named individually.
     pub(crate) fn end_wide_without_change(&self, area: &Area) {
         self.wide.end_without_change(area);
     }
 
-    /// Enters a change that has happened: of everything, or of the keys of a bucket that begin with a prefix.
+    /// Enters a completed change: of everything, or of the keys of a bucket with a prefix.
     pub(crate) fn changed_wide(&self, bucket: Option<&str>, prefix: &[u8]) {
         self.wide.changed(bucket, prefix, &self.sequence);
     }
 
-    /// Returns what wide changes make of what was asked at a moment.
+    /// Returns the effect of wide changes on an answer to a question asked at `moment`.
     pub(crate) fn standing(&self, moment: Moment, bucket: &str, key: &[u8]) -> Standing {
         self.wide.standing(moment.sequence, bucket, key, &self.sequence)
     }
 
-    /// Returns the number of objects with a question or a change under way, or an unsettled change.
+    /// Returns the number of objects with a question or a change in progress, or an unsettled
+    /// change.
     pub(crate) fn under_way(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().activities.len()).sum()
     }
 }
 
-/// Returns the next place in the sequence: greater than that of every question that was asked.
+/// Returns the next number: greater than that of every earlier question.
 fn next(sequence: &AtomicU64) -> u64 {
     sequence.fetch_add(1, Ordering::SeqCst) + 1
 }
 
 impl Shard {
-    /// Takes changes whose time is over for ended.
+    /// Ends changes whose time has passed.
     fn settle(&mut self, now: Instant, sequence: &AtomicU64) {
         while self.unsettled.front().is_some_and(|(until, _)| *until <= now) {
             self.forget_first_unsettled(sequence);
@@ -175,7 +184,7 @@ impl Shard {
         let Some((_, key)) = self.unsettled.pop_front() else { return };
         if let Some(activity) = self.activities.get_mut(&key) {
             activity.unsettled -= 1;
-            // It may have come about until now.
+            // The change may have been executed until now.
             activity.changed = next(sequence);
         }
         self.drop_if_idle(&key);
@@ -190,9 +199,10 @@ impl Shard {
 }
 
 impl Question {
-    /// Calls `enter` with the moment since which the answer holds, if no change of the object has begun or ended since then, and
-    /// no answer to a newer question has stated anything but `stated`, the bytes that this one states. No change begins and no other
-    /// answer is believed before `enter` returns.
+    /// Calls `enter` with the moment from which the answer is valid, if no change of the object has
+    /// begun or ended since, and no answer to a newer question has stated another generation than
+    /// `stated`, this answer's. No change begins and no other answer is accepted before `enter`
+    /// returns.
     pub(crate) fn enter<T>(
         &self,
         stated: Option<GenerationId>,
@@ -261,7 +271,7 @@ mod tests {
         };
         assert!(believed(&second, Some(2)) && !believed(&first, Some(1)) && !believed(&first, None));
         assert!(believed(&first, Some(2)) && believed(&third, None));
-        // Nothing is known to be added to.
+        // Nothing is known to which it could be added.
         assert!(!believed(&second, None) && !believed(&first, Some(2)));
         assert!(believed(&changes.question(key), Some(1)));
         drop((first, second, third));
@@ -293,7 +303,7 @@ mod tests {
         assert_eq!(shard.unsettled.len(), 1);
         shard.settle(Instant::now() + Duration::from_secs(3601), &changes.sequence);
         drop(shard);
-        // It was asked when the change might still have come about.
+        // It was asked when the change might still have been executed.
         assert!(!enters(&question) && enters(&changes.question(key)));
         drop(question);
         assert_eq!(changes.under_way(), 0);

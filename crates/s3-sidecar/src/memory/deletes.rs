@@ -1,4 +1,4 @@
-//! The keys in the body of a request that deletes many objects, as it passes.
+//! The keys in the body of a multi-object deletion, read as it passes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,27 +8,27 @@ use quick_xml::Reader;
 use quick_xml::escape::resolve_predefined_entity;
 use quick_xml::events::Event;
 
-/// The longest body that is looked at, in bytes.
+/// The longest body that is examined, in bytes.
 const BODY_BYTES_MAX: usize = 2 << 20;
 
-/// The most bytes of all bodies that are looked at, at a time.
+/// The most bytes of all bodies examined concurrently.
 const BODIES_BYTES_MAX: usize = 32 << 20;
 
 /// The most keys of a request.
 const KEYS_MAX: usize = 10_000;
 
-/// How many bytes of bodies are held.
+/// The number of body bytes held.
 #[derive(Debug, Default)]
 pub(crate) struct Held(AtomicUsize);
 
-/// A body that is passing, as far as it is needed. Clones are the same body.
+/// A passing body, as far as it is needed. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Passing(Arc<Mutex<Copied>>);
 
 #[derive(Debug)]
 struct Copied {
     held: Arc<Held>,
-    /// `None` once it is too long.
+    /// `None` once the body is too long.
     bytes: Option<Vec<u8>>,
 }
 
@@ -37,7 +37,7 @@ impl Passing {
         Self(Arc::new(Mutex::new(Copied { held: Arc::clone(held), bytes: Some(Vec::new()) })))
     }
 
-    /// Takes the next bytes.
+    /// Adds the next bytes.
     pub(crate) fn push(&self, bytes: &[u8]) {
         let mut copied = self.0.lock();
         let Copied { held, bytes: Some(all) } = &mut *copied else { return };
@@ -48,7 +48,7 @@ impl Passing {
         }
     }
 
-    /// Returns the keys that the body names; `None` if that is not certain.
+    /// Returns the keys in the body; `None` if they are not certain.
     pub(crate) fn keys(&self) -> Option<Vec<String>> {
         let mut copied = self.0.lock();
         let keys = keys(copied.bytes.as_deref()?);
@@ -71,7 +71,7 @@ impl Drop for Copied {
     }
 }
 
-/// Returns the keys in the body of a `DeleteObjects`; `None` if anything in it could be understood in two ways.
+/// Returns the keys in the body of a `DeleteObjects`; `None` if anything in it is ambiguous.
 fn keys(body: &[u8]) -> Option<Vec<String>> {
     let mut reader = Reader::from_str(std::str::from_utf8(body).ok()?);
     reader.config_mut().expand_empty_elements = true;
@@ -105,7 +105,7 @@ fn keys(body: &[u8]) -> Option<Vec<String>> {
             Event::Text(text) => {
                 let text = text.decode().ok()?;
                 match &mut key {
-                    // What a parser makes of ends of lines is its own matter.
+                    // Parsers differ in their treatment of line ends.
                     Some(_) if text.contains('\r') => return None,
                     Some(key) => key.push_str(&text),
                     None if path.is_empty() && !text.trim().is_empty() => return None,

@@ -1,5 +1,5 @@
-//! Takes what streams by into the cache: whole buckets, in runs that are worth the effort, each in a task of its own, so that the
-//! client has the bytes before.
+//! Puts streaming bodies into the cache: whole buckets, in runs long enough to be worth it, each in
+//! a task of its own, so that the client gets the bytes first.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -20,22 +20,22 @@ use crate::memory::pieces::Pieces;
 /// The size of a run in bytes.
 const RUN_BYTES: usize = 64 << 10;
 
-/// A body on its way into the cache. Dropped, it leaves what has come.
+/// A body on its way into the cache. Dropping it keeps the bytes received so far.
 pub(crate) struct Filling {
     pieces: Arc<Pieces>,
     head: Arc<Head>,
-    /// The run that is being taken has it too, so that readers wait for what is left of a body that has ended.
+    /// Shared by the current run, so that readers wait for the rest of a body that has ended.
     fill: Arc<Fill>,
-    /// The run that is being taken; one at a time.
+    /// The run being put into the cache; one at a time.
     taking: Option<JoinHandle<()>>,
-    /// Where the next byte that comes lies in the object, and where the body ends.
+    /// The offset of the next byte in the object, and the end of the body.
     left: Range<u64>,
-    /// Bytes that have come and are not in the cache yet; they end at `left.start`.
+    /// Received bytes that are not in the cache yet; they end at `left.start`.
     waiting: Segments,
 }
 
 impl Filling {
-    /// Returns what takes a body with these bytes of an object; readers find it from now on.
+    /// Begins the filling of a body with these bytes of an object; readers find it from now on.
     pub(crate) fn begin(
         pieces: &Arc<Pieces>,
         fills: &Arc<Fills>,
@@ -47,18 +47,18 @@ impl Filling {
         Self { pieces, head, fill, taking: None, left: bytes, waiting: Segments::new() }
     }
 
-    /// Takes the next bytes.
+    /// Adds the next bytes.
     pub(crate) async fn push(&mut self, bytes: &Bytes) {
         let end = self.left.start.saturating_add(bytes.len() as u64);
         if end > self.left.end {
-            // More than was announced: there is no knowing what they are.
+            // More bytes than announced: their meaning is unknown.
             self.left.start = self.left.end;
             self.waiting = Segments::new();
             return;
         }
         let mut bytes = bytes.clone();
         if self.waiting.is_empty() {
-            // A bucket of which the beginning is missing is not kept.
+            // A bucket without its beginning is not kept.
             let skipped =
                 (self.left.start.next_multiple_of(BUCKET_BYTES) - self.left.start).min(bytes.len() as u64);
             bytes = bytes.slice(skipped as usize..);
@@ -79,7 +79,7 @@ impl Filling {
         let whole = self.waiting.slice(0..len);
         self.waiting = self.waiting.slice(len..self.waiting.len_bytes());
         if let Some(taking) = self.taking.take() {
-            // One that has panicked has left its bytes out.
+            // A run that panicked has left out its bytes.
             let _ = taking.await;
         }
         let (pieces, head, fill) = (Arc::clone(&self.pieces), Arc::clone(&self.head), Arc::clone(&self.fill));
@@ -123,7 +123,7 @@ pub(crate) struct Fill {
 }
 
 impl Fills {
-    /// Enters a stream that is going to bring these bytes.
+    /// Enters a stream that will bring these bytes.
     pub(crate) fn begin(self: &Arc<Self>, generation: GenerationId, range: Range<u64>) -> Fill {
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         let (sender, position) = watch::channel(range.start);
@@ -132,7 +132,7 @@ impl Fills {
         Fill { fills: Arc::clone(self), generation, number, position: sender }
     }
 
-    /// Returns a stream that is about to bring the byte at `at`.
+    /// Returns a stream that will soon bring the byte at `at`.
     pub(crate) fn find(&self, generation: &GenerationId, at: u64) -> Option<Coming> {
         let streams = self.streams.lock();
         let is_about_to = |stream: &&Stream| {
@@ -145,7 +145,7 @@ impl Fills {
 }
 
 impl Fill {
-    /// States that everything before `position` has come.
+    /// Notes that everything before `position` has arrived.
     pub(crate) fn advance(&self, position: u64) {
         self.position.send_replace(position);
     }
@@ -163,13 +163,14 @@ impl Drop for Fill {
     }
 }
 
-/// Bytes that another reader's stream is about to bring.
+/// Bytes that another reader's stream will soon bring.
 #[derive(Debug)]
 pub(crate) struct Coming(watch::Receiver<u64>);
 
 impl Coming {
-    /// Waits until the byte at `at` has come, and returns up to where bytes have. `None` if the stream has ended before, or
-    /// has made no progress for `wait_max`: its reader may be slow.
+    /// Waits until the byte at `at` has arrived, and returns the end of the bytes that have. `None`
+    /// if the stream has ended before, or has made no progress for `wait_max`, because its reader
+    /// may be slow.
     pub(crate) async fn wait(mut self, at: u64, wait_max: Duration) -> Option<u64> {
         loop {
             let position = *self.0.borrow_and_update();

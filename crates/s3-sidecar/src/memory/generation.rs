@@ -1,4 +1,5 @@
-//! What is known of an object, from the head of an answer; and what makes two answers speak of the same bytes.
+//! The head of a remembered object, taken from an answer; and the generation, by which two answers
+//! are known to describe the same bytes.
 
 use std::ops::Range;
 
@@ -17,37 +18,38 @@ use crate::http::target::ObjectKey;
 /// The identity of an object's bytes: a hash of its key, `ETag`, size and `Last-Modified`.
 pub(crate) type GenerationId = [u8; 24];
 
-/// What is known of an object.
+/// The head of a remembered object.
 #[derive(Debug)]
 pub(crate) struct Head {
-    /// The object, by the very name that it was asked for by.
+    /// The object, under the exact name that was requested.
     pub(crate) object: ObjectKey,
     pub(crate) generation: GenerationId,
-    /// The namespace of its bytes in the object cache: that of its bucket.
+    /// The namespace of its bytes in the object cache: its bucket's.
     pub(crate) namespace: Namespace,
     pub(crate) etag: HeaderValue,
     pub(crate) last_modified: Option<HeaderValue>,
     pub(crate) size: u64,
-    /// What every answer repeats: neither of one answer nor of one connection.
+    /// Headers that every answer repeats, which belong neither to one answer nor to one connection.
     pub(crate) headers: HeaderMap,
     /// Whether they come from an answer with the whole object.
     pub(crate) is_of_whole: bool,
-    /// Whether a HEAD alone has stated that there are no bytes: some endpoints answer one as if its empty body were the object.
+    /// Whether only a HEAD has stated that the object is empty: some endpoints describe the HEAD's
+    /// own empty body.
     pub(crate) is_claimed_empty: bool,
-    /// Whether it came with `Cache-Control: no-cache`.
+    /// Whether the answer had `Cache-Control: no-cache`.
     pub(crate) is_always_verified: bool,
 }
 
 /// Headers of one answer only.
 static OF_ONE_ANSWER: [HeaderName; 4] = [AGE, CONTENT_RANGE, DATE, TRAILER];
 
-/// What names the request that was answered.
+/// Headers that identify the answered request.
 static REQUEST_IDS: [HeaderName; 2] =
     [HeaderName::from_static("x-amz-request-id"), HeaderName::from_static("x-amz-id-2")];
 
 impl Head {
-    /// Returns what the answer to a read states of the object, and which of its bytes follow. `None` if it is not to be kept.
-    /// `is_head` states that it is the answer to a HEAD.
+    /// Returns the head of the object in the answer to a read, and which of its bytes follow.
+    /// `None` if it must not be kept. `is_head` tells that it is the answer to a HEAD.
     pub(crate) fn of<T>(read: &Read, is_head: bool, answer: &Response<T>) -> Option<(Head, Range<u64>)> {
         let headers = answer.headers();
         let (bytes, size) = match answer.status() {
@@ -60,7 +62,7 @@ impl Head {
         };
         let etag = one(headers, &ETAG)?;
         let namespace = Namespace::copy_from(read.bucket.as_bytes()).ok()?;
-        // A weak one does not promise the same bytes.
+        // A weak tag does not promise the same bytes.
         let is_strong = etag.as_bytes().starts_with(b"\"") && etag.len() > 2;
         if !is_strong || is_never_stored(headers) || is_kept_apart(headers) {
             return None;
@@ -69,14 +71,14 @@ impl Head {
             return None;
         }
         let mut kept = repeated(headers);
-        // Not there if it was declared a matter of the connection.
+        // Missing if it was declared a connection header.
         let etag = kept.get(ETAG)?.clone();
         let last_modified = kept.get(LAST_MODIFIED).cloned();
         if bytes != (0..size) {
-            // AWS states the checksums of a part of an upload with the bytes of that part.
+            // With a part's bytes AWS states the checksums of that part of a multipart upload.
             remove_checksums(&mut kept);
         }
-        // An answer with a part replaces it.
+        // The answer to a range replaces it.
         kept.insert(CONTENT_LENGTH, HeaderValue::from(size));
         let generation = id(&read.key, &etag, size, last_modified.as_ref());
         let is_of_whole = answer.status() == StatusCode::OK;
@@ -98,26 +100,26 @@ impl Head {
         Some((head, bytes))
     }
 
-    /// Returns whether the answer speaks of the same bytes, as far as it states anything.
+    /// Returns whether the answer describes the same bytes, as far as it states anything.
     pub(crate) fn agrees(&self, headers: &HeaderMap) -> bool {
         headers.get(ETAG).is_none_or(|etag| *etag == self.etag)
             && headers.get(LAST_MODIFIED).is_none_or(|time| Some(time) == self.last_modified.as_ref())
     }
 
-    /// Returns how many bytes of memory it takes, about.
+    /// Returns its approximate memory in bytes.
     pub(crate) fn bytes(&self) -> usize {
         let headers = self.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 64);
         size_of::<Head>() + 256 + headers.sum::<usize>()
     }
 
-    /// Returns the headers that can be repeated on the word of a 304 that does not have them: they cannot change without `ETag` or
-    /// `Last-Modified`.
+    /// Returns the headers that can be repeated after a 304 without them: they cannot change
+    /// without `ETag` or `Last-Modified`.
     pub(crate) fn settled_headers(&self) -> HeaderMap {
         let kept = self.headers.iter().filter(|(name, _)| is_settled(name));
         kept.map(|(name, value)| (name.clone(), value.clone())).collect()
     }
 
-    /// Returns whether the others are the same.
+    /// Returns whether all other headers are equal.
     pub(crate) fn has_same_unsettled_headers(&self, other: &Head) -> bool {
         let (own, others) = (&self.headers, &other.headers);
         let unsettled = |headers: &HeaderMap| headers.keys().filter(|name| !is_settled(name)).count();
@@ -126,15 +128,16 @@ impl Head {
     }
 }
 
-/// Removes what holds for the whole object alone.
+/// Removes headers that apply only to the whole object.
 pub(crate) fn remove_checksums(headers: &mut HeaderMap) {
     let of_whole: Vec<HeaderName> =
         headers.keys().filter(|name| name.as_str().starts_with("x-amz-checksum-")).cloned().collect();
     of_whole.into_iter().for_each(|name| drop(headers.remove(name)));
 }
 
-/// Returns whether a header is set with an object's bytes, and by no later change: that of tags, a lock, the storage class, a
-/// restoration, a replication, encryption or an expiry leaves `ETag` and `Last-Modified` as they are. What is not known is taken for one of these.
+/// Returns whether a header changes only with the object's bytes: changes of tags, a lock, the
+/// storage class, a restoration, a replication, encryption or an expiry keep `ETag` and
+/// `Last-Modified`. An unknown header counts as one of these.
 fn is_settled(name: &HeaderName) -> bool {
     const SETTLED: [&str; 6] = [
         "x-amz-checksum-",
@@ -147,27 +150,28 @@ fn is_settled(name: &HeaderName) -> bool {
     !name.as_str().starts_with("x-") || SETTLED.iter().any(|start| name.as_str().starts_with(start))
 }
 
-/// Returns those of the headers of an answer that are its own, and not the object's.
+/// Returns the headers that belong to the answer, and not to the object.
 pub(crate) fn of_this_answer(headers: &HeaderMap) -> HeaderMap {
     let own = REQUEST_IDS.iter().chain([&DATE]);
     own.filter_map(|name| Some((name.clone(), headers.get(name)?.clone()))).collect()
 }
 
-/// Returns the headers that every answer repeats: neither of one answer nor of one connection.
+/// Returns the headers that every answer repeats, which belong neither to one answer nor to one
+/// connection.
 pub(crate) fn repeated(headers: &HeaderMap) -> HeaderMap {
     copied_without(headers, OF_ONE_ANSWER.iter().chain(&REQUEST_IDS))
 }
 
-/// As [`repeated`], with what names the request that was answered, for an answer whose document repeats it: clients expect the same
-/// in both.
+/// Returns [`repeated`] headers and those that identify the answered request, for an answer whose
+/// document repeats these: clients expect the same in both.
 pub(crate) fn repeated_with_ids(headers: &HeaderMap) -> HeaderMap {
     copied_without(headers, &OF_ONE_ANSWER)
 }
 
-/// Returns headers without those of the connection and some others.
+/// Returns headers without the connection's and some others.
 ///
-/// Their values are copied. As they came they are parts of a connection's buffer, all of which each of them would keep: 64 KiB for
-/// the headers of an object.
+/// The values are copied. The originals are parts of a connection's buffer, and each would keep all
+/// of it: 64 KiB for one object's headers.
 fn copied_without<'a>(headers: &HeaderMap, others: impl IntoIterator<Item = &'a HeaderName>) -> HeaderMap {
     let mut kept = headers.clone();
     crate::http::framing::remove(&mut kept);
@@ -176,7 +180,7 @@ fn copied_without<'a>(headers: &HeaderMap, others: impl IntoIterator<Item = &'a 
     kept.values().for_each(|value| copied.extend_from_slice(value.as_bytes()));
     let mut copied = copied.freeze();
     for value in kept.values_mut() {
-        // What is a value is one as a copy.
+        // A copy of a valid value is valid.
         if let Ok(copy) = HeaderValue::from_maybe_shared(copied.split_to(value.len())) {
             *value = copy;
         }
@@ -184,22 +188,23 @@ fn copied_without<'a>(headers: &HeaderMap, others: impl IntoIterator<Item = &'a 
     kept
 }
 
-/// Returns whether an answer is for one client, or depends on headers of its request that are not looked at.
+/// Returns whether an answer is for one client, or depends on request headers that are not
+/// examined.
 pub(crate) fn is_kept_apart(headers: &HeaderMap) -> bool {
     headers.contains_key(SET_COOKIE) || varies(headers)
 }
 
-/// Returns the value of a header that is there once.
+/// Returns the value of a header that occurs once.
 fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a HeaderValue> {
     let mut values = headers.get_all(name).into_iter();
     values.next().filter(|_| values.next().is_none())
 }
 
-/// Returns whether the answer depends on headers of the request that are not looked at.
+/// Returns whether the answer depends on request headers that are not examined.
 fn varies(headers: &HeaderMap) -> bool {
     let is_encoded = headers.contains_key(CONTENT_ENCODING);
     let is_known = |name: &str| {
-        // Requests of pages of other origins are not understood, so that these make no difference.
+        // Cross-origin requests are not handled here, so these make no difference.
         ["origin", "access-control-request-headers", "access-control-request-method"].contains(&name)
             || (name == "accept-encoding" && !is_encoded)
     };

@@ -1,4 +1,5 @@
-//! The heads of objects that are known, and the endpoint's answers 404 to those that are known not to be there: tables of limited size.
+//! The heads of remembered objects, and the endpoint's 404 answers for objects known to be missing:
+//! tables of limited size.
 
 use std::sync::Arc;
 
@@ -15,37 +16,38 @@ use crate::memory::table::Table;
 #[derive(Debug)]
 pub(crate) struct Heads(Table<Known>);
 
-/// What is known of an object.
+/// An entry of the table.
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
     pub(crate) head: Arc<Head>,
-    /// When the endpoint was asked that has stated it.
+    /// The time of the question that was answered with this.
     pub(crate) asked: Moment,
 }
 
 impl Heads {
-    /// Returns a table of at most so many heads and bytes.
+    /// Returns a table limited to this many heads and bytes.
     pub(crate) fn new(count_max: usize, bytes_max: usize) -> Self {
         Self(Table::new(count_max, bytes_max))
     }
 
-    /// Returns what is known of an object.
+    /// Returns an object's entry.
     pub(crate) fn get(&self, place: &Place) -> Option<Known> {
         self.0.get(place)
     }
 
-    /// Enters what an answer has stated, unless what is known of the same bytes states more: that is renewed. Returns what is
-    /// known then.
+    /// Enters the head from an answer, unless the table has a more complete head of the same bytes,
+    /// which is then renewed. Returns the resulting head.
     pub(crate) fn enter(&self, place: Place, head: Arc<Head>, asked: Moment) -> Arc<Head> {
         let bytes = head.bytes();
         let (generation, is_of_whole) = (head.generation, head.is_of_whole);
         let keep = |known: &mut Known, new: &mut Known| {
             let is_later = known.asked.sequence > asked.sequence;
             if known.head.generation != generation {
-                // An answer to a later question is there already.
+                // The answer to a later question is already there.
                 return is_later;
             }
-            // What states more stays. It is as new as the newer one, if that has the same headers which can change while bytes stay.
+            // The more complete head stays. It counts as new as the newer one, if both have the
+            // same headers that can change without the bytes.
             let is_kept = known.head.is_of_whole && (!is_of_whole || is_later);
             let newer = if is_later { known.asked } else { asked };
             if known.head.has_same_unsettled_headers(&new.head) {
@@ -54,28 +56,28 @@ impl Heads {
             is_kept
         };
         let known = self.0.enter(place, Known { head: Arc::clone(&head), asked }, bytes, keep);
-        // The caller has bytes of its own answer, whatever is known.
+        // The caller has the bytes of its own answer, whatever the table has.
         if known.head.generation == generation { known.head } else { head }
     }
 
-    /// Forgets a head, if it is still the one that is known.
+    /// Removes a head, if it is still in the table.
     pub(crate) fn forget(&self, place: &Place, head: &Arc<Head>) {
         self.0.remove_if(place, |known| Arc::ptr_eq(&known.head, head));
     }
 
-    /// Forgets what is known of other bytes of an object.
+    /// Removes heads of other generations of an object.
     pub(crate) fn forget_others(&self, key: ObjectKey, generation: &GenerationId) {
         for has_checksums in [false, true] {
             self.0.remove_if(&(key, has_checksums), |known| known.head.generation != *generation);
         }
     }
 
-    /// Forgets what is known of an object.
+    /// Removes an object.
     pub(crate) fn forget_all(&self, key: ObjectKey) {
         [false, true].iter().for_each(|has_checksums| self.0.remove_if(&(key, *has_checksums), |_| true));
     }
 
-    /// Returns how many heads are known, and how many bytes they take.
+    /// Returns the number of heads, and their memory in bytes.
     pub(crate) fn sizes(&self) -> (usize, usize) {
         self.0.sizes()
     }
@@ -84,21 +86,21 @@ impl Heads {
 /// The longest answer that is kept, in bytes.
 pub(crate) const BODY_BYTES_MAX: usize = 8 << 10;
 
-/// What the endpoint has answered to a read of an object that is not there.
+/// The endpoint's answer to a read of a missing object.
 #[derive(Clone, Debug)]
 pub(crate) struct Absent {
-    /// The object, by the very name that it was asked for by.
+    /// The object, under the exact name that was requested.
     pub(crate) object: ObjectKey,
     pub(crate) answer: Arc<Answer>,
-    /// When it was asked.
+    /// The time of the question.
     pub(crate) asked: Moment,
 }
 
-/// An answer 404.
+/// A 404 answer.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) headers: HeaderMap,
-    /// `None` if it was the answer to a HEAD.
+    /// `None` for the answer to a HEAD.
     pub(crate) body: Option<Bytes>,
 }
 
@@ -111,7 +113,7 @@ impl Answer {
         Some(Answer { headers: repeated_with_ids(headers), body })
     }
 
-    /// Returns whether it answers a request with this method.
+    /// Returns whether the answer suits a request with this method.
     pub(crate) fn suits(&self, method: &Method) -> bool {
         *method == Method::HEAD || self.body.is_some()
     }
@@ -122,7 +124,7 @@ impl Answer {
 pub(crate) struct Absents(Table<Absent>);
 
 impl Absents {
-    /// Returns a table of at most so many objects.
+    /// Returns a table limited to this many objects.
     pub(crate) fn new(count_max: usize) -> Self {
         Self(Table::new(count_max, count_max.saturating_mul(BYTES_EACH)))
     }
@@ -131,7 +133,7 @@ impl Absents {
         self.0.get(&(key, false))
     }
 
-    /// Enters that an object is not there, by the identity that it is kept by.
+    /// Enters that an object is missing, under the identity used for invalidation.
     pub(crate) fn enter(&self, key: ObjectKey, object: ObjectKey, answer: Answer, asked: Moment) {
         let headers = answer.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 64);
         let body = answer.body.as_ref().map_or(0, Bytes::len);
@@ -144,13 +146,13 @@ impl Absents {
         self.0.remove_if(&(key, false), |_| true);
     }
 
-    /// Returns how many there are, and how many bytes they take.
+    /// Returns the number of entries, and their memory in bytes.
     pub(crate) fn sizes(&self) -> (usize, usize) {
         self.0.sizes()
     }
 }
 
-/// The memory for each of them in bytes, on average: what longer ones take beyond it, others leave for.
+/// The average memory for each in bytes: longer ones leave less for others.
 pub(crate) const BYTES_EACH: usize = 1024;
 
 #[cfg(test)]
@@ -186,7 +188,7 @@ mod tests {
         let heads = Heads::new(100, 1 << 20);
         heads.enter(PLACE, head(1, true), asked(1));
         assert!(heads.enter(PLACE, head(1, false), asked(2)).is_of_whole);
-        // It is as new as the answer all the same.
+        // It is nevertheless as new as the answer.
         assert_eq!(heads.get(&PLACE).unwrap().asked.sequence, 2);
         assert!(!heads.enter(PLACE, head(2, false), asked(3)).is_of_whole);
         assert_eq!(heads.get(&PLACE).unwrap().head.generation[0], 2);
@@ -211,7 +213,7 @@ mod tests {
         heads.enter(PLACE, tagged("1", true), asked(1));
         heads.enter(PLACE, tagged("1", false), asked(2));
         assert_eq!(known(), (2, true));
-        // A part of the object has come with other tags.
+        // A part of the object has arrived with other tags.
         heads.enter(PLACE, tagged("2", false), asked(3));
         assert_eq!(known(), (2, true));
         heads.enter(PLACE, tagged("2", true), asked(4));
@@ -241,7 +243,7 @@ mod tests {
         assert!(heads.enter(PLACE, head(1, true), asked(6)).is_of_whole);
         let known = heads.get(&PLACE).unwrap();
         assert_eq!((known.head.is_of_whole, known.asked.sequence), (true, 7));
-        // One that states as much is no newer.
+        // An equally complete head is not newer.
         let same = heads.enter(PLACE, head(1, true), asked(5));
         assert!(Arc::ptr_eq(&same, &known.head));
     }

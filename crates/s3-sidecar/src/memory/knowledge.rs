@@ -1,4 +1,4 @@
-//! What is known of objects: what they are, that they are not there, and since when nothing has changed that.
+//! Remembered objects: their heads, their absence, and since when no change has invalidated them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::memory::generation::Head;
 use crate::memory::heads::{Absent, Absents, Answer, Heads, Known};
 use crate::memory::wide::{Area, End, Standing};
 
-/// What is known.
+/// All remembered objects.
 #[derive(Debug)]
 pub(crate) struct Knowledge {
     heads: Heads,
@@ -20,27 +20,27 @@ pub(crate) struct Knowledge {
     names: Names,
 }
 
-/// What is known of one object.
+/// The result of a look-up.
 #[derive(Debug)]
 pub(crate) enum Found {
-    /// It is this.
+    /// The object has this head.
     Object(Known),
-    /// It was this, and a change of many objects is under way that may concern it.
+    /// The object had this head, and a wide change in progress may concern it.
     Uncertain(Known),
-    /// It is not there.
+    /// The object is missing.
     Absent(Absent),
 }
 
-/// What a change concerns.
+/// The scope of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// One object, whichever of its names it was called by.
+    /// One object, under any of its names.
     Key(Class),
-    /// More.
+    /// Several objects.
     Wide(Area),
 }
 
-/// A change under way. Dropped before it has ended, it is unsettled.
+/// A change in progress. Dropped before its end, it is unsettled.
 #[derive(Debug)]
 pub(crate) struct Change {
     knowledge: Arc<Knowledge>,
@@ -49,13 +49,13 @@ pub(crate) struct Change {
 }
 
 impl Knowledge {
-    /// Returns an empty table. A change whose end is not known is taken for ended after `settle_time`.
+    /// Returns an empty table. A change with an unknown end counts as ended after `settle_time`.
     pub(crate) fn new(heads: Heads, absents: Absents, settle_time: Duration, names: Names) -> Self {
         Self { heads, absents, changes: Arc::new(Changes::new(settle_time)), names }
     }
 
-    /// Returns what is known of an object and was not made void by a change. What is known by another name of its class may be
-    /// another object, and is not returned.
+    /// Looks up an object that no change has invalidated. An entry under another name of its class
+    /// may be another object, and is not returned.
     pub(crate) fn find(&self, read: &Read) -> Option<Found> {
         let name = self.names.folded(&read.name);
         let standing = |asked| self.changes.standing(asked, &read.bucket, &name);
@@ -70,7 +70,7 @@ impl Knowledge {
         (standing(absent.asked) == Standing::Current).then_some(Found::Absent(absent))
     }
 
-    /// Returns what is known of an object, for a reader that asks the endpoint whether it holds.
+    /// Looks up an object for a reader that verifies it with the endpoint.
     pub(crate) fn find_unverified(&self, read: &Read) -> Option<Arc<Head>> {
         self.heads.get(&read.place()).map(|known| known.head)
     }
@@ -80,13 +80,13 @@ impl Knowledge {
         self.changes.question(read.kept_as)
     }
 
-    /// Returns now, for a question whose answer is verified whenever it is used.
+    /// Returns the present, for a question whose answer is verified at each use.
     pub(crate) fn moment(&self) -> Moment {
         self.changes.moment()
     }
 
-    /// Enters what the answer to a question states of an object, if it is still current. Returns what is known of the same
-    /// bytes then.
+    /// Enters the answer to a question, if it is still current. Returns the remembered head of the
+    /// same bytes then.
     pub(crate) fn enter(&self, read: &Read, head: Head, question: &Question) -> Arc<Head> {
         let head = Arc::new(head);
         let entered = question.enter(Some(head.generation), |asked| {
@@ -97,17 +97,17 @@ impl Knowledge {
         entered.unwrap_or(head)
     }
 
-    /// Enters that an object is there, and that what it is cannot be kept.
+    /// Enters that an object exists, but its answer must not be kept.
     pub(crate) fn enter_unkept(&self, read: &Read, question: &Question) {
         question.enter(None, |_| self.forget_all(read.kept_as));
     }
 
-    /// Enters what an answer states that is verified whenever it is used.
+    /// Enters an answer that is verified at each use.
     pub(crate) fn enter_unverified(&self, read: &Read, head: Head, asked: Moment) -> Arc<Head> {
         self.heads.enter(read.place(), Arc::new(head), asked)
     }
 
-    /// Enters that an object is not there; `answer` is what the endpoint has answered, if that is to be kept.
+    /// Enters that an object is missing; `answer` is the endpoint's answer, if it is to be kept.
     pub(crate) fn enter_absent(&self, read: &Read, answer: Option<Answer>, question: &Question) {
         question.enter(None, |asked| {
             self.heads.forget_all(read.kept_as);
@@ -117,7 +117,7 @@ impl Knowledge {
         });
     }
 
-    /// Forgets what is known of an object, if it is still this.
+    /// Removes an object's head, if it is still this one.
     pub(crate) fn forget(&self, read: &Read, head: &Arc<Head>) {
         self.heads.forget(&read.place(), head);
     }
@@ -127,7 +127,7 @@ impl Knowledge {
         self.absents.forget(key);
     }
 
-    /// Begins a change; it is to be forwarded after this.
+    /// Begins a change; forward the request only afterwards.
     pub(crate) fn begin(self: &Arc<Self>, scope: Scope) -> Change {
         match &scope {
             Scope::Key(class) => self.changes.begin(class.key(), || self.forget_all(class.key())),
@@ -143,12 +143,12 @@ impl Knowledge {
         }
     }
 
-    /// Returns how the endpoint tells keys apart.
+    /// Returns how the endpoint distinguishes keys.
     pub(crate) fn names(&self) -> Names {
         self.names
     }
 
-    /// Enters that an object has changed, whichever of its names this is.
+    /// Enters that an object has changed, under any of its names.
     pub(crate) fn changed(&self, bucket: &str, key: &[u8]) {
         match Class::of(self.names, bucket, key) {
             Some(class) => self.changed_key(class, End::Settled),
@@ -162,36 +162,37 @@ impl Knowledge {
         self.changes.end(key, end);
     }
 
-    /// Enters that objects have changed: all, or those of a bucket whose keys begin with a prefix.
+    /// Enters that objects have changed: all, or those of a bucket with a key prefix.
     pub(crate) fn changed_wide(&self, bucket: Option<&str>, prefix: &[u8]) {
         self.changes.changed_wide(bucket, &self.names.folded_prefix(prefix));
     }
 
-    /// Returns the number of objects with a question or a change under way, or an unsettled change.
+    /// Returns the number of objects with a question or a change in progress, or an unsettled
+    /// change.
     pub(crate) fn under_way(&self) -> usize {
         self.changes.under_way()
     }
 
-    /// Returns how many objects are known, and how many bytes of memory they take.
+    /// Returns the number of remembered objects, and their memory in bytes.
     pub(crate) fn head_sizes(&self) -> (usize, usize) {
         self.heads.sizes()
     }
 
-    /// Returns how many objects are known not to be there, and how many bytes of memory they take.
+    /// Returns the number of objects known to be missing, and their memory in bytes.
     pub(crate) fn absent_sizes(&self) -> (usize, usize) {
         self.absents.sizes()
     }
 }
 
 impl Change {
-    /// Ends the change: the endpoint does nothing more of it.
+    /// Ends the change: the endpoint is done with it.
     pub(crate) fn settle(mut self) {
         if let Some(scope) = self.scope.take() {
             self.knowledge.end(&scope, End::Settled);
         }
     }
 
-    /// Ends a change of a bucket of which each object is known by now.
+    /// Ends a change of a bucket whose affected objects are all known now.
     pub(crate) fn end_as(mut self, classes: &[Class], end: End) {
         let Some(scope) = self.scope.take() else { return };
         classes.iter().for_each(|class| self.knowledge.changed_key(*class, end));

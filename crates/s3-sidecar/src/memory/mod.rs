@@ -1,5 +1,5 @@
-//! What is remembered of objects: their heads, that they are not there, their bytes, and the changes that make all of it void. It asks
-//! nobody: questions to the endpoint, and answers to clients, are elsewhere.
+//! Remembered objects: heads, absences, bytes, and the changes that invalidate them. This module
+//! sends no requests: questions to the endpoint, and answers to clients, are elsewhere.
 
 pub(crate) mod changes;
 pub(crate) mod deletes;

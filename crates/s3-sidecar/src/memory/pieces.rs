@@ -1,4 +1,5 @@
-//! Bodies of objects in the object cache, as pieces of 4 MiB of one generation. Each bucket has a namespace of its own.
+//! Bodies in the object cache, as pieces of 4 MiB of one generation. Each bucket has its own
+//! namespace.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,21 +17,23 @@ use parking_lot::Mutex;
 use crate::memory::generation::{GenerationId, Head};
 use crate::policy::BucketTerms;
 
-/// The most reads of staged bytes at a time: no disk or network waits behind them.
+/// The most concurrent reads of staged bytes, which wait for no disk or network.
 const LOADS_MAX: usize = 4096;
 
-/// The length in bytes from which on two calls for a pipe cost less than a copy, and new memory for the buckets later.
+/// The length in bytes from which two system calls for a pipe, and fresh memory for the buckets
+/// later, cost less than a copy.
 pub(crate) const LENT_BYTES_MIN: usize = 32 << 10;
 
 /// The bodies.
 pub(crate) struct Pieces {
     cache: ObjectCache,
     staging: Arc<Staging>,
-    /// What is in force.
+    /// The configuration in force.
     config: Mutex<ObjectCacheConfig>,
 }
 
-/// Returns the configuration of the cache: `memory_bytes` for pieces of `objects` objects, of which buckets have shares.
+/// Returns the cache's configuration: `memory_bytes` for pieces of `objects` objects, with the
+/// buckets' shares.
 pub(crate) fn cache_config(
     memory_bytes: u64,
     objects: usize,
@@ -41,7 +44,7 @@ pub(crate) fn cache_config(
         memory_bytes_max: memory_bytes,
         objects_count_max: u32::try_from(pieces).unwrap_or(u32::MAX).min(1 << 31),
         object_bytes_max: PIECE_BYTES,
-        // Nothing is ever written to it.
+        // The cache is never written to by clients.
         dirty_bytes_max: BUCKET_BYTES,
         load_requests_max: LOADS_MAX,
         read_ahead_bytes_max: 0,
@@ -54,11 +57,11 @@ pub(crate) fn cache_config(
 }
 
 impl Pieces {
-    /// Returns an empty cache of `memory_bytes` for pieces of `objects` objects, of which buckets have shares. `lends` states
-    /// whether bodies go into sockets without a copy.
+    /// Returns an empty cache of `memory_bytes` for pieces of `objects` objects, with the buckets'
+    /// shares. `lends` tells whether bodies go into sockets without a copy.
     ///
     /// # Errors
-    /// What cannot work, or the memory that cannot be mapped.
+    /// The configuration is wrong, or the memory cannot be mapped.
     pub(crate) fn new(
         memory_bytes: u64,
         objects: usize,
@@ -76,7 +79,7 @@ impl Pieces {
     /// Replaces the shares that buckets have.
     ///
     /// # Errors
-    /// What cannot work; then nothing has changed.
+    /// The terms are wrong; then nothing has changed.
     pub(crate) fn set_shares(&self, terms: &[BucketTerms]) -> Result<(), ConfigError> {
         let mut before = self.config.lock();
         let namespaces = terms.iter().filter_map(BucketTerms::namespace).collect();
@@ -86,17 +89,18 @@ impl Pieces {
         Ok(())
     }
 
-    /// Returns what each bucket has of the memory.
+    /// Returns the memory counters of each bucket.
     pub(crate) fn by_bucket(&self) -> Vec<NamespaceCounters> {
         self.cache.namespaces()
     }
 
-    /// Returns how many bytes of its memory are in use.
+    /// Returns the number of bytes in use.
     pub(crate) fn used_bytes(&self) -> u64 {
         self.cache.counters().clean_bytes
     }
 
-    /// Returns `len` bytes from `at` on, or fewer up to the end of their piece; `None` if they are not all here.
+    /// Returns `len` bytes from `at` on, or fewer up to the end of their piece; `None` unless all
+    /// of them are in the cache.
     pub(crate) async fn read(&self, head: &Head, at: u64, len: u64) -> Option<Segments> {
         let within = at % PIECE_BYTES;
         let len = len.min(PIECE_BYTES - within).min(head.size.saturating_sub(at));
@@ -110,11 +114,12 @@ impl Pieces {
         self.cache.lends()
     }
 
-    /// Lends bytes of the cache to the kernel, if that can be and pays: they never change again.
+    /// Lends cached bytes to the kernel, if that is possible and worthwhile: they never change
+    /// again.
     pub(crate) fn lend(&self, bytes: &Segments) {
         if bytes.len_bytes() >= LENT_BYTES_MIN && self.cache.lends() {
             for segment in bytes {
-                // What lies elsewhere is copied into sockets.
+                // Bytes elsewhere are copied into sockets.
                 let _ = self.cache.lend(segment.as_slice());
             }
         }
@@ -125,7 +130,8 @@ impl Pieces {
         self.cache.has_lent(bytes)
     }
 
-    /// Takes bytes into the cache, as far as there is room. They begin at a bucket, and end with one or with the object.
+    /// Puts bytes into the cache, as far as it has space. They begin at a bucket boundary, and end
+    /// at one or with the object.
     pub(crate) async fn fill(&self, head: &Head, mut at: u64, bytes: &Segments) {
         let mut done = 0;
         while done < bytes.len_bytes() {
@@ -136,7 +142,7 @@ impl Pieces {
             // At most a piece.
             let part = bytes.slice(done..done + len as usize);
             let _stay = self.staging.stage(object.name.clone(), within, part, piece_bytes);
-            // Without room they are not kept, which is no error.
+            // Without space they are not kept, which is not an error.
             let _ = self.cache.read(ReadRequest::new(object, within, len)).await;
             (at, done) = (at + len, done + len as usize);
         }
@@ -154,24 +160,24 @@ fn object(head: &Head, piece: u64) -> Option<ObjectId> {
 /// The size of a piece in bytes.
 pub(crate) const PIECE_BYTES: u64 = 4 << 20;
 
-/// A piece never changes, so that it has one version.
+/// A piece never changes, so it has one version.
 const VERSION: Version = Version(1);
 
-/// The store.
+/// The store below the cache, in which bytes are staged.
 #[derive(Default)]
 pub(crate) struct Staging {
     staged: Mutex<HashMap<Name, Vec<Arc<Staged>>>>,
     events: EventHub,
 }
 
-/// Bytes of a piece.
+/// Staged bytes of a piece.
 struct Staged {
     offset: u64,
     bytes: Segments,
     piece_bytes: u64,
 }
 
-/// Bytes that are in the store until this is dropped.
+/// Staged bytes, which leave the store when this is dropped.
 pub(crate) struct Stay<'a> {
     staging: &'a Staging,
     name: Name,
@@ -179,14 +185,14 @@ pub(crate) struct Stay<'a> {
 }
 
 impl Staging {
-    /// Puts bytes of a piece in, which begin at `offset` of its `piece_bytes`.
+    /// Stages bytes of a piece, beginning at `offset` of its `piece_bytes`.
     pub(crate) fn stage(&self, name: Name, offset: u64, bytes: Segments, piece_bytes: u64) -> Stay<'_> {
         let staged = Arc::new(Staged { offset, bytes, piece_bytes });
         self.staged.lock().entry(name.clone()).or_default().push(Arc::clone(&staged));
         Stay { staging: self, name, staged }
     }
 
-    /// Returns whether nothing is in it.
+    /// Returns whether nothing is staged.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.staged.lock().is_empty()

@@ -1,4 +1,4 @@
-//! A table of limited count and bytes, from which the least used leave first.
+//! A table limited in count and bytes, which evicts unused entries first.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use crate::http::read::Place;
 
-/// The number of parts with a lock each.
+/// The number of shards, each with a lock.
 pub(crate) const SHARDS: usize = 16;
 
 /// The table.
@@ -20,7 +20,8 @@ pub(crate) struct Table<V> {
 #[derive(Debug)]
 struct Shard<V> {
     entries: HashMap<Place, Entry<V>>,
-    /// In order of arrival, with the entry's number. What has another number has left since.
+    /// In order of arrival, with the entry's number. A place with another number has left the
+    /// table.
     queue: VecDeque<(Place, u64)>,
     number: u64,
     bytes: usize,
@@ -31,7 +32,7 @@ struct Entry<V> {
     value: V,
     bytes: usize,
     number: u64,
-    /// Whether it was used since it was last looked at for eviction.
+    /// Whether it was used since eviction last passed it.
     is_used: bool,
 }
 
@@ -42,7 +43,7 @@ impl<V> Default for Shard<V> {
 }
 
 impl<V: Clone> Table<V> {
-    /// Returns a table of at most so many entries and bytes.
+    /// Returns a table limited to this many entries and bytes.
     pub(crate) fn new(count_max: usize, bytes_max: usize) -> Self {
         let share = |all: usize| all.div_ceil(SHARDS);
         Self { shards: Default::default(), count_max: share(count_max), bytes_max: share(bytes_max) }
@@ -60,8 +61,9 @@ impl<V: Clone> Table<V> {
         Some(entry.value.clone())
     }
 
-    /// Enters a value of `bytes`, unless `keep` returns that the one that is there stays; it is given that one and the new one, and
-    /// may change them. A value that is too large takes no place. Returns what is there then, or the value.
+    /// Enters a value of `bytes`, unless `keep` decides that the existing one stays; `keep` gets
+    /// both, and may change them. A value that is too large is not entered. Returns the resulting
+    /// value, or the given one.
     pub(crate) fn enter(
         &self,
         place: Place,
@@ -97,7 +99,7 @@ impl<V: Clone> Table<V> {
         value
     }
 
-    /// Removes a place, if `which` returns true for its value.
+    /// Removes an entry, if `which` returns true for its value.
     pub(crate) fn remove_if(&self, place: &Place, which: impl FnOnce(&V) -> bool) {
         let mut shard = self.shard(place).lock();
         if shard.entries.get(place).is_some_and(|entry| which(&entry.value)) {
@@ -105,7 +107,7 @@ impl<V: Clone> Table<V> {
         }
     }
 
-    /// Returns how many entries there are, and how many bytes they take.
+    /// Returns the number of entries, and their bytes.
     pub(crate) fn sizes(&self) -> (usize, usize) {
         let each = self.shards.iter().map(|shard| {
             let shard = shard.lock();
@@ -127,7 +129,7 @@ impl<V> Shard<V> {
         }
     }
 
-    /// Removes the first of the queue that was not used since it was last passed.
+    /// Removes the first entry of the queue that was not used since it was last passed.
     fn evict_one(&mut self) {
         while let Some((place, number)) = self.queue.pop_front() {
             match self.entries.get_mut(&place).filter(|entry| entry.number == number) {
@@ -142,7 +144,7 @@ impl<V> Shard<V> {
     }
 }
 
-/// How many places that have left may be in a queue beyond as many as there are entries.
+/// How many removed places a queue may contain beyond the number of entries.
 const QUEUE_SLACK: usize = 64;
 
 #[cfg(test)]
@@ -151,7 +153,7 @@ mod tests {
 
     fn place(number: usize) -> Place {
         let mut key = [0; 32];
-        // All in one part of the table.
+        // All in one shard.
         key[8..16].copy_from_slice(&(number as u64).to_le_bytes());
         (key, false)
     }
@@ -187,7 +189,7 @@ mod tests {
         }
         table.remove_if(&place(0), |_| true);
         table.enter(place(0), 0, 1, |_, _| false);
-        // Its old place in the queue is not its own.
+        // Its old position in the queue no longer counts.
         table.enter(place(5), 5, 1, |_, _| false);
         assert_eq!((table.get(&place(0)), table.get(&place(1))), (Some(0), None));
     }

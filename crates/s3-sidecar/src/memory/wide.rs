@@ -1,7 +1,9 @@
-//! Changes of a bucket, of a prefix, or of everything: their places in the sequence of questions and changes.
+//! Changes of a bucket, of a prefix, or of everything: their numbers in the sequence of questions
+//! and changes.
 //!
-//! An entry takes constant time, whatever number of objects is known; the reads pay for it, with a comparison with the newest
-//! wide change, and only what was asked before that one is compared with those of its bucket.
+//! Entering a change takes constant time, however many objects are remembered. Instead each read
+//! compares its number with the newest wide change, and only older ones are compared with the
+//! changes of their bucket.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,16 +11,16 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// How a change has ended.
+/// The end of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// The endpoint has answered, and does nothing more of it.
+    /// The endpoint has answered, and is done with it.
     Settled,
-    /// Unknown: it may still come about.
+    /// Unknown: the change may still be executed.
     Unsettled,
 }
 
-/// What a wide change concerns.
+/// The scope of a wide change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Area {
     /// The objects of a bucket.
@@ -27,30 +29,30 @@ pub(crate) enum Area {
     All,
 }
 
-/// What wide changes make of something known.
+/// The effect of wide changes on an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Standing {
-    /// Nothing.
+    /// None: the entry is valid.
     Current,
-    /// It may hold or not: a change is under way, or unsettled.
+    /// The entry may be valid or not: a change is in progress, or unsettled.
     Uncertain,
-    /// It was asked for before the end of a change.
+    /// The question was asked before the end of a change.
     Void,
 }
 
-/// The most buckets that are told apart.
+/// The most buckets that are distinguished.
 const BUCKETS_MAX: usize = 4096;
 
-/// The most prefixes of a bucket that are told apart.
+/// The most prefixes of a bucket that are distinguished.
 const PREFIXES_MAX: usize = 64;
 
-/// The most changes that are unsettled one by one.
+/// The most individually unsettled changes.
 const UNSETTLED_MAX: usize = 1024;
 
 /// The wide changes.
 #[derive(Debug)]
 pub(crate) struct Wide {
-    /// The place of the newest; the largest number while one is under way or unsettled.
+    /// The number of the newest change; the maximum while one is in progress or unsettled.
     newest: AtomicU64,
     table: Mutex<Table>,
     settle_time: Duration,
@@ -62,22 +64,22 @@ struct Table {
     buckets: HashMap<String, Bucket>,
     newest: u64,
     under_way: usize,
-    /// Changes whose end is not known, with the time when they are taken for ended; in order of time.
+    /// Changes with an unknown end, with the time when they count as ended; in order of time.
     unsettled: VecDeque<(Instant, Area)>,
 }
 
 #[derive(Debug, Default)]
 struct Bucket {
     whole: Region,
-    /// In order of their places.
+    /// In order of their numbers.
     prefixes: Vec<(u64, Vec<u8>)>,
 }
 
 #[derive(Debug, Default)]
 struct Region {
-    /// The number of changes under way or unsettled.
+    /// The number of changes in progress or unsettled.
     open: u32,
-    /// The place of the end of the last one.
+    /// The number of the end of the last one.
     changed: u64,
 }
 
@@ -112,7 +114,7 @@ impl Wide {
         self.publish(&table);
     }
 
-    /// Ends a change that has begun and has changed nothing.
+    /// Ends a change that has changed nothing.
     pub(crate) fn end_without_change(&self, area: &Area) {
         let mut table = self.table.lock();
         table.under_way = table.under_way.saturating_sub(1);
@@ -121,7 +123,7 @@ impl Wide {
         self.publish(&table);
     }
 
-    /// Enters a change that has happened: of everything, or of the keys of a bucket that begin with a prefix.
+    /// Enters a completed change: of everything, or of the keys of a bucket with a prefix.
     pub(crate) fn changed(&self, bucket: Option<&str>, prefix: &[u8], sequence: &AtomicU64) {
         let mut table = self.table.lock();
         let place = table.place(sequence);
@@ -136,7 +138,8 @@ impl Wide {
         self.publish(&table);
     }
 
-    /// Returns what stands of what was asked about an object at this place of the sequence.
+    /// Returns the effect of wide changes on the answer to a question with this number about an
+    /// object.
     pub(crate) fn standing(&self, asked: u64, bucket: &str, key: &[u8], sequence: &AtomicU64) -> Standing {
         if asked >= self.newest.load(Ordering::SeqCst) {
             return Standing::Current;
@@ -187,14 +190,15 @@ impl Table {
         region.changed = place;
     }
 
-    /// Takes the unsettled change that began first for ended.
+    /// Ends the unsettled change that began first.
     fn settle_first(&mut self, sequence: &AtomicU64) {
         if let Some((_, area)) = self.unsettled.pop_front() {
             self.close(&area, sequence);
         }
     }
 
-    /// Makes room for a bucket: those in which nothing is under way count for everything then.
+    /// Makes space for a bucket, by merging buckets without a change in progress into the entry for
+    /// everything.
     fn make_room(&mut self, name: &str) {
         if self.buckets.len() < BUCKETS_MAX || self.buckets.contains_key(name) {
             return;
@@ -216,7 +220,7 @@ impl Bucket {
         self.prefixes.retain(|(_, other)| !other.starts_with(prefix));
         self.prefixes.push((place, prefix.to_vec()));
         if self.prefixes.len() > PREFIXES_MAX {
-            // The oldest counts for the whole bucket.
+            // The oldest prefix is extended to the whole bucket.
             let (place, _) = self.prefixes.remove(0);
             self.whole.changed = self.whole.changed.max(place);
         }
@@ -298,7 +302,7 @@ mod tests {
         assert!(
             !rig.holds(before, "a", "y/1") && rig.holds(later, "a", "y/1") && !rig.holds(later, "a", "p0/")
         );
-        // A wider prefix takes the place of narrower ones.
+        // A wider prefix replaces narrower ones.
         rig.changed("a", "p");
         assert_eq!(rig.wide.table.lock().buckets["a"].prefixes.len(), 1);
         assert!(!rig.holds(later, "a", "p9/"));

@@ -1,5 +1,6 @@
-//! What a request that is no read may change, and when that is over: with the end of the endpoint's answer, unless that is an error. S3
-//! answers some changes with 200 before it makes them, and states an error in the body.
+//! The scope of a request that may change objects, and the end of the change: with the end of the
+//! endpoint's answer, unless that is an error. S3 answers some changes with 200 before it makes
+//! them, and states an error in the body.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use crate::memory::deletes::Passing;
 use crate::memory::knowledge::{Change, Knowledge, Scope};
 use crate::memory::wide::{Area, End};
 
-/// Parameters with which a request changes no object but the one that it names.
+/// Parameters with which a request changes only the object that it names.
 const OF_ONE_OBJECT: [&str; 17] = [
     "acl",
     "append",
@@ -35,7 +36,8 @@ const OF_ONE_OBJECT: [&str; 17] = [
     "x-id",
 ];
 
-/// Returns what a request may change; `None` if it is one that only reads, or that names no object and no bucket.
+/// Returns the scope that a request may change; `None` if it only reads, or names neither an object
+/// nor a bucket.
 pub(crate) fn scope(names: Names, request: &Parts, target: &Target<'_>) -> Option<Scope> {
     if [Method::GET, Method::HEAD, Method::OPTIONS].contains(&request.method) {
         return None;
@@ -52,7 +54,7 @@ pub(crate) fn scope(names: Names, request: &Parts, target: &Target<'_>) -> Optio
             let is_of_one = parameters(&request.uri).all(|(name, _)| is_known(name))
                 && !request.headers.keys().any(|name| reaches_further(name.as_str()))
                 && [Method::PUT, Method::POST, Method::DELETE].contains(&request.method);
-            // Another POST of an object may be a form that names any key.
+            // Any other POST of an object may be a form, which can name any key.
             let has =
                 |wanted: &str| parameters(&request.uri).any(|(name, _)| name.eq_ignore_ascii_case(wanted));
             let is_upload = request.method != Method::POST
@@ -71,24 +73,25 @@ fn is_of_signature(name: &str) -> bool {
     name.starts_with("x-amz-") || ["awsaccesskeyid", "signature", "expires"].contains(&name)
 }
 
-/// Returns whether a request names the objects that it deletes in its body.
+/// Returns whether a request deletes objects that its body names.
 pub(crate) fn deletes_many(request: &Parts, target: &Target<'_>) -> bool {
     request.method == Method::POST
         && matches!(target, Target::Bucket(_))
         && parameters(&request.uri).any(|(name, _)| name == "delete")
 }
 
-/// A change under way; dropped without an end, it is unsettled: it may still come about.
+/// A change in progress. Dropped without an end, it is unsettled: it may still be executed.
 #[derive(Debug)]
 pub(crate) struct Ending {
     change: Option<Change>,
-    /// The bucket and the body that names the objects, if it does.
+    /// The bucket and the body that names the objects, for a multi-object deletion.
     deletion: Option<(String, Passing)>,
     names: Names,
 }
 
 impl Ending {
-    /// Begins a change; it is to be forwarded after this. `body` is that of a request which deletes the objects that it names.
+    /// Begins a change; forward the request only afterwards. `body` is that of a multi-object
+    /// deletion.
     pub(crate) fn begin(knowledge: &Arc<Knowledge>, scope: Scope, body: Option<Passing>) -> Self {
         let deletion = match (&scope, body) {
             (Scope::Wide(Area::Bucket(bucket)), Some(body)) => Some((bucket.clone(), body)),
@@ -97,12 +100,12 @@ impl Ending {
         Self { change: Some(knowledge.begin(scope)), deletion, names: knowledge.names() }
     }
 
-    /// Returns what is to look at the request's body.
+    /// Returns the observer of the request's body.
     pub(crate) fn body(&self) -> Option<Passing> {
         self.deletion.as_ref().map(|(_, body)| body.clone())
     }
 
-    /// Ends it: the endpoint does nothing more of it.
+    /// Ends the change: the endpoint is done with it.
     pub(crate) fn settle(mut self) {
         self.end(End::Settled);
     }
@@ -116,7 +119,8 @@ impl Ending {
         }
     }
 
-    /// Returns the classes of the objects that a deletion of many names; `None` if it may concern more of its bucket.
+    /// Returns the classes of the objects that a multi-object deletion names; `None` if it may
+    /// concern more of its bucket.
     fn classes(&self) -> Option<Vec<Class>> {
         let (bucket, body) = self.deletion.as_ref()?;
         let keys = body.keys()?;
@@ -130,7 +134,7 @@ impl Drop for Ending {
     }
 }
 
-/// The outermost element of a document of XML, as far as it has come.
+/// The root element of an XML document, as far as it has arrived.
 #[derive(Debug, Default)]
 pub(crate) struct Root {
     place: Place,
@@ -138,10 +142,10 @@ pub(crate) struct Root {
     name: Vec<u8>,
 }
 
-/// Where in the document the next byte is.
+/// The parser's position in the document.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Place {
-    /// Before the element. S3 sends white space while it is at work.
+    /// Before the root element. S3 sends white space while it works.
     #[default]
     Before,
     /// Behind a `<`.
@@ -150,7 +154,7 @@ enum Place {
     Aside,
     /// In the element's name.
     Name,
-    /// Behind it, or in what is no XML.
+    /// Behind the name, or not in XML.
     Done,
 }
 
@@ -158,12 +162,12 @@ enum Place {
 const ERROR: &[u8] = b"Error";
 
 impl Root {
-    /// Takes the next bytes of the document.
+    /// Parses the next bytes of the document.
     pub(crate) fn see(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.place = match (self.place, byte) {
                 (Place::Done, _) => return,
-                // The mark of UTF-8 may be before everything.
+                // A byte order mark of UTF-8 may precede everything.
                 (Place::Before, b' ' | b'\t' | b'\r' | b'\n' | 0xef | 0xbb | 0xbf) => Place::Before,
                 (Place::Before, b'<') => Place::Opened,
                 (Place::Opened, b'?' | b'!') => Place::Aside,
@@ -173,7 +177,7 @@ impl Root {
                     self.name.push(*byte);
                     Place::Name
                 }
-                // A prefix of a name space.
+                // An XML namespace prefix.
                 (Place::Name, b':') => {
                     self.name.clear();
                     Place::Name
@@ -223,7 +227,7 @@ mod tests {
             assert_eq!(of(method, &format!("/b/k%20%2Fy{query}"), &[]), key, "{method} {query}");
         }
         assert_eq!(of("PUT", "/b/k%20/y", &[("x-amz-copy-source", "/b/other")]), key);
-        // By whichever name.
+        // Under any of its names.
         for path in ["/b/k%20//y", "/b//k%20/y", "/b/k%20/%2E/y/", "/b/x/../k%20%2F%2Fy"] {
             assert_eq!(of("PUT", path, &[]), key, "{path}");
         }

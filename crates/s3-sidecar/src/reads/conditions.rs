@@ -1,5 +1,6 @@
-//! The conditions of a client, decided by what is known of an object in the order of RFC 9110, 13.2.2; what it demands of the age of an
-//! answer; `If-Range`, which decides between a part and the whole; and the condition that is added for the endpoint.
+//! The conditions of a client, decided from a remembered head in the order of RFC 9110, 13.2.2; its
+//! demands on the age of an answer; `If-Range`, which chooses between a part and the whole; and the
+//! condition that is added for the endpoint.
 
 use std::ops::Range;
 use std::time::{Duration, SystemTime};
@@ -14,13 +15,13 @@ use hyper::{HeaderMap, Response, StatusCode};
 use crate::http::read::{Read, directives};
 use crate::memory::generation::Head;
 
-/// Returns the bytes of a known object that a read asks for, and whether they are answered as a part. `None` if the
-/// endpoint must say.
+/// Returns the requested bytes of a remembered object, and whether they are answered as a part.
+/// `None` if the endpoint must decide.
 pub(crate) fn wanted(read: &Read, headers: &HeaderMap, head: &Head) -> Option<(Range<u64>, bool)> {
     let mut validators = headers.get_all(IF_RANGE).into_iter();
     let is_met = match (validators.next(), validators.next()) {
         (None, _) => true,
-        // A weak validator never is met; that it is, is for the endpoint to say.
+        // A weak validator never matches; the endpoint has to say so.
         (Some(one), None) => *one == head.etag || Some(one) == head.last_modified.as_ref(),
         _ => return None,
     };
@@ -30,38 +31,38 @@ pub(crate) fn wanted(read: &Read, headers: &HeaderMap, head: &Head) -> Option<(R
     }
 }
 
-/// The size in bytes from which the question about a whole object asks for its first byte alone.
+/// The size in bytes from which the question about a whole object requests only its first byte.
 pub(crate) const NARROWED_BYTES_MIN: u64 = 128 << 10;
 
-/// A question whether an object is still the one that is known.
+/// A question whether an object is unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ForChange {
-    /// Whether it asks for the first byte alone, in place of the whole object.
+    /// Whether it requests only the first byte instead of the whole object.
     is_narrowed: bool,
 }
 
-/// What an answer to the question comes to.
+/// The meaning of the answer to the question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stated {
-    /// The object is the one that is known.
+    /// The object is unchanged.
     Same,
-    /// It is another one, of which the answer brings nothing that the client has asked for.
+    /// The object has changed, and the answer has nothing that the client requested.
     Other,
-    /// It is the answer to what the client has asked for.
+    /// The answer is the one to the client's request.
     Answered,
 }
 
-/// Adds the question whether the object is still the one that is known.
+/// Adds the question whether the object is unchanged.
 ///
-/// Of a long object that is asked for as a whole, the question asks for the first byte alone: radosgw reads the beginning of an
-/// object that it is asked for without a range before it looks at the condition. An object that has changed is then asked for once
-/// more, since headers of a part are not those of the whole: AWS leaves checksums out.
+/// For a whole long object the question requests only the first byte, because radosgw otherwise
+/// reads the beginning of the object before it checks the condition. A changed object is then
+/// requested again, since headers of a part are not those of the whole: AWS leaves out checksums.
 pub(crate) fn ask_for_change(request: &mut Parts, read: &Read, head: &Head) -> ForChange {
     let headers = &mut request.headers;
     headers.insert(IF_NONE_MATCH, head.etag.clone());
     let is_narrowed = head.size >= NARROWED_BYTES_MIN
         && !read.signed.cover(&RANGE)
-        // Without a range it means nothing, and with one it would.
+        // Without a range `If-Range` means nothing, but with the added range it would.
         && [RANGE, IF_RANGE].iter().all(|name| !headers.contains_key(name));
     if is_narrowed {
         headers.insert(RANGE, HeaderValue::from_static("bytes=0-0"));
@@ -70,25 +71,26 @@ pub(crate) fn ask_for_change(request: &mut Parts, read: &Read, head: &Head) -> F
 }
 
 impl ForChange {
-    /// Returns what an answer comes to.
+    /// Returns the meaning of an answer.
     pub(crate) fn stated<T>(self, answer: &Response<T>, read: &Read, head: &Head) -> Stated {
         match answer.status() {
             StatusCode::NOT_MODIFIED if head.agrees(answer.headers()) => Stated::Same,
             // The same ETag with other headers.
             StatusCode::NOT_MODIFIED => Stated::Other,
-            // The endpoint has not looked at the condition.
+            // The endpoint has ignored the condition.
             StatusCode::PARTIAL_CONTENT if self.is_narrowed => match Head::of(read, false, answer) {
                 Some((stated, _)) if stated.generation == head.generation => Stated::Same,
                 _ => Stated::Other,
             },
-            // It is empty now.
+            // The object is empty now.
             StatusCode::RANGE_NOT_SATISFIABLE if self.is_narrowed => Stated::Other,
             _ => Stated::Answered,
         }
     }
 }
 
-/// Makes the request one for these bytes of a known object, as far as the client's signature allows: what is signed stays.
+/// Restricts the request to these bytes of a remembered object, unless the client's signature
+/// covers the headers.
 pub(crate) fn ask_for_rest(request: &mut Parts, read: &Read, head: &Head, bytes: &Range<u64>) {
     let headers = &mut request.headers;
     if !headers.contains_key(IF_MATCH) {
@@ -105,16 +107,16 @@ pub(crate) fn ask_for_rest(request: &mut Parts, read: &Read, head: &Head, bytes:
     }
 }
 
-/// What the conditions of a read come to.
+/// The result of a read's conditions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// The object is to be sent.
     Send,
-    /// The client has it already: 304.
+    /// The client already has it: 304.
     NotModified,
-    /// It is not what the client expects: 412.
+    /// It is not the expected object: 412.
     Failed,
-    /// What is known does not suffice; the endpoint decides.
+    /// The remembered head does not suffice; the endpoint decides.
     Unknown,
 }
 
@@ -150,7 +152,7 @@ pub(crate) fn decide(headers: &HeaderMap, head: &Head) -> Verdict {
     Verdict::Send
 }
 
-/// Returns whether a list of tags has the object's; `None` if it is no list of tags.
+/// Returns whether a list of tags contains the object's; `None` if it is not a list of tags.
 fn matches(headers: &HeaderMap, name: &HeaderName, head: &Head, is_strong: bool) -> Option<bool> {
     let own = opaque(head.etag.to_str().ok()?);
     let mut has_own = false;
@@ -164,7 +166,7 @@ fn matches(headers: &HeaderMap, name: &HeaderName, head: &Head, is_strong: bool)
             let (is_weak, tag) = rest.strip_prefix("W/").map_or((false, rest), |tag| (true, tag));
             let (tag, after) = match tag.strip_prefix('"') {
                 Some(quoted) => quoted.split_once('"')?,
-                // S3 takes tags without quotes.
+                // S3 accepts tags without quotes.
                 None => {
                     let end = tag.find(',').unwrap_or(tag.len());
                     (tag[..end].trim(), &tag[end..])
@@ -187,11 +189,11 @@ fn opaque(etag: &str) -> &str {
     etag.strip_prefix('"').and_then(|etag| etag.strip_suffix('"')).unwrap_or(etag)
 }
 
-/// Returns whether the object has changed since a time; `None` if the endpoint must say.
+/// Returns whether the object has changed since a time; `None` if the endpoint must decide.
 fn is_modified_since(headers: &HeaderMap, name: &HeaderName, head: &Head) -> Option<bool> {
     let mut values = headers.get_all(name).into_iter();
     let since = time(values.next().filter(|_| values.next().is_none())?)?;
-    // Many endpoints take a date in the future for none (RFC 2616, 14.25), and some do not.
+    // Many endpoints ignore a date in the future (RFC 2616, 14.25), and some do not.
     if *name == IF_MODIFIED_SINCE && since > SystemTime::now() {
         return None;
     }
@@ -202,12 +204,13 @@ fn time(value: &HeaderValue) -> Option<SystemTime> {
     httpdate::parse_http_date(value.to_str().ok()?).ok()
 }
 
-/// The greatest age that a client takes; `None` for any.
+/// The greatest age that a client accepts; `None` for any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Demand(Option<Duration>);
 
 impl Demand {
-    /// Returns the demand of a request: `Cache-Control: no-cache` or `max-age`, or `Pragma: no-cache` without it.
+    /// Returns a request's demand: `Cache-Control: no-cache` or `max-age`, or else `Pragma:
+    /// no-cache`.
     pub(crate) fn of(headers: &HeaderMap) -> Self {
         if !headers.contains_key(CACHE_CONTROL) {
             let pragma =
@@ -217,7 +220,7 @@ impl Demand {
         let age = |word: &str| match word.split_once('=') {
             None => word.eq_ignore_ascii_case("no-cache").then_some(0),
             Some((name, secs)) if name.trim().eq_ignore_ascii_case("max-age") => {
-                // What is no number is no demand for age: the endpoint is asked.
+                // An invalid number asks the endpoint.
                 Some(secs.trim().trim_matches('"').parse().unwrap_or(0))
             }
             Some(_) => None,
@@ -225,12 +228,12 @@ impl Demand {
         Self(directives(headers).filter_map(age).min().map(Duration::from_secs))
     }
 
-    /// Returns whether an answer of this age will do.
+    /// Returns whether an answer of this age suffices.
     pub(crate) fn takes(self, age: Duration) -> bool {
         self.0.is_none_or(|most| age < most)
     }
 
-    /// Returns whether only an answer to a question of its own will do.
+    /// Returns whether only a new question to the endpoint suffices.
     pub(crate) fn asks(self) -> bool {
         self.0 == Some(Duration::ZERO)
     }

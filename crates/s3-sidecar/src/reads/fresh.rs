@@ -1,5 +1,5 @@
-//! The way of a read whose rights were decided here: it is answered from memory while what is known is fresh, and the endpoint
-//! is asked whether it holds afterwards.
+//! The path of a read whose rights were decided here: it is answered from memory while the object
+//! is fresh; afterwards the endpoint is asked whether the object is unchanged.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ type Answered = (Response<Body>, Outcome);
 /// How often a reader waits for another one's answer before it asks itself.
 const TURNS_MAX: usize = 3;
 
-/// How much longer than connecting a question may take that memory can answer as well.
+/// How much longer than connecting a question may take if memory can answer as well.
 const BEYOND_CONNECTING: Duration = Duration::from_secs(1);
 
 /// Answers a read.
@@ -61,7 +61,7 @@ struct Reader<'a> {
     read: Arc<Read>,
     policy: CachePolicy,
     demand: Demand,
-    /// When it waits for other readers no longer.
+    /// The end of waits for other readers.
     deadline: tokio::time::Instant,
 }
 
@@ -69,16 +69,16 @@ struct Reader<'a> {
 enum Tried {
     /// The answer.
     Done(Response<Body>),
-    /// Some of it; the endpoint must be asked for the bytes.
+    /// A part; the endpoint must be asked for the other bytes.
     Missing,
-    /// What only the endpoint can decide.
+    /// Only the endpoint can decide.
     Undecided,
 }
 
 /// An answer of the endpoint on its way to the client.
 struct Taken {
     answered: Answered,
-    /// Whether it tells other readers anything.
+    /// Whether it is useful to other readers.
     is_known: bool,
 }
 
@@ -91,7 +91,8 @@ impl Taken {
 /// The conditions that are decided here.
 static CONDITIONS: [HeaderName; 4] = [IF_MATCH, IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE];
 
-// What asks the endpoint is in futures of its own, so that those of hits, which are moved for each request, are short.
+// Questions to the endpoint have futures of their own, so that futures of hits, which are moved for
+// each request, stay small.
 impl Reader<'_> {
     async fn answer(&mut self, request: Parts) -> Result<Answered, Failure> {
         for _ in 0..TURNS_MAX {
@@ -138,7 +139,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Returns the answer after the endpoint has left a question of another reader unanswered.
+    /// Returns the answer after the endpoint has left another reader's question unanswered.
     async fn after_late(&self, request: &Parts) -> Result<Answered, Failure> {
         let Some(Found::Object(known)) = self.shared.knowledge.find(&self.read) else {
             return Err(Failure::Late);
@@ -152,7 +153,7 @@ impl Reader<'_> {
         self.stale(request, &known).await.ok_or(Failure::Late)
     }
 
-    /// Returns what memory has for a read while the endpoint is away, if it may be used then.
+    /// Returns the answer from memory while the endpoint is unreachable, if that is allowed.
     async fn stale(&self, request: &Parts, known: &Known) -> Option<Answered> {
         let age = known.asked.at.elapsed();
         if !self.is_usable_without_endpoint(&known.head, age) {
@@ -183,7 +184,8 @@ impl Reader<'_> {
         if self.read.is_head { Method::HEAD } else { Method::GET }
     }
 
-    /// Returns whether the reader is to ask now, as the first one or as one of several, or what it is to wait for.
+    /// Returns whether the reader is to ask now, alone or as the first of several, or what it has
+    /// to wait for.
     fn turn(&self, is_verification: bool) -> Result<Option<First>, Waiting> {
         // Another reader's answer would not be fresh.
         if self.demand.asks() || (is_verification && !self.policy.fresh.is_ever()) {
@@ -195,7 +197,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Answers from memory, if that has enough. `is_alone` states that the endpoint cannot be asked for what is missing.
+    /// Answers from memory, if that has enough. `is_alone` tells that the endpoint cannot be asked
+    /// for missing bytes.
     async fn try_memory(
         &self,
         request: &Parts,
@@ -227,7 +230,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Returns the body of what is at hand; the rest of it follows from elsewhere.
+    /// Returns the body of the available bytes; the rest follows from elsewhere.
     async fn body(&self, request: &Parts, mut ready: Ready) -> Option<(Ready, Body)> {
         if ready.bytes.is_empty() {
             return Some((ready, full("")));
@@ -237,7 +240,7 @@ impl Reader<'_> {
             return Some((ready, cached(segments)));
         }
         let (mut request, read) = (request.clone(), Arc::clone(&self.read));
-        // They are decided; what is left is asked for by its tag.
+        // They are decided; the rest is requested by its tag.
         for name in &CONDITIONS {
             request.headers.remove(name);
         }
@@ -251,9 +254,10 @@ impl Reader<'_> {
         Some((ready, serving.into_body()))
     }
 
-    /// Asks the endpoint whether what is known of the object holds.
+    /// Asks the endpoint whether the object is unchanged.
     ///
-    /// A HEAD asks, since tags, locks and the like change without `ETag` and `Last-Modified`: a 304 would leave out what has changed.
+    /// The question is a HEAD, because tags, locks and the like change without `ETag` and
+    /// `Last-Modified`, and a 304 would omit them.
     async fn verify(
         &self,
         request: Parts,
@@ -267,7 +271,7 @@ impl Reader<'_> {
             // Its parameters name the client's operation.
             asking.uri = uri;
         }
-        // They are decided here, when it is known what the object is.
+        // They are decided here, once the object is known.
         for name in CONDITIONS.iter().chain([&RANGE, &IF_RANGE]) {
             asking.headers.remove(name);
         }
@@ -285,7 +289,8 @@ impl Reader<'_> {
                 return Ok(stale);
             }
             if matches!(answer, Err(Failure::Late)) {
-                // Only the endpoint has the bytes: it gets the time that it has for any read. Memory may have what others ask for.
+                // Only the endpoint has the bytes, so it gets the usual time for a read. Memory may
+                // have bytes for other readers.
                 drop((question, first));
                 return self.ask_in_turn(request).await;
             }
@@ -299,7 +304,7 @@ impl Reader<'_> {
             if self.read.is_head && !CONDITIONS.iter().any(|name| request.headers.contains_key(name)) {
                 return Ok(self.conclude(answer, question, first).await);
             }
-            // It is another object, or none. What it is, is asked for as the client asks.
+            // The object has changed, or is gone. It is requested in the client's form.
             if answer.status().is_success() {
                 self.shared.knowledge.forget(&self.read, &known.head);
             }
@@ -309,7 +314,7 @@ impl Reader<'_> {
         stated.is_claimed_empty &= known.head.is_claimed_empty;
         let head = self.shared.knowledge.enter(&self.read, stated, &question);
         let own = of_this_answer(answer.headers());
-        // Those that wait find it renewed.
+        // Waiting readers find the entry renewed.
         drop((question, first));
         match self.try_memory(&request, &head, Origin::Verified(&own), false).await {
             Tried::Done(response) => Ok((response, Outcome::Revalidated)),
@@ -358,7 +363,7 @@ impl Reader<'_> {
         Ok(self.conclude(answer, question, first).await)
     }
 
-    /// Passes on the answer to a question, and ends it.
+    /// Passes on the answer to a question, and ends the question.
     async fn conclude(
         &self,
         answer: Response<Incoming>,
@@ -367,7 +372,7 @@ impl Reader<'_> {
     ) -> Answered {
         let is_away = is_of_endpoint_away(answer.status());
         let taken = self.take(answer, &question).await;
-        // Now others know what it states.
+        // Now other readers can use the answer.
         drop(question);
         if let Some(first) = first {
             first.end(if taken.is_known || is_away { Ended::LookAgain } else { Ended::Apart });
@@ -375,7 +380,7 @@ impl Reader<'_> {
         taken.answered
     }
 
-    /// Passes an answer on, and keeps what it states and brings.
+    /// Passes on an answer, and keeps its head and bytes.
     async fn take(&self, answer: Response<Incoming>, question: &Question) -> Taken {
         let (shared, read) = (self.shared, &self.read);
         if answer.status() == StatusCode::NOT_FOUND {
@@ -408,7 +413,7 @@ impl Reader<'_> {
     }
 }
 
-/// Returns whether an answer states that the endpoint cannot serve at the moment.
+/// Returns whether a status means that the endpoint cannot serve at the moment.
 fn is_of_endpoint_away(status: StatusCode) -> bool {
     [500, 502, 503, 504].contains(&status.as_u16())
 }

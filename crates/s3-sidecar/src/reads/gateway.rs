@@ -1,4 +1,5 @@
-//! The way of a read: the endpoint is asked whether what is known still holds, and for this client; or it is asked for the bytes.
+//! The path of a read in the mode "gateway": the endpoint is asked whether the cached object is
+//! current, and allowed for this client; or it is asked for the bytes.
 
 use std::sync::Arc;
 
@@ -92,7 +93,7 @@ async fn try_answer(
     ))
 }
 
-/// Returns what is known of an object if it is enough.
+/// Returns the cached object if it is sufficient.
 async fn look_up(shared: &Shared, headers: &HeaderMap, read: &Read) -> Option<Ready> {
     let head = shared.knowledge.find_unverified(read)?;
     ready::ready(shared, headers, read, &head).await
@@ -112,12 +113,12 @@ async fn ask(
         Err(failure) => return Err(asking::failed(failure, first)),
     };
     let taken = take(shared, read, answer, asked);
-    // Now others know what it states.
+    // Now other readers can use the answer.
     drop(first);
     Ok(taken)
 }
 
-/// Passes an answer on, and keeps what it states and brings.
+/// Passes on an answer, and keeps its head and bytes.
 fn take(
     shared: &Arc<Shared>,
     read: &Read,

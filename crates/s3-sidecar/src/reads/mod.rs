@@ -1,5 +1,5 @@
-//! The ways of a read from its request to its answer: the conditions of the client, what memory has, and what the endpoint is asked.
-//! Sockets, and requests that change something, do not belong here.
+//! The paths of a read from request to answer: the client's conditions, the content of memory, and
+//! questions to the endpoint. Sockets, and requests that change objects, do not belong here.
 
 pub(crate) mod conditions;
 pub(crate) mod fresh;

@@ -19,7 +19,7 @@ use crate::memory::heads::BODY_BYTES_MAX;
 use crate::memory::writes::{Ending, Root};
 use crate::shared::Shared;
 
-/// Returns an answer of the endpoint for the client; what streams by goes to `filling` as well.
+/// Returns an answer of the endpoint for the client; its bytes go to `filling` as well.
 pub(crate) fn pass(
     shared: &Arc<Shared>,
     answer: Response<Incoming>,
@@ -28,13 +28,14 @@ pub(crate) fn pass(
     pass_with(shared, answer, filling, None)
 }
 
-/// Returns the answer of the endpoint to a change. It ends with its body: S3 states there whether it has succeeded.
+/// Returns the endpoint's answer to a change. The change ends with the body, where S3 states
+/// whether it has succeeded.
 pub(crate) fn pass_change(
     shared: &Arc<Shared>,
     answer: Response<Incoming>,
     ending: Ending,
 ) -> Response<Body> {
-    // An endpoint in trouble may make the change later.
+    // A failing endpoint may make the change later.
     let ending = Some(ending).filter(|_| !answer.status().is_server_error());
     let is_success = answer.status().is_success();
     let ending = ending.map(|ending| Watched { ending, is_success, root: Root::default() });
@@ -45,14 +46,14 @@ pub(crate) fn pass_change(
 struct Watched {
     ending: Ending,
     is_success: bool,
-    /// What the answer begins with: after the status 200 it may still be an error.
+    /// The beginning of the answer: after status 200 it may still be an error.
     root: Root,
 }
 
 impl Watched {
     fn settle(self) {
         if self.is_success && self.root.is_error() {
-            // As after a status of this meaning, the endpoint may make the change later.
+            // As after an error status, the endpoint may make the change later.
             return;
         }
         self.ending.settle();
@@ -99,7 +100,7 @@ fn pass_with(
                     }
                 }
                 if body.is_end_stream() {
-                    // Nobody may ask for more.
+                    // Nobody may poll for more.
                     ending.take().into_iter().for_each(Watched::settle);
                 }
                 Some((Ok(frame.map_data(Data::Bytes)), Some((shared, body, filling, ending, lane))))
@@ -113,7 +114,7 @@ fn pass_with(
     Response::from_parts(head, streamed(frames))
 }
 
-/// Returns an answer of the endpoint for the client, and its body if that has come as a whole and is short.
+/// Returns an answer of the endpoint for the client, and its body if that is short and complete.
 pub(crate) async fn collect(
     shared: &Arc<Shared>,
     answer: Response<Incoming>,
@@ -131,7 +132,7 @@ pub(crate) async fn collect(
             shared.counts.bytes_from_upstream.add(bytes.len() as u64);
             (Response::from_parts(head, full(bytes.clone())), Some(bytes))
         }
-        // It had not stated its length.
+        // The length was not stated.
         Ok(Ok((bytes, false))) => {
             shared.counts.bytes_from_upstream.add(bytes.len() as u64);
             let rest = pass(shared, Response::from_parts(head, body), None);
@@ -142,7 +143,8 @@ pub(crate) async fn collect(
     }
 }
 
-/// Reads the beginning of a body, a little more than is kept at most. Returns whether that is all of it.
+/// Reads the beginning of a body, slightly more than is kept at most. Returns whether that is all
+/// of it.
 async fn begin(body: &mut Incoming) -> Result<(Bytes, bool), hyper::Error> {
     let mut bytes = BytesMut::new();
     while bytes.len() <= BODY_BYTES_MAX {
@@ -154,7 +156,7 @@ async fn begin(body: &mut Incoming) -> Result<(Bytes, bool), hyper::Error> {
     Ok((bytes.freeze(), false))
 }
 
-/// Returns a body with these bytes before it.
+/// Returns a body with these bytes in front of it.
 fn after(first: Bytes, rest: Body) -> Body {
     let first = std::future::ready(Ok(Frame::data(Data::Bytes(first))));
     streamed(once(first).chain(BodyStream::new(rest)))

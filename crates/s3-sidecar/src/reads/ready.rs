@@ -1,4 +1,4 @@
-//! What is at hand of an object, so that a read can be answered with it, and the answers that are made of it here.
+//! The available bytes of a read's object, and the answers that are built from them here.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,16 +19,17 @@ use crate::reads::conditions::wanted;
 use crate::reads::serving::{WHOLE_BYTES_MAX, Whereabouts, from_cache, here_or_coming};
 use crate::shared::Shared;
 
-/// An object whose head is known, with the beginning of the bytes that a read asks for.
+/// An object with a known head, and the first available bytes of a read.
 pub(crate) struct Ready {
     pub(crate) head: Arc<Head>,
     pub(crate) bytes: Range<u64>,
     pub(crate) is_part: bool,
-    /// `None` if another reader's stream is about to bring them, or if there are none.
+    /// `None` if another reader's stream will soon bring them, or if there are none.
     pub(crate) segments: Option<Segments>,
 }
 
-/// Returns what is at hand of an object if it is enough: the beginning of its bytes, here or about to come.
+/// Returns the available bytes of an object if they suffice: the beginning, in memory or about to
+/// arrive.
 pub(crate) async fn ready(
     shared: &Shared,
     headers: &HeaderMap,
@@ -55,7 +56,7 @@ pub(crate) async fn ready(
                 let rest = bytes.start + segments.len_bytes() as u64..bytes.end;
                 match here_or_coming(shared, &head, rest).await {
                     Whereabouts::Here(next) => segments.append(next),
-                    // All of it is waited for before the answer begins.
+                    // A short read waits for all of it before the answer begins.
                     Whereabouts::Coming(_) => break,
                     Whereabouts::Missing => return None,
                 }
@@ -70,13 +71,13 @@ pub(crate) async fn ready(
 }
 
 impl Ready {
-    /// Returns whether all bytes are in `segments`.
+    /// Returns whether `segments` has all bytes.
     pub(crate) fn is_whole(&self) -> bool {
         let here = self.segments.as_ref().map_or(0, Segments::len_bytes);
         here as u64 == self.bytes.end - self.bytes.start
     }
 
-    /// Returns whether all bytes are in memory at this moment.
+    /// Returns whether all bytes are in memory now.
     pub(crate) async fn is_all_here(&self, shared: &Shared) -> bool {
         let mut left = self.bytes.clone();
         while !left.is_empty() {
@@ -89,18 +90,19 @@ impl Ready {
     }
 }
 
-/// What states the headers of an answer with bytes of a known object.
+/// The source of the headers of an answer with bytes of a remembered object.
 #[derive(Clone, Copy)]
 pub(crate) enum HeadersOf<'a> {
-    /// What is known of the object.
+    /// The remembered head.
     Known,
-    /// What is known, and the headers of an answer that are its own.
+    /// The remembered head, and the answer's own headers.
     With(&'a HeaderMap),
-    /// An answer that the object is the same: what it has, and of what is known only what cannot have changed.
+    /// An answer that confirms the object: its headers, and those remembered ones that cannot have
+    /// changed.
     Same(&'a HeaderMap),
 }
 
-/// Returns the answer with bytes of a known object.
+/// Returns the answer with bytes of a remembered object.
 pub(crate) fn answer(
     head: &Head,
     (bytes, is_part): (&Range<u64>, bool),
@@ -111,7 +113,7 @@ pub(crate) fn answer(
         HeadersOf::Known | HeadersOf::With(_) => head.headers.clone(),
         HeadersOf::Same(_) => head.settled_headers(),
     };
-    // They hold for the whole object, which a part may be as well.
+    // They apply to the whole object, which a part may be as well.
     if is_part && *bytes != (0..head.size) {
         generation::remove_checksums(&mut headers);
     }
@@ -137,14 +139,14 @@ pub(crate) fn answer(
     response
 }
 
-/// Since when what is known holds.
+/// The source of a remembered object's validity.
 #[derive(Clone, Copy)]
 pub(crate) enum Origin<'a> {
-    /// The endpoint was asked so long ago.
+    /// The endpoint was asked this long ago.
     Memory(Duration),
-    /// The same, and it does not answer now.
+    /// The same, but the endpoint does not answer now.
     Stale(Duration),
-    /// The endpoint has stated it for this request, in an answer with these headers of its own.
+    /// The endpoint has confirmed the object for this request, in an answer with these own headers.
     Verified(&'a HeaderMap),
 }
 
@@ -168,7 +170,7 @@ impl Origin<'_> {
     }
 }
 
-/// Returns the answer with bytes of a known object.
+/// Returns the answer with bytes of a remembered object.
 pub(crate) fn part(
     head: &Head,
     bytes: &Range<u64>,
@@ -186,11 +188,11 @@ pub(crate) fn whole(head: &Head, origin: Origin<'_>, body: Body) -> Response<Bod
     part(head, &(0..head.size), false, origin, body)
 }
 
-/// Headers of an answer without a body to a client that has the object.
+/// Headers of a 304 answer.
 static OF_NOT_MODIFIED: [HeaderName; 6] =
     [CACHE_CONTROL, CONTENT_LOCATION, ETAG, EXPIRES, LAST_MODIFIED, VARY];
 
-/// Returns the answer that the client has the object as it is.
+/// Returns the answer that the client's copy is current.
 pub(crate) fn not_modified(head: &Head, origin: Origin<'_>) -> Response<Body> {
     let mut response = Response::new(full(""));
     *response.status_mut() = StatusCode::NOT_MODIFIED;
@@ -203,13 +205,13 @@ pub(crate) fn not_modified(head: &Head, origin: Origin<'_>) -> Response<Body> {
     response
 }
 
-/// Returns the answer that the object is not what the client expects.
+/// Returns the answer that the object is not the expected one.
 pub(crate) fn precondition_failed() -> Response<Body> {
     let message = "At least one of the pre-conditions you specified did not hold";
     failure(StatusCode::PRECONDITION_FAILED, "PreconditionFailed", message)
 }
 
-/// Returns the answer that an object is not there.
+/// Returns the answer that an object is missing.
 pub(crate) fn absent(answer: &Answer, method: &Method, age: Duration) -> Response<Body> {
     let body = answer.body.clone().filter(|_| *method != Method::HEAD).unwrap_or_default();
     let mut response = Response::new(full(body));

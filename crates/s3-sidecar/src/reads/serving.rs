@@ -1,4 +1,5 @@
-//! The body of a known object: from memory as far as it is there, then from other readers' streams, then from the endpoint.
+//! The body of a remembered object: from memory as far as possible, then from other readers'
+//! streams, then from the endpoint.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -24,14 +25,16 @@ use crate::memory::pieces::Pieces;
 use crate::reads::conditions::ask_for_rest;
 use crate::shared::Shared;
 
-/// The most bytes that are read from the cache at a time; they stay in it until the client has taken them.
+/// The most bytes read from the cache at a time; they stay there until the client has received
+/// them.
 const STEP_BYTES: u64 = 256 << 10;
 
-/// The length in bytes up to which a read is answered from memory only once all of it is at hand. The object may change before
-/// the endpoint is asked for the rest, and an answer that has begun could then only be broken off.
+/// The length in bytes up to which a read is answered from memory only if all of it is available.
+/// The object may change before the endpoint is asked for the rest, and an answer that has begun
+/// could then only be aborted.
 pub(crate) const WHOLE_BYTES_MAX: u64 = 128 << 10;
 
-/// A body in the making.
+/// A body in progress.
 pub(crate) struct Serving {
     shared: Arc<Shared>,
     upstream: Arc<Upstream>,
@@ -39,7 +42,7 @@ pub(crate) struct Serving {
     read: Arc<Read>,
     head: Arc<Head>,
     left: Range<u64>,
-    /// Bytes before `left`, read already.
+    /// Bytes before `left` that have been read.
     ready: VecDeque<Data>,
     /// Whether all of it must be read before the answer begins.
     is_short: bool,
@@ -47,7 +50,8 @@ pub(crate) struct Serving {
 }
 
 impl Serving {
-    /// Returns the body with these bytes of an object that the endpoint has allowed a request to have. `ready` are its first ones.
+    /// Returns the body with these bytes of an object, which the endpoint has allowed. `ready` are
+    /// its first ones.
     pub(crate) fn new(
         (shared, upstream): (&Arc<Shared>, &Arc<Upstream>),
         request: Parts,
@@ -69,10 +73,10 @@ impl Serving {
         streamed(unfold(Some(self), |body| async move { body?.next().await }))
     }
 
-    /// Makes sure that the first bytes are at hand; all of them if they are few.
+    /// Ensures that the first bytes are available; all of them if they are few.
     ///
     /// # Errors
-    /// If they cannot be had: the object has changed, or the endpoint does not answer.
+    /// If they are not available: the object has changed, or the endpoint does not answer.
     pub(crate) async fn prepare(&mut self) -> Result<(), BodyError> {
         while self.ready.is_empty() || self.is_short {
             match self.step().await? {
@@ -134,7 +138,7 @@ impl Serving {
         }
     }
 
-    /// Asks the endpoint for everything that is left.
+    /// Asks the endpoint for all remaining bytes.
     async fn ask(&self) -> Result<Rest, BodyError> {
         let mut request = self.request.clone();
         ask_for_rest(&mut request, &self.read, &self.head, &self.left);
@@ -154,7 +158,7 @@ impl Serving {
         Ok(Rest { body, filling, lane, skipped, left })
     }
 
-    /// Returns which bytes of the same object an answer has, if it has what is left.
+    /// Returns which bytes of the same object an answer has, if it has the remaining ones.
     fn bytes_of(&self, answer: &Response<Incoming>) -> Option<Range<u64>> {
         let headers = answer.headers();
         let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
@@ -171,29 +175,30 @@ impl Serving {
     }
 }
 
-/// Returns the beginning of these bytes of an object, as far as it is in the cache; `None` if none of it is.
+/// Returns the beginning of these bytes of an object, as far as it is in the cache; `None` if none
+/// of it is.
 pub(crate) async fn from_cache(pieces: &Pieces, head: &Head, bytes: Range<u64>) -> Option<Segments> {
     let (at, len) = (bytes.start, bytes.end.saturating_sub(bytes.start));
     let step = STEP_BYTES - at % STEP_BYTES;
     if let Some(segments) = pieces.read(head, at, len.min(step)).await {
         return Some(segments);
     }
-    // Something of it is missing, perhaps only at the end.
+    // Some of it is missing, perhaps only at the end.
     let bucket = BUCKET_BYTES - at % BUCKET_BYTES;
     if len.min(step) <= bucket { None } else { pieces.read(head, at, bucket).await }
 }
 
-/// Where the beginning of bytes of an object is.
+/// The location of the first bytes of an object.
 pub(crate) enum Whereabouts {
     /// In the cache: these.
     Here(Segments),
-    /// In a stream that is about to bring it.
+    /// In a stream that will soon bring them.
     Coming(Coming),
     /// Neither.
     Missing,
 }
 
-/// Returns where the beginning of these bytes of an object is.
+/// Returns the location of the first of these bytes of an object.
 pub(crate) async fn here_or_coming(shared: &Shared, head: &Head, bytes: Range<u64>) -> Whereabouts {
     if let Some(segments) = from_cache(&shared.pieces, head, bytes.clone()).await {
         return Whereabouts::Here(segments);
@@ -201,18 +206,18 @@ pub(crate) async fn here_or_coming(shared: &Shared, head: &Head, bytes: Range<u6
     if let Some(coming) = shared.fills.find(&head.generation, bytes.start) {
         return Whereabouts::Coming(coming);
     }
-    // A stream may have brought it and ended in between.
+    // A stream may have brought them and ended in between.
     from_cache(&shared.pieces, head, bytes).await.map_or(Whereabouts::Missing, Whereabouts::Here)
 }
 
-/// What the endpoint sends of a known object.
+/// The endpoint's stream of a remembered object.
 struct Rest {
     body: Incoming,
     filling: Filling,
     lane: Option<Arc<Lane>>,
-    /// Bytes to come that the client has already.
+    /// Bytes to skip because the client already has them.
     skipped: u64,
-    /// Bytes that the client is still to have.
+    /// Bytes that the client still needs.
     left: u64,
 }
 
@@ -231,7 +236,7 @@ impl Rest {
             self.filling.push(&bytes).await;
             let skipped = self.skipped.min(bytes.len() as u64);
             self.skipped -= skipped;
-            // At most the length of what came.
+            // At most the length received.
             bytes = bytes.slice(skipped as usize..);
             bytes.truncate(usize::try_from(self.left).unwrap_or(usize::MAX));
             self.left -= bytes.len() as u64;
