@@ -1,4 +1,4 @@
-//! Appending: room, the batch that fills, its memory, and holds of positions.
+//! Appending: free space, the filling batch and its memory, and holds of positions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,34 +15,34 @@ use crate::shared::{Shared, State};
 /// A record that was appended.
 #[derive(Debug)]
 pub struct Appended {
-    /// The record's place.
+    /// The record's position.
     pub position: Position,
-    /// Keeps the record's segment. Keep it until the record's data are stored, or drop it if an older hold of
-    /// the same object stands for all its data.
+    /// Keeps the record's segment. Keep it until the record's data are stored; drop it earlier if
+    /// an older hold of the same object covers all its data.
     pub hold: Hold,
 }
 
-/// Room that was set aside: appends within it are not refused for want of room.
+/// Reserved space: appends within it are not refused as full.
 ///
-/// Dropping it gives the rest back.
+/// Dropping the reservation frees the rest.
 pub struct Reservation {
     shared: Arc<Shared>,
     left_bytes: u64,
 }
 
 impl Reservation {
-    /// Appends a record in the reserved room.
+    /// Appends a record in the reserved space.
     ///
     /// # Errors
-    /// `TooLarge` if the reservation does not cover the record or the record is over the limits, `Failed` if
-    /// the disk has failed since, `Closed`. `Full` only if the journal has failed and restarted since, so
-    /// that segments are missing.
+    /// `TooLarge` if the reservation does not cover the record or the record is over the limits,
+    /// `Failed` if the disk has failed since, `Closed`. `Full` only if the journal has failed and
+    /// restarted since, so that segments are missing.
     pub fn append(&mut self, record: &Record<'_>) -> Result<Appended, AppendError> {
         let shared = Arc::clone(&self.shared);
         shared.append(record, Some(&mut self.left_bytes), 0)
     }
 
-    /// Returns the bytes that are left.
+    /// Returns the remaining bytes.
     pub fn left_bytes(&self) -> u64 {
         self.left_bytes
     }
@@ -69,7 +69,7 @@ fn cost(payload_bytes: u64) -> u64 {
 }
 
 impl State {
-    /// Checks that there is room beside what is reserved, and `leave` bytes more.
+    /// Checks that there is space beside reservations, and `leave` bytes more.
     fn check_room(&mut self, cost: u64, leave: u64, unsynced_bytes_max: u64) -> Result<(), AppendError> {
         let needed = self.reserved_bytes.saturating_add(cost).saturating_add(leave);
         let refusal = if self.available_bytes() < needed {
@@ -117,8 +117,8 @@ impl Shared {
         if payload_bytes > payload_max {
             return Err(AppendError::TooLarge);
         }
-        // The checksum is made before the lock is taken, and leaves the payload in the processor's cache for
-        // the copy.
+        // The checksum is computed before the lock is taken, which also leaves the payload in the
+        // processor's cache for the copy.
         let measured = Measured::new(record);
         let mut state = self.state.lock();
         state.check_open()?;
@@ -151,7 +151,7 @@ impl Shared {
         Ok(Appended { position, hold: Hold::new(Arc::clone(self), holds, position) })
     }
 
-    /// Makes the filling batch one that has room for a record. Returns false if the log has none.
+    /// Ensures that the filling batch has space for a record. Returns false if the log has none.
     fn place(&self, state: &mut State, measured: &Measured) -> bool {
         let segment_bytes = state.table.segment_bytes;
         if let (Some(batch), Some(segment)) = (&state.filling, state.table.current()) {
@@ -177,7 +177,7 @@ impl Shared {
     }
 }
 
-/// The memory of a batch, used again and again.
+/// The reusable memory of a batch.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
     heads: AlignedBuffer,
@@ -192,7 +192,7 @@ pub(crate) struct Batch {
     pub(crate) segment: u32,
     pub(crate) first_position: u64,
     pub(crate) count: u32,
-    /// The bytes of the records: what waits for the disk.
+    /// The length of the records, which wait for the disk.
     pub(crate) unsynced_bytes: u64,
 }
 
@@ -224,18 +224,18 @@ impl Batch {
         (self.buffers.heads.len() - BATCH_HEADER_BYTES) as u64
     }
 
-    /// Returns the bytes that the batch takes in its segment.
+    /// Returns the length of the batch in its segment.
     pub(crate) fn total_bytes(&self) -> u64 {
         Layout::new(self.heads_bytes(), self.buffers.payload.len() as u64).total
     }
 
-    /// Returns the bytes that the batch would take with one more record.
+    /// Returns the length of the batch with one more record.
     pub(crate) fn total_bytes_with(&self, record: &Measured) -> u64 {
         let payload_bytes = self.buffers.payload.len() as u64 + u64::from(record.payload.bytes);
         Layout::new(self.heads_bytes() + record.heads_bytes, payload_bytes).total
     }
 
-    /// Copies a record into the batch. Returns its bytes.
+    /// Copies a record into the batch. Returns its length.
     pub(crate) fn push(&mut self, record: &Record<'_>, measured: &Measured) -> u64 {
         self.buffers.heads.extend(&encode_head(&record.head, measured.payload));
         if let Object::Name(name) = &record.head.object {
@@ -249,7 +249,8 @@ impl Batch {
         bytes
     }
 
-    /// Writes the header, pads, and returns the check. `header` needs the numbers that only the commit knows.
+    /// Writes the header, pads, and returns the check. `header` needs numbers that only the commit
+    /// knows.
     pub(crate) fn finish(&mut self, salt: u32, mut header: BatchHeader) -> u32 {
         header.count = self.count;
         header.heads_bytes = self.heads_bytes() as u32;
@@ -277,9 +278,9 @@ impl Batch {
     }
 }
 
-/// Keeps the segment of a position, and all later ones, until it is dropped.
+/// Keeps the segment of a position, and all later ones, until the hold is dropped.
 ///
-/// Taking and dropping one costs the same however many there are. The drop never waits for the disk.
+/// Taking and dropping a hold takes constant time. The drop never waits for the disk.
 pub struct Hold {
     shared: Arc<Shared>,
     count: Arc<AtomicU64>,
@@ -287,12 +288,12 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// The count has been raised for it.
+    /// The caller has already incremented the count.
     pub(crate) fn new(shared: Arc<Shared>, count: Arc<AtomicU64>, position: Position) -> Self {
         Self { shared, count, position }
     }
 
-    /// Returns the position that the hold was taken for.
+    /// Returns the position of the hold.
     pub fn position(&self) -> Position {
         self.position
     }
@@ -313,7 +314,7 @@ impl Drop for Hold {
 }
 
 impl Shared {
-    /// Takes a hold of a position; `None` if it is not in a live segment.
+    /// Takes a hold of a position; `None` if the position is not in a live segment.
     pub(crate) fn hold(self: &Arc<Self>, position: Position) -> Option<Hold> {
         let state = self.state.lock();
         if position.0 >= state.next_position {
@@ -325,11 +326,11 @@ impl Shared {
     }
 }
 
-/// A growing run of bytes whose first one lies at a multiple of 4 KiB.
+/// A growing buffer that begins at a multiple of 4 KiB.
 #[derive(Debug, Default)]
 pub(crate) struct AlignedBuffer {
     bytes: Vec<u8>,
-    /// How many bytes of `bytes` come before the aligned address.
+    /// The number of bytes in `bytes` before the aligned address.
     skip: usize,
 }
 
@@ -357,7 +358,7 @@ impl AlignedBuffer {
         self.extend_zeros(self.len().next_multiple_of(BLOCK_BYTES) - self.len());
     }
 
-    /// The vector never moves by itself: its address would not stay aligned.
+    /// The vector never reallocates by itself, because its address would not stay aligned.
     fn make_room(&mut self, more: usize) {
         if self.bytes.capacity() - self.bytes.len() >= more && self.bytes.capacity() > 0 {
             return;

@@ -1,4 +1,4 @@
-//! Any bytes as damage to a journal: for tests and the fuzz target.
+//! Arbitrary bytes as damage to a journal, for tests and the fuzz target.
 
 use crate::disk::simulated::SimulatedDisk;
 use crate::format::{BLOCK_BYTES, BatchHeader, SEGMENT_DATA_AT, SegmentHeader, Superblock, checksum, salt};
@@ -7,13 +7,15 @@ use crate::{Environment, Journal, JournalConfig, tools};
 const SEGMENT_BYTES: u64 = 64 * 1024;
 const JOURNAL: u64 = 1;
 
-/// Opens, inspects, verifies and exports a journal made of `bytes`; no outcome is wrong but a panic.
+/// Opens, inspects, verifies and exports a journal made of `bytes`; any outcome except a panic is
+/// right.
 ///
-/// The first byte chooses what the others are: the superblock, a segment's header, or batches. Its bits mend
-/// what random bytes never match: magic numbers and checksums.
+/// The first byte selects what the others are: the superblock, a segment's header, or batches. Its
+/// bits select which magic numbers and checksums are corrected, since random bytes never match
+/// them.
 ///
 /// # Panics
-/// If a record that was returned cannot be what a journal stores.
+/// If a returned record could not have been stored.
 pub fn any_bytes(bytes: &[u8]) {
     let Some((choice, rest)) = bytes.split_first() else { return };
     let disk = SimulatedDisk::new();
@@ -68,7 +70,7 @@ pub fn any_bytes(bytes: &[u8]) {
     }
 }
 
-/// Puts bytes over a block; with `mend`, leaves the magic number alone and writes the checksum anew.
+/// Writes bytes over a block; with `mend`, keeps the magic number and recomputes the checksum.
 fn put(block: &mut [u8], bytes: &[u8], mend: Option<(usize, usize)>) {
     let start = mend.map_or(0, |(magic, _)| magic);
     let len = bytes.len().min(block.len() - start);
@@ -79,7 +81,7 @@ fn put(block: &mut [u8], bytes: &[u8], mend: Option<(usize, usize)>) {
     }
 }
 
-/// Makes the first batch one that continues the chain, as far as its lengths allow.
+/// Turns the first batch into one that continues the chain, as far as its lengths allow.
 fn mend_batch(batches: &mut [u8], is_rechecked: bool) {
     batches[..4].copy_from_slice(b"CJB1");
     batches[8..16].copy_from_slice(&7_u64.to_le_bytes());

@@ -1,9 +1,10 @@
 //! Making batches durable: one at a time, each by one write and one sync.
 //!
-//! Writers that wait for each record before they append the next come back just after a commit. A commit that
-//! begins at once takes the first few of them, and the others wait for two syncs: the writers fall into a small
-//! and a large group that alternate. So the commit thread waits a little for those who were woken, which brings them into
-//! one batch. Writers that do not come back gain nothing by it: after a wait in vain some commits go without.
+//! Writers that wait for each record before they append the next one return just after a commit. A
+//! commit that begins at once includes only the first of them, and the others wait for two syncs:
+//! the writers split into a small and a large group that alternate. So the commit thread waits
+//! briefly for the woken writers, which brings them into one batch. If the wait was in vain, some
+//! commits go without it.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -19,7 +20,7 @@ use crate::format::{BLOCK_BYTES, BatchHeader, SEGMENT_DATA_AT, SegmentHeader, sa
 use crate::segments::segment_name;
 use crate::shared::{Committing, Phase, RETRY_AFTER, Shared, State};
 
-/// Where a header is to be written.
+/// The place of a header to write.
 struct Place {
     index: u32,
     file: Arc<dyn DiskFile>,
@@ -27,8 +28,7 @@ struct Place {
 }
 
 impl Shared {
-    /// Commits the next batch, or tries to restart after a failure. Returns whether there was something to
-    /// do.
+    /// Commits the next batch, or tries to restart after a failure. Returns whether there was work.
     pub(crate) fn commit_next(&self) -> bool {
         let mut committer = self.committer.lock();
         let mut state = self.state.lock();
@@ -47,8 +47,8 @@ impl Shared {
         true
     }
 
-    /// Writes an empty batch: behind it, damage to the last records cannot be taken for a torn write. Also
-    /// makes the tail durable.
+    /// Writes an empty batch, behind which damage to the last records cannot be taken for a torn
+    /// write. Also makes the tail durable.
     pub(crate) fn commit_empty(&self) {
         let mut committer = self.committer.lock();
         let mut state = self.state.lock();
@@ -93,7 +93,7 @@ impl Shared {
             }
             state = self.state.lock();
             if state.committing.is_none() {
-                // Given up: what the disk has done since is not believed.
+                // The batch was abandoned: later answers of the disk about it are ignored.
                 committer.last_life = last_life;
                 return state.keep_buffers(batch);
             }
@@ -136,7 +136,8 @@ impl Shared {
 
         committer.next_number += 1;
         committer.last_check = check;
-        // Counted before a waiter is woken: a writer whose record is durable finds it in the metrics.
+        // Counted before a waiter is woken, so that a writer finds its durable record in the
+        // metrics.
         self.counters.counts.written_bytes.add(bytes);
         self.counters.batch_bytes.add(bytes);
         self.counters.batch_records.add(batch.count.into());
@@ -159,16 +160,16 @@ impl Shared {
         self.unlock(state, None);
     }
 
-    /// A batch waits for the disk no longer.
+    /// Removes a batch from those that wait for the disk.
     fn forget(&self, state: &mut State, batch: Batch) {
         state.unsynced_bytes = state.unsynced_bytes.saturating_sub(batch.unsynced_bytes);
         state.keep_buffers(batch);
     }
 
-    /// Writes the header of a new life, durably before any batch of that life.
+    /// Writes the header of a new life, and syncs it before any batch of that life.
     ///
-    /// The header goes into the block that does not hold the header in force: as long as the new one is not
-    /// durable, the segment is what it was before.
+    /// The header goes into the block without the current header: until the new one is durable, the
+    /// segment belongs to its previous life.
     fn write_header(
         &self,
         committer: &mut Committer,
@@ -177,7 +178,8 @@ impl Shared {
         first_position: u64,
     ) -> Result<(), DiskError> {
         let life = committer.next_life;
-        // Used up even if the header is not written: what is on disk after a failure is not known.
+        // The number is used up even if the header is not written, because the disk's content after
+        // a failure is unknown.
         committer.next_life += 1;
         let header = SegmentHeader {
             journal: self.journal,
@@ -199,20 +201,21 @@ impl Shared {
         Ok(())
     }
 
-    /// Gives up all records that are not durable, and the segment that failed.
+    /// Abandons all records that are not durable, and the failed segment.
     ///
-    /// A sync that failed is not repeated: the kernel reports an error once, and forgets the bytes that it
-    /// could not write.
+    /// A failed sync is not repeated: the kernel reports an error once, and forgets the bytes that
+    /// it could not write.
     fn fail(&self, mut state: MutexGuard<'_, State>, batch: Batch, error: DiskError) {
         state.keep_buffers(batch);
-        // What was given up has failed already.
+        // Abandoned records have already failed.
         if let Some(committing) = state.committing.take() {
             self.give_up(state, committing, error);
         }
     }
 
-    /// As [`fail`](Self::fail), if the disk has not answered for too long. Returns whether it has not. It may
-    /// answer yet: the commit thread then finds that its batch was given up, and restarts the journal.
+    /// Fails like [`fail`](Self::fail) if the disk has not answered for too long. Returns whether
+    /// it has not. It may still answer: the commit thread then finds that its batch was abandoned,
+    /// and restarts the journal.
     pub(crate) fn give_up_late(&self) -> bool {
         let mut state = self.state.lock();
         let is_late = |it: &mut Committing| self.clock.now() >= it.begun + self.commit_timeout;
@@ -235,7 +238,7 @@ impl Shared {
         let DiskError { file, operation, error } = error;
         let event = Event::Failed { file, operation, error: error.to_string() };
         self.prepare.notify_one();
-        // The state stays locked: no position is given out between `next` and the failure.
+        // The state stays locked, so that no position is assigned between `next` and the failure.
         let wakers = self.durability.fail(first, next);
         self.unlock(state, Some(event));
         wakers.into_iter().for_each(Waker::wake);
@@ -277,14 +280,15 @@ impl Shared {
                 self.unlock(state, Some(Event::Restarted));
             }
             Err(error) => {
-                // Another one is tried first next time.
+                // Next time another one is tried first.
                 state.table.free.push_back(segment);
                 self.report_failed_restart(state, error);
             }
         }
     }
 
-    /// The thread that watches the commits: gives up what takes too long, until the journal has closed.
+    /// The thread that watches the commits: abandons those that take too long, until the journal
+    /// has closed.
     pub(crate) fn run_watch(&self) {
         loop {
             self.give_up_late();
@@ -312,7 +316,7 @@ impl Shared {
         self.unlock(state, Some(Event::Failed { file, operation, error: error.to_string() }));
     }
 
-    /// Waits a little for the writers that the last commit has woken.
+    /// Waits briefly for the writers that the last commit has woken.
     fn gather(&self) {
         let mut committer = self.committer.lock();
         let mut state = self.state.lock();
@@ -322,7 +326,8 @@ impl Shared {
         let Some(wanted) = committer.gather.wanted(state.filling_records()) else { return };
         let deadline = Instant::now() + wanted.time;
         state.wake_at_records = wanted.records;
-        // Woken by the append that makes the number full or closes the batch, and when the journal closes.
+        // Woken by the append that reaches the number or closes the batch, and when the journal
+        // closes.
         while state.wake_at_records != 0 && !state.is_closing {
             if self.work.wait_until(&mut state, deadline).timed_out() {
                 break;
@@ -375,52 +380,52 @@ pub(crate) struct Committer {
     pub(crate) gather: Gather,
 }
 
-/// A wait is at most this part of the time that a commit takes.
+/// A wait takes at most this part of a commit's time.
 const PART: u32 = 4;
-/// A wait is at most this long, however slow the disk.
+/// The longest wait, however slow the disk.
 const WAIT_MAX: Duration = Duration::from_millis(2);
-/// The most commits that go without a wait after waits in vain.
+/// The most commits without a wait after waits in vain.
 const SKIPS_MAX: u32 = 64;
 
-/// What the last commits have shown.
+/// Statistics of the last commits.
 #[derive(Debug, Default)]
 pub(crate) struct Gather {
-    /// The records of the last commit.
+    /// The number of records of the last commit.
     woken: u32,
-    /// The records that waited for the next commit when the last one was done.
+    /// The number of records that waited for the next commit when the last one completed.
     waiting: u32,
-    /// The time that a commit takes: a moving average.
+    /// The moving average of a commit's time.
     commit_time: Duration,
-    /// The commits that go without a wait before the next.
+    /// The remaining commits without a wait.
     skips: u32,
-    /// The skips after the next wait in vain.
+    /// The number of commits to skip after the next wait in vain.
     next_skips: u32,
 }
 
-/// What to wait for.
+/// The end of a wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Wanted {
     /// The number of records in the batch that ends the wait.
     pub(crate) records: u32,
-    /// The number of them that do not come from writers just woken.
+    /// The number of them that are not from woken writers.
     waiting: u32,
-    /// How long to wait at most.
+    /// The longest time to wait.
     pub(crate) time: Duration,
 }
 
 impl Gather {
-    /// Notes a commit that took the time `took`: the writers of its `woken` records are woken now, while `waiting`
-    /// others wait for the next.
+    /// Notes a commit that took `took`: the writers of its `woken` records are woken now, while
+    /// `waiting` others wait for the next.
     pub(crate) fn committed(&mut self, woken: u32, waiting: u32, took: Duration) {
         (self.woken, self.waiting) = (woken, waiting);
         self.commit_time = if self.commit_time.is_zero() { took } else { (self.commit_time * 7 + took) / 8 };
     }
 
-    /// Returns what the next commit waits for, if it should wait: `present` records are there.
+    /// Returns what the next commit, with `present` records, waits for, if it should wait.
     pub(crate) fn wanted(&mut self, present: u32) -> Option<Wanted> {
         let (woken, waiting) = (std::mem::take(&mut self.woken), self.waiting);
         let records = woken.saturating_add(waiting);
-        // A writer alone: its next record ends an idle thread's sleep.
+        // A single writer's next record wakes the sleeping thread.
         if woken == 0 || records <= 1 {
             return None;
         }
@@ -436,11 +441,11 @@ impl Gather {
         Some(Wanted { records, waiting, time })
     }
 
-    /// Notes how a wait ended: with `records` records in the batch.
+    /// Notes the end of a wait: with `records` records in the batch.
     pub(crate) fn waited(&mut self, wanted: Wanted, records: u32) {
         let came = records.saturating_sub(wanted.waiting);
         let woken = wanted.records - wanted.waiting;
-        // Half of those woken make up for the wait.
+        // Half of the woken writers justify the wait.
         if came >= woken.div_ceil(2) {
             self.next_skips = 0;
         } else {
@@ -490,7 +495,7 @@ mod tests {
                 gather.waited(wanted, 14);
             }
         }
-        // 1, 3, 7, 15, 31, 63 and then 64 commits go without.
+        // 1, 3, 7, 15, 31, 63 and then 64 commits go without a wait.
         assert_eq!(waits, 6 + (1000 - 126) / 65 + 1);
         while gather.skips > 0 {
             gather.committed(10, 10, COMMIT);

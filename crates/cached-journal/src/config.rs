@@ -1,4 +1,5 @@
-//! What a journal is given: its configuration by an operator; a disk, a clock and a receiver of events by its caller.
+//! A journal's environment: its configuration by an operator; a disk, a clock and an event handler
+//! by its caller.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,24 +19,26 @@ pub const SEGMENTS_MIN: u64 = 3;
 /// The configuration of a journal.
 #[derive(Clone, Debug)]
 pub struct JournalConfig {
-    /// The journal's directory, for itself alone.
+    /// The journal's own directory.
     pub directory: PathBuf,
-    /// Whether a journal is made where there is none, and its directory if that is missing; the directory's parent
-    /// must exist. Default: yes. Without it an empty directory is refused: its disk may not be mounted, and a
-    /// journal that is found again later would be out of date.
+    /// Whether a missing journal is created, and its directory if that is missing; the directory's
+    /// parent must exist. Default: yes. Without it an empty directory is refused: its disk may not
+    /// be mounted, and a journal found again later would be out of date.
     pub create: bool,
-    /// The size of a segment file, 1 MiB to 1 GiB, a multiple of 4 KiB. Default: 64 MiB. An existing journal
-    /// keeps its size, unless nothing was ever logged in it.
+    /// The size of a segment file, 1 MiB to 1 GiB, a multiple of 4 KiB. Default: 64 MiB. An
+    /// existing journal keeps its size, unless it has never been used.
     pub segment_bytes: u64,
-    /// The most bytes of disk that the journal takes, at least three segments. Default: 4 GiB. All of it is
-    /// allocated and zeroed in the background after the first open, so that a full disk is found out then.
+    /// The disk space of the journal, at least three segments. Default: 4 GiB. All of it is
+    /// allocated and zeroed in the background after the first open, so that a full disk is detected
+    /// then.
     pub limit_bytes: u64,
-    /// Whether writes bypass the page cache (`O_DIRECT`). Default: yes. Not every file system can.
+    /// Whether writes bypass the page cache (`O_DIRECT`). Default: yes. Some file systems do not
+    /// support it.
     pub direct: bool,
     /// The most bytes that wait in memory for the disk. Default: 32 MiB.
     pub unsynced_bytes_max: u64,
-    /// How long the write and the sync of a batch may take: beyond it the disk counts as failed, and what it may
-    /// still do is not believed. Default: 30 s.
+    /// The longest time for the write and the sync of a batch: beyond it the disk counts as failed,
+    /// and its later answers are ignored. Default: 30 s.
     pub commit_timeout: Duration,
 }
 
@@ -55,7 +58,8 @@ impl JournalConfig {
 
     /// Returns the longest payload, in bytes, that a record may have in segments of this size.
     ///
-    /// An existing journal keeps the size of its segments: [`Journal::payload_bytes_max`] is what holds there.
+    /// An existing journal keeps the size of its segments: use [`Journal::payload_bytes_max`]
+    /// there.
     ///
     /// [`Journal::payload_bytes_max`]: crate::Journal::payload_bytes_max
     #[must_use]
@@ -63,7 +67,7 @@ impl JournalConfig {
         record_payload_max(self.segment_bytes)
     }
 
-    /// Checks what an operator may have got wrong, and returns what would be right.
+    /// Checks the configuration, and names the valid values of a wrong one.
     pub(crate) fn validate(&self) -> Result<(), String> {
         let Self { segment_bytes, limit_bytes, .. } = *self;
         if !(SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&segment_bytes)
@@ -81,7 +85,7 @@ impl JournalConfig {
         self.validate_ratios().map_err(|reason| format!("limit_bytes is {limit_bytes}: {reason}"))
     }
 
-    /// As [`validate`](Self::validate), for segments of any size.
+    /// Checks the configuration as [`validate`](Self::validate) does, for segments of any size.
     pub(crate) fn validate_ratios(&self) -> Result<(), String> {
         let least = self.segment_bytes.saturating_mul(SEGMENTS_MIN);
         if self.limit_bytes < least {
@@ -92,7 +96,7 @@ impl JournalConfig {
     }
 }
 
-/// What a journal stands on.
+/// The dependencies of a journal.
 pub struct Environment {
     /// The disk.
     pub disk: Box<dyn Disk>,
@@ -103,7 +107,7 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// Returns an environment with the operating system's clock, and events dropped.
+    /// Returns an environment with the operating system's clock, which drops events.
     pub fn new(disk: impl Disk + 'static) -> Self {
         Self { disk: Box::new(disk), clock: Arc::new(SystemClock::default()), observer: Arc::new(|_| {}) }
     }
@@ -148,38 +152,39 @@ impl Clock for ManualClock {
     }
 }
 
-/// How full a journal is.
+/// The fill level of a journal.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Level {
     /// Less than half of the space is in use.
     Low,
     /// Half of the space is in use: store the oldest objects first, whatever their age.
     Half,
-    /// Nine tenths of the space are in use: let writers wait, or write through.
+    /// Nine tenths of the space are in use: delay writers, or write through.
     NineTenths,
 }
 
-/// A change of the journal's condition.
+/// A change of the journal's state.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// The fill has passed a level, upwards or downwards.
+    /// The fill level has changed, upwards or downwards.
     Level(Level),
-    /// There is room again after an append or a reservation was refused with `Full` or `Busy`.
+    /// There is space again after an append or a reservation was refused with `Full` or `Busy`.
     Room,
-    /// A write or sync failed, or took too long. Records that were not durable are lost to the journal, appends are refused.
+    /// A write or sync failed, or took too long. Records that were not durable are lost, and
+    /// appends are refused.
     Failed {
         /// The file.
         file: String,
-        /// `write`, `sync`, `commit` if the disk has not answered, `find` or `lock`: what cannot be found was removed,
-        /// replaced or unmounted.
+        /// `write`, `sync`, `commit` if the disk has not answered, or `find` or `lock` if a file
+        /// was removed, replaced or unmounted.
         operation: &'static str,
         /// The operating system's message.
         error: String,
     },
     /// A new segment works: appends are accepted again.
     Restarted,
-    /// A new segment could not be made; tried again after 5 s. The journal works with the segments that it
-    /// has.
+    /// A new segment could not be created; retried after 5 s. The journal works with its existing
+    /// segments.
     PrepareFailed {
         /// The file.
         file: String,
@@ -188,6 +193,6 @@ pub enum Event {
     },
 }
 
-/// The function that receives events. It is called without locks held, from any thread that uses the journal,
-/// also from the drop of a hold; it must not block.
+/// The function that receives events. It is called without locks held, from any thread that uses
+/// the journal, even from the drop of a hold; it must not block.
 pub type Observer = Arc<dyn Fn(&Event) + Send + Sync>;

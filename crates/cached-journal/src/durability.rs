@@ -1,4 +1,4 @@
-//! Which positions are durable, and the tasks that wait for one.
+//! Which positions are durable, and the tasks that wait for them.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -13,11 +13,12 @@ use parking_lot::Mutex;
 use crate::error::NotDurable;
 use crate::record::Position;
 
-/// How many separate runs of failed positions are remembered. A run ends with a restart, so there is at most
-/// one in 5 s; beyond this number the two oldest become one, and what lies between them counts as failed.
+/// The number of separate ranges of failed positions that are remembered. Each ends with a restart,
+/// so there is at most one in 5 s; beyond this number the two oldest are merged, and positions
+/// between them count as failed.
 const FAILED_RUNS_MAX: usize = 1024;
 
-/// What became of the records up to a position.
+/// The outcome of all records up to a position.
 #[derive(Default)]
 pub(crate) struct Durability {
     /// Every position below is either durable or failed.
@@ -28,7 +29,7 @@ pub(crate) struct Durability {
 
 #[derive(Default)]
 struct Inner {
-    /// Runs of failed positions, first and last, rising.
+    /// Ranges of failed positions, first and last, in ascending order.
     failed: Vec<(u64, u64)>,
     waiters: BTreeMap<(u64, u64), Waker>,
     next_waiter: u64,
@@ -39,12 +40,12 @@ impl Durability {
         Self { decided: AtomicU64::new(next_position), ..Self::default() }
     }
 
-    /// Returns the first position that is undecided.
+    /// Returns the first undecided position.
     pub(crate) fn decided(&self) -> u64 {
         self.decided.load(Ordering::Acquire)
     }
 
-    /// Returns what became of a record, nothing as long as it is undecided.
+    /// Returns the outcome of a record; `None` while it is undecided.
     pub(crate) fn outcome(&self, position: Position) -> Option<Result<(), NotDurable>> {
         if position.0 >= self.decided.load(Ordering::Acquire) {
             return None;
@@ -58,15 +59,15 @@ impl Durability {
         Some(if is_failed { Err(NotDurable) } else { Ok(()) })
     }
 
-    /// Records below `next` are durable. Returns the wakers of the tasks to wake, in the order of their
-    /// positions.
+    /// Notes that records below `next` are durable. Returns the wakers of waiting tasks, in the
+    /// order of their positions.
     #[must_use]
     pub(crate) fn advance(&self, next: u64) -> Vec<Waker> {
         self.decided.store(next, Ordering::Release);
         self.inner.lock().take_below(next)
     }
 
-    /// The records from `first` to before `next` have failed.
+    /// Notes that the records from `first` to before `next` have failed.
     #[must_use]
     pub(crate) fn fail(&self, first: u64, next: u64) -> Vec<Waker> {
         let mut inner = self.inner.lock();
@@ -96,9 +97,10 @@ impl Inner {
     }
 }
 
-/// Completes when a record is durable, or has failed. Made by [`Journal::wait`](crate::Journal::wait).
+/// Completes when a record is durable, or has failed. Made by
+/// [`Journal::wait`](crate::Journal::wait).
 ///
-/// Dropping it gives up waiting; the record becomes durable all the same.
+/// Dropping it ends the wait; the record becomes durable nevertheless.
 #[must_use = "a future does nothing unless it is polled"]
 pub struct Wait {
     pub(crate) durability: Arc<Durability>,
@@ -115,7 +117,8 @@ impl Future for Wait {
         }
         let durability = Arc::clone(&self.durability);
         let mut inner = durability.inner.lock();
-        // A commit stores `decided` before it takes the lock: it either shows here, or finds the waker below.
+        // A commit stores `decided` before it takes the lock: it either shows here, or finds the
+        // waker below.
         if self.position.0 < durability.decided.load(Ordering::Acquire) {
             drop(inner);
             return Poll::Ready(self.durability.outcome(self.position).unwrap_or(Err(NotDurable)));
@@ -195,7 +198,7 @@ mod tests {
             .into();
         for wait in &mut waits {
             let waker = Waker::from(Arc::new(Recorder(wait.position.0, Arc::clone(&woken))));
-            // Polled twice: a task has one waker all the same.
+            // A task that is polled twice has only one waker.
             for _ in 0..2 {
                 assert!(Pin::new(&mut *wait).poll(&mut Context::from_waker(&waker)).is_pending());
             }

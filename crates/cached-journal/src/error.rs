@@ -1,4 +1,4 @@
-//! What can go wrong, by the party that has to act on it.
+//! Errors, by the party that has to act.
 
 use std::io;
 
@@ -22,21 +22,21 @@ impl DiskError {
         Self { file: file.to_owned(), operation, error }
     }
 
-    /// Returns the function that makes the error about a file's operation.
+    /// Returns a function that creates the error of an operation on a file.
     pub(crate) fn in_file(file: &str, operation: &'static str) -> impl Fn(io::Error) -> Self {
         move |error| Self::new(file, operation, error)
     }
 }
 
-/// Bytes on disk that no crash of this program explains.
+/// Damaged bytes on disk that no crash of this program explains.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("{file} at byte {offset}: {reason}")]
 pub struct Corruption {
     /// The file's name in the journal's directory.
     pub file: String,
-    /// The byte in the file at which the damage begins.
+    /// The offset in the file at which the damage begins.
     pub offset: u64,
-    /// What was found, and what would be right.
+    /// What was found, and what was expected.
     pub reason: String,
 }
 
@@ -46,7 +46,7 @@ impl Corruption {
     }
 }
 
-/// A journal could not be opened, or a tool could not read it.
+/// Why a journal could not be opened, or a tool could not read it.
 #[derive(Debug, Error)]
 pub enum OpenError {
     /// Another process, or another `Journal` of this one, has the directory open.
@@ -55,17 +55,17 @@ pub enum OpenError {
     /// The configuration cannot be used.
     #[error("the journal's configuration is wrong: {0}")]
     Config(String),
-    /// The directory holds no journal, or is missing, and none is to be made. Nothing was changed.
+    /// The directory has no journal, or is missing, and none may be created. Nothing was changed.
     #[error("there is no journal")]
     Missing,
-    /// The directory holds other files, and no journal. Nothing was changed.
+    /// The directory has other files, but no journal. Nothing was changed.
     #[error("the directory holds {file}, but no journal: give the journal a directory of its own")]
     Foreign {
         /// The name of one of the files.
         file: String,
     },
-    /// The journal is damaged. Nothing was changed. `verify` lists the damage, `export` reads what is readable,
-    /// `discard` removes the journal.
+    /// The journal is damaged. Nothing was changed. `verify` lists the damage, `export` reads the
+    /// readable records, `discard` removes the journal.
     #[error(
         "the journal is corrupt: {0}; verify lists all damage, export saves what is readable, discard starts anew"
     )]
@@ -75,18 +75,18 @@ pub enum OpenError {
     Disk(#[from] DiskError),
 }
 
-/// A record was not appended.
+/// Why a record was not appended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum AppendError {
-    /// The journal has no room. Room comes when holds of the oldest segment are released; the next event is
+    /// The journal is full. Releasing holds of the oldest segment frees space; the next event is
     /// `Event::Room`.
     #[error("the journal is full")]
     Full,
-    /// More bytes wait for the disk than `unsynced_bytes_max`. Room comes with the next commit; the next
-    /// event is `Event::Room`.
+    /// More bytes wait for the disk than `unsynced_bytes_max`. The next commit frees space; the
+    /// next event is `Event::Room`.
     #[error("the journal's disk is behind")]
     Busy,
-    /// The disk has failed, and no segment works at present. The next event is `Event::Restarted`.
+    /// The disk has failed, and no segment works now. The next event is `Event::Restarted`.
     #[error("the journal's disk has failed")]
     Failed,
     /// The record's payload or name is longer than allowed, or the reservation does not cover it.
@@ -97,8 +97,8 @@ pub enum AppendError {
     Closed,
 }
 
-/// A record did not become durable: the disk failed before it was synced. It may or may not be found by the
-/// next recovery if the process ends before `Event::Restarted`, and is never found after it.
+/// A record did not become durable: the disk failed before it was synced. The next recovery may
+/// find it if the process ends before `Event::Restarted`, and never finds it afterwards.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error("the journal's disk failed before the record was synced")]
 pub struct NotDurable;

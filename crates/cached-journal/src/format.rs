@@ -1,12 +1,12 @@
-//! The bytes on disk, as pure functions. `docs/journal-format.md` draws them.
+//! The bytes on disk, as pure functions. `docs/journal-format.md` describes them.
 //!
-//! Nothing here panics, whatever the bytes are.
+//! No function panics, whatever the bytes are.
 
 use std::borrow::Cow;
 
 use crate::record::{Head, Kind, NAME_BYTES_MAX, Object, Scope};
 
-/// The unit of everything that is written: what `O_DIRECT` wants on any common disk.
+/// The unit of all writes: `O_DIRECT` needs it on any common disk.
 pub(crate) const BLOCK_BYTES: usize = 4096;
 /// Where batches begin in a segment: behind two blocks for its header.
 pub(crate) const SEGMENT_DATA_AT: u64 = 2 * BLOCK_BYTES as u64;
@@ -29,9 +29,9 @@ pub(crate) const fn round_up(bytes: u64) -> u64 {
     bytes.next_multiple_of(BLOCK_BYTES as u64)
 }
 
-/// Returns the initial value of a life's checksums. It depends on the journal's random number, so that a
-/// party that only writes payloads cannot write one that looks like a batch, and on the life, so that what an
-/// earlier life left in the segment does not match.
+/// Returns the initial value of a life's checksums. It depends on the journal's random number, so
+/// that a client cannot forge a batch within a payload, and on the life, so that bytes of an
+/// earlier life do not match.
 pub(crate) fn salt(journal: u64, life: u64) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(&journal.to_le_bytes());
@@ -39,14 +39,14 @@ pub(crate) fn salt(journal: u64, life: u64) -> u32 {
     hasher.finalize()
 }
 
-/// Returns the CRC-32 of a run of parts.
+/// Returns the CRC-32 of consecutive parts.
 pub(crate) fn checksum(salt: u32, parts: &[&[u8]]) -> u32 {
     let mut hasher = crc32fast::Hasher::new_with_initial(salt);
     parts.iter().for_each(|part| hasher.update(part));
     hasher.finalize()
 }
 
-/// Reads numbers one after the other; past the end it reads zeros.
+/// Reads consecutive numbers; zeros beyond the end.
 pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
 
 impl Fields<'_> {
@@ -73,7 +73,7 @@ impl Fields<'_> {
     }
 }
 
-/// Writes numbers one after the other into a block that has room for them.
+/// Writes consecutive numbers into a block that is large enough.
 pub(crate) struct FieldsMut<'a> {
     block: &'a mut [u8],
     at: usize,
@@ -101,10 +101,10 @@ impl<'a> FieldsMut<'a> {
 
 const SUPERBLOCK_MAGIC: &[u8; 8] = b"CACHEDJ\n";
 
-/// What a journal was made with. Written once.
+/// The parameters with which a journal was created. Written once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Superblock {
-    /// A random number, by which the journal's segments are known, and which salts their checksums.
+    /// A random number that identifies the journal's segments, and salts their checksums.
     pub(crate) journal: u64,
     pub(crate) segment_bytes: u64,
 }
@@ -124,13 +124,13 @@ impl Superblock {
         block
     }
 
-    /// Returns whether segments of this size can be.
+    /// Returns whether this is a valid size of segments.
     pub(crate) fn is_possible(segment_bytes: u64) -> bool {
         segment_bytes.is_multiple_of(BLOCK_BYTES as u64)
             && (16 * BLOCK_BYTES as u64..=1 << 30).contains(&segment_bytes)
     }
 
-    /// Reads a superblock; the error is what is wrong with it.
+    /// Decodes a superblock; the error names the mistake.
     pub(crate) fn decode(block: &[u8]) -> Result<Self, String> {
         if block.len() != BLOCK_BYTES {
             return Err(format!("the superblock has {} bytes, not 4096", block.len()));
@@ -161,21 +161,21 @@ const HEADER_USED_BYTES: usize = 8 + 4 + 4 + 7 * 8;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct SegmentHeader {
     pub(crate) journal: u64,
-    /// The number of the life: higher than that of any life begun before, in any segment.
+    /// The number of the life, higher than any earlier one in any segment.
     pub(crate) life: u64,
-    /// The life of the segment before this one in the log, 0 if there is none.
+    /// The life of the previous segment in the log; 0 if there is none.
     pub(crate) previous_life: u64,
     /// The life of the oldest segment that the log needed when this life began.
     pub(crate) tail: u64,
     /// The number of the first batch.
     pub(crate) first_number: u64,
-    /// The position that the first record has or a later one.
+    /// A lower bound of the first record's position.
     pub(crate) first_position: u64,
     /// The check of the batch before the first one.
     pub(crate) previous_check: u32,
 }
 
-/// What a header's block holds.
+/// The content of a header's block.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum HeaderBlock {
     /// Zeros: no life has used the block.
@@ -224,7 +224,7 @@ impl HeaderBlock {
         if version != VERSION {
             return Self::Invalid(format!("format version {version}; this program reads version {VERSION}"));
         }
-        // The rest counts on numbers that can still be added to.
+        // Later code adds to these numbers, so they must not be at their maximum.
         let is_possible = header.life > 0
             && header.previous_life < header.life
             && (1..=header.life).contains(&header.tail)
@@ -246,7 +246,7 @@ pub(crate) const BATCH_HEADER_BYTES: usize = 64;
 /// The header of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct BatchHeader {
-    /// Covers header and heads, hence the payloads' checksums too. The next batch repeats it.
+    /// Covers header and heads, and thereby the payloads' checksums. The next batch repeats it.
     pub(crate) check: u32,
     pub(crate) number: u64,
     pub(crate) previous_check: u32,
@@ -260,7 +260,7 @@ pub(crate) struct BatchHeader {
     pub(crate) life: u64,
 }
 
-/// Where the parts of a batch lie.
+/// The positions of a batch's parts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Layout {
     pub(crate) heads_end: u64,
@@ -269,7 +269,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Payloads begin at a block of their own, unless they all fit into what is left of the heads' last
+    /// Payloads begin in a new block, unless all of them fit into the rest of the heads' last
     /// block.
     pub(crate) fn new(heads_bytes: u64, payload_bytes: u64) -> Self {
         let heads_end = BATCH_HEADER_BYTES as u64 + heads_bytes;
@@ -286,7 +286,8 @@ impl BatchHeader {
         Layout::new(self.heads_bytes.into(), self.payload_bytes.into())
     }
 
-    /// Writes the header to the beginning of `batch`, which holds the heads behind it, and returns the check.
+    /// Writes the header to the beginning of `batch`, which holds the heads behind it, and returns
+    /// the check.
     pub(crate) fn encode_into(&self, salt: u32, batch: &mut [u8]) -> u32 {
         let mut fields = FieldsMut::new(&mut batch[..BATCH_HEADER_BYTES]);
         fields.u32(BATCH_MAGIC).u32(0).u64(self.number).u32(self.previous_check).u32(self.count);
@@ -297,8 +298,8 @@ impl BatchHeader {
         check
     }
 
-    /// Reads a header. The result is not verified: only its lengths are possible in a segment with `room`
-    /// bytes from here on.
+    /// Decodes a header without verifying it, except that its lengths fit into a segment with
+    /// `room` bytes from here on.
     pub(crate) fn peek(block: &[u8], room: u64) -> Result<Self, &'static str> {
         if block.len() < BATCH_HEADER_BYTES {
             return Err("the segment ends here");
@@ -329,8 +330,9 @@ impl BatchHeader {
         Ok(header)
     }
 
-    /// Returns whether a block, which may be torn or damaged, looks like the begin of the batch that is due: of the four
-    /// fields that only that batch has together, three are enough. What an earlier life has left has one.
+    /// Returns whether a block, which may be torn or damaged, looks like the beginning of the next
+    /// batch: three of its four identifying fields must match. Bytes of an earlier life match at
+    /// most one.
     pub(crate) fn begins(block: &[u8], number: u64, previous_check: u32, life: u64) -> bool {
         if block.len() < BATCH_HEADER_BYTES {
             return false;
@@ -343,7 +345,8 @@ impl BatchHeader {
         [is_magic, is_number, is_previous, is_life].iter().filter(|is_same| **is_same).count() >= 3
     }
 
-    /// Returns whether header and heads, given as read from the disk, match the check under a life's salt.
+    /// Returns whether header and heads, as read from the disk, match the check under a life's
+    /// salt.
     pub(crate) fn is_intact(&self, salt: u32, header_and_heads: &[u8]) -> bool {
         header_and_heads.len() == self.layout().heads_end as usize
             && self.check == Self::check_of(salt, header_and_heads)
@@ -359,7 +362,7 @@ const _: () = assert!(BATCH_HEADER_BYTES < BLOCK_BYTES);
 /// The bytes of a head without its name.
 pub(crate) const HEAD_BYTES: usize = 80;
 
-/// A record's payload, as its head describes it.
+/// The description of a record's payload in its head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PayloadSum {
     pub(crate) bytes: u32,
@@ -378,7 +381,7 @@ pub(crate) fn head_bytes(head: &Head<'_>) -> usize {
     }
 }
 
-/// Returns the fixed part of a head. The name follows it, padded to 8 bytes with zeros.
+/// Returns the fixed part of a head, which is followed by the name, padded with zeros to 8 bytes.
 pub(crate) fn encode_head(head: &Head<'_>, payload: PayloadSum) -> [u8; HEAD_BYTES] {
     let (tag, number, name_bytes) = match &head.object {
         Object::None => (0, 0, 0),
@@ -399,7 +402,7 @@ pub(crate) fn encode_head(head: &Head<'_>, payload: PayloadSum) -> [u8; HEAD_BYT
     out
 }
 
-/// Takes the next head off `heads`; nothing if the bytes are no head.
+/// Decodes the next head of `heads`, and advances; `None` if the bytes are not a head.
 pub(crate) fn decode_head<'a>(heads: &mut &'a [u8]) -> Option<(Head<'a>, PayloadSum)> {
     let (fixed, rest) = heads.split_first_chunk::<HEAD_BYTES>()?;
     let mut fields = Fields(fixed);
@@ -438,7 +441,7 @@ pub(crate) fn decode_head<'a>(heads: &mut &'a [u8]) -> Option<(Head<'a>, Payload
     Some((head, payload))
 }
 
-/// Reads all heads of a batch; nothing if they do not make up the batch that its header describes.
+/// Decodes all heads of a batch; `None` if they do not match its header.
 pub(crate) fn decode_heads(
     header: &BatchHeader,
     mut heads: &[u8],

@@ -1,4 +1,4 @@
-//! The journal as its caller sees it.
+//! The journal's interface.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -15,7 +15,7 @@ use crate::recovery;
 use crate::replay::Replay;
 use crate::shared::{Metrics, Phase, Shared};
 
-/// Runs a thread that uses the disk, and has been counted, to its end.
+/// Runs a thread that uses the disk, and that has been counted.
 fn counted(shared: &Shared, run: impl FnOnce(&Shared)) {
     struct Counted<'a>(&'a Shared);
     impl Drop for Counted<'_> {
@@ -31,25 +31,26 @@ fn counted(shared: &Shared, run: impl FnOnce(&Shared)) {
 
 /// A journal: records appended in order, durable in groups, replayed as a prefix after a crash.
 ///
-/// Three threads work for it: one commits batches, one makes segments, one gives up a disk that does not
-/// answer. Dropping the journal commits what was appended, and ends them.
+/// The journal has three threads: one commits batches, one creates segments, one abandons a disk
+/// that does not answer. Dropping the journal commits all appended records, and ends the threads.
 pub struct Journal {
     shared: Arc<Shared>,
-    /// Those that use the disk.
+    /// The threads that use the disk.
     threads: Mutex<Vec<JoinHandle<()>>>,
     watcher: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Journal {
-    /// Opens the journal of a directory. If the directory is empty or missing, makes one, or refuses with
-    /// [`OpenError::Missing`], as `config` has it. Events go to `observer`.
+    /// Opens the journal in a directory. If the directory is empty or missing, creates one, or
+    /// refuses with [`OpenError::Missing`], as configured. Events go to `observer`.
     ///
-    /// Reads the heads of all records from the log's tail to its end, so it takes time in proportion to what
-    /// an earlier process left.
+    /// Reads the heads of all records from the log's tail to its end, so it takes time in
+    /// proportion to the log of the earlier process.
     ///
     /// # Errors
-    /// If another process has the directory open, if the configuration is wrong, if the journal is damaged or
-    /// the directory holds something else, and if the disk fails. Nothing is changed then.
+    /// If another process has the directory open, if the configuration is wrong, if the journal is
+    /// damaged or the directory holds something else, and if the disk fails. Nothing is changed
+    /// then.
     pub fn open(config: &JournalConfig, observer: Observer) -> Result<(Self, Replay), OpenError> {
         config.validate().map_err(OpenError::Config)?;
         let directory = &config.directory;
@@ -64,8 +65,8 @@ impl Journal {
         Self::open_in(config, Environment { observer, ..Environment::new(disk) })
     }
 
-    /// As [`open`](Self::open), on the given disk, clock and observer. Segments may be smaller than on a real
-    /// disk: 64 KiB at least.
+    /// Opens a journal as [`open`](Self::open) does, with the given disk, clock and observer.
+    /// Segments may be smaller than on a real disk: at least 64 KiB.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -95,7 +96,7 @@ impl Journal {
         Ok((journal, replay))
     }
 
-    /// Opens without threads: the test calls `step_commit` and `step_prepare` instead.
+    /// Opens a journal without threads: the test calls `step_commit` and `step_prepare` instead.
     #[doc(hidden)]
     pub fn open_stepped(
         config: &JournalConfig,
@@ -106,32 +107,32 @@ impl Journal {
         Ok((Self { shared, threads: Mutex::default(), watcher: Mutex::default() }, replay))
     }
 
-    /// Does the commit thread's next piece of work. Returns whether there was one.
+    /// Does the commit thread's next work. Returns whether there was any.
     #[doc(hidden)]
     pub fn step_commit(&self) -> bool {
         self.shared.commit_next()
     }
 
-    /// Does what closing does, and leaves the lock's release to the drop.
+    /// Does the work of a close, except releasing the lock.
     #[cfg(test)]
     pub(crate) fn close_stepped(&self) {
         while self.shared.commit_next() {}
         self.shared.commit_empty();
     }
 
-    /// Returns what became of a record.
+    /// Returns the outcome of a record.
     #[cfg(test)]
     pub(crate) fn outcome(&self, position: Position) -> Option<Result<(), NotDurable>> {
         self.shared.durability.outcome(position)
     }
 
-    /// Gives up a commit that takes too long. Returns whether there was one.
+    /// Abandons a commit that takes too long. Returns whether there was one.
     #[doc(hidden)]
     pub fn step_watch(&self) -> bool {
         self.shared.give_up_late()
     }
 
-    /// Does the preparing thread's next piece of work. Returns whether there was one.
+    /// Does the preparing thread's next work. Returns whether there was any.
     #[doc(hidden)]
     pub fn step_prepare(&self) -> bool {
         self.shared.prepare_next()
@@ -142,14 +143,14 @@ impl Journal {
     /// Records get rising positions in the order of the calls. The payload is copied.
     ///
     /// # Errors
-    /// `Full`, `Busy` or `Failed` if there is no room beside what is reserved, the disk is behind, or it has
-    /// failed; `TooLarge`; `Closed`. Nothing was appended then.
+    /// `Full`, `Busy` or `Failed` if there is no unreserved space, the disk is behind, or it has
+    /// failed; `TooLarge`; `Closed`. Then nothing was appended.
     pub fn append(&self, record: &Record<'_>) -> Result<Appended, AppendError> {
         self.shared.append(record, None, 0)
     }
 
-    /// As [`append`](Self::append), but refused with `Full` unless `leave` bytes of room are left besides: for
-    /// records that matter more than this one.
+    /// Appends as [`append`](Self::append) does, but answers `Full` unless `leave` bytes remain
+    /// free, for more important records.
     ///
     /// # Errors
     /// As [`append`](Self::append).
@@ -157,17 +158,18 @@ impl Journal {
         self.shared.append(record, None, leave)
     }
 
-    /// Sets room aside for `records` records with `payload_bytes` bytes of payload in all, so that appending
-    /// them later cannot be refused for want of room.
+    /// Reserves space for `records` records with a total payload of `payload_bytes`, so that
+    /// appending them later cannot be refused as full.
     ///
     /// # Errors
-    /// As [`append`](Self::append). Reserve before entering an exclusive section, and wait for `Event::Room`
-    /// outside of it.
+    /// As [`append`](Self::append). Reserve before entering an exclusive section, and wait for
+    /// `Event::Room` outside of it.
     pub fn reserve(&self, records: u64, payload_bytes: u64) -> Result<Reservation, AppendError> {
         self.shared.reserve(records, payload_bytes, 0)
     }
 
-    /// As [`reserve`](Self::reserve), but refused with `Full` unless `leave` bytes of room are left besides.
+    /// Reserves space as [`reserve`](Self::reserve) does, but answers `Full` unless `leave` bytes
+    /// remain free.
     ///
     /// # Errors
     /// As [`append`](Self::append).
@@ -190,7 +192,7 @@ impl Journal {
         Wait { durability: Arc::clone(&self.shared.durability), position, waiter: None }
     }
 
-    /// As [`wait`](Self::wait), blocking the thread.
+    /// Waits as [`wait`](Self::wait) does, blocking the thread.
     ///
     /// # Errors
     /// [`NotDurable`] if the disk failed before.
@@ -198,32 +200,33 @@ impl Journal {
         block_on(self.wait(position))
     }
 
-    /// Returns whether the record at `position` is durable: false if it is not yet, and if it has failed.
+    /// Returns whether the record at `position` is durable: false while it is undecided, and if it
+    /// has failed.
     pub fn is_durable(&self, position: Position) -> bool {
         self.shared.durability.outcome(position) == Some(Ok(()))
     }
 
-    /// Takes a hold of a position: its segment and all later ones stay. Returns nothing if the segment has
-    /// been released.
+    /// Takes a hold of a position: its segment and all later ones stay. Returns `None` if the
+    /// segment has been released.
     ///
     /// To move an object forward, take the new hold before dropping the old one.
     pub fn hold(&self, position: Position) -> Option<Hold> {
         self.shared.hold(position)
     }
 
-    /// Returns the positions in the oldest segment: data of objects whose oldest record is among them must be
-    /// stored before the segment can be used again.
+    /// Returns the positions in the oldest segment: the data of objects whose oldest record is
+    /// among them must be stored before the segment can be reused.
     pub fn oldest(&self) -> Option<std::ops::Range<Position>> {
         self.shared.oldest()
     }
 
-    /// Returns the position that the next record gets. All records appended before are below it: a mark "up
-    /// to here" covers `next_position() - 1`.
+    /// Returns the position that the next record gets. All records appended before are below it: a
+    /// mark "up to here" covers `next_position() - 1`.
     pub fn next_position(&self) -> Position {
         Position(self.shared.state.lock().next_position)
     }
 
-    /// Returns how full the journal is.
+    /// Returns the journal's fill level.
     pub fn level(&self) -> Level {
         self.shared.level()
     }
@@ -238,13 +241,13 @@ impl Journal {
         self.shared.metrics()
     }
 
-    /// Returns the random number that distinguishes this journal from all others: drawn when it was made, and
-    /// kept for as long as its directory is.
+    /// Returns the random number that identifies this journal, drawn when it was created, and kept
+    /// as long as its directory.
     pub fn id(&self) -> u64 {
         self.shared.journal
     }
 
-    /// Returns the bytes that its segments take at most, and the bytes of one segment.
+    /// Returns the largest total size of the segments, and the size of one segment.
     pub fn limit_bytes(&self) -> (u64, u64) {
         (self.shared.segments_max * self.shared.segment_bytes, self.shared.segment_bytes)
     }
@@ -254,9 +257,10 @@ impl Journal {
         crate::format::record_payload_max(self.shared.segment_bytes)
     }
 
-    /// Commits what was appended, ends the threads and releases the directory's lock. Appends are refused
-    /// from the beginning. A disk that does not answer is waited for no longer than a commit may take; then the
-    /// lock stays until the process ends, because the disk may still write.
+    /// Commits all appended records, ends the threads and releases the directory's lock. Appends
+    /// are refused from the beginning. The close waits for the disk no longer than a commit may
+    /// take; if the disk has not answered by then, the lock stays until the process ends, because
+    /// the disk may still write.
     ///
     /// # Errors
     /// [`NotDurable`] if a record could not be made durable, or the disk has failed before.
@@ -264,7 +268,7 @@ impl Journal {
         self.shut_down()
     }
 
-    /// As [`close`](Self::close), where others share the journal.
+    /// Closes the journal as [`close`](Self::close) does, while others share it.
     ///
     /// # Errors
     /// As [`close`](Self::close).
@@ -278,7 +282,8 @@ impl Journal {
         self.shared.work.notify_all();
         self.shared.prepare.notify_all();
         self.shared.watch.notify_all();
-        // The last handle may be dropped by a task that the commit thread, or the watcher, has just woken.
+        // The last handle may be dropped by a task that the commit thread, or the watcher, has just
+        // woken.
         let is_own = |thread: &JoinHandle<()>| thread.thread().id() == std::thread::current().id();
         let threads = std::mem::take(&mut *self.threads.lock());
         let own = threads.iter().filter(|thread| is_own(thread)).count();
@@ -289,14 +294,14 @@ impl Journal {
         // The watcher ends with the last of the others.
         let watcher = self.watcher.lock().take().filter(|_| own == 0);
         for thread in threads.into_iter().chain(watcher).filter(|thread| !is_own(thread)) {
-            // A thread that panicked has reported it already.
+            // A thread that panicked has already reported it.
             let _ = thread.join();
         }
         self.shared.lock.lock().take();
     }
 
-    /// Waits until `own` threads are left that use the disk; returns false if the disk keeps one, and nothing
-    /// has moved for as long as a commit may take.
+    /// Waits until only `own` threads remain that use the disk; returns false if the disk keeps
+    /// one, and nothing has moved for as long as a commit may take.
     fn wait_for_threads(&self, own: u32) -> bool {
         let shared = &self.shared;
         let mut due = shared.clock.now() + shared.commit_timeout;

@@ -1,12 +1,13 @@
 //! A journal on local disk.
 //!
-//! A writer appends a record, gets a [`Position`], and waits for the position before it acknowledges. Records
-//! that arrive while the disk is busy become durable together, by one write and one sync. After a crash,
-//! [`Journal::open`] returns the records from the oldest one that is still needed up to the first one that
-//! did not become durable: always a prefix of what was appended, nothing torn, nothing behind something lost.
+//! A writer appends a record, gets a [`Position`], and waits for the position before it
+//! acknowledges. Records that arrive while the disk is busy become durable together, by one write
+//! and one sync. After a crash, [`Journal::open`] returns the records from the oldest one still
+//! needed up to the first one that did not become durable: always a prefix of the appended records,
+//! without torn ones or gaps.
 //!
-//! The journal knows nothing of what it stores. The caller counts, by [`Hold`]s, which positions are still
-//! needed; the journal uses the space before the oldest hold again.
+//! The journal does not interpret its records. By [`Hold`]s the caller states which positions are
+//! still needed; the journal reuses the space before the oldest hold.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -25,7 +26,7 @@
 //! let head = Head { offset: 4096, len: 5, sequence: 1, ..Head::new(Kind(1), Object::Number(7)) };
 //! let appended = journal.append(&Record { head, payload: &[b"he", b"llo"] })?;
 //! journal.wait_blocking(appended.position)?;
-//! // The process may crash here: the record is there.
+//! // The process may crash here: the record is durable.
 //! drop((journal, replay, appended));
 //!
 //! let (journal, replay) = Journal::open(&config, Arc::new(|_| {}))?;
@@ -38,28 +39,29 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What holds
+//! # Guarantees
 //!
-//! - A record whose wait succeeded is found by every later recovery as long as it is held: after kill -9,
-//!   after power loss, also during a recovery or while segments are used again.
-//! - What recovery finds is a prefix: if a record is there, so are all held ones before it.
-//! - After a write or a sync that failed, nothing is believed that was not durable before: the records get
-//!   [`NotDurable`], their segment is written no more, and a new one is tried every 5 s.
-//! - A disk that has not answered within [`commit_timeout`](JournalConfig::commit_timeout) has failed. What it
-//!   answers later about that batch is not believed either; a new segment is tried once it has answered.
-//! - Damage that no crash explains is refused at open, with file, offset and reason, or found when the
-//!   payload is read. The one exception: damage to the last batch of a journal that was not closed looks like
-//!   a torn write.
+//! - A record whose wait succeeded is found by every later recovery as long as it is held: after
+//!   `kill -9` or power loss, even during a recovery or the reuse of segments.
+//! - Recovery finds a prefix: with a record it finds all held records before it.
+//! - After a failed write or sync, only records that were durable before count: the others get
+//!   [`NotDurable`], their segment is not written any more, and a new one is tried every 5 s.
+//! - A disk that has not answered within [`commit_timeout`](JournalConfig::commit_timeout) has
+//!   failed. Its later answer about that batch is ignored; a new segment is tried once it has
+//!   answered.
+//! - Damage that no crash explains is refused at open, with file, offset and reason, or found when
+//!   the payload is read. The one exception: damage to the last batch of a journal that was not
+//!   closed looks like a torn write.
 //!
 //! # What the caller owes
 //!
 //! - A change that goes to the store without the journal needs a mark: see [`Head::mark`].
-//! - While appends are refused with [`AppendError::Failed`], no mark can be written. Changes that go to the
-//!   store then must not be overwritten by older records if the process ends before [`Event::Restarted`]: the
-//!   store has to recognise them by their sequence.
+//! - While appends are refused with [`AppendError::Failed`], no mark can be written. Changes that
+//!   go to the store then must not be overwritten by older records if the process ends before
+//!   [`Event::Restarted`]: the store has to recognise them by their sequence.
 //! - Holds: data that are not stored need a hold of their oldest record.
 //!
-//! `docs/journal-format.md` draws the bytes on disk.
+//! `docs/journal-format.md` describes the bytes on disk.
 
 #![forbid(unsafe_code)]
 

@@ -1,14 +1,14 @@
-//! What a record consists of.
+//! The content of a record.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
-/// A record's place in the journal: records are numbered in the order in which they were appended, from 1. A
-/// position is never used twice by records that both became durable.
+/// A record's position in the journal: records are numbered from 1 in the order in which they were
+/// appended. No two records that became durable have the same position.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Position(pub u64);
 
-/// What a record is about. The journal gives a meaning to [`Kind::MARK`] only; the caller numbers its own
+/// The kind of a record. The journal interprets only [`Kind::MARK`]; the caller numbers its own
 /// kinds from 1.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Kind(pub u8);
@@ -21,7 +21,7 @@ impl Kind {
 /// The object that a record changes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Object<'a> {
-    /// No object: the record is about its namespace, its domain, or everything.
+    /// No object: the record concerns its namespace, its domain, or everything.
     None,
     /// An object that has a number.
     Number(u64),
@@ -33,7 +33,7 @@ pub enum Object<'a> {
 pub const NAME_BYTES_MAX: usize = 1024;
 
 impl Object<'_> {
-    /// Returns the object with bytes of its own.
+    /// Returns the object with owned bytes.
     pub fn into_owned(self) -> Object<'static> {
         match self {
             Self::None => Object::None,
@@ -43,7 +43,7 @@ impl Object<'_> {
     }
 }
 
-/// What a mark covers.
+/// The scope of a mark.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Scope {
     /// The object named by namespace and object.
@@ -56,13 +56,13 @@ pub enum Scope {
     All,
 }
 
-/// What a record states about a change, without the changed bytes. The journal stores these fields and
-/// returns them; except in marks it reads none of them.
+/// A record's description of a change, without the changed bytes. The journal stores these fields
+/// and returns them; it reads them only in marks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Head<'a> {
     /// The kind of change.
     pub kind: Kind,
-    /// What the record is about: [`Scope::Object`] in all records but marks.
+    /// The scope: [`Scope::Object`] in all records except marks.
     pub scope: Scope,
     /// The number of the object's namespace.
     pub namespace: u64,
@@ -70,15 +70,15 @@ pub struct Head<'a> {
     pub domain: u64,
     /// The object.
     pub object: Object<'a>,
-    /// The first byte that the change touches. In a mark: the last position that it covers.
+    /// The first byte of the change. In a mark: the last position that it covers.
     pub offset: u64,
-    /// The number of bytes that the change touches.
+    /// The number of bytes of the change.
     pub len: u64,
     /// The sequence number of the change.
     pub sequence: u64,
     /// The epoch under which the change was made.
     pub epoch: u64,
-    /// The generation of the object: distinguishes an object from an earlier one of the same name.
+    /// The generation of the object, which distinguishes it from an earlier one with the same name.
     pub generation: u64,
 }
 
@@ -99,18 +99,18 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Returns the head of a mark: of the records that `scope` covers, those up to `up_to`, itself included,
+    /// Returns the head of a mark: records in `scope` with positions up to and including `up_to`
     /// are not replayed.
     ///
-    /// A change that reaches the store without the journal needs one, durable before the change is
-    /// acknowledged. Otherwise an old record, kept because another object's data hold its segment, would be
-    /// replayed over the newer bytes. Take `up_to` before flushing the scope. Set `namespace`, `domain` and
-    /// `object` as the scope asks for.
+    /// A change that reaches the store without the journal needs a mark, durable before the change
+    /// is acknowledged. Otherwise an old record, kept because another object's data hold its
+    /// segment, would be replayed over the newer bytes. Take `up_to` before flushing the scope. Set
+    /// `namespace`, `domain` and `object` as the scope needs.
     pub fn mark(scope: Scope, up_to: Position) -> Self {
         Self { scope, offset: up_to.0, ..Self::new(Kind::MARK, Object::None) }
     }
 
-    /// Returns the head with bytes of its own.
+    /// Returns the head with owned bytes.
     pub fn into_owned(self) -> Head<'static> {
         let Self { kind, scope, namespace, domain, object, offset, len, sequence, epoch, generation } = self;
         let object = object.into_owned();
@@ -121,7 +121,7 @@ impl<'a> Head<'a> {
 /// A record to append: a head, and its payload in any number of slices.
 #[derive(Clone, Debug)]
 pub struct Record<'a> {
-    /// What is stated about the change.
+    /// The description of the change.
     pub head: Head<'a>,
     /// The bytes, copied once, into the batch.
     pub payload: &'a [&'a [u8]],
@@ -134,7 +134,7 @@ impl Record<'_> {
     }
 }
 
-/// The marks of a journal: which of its records are not replayed.
+/// The marks of a journal, which exclude records from replay.
 #[derive(Clone, Default, Debug)]
 pub struct Marks {
     all: u64,
@@ -144,7 +144,7 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// Takes note of a record, if it is a mark.
+    /// Adds a record, if it is a mark.
     pub fn add(&mut self, head: &Head<'_>) {
         if head.kind != Kind::MARK {
             return;
@@ -160,7 +160,7 @@ impl Marks {
         *up_to = head.offset.max(*up_to);
     }
 
-    /// Returns whether a mark covers a record, which is not replayed then.
+    /// Returns whether a mark covers a record, which is then not replayed.
     pub fn covers(&self, position: Position, head: &Head<'_>) -> bool {
         let is_at_or_after = |up_to: Option<&u64>| up_to.is_some_and(|up_to| position.0 <= *up_to);
         is_at_or_after(Some(&self.all))
@@ -185,7 +185,7 @@ impl Epochs {
         }
     }
 
-    /// Returns each namespace that has records, with the lowest and the highest epoch of its records.
+    /// Returns each namespace with records, with their lowest and highest epoch.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
         self.0.iter().map(|(namespace, (lowest, highest))| (*namespace, *lowest, *highest))
     }

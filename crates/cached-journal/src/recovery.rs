@@ -1,4 +1,4 @@
-//! Opening: a new journal, or the log that an earlier process left.
+//! Opening: a new journal, or the log of an earlier process.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,8 @@ use crate::survey::{
     DISCARDED_NAME, SUPERBLOCK_NAME, Survey, check_empty, put_superblock, read_superblock, segment_index,
 };
 
-/// How many segments a new journal makes before it is open; the rest is made in the background.
+/// The number of segments that a new journal creates before it is open; the rest is created in the
+/// background.
 const SEGMENTS_AT_ONCE: u32 = 2;
 
 /// Takes the lock of a journal's directory.
@@ -27,11 +28,11 @@ pub(crate) fn lock(disk: &dyn Disk) -> Result<Box<dyn Send + Sync>, OpenError> {
     })
 }
 
-/// Removes all segments of a journal, and leaves a new, empty one. The superblock's new name comes first, so that a
-/// later call, or the next open, finishes what a crash has cut off.
+/// Removes all segments of a journal, and leaves a new, empty one. The superblock is renamed first,
+/// so that a later call, or the next open, completes an interrupted discard.
 pub(crate) fn discard(disk: &dyn Disk) -> Result<(), OpenError> {
     let names = disk.names().map_err(DiskError::in_file(".", "list"))?;
-    // What is damaged is discarded too.
+    // A damaged journal is discarded as well.
     let segment_bytes = match read_superblock(disk) {
         Ok(Some(superblock)) => superblock.segment_bytes,
         Ok(None) | Err(OpenError::Corrupt(_)) => JournalConfig::new("").segment_bytes,
@@ -55,13 +56,13 @@ pub(crate) fn discard(disk: &dyn Disk) -> Result<(), OpenError> {
     }
 }
 
-/// Makes a journal in an empty directory.
+/// Creates a journal in an empty directory.
 pub(crate) fn create(disk: &dyn Disk, segment_bytes: u64) -> Result<Superblock, OpenError> {
     check_empty(disk)?;
     write_superblock(disk, segment_bytes)
 }
 
-/// Writes the superblock of a new journal, which has no segment.
+/// Writes the superblock of a new journal without segments.
 fn write_superblock(disk: &dyn Disk, segment_bytes: u64) -> Result<Superblock, OpenError> {
     let journal = disk.random().map_err(DiskError::in_file(SUPERBLOCK_NAME, "draw a number for"))?;
     let superblock = Superblock { journal, segment_bytes };
@@ -69,11 +70,11 @@ fn write_superblock(disk: &dyn Disk, segment_bytes: u64) -> Result<Superblock, O
     Ok(superblock)
 }
 
-/// Writes the log's last batch and last header again, as they are, and syncs them.
+/// Rewrites the log's last batch and last header unchanged, and syncs them.
 ///
-/// After kill -9 they may have been read from the page cache without being on the disk; even a sync of the
-/// process before may have failed on them. What is written anew is on the disk when the sync succeeds. All
-/// batches before were synced before the last one was begun.
+/// After `kill -9` they may have been read from the page cache without being on the disk; the
+/// previous process's sync of them may even have failed. Rewritten bytes are on the disk when the
+/// sync succeeds. All earlier batches were synced before the last one was begun.
 fn make_durable(survey: &Survey) -> Result<(), OpenError> {
     let Some(last) = survey.log.last() else { return Ok(()) };
     let segment = &last.segment;
@@ -95,7 +96,7 @@ fn make_durable(survey: &Survey) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Removes what an earlier process did not finish making.
+/// Removes files that an earlier process did not finish creating.
 fn remove_unfinished(disk: &dyn Disk) -> Result<(), OpenError> {
     let names = disk.names().map_err(DiskError::in_file(".", "list"))?;
     for name in names.iter().filter(|name| name.ends_with(NEW_SUFFIX)) {
@@ -104,7 +105,7 @@ fn remove_unfinished(disk: &dyn Disk) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Opens the journal of a directory, or makes it if that is asked for.
+/// Opens the journal in a directory, or creates it if requested.
 pub(crate) fn open(
     config: &JournalConfig,
     environment: Environment,
@@ -117,7 +118,7 @@ pub(crate) fn open(
     }
     let is_unused = !names.iter().any(|name| segment_index(name).is_some());
     let superblock = match read_superblock(disk)? {
-        // Its segments are made now, in the size that is asked for.
+        // The journal is unused, so its segments get the requested size.
         Some(superblock) if is_unused && superblock.segment_bytes != config.segment_bytes => {
             write_superblock(disk, config.segment_bytes)?
         }
@@ -130,7 +131,7 @@ pub(crate) fn open(
     };
     let survey = Survey::new(disk, superblock)?;
     make_durable(&survey)?;
-    // The directory may show names that are not durable either.
+    // The directory may also show names that are not durable.
     remove_unfinished(disk)?;
     disk.sync_names().map_err(DiskError::in_file(".", "sync"))?;
 
@@ -156,8 +157,8 @@ pub(crate) fn open(
             continue;
         }
         if (table.live.len() + table.free.len()) as u64 >= segments_max {
-            // The limit has been lowered. The segment is no part of the log, so it does not matter when its
-            // name is gone.
+            // The limit has been lowered. The segment is not part of the log, so it does not matter
+            // when its name disappears.
             disk.remove(&found.name).map_err(DiskError::in_file(&found.name, "remove"))?;
             continue;
         }

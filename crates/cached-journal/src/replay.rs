@@ -1,4 +1,4 @@
-//! What a recovery found, for the caller to apply.
+//! The records found by a recovery, for the caller to apply.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use crate::scan::{Chain, OpenSegment, PayloadPlace, ReadBatch, ScanError, Scanne
 use crate::shared::Shared;
 use crate::survey::{KEPT_ASIDE_MAX, SUPERBLOCK_NAME, Survey, aside_name, put_superblock, segment_index};
 
-/// How much of a journal that is kept aside is copied at a time.
+/// The unit in which a journal set aside is copied.
 const COPY_BYTES: u64 = 256 << 10;
 
-/// A record that a recovery found. Its payload is read on demand.
+/// A record found by a recovery. Its payload is read on demand.
 #[derive(Clone)]
 pub struct Recovered {
-    /// The record's place.
+    /// The record's position.
     pub position: Position,
-    /// What the record states.
+    /// The record's description of its change.
     pub head: Head<'static>,
     pub(crate) place: PayloadPlace,
 }
@@ -33,8 +33,8 @@ impl Recovered {
         self.place.sum.bytes.into()
     }
 
-    /// Reads the payload from disk and verifies it. Call it before the record's segment is released: as long
-    /// as the replay, or a hold of the record's position, is there.
+    /// Reads the payload from disk and verifies it. Call it before the record's segment is
+    /// released: while the replay, or a hold of the record's position, exists.
     ///
     /// # Errors
     /// If the payload does not match its checksum, with file and offset, and if the disk fails.
@@ -53,11 +53,11 @@ impl std::fmt::Debug for Recovered {
     }
 }
 
-/// The records that an earlier process left, in the order in which they were appended.
+/// The records of an earlier process, in the order in which they were appended.
 ///
 /// The journal can be used at once. Every recovered segment is held until the records in it are
-/// [`applied`](Self::applied), or the replay is dropped. To apply a record twice does no harm: applied in
-/// order, every byte ends as the last record states.
+/// [`applied`](Self::applied), or the replay is dropped. Applying a record twice is harmless:
+/// applied in order, every byte ends as the last record states.
 pub struct Replay {
     shared: Arc<Shared>,
     survey: Arc<Survey>,
@@ -95,8 +95,8 @@ impl Replay {
         self.survey.payload_bytes
     }
 
-    /// Returns the epochs under which the records were made. Ask the store before applying: a record of an
-    /// epoch that has been overtaken must not be applied.
+    /// Returns the epochs of the records. Query the store before applying: records of an overtaken
+    /// epoch must not be applied.
     pub fn epochs(&self) -> &Epochs {
         &self.survey.epochs
     }
@@ -111,35 +111,37 @@ impl Replay {
         Position(self.survey.next_position)
     }
 
-    /// Returns the records to apply, oldest first: all but marks and what marks cover. Reads the heads from
-    /// disk as it advances.
+    /// Returns the records to apply, oldest first: all except marks and records that marks cover.
+    /// Reads the heads from disk as it advances.
     pub fn records(&self) -> Records<'_> {
         Records { replay: self, is_all: false, log: 0, scanner: None, batch: VecDeque::new() }
     }
 
-    /// Returns all records, oldest first, marks and what they cover included.
+    /// Returns all records, oldest first, including marks and records that they cover.
     pub fn all_records(&self) -> Records<'_> {
         Records { is_all: true, ..self.records() }
     }
 
-    /// Returns a reader of the records to apply with their payloads, from the oldest on, in large sequential
-    /// reads.
+    /// Returns a reader of the records to apply with their payloads, from the oldest on, in large
+    /// sequential reads.
     pub fn reader(&self) -> Reader {
         Reader::new(Arc::clone(&self.survey))
     }
 
-    /// Returns what reads single records by their places. It does not hold their segments: the replay does.
+    /// Returns a reader of single records by their places. It does not hold their segments: the
+    /// replay does.
     pub fn source(&self) -> Source {
         Source::new(Arc::clone(&self.survey))
     }
 
-    /// Returns a job that copies the journal, as it was found, into a directory within the journal's: `overtaken-1` to
-    /// `overtaken-3`. It is a journal that the tools read, and no open replays. The job blocks, and returns the
-    /// directory's name; nothing if as many are kept as there may be. It must end before anything is
-    /// [`applied`](Self::applied).
+    /// Returns a job that copies the journal, as found, into a directory within the journal's:
+    /// `overtaken-1` to `overtaken-3`. The tools can read the copy, and no open replays it. The job
+    /// blocks, and returns the directory's name, or `None` if the limit of copies is reached. It
+    /// must end before anything is [`applied`](Self::applied).
     ///
     /// # Errors
-    /// The job's: the disk failed, or has no room. It may be done once more, and begins anew then.
+    /// The job's: the disk failed, or is full. The job may be repeated, and then starts from the
+    /// beginning.
     pub fn keep_aside(&self) -> impl FnOnce() -> Result<Option<String>, DiskError> + Send + 'static {
         let (shared, survey) = (Arc::clone(&self.shared), Arc::clone(&self.survey));
         move || {
@@ -148,7 +150,7 @@ impl Replay {
                 let failed = |operation| DiskError::in_file(&name, operation);
                 let aside = shared.disk.directory(&name).map_err(failed("make"))?;
                 let names = aside.names().map_err(failed("list"))?;
-                // The superblock was written last. One that was emptied has no segments.
+                // The superblock is written last. A directory that was emptied has no segments.
                 let is_taken = names.iter().any(|name| name == SUPERBLOCK_NAME)
                     && names.iter().any(|name| segment_index(name).is_some());
                 if !is_taken {
@@ -161,8 +163,8 @@ impl Replay {
         }
     }
 
-    /// The records up to `position`, itself included, have been applied, and their data are either stored or
-    /// held by the caller: releases the segments that are behind.
+    /// Notes that records up to and including `position` have been applied, and their data are
+    /// stored or held by the caller: releases older segments.
     pub fn applied(&mut self, position: Position, records: u64) {
         let records = records.min(self.survey.records - self.applied);
         self.applied += records;
@@ -183,7 +185,7 @@ impl std::fmt::Debug for Replay {
     }
 }
 
-/// Copies the segments of the log, and the superblock last, into a directory that holds files with these names.
+/// Copies the segments of the log, and the superblock last, into a directory with these file names.
 fn copy_log(survey: &Survey, to: &dyn Disk, names: &[String], directory: &str) -> Result<(), DiskError> {
     for name in names.iter().filter(|name| *name == SUPERBLOCK_NAME || segment_index(name).is_some()) {
         to.remove(name).map_err(DiskError::in_file(&format!("{directory}/{name}"), "remove"))?;
@@ -196,7 +198,8 @@ fn copy_log(survey: &Survey, to: &dyn Disk, names: &[String], directory: &str) -
         let file = to.create(&segment.name).map_err(failed("create"))?;
         let mut at = 0;
         while at < segment.segment_bytes {
-            // Behind the end of the log there is nothing to keep: the last block gives the file its length.
+            // Behind the end of the log nothing needs to be kept: the last block gives the file its
+            // length.
             if at >= log.end {
                 at = segment.segment_bytes - BLOCK_BYTES as u64;
             }
@@ -294,17 +297,18 @@ impl Iterator for Records<'_> {
     }
 }
 
-/// How much is read at a time.
+/// The length of one read.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Where a record of a recovered log lies. Valid for the [`Source`] and the [`Reader`] of the same replay.
+/// The place of a record in a recovered log. Valid for the [`Source`] and the [`Reader`] of the
+/// same replay.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct RecordPlace {
-    /// The segment's place in the log.
+    /// The index of the segment in the log.
     pub(crate) log: u32,
     /// The block of the segment in which the record's batch begins.
     pub(crate) block: u32,
-    /// The record's number in its batch.
+    /// The record's index in its batch.
     pub(crate) ordinal: u32,
 }
 
@@ -319,8 +323,8 @@ impl Source {
         Self { survey }
     }
 
-    /// Reads a record, and verifies head and payload. Call it as long as the replay, or a hold of the record,
-    /// is there.
+    /// Reads a record, and verifies head and payload. Call it while the replay, or a hold of the
+    /// record, exists.
     ///
     /// # Errors
     /// If head or payload does not match its checksum, with file and offset, and if the disk fails.
@@ -352,9 +356,9 @@ impl std::fmt::Debug for Source {
 pub struct Read<'a> {
     /// The record's place in the order of the appends.
     pub position: Position,
-    /// What the record states.
+    /// The record's description of its change.
     pub head: &'a Head<'static>,
-    /// The payload, verified; or the damage that was found.
+    /// The verified payload, or the damage found.
     pub payload: Result<&'a [u8], Corruption>,
 }
 
@@ -370,8 +374,9 @@ struct Current {
 /// Reads the records of a recovered log in order, by large sequential reads. Made by
 /// [`Replay::reader`](crate::Replay::reader).
 ///
-/// It skips marks, and what they cover. It holds one batch in memory, 4 MiB at most, and little more than a
-/// piece of 1 MiB if batches are smaller. The segments that it reads are held by the replay.
+/// It skips marks, and records that they cover. It holds one batch in memory, at most 4 MiB, and
+/// little more than a piece of 1 MiB if batches are smaller. The replay holds the segments that it
+/// reads.
 pub struct Reader {
     survey: Arc<Survey>,
     log: usize,
@@ -384,13 +389,14 @@ pub struct Reader {
 #[derive(Default)]
 struct Window {
     bytes: Vec<u8>,
-    /// The offset of the first of them in the segment.
+    /// Their offset in the segment.
     at: u64,
     len: usize,
 }
 
 impl Window {
-    /// Makes sure that `len` bytes from `offset` on are here, as far as the segment has them; reads ahead.
+    /// Ensures that `len` bytes from `offset` on are in memory, as far as the segment has them;
+    /// reads ahead.
     fn fetch(&mut self, segment: &OpenSegment, offset: u64, len: usize) -> Result<(), ReadError> {
         let end = self.at + self.len as u64;
         if self.at <= offset && offset + len as u64 <= end {
@@ -428,11 +434,11 @@ impl Reader {
         Self { survey, log: 0, chain: None, window: Window::default(), current: None }
     }
 
-    /// Reads the next record to apply; nothing at the end of the log.
+    /// Reads the next record to apply; `None` at the end of the log.
     ///
     /// # Errors
-    /// If the chain of batches is broken that was intact when the journal was opened, and if the disk fails:
-    /// the next call tries the same batch again. A damaged payload is part of the record returned.
+    /// If the chain of batches, intact at the open, is now broken, or if the disk fails: the next
+    /// call tries the same batch again. A damaged payload is part of the record returned.
     #[allow(clippy::should_implement_trait, reason = "what it returns borrows from it")]
     pub fn next(&mut self) -> Result<Option<Read<'_>>, ReadError> {
         loop {
@@ -450,9 +456,9 @@ impl Reader {
         }
     }
 
-    /// Returns the record `at` of the current batch.
+    /// Returns the record with index `at` in the current batch.
     fn record(&self, at: usize, payload_at: u64) -> Read<'_> {
-        // `next` calls it with the place of a record of the current batch.
+        // `next` passes the place of a record of the current batch.
         let current = self.current.as_ref().expect("a batch is being returned");
         let (head, sum) = &current.heads[at];
         let bytes = self.window.get(payload_at, sum.bytes as usize);
@@ -507,7 +513,7 @@ impl Reader {
         Ok(false)
     }
 
-    /// Returns where the record returned last lies.
+    /// Returns the place of the record returned last.
     pub fn place(&self) -> Option<RecordPlace> {
         let current = self.current.as_ref()?;
         let block = (current.offset / BLOCK_BYTES as u64) as u32;

@@ -11,13 +11,13 @@ use crate::format::{
 };
 use crate::record::{Head, Position};
 
-/// How much is read at a time when blocks are searched for batches.
+/// The length of one read while searching for batches.
 const SEARCH_BYTES: u64 = 1 << 20;
 
-/// How far a scan reads ahead of the batch at which it is.
+/// How far a scan reads ahead of its current batch.
 const AHEAD_BYTES: u64 = 8 << 20;
-/// Batches of more bytes than this are not read ahead: a scan needs their heads alone, and reading those one by one
-/// takes less time than reading everything between them.
+/// Batches of more bytes than this are not read ahead: a scan needs only their heads, and reading
+/// those individually is faster than reading everything between them.
 const AHEAD_BATCH_BYTES_MAX: u64 = 256 << 10;
 
 /// A segment whose header is known.
@@ -29,14 +29,14 @@ pub(crate) struct OpenSegment {
     pub(crate) segment_bytes: u64,
 }
 
-/// A batch that was read, without payloads.
+/// A batch without its payloads.
 pub(crate) struct ReadBatch {
     pub(crate) offset: u64,
     pub(crate) header: BatchHeader,
     pub(crate) heads: Vec<(Head<'static>, PayloadSum)>,
 }
 
-/// Where a payload lies.
+/// The location of a payload.
 #[derive(Clone)]
 pub(crate) struct PayloadPlace {
     pub(crate) name: Arc<str>,
@@ -45,15 +45,15 @@ pub(crate) struct PayloadPlace {
     pub(crate) sum: PayloadSum,
 }
 
-/// Why a segment could not be read on.
+/// Why the next batch of a segment could not be read.
 #[derive(Debug)]
 pub(crate) enum ScanError {
-    /// No batch that continues the chain is here. Not an error at the end of the log.
+    /// No batch continues the chain here. Not an error at the end of the log.
     Break(&'static str),
     Disk(DiskError),
 }
 
-/// The place in a segment's chain of batches.
+/// The position in a segment's chain of batches.
 #[derive(Clone)]
 pub(crate) struct Chain {
     pub(crate) salt: u32,
@@ -75,7 +75,7 @@ impl Chain {
         }
     }
 
-    /// Moves behind a batch, if it is the next one.
+    /// Advances behind a batch, if it is the next one.
     pub(crate) fn follow(&mut self, header: &BatchHeader) -> Result<(), ScanError> {
         if header.number != self.next_number {
             return Err(ScanError::Break("the batch has another number than the one that is due"));
@@ -114,7 +114,7 @@ impl<'a> Scanner<'a> {
         Self { segment, chain: Chain::new(segment), ahead_to: 0 }
     }
 
-    /// Reads the next batch, and moves behind it.
+    /// Reads the next batch, and advances behind it.
     pub(crate) fn next(&mut self) -> Result<ReadBatch, ScanError> {
         let offset = self.chain.offset;
         let (header, heads) = self.segment.read_batch(offset, self.chain.salt)?;
@@ -123,7 +123,8 @@ impl<'a> Scanner<'a> {
         Ok(ReadBatch { offset, header, heads })
     }
 
-    /// Has the next bytes read in the background, if the batches are small: the last one had `batch_bytes`.
+    /// Reads the following bytes in the background, if the batches are small: the last one had
+    /// `batch_bytes`.
     fn read_ahead(&mut self, batch_bytes: u64) {
         let (here, end) = (self.chain.offset, self.segment.segment_bytes);
         if batch_bytes > AHEAD_BATCH_BYTES_MAX || (here + AHEAD_BYTES / 2).min(end) <= self.ahead_to {
@@ -136,10 +137,10 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Looks behind the end of the log for a batch that was begun after it.
+    /// Searches behind the end of the log for a later batch.
     ///
-    /// A batch is begun when the one before is durable. So if a later one is found, the chain was not broken
-    /// by a crash.
+    /// A batch is begun only when the previous one is durable. So if a later one is found, the
+    /// chain was not broken by a crash.
     pub(crate) fn check_nothing_behind(&self) -> Result<(), ScanFailure> {
         match self.find_behind()? {
             Some((offset, header)) => Err(self.damage(offset, &header).into()),
@@ -147,8 +148,8 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Looks at the end of the log for what may have been one more batch: it was cut off while it was written, or damaged
-    /// later.
+    /// Examines the end of the log for an incomplete further batch, which was torn while it was
+    /// written, or damaged later.
     pub(crate) fn find_cut_off(&self) -> Result<Option<Corruption>, DiskError> {
         let mut block = vec![0; BLOCK_BYTES];
         let read = self.segment.read(self.offset, &mut block)?;
@@ -157,7 +158,7 @@ impl<'a> Scanner<'a> {
         Ok(is_due.then(|| self.cut_off()))
     }
 
-    /// Returns the batch that is due here as one that is incomplete.
+    /// Returns the damage report for an incomplete next batch.
     pub(crate) fn cut_off(&self) -> Corruption {
         let reason = format!(
             "batch {}, the last one, is incomplete: the power went while it was written, and nothing in it was \
@@ -167,7 +168,8 @@ impl<'a> Scanner<'a> {
         Corruption::new(&self.segment.name, self.offset, reason)
     }
 
-    /// Moves to the next batch behind a break, and returns what is damaged; nothing if no batch is there.
+    /// Advances to the next batch behind a break, and returns the damage; `None` if there is no
+    /// further batch.
     pub(crate) fn skip_damage(&mut self) -> Result<Option<Corruption>, DiskError> {
         let Some((offset, header)) = self.find_behind()? else { return Ok(None) };
         let damage = self.damage(offset, &header);
@@ -186,8 +188,8 @@ impl<'a> Scanner<'a> {
         Corruption::new(&self.segment.name, self.offset, reason)
     }
 
-    /// Returns offset and header of the first batch behind this place that was begun after the one that is
-    /// due here.
+    /// Returns offset and header of the first batch behind this position that is later than the
+    /// expected one.
     fn find_behind(&self) -> Result<Option<(u64, BatchHeader)>, DiskError> {
         let segment = self.segment;
         let mut window = Vec::new();
@@ -196,7 +198,7 @@ impl<'a> Scanner<'a> {
             window.resize(SEARCH_BYTES.min(segment.segment_bytes - at) as usize, 0);
             let read = segment.read(at, &mut window)?;
             for (block, offset) in window[..read].chunks(BLOCK_BYTES).zip((at..).step_by(BLOCK_BYTES)) {
-                // Spares reading most payloads that only look like batches.
+                // Avoids reading most payloads that only look like batches.
                 let is_possible = |header: BatchHeader| header.life == segment.header.life;
                 if !BatchHeader::peek(block, segment.segment_bytes - offset).is_ok_and(is_possible) {
                     continue;
@@ -215,7 +217,7 @@ impl<'a> Scanner<'a> {
     }
 }
 
-/// A scan found damage, or the disk failed.
+/// Damage found by a scan, or a failure of the disk.
 #[derive(Debug)]
 pub(crate) enum ScanFailure {
     Corrupt(Corruption),
@@ -265,7 +267,7 @@ impl OpenSegment {
         Ok((header, heads.ok_or(ScanError::Break("the batch's heads are not what its header describes"))?))
     }
 
-    /// Returns the records of a batch with the places of their payloads.
+    /// Returns the records of a batch with the locations of their payloads.
     pub(crate) fn records<'a>(
         &'a self,
         batch: &'a ReadBatch,

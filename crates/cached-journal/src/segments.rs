@@ -1,6 +1,7 @@
-//! The segments: which are in use, by what they are held, and which are free; how new ones are made, zeroed and synced before
-//! they get their names; and whether the files are where a recovery will look for them. An open file outlives its name: what
-//! is written to it after its directory was removed, replaced or unmounted succeeds, and is lost.
+//! The segments: which are in use, their holds, and which are free; their creation, in which they
+//! are zeroed and synced before they get their names; and the check that the files are where a
+//! recovery will look for them. An open file outlives its name: writes to it succeed after its
+//! directory was removed, replaced or unmounted, and are lost.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,11 +17,11 @@ use crate::recovery;
 use crate::shared::{RETRY_AFTER, Shared};
 use crate::survey::{SUPERBLOCK_NAME, read_superblock};
 
-/// What a file is called until it is complete.
+/// The suffix of a file's name until the file is complete.
 pub(crate) const NEW_SUFFIX: &str = ".new";
 
-/// The most bytes that one record adds to a journal besides its payload: a block of heads, a second one if
-/// the heads run over, and padding behind the payload.
+/// The most bytes that one record adds to a journal besides its payload: a block of heads, a second
+/// one if the heads overflow, and padding behind the payload.
 pub(crate) const RECORD_OVERHEAD_BYTES: u64 = 3 * BLOCK_BYTES as u64;
 
 /// A segment file.
@@ -30,18 +31,18 @@ pub(crate) struct Segment {
     pub(crate) file: Arc<dyn DiskFile>,
     /// The header block, 0 or 1, that holds the header of `life`.
     pub(crate) header_block: usize,
-    /// The newest life whose header is durable, 0 if there is none.
+    /// The newest life whose header is durable; 0 if there is none.
     pub(crate) life: u64,
-    /// Whether `life` is the one that the segment is in use for. A segment is given a place in the log before
-    /// its header is written.
+    /// Whether the header of the segment's current use is durable. A segment gets its place in the
+    /// log before its header is written.
     pub(crate) is_started: bool,
     pub(crate) first_position: u64,
-    /// Where the next batch goes.
+    /// The offset of the next batch.
     pub(crate) end: u64,
     pub(crate) holds: Arc<AtomicU64>,
-    /// Batches that are filling, or wait for the disk.
+    /// The number of batches that are filling, or wait for the disk.
     pub(crate) uncommitted: u32,
-    /// A write or sync failed: nothing more is written here.
+    /// A write or sync failed: nothing more is written to this segment.
     pub(crate) is_poisoned: bool,
     pub(crate) begun: Duration,
 }
@@ -81,35 +82,35 @@ pub(crate) fn segment_name(index: u32) -> String {
     format!("segment-{index:06}")
 }
 
-/// All segments but the ones that are being made.
+/// All segments except those being created.
 #[derive(Default)]
 pub(crate) struct SegmentTable {
     pub(crate) segment_bytes: u64,
-    /// The log, oldest first. The last one is where batches are planned, unless it is poisoned.
+    /// The log, oldest first. Batches are planned in the last one, unless it is poisoned.
     pub(crate) live: VecDeque<Segment>,
     pub(crate) free: VecDeque<Segment>,
-    /// Poisoned and no longer needed: to be removed and made anew.
+    /// Poisoned and no longer needed: to be removed and created again.
     pub(crate) condemned: Vec<Segment>,
 }
 
 impl SegmentTable {
-    /// The bytes that a segment takes for sure, whatever the records: the last one that does not fit wastes
-    /// less than the rest.
+    /// The guaranteed capacity of a segment, whatever the records: the first record that does not
+    /// fit wastes less than the rest.
     fn guaranteed_bytes(&self) -> u64 {
         self.segment_bytes - SEGMENT_DATA_AT - self.record_cost_max()
     }
 
-    /// The most bytes that a record takes.
+    /// The most space that a record takes.
     fn record_cost_max(&self) -> u64 {
         round_up(record_payload_max(self.segment_bytes)) + RECORD_OVERHEAD_BYTES
     }
 
-    /// Returns the segment where batches are planned.
+    /// Returns the segment in which batches are planned.
     pub(crate) fn current(&mut self) -> Option<&mut Segment> {
         self.live.back_mut().filter(|segment| !segment.is_poisoned)
     }
 
-    /// Returns the bytes that can be appended for sure, when the filling batch takes `filling_bytes`.
+    /// Returns the guaranteed free space, given the length of the filling batch.
     pub(crate) fn available_bytes(&mut self, filling_bytes: u64) -> u64 {
         let (segment_bytes, cost) = (self.segment_bytes, self.record_cost_max());
         let current = self.current().map_or(0, |segment| segment_bytes - segment.end - filling_bytes);
@@ -136,7 +137,7 @@ impl SegmentTable {
         self.live.iter_mut().chain(&mut self.free).chain(&mut self.condemned)
     }
 
-    /// Returns the number of a live segment in `live`.
+    /// Returns the live segment with this number.
     pub(crate) fn find(&mut self, index: u32) -> Option<&mut Segment> {
         self.live.iter_mut().rev().find(|segment| segment.index == index)
     }
@@ -152,8 +153,7 @@ impl SegmentTable {
         self.live.iter().find(|segment| segment.is_started).map(|segment| segment.life)
     }
 
-    /// Takes segments off the old end of the log up to the first one that is needed. Returns whether there
-    /// was one.
+    /// Removes unneeded segments from the old end of the log. Returns whether there were any.
     pub(crate) fn release(&mut self) -> bool {
         let live = self.live.len();
         while self.live.len() > 1 || self.live.front().is_some_and(|segment| segment.is_poisoned) {
@@ -174,14 +174,14 @@ impl SegmentTable {
         }
     }
 
-    /// After a failure: the current segment takes nothing more, and planned ones that nothing holds are free
-    /// again.
+    /// After a failure: the current segment accepts no more records, and planned ones without holds
+    /// become free.
     pub(crate) fn poison_current(&mut self, failed: u32) {
         for segment in &mut self.live {
             segment.uncommitted = 0;
             segment.is_poisoned |= segment.index == failed;
         }
-        // What was planned behind the failed segment was never begun.
+        // Segments planned behind the failed one were never begun.
         let planned: Vec<_> = (0..self.live.len())
             .rev()
             .filter(|at| {
@@ -192,34 +192,34 @@ impl SegmentTable {
         for at in planned {
             self.free.extend(self.live.remove(at));
         }
-        // A planned segment that is held cannot be told from one with records; it is not used until it is
-        // released.
+        // A held planned segment cannot be distinguished from one with records; it is not used
+        // until it is released.
         if let Some(last) = self.live.back_mut() {
             last.is_poisoned |= !last.is_started;
         }
         self.release();
     }
 
-    /// Returns the bytes between the oldest segment's beginning and the end of the log.
+    /// Returns the bytes from the oldest segment's beginning to the end of the log.
     pub(crate) fn fill_bytes(&self) -> u64 {
         let Some(last) = self.live.back() else { return 0 };
         (self.live.len() as u64 - 1) * self.segment_bytes + last.end
     }
 
-    /// Returns the bytes of all segments that are of use.
+    /// Returns the total size of the usable segments.
     pub(crate) fn capacity_bytes(&self) -> u64 {
         (self.live.len() + self.free.len()) as u64 * self.segment_bytes
     }
 }
 
-/// How much is zeroed by one write.
+/// The length of one write of zeros.
 const ZERO_BYTES: u64 = 256 * 1024;
 
-/// Makes a file of zeros, durably, and gives it its name then. Gives up, with `Interrupted`, when `is_wanted`
+/// Creates a synced file of zeros, then gives it its name. Ends with `Interrupted` when `is_wanted`
 /// returns false.
 ///
-/// Zeros are written, not only allocated: the first write to an allocated block changes the file system's own
-/// records, and its sync takes many times as long.
+/// Zeros are written, not only allocated: the first write to an allocated block changes file-system
+/// metadata, and its sync takes many times as long.
 pub(crate) fn make_segment(
     disk: &dyn Disk,
     index: u32,
@@ -248,14 +248,15 @@ pub(crate) fn make_segment(
 }
 
 impl Shared {
-    /// Makes one segment, or removes one that has failed. Returns whether there was something to do.
+    /// Creates one segment, or removes one that has failed. Returns whether there was work.
     pub(crate) fn prepare_next(&self) -> bool {
         let mut state = self.state.lock();
         if self.clock.now() < state.prepare_at || state.is_closing {
             return false;
         }
         let durable_tail = state.durable_tail;
-        // Until the log on disk states that the segment is behind the tail, a recovery would look for it.
+        // Until the log on disk states that the segment is behind the tail, a recovery would look
+        // for it.
         let removable = state.table.condemned.iter().position(|segment| segment.life < durable_tail);
         let Some(removable) = removable else {
             drop(state);
@@ -276,7 +277,7 @@ impl Shared {
         true
     }
 
-    /// Removes a segment's file, unless another file has its name by now.
+    /// Removes a segment's file, unless its name belongs to another file by now.
     fn remove(&self, name: &str, file: &dyn DiskFile) -> Result<(), DiskError> {
         if self.check_name(name, file).is_err() {
             return Ok(());
@@ -325,7 +326,7 @@ impl Shared {
         true
     }
 
-    /// The preparing thread: makes segments until the journal closes.
+    /// The preparing thread: creates segments until the journal closes.
     pub(crate) fn run_prepares(&self) {
         loop {
             while self.prepare_next() {}
@@ -344,9 +345,9 @@ impl Shared {
 }
 
 impl Shared {
-    /// Checks that a name leads to the file that was opened by it.
+    /// Checks that a name still leads to the file that was opened by it.
     ///
-    /// Called behind a sync, before what was synced is believed to be durable.
+    /// Called after a sync, before the synced data count as durable.
     pub(crate) fn check_name(&self, name: &str, file: &dyn DiskFile) -> Result<(), DiskError> {
         let failed = DiskError::in_file(name, "find");
         match self.disk.id(name).map_err(&failed)? == file.id().map_err(&failed)? {
@@ -367,12 +368,13 @@ impl Shared {
         }
     }
 
-    /// Opens all files anew, after a failure: the disk may have been away, and what was opened before is of no
-    /// use then. Free segments whose files are gone are forgotten, and made anew later.
+    /// Reopens all files after a failure, because the disk may have been unmounted, which makes the
+    /// open ones useless. Free segments whose files are gone are forgotten, and created again
+    /// later.
     pub(crate) fn reopen(&self) -> Result<(), DiskError> {
         self.check_place()?;
         let mut lock = self.lock.lock();
-        // The lock may be another file's by now; and the same file's cannot be taken twice.
+        // The lock file may be a different one by now; and the same one cannot be locked twice.
         lock.take();
         *lock = Some(
             recovery::lock(&*self.disk)
@@ -388,7 +390,7 @@ impl Shared {
         };
         let mut state = self.state.lock();
         let known = table(&mut state.table.all());
-        // Opening may take as long as a disk that is failing wants.
+        // Opening may block as long as a failing disk does.
         drop(state);
         let opened: Vec<_> = known.iter().filter_map(open).collect();
         let mut state = self.state.lock();

@@ -1,4 +1,5 @@
-//! What the caller's threads, the commit thread and the preparing thread share, and what they count.
+//! State shared by the caller's threads, the commit thread and the preparing thread, and the
+//! counters.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,11 +20,12 @@ use crate::segments::SegmentTable;
 
 /// The time between two attempts after a failure.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(5);
-/// How many buffers are kept for batches to come.
+/// The number of buffers kept for later batches.
 const BUFFERS_MAX: usize = 4;
 
-/// Locks, in the order in which they are taken: `committer`, which only the commit thread takes, `state`, and
-/// the one inside `durability`. Wakers and the observer are called with none held but `committer`.
+/// Locks, in the order in which they are taken: `committer`, which only the commit thread takes,
+/// `state`, and the one inside `durability`. Wakers and the observer are called with at most
+/// `committer` held.
 pub(crate) struct Shared {
     pub(crate) disk: Box<dyn Disk>,
     pub(crate) clock: Arc<dyn Clock>,
@@ -31,7 +33,7 @@ pub(crate) struct Shared {
     /// The journal's random number.
     pub(crate) journal: u64,
     pub(crate) unsynced_bytes_max: u64,
-    /// How long a commit may take.
+    /// The longest time of a commit.
     pub(crate) commit_timeout: Duration,
     pub(crate) segments_max: u64,
     pub(crate) segment_bytes: u64,
@@ -45,7 +47,7 @@ pub(crate) struct Shared {
     pub(crate) prepare: Condvar,
     /// Wakes the thread that watches the commits.
     pub(crate) watch: Condvar,
-    /// Wakes whatever waits for the threads to end.
+    /// Wakes threads that wait for the threads to end.
     pub(crate) ended: Condvar,
     pub(crate) lock: Mutex<Option<Box<dyn Send + Sync>>>,
 }
@@ -70,31 +72,33 @@ pub(crate) struct State {
     pub(crate) phase: Phase,
     pub(crate) is_closing: bool,
     pub(crate) table: SegmentTable,
-    /// The batch that takes records, in the last live segment.
+    /// The batch that accepts records, in the last live segment.
     pub(crate) filling: Option<Batch>,
-    /// Batches that take no more records, with their offsets, oldest first.
+    /// Batches that accept no more records, with their offsets, oldest first.
     pub(crate) closed: VecDeque<(Batch, u64)>,
     pub(crate) next_position: u64,
     pub(crate) reserved_bytes: u64,
     pub(crate) unsynced_bytes: u64,
     pub(crate) buffers: Vec<Buffers>,
     pub(crate) level: Level,
-    /// An append or a reservation was refused for want of room since the last `Event::Room`.
+    /// An append or a reservation was refused as full since the last `Event::Room`.
     pub(crate) is_room_wanted: bool,
-    /// The number of records in the filling batch for which the commit thread is to be woken, 0 while it is awake.
+    /// The number of records in the filling batch at which the commit thread is woken; 0 while it
+    /// is awake.
     pub(crate) wake_at_records: u32,
     /// The batch that the disk is making durable.
     pub(crate) committing: Option<Committing>,
     pub(crate) is_watcher_asleep: bool,
-    /// Threads that use the disk and have not ended.
+    /// The number of running threads that use the disk.
     pub(crate) threads: u32,
-    /// Segments taken out of the table, by the commit thread to restart with, or being made.
+    /// The number of segments taken out of the table: by the commit thread for a restart, or being
+    /// created.
     pub(crate) in_hand: u64,
-    /// The segment of those that the commit thread restarts with.
+    /// The one of them with which the commit thread restarts.
     pub(crate) restarting: Option<u32>,
-    /// The tail that the log on disk states.
+    /// The tail stated by the log on disk.
     pub(crate) durable_tail: u64,
-    /// No segment is made before this time.
+    /// No segment is created before this time.
     pub(crate) prepare_at: Duration,
 }
 
@@ -123,13 +127,13 @@ impl State {
         }
     }
 
-    /// Returns the bytes that can be appended for sure, reserved or not.
+    /// Returns the guaranteed free space, including reservations.
     pub(crate) fn available_bytes(&mut self) -> u64 {
         let filling_bytes = self.filling.as_ref().map_or(0, Batch::total_bytes);
         self.table.available_bytes(filling_bytes)
     }
 
-    /// Takes no more records into the filling batch.
+    /// Closes the filling batch to further records.
     pub(crate) fn close_filling(&mut self) {
         let Some(batch) = self.filling.take() else { return };
         let Some(segment) = self.table.find(batch.segment) else { return };
@@ -143,8 +147,8 @@ impl State {
         self.filling.as_ref().map_or(0, |batch| batch.count)
     }
 
-    /// Returns whether the commit thread is to be woken: it sleeps, and what it waits for is there. The caller
-    /// that gets true wakes it.
+    /// Returns whether the commit thread must be woken: it sleeps, and what it waits for has
+    /// happened. A caller that gets true wakes it.
     pub(crate) fn take_wake(&mut self) -> bool {
         let is_there = self.filling_records() >= self.wake_at_records || !self.closed.is_empty();
         let is_due = self.wake_at_records != 0 && is_there;
@@ -160,7 +164,7 @@ impl State {
         }
     }
 
-    /// Returns why nothing may be appended, if so.
+    /// Returns the reason for which appends are refused, if they are.
     pub(crate) fn check_open(&self) -> Result<(), AppendError> {
         match self.phase {
             _ if self.is_closing => Err(AppendError::Closed),
@@ -211,7 +215,7 @@ impl Shared {
         }
     }
 
-    /// Unlocks the state and reports what has changed in it.
+    /// Unlocks the state and reports its changes.
     pub(crate) fn unlock(&self, mut state: MutexGuard<'_, State>, event: Option<Event>) {
         let level = state.fill_level(state.table.fill_bytes());
         let level_event = (level != state.level).then_some(Event::Level(level));
@@ -259,8 +263,7 @@ impl Shared {
         self.state.lock().level
     }
 
-    /// Returns the positions of the oldest segment, from its first one to before the next segment's first
-    /// one.
+    /// Returns the positions of the oldest segment, up to before the next segment's first one.
     pub(crate) fn oldest(&self) -> Option<std::ops::Range<Position>> {
         let state = self.state.lock();
         let first = state.table.live.front()?.first_position;
@@ -272,8 +275,8 @@ impl Shared {
 /// The number of buckets of a histogram.
 pub const BUCKETS: usize = 24;
 
-/// A histogram: bucket `i` counts values up to `2^i`, and above the bucket before; the last one counts all
-/// larger ones. Its metric shows values divided by `UNIT`.
+/// A histogram: bucket `i` counts values up to `2^i` and above the previous bucket; the last one
+/// counts all larger ones. Its metric shows values divided by `UNIT`.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Histogram<const UNIT: u32 = 1> {
     /// The counts.
@@ -287,7 +290,7 @@ pub struct Histogram<const UNIT: u32 = 1> {
 impl<const UNIT: u32> Reading for Histogram<UNIT> {
     fn value(&self, _: metrics::Kind) -> Option<Value> {
         let (mut count, unit) = (0, f64::from(UNIT));
-        // The last bucket has what is above all bounds.
+        // The last bucket has the values above all bounds.
         let bounded = &self.buckets[..BUCKETS - 1];
         let buckets = bounded.iter().enumerate().map(|(at, each)| {
             count += each;
@@ -317,7 +320,7 @@ impl HistogramCounter {
 }
 
 counters! {
-    /// What a journal has counted.
+    /// A journal's counters.
     #[derive(Clone, Copy, Default, Debug)]
     pub struct Counts<C = u64> {
         /// Records appended to the journal.
@@ -341,7 +344,7 @@ counters! {
     /// A journal's metrics at one moment.
     #[derive(Clone, Default, Debug)]
     pub struct Metrics {
-        /// What it has counted.
+        /// The counters.
         pub counts: Counts,
         /// Space of the journal in use.
         pub fill_bytes: u64 => "cached_journal_fill_bytes",
@@ -353,7 +356,7 @@ counters! {
         pub free_segments: u64 => "cached_journal_free_segments",
         /// Bytes that wait in memory for the journal's disk.
         pub unsynced_bytes: u64 => "cached_journal_unsynced_bytes",
-        /// The position that the oldest segment begins with.
+        /// The first position of the oldest segment.
         pub oldest: Option<Position>,
         /// Age of the oldest segment of the journal that is in use.
         pub oldest_age: Duration => "cached_journal_oldest_seconds",

@@ -1,4 +1,5 @@
-//! Reading a whole journal without changing it: where its log begins and ends, and whether it is intact.
+//! Reads a whole journal without changing it: where its log begins and ends, and whether it is
+//! intact.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,9 +16,9 @@ use crate::segments::{NEW_SUFFIX, segment_name};
 
 /// The superblock's file.
 pub(crate) const SUPERBLOCK_NAME: &str = "journal";
-/// The most overtaken journals that are kept aside: each may take as much disk as the journal.
+/// The most overtaken journals that are set aside: each may take as much disk as the journal.
 pub const KEPT_ASIDE_MAX: u32 = 3;
-/// What the superblock's file is called while the journal is discarded.
+/// The superblock's file name while the journal is being discarded.
 pub(crate) const DISCARDED_NAME: &str = "discarded";
 
 impl From<ScanFailure> for OpenError {
@@ -38,7 +39,7 @@ impl From<ScanFailure> for ReadError {
     }
 }
 
-/// A segment's file as it was found.
+/// A segment's file as found.
 pub(crate) struct FoundSegment {
     pub(crate) index: u32,
     pub(crate) name: String,
@@ -57,8 +58,8 @@ impl FoundSegment {
         valid.max_by_key(|(header, _)| header.life)
     }
 
-    /// Returns a header as the segment's first batch states it, if the batch belongs to a newer life than
-    /// every header that is intact: then the header of that life is damaged.
+    /// Reconstructs a header from the segment's first batch, if the batch belongs to a newer life
+    /// than every intact header: then the header of that life is damaged.
     ///
     /// A life's header is durable before its first batch is written.
     pub(crate) fn likely_header(&self, superblock: &Superblock) -> Result<Option<SegmentHeader>, DiskError> {
@@ -90,19 +91,19 @@ impl FoundSegment {
     }
 }
 
-/// A segment of the log, as it was found.
+/// A segment of the log, as found.
 pub(crate) struct LogSegment {
-    /// Its place in `Survey::found`.
+    /// Its index in `Survey::found`.
     pub(crate) at: usize,
     pub(crate) segment: OpenSegment,
     pub(crate) header_block: usize,
-    /// The number of the batch at which the next segment continues, or the log ends.
+    /// The number of the batch with which the next segment continues, or at which the log ends.
     pub(crate) end_number: u64,
-    /// Where that batch would be.
+    /// The offset at which that batch would be.
     pub(crate) end: u64,
 }
 
-/// What a journal consists of.
+/// The content of a journal.
 pub(crate) struct Survey {
     pub(crate) superblock: Superblock,
     pub(crate) found: Vec<FoundSegment>,
@@ -110,7 +111,7 @@ pub(crate) struct Survey {
     pub(crate) log: Vec<LogSegment>,
     /// Offset and header of the log's last batch, if it is in the last segment.
     pub(crate) last_batch: Option<(u64, BatchHeader)>,
-    /// What may have been one more batch.
+    /// An incomplete further batch.
     pub(crate) cut_off: Option<Corruption>,
     pub(crate) next_number: u64,
     pub(crate) last_check: u32,
@@ -119,7 +120,7 @@ pub(crate) struct Survey {
     pub(crate) tail: u64,
     pub(crate) marks: Marks,
     pub(crate) epochs: Epochs,
-    /// Records but marks, without what marks cover.
+    /// The number of records, without marks and records that they cover.
     pub(crate) records: u64,
     pub(crate) payload_bytes: u64,
 }
@@ -138,7 +139,7 @@ pub(crate) fn segment_index(name: &str) -> Option<u32> {
     (segment_name(index) == name).then_some(index)
 }
 
-/// Reads the superblock; nothing if there is none.
+/// Reads the superblock; `None` if there is none.
 pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Option<Superblock>, OpenError> {
     let file = match disk.open(SUPERBLOCK_NAME) {
         Ok(file) => file,
@@ -151,7 +152,7 @@ pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Option<Superblock>, Ope
     Ok(Some(superblock))
 }
 
-/// Writes a superblock; its name is there only once its bytes are.
+/// Writes a superblock; its name appears only after its bytes are durable.
 pub(crate) fn put_superblock(disk: &dyn Disk, superblock: &Superblock) -> Result<(), DiskError> {
     let new_name = format!("{SUPERBLOCK_NAME}{NEW_SUFFIX}");
     let failed = |operation| DiskError::in_file(&new_name, operation);
@@ -181,18 +182,18 @@ pub(crate) fn find_segments(disk: &dyn Disk) -> Result<Vec<FoundSegment>, OpenEr
     Ok(found.into_values().collect())
 }
 
-/// Returns whether a directory of this name keeps a journal that another writer has overtaken.
+/// Returns whether a directory with this name holds a journal that another writer has overtaken.
 pub(crate) fn is_aside(name: &str) -> bool {
     (1..=KEPT_ASIDE_MAX).any(|number| name == aside_name(number))
 }
 
-/// Returns the name of a directory that keeps an overtaken journal.
+/// Returns the name of a directory for an overtaken journal.
 pub(crate) fn aside_name(number: u32) -> String {
     format!("overtaken-{number}")
 }
 
-/// Returns an error unless the directory is empty but for journals that are kept aside, and what a first open that was
-/// cut off leaves behind.
+/// Returns an error unless the directory is empty, except for journals set aside and remains of an
+/// interrupted first open.
 pub(crate) fn check_empty(disk: &dyn Disk) -> Result<(), OpenError> {
     let names = disk.names().map_err(DiskError::in_file(".", "list"))?;
     if names.iter().any(|name| segment_index(name).is_some()) {
@@ -240,7 +241,7 @@ impl Survey {
         headers.max_by_key(|(_, header, _)| header.life)
     }
 
-    /// Finds the end of the log in the segment that was begun last.
+    /// Finds the end of the log in the newest segment.
     fn read_last(&mut self) -> Result<(), OpenError> {
         let Some((at, header, header_block)) = self.newest() else { return Ok(()) };
         let segment = self.found[at].open(header, self.superblock.segment_bytes);
@@ -347,10 +348,10 @@ impl Survey {
         Corruption::new(next_name, 0, reason)
     }
 
-    /// Looks at the segments that are not in the log: no batch in them may be newer than the log.
+    /// Checks the segments outside the log: no batch in them may be newer than the log.
     ///
-    /// A life's header is durable before its first batch is written. So if a newer batch is found, its header
-    /// was damaged later.
+    /// A life's header is durable before its first batch is written. So if a newer batch is found,
+    /// its header was damaged later.
     fn check_rest(&self) -> Result<(), OpenError> {
         for (at, found) in self.found.iter().enumerate() {
             if self.log.iter().any(|log| log.at == at) {
@@ -405,7 +406,7 @@ impl Survey {
     }
 }
 
-/// Returns whether a payload of the batch is not what its head describes.
+/// Returns whether a payload of the batch does not match its head.
 fn torn_payload(segment: &OpenSegment, batch: &ReadBatch) -> Result<bool, DiskError> {
     for (_, _, place) in segment.records(batch) {
         match place.read() {
@@ -417,7 +418,7 @@ fn torn_payload(segment: &OpenSegment, batch: &ReadBatch) -> Result<bool, DiskEr
     Ok(false)
 }
 
-/// Checks what holds for every segment by itself.
+/// Checks each segment separately.
 fn check_segments(found: &[FoundSegment], superblock: &Superblock) -> Result<(), Corruption> {
     let mut lives = BTreeMap::new();
     for segment in found {

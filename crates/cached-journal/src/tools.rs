@@ -1,7 +1,7 @@
-//! What an operator does with a journal that no process has open.
+//! Operators' tools for a journal that no process has open.
 //!
-//! Every function takes the directory's lock, and refuses with [`OpenError::Locked`] while another process
-//! holds it. None of them but [`init`] and [`discard`] changes anything.
+//! Every function takes the directory's lock, and refuses with [`OpenError::Locked`] while another
+//! process holds it. Only [`init`] and [`discard`] change anything.
 
 use crate::config::JournalConfig;
 use crate::disk::Disk;
@@ -13,39 +13,39 @@ use crate::replay::Recovered;
 use crate::scan::{OpenSegment, ScanError, ScanFailure, Scanner};
 use crate::survey::{SUPERBLOCK_NAME, Survey, find_segments, read_superblock};
 
-/// A segment's file, as [`inspect`] found it.
+/// A segment's file, as found by [`inspect`].
 #[derive(Clone, Debug)]
 pub struct SegmentReport {
     /// The file.
     pub file: String,
     /// The number of its life, 0 if it has not been used.
     pub life: u64,
-    /// Whether its records are part of the log. Not known, hence false, if the log is damaged.
+    /// Whether its records are part of the log. Unknown, hence false, if the log is damaged.
     pub is_in_log: bool,
-    /// The batches that follow each other from the segment's beginning.
+    /// The number of consecutive batches from the segment's beginning.
     pub batches: u64,
     /// The records in them.
     pub records: u64,
     /// The bytes up to their end.
     pub used_bytes: u64,
-    /// What is wrong with its headers.
+    /// The damage of its headers.
     pub header_problem: Option<String>,
 }
 
-/// What [`inspect`] found.
+/// The result of [`inspect`].
 #[derive(Clone, Debug)]
 pub struct Inspection {
-    /// The random number that names the journal.
+    /// The random number that identifies the journal.
     pub journal: u64,
     /// The size of each segment.
     pub segment_bytes: u64,
     /// The segments, in the order of their lives.
     pub segments: Vec<SegmentReport>,
-    /// The records that the next open would replay; nothing if the log is damaged.
+    /// The number of records that the next open would replay; `None` if the log is damaged.
     pub records: Option<u64>,
     /// The bytes of their payloads.
     pub payload_bytes: Option<u64>,
-    /// The position that the log begins with; nothing if it is empty or damaged.
+    /// The first position of the log; `None` if it is empty or damaged.
     pub begin: Option<Position>,
     /// The position behind the last record.
     pub end: Option<Position>,
@@ -53,8 +53,8 @@ pub struct Inspection {
     pub epochs: Epochs,
     /// Why the next open would refuse the journal.
     pub problem: Option<Corruption>,
-    /// A last batch that the next open would take for one that was cut off while it was written: nothing in it was
-    /// acknowledged then. It may also have been damaged later.
+    /// A last batch that the next open would take for a torn write, of which nothing was
+    /// acknowledged. It may also have been damaged later.
     pub cut_off: Option<Corruption>,
 }
 
@@ -65,10 +65,10 @@ fn superblock_of(disk: &dyn Disk) -> Result<Superblock, OpenError> {
     }
 }
 
-/// Returns what a journal consists of, also if it is damaged.
+/// Returns the content of a journal, even a damaged one.
 ///
 /// # Errors
-/// If the directory is in use, holds no journal, or the disk fails.
+/// If the directory is in use or has no journal, or the disk fails.
 pub fn inspect(disk: &dyn Disk) -> Result<Inspection, OpenError> {
     let _lock = recovery::lock(disk)?;
     let superblock = superblock_of(disk)?;
@@ -128,11 +128,12 @@ pub fn inspect(disk: &dyn Disk) -> Result<Inspection, OpenError> {
     })
 }
 
-/// Passes the head of every record that the next open would replay to `each`, with the length of its payload,
-/// oldest first.
+/// Passes the head of every record that the next open would replay to `each`, with the length of
+/// its payload, oldest first.
 ///
 /// # Errors
-/// If the directory is in use, holds no journal, or the disk fails; `Corrupt` if the log is damaged.
+/// If the directory is in use or has no journal, or the disk fails; `Corrupt` if the log is
+/// damaged.
 pub fn heads(disk: &dyn Disk, mut each: impl FnMut(Position, &Head<'_>, u64)) -> Result<(), OpenError> {
     let _lock = recovery::lock(disk)?;
     let survey = Survey::new(disk, superblock_of(disk)?)?;
@@ -145,8 +146,8 @@ pub fn heads(disk: &dyn Disk, mut each: impl FnMut(Position, &Head<'_>, u64)) ->
     })
 }
 
-/// Reads a whole journal, payloads included, and returns everything that is damaged, or that may be: a last batch that
-/// is incomplete. An intact journal returns nothing.
+/// Reads a whole journal, including payloads, and returns all damage, and possible damage: an
+/// incomplete last batch. An intact journal returns nothing.
 ///
 /// # Errors
 /// If the directory is in use, or the disk fails.
@@ -173,8 +174,8 @@ pub fn verify(disk: &dyn Disk) -> Result<Vec<Corruption>, OpenError> {
     }
 }
 
-/// Returns the superblock. If it is damaged or missing, what most of the segments state instead, and the
-/// damage.
+/// Returns the superblock. If it is damaged or missing, returns the one that most segments imply,
+/// and the damage.
 fn superblock_or_likely(disk: &dyn Disk) -> Result<(Superblock, Option<Corruption>), OpenError> {
     let damage = match superblock_of(disk) {
         Ok(superblock) => return Ok((superblock, None)),
@@ -193,14 +194,15 @@ fn superblock_or_likely(disk: &dyn Disk) -> Result<(Superblock, Option<Corruptio
     }
 }
 
-/// Passes every readable record to `each`, with its payload, segment by segment in the order of their lives,
-/// also those that the log needs no longer. Returns the places at which records could not be read.
+/// Passes every readable record to `each`, with its payload, segment by segment in the order of
+/// their lives, including those that the log no longer needs. Returns the places of unreadable
+/// records.
 ///
-/// It is the way to save what is left of a damaged journal: it needs no superblock and no header, follows no
-/// chain from one segment to the next, and goes on behind a batch that cannot be read.
+/// This saves the readable records of a damaged journal: it needs no superblock and no header,
+/// follows no chain from one segment to the next, and continues behind an unreadable batch.
 ///
 /// # Errors
-/// If the directory is in use, holds no journal, or the disk fails; and the errors of `each`.
+/// If the directory is in use or has no journal, or the disk fails; and the errors of `each`.
 pub fn export(
     disk: &dyn Disk,
     mut each: impl FnMut(&Recovered, &[u8]) -> std::io::Result<()>,
@@ -250,7 +252,7 @@ pub fn export(
                         continue;
                     }
                     None => {
-                        // In a segment before, that is what a write that failed has left.
+                        // In an earlier segment these are the remains of a failed write.
                         if at + 1 == segments.len() {
                             problems.extend(scanner.find_cut_off()?);
                         }
@@ -274,10 +276,11 @@ pub fn export(
     Ok(problems)
 }
 
-/// Makes an empty journal in a directory that has none. The size of its segments is decided by the first open.
+/// Creates an empty journal in a directory without one. The first open decides the size of its
+/// segments.
 ///
 /// # Errors
-/// If the directory is in use, holds a journal or other files, or the disk fails.
+/// If the directory is in use or not empty, or the disk fails.
 pub fn init(disk: &dyn Disk) -> Result<(), OpenError> {
     let _lock = recovery::lock(disk)?;
     if read_superblock(disk)?.is_some() {
@@ -287,10 +290,10 @@ pub fn init(disk: &dyn Disk) -> Result<(), OpenError> {
     recovery::create(disk, JournalConfig::new("").segment_bytes).map(drop)
 }
 
-/// Removes all records of the journal, and leaves an empty one. Journals that are kept aside stay.
+/// Removes all records of the journal, and leaves an empty one. Journals set aside stay.
 ///
 /// # Errors
-/// If the directory is in use, or the disk fails. A call that was cut off can be repeated.
+/// If the directory is in use, or the disk fails. An interrupted call can be repeated.
 pub fn discard(disk: &dyn Disk) -> Result<(), OpenError> {
     let _lock = recovery::lock(disk)?;
     recovery::discard(disk)

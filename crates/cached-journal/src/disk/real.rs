@@ -21,7 +21,7 @@ pub struct RealDisk {
     root: PathBuf,
     is_direct: bool,
     is_read_only: bool,
-    /// The user to whom files that root makes are given; nobody where files are only read.
+    /// The user to whom files created by root are given; nobody for a read-only directory.
     owner: Option<Owner>,
 }
 
@@ -29,18 +29,19 @@ impl RealDisk {
     /// Opens a directory. With `is_direct`, writes bypass the page cache.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// The operating system's errors.
     pub fn open(root: &Path, is_direct: bool) -> io::Result<Self> {
-        // Reading the names tells a directory from anything else.
+        // Fails unless the path is a directory.
         fs::read_dir(root)?;
         let owner = Some(Owner::of(&fs::metadata(root)?));
         Ok(Self { root: root.to_path_buf(), is_direct, is_read_only: false, owner })
     }
 
-    /// As [`open`](Self::open), but makes the directory if it is missing and its parent is there.
+    /// Opens a directory as [`open`](Self::open) does, but creates it if it is missing and its
+    /// parent exists.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// The operating system's errors.
     pub fn create(root: &Path, is_direct: bool) -> io::Result<Self> {
         match fs::create_dir(root) {
             Ok(()) => File::open(
@@ -53,8 +54,8 @@ impl RealDisk {
         Self::open(root, is_direct)
     }
 
-    /// Returns a directory that is only read: nothing in it is made or changed, so that a read-only file system
-    /// serves.
+    /// Returns the directory as read-only: nothing in it is created or changed, so this works on a
+    /// read-only file system.
     #[must_use]
     pub fn read_only(root: &Path) -> Self {
         Self { root: root.to_path_buf(), is_direct: false, is_read_only: true, owner: None }
@@ -101,7 +102,7 @@ impl Disk for RealDisk {
             return Ok(Box::new(lock));
         }
         match Lock::share(&path) {
-            // Whoever has the journal open has made it.
+            // A process that has the journal open would have created the file.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Box::new(())),
             lock => Ok(Box::new(lock?)),
         }
@@ -153,10 +154,10 @@ impl Disk for RealDisk {
     }
 }
 
-/// A lock that ends when it is dropped.
+/// A lock that is released when it is dropped.
 ///
-/// Closing the file would not do: the lock belongs to the open file description, and a child that another thread
-/// has just forked holds that too, until it executes its program.
+/// Closing the file would not suffice: the lock belongs to the open file description, which a child
+/// that another thread has just forked also holds until it executes its program.
 struct Lock(File);
 
 impl Lock {
@@ -166,7 +167,7 @@ impl Lock {
         Ok(Self(file))
     }
 
-    /// Takes the lock that readers share.
+    /// Takes a shared lock, for readers.
     fn share(path: &Path) -> io::Result<Self> {
         let file = open_regular(path, OFlags::RDONLY)?;
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared)?;
@@ -176,13 +177,13 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Closing the file ends the lock in all other cases.
+        // In all other cases closing the file releases the lock.
         let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
     }
 }
 
 struct RealFile {
-    /// Reads, which want the page cache's read-ahead, and writes without `O_DIRECT`.
+    /// For reads, which profit from the page cache's read-ahead, and for writes without `O_DIRECT`.
     buffered: File,
     direct: Option<File>,
     id: FileId,
@@ -211,7 +212,7 @@ impl DiskFile for RealFile {
     }
 
     fn read_ahead(&self, offset: u64, len: u64) {
-        // A hint: a file system that does not take it reads later.
+        // A hint: a file system without support reads later.
         let _ = rustix::fs::fadvise(&self.buffered, offset, NonZeroU64::new(len), Advice::WillNeed);
     }
 

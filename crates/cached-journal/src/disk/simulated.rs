@@ -1,11 +1,11 @@
-//! A disk in memory whose power can be cut at any step, losing, tearing and reordering whatever was not
-//! synced, and which fails as disks do.
+//! A simulated disk in memory whose power can be cut at any step, which loses, tears and reorders
+//! unsynced changes, and which fails as disks do.
 //!
-//! Cutting the power keeps what was synced and, of each later write, the sectors of 512 bytes that a draw
-//! decides; of each later change of a name, as the draw decides. Only a sync orders anything.
+//! Cutting the power keeps synced data and a random set of 512-byte sectors of each later write;
+//! later changes of names are kept at random. Only a sync orders anything.
 //!
-//! A sync that fails loses some of the file's unsynced writes for good, while reads still return them, and
-//! the next sync succeeds: so does a page cache.
+//! A failed sync loses some of the file's unsynced writes for good, while reads still return them,
+//! and the next sync succeeds, as with a page cache.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,7 +17,7 @@ use super::{Disk, DiskFile, FileId};
 
 const SECTOR_BYTES: usize = 512;
 
-/// A sequence of numbers that a seed determines.
+/// A sequence of numbers determined by a seed.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -54,7 +54,7 @@ pub struct Faults {
     pub write: u64,
     /// Syncs of a file, losing some of its unsynced writes.
     pub sync: u64,
-    /// Creations of files, for want of space.
+    /// Creations of files, for lack of space.
     pub full: u64,
 }
 
@@ -65,7 +65,7 @@ pub struct SimulatedDisk {
     gate: Arc<Gate>,
 }
 
-/// Where syncs are held back.
+/// The state of held-back syncs.
 #[derive(Default)]
 struct Gate {
     state: Mutex<GateState>,
@@ -96,14 +96,14 @@ struct Medium {
     step: u64,
     cut_at: Option<u64>,
     is_off: bool,
-    /// Counts the times that the power came back: files opened before are of no use after.
+    /// The number of power cycles: files opened before the last one are unusable.
     power: u64,
     is_locked: bool,
     names: BTreeMap<String, u64>,
     stored_names: BTreeMap<String, u64>,
-    /// Changes of names, each stored wholly or not at all.
+    /// Changes of names, each stored as a whole or not at all.
     pending_names: Vec<Vec<(String, Option<u64>)>>,
-    /// In one order: what a seed draws for each of them depends on it.
+    /// Ordered, because the seed's draws depend on the order.
     files: BTreeMap<u64, Content>,
     next_file: u64,
 }
@@ -151,9 +151,9 @@ impl Content {
         }
     }
 
-    /// Stores those sectors of the unsynced writes that a draw decides.
+    /// Stores a random set of sectors of the unsynced writes.
     fn store_some(&mut self, random: &mut Random) {
-        // Mostly all or nothing; sometimes anything.
+        // Mostly all or nothing; sometimes a mix.
         let chance = [0, 1000, 500][random.below(3) as usize];
         for (at, data) in std::mem::take(&mut self.pending) {
             let mut done = 0;
@@ -177,8 +177,7 @@ impl Medium {
         if self.is_off || self.power != power { Err(io::Error::other("the power is off")) } else { Ok(()) }
     }
 
-    /// Counts an operation that changes something. The one at which the power goes fails, having been started
-    /// or not.
+    /// Counts a changing operation. The one at which the power is cut fails, executed or not.
     fn change(&mut self, power: u64) -> io::Result<bool> {
         self.check(power)?;
         self.step += 1;
@@ -212,8 +211,7 @@ impl SimulatedDisk {
         Self::default()
     }
 
-    /// Cuts the power at the operation that many operations from now, 1 being the next one. `None` leaves it
-    /// on.
+    /// Cuts the power at the operation after this many, 1 being the next one. `None` leaves it on.
     pub fn cut_power_in(&self, operations: Option<u64>) {
         let mut medium = self.medium.lock();
         medium.cut_at = operations.map(|operations| medium.step + operations);
@@ -224,13 +222,13 @@ impl SimulatedDisk {
         self.medium.lock().is_off
     }
 
-    /// Returns the number of operations that changed something.
+    /// Returns the number of changing operations.
     pub fn steps(&self) -> u64 {
         self.medium.lock().step
     }
 
-    /// Cuts the power if it is on, decides by `seed` what of the unsynced changes is on the medium, and
-    /// switches it on again.
+    /// Cuts the power if it is on, decides by `seed` which unsynced changes are on the medium, and
+    /// switches the power on again.
     pub fn power_cycle(&self, seed: u64) {
         let mut medium = self.medium.lock();
         let medium = &mut *medium;
@@ -254,8 +252,8 @@ impl SimulatedDisk {
         medium.power += 1;
     }
 
-    /// Ends the process that uses the disk, as kill -9 does: what it wrote stays, synced or not, its lock is
-    /// released, and its open files are of no use.
+    /// Ends the process that uses the disk, as `kill -9` does: its writes stay, synced or not, its
+    /// lock is released, and its open files become unusable.
     pub fn kill_process(&self) {
         let mut medium = self.medium.lock();
         medium.is_off = false;
@@ -264,14 +262,14 @@ impl SimulatedDisk {
         medium.power += 1;
     }
 
-    /// Lets operations fail from here on, as `seed` decides.
+    /// Makes operations fail from now on, as `seed` decides.
     pub fn set_faults(&self, seed: u64, faults: Faults) {
         let mut medium = self.medium.lock();
         medium.random = Random::new(seed);
         medium.faults = faults;
     }
 
-    /// Lets syncs of files wait, as a disk that does not answer, or go on.
+    /// Makes syncs of files wait, as on a disk that does not answer, or releases them.
     pub fn hold_syncs(&self, is_held: bool) {
         self.gate.state.lock().is_closed = is_held;
         self.gate.moved.notify_all();
@@ -304,7 +302,7 @@ impl SimulatedDisk {
         medium.files.insert(file, content);
     }
 
-    /// Returns a disk of its own with the same durable files.
+    /// Returns a separate disk with the same durable files.
     pub fn copy(&self) -> Self {
         let copy = Self::new();
         let names: Vec<_> = self.medium.lock().names.keys().cloned().collect();
@@ -423,7 +421,7 @@ impl Disk for SimulatedDisk {
     }
 }
 
-/// A directory within the disk: its files have names that begin with it. An empty one is not there.
+/// A directory within the disk: its files' names begin with its name. An empty one does not exist.
 struct SimulatedDirectory {
     disk: SimulatedDisk,
     prefix: String,
@@ -437,7 +435,7 @@ impl SimulatedDirectory {
 
 impl Disk for SimulatedDirectory {
     fn lock(&self) -> io::Result<Box<dyn Send + Sync>> {
-        // Nobody has it open for long.
+        // No process keeps it open.
         Ok(Box::new(()))
     }
 

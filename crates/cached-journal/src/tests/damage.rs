@@ -1,4 +1,4 @@
-//! Bits that flip: every one is detected, or changes nothing that a recovery returns.
+//! Flipped bits: each is detected, or changes nothing that a recovery returns.
 
 use std::io;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ fn content(disk: &SimulatedDisk) -> Option<Content> {
     Some(content)
 }
 
-/// A journal in which every segment has been used several times, and whose log spans several.
+/// A journal in which every segment has been reused several times, and whose log spans several.
 fn journal() -> (SimulatedDisk, Content) {
     let kit = Kit::new(SEGMENTS);
     let journal = kit.open_ready();
@@ -47,7 +47,7 @@ fn journal() -> (SimulatedDisk, Content) {
             held.pop_front();
         }
     }
-    // An empty batch, as a journal that is closed writes.
+    // An empty batch, as closing a journal writes.
     journal.close_stepped();
     let content = content(&kit.disk.copy()).unwrap();
     assert!(content.len() >= 20);
@@ -63,7 +63,8 @@ fn every_flipped_bit_is_detected_or_harmless() {
     for name in disk.names().unwrap() {
         let name = name.as_str();
         let bytes = disk.content(name).unwrap();
-        // One bit in each run of 64 bytes, so in every batch header and every head; in each fourth run for a short time.
+        // One bit in each 64 bytes, so in every batch header and every head; in a short run, in
+        // each fourth of them.
         let step = if super::kit::times() == 1 { 4 } else { 1 };
         for run in (random.below(step) as usize..bytes.len() / 64).step_by(step as usize) {
             let mut damaged = bytes.clone();
@@ -144,7 +145,7 @@ fn an_export_needs_no_superblock_and_no_header_and_goes_on_behind_damage() {
         assert_eq!(exported(&copy), (all.clone(), 1));
     }
     for name in segments(&disk) {
-        // Both headers, and then the first batch.
+        // Both headers, then the first batch.
         let copy = disk.copy();
         let mut bytes = copy.content(&name).unwrap();
         bytes[..8192].fill(0);
@@ -191,15 +192,15 @@ fn a_header_that_is_destroyed_while_it_is_written_leaves_the_segment_as_it_was()
     while holds.front().is_some_and(|hold| oldest.contains(&hold.position())) {
         holds.pop_front();
     }
-    // No batch states the new tail: the log on disk still begins with the segment that the restart uses
-    // again.
+    // No batch states the new tail: the log on disk still begins with the segment that the restart
+    // reuses.
     kit.disk.set_faults(1, Faults { write: 1000, ..Faults::default() });
     append(&journal, 1, 12_000).unwrap();
     journal.step_commit();
     kit.disk.set_faults(1, Faults::default());
     kit.clock.advance(std::time::Duration::from_secs(5));
     let before: Vec<_> = segments(&kit.disk).map(|name| (name.clone(), kit.disk.content(&name))).collect();
-    // The header is written, its sync is not done.
+    // The header is written, but not synced.
     kit.disk.cut_power_in(Some(2));
     journal.step_commit();
     kit.disk.kill_process();
@@ -220,11 +221,11 @@ fn a_header_that_is_destroyed_while_it_is_written_leaves_the_segment_as_it_was()
     assert!(holds.iter().all(|hold| found.contains(&hold.position())));
 }
 
-/// A disk that does not let one file be opened, or read.
+/// A disk on which one file cannot be opened, or not completely read.
 struct Refusing {
     disk: SimulatedDisk,
     name: String,
-    /// The bytes of it that can be read; `None` if it cannot be opened.
+    /// The readable bytes of the file; `None` if it cannot be opened.
     readable_bytes: Option<u64>,
     code: i32,
 }
@@ -324,7 +325,8 @@ fn no_tool_takes_a_failure_of_the_system_for_damage() {
     }
 }
 
-/// Nor one that comes only after a part of a segment was read, up to the search behind the end of the log.
+/// A read error after a part of a segment was read, up to the search behind the end of the log, is
+/// not damage either.
 #[test]
 fn a_segment_that_cannot_be_read_to_its_end_is_not_damaged() {
     let (disk, _) = journal();

@@ -1,5 +1,5 @@
-//! The format by itself: what is written is read, other bytes never panic, and batches of other histories are
-//! refused.
+//! The format: encoded values decode to the same, other bytes never panic, and batches of other
+//! histories are refused.
 
 use std::sync::Arc;
 

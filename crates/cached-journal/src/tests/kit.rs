@@ -13,7 +13,7 @@ use crate::{
 
 pub(super) const SEGMENT_BYTES: u64 = 64 * 1024;
 
-/// Returns by how much the numbers of seeds are multiplied: `CACHED_TEST_TIMES`, 1 without it. `.ci/long` sets it.
+/// Returns the factor for the numbers of seeds: `CACHED_TEST_TIMES`, or 1. `.ci/long` sets it.
 pub(super) fn times() -> u64 {
     std::env::var("CACHED_TEST_TIMES").map_or(1, |text| text.parse().expect("a number"))
 }
@@ -94,7 +94,7 @@ pub(super) enum Fate {
     Failed,
 }
 
-/// A record that was appended, as the model knows it.
+/// A record in the model.
 pub(super) struct Known {
     pub(super) number: u64,
     pub(super) bytes: usize,
@@ -102,7 +102,7 @@ pub(super) struct Known {
     pub(super) fate: Fate,
 }
 
-/// What was appended, what was acknowledged, and what is held.
+/// The model: appended and acknowledged records, and holds.
 #[derive(Default)]
 pub(super) struct Model {
     pub(super) records: BTreeMap<Position, Known>,
@@ -121,7 +121,7 @@ impl Model {
         Ok(())
     }
 
-    /// Takes note of what the journal acknowledges.
+    /// Notes which records the journal acknowledges.
     pub(super) fn acknowledge(&mut self, journal: &Journal) {
         for (position, known) in &mut self.records {
             if let Some(outcome) = journal.outcome(*position) {
@@ -150,7 +150,7 @@ impl Model {
         }
     }
 
-    /// Compares a recovery with what must be there, and makes it what is known.
+    /// Compares a recovery with the model, and makes it the new model.
     pub(super) fn check(&mut self, journal: &Journal, replay: Replay) -> Result<(), String> {
         let mut found = Vec::new();
         for record in replay.all_records() {
@@ -178,7 +178,8 @@ impl Model {
             if is_inside && !is_there && known.fate != Fate::Failed {
                 return Err(format!("{position:?} is lost, but a later record is there"));
             }
-            // A failed record may have become durable nevertheless, but only if nothing came after it.
+            // A failed record may nevertheless have become durable, but only if nothing came after
+            // it.
             let has_durable_after =
                 self.records.range(position..).skip(1).any(|(_, later)| later.fate == Fate::Durable);
             if is_there && known.fate == Fate::Failed && has_durable_after {

@@ -14,7 +14,7 @@ fn a_directory_is_open_once() {
     assert!(matches!(tools::export(&kit.disk, |_, _| Ok(())), Err(OpenError::Locked)));
     assert!(matches!(tools::discard(&kit.disk), Err(OpenError::Locked)));
     journal.close().unwrap();
-    // A replay that is left over does not keep the lock.
+    // A replay that still exists does not keep the lock.
     kit.open().unwrap();
     drop(replay);
 }
@@ -32,7 +32,7 @@ fn what_is_appended_after_a_recovery_follows_what_was_recovered() {
             journal.step_commit();
             std::mem::forget(hold);
         }
-        // The journal is forgotten as by a crash, with its holds.
+        // The journal is forgotten with its holds, as in a crash.
         std::mem::forget(replay);
         drop(journal);
     }
@@ -160,7 +160,7 @@ fn a_journal_with_threads_commits_and_closes() {
             let journal = std::sync::Arc::clone(&journal);
             std::thread::spawn(move || {
                 for number in 0..200 {
-                    // Full for as long as the preparing thread has made no segment.
+                    // Full as long as the preparing thread has not created a segment.
                     let (position, _hold) = loop {
                         match append(&journal, writer * 1000 + number, 500) {
                             Ok(appended) => break appended,

@@ -1,5 +1,5 @@
-//! The power is cut at every step that changes the disk, in thousands of histories, also while a recovery is
-//! under way.
+//! The power is cut at every step that changes the disk, in thousands of histories, also during
+//! recoveries.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ fn step(journal: &Journal, model: &mut Model, random: &mut Random) {
     }
 }
 
-/// Mostly the power goes. Sometimes only the process ends: what it wrote without sync is there, and may be
+/// Mostly the power is cut. Sometimes only the process ends: its unsynced writes stay, and may be
 /// lost with the next crash.
 fn crash(kit: &Kit, random: &mut Random) {
     if random.chance(300) {
@@ -37,7 +37,7 @@ fn crash(kit: &Kit, random: &mut Random) {
     }
 }
 
-/// Runs a history with several power cuts. Returns the number of steps of the disk, and an error if a
+/// Runs a history with several power cuts. Returns the disk's number of steps, and an error if a
 /// recovery returned anything wrong.
 fn run(seed: u64, faults: Faults, cut: impl Fn(&mut Random) -> Option<u64>) -> Result<u64, String> {
     let mut random = Random::new(seed);
@@ -50,7 +50,7 @@ fn run(seed: u64, faults: Faults, cut: impl Fn(&mut Random) -> Option<u64>) -> R
         let (journal, replay) = match opened {
             Ok(opened) => opened,
             Err(_) if kit.disk.is_off() => {
-                // The power went while the journal was recovered: once more.
+                // The power was cut during the recovery: once more.
                 crash(&kit, &mut random);
                 continue;
             }
@@ -110,7 +110,7 @@ fn a_power_cut_at_every_step_of_a_history_leaves_a_prefix() {
 
 #[test]
 fn a_recovery_that_is_cut_off_can_be_repeated() {
-    // Most cuts fall into the few steps of the recovery itself.
+    // Most cuts fall into the few steps of the recovery.
     run_all(Faults::default(), |random| {
         let end = if random.chance(600) { 8 } else { 150 };
         Some(1 + random.below(end))

@@ -1,4 +1,4 @@
-//! The reader of large pieces and the reading of single records return what reading record by record does.
+//! The sequential reader and the reader of single records return the same as the iterator.
 
 use super::kit::{Kit, SEGMENT_BYTES, append, config};
 use crate::disk::simulated::Random;
@@ -6,7 +6,7 @@ use crate::{Environment, Head, Journal, Object, Position, Record, Replay, Scope}
 
 type Content = Vec<(Position, Head<'static>, Vec<u8>)>;
 
-/// Returns what the record-by-record iterator returns, with the places.
+/// Returns the result of the iterator, with the records' places.
 fn one_by_one(replay: &Replay) -> Content {
     let source = replay.source();
     let mut records = replay.records();
@@ -82,7 +82,7 @@ fn a_damaged_payload_is_part_of_the_record_and_the_rest_is_read() {
     std::mem::forget((journal, holds));
     let (_journal, replay) = kit.open().unwrap();
     let intact = one_by_one(&replay);
-    // Found after the open: in the payload of the first batch of the first segment.
+    // Damage found after the open: in the payload of the first batch of the first segment.
     let name = "segment-000000";
     let mut bytes = kit.disk.content(name).unwrap();
     bytes[8192 + 4096 + 17] ^= 1;

@@ -1,4 +1,4 @@
-//! Room, reservations, levels, holds, and segments that are used again.
+//! Free space, reservations, levels, holds, and the reuse of segments.
 
 use super::kit::{Kit, SEGMENT_BYTES, append, head, payload};
 use crate::disk::simulated::Random;
@@ -20,7 +20,7 @@ fn a_full_journal_refuses_until_the_oldest_hold_is_dropped() {
     assert!(journal.level() >= Level::Half);
     let oldest = journal.oldest().unwrap();
     assert_eq!(oldest.start, Position(1));
-    // Younger ones do not help.
+    // Releasing younger holds does not free space.
     let rest = holds.split_off(oldest.end.0 as usize - 1);
     drop(rest);
     assert_eq!(append(&journal, 1, 4096).unwrap_err(), AppendError::Full);

@@ -1,4 +1,4 @@
-//! A disk that fails: what was not durable is given up, and the journal comes back.
+//! A failing disk: records that were not durable are abandoned, and the journal recovers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ fn a_failed_sync_fails_its_records_and_appends_until_a_new_segment_works() {
         assert_eq!(crate::durability::block_on(wait), Err(NotDurable));
         assert!(journal.is_durable(before) && !journal.is_durable(failed));
         assert_eq!(append(&journal, 3, 100).unwrap_err(), AppendError::Failed);
-        // Tried again after 5 s, and not before.
+        // Retried after 5 s, and not earlier.
         kit.disk.set_faults(1, Faults::default());
         kit.clock.advance(Duration::from_millis(4999));
         assert!(!journal.step_commit());
@@ -56,7 +56,7 @@ fn commit_beside(journal: &Arc<Journal>) -> std::thread::JoinHandle<bool> {
 
 #[test]
 fn a_disk_that_does_not_answer_has_failed_and_is_not_believed_when_it_does() {
-    // The sync of a batch, and that of the header of a new segment.
+    // The sync of a batch, and that of a new segment's header.
     for is_header in [false, true] {
         let kit = Kit::new(4);
         let journal = Arc::new(kit.open_ready());
@@ -79,7 +79,7 @@ fn a_disk_that_does_not_answer_has_failed_and_is_not_believed_when_it_does() {
         assert_eq!([hung, behind].map(|it| journal.outcome(it)), [Some(Err(NotDurable)); 2]);
         assert_eq!(append(&journal, 4, 100).unwrap_err(), AppendError::Failed);
 
-        // The sync comes back, and says that all is well.
+        // The sync returns success, too late.
         kit.disk.hold_syncs(false);
         assert!(committing.join().unwrap());
         assert_eq!([hung, behind].map(|it| journal.outcome(it)), [Some(Err(NotDurable)); 2]);
@@ -109,7 +109,7 @@ fn a_journal_whose_disk_does_not_answer_can_be_closed_and_keeps_its_lock() {
         ..Environment::new(kit.disk.clone())
     };
     let (journal, _) = Journal::open_in(&config, environment).unwrap();
-    // The threads' own work: the watcher finds out by itself.
+    // With real threads: the watcher detects it by itself.
     kit.disk.hold_syncs(true);
     let (hung, _hold) = append(&journal, 1, 100).unwrap();
     assert_eq!(journal.wait_blocking(hung), Err(NotDurable));
@@ -153,7 +153,7 @@ fn a_segment_that_failed_is_made_anew_when_nothing_needs_it() {
         kit.disk.set_faults(round, Faults::default());
         kit.clock.advance(Duration::from_secs(5));
         assert!(journal.step_commit(), "round {round}");
-        // A commit makes the new tail durable; only then may the old file go.
+        // A commit makes the new tail durable; only then may the old file be removed.
         drop(append(&journal, round, 100).unwrap());
         journal.step_commit();
         while journal.step_prepare() {}
@@ -174,7 +174,7 @@ fn a_full_disk_leaves_the_segments_that_are_there() {
     let (position, _hold) = append(&journal, 1, 100).unwrap();
     journal.step_commit();
     assert!(journal.is_durable(position));
-    // There is room again.
+    // There is space again.
     kit.disk.set_faults(1, Faults::default());
     assert!(!journal.step_prepare());
     kit.clock.advance(Duration::from_secs(5));
@@ -186,7 +186,7 @@ fn a_full_disk_leaves_the_segments_that_are_there() {
 fn queued_records_fail_with_the_batch_before_them() {
     let kit = Kit::new(6);
     let journal = kit.open_ready();
-    // Several segments' worth, none committed.
+    // Several segments' worth of records, none committed.
     let appended: Vec<_> = (0..8).map(|number| append(&journal, number, 15_000).unwrap()).collect();
     kit.disk.set_faults(1, Faults { sync: ALWAYS, ..Faults::default() });
     journal.step_commit();
@@ -204,7 +204,7 @@ fn queued_records_fail_with_the_batch_before_them() {
     assert_eq!(journal.metrics().live_segments + journal.metrics().free_segments, 6);
 }
 
-/// What is written to a file that has lost its name succeeds, and no recovery finds it.
+/// Writes to a file that has lost its name succeed, and no recovery finds them.
 #[test]
 fn a_segment_that_was_removed_or_replaced_is_not_believed() {
     for is_replaced in [false, true] {
@@ -222,7 +222,7 @@ fn a_segment_that_was_removed_or_replaced_is_not_believed() {
         assert_eq!(journal.outcome(lost), Some(Err(NotDurable)));
         let events = kit.events.lock().clone();
         assert!(matches!(events.last(), Some(Event::Failed { operation: "find", .. })), "{events:?}");
-        // Another segment works; the lost one is made anew once nothing needs it.
+        // Another segment works; the lost one is created again once nothing needs it.
         drop((hold, _hold));
         kit.clock.advance(Duration::from_secs(5));
         assert!(journal.step_commit());
@@ -248,7 +248,7 @@ fn a_disk_that_was_away_is_used_again_through_files_opened_anew() {
     let journal = kit.open_ready();
     let (before, _hold) = append(&journal, 1, 100).unwrap();
     journal.step_commit();
-    // Open files and the lock are of no use from here on; the names are there.
+    // Open files and the lock are unusable from here on; the names exist.
     kit.disk.kill_process();
     let (failed, _hold2) = append(&journal, 2, 100).unwrap();
     journal.step_commit();
@@ -296,7 +296,7 @@ fn nothing_is_written_where_the_journal_is_not() {
         while journal.step_prepare() {}
         assert_eq!(kit.disk.names().unwrap(), names, "neither made nor removed");
     }
-    // It is back.
+    // The file is back.
     kit.disk.set_content("journal", &superblock);
     kit.clock.advance(Duration::from_secs(5));
     assert!(journal.step_commit());

@@ -24,7 +24,7 @@ pub(crate) struct Read {
     /// The object's key, decoded.
     pub(crate) name: Box<[u8]>,
     pub(crate) key: ObjectKey,
-    /// The identity by which what is known of the object is kept and made void: that of its class, or `key`.
+    /// The identity under which the object is remembered and invalidated: its class, or `key`.
     pub(crate) kept_as: ObjectKey,
     /// Whether the read asks for no body.
     pub(crate) is_head: bool,
