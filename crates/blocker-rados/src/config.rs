@@ -1,4 +1,4 @@
-//! What to connect to, and the limits.
+//! The cluster to connect to, and the limits.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -6,40 +6,40 @@ use std::time::Duration;
 
 use blocker::{Error, OBJECT_BYTES_MAX_DEFAULT, Result};
 
-/// The limits and the place of a store on RADOS. Written as text (`FromStr`) it is
+/// The location and the limits of a store on RADOS. Written as text (`FromStr`) it is
 /// `POOL[,key=value]...`, with the keys that [`RadosConfig::KEYS`] names.
 #[derive(Clone, Debug)]
 pub struct RadosConfig {
     /// The pool.
     pub pool: String,
-    /// Ceph's configuration file. None: `$CEPH_CONF`, then the usual places.
+    /// Ceph's configuration file. `None`: `$CEPH_CONF`, then the usual places.
     pub conf_file: Option<PathBuf>,
     /// The user without `client.`.
     pub user: String,
     /// The file with the user's key. `None`: the one of the configuration file.
     pub keyring: Option<PathBuf>,
-    /// Under which RADOS namespace everything lies, at most 50 characters, without `/` and `%`; empty:
-    /// each namespace has a RADOS namespace of its own name.
+    /// The RADOS namespace that contains everything, at most 50 characters, without `/` and `%`;
+    /// empty: each namespace has a RADOS namespace with its own name.
     pub root: String,
-    /// What the name of every RADOS object begins with: at most 50 printable characters without `%`.
+    /// The prefix of all RADOS object names: at most 50 printable characters without `%`.
     pub prefix: String,
     /// The largest object; at most what the OSDs allow (`osd_max_object_size`, 128 MiB).
     pub object_bytes_max: u64,
     /// How long to wait for a monitor when connecting.
     pub connect_timeout: Duration,
-    /// After how long without an answer from the OSD an operation fails: a read as *try again*, a change as
-    /// *outcome unknown*. Zero: it waits for ever (or to its caller's deadline).
+    /// The time without an answer from the OSD after which an operation fails: a read as *try
+    /// again*, a change as *outcome unknown*. Zero: it waits forever (or until its caller's
+    /// deadline).
     pub op_timeout: Duration,
-    /// How many operations may be under way; others wait their turn.
+    /// The most concurrent operations; others queue.
     pub ops_in_flight_max: u32,
-    /// How many bytes of payload may be under way.
+    /// The most payload bytes of concurrent operations.
     pub bytes_in_flight_max: u64,
-    /// How many objects' heads are remembered between changes, at about 150 bytes each.
+    /// The number of objects whose heads are remembered between changes, at about 150 bytes each.
     pub heads_remembered_max: usize,
-    /// Whether to receive the claims and invalidations of other clients (a RADOS watch), and send them this
-    /// store's.
+    /// Whether to exchange claims and invalidations with other clients (by a RADOS watch).
     pub watch: bool,
-    /// Settings handed to librados as they are.
+    /// Settings passed to librados unchanged.
     pub librados: Vec<(String, String)>,
 }
 
@@ -82,14 +82,14 @@ impl RadosConfig {
         ("librados.KEY", "VALUE", "any setting of librados"),
     ];
 
-    /// A store in `pool`, all else by default.
+    /// Returns a configuration for `pool`, with default values.
     #[must_use]
     pub fn new(pool: impl Into<String>) -> Self {
         Self { pool: pool.into(), ..Self::default() }
     }
 
     /// # Errors
-    /// [`Error::Invalid`], with what is wrong and what would be right.
+    /// [`Error::Invalid`], with the mistake and the valid values.
     pub(crate) fn check(&self) -> Result<()> {
         let wrong = |text: String| Err(Error::Invalid(text.into()));
         let printable = |text: &str, no: &str| {
@@ -127,27 +127,27 @@ impl RadosConfig {
         Ok(())
     }
 
-    /// How long an operation waits for an OSD until the monitors are asked where that is now.
+    /// How long an operation waits for an OSD before the monitors are asked for its new address.
     fn map_timeout(&self) -> Duration {
         const LONGEST: Duration = Duration::from_secs(3);
-        // In whole seconds: librados takes no less.
+        // In whole seconds, the smallest unit of librados.
         let some = Duration::from_secs(self.op_timeout.as_secs() / 3).max(Duration::from_secs(1));
         if self.op_timeout.is_zero() { LONGEST } else { some.min(LONGEST) }
     }
 
-    /// Returns the settings of librados.
+    /// Returns the settings for librados.
     pub(crate) fn options(&self) -> Vec<(String, String)> {
         let seconds = |time: Duration| time.as_secs_f64().to_string();
         let mut options: Vec<(String, String)> = [
             ("client_mount_timeout", seconds(self.connect_timeout)),
             ("rados_mon_op_timeout", seconds(self.connect_timeout)),
             ("rados_osd_op_timeout", seconds(self.op_timeout)),
-            // Its own throttle blocks the caller's thread; ours comes first.
+            // librados's own throttle would block the caller's thread, so ours must act first.
             ("objecter_inflight_ops", (u64::from(self.ops_in_flight_max) * 2).to_string()),
             ("objecter_inflight_op_bytes", (self.bytes_in_flight_max * 2).to_string()),
-            // An OSD that restarts before the monitors have missed it: librados asks for the next map once,
-            // and if that is about something else, asks again only for an operation older than this, which
-            // must come before the operation fails.
+            // For an OSD that restarts before the monitors notice: librados asks for the next map
+            // once. If that map is about something else, it asks again only for an operation older
+            // than this, which must happen before the operation fails.
             ("objecter_tick_interval", "1".into()),
             ("objecter_timeout", seconds(self.map_timeout())),
             // The caller reports an error, once.

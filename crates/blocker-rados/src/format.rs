@@ -1,5 +1,5 @@
-//! How an object of the contract lies in RADOS: the names of RADOS objects, and the extended attributes that an object
-//! carries beside its bytes, so that one RADOS operation can compare them, change them, and change the bytes.
+//! The representation of the contract's objects in RADOS: object names, and the extended attributes
+//! beside an object's bytes, so that one RADOS operation can compare and change both.
 //!
 //! # Names
 //! ```text
@@ -10,11 +10,12 @@
 //! events (watched)          RADOS namespace ROOT,          object PREFIX %news
 //! ```
 //!
-//! RADOS names are C strings, so `esc` writes every byte that is not printable ASCII, and `%`, as `%` and two
-//! hex digits: names stay readable for `rados ls`, any bytes are a name, and no name can be mistaken for one
-//! of the objects that begin with a bare `%`. A namespace also escapes `/`, which ends the root. One whose
-//! escaped name would be too long for RADOS (256 bytes) is named by its SHA-256 instead, `%#` and 64 digits;
-//! its own name is kept in an attribute of its `%scope`.
+//! RADOS names are C strings, so `esc` writes every byte that is not printable ASCII, and `%`, as
+//! `%` and two hex digits: names stay readable in `rados ls`, any bytes can be a name, and no name
+//! collides with the store's own objects, which begin with a bare `%`. In a namespace `/`, which
+//! ends the root, is escaped as well. If the escaped name would be too long for RADOS (256 bytes),
+//! it is replaced by its SHA-256, `%#` and 64 digits; the original name is kept in an attribute of
+//! the namespace's `%scope`.
 //!
 //! # Attributes
 //! ```text
@@ -35,11 +36,11 @@
 //! versions have written it, epoch u64: held by an unknown writer
 //! ```
 //!
-//! Integers are big-endian, so that RADOS's bytewise comparison is theirs. A *ghost* is a RADOS object that
-//! is no object to anyone: one that is being created, or the memory of a claim or of a stamped deletion. A
-//! RADOS object without a head was put there by another program; it is an object, and gets a head with its
-//! first change. The *gate* is a random number that every change compares: to change it is to shut out
-//! whatever is still under way (`object/view.rs`).
+//! Integers are big-endian, so that RADOS's bytewise comparison orders them. A *ghost* is a RADOS
+//! object that callers do not see as an object: one being created, or the memory of a claim or of a
+//! stamped deletion. A RADOS object without a head comes from another program; it counts as an
+//! object, and gets a head with its first change. The *gate* is a random number that every change
+//! compares: changing it shuts out all changes still in flight (`object/view.rs`).
 
 use std::ffi::{CStr, CString};
 use std::fmt::Write;
@@ -65,7 +66,7 @@ const GHOST: u8 = 2;
 /// Above the head of every object, and below that of every ghost.
 pub(crate) const BELOW_GHOSTS: [u8; 1] = [GHOST];
 
-/// How long an encoded head is.
+/// The length of an encoded head.
 pub(crate) const HEAD_BYTES: usize = 17;
 
 /// The kind of RADOS object behind a name.
@@ -73,16 +74,16 @@ pub(crate) const HEAD_BYTES: usize = 17;
 pub(crate) enum Head {
     /// No RADOS object.
     Absent,
-    /// A RADOS object that is no object.
+    /// A RADOS object that callers do not see as an object.
     Ghost { gate: u64 },
     /// An object.
     Live { size_bytes: u64, gate: u64 },
-    /// An object that another program has made, with the size that RADOS reports.
+    /// An object created by another program, with the size that RADOS reports.
     Foreign { size_bytes: u64 },
 }
 
 impl Head {
-    /// The attribute's value; `None` where there is no attribute.
+    /// Returns the attribute's value; `None` for a missing attribute.
     pub(crate) fn encode(self) -> Option<[u8; HEAD_BYTES]> {
         let (kind, size_bytes, gate) = match self {
             Self::Absent | Self::Foreign { .. } => return None,
@@ -95,7 +96,7 @@ impl Head {
         Some(bytes)
     }
 
-    /// The head behind an attribute's value; `None` if it is none that we write.
+    /// Decodes an attribute's value; `None` if this program does not write it.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let (kind, rest) = bytes.split_first()?;
         let (size_bytes, gate) = rest.split_at_checked(8)?;
@@ -107,7 +108,7 @@ impl Head {
         }
     }
 
-    /// The object's size; `None` where there is no object.
+    /// Returns the object's size; `None` if there is no object.
     pub(crate) fn size_bytes(self) -> Option<u64> {
         match self {
             Self::Absent | Self::Ghost { .. } => None,
@@ -118,10 +119,10 @@ impl Head {
 
 const HELD: u8 = 2;
 const ASKED: u8 = 3;
-/// How long a record that names the writer is.
+/// The length of a claim that names its writer.
 const CLAIM_BYTES: usize = 25;
 
-/// The attribute's value of a claim.
+/// Returns the attribute's value of a claim.
 pub(crate) fn encode_claim(claim: Claim) -> Vec<u8> {
     let Some(writer) = claim.writer else { return claim.epoch.to_be_bytes().to_vec() };
     let mut bytes = Vec::with_capacity(CLAIM_BYTES);
@@ -131,7 +132,7 @@ pub(crate) fn encode_claim(claim: Claim) -> Vec<u8> {
     bytes
 }
 
-/// The claim behind an attribute's value; `None` if it is none that any version writes.
+/// Decodes a claim; `None` if no version of this program writes it.
 pub(crate) fn decode_claim(bytes: &[u8]) -> Option<Claim> {
     if let Some(epoch) = u64_of(bytes) {
         return Some(Claim { epoch, writer: None, is_held: true });
@@ -164,26 +165,26 @@ pub(crate) fn decode_stamp(bytes: &[u8]) -> Option<Stamp> {
     Some(Stamp::new(u64_of(epoch)?, u64_of(sequence)?))
 }
 
-/// The attribute with the fence of a domain.
+/// Returns the name of the attribute with a domain's fence.
 pub(crate) fn domain_fence(domain: OrderDomain) -> CString {
     CString::new(format!("cached.fence.{:016x}", domain.0)).expect("text without NUL")
 }
 
-/// The domain whose fence an attribute of this name is.
+/// Returns the domain whose fence is in the attribute with this name.
 pub(crate) fn fenced_domain(name: &[u8]) -> Option<OrderDomain> {
     let digits = std::str::from_utf8(name.strip_prefix(DOMAIN_FENCE)?).ok()?;
     (digits.len() == 16).then(|| u64::from_str_radix(digits, 16).ok().map(OrderDomain))?
 }
 
-/// The longest escaped namespace that is used as it is.
+/// The longest escaped namespace that is used unchanged.
 const NAMESPACE_CHARS_MAX: usize = 180;
 
 /// The object with the epoch of its namespace, or of everything.
 pub(crate) const SCOPE: &str = "%scope";
-/// The object that is watched for events.
+/// The object watched for events.
 pub(crate) const EVENTS: &str = "%news";
 
-/// Where in a pool the objects lie.
+/// The location of the objects in a pool.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     root: String,
@@ -191,12 +192,12 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// `root` and `prefix` as [`crate::RadosConfig`] has checked them.
+    /// `root` and `prefix` were checked by [`crate::RadosConfig`].
     pub(crate) fn new(root: &str, prefix: &str) -> Self {
         Self { root: root.to_owned(), prefix: prefix.to_owned() }
     }
 
-    /// The RADOS namespace of what belongs to no namespace.
+    /// Returns the RADOS namespace of objects that belong to no namespace.
     pub(crate) fn root(&self) -> CString {
         c_string(self.root.clone())
     }
@@ -215,7 +216,7 @@ impl Layout {
         c_string(name)
     }
 
-    /// Whether a RADOS namespace holds one of this store's namespaces.
+    /// Returns whether a RADOS namespace belongs to one of this store's namespaces.
     pub(crate) fn holds_namespace(&self, rados_namespace: &[u8]) -> bool {
         let below = if self.root.is_empty() {
             Some(rados_namespace)
@@ -231,13 +232,13 @@ impl Layout {
         c_string(format!("{}{}", self.prefix, escape(name.as_bytes(), false)))
     }
 
-    /// The name of an object found in a listing; `None` for what is not an object of this store.
+    /// Returns the name of a listed object; `None` if it is not an object of this store.
     pub(crate) fn name_of(&self, rados_name: &[u8]) -> Option<Name> {
         let rest = rados_name.strip_prefix(self.prefix.as_bytes())?;
         Name::new(unescape(rest, false)?).ok()
     }
 
-    /// [`SCOPE`] or [`EVENTS`], with the prefix.
+    /// Returns the name of [`SCOPE`] or [`EVENTS`], with the prefix.
     pub(crate) fn internal(&self, name: &str) -> CString {
         c_string(format!("{}{name}", self.prefix))
     }
@@ -246,7 +247,7 @@ impl Layout {
         c_string(format!("{}%domain.{:016x}", self.prefix, domain.0))
     }
 
-    /// The domain whose epoch a RADOS object of this name has.
+    /// Returns the domain whose epoch is in the RADOS object with this name.
     pub(crate) fn domain_of(&self, rados_name: &[u8]) -> Option<OrderDomain> {
         let digits = rados_name.strip_prefix(self.prefix.as_bytes())?.strip_prefix(b"%domain.")?;
         let digits = std::str::from_utf8(digits).ok().filter(|digits| digits.len() == 16)?;
@@ -270,7 +271,7 @@ fn escape(bytes: &[u8], slash: bool) -> String {
     text
 }
 
-/// The bytes, if this is what [`escape`] makes of them and of nothing else.
+/// Returns the bytes, if the text is exactly their result of [`escape`].
 fn unescape(text: &[u8], slash: bool) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;

@@ -1,35 +1,38 @@
 //! The storage contract on RADOS, Ceph's object store, through librados loaded at run time.
 //!
-//! One RADOS object per object, its bytes as they are; what the contract wants to know beside them (size,
-//! fence, stamp) in a few extended attributes that are compared and changed in the same atomic operation as
-//! the bytes. `format.rs` draws them and has the names. `librados` has operations, completions as futures, and the
-//! connection; `object` decides:
+//! Each object is one RADOS object with the same bytes; size, fence and stamp are in a few extended
+//! attributes, which are compared and changed in the same atomic operation as the bytes.
+//! `format.rs` defines names and attributes. `librados` has operations, completions as futures, and
+//! the connection; `object` decides:
 //!
-//! - `change.rs`: look, decide, and apply if what was seen still holds: one round trip for an object that was
-//!   changed before, whatever the change.
+//! - `change.rs`: looks, decides, and applies if the observed state is unchanged: one round trip
+//!   for an object that was changed before, whatever the change.
 //! - `read.rs`: reads, copies, listings.
-//! - `view.rs`: what is remembered of objects, and what is done after a timeout, so that a change that comes late is
-//!   refused.
-//! - `claims.rs`: what the protocol of claims ([`blocker::conditional::claims`], with its proofs) rests on here.
+//! - `view.rs`: remembered states of objects, and the handling of timeouts, so that a late change
+//!   is refused.
+//! - `claims.rs`: the RADOS part of the claim protocol ([`blocker::conditional::claims`] has it,
+//!   with its proofs).
 //!
-//! What librados's C interface lacks: a copy within the store (copies go through the client), and listings in
-//! order of names (a page costs a walk of its namespace).
+//! librados's C interface lacks copies within the store (copies go through the client) and listings
+//! in order of names (a page costs a walk of its namespace).
 //!
 //! A change of many ranges (`write_runs`) is one RADOS operation with a step for each.
 //!
-//! Where an OSD is, librados learns from the cluster's map. When a connection breaks, it subscribes to the
-//! next map, once; if that is about something else (an OSD that boots changes the map before it is up), it
-//! continues connecting to the process that is gone, until an operation is older than `objecter_timeout` (10
-//! s, as Ceph has it). Operations with a shorter timeout of their own never are. So the store sets
-//! `objecter_timeout` below `op_timeout`, and asks for the newest map after each timeout (`Core::refresh`):
-//! an OSD that is back is found within seconds, whether the monitors had missed it or not.
+//! librados learns the addresses of OSDs from the cluster's map. When a connection breaks, it
+//! subscribes to the next map, once. If that map is about something else (a booting OSD changes the
+//! map before it is up), librados keeps connecting to the dead process until an operation is older
+//! than `objecter_timeout` (10 s by default), which operations with a shorter timeout never reach.
+//! So the store sets `objecter_timeout` below `op_timeout`, and asks for the newest map after each
+//! timeout (`Core::refresh`): a restarted OSD is found within seconds, whether or not the monitors
+//! noticed its absence.
 //!
-//! Known limit: the connection is one `rados_t` for the life of the store. A network that drops packets in
-//! silence, with the OSD alive and in the map, is noticed by TCP only: operations end in `OutcomeUnknown` or
-//! `Retryable` after `op_timeout` each, until the kernel gives the connection up.
+//! Known limit: the connection is one `rados_t` for the life of the store. If a network silently
+//! drops packets, with the OSD alive and in the map, only TCP notices: operations end in
+//! `OutcomeUnknown` or `Retryable` after `op_timeout` each, until the kernel abandons the
+//! connection.
 //!
-//! Other programs may read the objects, and objects that they put there are objects here; while this store
-//! changes an object, no one else should.
+//! Other programs may read the objects, and objects that they create are visible here; while this
+//! store changes an object, no other program should.
 //!
 //! ```no_run
 //! use blocker::{Blocker, Name, Namespace, ObjectId, WriteRequest};

@@ -20,30 +20,30 @@ use crate::object::change::Begun;
 /// The longest page of a listing.
 const LIST_ENTRIES_MAX: u32 = 10_000;
 
-/// The most runs of one change, each a step of one RADOS operation. The OSD applies it in one go, so that
-/// many more would hold up others of the same placement group.
+/// The most runs of one change, each a step of one RADOS operation. The OSD applies the operation
+/// as a whole, so more steps would delay others of the same placement group.
 const RUNS_MAX: u32 = 1024;
 
 /// A backend that keeps objects in a RADOS pool.
 ///
-/// What librados acknowledges is on stable storage of all replicas, so every reply states *stored*, and a
-/// flush has nothing to do. Several stores, in several processes, may use the same pool, root and prefix:
-/// every change is decided by the store itself.
+/// librados acknowledges a change when it is on stable storage of all replicas, so every reply
+/// states *stored*, and a flush has nothing to do. Several stores, in several processes, may use
+/// the same pool, root and prefix: every change is decided by the store itself.
 pub struct RadosStore {
     core: Arc<Core>,
 }
 
 impl RadosStore {
-    /// Connects. Blocks, at most for the time that the configuration gives.
+    /// Connects. Blocks at most for the configured time.
     ///
     /// # Errors
-    /// One line that names what is missing: `Unsupported` without librados, `Invalid` for a configuration
-    /// that cannot be, `Denied` without keyring or pool, `Retryable` if no monitor answers.
+    /// One line that names what is missing: `Unsupported` without librados, `Invalid` for a wrong
+    /// configuration, `Denied` without keyring or pool, `Retryable` if no monitor answers.
     pub fn open(config: RadosConfig) -> Result<Self> {
         Self::open_with(config, Arc::new(SystemClock))
     }
 
-    /// As [`Self::open`], with deadlines taken by `clock`.
+    /// Opens a store as [`Self::open`] does, with deadlines on `clock`.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -51,9 +51,9 @@ impl RadosStore {
         Core::open(config, clock).map(|core| Self { core })
     }
 
-    /// Closes the connection and waits for that, at most `timeout`. What is under way ends first. Returns
-    /// whether the connection closed in time; if not, it closes later by itself. Without this call it closes
-    /// in the background after the store and all its replies have been dropped.
+    /// Closes the connection, and waits for that at most `timeout`. Calls in progress end first.
+    /// Returns whether the connection closed in time; if not, it closes later by itself. Without
+    /// this call it closes in the background after the store and all its replies have been dropped.
     pub fn close(self, timeout: Duration) -> bool {
         self.core.close();
         let closed = self.core.pool().cluster.closed();
@@ -184,7 +184,7 @@ impl Blocker for RadosStore {
     }
 
     fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
-        // What was acknowledged is stored.
+        // Acknowledged changes are already stored.
         match request.call.deadline {
             Some(deadline) if self.core.clock.now() >= deadline => Reply::err(Error::DeadlinePassed),
             _ => Reply::ok(FlushReply::new(Durability::Stored)),
@@ -196,7 +196,7 @@ impl Blocker for RadosStore {
         let begun = Begun::default();
         let watched = begun.clone();
         self.check(&call, watched, None, async move {
-            // From its first step on it may have made a difference.
+            // From its first step on it may have had an effect.
             begun.set(true);
             core.claim(request).await
         })
@@ -205,7 +205,8 @@ impl Blocker for RadosStore {
     fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
         let (core, call) = (Arc::clone(&self.core), request.call);
         self.check(&call, Begun::default(), None, async move {
-            // Heads that are remembered are compared by every change; forgetting saves it a round trip.
+            // Every change compares remembered heads anyway; forgetting outdated ones saves a
+            // round trip.
             core.objects.forget_all();
             let event = Event::Changed(request.scope);
             core.events.publish(&event);

@@ -1,4 +1,4 @@
-//! Which bucket on which server, and the limits.
+//! The bucket and the server, and the limits.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -9,23 +9,24 @@ use blocker::{Error, OBJECT_BYTES_MAX_DEFAULT, Result};
 use crate::format::content::SIZE_BYTES_MAX;
 use crate::format::layout::check_prefix;
 
-/// The least age of what a sweep removes: no writer waits longer between a blob and its head.
+/// The minimum age of objects that a sweep removes: no writer waits longer between a blob and its
+/// head.
 const SWEEP_AGE_MIN: Duration = Duration::from_secs(15 * 60);
-/// The longest time of a call, so that what it has sent has ended before a sweep looks: with the longest attempt it is
-/// [`SWEEP_AGE_MIN`].
+/// The longest time of a call, so that its requests have ended before a sweep looks: together with
+/// the longest attempt it is [`SWEEP_AGE_MIN`].
 const CALL_TIMEOUT_MAX: Duration = Duration::from_secs(10 * 60);
 const SWEEP_AGE_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 const SWEEP_INTERVAL_MIN: Duration = Duration::from_secs(60);
-/// How many objects are compacted concurrently.
+/// The number of objects compacted concurrently.
 pub(crate) const COMPACTIONS_MAX: usize = 4;
 
-/// The place and the limits of a store on S3. Written as text (`FromStr`) it is `BUCKET[,key=value]...`, with
-/// the keys that [`S3Config::KEYS`] names.
+/// The location and the limits of a store on S3. Written as text (`FromStr`) it is
+/// `BUCKET[,key=value]...`, with the keys that [`S3Config::KEYS`] names.
 ///
-/// Credentials are taken from [`Self::credentials_file`], where one is named. Otherwise from the environment, as
-/// AWS's own tools do: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN`, a web identity
-/// token, a container's credentials, or the instance's metadata. They are no keys here, so that no
-/// configuration file holds them.
+/// Credentials come from [`Self::credentials_file`], if set, otherwise from the environment, as for
+/// AWS's own tools: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN`, a web
+/// identity token, a container's credentials, or the instance's metadata. There are no keys for
+/// them, so that no configuration file contains them.
 #[derive(Clone, Debug)]
 pub struct S3Config {
     /// The bucket.
@@ -34,45 +35,44 @@ pub struct S3Config {
     pub endpoint: Option<String>,
     /// The region; `None`: `AWS_REGION`, or `us-east-1`.
     pub region: Option<String>,
-    /// What the keys of all objects begin with; empty: nothing.
+    /// The prefix of all keys; empty for none.
     pub prefix: String,
-    /// Whether the bucket is a part of the server's name instead of the path.
+    /// Whether the bucket is part of the host name instead of the path.
     pub virtual_host: bool,
     /// Whether the endpoint may be without TLS.
     pub allow_http: bool,
     /// Whether requests are sent without a signature, for a bucket that anyone may change.
     pub anonymous: bool,
-    /// The file with the credentials, in the format of `~/.aws/credentials`; `None`: the environment. It is read
-    /// again when it has changed.
+    /// The file with the credentials, in the format of `~/.aws/credentials`; `None`: the
+    /// environment. It is read again when it has changed.
     pub credentials_file: Option<PathBuf>,
     /// The profile in that file.
     pub profile: String,
-    /// The certificates, PEM, of authorities that the server's certificate may be signed by, beside those of the
-    /// system.
+    /// PEM certificates of further authorities for the server's certificate, beside the system's.
     pub ca_file: Option<PathBuf>,
     /// The largest object.
     pub object_bytes_max: u64,
     /// How long to wait for a connection.
     pub connect_timeout: Duration,
-    /// After how long without an answer an attempt fails.
+    /// The time without an answer after which an attempt fails.
     pub request_timeout: Duration,
-    /// How often a request that may be repeated is repeated.
+    /// How often an idempotent request is retried.
     pub retries: u32,
-    /// How long a call may take, with all its requests, their repetitions, and the time that it waits for its turn; a
-    /// claim and a sweep, whose work grows with the number of objects, from one object to the next. At least
-    /// [`Self::request_timeout`], at most ten minutes.
+    /// The longest time of a call, with all its requests, their retries, and waits in queues; for a
+    /// claim and a sweep, whose work grows with the number of objects, from one object to the next.
+    /// At least [`Self::request_timeout`], at most ten minutes.
     pub call_timeout: Duration,
-    /// How many requests may be under way; others wait their turn.
+    /// The most concurrent requests; others queue.
     pub requests_in_flight_max: u32,
-    /// The most bytes of payloads of operations under way; others wait their turn. A larger one goes by itself.
+    /// The most payload bytes of concurrent operations; others queue. A larger one runs alone.
     pub bytes_in_flight_max: u64,
-    /// The time between two sweeps, which remove what is left in the bucket of changes that were not finished;
-    /// zero: never. Of several programs on a bucket one sweeps.
+    /// The time between two sweeps, which remove the remains of unfinished changes; zero: never.
+    /// One of the programs that use a bucket sweeps.
     pub sweep_interval: Duration,
-    /// How old a left-over must be to be removed.
+    /// The minimum age of remains to be removed.
     pub sweep_age: Duration,
-    /// The memory for heads that are remembered between changes; one takes some hundred bytes, or up to 40 KiB if
-    /// a small object lies in it.
+    /// The memory for heads remembered between changes; each takes some hundred bytes, or up to 40
+    /// KiB if a small object lies in it.
     pub heads_bytes_max: u64,
 }
 
@@ -131,7 +131,7 @@ impl S3Config {
         ("heads_bytes_max", "BYTES", "memory for what is remembered of objects between changes"),
     ];
 
-    /// Returns a configuration for `bucket`, all else by default.
+    /// Returns a configuration for `bucket` with default values.
     #[must_use]
     pub fn new(bucket: impl Into<String>) -> Self {
         Self { bucket: bucket.into(), ..Self::default() }
@@ -140,7 +140,7 @@ impl S3Config {
     /// Checks what can be checked without a file or the server.
     ///
     /// # Errors
-    /// [`Error::Invalid`], with what is wrong and what would be right.
+    /// [`Error::Invalid`], with the mistake and the valid values.
     pub fn check(&self) -> Result<()> {
         let wrong = |text: &str| Err(Error::Invalid(text.to_owned().into()));
         let is_bucket = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
@@ -184,7 +184,8 @@ impl S3Config {
         if self.sweep_age < SWEEP_AGE_MIN || self.sweep_age > SWEEP_AGE_MAX {
             return wrong("sweep_age_secs must be 900 to 31536000");
         }
-        // A writer that has lost an answer asks what has become of its change; meanwhile no trace of it may go.
+        // A writer that has lost an answer queries the outcome of its change; until then no trace
+        // of it may be removed.
         let longest = (self.request_timeout + Duration::from_secs(5)) * (self.retries + 5) * 2;
         if self.sweep_age < longest {
             let text = format!(
@@ -205,7 +206,7 @@ impl S3Config {
 }
 
 impl S3Config {
-    /// Returns the most memory that a store takes for payloads, and for what it remembers.
+    /// Returns the most memory of a store for payloads and remembered heads.
     #[must_use]
     pub fn memory_bytes_max(&self) -> u64 {
         let compactions = (2 * COMPACTIONS_MAX as u64).saturating_mul(self.object_bytes_max);

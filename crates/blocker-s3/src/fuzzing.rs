@@ -1,5 +1,5 @@
-//! What the fuzz target calls: decoders of what lies in a bucket, and of what a server answers. It panics where a rule is
-//! broken.
+//! Functions for the fuzz target: decoders of a bucket's content, and of a server's answers. They
+//! panic if an invariant is violated.
 
 use blocker::{Namespace, ObjectId};
 use bytes::{BufMut, Bytes, BytesMut};
@@ -12,13 +12,13 @@ use crate::format::layout::Layout;
 use crate::server::refusal::Refusal;
 use crate::start::Edition;
 
-/// Decodes `data`; its first byte chooses as what.
+/// Decodes `data`; its first byte selects the kind.
 ///
 /// # Panics
-/// If something decoded is not what it is written as again, or is not sound.
+/// If a decoded value is not encoded to the same bytes, or is inconsistent.
 pub fn bucket(data: &[u8]) {
     let Some((kind, bytes)) = data.split_first() else { return };
-    // Magic and checksum are mended, or nothing but they would ever be tried.
+    // Magic number and checksum are corrected, since random bytes would never pass them.
     let mended = |magic: &[u8; 4]| {
         let mut body = BytesMut::from(&magic[..]);
         body.put_u32_le(0);
@@ -43,7 +43,7 @@ fn head(body: &Bytes) {
     assert_eq!(next.has_been(head.nonce, head.serial), Some(true));
     let Content { size_bytes, ref blobs, .. } = head.content;
     let mut content = head.content.clone();
-    // Of large ones it would only take its time.
+    // Large ones would only take time.
     if blobs.is_empty() && size_bytes < 1 << 20 {
         assert_eq!(content.inline_bytes().len() as u64, size_bytes);
     }
@@ -62,7 +62,8 @@ fn record(body: &Bytes) {
     assert_eq!(Record::decode(&record.encode()), Some(record));
 }
 
-/// Two texts with a zero between: a segment that may stand for a namespace, and what follows the prefix in a key.
+/// Two texts separated by a zero: a segment that may stand for a namespace, and the part of a key
+/// behind the prefix.
 fn key(bytes: &[u8], cuts: bool) {
     let _ = Edition::decode(bytes);
     let Ok(text) = std::str::from_utf8(bytes) else { return };
@@ -85,7 +86,7 @@ fn key(bytes: &[u8], cuts: bool) {
     let _ = Layout::domain_of(&path);
 }
 
-/// The text of an error, as the client states the answer of a server.
+/// The text of an error, as the client reports a server's answer.
 fn answer(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes).into_owned();
     let error = object_store::Error::Generic { store: "S3", source: text.into() };
@@ -101,7 +102,7 @@ mod tests {
 
     use super::*;
 
-    /// One of each kind, as this program or a server writes it.
+    /// One input of each kind, as this program or a server writes it.
     fn seeds() -> Vec<Vec<u8>> {
         let mut head = Head::ghost();
         head.is_there = true;

@@ -1,12 +1,11 @@
-//! Opening a store: the probe, which tries out what the server must be able to do, and the edition of the bucket's
-//! layout.
+//! Opening a store: the probe of the server's features, and the edition of the bucket's layout.
 //!
-//! All that is promised about racing writers and fencing rests on two conditions of a put: `If-None-Match: *`
-//! and `If-Match`. Some servers take such headers and ignore them; on them two writers would overwrite each
-//! other without an error, so they are refused. Some (radosgw before 17) compare the ETag as text with their
-//! own, which has no quotes, while the answer to a put has them: for those the quotes are taken off. Reads rest on
-//! ranges, and claims on listings that show at once what is there. Nothing
-//! rests on conditions of removals, copies and multipart uploads, which more servers ignore.
+//! All promises about racing writers and fencing depend on two conditions of a put: `If-None-Match:
+//! *` and `If-Match`. Some servers accept such headers and ignore them; two writers would overwrite
+//! each other without an error, so these servers are refused. Some (radosgw before 17) compare the
+//! ETag as text with their own, which has no quotes, although the answer to a put has them: for
+//! those the quotes are removed. Reads depend on ranges, and claims on consistent listings. Nothing
+//! depends on conditions of removals, copies and multipart uploads, which more servers ignore.
 
 use std::sync::atomic::Ordering;
 
@@ -16,10 +15,10 @@ use bytes::Bytes;
 use crate::object::{Core, Progress};
 use crate::server::requests::{Got, Put};
 
-/// How often a request of the probe, or for the edition, is tried that gets no clear answer.
+/// How often a request of the probe, or for the edition, is tried if it gets no clear answer.
 const TRIES: u32 = 4;
 
-/// What the body of the probe's object begins with when it is read.
+/// The beginning of the probe object's body at the read.
 const FOURTH: &str = "fourth";
 
 fn unfit(what: &str, needed: &str) -> Error {
@@ -34,15 +33,16 @@ fn refuse(what: &str) -> Error {
 }
 
 impl Core {
-    /// Tries out the conditions of puts.
+    /// Probes the conditions of puts.
     ///
     /// # Errors
-    /// One line: `Unsupported` where a condition is ignored, `Denied` without rights or bucket, `Retryable` if
-    /// the server does not answer.
+    /// One line: `Unsupported` where a condition is ignored, `Denied` without rights or bucket,
+    /// `Retryable` if the server does not answer.
     pub(crate) async fn probe(&self) -> Result<()> {
         let mut last = Error::Retryable("the server does not answer".into());
         for retry in 0..TRIES {
-            // A fresh key each time: an attempt without an answer may still land on the one before.
+            // A new key each time: an attempt without an answer may still be applied to the
+            // previous one.
             let nonce = rand::random_range(1..=u64::MAX);
             let probed = self.probe_at(nonce).await;
             let removed = self.requests.delete(&self.layout.probe(nonce)).await;
@@ -56,7 +56,7 @@ impl Core {
         Err(last)
     }
 
-    /// One try. `Retryable` where an answer left it open.
+    /// Makes one attempt; `Retryable` if an answer left the outcome open.
     async fn probe_at(&self, nonce: u64) -> Result<()> {
         let path = &self.layout.probe(nonce);
         let body = |text: String| Bytes::from(format!("{text} {:016x}", rand::random::<u64>()));
@@ -104,7 +104,7 @@ impl Core {
             return Err(refuse("refuses If-Match with the ETag that it has named itself"));
         };
         self.probe_reads(nonce).await?;
-        // The ETag of a get must be good for a put as well, and a stale one must not.
+        // The ETag of a get must be valid for a put as well, and a stale one must not.
         match requests.get(path, None, 4096).await? {
             Got::Found(_, Some(read)) if read.trim_matches('"') == etag.trim_matches('"') => {}
             _ => return Err(refuse("names another ETag to a get than to a put")),
@@ -118,7 +118,8 @@ impl Core {
             (Put::Done(_), Put::Done(_)) => {
                 Err(refuse("lets two puts with the same If-Match through at the same time"))
             }
-            // Some (radosgw 16) have an error for one that comes second. It must not be there.
+            // Some servers (radosgw 16) answer the losing put with an error. The loser's body must
+            // not be stored.
             (Put::Done(Some(won)), Put::Unknown(error)) | (Put::Unknown(error), Put::Done(Some(won))) => {
                 match requests.get(path, None, 4096).await? {
                     Got::Found(_, Some(read)) if read.trim_matches('"') == won.trim_matches('"') => Ok(()),
@@ -131,8 +132,8 @@ impl Core {
         }
     }
 
-    /// Tries out a range, and a listing, on which claims rest: what is there is listed at once, behind the key that comes
-    /// before it.
+    /// Probes a range, and the listing on which claims depend: an existing object must be listed at
+    /// once, after the key before it.
     async fn probe_reads(&self, nonce: u64) -> Result<()> {
         let path = self.layout.probe(nonce);
         match self.requests.get_range(&path, 2..6).await {
@@ -154,9 +155,9 @@ impl Core {
     }
 }
 
-/// No edition's object is larger.
+/// The largest body of an edition's object.
 const BYTES_MAX: u64 = 256;
-/// How many keys are listed at once.
+/// The number of keys listed at once.
 const KEYS_AT_ONCE: usize = 1000;
 
 /// The edition of a bucket's layout, which decides how long names become keys.
@@ -166,11 +167,12 @@ const KEYS_AT_ONCE: usize = 1000;
 /// | 1 | names are never cut, however long |
 /// | 2 | long names are cut (`format/layout.rs`) |
 ///
-/// All programs that use a bucket must agree on its keys, so a bucket keeps the edition that it has, and an object in it
-/// states which that is. Without that object, the bucket is new and gets edition 2, or it has heads of a program that
-/// knew no editions and gets 1 (unless one of their keys is cut). Of several programs that find no such object at the
-/// same time one puts it, and the others follow it. Heads that a program finds after it has missed the object may
-/// belong to the program that has put it since; then its own put is refused.
+/// All programs that use a bucket must agree on its keys, so a bucket keeps its edition, which an
+/// object in it states. Without that object, the bucket is new and gets edition 2, or it has heads
+/// of a program that knew no editions and gets 1 (unless one of their keys is cut). If several
+/// programs find no such object at the same time, one of them puts it, and the others follow it.
+/// Heads that a program finds after it has missed the object may belong to the program that has put
+/// it since; then its own put is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Edition {
     Whole,
@@ -178,7 +180,8 @@ pub(crate) enum Edition {
 }
 
 impl Edition {
-    /// The body of the object that states it: a word, a number, and the rest for people.
+    /// Returns the body of the object that states the edition: a word, a number, and a text for
+    /// people.
     fn body(self) -> &'static str {
         match self {
             Self::Whole => "layout 1 of blocker-s3: names are never cut\n",
@@ -186,8 +189,8 @@ impl Edition {
         }
     }
 
-    /// Returns the edition that a body states, or its number where this program does not know it; `None` if it states
-    /// none.
+    /// Returns the edition that a body states, or its number if this program does not know it;
+    /// `None` if it states none.
     pub(crate) fn decode(body: &[u8]) -> Option<std::result::Result<Self, u32>> {
         let text = std::str::from_utf8(body).ok()?;
         match text.strip_prefix("layout ")?.split(' ').next()?.parse().ok()? {
@@ -199,11 +202,11 @@ impl Edition {
 }
 
 impl Core {
-    /// Finds out which edition the bucket has, and gives it one where it has none.
+    /// Determines the bucket's edition, and sets one if it has none.
     ///
     /// # Errors
-    /// One line: `Unsupported` where a later program has chosen an edition that this one does not know, `Corrupt` where
-    /// the object states none; those of reads and changes.
+    /// One line: `Unsupported` if the edition is from a later program and unknown here, `Corrupt`
+    /// if the object states none; those of reads and changes.
     pub(crate) async fn resolve_edition(&self, progress: &Progress) -> Result<()> {
         let path = self.layout.edition();
         let mut last = Error::Retryable("too many concurrent changes to the layout's edition".into());
@@ -246,8 +249,8 @@ impl Core {
         Err(last)
     }
 
-    /// Returns the edition that the keys of heads follow: a cut key shows it, even if the object that states it was
-    /// removed.
+    /// Returns the edition that the keys of heads follow: a cut key shows it, even if the object
+    /// that states it was removed.
     async fn edition_of_heads(&self, progress: &Progress) -> Result<Edition> {
         let (under, mut is_used, mut after) = (self.layout.all_heads(), false, None);
         loop {
@@ -301,7 +304,7 @@ mod tests {
         }
     }
 
-    /// A bucket of a program that knew no editions: what it has written is found where it is.
+    /// A bucket of a program that knew no editions: its objects are found at their keys.
     #[test]
     fn a_bucket_keeps_the_edition_that_it_has() {
         let server = Arc::new(InMemory::new());

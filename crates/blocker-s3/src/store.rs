@@ -27,17 +27,17 @@ use crate::sweep::{SweepOptions, Swept};
 const LIST_ENTRIES_MAX: u32 = 10_000;
 /// The most runs of one change.
 const RUNS_MAX: u32 = 128;
-/// How many threads send requests.
+/// The number of threads that send requests.
 const THREADS: usize = 2;
 
-/// A backend that keeps objects in a bucket of S3, or of a server that speaks its protocol.
+/// A backend that keeps objects in a bucket of S3 or an S3-compatible server.
 ///
-/// What the server acknowledges is stored, so every reply states *stored*, and a flush has nothing to do.
-/// Several stores, in several processes, may use the same bucket and prefix: every change is decided by the
-/// server.
+/// The server's acknowledgement counts as stored, so every reply states *stored*, and a flush has
+/// nothing to do. Several stores, in several processes, may use the same bucket and prefix: every
+/// change is decided by the server.
 pub struct S3Store {
     pub(crate) core: Arc<Core>,
-    /// What requests run on; none where they run in the caller's poll.
+    /// The runtime of requests; `None` if they run in the caller's poll.
     runtime: Option<tokio::runtime::Runtime>,
 }
 
@@ -48,18 +48,18 @@ impl fmt::Debug for S3Store {
 }
 
 impl S3Store {
-    /// Opens the store on the configured server and tries out what the server must be able to do. Blocks, at most for
-    /// the time that the configuration gives to a call.
+    /// Opens the store on the configured server and probes the server's features. Blocks at most
+    /// for the configured time of a call.
     ///
     /// # Errors
-    /// One line that names what is missing: `Invalid` for a configuration that cannot be, `Unsupported` for a
-    /// server that ignores conditions of puts, `Denied` without bucket or rights, `Retryable` if the server
-    /// does not answer.
+    /// One line that names what is missing: `Invalid` for a wrong configuration, `Unsupported` for
+    /// a server that ignores conditions of puts, `Denied` without bucket or rights, `Retryable` if
+    /// the server does not answer.
     pub fn open(config: &S3Config) -> Result<Self> {
         Self::open_with(config, Arc::new(SystemClock))
     }
 
-    /// As [`Self::open`], with deadlines taken by `clock`.
+    /// Opens a store as [`Self::open`] does, with deadlines on `clock`.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -92,12 +92,13 @@ impl S3Store {
     }
 
     /// Opens a store over any implementation of [`ObjectStore`] that needs no runtime, such as
-    /// [`object_store::memory::InMemory`]: requests run in the caller's poll. Of the configuration, what
-    /// names bucket and server is ignored. Tries out what the store must be able to do; blocks.
+    /// [`object_store::memory::InMemory`]: requests run in the caller's poll. The configured bucket
+    /// and server are ignored. Probes the store's features; blocks.
     ///
     /// # Errors
-    /// One line that names what is missing: `Invalid` for a configuration that cannot be, `Unsupported` for a
-    /// store that ignores conditions of puts, `Denied` without rights, `Retryable` if it does not answer.
+    /// One line that names what is missing: `Invalid` for a wrong configuration, `Unsupported` for
+    /// a store that ignores conditions of puts, `Denied` without rights, `Retryable` if it does not
+    /// answer.
     pub fn open_over(config: &S3Config, store: Arc<dyn ObjectStore>, clock: Arc<dyn Clock>) -> Result<Self> {
         config.check()?;
         Self::start(config, store, Spawn::Inline, clock, (None, None))
@@ -139,20 +140,20 @@ impl S3Store {
         Ok(this)
     }
 
-    /// Removes blobs that no head names and that are older than `age`: what writers have left that died in
-    /// the middle of a change; and the heads of objects that have been deleted for so long, where nothing depends on
-    /// them and the server keeps conditions of removals. An hour is a good age, and 15 minutes the least that is safe
-    /// beside other writers. Returns what was found. A store over HTTP does it from time to time by itself
-    /// ([`S3Config::sweep_interval`]).
+    /// Removes blobs that no head names and that are older than `age` (remains of writers that died
+    /// in the middle of a change), and the heads of objects deleted that long ago, if nothing
+    /// depends on them and the server supports conditional removals. An hour is a good age, and 15
+    /// minutes the minimum beside other writers. Returns the counts. A store over HTTP sweeps from
+    /// time to time by itself ([`S3Config::sweep_interval`]).
     ///
     /// # Errors
-    /// `Retryable`, `Denied`, `Corrupt`. What was removed until then stays removed.
+    /// `Retryable`, `Denied`, `Corrupt`. Objects removed until then stay removed.
     pub fn sweep(&self, age: Duration) -> Reply<Swept> {
         self.sweep_with(SweepOptions::new(age), |_| {})
     }
 
-    /// As [`Self::sweep`], with options. `watch` is called with what was done so far, after each page of a listing and
-    /// each object.
+    /// Sweeps as [`Self::sweep`] does, with options. `watch` is called with the counts so far,
+    /// after each page of a listing and each object.
     ///
     /// # Errors
     /// As [`Self::sweep`].
@@ -168,8 +169,9 @@ impl S3Store {
         })
     }
 
-    /// Closes the store: waits until what is of no use any more has been removed, `timeout` at most. What is left then is
-    /// a sweep's. Without it the same is left that is being removed when the store is dropped. Blocks.
+    /// Closes the store: waits until unused blobs have been removed, at most `timeout`. A sweep
+    /// removes the rest. Without this call removals in progress when the store is dropped may be
+    /// left to a sweep. Blocks.
     pub fn close(&self, timeout: Duration) {
         executor::block_on(Box::pin(self.core.requests.removed(timeout)));
     }
@@ -187,8 +189,8 @@ impl S3Store {
 }
 
 impl Drop for S3Store {
-    /// Does not wait for requests that are under way: a runtime must not be dropped within another one
-    /// otherwise.
+    /// Does not wait for requests in flight, since a runtime must not block when it is dropped
+    /// within another one.
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
@@ -286,7 +288,7 @@ impl Blocker for S3Store {
     }
 
     fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
-        // What was acknowledged is stored.
+        // Acknowledged changes are already stored.
         match request.call.deadline {
             Some(deadline) if self.core.clock.now() >= deadline => Reply::err(Error::DeadlinePassed),
             _ => Reply::ok(FlushReply::new(Durability::Stored)),
@@ -298,14 +300,14 @@ impl Blocker for S3Store {
         let progress = Progress::default();
         let watched = progress.clone();
         bounded(&self.core, &call, watched, None, async move {
-            // From its first step on it may have made a difference.
+            // From its first step on it may have had an effect.
             progress.set_begun(true);
             core.claim(request, &progress).await
         })
     }
 
     fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
-        // Remembered heads are compared by every change and revalidated by every read.
+        // Every change compares remembered heads, and every read revalidates them.
         self.core.heads.forget_all();
         self.core.events.publish(&Event::Changed(request.scope));
         Reply::ok(InvalidateReply::new(0))

@@ -1,33 +1,37 @@
-//! The sweep: removes blobs that no head names, heads of deleted objects that nothing depends on, and leftovers of
-//! probes.
+//! The sweep: removes blobs that no head names, heads of deleted objects that nothing depends on,
+//! and leftovers of probes.
 //!
 //! # Blobs
-//! A blob is orphaned where a writer died between it and its head, where the answer to a head was lost, or
-//! where old blobs were left behind. One that is younger than the age given may still be waiting for its
-//! head: a writer gives a blob up after 15 minutes. The head of an object with old orphans is replaced by
-//! the same one with another nonce first, so that no put of a head that was sent before can land any more;
-//! blobs that the new head does not name are then named by none, ever.
+//! A blob is orphaned if a writer died between the blob and its head, if the answer to the put of a
+//! head was lost, or if the removal of old blobs was left to a sweep. A blob younger than the given
+//! age may still be waiting for its head: a writer abandons a blob after 15 minutes. The head of an
+//! object with old orphans is first replaced by the same head with another nonce, so that no
+//! earlier put of a head can still be applied; after that no head will ever name blobs that the new
+//! head does not name.
 //!
-//! Ages are counted on the server's clock: it states when it has stored a blob, and when it has stored the
+//! Ages follow the server's clock: the server states when it stored a blob, and when it stored the
 //! one that the sweep puts to learn the time.
 //!
 //! # Heads of deleted objects
-//! A ghost keeps three things: its fence, the stamp of the deletion, which keeps older changes of the same writer out,
-//! and a version that must not come again. A name without a head gets its fence from its scopes and a random version.
-//! So a ghost may go once
-//!  - it is older than the age of the sweep, so that no writer is still finding out the outcome of a change,
-//!  - it was never claimed by itself, and its fences are not above those of its scopes, which never fall,
+//! A ghost keeps three things: its fence, the stamp of the deletion, which refuses older changes of
+//! the same writer, and a version that must not recur. A name without a head gets its fence from
+//! its scopes and a random version. So a ghost may be removed once
+//!  - it is older than the age of the sweep, so that no writer is still finding out the outcome of
+//!    a change,
+//!  - the object itself was never claimed, and its fences are not above those of its scopes, which
+//!    never fall,
 //!  - its stamp is of an epoch below that of its scopes, which refuse that writer by now.
 //!
-//! It must go only if it is still the ghost that was judged: another writer may make an object of it at any moment. So it
-//! is removed on the condition of its ETag, and no two bodies are alike. Not every server keeps that condition; each
-//! sweep tries it out first, and leaves ghosts alone where it is ignored.
+//! It must be removed only if it is still the same ghost: another writer may turn it into an object
+//! at any moment. So the removal is conditional on its ETag, and no two bodies are equal. Not every
+//! server supports that condition; each sweep probes it first, and leaves ghosts alone if it is
+//! ignored.
 //!
 //! # In the background
-//! Of all programs that use the bucket, one sweeps once in the interval. The age, on the server's clock, of an object in
-//! the bucket shows when the last sweep began. A program that finds it old enough replaces it on the condition of its
-//! ETag; of several that try, one succeeds, and sweeps. It has one request under way at a time, but a few for heads of
-//! deleted objects.
+//! One of the programs that use the bucket sweeps once in the interval. The age of an object in the
+//! bucket, by the server's clock, shows when the last sweep began. A program that finds it old
+//! enough replaces it on the condition of its ETag; if several try, one succeeds, and sweeps. It
+//! sends one request at a time, except a few for heads of deleted objects.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -48,29 +52,29 @@ use crate::object::{Core, Progress};
 use crate::server::client::RemoveIf;
 use crate::server::requests::Put;
 
-/// How many blobs one listing asks for; orphans among them are removed before the next.
+/// The number of blobs in one listing; orphans among them are removed before the next.
 const BLOBS_PER_LIST: usize = 1000;
 
-/// What a sweep is to remove.
+/// The options of a sweep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SweepOptions {
-    /// How old something must be, on the server's clock, to be removed. 15 minutes is the least that is safe beside
-    /// other writers.
+    /// The minimum age of objects to be removed, by the server's clock. 15 minutes is the minimum
+    /// beside other writers.
     pub age: Duration,
-    /// Whether to count what would be removed, and to leave it. A small object that learns the server's time is put
-    /// and removed all the same.
+    /// Whether to only count objects to be removed. A small object that shows the server's time is
+    /// put and removed nevertheless.
     pub dry_run: bool,
 }
 
 impl SweepOptions {
-    /// Returns the options of a sweep that removes what is older than `age`.
+    /// Returns the options of a sweep that removes objects older than `age`.
     #[must_use]
     pub fn new(age: Duration) -> Self {
         Self { age, dry_run: false }
     }
 
-    /// Sets whether to count what would be removed, and to leave it.
+    /// Sets whether to only count objects to be removed.
     #[must_use]
     pub fn dry_run(mut self, dry_run: bool) -> Self {
         self.dry_run = dry_run;
@@ -78,34 +82,34 @@ impl SweepOptions {
     }
 }
 
-/// What a sweep has done, or, if it was to leave everything, would have.
+/// The counts of a sweep, or of a dry run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Swept {
-    /// The number of blobs that it has met.
+    /// The number of blobs seen.
     pub blobs: u64,
-    /// The number of orphans that it has removed.
+    /// The number of orphans removed.
     pub removed: u64,
     /// The bytes of the removed orphans.
     pub removed_bytes: u64,
-    /// The number of heads that it has met, of objects and of deleted ones; 0 where none can be removed.
+    /// The number of heads seen, of existing and deleted objects; 0 if none can be removed.
     pub heads: u64,
-    /// The number of heads of deleted objects that it has removed.
+    /// The number of heads of deleted objects removed.
     pub forgotten: u64,
-    /// The number of heads of deleted objects that are old enough, and that something depends on: a stamp, a fence or
-    /// a claim that is not out of force yet.
+    /// The number of heads of deleted objects that are old enough, but on which something depends:
+    /// a stamp, a fence or a claim that is still in force.
     pub kept: u64,
-    /// Whether the server keeps conditions of removals. Where it does not, heads of deleted objects stay.
+    /// Whether the server supports conditional removals. If not, heads of deleted objects stay.
     pub can_forget: bool,
-    /// The number of small objects that it has removed which were left of probes.
+    /// The number of small objects of interrupted probes removed.
     pub probes: u64,
 }
 
-/// A sweep under way.
+/// A sweep in progress.
 pub(crate) struct Sweep<'a> {
     pub(crate) core: &'a Core,
     pub(crate) dry_run: bool,
-    /// What was stored before that second since 1970 is old enough.
+    /// Objects stored before this second since 1970 are old enough.
     pub(crate) oldest: i64,
     pub(crate) swept: Swept,
     pub(crate) progress: &'a Progress,
@@ -113,8 +117,7 @@ pub(crate) struct Sweep<'a> {
 }
 
 impl Core {
-    /// Removes what nothing names, and what is as old as the options ask for. `watch` is called with what was done so
-    /// far.
+    /// Removes unnamed objects of the age in the options. `watch` is called with the counts so far.
     pub(crate) async fn sweep(
         &self,
         options: SweepOptions,
@@ -131,7 +134,7 @@ impl Core {
         Ok(sweep.swept)
     }
 
-    /// The server's time in seconds since 1970.
+    /// Returns the server's time in seconds since 1970.
     pub(crate) async fn server_time(&self) -> Result<i64> {
         let path = self.layout.probe(rand::random());
         self.requests.put_blob(&path, bytes::Bytes::from_static(b"what time is it")).await?;
@@ -142,7 +145,7 @@ impl Core {
 }
 
 impl Sweep<'_> {
-    /// Counts a step of the work, and lets the caller know.
+    /// Counts a step of the work, and calls the observer.
     pub(crate) fn step(&self) {
         self.progress.step();
         (self.watch)(&self.swept);
@@ -192,7 +195,7 @@ impl Sweep<'_> {
         if let Some(base) = seen.as_ref().filter(|_| !self.dry_run) {
             match core.swap(object, base, base.head.next()).await {
                 Swap::Done(_) => {}
-                // It is in use: the next sweep is soon enough.
+                // The object is in use: the next sweep is soon enough.
                 Swap::Lost => return Ok(()),
                 Swap::Failed(error) => return Err(error),
                 Swap::Unknown(error) => return Err(Error::Retryable(error.to_string().into())),
@@ -209,7 +212,7 @@ impl Sweep<'_> {
         Ok(())
     }
 
-    /// What programs have left that ended in the middle of a probe.
+    /// Removes objects of programs that ended in the middle of a probe.
     async fn probes(&mut self) -> Result<()> {
         let core = self.core;
         let mut after: Option<Path> = None;
@@ -233,17 +236,17 @@ impl Sweep<'_> {
 
 // ---- heads of deleted objects
 
-/// No ghost without order domains is larger; those of objects with much in them are.
+/// The largest ghost without order domains; heads of objects with much content are larger.
 const GHOST_BYTES_MAX: u64 = 512;
 /// An ETag that the probe's object does not have.
 const WRONG_ETAG: &str = "\"00000000000000000000000000000000\"";
-/// How many ghosts are judged concurrently.
+/// The number of ghosts judged concurrently.
 const GHOSTS_CONCURRENT: usize = 8;
-/// How many heads one listing asks for.
+/// The number of heads in one listing.
 const HEADS_PER_LIST: usize = 1000;
 
 impl Sweep<'_> {
-    /// Removes the ghosts that are old enough and that nothing depends on.
+    /// Removes old ghosts on which nothing depends.
     pub(crate) async fn ghosts(&mut self) -> Result<()> {
         let core = self.core;
         let Some(remover) = &core.remover else { return Ok(()) };
@@ -292,11 +295,11 @@ impl Sweep<'_> {
     }
 }
 
-/// What a head was found to be.
+/// The kind of a head.
 enum Ghost {
-    /// The head of an object, or gone, or made anew meanwhile.
+    /// The head of an object, or removed or replaced meanwhile.
     None,
-    /// One that something depends on.
+    /// A ghost on which something depends.
     Kept,
     Removed,
 }
@@ -328,13 +331,14 @@ impl Core {
         Ok(Ghost::Removed)
     }
 
-    /// Whether the server removes an object only if it has the ETag that was named.
+    /// Returns whether the server checks the condition of a removal.
     async fn keeps_conditions_of_removals(&self, remover: &dyn RemoveIf) -> Result<bool> {
         let path = self.layout.probe(rand::random());
         let body = bytes::Bytes::from_static(b"a probe of removals");
         self.requests.put_blob(&path, body).await?;
         let etag = self.requests.meta(&path).await?.e_tag.unwrap_or_default();
-        // A refusal of another kind is an answer as well: such a server does not know them.
+        // A refusal of another kind is an answer as well: such a server does not support
+        // conditions.
         let is_ignored = remover.remove_if(&path, WRONG_ETAG).await.unwrap_or(true);
         let is_there = self.requests.meta_if_there(&path).await?.is_some();
         let is_kept = !is_ignored && is_there && remover.remove_if(&path, &etag).await.unwrap_or(false);
@@ -344,7 +348,7 @@ impl Core {
     }
 }
 
-/// Whether nothing depends on the ghost.
+/// Returns whether nothing depends on the ghost.
 fn may_go(head: &Head, scopes: Scopes) -> bool {
     let is_free = !head.is_there && head.claim == Claim::default();
     let is_fenced = head.fence.is_none_or(|fence| fence <= scopes.whole);
@@ -360,7 +364,7 @@ const CHECK_EVERY_MAX: Duration = Duration::from_secs(60 * 60);
 pub(crate) async fn run(core: Weak<Core>, interval: Duration, age: Duration) {
     let longest = interval.min(CHECK_EVERY_MAX);
     loop {
-        // At different moments, where several programs start together.
+        // At a random moment, because several programs may start together.
         tokio::time::sleep(longest.mul_f64(rand::random_range(0.5..=1.0))).await;
         let Some(core) = core.upgrade() else { return };
         let stats = Arc::clone(&core.requests.stats);
@@ -371,14 +375,14 @@ pub(crate) async fn run(core: Weak<Core>, interval: Duration, age: Duration) {
         };
         match swept {
             Ok(_) => stats.sweeps.increment(),
-            // The next one finds what this has left.
+            // The next sweep completes it.
             Err(_) => stats.sweeps_failed.increment(),
         };
     }
 }
 
 impl Core {
-    /// Whether it is time for a sweep, and this program is the one to do it.
+    /// Returns whether a sweep is due, and this program is the one to do it.
     pub(crate) async fn begin_sweep(&self, interval: Duration) -> Result<bool> {
         let path = self.layout.last_sweep();
         let body = Bytes::from(format!("a sweep began {:032x}", rand::random::<u128>()));

@@ -1,10 +1,10 @@
 //! Operations, and their completions as futures.
 //!
-//! An operation under way owns all that librados may touch: a [`Flight`] holds the handle, the place that a
-//! read lands in and the permits that bound how much is under way. librados has one count of it, the future
-//! another. Dropping the future gives up the answer and nothing else; the operation runs to its end, and only
-//! then memory and permits are given back. The completion arrives on a thread of librados, which records the
-//! outcome, wakes the future, and does nothing that could block.
+//! An operation in flight owns all memory that librados may access: a [`Flight`] holds the handle,
+//! the buffer of a read and the permits that limit concurrent operations. librados holds one
+//! reference to it, the future another. Dropping the future only abandons the answer; the operation
+//! runs to its end, and only then memory and permits are released. The completion arrives on a
+//! thread of librados, which records the outcome, wakes the future, and never blocks.
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -23,13 +23,13 @@ use super::ffi::{Api, COMPARE_GT, CREATE_EXCLUSIVE, FULL_TRY, Handle, ORDER_READ
 /// How an operation ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outcome {
-    /// 0 or more: it worked; else a negative error number.
+    /// 0 or more means success; otherwise a negative error number.
     pub(crate) code: i32,
     /// The object's version after it.
     pub(crate) version: u64,
 }
 
-/// Where a read lands. librados writes to it until the operation has ended.
+/// The buffers of a read. librados writes to them until the operation has ended.
 #[derive(Default)]
 struct Landing {
     buffer: Vec<u8>,
@@ -42,7 +42,7 @@ struct Landing {
     attributes_code: c_int,
 }
 
-/// A handle that is null at first.
+/// A handle that is initially null.
 struct Handle0(Handle);
 
 impl Default for Handle0 {
@@ -51,7 +51,7 @@ impl Default for Handle0 {
     }
 }
 
-/// What a read found.
+/// The result of a read.
 #[derive(Default)]
 pub(crate) struct Found {
     pub(crate) data: Vec<u8>,
@@ -59,7 +59,7 @@ pub(crate) struct Found {
     pub(crate) attributes: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// What happens on librados's thread when a change ends in a timeout, whether anyone waits or not.
+/// Called on librados's thread when a change ends in a timeout, whether or not anyone waits.
 pub(crate) type OnTimeout = Box<dyn FnOnce() + Send>;
 
 struct Flight {
@@ -112,13 +112,13 @@ counters! {
     }
 }
 
-/// Leave to have an operation under way.
+/// The permission for an operation in flight.
 struct Permits {
     _op: OwnedSemaphorePermit,
     _bytes: OwnedSemaphorePermit,
 }
 
-/// How much may be under way at once.
+/// The limits of concurrent operations.
 #[derive(Clone)]
 pub(crate) struct Limits {
     ops: Arc<Semaphore>,
@@ -139,7 +139,7 @@ impl Limits {
         }
     }
 
-    /// Waits its turn. Cancel safe: a waiter that gives up leaves no trace.
+    /// Waits for its turn. Cancel safe: an abandoned wait leaves no trace.
     async fn permits(&self, bytes: usize) -> Permits {
         let kibibytes = u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX).min(self.kibibytes_max);
         // Neither semaphore is ever closed.
@@ -148,7 +148,8 @@ impl Limits {
         Permits { _op: op, _bytes: bytes.expect("an open semaphore") }
     }
 
-    /// Begins a change and waits for its end. `begun` is called right before it is handed to librados.
+    /// Begins a change and waits for its end. `begun` is called just before the change is passed to
+    /// librados.
     pub(crate) async fn change(
         &self,
         ioctx: &Arc<IoCtx>,
@@ -196,7 +197,8 @@ impl Limits {
         }
     }
 
-    /// Notifies the watchers of `object`, and waits until they have acknowledged or the time is over.
+    /// Notifies the watchers of `object`, and waits until they have acknowledged or the time is
+    /// over.
     pub(crate) async fn notify(
         &self,
         ioctx: &Arc<IoCtx>,
@@ -247,7 +249,7 @@ impl Limits {
 }
 
 impl Flight {
-    /// Hands the operation to librados with one count of this.
+    /// Passes the operation to librados with one reference to this.
     fn start(
         self: Arc<Self>,
         begin: impl FnOnce(&super::ffi::Api, Handle) -> c_int,
@@ -326,7 +328,7 @@ impl Flight {
         }
     }
 
-    /// What the read has found. Called once, by the one that waited, after the end.
+    /// Returns the result of the read. Called once, by the waiting task, after the end.
     fn found(&self, outcome: Outcome, op: &ReadOp) -> Found {
         if outcome.code < 0 {
             return Found::default();
@@ -406,9 +408,9 @@ unsafe extern "C" fn completed(completion: Handle, arg: *mut c_void) {
     }
 }
 
-/// An operation under way. Dropping it gives up the answer, not the operation.
+/// An operation in flight. Dropping it abandons the answer, not the operation.
 struct InFlight {
-    /// There until the answer has been given.
+    /// `Some` until the answer has been returned.
     flight: Option<Arc<Flight>>,
 }
 
@@ -428,12 +430,12 @@ impl Future for InFlight {
     }
 }
 
-// ---- operations: steps that RADOS applies to one object in one atomic step, or not at all
+// ---- operations: steps that RADOS applies to one object atomically
 //
-// Every argument is copied into the operation as the step is added (librados does so), but for the places that a read
-// writes to: those live in the `Landing`.
+// librados copies every argument into the operation when a step is added, except the destinations
+// of reads, which are in the `Landing`.
 
-/// Steps of a change, in the order in which they are applied. The first that fails undoes all.
+/// The steps of a change, in the order in which they are applied. A failing step undoes all.
 pub(crate) struct WriteOp {
     api: Arc<Api>,
     raw: Handle,
@@ -455,7 +457,8 @@ impl WriteOp {
         Self { api: Arc::clone(api), raw, payload_bytes: 0 }
     }
 
-    /// Fails with ECANCELED unless `value` compares so with the attribute's; with ENOENT without an object.
+    /// Fails with ECANCELED unless `value` compares this way with the attribute's; with ENOENT
+    /// without an object.
     pub(crate) fn compare(self, name: &CStr, comparison: u8, value: &[u8]) -> Self {
         // SAFETY: the operation is ours; name and value live during the call and are copied.
         unsafe {
@@ -471,7 +474,7 @@ impl WriteOp {
         self
     }
 
-    /// Fails with `MISMATCH` less the offset of the first other byte.
+    /// Fails with `MISMATCH` minus the offset of the first differing byte.
     pub(crate) fn compare_bytes(mut self, offset: u64, expected: &[u8]) -> Self {
         // SAFETY: the operation is ours; the bytes live during the call and are copied. The step's own
         // result is not asked for: it is the operation's.
@@ -488,7 +491,7 @@ impl WriteOp {
         self
     }
 
-    /// Fails with EEXIST if there is an object.
+    /// Fails with EEXIST if the object exists.
     pub(crate) fn create(self) -> Self {
         // SAFETY: the operation is ours; a category is not used since Jewel.
         unsafe { (self.api.write_op_create)(self.raw, CREATE_EXCLUSIVE, std::ptr::null()) };
@@ -521,7 +524,7 @@ impl WriteOp {
         self
     }
 
-    /// Zeroes a range. Beware: one that reaches the object's end cuts it off there.
+    /// Zeroes a range. Beware: a range that reaches the object's end truncates the object.
     pub(crate) fn zero(self, offset: u64, len_bytes: u64) -> Self {
         // SAFETY: the operation is ours.
         unsafe { (self.api.write_op_zero)(self.raw, offset, len_bytes) };
@@ -556,19 +559,19 @@ impl Drop for WriteOp {
     }
 }
 
-/// What a read asks for, in one atomic step.
+/// The parts of an atomic read.
 #[derive(Default)]
 pub(crate) struct ReadOp {
     /// Fails with ERANGE or EOVERFLOW unless the object has this version.
     pub(crate) version: Option<u64>,
     /// Fails with ECANCELED unless the value is above the attribute's.
     pub(crate) above: Option<(&'static CStr, &'static [u8])>,
-    /// The size.
+    /// Whether to read the size.
     pub(crate) stat: bool,
     /// Offset and length of a range; a length of 0 reads nothing.
     pub(crate) range: (u64, usize),
-    /// All attributes.
+    /// Whether to read all attributes.
     pub(crate) attributes: bool,
-    /// Waits for changes that came before it.
+    /// Whether to wait for earlier changes.
     pub(crate) ordered: bool,
 }

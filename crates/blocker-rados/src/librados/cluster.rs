@@ -1,9 +1,10 @@
 //! The connection: one `rados_t`, and a handle per RADOS namespace.
 //!
-//! Handles outlive every operation that was begun on them, because each operation holds its own count. The
-//! last count may be given back on one of librados's own threads, where nothing of librados may be torn down:
-//! a handle that is done with is only put aside, and the connection is closed on a thread of its own. A
-//! process that ends waits for such threads: librados does not bear its statics going away under it.
+//! Handles outlive every operation that was begun on them, because each operation holds a
+//! reference. The last reference may be dropped on one of librados's own threads, which must not
+//! tear down anything of librados: an unused handle is only set aside, and the connection is closed
+//! on a separate thread. A process that exits waits for such threads, because librados does not
+//! tolerate the destruction of its statics.
 
 use std::ffi::{CStr, CString, c_char};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -53,14 +54,14 @@ impl Closed {
     }
 }
 
-/// How many connections are being closed.
+/// The number of connections being closed.
 static CLOSING: Mutex<usize> = Mutex::new(0);
 static CLOSING_CHANGED: Condvar = Condvar::new();
-/// How long the end of the process waits for them.
+/// How long the process's exit waits for them.
 const EXIT_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Runs when the process ends, before librados's statics are destroyed: handlers run in reverse order, and
-/// this one is registered after librados was loaded.
+/// Runs when the process exits, before librados's statics are destroyed: handlers run in reverse
+/// order, and this one is registered after librados was loaded.
 extern "C" fn wait_for_closing() {
     let until = Instant::now() + EXIT_PATIENCE;
     let mut closing = CLOSING.lock();
@@ -80,10 +81,11 @@ fn c_string(what: &str, text: &str) -> Result<CString> {
 }
 
 impl Cluster {
-    /// Connects. Blocks for at most the time that the configuration gives.
+    /// Connects. Blocks at most for the configured time.
     ///
     /// # Errors
-    /// One line that names what is missing: the library, the configuration file, the keyring, the monitor.
+    /// One line that names what is missing: the library, the configuration file, the keyring, the
+    /// monitor.
     pub(crate) fn connect(config: &RadosConfig) -> Result<Arc<Self>> {
         let api = Arc::new(Api::load()?);
         wait_at_exit();
@@ -129,10 +131,10 @@ impl Cluster {
         Ok(())
     }
 
-    /// The pool's number now; asks the monitor if it is not known here. Blocks.
+    /// Returns the pool's current number; asks the monitor if it is unknown. Blocks.
     ///
     /// # Errors
-    /// `Missing` if there is no such pool; `Retryable`.
+    /// `Missing` if the pool does not exist; `Retryable`.
     pub(crate) fn find_pool(&self, name: &str) -> Result<i64> {
         let name = c_string("pool", name)?;
         // SAFETY: the name ends in NUL and lives during the call.
@@ -143,7 +145,7 @@ impl Cluster {
         }
     }
 
-    /// Whether the map that is known here has the pool. Does not block.
+    /// Returns whether the locally known map has the pool. Does not block.
     pub(crate) fn has_pool(&self, pool: i64) -> bool {
         let mut name = [0_u8; 256];
         // SAFETY: the buffer has the length that is passed.
@@ -155,17 +157,17 @@ impl Cluster {
                 name.len(),
             )
         };
-        // A name longer than the buffer is there as well.
+        // A name longer than the buffer exists as well.
         found != errno::NOENT
     }
 
-    /// Gets the newest map of the cluster from a monitor: where the OSDs are now. Blocks.
+    /// Gets the newest map of the cluster, with the OSDs' addresses, from a monitor. Blocks.
     pub(crate) fn refresh(&self) {
         // SAFETY: the handle is live. If it fails, the next timeout tries again.
         unsafe { (self.api.wait_for_latest_osdmap)(self.handle.0) };
     }
 
-    /// A handle for one RADOS namespace of a pool.
+    /// Opens a handle for one RADOS namespace of a pool.
     ///
     /// # Errors
     /// `Missing` if the pool is gone.
@@ -186,7 +188,7 @@ impl Cluster {
         Ok(Arc::new(IoCtx { cluster: Arc::clone(self), handle: Shared(handle), pool }))
     }
 
-    /// Frees the handles that were put aside.
+    /// Frees the handles that were set aside.
     fn bury(&self) {
         for handle in std::mem::take(&mut *self.retired.lock()) {
             // SAFETY: it was put aside by the drop of its only owner, and taken out of the list by us alone.
@@ -208,7 +210,8 @@ impl Drop for Cluster {
         let retired = std::mem::take(self.retired.get_mut());
         let (api, handle, closed) = (Arc::clone(&self.api), Shared(self.handle.0), Arc::clone(&self.closed));
         let close = move || {
-            // Taken whole, so that the wrappers move, not the bare pointers in them.
+            // Moved as a whole, so that the `Send` wrappers are captured, not the bare pointers in
+            // them.
             let (handle, retired) = (handle, retired);
             for each in retired {
                 // SAFETY: as in `bury`.
@@ -223,8 +226,8 @@ impl Drop for Cluster {
             CLOSING_CHANGED.notify_all();
         };
         *CLOSING.lock() += 1;
-        // Not here: this may be a thread of librados. If there are no threads left, the connection stays
-        // open until the process ends.
+        // On another thread, because this may be one of librados's. If no thread can be started,
+        // the connection stays open until the process ends.
         if std::thread::Builder::new().name("rados-close".into()).spawn(close).is_err() {
             *CLOSING.lock() -= 1;
         }
@@ -254,12 +257,12 @@ impl Drop for IoCtx {
     }
 }
 
-/// What an error number of librados means to a person.
+/// Describes an error number of librados for people.
 pub(crate) fn describe(code: i32) -> String {
     std::io::Error::from_raw_os_error(-code).to_string()
 }
 
-/// What is wrong with the keyring that is named, as far as can be seen from here.
+/// Returns a mistake with the configured keyring, if one can be detected locally.
 fn wrong_keyring(config: &RadosConfig) -> Option<String> {
     let path = config.keyring.as_ref()?;
     let text = match std::fs::read_to_string(path) {
@@ -271,7 +274,7 @@ fn wrong_keyring(config: &RadosConfig) -> Option<String> {
     (!has_user).then(|| format!("the keyring {} has no key of client.{}", path.display(), config.user))
 }
 
-/// Why connecting failed, and what to look at.
+/// Returns why connecting failed, and what to check.
 fn refused(config: &RadosConfig, code: i32) -> Error {
     let user = &config.user;
     match code {
@@ -295,7 +298,7 @@ fn refused(config: &RadosConfig, code: i32) -> Error {
             )
             .into(),
         }),
-        // The keyring was found, and is none.
+        // The keyring was found, but is not valid.
         errno::IO | errno::INVAL => Error::Denied(
             format!(
                 "the keyring has no key of client.{user} that can be read; `ceph auth get client.{user}` prints \
@@ -356,15 +359,15 @@ pub(crate) fn each_name(
     ended
 }
 
-// ---- threads for the calls of librados that have no asynchronous form
+// ---- threads for librados calls without an asynchronous form
 
 const THREADS: usize = 2;
-/// The largest number of jobs that wait; more are refused with `Retryable`.
+/// The most queued jobs; further ones are refused with `Retryable`.
 const QUEUE_JOBS_MAX: usize = 64;
 
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
-/// The threads' queue. They end when it is dropped, each after its job.
+/// The threads' queue. When it is dropped, each thread ends after its current job.
 pub(crate) struct Worker {
     jobs: SyncSender<Job>,
 }
@@ -381,10 +384,10 @@ impl Worker {
         Ok(Self { jobs })
     }
 
-    /// Has a thread run `job`.
+    /// Runs `job` on a thread.
     ///
     /// # Errors
-    /// `Retryable` if too many wait already.
+    /// `Retryable` if the queue is full.
     pub(crate) fn run(&self, job: Job) -> Result<()> {
         self.jobs.try_send(job).map_err(|_| Error::Retryable("too many listings at once".into()))
     }

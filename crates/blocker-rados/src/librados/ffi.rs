@@ -1,8 +1,8 @@
-//! librados, loaded at run time: the functions used here, each with its C signature, and nothing else.
+//! librados, loaded at run time: only the functions used here, each with its C signature.
 //!
-//! Nothing of Ceph is needed to build this, and a machine without it can run everything but this backend.
-//! The signatures are those of `librados.h` since 14.2 (Nautilus); a library that lacks one is refused when
-//! it is loaded, with the name of what is missing.
+//! Building needs no part of Ceph, and a machine without it can run everything except this backend.
+//! The signatures are those of `librados.h` since 14.2 (Nautilus); a library without one of them is
+//! refused when it is loaded, with the missing name.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -28,23 +28,24 @@ pub(crate) type Notified = unsafe extern "C" fn(
 /// `rados_watcherrcb_t`.
 pub(crate) type WatchFailed = unsafe extern "C" fn(arg: *mut c_void, cookie: u64, error: c_int);
 
-/// `LIBRADOS_CMPXATTR_OP_EQ`: the value given equals the one stored; an absent attribute counts as empty.
+/// `LIBRADOS_CMPXATTR_OP_EQ`: the given value equals the stored one; a missing attribute counts as
+/// empty.
 pub(crate) const COMPARE_EQ: u8 = 1;
-/// `LIBRADOS_CMPXATTR_OP_GT`: the value given is above the one stored, bytewise.
+/// `LIBRADOS_CMPXATTR_OP_GT`: the given value is above the stored one, bytewise.
 pub(crate) const COMPARE_GT: u8 = 3;
 /// `LIBRADOS_CREATE_EXCLUSIVE`.
 pub(crate) const CREATE_EXCLUSIVE: c_int = 1;
-/// `LIBRADOS_OPERATION_ORDER_READS_WRITES`: a read waits for writes that came before it.
+/// `LIBRADOS_OPERATION_ORDER_READS_WRITES`: a read waits for earlier writes.
 pub(crate) const ORDER_READS_WRITES: c_int = 4;
-/// `LIBRADOS_OPERATION_FULL_TRY`: on a full cluster answer ENOSPC, do not wait for space.
+/// `LIBRADOS_OPERATION_FULL_TRY`: on a full cluster answers ENOSPC instead of waiting for space.
 pub(crate) const FULL_TRY: c_int = 64;
 
 macro_rules! functions {
     ($($name:ident($($arg:ty),* $(,)?) $(-> $result:ty)?;)*) => {
-        /// The functions of the library that is loaded.
+        /// The functions of the loaded library.
         pub(crate) struct Api {
             $(pub(crate) $name: unsafe extern "C" fn($($arg),*) $(-> $result)?,)*
-            /// What the pointers above point into.
+            /// Keeps the library loaded for the pointers above.
             _library: Library,
         }
 
@@ -52,7 +53,7 @@ macro_rules! functions {
             /// Loads the library.
             ///
             /// # Errors
-            /// `Unsupported` if it is not there, or too old.
+            /// `Unsupported` if it is missing, or too old.
             pub(crate) fn load() -> Result<Self> {
                 let missing = |error: libloading::Error| {
                     Error::Unsupported(
@@ -135,7 +136,7 @@ functions! {
     aio_notify(Handle, *const c_char, Handle, *const c_char, c_int, u64, *mut *mut c_char, *mut usize) -> c_int;
 }
 
-/// The error numbers that matter here, as librados gives them: negative.
+/// The relevant error numbers, negative as in librados.
 pub(crate) mod errno {
     pub(crate) const PERM: i32 = -1;
     pub(crate) const NOENT: i32 = -2;
@@ -154,6 +155,6 @@ pub(crate) mod errno {
     pub(crate) const TIMEDOUT: i32 = -110;
     pub(crate) const DQUOT: i32 = -122;
     pub(crate) const CANCELED: i32 = -125;
-    /// `cmpext` found another byte at offset `-(MISMATCH + answer)`.
+    /// `cmpext` answers `MISMATCH` minus the offset of the first differing byte.
     pub(crate) const MISMATCH: i32 = -4095;
 }

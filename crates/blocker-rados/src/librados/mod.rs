@@ -1,5 +1,5 @@
-//! librados as futures and handles that own what they need: all `unsafe` of this crate is here. What an object of the
-//! contract looks like in RADOS is not known here.
+//! librados as futures and handles that own their memory: all `unsafe` code of this crate is here.
+//! This module does not know how the contract's objects are represented.
 
 pub(crate) mod aio;
 pub(crate) mod cluster;

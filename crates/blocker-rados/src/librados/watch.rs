@@ -1,8 +1,9 @@
-//! Events of other clients, by RADOS's watch and notify on one object of the store's own.
+//! Events of other clients, by RADOS's watch and notify on one internal object of the store.
 //!
-//! Claims and invalidations are sent, each as one small message; changes are not, since that would cost a
-//! message per write. A watch that breaks is begun again, and subscribers are notified that something may
-//! have been missed. Messages come from the network: what cannot be read is *missed* too, never more.
+//! Claims and invalidations are sent, each as one small message; changes are not, since that would
+//! cost a message per write. A broken watch is begun again, and subscribers are told that they may
+//! have missed events. Messages come from the network: an invalid one counts as a *missed* event,
+//! and does nothing else.
 
 use std::ffi::{CString, c_int, c_void};
 use std::sync::Arc;
@@ -14,9 +15,9 @@ use parking_lot::Mutex;
 use super::cluster::{IoCtx, describe};
 use crate::format;
 
-/// The time without a sign of life after which a watcher counts as gone, in seconds.
+/// The time without a sign of life after which a watcher counts as dead, in seconds.
 const WATCH_TIMEOUT_S: u32 = 10;
-/// How long a message waits for watchers that do not answer, in milliseconds.
+/// How long a message waits for unresponsive watchers, in milliseconds.
 pub(crate) const NOTIFY_TIMEOUT_MS: u64 = 2000;
 
 /// The watch, while there is one.
@@ -46,8 +47,8 @@ struct Listener {
 }
 
 impl Watch {
-    /// Begins to watch the object `name`, and publishes the events that arrive there to `events`, without
-    /// those that carry the mark `own`. Ends an earlier watch. `on_broken` is called when the watch has
+    /// Watches the object `name`, and publishes the events that arrive there to `events`, except
+    /// those with the mark `own`. Ends an earlier watch. `on_broken` is called when the watch has
     /// broken; it must not end the watch itself. Blocks.
     pub(crate) fn begin(
         &self,
@@ -153,7 +154,7 @@ const MESSAGE_VERSION: u8 = 1;
 const CHANGED: u8 = 1;
 const FENCED: u8 = 2;
 
-/// Returns the message for an event of the sender `own`; `None` for events that are not sent.
+/// Encodes an event of the sender `own`; `None` for events that are not sent.
 pub(crate) fn encode(event: &Event, own: u64) -> Option<Vec<u8>> {
     let (kind, scope, epoch) = match event {
         Event::Changed(scope) => (CHANGED, scope, 0),

@@ -1,4 +1,5 @@
-//! One change, from request to reply: look, decide, apply if what was seen still holds, else retry.
+//! One change, from request to reply: look, decide, apply if the observed state is unchanged,
+//! otherwise retry.
 //!
 //! ```text
 //! settle ── look (or recall) ── introduce? ── admit ── one RADOS operation ──┬─ applied: remember, reply
@@ -6,9 +7,9 @@
 //!    └───────────────────────────────────────────────────────────────────────   changed; look again
 //! ```
 //!
-//! The decision is [`Act::admit`]'s, on what was seen; the operation compares everything the
-//! decision stood on, and RADOS applies it wholly or not at all. So decision and change are one step, and
-//! the reply is exact: the size in it follows from the head that was compared.
+//! [`Act::admit`] decides on the observed state; the operation compares everything on which the
+//! decision depends, and RADOS applies it as a whole or not at all. So decision and change are one
+//! step, and the reply is exact: its size follows from the compared head.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,11 +24,11 @@ use crate::format::{self, FENCE, HEAD, Head, INTRO, STAMP};
 use crate::librados::aio::{ReadOp, WriteOp};
 use crate::librados::ffi::{COMPARE_EQ, COMPARE_GT, errno};
 
-/// How often a change is prepared anew because others changed the object at the same time. Each of them
-/// means that a change of another client was applied.
+/// How often a change is prepared again because of concurrent changes, each of which means that
+/// another client's change was applied.
 const TRIES: u32 = 200;
 
-/// The steps that change bytes.
+/// Adds the steps that change bytes.
 fn add_act(op: WriteOp, act: &Act, size: u64) -> WriteOp {
     match act {
         Act::Write { data, .. } if data.is_empty() => op,
@@ -41,7 +42,7 @@ fn add_act(op: WriteOp, act: &Act, size: u64) -> WriteOp {
             let from = (*offset).min(size);
             let to = offset.saturating_add(*len_bytes).min(size);
             let op = if from < to { op.zero(from, to - from) } else { op };
-            // A zeroed range that reaches the end would cut it off.
+            // Zeroing a range that reaches the end would truncate the object.
             let new_size = act.new_size(size);
             let cuts = from < to && to == size;
             if cuts || new_size > size { op.truncate(new_size) } else { op }
@@ -52,8 +53,8 @@ fn add_act(op: WriteOp, act: &Act, size: u64) -> WriteOp {
     }
 }
 
-/// The steps of several runs on an object of `size` bytes. What RADOS does with its size at each step is
-/// followed, because zeroing a range that reaches the end cuts it off.
+/// Adds the steps of several runs to an object of `size` bytes. Tracks the size that RADOS has
+/// after each step, because zeroing a range that reaches the end truncates the object.
 fn add_runs(mut op: WriteOp, runs: &[Run], size: u64) -> WriteOp {
     let (mut now, mut wanted) = (size, size);
     for run in runs {
@@ -75,7 +76,7 @@ fn add_runs(mut op: WriteOp, runs: &[Run], size: u64) -> WriteOp {
     if now == wanted { op } else { op.truncate(wanted) }
 }
 
-/// Passes the bytes in one piece: without a copy where they are one segment.
+/// Passes the bytes as one slice: without a copy if they are one segment.
 fn with_bytes<R>(data: &Segments, use_them: impl FnOnce(&[u8]) -> R) -> R {
     match data.as_slice() {
         [one] => use_them(one.as_slice()),
@@ -97,14 +98,14 @@ impl Begun {
     }
 }
 
-/// An introduction that needs only the change itself to complete.
+/// An introduction that is completed by the change itself.
 struct Introduced {
     nonce: u64,
     scopes: Scopes,
 }
 
 impl Core {
-    /// Applies one change. The object's version and size afterwards.
+    /// Applies one change. Returns the object's version and size afterwards.
     pub(crate) async fn change(
         self: &Arc<Self>,
         object: &ObjectId,
@@ -136,7 +137,7 @@ impl Core {
         Err(Error::Retryable("too many concurrent changes to this object".into()))
     }
 
-    /// One attempt from what was seen; `None` if that does not hold any more.
+    /// Makes one attempt from the observed state; `None` if the state has changed.
     #[allow(clippy::too_many_arguments)]
     async fn try_change(
         self: &Arc<Self>,
@@ -157,11 +158,11 @@ impl Core {
         let mut introduced = None;
         if lacks_fence(&view) {
             if !is_fresh {
-                // What follows stands on a version that was read.
+                // The next steps need a version that was read.
                 return Ok(None);
             }
             let scopes = if !view.is_there() && !act.may_create(change) {
-                // It will be refused; only why is open.
+                // The change will be refused; only the reason is unknown.
                 self.scopes(space, &object.namespace, change.domain).await?
             } else {
                 let Some(begun) = self.introduce(space, object, view).await? else { return Ok(None) };
@@ -185,7 +186,7 @@ impl Core {
             if !is_fresh {
                 return Ok(None);
             }
-            // RADOS would take what lies past the end for zeros.
+            // RADOS would take bytes beyond the end for zeros.
             return self.mismatch_at_end(space, object, *offset, expected, view.version).await;
         }
         let after = self.after(act, change, &view, introduced.as_ref());
@@ -223,7 +224,7 @@ impl Core {
         }
     }
 
-    /// Whether the change may be applied to what was seen.
+    /// Checks whether the change may be applied to the observed state.
     fn decide(
         &self,
         space: &Space,
@@ -233,7 +234,7 @@ impl Core {
         seen_version: u64,
         scopes: Scopes,
     ) -> Result<()> {
-        // A view that follows from our own change has no version: the operation asserts the one wanted.
+        // A view derived from our own change has no version: the operation asserts the wanted one.
         let version = match (view.is_there(), seen_version, change.condition) {
             (false, ..) => None,
             (true, 0, Condition::Version(wanted)) => Some(wanted),
@@ -248,7 +249,7 @@ impl Core {
         act.admit(change, seen, scopes)
     }
 
-    /// What will be there once the change has been applied.
+    /// Returns the state after the change has been applied.
     fn after(&self, act: &Act, change: &Change, view: &View, introduced: Option<&Introduced>) -> View {
         let epoch = change.stamp.map_or(0, |stamp| stamp.epoch.0);
         let mut after = View { intro: None, version: 0, stamp: change.stamp.or(view.stamp), ..view.clone() };
@@ -269,8 +270,8 @@ impl Core {
         after
     }
 
-    /// The operation that leads from `view` to `after`, and compares all that it stands on. `None` if the
-    /// change is conditional on a version that this pool cannot have.
+    /// Returns the operation from `view` to `after`, which compares everything on which it depends.
+    /// `None` if the change is conditional on a version that this pool cannot have.
     fn prepare(
         &self,
         space: &Space,
@@ -299,7 +300,8 @@ impl Core {
             op = op.compare(STAMP, COMPARE_GT, &format::encode_stamp(stamp));
         }
         if let Condition::Version(wanted) = change.condition {
-            // An introduction has just given it another; it asserted the one that was seen.
+            // An introduction has just given the object another version; it asserted the observed
+            // one.
             let wanted = if view.version > 0 { view.version } else { self.rados_version(space, wanted)? };
             op = op.assert_version(wanted);
         }
@@ -328,7 +330,7 @@ impl Core {
         let changes_no_byte = match act {
             Act::Touch => true,
             Act::Write { data, .. } => data.is_empty(),
-            // Clipped away, perhaps.
+            // The range may be empty after clipping.
             Act::Zeroes { .. } | Act::Runs(_) | Act::Discard { .. } | Act::CompareAndWrite { .. } => true,
             _ => false,
         };
@@ -338,7 +340,8 @@ impl Core {
         Some(op)
     }
 
-    /// Where a comparison fails that goes beyond the object's end. `None` if the object has changed.
+    /// Returns the first difference if a comparison that goes beyond the object's end fails. `None`
+    /// if the object has changed.
     async fn mismatch_at_end(
         self: &Arc<Self>,
         space: &Space,
@@ -354,7 +357,7 @@ impl Core {
         match outcome.code {
             0.. => match expected.first_difference(&found.data) {
                 Some(at) => Err(Error::Mismatch { offset: offset + at as u64 }),
-                // It has grown since, and is what was expected.
+                // The object has grown since, and is as expected.
                 None => Ok(None),
             },
             errno::RANGE | errno::OVERFLOW => Ok(None),
@@ -366,7 +369,7 @@ impl Core {
     }
 }
 
-/// A range as RADOS takes it: offsets are signed there.
+/// Returns a range for RADOS, whose offsets are signed.
 pub(crate) fn clip(offset: u64, len_bytes: usize) -> (u64, usize) {
     let end_max = i64::MAX as u64;
     if offset >= end_max - len_bytes as u64 { (0, 0) } else { (offset, len_bytes) }

@@ -1,20 +1,23 @@
-//! Claims on RADOS: the protocol is that of [`blocker::conditional::claims`], which has the proofs; here is what it rests
-//! on.
+//! Claims on RADOS: [`blocker::conditional::claims`] has the protocol and its proofs; this module
+//! has the operations that it needs.
 //!
-//! The fence of an object is an attribute of it, and every change compares the fence it was prepared from, in the same
-//! step as it is applied. An object is introduced by its `intro` attribute, set to a fresh nonce (an object that is not
-//! there is created for it, as a ghost); the change itself compares it and takes it away. A RADOS object is removed only
-//! if its fence adds nothing to those of the scopes: an unstamped deletion at fence 0, or a ghost that a claim finds with a
-//! fence and a stamp below its epoch. The fence of an object that has been claimed by itself is its only memory of it, so
-//! its ghost stays (with a claimed epoch above 0 only stamped changes are applied, and a stamped deletion leaves a ghost).
+//! An object's fence is an attribute, and every change compares the fence from which it was
+//! prepared, in the same step in which it is applied. An object is introduced by its `intro`
+//! attribute, set to a new nonce (a missing object is created as a ghost); the change itself
+//! compares and removes it. A RADOS object is removed only if its fence adds nothing to those of
+//! the scopes: an unstamped deletion at fence 0, or a ghost that a claim finds with a fence and a
+//! stamp below its epoch. If an object itself was claimed, its fence is the only memory of the
+//! claim, so its ghost stays (with a claimed epoch above 0 only stamped changes are applied, and a
+//! stamped deletion leaves a ghost).
 //!
-//! The record of a scope lies on an object of the store's own (`%scope`, `%domain.*`), that of an object on the object. A
-//! record that an older version has written names no writer, and excludes every writer; what older versions have claimed
-//! of narrower scopes is not announced.
+//! A scope's record is on an internal object of the store (`%scope`, `%domain.*`), an object's
+//! record on the object. Older versions' records name no writer, and exclude every writer; older
+//! versions' claims of narrower scopes are not announced.
 //!
-//! What it costs: one comparison more in a change that is one round trip anyway; three more round trips for
-//! the first change of an object; a claim of a namespace reads the attributes of every object in it, some
-//! tens at a time. No clock is trusted, and no client needs rights over others, as a blocklist would.
+//! Costs: one more comparison in a change, which is one round trip anyway; three more round trips
+//! for the first change of an object; a claim of a namespace reads the attributes of every object
+//! in it, some tens at a time. The protocol trusts no clock, and no client needs rights over
+//! others, as a blocklist would.
 
 use std::ffi::{CStr, CString};
 use std::sync::Arc;
@@ -34,17 +37,17 @@ use crate::format::{
 use crate::librados::aio::{ReadOp, WriteOp};
 use crate::librados::ffi::{COMPARE_EQ, COMPARE_GT, errno};
 
-/// How many objects a claim has in hand concurrently.
+/// The number of objects that a claim handles concurrently.
 const OBJECTS_CONCURRENT: usize = 64;
-/// How often a claim tries an object, or a record, that others change at the same time.
+/// How often a claim retries an object, or a record, that others change at the same time.
 const TRIES: u32 = 100;
 
-/// The record of a scope in an object of the store's own.
+/// A scope's record in an internal object of the store.
 #[derive(Default)]
 struct Record {
-    /// As the protocol knows it.
+    /// The record for the protocol.
     record: claims::Record,
-    /// The claim as it is written; empty where it is not.
+    /// The claim's stored bytes; empty if there are none.
     claim_bytes: Vec<u8>,
 }
 
@@ -61,7 +64,7 @@ impl Core {
         Ok(ClaimReply::new(epoch))
     }
 
-    /// The epoch that a whole namespace has been claimed with.
+    /// Returns the epoch with which the whole namespace has been claimed.
     pub(crate) async fn namespace_epoch(self: &Arc<Self>, namespace: &Namespace) -> Result<Epoch> {
         let space = self.space(namespace)?;
         Ok(Epoch(self.scopes(&space, namespace, None).await?.whole))
@@ -69,7 +72,7 @@ impl Core {
 
     // ---- introducing
 
-    /// Returns `view` with an `intro`; `None` if the object has changed under us.
+    /// Returns `view` with an `intro`; `None` if the object has changed meanwhile.
     pub(crate) async fn introduce(
         self: &Arc<Self>,
         space: &Space,
@@ -84,7 +87,7 @@ impl Core {
         let op = WriteOp::new(&space.ioctx.cluster.api);
         let (op, head) = match view.head {
             Head::Absent => (op.create(), Head::Ghost { gate }),
-            // Its size is what RADOS reports at this version, which is asserted below.
+            // Its size is the one that RADOS reports at this version, which is asserted below.
             Head::Foreign { size_bytes } => (op, Head::Live { size_bytes, gate }),
             head => (op, head),
         };
@@ -92,7 +95,7 @@ impl Core {
             Some(old) => op.compare(HEAD, COMPARE_EQ, &old).compare(INTRO, COMPARE_EQ, b""),
             None => op,
         };
-        // A condition on the version must hold across this step, which gives a new one.
+        // A condition on the version must hold across this step, which creates a new version.
         let op = if view.version > 0 { op.assert_version(view.version) } else { op };
         let op = match head.encode() {
             Some(new) if head != view.head => op.set(HEAD, &new),
@@ -106,7 +109,7 @@ impl Core {
         }
     }
 
-    /// Takes away the ghost of an introduction that led to nothing. If it stays, it does no harm.
+    /// Removes the ghost of an introduction that was not completed. A remaining ghost is harmless.
     pub(crate) async fn withdraw(self: &Arc<Self>, space: &Space, object: &ObjectId, view: &View) {
         let (Head::Ghost { .. }, Some(head), None, Some(nonce)) =
             (view.head, view.head.encode(), view.fence, view.intro)
@@ -123,7 +126,7 @@ impl Core {
 
     // ---- epochs of scopes
 
-    /// Returns the epochs as they are now.
+    /// Returns the current epochs.
     pub(crate) async fn scopes(
         self: &Arc<Self>,
         space: &Space,
@@ -153,7 +156,7 @@ impl Core {
         Ok(Scopes { whole: epoch(all).max(epoch(own)), domain: epoch(domain) })
     }
 
-    /// Leaves the namespace's own name where [`crate::RadosStore`] looks for namespaces.
+    /// Records the namespace's own name where [`crate::RadosStore`] looks for namespaces.
     async fn name_space(self: &Arc<Self>, space: &Space, namespace: &Namespace) -> Result<()> {
         let op = WriteOp::new(&space.ioctx.cluster.api).create().set(NAMESPACE, namespace.as_bytes());
         match self.change_own(space, &self.layout.internal(SCOPE), op).await.code {
@@ -162,7 +165,7 @@ impl Core {
         }
     }
 
-    /// Returns the record in the store's own object of this name; `None` if there is none.
+    /// Returns the record in the internal object with this name; `None` if there is none.
     async fn record(self: &Arc<Self>, space: &Space, name: &CStr) -> Result<Option<Record>> {
         let op = ReadOp { attributes: true, ..ReadOp::default() };
         let (outcome, found) = self.limits.read(&space.ioctx, name, op).await;
@@ -187,7 +190,8 @@ impl Core {
         Ok(Some(Record { record, claim_bytes }))
     }
 
-    /// Returns where the record of a scope lies, and the namespace that is named beside it when it is created.
+    /// Returns the place of a scope's record, and the namespace that is named beside it when it is
+    /// created.
     fn place_of<'a>(
         self: &Arc<Self>,
         place: Place<'a>,
@@ -200,7 +204,7 @@ impl Core {
         })
     }
 
-    /// Does what a claim has to do with an object that it has found in a listing.
+    /// Applies a claim to an object found in a listing.
     async fn meet(
         self: &Arc<Self>,
         found: Result<read::Found>,
@@ -215,10 +219,10 @@ impl Core {
             let fence = domain.map_or(view.fence, |domain| view.domain_fence(domain));
             let op = WriteOp::new(&space.ioctx.cluster.api);
             let op = match (view.head.encode(), fence, view.intro) {
-                // Nothing there, or nothing that a change could be applied to: it will be introduced, and
-                // will then read the epoch that has been raised.
+                // Nothing is there, or no change could be applied to it: it will be introduced,
+                // which reads the raised epoch.
                 (None, None, None) => return Ok(()),
-                // Rule 3: a ghost that remembers nothing which the scope does not.
+                // Rule 3: a ghost that remembers nothing beyond its scopes.
                 (Some(head), Some(fence), None) if is_needless(&view, domain, fence, epoch) => op
                     .compare(HEAD, COMPARE_EQ, &head)
                     .compare(FENCE, COMPARE_EQ, &fence.to_be_bytes())
@@ -241,7 +245,7 @@ impl Core {
     }
 }
 
-/// Takes an error that says that an object is not there any more for a lost race.
+/// Treats an error that says that an object is gone as a lost race.
 fn lost_or(error: Error) -> Result<()> {
     if error == Error::Missing { Ok(()) } else { Err(error) }
 }
@@ -304,10 +308,10 @@ impl Claims for Claiming {
                 (false, None) => op.create(),
             };
             match core.change_own(&space, &name, op.set(attribute, &bytes)).await.code {
-                // Cancelled: it is not below.
+                // Cancelled because the epoch is not below.
                 0.. | errno::CANCELED => return Ok(()),
                 errno::EXIST => is_there = true,
-                // Repeated, it comes to the same.
+                // Repeating it has the same effect.
                 code => {
                     lost_or(core.failed_read(&space, code))?;
                     is_there = false;
@@ -323,7 +327,7 @@ impl Claims for Claiming {
     }
 
     async fn name_namespace(&self, namespace: &Namespace) -> Result<()> {
-        // Names the namespace, if nothing has yet.
+        // Names the namespace, if it is not named yet.
         self.scopes(namespace, None).await.map(drop)
     }
 
@@ -359,8 +363,8 @@ impl Claims for Claiming {
         Ok(Found { fence: view.fence, claim, seen: view })
     }
 
-    /// A fence comes from a wider scope, from a stamp, or from a claim: one of an older version, if there is no record of
-    /// it.
+    /// A fence comes from a wider scope, from a stamp, or from a claim; without a record, from one
+    /// of an older version.
     fn check_found(&self, found: &Found<View>, above: u64, epoch: u64) -> Result<()> {
         let stamped = found.seen.stamp.map_or(0, |stamp| stamp.epoch.0);
         let fence = found.fence.unwrap_or(0);

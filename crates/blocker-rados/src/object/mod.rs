@@ -1,5 +1,6 @@
-//! Objects of the contract over atomic RADOS operations: reads, changes, listings, claims, and what they share: the
-//! current pool, the handle of a namespace, and the meaning of error numbers. Nothing here calls librados itself.
+//! The contract's objects, over atomic RADOS operations: reads, changes, listings, claims, and
+//! their shared state: the current pool, the handles of namespaces, and the meaning of error
+//! numbers. This module does not call librados itself.
 
 pub(crate) mod change;
 mod claims;
@@ -24,13 +25,13 @@ use crate::librados::ffi::errno;
 use crate::librados::watch::{NOTIFY_TIMEOUT_MS, Watch, encode};
 use view::{Objects, View};
 
-/// The number of namespaces with a handle at which all handles are dropped. Threads that open handles at the
-/// same moment may exceed it by one each.
+/// The number of namespace handles at which all handles are dropped. Threads that open handles at
+/// the same moment may exceed it by one each.
 const SPACES_MAX: usize = 4096;
-/// The number of bits of a version that are RADOS's own; the others are the pool.
+/// The number of bits of a version that hold RADOS's own; the others hold the pool.
 const VERSION_BITS: u32 = 48;
 
-/// What the handle of a store and its calls under way share.
+/// State shared by the handle of a store and its calls.
 pub(crate) struct Core {
     pub(crate) config: RadosConfig,
     pub(crate) layout: Layout,
@@ -40,7 +41,7 @@ pub(crate) struct Core {
     pub(crate) events: Arc<EventHub>,
     pub(crate) worker: Worker,
     pub(crate) watch: Watch,
-    /// Different for each open store: distinguishes its own events from those of others.
+    /// Unique for each open store, to distinguish its own events from others'.
     pub(crate) mark: u64,
     pool: RwLock<Arc<Pool>>,
     is_full: AtomicBool,
@@ -50,7 +51,7 @@ pub(crate) struct Core {
     is_closed: AtomicBool,
 }
 
-/// A pool, under the number it has: one that is deleted and made again has another.
+/// A pool, under its number: a pool that is deleted and created again gets another number.
 pub(crate) struct Pool {
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) number: i64,
@@ -62,7 +63,7 @@ pub(crate) struct Pool {
 /// A RADOS namespace.
 pub(crate) struct Space {
     pub(crate) ioctx: Arc<IoCtx>,
-    /// Whether its `%scope` is known to be there, with the namespace's name.
+    /// Whether its `%scope` is known to exist, with the namespace's name.
     pub(crate) is_named: AtomicBool,
 }
 
@@ -108,7 +109,7 @@ impl Core {
         Ok(core)
     }
 
-    /// Begins to receive the events of other clients; ends an earlier watch. Blocks.
+    /// Begins to receive other clients' events; ends an earlier watch. Blocks.
     fn begin_watch(self: &Arc<Self>, pool: &Arc<Pool>) -> Result<()> {
         let name = self.layout.internal(EVENTS);
         let op = WriteOp::new(&pool.cluster.api).create();
@@ -120,14 +121,14 @@ impl Core {
         let begin_again = move || {
             let Some(core) = core.upgrade() else { return };
             let again = Arc::clone(&core);
-            // Not here: ending a watch waits for its callbacks. If the queue is full, subscribers have been
-            // notified.
+            // On the worker, because ending a watch waits for its callbacks. If the queue is full,
+            // subscribers have already been notified.
             let _ = core.worker.run(Box::new(move || drop(again.begin_watch(&again.pool()))));
         };
         self.watch.begin(&pool.root.ioctx, name, &self.events, self.mark, begin_again)
     }
 
-    /// Sends an event to other clients. Events are hints: what cannot be sent is lost.
+    /// Sends an event to other clients. Events are hints: an event that cannot be sent is lost.
     pub(crate) async fn notify_others(self: &Arc<Self>, event: &Event) {
         if !self.config.watch {
             return;
@@ -138,7 +139,7 @@ impl Core {
         self.limits.notify(&pool.root.ioctx, &name, &message, NOTIFY_TIMEOUT_MS).await;
     }
 
-    /// Answers no call from now on. What is under way continues.
+    /// Refuses all calls from now on. Calls in progress continue.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
         self.watch.end();
@@ -148,7 +149,7 @@ impl Core {
         Arc::clone(&self.pool.read())
     }
 
-    /// The RADOS namespace of `namespace`.
+    /// Returns the RADOS namespace of `namespace`.
     pub(crate) fn space(self: &Arc<Self>, namespace: &Namespace) -> Result<Arc<Space>> {
         if self.is_closed.load(Ordering::Acquire) {
             return Err(Error::Denied("the store was closed".into()));
@@ -168,21 +169,22 @@ impl Core {
                 },
             )?;
         if pool.spaces.len() >= SPACES_MAX {
-            // Those in use are held by their users; the others are opened again when they are needed.
+            // Handles in use are kept alive by their users; the others are opened again when
+            // needed.
             pool.spaces.clear();
         }
-        // Of two threads that have opened a handle each, both use the one that was there first.
+        // If two threads have opened a handle each, both use the first one.
         let space = Arc::new(Space { ioctx, is_named: false.into() });
         Ok(Arc::clone(&pool.spaces.entry(namespace.clone()).or_insert(space)))
     }
 
-    /// The contract's version of a RADOS version. A pool that was made again counts anew, so its number is
-    /// part of it: no version stands for two contents.
+    /// Converts a RADOS version to one of the contract. A pool that was created again restarts its
+    /// versions, so its number is included: no version names two contents.
     pub(crate) fn version(&self, space: &Space, version: u64) -> Version {
         Version((space.ioctx.pool as u64) << VERSION_BITS | version & ((1 << VERSION_BITS) - 1))
     }
 
-    /// The RADOS version of one of the contract; `None` if it cannot be this pool's.
+    /// Converts a version of the contract to a RADOS version; `None` if it cannot be this pool's.
     pub(crate) fn rados_version(&self, space: &Space, version: Version) -> Option<u64> {
         let raw = version.0 & ((1 << VERSION_BITS) - 1);
         (raw > 0 && self.version(space, raw) == version).then_some(raw)
@@ -190,7 +192,8 @@ impl Core {
 
     // ---- operations
 
-    /// A change of one object, in one step. An error that is no verdict of the steps is returned by itself.
+    /// Makes a change of one object, in one step. An error that is not a result of the steps is
+    /// returned separately.
     pub(crate) async fn change_object(
         self: &Arc<Self>,
         space: &Space,
@@ -206,14 +209,14 @@ impl Core {
         outcome
     }
 
-    /// A change of an object of the store's own.
+    /// Changes an internal object of the store.
     pub(crate) async fn change_own(&self, space: &Space, name: &CStr, op: WriteOp) -> Outcome {
         let outcome = self.limits.change(&space.ioctx, name, op, None, || ()).await;
         self.observe(outcome.code, true);
         outcome
     }
 
-    /// A read of one object.
+    /// Reads one object.
     pub(crate) async fn read_object(
         &self,
         space: &Space,
@@ -225,10 +228,10 @@ impl Core {
         read
     }
 
-    /// What is behind a name, attributes and all.
+    /// Returns the state of an object, including attributes.
     ///
     /// # Errors
-    /// Those of reads, but `Missing`.
+    /// Those of reads, except `Missing`.
     pub(crate) async fn look(self: &Arc<Self>, space: &Space, name: &Name, ordered: bool) -> Result<View> {
         let op = ReadOp { stat: true, attributes: true, ordered, ..ReadOp::default() };
         let (outcome, found) = self.read_object(space, &self.layout.object(name), op).await;
@@ -243,11 +246,11 @@ impl Core {
 
     // ---- errors
 
-    /// Why a read, or a change that changed nothing, failed.
+    /// Converts the error of a read, or of a change that changed nothing.
     pub(crate) fn failed_read(self: &Arc<Self>, space: &Space, code: i32) -> Error {
         let text = || describe(code).into();
         match code {
-            // librados answers so as well when there is no pool any more.
+            // librados also answers this when the pool is gone.
             errno::NOENT if !space.ioctx.cluster.has_pool(space.ioctx.pool) => self.pool_is_gone(),
             errno::NOENT => Error::Missing,
             errno::TIMEDOUT => {
@@ -271,7 +274,7 @@ impl Core {
         }
     }
 
-    /// Why a change failed that had been handed to librados.
+    /// Converts the error of a change that had been passed to librados.
     pub(crate) fn failed_change(self: &Arc<Self>, space: &Space, code: i32) -> Error {
         match code {
             errno::TIMEDOUT => Error::OutcomeUnknown(
@@ -285,7 +288,7 @@ impl Core {
         }
     }
 
-    /// Observes the state of the store, and publishes its changes.
+    /// Observes the store's state, and publishes its changes.
     fn observe(&self, code: i32, is_change: bool) {
         if code == errno::TIMEDOUT {
             self.refresh();
@@ -311,8 +314,9 @@ impl Core {
         }
     }
 
-    /// After a timeout: the OSD may be elsewhere by now. librados asks for the new map by itself only when an
-    /// operation is older than `objecter_timeout`, which those with a shorter timeout never are.
+    /// After a timeout: the OSD may have moved. librados asks for the new map by itself only when an
+    /// operation is older than `objecter_timeout`, which operations with a shorter timeout never
+    /// reach.
     fn refresh(&self) {
         if self.is_refreshing.swap(true, Ordering::AcqRel) {
             return;
@@ -327,7 +331,7 @@ impl Core {
         }
     }
 
-    /// The pool is gone: has the worker look whether there is one of that name again.
+    /// The pool is gone: lets the worker look for a new pool with its name.
     pub(crate) fn pool_is_gone(self: &Arc<Self>) -> Error {
         self.search_pool();
         Error::Retryable(
@@ -335,7 +339,7 @@ impl Core {
         )
     }
 
-    /// Looks for a pool of the configured name, if the one in use is gone.
+    /// Looks for a pool with the configured name, if the one in use is gone.
     fn search_pool(self: &Arc<Self>) {
         let old = self.pool();
         if old.cluster.has_pool(old.number) || self.is_searching.swap(true, Ordering::AcqRel) {
@@ -347,12 +351,13 @@ impl Core {
                 && pool.number != old.number
             {
                 if core.config.watch {
-                    // Without events from others, claims are only noticed late; the next search tries again.
+                    // Without others' events, claims are only noticed late; the next search tries
+                    // again.
                     let _ = core.begin_watch(&pool);
                 }
                 *core.pool.write() = pool;
                 core.objects.forget_all();
-                // Another pool is another store: nothing that was known holds.
+                // Another pool is another store: nothing known remains valid.
                 core.events.publish(&Event::Missed);
             }
             core.is_searching.store(false, Ordering::Release);

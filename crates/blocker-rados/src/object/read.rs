@@ -1,12 +1,12 @@
 //! Reads, copies and listings.
 //!
-//! One RADOS operation reads bytes, size and version, all of one moment. A ghost has no bytes, so an object with bytes
-//! exists; for one without, the operation is repeated with a comparison that a ghost's head fails, as if there were
-//! nothing.
+//! One RADOS operation reads bytes, size and version atomically. A ghost has no bytes, so an object
+//! with bytes exists; without bytes, the operation is repeated with a comparison that a ghost's
+//! head fails.
 //!
-//! RADOS lists a namespace in the order of a hash, so a page costs a walk over all names of its namespace
-//! (some 100 000 per second and OSD), while memory is that of the page: the walk keeps the first names after
-//! the page before. Sizes and versions are then asked for, some tens at a time.
+//! RADOS lists a namespace in hash order, so a page costs a walk over all names of its namespace
+//! (some 100 000 per second and OSD). It needs memory only for the page: the walk keeps the first
+//! names after the previous page. Sizes and versions are then queried, some tens at a time.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::CString;
@@ -29,7 +29,7 @@ use crate::librados::aio::ReadOp;
 use crate::librados::cluster::{IoCtx, each_name};
 use crate::librados::ffi::errno;
 
-/// How often a read is repeated whose version condition keeps changing.
+/// How often a read is repeated while its version condition keeps changing.
 const TRIES: u32 = 20;
 
 impl Core {
@@ -44,7 +44,7 @@ impl Core {
         Ok(ReadReply::new(Bytes::from(data).into(), size_bytes, version))
     }
 
-    /// Bytes of a range, the size, and the version.
+    /// Reads a range: bytes, size, and version.
     async fn read_range(
         self: &Arc<Self>,
         object: &ObjectId,
@@ -61,7 +61,7 @@ impl Core {
         let mut may_be_ghost = false;
         for _ in 0..TRIES {
             self.settle(&space, object).await?;
-            // A version of another pool is one that no object has.
+            // No object has a version of another pool.
             let version = wanted.map(|version| version.unwrap_or(u64::MAX));
             let op = ReadOp {
                 version,
@@ -103,8 +103,8 @@ impl Core {
         Ok(Info::new(size_bytes, self.version(&space, view.version), view.stamp))
     }
 
-    /// Copies through this client: librados's C interface has no copy within the store. What is written is
-    /// the source as it was at one moment.
+    /// Copies through this client, because librados's C interface has no copy within the store. The
+    /// copied bytes are a consistent snapshot of the source.
     pub(crate) async fn copy(
         self: &Arc<Self>,
         request: &CopyRequest,
@@ -122,14 +122,14 @@ impl Core {
 
 // ---- listings
 
-/// How many objects are asked about concurrently.
+/// The number of objects queried concurrently.
 const LOOKS: usize = 64;
-/// The largest number of names between a walk and the task that uses them.
+/// The most names buffered between a walk and the task that uses them.
 const NAMES_AHEAD: usize = 256;
-/// RADOS's word for all of a pool's namespaces.
+/// RADOS's name for all namespaces of a pool.
 const EVERY_NAMESPACE: &std::ffi::CStr = c"\x01";
 
-/// An object that a walk has met; it may be a ghost, or gone by now.
+/// An object found by a walk; it may be a ghost, or gone by now.
 pub(crate) struct Found {
     pub(crate) space: Arc<Space>,
     pub(crate) name: Name,
@@ -145,7 +145,7 @@ impl Core {
         let mut after = request.after.clone();
         let mut entries = Vec::new();
         loop {
-            // One more than fits, to know whether there is more.
+            // One more than requested, to know whether there are more.
             let wanted = entries_max + 1 - entries.len();
             let names = self.names_after(&space, &request.prefix, after.as_ref(), wanted).await?;
             let is_last = names.len() < wanted;
@@ -170,7 +170,7 @@ impl Core {
         Ok(size_bytes.map(|size_bytes| ListEntry::new(name, size_bytes, self.version(space, view.version))))
     }
 
-    /// The first `count` names after `after`, in order.
+    /// Returns the first `count` names after `after`, in order.
     async fn names_after(
         self: &Arc<Self>,
         space: &Arc<Space>,
@@ -202,7 +202,7 @@ impl Core {
         Ok(names.map_err(|code| self.failed_read(space, code))?.into_iter().collect())
     }
 
-    /// Every object in a namespace, or in all of them, as RADOS lists them.
+    /// Lists every object in a namespace, or in all of them, in RADOS's order.
     pub(crate) fn find_all(
         self: &Arc<Self>,
         pool: &Arc<Pool>,
@@ -266,7 +266,7 @@ impl Core {
         Ok(Arc::new(Space { ioctx, is_named: true.into() }))
     }
 
-    /// The namespaces that have, or have had, objects or claims, in order.
+    /// Returns the namespaces that have, or have had, objects or claims, in order.
     pub(crate) async fn namespaces(self: &Arc<Self>) -> Result<Vec<Namespace>> {
         let pool = self.pool();
         let everywhere = pool.cluster.open(pool.number, EVERY_NAMESPACE);
@@ -303,7 +303,7 @@ impl Core {
         Ok(namespaces)
     }
 
-    /// The names of the records of all domains of a namespace that have been claimed.
+    /// Returns the names of the records of all claimed domains of a namespace.
     pub(crate) async fn domain_records(self: &Arc<Self>, space: &Arc<Space>) -> Result<Vec<CString>> {
         let layout = self.layout.clone();
         let walked = self.walk(space, move |ioctx| {
@@ -326,7 +326,7 @@ impl Core {
         let (sender, receiver) = oneshot::channel();
         let space = Arc::clone(space);
         self.worker.run(Box::new(move || {
-            // The caller may no longer wait.
+            // The caller may have stopped waiting.
             let _ = sender.send(walk(&space.ioctx));
         }))?;
         receiver.await.map_err(|_| Error::Retryable("the store is being closed".into()))

@@ -1,16 +1,19 @@
-//! The last known state of objects, remembered between changes, and the objects with a change in doubt.
+//! The last known states of objects, remembered between changes, and the objects with a change of
+//! unknown outcome.
 //!
-//! A change is prepared from a [`View`] and applied only if the view still holds (RADOS compares), so a view
-//! may be old: it then costs a round trip, never correctness. Views are remembered in two generations: when
-//! the young one is full it becomes the old one, whose unused half is forgotten. Bounded, and O(1).
+//! A change is prepared from a [`View`] and applied only if the view is still correct (RADOS
+//! compares), so an outdated view costs a round trip, never correctness. Views are remembered in
+//! two generations: when the young one is full it becomes the old one, whose unused views are
+//! forgotten. This is bounded, and O(1).
 //!
-//! A change that timed out may still sit in an OSD's queue and be applied minutes later, over newer data. So
-//! its object is *unsettled* until [`Core::settle`] has found out, and nothing is read from it or changed before: its
-//! head is read (behind all that was sent before), and the head's *gate* is changed if it is still what was read. Every
-//! change compares the head it was prepared from, gate included, in the same step as it is applied. So one of two things
-//! is true afterwards: the late change had been applied before the gate moved, and every later read shows it; or it
-//! finds another gate, and the store refuses it whenever it comes. An object that is not there needs no gate: a
-//! change never creates its object by itself (`claims.rs`).
+//! A change that timed out may still be in an OSD's queue and be applied minutes later, over newer
+//! data. So its object is *unsettled*, and not read or changed, until [`Core::settle`] has read its
+//! head (ordered after all earlier requests) and changed the head's *gate*, if the head is
+//! unchanged. Every change compares the head from which it was prepared, including the gate, in the
+//! same step in which it is applied. So afterwards either the late change had been applied before
+//! the gate changed, and every later read shows it; or it meets another gate, and the store refuses
+//! it whenever it arrives. A missing object needs no gate: a change never creates its object by
+//! itself (`claims.rs`).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -28,16 +31,16 @@ use crate::librados::ffi::{COMPARE_EQ, errno};
 #[derive(Clone, Debug)]
 pub(crate) struct View {
     pub(crate) head: Head,
-    /// The fence; `None`: it has not been introduced to fencing.
+    /// The fence; `None` if the object has not been introduced.
     pub(crate) fence: Option<u64>,
-    /// Fences of the order domains that have changed it.
+    /// The fences of order domains that have changed the object.
     pub(crate) domains: Vec<(OrderDomain, u64)>,
-    /// The nonce of an introduction under way.
+    /// The nonce of an introduction in progress.
     pub(crate) intro: Option<u64>,
     pub(crate) stamp: Option<Stamp>,
-    /// The last claim of the object by itself; few objects have one.
+    /// The last claim of the object itself; few objects have one.
     pub(crate) claim: Option<Box<Claim>>,
-    /// RADOS's version; 0 if the view was not read but follows from a change of ours.
+    /// RADOS's version; 0 if the view was derived from our own change.
     pub(crate) version: u64,
 }
 
@@ -52,10 +55,10 @@ impl View {
         version: 0,
     };
 
-    /// What a read of size and attributes found.
+    /// Returns the view in a read of size and attributes.
     ///
     /// # Errors
-    /// `Corrupt` if an attribute of ours holds what we never write.
+    /// `Corrupt` if an attribute has a value that this program never writes.
     pub(crate) fn read(outcome: Outcome, found: &Found) -> Result<Self> {
         let mut view = Self { version: outcome.version, ..Self::ABSENT };
         view.head = Head::Foreign { size_bytes: found.size_bytes };
@@ -93,7 +96,7 @@ impl View {
         self.domains.push((domain, epoch));
     }
 
-    /// Whether the object exists for readers.
+    /// Returns whether the object exists for readers.
     pub(crate) fn is_there(&self) -> bool {
         self.head.size_bytes().is_some()
     }
@@ -107,12 +110,12 @@ fn unreadable(name: &[u8]) -> Error {
 
 const SHARDS: usize = 16;
 
-/// Views of objects, and the unsettled ones.
+/// Remembered views, and the unsettled objects.
 pub(crate) struct Objects {
     shards: [Mutex<Shard>; SHARDS],
     young_max: usize,
     hasher: std::hash::RandomState,
-    /// Limited by the changes that were under way, and by the first use of an object after them.
+    /// Bounded by the changes in flight, until the next use of each object.
     unsettled: Mutex<HashSet<ObjectId>>,
     has_unsettled: std::sync::atomic::AtomicBool,
 }
@@ -175,7 +178,7 @@ impl Objects {
         }
     }
 
-    /// A change of it may still land.
+    /// Notes that a change of the object may still be applied.
     pub(crate) fn unsettle(&self, object: &ObjectId) {
         self.forget(object);
         self.unsettled.lock().insert(object.clone());
@@ -200,14 +203,15 @@ impl Objects {
 
 // ---- changes in doubt
 
-/// How often a gate is tried that others change at the same time.
+/// How often a gate change is retried while others change the object.
 const TRIES: u32 = 20;
 
 impl Core {
-    /// Makes sure that no earlier change of `object` can still land. Cancel safe; several may do it at once.
+    /// Ensures that no earlier change of `object` can still be applied. Cancel safe; concurrent
+    /// calls are allowed.
     ///
     /// # Errors
-    /// Those of reads, but `Missing`: the object is still unsettled.
+    /// Those of reads, except `Missing`: the object is still unsettled.
     pub(crate) async fn settle(self: &Arc<Self>, space: &Space, object: &ObjectId) -> Result<()> {
         if !self.objects.is_unsettled(object) {
             return Ok(());
@@ -216,7 +220,8 @@ impl Core {
             let view = self.look(space, &object.name, true).await?;
             let moved = match view.head {
                 Head::Absent | Head::Foreign { .. } => {
-                    // No head: no change of ours can land on it either, they compare it.
+                    // Without a head none of our changes can be applied either, because they
+                    // compare it.
                     self.objects.settled(object);
                     return Ok(());
                 }

@@ -1,6 +1,7 @@
-//! Where the bytes of an object lie: pieces of blobs, or of the head itself, in the order of the object.
+//! The location of an object's bytes: pieces of blobs, or of the head itself, in the object's
+//! order.
 //!
-//! A change cuts what it covers out of the pieces and lays its own over it. Nothing here does I/O.
+//! A change cuts its range out of the existing pieces and inserts its own. This module does no I/O.
 //!
 //! ```text
 //! object     0 ───────────── 4096 ───── 8192 ─ hole ─ 16384 ──── size
@@ -11,28 +12,29 @@ use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
 
-/// The most pieces of one object: all buckets of 4 MiB. A flush of 16 scattered ranges makes up to 32 more, of
-/// about 8 bytes each in the head.
+/// The most pieces of one object: all buckets of 4 MiB. A flush of 16 scattered ranges adds up to
+/// 32, of about 8 bytes each in the head.
 pub(crate) const EXTENTS_MAX: usize = 1024;
-/// The most blobs of one object: what a read of all of it may have to ask for.
+/// The most blobs of one object, each of which a read of the whole object may have to request.
 pub(crate) const BLOBS_MAX: usize = 96;
 /// The largest object that lies in its head.
 pub(crate) const INLINE_BYTES_MAX: u64 = 32 * 1024;
 /// The most bytes of any object, whatever the configuration.
 pub(crate) const SIZE_BYTES_MAX: u64 = 1 << 30;
-/// The most bytes of a blob: of a change, and of a small object that it moves out of its head.
+/// The most bytes of a blob: of a change, and of a small object that the change moves out of its
+/// head.
 const BLOB_BYTES_MAX: u64 = SIZE_BYTES_MAX + INLINE_BYTES_MAX;
-/// What may be garbage beside half of all bytes.
+/// Garbage that is allowed beside half of all bytes.
 const GARBAGE_BYTES_FREE: u64 = 256 * 1024;
 
-/// A blob that the object has bytes in.
+/// A blob with bytes of the object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Blob {
     pub(crate) id: u128,
     pub(crate) len_bytes: u64,
 }
 
-/// Where the bytes of a piece are.
+/// The location of a piece's bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Source {
     /// In the head.
@@ -44,11 +46,11 @@ pub(crate) enum Source {
 /// A piece of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Extent {
-    /// Where it begins in the object.
+    /// Its offset in the object.
     pub(crate) at: u64,
     pub(crate) len_bytes: u64,
     pub(crate) source: Source,
-    /// Where it begins in its source.
+    /// Its offset in its source.
     pub(crate) from: u64,
 }
 
@@ -57,7 +59,7 @@ impl Extent {
         self.at + self.len_bytes
     }
 
-    /// The part of it within `range`; `None` if there is none.
+    /// Returns the part of it within `range`; `None` if there is none.
     pub(crate) fn within(&self, range: &Range<u64>) -> Option<Self> {
         let (at, end) = (self.at.max(range.start), self.end().min(range.end));
         let moved = at.checked_sub(self.at)?;
@@ -65,8 +67,8 @@ impl Extent {
     }
 }
 
-/// The bytes of an object, by where they lie. Pieces are in order, none empty, none overlaps another, and
-/// none goes beyond the size; what none covers reads as zeros.
+/// The bytes of an object, by their location. Pieces are in order, not empty, do not overlap, and
+/// end within the size; uncovered ranges read as zeros.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Content {
     pub(crate) size_bytes: u64,
@@ -75,23 +77,23 @@ pub(crate) struct Content {
     pub(crate) extents: Vec<Extent>,
 }
 
-/// One range that a change gives new content.
+/// A range with new content in a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Edit {
     pub(crate) at: u64,
     pub(crate) len_bytes: u64,
-    /// Where the new bytes begin in the payload of the change; `None`: zeros.
+    /// The offset of the new bytes in the change's payload; `None` for zeros.
     pub(crate) from: Option<u64>,
 }
 
 impl Content {
-    /// The pieces within `range`, cut to it.
+    /// Returns the pieces within `range`, cut to it.
     pub(crate) fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = Extent> + '_ {
         let first = self.extents.partition_point(|extent| extent.end() <= range.start);
         self.extents[first..].iter().map_while(move |extent| extent.within(&range))
     }
 
-    /// Makes a hole of `range`.
+    /// Turns `range` into a hole.
     pub(crate) fn punch(&mut self, range: Range<u64>) {
         if range.is_empty() {
             return;
@@ -104,7 +106,7 @@ impl Content {
         self.extents = kept;
     }
 
-    /// Lays a piece over what is there.
+    /// Inserts a piece, replacing existing ones.
     pub(crate) fn lay(&mut self, piece: Extent) {
         if piece.len_bytes == 0 {
             return;
@@ -114,13 +116,13 @@ impl Content {
         self.extents.insert(index, piece);
     }
 
-    /// Moves the end.
+    /// Sets the size.
     pub(crate) fn resize(&mut self, size_bytes: u64) {
         self.punch(size_bytes..u64::MAX);
         self.size_bytes = size_bytes;
     }
 
-    /// Applies edits whose bytes lie in `source`, and then the size.
+    /// Applies edits whose bytes are in `source`, then the size.
     pub(crate) fn apply(&mut self, edits: &[Edit], size_bytes: u64, source: Source) {
         for edit in edits {
             let end = edit.at.saturating_add(edit.len_bytes);
@@ -132,7 +134,7 @@ impl Content {
         self.resize(size_bytes);
     }
 
-    /// Joins neighbours, and forgets blobs and inline bytes that no piece is in.
+    /// Joins adjacent pieces, and drops blobs and inline bytes without a piece.
     pub(crate) fn tidy(&mut self) {
         let mut joined: Vec<Extent> = Vec::with_capacity(self.extents.len());
         for extent in self.extents.drain(..) {
@@ -159,13 +161,13 @@ impl Content {
         self.extents.iter().any(|extent| extent.source == Source::Inline)
     }
 
-    /// The bytes that pieces in blobs have.
+    /// Returns the number of bytes of pieces in blobs.
     pub(crate) fn live_blob_bytes(&self) -> u64 {
         let in_blob = |extent: &&Extent| extent.source != Source::Inline;
         self.extents.iter().filter(in_blob).map(|extent| extent.len_bytes).sum()
     }
 
-    /// Whether it is so fragmented that it is to be compacted.
+    /// Returns whether the content is so fragmented that it should be compacted.
     pub(crate) fn is_fragmented(&self) -> bool {
         let (live, all) = (self.live_blob_bytes(), self.blobs.iter().map(|blob| blob.len_bytes).sum::<u64>());
         let garbage = all.saturating_sub(live);
@@ -174,7 +176,8 @@ impl Content {
             || garbage > live.saturating_add(GARBAGE_BYTES_FREE)
     }
 
-    /// The ranges to write when it is compacted: those that are no holes, joined over gaps until they are few.
+    /// Returns the ranges to write when the content is compacted: all except holes, joined over
+    /// gaps until they are few.
     pub(crate) fn islands(&self) -> Vec<Range<u64>> {
         let mut gap = 0;
         loop {
@@ -192,7 +195,7 @@ impl Content {
         }
     }
 
-    /// The bytes of a content that lies wholly in the head, `size_bytes` long.
+    /// Returns the bytes of a content of `size_bytes` that lies entirely in the head.
     pub(crate) fn inline_bytes(&self) -> BytesMut {
         let mut bytes = BytesMut::zeroed(usize::try_from(self.size_bytes).unwrap_or(usize::MAX));
         for extent in &self.extents {
@@ -202,7 +205,8 @@ impl Content {
         bytes
     }
 
-    /// Whether the pieces are as the type promises, with sources that have them. For what was decoded.
+    /// Returns whether decoded pieces satisfy the type's invariants, and their sources have their
+    /// bytes.
     pub(crate) fn is_sound(&self) -> bool {
         if self.size_bytes > SIZE_BYTES_MAX || self.blobs.iter().any(|blob| blob.len_bytes > BLOB_BYTES_MAX) {
             return false;
@@ -240,7 +244,7 @@ mod tests {
 
     const SIZE: usize = 96;
 
-    /// What the pieces read as, with the byte `i` of the source `s` being `s + i`.
+    /// Returns the content as read, where byte `i` of the source `s` is `s + i`.
     fn read(content: &Content) -> Vec<u8> {
         let mut bytes = vec![0; content.size_bytes as usize];
         for piece in content.pieces(0..content.size_bytes) {
@@ -266,7 +270,7 @@ mod tests {
             for (index, (at, len, is_hole, size)) in changes.into_iter().enumerate() {
                 let id = (index as u128 + 1) * 7;
                 let end = at + len;
-                // Every third change cuts.
+                // Every third change truncates.
                 let size = if index % 3 == 2 { size } else { model.len().max(end) };
                 content.blobs.push(Blob { id, len_bytes: len as u64 });
                 let edit = Edit { at: at as u64, len_bytes: len as u64, from: (!is_hole).then_some(0) };

@@ -1,5 +1,6 @@
-//! The head of an object: all that is known of it, in one small S3 object that is compared and replaced; and the record
-//! of a scope: its claim, and the epochs that claims of narrower scopes have announced.
+//! The head of an object: its complete state except for blobs, in one small S3 object that is
+//! compared and replaced; and the record of a scope: its claim, and the epochs announced by claims
+//! of narrower scopes.
 //!
 //! ```text
 //! magic [u8; 4] │ crc u32 │ kind u8 │ nonce u64 │ serial u64 │ recent [u64; 8] │ version u64
@@ -14,13 +15,14 @@
 //! │ length u8 │ namespace (empty in the record of everything)
 //! ```
 //!
-//! Integers are little-endian; *n* is one in groups of seven bits, the lowest first, each but the last with its
-//! top bit set. The *gap* is the distance from the end of the extent before. The CRC-32 is of all that follows it.
+//! Integers are little-endian; *n* is an integer in groups of seven bits, the lowest first, each
+//! except the last with its top bit set. The *gap* is the distance from the end of the previous
+//! extent. The CRC-32 covers everything after it.
 //!
-//! A *ghost* is a head that is no object to anyone: one that is being created, or the memory of a deletion.
-//! The *nonce* is drawn for every body that is sent, so that no two are alike: an ETag is a digest of the
-//! body, and would come back with it. With *serial*, which counts the bodies, and the *recent* nonces before
-//! this one, a writer whose answer was lost finds out whether its body has been there.
+//! A *ghost* is a head that callers do not see as an object: one being created, or the memory of a
+//! deletion. A new *nonce* is drawn for every body, so that no two bodies are equal: an ETag is a
+//! digest of the body, and would otherwise recur. With *serial*, which counts the bodies, and the
+//! *recent* earlier nonces, a writer whose answer was lost finds out whether its body was stored.
 
 use blocker::conditional::claims::Claim;
 use blocker::{Epoch, OrderDomain, Stamp, Version, WriterId};
@@ -31,43 +33,43 @@ use super::{Reader, open, put_number, seal};
 
 pub(crate) const MAGIC: &[u8; 4] = b"cs3\x01";
 pub(crate) const RECORD_MAGIC: &[u8; 4] = b"cs3r";
-/// How many nonces before its own a head remembers.
+/// The number of earlier nonces that a head remembers.
 pub(crate) const RECENT: usize = 8;
 /// The most order domains of one object.
 pub(crate) const DOMAINS_MAX: usize = 64;
-/// No record is larger.
+/// The largest size of a record.
 pub(crate) const RECORD_BYTES_MAX: u64 = 1024;
-/// No head is larger.
+/// The largest size of a head.
 pub(crate) const HEAD_BYTES_MAX: u64 = 64 * 1024;
 
-/// All that is known of an object.
+/// The state of an object.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Head {
-    /// Whether it is an object, and no ghost.
+    /// Whether it is an object, not a ghost.
     pub(crate) is_there: bool,
     pub(crate) nonce: u64,
     pub(crate) serial: u64,
     pub(crate) recent: [u64; RECENT],
     pub(crate) version: u64,
     pub(crate) stamp: Option<Stamp>,
-    /// The epoch below which no change is applied; `None`: not known yet.
+    /// The epoch below which no change is applied; `None` if not yet known.
     pub(crate) fence: Option<u64>,
-    /// The last claim of the object by itself.
+    /// The last claim of the object itself.
     pub(crate) claim: Claim,
-    /// The same as `fence`, for changes in an order domain.
+    /// The fences of order domains.
     pub(crate) domains: Vec<(OrderDomain, u64)>,
     pub(crate) content: Content,
 }
 
 impl Head {
-    /// A ghost that nothing is known of.
+    /// Returns a new, empty ghost.
     pub(crate) fn ghost() -> Self {
         Self {
             is_there: false,
             nonce: rand::random(),
             serial: rand::random::<u64>() >> 2,
             recent: [0; RECENT],
-            // Random, so that a name whose head was removed does not count its versions anew.
+            // Random, so that a name whose head was removed does not restart its versions.
             version: rand::random::<u64>() >> 2,
             stamp: None,
             fence: None,
@@ -77,7 +79,7 @@ impl Head {
         }
     }
 
-    /// A head to be put in place of this one, the same but for its nonce.
+    /// Returns a copy of this head with a new nonce, to replace it.
     pub(crate) fn next(&self) -> Self {
         let mut next = self.clone();
         next.nonce = rand::random();
@@ -87,14 +89,15 @@ impl Head {
         next
     }
 
-    /// Whether the body with `nonce` is this one, or was there shortly before it. `None` where that is longer
-    /// ago than it remembers: `serial` is that of the body.
+    /// Returns whether the body with `nonce` is this one, or was stored shortly before it. `None`
+    /// if that is longer ago than the head remembers: `serial` is the body's.
     pub(crate) fn has_been(&self, nonce: u64, serial: u64) -> Option<bool> {
         if self.nonce == nonce || self.recent.contains(&nonce) {
             return Some(true);
         }
         let age = self.serial.wrapping_sub(serial);
-        // A head that was removed and made again counts from elsewhere; then the body is refused.
+        // A head that was removed and created again counts from elsewhere; then the body is
+        // refused.
         (age <= RECENT as u64 || age > 1 << 32).then_some(false)
     }
 
@@ -106,7 +109,7 @@ impl Head {
         self.domains.iter().find(|(each, _)| *each == domain).map(|(_, epoch)| *epoch)
     }
 
-    /// Sets the fence of a domain. Whether there was room.
+    /// Sets the fence of a domain. Returns whether there was space.
     pub(crate) fn set_domain_fence(&mut self, domain: OrderDomain, epoch: u64) -> bool {
         self.domains.retain(|(each, _)| *each != domain);
         let has_room = self.domains.len() < DOMAINS_MAX;
@@ -166,7 +169,7 @@ impl Head {
         seal(to)
     }
 
-    /// The head that these bytes are; `None` if this program does not write them.
+    /// Decodes a head; `None` if this program does not write such bytes.
     pub(crate) fn decode(bytes: &Bytes) -> Option<Self> {
         let mut from = open(MAGIC, bytes)?;
         let is_there = match from.u8()? {
@@ -236,12 +239,12 @@ fn read_claim(from: &mut Reader) -> Option<Claim> {
     (claim.epoch > 0).then_some(claim)
 }
 
-/// A record as it is stored.
+/// A record as stored.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Record {
-    /// The claim of the scope itself; epoch 0 if there was none.
+    /// The scope's own claim; epoch 0 if there was none.
     pub(crate) claim: Claim,
-    /// The highest epochs announced by narrower claims: of anything, of domains, of objects.
+    /// The highest epochs announced by narrower claims: of any scope, of domains, of objects.
     pub(crate) narrower: u64,
     pub(crate) domains: u64,
     pub(crate) objects: u64,
@@ -253,7 +256,7 @@ impl Record {
         let mut to = BytesMut::with_capacity(128);
         to.put_slice(RECORD_MAGIC);
         to.put_u32_le(0);
-        // No two bodies are alike, so that no ETag comes back.
+        // No two bodies are equal, so that no ETag recurs.
         to.put_u64_le(rand::random());
         put_claim(&mut to, self.claim);
         to.put_u64_le(self.narrower);
@@ -264,7 +267,7 @@ impl Record {
         seal(to)
     }
 
-    /// Returns the record that these bytes are; `None` if this program does not write them.
+    /// Decodes a record; `None` if this program does not write such bytes.
     pub(crate) fn decode(bytes: &Bytes) -> Option<Self> {
         let mut from = open(RECORD_MAGIC, bytes)?;
         from.u64()?;
@@ -396,7 +399,7 @@ mod tests {
             if at < bytes.len() && bytes[at] != value {
                 bytes[at] = value;
                 prop_assert_eq!(Head::decode(&Bytes::from(bytes.clone())), None);
-                // With a checksum that fits, only the checks of each field are left.
+                // With a correct checksum, only the checks of the fields remain.
                 if let Some(head) = Head::decode(&sealed(&bytes[8..])) {
                     prop_assert!(head.content.is_sound());
                     if head.content.blobs.is_empty() { head.content.inline_bytes_checked(); }

@@ -1,4 +1,4 @@
-//! What is called how in the bucket.
+//! The keys in the bucket.
 //!
 //! ```text
 //! [PREFIX/]h/<namespace>/n|x/<name>            the head of an object
@@ -13,22 +13,23 @@
 //! namespace = n.<text> | x.<hex> | s.<SHA-256 in hex>
 //! ```
 //!
-//! A name of `A-Z a-z 0-9 . _ -` that does not begin with a dot stays readable (`n`), any other is written in
-//! hex (`x`). Both sort bytewise among themselves, so a page of a listing merges two of the server's. A
-//! namespace whose text would be long is named by its hash; its own name is in its record. The longest key has
-//! 756 bytes beside the prefix; S3 allows 1 024.
+//! A name of `A-Z a-z 0-9 . _ -` that does not begin with a dot stays readable (`n`), any other is
+//! written in hex (`x`). Each kind sorts bytewise, so a page of a listing merges two of the
+//! server's. A namespace with a long text is named by its hash; its original name is in its record.
+//! The longest key has 756 bytes beside the prefix; S3 allows 1 024.
 //!
-//! **Long names are cut.** A server that keeps objects as files has a limit for each segment of a key, of 255 bytes or
-//! less. So of a name whose text is longer than 200 bytes, each 200 but the last are a segment of their own, and
-//! an underscore marks both sides of a cut:
+//! **Long names are cut.** A server that keeps objects as files has a limit for each segment of a
+//! key, of 255 bytes or less. So a name whose text is longer than 200 bytes is cut into segments of
+//! 200 bytes, and an underscore marks both sides of a cut:
 //!
 //! ```text
 //! h/<namespace>/n/<200 bytes>_/_<200 bytes>_/_<rest>
 //! ```
 //!
-//! A segment that goes on is longer than any that ends a key in the same directory, so no key is the directory of
-//! another, which such a server could not keep. Names whose first 200 bytes are the same have the same segments up to
-//! there, so the order stays bytewise. The first edition of the layout cut nothing, and a bucket that has it keeps it.
+//! A segment that continues is longer than any that ends a key in the same directory, so no key is
+//! the directory of another, which such a server could not store. Names with equal first 200 bytes
+//! have equal segments up to there, so the order stays bytewise. The first edition of the layout
+//! did not cut names, and a bucket keeps its edition.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,17 +40,17 @@ use sha2::{Digest, Sha256};
 
 /// The longest namespace that is written in hex.
 const HEX_NAMESPACE_BYTES_MAX: usize = 64;
-/// The longest text in one segment of a key, beside what marks a cut.
+/// The longest text in one segment of a key, without the marks of cuts.
 const SEGMENT_BYTES_MAX: usize = 200;
-/// What marks both sides of a cut.
+/// The mark on both sides of a cut.
 const CUT: &str = "_";
 /// The longest prefix in bytes.
 pub(crate) const PREFIX_BYTES_MAX: usize = 128;
 
-/// How the names of a part of a namespace are written.
+/// The two spellings of names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Spelling {
-    /// As they are.
+    /// Unchanged.
     Plain,
     /// In hex.
     Hex,
@@ -69,7 +70,7 @@ impl Spelling {
         if is_plain(bytes) { Self::Plain } else { Self::Hex }
     }
 
-    /// How `bytes` are written here; `None` if no name that begins with them is.
+    /// Spells `bytes`; `None` if no name with this prefix has this spelling.
     fn write(self, bytes: &[u8]) -> Option<String> {
         match self {
             Self::Plain if bytes.is_empty() => Some(String::new()),
@@ -79,14 +80,14 @@ impl Spelling {
     }
 }
 
-/// What a key of a data blob names.
+/// The content of a blob's key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct BlobKey {
     pub(crate) object: ObjectId,
     pub(crate) blob: u128,
 }
 
-/// Where in a bucket the objects lie.
+/// The location of the objects in a bucket.
 #[derive(Debug)]
 pub(crate) struct Layout {
     /// Empty, or with a slash at the end.
@@ -96,7 +97,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// `prefix` as [`crate::S3Config`] has checked it.
+    /// `prefix` was checked by [`crate::S3Config`].
     pub(crate) fn new(prefix: &str) -> Self {
         let prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
         Self { prefix, cuts: AtomicBool::new(true) }
@@ -131,29 +132,29 @@ impl Layout {
         self.path(&format!("{kind}/{namespace}/{}/{name}{rest}", spelling.directory()))
     }
 
-    /// Under which the heads of a namespace lie whose names are written so.
+    /// Returns the directory of a namespace's heads with this spelling.
     pub(crate) fn heads(&self, namespace: &Namespace, spelling: Spelling) -> Path {
         self.path(&format!("h/{}/{}", self.namespace_segment(namespace), spelling.directory()))
     }
 
-    /// A key in [`Self::heads`] for the name `bytes`, which need not be one; `None` if none that begins
-    /// so is written like that.
+    /// Returns a key in [`Self::heads`] for `bytes`, which need not be a name; `None` if no name
+    /// with this prefix has this spelling.
     pub(crate) fn head_from(&self, namespace: &Namespace, spelling: Spelling, bytes: &[u8]) -> Option<Path> {
         let text = self.cut(spelling.write(bytes)?);
         Some(self.path(&format!("h/{}/{}/{text}", self.namespace_segment(namespace), spelling.directory())))
     }
 
-    /// Under which the heads of all namespaces lie.
+    /// Returns the directory of all heads.
     pub(crate) fn all_heads(&self) -> Path {
         self.path("h")
     }
 
-    /// Under which the blobs of all namespaces lie.
+    /// Returns the directory of all blobs.
     pub(crate) fn all_blobs(&self) -> Path {
         self.path("d")
     }
 
-    /// Under which the small objects of probes lie.
+    /// Returns the directory of the probes' small objects.
     pub(crate) fn all_probes(&self) -> Path {
         self.path("p")
     }
@@ -162,7 +163,7 @@ impl Layout {
         self.path("c/all")
     }
 
-    /// Under which the records of all namespaces lie.
+    /// Returns the directory of all records.
     pub(crate) fn all_records(&self) -> Path {
         self.path("c")
     }
@@ -179,17 +180,17 @@ impl Layout {
         self.path(&format!("c/{}/domain.{:016x}", self.namespace_segment(namespace), domain.0))
     }
 
-    /// Whether the keys of a namespace have its name.
+    /// Returns whether a namespace's keys contain its name.
     pub(crate) fn has_name(&self, namespace: &Namespace) -> bool {
         !self.namespace_segment(namespace).starts_with("s.")
     }
 
-    /// The key whose age is that of the last sweep.
+    /// Returns the key whose age is the time since the last sweep.
     pub(crate) fn last_sweep(&self) -> Path {
         self.path("s/last")
     }
 
-    /// The key of what states the edition of the layout.
+    /// Returns the key of the object that states the layout's edition.
     pub(crate) fn edition(&self) -> Path {
         self.path("s/layout")
     }
@@ -199,14 +200,14 @@ impl Layout {
         self.path(&format!("p/{nonce:016x}"))
     }
 
-    /// Whether the key of a head has a name that is cut.
+    /// Returns whether the key of a head has a cut name.
     pub(crate) fn is_cut(&self, path: &Path) -> bool {
         let rest = path.as_ref().strip_prefix(&self.prefix).and_then(|rest| rest.splitn(4, '/').nth(3));
         rest.is_some_and(|rest| rest.contains('/')) && self.name_of(path).is_some()
     }
 
-    /// The namespace that a segment below `h`, `d` or `c` stands for; `Err` with the path of the record that
-    /// has its name where the segment is a hash.
+    /// Returns the namespace of a segment below `h`, `d` or `c`; `Err` with the path of the record
+    /// that has its name if the segment is a hash.
     pub(crate) fn namespace_of(&self, segment: &str) -> Option<std::result::Result<Namespace, Path>> {
         let (kind, text) = segment.split_at_checked(2)?;
         let namespace = match kind {
@@ -219,18 +220,18 @@ impl Layout {
         self.is_written_as(&namespace, segment).then_some(Ok(namespace))
     }
 
-    /// The segment of a namespace in a key below `h`, `d` or `c`.
+    /// Returns the namespace's segment in a key below `h`, `d` or `c`.
     pub(crate) fn segment_of<'a>(&self, path: &'a Path) -> Option<&'a str> {
         path.as_ref().strip_prefix(&self.prefix)?.split('/').nth(1)
     }
 
-    /// The name of a head's key within a namespace; `None` for what is none of this store's.
+    /// Returns the name in a head's key; `None` for a foreign key.
     pub(crate) fn name_of(&self, path: &Path) -> Option<Name> {
         let mut parts = path.as_ref().strip_prefix(&self.prefix)?.splitn(4, '/').skip(2);
         self.name(parts.next()?, parts.next()?)
     }
 
-    /// What a blob's key names, in the namespace of its segment.
+    /// Returns the content of a blob's key in this namespace.
     pub(crate) fn blob_of(&self, path: &Path, namespace: &Namespace) -> Option<BlobKey> {
         let mut parts = path.as_ref().strip_prefix(&self.prefix)?.splitn(4, '/').skip(2);
         let (directory, (name, blob)) = (parts.next()?, parts.next()?.rsplit_once('/')?);
@@ -239,12 +240,12 @@ impl Layout {
         Some(BlobKey { object, blob })
     }
 
-    /// Whether keys have `segment` for a namespace.
+    /// Returns whether keys of a namespace have `segment`.
     pub(crate) fn is_written_as(&self, namespace: &Namespace, segment: &str) -> bool {
         self.namespace_segment(namespace) == segment
     }
 
-    /// The segment of a key that stands for a namespace.
+    /// Returns a namespace's segment.
     fn namespace_segment(&self, namespace: &Namespace) -> String {
         let bytes = namespace.as_bytes();
         let is_plain = is_plain(bytes);
@@ -257,9 +258,9 @@ impl Layout {
         }
     }
 
-    /// The text of a name as the rest of a key has it.
+    /// Returns the text of a name, with cuts.
     fn cut(&self, text: String) -> String {
-        // It is ASCII, so it can be cut anywhere.
+        // The text is ASCII, so it can be cut anywhere.
         if text.len() <= SEGMENT_BYTES_MAX || !self.cuts() {
             return text;
         }
@@ -273,8 +274,8 @@ impl Layout {
         key
     }
 
-    /// The name that the rest of a key is written for, in the directory of its spelling; `None` for what is none of
-    /// this store's.
+    /// Returns the name in the rest of a key, in the directory of its spelling; `None` for a
+    /// foreign key.
     fn name(&self, directory: &str, rest: &str) -> Option<Name> {
         let text = rest.replace(&[CUT, "/", CUT].concat(), "");
         let bytes = match directory {
@@ -286,7 +287,7 @@ impl Layout {
         is_ours.then(|| Name::new(bytes).ok())?
     }
 
-    /// The domain of a record's key.
+    /// Returns the domain in a record's key.
     pub(crate) fn domain_of(path: &Path) -> Option<OrderDomain> {
         let digits = path.filename()?.strip_prefix("domain.").filter(|digits| digits.len() == 16)?;
         u64::from_str_radix(digits, 16).ok().map(OrderDomain)
@@ -294,7 +295,7 @@ impl Layout {
 }
 
 /// # Errors
-/// [`Error::Invalid`], with what would be right.
+/// [`Error::Invalid`], with the valid form.
 pub(crate) fn check_prefix(prefix: &str) -> Result<()> {
     let fine = |segment: &str| is_plain(segment.as_bytes());
     if prefix.is_empty() || prefix.len() <= PREFIX_BYTES_MAX && prefix.split('/').all(fine) {
@@ -394,7 +395,7 @@ mod tests {
         }
     }
 
-    /// Names around the cuts, of which many begin alike, in either spelling.
+    /// Names around the cuts, many with equal prefixes, in either spelling.
     fn long_names() -> Vec<Vec<u8>> {
         let mut names = Vec::new();
         for byte in [b'a', b'_', b'-', 0] {
@@ -420,7 +421,7 @@ mod tests {
         }
     }
 
-    /// What a server that keeps objects as files asks for.
+    /// The limits of a server that keeps objects as files.
     #[test]
     fn no_segment_is_long_and_no_key_is_the_directory_of_another() {
         let layout = Layout::new("");

@@ -1,4 +1,5 @@
-//! Keys and bodies as they lie in the bucket. Nothing here does I/O: bytes are decoded or refused, never trusted.
+//! The keys and bodies in the bucket. This module does no I/O: bytes are decoded or refused, never
+//! trusted.
 
 pub(crate) mod content;
 pub(crate) mod head;
@@ -15,14 +16,14 @@ fn put_number(to: &mut BytesMut, mut number: u64) {
     to.put_u8(number as u8);
 }
 
-/// Sets the checksum of a body that begins with a magic and four bytes for it.
+/// Sets the checksum of a body that begins with a magic number and four bytes for the checksum.
 pub(crate) fn seal(mut body: BytesMut) -> Bytes {
     let crc = crc32fast::hash(&body[8..]);
     body[4..8].copy_from_slice(&crc.to_le_bytes());
     body.freeze()
 }
 
-/// What follows magic and checksum, if they are right.
+/// Returns the bytes after magic number and checksum, if both are right.
 fn open(magic: &[u8; 4], bytes: &Bytes) -> Option<Reader> {
     let mut from = Reader(bytes.clone());
     let is_ours = from.bytes(4)? == magic[..];
@@ -30,7 +31,7 @@ fn open(magic: &[u8; 4], bytes: &Bytes) -> Option<Reader> {
     (is_ours && crc == crc32fast::hash(&from.0)).then_some(from)
 }
 
-/// Takes values off the front of bytes that may be anything.
+/// Reads values from the front of untrusted bytes.
 struct Reader(Bytes);
 
 impl Reader {
@@ -62,7 +63,7 @@ impl Reader {
         self.array().map(u128::from_le_bytes)
     }
 
-    /// A number in groups of seven bits, at most 63 bits.
+    /// Reads a number in groups of seven bits, at most 63 bits.
     fn number(&mut self) -> Option<u64> {
         let mut number = 0;
         for shift in (0..63).step_by(7) {

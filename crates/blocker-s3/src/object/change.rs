@@ -1,4 +1,5 @@
-//! One change, from request to reply: look, decide, put the bytes, put the head if what was seen still holds.
+//! One change, from request to reply: look, decide, put the bytes, put the head if the observed
+//! state is unchanged.
 //!
 //! ```text
 //! look (or recall) ── introduce? ── admit ── put blob ── put head ──┬─ applied: remember, reply, clean up
@@ -6,12 +7,13 @@
 //!    └───────────────────────────────────────────────────────────────  the blob stays as it is
 //! ```
 //!
-//! The decision is [`Act::admit`]'s, on what was seen; the head is put on the condition that
-//! it is still what was seen. So decision and change are one step. Until the head is put, the blob is nothing
-//! to anyone.
+//! [`Act::admit`] decides on the observed head; the new head is put on the condition that the
+//! observed one is unchanged. So decision and change are one step. Until the head is put, no one
+//! sees the blob.
 //!
-//! An object of up to 32 KiB that never was larger lies in its head: a change of it is one request. A fragmented one
-//! ([`Content::is_fragmented`]) is compacted as part of the change that fragmented it.
+//! An object that was never larger than 32 KiB lies in its head: changing it is one request. A
+//! fragmented one ([`Content::is_fragmented`]) is compacted as part of the change that fragmented
+//! it.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -26,10 +28,11 @@ use super::{Core, Progress, TRIES};
 use crate::format::content::{Blob, Content, Edit, INLINE_BYTES_MAX, Source};
 use crate::format::head::Head;
 
-/// How long a blob may wait for its head: much less than a sweep takes for an orphan's age.
+/// How long a blob may wait for its head: much less than the age at which a sweep takes it for an
+/// orphan.
 const BLOB_AGE_MAX: Duration = Duration::from_secs(15 * 60);
 
-/// The ranges that get new content, and the new bytes in one piece.
+/// Returns the ranges with new content, and the new bytes in one buffer.
 fn edits(act: &Act) -> (Vec<Edit>, Bytes) {
     let data_at = |at, data: &Segments| {
         let edit = Edit { at, len_bytes: data.len_bytes() as u64, from: Some(0) };
@@ -60,7 +63,7 @@ fn edits(act: &Act) -> (Vec<Edit>, Bytes) {
     }
 }
 
-/// The work of one change, kept from try to try.
+/// The state of one change, kept between attempts.
 struct Work<'a> {
     object: &'a ObjectId,
     act: &'a Act,
@@ -68,14 +71,14 @@ struct Work<'a> {
     progress: &'a Progress,
     edits: Vec<Edit>,
     payload: Bytes,
-    /// The blob that holds the payload and nothing else, and since when.
+    /// The blob that holds only the payload, and the time when it was put.
     blob: Option<(Blob, Timestamp)>,
-    /// Blobs that no head names or will name.
+    /// Blobs that no head names, or will name.
     orphans: Vec<u128>,
 }
 
 impl Core {
-    /// Applies one change. The object's version and size afterwards.
+    /// Applies one change. Returns the object's version and size afterwards.
     pub(crate) async fn change(
         &self,
         object: &ObjectId,
@@ -91,7 +94,7 @@ impl Core {
         let done = self.try_all(&mut work).await;
         drop(lock);
         match &done {
-            // The head that names the blob may be there, or come.
+            // The head that names the blob may have been stored, or may still be.
             Err(Error::OutcomeUnknown(_)) => {}
             Err(_) => work.orphans.extend(work.blob.map(|(blob, _)| blob.id)),
             Ok(_) => {}
@@ -112,13 +115,13 @@ impl Core {
             if let Some(done) = self.try_change(work, seen, is_fresh).await? {
                 return Ok(done);
             }
-            // Others change it as well: let one of them through.
+            // Others change the object as well: let one of them finish.
             self.give_way(attempt).await;
         }
         Err(Error::Retryable("too many concurrent changes to this object".into()))
     }
 
-    /// One attempt from what was seen; `None` if that does not hold any more.
+    /// Makes one attempt from the observed state; `None` if that has changed.
     async fn try_change(
         &self,
         work: &mut Work<'_>,
@@ -160,7 +163,7 @@ impl Core {
             return if is_fresh { Err(error) } else { Ok(None) };
         }
         let Some(base) = seen.clone() else {
-            // Admitted without a head to put another in place of: it is none that creates.
+            // Admitted without an existing head: the change does not create one.
             return Err(Error::Missing);
         };
         if let Act::CompareAndWrite { offset, expected, .. } = act {
@@ -177,13 +180,13 @@ impl Core {
         let garbage = garbage(&base.head.content, &next.content);
         work.progress.set_begun(true);
         let swapped = self.swap(object, &base, next).await;
-        // A change that was made stays made, whatever the call still waits for.
+        // A completed change stays completed, whatever the call still waits for.
         if matches!(swapped, Swap::Lost | Swap::Failed(_)) {
             work.progress.set_begun(false);
         }
         match swapped {
             Swap::Done(_) => {
-                // A blob that was put for an earlier try and is not in use now.
+                // A blob that was put for an earlier attempt and is unused now.
                 let unused = work.blob.filter(|(blob, _)| own != Some(blob.id));
                 work.orphans.extend(unused.map(|(blob, _)| blob.id));
                 work.orphans.extend(garbage);
@@ -205,8 +208,8 @@ impl Core {
         }
     }
 
-    /// The content after the change, with every blob that it names in place, and which one is new. `None` if
-    /// the content before is not there any more.
+    /// Returns the content after the change, with all its blobs stored, and the new blob. `None` if
+    /// the content before the change is gone.
     async fn new_content(&self, work: &mut Work<'_>, head: &Head) -> Result<Option<(Content, Option<u128>)>> {
         let size = head.content.size_bytes;
         let new_size = work.act.new_size(size);
@@ -214,7 +217,7 @@ impl Core {
             Act::Full { .. } | Act::Delete => Content::default(),
             _ => head.content.clone(),
         };
-        // What is discarded beyond the end is nothing.
+        // Discarding beyond the end has no effect.
         let edits: Vec<Edit> = match work.act {
             Act::Discard { .. } => {
                 let clipped = |edit: &Edit| Edit {
@@ -228,7 +231,7 @@ impl Core {
         if content.blobs.is_empty() && new_size <= INLINE_BYTES_MAX {
             return Ok(Some((inline_content(&content, &edits, &work.payload, new_size), None)));
         }
-        // The head holds bytes of small objects only: those of one that grows move out.
+        // The head only holds bytes of small objects: those of a growing one move out.
         let moves_out = content.has_inline();
         let mut own = None;
         if moves_out {
@@ -278,9 +281,9 @@ impl Core {
         Ok(Some((content, own)))
     }
 
-    /// Puts all bytes of `content` into one blob. `None` if a blob is not there any more.
+    /// Puts all bytes of `content` into one blob. `None` if a blob is gone.
     async fn compact(&self, object: &ObjectId, content: &Content) -> Result<Option<(Content, u128)>> {
-        // Never closed. Whatever has a place under this waits for requests only.
+        // Never closed. Holders only wait for requests.
         let _place = self.compactions.acquire().await;
         self.requests.stats.compacted.increment();
         let mut body = BytesMut::new();
@@ -317,7 +320,8 @@ impl Core {
         }
     }
 
-    /// Where the bytes at `offset` differ from those expected; `None` if they cannot be read any more.
+    /// Returns the first difference from the expected bytes at `offset`; `None` if they can no
+    /// longer be read.
     async fn compare(
         &self,
         object: &ObjectId,
@@ -328,13 +332,13 @@ impl Core {
         let len = expected.len_bytes() as u64;
         let end = offset.saturating_add(len).min(head.content.size_bytes).max(offset);
         let Some(found) = self.bytes(object, &head.content, offset..end).await? else { return Ok(None) };
-        // A byte past the end differs from any.
+        // A byte beyond the end differs from any.
         let differs = expected.first_difference(&found).map(|at| offset + at as u64);
         Ok(Some(differs))
     }
 }
 
-/// The head that the change leaves.
+/// Returns the head after the change.
 fn after(act: &Act, change: &Change, head: &Head, scopes: Scopes, content: Content) -> Result<Head> {
     let mut next = head.next();
     next.is_there = !matches!(act, Act::Delete);
@@ -352,13 +356,13 @@ fn after(act: &Act, change: &Change, head: &Head, scopes: Scopes, content: Conte
     Ok(next)
 }
 
-/// The blobs that a content names and its successor does not.
+/// Returns the blobs that a content names and its successor does not.
 fn garbage(before: &Content, after: &Content) -> Vec<u128> {
     let gone = |blob: &&Blob| after.blobs.iter().all(|kept| kept.id != blob.id);
     before.blobs.iter().filter(gone).map(|blob| blob.id).collect()
 }
 
-/// A content that lies in the head.
+/// Returns a content that lies in the head.
 fn inline_content(before: &Content, edits: &[Edit], payload: &[u8], new_size: u64) -> Content {
     let mut bytes = before.inline_bytes();
     let end = edits.iter().map(|edit| edit.at + edit.len_bytes).max().unwrap_or(0);
@@ -372,7 +376,7 @@ fn inline_content(before: &Content, edits: &[Edit], payload: &[u8], new_size: u6
         }
     }
     bytes.resize(new_size as usize, 0);
-    // What is all zeros at the end is a hole.
+    // Trailing zeros become a hole.
     let len = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
     bytes.truncate(len);
     let mut content = Content { size_bytes: new_size, inline: bytes.freeze(), ..Content::default() };

@@ -1,14 +1,16 @@
-//! Claims on S3: the protocol is that of [`blocker::conditional::claims`], which has the proofs; here is what it rests on.
+//! Claims on S3: [`blocker::conditional::claims`] has the protocol and its proofs; this module has
+//! the operations that it needs.
 //!
-//! The fence of an object lies in its head, and a change puts a head in place of the one it was prepared from, byte for
-//! byte. An object is introduced by its head: where there is none, a ghost is put on the condition that there is none, and
-//! the mark of an introduction is the body of the head. So a claim that meets a head without a fence replaces it by the
-//! same one with another nonce. A ghost is removed only by a sweep (`sweep.rs`), only if it is still, byte for byte, one
-//! whose fence is not above the epochs of its scopes, and that was never claimed by itself.
+//! An object's fence is in its head, and a change replaces exactly the head from which it was
+//! prepared. An object is introduced by its head: if it has none, a ghost is put on the condition
+//! that none exists, and the mark of an introduction is the body of the head. So a claim that finds
+//! a head without a fence replaces it by the same head with another nonce. Only a sweep
+//! (`sweep.rs`) removes a ghost, and only if it is byte for byte one whose fence is not above the
+//! epochs of its scopes, and that was never claimed itself.
 //!
-//! What it costs: nothing for an object that has been changed before; three requests more, two of them at the same time,
-//! for the first change of an object; for a claim of a scope, a read of every head in it and a put of every head whose
-//! fence it raises.
+//! Costs: nothing for an object that was changed before; three more requests, two of them
+//! concurrent, for the first change of an object; for a claim of a scope, a read of every head in
+//! it and a put of every head whose fence it raises.
 
 use blocker::conditional::claims::{self, Announced, Claim, Claims, Found, Place, Scopes};
 use blocker::event::Event;
@@ -23,10 +25,10 @@ use crate::format::head::{RECORD_BYTES_MAX, Record};
 use crate::format::layout::Layout;
 use crate::server::requests::{Got, Put};
 
-/// How often a record is tried that others change at the same time.
+/// How often a change of a record is retried while others change it.
 const RECORD_TRIES: u32 = 100;
 
-/// One claim under way.
+/// A claim in progress.
 struct Claiming<'a> {
     core: &'a Core,
     progress: &'a Progress,
@@ -42,7 +44,7 @@ impl Core {
         Ok(ClaimReply::new(epoch))
     }
 
-    /// Puts a ghost where there is no head; `None` if there is one by now.
+    /// Puts a ghost if there is no head; `None` if there is one by now.
     pub(crate) async fn introduce(&self, object: &ObjectId) -> Result<Option<Seen>> {
         self.requests.stats.introduced.increment();
         self.name_namespace(&object.namespace).await?;
@@ -53,7 +55,7 @@ impl Core {
         }
     }
 
-    /// Leaves the name of a namespace where it can be found, if its keys do not have it.
+    /// Records the name of a namespace, if its keys do not contain it.
     async fn name_namespace(&self, namespace: &Namespace) -> Result<()> {
         if self.layout.has_name(namespace) {
             return Ok(());
@@ -62,7 +64,7 @@ impl Core {
         self.update_record(Place::Namespace(namespace), name).await.map(drop)
     }
 
-    /// Returns the epochs as they are now.
+    /// Returns the current epochs.
     pub(crate) async fn scopes(&self, namespace: &Namespace, domain: Option<OrderDomain>) -> Result<Scopes> {
         let (all, own, domain) = futures_util::future::join3(
             self.record(Place::All),
@@ -97,7 +99,7 @@ impl Core {
     /// Returns the record at a path, and its ETag; an empty one if there is none.
     ///
     /// # Errors
-    /// Those of reads, but `Missing`.
+    /// Those of reads, except `Missing`.
     pub(crate) async fn record_at(&self, path: &Path) -> Result<(Record, Option<String>)> {
         match self.requests.get(path, None, RECORD_BYTES_MAX).await? {
             Got::Missing => Ok((Record::default(), None)),
@@ -111,9 +113,9 @@ impl Core {
         }
     }
 
-    /// Changes the record of a scope. What `update` returns for the record that was found is put in its
-    /// place, if it is still there; otherwise `update` is asked again. An `update` that is repeated must find
-    /// its own work done. Whether a put was made that may have changed something.
+    /// Changes a scope's record: replaces it by the result of `update`, if the record is unchanged;
+    /// otherwise calls `update` again. A repeated `update` must recognise its own work. Returns
+    /// whether a put was made that may have changed the record.
     ///
     /// # Errors
     /// Those of `update`; `Retryable`, `Denied`.
@@ -152,14 +154,14 @@ impl Core {
         Err(Error::Retryable("too many concurrent claims of this scope".into()))
     }
 
-    /// Waits before what others change at the same time is tried once more.
+    /// Waits before a retry after concurrent changes.
     pub(super) async fn give_way(&self, attempt: u32) {
         if attempt > 1 {
             self.requests.delay((attempt / 4).min(3)).await;
         }
     }
 
-    /// Does what a claim has to do with an object that it has found in a listing.
+    /// Applies a claim to an object found in a listing.
     async fn meet(&self, object: ObjectId, domain: Option<OrderDomain>, epoch: u64) -> Result<()> {
         for attempt in 0..TRIES {
             let Some(seen) = self.look(&object).await? else { return Ok(()) };
@@ -171,7 +173,7 @@ impl Core {
                 (Some(_), Some(domain)) => {
                     next.set_domain_fence(domain, epoch);
                 }
-                // Another nonce is enough.
+                // Another nonce suffices.
                 (None, _) => {}
             }
             match self.swap(&object, &seen, next).await {
@@ -221,7 +223,7 @@ impl Claims for Claiming<'_> {
             *highest = epoch;
             Ok(Some(next))
         };
-        // Repeated, it comes to the same.
+        // Repeating it has the same effect.
         self.core.update_record(place, raise).await.map(drop).map_err(|error| match error {
             Error::OutcomeUnknown(reason) => Error::Retryable(reason),
             error => error,

@@ -1,5 +1,6 @@
-//! Objects of the contract over conditional puts: reads, changes, listings, claims, and what they share. Only a put on
-//! a condition decides anything here; keys and bodies are drawn in `format`, and requests are sent in `server`.
+//! The contract's objects, over conditional puts: reads, changes, listings, claims, and their
+//! shared state. Only conditional puts decide; `format` defines keys and bodies, and `server` sends
+//! requests.
 
 pub(crate) mod change;
 mod claims;
@@ -24,32 +25,32 @@ use crate::server::limits::Credits;
 use crate::server::requests::Requests;
 use swap::{Heads, ObjectLocks};
 
-/// The state that the handle of a store and its calls share.
+/// State shared by the handle of a store and its calls.
 pub(crate) struct Core {
     pub(crate) layout: Layout,
     pub(crate) requests: Arc<Requests>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) heads: Heads,
     pub(crate) locks: ObjectLocks,
-    /// Removes objects on conditions, over HTTP.
+    /// Conditional removals, over HTTP.
     pub(crate) remover: Remover,
     pub(crate) events: EventHub,
-    /// For the payloads of operations.
+    /// Credits for the payloads of operations.
     pub(crate) credits: Credits,
-    /// For objects that are compacted.
+    /// Limits concurrent compactions.
     pub(crate) compactions: Semaphore,
     pub(crate) object_bytes_max: u64,
-    /// How long a call may take; see [`bounded`].
+    /// The longest time of a call; see [`bounded`].
     pub(crate) call_timeout: Duration,
 }
 
-/// How many requests one call has under way where it needs many.
+/// The number of concurrent requests of one call that needs many.
 pub(crate) const CONCURRENT: usize = 32;
 /// How often a call is prepared again because of concurrent changes to the object, each of which means that a change of
 /// another client was applied.
 pub(crate) const TRIES: u32 = 200;
 
-/// How far a call has come.
+/// The progress of a call.
 #[derive(Clone, Default)]
 pub(crate) struct Progress(Arc<State>);
 
@@ -60,7 +61,7 @@ struct State {
 }
 
 impl Progress {
-    /// Whether what was sent to the server may have made, or may still make, the change.
+    /// Returns whether a sent request may have made the change, or may still make it.
     pub(crate) fn has_begun(&self) -> bool {
         self.0.has_begun.load(Ordering::Acquire)
     }
@@ -79,17 +80,18 @@ impl Progress {
     }
 }
 
-/// Runs a call until its caller's deadline, and no longer than the configuration allows. `changed` is the object that it
-/// may change.
+/// Runs a call until its caller's deadline, or the configured limit. `changed` is the object that
+/// the call may change.
 ///
-/// Attempts have limits of their own (`server/requests.rs`), but a call makes several requests and repeats each, waits
-/// for others' changes of the object, and for credits. So the whole call ends after
-/// [`crate::S3Config::call_timeout`]. A request that has been sent by then runs to the end of its attempt, and nobody
-/// waits for it: the outcome of a change whose head was on its way is unknown, and the next look at the object resolves
-/// it (`swap.rs`); nothing else was changed, and a blob that it has left is a sweep's.
+/// Attempts have limits of their own (`server/requests.rs`), but a call makes several requests and
+/// retries each, and waits for other changes of the object and for credits. So the whole call ends
+/// after [`crate::S3Config::call_timeout`]. A request sent by then runs to the end of its attempt,
+/// and nobody waits for it. If it was the put of a head, the outcome of the change is unknown, and
+/// the next access to the object resolves it (`swap.rs`); otherwise nothing was changed, and a
+/// sweep removes a leftover blob.
 ///
-/// A call whose work grows with the number of objects (a claim, a sweep) is bounded by step: the time begins anew with
-/// each object that it has finished.
+/// A call whose work grows with the number of objects (a claim, a sweep) is limited per step: the
+/// time restarts with each finished object.
 pub(crate) fn bounded<T: 'static>(
     core: &Arc<Core>,
     call: &Call,
@@ -130,7 +132,8 @@ pub(crate) fn bounded<T: 'static>(
     })
 }
 
-/// Why a call has ended without an answer. Leaves a mark where a put may still land on the object.
+/// Returns the error of a call that ended without an answer. Marks the object if a put may still be
+/// applied to it.
 fn given_up(core: &Core, is_late: bool, has_begun: bool, changed: Option<&ObjectId>) -> Error {
     core.requests.stats.given_up.increment();
     if !has_begun && is_late {

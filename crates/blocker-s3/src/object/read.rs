@@ -1,10 +1,11 @@
 //! Reads, copies and listings.
 //!
-//! A read takes the head, then the pieces of the range, with concurrent requests for the blobs that they lie in. A blob
-//! is removed some time after the head that named it was replaced. A reader that misses one looks at the head again.
+//! A read gets the head, then the pieces of the range, with concurrent requests for their blobs. A
+//! blob is removed some time after the head that named it was replaced. A reader that finds a blob
+//! missing reads the head again.
 //!
-//! A listing of the server has keys and ETags, but neither sizes nor versions: those are in the heads, which are read
-//! some at a time. A head that is remembered with the ETag of the listing is not read again.
+//! The server's listing has keys and ETags, but no sizes and versions: those are in the heads, of
+//! which several are read at a time. A head remembered with the listed ETag is not read again.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,10 +26,10 @@ use super::{CONCURRENT, Core, Progress, TRIES};
 use crate::format::content::{Content, Extent, Source};
 use crate::format::layout::Spelling;
 
-/// Pieces of one blob with a gap up to this between them are asked for together.
+/// Pieces of one blob with a gap up to this between them are requested together.
 const GAP_BYTES: u64 = 64 * 1024;
 
-/// Pieces of one blob that are asked for together.
+/// Pieces of one blob that are requested together.
 struct Part {
     blob: u128,
     range: Range<u64>,
@@ -46,7 +47,7 @@ impl Core {
         Ok(ReadReply::new(data.into(), size_bytes, version))
     }
 
-    /// Bytes of a range, the size, and the version.
+    /// Reads a range: bytes, size, and version.
     pub(crate) async fn read_range(
         &self,
         object: &ObjectId,
@@ -74,7 +75,7 @@ impl Core {
         Err(Error::Retryable("too many concurrent changes to this object".into()))
     }
 
-    /// The bytes of a range of a content; `None` if a blob is not there any more.
+    /// Returns the bytes of a range of a content; `None` if a blob is gone.
     pub(crate) async fn bytes(
         &self,
         object: &ObjectId,
@@ -93,7 +94,7 @@ impl Core {
             .buffer_unordered(CONCURRENT)
             .try_collect()
             .await?;
-        // All of it in one piece, as it came.
+        // All bytes are in one buffer, which is returned as received.
         if let [(part, Some(bytes))] = &fetched[..]
             && let [piece] = &pieces[..]
             && piece.len_bytes as usize == len
@@ -126,7 +127,7 @@ impl Core {
     }
 }
 
-/// The pieces that lie in blobs, joined to few requests.
+/// Returns the pieces in blobs, joined into few requests.
 fn parts(pieces: &[Extent]) -> Vec<Part> {
     let mut in_blobs: Vec<(u128, Extent)> = pieces
         .iter()
@@ -153,7 +154,7 @@ fn parts(pieces: &[Extent]) -> Vec<Part> {
 // ---- copies
 
 impl Core {
-    /// Copies through this client. What is written is the source as it was at one moment.
+    /// Copies through this client. The copied bytes are a consistent snapshot of the source.
     pub(crate) async fn copy(&self, request: &CopyRequest, progress: &Progress) -> Result<(Version, u64)> {
         let read = |len_bytes| async move {
             let (data, size_bytes, version) =
@@ -167,13 +168,13 @@ impl Core {
 
 // ---- listings
 
-/// The most names that are asked for at once.
+/// The most names requested at once.
 const NAMES_AT_ONCE: usize = 1000;
 
-/// A name that a listing has shown, and the ETag of its head.
+/// A listed name, and the ETag of its head.
 type Found = BTreeMap<Name, Option<String>>;
 
-/// A walk over all heads of a namespace, those of ghosts included.
+/// A walk over all heads of a namespace, including ghosts.
 pub(crate) struct Walk {
     namespace: Namespace,
     spelling: Option<Spelling>,
@@ -181,7 +182,7 @@ pub(crate) struct Walk {
 }
 
 impl Walk {
-    /// Returns the next objects, perhaps none; `None` at the end.
+    /// Returns the next objects (possibly an empty page); `None` at the end.
     ///
     /// # Errors
     /// Those of reads.
@@ -209,7 +210,7 @@ impl Core {
         let mut after = request.after.clone();
         let mut entries = Vec::new();
         loop {
-            // One more than fits, to know whether there is more.
+            // One more than requested, to know whether there are more.
             let wanted = (entries_max + 1 - entries.len()).min(NAMES_AT_ONCE);
             let found = self.names(&request.namespace, &request.prefix, after.as_ref(), wanted).await?;
             let is_last = found.len() < wanted;
@@ -237,7 +238,7 @@ impl Core {
     ) -> Result<Option<ListEntry>> {
         let object = ObjectId::new(namespace.clone(), name);
         let known = self.heads.recall(&object).filter(|seen| {
-            // As different parts of a server write it.
+            // Different parts of a server may write an ETag with or without quotes.
             let bare = |etag: &str| etag.trim_matches('"').to_owned();
             etag.as_deref().is_some_and(|etag| bare(etag) == bare(&seen.etag))
         });
@@ -249,7 +250,7 @@ impl Core {
         Ok(there.map(|head| ListEntry::new(object.name, head.content.size_bytes, Version(head.version))))
     }
 
-    /// Returns the first `count` names after `after` that begin with `prefix`, those of ghosts included.
+    /// Returns the first `count` names after `after` with the prefix `prefix`, including ghosts.
     async fn names(
         &self,
         namespace: &Namespace,
@@ -280,7 +281,8 @@ impl Core {
         };
         let under = self.layout.heads(namespace, spelling);
         let mut found = Found::new();
-        // The server begins after a key; the name that is the prefix itself is asked for apart.
+        // The server lists keys after a given one; the name that equals the prefix is queried
+        // separately.
         let after = after.map(Name::as_bytes).filter(|after| *after >= prefix);
         if after.is_none()
             && let Ok(name) = Name::copy_from(prefix)
@@ -314,9 +316,10 @@ impl Core {
         Ok(found)
     }
 
-    /// A key after which all names after `after` lie, and not many others.
+    /// Returns a key after which all names after `after` lie, and few others.
     fn key_after(&self, namespace: &Namespace, spelling: Spelling, after: &[u8]) -> Path {
-        // What is not plain is cut off: the rest sorts before it, and what lies between is left out later.
+        // The part from the first special byte on is cut off: the rest sorts before it, and names
+        // in between are skipped later.
         let mut cut = after.len();
         loop {
             if let Some(key) = self.layout.head_from(namespace, spelling, &after[..cut])
@@ -331,7 +334,7 @@ impl Core {
         }
     }
 
-    /// Returns the namespaces that have heads or records, in order.
+    /// Returns the namespaces with heads or records, in order.
     pub(crate) async fn namespaces(&self) -> Result<Vec<Namespace>> {
         let mut namespaces = std::collections::BTreeSet::new();
         for under in [self.layout.all_heads(), self.layout.all_records()] {
@@ -344,8 +347,8 @@ impl Core {
         Ok(namespaces.into_iter().collect())
     }
 
-    /// The namespace that a directory below heads, blobs or records is of; `None` for a directory that is
-    /// none of this store's.
+    /// Returns the namespace of a directory below heads, blobs or records; `None` for a foreign
+    /// directory.
     pub(crate) async fn namespace_at(&self, directory: &Path) -> Result<Option<Namespace>> {
         let Some(segment) = self.layout.segment_of(directory) else { return Ok(None) };
         match self.layout.namespace_of(segment) {

@@ -1,15 +1,15 @@
-//! How one head is replaced by another, and what is done when the answer is lost.
+//! The replacement of one head by another, and the handling of lost answers.
 //!
-//! A put whose answer is lost may have been applied, and if not, it may still be. [`Core::swap`] repeats it,
-//! with the same body and condition: that changes nothing if it was applied, and if it was not, at most one
-//! of the two can be, because no ETag comes back (each body has a nonce of its own). Then it reads the head,
-//! which shows whether the body has been there. Where it is not there and its base still is, the object is
-//! *unsettled*: the next call of this store that looks at it puts another body in place of the base, which
-//! shuts the late one out.
+//! A put with a lost answer may have been applied, or may still be. [`Core::swap`] repeats it, with
+//! the same body and condition: that changes nothing if the first was applied, and otherwise at
+//! most one of both can be, because no ETag recurs (each body has its own nonce). Then it reads the
+//! head, which shows whether the body was stored. If it was not and its base is still there, the
+//! object is *unsettled*: the next call of this store that reads the object replaces the base by
+//! another body, which shuts out the late put.
 //!
-//! Heads are remembered between changes. A remembered head may be old: what follows from it is put only on the condition
-//! that it still holds, so it then costs a round trip, never correctness. An answer that says no (*missing*, *fenced* …)
-//! is given only from a head that has just been read.
+//! Heads are remembered between changes. A remembered head may be outdated: puts based on it are
+//! conditional on it, so that costs a round trip, never correctness. A refusal (*missing*, *fenced*
+//! …) is based only on a head that was just read.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,33 +27,33 @@ use crate::server::requests::{Got, Put};
 
 /// How often a put without an answer is repeated.
 const REPEATS: u32 = 3;
-/// How often a late put is shut out while others change the object at the same time.
+/// How often shutting out a late put is retried while others change the object.
 const SETTLES: u32 = 20;
 
-/// What became of a head that was to be put in place of another.
+/// The outcome of replacing a head.
 pub(crate) enum Swap {
     Done(Seen),
-    /// The base was not there any more.
+    /// The base was no longer there.
     Lost,
     /// Nothing was done.
     Failed(Error),
-    /// It may have been done, or be done later.
+    /// The put may have been applied, or may still be.
     Unknown(Error),
 }
 
 impl Core {
-    /// Returns the head of an object as it is now; `None` if there is none. Shuts out what may still land on
-    /// it.
+    /// Returns the current head of an object; `None` if there is none. Shuts out puts that may
+    /// still be applied to it.
     ///
     /// # Errors
-    /// Those of reads, but `Missing`.
+    /// Those of reads, except `Missing`.
     pub(crate) async fn look(&self, object: &ObjectId) -> Result<Option<Seen>> {
         let path = self.layout.head(object);
         for _ in 0..SETTLES {
             let seen = self.look_at(object, &path).await?;
             let Some(base) = self.heads.unsettled(object) else { return Ok(seen) };
             let Some(seen) = seen.filter(|seen| base.is_none_or(|base| base == seen.etag)) else {
-                // What was to land waits for a head that is not there any more, and none comes back.
+                // The late put waits for a head that is gone and does not recur.
                 self.heads.settled(object);
                 continue;
             };
@@ -67,7 +67,7 @@ impl Core {
         Err(Error::Retryable("too many concurrent changes to this object".into()))
     }
 
-    /// Returns the head as it is now, whatever may still land on it.
+    /// Returns the current head, even if a late put may still be applied to it.
     async fn look_at(&self, object: &ObjectId, path: &Path) -> Result<Option<Seen>> {
         let known = self.heads.recall(object);
         let etag = known.as_ref().map(|seen| &*seen.etag);
@@ -89,7 +89,7 @@ impl Core {
         }
     }
 
-    /// Puts a ghost where there is no head.
+    /// Puts a ghost if there is no head.
     pub(crate) async fn create(&self, object: &ObjectId) -> Swap {
         let ghost = Head::ghost();
         let (path, body) = (self.layout.head(object), ghost.encode());
@@ -97,7 +97,8 @@ impl Core {
             match self.requests.create(&path, &body).await {
                 Put::Done(Some(etag)) => return self.swapped(object, ghost, etag),
                 Put::Unknown(_) if repeat < REPEATS => self.requests.delay(repeat).await,
-                // A ghost that comes late is one all the same: nothing can land on it but what has seen it.
+                // A late ghost is a ghost all the same: only a change that has seen it can replace
+                // it.
                 Put::Done(None) | Put::Lost => return Swap::Lost,
                 Put::Refused(error) | Put::Unknown(error) => return Swap::Failed(error),
             }
@@ -111,7 +112,7 @@ impl Core {
         Swap::Done(seen)
     }
 
-    /// Puts `next`, made by [`Head::next`] of `base`, in place of `base`.
+    /// Replaces `base` by `next`, made by [`Head::next`] from it.
     pub(crate) async fn swap(&self, object: &ObjectId, base: &Seen, next: Head) -> Swap {
         let path = self.layout.head(object);
         let body = next.encode();
@@ -126,7 +127,7 @@ impl Core {
                     self.heads.forget(object);
                     return Swap::Failed(Error::Unsupported("the server names no ETag".into()));
                 }
-                // Also of the first attempt: what lies between may have sent it twice.
+                // Even at the first attempt: a proxy may have sent it twice.
                 Put::Lost => break,
                 Put::Refused(error) if unknown.is_none() => return Swap::Failed(error),
                 Put::Refused(error) | Put::Unknown(error) => unknown = Some(error),
@@ -140,15 +141,15 @@ impl Core {
             Ok(Some(seen)) => {
                 return match seen.head.has_been(next.nonce, next.serial) {
                     Some(true) if seen.head.nonce == next.nonce => Swap::Done(seen),
-                    // It was there, and others have come after it.
+                    // The body was stored, and others have replaced it since.
                     Some(true) => Swap::Done(Seen { head: Arc::new(next), etag: "".into() }),
                     Some(false) => Swap::Lost,
                     None => lost_or(unknown),
                 };
             }
-            // Its base is gone, so it is refused whenever it comes.
+            // The base is gone, so a late put will be refused.
             Ok(None) => return Swap::Lost,
-            // Whether it is this body that has made the condition false was not to be seen.
+            // It could not be determined whether this body has made the condition false.
             Err(error) => {
                 unknown.get_or_insert(error);
             }
@@ -162,10 +163,10 @@ impl Core {
 
 // ---- remembered heads
 
-/// The memory that a remembered head takes beside its names and its content, about: it is in a map, which may be
-/// twice as large as what it holds.
+/// The approximate memory of a remembered head beside its names and its content: it is in a map,
+/// which may be twice as large as its content.
 const HEAD_BYTES: usize = 600;
-/// The most objects that are remembered as unsettled.
+/// The most objects remembered as unsettled.
 const UNSETTLED_MAX: usize = 16 * 1024;
 
 /// A head and its ETag.
@@ -176,7 +177,7 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    /// About the memory that it takes, remembered under its object's name.
+    /// Returns the approximate memory of the head, remembered under its object's name.
     fn bytes(&self, object: &ObjectId) -> usize {
         let content = &self.head.content;
         let names = object.namespace.as_bytes().len() + object.name.as_bytes().len();
@@ -185,8 +186,8 @@ impl Seen {
     }
 }
 
-/// Heads that are remembered, in two generations: when the young one is full it becomes the old one, whose
-/// unused half is forgotten.
+/// Remembered heads in two generations: when the young one is full it becomes the old one, whose
+/// unused heads are forgotten.
 #[derive(Default)]
 struct Generations {
     young: HashMap<ObjectId, Seen>,
@@ -213,11 +214,11 @@ impl Generations {
     }
 }
 
-/// The memory of heads, and of the objects with a put that may still land.
+/// Remembered heads, and objects with a put that may still be applied.
 pub(crate) struct Heads {
     remembered: Mutex<Generations>,
     young_bytes_max: usize,
-    /// With the ETag that the put is waiting for; none where it is not known.
+    /// With the ETag that the put expects; `None` if unknown.
     unsettled: Mutex<HashMap<ObjectId, Option<Arc<str>>>>,
 }
 
@@ -251,7 +252,7 @@ impl Heads {
         *self.remembered.lock() = Generations::default();
     }
 
-    /// A put that waits for `base` may still land.
+    /// Notes that a put that expects `base` may still be applied.
     pub(crate) fn unsettle(&self, object: &ObjectId, base: Option<Arc<str>>) {
         self.forget(object);
         let mut unsettled = self.unsettled.lock();
@@ -260,7 +261,7 @@ impl Heads {
         }
     }
 
-    /// The ETag that a put waits for which may still land on the object, if there is such a put.
+    /// Returns the ETag that a late put of the object expects, if there is such a put.
     pub(crate) fn unsettled(&self, object: &ObjectId) -> Option<Option<Arc<str>>> {
         self.unsettled.lock().get(object).cloned()
     }
@@ -270,7 +271,7 @@ impl Heads {
         !unsettled.is_empty() && unsettled.contains_key(object)
     }
 
-    /// No put can land on it any more.
+    /// Notes that no late put can be applied to the object any more.
     pub(crate) fn settled(&self, object: &ObjectId) {
         self.unsettled.lock().remove(object);
     }
@@ -287,18 +288,18 @@ const WAIT_MAX: Duration = Duration::from_secs(10);
 
 type Lock = Arc<tokio::sync::Mutex<()>>;
 
-/// Locks that put the changes of one object by callers of one store in order.
+/// Locks that serialise the changes of one object by callers of one store.
 ///
-/// Without them each caller would put its head on the condition of the head that it has seen, one would win, and all
-/// others would begin anew: the more callers and the slower the server, the longer until the last is through. The locks
-/// decide nothing, the server does; so a caller that has waited for long goes ahead without, and a holder that is not
-/// polled stops no other call.
+/// Without them all callers would put their heads concurrently, one would win, and all others would
+/// start over: the more callers and the slower the server, the longer until the last one succeeds.
+/// The server decides, not the locks; so a caller that has waited long continues without the lock,
+/// and a holder that is not polled blocks no other call.
 #[derive(Default)]
 pub(crate) struct ObjectLocks {
     objects: parking_lot::Mutex<HashMap<ObjectId, Lock>>,
 }
 
-/// A held lock, or the mark of a caller that goes ahead without; it ends with this.
+/// A held lock, or the mark of a caller that continues without it; ends when dropped.
 pub(crate) struct ObjectLock<'a> {
     locks: &'a ObjectLocks,
     object: &'a ObjectId,
@@ -327,7 +328,8 @@ impl Drop for ObjectLock<'_> {
     fn drop(&mut self) {
         self.guard = None;
         let mut objects = self.locks.objects.lock();
-        // Handles are made and dropped under this mutex, so the last one finds itself alone.
+        // Handles are created and dropped under this mutex, so the last one detects that it is the
+        // last.
         self.lock = None;
         if objects.get(self.object).is_some_and(|lock| Arc::strong_count(lock) == 1) {
             objects.remove(self.object);

@@ -1,5 +1,6 @@
-//! The client that speaks HTTP to the server: `object_store`'s requests over this project's HTTP client, and what
-//! `object_store` lacks: conditional removals, and listings no longer than asked for.
+//! The HTTP client for the server: `object_store`'s requests over this project's HTTP client, and
+//! requests that `object_store` lacks: conditional removals, and listings limited to the requested
+//! length.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,24 +25,25 @@ use super::credentials::FileCredentials;
 use super::refusal::one_line;
 use crate::config::S3Config;
 
-/// What servers see in their logs.
+/// The name of this client in servers' logs.
 const USER_AGENT: HeaderValue = HeaderValue::from_static(concat!("cached/", env!("CARGO_PKG_VERSION")));
 
 impl S3Config {
-    /// Reads the files that are named, and the credentials of the environment, as opening a store does first.
+    /// Checks the configured files, and the environment's credentials, as the first step of opening
+    /// a store does.
     ///
     /// # Errors
-    /// [`Error::Invalid`], also for credentials that are half there.
+    /// [`Error::Invalid`], also for incomplete credentials.
     pub fn check_files(&self) -> Result<()> {
         self.client(&(Arc::new(SystemClock) as _), &Connector::new(self)?).map(drop)
     }
 
-    /// Returns the client. Reads the files that are named, and sends nothing.
+    /// Returns the client. Reads the configured files, and sends nothing.
     ///
     /// # Errors
-    /// [`Error::Invalid`], also for credentials that are half there.
+    /// [`Error::Invalid`], also for incomplete credentials.
     pub(crate) fn client(&self, clock: &Arc<dyn Clock>, connector: &Connector) -> Result<AmazonS3> {
-        // Repeating is for the store: it knows what may be repeated.
+        // The store retries by itself, because it knows which requests are idempotent.
         let retry = RetryConfig {
             max_retries: 0,
             retry_timeout: self.request_timeout,
@@ -57,10 +59,10 @@ impl S3Config {
             .with_virtual_hosted_style_request(self.virtual_host)
             .with_skip_signature(self.anonymous)
             .with_conditional_put(S3ConditionalPut::ETagMatch)
-            // One removal, one request: not every server has the other.
+            // One request per removal, because not every server supports bulk deletion.
             .with_disable_bulk_delete(true);
         if let Some(endpoint) = &self.endpoint {
-            // AWS_ENDPOINT_URL_S3 would win over `with_endpoint`.
+            // AWS_ENDPOINT_URL_S3 would override `with_endpoint`.
             builder = builder.with_config(AmazonS3ConfigKey::S3Endpoint, self.endpoint_of_bucket(endpoint));
         }
         if let Some(region) = &self.region {
@@ -75,7 +77,8 @@ impl S3Config {
         builder.build().map_err(|error| Error::Invalid(one_line(&error).into()))
     }
 
-    /// The endpoint as `object_store` takes it: with the bucket in the server's name where it belongs there.
+    /// Returns the endpoint for `object_store`: with the bucket in the host name if it belongs
+    /// there.
     fn endpoint_of_bucket(&self, endpoint: &str) -> String {
         let endpoint = endpoint.trim_end_matches('/');
         match endpoint.split_once("://").filter(|_| self.virtual_host) {
@@ -85,8 +88,8 @@ impl S3Config {
     }
 }
 
-/// Whether no connection has TLS: to the endpoint, and to the source of the credentials if they come over the network.
-/// The system's authorities, some hundred certificates, are then not read.
+/// Returns whether no connection uses TLS: neither to the endpoint, nor to a network source of
+/// credentials. Then the system's authorities, some hundred certificates, are not read.
 fn is_plain(config: &S3Config) -> bool {
     let has_credentials = config.anonymous
         || config.credentials_file.is_some()
@@ -95,7 +98,8 @@ fn is_plain(config: &S3Config) -> bool {
     is_http && has_credentials && config.ca_file.is_none()
 }
 
-/// Makes the clients that `object_store` asks for: the store's, and those of sources of credentials.
+/// Creates the clients that `object_store` requests: the store's, and those of sources of
+/// credentials.
 #[derive(Clone, Debug)]
 pub(crate) struct Connector {
     tls: rustls::ClientConfig,
@@ -109,7 +113,8 @@ impl Connector {
     /// Returns the connector of a configuration. Reads `ca_file`.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: the file cannot be used, or nothing would be trusted that signs for an endpoint with TLS.
+    /// [`Error::Invalid`]: the file is unusable, or an endpoint with TLS would have no trusted
+    /// authority.
     pub(crate) fn new(config: &S3Config) -> Result<Self> {
         let tls = match is_plain(config) {
             true => Ok(cached_tls::client::no_authorities()),
@@ -133,7 +138,7 @@ impl Connector {
         })
     }
 
-    /// Returns a client of its own.
+    /// Returns a separate client.
     pub(crate) fn client(&self) -> HttpClient {
         self.client_for(self.allow_http, self.connect_timeout)
     }
@@ -148,7 +153,8 @@ impl Connector {
 }
 
 impl HttpConnector for Connector {
-    /// An instance's metadata is served without TLS, near by: `object_store` sets both options for it.
+    /// `object_store` sets both options for the instance metadata, which is served nearby without
+    /// TLS.
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let option = |key| options.get_config_value(&key);
         let allow_http = option(ClientConfigKey::AllowHttp).is_some_and(|value| value == "true");
@@ -158,11 +164,12 @@ impl HttpConnector for Connector {
     }
 }
 
-/// The client in `object_store`'s terms.
+/// The client with `object_store`'s interface.
 #[derive(Debug)]
 struct Http {
     client: Client<HttpRequestBody>,
-    /// For the head of an answer; the store limits the time of an attempt itself, sources of credentials do not.
+    /// For the head of an answer. The store limits its attempts itself; sources of credentials do
+    /// not.
     timeout: Duration,
 }
 
@@ -181,15 +188,16 @@ impl HttpService for Http {
     }
 }
 
-/// An error with its causes in its text: `object_store` prints the first of a chain alone.
+/// An error whose text includes its causes, because `object_store` prints only the first of a
+/// chain.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Cause(String);
 
 // ---- conditional removals
 
-/// Removes objects on a condition: requests that are signed in their URL, with the condition as a header, for which
-/// `object_store` has no call.
+/// Removes objects conditionally: requests signed in their URL, with the condition as a header, for
+/// which `object_store` has no call.
 pub(crate) struct SignedRemover {
     signer: AmazonS3,
     http: HttpClient,
@@ -230,28 +238,29 @@ fn failed(error: impl std::fmt::Display) -> Error {
     Error::Retryable(one_line(&error).into())
 }
 
-/// Removes objects on a condition, which [`object_store::ObjectStore`] cannot.
+/// Conditional removals, which [`object_store::ObjectStore`] lacks.
 pub(crate) trait RemoveIf: Send + Sync {
-    /// Removes an object if it has this ETag. Whether it did.
+    /// Removes an object if it has this ETag. Returns whether it did.
     fn remove_if<'a>(&'a self, path: &'a Path, etag: &'a str) -> BoxFuture<'a, Result<bool>>;
 }
 
-/// A remover, where there is one.
+/// A remover, if the store has one.
 pub(crate) type Remover = Option<Arc<dyn RemoveIf>>;
 
 // ---- listings
 
-/// The most keys in one answer, which is what servers send at most.
+/// The most keys in one answer, which is the servers' limit.
 const KEYS_MAX: usize = 1000;
 
-/// The paginated listing, where the store has one.
+/// The paginated listing, if the store has one.
 pub(crate) type Pages = Option<Arc<dyn PaginatedListStore>>;
 
-/// Returns what is below `under`, in order, after the key `after`, at most `count`.
-/// [`object_store::ObjectStore::list`] has the server send a thousand keys at a time, also where the caller needs one.
+/// Returns at most `count` objects below `under`, in order, after the key `after`.
+/// [`object_store::ObjectStore::list`] would make the server send a thousand keys at a time, even
+/// if the caller needs one.
 ///
 /// # Errors
-/// Those of the store.
+/// The store's errors.
 pub(crate) async fn listed(
     pages: &dyn PaginatedListStore,
     under: &Path,
@@ -270,7 +279,7 @@ pub(crate) async fn listed(
         };
         let page = pages.list_paginated(Some(&prefix), options).await?;
         found.extend(page.result.objects);
-        // Some send more than they were asked for.
+        // Some servers send more than requested.
         found.truncate(count);
         token = page.page_token;
         if token.is_none() || found.len() == count {

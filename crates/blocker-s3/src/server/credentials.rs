@@ -1,4 +1,5 @@
-//! Credentials from a file in the format of `~/.aws/credentials`, which may be changed while the store is open.
+//! Credentials from a file in the format of `~/.aws/credentials`, which may change while the store
+//! is open.
 //!
 //! ```text
 //! [default]
@@ -19,9 +20,9 @@ use object_store::aws::AwsCredential;
 use object_store::client::CredentialProvider;
 use parking_lot::Mutex;
 
-/// How often the file is looked at.
+/// The interval at which the file is checked.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
-/// No file is larger.
+/// The largest accepted file.
 const FILE_BYTES_MAX: u64 = 64 * 1024;
 
 /// The credentials of one profile of a file.
@@ -32,7 +33,7 @@ pub(crate) struct FileCredentials {
     last: Mutex<Last>,
 }
 
-/// What the last look has found.
+/// The result of the last check.
 struct Last {
     at: Timestamp,
     modified: Option<SystemTime>,
@@ -49,7 +50,7 @@ impl FileCredentials {
     /// Reads the file.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: one line with the file and what it lacks.
+    /// [`Error::Invalid`]: one line with the file and the missing part.
     pub(crate) fn open(path: &Path, profile: &str, clock: Arc<dyn Clock>) -> Result<Self> {
         let (credential, modified) = read(path, profile)
             .map_err(|why| Error::Invalid(format!("credentials_file {}: {why}", path.display()).into()))?;
@@ -62,7 +63,7 @@ impl FileCredentials {
 impl CredentialProvider for FileCredentials {
     type Credential = AwsCredential;
 
-    /// Returns what the file had when it could last be read: one that is being replaced may be half there.
+    /// Returns the last readable credentials: a file that is being replaced may be incomplete.
     async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
         let mut last = self.last.lock();
         let now = self.clock.now();
@@ -80,11 +81,11 @@ impl CredentialProvider for FileCredentials {
     }
 }
 
-/// Returns the credentials of a profile, and when the file was last changed.
+/// Returns the credentials of a profile, and the file's modification time.
 fn read(path: &Path, profile: &str) -> std::result::Result<(AwsCredential, Option<SystemTime>), String> {
     let cannot = |error: std::io::Error| format!("cannot be read: {error}");
     let file = std::fs::File::open(path).map_err(cannot)?;
-    // Before the content: a change in between is found by the next look.
+    // Read before the content: the next check detects a change in between.
     let modified = file.metadata().and_then(|file| file.modified()).ok();
     let mut text = String::new();
     let len = file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(cannot)?;

@@ -1,8 +1,9 @@
-//! How much is under way at once: requests, and payload bytes.
+//! Limits on concurrent requests and payload bytes.
 //!
-//! The number of concurrent requests is as configured, and less for a while after the server has asked to slow down
-//! (429, 503 `SlowDown`). Each such answer halves it, at most once in [`HALVE_EVERY`], since the answers to one burst
-//! come together; it grows by one each time as many requests have been answered as are allowed.
+//! The limit of concurrent requests is configured, and lower for a while after the server has asked
+//! to slow down (429, 503 `SlowDown`). Each such answer halves it, at most once in [`HALVE_EVERY`],
+//! since the answers to one burst come together; it grows by one whenever as many requests as the
+//! limit have been answered.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,18 +23,18 @@ pub(crate) struct Concurrency {
 }
 
 struct State {
-    /// The number of requests that may be under way.
+    /// The current limit.
     now: usize,
-    /// The number of permits in use that disappear when they are returned.
+    /// The number of permits in use that are destroyed when they are returned.
     owed: usize,
     /// Requests answered since the limit last changed.
     answered: usize,
     halved_at: Option<Timestamp>,
-    /// When the server has last asked for fewer requests.
+    /// When the server last asked to slow down.
     asked_at: Option<Timestamp>,
 }
 
-/// Leave to have one request under way, for as long as this lives.
+/// The permission for one request in flight, while this lives.
 pub(crate) struct Permit {
     limit: Arc<Concurrency>,
     permit: Option<OwnedSemaphorePermit>,
@@ -58,22 +59,22 @@ impl Concurrency {
 
     /// Waits for a permit.
     pub(crate) async fn permit(self: &Arc<Self>) -> Permit {
-        // It is never closed.
+        // The semaphore is never closed.
         let permit = Arc::clone(&self.permits).acquire_owned().await.ok();
         Permit { limit: Arc::clone(self), permit }
     }
 
-    /// The number of requests that may be under way.
+    /// Returns the current limit of requests.
     pub(crate) fn now(&self) -> usize {
         self.state.lock().now
     }
 
-    /// Whether less than half of the permits are in use.
+    /// Returns whether less than half of the permits are in use.
     pub(crate) fn is_half_free(&self) -> bool {
         self.permits.available_permits() >= self.now().div_ceil(2)
     }
 
-    /// The server has asked for fewer requests.
+    /// Notes that the server has asked to slow down.
     pub(crate) fn slow_down(&self, now: Timestamp) {
         let mut state = self.state.lock();
         state.asked_at = Some(now);
@@ -86,12 +87,12 @@ impl Concurrency {
         state.owed += fewer - self.permits.forget_permits(fewer);
     }
 
-    /// Whether the server has asked for fewer requests just now.
+    /// Returns whether the server has just asked to slow down.
     pub(crate) fn is_asked_for_fewer(&self, now: Timestamp) -> bool {
         self.state.lock().asked_at.is_some_and(|last| now.since(last) < HALVE_EVERY)
     }
 
-    /// The server has answered a request.
+    /// Notes that the server has answered a request.
     pub(crate) fn answered(&self) {
         let mut state = self.state.lock();
         if state.now == self.max {
@@ -113,8 +114,9 @@ impl Concurrency {
 /// The unit of credits.
 const UNIT_BYTES: u64 = 4096;
 
-/// Credits for the payloads of operations under way; an operation that finds none waits for its turn. It takes its
-/// credits once, before it asks the server for anything, and holds them to its end, so none waits while it has some.
+/// Credits for the payloads of concurrent operations; an operation that finds none waits for its
+/// turn. It takes its credits once, before its first request, and holds them to its end, so no
+/// holder waits for more.
 pub(crate) struct Credits {
     units: Semaphore,
     max: u32,
@@ -127,13 +129,13 @@ impl Credits {
         Self { units: Semaphore::new(max as usize), max }
     }
 
-    /// Waits for credits for so many bytes; for all of them, if that is less.
+    /// Waits for credits for this many bytes, or for all credits if that is less.
     pub(crate) async fn take(&self, bytes: u64) -> Option<SemaphorePermit<'_>> {
         let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX).min(self.max);
         if units == 0 {
             return None;
         }
-        // It is never closed.
+        // The semaphore is never closed.
         self.units.acquire_many(units).await.ok()
     }
 }
@@ -149,7 +151,7 @@ mod tests {
         Timestamp(millis * 1_000_000)
     }
 
-    /// How many more permits can be taken.
+    /// Returns how many more permits can be taken.
     fn free(limit: &Arc<Concurrency>) -> usize {
         let mut permits = Vec::new();
         while let Some(permit) = poll_times(limit.permit(), 1, Duration::ZERO) {

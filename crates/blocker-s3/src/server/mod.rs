@@ -1,5 +1,5 @@
-//! The server and the way to it: the HTTP client, requests with their time limits and repetition, how many of
-//! them are under way, and what a refusal means. Nothing here knows what an object of the contract is.
+//! The server: the HTTP client, requests with their time limits and retries, limits on concurrent
+//! requests, and the meaning of refusals. This module does not know the contract's objects.
 
 pub(crate) mod client;
 pub(crate) mod credentials;

@@ -1,24 +1,25 @@
-//! What a server's refusal means.
+//! The meaning of a server's refusal.
 //!
-//! `object_store` has kinds of errors for the statuses 304, 401, 403, 404, 409 and 412. All others share one
-//! kind with broken connections, and so does any status that answers a listing. The type that knows the
-//! status cannot be named outside of that crate, so it is read from the text (`tests/it/answers.rs` notices if
-//! that changes).
+//! `object_store` has error kinds for the statuses 304, 401, 403, 404, 409 and 412. All others
+//! share one kind with broken connections, and so does any status that answers a listing. The type
+//! with the status is private to that crate, so the status is parsed from the text
+//! (`tests/it/answers.rs` detects a change).
 //!
-//! A refusal is an answer after which nothing was changed and that the same request would get again. Every
-//! status of 500 and above but 501 leaves open what has happened; so do those that mean that the server has
-//! not waited for the request or has too many.
+//! A refusal is an answer that means that nothing was changed and that the same request would be
+//! answered in the same way. Every status of 500 and above except 501 leaves the outcome open; so
+//! do statuses for a request that arrived too slowly, or for too many requests.
 
 use blocker::Error;
 
-/// What comes before status and body in an error's text. No key has it: keys are encoded there, and this has
-/// spaces.
+/// The text before status and body in an error. It contains spaces, so no (encoded) key contains
+/// it.
 const BEFORE_STATUS: &str = "Server returned non-2xx status code: ";
-/// The same for an answer that names another server without its address.
+/// The same for a redirect without an address.
 const REDIRECT: &str = "Received redirect without LOCATION";
 
-/// The codes of a 409 that no condition has to do with: the server keeps objects as files (versitygw, MinIO, SeaweedFS),
-/// and the key is, or needs, a directory where there is a file, or it could not make the file for another reason.
+/// The codes of a 409 that is unrelated to conditions: the server keeps objects as files
+/// (versitygw, MinIO, SeaweedFS), and the key is, or needs, a directory where there is a file, or
+/// the server could not create the file for another reason.
 const NO_PLACE: [&str; 4] = [
     "ExistingObjectIsDirectory",
     "ExistingObjectIsFile",
@@ -26,7 +27,7 @@ const NO_PLACE: [&str; 4] = [
     "XMinioObjectExistsAsDirectory",
 ];
 
-/// A status that is an error, with the two elements of S3's error documents that matter.
+/// An error status, with the two relevant elements of S3's error documents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
     status: u16,
@@ -35,14 +36,14 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    /// Returns the refusal that an error states; `None` if it states none, or leaves open what has happened.
+    /// Returns the refusal in an error; `None` if it has none, or leaves the outcome open.
     pub(crate) fn of(error: &object_store::Error) -> Option<Self> {
         use object_store::Error as E;
         let refusal = Self::parse(&error.to_string())?;
         let is_open = match error {
             E::Generic { .. } => refusal.leaves_open(),
             E::PermissionDenied { .. } | E::Unauthenticated { .. } => false,
-            // Of an object these are no refusals.
+            // For an object these are not refusals.
             E::NotFound { .. } | E::Precondition { .. } => refusal.code != "NoSuchBucket",
             E::AlreadyExists { .. } => !refusal.is_no_place(),
             _ => true,
@@ -74,24 +75,25 @@ impl Refusal {
         match self.status {
             501 => false,
             408 | 425 | 429 | 500.. => true,
-            // The server has not got the request in time.
+            // The server did not receive the request in time.
             400 => self.code == "RequestTimeout",
             _ => false,
         }
     }
 
-    /// Returns whether the server cannot keep a file for the key. It also answers so where a directory was removed, with
-    /// the last file in it, at the moment at which another was put there; so this may pass.
+    /// Returns whether the server cannot store a file for the key. It also answers this if a
+    /// directory was removed with its last file at the moment when another file was put there; so a
+    /// retry may succeed.
     pub(crate) fn is_no_place(&self) -> bool {
         self.status == 409 && NO_PLACE.contains(&self.code.as_str())
     }
 
-    /// Returns whether a range was asked for of which the object has nothing.
+    /// Returns whether the requested range is beyond the object's end.
     pub(crate) fn is_range_beyond_end(&self) -> bool {
         self.status == 416
     }
 
-    /// Returns the error for a request that concerned `path`.
+    /// Returns the error for a request concerning `path`.
     pub(crate) fn error(&self, path: &impl std::fmt::Display) -> Error {
         let Self { status, code, message } = self;
         let hint = match (status, code.as_str()) {
@@ -114,18 +116,20 @@ impl Refusal {
 
 /// The longest text.
 const CHARS_MAX: usize = 300;
-/// The longest word in it, and what is left of a longer one at its begin and its end. A key may have a thousand bytes.
+/// The longest word, and the lengths of the beginning and end that remain of a longer one. A key
+/// may have a thousand bytes.
 const WORD_CHARS_MAX: usize = 120;
 const BEGIN_CHARS: usize = 80;
 const END_CHARS: usize = 30;
 
-/// An error with its causes as one line of limited length, without characters that control a terminal.
+/// Returns an error with its causes as one line of limited length, without terminal control
+/// characters.
 pub(crate) fn one_line(error: &dyn std::fmt::Display) -> String {
     let text = error.to_string().split_whitespace().map(shortened).collect::<Vec<_>>().join(" ");
     text.chars().filter(|char| !char.is_control()).take(CHARS_MAX).collect()
 }
 
-/// A word, without its middle where it is long, so that what follows it is not cut off.
+/// Returns a word, without its middle if it is long, so that the text after it is not cut off.
 fn shortened(word: &str) -> String {
     let chars = word.chars().count();
     if chars <= WORD_CHARS_MAX {

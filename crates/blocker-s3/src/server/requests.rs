@@ -1,14 +1,15 @@
-//! Requests to the server: each bounded in time and number, repeated only where that is harmless.
+//! Requests to the server: limited in time and number, and retried only where that is harmless.
 //!
-//! A request that has been sent runs to its end even if its caller has stopped waiting ([`Spawn`]), so a
-//! caller's deadline never leaves a connection in the middle of a request. Reads, listings, removals and puts
-//! of blobs are repeated after an error, with a delay that doubles and half of which is random. A conditional
-//! put is not, but where the answer says that nothing was done and that it may be possible later: whether it has been
-//! applied is for the caller to find out (`object/swap.rs`).
+//! A request that has been sent runs to its end even if its caller has stopped waiting ([`Spawn`]),
+//! so a caller's deadline never leaves a connection in the middle of a request. Reads, listings,
+//! removals and puts of blobs are repeated after an error, with a delay that doubles and half of
+//! which is random. A conditional put is retried only after answers that say that nothing was done
+//! and that it may succeed later; otherwise the caller has to find out whether it was applied
+//! (`object/swap.rs`).
 //!
-//! Blobs that nothing names any more are removed in the background. No call waits for that, and it may use only half of
-//! the concurrent requests: what finds no room or time is left to a sweep. Closing a store waits for removals that have
-//! begun.
+//! Blobs that no head names any more are removed in the background. No call waits for that, and it
+//! may use only half of the concurrent requests: a sweep removes the rest. Closing a store waits
+//! for removals that have begun.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -32,34 +33,34 @@ use super::client::{Pages, listed};
 use super::limits::Concurrency;
 use super::refusal::{Refusal, one_line};
 
-/// The first delay before a request is repeated.
+/// The first delay before a retry.
 const DELAY: Duration = Duration::from_millis(50);
-/// The same where the server asks for fewer requests.
+/// The first delay if the server asks to slow down.
 const SLOW_DOWN_DELAY: Duration = Duration::from_millis(400);
-/// The longest.
+/// The longest delay.
 const DELAY_MAX: Duration = Duration::from_secs(5);
 
-/// What the client says of an answer with all of an object in place of a range (`tests/it/network.rs` notices if that
-/// changes).
+/// The client's error text for an answer with the whole object instead of a range
+/// (`tests/it/network.rs` detects a change).
 const NO_RANGE: &str = "non-partial response";
-/// What the client says of an answer that names no ETag (noticed there too).
+/// The client's error text for an answer without an ETag (tested there, too).
 const NO_ETAG: &str = "ETag Header missing";
-/// What this program says of an answer that is longer than it can be.
+/// This program's error text for an answer that is too long.
 const TOO_MANY: &str = "the server sends more bytes than were asked for";
 
 type Work<T> = Pin<Box<dyn Future<Output = object_store::Result<T>> + Send>>;
 
-/// Where requests run.
+/// The executor of requests.
 #[derive(Clone, Debug)]
 pub(crate) enum Spawn {
-    /// On a runtime of the store's own, which HTTP needs.
+    /// A runtime of the store, which HTTP needs.
     On(tokio::runtime::Handle),
-    /// In the caller's poll: for stores that need no runtime.
+    /// The caller's poll, for stores that need no runtime.
     Inline,
 }
 
 counters! {
-    /// What requests have cost.
+    /// The counters of requests.
     #[derive(Debug, Default)]
     pub(crate) struct Stats {
         /// Reads sent to the server, of heads and of bytes.
@@ -109,7 +110,7 @@ pub(crate) struct Limits {
     pub(crate) in_flight: usize,
 }
 
-/// The server, with limits before it.
+/// The server, behind limits.
 pub(crate) struct Requests {
     store: Arc<dyn ObjectStore>,
     pages: Pages,
@@ -117,13 +118,13 @@ pub(crate) struct Requests {
     clock: Arc<dyn Clock>,
     limits: Limits,
     pub(crate) concurrency: Arc<Concurrency>,
-    /// Whether ETags are handed back without their quotes.
+    /// Whether ETags are sent without their quotes.
     pub(crate) bare_etags: AtomicBool,
     pub(crate) stats: Arc<Stats>,
     pub(crate) removals: Removals,
 }
 
-/// Removals in the background.
+/// Background removals.
 #[derive(Default)]
 pub(crate) struct Removals {
     pub(crate) under_way: AtomicUsize,
@@ -132,25 +133,25 @@ pub(crate) struct Removals {
 
 /// The answer to a conditional put.
 pub(crate) enum Put {
-    /// It was applied; the new ETag, where the server states it.
+    /// It was applied; the new ETag, if the server states it.
     Done(Option<String>),
     /// The condition did not hold.
     Lost,
-    /// It was refused for a reason that is none of the condition's: it has not been applied.
+    /// It was refused for another reason than the condition: it was not applied.
     Refused(Error),
-    /// There was no answer, or one that leaves it open.
+    /// There was no answer, or one that leaves the outcome open.
     Unknown(Error),
 }
 
 /// The answer to a get.
 pub(crate) enum Got {
     Found(Bytes, Option<String>),
-    /// It has the ETag that the caller named.
+    /// The object has the ETag that the caller named.
     Same,
     Missing,
 }
 
-/// Why one attempt failed.
+/// Why an attempt failed.
 enum Failure {
     Answer(object_store::Error),
     /// An answer that the same request would get again. Nothing was changed.
@@ -190,7 +191,7 @@ impl Requests {
         let answer = match &self.spawn {
             Spawn::On(handle) => {
                 let timeout = self.limits.timeout;
-                // By the runtime's timer, which forgets those that are not needed any more.
+                // Uses the runtime's timer, which can be cancelled.
                 let task = handle.spawn(async move {
                     let _permit = permit;
                     tokio::time::timeout(timeout, work).await
@@ -227,7 +228,7 @@ impl Requests {
         answer
     }
 
-    /// Makes attempts until one is answered, or there were enough.
+    /// Makes attempts until one is answered, or the limit is reached.
     async fn repeat<T: Send + 'static>(
         &self,
         mut request: impl FnMut(Arc<dyn ObjectStore>) -> Work<T>,
@@ -249,12 +250,12 @@ impl Requests {
         Err(Failure::Timeout)
     }
 
-    /// Returns a timer that forgets itself when it is dropped, as that of the system's clock does not.
+    /// Returns a timer that is cancelled when it is dropped, unlike those of the system clock.
     pub(crate) fn timer(&self, after: Duration) -> Sleep {
         match &self.spawn {
             Spawn::On(handle) => {
                 let mut task = tokio::task::JoinSet::new();
-                // The runtime's timers are made within it.
+                // The runtime's timers are created within it.
                 task.spawn_on(async move { tokio::time::sleep(after).await }, handle);
                 // The runtime ends with the store, and its timers with it.
                 Box::pin(async move { drop(task.join_next().await) })
@@ -263,7 +264,7 @@ impl Requests {
         }
     }
 
-    /// Waits before an attempt is repeated, longer where the server has just asked for fewer requests.
+    /// Waits before a retry, longer if the server has just asked to slow down.
     pub(crate) async fn delay(&self, retry: u32) {
         let is_asked = self.concurrency.is_asked_for_fewer(self.clock.now());
         self.delay_from(if is_asked { SLOW_DOWN_DELAY } else { DELAY }, retry).await;
@@ -277,7 +278,7 @@ impl Requests {
     /// Returns a small object, unless it has the ETag `known`.
     ///
     /// # Errors
-    /// Those of reads, but `Missing`; `Corrupt` if it is larger than `bytes_max`.
+    /// Those of reads, except `Missing`; `Corrupt` if it is larger than `bytes_max`.
     pub(crate) async fn get(&self, path: &Path, known: Option<&str>, bytes_max: u64) -> Result<Got> {
         let request = |store: Arc<dyn ObjectStore>| -> Work<Got> {
             self.stats.gets.increment();
@@ -305,7 +306,7 @@ impl Requests {
         }
     }
 
-    /// Returns a range of a blob; `None` if there is none.
+    /// Returns a range of a blob; `None` if the blob is missing.
     ///
     /// # Errors
     /// Those of reads; `Corrupt` if the blob is too short.
@@ -331,7 +332,7 @@ impl Requests {
         }
     }
 
-    /// Puts a blob under a key that was never used.
+    /// Puts a blob with a new key.
     ///
     /// # Errors
     /// Those of changes that have not begun.
@@ -340,20 +341,20 @@ impl Requests {
         put.map(drop).map_err(|failure| self.error(path, failure))
     }
 
-    /// Puts a small object if there is none.
+    /// Puts a small object if none exists.
     pub(crate) async fn create(&self, path: &Path, body: &Bytes) -> Put {
         let put = self.put_once(path, body, PutMode::Create).await;
         self.put_answer(path, put)
     }
 
-    /// Puts a small object if the one that is there has this ETag.
+    /// Puts a small object if the existing one has this ETag.
     pub(crate) async fn replace(&self, path: &Path, body: &Bytes, etag: &str) -> Put {
         let bare = self.bare_etags.load(Ordering::Relaxed);
         let etag = if bare { etag.trim_matches('"') } else { etag };
         let update = UpdateVersion { e_tag: Some(etag.to_owned()), version: None };
         let put = self.put_once(path, body, PutMode::Update(update)).await;
         match put {
-            // There is nothing to replace. A bucket that is gone is a refusal.
+            // Nothing to replace. (A missing bucket is a refusal.)
             Err(Failure::Answer(object_store::Error::NotFound { .. })) => {
                 self.stats.conflicts.increment();
                 Put::Lost
@@ -362,8 +363,8 @@ impl Requests {
         }
     }
 
-    /// Makes one attempt at a conditional put, and others only after answers that say that it was not made and that it
-    /// may be possible later.
+    /// Makes one attempt at a conditional put, and further ones only after answers that say that it
+    /// was not made and may succeed later.
     async fn put_once(&self, path: &Path, body: &Bytes, mode: PutMode) -> Result<Option<String>, Failure> {
         for retry in 0..self.limits.retries {
             let put = self.attempt(|store| self.put(store, path, body, mode.clone())).await;
@@ -414,7 +415,7 @@ impl Requests {
         }
     }
 
-    /// Removes an object. That it is not there is no error.
+    /// Removes an object. A missing object is not an error.
     ///
     /// # Errors
     /// Those of reads.
@@ -430,7 +431,7 @@ impl Requests {
         }
     }
 
-    /// Returns what is below `under`, in order, after the key `after`, at most `count`.
+    /// Returns at most `count` objects below `under`, in order, after the key `after`.
     ///
     /// # Errors
     /// Those of reads.
@@ -475,7 +476,7 @@ impl Requests {
         self.repeat(request).await.map_err(|failure| self.error(under, failure))
     }
 
-    /// Returns what is known of an object without its bytes.
+    /// Returns an object's metadata.
     ///
     /// # Errors
     /// Those of reads.
@@ -483,7 +484,7 @@ impl Requests {
         self.head(path).await.map_err(|failure| self.error(path, failure))
     }
 
-    /// The same; `None` if there is no such object.
+    /// Returns an object's metadata; `None` if it does not exist.
     ///
     /// # Errors
     /// Those of reads.
@@ -504,7 +505,7 @@ impl Requests {
         self.repeat(request).await
     }
 
-    /// Why a request failed that has changed nothing, or nothing that matters.
+    /// Returns the error of a request that has changed nothing, or nothing that matters.
     fn error(&self, path: &Path, failure: Failure) -> Error {
         use object_store::Error as E;
         let answer = match failure {
@@ -533,10 +534,10 @@ fn too_short(path: &Path) -> Error {
     Error::Corrupt(format!("{path} is shorter than its head states").into())
 }
 
-/// The bytes of a stream in one piece, without a copy where they come in one.
+/// Returns the bytes of a stream in one buffer, without a copy if they arrive in one.
 ///
 /// # Errors
-/// Those of the stream, and where it has more than `bytes_max`: what a server sends need not be what it announces.
+/// The stream's errors, and more bytes than `bytes_max`: a server may send more than it announces.
 async fn collect(
     mut stream: futures_util::stream::BoxStream<'static, object_store::Result<Bytes>>,
     bytes_max: u64,
@@ -561,7 +562,7 @@ async fn collect(
 // ---- background removals
 
 impl Requests {
-    /// Has objects removed that nothing names any more, without waiting for it. What there is no room for is
+    /// Removes unnamed objects in the background. Those for which there are no free requests are
     /// left to a sweep.
     pub(crate) async fn remove_later(self: &Arc<Self>, paths: Vec<Path>) {
         match &self.spawn {
@@ -570,7 +571,7 @@ impl Requests {
                     self.remove_or_leave(&path).await;
                 }
             }
-            // Half of the room is for callers who wait.
+            // Half of the requests are reserved for waiting callers.
             Spawn::On(_) if !self.concurrency.is_half_free() => {
                 self.stats.left_behind.add(paths.len() as u64);
             }
@@ -588,11 +589,11 @@ impl Requests {
         }
     }
 
-    /// Waits until nothing is being removed in the background, `timeout` at most.
+    /// Waits until no background removal is running, at most `timeout`.
     pub(crate) async fn removed(&self, timeout: Duration) {
         let all = async {
             loop {
-                // Noticed from here on.
+                // Registered here, so that no notification is missed.
                 let ended = self.removals.ended.notified();
                 if self.removals.under_way.load(Ordering::Acquire) == 0 {
                     return;
