@@ -1,15 +1,15 @@
 //! The memcached protocols, text, meta and binary, as pure functions over bytes.
 //!
-//! No socket, clock, runtime or allocation: a decoder reads the bytes that have arrived and returns a
-//! request, an encoder appends to a `Vec<u8>`. The reference is memcached **1.6.45**, to the letter: the same
-//! replies, the same input ignored, the same reasons to close. Questions that this crate cannot decide (is
-//! the key present, is the value too large, is a command allowed) are left to the server, which finds the
-//! texts of replies in [`reply`].
+//! There are no sockets, clocks, runtime or allocations: a decoder reads the bytes that have
+//! arrived and returns a request, an encoder appends to a `Vec<u8>`. The reference is memcached
+//! **1.6.45**, byte for byte: the same replies, the same input ignored, the same reasons to close.
+//! Questions that need the cache or the configuration (is the key present, is the value too large,
+//! is a command allowed) are left to the server, which takes the texts of replies in [`reply`].
 //!
 //! # The loop of a connection
-//! The first byte fixes the protocol ([`Protocol::detect`]). After that each call of [`text::decode`] or
-//! [`binary::decode`] returns one [`Decoded`]; requests borrow from the input, so execute first, then drop
-//! `consumed` bytes.
+//! The first byte fixes the protocol ([`Protocol::detect`]). After that each call of
+//! [`text::decode`] or [`binary::decode`] returns one [`Decoded`]; requests borrow from the input,
+//! so execute first, then drop `consumed` bytes.
 //!
 //! ```
 //! use cached_proto::{Decoded, Limits, Protocol, reply, text::{self, Request}};
@@ -57,22 +57,25 @@
 //! ```
 //!
 //! # What differs from memcached 1.6.45
-//! - One key above 250 bytes in a `get` refuses the line before any of its keys is served, with the error alone.
-//!   memcached touches the keys before it, drops all unsent replies (those to earlier commands too), and adds a
-//!   stray CRLF; if the last key is `noreply`, that CRLF is all it sends.
-//! - An opaque above 31 bytes is refused before anything is done; memcached notices when it writes the reply.
+//! - One key above 250 bytes in a `get` refuses the line before any of its keys is served, with the
+//!   error alone. memcached touches the keys before it, drops all unsent replies (those to earlier
+//!   commands too), and adds a stray CRLF; if the last key is `noreply`, that CRLF is all it sends.
+//! - An opaque above 31 bytes is refused before anything is done; memcached notices when it writes
+//!   the reply.
 //! - The reply to an error is sent at once; memcached sends it after the body has been discarded.
-//! - Replies that are due are sent before a close; memcached drops them where it closes without a reply.
+//! - Replies that are due are sent before a close; memcached drops them where it closes without a
+//!   reply.
 //! - A `get` line without an end is refused at [`Limits::get_line_len_max`], not at 1 GiB.
 //!
-//! Like memcached, a decoder treats a line above 2048 bytes (a binary frame head above 16 KiB) by whether its
-//! end has arrived. For all other input, the pieces in which it arrives make no difference.
+//! Like memcached, a decoder treats a line above 2048 bytes (a binary frame head above 16 KiB) by
+//! whether its end has arrived. For all other input, the pieces in which it arrives make no
+//! difference.
 //!
 //! # Modules
-//! [`text`] has the line rules and the classic commands, [`meta`] (`text/meta`) the two-letter commands that
-//! share the connection with them, [`binary`] the framed protocol, [`udp`] the frame of datagrams.
-//! [`text::auth`] and [`binary::sasl`] decode for clients that are not authenticated. [`limits`] and [`number`] hold the rules
-//! that all commands share.
+//! [`text`] has the line rules and the classic commands, [`meta`] (`text/meta`) the two-letter
+//! commands that share the connection with them, [`binary`] the framed protocol, [`udp`] the frame
+//! of datagrams. [`text::auth`] and [`binary::sasl`] decode for clients that are not authenticated.
+//! [`limits`] and [`number`] hold the rules that all commands share.
 
 pub mod binary;
 pub mod limits;
@@ -103,8 +106,8 @@ impl Protocol {
     }
 }
 
-/// What a decoder has found at the start of its input: `R` is a request, `B` the header of a request whose
-/// body has not arrived, `E` a reply to malformed input.
+/// The result of decoding the start of the input. `R` is a request, `B` the header of a request
+/// whose body has not arrived, and `E` a reply to malformed input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decoded<R, B, E> {
     /// The request has not arrived completely. Nothing is consumed: read more and call again.
@@ -113,22 +116,22 @@ pub enum Decoded<R, B, E> {
     Request {
         /// The request; it borrows from the input.
         request: R,
-        /// The number of bytes of the input it took; at least one.
+        /// The number of input bytes that the request occupies; at least one.
         consumed: usize,
     },
-    /// A storage command of which the input ends before the body does.
+    /// A storage command whose body has not arrived completely.
     ///
-    /// Bytes of the body may already be in the input, after `consumed`.
+    /// Some bytes of the body may already be in the input, after `consumed`.
     Body {
         /// The command line; the key borrows from the input.
         header: B,
-        /// The number of bytes of the input before the body; at least one.
+        /// The number of input bytes before the body; at least one.
         consumed: usize,
-        /// The number of bytes of the body, with the two of its terminator in text and meta
-        /// ([`text::check_terminator`]).
+        /// The length of the body in bytes, including the two bytes of its terminator in text and
+        /// meta ([`text::check_terminator`]).
         body_len: usize,
     },
-    /// Not a request: send the reply and continue as specified.
+    /// Not a valid request: send the reply and continue as specified.
     Refused(Refused<E>),
     /// Close without a reply (replies that are already due are still sent).
     Close,
@@ -137,11 +140,12 @@ pub enum Decoded<R, B, E> {
 /// The reply to malformed input, and how to continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused<E> {
-    /// The reply; empty where `noreply` suppresses it.
+    /// The reply; empty if `noreply` suppresses it.
     pub reply: E,
     /// The number of bytes of the input to drop; at least one.
     pub consumed: usize,
-    /// The number of bytes to discard after those, arrived or not: the body of the refused command.
+    /// The number of bytes to discard after `consumed`, whether or not they have arrived: the body
+    /// of the refused command.
     pub swallow: usize,
     /// Close once the reply is sent.
     pub close: bool,

@@ -1,12 +1,12 @@
-//! The limits of the protocol itself, as in memcached 1.6.45.
+//! The limits of the protocol, as in memcached 1.6.45.
 //!
-//! Limits of the server's configuration (item size, memory) are not here: the server checks them when it has
-//! decoded a storage command.
+//! Limits from the server's configuration (item size, memory) are not here. The server checks them
+//! after decoding a storage command.
 
 /// Longest key, in bytes; a base64 key is measured before it is decoded.
 pub const KEY_LEN_MAX: usize = 250;
 
-/// Longest value in a command line. Anything above is a malformed length, not a large value.
+/// Longest value in a command line. A greater length counts as malformed.
 pub const VALUE_LEN_MAX: usize = i32::MAX as usize - 2;
 
 /// The number of bytes that may arrive without a line feed, unless they begin a `get`.
@@ -25,7 +25,7 @@ pub const TOKENS_MAX: usize = 23;
 /// Tokens only start within this many bytes of a line (memcached keeps their offsets in 16 bits).
 pub const TOKENIZED_LEN_MAX: usize = u16::MAX as usize - 1;
 
-/// Tokens of a meta command, the command and its key among them.
+/// Most tokens of a meta command, including the command and its key.
 pub const META_TOKENS_MAX: usize = 20;
 
 /// Longest opaque, without its leading `O`.
@@ -48,8 +48,9 @@ pub const SASL_MECHANISM_LEN_MAX: usize = 32;
 pub struct Limits {
     /// Longest `get`/`gets` line in bytes.
     ///
-    /// memcached 1.6.45 doubles its buffer until an `int` overflows at 1 GiB, and replies `SERVER_ERROR out
-    /// of memory reading request` then. Here the same reply comes at a limit that the server chooses.
+    /// memcached 1.6.45 doubles its buffer until an `int` overflows at 1 GiB, and then replies
+    /// `SERVER_ERROR out of memory reading request`. This crate gives the same reply at a limit
+    /// that the server chooses.
     pub get_line_len_max: usize,
 }
 

@@ -40,7 +40,7 @@ pub fn token_i32(token: &[u8]) -> Option<i32> {
 pub fn c_flags(text: &[u8]) -> Option<u32> {
     let (negative, magnitude) = c_integer(text)?;
     let value = if negative { magnitude.wrapping_neg() } else { magnitude };
-    // As in memcached, the sign matters only where the result looks negative.
+    // As in memcached, the sign matters only if the result looks negative.
     if negative && value > i64::MAX as u64 {
         return None;
     }
@@ -65,8 +65,8 @@ pub fn write_u64(out: &mut Vec<u8>, value: u64) {
     out.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
 }
 
-/// Returns sign and magnitude of the number that `strtoull` would read, if white space, NUL or the end
-/// follows it.
+/// Returns sign and magnitude of the number that `strtoull` would read, provided that it is
+/// followed by white space, NUL or the end.
 fn c_integer(text: &[u8]) -> Option<(bool, u64)> {
     let mut rest = text;
     while let [first, tail @ ..] = rest

@@ -1,8 +1,8 @@
-//! Finding spaces, and words between them: the inner loops of the text decoders.
+//! Searching for spaces and the words between them: the inner loops of the text decoders.
 
-/// Returns the begin and the end of the word that starts at or after `at`, past any spaces.
+/// Returns the start and the end of the first word at or after `at`, skipping spaces.
 ///
-/// Keys are short, so eight bytes at a time inline beat a call of `memchr`.
+/// Keys are short, so inlined code for eight bytes at a time is faster than a call of `memchr`.
 #[inline]
 pub(crate) fn next_word(line: &[u8], mut at: usize) -> Option<(usize, usize)> {
     while *line.get(at)? == b' ' {
@@ -11,7 +11,7 @@ pub(crate) fn next_word(line: &[u8], mut at: usize) -> Option<(usize, usize)> {
     Some((at, at + word_len(&line[at..])))
 }
 
-/// Returns the number of bytes before the first space, or of all.
+/// Returns the number of bytes before the first space, or of all bytes if there is no space.
 #[inline]
 pub(crate) fn word_len(text: &[u8]) -> usize {
     let mut rest = text;
@@ -29,7 +29,8 @@ pub(crate) fn word_len(text: &[u8]) -> usize {
         rest = tail;
     }
     match text.last_chunk() {
-        // Fewer than eight bytes are left: check the last eight again, of which the first hold no space.
+        // Fewer than eight bytes remain: the last eight are checked again; the overlap contains no
+        // space.
         Some(chunk) => {
             first_zero(u64::from_le_bytes(*chunk) ^ SPACES).map_or(text.len(), |at| text.len() - 8 + at)
         }
@@ -37,11 +38,11 @@ pub(crate) fn word_len(text: &[u8]) -> usize {
     }
 }
 
-/// Fills `into` with the words that start at or after `at`; returns how many there were, and where to
-/// continue.
+/// Fills `into` with the words that start at or after `at`. Returns their number and the position
+/// to continue from.
 ///
-/// 64 bytes at a time become a mask of their spaces, and each of its bits ends a word: a fifth of the
-/// instructions of [`next_word`] for each.
+/// Each block of 64 bytes becomes a bit mask of its spaces, and each bit ends a word. Per word,
+/// that takes a fifth of the instructions of [`next_word`].
 #[inline]
 pub(crate) fn words<'a>(line: &'a [u8], at: usize, into: &mut [&'a [u8]]) -> (usize, usize) {
     let (mut count, mut start, mut base) = (0, at, at);
@@ -66,8 +67,8 @@ pub(crate) fn words<'a>(line: &'a [u8], at: usize, into: &mut [&'a [u8]]) -> (us
     (count, start)
 }
 
-/// Does the same up to CRLF, if the words are plain (no control characters) and fit; returns how many there
-/// were, and where the CRLF is.
+/// Does the same up to CRLF, if the words are plain (without control characters) and fit. Returns
+/// their number and the position of the CRLF.
 #[inline]
 pub(crate) fn words_before_crlf<'a>(
     line: &'a [u8],
@@ -96,8 +97,8 @@ pub(crate) fn words_before_crlf<'a>(
 
 const BLOCK: usize = 64;
 
-/// Returns a bit for each byte of the block at `base`, which is below the line's end; `bits` returns those of
-/// sixteen bytes.
+/// Returns a bit for each byte of the block at `base`, which lies before the line's end. `bits`
+/// returns those of sixteen bytes.
 #[inline(always)]
 fn mask_at(line: &[u8], base: usize, bits: impl Fn(&[u8; 16]) -> u32) -> u64 {
     let mask_of = |block: &[u8; BLOCK]| {
@@ -109,34 +110,34 @@ fn mask_at(line: &[u8], base: usize, bits: impl Fn(&[u8; 16]) -> u32) -> u64 {
         return mask_of(block);
     }
     if let Some(block) = line.last_chunk() {
-        // Less than a block is left: the last block again, without the bytes before `base`.
+        // Less than a block remains: uses the last block without the bytes before `base`.
         return mask_of(block) >> (BLOCK - rest.len());
     }
-    // Bits after the end are no word's end.
+    // Bits after the end do not end a word.
     let mut block = [u8::MAX; BLOCK];
     block[..rest.len()].copy_from_slice(rest);
     mask_of(&block)
 }
 
-/// Returns the length of the word at the start of `text`, if it is plain (no control characters) and CRLF
-/// follows it.
+/// Returns the length of the word at the start of `text`, if it is plain (without control
+/// characters) and followed by CRLF.
 ///
-/// Decodes the usual `get key` without searching for the end of the line first. `None` allows no conclusion
-/// about the input.
+/// This decodes the usual `get key` without searching for the end of the line first. `None` says
+/// nothing about the input.
 #[inline]
 pub(crate) fn word_before_crlf(text: &[u8]) -> Option<usize> {
     let at = first_blank(text)?;
     text[at..].starts_with(b"\r\n").then_some(at)
 }
 
-/// Returns the word at the start of `text`, if there is one and it ends there.
+/// Returns the word at the start of `text`, if `text` consists of that word only.
 #[inline]
 pub(crate) fn plain_word(text: &[u8]) -> Option<&[u8]> {
     let len = first_blank(text)?;
     (len > 0).then(|| &text[..len])
 }
 
-/// Returns the position of the first byte that is a space or below it.
+/// Returns the position of the first byte that is a space or has a smaller value.
 #[inline]
 fn first_blank(text: &[u8]) -> Option<usize> {
     let mut rest = text;
@@ -148,7 +149,8 @@ fn first_blank(text: &[u8]) -> Option<usize> {
         rest = tail;
     }
     match text.last_chunk() {
-        // Fewer than sixteen bytes are left: check the last sixteen again, of which the first hold no blank.
+        // Fewer than sixteen bytes remain: the last sixteen are checked again; the overlap contains
+        // no blank.
         Some(chunk) => match blanks(chunk) {
             0 => None,
             blanks => Some(text.len() - 16 + blanks.trailing_zeros() as usize),
@@ -157,7 +159,8 @@ fn first_blank(text: &[u8]) -> Option<usize> {
     }
 }
 
-/// Returns a bit for each of sixteen bytes that is a space or below it, the first in the lowest bit.
+/// Returns a bit for each of sixteen bytes that is a space or has a smaller value, the first in the
+/// lowest bit.
 #[inline]
 fn blanks(chunk: &[u8; 16]) -> u32 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -226,7 +229,7 @@ mod tests {
         }
         for len in 0..40 {
             for start in 0..9 {
-                // A space in front is not part of the word for any of the functions.
+                // A leading space is not part of the word for any of the functions.
                 let text = [&vec![b' '; start][..], &vec![b'!'; len], b" "].concat();
                 assert_eq!(word_len(&text[start..]), len);
             }

@@ -6,8 +6,8 @@
 //!  | id    | number| count | 0     | bytes …
 //!  +-------+-------+-------+-------+----------
 //! ```
-//! All numbers are big-endian. The id is the client's and comes back in each datagram of the reply, which are
-//! numbered from 0. A request is one datagram.
+//! All numbers are big-endian. The client chooses the id. Each datagram of the reply repeats it;
+//! these datagrams are numbered from 0. A request is one datagram.
 
 /// The length of the frame.
 pub const UDP_HEADER_LEN: usize = 8;
@@ -21,18 +21,19 @@ pub const UDP_DATA_LEN_MAX: usize = UDP_DATAGRAM_LEN_MAX - UDP_HEADER_LEN;
 /// The longest reply: the count of its datagrams has 16 bits.
 pub const UDP_REPLY_LEN_MAX: usize = UDP_DATA_LEN_MAX * u16::MAX as usize;
 
-/// Returns the id and the request in a datagram. `None` if it is to be dropped: it is too short, empty, or
-/// one of several.
+/// Returns the id and the request in a datagram. `None` if the datagram has to be dropped: it is
+/// too short, empty, or part of a longer request.
 pub fn decode_datagram(datagram: &[u8]) -> Option<(u16, &[u8])> {
     let (header, request) = datagram.split_first_chunk::<UDP_HEADER_LEN>()?;
     let [id, number, count] = [0, 2, 4].map(|at| u16::from_be_bytes([header[at], header[at + 1]]));
     (number == 0 && count == 1 && !request.is_empty()).then_some((id, request))
 }
 
-/// Returns the datagrams of a reply to the request `id`, as frame and bytes. None if the reply is empty.
+/// Returns the datagrams of the reply to the request `id`, each as its frame header and its bytes.
+/// There are none if the reply is empty.
 ///
 /// # Panics
-/// If it is longer than [`UDP_REPLY_LEN_MAX`].
+/// If the reply is longer than [`UDP_REPLY_LEN_MAX`].
 pub fn encode_datagrams(id: u16, reply: &[u8]) -> impl Iterator<Item = ([u8; UDP_HEADER_LEN], &[u8])> {
     let count =
         u16::try_from(reply.len().div_ceil(UDP_DATA_LEN_MAX)).expect("at most UDP_REPLY_LEN_MAX bytes");

@@ -1,7 +1,7 @@
-//! What the servers of NBD and synapse have in common: everything of a connection but its protocol.
+//! The part of a connection that the NBD and synapse servers share: everything except the protocol.
 //!
 //! ```text
-//! ListeningSocket ──► serve_all ──► Place: one of so many connections, in all and of each address
+//! ListeningSocket ──► serve_all ──► Place: counted against the limits on connections, in all and per address
 //!                                     │
 //!                   Stream ──► the protocol's input ──► requests ──► Output ──► Stream
 //!                                     │                                │
@@ -10,21 +10,23 @@
 //!
 //! # One client never stops another
 //!
-//! - Every connection has a floor of its own of the memory, for as long as it lives. Beyond it, bytes come from what is
-//!   left, in the order of demands ([`Budget`]).
-//! - While a demand cannot be met, the connection is closed whose client is the slowest to send or to take what it holds
-//!   memory for ([`Grant::is_slowest`]); never one that holds no more than its floor.
-//! - What a connection holds counts until it is freed: a [`Grant`] is dropped after the buffers that it counts.
-//! - An address has a limited part of the connections ([`Connections`]).
+//! - Every connection has a guaranteed minimum of memory for as long as it lives. Further bytes
+//!   come from what is left, in the order of demands ([`Budget`]).
+//! - While a demand cannot be met, the server closes the connection whose client is slowest to send
+//!   or receive what it holds memory for ([`Grant::is_slowest`]); but never one that holds no more
+//!   than its minimum.
+//! - A connection's memory counts until it is freed: a [`Grant`] is dropped after the buffers that
+//!   it counts.
+//! - The number of connections per address is limited ([`Connections`]).
 //!
 //! | module | content |
 //! |---|---|
-//! | `budget` | the memory of all connections, each one's part, and how fast its client does what is its turn |
+//! | `budget` | the memory of all connections, each one's part, and how fast its client sends and receives |
 //! | `listen` | sockets that listen, and the loop that accepts from them |
-//! | `places` | the number of connections, in all and of each address; the other end of one |
+//! | `places` | limits on connections, in all and per address; the peer of one |
 //! | `stream`, `output` | bytes in both directions |
-//! | `receive` | memory that large payloads are read into |
-//! | `report` | settings that cannot work; log lines that clients can cause |
+//! | `receive` | buffers for large payloads |
+//! | `report` | errors in settings; limits on log lines that clients can cause |
 #![warn(missing_debug_implementations)]
 
 mod budget;

@@ -1,4 +1,4 @@
-//! Sockets that listen, and the loop that accepts from them.
+//! Listening sockets, and the loop that accepts from them.
 
 use std::future::Future;
 use std::io;
@@ -15,27 +15,27 @@ use tokio::runtime::Handle;
 use crate::places::{Connections, Peer, Place, Refusal};
 use crate::stream::{Duplex, Stream};
 
-/// The most connections that wait to be accepted: as many as Linux allows unless `net.core.somaxconn` says otherwise. All
-/// clients come back at once after a restart.
+/// The length of the accept queue: Linux's own default for `net.core.somaxconn`. After a restart of
+/// the server, all clients reconnect at once.
 const ACCEPT_QUEUE: i32 = 4096;
-/// The pause after a connection that could not be accepted.
+/// The pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A socket that listens. It can outlive the server that accepts from it, and be handed to another process: clients that
-/// connect while no server accepts wait in its queue, and are not refused.
+/// A listening socket. It can outlive the server that accepts from it, and can be handed to another
+/// process. Clients that connect while no server accepts wait in its queue and are not refused.
 #[derive(Debug)]
 pub enum ListeningSocket {
-    /// At an address of TCP.
+    /// A TCP socket.
     Tcp(std::net::TcpListener),
-    /// At a path. The file is the caller's to remove.
+    /// A unix socket. Removing its file is up to the caller.
     Unix(std::os::unix::net::UnixListener),
 }
 
 impl ListeningSocket {
-    /// Binds the first of `addresses` that the system lets it bind, and listens.
+    /// Binds the first of `addresses` that the system allows, and listens.
     ///
     /// # Errors
-    /// The system's, for the last of them.
+    /// The system's error for the last address.
     pub fn bind_tcp(addresses: &[SocketAddr]) -> io::Result<Self> {
         let mut failure = io::Error::new(io::ErrorKind::InvalidInput, "the name has no address");
         for address in addresses {
@@ -47,11 +47,11 @@ impl ListeningSocket {
         Err(failure)
     }
 
-    /// Binds a unix socket, and listens. A socket file that a dead process has left is removed; one that accepts
-    /// connections is in use.
+    /// Binds a unix socket, and listens. The socket file of a dead process is removed; one that
+    /// accepts connections is in use.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     pub fn bind_unix(path: &Path) -> io::Result<Self> {
         let address = SockAddr::unix(path)?;
         let socket = match listening(Domain::UNIX, &address) {
@@ -69,10 +69,10 @@ impl ListeningSocket {
         Ok(Self::Unix(socket.into()))
     }
 
-    /// Takes a socket that listens at an address of TCP: one that another process has handed over.
+    /// Uses a listening TCP socket that another process has handed over.
     ///
     /// # Errors
-    /// If it is none.
+    /// If `socket` is not a TCP socket that listens.
     pub fn adopt_tcp(socket: OwnedFd) -> io::Result<Self> {
         let socket = std::net::TcpListener::from(socket);
         socket.set_nonblocking(true)?;
@@ -80,10 +80,10 @@ impl ListeningSocket {
         Ok(Self::Tcp(socket))
     }
 
-    /// Takes a socket that listens at a path: one that another process has handed over.
+    /// Uses a listening unix socket that another process has handed over.
     ///
     /// # Errors
-    /// If it is none.
+    /// If `socket` is not a unix socket that listens.
     pub fn adopt_unix(socket: OwnedFd) -> io::Result<Self> {
         let socket = std::os::unix::net::UnixListener::from(socket);
         socket.set_nonblocking(true)?;
@@ -91,10 +91,10 @@ impl ListeningSocket {
         Ok(Self::Unix(socket))
     }
 
-    /// Returns the address that it is bound to; `None` for a path.
+    /// Returns the address to which the socket is bound; `None` for a unix socket.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     pub fn address(&self) -> io::Result<Option<SocketAddr>> {
         match self {
             Self::Tcp(tcp) => tcp.local_addr().map(Some),
@@ -115,7 +115,8 @@ impl AsFd for ListeningSocket {
 fn listening(domain: Domain, address: &SockAddr) -> io::Result<Socket> {
     let socket = Socket::new(domain, Type::STREAM, None)?;
     if domain != Domain::UNIX {
-        // A server that starts again does not wait for its last connections.
+        // A restarted server can bind the address although old connections are still in
+        // `TIME_WAIT`.
         socket.set_reuse_address(true)?;
     }
     socket.set_nonblocking(true)?;
@@ -124,28 +125,29 @@ fn listening(domain: Domain, address: &SockAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// What serves connections.
+/// A server's handling of the connections that are accepted for it.
 pub trait Service: Send + Sync + 'static {
-    /// Returns its connections.
+    /// Returns the server's connections.
     fn connections(&self) -> &Connections;
 
     /// Takes a place for a connection.
     ///
     /// # Errors
-    /// The limit that is reached, which the service has counted and logged: the connection is closed at once, and its
-    /// client tries again later.
+    /// The limit that is reached. The service has counted and logged the refusal. The connection is
+    /// closed at once, and the client tries again later.
     fn take_place(&self, peer: &Peer) -> Result<Place, Refusal>;
 
-    /// Returns the runtimes that connections are assigned to, round robin. Empty: the one that accepts.
+    /// Returns the runtimes to which connections are assigned in turn. Empty: the accepting
+    /// runtime.
     fn workers(&self) -> &[Handle];
 
-    /// Logs that a connection could not be accepted.
+    /// Logs a failed accept.
     fn log_accept_error(&self, error: &io::Error);
 
-    /// Waits.
+    /// Waits for `time`.
     fn sleep(&self, time: Duration) -> impl Future<Output = ()> + Send;
 
-    /// Serves a connection to its end, on the runtime that it was assigned to.
+    /// Serves a connection until its end, on the runtime to which it was assigned.
     fn serve(
         self: Arc<Self>,
         place: Place,
@@ -154,7 +156,7 @@ pub trait Service: Send + Sync + 'static {
     ) -> impl Future<Output = ()> + Send;
 }
 
-/// A connection on its way to the runtime that serves it.
+/// An accepted connection, not yet registered with the runtime that will serve it.
 pub enum Accepted {
     /// Over TCP.
     Tcp(std::net::TcpStream),
@@ -165,10 +167,10 @@ pub enum Accepted {
 }
 
 impl Accepted {
-    /// Returns its stream, in the runtime that is entered.
+    /// Returns its stream, registered with the current runtime.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     pub fn into_stream(self) -> io::Result<Stream> {
         match self {
             Self::Tcp(stream) => TcpStream::from_std(stream).and_then(Stream::tcp),
@@ -188,7 +190,7 @@ impl std::fmt::Debug for Accepted {
     }
 }
 
-/// A socket from which the runtime accepts, and the file that is removed at the end of that.
+/// A socket registered with the accepting runtime, and the file to remove when accepting ends.
 struct Listener {
     socket: AsyncSocket,
     file: Option<PathBuf>,
@@ -202,7 +204,7 @@ enum AsyncSocket {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Some(path) = &self.file {
-            // It may be gone already; nothing depends on it.
+            // The file may be gone already, and nothing depends on it.
             let _ = std::fs::remove_file(path);
         }
     }
@@ -225,11 +227,11 @@ impl Listener {
     }
 }
 
-/// Returns a future that accepts from `socket` for as long as it lives, and has `service` serve what it accepts. At its
-/// end `file` is removed. The socket is the caller's, and stays open.
+/// Returns a future that accepts from `socket` until it is dropped, and has `service` serve the
+/// connections. When it is dropped, it removes `file`. The caller keeps the socket open.
 ///
 /// # Errors
-/// If the system has no descriptor.
+/// If the system has no free file descriptor.
 ///
 /// # Panics
 /// Outside of a tokio runtime.
@@ -251,8 +253,8 @@ async fn accept<S: Service>(service: Arc<S>, listener: Listener) {
         let (peer, accepted) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Out of descriptors, or a client that has closed at once. Without a pause the former would
-                // spin.
+                // Either no file descriptor is free, or the client has already closed the
+                // connection. Without a pause, the first case would spin.
                 service.log_accept_error(&error);
                 service.sleep(ACCEPT_PAUSE).await;
                 continue;
@@ -277,14 +279,15 @@ async fn accept<S: Service>(service: Arc<S>, listener: Listener) {
 mod tests {
     use super::*;
 
-    /// All clients of a server that starts again connect at once: none may be refused, or wait for a second attempt.
+    /// After a server's restart, all clients connect at once. None may be refused or have to wait
+    /// for a second attempt.
     #[test]
     fn clients_that_come_at_once_wait_to_be_accepted() {
         let allowed = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap_or_default();
         let count = allowed.trim().parse().unwrap_or(128_usize).min(600);
         let folder = std::env::temp_dir().join(format!("connection-{}", std::process::id()));
         let _socket = ListeningSocket::bind_unix(&folder).unwrap();
-        // Without a place in the queue a nonblocking attempt fails.
+        // A nonblocking connect fails if the queue is full.
         let clients: Result<Vec<_>, _> = (0..count)
             .map(|_| {
                 let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;

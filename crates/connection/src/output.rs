@@ -1,5 +1,5 @@
-//! A connection's sending side: heads and small payloads in one buffer, large payloads by reference, all of
-//! it in as few vectored writes as the socket takes.
+//! A connection's sending side. Reply heads and small payloads share one buffer, and large payloads
+//! are sent by reference, all in as few vectored writes as the socket accepts.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -10,8 +10,8 @@ use bytes::Bytes;
 
 use crate::stream::Stream;
 
-/// Payloads below this size are copied next to their head: the kernel reads bytes that lie in the processor's
-/// cache faster than bytes in far memory (4 KiB: by a third of a microsecond).
+/// Payloads below this size are copied next to their head, because the kernel sends bytes in the
+/// CPU cache faster than bytes in main memory (for 4 KiB, by a third of a microsecond).
 const INLINE_BYTES: usize = 16 * 1024;
 /// The most slices of one write.
 const PARTS_MAX: usize = 128;
@@ -27,16 +27,16 @@ pub struct Output {
     parts: VecDeque<Part>,
     pending_bytes: usize,
     written_bytes: u64,
-    /// The bytes of the payloads in `parts`, what is sent of them included.
+    /// The bytes of the payloads in `parts`, including those already sent.
     payload_bytes: usize,
     is_unflushed: bool,
 }
 
 #[derive(Debug)]
 enum Part {
-    /// The next bytes of `small`.
+    /// The next bytes of `small`, by their number.
     Small(usize),
-    /// A payload, from this segment on and this offset in it.
+    /// A payload, from a segment and an offset in it onwards.
     Payload { payload: Segments, index: usize, from: usize },
 }
 
@@ -47,20 +47,21 @@ impl Output {
         self.pending_bytes
     }
 
-    /// Returns the bytes written since the connection began.
+    /// Returns the bytes written since the start of the connection.
     #[must_use]
     pub fn written_bytes(&self) -> u64 {
         self.written_bytes
     }
 
-    /// Returns the bytes of memory that what is still to be sent keeps: some of them may be sent already.
+    /// Returns the bytes of memory held by the unsent data. Parts of that memory may have been sent
+    /// already.
     #[must_use]
     pub fn held_bytes(&self) -> usize {
         self.small.len() + self.payload_bytes
     }
 
-    /// Copies the payloads that are pinned, and so lets go of the memory of others: a cache can do nothing with a
-    /// bucket for as long as it waits here for a client.
+    /// Replaces pinned payloads by copies, which releases memory that others own: a cache cannot
+    /// reuse a bucket while it waits here for a client.
     pub fn unpin(&mut self) {
         for part in &mut self.parts {
             let Part::Payload { payload, index, from } = part else { continue };
@@ -74,7 +75,7 @@ impl Output {
         }
     }
 
-    /// Appends what `write` puts into the buffer, and then the payload that it returns.
+    /// Appends what `write` puts into the buffer, followed by the payload that it returns.
     pub fn push(&mut self, write: impl FnOnce(&mut Vec<u8>) -> Segments) {
         let start = self.small.len();
         let payload = write(&mut self.small);
@@ -106,7 +107,7 @@ impl Output {
         }
     }
 
-    /// Writes as much as the socket takes. Ready when nothing is left.
+    /// Writes as much as the socket accepts. Ready once everything is sent.
     pub fn poll_flush(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<io::Result<()>> {
         while self.pending_bytes > 0 {
             let small = &self.small[self.sent..];
@@ -188,7 +189,8 @@ impl Output {
             self.small.clear();
             self.small.shrink_to(KEPT_BYTES);
         } else if self.sent > KEPT_BYTES && self.sent > self.small.len() / 2 {
-            // So the bytes that are moved are never more than those that were sent.
+            // Drains only when at least half is sent, so the bytes moved never exceed the bytes
+            // sent.
             self.small.drain(..self.sent);
             self.sent = 0;
             self.small.shrink_to(KEPT_BYTES);
@@ -205,7 +207,7 @@ mod tests {
 
     use super::*;
 
-    /// One bucket of 4 KiB, which counts its pins.
+    /// A 4 KiB bucket that counts its pins.
     #[derive(Default)]
     struct Bucket(AtomicUsize);
 
@@ -221,7 +223,7 @@ mod tests {
         }
     }
 
-    /// Returns what is still to be sent.
+    /// Returns the unsent bytes.
     fn left(output: &Output) -> Vec<u8> {
         let mut slices = [IoSlice::new(&[]); PARTS_MAX];
         let used = output.gather(&mut slices);
@@ -243,7 +245,7 @@ mod tests {
                 payload
             });
         }
-        // Within the second of the pinned segments.
+        // Ends inside the second pinned segment.
         output.advance(3 + 10_000 + 5000);
         let before = left(&output);
         assert_eq!((before.len(), output.pending_bytes()), (2 * 26_387 - 15_003, 2 * 26_387 - 15_003));
@@ -265,7 +267,8 @@ mod tests {
         assert_eq!((output.pending_bytes(), output.held_bytes()), (4, 1 << 20));
         output.advance(4);
         assert_eq!(output.held_bytes(), 0);
-        // Small replies, of which the client takes some: what was sent of them is kept only as long as it is less.
+        // The client receives some of many small replies. Their sent part is kept only while it is
+        // smaller than the unsent part.
         for _ in 0..1000 {
             output.push(|_| vec![7; 4096].into());
         }

@@ -1,4 +1,5 @@
-//! The connections of a server: how many there may be, in all and of each address, and their end.
+//! A server's connections: the limits on their number, in all and per address, and waiting for
+//! their end.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,28 +10,28 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-/// How many connections there may be.
+/// Limits on the number of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// In all.
     pub connections_max: u32,
-    /// Of each address.
+    /// Per address.
     pub peer_connections_max: u32,
 }
 
-/// Why there is no place for a connection.
+/// The reason why a connection is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// As many are open as may be.
+    /// `connections_max` connections are open.
     #[error("{0} connections are open, which is connections_max")]
     Full(u32),
-    /// As many of its address are open as may be.
+    /// `peer_connections_max` connections of this address are open.
     #[error("{0} connections of its address are open, which is peer_connections_max")]
     PeerFull(u32),
 }
 
 impl Refusal {
-    /// Returns the name of the limit.
+    /// Returns the name of the limit that is reached.
     #[must_use]
     pub fn limit(&self) -> &'static str {
         match self {
@@ -40,11 +41,11 @@ impl Refusal {
     }
 }
 
-/// The connections of a server.
+/// A server's connections.
 #[derive(Debug, Default)]
 pub struct Connections {
     open: Mutex<Open>,
-    /// A connection has ended.
+    /// Notified when a connection has ended.
     ended: Notify,
     tasks: Mutex<Vec<AbortHandle>>,
 }
@@ -52,11 +53,11 @@ pub struct Connections {
 #[derive(Debug, Default)]
 struct Open {
     count: u32,
-    /// Those of each address that has any.
+    /// The number of connections per address, for addresses that have any.
     of_network: HashMap<IpAddr, u32>,
 }
 
-/// A connection's place among all. Free again when it is dropped.
+/// A connection's place among the server's connections. Dropping it frees the place.
 #[derive(Debug)]
 pub struct Place {
     connections: Arc<Connections>,
@@ -98,7 +99,7 @@ impl Connections {
         tasks.push(task);
     }
 
-    /// Waits until there are no connections.
+    /// Waits until no connection is open.
     pub async fn wait_for_end(&self) {
         loop {
             let ended = self.ended.notified();
@@ -132,16 +133,16 @@ impl Drop for Place {
     }
 }
 
-/// The other end of a connection, as log lines name it.
+/// The peer of a connection, as shown in log lines.
 #[derive(Clone, Copy, Debug)]
 pub enum Peer {
-    /// A host.
+    /// Another host, or this one over TCP.
     Tcp(SocketAddr),
-    /// A process of this host, as far as the system knows it.
+    /// A process on this host, as far as the system knows it.
     Unix {
-        /// Its id.
+        /// The process id.
         pid: Option<i32>,
-        /// Its user.
+        /// The user id.
         uid: Option<u32>,
     },
     /// A stream that did not come from a socket.
@@ -149,8 +150,9 @@ pub enum Peer {
 }
 
 impl Peer {
-    /// Returns the address by which connections are counted; `None` for those of this host's own processes. One
-    /// host usually has a whole network of 64 bits in IPv6: its connections count together.
+    /// Returns the address under which connections are counted; `None` for local processes on a
+    /// unix socket. In IPv6, one host usually has a whole /64 network, so the connections of such a
+    /// network count together.
     #[must_use]
     pub fn network(&self) -> Option<IpAddr> {
         let Self::Tcp(address) = self else { return None };

@@ -1,4 +1,4 @@
-//! Memory that a large payload is read into from the socket, and that then is the payload; the buffers for that are reused.
+//! Reusable buffers for large payloads, which are read from the socket directly into them.
 
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
@@ -11,40 +11,42 @@ use parking_lot::Mutex;
 
 use crate::stream::Stream;
 
-/// Payloads from this size on, in bytes, are read from the socket into receive buffers, without a copy.
+/// Payloads of at least this many bytes are read from the socket into receive buffers, without a
+/// copy.
 pub const LARGE_BYTES: usize = 32 * 1024;
-/// The most slices of one read, that of the next head included.
+/// The most slices of one read, including the one for the next head.
 const PLACES_MAX: usize = 72;
 
-/// Memory for one payload, which is visible to its holder only until it is finished. Dropped before, it is free
-/// again.
+/// Memory for one payload, visible only to its holder until it is finished. Dropping it earlier
+/// frees it.
 pub trait ReceiveBuffer: Send {
-    /// Calls `read` once with slices for the next bytes, in order, and counts what it reads as filled. The
-    /// slices never add up to more than what is missing. Returns the number of bytes read.
+    /// Calls `read` once with slices for the next bytes, in order, and counts the bytes read as
+    /// filled. The slices never add up to more than the missing bytes. Returns the number of bytes
+    /// read.
     ///
     /// # Errors
     /// The error of `read`.
     fn fill(&mut self, read: &mut dyn FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize>)
     -> io::Result<usize>;
 
-    /// Returns the payload, once all of it has been read.
+    /// Returns the payload after all of it has been read.
     fn finish(self: Box<Self>) -> Segments;
 }
 
-/// What one read has brought.
+/// The result of one read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Filled {
-    /// The bytes of the payload; with those beyond it 0 at the end of the stream.
+    /// The bytes read of the payload. If `beyond_bytes` is 0 as well, the stream has ended.
     pub payload_bytes: usize,
-    /// The bytes beyond the payload.
+    /// The bytes read beyond the payload.
     pub beyond_bytes: usize,
 }
 
-/// Performs one read into `reserved`, of which `left_bytes` are missing, and, if all of them are there, of the first bytes
-/// after them into `beyond`.
+/// Performs one read into `reserved`, which lacks `left_bytes`. If that completes the payload, the
+/// same read also fills `beyond` with the bytes that follow.
 ///
-/// `beyond` has room for one more head, because another large payload is likely to follow, and for little more,
-/// because what arrives with its head must be copied.
+/// `beyond` has space for one more head, because another large payload is likely to follow, and for
+/// little more, because what arrives with that head must be copied.
 pub fn poll_fill(
     cx: &mut Context<'_>,
     stream: &mut Stream,
@@ -80,19 +82,20 @@ pub fn poll_fill(
     }
 }
 
-/// Copies bytes that have arrived with their head.
+/// Copies the payload bytes that have arrived together with the head.
 pub fn copy_into(reserved: &mut dyn ReceiveBuffer, mut bytes: &[u8]) {
     let mut read = |places: &mut [IoSliceMut<'_>]| io::Read::read_vectored(&mut bytes, places);
-    // Reading from a slice never fails, and the receive buffer has room for all of it.
+    // Reading from a slice never fails, and the receive buffer has space for all of it.
     while reserved.fill(&mut read).is_ok_and(|count| count > 0) {}
 }
 
-// ---- Buffers for large payloads, which are reused: fresh memory costs a page fault per 4 KiB, more than a copy.
+// ---- Reusable buffers for large payloads. Fresh memory costs a page fault per 4 KiB, more than a
+// copy.
 
 /// The number of buffer sizes: the powers of two from [`LARGE_BYTES`] to 4 MiB.
 const CLASS_COUNT: usize = 8;
 
-/// Large buffers that are reused.
+/// A pool of large buffers for reuse.
 #[derive(Debug)]
 pub struct PayloadPool {
     classes: [Mutex<Vec<Vec<u8>>>; CLASS_COUNT],
@@ -101,7 +104,7 @@ pub struct PayloadPool {
 }
 
 impl PayloadPool {
-    /// Returns a pool that keeps at most `kept_bytes_max` bytes for reuse.
+    /// Creates a pool that keeps at most `kept_bytes_max` bytes for reuse.
     #[must_use]
     pub fn new(kept_bytes_max: usize) -> Arc<Self> {
         Arc::new(Self { classes: Default::default(), kept_bytes: AtomicUsize::new(0), kept_bytes_max })
@@ -132,8 +135,8 @@ impl PayloadPool {
         let Some(class) = class_of(memory.len()).filter(|class| memory.len() == LARGE_BYTES << class) else {
             return;
         };
-        // Two threads that return a buffer at the same time may keep one more than allowed, or one less:
-        // harmless.
+        // Two threads that return a buffer at the same time may exceed the limit by one buffer, or
+        // stay one below it. That is harmless.
         if self.kept_bytes.fetch_add(memory.len(), Ordering::Relaxed) + memory.len() <= self.kept_bytes_max {
             self.classes[class].lock().push(memory);
         } else {
@@ -142,14 +145,14 @@ impl PayloadPool {
     }
 }
 
-/// Returns the smallest class that holds `len_bytes`, if one does.
+/// Returns the smallest size class that holds `len_bytes`, if there is one.
 fn class_of(len_bytes: usize) -> Option<usize> {
     let class =
         len_bytes.next_power_of_two().max(LARGE_BYTES).trailing_zeros() - LARGE_BYTES.trailing_zeros();
     Some(class as usize).filter(|class| *class < CLASS_COUNT)
 }
 
-/// One of the pool's buffers, for one payload. Returned to the pool when it is dropped.
+/// A buffer borrowed from the pool for one payload. Dropping it returns it.
 struct Lease {
     memory: Vec<u8>,
     filled: usize,

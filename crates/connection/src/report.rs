@@ -1,4 +1,5 @@
-//! What a server tells its operator: settings that cannot work, and log lines that clients can cause.
+//! A server's reports to its operator: errors in settings, and limits on the log lines that clients
+//! can cause.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,7 +7,7 @@ use std::time::Duration;
 use blocker::Timestamp;
 use parking_lot::Mutex;
 
-/// A setting that cannot work, and what would be right.
+/// An invalid setting, and its valid values.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SettingError {
     setting: &'static str,
@@ -14,7 +15,7 @@ pub struct SettingError {
 }
 
 impl SettingError {
-    /// Returns the error of a setting.
+    /// Creates the error of a setting.
     pub fn new(setting: &'static str, problem: impl Into<String>) -> Self {
         Self { setting, problem: problem.into() }
     }
@@ -22,25 +23,25 @@ impl SettingError {
     /// Fails with `problem` if `is_wrong`.
     ///
     /// # Errors
-    /// Then.
+    /// If `is_wrong`.
     pub fn check(is_wrong: bool, setting: &'static str, problem: &str) -> Result<(), Self> {
         if is_wrong { Err(Self::new(setting, problem)) } else { Ok(()) }
     }
 
-    /// Returns the name of the setting: the field of the configuration.
+    /// Returns the name of the setting, which is the field of the configuration.
     #[must_use]
     pub fn setting(&self) -> &'static str {
         self.setting
     }
 
-    /// Returns what would be right, for example `must be at least 1`.
+    /// Returns the valid values, for example `must be at least 1`.
     #[must_use]
     pub fn problem(&self) -> &str {
         &self.problem
     }
 }
 
-/// Writes the setting and what would be right, in one line.
+/// Writes the setting and its valid values in one line.
 impl fmt::Display for SettingError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.setting, self.problem)
@@ -49,7 +50,7 @@ impl fmt::Display for SettingError {
 
 impl std::error::Error for SettingError {}
 
-/// The least time between two lines of one reason.
+/// The shortest time between two lines of one reason.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Decides which lines are written.
@@ -67,8 +68,8 @@ struct Reason {
 }
 
 impl LogLimit {
-    /// Returns whether a line of this reason may be written now: `Some` with the number of lines suppressed
-    /// since the last one, or `None`, and the line counts as suppressed.
+    /// Returns whether a line of this reason may be written now: `Some` with the number of lines
+    /// suppressed since the last one, or `None`, in which case the line counts as suppressed.
     pub fn admit(&self, name: &'static str, now: Timestamp) -> Option<u64> {
         let mut reasons = self.reasons.lock();
         let Some(reason) = reasons.iter_mut().find(|reason| reason.name == name) else {

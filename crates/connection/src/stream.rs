@@ -1,4 +1,4 @@
-//! A connection's stream of bytes: TCP, a unix socket, or another one, such as TLS over one of them.
+//! A connection's byte stream: TCP, a unix socket, or another stream such as TLS over one of them.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -11,8 +11,8 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
-/// After this time without a byte the system asks whether the other host is still there, and then at this
-/// interval.
+/// After this time without a byte, and then at this interval, the system probes whether the other
+/// host is still there.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// A stream of bytes in both directions: TLS, a tunnel, or a simulated network.
@@ -25,13 +25,13 @@ pub enum Stream {
     Tcp(TcpStream),
     /// A unix socket.
     Unix(UnixStream),
-    /// Another one.
+    /// Another stream.
     Other(Box<dyn Duplex>),
 }
 
-/// Performs one transfer of at most `$bytes_max` bytes on a socket that is ready. A shorter one has emptied
-/// the socket, or filled it: the runtime learns that at once, which spares the system call that would find it
-/// out.
+/// Performs one transfer of at most `$bytes_max` bytes on a ready socket. A shorter transfer means
+/// that the socket is now empty or full. Telling the runtime so at once saves the system call that
+/// would find it out.
 macro_rules! transfer {
     ($stream:ident, $interest:expr, $bytes_max:ident, $call:expr) => {{
         let mut moved = None;
@@ -45,14 +45,14 @@ macro_rules! transfer {
 }
 
 impl Stream {
-    /// Returns the stream of a connection over TCP.
+    /// Returns the stream of a TCP connection.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     pub fn tcp(stream: TcpStream) -> io::Result<Self> {
-        // Frames are put together before the write; the kernel must not wait for more.
+        // Frames are assembled before the write, so the kernel need not wait for more data.
         stream.set_nodelay(true)?;
-        // A peer may be silent for as long as it likes, a host that is gone may not.
+        // A peer may be silent for as long as it likes, but a host that is gone must be detected.
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
         SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
         Ok(Self::Tcp(stream))
@@ -86,7 +86,7 @@ impl Stream {
                     ready!(stream.poll_read_ready(cx))?;
                     transfer!(stream, Interest::READABLE, room, stream.try_read_vectored(places))
                 }
-                // It has no vectored read.
+                // Has no vectored read.
                 Self::Other(_) => {
                     let first = places.iter_mut().find(|place| !place.is_empty());
                     return first.map_or(Poll::Ready(Ok(0)), |place| self.poll_read(cx, place));
@@ -125,7 +125,7 @@ impl Stream {
         }
     }
 
-    /// Passes on what a layer in between holds back. Ready when nothing is left.
+    /// Sends what an intermediate layer such as TLS has buffered. Ready once nothing remains.
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Self::Tcp(_) | Self::Unix(_) => Poll::Ready(Ok(())),
@@ -133,7 +133,7 @@ impl Stream {
         }
     }
 
-    /// Returns the number of bytes written that the other side has not received yet, as far as the system
+    /// Returns the number of written bytes that the peer has not received yet, as far as the system
     /// knows.
     #[must_use]
     pub fn unreceived_bytes(&self) -> Option<u64> {
@@ -161,7 +161,7 @@ impl Stream {
     /// Closes the sending direction.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     pub async fn shutdown(&mut self) -> io::Result<()> {
         poll_fn(|cx| self.poll_shutdown(cx)).await
     }

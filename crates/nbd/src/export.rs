@@ -1,4 +1,4 @@
-//! What a server exports: disks, found by name; and a disk in memory.
+//! The exports of a server: named disks, and a disk in memory.
 
 use std::collections::BTreeMap;
 use std::future::{Future, ready};
@@ -13,40 +13,43 @@ use parking_lot::{Mutex, RwLock};
 use crate::protocol::wire::state;
 use crate::protocol::{Context, Description, Extent, NoExport, Zeroes};
 
-/// The most bytes that an export has in memory for one request to read ahead. They count among those that a connection may
-/// have outstanding.
+/// The most memory, in bytes, that an export uses to read ahead for one request. It counts against
+/// what a connection may have outstanding.
 pub const READ_AHEAD_BYTES: u32 = 1 << 20;
 
-/// The future of an answer about exports.
+/// The future of a lookup among the exports.
 pub type Lookup<T> = Pin<Box<dyn Future<Output = Result<T, NoExport>> + Send>>;
 
 /// The exports of a server, by name.
 ///
-/// The futures own what they need. Dropping one, at the end of a connection, must leave nothing half done.
+/// The futures own what they need. Dropping one at the end of a connection must leave nothing half
+/// done.
 pub trait Exports: Send + Sync {
     /// Returns the names of all exports that clients may see.
     fn list(&self) -> Lookup<Vec<String>>;
 
-    /// Returns what is known about an export, without opening it. The empty name is the default export's.
+    /// Returns the description of an export, without opening it. The empty name means the default
+    /// export.
     fn describe(&self, name: &str) -> Lookup<Description>;
 
-    /// Opens an export for one connection, and returns what the client is served with. It is called once for
-    /// each connection, also for several of one export at a time; the export is released when its last handle
-    /// is dropped.
+    /// Opens an export for one connection, and returns its handle. It is called for each
+    /// connection, and several connections may use one export at the same time. The export is
+    /// released when its last handle is dropped.
     fn open(&self, name: &str) -> Lookup<Arc<dyn Export>>;
 }
 
 /// A disk.
 ///
-/// The server has checked each request against [`Self::description`]: the range lies inside, only what is
-/// offered is asked for, and payloads are at most 32 MiB. Replies may be ready or pending, in any order; the
-/// future of a pending one is polled to its end, also when its client is gone.
+/// The server has checked each request against [`Self::description`]: the range lies inside the
+/// disk, the export offers the command, and payloads are at most 32 MiB. Replies may be ready or
+/// pending, and may complete in any order. A pending reply's future is polled until it completes,
+/// even if its client has disconnected.
 ///
-/// Several connections may use one export at a time. A change that was acknowledged on one of them is seen by
-/// all, and a flush on one covers what was acknowledged on any: that is what
-/// [`Features::multi_conn`](crate::protocol::Features::multi_conn) promises.
+/// Several connections may use one export at the same time. A change that was acknowledged on one
+/// of them is visible on all, and a flush on one covers what was acknowledged on any of them:
+/// [`Features::multi_conn`](crate::protocol::Features::multi_conn) promises that.
 pub trait Export: Send + Sync {
-    /// Returns what is known about the disk. It does not change.
+    /// Returns the description of the disk, which does not change.
     fn description(&self) -> &Description;
 
     /// Reads `len_bytes` from `offset`. Holes may be returned as such.
@@ -55,30 +58,31 @@ pub trait Export: Send + Sync {
     /// Writes at `offset`. With `fua`, the change is durable when it is acknowledged.
     fn write(&self, offset: u64, data: Segments, fua: bool) -> Reply<()>;
 
-    /// Returns memory for the payload of a write that is about to arrive, of at least 32 KiB; `None` if there is
-    /// none at once, and the payload is received into a buffer of the server. It must not block. The write
-    /// follows, unless its client goes away before.
+    /// Returns memory for the payload of a write that is about to arrive, of at least 32 KiB.
+    /// `None` if no memory is available at once; the server then uses a buffer of its own. It must
+    /// not block. The write follows unless the client disconnects before.
     fn receive_buffer(&self, offset: u64, len_bytes: u32) -> Option<Box<dyn ReceiveBuffer>> {
         let _ = (offset, len_bytes);
         None
     }
 
-    /// Makes durable every change that was acknowledged before the call.
+    /// Makes every change durable that was acknowledged before the call.
     fn flush(&self) -> Reply<()>;
 
-    /// Gives up bytes; they may keep their content, or become zeros.
+    /// Discards bytes, which then keep their content or read as zeros.
     fn trim(&self, offset: u64, len_bytes: u32, fua: bool) -> Reply<()>;
 
-    /// Writes zeros. With [`Zeroes::fast`], fails with [`Unsupported`](blocker::Error::Unsupported), and
-    /// changes nothing, where that would take as long as a write.
+    /// Writes zeros. With [`Zeroes::fast`], it fails with
+    /// [`Unsupported`](blocker::Error::Unsupported) and changes nothing if zeroing would take as
+    /// long as a write.
     fn write_zeroes(&self, offset: u64, len_bytes: u32, zeroes: Zeroes) -> Reply<()>;
 
     /// Reads ahead, as far as that is useful, with at most [`READ_AHEAD_BYTES`] in memory at a time.
     fn cache(&self, offset: u64, len_bytes: u32) -> Reply<()>;
 
-    /// Returns the states of the extents from `offset` on, in order and without gaps, for one of the contexts
-    /// of the description. Where they do not cover all of `len_bytes`, the client asks again; with `is_one`
-    /// it is content with the first one.
+    /// Returns the states of the extents from `offset` on, in order and without gaps, for one of
+    /// the description's contexts. If they do not cover all of `len_bytes`, the client asks again.
+    /// With `is_one`, the client needs only the first extent.
     fn block_status(
         &self,
         context: &Context,
@@ -91,7 +95,7 @@ pub trait Export: Send + Sync {
 /// The unit of allocation, in bytes.
 const CHUNK_BYTES: u64 = 64 * 1024;
 
-/// A disk in memory. It begins as one hole; chunks of 64 KiB take up memory once they are written.
+/// A disk in memory. It starts as one hole; chunks of 64 KiB use memory once they are written.
 ///
 /// ```
 /// use blocker::executor::block_on;
@@ -106,7 +110,7 @@ const CHUNK_BYTES: u64 = 64 * 1024;
 pub struct MemoryExport {
     description: Description,
     chunks: Vec<RwLock<Chunk>>,
-    /// The generation that each snapshot ended.
+    /// The generation that was current when the snapshot was created, by snapshot name.
     snapshots: BTreeMap<String, u64>,
     generation: AtomicU64,
     flushes: AtomicU64,
@@ -115,12 +119,12 @@ pub struct MemoryExport {
 #[derive(Debug, Default)]
 struct Chunk {
     bytes: Option<Box<[u8]>>,
-    /// The generation of the last change; 0 for none.
+    /// The generation of the last change; 0 if there was none.
     changed_in: u64,
 }
 
 impl MemoryExport {
-    /// Returns a disk of `size_bytes`, which offers everything.
+    /// Returns a disk of `size_bytes` that offers every feature.
     #[must_use]
     pub fn new(size_bytes: u64) -> Self {
         let count = usize::try_from(size_bytes.div_ceil(CHUNK_BYTES)).unwrap_or(usize::MAX);
@@ -133,12 +137,12 @@ impl MemoryExport {
         }
     }
 
-    /// Returns what is known about the disk, to be changed before it is exported.
+    /// Returns the description, to be changed before the disk is exported.
     pub fn description_mut(&mut self) -> &mut Description {
         &mut self.description
     }
 
-    /// Makes a snapshot: what changes from now on is shown in the context `qemu:dirty-bitmap:NAME`.
+    /// Creates a snapshot. Later changes are shown in the context `qemu:dirty-bitmap:NAME`.
     pub fn snapshot(&mut self, name: &str) {
         let ended = self.generation.fetch_add(1, Ordering::Relaxed);
         self.snapshots.insert(name.into(), ended);
@@ -151,7 +155,8 @@ impl MemoryExport {
         self.flushes.load(Ordering::Relaxed)
     }
 
-    /// Calls `visit` with each chunk of a range: its index, the part in it, and where that lies in the range.
+    /// Calls `visit` for each chunk of a range with the chunk's index, the start and length of the
+    /// range's part in that chunk, and the position of that part in the range.
     fn parts(offset: u64, len_bytes: u64, mut visit: impl FnMut(usize, usize, usize, usize)) {
         let mut at = 0;
         while at < len_bytes {
@@ -262,7 +267,7 @@ impl Export for MemoryExport {
     }
 }
 
-/// A fixed set of exports. The one that was inserted first is the default as well.
+/// A fixed set of exports. The one inserted first is also the default.
 #[derive(Default)]
 pub struct NamedExports {
     exports: Mutex<Vec<(String, Arc<dyn Export>)>>,
@@ -277,7 +282,7 @@ impl NamedExports {
         exports
     }
 
-    /// Adds an export, or replaces the one of that name. Connections that are open keep theirs.
+    /// Adds an export, or replaces the one of that name. Open connections keep the replaced one.
     pub fn insert(&self, name: &str, export: Arc<dyn Export>) {
         let mut exports = self.exports.lock();
         match exports.iter_mut().find(|(of, _)| of == name) {

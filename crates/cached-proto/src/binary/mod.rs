@@ -1,11 +1,12 @@
 //! The binary protocol: frames with a fixed header.
 //!
-//! A frame is decoded once header, extras and key have arrived; a value may follow later. The reply to a
-//! malformed frame has status 04 and the connection is closed; lengths that contradict each other have status
-//! 81. Three oddities of memcached are kept, because a client's stream would lose its frame boundaries
-//! without them: an unknown opcode discards `body length` bytes *after* extras and key; `STAT`, `TOUCH` and
-//! `GAT` leave a value that they should not have in the stream, where it is read as the next header; and a
-//! frame whose extras and key exceed a 16 KiB buffer closes the connection once that is full.
+//! A frame is decoded once its header, extras and key have arrived; the value may follow later. A
+//! malformed frame gets a reply with status 04 and the connection is closed; inconsistent lengths
+//! get status 81. Three oddities of memcached are kept, because without them a client would lose
+//! the frame boundaries of its stream: an unknown opcode discards `body length` bytes *after*
+//! extras and key; `STAT`, `TOUCH` and `GAT` leave a value that they should not have in the stream,
+//! where it is read as the next header; and a frame whose extras and key exceed a 16 KiB buffer
+//! closes the connection once that buffer is full.
 
 pub mod opcode;
 mod request;
@@ -72,7 +73,7 @@ pub struct Header {
     pub extras_len: u8,
     /// The length of extras, key and value together.
     pub body_len: u32,
-    /// Repeated in the response.
+    /// An id that the response repeats.
     pub opaque: u32,
     /// The CAS value to compare with, or 0.
     pub cas: u64,
@@ -119,9 +120,9 @@ impl Header {
 /// The parts of a request that its response repeats or depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// The opcode as it was sent, quiet or not; the response repeats it.
+    /// The opcode as it was sent, quiet or not. The response repeats it.
     pub opcode: u8,
-    /// Repeated in the response.
+    /// An id that the response repeats.
     pub opaque: u32,
     /// The CAS value to compare with, or 0.
     pub cas: u64,
@@ -130,12 +131,12 @@ pub struct Head {
     pub quiet: bool,
 }
 
-/// Requests for the tests of this chapter.
+/// Requests for the tests of this module and its children.
 #[cfg(test)]
 mod test_frame {
     use super::{Header, MAGIC_REQUEST};
 
-    /// The opaque and the CAS value of all of them.
+    /// The opaque and the CAS value of all these requests.
     pub(super) const OPAQUE: u32 = 0xdead_beef;
     pub(super) const CAS: u64 = 7;
 

@@ -1,4 +1,4 @@
-//! The opcodes. Those that end in `Q` are the quiet forms of the others.
+//! The opcodes. Those whose name ends in `Q` are the quiet forms of others.
 
 #![allow(missing_docs, reason = "the names are the protocol's")]
 
@@ -38,7 +38,7 @@ pub const SASL_STEP: u8 = 0x22;
 pub const GATK: u8 = 0x23;
 pub const GATKQ: u8 = 0x24;
 
-/// Returns the loud form of an opcode, and whether it was quiet.
+/// Returns the opcode of the form that is not quiet, and whether `opcode` was quiet.
 #[inline]
 pub(super) fn loud(opcode: u8) -> (u8, bool) {
     match opcode {

@@ -6,13 +6,13 @@ use crate::limits::{BINARY_BODY_LEN_MAX, BINARY_FRAME_HEAD_LEN_MAX, KEY_LEN_MAX}
 /// One whole binary request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request<'a> {
-    /// What the response repeats.
+    /// The parts that the response repeats.
     pub head: Head,
     /// The command.
     pub command: Command<'a>,
 }
 
-/// The command of a binary request. Keys have 1 to 250 bytes of any value.
+/// The command of a binary request. Keys have 1 to 250 bytes with any values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command<'a> {
     /// GET, GETK, GAT, GATK and their quiet forms.
@@ -24,7 +24,7 @@ pub enum Command<'a> {
         /// GAT, GATK: the new expiry.
         exptime: Option<u32>,
     },
-    /// TOUCH: its response is that of a GET, without the value.
+    /// TOUCH: its response is like that of a GET, without the value.
     Touch {
         /// The key.
         key: &'a [u8],
@@ -69,43 +69,44 @@ pub struct Arithmetic<'a> {
     pub delta: u64,
     /// The value with which a missing number is created.
     pub initial: u64,
-    /// The expiry of a number that is created; `None` (all bits set) creates none.
+    /// The expiry of a number that is created. `None` (all bits set) means that a missing number is
+    /// not created.
     pub exptime: Option<u32>,
 }
 
-/// How a value is stored.
+/// The way of storing a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreVerb {
-    /// In any case.
+    /// Unconditionally.
     Set,
-    /// If there is no item; else status 02.
+    /// Only if there is no item; otherwise status 02.
     Add,
-    /// If there is an item; else status 01.
+    /// Only if there is an item; otherwise status 01.
     Replace,
-    /// After the value of the item; status 05 if there is none.
+    /// Appends to the value of the item; status 05 if there is no item.
     Append,
-    /// Before the value of the item; status 05 if there is none.
+    /// Prepends to the value of the item; status 05 if there is no item.
     Prepend,
 }
 
 /// A storage request without its value.
 ///
-/// A nonzero `head.cas` turns set, add and replace alike into compare-and-store.
+/// With a nonzero `head.cas`, set, add and replace all become compare-and-store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreHeader<'a> {
-    /// What the response repeats.
+    /// The parts that the response repeats.
     pub head: Head,
-    /// How to store.
+    /// How the value is stored.
     pub verb: StoreVerb,
     /// The key.
     pub key: &'a [u8],
     /// The client's flags; 0 for append and prepend.
     pub flags: u32,
-    /// 0 never, up to 30 days relative, above that Unix time; there is no "at once". 0 for append and
-    /// prepend.
+    /// 0: never; up to 30 days: relative, in seconds; above that: Unix time. There is no value for
+    /// immediate expiry. 0 for append and prepend.
     pub exptime: u32,
-    /// The number of bytes of the value; up to 1 GiB. A value that is too large has status 03 and is
-    /// discarded.
+    /// The length of the value in bytes, up to 1 GiB. The server refuses a value above its limit
+    /// with status 03 and discards it.
     pub value_len: usize,
 }
 
@@ -121,13 +122,13 @@ pub struct Store<'a> {
 /// The lengths that a command requires.
 #[derive(Clone, Copy)]
 enum Shape {
-    /// No body at all.
+    /// No body.
     Empty,
-    /// A key only.
+    /// Only a key.
     Key,
     /// This many bytes of extras, then a key.
     ExtrasKey(u8),
-    /// The same; bytes that follow stay in the stream.
+    /// The same, except that any further bytes stay in the stream.
     ExtrasKeyLoose(u8),
     /// Extras, a key and a value.
     Value(u8),
@@ -166,7 +167,7 @@ pub(super) fn decode<'a>(header: &Header, input: &'a [u8]) -> Decoded<'a> {
 
     let error = |status| ErrorReply { head, status };
     let malformed = || Decoded::refused_close(error(Status::InvalidArguments), head_len);
-    // Widths: 24 + 255 + 65535 bytes and 32 bits fit a usize.
+    // At most 24 + 255 + 65535 bytes plus a 32-bit length, which fits a usize.
     let Some(value_len) = (HEADER_LEN + header.body_len as usize).checked_sub(head_len) else {
         return Decoded::refused_close(error(Status::UnknownCommand), head_len);
     };
@@ -213,7 +214,7 @@ pub(super) fn decode<'a>(header: &Header, input: &'a [u8]) -> Decoded<'a> {
         op::NOOP => Command::Noop,
         op::VERSION => Command::Version,
         op::SASL_LIST_MECHS | op::SASL_AUTH | op::SASL_STEP => {
-            // Not implemented: as a memcached without -S.
+            // Not implemented. The reply is that of a memcached without -S.
             return Decoded::swallow(error(Status::UnknownCommand), head_len, value_len);
         }
         op::SET | op::ADD | op::REPLACE | op::APPEND | op::PREPEND => {
@@ -247,7 +248,7 @@ fn request(head: Head, command: Command<'_>, consumed: usize) -> Decoded<'_> {
     Decoded::Request { request: Request { head, command }, consumed }
 }
 
-/// Returns a number in the extras, or 0 where the command has none.
+/// Returns a number in the extras, or 0 if the command has no extras.
 #[inline]
 fn be_u32(extras: &[u8], at: usize) -> u32 {
     extras.get(at..at + 4).map_or(0, |bytes| u32::from_be_bytes(bytes.try_into().expect("four bytes")))
@@ -278,7 +279,7 @@ mod tests {
         }
     }
 
-    /// Returns status, bytes consumed, bytes to discard, whether to close.
+    /// Returns the status, the bytes consumed, the bytes to discard, and whether to close.
     fn refusal(input: &[u8]) -> (Status, usize, usize, bool) {
         match decode(input) {
             Decoded::Refused(refused) => {
@@ -312,7 +313,7 @@ mod tests {
         assert_eq!(refusal(&frame(opcode::GET, b"", b"key", b"v")), (INVALID, 27, 0, true));
         let touch = Command::Touch { key: b"k", exptime: 0xffff_ffff };
         assert_eq!(command(&frame(opcode::TOUCH, &[0xff; 4], b"k", b"")), (touch, false));
-        // A value that the command does not have is read as the next frame.
+        // A value that the command must not have is read as the next frame.
         assert!(matches!(
             decode(&frame(opcode::TOUCH, &[0; 4], b"k", b"v")),
             Decoded::Request { consumed: 29, .. }

@@ -10,7 +10,7 @@ pub enum Status {
     Ok = 0x00,
     /// No such key.
     NotFound = 0x01,
-    /// There is an item already, or the CAS value differs.
+    /// The item exists already, or the CAS value differs.
     Exists = 0x02,
     /// The item exceeds the item size limit.
     TooLarge = 0x03,

@@ -1,5 +1,5 @@
-//! The gate of SASL (`-S`): the frames that a client may send before it is authenticated, and those that
-//! authenticate it at any time.
+//! Frames that a client may send before SASL authentication (`-S`), and the authentication frames,
+//! which may come at any time.
 
 use super::{ErrorReply, HEADER_LEN, Head, Header, MAGIC_REQUEST, Status, opcode as op};
 use crate::limits::{
@@ -13,7 +13,7 @@ pub const MECHANISMS: &[u8] = b"PLAIN";
 /// A frame that needs no authentication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SaslRequest<'a> {
-    /// What the response repeats.
+    /// The parts that the response repeats.
     pub head: Head,
     /// The command.
     pub command: SaslCommand<'a>,
@@ -43,7 +43,7 @@ pub enum SaslCommand<'a> {
 /// The result of [`decode`].
 pub type Decoded<'a> = crate::Decoded<SaslRequest<'a>, Infallible, ErrorReply>;
 
-/// Returns whether an opcode is one of SASL's.
+/// Returns whether `opcode` belongs to SASL.
 #[inline]
 pub fn is_sasl(opcode: u8) -> bool {
     matches!(opcode, op::SASL_LIST_MECHS | op::SASL_AUTH | op::SASL_STEP)
@@ -53,7 +53,7 @@ pub fn is_sasl(opcode: u8) -> bool {
 /// in [`SaslCommand`] is refused, and the connection closed.
 pub fn decode(input: &[u8]) -> Decoded<'_> {
     let Some(header) = Header::read(input) else {
-        // Text is no frame, and need not be awaited.
+        // Text is not a frame, so its end need not be awaited.
         let is_frame = input.first().is_none_or(|first| *first == MAGIC_REQUEST);
         return if is_frame { Decoded::Incomplete } else { Decoded::Close };
     };
@@ -105,8 +105,8 @@ pub fn decode(input: &[u8]) -> Decoded<'_> {
     request(command, head_len + value_len)
 }
 
-/// Returns user and password in the data of PLAIN: an identity to act for, which must be empty or the user,
-/// the user, and the password, with a NUL between.
+/// Returns the user and the password from the data of PLAIN: an identity to act for, which must be
+/// empty or the user, then the user and the password, separated by NUL.
 pub fn plain(data: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut parts = data.split(|byte| *byte == 0);
     let (identity, user, password) = (parts.next()?, parts.next()?, parts.next()?);
@@ -119,7 +119,7 @@ mod tests {
     use super::super::test_frame::{OPAQUE, frame};
     use super::*;
 
-    /// Returns status, bytes consumed, bytes to discard, whether to close.
+    /// Returns the status, the bytes consumed, the bytes to discard, and whether to close.
     fn refusal(input: &[u8]) -> (Status, usize, usize, bool) {
         match decode(input) {
             Decoded::Refused(refused) => {

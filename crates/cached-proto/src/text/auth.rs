@@ -1,7 +1,7 @@
-//! The gate of text authentication (`-Y`): what a client may send before its password has been checked.
+//! Text authentication (`-Y`): what a client may send before its password has been checked.
 //!
-//! A client authenticates by a `set` whose value is user and password; key, flags and expiry are ignored.
-//! Anything else is refused, and no command is looked at.
+//! A client authenticates by a `set` whose value is user and password; key, flags and expiry are
+//! ignored. Everything else is refused without being interpreted as a command.
 //!
 //! ```text
 //! set x 0 0 11␍␊
@@ -22,15 +22,16 @@ pub struct Password<'a> {
     pub password: &'a [u8],
 }
 
-/// The result of [`decode`]: a refusal's text is to be sent, and the connection stays where it is.
+/// The result of [`decode`]. After a refusal, send its text; the connection stays unauthenticated.
 pub type Decoded<'a> = crate::Decoded<Password<'a>, Infallible, &'static [u8]>;
 
-/// The fewest bytes that memcached looks at.
+/// The shortest input that memcached interprets.
 const INPUT_LEN_MIN: usize = 3;
 
-/// Decodes what a client without a password has sent.
+/// Decodes what a client has sent before its authentication.
 ///
-/// The input that an incomplete request keeps is at most a read of 16 KiB and [`AUTH_TOKEN_LEN_MAX`].
+/// The input kept for an incomplete request is at most a read of 16 KiB plus
+/// [`AUTH_TOKEN_LEN_MAX`].
 pub fn decode(input: &[u8]) -> Decoded<'_> {
     if input.len() < INPUT_LEN_MIN {
         return Decoded::Incomplete;
@@ -47,7 +48,7 @@ pub fn decode(input: &[u8]) -> Decoded<'_> {
     let Some(value_len) = announced else { return Decoded::refused(reply::UNAUTHENTICATED, line_len) };
     let value_len = value_len as usize;
     if value_len > AUTH_TOKEN_LEN_MAX {
-        // The value is not skipped: what follows is refused line by line.
+        // The value is not skipped: its lines are refused one by one.
         return Decoded::refused(reply::AUTH_TOKEN_TOO_LONG, line_len);
     }
     let consumed = line_len + value_len + 2;

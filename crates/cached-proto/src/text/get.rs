@@ -1,11 +1,12 @@
-//! `get`, `gets`, `gat`, `gats`: any number of keys, walked one at a time.
+//! `get`, `gets`, `gat`, `gats`: any number of keys, found one at a time.
 //!
-//! A line of keys has any length, and so have the replies. The keys stay in the input and are found one by
-//! one; [`Get::cursor`] is all that a connection must keep to continue later, when its output has been sent.
+//! Neither the line of keys nor its replies have a limited length. The keys stay in the input and
+//! are found one by one; a connection that has to continue later, after its output has been sent,
+//! keeps only [`Get::cursor`].
 //!
-//! One key above 250 bytes refuses the whole line, before any key is served. (memcached serves the keys
-//! before it, drops those replies and all that were pipelined before, and adds a stray CRLF to the error.
-//! Here only the error is sent.)
+//! One key above 250 bytes refuses the whole line before any key is served. (memcached serves the
+//! keys before it, drops those replies and all earlier unsent ones, and adds a stray CRLF to the
+//! error. Here only the error is sent.)
 
 use super::{Decoded, Request};
 use crate::limits::{KEY_LEN_MAX, TOKENIZED_LEN_MAX};
@@ -15,19 +16,19 @@ use std::fmt;
 
 /// A retrieval of one or more keys.
 ///
-/// The reply to each hit is [`encode_value_head`], the value and CRLF; a miss has none; [`reply::END`]
-/// follows the last. There is no `noreply`.
+/// The reply to each hit is [`encode_value_head`], the value and CRLF. A miss has no reply.
+/// [`reply::END`] comes last. There is no `noreply`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Get<'a> {
     /// `gets`, `gats`: show the CAS value.
     pub with_cas: bool,
-    /// `gat`, `gats`: the new expiry of each item that is found, as the client sent it.
+    /// `gat`, `gats`: the new expiry of the found items, as the client sent it.
     pub exptime: Option<i32>,
     /// The line without its end.
     line: &'a [u8],
-    /// The position in `line` from which the next key is searched.
+    /// The position in `line` from which to search for the next key.
     at: usize,
-    /// The end of the key that begins at `at`, if it is known; otherwise 0.
+    /// The end of the key that starts at `at`, if it is known; otherwise 0.
     key_end: usize,
 }
 
@@ -43,11 +44,12 @@ impl<'a> Get<'a> {
         Some(&self.line[start..end])
     }
 
-    /// Fills `into` with the next keys; returns how many there were. Fewer than `into` holds were the last.
+    /// Fills `into` with the next keys and returns their number. If `into` is not full, these were
+    /// the last.
     #[inline]
     pub fn next_keys(&mut self, into: &mut [&'a [u8]]) -> usize {
         if self.key_end != 0 {
-            // A line of one key, whose end is known.
+            // A line with one key, whose end is known.
             return match into.first_mut().zip(self.next_key()) {
                 Some((place, key)) => {
                     *place = key;
@@ -61,13 +63,13 @@ impl<'a> Get<'a> {
         count
     }
 
-    /// Returns whether no key can follow because the line is used up.
+    /// Returns whether the line is used up, so that no key can follow.
     #[inline]
     pub fn is_done(&self) -> bool {
         self.at >= self.line.len()
     }
 
-    /// Returns the place of the next key, to continue there later.
+    /// Returns the position of the next key, to continue from there later.
     #[inline]
     pub fn cursor(&self) -> GetCursor {
         GetCursor { with_cas: self.with_cas, exptime: self.exptime, at: self.at, end: self.line.len() }
@@ -87,7 +89,8 @@ impl fmt::Debug for Get<'_> {
     }
 }
 
-/// A suspended [`Get`]: keep the line in the input, and [`resume`](Self::resume) when there is room again.
+/// A suspended [`Get`]: keep the line in the input, and [`resume`](Self::resume) when the output
+/// has space again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GetCursor {
     with_cas: bool,
@@ -97,10 +100,10 @@ pub struct GetCursor {
 }
 
 impl GetCursor {
-    /// Returns the retrieval, at the key where it stopped.
+    /// Returns the retrieval at the key where it stopped.
     ///
-    /// `input` must begin with the same line as when the cursor was made; bytes may have been appended. With
-    /// any other input the keys are wrong, or there are none.
+    /// `input` must start with the same line as when the cursor was created; bytes may have been
+    /// appended. With other input, the keys are wrong or missing.
     #[inline]
     pub fn resume<'a>(&self, input: &'a [u8]) -> Get<'a> {
         let line = &input[..self.end.min(input.len())];
@@ -110,32 +113,33 @@ impl GetCursor {
 
 const KEY_AT: usize = 4;
 
-/// Returns the key of a `get k` and CRLF with nothing else in the line, the most frequent request, and its
-/// length in bytes.
+/// Returns the key of the most frequent request, `get k` and CRLF with nothing else in the line,
+/// and the request's length in bytes.
 ///
-/// `None` allows no conclusion about the input; [`decode_line`](super::decode_line) decodes it. A server that
-/// calls this first saves a whole [`Decoded`] per request.
+/// `None` says nothing about the input; [`decode_line`](super::decode_line) decodes it. A server
+/// that calls this first avoids building a whole [`Decoded`] per request.
 #[inline]
 pub fn plain_get(input: &[u8]) -> Option<(&[u8], usize)> {
     let rest = input.strip_prefix(b"get ")?;
-    // No further than the longest key: an endless line is not searched again with every piece.
+    // Searches no further than the longest key, so that an endless line is not searched again with
+    // every piece.
     let key_len = scan::word_before_crlf(&rest[..rest.len().min(KEY_LEN_MAX + 2)])?;
     (1..=KEY_LEN_MAX).contains(&key_len).then(|| (&rest[..key_len], KEY_AT + key_len + 2))
 }
 
-/// Returns a guess at the first key in `input`, if it begins with `get` or `set`. For prefetching only: the
-/// guess may be wrong.
+/// Returns a guess of the first key in `input`, if it starts with `get` or `set`. The guess may be
+/// wrong, so use it only for prefetching.
 #[inline]
 pub fn first_key(input: &[u8]) -> Option<&[u8]> {
     let rest = input.strip_prefix(b"get ").or_else(|| input.strip_prefix(b"set "))?;
     scan::plain_word(&rest[..rest.len().min(KEY_LEN_MAX + 1)])
 }
 
-/// Fills `into` with the keys of a `get k…` and CRLF, if they fit and nothing else is in the line; returns
-/// their number, and the length of the request in bytes.
+/// Fills `into` with the keys of a `get k…` and CRLF, if they fit and the line contains nothing
+/// else. Returns their number and the request's length in bytes.
 ///
-/// Finds the keys and the end of the line in one pass. `None` allows no conclusion about the input, as with
-/// [`plain_get`].
+/// It finds the keys and the end of the line in one pass. As in [`plain_get`], `None` says nothing
+/// about the input.
 #[inline]
 pub fn plain_gets<'a>(input: &'a [u8], into: &mut [&'a [u8]]) -> Option<(usize, usize)> {
     if !input.starts_with(b"get ") {
@@ -196,8 +200,8 @@ fn keys<'a>(
     }
 }
 
-/// Returns whether more than 250 bytes in a row hold no space. Checks one byte in 250, however many keys
-/// there are.
+/// Returns whether more than 250 bytes in a row contain no space. Checks one byte in 250,
+/// regardless of the number of keys.
 fn has_long_key(mut keys: &[u8]) -> bool {
     while let Some(window) = keys.get(..=KEY_LEN_MAX) {
         match memrchr(b' ', window) {
@@ -227,7 +231,7 @@ pub fn encode_value_head(out: &mut Vec<u8>, key: &[u8], flags: u32, value_len: u
     out.extend_from_slice(b"\r\n");
 }
 
-/// Appends a whole hit whose value is in one piece.
+/// Appends a complete hit whose value is contiguous.
 #[inline]
 pub fn encode_value(out: &mut Vec<u8>, key: &[u8], flags: u32, value: &[u8], cas: Option<u64>) {
     out.reserve(key.len() + value.len() + 64);

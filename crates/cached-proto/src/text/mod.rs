@@ -1,13 +1,14 @@
-//! The text protocol: one line per command, a data block after those that store.
+//! The text protocol: one line per command, followed by a data block for storage commands.
 //!
-//! LF alone ends a line; a CR before it belongs to the line end. Only spaces separate words. Commands are
-//! case-sensitive, and for the data commands the verb is the text before the *first* space of the line, so
-//! that a leading space makes ` get k` unknown; administrative commands are recognised by their first word. A
-//! line that is too short, has too few arguments or a malformed length is refused at once; another invalid
-//! argument is refused with a reply unless `noreply` ends the line, and the body that follows is discarded.
+//! A line ends with LF; a CR before it belongs to the line end. Only spaces separate words.
+//! Commands are case-sensitive. The verb of a data command is the text before the *first* space of
+//! the line, so a leading space makes ` get k` unknown; administrative commands are recognised by
+//! their first word. A line that is too short, has too few arguments or a malformed length is
+//! refused at once. Another invalid argument is refused with a reply unless `noreply` ends the
+//! line, and the body that follows is discarded.
 //!
-//! Each module has the types, the decoder and the encoders of a family of commands; [`decode_line`] chooses
-//! among them.
+//! Each module has the types, the decoder and the encoders of a family of commands; [`decode_line`]
+//! chooses among them.
 
 pub mod auth;
 mod get;
@@ -63,11 +64,11 @@ pub enum Request<'a> {
     FlushPrefix(FlushPrefix<'a>),
     /// `version`.
     Version,
-    /// `quit`: close without a reply; replies that are due are sent first.
+    /// `quit`: send the replies that are due, then close without another one.
     Quit,
     /// `verbosity`.
     Verbosity(Verbosity),
-    /// `stats`; token 0 is the verb itself. It has no `noreply`.
+    /// `stats`; word 0 is the verb itself. It has no `noreply`.
     Stats(Tokens<'a>),
     /// An administrative command.
     Admin(Admin<'a>),
@@ -76,7 +77,7 @@ pub enum Request<'a> {
 /// The header of a request whose body has not arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyHeader<'a> {
-    /// `set` and its like.
+    /// `set` and the other storage commands.
     Store(StoreHeader<'a>),
     /// `ms`.
     MetaSet(meta::SetHeader<'a>),
@@ -84,12 +85,13 @@ pub enum BodyHeader<'a> {
 
 /// Decodes the request at the start of `input`.
 ///
-/// `scanned` is the length that `input` had when a call returned [`Incomplete`](crate::Decoded::Incomplete)
-/// (0 if none did): these bytes hold no line feed, so a long line that arrives in small pieces is not
-/// searched repeatedly. A wrong value costs the correctness of this request only, never memory safety.
+/// `scanned` is the length that `input` had when a call returned
+/// [`Incomplete`](crate::Decoded::Incomplete), or 0 if none did. These bytes contain no line feed,
+/// so a long line that arrives in small pieces is not searched repeatedly. A wrong value may decode
+/// this request wrongly, but never violates memory safety.
 ///
-/// The rule for lines longer than 2048 bytes depends on what has arrived, as it does in memcached: such a
-/// line closes the connection if its end has not arrived, and is decoded if it has.
+/// As in memcached, lines longer than 2048 bytes depend on how they arrive: such a line closes the
+/// connection if its end has not arrived, and is decoded if it has.
 #[inline]
 pub fn decode<'a>(input: &'a [u8], scanned: usize, limits: &Limits) -> Decoded<'a> {
     if let Some(get) = get::decode_plain(input) {
@@ -98,8 +100,8 @@ pub fn decode<'a>(input: &'a [u8], scanned: usize, limits: &Limits) -> Decoded<'
     decode_line(input, scanned, limits)
 }
 
-/// Does the same as [`decode`] for input in which [`plain_get`] has found nothing. Out of line, so that
-/// `decode` is small enough to inline.
+/// Does the same as [`decode`] for input in which [`plain_get`] found nothing. It is a separate
+/// function so that `decode` is small enough to inline.
 pub fn decode_line<'a>(input: &'a [u8], scanned: usize, limits: &Limits) -> Decoded<'a> {
     let Some(line_len) = line_end(input, scanned) else {
         return unfinished_line(input, limits);
@@ -149,19 +151,19 @@ pub struct Tokens<'a> {
 }
 
 impl<'a> Tokens<'a> {
-    /// Splits a line without its end.
+    /// Splits a line given without its end.
     pub(crate) fn split(text: &'a [u8]) -> Tokens<'a> {
         let count = Tokens { text, count: TOKENS_MAX }.iter().count();
         Tokens { text, count }
     }
 
-    /// Returns the number of words, with the verb.
+    /// Returns the number of words, including the verb.
     #[expect(clippy::len_without_is_empty, reason = "the verb is always there")]
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Returns the word at `index`; 0 is the verb.
+    /// Returns the word at `index`; word 0 is the verb.
     pub fn get(&self, index: usize) -> Option<&'a [u8]> {
         self.iter().nth(index)
     }
@@ -190,29 +192,30 @@ impl fmt::Debug for Tokens<'_> {
     }
 }
 
-/// Returns the length of the first line with its line feed, if that has arrived; the first `scanned` bytes
-/// hold none.
+/// Returns the length of the first line including its line feed, if that has arrived. The first
+/// `scanned` bytes contain none.
 #[inline]
 fn line_end(input: &[u8], scanned: usize) -> Option<usize> {
     let rest = input.get(scanned..).unwrap_or(&[]);
     memchr(b'\n', rest).map(|at| scanned + at + 1)
 }
 
-/// Returns the line without its end: LF, or CR and LF.
+/// Returns the line without its end, LF or CRLF.
 #[inline]
 fn trim_line_end(line: &[u8]) -> &[u8] {
     let text = line.strip_suffix(b"\n").unwrap_or(line);
     text.strip_suffix(b"\r").unwrap_or(text)
 }
 
-/// Returns the part of a line that is split into words: memcached keeps their offsets in 16 bits.
+/// Returns the part of a line that is split into words. It is limited because memcached keeps their
+/// offsets in 16 bits.
 #[inline]
 fn tokenized(text: &[u8]) -> &[u8] {
-    // A CRLF (or LF) short of the limit.
+    // The limit includes CRLF (or LF).
     &text[..text.len().min(TOKENIZED_LEN_MAX - 1)]
 }
 
-/// Decides about a line whose end has not arrived.
+/// Decides what to do with a line whose end has not arrived.
 #[cold]
 fn unfinished_line<'a>(input: &[u8], limits: &Limits) -> Decoded<'a> {
     if input.len() <= LINE_LEN_MAX {
@@ -260,7 +263,7 @@ mod tests {
             assert_eq!(decoded(&line), Decoded::Close);
         }
         assert_eq!(decoded(&[&b"gat 1 "[..], &junk].concat()), Decoded::Close);
-        // With its end, a line may have any length.
+        // A line whose end has arrived may have any length.
         let line = [&junk[..], b"\r\n"].concat();
         assert_eq!(decoded(&line), Decoded::refused(reply::ERROR, line.len()));
     }
@@ -282,7 +285,7 @@ mod tests {
         for scanned in 0..line.len() {
             assert_eq!(decode(line, scanned, &Limits::DEFAULT), decoded(line));
         }
-        // A wrong value finds nothing and breaks nothing.
+        // A wrong value finds nothing, and does no harm.
         assert_eq!(decode(line, 100, &Limits::DEFAULT), Decoded::Incomplete);
     }
 }

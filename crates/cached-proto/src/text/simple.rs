@@ -43,16 +43,16 @@ pub struct Touch<'a> {
 /// `flush_all [delay] [noreply]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlushAll {
-    /// Seconds (or Unix time, above 30 days) until all present items expire; 0 or less is now.
+    /// Seconds (or, above 30 days, Unix time) until all present items expire; 0 or less means now.
     ///
-    /// `None` is a malformed delay: [`reply::INVALID_EXPTIME`], after [`reply::FLUSH_NOT_ALLOWED`] where that
-    /// applies.
+    /// `None` is a malformed delay: reply [`reply::INVALID_EXPTIME`], or
+    /// [`reply::FLUSH_NOT_ALLOWED`] if that applies.
     pub delay: Option<i32>,
     /// Send nothing.
     pub noreply: bool,
 }
 
-/// `flush_prefix prefix [noreply]`. Not memcached's.
+/// `flush_prefix prefix [noreply]`, which memcached does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlushPrefix<'a> {
     /// 1 to 250 bytes.
@@ -77,7 +77,7 @@ struct Keyed<'a> {
     noreply: bool,
 }
 
-/// Splits a line with a key and, if `argument` is set, one more word; an error is the reply.
+/// Splits a line with a key and, if `argument` is set, one more word. An error is the reply.
 fn keyed(text: &[u8], argument: bool) -> Result<Keyed<'_>, &'static [u8]> {
     let mut words = Words { text, at: scan::word_len(text), count: 1 };
     let key = words.next().ok_or(reply::BAD_FORMAT)?;
@@ -130,7 +130,8 @@ pub(super) fn decode_flush_all<'a>(tokens: Tokens<'a>, noreply: bool, line_len: 
     Decoded::Request { request: Request::FlushAll(FlushAll { delay, noreply }), consumed: line_len }
 }
 
-/// There is no delay as in `flush_all`: more words than these are an error, not a flush at once.
+/// There is no delay as in `flush_all`: with more words, the command is an error rather than an
+/// immediate flush.
 pub(super) fn decode_flush_prefix<'a>(tokens: Tokens<'a>, noreply: bool, line_len: usize) -> Decoded<'a> {
     let words = if noreply { 3 } else { 2 };
     match tokens.get(1) {
@@ -174,9 +175,9 @@ pub fn encode_stat(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
-// Administrative commands, split into words that the server interprets. Most of them compare words by
-// prefix (`stats r` resets), with [`Tokens::is_prefix_of`]. The server knows which verbs exist in its
-// build and are enabled; to others it replies [`reply::ERROR`], unless `noreply`.
+// Administrative commands, split into words that the server interprets. Most of them compare words
+// by prefix (`stats r` resets), with [`Tokens::is_prefix_of`]. The server knows which verbs exist
+// in its build and are enabled; for the others it replies [`reply::ERROR`], unless `noreply`.
 
 /// An administrative command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,7 +195,7 @@ pub struct Admin<'a> {
 pub enum Verb {
     /// `cache_memlimit MB`
     CacheMemlimit,
-    /// `config …`, of clients that look for the nodes of a cluster.
+    /// `config …`, from clients that discover the nodes of a cluster.
     Config,
     /// `debugitem …`, in debug builds of memcached.
     DebugItem,
@@ -218,14 +219,14 @@ pub enum Verb {
     Watch,
 }
 
-/// Decodes `watch …`, the only one that is recognised by the text before the first space, and that has no
-/// `noreply`.
+/// Decodes `watch …`, the only administrative command that is recognised by the text before the
+/// first space and that has no `noreply`.
 pub(super) fn decode_watch<'a>(text: &'a [u8], line_len: usize) -> Decoded<'a> {
     let admin = Admin { verb: Verb::Watch, tokens: Tokens::split(text), noreply: false };
     Decoded::Request { request: Request::Admin(admin), consumed: line_len }
 }
 
-/// Decodes a line whose verb is not a data command's.
+/// Decodes a line whose verb is not a data command.
 pub(crate) fn decode_unknown<'a>(text: &'a [u8], line_len: usize) -> Decoded<'a> {
     let tokens = Tokens::split(text);
     let (Some(first), Some(last)) = (tokens.get(0), tokens.iter().last()) else {
@@ -247,7 +248,8 @@ pub(crate) fn decode_unknown<'a>(text: &'a [u8], line_len: usize) -> Decoded<'a>
         b"refresh_certs" => Verb::RefreshCerts,
         b"shutdown" => Verb::Shutdown,
         b"slabs" => Verb::Slabs,
-        // A browser, or an attacker who makes one send requests to this port.
+        // An HTTP request, from a browser or from an attacker who makes one send requests to this
+        // port.
         _ if tokens.len() > 1 && last.starts_with(b"HTTP/") => return Decoded::Close,
         _ => return Decoded::refused(unless(noreply, reply::ERROR), line_len),
     };

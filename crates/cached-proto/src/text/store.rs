@@ -1,29 +1,30 @@
-//! `set`, `add`, `replace`, `append`, `prepend`, `cas`: a line, then a data block that ends in CRLF.
+//! `set`, `add`, `replace`, `append`, `prepend`, `cas`: a line, then a data block that ends in
+//! CRLF.
 //!
-//! The length is checked first. If it is malformed, the line alone is refused, with `noreply` too, and the
-//! bytes after it are read as commands. If it is valid, any other error discards the body, and `noreply`
-//! suppresses the reply. The terminator of a body is checked last, after the server has checked its size, so
-//! [`Store::value`] reports it.
+//! The length is checked first. If it is malformed, only the line is refused, even with `noreply`,
+//! and the bytes after it are read as commands. If it is valid, any other error discards the body,
+//! and `noreply` suppresses the reply. The terminator of a body is checked last, by
+//! [`Store::value`], after the server has checked the size.
 
 use super::{BodyHeader, Decoded, Request};
 use crate::limits::{KEY_LEN_MAX, TOKENS_MAX, VALUE_LEN_MAX};
 use crate::reply::{self, unless};
 use crate::{number, scan};
 
-/// How a value is stored.
+/// The way of storing a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreVerb {
-    /// In any case.
+    /// Unconditionally.
     Set,
-    /// If there is no item.
+    /// Only if there is no item.
     Add,
-    /// If there is an item.
+    /// Only if there is an item.
     Replace,
-    /// After the value of the item, whose flags and expiry stay.
+    /// Appends to the value of the item, whose flags and expiry stay.
     Append,
-    /// Before the value of the item, whose flags and expiry stay.
+    /// Prepends to the value of the item, whose flags and expiry stay.
     Prepend,
-    /// If the item has not changed since the client read it.
+    /// Only if the item has not changed since the client read it.
     Cas,
 }
 
@@ -45,18 +46,19 @@ impl StoreVerb {
 /// The line of a storage command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreHeader<'a> {
-    /// How to store.
+    /// How the value is stored.
     pub verb: StoreVerb,
     /// 1 to 250 bytes.
     pub key: &'a [u8],
     /// The client's flags.
     pub flags: u32,
-    /// Expiry as the client sent it: 0 never, negative at once, up to 30 days relative, above that Unix time.
+    /// Expiry as the client sent it. 0: never; negative: at once; up to 30 days: relative, in
+    /// seconds; above that: Unix time.
     pub exptime: i32,
     /// The CAS value to compare with; 0 unless `verb` is [`StoreVerb::Cas`].
     pub cas: u64,
-    /// The number of bytes of the value, without its terminator. Up to 2 GiB, so check it before reserving
-    /// memory.
+    /// The length of the value in bytes, without its terminator. It may be up to 2 GiB, so check it
+    /// before reserving memory.
     pub value_len: usize,
     /// Send nothing, errors included.
     pub noreply: bool,
@@ -67,13 +69,13 @@ pub struct StoreHeader<'a> {
 pub struct Store<'a> {
     /// The command line.
     pub header: StoreHeader<'a>,
-    /// The value and two more bytes, which should be CRLF.
+    /// The value and two more bytes, which must be CRLF.
     pub body: &'a [u8],
 }
 
 impl<'a> Store<'a> {
-    /// Returns the value, or `None` if it is not followed by CRLF: reply [`reply::BAD_DATA_CHUNK`] (unless
-    /// `noreply`) and store nothing.
+    /// Returns the value, or `None` if it is not followed by CRLF. In that case, reply
+    /// [`reply::BAD_DATA_CHUNK`] (unless `noreply`) and store nothing.
     #[inline]
     pub fn value(&self) -> Option<&'a [u8]> {
         check_terminator(self.body)
@@ -97,8 +99,8 @@ pub(super) fn decode<'a>(verb: StoreVerb, input: &'a [u8], text: &'a [u8], line_
     }
 }
 
-/// Decodes a line with single spaces, short plain numbers and at most `noreply` after them; `None` allows no
-/// conclusion about the input.
+/// Decodes a line with single spaces, short plain numbers and at most `noreply` after them. `None`
+/// says nothing about the input.
 #[inline]
 fn plain_header(verb: StoreVerb, text: &[u8]) -> Option<StoreHeader<'_>> {
     if verb == StoreVerb::Cas {
@@ -138,7 +140,7 @@ fn plain_number(text: &[u8], at: usize) -> Option<(u32, usize)> {
         if digit > 9 {
             break;
         }
-        // Wraps only if there are too many digits anyway.
+        // This wraps only if there are too many digits anyway.
         number = number.wrapping_mul(10).wrapping_add(u32::from(digit));
         end += 1;
     }
@@ -199,7 +201,7 @@ pub(crate) fn value_len(token: &[u8]) -> Option<usize> {
     (len <= VALUE_LEN_MAX).then_some(len)
 }
 
-/// The words of a line in order, counted because memcached stops at [`TOKENS_MAX`].
+/// The words of a line in order. They are counted because memcached stops at [`TOKENS_MAX`].
 pub(super) struct Words<'a> {
     pub(super) text: &'a [u8],
     pub(super) at: usize,

@@ -1,4 +1,5 @@
-//! A connection's part of the budget, and how fast its client does what is its turn.
+//! A connection's part of the memory budget, and the measurement of how fast its client sends and
+//! receives.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,8 +10,8 @@ use blocker::Timestamp;
 
 use super::Budget;
 
-/// The bytes that a connection may have outstanding. They return to the budget when it is dropped: drop it after
-/// what it counts.
+/// The bytes that a connection may have outstanding. Dropping the grant returns them to the budget,
+/// so drop it after the buffers that it counts.
 #[derive(Debug)]
 pub struct Grant {
     budget: Arc<Budget>,
@@ -22,14 +23,14 @@ pub struct Grant {
     pub(super) announced_bytes: u64,
     /// The last grant that the client has accepted.
     accepted_bytes: u64,
-    /// Whether bytes are reserved that the client may no longer use, and that what is outstanding still
-    /// takes.
+    /// Whether the grant has shrunk below what is outstanding, so that bytes which the client may
+    /// no longer use are still reserved.
     is_draining: bool,
-    /// Whether the budget knows that its client is slow.
+    /// Whether the budget has been told that the client is slow.
     is_slow: bool,
-    /// What is still outstanding since it takes no more requests.
+    /// The bytes that were still outstanding when the connection stopped taking requests.
     retired_bytes: u64,
-    /// Whether demands were not met when it was last asked whether the connection is the slowest.
+    /// Whether there were unmet demands at the last call of `is_slowest`.
     has_seen_demands: bool,
 }
 
@@ -56,25 +57,26 @@ impl Grant {
         }
     }
 
-    /// Returns the most bytes that the client may have outstanding, by any grant that it may still follow.
+    /// Returns the most bytes that the client may have outstanding: the larger of the announced and
+    /// the accepted grant, since it may follow either.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.announced_bytes.max(self.accepted_bytes)
     }
 
-    /// Whether a change was announced to the client that it has not accepted yet.
+    /// Returns whether the client has not yet accepted a change that was announced to it.
     #[must_use]
     pub fn is_unaccepted(&self) -> bool {
         self.announced_bytes != self.accepted_bytes
     }
 
-    /// Whether the grant never changes: the client may not request more.
+    /// Returns whether the grant never changes, so that the client cannot request more.
     #[must_use]
     pub fn is_fixed(&self) -> bool {
         self.is_fixed
     }
 
-    /// Ready once a fixed grant is there in full; at once for others.
+    /// Is ready once a fixed grant is available in full, and at once for other grants.
     pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if !self.is_fixed {
             return Poll::Ready(());
@@ -89,8 +91,8 @@ impl Grant {
         Poll::Ready(())
     }
 
-    /// Returns the grant to announce to the client, if it has changed. `waker` is woken when it changes
-    /// again.
+    /// Returns the grant to announce to the client if it has changed. `waker` is woken at the next
+    /// change.
     pub fn take_change(&mut self, waker: &Waker) -> Option<u64> {
         // One announcement at a time.
         if self.is_unaccepted() {
@@ -107,7 +109,8 @@ impl Grant {
         drop(state);
         if bytes == self.announced_bytes {
             self.acknowledge(bytes);
-            // Raised and lowered again before it was announced: what was reserved in between is returned.
+            // The grant rose and fell again before it was announced. What was reserved in between
+            // is returned.
             self.is_draining = true;
             return None;
         }
@@ -115,7 +118,7 @@ impl Grant {
         Some(bytes)
     }
 
-    /// Has `waker` woken when the grant changes.
+    /// Registers `waker` to be woken when the grant changes.
     pub fn register(&self, waker: &Waker) {
         let mut state = self.budget.state.lock();
         let has_changed = self.changed.load(Ordering::Acquire);
@@ -128,10 +131,10 @@ impl Grant {
         }
     }
 
-    /// Called when the client accepts a grant of `bytes` while `cost_bytes` are outstanding.
+    /// Records that the client has accepted a grant of `bytes` while `cost_bytes` are outstanding.
     ///
     /// # Errors
-    /// The violation, if that is not the grant that was announced: close the connection.
+    /// The client's violation if that is not the announced grant. Close the connection.
     pub fn accept(&mut self, bytes: u64, cost_bytes: u64) -> Result<(), &'static str> {
         if !self.is_unaccepted() || bytes != self.announced_bytes {
             return Err("it accepts a grant that it was not given");
@@ -143,8 +146,8 @@ impl Grant {
         Ok(())
     }
 
-    /// Records that the client knows of a grant of `bytes`. If that is what it requested, it can be taken
-    /// back from now on.
+    /// Records that the client knows of a grant of `bytes`. If that covers its demand, the budget
+    /// may take the grant back from now on.
     fn acknowledge(&self, bytes: u64) {
         let mut state = self.budget.state.lock();
         let Some(member) = state.members.get_mut(&self.key) else { return };
@@ -157,7 +160,8 @@ impl Grant {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Returns to the budget what is no longer needed, now that `cost_bytes` are outstanding.
+    /// Returns to the budget what the connection no longer needs, now that `cost_bytes` are
+    /// outstanding.
     pub fn release_unused(&mut self, cost_bytes: u64) {
         if !self.is_draining {
             return;
@@ -178,20 +182,22 @@ impl Grant {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Keeps to the budget's changes at once, for a protocol that does not announce them, with `cost_bytes` outstanding.
-    /// `waker` is woken when the grant changes again.
+    /// Applies the budget's changes at once, for a protocol that does not announce them.
+    /// `cost_bytes` are outstanding; `waker` is woken at the next change.
     pub fn follow(&mut self, waker: &Waker, cost_bytes: u64) {
         while let Some(bytes) = self.take_change(waker) {
-            // It is the one that was announced.
+            // The accepted value is the announced one, so this cannot fail.
             let _ = self.accept(bytes, cost_bytes);
         }
         self.release_unused(cost_bytes);
     }
 
-    /// Returns whether the connection is to end, because others need the memory that waits for its client: the client has
-    /// not done its part for `waiting`, keeps `client_bytes`, more than its share, and is the slowest of all.
-    /// To be asked about once a second while it is the client's turn: so demands have that time to be met by those that
-    /// give memory back by themselves.
+    /// Returns whether to close the connection because others need the memory that it holds for its
+    /// client. That is so if the client has made no progress for `waiting`, holds `client_bytes`,
+    /// which is more than its share, and is the slowest of all clients.
+    ///
+    /// Call it once a second while the server waits for the client. The interval gives demands time
+    /// to be met by connections that release memory by themselves.
     pub fn is_slowest(&mut self, waiting: Duration, client_bytes: u64) -> bool {
         let mut state = self.budget.state.lock();
         let share_bytes = state.division.share_bytes;
@@ -215,8 +221,8 @@ impl Grant {
         true
     }
 
-    /// Called when the connection takes no more requests, with `cost_bytes` outstanding: those count until the grant is
-    /// dropped, and the rest is for others.
+    /// Records that the connection takes no more requests. Its outstanding `cost_bytes` stay
+    /// reserved until the grant is dropped; the rest is available to others at once.
     pub fn retire(&mut self, cost_bytes: u64) {
         let mut state = self.budget.state.lock();
         let Some(member) = state.members.remove(&self.key) else { return };
@@ -234,7 +240,7 @@ impl Grant {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Called when it is no longer the client's turn.
+    /// Records that the server no longer waits for the client.
     pub fn end_turn(&mut self) {
         if std::mem::take(&mut self.is_slow)
             && let Some(member) = self.budget.state.lock().members.get_mut(&self.key)
@@ -268,35 +274,36 @@ impl Drop for Grant {
     }
 }
 
-/// A client that does not do its part for so long is slow: others may have the memory that waits for it.
+/// A client without progress for this time is slow: others may get the memory that it holds.
 const SLOW_TIME: Duration = Duration::from_secs(2);
-/// The part of what a client has to send or to take that it has to do within [`SLOW_TIME`].
+/// The part of the outstanding bytes, as a divisor, that a client has to send or receive within
+/// [`SLOW_TIME`].
 const MOVED_PART: u64 = 8;
 
-/// A time in which it was the client's turn all along.
+/// A period in which the server waits for the client to send or to receive.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn {
     begun_at: Timestamp,
-    /// The bytes that the client had to send or to take then.
+    /// The bytes that the client had to send or receive at the start of the period.
     client_bytes: u64,
-    /// The bytes that it has sent or taken since.
+    /// The bytes that it has sent or received since.
     moved_bytes: u64,
 }
 
 impl Turn {
-    /// Begins when it becomes the turn of a client that has `client_bytes` to send or to take.
+    /// Starts a period in which a client has `client_bytes` to send or receive.
     #[must_use]
     pub fn begin(now: Timestamp, client_bytes: u64) -> Self {
         Self { begun_at: now, client_bytes, moved_bytes: 0 }
     }
 
-    /// Counts bytes that the client has sent or taken.
+    /// Counts bytes that the client has sent or received.
     pub fn note_moved(&mut self, bytes: u64) {
         self.moved_bytes += bytes;
     }
 
-    /// Returns for how long the client has not done its part, with `client_bytes` still to be sent or taken. A part that is
-    /// done begins the next one.
+    /// Returns for how long the client has made too little progress, with `client_bytes` still to
+    /// be sent or received. Enough progress starts a new period.
     pub fn waiting(&mut self, now: Timestamp, client_bytes: u64) -> Duration {
         if self.moved_bytes > 0 && self.moved_bytes >= self.client_bytes.min(client_bytes) / MOVED_PART {
             *self = Self::begin(now, client_bytes);
@@ -320,9 +327,9 @@ mod tests {
             assert_eq!(quick.waiting(second(at), 800), Duration::ZERO);
             assert_eq!(dribbling.waiting(second(at), 800), Duration::from_secs(at));
         }
-        // What is left to do counts where it is less.
+        // If less than the required part remains, the remainder counts instead.
         assert_eq!(dribbling.waiting(second(11), 80), Duration::ZERO);
-        // One that does nothing is slow, however little it has to do.
+        // A client that does nothing is slow, however little it has to send or receive.
         let mut silent = Turn::begin(second(0), 4);
         assert_eq!(silent.waiting(second(3), 4), Duration::from_secs(3));
     }

@@ -1,27 +1,29 @@
-//! The bytes that may be outstanding in all, distributed over the connections, and distributed anew as
-//! connections come, go and need more.
+//! The bytes that may be outstanding in all, distributed over the connections, and distributed anew
+//! as connections come, go and need more.
 //!
-//! Every connection has a share of its own for as long as it lives, small enough that there is one for each
-//! of `connections_max`. The bytes beyond the shares are a pool. From it come
+//! Every connection has a guaranteed share for as long as it lives, small enough that there is one
+//! for each of `connections_max`. The bytes beyond the shares are a pool. From it come
 //!
-//! - first, the bytes of a request that is larger than its connection's grant: the connection *requests*
-//!   them. Such demands are met by fair queueing: in the order in which they came, but each as if it had come
-//!   later by as many bytes as it is for, so that a small one does not wait for a queue of large ones;
-//! - then equal parts for all connections that want more, as long as an equal part is worth a request of the
-//!   largest kind;
+//! - first, the bytes of a request that is larger than its connection's grant: the connection
+//!   *requests* them. Such demands are met by fair queueing: in the order of their arrival, but
+//!   each as if it had arrived later in proportion to its size, so that a small one does not wait
+//!   behind a queue of large ones;
+//! - then equal parts for all connections that want more, as long as an equal part is worth a
+//!   request of the largest kind;
 //! - then the rest, for the connections that want even more.
 //!
-//! Where the pool is empty, grants of other connections shrink: to the equal part, or for a demand down to
-//! their own share, in the order of their last demand. A grant that shrinks counts in full until its client
-//! has accepted the smaller one, and after that as much as is still outstanding.
+//! When the pool is empty, grants of other connections shrink: to the equal part, or for a demand
+//! down to their own share, in the order of their last demand. A grant that shrinks counts in full
+//! until its client has accepted the smaller one, and after that as much as is still outstanding.
 //!
-//! That alone does not help against a client that neither sends what it has announced nor takes its replies: what it
-//! keeps beyond its share comes back when its connection ends. So where a demand is not met, the connection with
-//! the slowest client ends, by bytes and time ([`Grant::is_slowest`]).
+//! That alone does not help against a client that neither sends what it has announced nor takes its
+//! replies: what it keeps beyond its share comes back when its connection ends. So where a demand
+//! is not met, the connection with the slowest client ends, by bytes and time
+//! ([`Grant::is_slowest`]).
 //!
-//! A protocol may announce grants to its clients, which then accept them ([`Grant::accept`]), or not: then the
-//! server itself keeps to them ([`Grant::follow`]). A client that cannot learn of changes has a fixed grant, of one
-//! request of the largest kind.
+//! A protocol may announce grants to its clients, which then accept them ([`Grant::accept`]), or
+//! not: then the server itself keeps to them ([`Grant::follow`]). A client that cannot learn of
+//! changes has a fixed grant, of one request of the largest kind.
 
 mod grant;
 #[cfg(test)]
@@ -40,7 +42,7 @@ pub use grant::{Grant, Turn};
 /// The memory of all connections.
 #[derive(Debug)]
 pub struct Budget {
-    /// The least share of a connection.
+    /// The smallest guaranteed share of a connection.
     share_bytes_min: u64,
     /// The cost of one request of the largest kind.
     request_bytes: u64,
@@ -50,9 +52,9 @@ pub struct Budget {
 /// How the bytes are divided.
 #[derive(Clone, Copy, Default, Debug)]
 struct Division {
-    /// A connection's own share, whatever others use.
+    /// A connection's guaranteed share, whatever others use.
     share_bytes: u64,
-    /// The most bytes of one connection.
+    /// The most bytes that one connection may have.
     most_bytes: u64,
     /// All bytes beyond the shares.
     pool_bytes: u64,
@@ -63,17 +65,17 @@ struct State {
     division: Division,
     /// The part of the pool that is not reserved. Negative while more is reserved than a smaller budget has.
     left_bytes: i64,
-    /// What is outstanding of grants that have retired.
+    /// The bytes that retired grants still have outstanding.
     retired_bytes: u64,
     /// The number of clients with fixed grants.
     fixed_count: u64,
     members: BTreeMap<u64, Member>,
-    /// The members with a demand, each behind its rank, in order.
+    /// The connections with a demand, each with its rank, in the order of ranks.
     demanding: VecDeque<(u64, u64)>,
-    /// The rank of the last demand that was met, which later ones follow.
+    /// The rank of the last demand that was met. Later demands get higher ranks.
     met_rank: u64,
     next_key: u64,
-    /// Rises with each demand.
+    /// Increases with each demand.
     tick: u64,
 }
 
@@ -81,32 +83,33 @@ struct State {
 struct Member {
     is_fixed: bool,
     wanted_bytes: u64,
-    /// The bytes that it is to have.
+    /// The bytes that the connection should have.
     target_bytes: u64,
     /// The bytes that count against the budget: at least what its client may use.
     reserved_bytes: u64,
-    /// The cost of its next request, which it has requested; 0: no demand.
+    /// The cost of the next request, which the client asked for; 0 if there is no demand.
     demand_bytes: u64,
-    /// The tick of its last demand.
+    /// The tick of the last demand.
     demanded_at: u64,
-    /// What it requested is on its way to it: until it has accepted that, nothing is taken back.
+    /// Whether the demanded bytes have been granted and the client has not accepted them yet. Until
+    /// then, nothing is taken back.
     is_served: bool,
-    /// How much of others' memory its client keeps, and for how long: bytes beyond its share, times milliseconds;
-    /// 0: its client is not slow.
+    /// How much memory beyond the share the client holds, in bytes, times for how long, in
+    /// milliseconds; 0 if the client is not slow.
     slowness: u128,
-    /// It ends, because others need what it has.
+    /// Whether the connection is being closed because others need its memory.
     is_ending: bool,
     waker: Option<Waker>,
-    /// Set while the connection has not taken up a change of `target_bytes`.
+    /// Set while the connection has not yet seen a change of `target_bytes`.
     changed: Arc<AtomicBool>,
 }
 
 impl Budget {
-    /// Distributes `all_bytes` over at most `connections_max` connections, at least `share_bytes_min` and at most
-    /// `most_bytes` to each, of which the largest request costs `request_bytes`.
+    /// Creates a budget of `all_bytes` for at most `connections_max` connections, each of which
+    /// gets between `share_bytes_min` and `most_bytes`. The largest request costs `request_bytes`.
     ///
     /// # Errors
-    /// The least `all_bytes` that would do.
+    /// The smallest sufficient `all_bytes`.
     pub fn new(
         all_bytes: u64,
         share_bytes_min: u64,
@@ -121,17 +124,19 @@ impl Budget {
         Ok(Arc::new(Self { share_bytes_min, request_bytes, state }))
     }
 
-    /// Returns the bytes that each connection has whatever others use.
+    /// Returns a connection's guaranteed share, in bytes.
     #[must_use]
     pub fn share_bytes(&self) -> u64 {
         self.state.lock().division.share_bytes
     }
 
-    /// Distributes `all_bytes` from now on, as [`new`](Self::new) would; `connections_max` counts at least those
-    /// that are open. What is granted beyond that is taken back, and counts until then.
+    /// Distributes `all_bytes` from now on, as [`new`](Self::new) does. The value used for
+    /// `connections_max` is at least the number of open connections. Grants beyond the new limits
+    /// are taken back, and count until then.
     ///
     /// # Errors
-    /// `all_bytes` that would do, also for clients whose grant cannot change; then nothing has changed.
+    /// The smallest sufficient `all_bytes`, which includes clients whose grant cannot change.
+    /// Nothing has changed then.
     pub fn change(&self, all_bytes: u64, most_bytes: u64, connections_max: u32) -> Result<(), u64> {
         let mut state = self.state.lock();
         let members = u32::try_from(state.members.len()).unwrap_or(u32::MAX);
@@ -141,7 +146,7 @@ impl Budget {
         let fixed_extra = self.request_bytes - division.share_bytes;
         let is_smaller = division.pool_bytes < state.division.pool_bytes;
         if is_smaller && (state.fixed_count + 1) * fixed_extra > division.pool_bytes {
-            // Nothing would be left for a large request of the others.
+            // Otherwise nothing would remain for a large request of the other connections.
             let shares = u64::from(connections_max.max(members)) * share_min;
             return Err(shares + 2 * (state.fixed_count + 1) * self.request_bytes);
         }
@@ -160,7 +165,7 @@ impl Budget {
                 below.push(*key);
             }
         }
-        // Their own share is larger now: it is theirs before others get more.
+        // Their guaranteed share has grown: they get it before others get more.
         for key in below {
             self.demand(&mut state, key, division.share_bytes);
         }
@@ -170,8 +175,8 @@ impl Budget {
         Ok(())
     }
 
-    /// Returns a grant for one more connection: at least its share, and of `wanted_bytes` what is there. A
-    /// fixed one may have to be waited for, see [`Grant::poll_ready`].
+    /// Returns a grant for a new connection: at least its share, and as much of `wanted_bytes` as
+    /// is available. A fixed grant may have to wait, see [`Grant::poll_ready`].
     ///
     /// # Errors
     /// `Retryable` if too many connections have a fixed grant.
@@ -212,7 +217,7 @@ impl Budget {
         Ok(Grant::new(Arc::clone(self), key, is_fixed, changed, bytes))
     }
 
-    /// Records that the member `key` needs `bytes` for its next request.
+    /// Records that the connection `key` needs `bytes` for its next request.
     fn demand(&self, state: &mut State, key: u64, bytes: u64) {
         state.tick += 1;
         let tick = state.tick;
@@ -227,14 +232,15 @@ impl Budget {
         member.demanded_at = tick;
     }
 
-    /// Returns an equal part of everything.
+    /// Returns the size of an equal part of all bytes.
     fn equal_bytes(&self, state: &State) -> u64 {
         let Division { share_bytes, pool_bytes, .. } = state.division;
         let fixed_bytes = state.fixed_count * (self.request_bytes - share_bytes);
         share_bytes + pool_bytes.saturating_sub(fixed_bytes) / (state.members.len() as u64).max(1)
     }
 
-    /// Distributes what is left, and takes back what is needed elsewhere. Returns the wakers to wake.
+    /// Distributes the unreserved bytes, and takes back what is needed elsewhere. Returns the
+    /// wakers to wake.
     fn distribute(&self, state: &mut State) -> Vec<Waker> {
         let mut wakers = Vec::new();
         while let Some(&(rank, key)) = state.demanding.front() {
@@ -257,14 +263,14 @@ impl Budget {
             state.demanding.pop_front();
         }
         if state.left_bytes < 0 {
-            // More is reserved than there is.
+            // More is reserved than the budget has.
             let missing = state.left_bytes.unsigned_abs();
             self.take_back(state, None, missing, &mut wakers);
             return wakers;
         }
         let equal = self.equal_bytes(state);
         if equal < self.request_bytes {
-            // An equal part would be too small for a large request: only demands are met.
+            // An equal part would be too small for a large request, so only demands are met.
             return wakers;
         }
         let State { left_bytes, members, division, .. } = &mut *state;
@@ -289,7 +295,8 @@ impl Budget {
         wakers
     }
 
-    /// Shrinks the grants of others by `missing` bytes in all, less what is on its way back already.
+    /// Shrinks grants of other connections by `missing` bytes in all, less what is already being
+    /// returned.
     fn take_back(&self, state: &mut State, demanding: Option<u64>, missing: u64, wakers: &mut Vec<Waker>) {
         let (equal, share) = (self.equal_bytes(state), state.division.share_bytes);
         let others =
@@ -310,7 +317,8 @@ impl Budget {
         }
     }
 
-    /// Returns how many bytes are missing for all demands, less those of connections that are ending.
+    /// Returns how many bytes are missing to meet all demands, less those of connections that are
+    /// being closed.
     fn missing_bytes(state: &State) -> u64 {
         let demanding = state.demanding.iter().filter_map(|(_, key)| state.members.get(key));
         let missing: u64 =
@@ -334,10 +342,11 @@ impl Budget {
 }
 
 impl Division {
-    /// Divides `all_bytes` over at most `connections_max` connections, at most `most_bytes` to each.
+    /// Divides `all_bytes` among at most `connections_max` connections, at most `most_bytes` for
+    /// each.
     ///
     /// # Errors
-    /// The least `all_bytes` that would do.
+    /// The smallest sufficient `all_bytes`.
     fn new(
         all_bytes: u64,
         share_bytes_min: u64,
@@ -349,12 +358,13 @@ impl Division {
         let shares_min = connections.saturating_mul(share_bytes_min);
         let needed = shares_min.saturating_add(2 * request_bytes);
         let spare = all_bytes.checked_sub(needed).ok_or(needed)?;
-        // Half of the spare bytes for shares, half for the connections that need more.
+        // Half of the spare bytes raises the shares; the other half goes to connections that need
+        // more.
         let share_bytes = (share_bytes_min + spare / 2 / connections).min(request_bytes);
         Ok(Division { share_bytes, most_bytes, pool_bytes: all_bytes - share_bytes * connections })
     }
 
-    /// Returns the most bytes of one connection, at least its share.
+    /// Returns the most bytes that one connection may have, at least its share.
     fn most(&self) -> u64 {
         self.most_bytes.max(self.share_bytes)
     }

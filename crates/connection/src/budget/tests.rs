@@ -1,4 +1,4 @@
-//! Grants of many connections: nothing is lost, nothing is granted twice, and every demand is met.
+//! Grants of many connections: no byte is lost or granted twice, and every demand is met.
 
 use std::task::Context;
 use std::time::Duration;
@@ -15,7 +15,7 @@ fn budget(all_bytes: u64, connections_max: u32) -> Arc<Budget> {
     Budget::new(all_bytes, SHARE_BYTES_MIN, 4 * MIB, 64 * MIB, connections_max).unwrap()
 }
 
-/// Accepts every announced grant, with nothing outstanding.
+/// Accepts every announced grant while nothing is outstanding.
 fn accept_all(grant: &mut Grant) {
     while let Some(bytes) = grant.take_change(Waker::noop()) {
         grant.accept(bytes, 0).unwrap();
@@ -39,7 +39,8 @@ fn every_connection_gets_a_grant_however_much_each_wants() {
         grants.push(grant);
         assert!(budget.reserved_bytes() <= all);
     }
-    // No client has released anything, and yet each can have one of the largest requests executed in the end.
+    // No client has released anything, and yet each gets one of the largest requests executed in
+    // the end.
     accept_all_of(&mut grants);
     for index in 0..grants.len() {
         grants[index].demand(u64::MAX);
@@ -56,7 +57,8 @@ fn a_late_connection_gets_an_equal_part_once_the_others_accept_theirs() {
     accept_all_of(&mut grants);
     let mut late = budget.join(32 * MIB, false).unwrap();
     assert!(late.bytes() >= budget.state.lock().division.share_bytes, "refused");
-    // Smaller grants are announced to those that hold more than their part; they count until accepted.
+    // Smaller grants are announced to clients that hold more than their part. The bytes count until
+    // the client accepts.
     accept_all(&mut late);
     let before = late.bytes();
     accept_all_of(&mut grants);
@@ -78,7 +80,7 @@ fn a_grant_that_shrinks_counts_until_what_is_outstanding_is_answered() {
     let mut second = budget.join(u64::MAX, false).unwrap();
     let announced = first.take_change(Waker::noop()).expect("it is to shrink");
     assert!(announced < first.bytes(), "it may use what it had until it has accepted");
-    // Another value than the announced one is a violation.
+    // Accepting another value than the announced one is a violation.
     assert!(first.accept(announced + 1, 0).is_err());
     let before = budget.reserved_bytes();
     first.accept(announced, 11 * MIB).unwrap();
@@ -108,7 +110,7 @@ fn fixed_grants_are_of_one_large_request_and_leave_room_for_others() {
     flexible.demand(4 * MIB);
     accept_all(&mut flexible);
     assert_eq!(flexible.bytes(), 4 * MIB);
-    // Where others hold everything, a fixed grant waits until they have released enough.
+    // While others hold everything, a fixed grant waits until they have released enough.
     drop((flexible, fixed));
     let mut greedy: Vec<_> = (0..2).map(|_| budget.join(u64::MAX, false).unwrap()).collect();
     let mut fixed = budget.join(0, true).unwrap();
@@ -125,8 +127,8 @@ fn too_few_bytes_for_two_requests_and_a_share_for_each_are_refused() {
     assert!(Budget::new(needed, SHARE_BYTES_MIN, 4 * MIB, 64 * MIB, 1024).is_ok());
 }
 
-/// Clients that come, go, demand, use what they have and accept late, in any order: never more than there is,
-/// and every demand is met.
+/// Clients join, leave, demand, use what they have and accept late, in any order. No more is ever
+/// granted than exists, and every demand is met.
 #[test]
 fn in_any_order_nothing_is_lost_and_every_demand_is_met() {
     for seed in 1..=30 {
@@ -138,7 +140,7 @@ fn in_any_order_nothing_is_lost_and_every_demand_is_met() {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) % below
         };
-        // Each with what it has outstanding.
+        // Each client's grant and its outstanding bytes.
         let mut clients: Vec<(Grant, u64)> = Vec::new();
         for _ in 0..2_000 {
             let count = clients.len() as u64;
@@ -186,13 +188,15 @@ fn in_any_order_nothing_is_lost_and_every_demand_is_met() {
             }
             let reserved = budget.reserved_bytes();
             let used: u64 = clients.iter().map(|(_, cost)| *cost).sum();
-            // While more than a smaller budget is reserved, only a share for who joins is added.
+            // While more is reserved than a smaller budget has, a new connection adds only its
+            // share.
             let joined = (clients.len() as u64).saturating_sub(count) * 4 * MIB;
             let most = all.max(before + joined);
             assert!(used <= reserved && reserved <= most, "seed {seed}: {used} of {reserved} of {most}");
             before = reserved;
         }
-        // Every client finishes what is outstanding and accepts what is announced: every demand is met.
+        // Every client finishes its outstanding requests and accepts what is announced. Then every
+        // demand is met.
         for _ in 0..200 {
             for (grant, _) in &mut clients {
                 if grant.is_unaccepted() {
@@ -222,7 +226,7 @@ fn a_smaller_budget_is_reached_as_clients_accept_smaller_grants() {
     accept_all_of(&mut grants);
     assert!(budget.reserved_bytes() <= 16 * MIB);
     assert!(grants.iter().all(|grant| (2 * MIB..=8 * MIB).contains(&grant.bytes())));
-    // Raised again, all of it is distributed.
+    // After the budget has been raised again, all of it is distributed.
     budget.change(64 * MIB, 64 * MIB, 8).unwrap();
     accept_all_of(&mut grants);
     assert!(budget.reserved_bytes() > 32 * MIB && budget.reserved_bytes() <= 64 * MIB);
@@ -270,7 +274,7 @@ fn only_the_slowest_that_keeps_what_others_need_ends() {
     }
     let seconds = Duration::from_secs;
     let mut is_slowest = |of: usize, at: u64, bytes: u64| grants[of].is_slowest(seconds(at), bytes);
-    // As slow as they like while nobody needs more.
+    // Clients may be as slow as they like while nobody needs more.
     assert!(!is_slowest(0, 600, 4 * MIB) && !is_slowest(1, 500, 3 * MIB) && !is_slowest(2, 900, share));
     let mut greedy: Vec<_> = (0..4).map(|_| budget.join(0, false).unwrap()).collect();
     for grant in &mut greedy {
@@ -278,7 +282,7 @@ fn only_the_slowest_that_keeps_what_others_need_ends() {
         accept_all_holding(grant, 4 * MIB);
     }
     assert!(!budget.state.lock().demanding.is_empty());
-    // A demand has a second to be met by others.
+    // Others have a second to meet a demand before a connection is closed for it.
     assert!(!is_slowest(0, 601, 4 * MIB));
     assert!(!is_slowest(1, 501, 3 * MIB) && !is_slowest(1, 502, 3 * MIB), "another is slower");
     assert!(!is_slowest(2, 902, share) && !is_slowest(2, 903, share), "it has no more than its share");
@@ -294,8 +298,8 @@ fn accept_all_holding(grant: &mut Grant, cost_bytes: u64) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Clients that never give back what they hold, and clients that do: those are all served, soon; and none of the
-    /// others ends that holds no more than its share.
+    /// Some clients never release what they hold, others do. The latter are all served soon, and no
+    /// connection that holds at most its share is closed.
     #[test]
     fn one_client_never_stops_another(
         holding in vec(0_u64..=4 * MIB, 0..20),
@@ -303,7 +307,7 @@ proptest! {
     ) {
         let budget = budget(64 * MIB, 32);
         let share = budget.state.lock().division.share_bytes;
-        // Each with what it wants to hold, and whether it does.
+        // How many bytes each client wants to hold, and whether it holds them.
         let mut stuck: Vec<_> =
             holding.into_iter().map(|bytes| (budget.join(64 * MIB, false).unwrap(), bytes, false)).collect();
         let patient = stuck.iter().filter(|(_, bytes, _)| *bytes <= share).count();

@@ -1,47 +1,48 @@
-//! What a client learns of an export: size, flags, limits, and the metadata contexts of block status.
+//! What a client learns about an export: size, flags, limits, and the metadata contexts of block
+//! status.
 
 use std::fmt;
 
 use super::wire::{PAYLOAD_BYTES_MAX, TEXT_BYTES_MAX, transmission};
 
-/// What is known about an export. It holds for a connection from its beginning to its end.
+/// The description of an export. It stays the same for the whole life of a connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Description {
     /// The size in bytes.
     pub size_bytes: u64,
     /// The smallest unit of a request, in bytes: a power of two, at most 64 KiB.
     pub block_bytes_min: u32,
-    /// The unit that is served best, in bytes: a power of two, at least `block_bytes_min`.
+    /// The best unit of requests, in bytes: a power of two, at least `block_bytes_min`.
     pub block_bytes_preferred: u32,
-    /// What it offers.
+    /// The features that it offers.
     pub features: Features,
-    /// A line for people.
+    /// A one-line description for people.
     pub text: String,
-    /// The contexts that its extents can be asked for.
+    /// The contexts for which block status is available.
     pub contexts: Vec<Context>,
 }
 
-/// What an export offers beyond reading and writing.
+/// The features of an export beyond reading and writing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Features {
-    /// It cannot be written.
+    /// The export cannot be written.
     pub read_only: bool,
-    /// Flushes, and writes that are durable when they are acknowledged.
+    /// Flush, and writes that are durable when they are acknowledged.
     pub flush: bool,
-    /// Bytes can be given up.
+    /// Discarding bytes.
     pub trim: bool,
-    /// Zeros can be written without sending them.
+    /// Writing zeros without sending them.
     pub write_zeroes: bool,
-    /// Zeros can be demanded on condition that they are faster than a write.
+    /// Writing zeros only if that is faster than a write.
     pub fast_zero: bool,
-    /// Bytes can be read ahead.
+    /// Reading ahead.
     pub cache: bool,
     /// Several connections see the same data, and a flush on one covers all.
     pub multi_conn: bool,
 }
 
 impl Features {
-    /// Returns all of them, of an export that can be written.
+    /// Returns all features of a writable export.
     #[must_use]
     pub fn all() -> Self {
         Self {
@@ -57,8 +58,8 @@ impl Features {
 }
 
 impl Description {
-    /// Returns the description of an export that offers everything: blocks from 1 byte, 4 KiB preferred, and
-    /// the context `base:allocation`.
+    /// Returns the description of an export that offers every feature: blocks from 1 byte, 4 KiB
+    /// preferred, and the context `base:allocation`.
     #[must_use]
     pub fn new(size_bytes: u64) -> Self {
         Self {
@@ -100,7 +101,7 @@ impl Description {
 const ALLOCATION: &str = "base:allocation";
 const DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
 
-/// A context.
+/// A metadata context of block status.
 ///
 /// ```
 /// use nbd::protocol::Context;
@@ -118,7 +119,7 @@ pub enum Context {
 }
 
 impl Context {
-    /// Returns the context that `name` names in full.
+    /// Returns the context whose full name is `name`.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         if name == ALLOCATION {
@@ -128,8 +129,8 @@ impl Context {
         (!snapshot.is_empty() && name.len() <= TEXT_BYTES_MAX).then(|| Self::ChangedSince(snapshot.into()))
     }
 
-    /// Returns whether a query for a list of contexts means this one: its name, its namespace, or the
-    /// beginning of its name up to a colon.
+    /// Returns whether a query in a request for the list of contexts matches this one: by its name,
+    /// by its namespace, or by a beginning of its name up to a colon.
     #[must_use]
     pub fn is_listed_by(&self, query: &str) -> bool {
         match self {

@@ -1,14 +1,15 @@
-//! The NBD protocol without I/O: what a server has to decode, to check and to encode. Nothing here reads, writes, or waits.
+//! The NBD protocol without I/O: the decoding, checking and encoding of messages. Nothing here
+//! reads, writes or waits.
 //!
 //! | module | content |
 //! |---|---|
-//! | [`wire`] | numbers and limits; [`Errno`], the errors of requests; [`Violation`], the ends of connections |
-//! | `description` | [`Description`] of an export, and [`Context`]: what extents can be asked for |
+//! | [`wire`] | numbers and limits; [`Errno`], the errors of requests; [`Violation`], why a connection has to be closed |
+//! | `description` | [`Description`] of an export, and [`Context`], a kind of extent information |
 //! | `negotiation` | [`Negotiation`]: from the greeting to an export |
 //! | `request` | [`Request`]: decoding, and checks against the description; replies, simple and structured |
 //!
-//! Fixed newstyle, structured replies, contexts and TLS are implemented; extended headers are not. Bytes of a
-//! client never panic: they are a request, an error reply, or a [`Violation`].
+//! Fixed newstyle, structured replies, contexts and TLS are implemented; extended headers are not.
+//! Bytes of a client never panic: they are a request, an error reply, or a [`Violation`].
 
 mod description;
 mod negotiation;

@@ -1,4 +1,5 @@
-//! The negotiation, as a state machine: options in, replies out, until an export is selected.
+//! The negotiation as a state machine: it takes options and produces replies until an export is
+//! selected.
 
 use super::description::{Context, Description};
 use super::wire::{
@@ -10,51 +11,51 @@ use super::wire::{
 /// Whether a server offers TLS.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum TlsMode {
-    /// It does not.
+    /// TLS is not offered.
     #[default]
     Off,
-    /// A client may request it.
+    /// A client may use TLS.
     Optional,
-    /// Nothing but the request for TLS is answered without it.
+    /// A client must use TLS: without it, no other option is answered.
     Required,
 }
 
-/// What a negotiation has established.
+/// The result of a negotiation.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Session {
     /// Whether replies are structured.
     pub is_structured: bool,
-    /// The selected contexts, each with its id on the wire.
+    /// The selected contexts, each with its id in the protocol.
     pub contexts: Vec<(u32, Context)>,
 }
 
-/// What has to happen next.
+/// The next step of a negotiation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// More bytes must arrive.
+    /// Receive more bytes.
     Receive,
-    /// [`Negotiation::receive`] is to be called again, with the bytes that are left.
+    /// Call [`Negotiation::receive`] again with the remaining bytes.
     Continue,
-    /// The names of the exports are needed: [`Negotiation::answer_list`].
+    /// Get the names of the exports for [`Negotiation::answer_list`].
     List,
-    /// The description of this export is needed: [`Negotiation::answer_export`].
+    /// Get the description of this export for [`Negotiation::answer_export`].
     Describe(String),
-    /// This export is to be opened: [`Negotiation::answer_export`].
+    /// Open this export for [`Negotiation::answer_export`].
     Open(String),
-    /// What is to be sent must be sent, then TLS begins, and then [`Negotiation::begin_tls`] is called.
+    /// Send the queued replies, start TLS, then call [`Negotiation::begin_tls`].
     StartTls,
-    /// What is to be sent must be sent, then the connection ends.
+    /// Send the queued replies, then close the connection.
     End,
 }
 
-/// Why there is no export for a client.
+/// The reason why a client does not get an export.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoExport {
-    /// There is none of that name.
+    /// No export has that name.
     #[error("there is no export of that name")]
     Unknown,
-    /// It cannot be served now, or not to this client.
+    /// The export cannot be served now, or not to this client.
     #[error("{0}")]
     Refused(String),
     /// The server is shutting down.
@@ -62,14 +63,14 @@ pub enum NoExport {
     ShuttingDown,
 }
 
-/// What follows the answer about an export.
+/// The step after an answer about an export.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Answered {
-    /// The negotiation goes on.
+    /// The negotiation continues.
     Continue,
-    /// The transmission begins.
+    /// The transmission starts.
     Transmission(Session),
-    /// The connection ends: the option has no room for an error.
+    /// The connection is closed, because the option's reply cannot carry an error.
     End,
 }
 
@@ -80,7 +81,7 @@ pub struct Negotiation {
     is_encrypted: bool,
     flags: Option<ClientFlags>,
     is_structured: bool,
-    /// The selected contexts, and the export that they were selected for.
+    /// The selected contexts, and the export for which they were selected.
     contexts: Option<(String, Vec<Context>)>,
     option_count: u32,
     waiting: Option<Waiting>,
@@ -102,7 +103,7 @@ enum Waiting {
 }
 
 impl Negotiation {
-    /// Begins a negotiation, and appends the greeting to `out`.
+    /// Starts a negotiation, and appends the greeting to `out`.
     #[must_use]
     pub fn new(tls: TlsMode, out: &mut Vec<u8>) -> Self {
         out.extend_from_slice(&GREETING_MAGIC.to_be_bytes());
@@ -119,11 +120,11 @@ impl Negotiation {
         }
     }
 
-    /// Takes what the client has sent, at most one option of it. Returns the number of bytes that were taken
-    /// and what has to happen next; replies are appended to `out`.
+    /// Processes at most one option of what the client has sent. Returns the number of bytes
+    /// consumed and the next step, and appends replies to `out`.
     ///
     /// # Errors
-    /// [`Violation`]: the connection cannot be continued.
+    /// [`Violation`]: the connection cannot continue.
     pub fn receive(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, Action), Violation> {
         let Some(flags) = self.flags else { return self.receive_flags(input) };
         let Some(head) = input.first_chunk::<OPTION_HEAD_BYTES>() else { return Ok((0, Action::Receive)) };
@@ -173,7 +174,7 @@ impl Negotiation {
                 return Action::End;
             }
             option::STARTTLS => return self.handle_tls(data, out),
-            // There is no room for an error.
+            // The reply to this option cannot carry an error.
             option::EXPORT_NAME if needs_tls => return Action::End,
             _ if needs_tls => {
                 let why = "this server demands TLS: begin with STARTTLS";
@@ -200,7 +201,7 @@ impl Negotiation {
             }
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
                 if number == option::SET_META_CONTEXT {
-                    // Whatever becomes of it, it replaces what was selected before.
+                    // The earlier selection is void, whether or not this option succeeds.
                     self.contexts = None;
                 }
                 decode_contexts(number, data)
@@ -241,7 +242,8 @@ impl Negotiation {
         Action::Continue
     }
 
-    /// Continues under TLS. What was negotiated before is void: it was not protected.
+    /// Continues under TLS. Everything negotiated before is discarded, because it was not
+    /// protected.
     pub fn begin_tls(&mut self) {
         self.is_encrypted = true;
         self.is_structured = false;
@@ -313,7 +315,8 @@ impl Negotiation {
     }
 
     fn session(&mut self, name: &str, export: &Description) -> Session {
-        // Contexts hold for the export that they were selected for, and only as far as it still has them.
+        // Contexts apply only to the export for which they were selected, and only those that it
+        // still has.
         let selected = self.contexts.take().filter(|(of, _)| of == name).map(|(_, selected)| selected);
         let numbered = selected.unwrap_or_default().into_iter().enumerate();
         let contexts = numbered
@@ -324,7 +327,7 @@ impl Negotiation {
     }
 }
 
-/// Returns the id of a selected context. At most [`CONTEXTS_MAX`] are.
+/// Returns the id of a selected context. There are at most [`CONTEXTS_MAX`].
 fn context_id(index: usize) -> u32 {
     index as u32 + 1
 }
@@ -360,13 +363,13 @@ fn decode_contexts(option: u32, data: &[u8]) -> Result<(Action, Waiting), Bad> {
     Ok((Action::Describe(name.clone()), Waiting::Contexts { option, name, queries }))
 }
 
-/// Appends a reply of type `kind` to `option`, with these pieces of data.
+/// Appends a reply of type `kind` to `option`. `data` is sent as one piece.
 fn reply(out: &mut Vec<u8>, option: u32, kind: u32, data: &[&[u8]]) {
     let len_bytes: usize = data.iter().map(|piece| piece.len()).sum();
     out.extend_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
     out.extend_from_slice(&option.to_be_bytes());
     out.extend_from_slice(&kind.to_be_bytes());
-    // Data are a few texts of limited length.
+    // The data are a few texts of limited length.
     out.extend_from_slice(&(len_bytes as u32).to_be_bytes());
     data.iter().for_each(|piece| out.extend_from_slice(piece));
 }
@@ -386,7 +389,7 @@ fn reply_list(out: &mut Vec<u8>, option: u32, names: &[String]) {
     for name in names {
         let name = name.as_bytes();
         if name.len() > TEXT_BYTES_MAX {
-            // Cannot be asked for by any client.
+            // The name is too long for any client to ask for.
             continue;
         }
         let length = (name.len() as u32).to_be_bytes();
@@ -400,8 +403,8 @@ fn reply_list(out: &mut Vec<u8>, option: u32, names: &[String]) {
     reply_ack(out, option);
 }
 
-/// Appends what is known about the export `name`: always its size, flags and block sizes, the rest where it
-/// is requested.
+/// Appends the information about the export `name`: always its size, flags and block sizes, and the
+/// rest if requested.
 fn reply_infos(
     out: &mut Vec<u8>,
     option: u32,
@@ -438,7 +441,7 @@ fn reply_contexts<'a>(out: &mut Vec<u8>, option: u32, contexts: impl Iterator<It
     reply_ack(out, option);
 }
 
-/// Returns the beginning of a text that the protocol allows as a string.
+/// Returns the longest beginning of `text` that is a valid string of the protocol.
 pub(super) fn truncated(text: &str) -> &str {
     &text[..text.floor_char_boundary(TEXT_BYTES_MAX)]
 }

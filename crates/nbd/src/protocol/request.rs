@@ -1,4 +1,4 @@
-//! Requests as they arrive, and the replies to them.
+//! Decoding of requests, and encoding of replies.
 
 use blocker::{Segment, Segments};
 
@@ -17,63 +17,63 @@ pub struct Request {
     pub flags: u16,
     /// The number of the command.
     pub command: u16,
-    /// What the client recognises the reply by.
+    /// The client's id for matching the reply to the request.
     pub cookie: u64,
-    /// The first byte concerned.
+    /// The first byte of the range.
     pub offset: u64,
-    /// The number of bytes concerned.
+    /// The length of the range, in bytes.
     pub len_bytes: u32,
 }
 
-/// What a request asks for.
+/// The operation that a request asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Command {
-    /// Reads; in one chunk if `is_unfragmented`.
+    /// Reads the range; the reply is one chunk if `is_unfragmented`.
     Read {
         /// Whether the reply must be one chunk.
         is_unfragmented: bool,
     },
-    /// Writes the payload.
+    /// Writes the payload to the range.
     Write {
         /// Whether the change must be durable before it is acknowledged.
         fua: bool,
     },
-    /// Ends the connection.
+    /// Closes the connection.
     Disconnect,
-    /// Makes durable what was acknowledged before.
+    /// Makes everything durable that was acknowledged before.
     Flush,
-    /// The bytes are no longer needed.
+    /// Discards the range, which is no longer needed.
     Trim {
         /// Whether the change must be durable before it is acknowledged.
         fua: bool,
     },
-    /// The bytes will be read soon.
+    /// Reads ahead: the range will be read soon.
     Cache,
     /// Writes zeros.
     WriteZeroes(Zeroes),
-    /// Requests extents.
+    /// Requests the extents of the range.
     BlockStatus {
         /// Whether one extent per context is enough.
         is_one: bool,
     },
 }
 
-/// How zeros are written.
+/// The way of writing zeros.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Zeroes {
     /// Whether the change must be durable before it is acknowledged.
     pub fua: bool,
-    /// Whether the zeros must take up space.
+    /// Whether the zeros must be backed by allocated space.
     pub no_hole: bool,
-    /// Whether the request is to fail, at once and with `Unsupported`, where it would not be faster than a
+    /// Whether the request has to fail at once with `Unsupported` if it would not be faster than a
     /// write.
     pub fast: bool,
 }
 
-/// Why a request is refused before the export is asked.
+/// The reason why a request is refused before it reaches the export.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Refusal {
-    /// The error on the wire.
+    /// The error sent to the client.
     pub errno: Errno,
     /// The reason, for people.
     pub why: &'static str,
@@ -83,7 +83,7 @@ impl Request {
     /// Decodes a request from its first [`REQUEST_BYTES`] bytes; `None` if there are fewer.
     ///
     /// # Errors
-    /// [`Violation::RequestMagic`]: the stream is out of step.
+    /// [`Violation::RequestMagic`]: the stream has lost its synchronization.
     pub fn decode(bytes: &[u8]) -> Result<Option<Self>, Violation> {
         let Some(bytes) = bytes.first_chunk::<REQUEST_BYTES>() else { return Ok(None) };
         let magic = u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
@@ -104,7 +104,7 @@ impl Request {
         }))
     }
 
-    /// Appends the request in its form on the wire, as a client sends it.
+    /// Appends the encoded request, as a client sends it.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&REQUEST_MAGIC.to_be_bytes());
         out.extend_from_slice(&self.flags.to_be_bytes());
@@ -114,7 +114,7 @@ impl Request {
         out.extend_from_slice(&self.len_bytes.to_be_bytes());
     }
 
-    /// Returns the number of bytes of payload that follow.
+    /// Returns the length of the payload that follows.
     #[must_use]
     pub fn payload_bytes(&self) -> u32 {
         if self.command == command::WRITE { self.len_bytes } else { 0 }
@@ -126,11 +126,11 @@ impl Request {
         self.command == command::READ
     }
 
-    /// Returns what is asked for, once it is certain that the export offers it and that the range lies
-    /// inside.
+    /// Returns the operation, after checking that the export offers it and that the range lies
+    /// inside the export.
     ///
     /// # Errors
-    /// [`Refusal`], with the value that the protocol names for the case.
+    /// [`Refusal`], with the error that the protocol prescribes.
     pub fn check(&self, session: &Session, export: &Description) -> Result<Command, Refusal> {
         let of = export.features;
         let has = |bit: u16| self.flags & bit != 0;
@@ -153,7 +153,7 @@ impl Request {
             command::BLOCK_STATUS => return refuse(Errno::Einval, "no context was selected"),
             _ => return refuse(Errno::Einval, "the command is unknown, or not offered"),
         };
-        // Clients set it on any command, which the protocol allows.
+        // Clients set the flag on any command, which the protocol allows.
         let fua_bit = if of.flush { flag::FUA } else { 0 };
         if self.flags & !(also | fua_bit) != 0 {
             return refuse(Errno::Einval, "a flag is unknown, or not offered, or does not fit the command");
@@ -201,13 +201,13 @@ fn refuse<T>(errno: Errno, why: &'static str) -> Result<T, Refusal> {
     Err(Refusal { errno, why })
 }
 
-// ---- Replies. A success without data is a simple reply either way, as the protocol allows; errors and data are structured
-// where that was negotiated.
+// ---- Replies. A success without data is always a simple reply, which the protocol allows. Errors
+// and data are structured if the client has negotiated that.
 
-/// The least length of a run of zeros that is described instead of sent, in bytes.
+/// The shortest run of zeros, in bytes, that is described instead of sent.
 const HOLE_BYTES_MIN: usize = 4096;
 
-/// A run of bytes of one state.
+/// A run of bytes with the same state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
     /// The number of bytes.
@@ -254,7 +254,7 @@ fn encode_chunk(out: &mut Vec<u8>, cookie: u64, flags: u16, kind: u16, len_bytes
     out.extend_from_slice(&head);
 }
 
-/// Appends an error; `why` is for people.
+/// Appends an error. `why` is a message for people.
 pub fn encode_error(out: &mut Vec<u8>, cookie: u64, is_structured: bool, errno: Errno, why: &str) {
     if !is_structured {
         return encode_simple(out, cookie, errno.value());
@@ -262,15 +262,15 @@ pub fn encode_error(out: &mut Vec<u8>, cookie: u64, is_structured: bool, errno: 
     let why = truncated(why).as_bytes();
     encode_chunk(out, cookie, chunk::DONE, chunk::ERROR, 6 + why.len());
     out.extend_from_slice(&errno.value().to_be_bytes());
-    // At most 4096.
+    // The message is at most 4096 bytes long.
     out.extend_from_slice(&(why.len() as u16).to_be_bytes());
     out.extend_from_slice(why);
 }
 
-/// Passes the parts of a read's reply to `send`, in order.
+/// Passes the parts of the reply to a read to `send`, in order.
 ///
-/// Holes of 4 KiB and more are described instead of sent, where replies are structured and may be in several
-/// chunks.
+/// Holes of at least 4 KiB are described instead of sent if replies are structured and may consist
+/// of several chunks.
 pub fn encode_read(
     cookie: u64,
     is_structured: bool,
@@ -313,7 +313,8 @@ fn encode_data_head(out: &mut Vec<u8>, cookie: u64, flags: u16, offset: u64, len
     out.extend_from_slice(&offset.to_be_bytes());
 }
 
-/// Splits a payload into runs of data and of holes; a hole that is too short to be described counts as data.
+/// Splits a payload into runs of data and of holes. A hole too short to be described counts as
+/// data.
 fn runs(data: Segments) -> Vec<(Segments, bool)> {
     let mut holes: Vec<(Segments, bool)> = Vec::new();
     for segment in &data {
@@ -336,9 +337,9 @@ fn runs(data: Segments) -> Vec<(Segments, bool)> {
 
 /// Appends the extents of every selected context.
 ///
-/// Neighbours of one state are joined; what lies beyond `len_bytes`, or beyond [`EXTENTS_MAX`] extents, is
-/// left out, and the client asks again from there. A context without an extent is described by one of state
-/// 0.
+/// Adjacent extents with the same state are merged. Those beyond `len_bytes` or [`EXTENTS_MAX`]
+/// extents are left out, and the client asks again from there. A context without extents is
+/// described by one extent of state 0.
 pub fn encode_block_status(
     out: &mut Vec<u8>,
     cookie: u64,
@@ -352,14 +353,14 @@ pub fn encode_block_status(
         encode_chunk(out, cookie, flags, chunk::BLOCK_STATUS, 4 + 8 * joined.len());
         out.extend_from_slice(&id.to_be_bytes());
         for extent in joined {
-            // Within the request, whose length is 32 bits.
+            // The extent lies within the request, whose length has 32 bits.
             out.extend_from_slice(&(extent.len_bytes as u32).to_be_bytes());
             out.extend_from_slice(&extent.flags.to_be_bytes());
         }
     }
 }
 
-/// Returns the extents of one context that [`encode_block_status`] sends.
+/// Returns the extents that [`encode_block_status`] sends for one context.
 #[must_use]
 pub fn sent_extents(extents: &[Extent], len_bytes: u32, is_one: bool) -> Vec<Extent> {
     let extents_max = if is_one { 1 } else { EXTENTS_MAX };

@@ -1,4 +1,5 @@
-//! The protocol, byte by byte: transcripts, the errors that the specification names, and random bytes.
+//! The protocol, byte by byte: transcripts, the errors that the specification prescribes, and
+//! random bytes.
 
 use blocker::Segments;
 use proptest::prelude::*;
@@ -89,7 +90,7 @@ impl Server {
         server
     }
 
-    /// Passes bytes on, and returns what the server sends.
+    /// Passes bytes to the server, and returns what it sends.
     fn send(&mut self, bytes: &[u8]) -> Vec<u8> {
         self.input.extend_from_slice(bytes);
         while self.end == End::Open {
@@ -120,7 +121,7 @@ impl Server {
         std::mem::take(&mut self.out)
     }
 
-    /// Sends an option, and returns the type of the one reply.
+    /// Sends an option, and returns the type of its only reply.
     fn kind_of(&mut self, number: u32, data: &[u8]) -> u32 {
         let sent = self.send(&option_bytes(number, data));
         assert_eq!(&sent[..8], OPTION_REPLY_MAGIC.to_be_bytes());
@@ -180,7 +181,7 @@ fn an_old_client_selects_by_name_and_gets_zeros_unless_it_declines_them() {
         assert_eq!(u16::from_be_bytes([sent[8], sent[9]]) & transmission::SEND_DF, 0);
         assert_eq!(server.end, End::Transmission(Session::default()));
     }
-    // There is no room for an error.
+    // The reply to this option cannot carry an error.
     let mut server = Server::greeted(TlsMode::Off);
     assert_eq!(server.send(&option_bytes(option::EXPORT_NAME, b"other")), b"");
     assert_eq!(server.end, End::Closed);
@@ -226,7 +227,7 @@ fn contexts_hold_for_their_export_and_lists_name_all_or_a_namespace() {
     assert_eq!(count(&["base:"]), 1);
     assert_eq!(count(&["qemu:"]), 1);
     assert_eq!(count(&["qemu:dirty-bitmap:", "base:allocation"]), 2);
-    // A failed selection leaves none, also not the one before.
+    // A failed selection also discards the one before.
     server.send(&option_bytes(option::SET_META_CONTEXT, &contexts("disk", &["base:allocation"])));
     server.send(&option_bytes(option::SET_META_CONTEXT, &contexts("other", &["base:allocation"])));
     server.send(&option_bytes(option::GO, &info("disk", &[])));
@@ -261,7 +262,7 @@ fn nothing_is_answered_without_tls_where_it_is_required_and_it_voids_what_was_be
     server.send(&option_bytes(option::GO, &info("disk", &[])));
     assert_eq!(server.end, End::Transmission(Session::default()));
 
-    // Bytes that an attacker may have put there.
+    // These bytes may come from an attacker.
     let mut server = Server::greeted(TlsMode::Optional);
     server.send(&[option_bytes(option::STARTTLS, b""), option_bytes(option::LIST, b"")].concat());
     assert_eq!(server.end, End::Broken(Violation::PlainAfterTls));
@@ -450,7 +451,7 @@ fn extents_are_joined_and_end_with_the_request() {
     assert_eq!(out.len(), CHUNK_HEAD_BYTES + 4 + 8 * EXTENTS_MAX);
 }
 
-/// Returns bytes that are often options, and often not.
+/// Returns bytes that are often, but not always, valid options.
 fn client_bytes() -> impl Strategy<Value = Vec<u8>> {
     let data = prop_oneof![
         proptest::collection::vec(any::<u8>(), 0..40),

@@ -1,4 +1,4 @@
-//! The numbers and limits of the protocol, what breaks it, and the fields of options.
+//! The numbers and limits of the protocol, its violations, and the fields of options.
 
 use std::fmt;
 
@@ -40,12 +40,13 @@ pub const LIST_BYTES_MAX: usize = 4 << 20;
 pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 /// The most extents that a reply describes in each context.
 pub const EXTENTS_MAX: usize = 8192;
-/// The longest request that must be answered in one chunk where the client demands that, in bytes.
+/// The longest request, in bytes, that every server must be able to answer in one chunk if the
+/// client demands it.
 pub const UNFRAGMENTED_BYTES_MIN: u32 = 64 * 1024;
 
 /// Flags of the server's greeting and of the client's answer to it.
 pub mod handshake {
-    /// Options other than `EXPORT_NAME` are understood, and each is answered.
+    /// Options other than `EXPORT_NAME` are understood, and each gets a reply.
     pub const FIXED_NEWSTYLE: u16 = 1 << 0;
     /// The reply to `EXPORT_NAME` ends without 124 zeros.
     pub const NO_ZEROES: u16 = 1 << 1;
@@ -53,7 +54,7 @@ pub mod handshake {
 
 /// Options.
 pub mod option {
-    /// Selects an export and begins the transmission; the reply has no room for an error.
+    /// Selects an export and starts the transmission; the reply cannot carry an error.
     pub const EXPORT_NAME: u32 = 1;
     /// Ends the connection.
     pub const ABORT: u32 = 2;
@@ -61,9 +62,9 @@ pub mod option {
     pub const LIST: u32 = 3;
     /// Requests TLS.
     pub const STARTTLS: u32 = 5;
-    /// Requests what is known about an export.
+    /// Requests information about an export.
     pub const INFO: u32 = 6;
-    /// Selects an export, requests what is known about it, and begins the transmission.
+    /// Selects an export, requests information about it, and starts the transmission.
     pub const GO: u32 = 7;
     /// Requests structured replies.
     pub const STRUCTURED_REPLY: u32 = 8;
@@ -75,7 +76,7 @@ pub mod option {
 
 /// Types of replies to options.
 pub mod option_reply {
-    /// The option is accepted, or all of its answer has been sent.
+    /// The option is accepted, or its answer is complete.
     pub const ACK: u32 = 1;
     /// The name of an export.
     pub const SERVER: u32 = 2;
@@ -87,9 +88,9 @@ pub mod option_reply {
     pub const ERR_UNSUP: u32 = (1 << 31) + 1;
     /// The option is known and not allowed.
     pub const ERR_POLICY: u32 = (1 << 31) + 2;
-    /// The data of the option are wrong.
+    /// The data of the option are invalid.
     pub const ERR_INVALID: u32 = (1 << 31) + 3;
-    /// TLS must come first.
+    /// The client must start TLS first.
     pub const ERR_TLS_REQD: u32 = (1 << 31) + 5;
     /// There is no such export.
     pub const ERR_UNKNOWN: u32 = (1 << 31) + 6;
@@ -113,27 +114,27 @@ pub mod info {
 
 /// Transmission flags: what an export offers.
 pub mod transmission {
-    /// The flags are valid.
+    /// The other flags are valid.
     pub const HAS_FLAGS: u16 = 1 << 0;
-    /// It cannot be written.
+    /// The export cannot be written.
     pub const READ_ONLY: u16 = 1 << 1;
-    /// `FLUSH`.
+    /// The command `FLUSH` is available.
     pub const SEND_FLUSH: u16 = 1 << 2;
-    /// The flag `FUA`.
+    /// The command flag `FUA` is available.
     pub const SEND_FUA: u16 = 1 << 3;
-    /// It is a rotating medium.
+    /// The disk is a rotating medium.
     pub const ROTATIONAL: u16 = 1 << 4;
-    /// `TRIM`.
+    /// The command `TRIM` is available.
     pub const SEND_TRIM: u16 = 1 << 5;
-    /// `WRITE_ZEROES`.
+    /// The command `WRITE_ZEROES` is available.
     pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
-    /// The flag `DF`.
+    /// The command flag `DF` is available.
     pub const SEND_DF: u16 = 1 << 7;
     /// Several connections see the same data, and a flush on one covers all.
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
-    /// `CACHE`.
+    /// The command `CACHE` is available.
     pub const SEND_CACHE: u16 = 1 << 10;
-    /// The flag `FAST_ZERO`.
+    /// The command flag `FAST_ZERO` is available.
     pub const SEND_FAST_ZERO: u16 = 1 << 11;
 }
 
@@ -143,13 +144,13 @@ pub mod command {
     pub const READ: u16 = 0;
     /// Writes.
     pub const WRITE: u16 = 1;
-    /// Ends the connection once everything is answered.
+    /// Closes the connection after everything has been answered.
     pub const DISC: u16 = 2;
     /// Makes everything durable that was acknowledged before.
     pub const FLUSH: u16 = 3;
-    /// The bytes are no longer needed.
+    /// Discards bytes that are no longer needed.
     pub const TRIM: u16 = 4;
-    /// The bytes will be read soon.
+    /// Reads ahead: the bytes will be read soon.
     pub const CACHE: u16 = 5;
     /// Writes zeros.
     pub const WRITE_ZEROES: u16 = 6;
@@ -161,13 +162,13 @@ pub mod command {
 pub mod command_flag {
     /// The change must be durable before it is acknowledged.
     pub const FUA: u16 = 1 << 0;
-    /// The zeros must take up space.
+    /// The zeros must be backed by allocated space.
     pub const NO_HOLE: u16 = 1 << 1;
     /// The reply to a read must be one chunk.
     pub const DF: u16 = 1 << 2;
     /// One extent per context is enough.
     pub const REQ_ONE: u16 = 1 << 3;
-    /// The zeros must not take as long as a write would.
+    /// Writing zeros must be faster than a write.
     pub const FAST_ZERO: u16 = 1 << 4;
 }
 
@@ -175,7 +176,7 @@ pub mod command_flag {
 pub mod chunk {
     /// The flag of the last chunk of a reply.
     pub const DONE: u16 = 1 << 0;
-    /// Nothing more.
+    /// A chunk without data.
     pub const NONE: u16 = 0;
     /// Bytes at an offset.
     pub const OFFSET_DATA: u16 = 1;
@@ -197,7 +198,7 @@ pub mod state {
     pub const DIRTY: u32 = 1 << 0;
 }
 
-/// The error of a request. The protocol defines these values, whatever they are on this system.
+/// The error of a request. The protocol defines these values independently of the system's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(missing_docs, reason = "they are POSIX's")]
 #[repr(u32)]
@@ -213,13 +214,13 @@ pub enum Errno {
 }
 
 impl Errno {
-    /// Returns the value on the wire.
+    /// Returns the value sent to the client.
     #[must_use]
     pub fn value(self) -> u32 {
         self as u32
     }
 
-    /// Returns the value that stands for an error of the storage contract.
+    /// Returns the value for an error of the storage contract.
     #[must_use]
     pub fn of(error: &Error) -> Self {
         match error {
@@ -227,8 +228,8 @@ impl Errno {
             Error::Denied(_) => Self::Eperm,
             Error::Unsupported(_) => Self::Enotsup,
             Error::Invalid(_) | Error::TooLarge { .. } => Self::Einval,
-            // Another server has the export now: this one never serves it again, and the client has to
-            // reconnect.
+            // Another server has taken over the export. This server will never serve it again, so
+            // the client has to reconnect.
             Error::Fenced { .. } => Self::Eshutdown,
             _ => Self::Eio,
         }
@@ -250,7 +251,7 @@ impl fmt::Display for Errno {
     }
 }
 
-/// Why a connection cannot be continued: the client breaks the protocol where no error can be sent.
+/// A violation of the protocol that ends the connection, because no error reply is possible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
@@ -260,36 +261,36 @@ pub enum Violation {
     /// An option does not begin with its magic number.
     #[error("an option begins with {0:#x}")]
     OptionMagic(u64),
-    /// The data of an option are longer than is accepted.
+    /// The data of an option are longer than the limit.
     #[error("an option has {0} bytes of data; {OPTION_BYTES_MAX} are accepted")]
     OptionTooLong(u32),
-    /// The client sends options without end.
+    /// The client sends more options than the limit.
     #[error("the client sent {OPTIONS_MAX} options")]
     TooManyOptions,
-    /// A client without fixed newstyle sends another option than `EXPORT_NAME`.
+    /// A client that did not agree to fixed newstyle sends an option other than `EXPORT_NAME`.
     #[error("option {0} of a client that did not agree to fixed newstyle")]
     NotFixed(u32),
-    /// Bytes follow the request for TLS that are not protected by it.
+    /// The client sends unprotected bytes after its request for TLS.
     #[error("bytes follow STARTTLS before it was answered")]
     PlainAfterTls,
     /// A request does not begin with its magic number.
     #[error("a request begins with {0:#x}")]
     RequestMagic(u32),
-    /// A write has more bytes than can be received.
+    /// A write is longer than the limit.
     #[error("a write of {0} bytes; {PAYLOAD_BYTES_MAX} are accepted")]
     PayloadTooLong(u32),
 }
 
-/// What is left of an option's data. Each method takes from its beginning, and returns `None` where there is
-/// too little.
+/// The unread rest of an option's data. Each method takes bytes from its beginning, and fails if
+/// there are too few.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
-/// Why the data of an option cannot be used.
+/// The reason why the data of an option cannot be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Bad {
-    /// They are not in the form that the option demands.
+    /// The data are malformed.
     Form,
-    /// A text in them is too long.
+    /// A text in the data is too long.
     TooBig,
 }
 
@@ -310,19 +311,19 @@ impl<'a> Fields<'a> {
         Ok(u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
     }
 
-    /// Takes a text that follows its length.
+    /// Takes a text that is preceded by its length.
     pub(super) fn text(&mut self) -> Result<&'a str, Bad> {
         let length = self.word()? as usize;
         text(self.take(length)?)
     }
 
-    /// Checks that nothing is left.
+    /// Checks that no data remain.
     pub(super) fn end(&self) -> Result<(), Bad> {
         if self.0.is_empty() { Ok(()) } else { Err(Bad::Form) }
     }
 }
 
-/// Returns bytes as a text: UTF-8 without NUL, of a length that the protocol allows.
+/// Returns bytes as a text: UTF-8 without NUL, of a valid length.
 pub(super) fn text(bytes: &[u8]) -> Result<&str, Bad> {
     if bytes.len() > TEXT_BYTES_MAX {
         return Err(Bad::TooBig);

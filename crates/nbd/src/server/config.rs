@@ -14,38 +14,39 @@ use super::input::{BUFFER_BYTES, PIECE_BYTES_MIN};
 use crate::protocol::TlsMode;
 use crate::protocol::wire::PAYLOAD_BYTES_MAX;
 
-/// The settings of a [`Server`](crate::Server). Everything has a limit; [`Self::memory_bytes_max`] is the
-/// memory that they allow together.
+/// The settings of a [`Server`](crate::Server). Everything has a limit; [`Self::memory_bytes_max`]
+/// returns the resulting memory.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct ServerConfig {
-    /// The most connections at a time. Each has a floor of `bytes_max` of its own. 256 unless set.
+    /// The most open connections. Each has a guaranteed minimum of `bytes_max`. Default: 256.
     pub connections_max: u32,
-    /// The most connections of one address, without those over unix sockets. Half of `connections_max` unless set.
+    /// The most connections per address, except unix sockets. Default: half of `connections_max`.
     pub peer_connections_max: Option<u32>,
-    /// The most requests of one connection that are being executed, 1 to 65 536. 256 unless set.
+    /// The most requests in flight on one connection, from 1 to 65 536. Default: 256.
     pub connection_requests_max: u32,
-    /// The most bytes of payloads and extents of one connection, of requests that are being executed and of replies that
-    /// the client has not taken; at least [`PAYLOAD_BYTES_MAX`]. A single request may always have its
-    /// payload. 64 MiB unless set.
+    /// The most bytes of payloads and extents on one connection, in requests in flight and in
+    /// replies that the client has not received; at least [`PAYLOAD_BYTES_MAX`]. A single request
+    /// may always have its payload. Default: 64 MiB.
     pub connection_bytes_max: u64,
-    /// The most bytes of payloads and extents of all connections; at least twice `connection_bytes_max`, and 128 KiB
-    /// for each of `connections_max`. Half of what is beyond that is divided into floors, of which no connection can
-    /// take another's; the rest is for those that need more. 1 GiB unless set.
+    /// The most bytes of payloads and extents on all connections: at least twice
+    /// `connection_bytes_max`, plus 128 KiB for each of `connections_max`. Half of the excess over
+    /// that minimum is divided into guaranteed minimums of the connections; the rest goes to
+    /// connections that need more. Default: 1 GiB.
     pub bytes_max: u64,
-    /// The bytes of buffers for large payloads that are kept for reuse. 64 MiB unless set.
+    /// The bytes of buffers for large payloads that are kept for reuse. Default: 64 MiB.
     pub payload_pool_bytes_max: usize,
-    /// The most time for a negotiation, TLS and the opening of the export included. 10 s unless set.
+    /// The longest time for a negotiation, including TLS and opening the export. Default: 10 s.
     pub negotiation_timeout: Duration,
-    /// The time after which a connection is closed whose client has sent a part of a request, or has replies
-    /// to take, and does neither. A client that has nothing outstanding may be silent forever. 60 s unless
-    /// set.
+    /// The time without progress after which a connection is closed if its client has sent part of
+    /// a request or has replies to receive. A client with nothing outstanding may stay silent
+    /// forever. Default: 60 s.
     pub stall_timeout: Duration,
-    /// TLS by X.509 certificates. `None`: there is none.
+    /// TLS with X.509 certificates; `None` turns TLS off.
     pub tls: Option<Arc<ServerTls>>,
     /// Whether clients must use TLS.
     pub tls_required: bool,
-    /// The runtimes that connections are assigned to, round robin. Empty: the runtime that listens.
+    /// The runtimes to which connections are assigned in turn. Empty: the runtime that listens.
     pub workers: Vec<Handle>,
 }
 
@@ -68,10 +69,10 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// Checks that the settings are within their ranges and fit together.
+    /// Checks that the settings are within their ranges and consistent with each other.
     ///
     /// # Errors
-    /// The first setting that does not, and what would be right.
+    /// The first invalid setting, and its valid values.
     pub fn check(&self) -> Result<(), SettingError> {
         let check = SettingError::check;
         check(self.connections_max == 0, "connections_max", "must be at least 1")?;
@@ -94,7 +95,8 @@ impl ServerConfig {
         check(self.tls_required && self.tls.is_none(), "tls_required", "needs a certificate")
     }
 
-    /// Returns the most memory that a server with these settings takes beside its exports, in bytes.
+    /// Returns the most memory, in bytes, that a server with these settings uses apart from its
+    /// exports.
     #[must_use]
     pub fn memory_bytes_max(&self) -> u64 {
         let requests = u64::from(self.connection_requests_max) * REQUEST_BYTES;
@@ -129,9 +131,9 @@ impl ServerConfig {
     }
 }
 
-/// The memory of a connection beside its requests, in bytes: buffers, and TLS.
+/// The memory of a connection apart from its requests, in bytes: buffers and TLS.
 const FIXED_BYTES: u64 = BUFFER_BYTES as u64 + 192 * 1024;
-/// The memory of a request that is being executed, beside its payload, in bytes.
+/// The memory of a request in flight apart from its payload, in bytes.
 const REQUEST_BYTES: u64 = 1024;
 
 impl fmt::Debug for ServerConfig {
@@ -167,7 +169,7 @@ pub enum Address {
     Unix(PathBuf),
 }
 
-/// Why a text is not an [`Address`].
+/// The reason why a text is not an [`Address`].
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{text:?} is not an address; write HOST, HOST:PORT, [V6]:PORT or unix:PATH")]
 pub struct AddressError {
@@ -183,7 +185,7 @@ impl FromStr for Address {
             return if path.is_empty() { Err(wrong()) } else { Ok(Self::Unix(path.into())) };
         }
         let (host, port) = match text.rsplit_once(':') {
-            // A bare address of IPv6 has colons of its own.
+            // An IPv6 address without a port contains colons too.
             Some((host, port)) if !host.contains(':') || host.ends_with(']') => (host, Some(port)),
             _ => (text, None),
         };

@@ -1,8 +1,10 @@
-//! One connection: the negotiation, then requests as they arrive and replies as they become ready.
+//! One connection: the negotiation, then receiving requests and sending replies as they become
+//! ready.
 //!
-//! Per wake-up: what has become ready is answered, every complete request is executed, one write, one read. A
-//! request whose reply is ready at once is answered in the same write. Nothing more is read while the
-//! connection has as many requests or bytes outstanding as it may.
+//! On each wake-up, it answers the requests that have become ready, executes every complete
+//! request, and does one write and one read. A request whose reply is ready at once is answered in
+//! the same write. Reading stops while the connection has its limit of requests or bytes
+//! outstanding.
 
 use std::future::poll_fn;
 use std::io;
@@ -26,20 +28,22 @@ use super::{Counts, Shared};
 use crate::export::Export;
 use crate::protocol::{Command, Request, Session};
 
-/// With this many bytes to send, some are sent before more is executed: the client works on the first replies
-/// while this side works on the next.
+/// With this many bytes queued, sending comes before executing more requests, so that the client
+/// works on the first replies while the server works on the next.
 const SEND_BYTES: usize = 256 * 1024;
-/// How often a connection reads before other tasks of its thread run.
+/// How many times a connection reads before other tasks of its thread run.
 const ROUNDS_MAX: u32 = 16;
-/// How often a client is looked at whose turn it is: a reply that it does not take pins the memory of others for as long
-/// at most, and it may be the slowest where they need memory.
+/// The interval for checking a client that the server waits for. Replies that it does not receive
+/// pin others' memory for at most this time, and it may be the slowest client while others need
+/// memory.
 const LOOK_TIME: Duration = Duration::from_secs(1);
-/// The most time for the end of a connection: what is queued is sent, and what still arrives is received.
+/// The longest time for closing a connection: sending what is queued, and receiving what still
+/// arrives.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Serves a connection to its end.
+/// Serves a connection until its end.
 pub(super) async fn run(shared: &Arc<Shared>, stream: Stream, peer: Peer) -> End {
-    // Declared first, so that it is dropped last: what the connection holds counts until it is freed.
+    // Declared first so that it is dropped last: the connection's memory counts until it is freed.
     let mut grant;
     let mut ending = shared.ending.subscribe();
     let share_bytes = shared.budget.share_bytes();
@@ -84,14 +88,15 @@ pub(super) async fn run(shared: &Arc<Shared>, stream: Stream, peer: Peer) -> End
         session: Arc::new(session),
     };
     let end = {
-        // Without the task's budget, which may be used up: it would not wait then.
+        // Polled outside of the task's cooperative budget. If that were used up, the poll would not
+        // register the waker.
         let mut ending = pin!(unconstrained(ending.wait_for(|is_ending| *is_ending)));
         let mut is_waited_for = false;
         poll_fn(|cx| {
             if let Poll::Ready(end) = open.poll(cx) {
                 return Poll::Ready(end);
             }
-            // Once it has been polled it wakes this task: until then a look at the value is enough.
+            // The first poll registers the waker; until the wake-up it is enough to read the value.
             let is_due = !std::mem::replace(&mut is_waited_for, true) || *shared.ending.borrow();
             if is_due { ending.as_mut().poll(cx).map(|_| End::ShuttingDown) } else { Poll::Pending }
         })
@@ -111,18 +116,18 @@ pub(super) struct Transmission<'a> {
     pub(super) export: Arc<dyn Export>,
     pub(super) session: Arc<Session>,
     in_flight: FuturesUnordered<InFlight>,
-    /// The bytes of the requests in flight: payloads that have arrived, and what is to be returned.
+    /// The bytes of the requests in flight: payloads that have arrived, and data to be returned.
     in_flight_bytes: u64,
     grant: &'a mut Grant,
-    /// Whether changes of the grant wake the task, whose waker stays the same.
+    /// Whether the task is registered for changes of the grant. Its waker stays the same.
     is_registered: bool,
-    /// Whether the client has requested the end.
+    /// Whether the client has asked to close the connection.
     is_ended: bool,
-    /// Whether the next request waits for room, not for the client.
+    /// Whether the next request waits for memory rather than for the client.
     is_paused: bool,
-    /// When bytes were received or taken last, as far as it is the client's turn.
+    /// When the client last sent or received bytes, or last had nothing to do.
     progress_at: Instant,
-    /// Whether there were any since.
+    /// Whether bytes have moved since then.
     has_progressed: bool,
     turn: Turn,
     stall: Pin<Box<Sleep>>,
@@ -130,11 +135,11 @@ pub(super) struct Transmission<'a> {
     pub(super) counts: Counts,
 }
 
-/// Why no more requests are executed now.
+/// The reason why no more requests are executed now.
 enum Pause {
-    /// The next one has not arrived.
+    /// The next request has not arrived completely.
     Arrival,
-    /// The connection has as much outstanding as it may.
+    /// The connection has its limit outstanding.
     Room,
 }
 
@@ -149,7 +154,7 @@ impl Transmission<'_> {
         self.shared.counters.zip(&mut self.counts, Counter::take);
         match end {
             Poll::Ready(Ok(())) => {
-                // Other tasks of the thread run first.
+                // Lets other tasks of the thread run first.
                 cx.waker().wake_by_ref();
                 Poll::Pending
             }
@@ -158,18 +163,20 @@ impl Transmission<'_> {
         }
     }
 
-    /// Returns the bytes of memory that wait for the client to send, or to take.
+    /// Returns the bytes of memory that the connection holds while it waits for the client to send
+    /// or receive.
     fn client_bytes(&self) -> u64 {
         self.input.receiving_bytes() + self.output.held_bytes() as u64
     }
 
-    /// Returns the bytes of memory of the connection.
+    /// Returns the bytes of memory that the connection holds.
     fn held_bytes(&self) -> u64 {
         self.in_flight_bytes + self.client_bytes()
     }
 
-    /// Ready once the client has made no progress for too long, although it is its turn; or is the slowest, and others
-    /// wait for what it keeps.
+    /// Is ready once the connection has to be closed: because the client has made no progress for
+    /// too long while the server waited for it, or because it is the slowest client and others need
+    /// the memory that it holds.
     fn poll_stall(&mut self, cx: &mut Context<'_>) -> Poll<End> {
         let is_in_request = !self.is_ended && !self.is_paused && self.input.is_in_request();
         if self.output.pending_bytes() == 0 && !is_in_request {
@@ -183,7 +190,7 @@ impl Transmission<'_> {
         }
         if !self.is_stall_armed {
             self.is_stall_armed = true;
-            // Until now it was the turn of this side.
+            // So far, the client has been waiting for the server.
             self.progress_at = Instant::now();
             self.turn = Turn::begin(self.shared.at(self.progress_at), self.client_bytes());
             self.stall.as_mut().reset(self.progress_at + timeout.min(LOOK_TIME));
@@ -203,18 +210,19 @@ impl Transmission<'_> {
         Poll::Pending
     }
 
-    /// Counts bytes that the client has sent or taken.
+    /// Counts bytes that the client has sent or received.
     fn note_progress(&mut self, bytes: usize) {
         self.has_progressed = true;
         self.turn.note_moved(bytes as u64);
     }
 
-    /// Pending when nothing is left to do; ready when there may be more to do, or at the end.
+    /// Does as many rounds as possible. Pending once there is nothing left to do; ready if there
+    /// may be more to do, or at the end of the connection.
     fn poll_rounds(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
         for _ in 0..ROUNDS_MAX {
             self.answer_ready(cx);
             let pause = self.execute_requests(cx)?;
-            // Those that have just begun are polled for the first time.
+            // Polls for the first time those that have just started.
             self.answer_ready(cx);
             let is_sent = self.flush(cx)?;
             if self.is_ended {
@@ -223,7 +231,8 @@ impl Transmission<'_> {
             }
             self.is_paused = matches!(pause, Pause::Room);
             if self.is_paused {
-                // The flush may have made room; otherwise one of the wakers of what is outstanding is set.
+                // The flush may have freed memory. If it has not, one of the wakers of the
+                // outstanding work is set.
                 if !self.has_room_for_next(cx) {
                     return Poll::Pending;
                 }
@@ -239,7 +248,7 @@ impl Transmission<'_> {
         Poll::Ready(Ok(()))
     }
 
-    /// Sends what the socket takes. Returns whether nothing is left.
+    /// Sends as much as the socket accepts. Returns whether everything is sent.
     fn flush(&mut self, cx: &mut Context<'_>) -> Result<bool, End> {
         let before = self.output.pending_bytes();
         let is_sent = self.output.poll_flush(cx, &mut self.stream)?.is_ready();
@@ -261,7 +270,8 @@ impl Transmission<'_> {
         }
     }
 
-    /// Returns whether there is memory for more of the next request, which takes `cost_bytes` in all.
+    /// Returns whether there is memory for more of the next request, which needs `cost_bytes` in
+    /// all.
     fn admits(&mut self, request: &Request, cost_bytes: u64, cx: &mut Context<'_>) -> bool {
         let limits = &self.shared.config;
         let receiving_bytes = self.input.receiving_bytes();
@@ -271,7 +281,7 @@ impl Transmission<'_> {
             if needed_bytes <= receiving_bytes {
                 return true;
             }
-            // A client may send all of a payload before it takes a reply.
+            // The client may send a whole payload before it receives a reply.
         } else {
             let is_alone = self.in_flight.is_empty() && outstanding_bytes == 0;
             let is_within = self.in_flight.len() < limits.connection_requests_max as usize
@@ -280,16 +290,16 @@ impl Transmission<'_> {
                 return false;
             }
         }
-        // The heads of replies come on top of what the limit of one connection allows.
+        // The heads of replies are not counted against the limit of one connection.
         let wanted_bytes = (outstanding_bytes + needed_bytes).min(limits.connection_bytes_max);
         if wanted_bytes <= self.grant.bytes() {
             return true;
         }
         self.grant.demand(wanted_bytes);
-        // It may be there at once. Then it is used before it is taken back.
+        // The bytes may be available at once. They are then used before they can be taken back.
         while wanted_bytes > self.grant.bytes() {
             let Some(bytes) = self.grant.take_change(cx.waker()) else { return false };
-            // It is the one that was announced.
+            // The accepted value is the announced one.
             let _ = self.grant.accept(bytes, outstanding_bytes + receiving_bytes);
         }
         true
@@ -307,7 +317,7 @@ impl Transmission<'_> {
         while !self.is_ended {
             if self.output.pending_bytes() >= send_at {
                 self.flush(cx)?;
-                // What the socket does not take is not offered again at every request.
+                // Bytes that the socket has not accepted are not offered again at every request.
                 send_at = self.output.pending_bytes() + SEND_BYTES;
             }
             let Some(request) = self.input.peek()? else { return Ok(Pause::Arrival) };
@@ -347,32 +357,33 @@ impl Transmission<'_> {
         Ok(Pause::Arrival)
     }
 
-    /// Ends the connection: what was begun is completed, whether its client is there or not, and where it is
-    /// there, it gets its replies.
+    /// Closes the connection. The requests in flight are completed whether or not the client is
+    /// still connected, and it gets their replies if it is.
     async fn finish(&mut self, end: &End) {
         let is_there = matches!(end, End::Ended | End::ShuttingDown);
         self.input.forget_payload();
         if !is_there {
             *self.output = Output::default();
         }
-        // What began may take as long as the store does. Others do not wait for more than that.
+        // The requests in flight may take as long as the store does. Memory beyond what they hold
+        // is released for others.
         let held_bytes = self.held_bytes();
         self.grant.retire(held_bytes);
         while let Some((request, _, outcome)) = self.in_flight.next().await {
             if is_there {
                 self.answer(request, outcome);
-                // Bounded, because nothing more is received: by what one connection may have outstanding.
+                // Bounded by the limit of one connection, because nothing more is received.
             }
         }
         self.shared.counters.zip(&mut self.counts, Counter::take);
         if is_there {
-            // A client that is gone by now misses nothing that it could still take.
+            // A client that has disconnected by now misses nothing that it could still receive.
             let _ = timeout(LINGER, poll_fn(|cx| self.poll_close(cx))).await;
         }
     }
 
-    /// Sends what is left, closes the sending direction, and receives what still arrives: a socket that is
-    /// closed with bytes unread would discard replies that the client has not taken.
+    /// Sends the queued replies, shuts down the sending direction, and receives what still arrives:
+    /// closing a socket with unread bytes would discard replies that the client has not received.
     fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         std::task::ready!(self.output.poll_flush(cx, &mut self.stream))?;
         std::task::ready!(self.stream.poll_shutdown(cx))?;

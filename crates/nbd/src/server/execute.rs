@@ -1,4 +1,5 @@
-//! What a request does: the export is asked, and its outcome becomes a reply, at once or when it is ready.
+//! The execution of requests: it calls the export and turns the outcome into a reply, at once or
+//! once it is ready.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,33 +17,34 @@ use crate::protocol::{
     encode_read, sent_extents,
 };
 
-/// What a request has resulted in.
+/// The outcome of a request.
 pub(super) enum Outcome {
-    /// It is done, and there is nothing to return.
+    /// Done, without data to return.
     Done,
-    /// The bytes of a read, which was to be answered in one chunk or not.
+    /// The bytes of a read, and whether the reply has to be one chunk.
     Read(Segments, bool),
-    /// The extents of each context, of a request for one extent or for many.
+    /// The extents of each context, and whether the client asked for only one extent.
     Status(Vec<(u32, Vec<Extent>)>, bool),
 }
 
-/// A request that is being executed.
+/// A request in flight.
 pub(super) struct InFlight {
     request: Request,
-    /// The bytes that it takes until its reply has been sent.
+    /// The bytes that it holds until its reply has been sent.
     pub(super) cost_bytes: u64,
     pending: Pin<Box<dyn Future<Output = Result<Outcome, Error>> + Send>>,
 }
 
-/// An outcome, there already or to come.
+/// An outcome that is ready, or its future.
 pub(super) enum Step {
     Ready(Result<Outcome, Error>),
     Pending(InFlight),
 }
 
 impl Step {
-    /// Returns the step that `reply` to `request` makes; `wrap` makes an outcome of its value. A reply is polled once:
-    /// one that waits for nothing is no request in flight.
+    /// Polls `reply` once and returns the outcome if it is ready, or else its future. `wrap` makes
+    /// an outcome from its value. A reply that does not wait for anything never becomes a request
+    /// in flight.
     pub(super) fn new<T: 'static>(
         request: Request,
         reply: Reply<T>,
@@ -59,7 +61,7 @@ impl Step {
         }
     }
 
-    /// Returns the step of a request whose outcome `future` has.
+    /// Returns a step that waits for the outcome of `future`.
     pub(super) fn later(
         request: Request,
         future: impl Future<Output = Result<Outcome, Error>> + Send + 'static,
@@ -69,7 +71,7 @@ impl Step {
 }
 
 impl Future for InFlight {
-    /// The request, its cost in bytes, and what it has resulted in.
+    /// The request, its cost in bytes, and its outcome.
     type Output = (Request, u64, Result<Outcome, Error>);
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -78,7 +80,7 @@ impl Future for InFlight {
     }
 }
 
-/// Returns the bytes that a request takes until its reply has been sent.
+/// Returns the bytes that a request holds until its reply has been sent.
 pub(super) fn cost_bytes(
     request: &Request,
     checked: Result<Command, Refusal>,
@@ -97,7 +99,7 @@ pub(super) fn cost_bytes(
 }
 
 impl Transmission<'_> {
-    /// Asks the export.
+    /// Calls the export.
     pub(super) fn execute(
         &mut self,
         request: Request,
@@ -121,7 +123,7 @@ impl Transmission<'_> {
             Command::Read { is_unfragmented } => {
                 Step::Ready(Ok(Outcome::Read(Segments::new(), is_unfragmented)))
             }
-            // Of nothing there is nothing to do.
+            // An empty range needs no work.
             _ if len_bytes == 0 => Step::Ready(Ok(Outcome::Done)),
             Command::Write { fua } => {
                 self.counts.written_bytes += u64::from(len_bytes);
@@ -141,7 +143,8 @@ impl Transmission<'_> {
         let (export, session) = (Arc::clone(&self.export), Arc::clone(&self.session));
         Step::later(request, async move {
             let mut extents = Vec::with_capacity(session.contexts.len());
-            // One after the other, and of each what will be sent: an export may return any number.
+            // One context after the other, keeping only the extents that will be sent: an export
+            // may return any number.
             for (id, context) in &session.contexts {
                 let all = export.block_status(context, offset, len_bytes, is_one).await?;
                 extents.push((*id, sent_extents(&all, len_bytes, is_one)));
@@ -150,13 +153,13 @@ impl Transmission<'_> {
         })
     }
 
-    /// Appends the reply that an outcome makes.
+    /// Appends the reply for an outcome.
     pub(super) fn answer(&mut self, request: Request, outcome: Result<Outcome, Error>) {
         let (cookie, is_structured) = (request.cookie, self.session.is_structured);
         match outcome {
             Ok(Outcome::Done) => self.output.push_head(|out| encode_done(out, cookie)),
             Ok(Outcome::Read(data, _)) if data.len_bytes() != request.len_bytes as usize => {
-                // Sending it would put the stream out of step.
+                // Sending it would break the stream's framing.
                 tracing::error!(peer = %self.peer, ?request, "a read returned {} bytes", data.len_bytes());
                 self.refuse(&request, Errno::Eio, "the export returned another number of bytes");
             }

@@ -1,8 +1,9 @@
-//! A connection's receiving side: one buffer for requests and small payloads, and large payloads read from
-//! the socket into buffers of their own, the export's or the server's.
+//! A connection's receiving side. Requests and small payloads go through one buffer; large payloads
+//! are read from the socket directly into buffers of the export or the server.
 //!
-//! Of a large payload only the first piece is counted and has memory until that has arrived: one that is only announced
-//! costs little. The rest is waited for in one, so that a payload which arrives does not stop half-way again.
+//! Until the first piece of a large payload has arrived, only that piece is counted and has memory,
+//! so that a payload which is merely announced costs little. The memory for the rest is requested
+//! as a whole, so that a payload that arrives does not stop a second time.
 
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
@@ -15,19 +16,21 @@ use connection::{LARGE_BYTES, PayloadPool, ReceiveBuffer, Stream, copy_into, pol
 use crate::protocol::wire::{PAYLOAD_BYTES_MAX, REQUEST_BYTES};
 use crate::protocol::{Request, Violation};
 
-/// The length of the buffer, in bytes: more than the longest request that passes through it.
+/// The length of the buffer, in bytes, which is more than the longest request that passes through
+/// it.
 pub(super) const BUFFER_BYTES: usize = 128 * 1024;
 const _: () = assert!(BUFFER_BYTES >= LARGE_BYTES + REQUEST_BYTES);
 /// The most bytes of one read.
 const READ_BYTES: usize = 64 * 1024;
-/// The most bytes of one read where a large write is expected: its head, and little of the payload.
+/// The most bytes of one read if a large write is expected: its head and a little of the payload.
 const HEAD_READ_BYTES: usize = 512;
-/// The most bytes of a payload for which there is memory before any of them has arrived.
+/// The most bytes of a payload that have memory before any of them has arrived.
 const PIECE_BYTES_MAX: u64 = 1 << 20;
-/// The least: what has arrived with the head fits into them. Every connection has them as its share, so that no payload which
-/// waits for the memory of its rest holds what others need.
+/// The smallest such piece; what arrives together with the head fits into it. It is part of every
+/// connection's guaranteed share, so a payload that waits for the memory of its rest does not hold
+/// memory that others need.
 pub(super) const PIECE_BYTES_MIN: u64 = BUFFER_BYTES as u64;
-/// Payloads up to this size are copied into memory that the thread keeps for them.
+/// Payloads of up to this size are copied into memory that the thread keeps for them.
 const BUCKET_BYTES: usize = 4096;
 
 /// A connection's receiving side.
@@ -35,24 +38,24 @@ pub(super) struct Input {
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
-    /// The large payload that is arriving.
+    /// The large payload in progress.
     body: Option<Body>,
     read_bytes: usize,
     pool: Arc<PayloadPool>,
-    /// The bytes of a payload for which there is memory before any of them has arrived.
+    /// The bytes of a payload that have memory before any of them has arrived.
     piece_bytes: usize,
 }
 
 struct Body {
     request: Request,
-    /// What has arrived before `reserved`.
+    /// The part that arrived before `reserved` was set up.
     arrived: Segments,
     reserved: Box<dyn ReceiveBuffer>,
-    /// The bytes that are missing in `reserved`.
+    /// The bytes missing in `reserved`.
     left_bytes: usize,
-    /// The bytes after those.
+    /// The bytes of the payload after those.
     rest_bytes: usize,
-    /// Whether all of it is counted.
+    /// Whether the whole payload is counted.
     is_admitted: bool,
 }
 
@@ -63,15 +66,15 @@ impl Body {
 }
 
 impl Input {
-    /// Returns the receiving side of a connection with a share of `share_bytes` of the memory.
+    /// Creates the receiving side of a connection whose guaranteed share is `share_bytes`.
     pub(super) fn new(pool: Arc<PayloadPool>, share_bytes: u64) -> Self {
         let buffer = vec![0; BUFFER_BYTES].into();
-        // A length of the pool's buffers.
+        // One of the pool's buffer lengths.
         let piece_bytes = 1 << share_bytes.clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX).ilog2();
         Self { buffer, start: 0, end: 0, body: None, read_bytes: READ_BYTES, pool, piece_bytes }
     }
 
-    /// Returns the bytes of memory of a request's payload.
+    /// Returns the memory for a request's payload, in bytes.
     pub(super) fn payload_memory_bytes(&self, request: &Request) -> u64 {
         let len_bytes = request.payload_bytes() as usize;
         let memory_bytes = if len_bytes < LARGE_BYTES {
@@ -84,12 +87,12 @@ impl Input {
         memory_bytes as u64
     }
 
-    /// Returns the bytes that have arrived and were not taken.
+    /// Returns the bytes that have arrived and were not consumed.
     pub(super) fn arrived(&self) -> &[u8] {
         &self.buffer[self.start..self.end]
     }
 
-    /// Takes `count` of those bytes.
+    /// Consumes `count` of those bytes.
     pub(super) fn take(&mut self, count: usize) {
         self.start += count;
         if self.start == self.end {
@@ -97,17 +100,17 @@ impl Input {
         }
     }
 
-    /// Returns whether the client has sent a part of something.
+    /// Returns whether the client has sent part of a request.
     pub(super) fn is_in_request(&self) -> bool {
         self.body.is_some() || self.start < self.end
     }
 
-    /// Returns whether a large payload is arriving, or has arrived.
+    /// Returns whether a large payload is arriving or has arrived.
     pub(super) fn is_receiving(&self) -> bool {
         self.body.is_some()
     }
 
-    /// Returns the bytes of memory of the large payload that is arriving.
+    /// Returns the memory of the large payload in progress, in bytes.
     pub(super) fn receiving_bytes(&self) -> u64 {
         self.body.as_ref().map_or(0, |body| match body.is_admitted {
             true => self.payload_memory_bytes(&body.request),
@@ -115,8 +118,8 @@ impl Input {
         })
     }
 
-    /// Returns the bytes of memory that the request which [`Self::peek`] has returned needs before more of it is taken; all
-    /// of it needs `cost_bytes`.
+    /// Returns the memory, in bytes, needed before more of the request returned by [`Self::peek`]
+    /// is received. The whole request needs `cost_bytes`.
     pub(super) fn needed_bytes(&self, request: &Request, cost_bytes: u64) -> u64 {
         match &self.body {
             Some(body) if body.is_admitted || body.received_bytes() >= self.piece_bytes => cost_bytes,
@@ -125,7 +128,7 @@ impl Input {
         }
     }
 
-    /// Frees the memory of the large payload that is arriving. Nothing can be received after this.
+    /// Frees the memory of the large payload in progress. Nothing can be received after this.
     pub(super) fn forget_payload(&mut self) {
         self.body = None;
     }
@@ -146,10 +149,11 @@ impl Input {
         Poll::Ready(Ok(count))
     }
 
-    /// Performs one read into the buffer of the payload, and of a next request if all of the payload is there.
+    /// Performs one read into the payload's buffer, and, if that completes the payload, of the next
+    /// request's head.
     fn poll_fill_body(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<io::Result<usize>> {
         let Some(body) = &mut self.body else { return Poll::Pending };
-        // The buffer is empty: what had arrived of the payload was copied.
+        // The small buffer is empty: the part of the payload that it held was copied.
         let head_bytes = if body.rest_bytes == 0 { HEAD_READ_BYTES } else { 0 };
         let head = &mut self.buffer[..head_bytes];
         let filled = ready!(poll_fill(cx, stream, &mut *body.reserved, body.left_bytes, head))?;
@@ -158,10 +162,11 @@ impl Input {
         Poll::Ready(Ok(filled.payload_bytes + filled.beyond_bytes))
     }
 
-    /// Returns the next request without taking it, or `None` if not all of its head has arrived.
+    /// Returns the next request without consuming it, or `None` if its head has not arrived
+    /// completely.
     ///
     /// # Errors
-    /// [`Violation`]: the connection cannot be continued.
+    /// [`Violation`]: the connection cannot continue.
     pub(super) fn peek(&self) -> Result<Option<Request>, Violation> {
         if let Some(body) = &self.body {
             return Ok(Some(body.request));
@@ -173,9 +178,9 @@ impl Input {
         }
     }
 
-    /// Takes the request that [`Self::peek`] has returned, and returns its payload; `None` if not all of that
-    /// has arrived. There is memory for [`Self::needed_bytes`]. `reserve` may return memory of the export for a large
-    /// payload.
+    /// Consumes the request returned by [`Self::peek`] and returns its payload; `None` if that has
+    /// not arrived completely. The caller has made sure of memory for [`Self::needed_bytes`].
+    /// `reserve` may return memory of the export for a large payload.
     pub(super) fn take_request(
         &mut self,
         request: Request,

@@ -1,4 +1,4 @@
-//! Listening, serving what is accepted, and why connections end.
+//! Listening, serving the accepted connections, and the reasons why they end.
 
 use std::future::Future;
 use std::io;
@@ -13,7 +13,7 @@ use super::config::Address;
 use super::{Server, Shared, connection};
 use crate::protocol::{NoExport, Violation};
 
-/// Why a server cannot listen: the system does not bind the address.
+/// The reason why a server cannot listen: the system does not bind the address.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address}: {cause}")]
 pub struct ListenError {
@@ -24,8 +24,8 @@ pub struct ListenError {
 }
 
 impl Server {
-    /// Listens on `address`, and returns the address that it is bound to: for the TCP port 0, with the port
-    /// that the system has chosen. The path of a unix socket without a listener is taken over.
+    /// Listens on `address`, and returns the bound address: for TCP port 0, it has the port that
+    /// the system has chosen. A unix socket file without a listener is replaced.
     ///
     /// # Errors
     /// [`ListenError`].
@@ -139,24 +139,25 @@ async fn serve(shared: &Arc<Shared>, peer: Peer, accepted: Accepted) {
     }
 }
 
-/// Why a connection ends.
+/// The reason why a connection ends.
 #[derive(Debug)]
 pub(super) enum End {
-    /// The client has closed it, or it broke.
+    /// The client closed it, or it failed.
     Closed(io::Result<()>),
-    /// The client has ended it in order.
+    /// The client ended it properly.
     Ended,
-    /// The client breaks the protocol.
+    /// The client broke the protocol.
     Broken(Violation),
-    /// The client asked, by an option without an error reply, for an export that it cannot have.
+    /// The client asked for an export that it cannot have, with an option whose reply cannot carry
+    /// an error.
     NoExport(String, NoExport),
-    /// TLS did not come about.
+    /// TLS could not be established.
     Tls(io::Error),
     /// The client did not finish its negotiation in time.
     Slow,
     /// The client makes no progress.
     Stalled,
-    /// Others need the memory that waits for the client, and it is the slowest.
+    /// Others need the memory that the connection holds, and its client is the slowest.
     Slowest,
     /// The server shuts down.
     ShuttingDown,

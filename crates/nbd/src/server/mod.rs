@@ -1,5 +1,5 @@
-//! The server: exports, served to any number of clients. What the protocol says is in `protocol`; here are sockets, memory
-//! and time.
+//! The server of exports for any number of clients. The protocol is in `protocol`; this module
+//! handles sockets, memory and time.
 //!
 //! ```text
 //! listen ──► negotiate ──► connection: request ──► execute: export ──► ready: answered in the same write
@@ -68,17 +68,17 @@ struct Shared {
     counters: Counts<Counter>,
     log_limit: LogLimit,
     connections: Arc<Connections>,
-    /// When the server was made.
+    /// When the server was created.
     begun_at: Instant,
-    /// Whether the server shuts down.
+    /// Whether the server is shutting down.
     ending: watch::Sender<bool>,
 }
 
 impl Server {
-    /// Returns a server for `exports`, which does not listen yet.
+    /// Creates a server for `exports` that does not listen yet.
     ///
     /// # Errors
-    /// The setting that cannot work, and what would be right.
+    /// The invalid setting, and its valid values.
     pub fn new(exports: Arc<dyn Exports>, config: ServerConfig) -> Result<Self, SettingError> {
         config.check()?;
         let shared = Shared {
@@ -95,20 +95,21 @@ impl Server {
         Ok(Self { shared: Arc::new(shared), listeners: Mutex::default() })
     }
 
-    /// Returns the server's own metric called `name`, or 0. All of them are collected by [`Collect`].
+    /// Returns the value of the server's own metric `name`, or 0. [`Collect`] collects all metrics.
     #[must_use]
     pub fn metric(&self, name: &str) -> u64 {
         self.families().number(name).map_or(0, Number::to_u64)
     }
 
-    /// Stops listening, answers the requests that it has begun, and closes every connection: clients
-    /// that reconnect send what was not answered again. Waits for all of that, at most for `timeout`; what
-    /// takes longer is aborted. Returns whether every connection ended in order.
+    /// Stops listening, answers the requests in progress, and closes every connection; clients that
+    /// reconnect send unanswered requests again. Waits at most `timeout` for that, then aborts the
+    /// rest. Returns whether every connection ended properly.
     pub async fn shutdown(&self, timeout: Duration) -> bool {
         let listeners: Vec<_> = self.listeners.lock().drain(..).collect();
         for listener in listeners {
             listener.abort();
-            // Then it is gone, and its address is free. An abort is its only error.
+            // After this the listener is gone and its address is free. Its only possible error is
+            // the abort.
             let _ = listener.await;
         }
         self.shared.ending.send_replace(true);
@@ -150,15 +151,15 @@ impl Shared {
         self.log_limit.admit(reason, self.at(Instant::now()))
     }
 
-    /// Returns a point in time as one of the server's own clock.
+    /// Returns a point in time by the server's own clock.
     fn at(&self, time: Instant) -> Timestamp {
         Timestamp::default() + time.saturating_duration_since(self.begun_at)
     }
 
-    /// Logs a request that the export has failed for a reason that an operator can remove.
+    /// Logs a request that the export has failed for a reason that an operator can fix.
     #[cold]
     fn log_failure(&self, peer: Peer, request: &Request, error: &Error) {
-        // A client may ask on condition that it is fast.
+        // A client may ask for zeros only if that is fast, so this is not a failure.
         if !matches!(error, Error::Unsupported(_))
             && let Some(suppressed) = self.admit_log(error.kind())
         {
@@ -178,8 +179,8 @@ impl Shared {
 }
 
 counters! {
-    /// What connections count. Each counts for itself and adds its counts up now and then, so that no cache line is
-    /// written by every request of every thread.
+    /// The counters. Each connection counts for itself and adds its counts from time to time, so
+    /// that requests on different threads do not write the same cache line.
     #[derive(Default)]
     pub(super) struct Counts<C = u64> {
         /// Connections accepted.

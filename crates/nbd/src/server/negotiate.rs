@@ -1,4 +1,4 @@
-//! The beginning of a connection: options until the client has selected an export, TLS included.
+//! The start of a connection: options until the client has selected an export, including TLS.
 
 use std::future::poll_fn;
 use std::io;
@@ -15,11 +15,11 @@ use super::listen::End;
 use crate::export::Export;
 use crate::protocol::{Action, Answered, Description, Negotiation, NoExport, Session};
 
-/// With this many bytes of replies the client has to take them before its next option is looked at: options are
-/// short, and their replies may be long.
+/// With this many bytes of replies queued, the client has to receive them before its next option is
+/// processed: options are short, but their replies may be long.
 const REPLIES_BYTES: usize = 64 * 1024;
 
-/// A connection that negotiates.
+/// A connection during its negotiation.
 pub(super) struct Negotiating<'a> {
     pub(super) shared: &'a Shared,
     pub(super) input: &'a mut Input,
@@ -27,8 +27,8 @@ pub(super) struct Negotiating<'a> {
 }
 
 impl Negotiating<'_> {
-    /// Negotiates, and returns the stream, under TLS if the client has asked for it, with the export and what
-    /// holds for the transmission. The reply that begins the transmission is in the output.
+    /// Negotiates, and returns the stream (under TLS if the client asked for it), the export, and
+    /// the session. The output contains the reply that starts the transmission.
     pub(super) async fn run(mut self, mut stream: Stream) -> Result<(Stream, Arc<dyn Export>, Session), End> {
         let mut out = Vec::new();
         let mut state = Negotiation::new(self.shared.config.tls_mode(), &mut out);
@@ -53,7 +53,8 @@ impl Negotiating<'_> {
                 }
                 Action::Describe(name) => {
                     let export = self.shared.exports.describe(&name).await.and_then(checked);
-                    // It can select nothing: only an opened export is transmitted.
+                    // This answer cannot select the export: only an opened one starts a
+                    // transmission.
                     let _ = state.answer_export(export.as_ref(), &mut out);
                 }
                 Action::Open(name) => {
@@ -98,7 +99,7 @@ impl Negotiating<'_> {
     }
 }
 
-/// Begins TLS.
+/// Performs the server's side of the TLS handshake.
 async fn accept_tls(stream: Stream, config: Arc<ServerConfig>) -> io::Result<Stream> {
     let acceptor = TlsAcceptor::from(config);
     let encrypted: Box<dyn Duplex> = match stream {
@@ -109,7 +110,7 @@ async fn accept_tls(stream: Stream, config: Arc<ServerConfig>) -> io::Result<Str
     Ok(Stream::Other(encrypted))
 }
 
-/// Refuses an export that contradicts itself, rather than to serve it.
+/// Refuses an export whose description contradicts itself.
 fn checked(export: Description) -> Result<Description, NoExport> {
     let (least, preferred) = (export.block_bytes_min, export.block_bytes_preferred);
     let is_right = least.is_power_of_two()

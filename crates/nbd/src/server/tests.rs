@@ -1,4 +1,5 @@
-//! The server against a client that speaks byte by byte, and an export whose replies are held back.
+//! The server against a client that sends single bytes, and an export whose replies the test holds
+//! back.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,7 +25,7 @@ struct Held {
     ended: Arc<AtomicUsize>,
 }
 
-/// A call of [`Held`]. Sending a result releases it; dropping it releases it with an error.
+/// A call to [`Held`]. Sending a result completes it; dropping it completes it with an error.
 struct Call {
     offset: u64,
     segments: usize,
@@ -35,7 +36,7 @@ impl Held {
     fn hold<T: Send + 'static>(&self, offset: u64, segments: usize, reply: Reply<T>) -> Reply<T> {
         let (release, released) = oneshot::channel();
         self.begun.fetch_add(1, Ordering::SeqCst);
-        // The test may be over.
+        // The test may have ended.
         let _ = self.calls.send(Call { offset, segments, release });
         let ended = Arc::clone(&self.ended);
         let Reply::Ready(answer) = reply else { panic!("memory is always ready") };
@@ -81,7 +82,7 @@ impl Export for Held {
     }
 }
 
-/// A server of one export at a unix socket.
+/// A server of one export on a unix socket.
 struct Site {
     server: Arc<Server>,
     address: Address,
@@ -253,7 +254,7 @@ async fn payloads_of_every_size_arrive_and_return() {
     for (cookie, size) in sizes.into_iter().enumerate() {
         let cookie = cookie as u64;
         let payload: Vec<u8> = (0..size).map(|at| (at % 251) as u8 + 1).collect();
-        // Two at once: the end of a large one and the next arrive together.
+        // Two requests at once: the end of a large one and the next one arrive together.
         let mut both = Vec::new();
         for (cookie, offset) in [(cookie, 0), (100 + cookie, 64 << 20)] {
             let len_bytes = size as u32;
@@ -271,7 +272,7 @@ async fn payloads_of_every_size_arrive_and_return() {
             assert!(data[8..] == payload, "{size} bytes at {offset}");
         }
     }
-    // What was never written is a hole.
+    // A range that was never written is a hole.
     client.send(command::READ, 9, 200 << 20, 1 << 20, b"").await;
     let (flags, kind, cookie, _) = client.chunk().await;
     assert_eq!((flags, kind, cookie), (chunk::DONE, chunk::OFFSET_HOLE, 9));
@@ -289,7 +290,7 @@ async fn a_large_payload_is_two_runs_of_memory() {
     assert_eq!(client.reply().await, (1, 0));
 }
 
-/// Lets every task run that can.
+/// Lets every runnable task run.
 async fn settle() {
     for _ in 0..200 {
         tokio::task::yield_now().await;
@@ -365,7 +366,7 @@ async fn what_is_read_ahead_counts_among_the_bytes_that_a_connection_may_have_ou
     }
 }
 
-/// A cache of one bucket, which counts its pins: a disk that reads as it.
+/// A disk on a cache with one bucket, which counts its pins.
 struct Pinning {
     description: Description,
     bucket: Arc<Pins>,
@@ -425,11 +426,11 @@ async fn a_client_that_takes_no_replies_does_not_keep_the_memory_of_the_export()
     for cookie in 0..8 {
         client.send(command::READ, cookie, 0, 4 << 20, b"").await;
     }
-    // It takes one byte now and then, and so makes progress.
+    // The client receives one byte from time to time, which counts as progress.
     client.bytes(1).await;
     settle().await;
     assert!(bucket.0.load(Ordering::SeqCst) > 0);
-    // Time passes when nothing else can happen.
+    // Paused time advances when nothing else can run.
     tokio::time::sleep(Duration::from_secs(2)).await;
     client.bytes(1).await;
     assert_eq!(bucket.0.load(Ordering::SeqCst), 0);
@@ -445,7 +446,8 @@ async fn a_payload_that_has_begun_is_received_though_replies_are_not_taken() {
     })
     .await;
     let mut client = site.client(false).await;
-    // As many bytes as the connection may have. The heads of the replies come on top, more than a socket takes.
+    // As many bytes as the connection may have. The heads of the replies are extra, and more than a
+    // socket accepts.
     let large = (32 << 20) - SMALL;
     let mut bytes = Vec::new();
     let mut add = |command: u16, len_bytes: u32| {
@@ -496,7 +498,7 @@ async fn a_payload_counts_with_the_memory_that_it_takes() {
     }
 }
 
-/// Floors of 128 KiB for a few connections, and 64 MiB for those that need more.
+/// Guaranteed minimums of 128 KiB for a few connections, and 64 MiB for those that need more.
 fn tight(config: &mut ServerConfig) {
     config.connections_max = 64;
     config.connection_bytes_max = 32 << 20;
@@ -523,7 +525,7 @@ async fn connections_share_the_bytes_of_all_and_wait_for_each_other() {
     third.bytes(30 << 20).await;
 }
 
-/// Announced payloads take next to nothing of what others need, whatever they need.
+/// Announced payloads hold almost nothing of the memory that others need.
 #[tokio::test(start_paused = true)]
 async fn heads_of_writes_without_payloads_hold_up_no_other_client() {
     let site = Site::new(false, |config| config.connections_max = 64).await;
@@ -560,7 +562,7 @@ async fn clients_that_take_no_replies_hold_up_no_request_within_a_floor_and_othe
     assert_eq!(other.reply().await, (1, 0));
     other.bytes(4096).await;
     assert!(begun_at.elapsed() < Duration::from_secs(1), "it has waited for a timeout");
-    // Its turn comes after those that were first, two of which fit at a time.
+    // It is served after the earlier ones, two of which fit at a time.
     other.send(command::READ, 2, 0, 32 << 20, b"").await;
     assert_eq!(other.reply().await, (2, 0));
     other.bytes(32 << 20).await;
@@ -586,7 +588,7 @@ async fn a_request_waits_as_its_own_size_makes_it_and_not_as_that_of_half_sent_w
     let mut other = site.client(false).await;
     other.send(command::READ, 1, 0, 2 << 20, b"").await;
     assert_eq!(other.reply().await, (1, 0));
-    // That of the two that were served when it came.
+    // It waited for the two that were being served when it arrived.
     assert!(begun_at.elapsed() < Duration::from_secs(10), "it has waited {:?}", begun_at.elapsed());
 }
 
@@ -658,7 +660,7 @@ async fn a_shutdown_answers_what_has_begun_and_closes_every_connection() {
     assert!(!path.exists(), "a stale socket is left");
 }
 
-/// Exports with long names, which counts how often they are asked for.
+/// Exports with long names, which count their lookups.
 struct Many(AtomicUsize);
 
 impl Exports for Many {
@@ -684,7 +686,7 @@ async fn options_wait_for_the_client_to_take_the_replies_to_those_before() {
     let mut stream = UnixStream::connect(&path).await.unwrap();
     stream.write_all(&options(&[(option::LIST, &b""[..]); 1000])).await.unwrap();
     settle().await;
-    // A reply is 1 MB, and is not taken.
+    // A reply is 1 MB, and the client does not receive it.
     assert_eq!(exports.0.load(Ordering::SeqCst), 1);
     let replies = 18 + 3 * (1000 * (20 + 4 + 1000) + 20);
     stream.read_exact(&mut vec![0; replies]).await.unwrap();
@@ -722,7 +724,7 @@ async fn a_client_out_of_step_is_disconnected() {
 async fn an_error_of_the_server_keeps_the_stream_in_step() {
     let site = Site::new(false, |_| ()).await;
     let mut client = site.client(true).await;
-    // The payload of a refused write is received all the same.
+    // The payload of a refused write is still received.
     client.send(command::WRITE, 1, 256 << 20, 100_000, &vec![1; 100_000]).await;
     let (flags, kind, cookie, payload) = client.chunk().await;
     assert_eq!(
@@ -738,7 +740,7 @@ async fn an_error_of_the_server_keeps_the_stream_in_step() {
 #[tokio::test(start_paused = true)]
 async fn a_negotiation_and_a_request_have_a_time_and_an_idle_client_has_none() {
     let site = Site::new(false, |_| ()).await;
-    // Time passes when nothing else can happen.
+    // Paused time advances when nothing else can run.
     let mut silent = site.connect().await;
     let mut greeting = Vec::new();
     silent.read_to_end(&mut greeting).await.unwrap();
@@ -776,13 +778,14 @@ fn settings_that_cannot_work_are_refused_with_what_would_be_right() {
     assert_eq!(ServerConfig::default().check(), Ok(()));
 }
 
-/// Takes `step` bytes of a reply to a read of 32 MiB each `pause`; returns how many came in all.
+/// Receives `step` bytes of the reply to a 32 MiB read per `pause`; returns the number of bytes
+/// received.
 async fn take(mut client: Client, step: usize, pause: Duration) -> usize {
     client.send(command::READ, 1, 0, 32 << 20, b"").await;
     let mut bytes = vec![0; step];
     let mut count = 0;
     while count < (32 << 20) + 16 {
-        // In the end an error or the end of the stream: which one is the system's choice.
+        // At the end comes an error or the end of the stream, depending on the system.
         let Ok(more @ 1..) = client.stream.read(&mut bytes).await else { break };
         count += more;
         if count / step > (count - more) / step {
@@ -797,7 +800,7 @@ async fn a_client_that_takes_next_to_nothing_is_disconnected_once_others_wait_fo
     let site = Site::new(false, tight).await;
     let slow = [site.client(false).await, site.client(false).await];
     let slow = slow.map(|client| tokio::spawn(take(client, 256 << 10, Duration::from_secs(20))));
-    // No other connection waits, and they may be as slow as they like.
+    // No other connection waits, so they may be as slow as they like.
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert_eq!(site.server.metric("nbd_connections_open"), 2);
     let mut other = site.client(false).await;
@@ -830,7 +833,8 @@ async fn a_connection_that_ends_keeps_only_what_its_requests_have() {
     let mut site = Site::new(true, tight).await;
     let (mut first, mut second, mut third) =
         (site.client(false).await, site.client(false).await, site.client(false).await);
-    // A reply that is not taken, a request that the export never answers, and one that waits for room.
+    // A reply that is not received, a request that the export never answers, and one that waits for
+    // memory.
     first.send(command::READ, 1, 0, 20 << 20, b"").await;
     site.calls.recv().await.unwrap().release.send(Ok(())).unwrap();
     first.send(command::READ, 2, 0, 1 << 20, b"").await;

@@ -1,7 +1,8 @@
-//! The flags of a meta command, and the attributes that its reply returns, in the order of the request.
+//! The flags of a meta command, and the attributes that its reply returns, in the order of the
+//! request.
 //!
-//! They are parsed once into numbers and bits, without allocation, and the struct outlives the input: the
-//! reply to a command whose body arrived later is written from it.
+//! They are parsed once into numbers and bits, without allocation. The struct does not borrow from
+//! the input, so the reply to a command whose body arrives later can be written from it.
 
 use super::MetaKey;
 use crate::limits::OPAQUE_LEN_MAX;
@@ -32,11 +33,11 @@ pub enum Flag {
     Size = b's',
     /// `t`: return the seconds left to live.
     TtlLeft = b't',
-    /// `u`: leave the item's place and last access as they are.
+    /// `u`: do not update the item's position in the eviction order or its last access.
     NoUpdate = b'u',
     /// `v`: return the value.
     Value = b'v',
-    /// `x`: leave an empty value.
+    /// `x`: replace the value by an empty one.
     RemoveValue = b'x',
     /// `C`: compare with this CAS value.
     CompareCas = b'C',
@@ -50,30 +51,30 @@ pub enum Flag {
     Invalidate = b'I',
     /// `J`: the initial number.
     Initial = b'J',
-    /// `L`: for a proxy; ignored.
+    /// `L`: meant for a proxy; ignored.
     Route = b'L',
     /// `M`: the mode.
     Mode = b'M',
     /// `N`: create on a miss, with this expiry.
     Vivify = b'N',
-    /// `P`: for a proxy; ignored.
+    /// `P`: meant for a proxy; ignored.
     Path = b'P',
-    /// `R`: win the right to recache if fewer seconds to live are left.
+    /// `R`: win the right to recache if the remaining seconds to live are fewer.
     Recache = b'R',
-    /// Returns the value of `T`: the new expiry.
+    /// `T`: the new expiry.
     Ttl = b'T',
 }
 
 /// The flags of a meta command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetaFlags {
-    /// A bit for each letter, counted from `A`.
+    /// One bit per letter, counted from `A`.
     present: u64,
     /// The flags that the reply repeats, in order.
     pub returns: ReturnFlags,
     /// The opaque, with its `O`; empty if there is none.
     pub opaque: Opaque,
-    /// `t` came before `T` or `N`, whichever set the item's expiry.
+    /// Whether `t` came before `T` or `N`, whichever set the item's expiry.
     ttl_left_first: u8,
     recache_after_ttl: bool,
     ttl_after_vivify: bool,
@@ -91,7 +92,7 @@ const TTL_LEFT_BEFORE_TTL: u8 = 1;
 const TTL_LEFT_BEFORE_VIVIFY: u8 = 2;
 
 impl MetaFlags {
-    /// No flags at all.
+    /// No flags.
     pub const NONE: MetaFlags = MetaFlags {
         present: 0,
         returns: ReturnFlags::NONE,
@@ -127,7 +128,8 @@ impl MetaFlags {
         self.has(Flag::Value)
     }
 
-    /// Returns the value of `T`: the new expiry as the client sent it (negative is at once).
+    /// Returns the value of `T`: the new expiry as the client sent it. A negative value expires the
+    /// item at once.
     #[inline]
     pub fn ttl(&self) -> Option<i32> {
         self.has(Flag::Ttl).then_some(self.ttl)
@@ -139,13 +141,14 @@ impl MetaFlags {
         self.has(Flag::Vivify).then_some(self.vivify)
     }
 
-    /// Returns the value of `R`: a client that finds fewer seconds to live wins the right to recache.
+    /// Returns the value of `R`: a client that finds fewer remaining seconds to live wins the right
+    /// to recache.
     #[inline]
     pub fn recache(&self) -> Option<i32> {
         self.has(Flag::Recache).then_some(self.recache)
     }
 
-    /// `C`: the CAS value to compare with.
+    /// Returns the value of `C`: the CAS value to compare with.
     #[inline]
     pub fn compare_cas(&self) -> Option<u64> {
         self.has(Flag::CompareCas).then_some(self.compare_cas)
@@ -175,28 +178,28 @@ impl MetaFlags {
         self.initial
     }
 
-    /// Returns whether `t` came before `T`: flags act in order, so it shows the time to live before the
-    /// update.
+    /// Returns whether `t` came before `T`. Flags act in order, so `t` then returns the time to
+    /// live before the update.
     #[inline]
     pub fn shows_ttl_before_update(&self) -> bool {
         self.ttl_left_first & TTL_LEFT_BEFORE_TTL != 0
     }
 
-    /// Returns whether `t` came before `N`: a new item's time to live shows as -1 (or as `T` has set it by
-    /// then).
+    /// Returns whether `t` came before `N`. Then a new item's time to live is returned as -1, or as
+    /// set by an earlier `T`.
     #[inline]
     pub fn shows_ttl_before_vivify(&self) -> bool {
         self.ttl_left_first & TTL_LEFT_BEFORE_VIVIFY != 0
     }
 
-    /// Returns whether `T` came after `N`: an item created then has the expiry of `T`, and otherwise that of
-    /// `N`.
+    /// Returns whether `T` came after `N`. If so, a created item has the expiry of `T`; otherwise,
+    /// that of `N`.
     #[inline]
     pub fn updates_after_vivify(&self) -> bool {
         self.ttl_after_vivify
     }
 
-    /// Returns whether `R` came after `T`: it then compares with the new time to live.
+    /// Returns whether `R` came after `T`. If so, `R` compares with the new time to live.
     #[inline]
     pub fn recaches_after_update(&self) -> bool {
         self.recache_after_ttl
@@ -208,7 +211,7 @@ impl MetaFlags {
         self.present |= bit(letter);
     }
 
-    /// Adds one flag: its token, and the command's key.
+    /// Adds one flag from its token and the command's key.
     #[inline]
     pub(super) fn add(&mut self, token: &[u8], key: &[u8]) -> Result<(), FlagError> {
         let (letter, argument) = (token[0], &token[1..]);
@@ -228,7 +231,7 @@ impl MetaFlags {
             b'h' => self.returns.push(ReturnFlag::Hit),
             b'O' => {
                 self.returns.push(ReturnFlag::Opaque);
-                // The length of one that is too long is kept for the check at the end.
+                // The length of an opaque that is too long is kept for the check at the end.
                 self.opaque.set(token);
             }
             b'v' | b'q' | b'u' | b'x' | b'I' | b'M' | b'P' | b'L' => {}
@@ -252,7 +255,8 @@ impl MetaFlags {
             }
             b'F' => match number::token_u32(argument) {
                 Some(flags) if !argument.is_empty() => self.client_flags = flags,
-                // memcached has no specific reply here: that of another error stays, or the general one.
+                // memcached has no specific reply here: the reply is that of another error, or the
+                // general one.
                 _ => return Err(FlagError::Later(None)),
             },
             b'C' => self.compare_cas = unsigned(argument, reply::META_BAD_TOKEN)?,
@@ -267,10 +271,10 @@ impl MetaFlags {
 
 /// An error in one flag.
 pub(super) enum FlagError {
-    /// The command is refused with this reply.
+    /// Refuse the command with this reply.
     Stop(&'static [u8]),
-    /// The command is refused when all flags have been read, with this reply unless a later error has
-    /// another.
+    /// After reading all flags, refuse the command with this reply, unless a later error replaces
+    /// it.
     Later(Option<&'static [u8]>),
 }
 
@@ -290,7 +294,7 @@ fn unsigned(argument: &[u8], words: &'static [u8]) -> Result<u64, FlagError> {
 
 #[inline]
 fn bit(letter: u8) -> u64 {
-    // The line reader admits only `A` to `z` and digits, and digits are refused before they are looked up.
+    // The line reader admits only `A` to `z` and digits, and digits are refused before this lookup.
     1 << (letter.wrapping_sub(b'A') & 63)
 }
 
@@ -318,8 +322,8 @@ pub enum ReturnFlag {
     Hit,
 }
 
-/// The flags that the reply repeats, in the order of the request: half a byte each, the first in the lowest
-/// bits.
+/// The flags that the reply repeats, in the order of the request: four bits each, the first in the
+/// lowest bits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ReturnFlags(u32);
 
@@ -327,7 +331,7 @@ impl ReturnFlags {
     pub(super) const NONE: ReturnFlags = ReturnFlags(0);
 
     pub(super) fn push(&mut self, flag: ReturnFlag) {
-        // No flag repeats, so the eight of them fit.
+        // No flag occurs twice, so the eight flags fit.
         let used = (u32::BITS - self.0.leading_zeros()).next_multiple_of(4);
         self.0 |= (flag as u32) << used;
     }
@@ -353,7 +357,7 @@ impl ReturnFlags {
         })
     }
 
-    /// Returns whether the reply consists of its code only.
+    /// Returns whether the reply consists only of its code.
     #[inline]
     pub fn is_empty(self) -> bool {
         self.0 == 0
@@ -369,7 +373,7 @@ impl fmt::Debug for ReturnFlags {
 /// An opaque with its `O`, at most 32 bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Opaque {
-    /// Above 32 if it was too long to keep.
+    /// Above 32 if the opaque was too long to keep.
     len: u8,
     bytes: [u8; OPAQUE_LEN_MAX + 1],
 }

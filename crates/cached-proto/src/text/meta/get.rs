@@ -1,5 +1,5 @@
-//! `mg key flags*`: fetch, inspect, touch, or create on a miss; one client of a stampede wins the right to
-//! recache. `me key`: the attributes of an item, for people.
+//! `mg key flags*`: fetch, inspect, touch, or create on a miss. If many clients miss the same item,
+//! one of them wins the right to recache it. `me key`: the attributes of an item, for people.
 
 use super::{Flag, Line, MetaFlags, MetaKey, ReturnFlag, Status, encode_flag, encode_key};
 use crate::limits::KEY_LEN_MAX;
@@ -7,13 +7,14 @@ use crate::text::{Decoded, Request};
 use crate::{number, reply};
 
 /// A fetch. The reply to a miss is [`encode_status`](super::encode_status) with
-/// [`Status::Miss`](super::Status::Miss), which `q` suppresses; the reply to a hit is [`Get::encode_hit`],
-/// which `q` does not suppress.
+/// [`Status::Miss`](super::Status::Miss), which `q` suppresses. The reply to a hit is
+/// [`Get::encode_hit`], which `q` does not suppress.
 ///
-/// On a hit, in this order: with `C` and an equal CAS value no value is returned; `T` sets the expiry; the
-/// client wins (`W`) if no token was sent since the last change and `R` finds too little time left (never for
-/// an item without expiry), if the item is stale and no token was sent, or if `N` has just created it; a win
-/// is recorded as a token sent. `u` keeps last access and place.
+/// On a hit, the flags act in this order. With `C` and an equal CAS value, no value is returned.
+/// `T` sets the expiry. The client wins the right to recache (`W`) in three cases: no win has been
+/// recorded since the last change and `R` finds too little time left (never for an item without
+/// expiry); the item is stale and no win has been recorded; or `N` has just created the item. The
+/// win is then recorded with the item. `u` keeps its last access and position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Get<'a> {
     /// The key.
@@ -27,7 +28,7 @@ pub struct Get<'a> {
 pub struct MetaItem<'a> {
     /// The key as the item holds it.
     pub key: &'a [u8],
-    /// The item was stored by `ms … b`, so its key is shown in base64.
+    /// Whether the item was stored by `ms … b`, so that its key is shown in base64.
     pub key_is_binary: bool,
     /// The number of bytes of the value.
     pub size: usize,
@@ -38,15 +39,15 @@ pub struct MetaItem<'a> {
     /// Seconds left to live; `None` if it never expires, shown as -1. See
     /// [`MetaFlags::shows_ttl_before_update`].
     pub ttl: Option<u32>,
-    /// Seconds since the last access before this one.
+    /// Seconds between the previous access and this one.
     pub last_access: u32,
-    /// It was fetched before this request.
+    /// Whether the item was fetched before this request.
     pub fetched: bool,
-    /// `W`: this client won the right to recache.
+    /// `W`: whether this client won the right to recache.
     pub won: bool,
-    /// `X`: it is stale.
+    /// `X`: whether the item is stale.
     pub stale: bool,
-    /// `Z`: a token was sent to another client before.
+    /// `Z`: whether another client won the right to recache before.
     pub token_sent: bool,
 }
 
@@ -73,13 +74,14 @@ impl MetaItem<'_> {
 }
 
 impl Get<'_> {
-    /// Returns whether a hit returns the value: `v` was given, and not `C` with the item's own CAS value.
+    /// Returns whether a hit returns the value: `v` was given, and there is no `C` with the item's
+    /// own CAS value.
     #[inline]
     pub fn returns_value(&self, cas: u64) -> bool {
         self.flags.has(Flag::Value) && self.flags.compare_cas() != Some(cas)
     }
 
-    /// Appends `VA size flags*` or `HD flags*`, and CRLF. After a `VA` follow the value and another CRLF.
+    /// Appends `VA size flags*` or `HD flags*`, and CRLF. The value and another CRLF follow a `VA`.
     pub fn encode_hit(&self, out: &mut Vec<u8>, item: &MetaItem<'_>) {
         if self.returns_value(item.cas) {
             out.extend_from_slice(b"VA ");
@@ -108,7 +110,8 @@ pub(super) fn decode<'a>(text: &'a [u8], line_len: usize) -> Decoded<'a> {
     Decoded::Request { request, consumed: line_len }
 }
 
-/// An inspection of an item, which is not an access. `q` has no effect; the reply to a miss is `EN`.
+/// An inspection of an item, which does not count as an access. `q` has no effect; the reply to a
+/// miss is `EN`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Debug<'a> {
     /// The key.
@@ -120,7 +123,7 @@ pub struct Debug<'a> {
 pub struct DebugItem<'a> {
     /// The key as the item holds it.
     pub key: &'a [u8],
-    /// The item was stored by `ms … b`.
+    /// Whether the item was stored by `ms … b`.
     pub key_is_binary: bool,
     /// Seconds left to live, or `None`.
     pub ttl: Option<u32>,
@@ -128,11 +131,11 @@ pub struct DebugItem<'a> {
     pub last_access: u32,
     /// The CAS value.
     pub cas: u64,
-    /// It was fetched.
+    /// Whether the item was fetched.
     pub fetched: bool,
     /// Its size class.
     pub class: u32,
-    /// The number of bytes it takes in all.
+    /// The number of bytes that the item occupies in all.
     pub size: usize,
 }
 
@@ -168,7 +171,8 @@ impl Debug<'_> {
     }
 }
 
-/// `me key [b anything]`: base64 counts only if another word follows the `b`, as in memcached.
+/// `me key [b anything]`: as in memcached, `b` marks the key as base64 only if another word follows
+/// it.
 pub(super) fn decode_debug<'a>(text: &'a [u8], line_len: usize) -> Decoded<'a> {
     let refused = Decoded::refused(reply::BAD_FORMAT, line_len);
     let Some(line) = Line::read(text, false) else { return refused };

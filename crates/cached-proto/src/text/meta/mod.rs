@@ -77,22 +77,22 @@ pub(crate) fn decode<'a>(letter: u8, input: &'a [u8], text: &'a [u8], line_len: 
     }
 }
 
-// A meta command's line: key, perhaps an argument, and flags. Of several errors the reply names one, as
-// in memcached: first a flag that begins with neither letter nor digit, then a key that is too long, too
-// many words, a repeated or unknown letter; a malformed number is reported after all flags were read, so
-// that the last such error is named.
+// A meta command's line: key, sometimes an argument, and flags. As in memcached, the reply names
+// one of several errors: first a flag that starts with neither a letter nor a digit, then a key
+// that is too long, too many words, a repeated flag or an unknown letter. A malformed number is
+// reported after all flags were read, and the last such error is the one reported.
 
 /// A meta command's line, read in one pass.
 struct Line<'a> {
     /// The key as it was sent, of any length.
     key: &'a [u8],
-    /// The word between key and flags, if the command has one (`ms`: the length).
+    /// The word between key and flags, for commands that have one (the length in `ms`).
     argument: &'a [u8],
     /// The first flag as it was sent; empty if there is none.
     first_flag: &'a [u8],
     /// The number of words of the line, at most 23.
     words: usize,
-    /// The byte after `M`; 0 if there is no such flag, a line feed (which is no mode) if `M` stands alone.
+    /// The byte after `M`; 0 without such a flag, a line feed (which is not a mode) for `M` alone.
     mode: u8,
     /// The flags; not valid if there is a `fault`.
     flags: MetaFlags,
@@ -101,7 +101,7 @@ struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    /// Reads the line of a command that consists of key and flags; an error is the reply.
+    /// Reads the line of a command with a key and flags. An error is the reply.
     #[inline]
     fn read_flags(text: &'a [u8]) -> Result<Line<'a>, &'static [u8]> {
         let Some(line) = Line::read(text, false) else { return Err(reply::BAD_FORMAT) };
@@ -112,8 +112,8 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// Reads a line; `None` if key or argument are missing, or if a flag does not begin with a letter or
-    /// digit.
+    /// Reads a line; `None` if key or argument are missing, or if a flag starts with neither a
+    /// letter nor a digit.
     #[inline]
     fn read(text: &'a [u8], argument: bool) -> Option<Line<'a>> {
         let (start, mut at) = scan::next_word(text, 2)?;
@@ -131,8 +131,8 @@ impl<'a> Line<'a> {
             let (start, end) = scan::next_word(text, at)?;
             (line.argument, line.words, at) = (&text[start..end], 3, end);
         }
-        // An error in key or number of words precedes one that stops, and that one precedes those that are
-        // only kept.
+        // An error in the key or the number of words comes first, then an error that stops, then
+        // one that is only kept.
         let (mut stopped, mut kept) = (line.fault.is_some(), None);
         while line.words < TOKENS_MAX
             && let Some((start, end)) = scan::next_word(text, at)
@@ -180,13 +180,13 @@ fn parse(line: &str) -> Result<MetaFlags, &'static [u8]> {
     line.fault.map_or(Ok(line.flags), Err)
 }
 
-// Keys of meta commands may be base64. memcached's decoder skips bytes that are not in the alphabet, and
-// so does this one. Replies do not repeat the text that was sent, but encode the key anew.
+// Keys of meta commands may be base64. Like memcached's decoder, this one skips bytes outside the
+// alphabet. Replies encode the key again instead of repeating the text that was sent.
 
 /// Longest key that base64 of 250 bytes can hold.
 pub const KEY_DECODED_LEN_MAX: usize = KEY_LEN_MAX / 4 * 3;
 
-/// Room for a decoded key.
+/// Space for a decoded key.
 #[derive(Clone, Copy, Debug)]
 pub struct KeyBuffer([u8; KEY_DECODED_LEN_MAX]);
 
@@ -211,7 +211,7 @@ pub struct MetaKey<'a> {
 }
 
 impl<'a> MetaKey<'a> {
-    /// Returns a key of at most 250 bytes; if `binary`, its base64 is well-formed.
+    /// Returns a key of at most 250 bytes. If `binary`, `text` must be well-formed base64.
     fn new(text: &'a [u8], binary: bool) -> MetaKey<'a> {
         MetaKey { text, binary }
     }
@@ -229,7 +229,7 @@ impl<'a> MetaKey<'a> {
         self.binary
     }
 
-    /// Returns the key itself, 1 to 250 bytes; `buffer` is used for a key in base64.
+    /// Returns the key itself, 1 to 250 bytes; `buffer` holds the result if the key is base64.
     #[inline]
     pub fn bytes<'b>(&self, buffer: &'b mut KeyBuffer) -> &'b [u8]
     where
@@ -238,14 +238,15 @@ impl<'a> MetaKey<'a> {
         if self.binary { decode_base64(self.text, buffer) } else { self.text }
     }
 
-    /// Appends ` k` and the key; in base64, followed by ` b`, if it was sent so.
+    /// Appends ` k` and the key. If it was sent as base64, it is returned as base64, followed by `
+    /// b`.
     #[inline]
     fn encode_flag(&self, out: &mut Vec<u8>) {
         let mut buffer = KeyBuffer::new();
         encode_flag(out, self.bytes(&mut buffer), self.binary);
     }
 
-    /// Returns the length of the key whose base64 is `text`, if it is base64.
+    /// Returns the length of the key that `text` encodes, if `text` is base64.
     fn base64_len(text: &[u8]) -> Option<usize> {
         let mut buffer = KeyBuffer::new();
         let len = decode_base64(text, &mut buffer).len();
@@ -253,7 +254,7 @@ impl<'a> MetaKey<'a> {
     }
 }
 
-/// Appends ` k` and a key as an item holds it.
+/// Appends ` k` and the key of an item.
 fn encode_flag(out: &mut Vec<u8>, key: &[u8], binary: bool) {
     out.extend_from_slice(b" k");
     if binary {
@@ -310,7 +311,7 @@ pub fn encode_key(out: &mut Vec<u8>, key: &[u8]) {
     }
 }
 
-/// Returns the six bits of a digit; padding counts as zero.
+/// Returns the six bits of a base64 digit; padding counts as zero.
 fn base64_value(byte: u8) -> Option<u32> {
     Some(u32::from(match byte {
         b'A'..=b'Z' => byte - b'A',

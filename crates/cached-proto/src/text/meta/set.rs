@@ -1,39 +1,39 @@
-//! The meta commands that change an item: `ms key len flags*` and a data block: all the ways to store;
-//! `ma key flags*`: increment or decrement, creating the number with `N`; `md key flags*`: delete, mark as stale, or
-//! leave an empty value.
+//! The meta commands that change an item. `ms key len flags*` and a data block stores in all ways;
+//! `ma key flags*` increments or decrements, and creates the number with `N`; `md key flags*`
+//! deletes, marks as stale, or replaces the value by an empty one.
 
 use super::{Flag, Line, MetaFlags, MetaItem, MetaKey, ReturnFlag, Status};
 use crate::text::{BodyHeader, Decoded, Request, TERMINATOR_LEN, check_terminator, value_len};
 use crate::{number, reply};
 
-/// How a value is stored.
+/// The way of storing a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetMode {
-    /// In any case (`S`, and the default).
+    /// Unconditionally (`S`, and the default).
     Set,
-    /// If there is no item (`E`).
+    /// Only if there is no item (`E`).
     Add,
-    /// If there is an item (`R`).
+    /// Only if there is an item (`R`).
     Replace,
-    /// After the value of the item (`A`); with `N`, created if there is none.
+    /// Appends to the value of the item (`A`); with `N`, creates a missing item.
     Append,
-    /// Before the value of the item (`P`); with `N`, created if there is none.
+    /// Prepends to the value of the item (`P`); with `N`, creates a missing item.
     Prepend,
 }
 
 /// The line of an `ms`.
 ///
-/// `T` is the expiry, or `N` where [`SetMode::Append`] and [`SetMode::Prepend`] create; `F` the client's
-/// flags. `C` turns set and replace into compare-and-store, with which `I` lets an older CAS value store as
-/// stale; append and prepend compare too. `E` sets the CAS value.
+/// The expiry is `T`, or `N` if [`SetMode::Append`] or [`SetMode::Prepend`] creates the item. `F`
+/// has the client's flags. `C` turns set and replace into compare-and-store; with `I`, an older CAS
+/// value then stores the value as stale. Append and prepend compare too. `E` sets the CAS value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetHeader<'a> {
     /// The key.
     pub key: MetaKey<'a>,
-    /// How to store.
+    /// How the value is stored.
     pub mode: SetMode,
-    /// The number of bytes of the value, without its terminator. Up to 2 GiB, so check it before reserving
-    /// memory.
+    /// The length of the value in bytes, without its terminator. It may be up to 2 GiB, so check it
+    /// before reserving memory.
     pub value_len: usize,
     /// The flags.
     pub flags: MetaFlags,
@@ -44,24 +44,24 @@ pub struct SetHeader<'a> {
 pub struct Set<'a> {
     /// The command line.
     pub header: SetHeader<'a>,
-    /// The value and two more bytes, which should be CRLF.
+    /// The value and two more bytes, which must be CRLF.
     pub body: &'a [u8],
 }
 
 impl<'a> Set<'a> {
-    /// Returns the value, or `None` if it is not followed by CRLF: reply [`reply::BAD_DATA_CHUNK`], with `q`
-    /// too, and store nothing.
+    /// Returns the value, or `None` if it is not followed by CRLF. In that case, reply
+    /// [`reply::BAD_DATA_CHUNK`], even with `q`, and store nothing.
     #[inline]
     pub fn value(&self) -> Option<&'a [u8]> {
         check_terminator(self.body)
     }
 }
 
-/// Appends the reply to an `ms`, from its flags (which may be kept while the body is read): `HD` (not to be
-/// sent with `q`, which the caller checks), `NS`, `EX` or `NF`.
+/// Appends the reply to an `ms` from its flags, which may have been kept while the body was read:
+/// `HD` (the caller suppresses it with `q`), `NS`, `EX` or `NF`.
 ///
-/// Of `item` key, size (of the whole value after append or prepend) and CAS value (0 where nothing was
-/// stored) are used.
+/// It uses the key, the size (of the whole value after append or prepend) and the CAS value (0 if
+/// nothing was stored) of `item`.
 pub fn encode_set(out: &mut Vec<u8>, status: Status, flags: &MetaFlags, item: &MetaItem<'_>) {
     use super::ReturnFlag::{Cas, Key, Opaque, Size};
 
@@ -102,8 +102,8 @@ pub(super) fn decode<'a>(input: &'a [u8], text: &'a [u8], line_len: usize) -> De
 }
 
 impl SetHeader<'_> {
-    /// Returns the expiry of the command: that of `N` where an append or prepend may create, otherwise that
-    /// of `T`, or never.
+    /// Returns the expiry of the command: that of `N` if an append or prepend may create the item,
+    /// otherwise that of `T`, or never.
     #[inline]
     pub fn exptime(&self) -> i32 {
         match (self.mode, self.flags.vivify()) {
@@ -120,10 +120,10 @@ impl SetHeader<'_> {
 }
 
 /// An increment or decrement. The reply is [`Arithmetic::encode_number`] (suppressed by `q`), or
-/// [`encode_status`](super::encode_status): `NF`, `EX`, `NS`.
+/// [`encode_status`](super::encode_status) with `NF`, `EX` or `NS`.
 ///
-/// `N` creates a missing number, with the value of `J` and the expiry of `N`; `D` is the delta. `T` sets the
-/// expiry, also of a number just created unless `N` comes after it.
+/// `N` creates a missing number, with the value of `J` and the expiry of `N`. `D` is the delta. `T`
+/// sets the expiry, even of a number just created, unless `N` comes after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arithmetic<'a> {
     /// The key.
@@ -137,7 +137,7 @@ pub struct Arithmetic<'a> {
 impl Arithmetic<'_> {
     /// Appends `HD flags*`, or with `v` `VA len flags*` and the number.
     ///
-    /// Of `item`, time to live and CAS value are used.
+    /// It uses the time to live and the CAS value of `item`.
     pub fn encode_number(&self, out: &mut Vec<u8>, value: u64, item: &MetaItem<'_>) {
         let mut digits = itoa::Buffer::new();
         let digits = digits.format(value);
@@ -168,7 +168,7 @@ pub(super) fn decode_arithmetic<'a>(text: &'a [u8], line_len: usize) -> Decoded<
     let Some(line) = Line::read(text, false) else {
         return Decoded::refused(reply::BAD_FORMAT, line_len);
     };
-    // This command has one reply for all errors in flags.
+    // This command has the same reply for all errors in flags.
     if line.fault.is_some() {
         return Decoded::refused(reply::META_INVALID_OR_DUPLICATE_FLAG, line_len);
     }
@@ -184,12 +184,12 @@ pub(super) fn decode_arithmetic<'a>(text: &'a [u8], line_len: usize) -> Decoded<
     Decoded::Request { request, consumed: line_len }
 }
 
-/// A removal. The reply is [`encode_status`](super::encode_status): `HD` (suppressed by `q`), `NF`, or `EX`
-/// if `C` does not match.
+/// A removal. The reply is [`encode_status`](super::encode_status): `HD` (suppressed by `q`), `NF`,
+/// or `EX` if `C` does not match.
 ///
-/// `x` replaces the item with an empty value, with the flags of `F` and the expiry of `T`. `I` marks the item
-/// stale instead of removing it, gives it the expiry of `T` (if any) and a new CAS value (that of `E`, if
-/// any), and lets the next client win.
+/// `x` replaces the item by an empty value with the flags of `F` and the expiry of `T`. `I` marks
+/// the item as stale instead of removing it: it gets the expiry of `T` (if given) and a new CAS
+/// value (that of `E`, if given), and the next client wins the right to recache it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delete<'a> {
     /// The key.
