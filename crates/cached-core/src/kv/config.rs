@@ -1,4 +1,5 @@
-//! The configuration of a store, which of it cannot work, the builder, and the errors of the map-like interface.
+//! The configuration of a store and its validation, the builder, and the errors of the map-like
+//! interface.
 
 use std::sync::Arc;
 
@@ -10,7 +11,8 @@ use crate::clock::{Clock, SystemClock};
 use crate::insight::Sampling;
 use crate::policy::{Policy, S3Fifo};
 
-/// The configuration of a [`Kv`](super::Kv). [`Kv::builder`](super::Kv::builder) makes one field by field.
+/// The configuration of a [`Kv`](super::Kv). [`Kv::builder`](super::Kv::builder) sets one field at
+/// a time.
 ///
 /// ```
 /// use cached_core::kv::{Kv, KvConfig};
@@ -19,25 +21,25 @@ use crate::policy::{Policy, S3Fifo};
 /// # Ok::<(), cached_core::kv::KvConfigError>(())
 /// ```
 pub struct KvConfig {
-    /// Memory for items (keys, values and their headers) and for what the policy remembers of evicted
-    /// ones, in bytes; at least [`ARENA_BYTES_MIN`]. The index takes about 8 bytes an item beside it.
+    /// Memory for items (keys, values and their headers) and for the policy's records of evicted
+    /// items, in bytes; at least [`ARENA_BYTES_MIN`]. The index needs about 8 more bytes per item.
     pub arena_bytes: usize,
-    /// The range in which an [`arbiter`](crate::arbiter) can change `arena_bytes` while the store is used;
-    /// `None`: it never changes. A store with a range evicts, under a policy that remembers what it has
-    /// evicted, and has neither a file nor huge pages.
+    /// The range in which an [`arbiter`](crate::arbiter) can change `arena_bytes` at run time;
+    /// `None`: it never changes. A store with a range must evict, use a policy that remembers
+    /// evicted items, and have neither a file nor huge pages.
     pub memory_range: Option<MemoryRange>,
-    /// The limit for an item, key and value together, in bytes: [`ITEM_BYTES_MIN`] to [`ITEM_BYTES_MAX`], and
-    /// at most half of `arena_bytes`, or of the least of `memory_range`.
+    /// The limit for an item, key and value together, in bytes: from [`ITEM_BYTES_MIN`] to
+    /// [`ITEM_BYTES_MAX`], and at most half of `arena_bytes` or of the minimum of `memory_range`.
     pub item_bytes_max: usize,
     /// How many threads may append at the same time without waiting for each other; at least 1.
     pub lanes: usize,
     /// Whether every item has a CAS value, which takes 8 bytes.
     pub cas: bool,
-    /// What happens when memory is used up: evict (true) or refuse to store (false, memcached's `-M`).
+    /// What to do when memory is full: evict (true), or refuse to store (false, memcached's `-M`).
     pub evict: bool,
-    /// The eviction policy; [`by_name`](crate::policy::by_name) finds one by its name.
+    /// The eviction policy; [`by_name`](crate::policy::by_name) returns one by its name.
     pub policy: Box<dyn Policy>,
-    /// Whether to ask the system for huge pages (best effort).
+    /// Whether to ask the system for huge pages, on a best-effort basis.
     pub huge_pages: bool,
     /// The clock by which items expire.
     pub clock: Arc<dyn Clock>,
@@ -48,19 +50,19 @@ pub struct KvConfig {
     /// The seed of the key hash; `None` draws a random one, so that clients cannot aim keys at one hash
     /// bucket.
     pub hash_seed: Option<u64>,
-    /// The sample of the keys on which to simulate other amounts of memory ([`Kv::miss_ratio_curve`]). Needs a
-    /// policy that [`by_name`](crate::policy::by_name) finds by its name, and eviction; takes up to about
-    /// 6 MiB, and 96 KiB for each lane.
+    /// The sample of keys for simulating other amounts of memory ([`Kv::miss_ratio_curve`]). It
+    /// needs eviction and a policy known to [`by_name`](crate::policy::by_name). It uses up to
+    /// about 6 MiB, and 96 KiB per lane.
     ///
     /// [`Kv::miss_ratio_curve`]: super::Kv::miss_ratio_curve
     pub insight: Sampling,
-    /// The file in which the memory is; it outlives the process. The [clock](KvConfig::clock) must start at
-    /// [`ArenaFile::resume_secs`] or later.
+    /// The file that holds the memory and outlives the process. The [clock](KvConfig::clock) must
+    /// start at [`ArenaFile::resume_secs`] or later.
     pub file: Option<ArenaFile>,
-    /// Smaller regions than the arena's size asks for, so that a test has many of them.
+    /// Smaller regions than the arena's size would give, so that a test has many of them.
     #[cfg(test)]
     pub(crate) region_bytes: Option<usize>,
-    /// Whether a new memory file has checksums, which those of earlier builds do not have.
+    /// Whether a new memory file has checksums. Files of earlier builds do not have them.
     #[cfg(test)]
     pub(crate) checksums: bool,
 }
@@ -111,14 +113,14 @@ impl Default for KvConfig {
 
 /// The smallest [`KvConfig::arena_bytes`].
 pub const ARENA_BYTES_MIN: usize = 1 << 20;
-/// The smallest least of a range: up to half of it is what the policy remembers.
+/// The smallest minimum of a range, up to half of which the policy uses for its records.
 const RANGE_BYTES_MIN: u64 = 2 * ARENA_BYTES_MIN as u64;
 /// The smallest [`KvConfig::item_bytes_max`].
 pub const ITEM_BYTES_MIN: usize = 1 << 10;
 /// The largest [`KvConfig::item_bytes_max`].
 pub const ITEM_BYTES_MAX: usize = 1 << 30;
 
-/// The reason why a [`KvConfig`] does not make a store.
+/// The reason why a [`KvConfig`] is invalid or a store cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum KvConfigError {
     /// The arena is too small.
@@ -134,10 +136,10 @@ pub enum KvConfigError {
         /// The arena's size.
         arena: usize,
     },
-    /// The range of the memory cannot work.
+    /// The range of the memory is invalid.
     #[error("memory_range: {0}")]
     Range(&'static str),
-    /// There is no lane.
+    /// There are no lanes.
     #[error("lanes must be at least 1")]
     NoLane,
     /// The system refused the memory.
@@ -149,19 +151,19 @@ pub enum KvConfigError {
     /// The file cannot hold the memory.
     #[error(transparent)]
     File(#[from] ArenaFileError),
-    /// The clock is behind the one of the process before: items would live longer than they may.
+    /// The clock is behind that of the earlier process, so items would live longer than they may.
     #[error(
         "the clock is at {clock} s, the file was left at {resume} s; start the clock at ArenaFile::resume_secs"
     )]
     ClockBehind {
-        /// The clock's second.
+        /// The clock's time, in seconds.
         clock: u32,
-        /// The second at which it must start.
+        /// The time at which it must start, in seconds.
         resume: u32,
     },
 }
 
-/// A number of bytes; more than the address space has are as many as it has.
+/// Converts a number of bytes; one beyond the address space becomes the largest possible.
 fn bytes(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
@@ -182,12 +184,12 @@ impl KvConfig {
         self.memory_range.as_ref().map_or(Ok(()), |range| self.check_range(range))
     }
 
-    /// The least memory for items, in bytes.
+    /// The minimum of the memory for items, in bytes.
     pub(super) fn arena_bytes_min(&self) -> usize {
         self.memory_range.map_or(self.arena_bytes, |range| bytes(range.bytes_min))
     }
 
-    /// The most memory for items, in bytes.
+    /// The maximum of the memory for items, in bytes.
     pub(super) fn arena_bytes_max(&self) -> usize {
         self.memory_range.map_or(self.arena_bytes, |range| bytes(range.bytes_max))
     }
@@ -217,7 +219,7 @@ impl KvConfig {
     }
 }
 
-/// Builds a [`Kv`]. What is not set has the value of [`KvConfig::default`].
+/// Builds a [`Kv`]. Settings that are not set have the values of [`KvConfig::default`].
 ///
 /// ```
 /// use cached_core::kv::Kv;
@@ -238,8 +240,8 @@ impl Kv {
         KvBuilder::default()
     }
 
-    /// Makes an empty store with `bytes` of memory for items, which evicts when it is full; the rest is as in
-    /// [`KvConfig::default`].
+    /// Creates an empty store with `bytes` of memory for items, which evicts when it is full. The
+    /// other settings are those of [`KvConfig::default`].
     ///
     /// ```
     /// # use cached_core::kv::Kv;
@@ -249,11 +251,11 @@ impl Kv {
     /// ```
     ///
     /// # Errors
-    /// [`KvConfigError`] when `bytes` is below [`ARENA_BYTES_MIN`] or the system
-    /// refuses the memory.
+    /// [`KvConfigError`] when `bytes` is below [`ARENA_BYTES_MIN`] or the system refuses the
+    /// memory.
     pub fn with_capacity_bytes(bytes: usize) -> Result<Kv, KvConfigError> {
         let config = KvConfig::default();
-        // A small store keeps the default's limit for items as far as it can.
+        // A small store keeps the default limit for items as far as possible.
         let item_bytes_max = config.item_bytes_max.min(bytes / 2);
         Kv::new(KvConfig { arena_bytes: bytes, item_bytes_max, ..config })
     }
@@ -266,7 +268,7 @@ impl From<KvConfig> for KvBuilder {
 }
 
 impl KvBuilder {
-    /// Sets the memory for items and for what the policy remembers of evicted ones, in bytes.
+    /// Sets the memory for items and for the policy's records of evicted items, in bytes.
     pub fn memory_bytes(mut self, bytes: usize) -> KvBuilder {
         self.config.arena_bytes = bytes;
         self
@@ -308,7 +310,7 @@ impl KvBuilder {
         self.boxed_policy(Box::new(policy))
     }
 
-    /// Sets the eviction policy, for instance one that [`by_name`](crate::policy::by_name) has found.
+    /// Sets the eviction policy, for instance one returned by [`by_name`](crate::policy::by_name).
     pub fn boxed_policy(mut self, policy: Box<dyn Policy>) -> KvBuilder {
         self.config.policy = policy;
         self
@@ -345,22 +347,22 @@ impl KvBuilder {
         self
     }
 
-    /// Sets the sample of the keys on which to simulate other amounts of memory, see [`KvConfig::insight`].
+    /// Sets the sample of keys for simulating other amounts of memory, see [`KvConfig::insight`].
     pub fn insight(mut self, insight: Sampling) -> KvBuilder {
         self.config.insight = insight;
         self
     }
 
-    /// Sets the file in which the memory is, which the next process takes over.
+    /// Sets the file that holds the memory, which the next process takes over.
     pub fn file(mut self, file: ArenaFile) -> KvBuilder {
         self.config.file = Some(file);
         self
     }
 
-    /// Makes the store. Memory is mapped, not touched.
+    /// Creates the store. Its memory is mapped, but not touched.
     ///
     /// # Errors
-    /// [`KvConfigError`] when the values contradict each other or the system refuses the memory.
+    /// [`KvConfigError`] if the settings are inconsistent or the system refuses the memory.
     pub fn build(self) -> Result<Kv, KvConfigError> {
         Kv::new(self.config)
     }
@@ -373,7 +375,8 @@ pub enum StoreError {
     /// together exceed [`KvConfig::item_bytes_max`](super::KvConfig::item_bytes_max).
     #[error("the key or the value exceeds the store's limits")]
     TooLarge,
-    /// No memory could be freed: the store does not evict and is full, or everything in it is pinned.
+    /// No memory could be freed: the store does not evict and is full, or all of its memory is
+    /// pinned.
     #[error("no memory could be freed for the item")]
     OutOfMemory,
 }
@@ -381,7 +384,7 @@ pub enum StoreError {
 /// The reason why a compare-and-set did not store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CasError {
-    /// The item has changed since the CAS value was read.
+    /// The item has changed since its CAS value was read.
     #[error("the item has changed since its CAS value was read")]
     Changed,
     /// There is no item.
@@ -398,7 +401,8 @@ pub enum PrefixError {
     /// The prefix is empty or has more than [`KEY_BYTES_MAX`](super::KEY_BYTES_MAX) bytes.
     #[error("a prefix has 1 to 250 bytes")]
     Length,
-    /// As many prefixes are pending as may be: their items have ended, but not all have been removed.
+    /// Too many prefixes are pending: their items have ended, but not all of them have been
+    /// removed.
     #[error("too many flushes of prefixes are pending")]
     TooMany,
 }

@@ -1,13 +1,13 @@
-//! One flight per key: of the callers that miss a key at the same time, the first makes the value and the
-//! others wait.
+//! One flight per key: if several callers miss a key at the same time, the first one creates the
+//! value and the others wait for it.
 //!
-//! A flight is in the table while its *leader* makes the value. The callers that find it there are
-//! *followers*. The leader stores the value, removes the flight from the table and gives the value to its
-//! followers. A leader that is dropped without a value (an error, a panic, a cancelled future) abandons the
-//! flight: its followers look the key up again, and the first of them that finds nothing leads the next
-//! flight.
+//! A flight is in the table while its *leader* creates the value. Callers that find it there are
+//! *followers*. The leader stores the value, removes the flight from the table and passes the value
+//! to its followers. A leader that is dropped without a value (an error, a panic, a cancelled
+//! future) abandons the flight: its followers look the key up again, and the first of them that
+//! finds nothing leads the next flight.
 //!
-//! Nothing here is on the path of a hit.
+//! None of this code runs on a hit.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -23,7 +23,7 @@ use crate::sync::{Arc, Mutex, lock, thread};
 
 const SHARDS: usize = 16;
 
-/// The values that are being made.
+/// The flights in progress.
 pub(super) struct Flights {
     shards: [Mutex<Shard>; SHARDS],
 }
@@ -37,7 +37,7 @@ struct Flight {
 
 struct State {
     outcome: Outcome,
-    /// The wakers of the followers that wait, each in a place of its own.
+    /// The wakers of the waiting followers, each at its own index.
     wakers: Vec<Option<Waker>>,
 }
 
@@ -47,13 +47,13 @@ enum Outcome {
     Abandoned,
 }
 
-/// The part of a caller in a flight.
+/// A caller's role in a flight.
 pub(super) enum Role<'a> {
     Leader(Leader<'a>),
     Follower(Follower),
 }
 
-/// The caller that makes the value.
+/// The caller that creates the value.
 pub(super) struct Leader<'a> {
     flights: &'a Flights,
     key: Box<[u8]>,
@@ -64,7 +64,7 @@ pub(super) struct Leader<'a> {
 /// A caller that waits for the value. It resolves to `None` if the flight is abandoned.
 pub(super) struct Follower {
     flight: Arc<Flight>,
-    /// The place of its waker.
+    /// The index of its waker.
     place: Option<usize>,
 }
 
@@ -73,7 +73,7 @@ impl Flights {
         Flights { shards: std::array::from_fn(|_| Mutex::ranked(HashMap::new(), &lock_ranks::FLIGHTS)) }
     }
 
-    /// Joins the flight of a key, or begins one.
+    /// Joins the flight of a key, or starts one.
     pub(super) fn join(&self, key: &[u8], hash: KeyHash) -> Role<'_> {
         let shard = hash.shard_bits() % SHARDS;
         let mut flights = lock(&self.shards[shard]);
@@ -88,7 +88,7 @@ impl Flights {
     }
 }
 
-/// What a test can see of a flight.
+/// Inspection of flights by tests.
 #[cfg(all(test, not(shuttle)))]
 impl Flights {
     fn find(&self, key: &[u8], hash: KeyHash) -> Option<Arc<Flight>> {
@@ -99,24 +99,24 @@ impl Flights {
         self.find(key, hash).is_some()
     }
 
-    /// The callers that wait for the value of a key.
+    /// The number of callers that wait for the value of a key.
     pub(super) fn followers(&self, key: &[u8], hash: KeyHash) -> usize {
         self.find(key, hash).map_or(0, |flight| lock(&flight.state).wakers.iter().flatten().count())
     }
 }
 
 impl Leader<'_> {
-    /// Ends the flight, and gives its followers the value.
+    /// Ends the flight, and passes the value to its followers.
     pub(super) fn complete(self, value: &[u8]) {
         self.leave_table();
-        // The table has dropped its reference, and no caller can join any more: other references are
-        // followers'.
+        // The table has dropped its reference, so no caller can join any more. All other references
+        // belong to followers.
         if Arc::strong_count(&self.flight) > 1 {
             self.flight.end(Outcome::Made(value.into()));
         }
     }
 
-    /// Takes the flight out of the table, if it is still there.
+    /// Removes the flight from the table, if it is still there.
     fn leave_table(&self) {
         let mut flights = lock(&self.flights.shards[self.shard]);
         if flights.get(&self.key).is_some_and(|flight| Arc::ptr_eq(flight, &self.flight)) {
@@ -133,7 +133,7 @@ impl Drop for Leader<'_> {
 }
 
 impl Flight {
-    /// Sets the outcome and wakes the followers; only the first call has an effect.
+    /// Sets the outcome and wakes the followers. Only the first call has an effect.
     fn end(&self, outcome: Outcome) {
         let wakers = {
             let mut state = lock(&self.state);
@@ -190,7 +190,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 
     let mut future = pin!(future);
-    // A hit needs no waker.
+    // On a hit, no waker is needed.
     let first = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     if let Poll::Ready(value) = first {
         return value;
@@ -205,7 +205,8 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// A value to be stored, and how long it stays. Byte strings convert into one that does not expire.
+/// A value to be stored, and its time to live. Byte strings convert into a value that does not
+/// expire.
 ///
 /// ```
 /// use cached_core::kv::NewValue;
@@ -227,7 +228,7 @@ impl NewValue {
         NewValue { bytes: bytes.into(), ttl: None }
     }
 
-    /// Makes the value expire after `ttl`, as [`Kv::set_for`] does.
+    /// Makes the value expire after `ttl`, as in [`Kv::set_for`].
     pub fn ttl(mut self, ttl: Duration) -> NewValue {
         self.ttl = Some(ttl);
         self
@@ -241,13 +242,15 @@ impl<T: Into<Vec<u8>>> From<T> for NewValue {
 }
 
 impl Kv {
-    /// Returns a copy of a key's value. If there is none, calls `make` and stores what it returns.
+    /// Returns a copy of a key's value. If there is none, calls `make` and stores the result.
     ///
-    /// Of the threads and tasks that miss a key at the same time, one calls `make`; the others wait for its
-    /// value. If `make` panics, one of them calls its own. `make` runs without a lock and may use the store,
-    /// but must not ask for the same key with this family of methods: it would wait for itself.
+    /// If several threads and tasks miss a key at the same time, one calls `make` and the others
+    /// wait for its value. If `make` panics, one of them calls its own. `make` runs without a lock
+    /// and may use the store, but must not ask for the same key with any of these methods, because
+    /// it would wait for itself.
     ///
-    /// The value is returned even if it cannot be stored because it is too large or no memory can be freed.
+    /// The value is returned even if it cannot be stored because it is too large or no memory can
+    /// be freed.
     ///
     /// ```
     /// # use cached_core::kv::{Kv, NewValue};
@@ -270,7 +273,8 @@ impl Kv {
         }
     }
 
-    /// As [`get_or_insert_with`](Kv::get_or_insert_with), for a `make` that may fail.
+    /// Does the same as [`get_or_insert_with`](Kv::get_or_insert_with), with a `make` that may
+    /// fail.
     ///
     /// ```
     /// # use cached_core::kv::Kv;
@@ -280,7 +284,8 @@ impl Kv {
     /// ```
     ///
     /// # Errors
-    /// The error of `make`. Nothing is stored then, and one of the callers that waited calls its own `make`.
+    /// The error of `make`. Nothing is stored then, and one of the callers that waited calls its
+    /// own `make`.
     ///
     /// # Panics
     /// If `make` does.
@@ -292,15 +297,16 @@ impl Kv {
         block_on(self.try_get_or_insert_async(key, async { make() }))
     }
 
-    /// As [`get_or_insert_with`](Kv::get_or_insert_with), with a future in place of a closure. It needs no
-    /// particular runtime.
+    /// Does the same as [`get_or_insert_with`](Kv::get_or_insert_with), with a future in place of a
+    /// closure. It needs no particular runtime.
     ///
-    /// `make` is polled only by the task that makes the value. Tasks and threads that ask for the same key
-    /// wait for one another whichever method they use.
+    /// `make` is polled only by the task that creates the value. Tasks and threads that ask for the
+    /// same key wait for one another whichever method they use.
     ///
     /// # Cancel safety
-    /// If the returned future is dropped while it makes the value, nothing is stored, and one of the callers
-    /// that waited makes it instead. If it is dropped while it waits, the others are not affected.
+    /// If the returned future is dropped while it creates the value, nothing is stored, and one of
+    /// the callers that waited creates it instead. If it is dropped while it waits, the others are
+    /// not affected.
     ///
     /// ```
     /// # use cached_core::kv::Kv;
@@ -323,11 +329,12 @@ impl Kv {
         }
     }
 
-    /// As [`get_or_insert_async`](Kv::get_or_insert_async), for a future that may fail.
+    /// Does the same as [`get_or_insert_async`](Kv::get_or_insert_async), with a future that may
+    /// fail.
     ///
     /// # Errors
-    /// The error of `make`. Nothing is stored then, and one of the callers that waited makes the value
-    /// instead.
+    /// The error of `make`. Nothing is stored then, and one of the callers that waited creates the
+    /// value instead.
     pub async fn try_get_or_insert_async<V: Into<NewValue>, E>(
         &self,
         key: &[u8],
@@ -337,7 +344,8 @@ impl Kv {
             if let Some(value) = self.get(key) {
                 return Ok(value);
             }
-            // The table of flights is not locked across the await below: a role is only a reference into it.
+            // The table of flights is not locked during the await below: a role is only a reference
+            // into it.
             match self.inner.flights.join(key, self.hash(key)) {
                 Role::Leader(leader) => {
                     // An earlier flight may have ended between the look-up and the join.
@@ -357,14 +365,14 @@ impl Kv {
         }
     }
 
-    /// Stores a value that has been made, if it can be stored, and returns it.
+    /// Stores a new value, if possible, and returns it.
     fn insert_new(&self, key: &[u8], value: NewValue) -> Vec<u8> {
         let expiry = match value.ttl {
             Some(ttl) => Expiry::after_duration(self.now_secs(), ttl),
             None => Expiry::NEVER,
         };
         let options = StoreOptions { expiry, ..StoreOptions::default() };
-        // A value that cannot be stored is still the caller's.
+        // The caller gets the value even if it cannot be stored.
         let _ = self.store(key, self.hash(key), &value.bytes, &options);
         value.bytes
     }

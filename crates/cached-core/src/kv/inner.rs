@@ -1,4 +1,5 @@
-//! The store behind a handle: an index, a log, and the operations on items that all commands share.
+//! The shared state of a store's handles: an index, a log, and the operations on items that all
+//! commands use.
 
 use super::flight::Flights;
 use super::index::{BucketGuard, BucketLock, Index, Slot};
@@ -25,11 +26,11 @@ pub(super) struct Inner {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) flush: FlushSchedule,
     pub(super) prefixes: PrefixFlushes,
-    /// Values that callers of [`get_or_insert_with`](super::Kv::get_or_insert_with) make.
+    /// Values that callers of [`get_or_insert_with`](super::Kv::get_or_insert_with) are creating.
     pub(super) flights: Flights,
     /// Whether items have CAS values.
     pub(super) has_cas: bool,
-    /// Entries up to this size lie in one piece.
+    /// Entries of up to this size are contiguous.
     pub(super) inline_bytes_max: usize,
     pub(super) item_bytes_max: usize,
     pub(super) change_hook: Option<Arc<dyn ChangeHook>>,
@@ -40,17 +41,17 @@ pub(super) struct Inner {
     pub(super) store_file: Option<StoreFile>,
 }
 
-/// Counters of expirations: off the hot path, and on a cache line that hits do not read.
+/// Counters of expirations, off the hot path and on a cache line that hits do not read.
 #[repr(align(128))]
 #[derive(Default)]
 pub(super) struct Expirations {
     /// Items that expired without having been read.
     pub(super) unfetched: AtomicU64,
-    /// Expired items removed while room was made.
+    /// Expired items removed while reclaiming memory.
     pub(super) reclaimed: AtomicU64,
 }
 
-/// An item found under the lock of its hash bucket.
+/// An item found while its hash bucket is locked.
 #[derive(Clone, Copy)]
 pub(super) struct Found<'a> {
     pub(super) slot: Slot<'a>,
@@ -59,8 +60,9 @@ pub(super) struct Found<'a> {
 }
 
 impl Inner {
-    /// The time, after a flush that has become due. An operation calls this once, before it takes a lock, and
-    /// passes the time on: the flush takes every lane.
+    /// Returns the time, after running a scheduled flush that has become due. Each operation calls
+    /// this once, before it takes a lock, and passes the time on, because a flush takes every
+    /// lane's lock.
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub(super) fn now(&self) -> u32 {
@@ -73,7 +75,7 @@ impl Inner {
         now
     }
 
-    /// The item at a location that was found in a locked hash bucket.
+    /// The item at a location found in a locked hash bucket.
     #[inline]
     pub(super) fn item_at(&self, location: u32) -> ItemPtr {
         // SAFETY: locations in the index lead to complete items, and a region is not reused before
@@ -82,13 +84,13 @@ impl Inner {
         unsafe { ItemPtr::new(self.log.ptr(location)) }
     }
 
-    /// Where the data of a piece lie.
+    /// The data of a piece.
     pub(super) fn piece_data(&self, piece: Piece) -> *const u8 {
         self.log.ptr(piece.location).wrapping_add(PIECE_HEADER_BYTES)
     }
 
-    /// Calls `each` with the locations and padded bytes of an item's pieces and of its own entry, which comes
-    /// last.
+    /// Calls `each` with the locations and padded sizes of an item's pieces and then of its own
+    /// entry.
     #[inline]
     pub(super) fn each_entry(&self, item: ItemPtr, location: u32, mut each: impl FnMut(u32, u32)) {
         if item.shape().fields().extents {
@@ -99,7 +101,7 @@ impl Inner {
         each(location, self.log.padded(item.shape().entry_bytes()));
     }
 
-    /// Memory an item takes, with its pieces.
+    /// The memory of an item, including its pieces.
     pub(super) fn item_bytes(&self, item: ItemPtr) -> u64 {
         let mut sum = 0;
         self.each_entry(item, 0, |_, bytes| sum += u64::from(bytes));
@@ -114,7 +116,7 @@ impl Inner {
         prefetch(item.wrapping_add(64));
     }
 
-    /// Looks a key up in its locked hash bucket, whatever the state of the item.
+    /// Looks up a key in its locked hash bucket, regardless of the item's state.
     #[inline(always)]
     pub(super) fn find_any<'a>(
         &self,
@@ -129,7 +131,7 @@ impl Inner {
         Some(Found { slot, item, location })
     }
 
-    /// Looks a key up in its locked hash bucket; an item that is flushed or expired is removed and counts as
+    /// Looks up a key in its locked hash bucket. A flushed or expired item is removed and counts as
     /// missing.
     #[inline(always)] // On the path of every request; what is rare is kept out of it.
     pub(super) fn find<'a>(
@@ -146,7 +148,7 @@ impl Inner {
         Ok(found)
     }
 
-    /// Looks up an item that its creator has given an expiry in the past: it is shown to that caller only.
+    /// Looks up an item that was created with an expiry in the past: only its creator gets it.
     #[cold]
     pub(super) fn find_created<'a>(
         &self,
@@ -159,8 +161,8 @@ impl Inner {
         if is_flushed { Err(Miss::Flushed) } else { Ok(found) }
     }
 
-    /// The live item of a key in a slot in which [`peek`](super::index::BucketHint::peek) has seen its tag,
-    /// if it is there.
+    /// The live item of a key, if it is in the slot in which
+    /// [`peek`](super::index::BucketHint::peek) saw its tag.
     #[inline(always)]
     pub(super) fn find_seen<'a>(
         &self,
@@ -175,8 +177,8 @@ impl Inner {
         live.then_some((lock, item, location))
     }
 
-    /// Locks and looks up as [`find`](Inner::find) does, out of line. Returns only the location, which fits a
-    /// register.
+    /// Locks and looks up as [`find`](Inner::find) does, but is not inlined. It returns only the
+    /// location, which fits a register.
     #[inline(never)]
     pub(super) fn find_again(
         &self,
@@ -189,7 +191,7 @@ impl Inner {
         Ok((bucket.into_lock(), location))
     }
 
-    /// Removes an item that is flushed or expired, and returns the reason as an error.
+    /// Removes a flushed or expired item, and returns the reason as an error.
     #[cold]
     pub(super) fn remove_if_ended(
         &self,
@@ -213,14 +215,14 @@ impl Inner {
         Ok(())
     }
 
-    /// Whether an item that was found in a locked hash bucket has been ended by the flush of a prefix.
+    /// Whether a prefix flush has ended an item that was found in a locked hash bucket.
     pub(super) fn is_ended_by_prefix(&self, item: ItemPtr) -> bool {
         self.log.owner_ended()
             && self.prefixes.is_ended(&self.index, self.hasher.hash(item.key()), item.key())
     }
 
-    /// Records that a key that had no item is being stored; false if it must not be. Its hash bucket is
-    /// locked.
+    /// Records that a key without an item is being stored; false if it must not be stored. The
+    /// caller holds the lock of its hash bucket.
     #[inline]
     #[must_use]
     pub(super) fn note_stored(&self, hash: KeyHash, key: &[u8]) -> bool {
@@ -232,14 +234,14 @@ impl Inner {
         !self.log.owner_ended() || self.prefixes.note_stored(&self.index, hash, key)
     }
 
-    /// Removes an item that the flush of a prefix has ended.
+    /// Removes an item that a prefix flush has ended.
     pub(super) fn remove_flushed(&self, bucket: &BucketGuard<'_>, found: Found<'_>) {
         let bytes = self.item_bytes(found.item);
         self.prefixes.count_removed(bytes);
         if self.log.is_flushed(found.location) {
             return self.remove(bucket, found, Change::Flushed);
         }
-        // Not counted among those that a flush of everything has ended.
+        // Such items do not count among those ended by a flush of everything.
         self.notify(Change::Flushed, found.item.key(), found.item.cas());
         self.log.make_dead(found.item);
         bucket.remove(found.slot, bytes);
@@ -253,7 +255,7 @@ impl Inner {
         }
     }
 
-    /// Records a use of the item: at most one write, and none if nothing changes.
+    /// Records a use of the item with at most one write, and with none if nothing changes.
     #[inline]
     pub(super) fn bump(&self, item: ItemPtr, now: u32) {
         let before = item.usage();
@@ -263,8 +265,8 @@ impl Inner {
         }
     }
 
-    /// Records a use of the item by a client that was not sent its value: it stays as one that was read
-    /// would, but does not count as read.
+    /// Records a use of the item by a client that did not get its value. It is as safe from
+    /// eviction as an item that was read, but does not count as read.
     pub(super) fn bump_unread(&self, item: ItemPtr, now: u32) {
         let before = item.state();
         let after = self.log.hits.after(before) & !state::FETCHED | before & state::FETCHED;
@@ -289,14 +291,15 @@ impl Inner {
         self.each_entry(item, location, |location, bytes| self.log.entry_died(location, bytes, expiry));
     }
 
-    /// Records in its regions when an item that has just been linked expires.
+    /// Records in its regions when a newly linked item expires.
     pub(super) fn note_expiry(&self, item: ItemPtr, location: u32, expiry: Expiry) {
         if expiry != Expiry::NEVER {
             self.each_entry(item, location, |location, bytes| self.log.note_expiry(location, bytes, expiry));
         }
     }
 
-    /// Changes an item's expiry; false if its entry has no room for one. Its hash bucket is locked.
+    /// Changes an item's expiry; false if its entry has no expiry field. The caller holds the lock
+    /// of its hash bucket.
     #[must_use]
     pub(super) fn set_expiry(&self, item: ItemPtr, location: u32, expiry: Expiry) -> bool {
         let before = item.expiry();
@@ -320,7 +323,8 @@ impl Inner {
         }
     }
 
-    /// Splits a hash bucket of the shard if it has become too full. Not under a hash bucket's lock.
+    /// Splits a hash bucket of the shard if the load has become too high. Must not be called with a
+    /// hash bucket locked.
     pub(super) fn grow_index(&self, hash: KeyHash) {
         self.index.shard(hash).grow(|location| self.hasher.hash(self.item_at(location).key()));
     }
@@ -328,24 +332,24 @@ impl Inner {
 
 // Flushes: everything that is stored ends immediately.
 //
-// A flush seals all open regions and draws a boundary in the age order: items in older regions are gone from
-// that moment. Their memory is reclaimed afterwards, a region at a time, by `Kv::maintain` and by threads that
-// need memory.
+// A flush seals all open regions and sets a boundary in the age order. From that moment, the items
+// in older regions are gone. Their memory is reclaimed afterwards, a region at a time, by
+// `Kv::maintain` and by threads that need memory.
 
-/// A flush that was requested for later.
+/// A scheduled flush.
 pub(super) struct FlushSchedule {
-    /// The clock's second in which it is due; 0 for none.
+    /// The time at which it is due, in the clock's seconds; 0 for none.
     due: AtomicU32,
     /// The number of flushes so far.
     flushes: AtomicU32,
-    /// Held while a flush that has become due runs, and while the schedule changes.
+    /// Held while a due flush runs, and while the schedule changes.
     running: Mutex<()>,
-    /// Has the schedule for a later process.
+    /// Stores the schedule for a later process.
     superblock: Arc<Superblock>,
 }
 
 impl FlushSchedule {
-    /// Takes over what an earlier process has scheduled.
+    /// Takes over the schedule of an earlier process.
     pub(super) fn new(superblock: Arc<Superblock>) -> FlushSchedule {
         FlushSchedule {
             due: AtomicU32::new(superblock.notes().flush_due()),
@@ -355,19 +359,19 @@ impl FlushSchedule {
         }
     }
 
-    /// The clock's second in which a flush is due; 0 for none.
+    /// The time at which a flush is due, in the clock's seconds; 0 for none.
     #[inline]
     pub(super) fn due(&self) -> u32 {
         self.due.load(Ordering::Relaxed)
     }
 
-    /// Schedules a flush in place of an earlier one; 0 schedules none.
+    /// Schedules a flush, replacing an earlier schedule; 0 cancels it.
     pub(super) fn set_due(&self, secs: u32) {
         let _running = lock(&self.running);
         self.change_due(secs);
     }
 
-    /// Removes the flush that was due at `due`, unless another one has been scheduled since.
+    /// Cancels the flush that was due at `due`, unless another one has been scheduled since.
     pub(super) fn clear(&self, due: u32) {
         let _running = lock(&self.running);
         self.clear_locked(due);
@@ -379,14 +383,14 @@ impl FlushSchedule {
         }
     }
 
-    /// Changes the schedule, first for a later process. The lock is held.
+    /// Changes the schedule, first in the copy for a later process. The caller holds the lock.
     fn change_due(&self, secs: u32) {
         self.superblock.notes().set_flush_due(secs);
         self.due.store(secs, Ordering::Relaxed);
     }
 
-    /// Flushes for the operation that finds the flush due. Other operations that begin meanwhile wait for it:
-    /// none may still see what is gone.
+    /// Runs a due flush for the operation that found it. Other operations that start meanwhile wait
+    /// for it, because none may still see what the flush ends.
     #[cold]
     pub(super) fn run_due(&self, due: u32, log: &Log, index: &Index) {
         let _running = lock(&self.running);
@@ -408,7 +412,7 @@ impl FlushSchedule {
         self.flushes.load(Ordering::Relaxed)
     }
 
-    /// Whether an operation flushes at present. For tests.
+    /// Whether an operation is running a flush. For tests.
     #[cfg(all(test, not(shuttle)))]
     pub(super) fn is_running(&self) -> bool {
         crate::sync::try_lock(&self.running).is_none()

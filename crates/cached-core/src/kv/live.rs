@@ -1,4 +1,5 @@
-//! The store's side of the [seam](super::log::owner) to its log: which entries are in use.
+//! The store's implementation of the [log's owner traits](super::log::owner): it tells which
+//! entries are in use.
 
 use super::index::{BucketGuard, BucketRef};
 use super::inner::{Found, Inner};
@@ -11,14 +12,14 @@ use crate::clock::Expiry;
 use crate::sync::Ordering;
 use crate::{KeyHash, stores};
 
-/// Where the index will be asked for an entry.
+/// How to find an entry in the index.
 #[derive(Clone, Copy)]
 pub(super) struct Hint<'a> {
     bucket: BucketRef<'a>,
     hash: KeyHash,
 }
 
-/// An item, or a piece of its value, whose hash bucket is locked.
+/// An item, or a piece of its value, with its hash bucket locked.
 pub(super) struct Live<'a> {
     inner: &'a Inner,
     bucket: BucketGuard<'a>,
@@ -71,13 +72,13 @@ impl EntryOwner for Inner {
     }
 
     fn change_stamp(&self) -> (u64, u64) {
-        // Every store and every removal changes one of them.
+        // Every store and every removal changes one of the two numbers.
         self.index.stored_and_items()
     }
 }
 
 impl Inner {
-    /// The item whose list has the piece at a location, and the piece's position there.
+    /// The item whose list contains the piece at a location, and the piece's position in the list.
     fn item_of_piece<'a>(
         &self,
         bucket: &BucketGuard<'a>,
@@ -94,7 +95,7 @@ impl Inner {
         Some((Found { slot, item, location }, position))
     }
 
-    /// Removes an item that is flushed or expired; returns whether it was.
+    /// Removes a flushed or expired item; returns whether it was one.
     fn remove_from_walk(&self, bucket: &BucketGuard<'_>, found: Found<'_>, now: u32) -> bool {
         let ended = self.remove_if_ended(bucket, found, now);
         if ended == Err(Miss::Expired) {
@@ -152,7 +153,7 @@ impl LiveEntry for Live<'_> {
                 // SAFETY: the new entry has the old one's size, and nothing refers to it yet; the lock of the
                 // item's hash bucket is held.
                 let moved = unsafe { item.copy_to(self.inner.log.ptr(to.location), to.bytes as usize) };
-                // Its checksum came along.
+                // The checksum was copied with the entry.
                 moved.make_live(item.usage());
                 slot.set_location(to.location);
                 self.inner.log.make_dead(item);

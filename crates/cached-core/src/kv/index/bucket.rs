@@ -1,4 +1,5 @@
-//! A hash bucket: one cache line of the index with a lock, a link, twelve tags and twelve locations.
+//! A hash bucket: one cache line of the index with a lock, a link, twelve tags and twelve
+//! locations.
 //!
 //! ```text
 //!  bits 0-30           31     32 … 63       64 … 127      12 × 32 bits
@@ -7,12 +8,12 @@
 //! │ 0 = none         │      │ 8 bits each │             │ from the arena's base    │
 //! └──────────────────┴──────┴─────────────┴─────────────┴──────────────────────────┘
 //! ```
-//! A location of 0 is an empty slot (granule 0 is a region's header). The lock of a hash bucket's first
-//! line guards the whole chain and every item to which it refers.
+//! A location of 0 marks an empty slot (granule 0 is a region's header). The lock in a hash
+//! bucket's first line guards the whole chain and every item to which it refers.
 
 use crate::sync::{AtomicU64, Ordering, relax};
 use std::num::NonZero;
-// Only the lock orders anything between threads; a test scheduler need not see the rest.
+// Only the lock orders anything between threads, so a test scheduler need not see the other words.
 use std::sync::atomic::{AtomicU32 as PlainU32, AtomicU64 as PlainU64};
 
 pub(super) const SLOTS: usize = 12;
@@ -28,7 +29,8 @@ pub(super) struct Bucket {
     locations: [PlainU32; SLOTS],
 }
 
-// The size is the layout; under shuttle its atomics are larger, and only the shape of the code counts.
+// The size is part of the layout. Under shuttle, the atomics are larger, and the size does not
+// matter.
 #[cfg(not(shuttle))]
 const _: () = assert!(size_of::<Bucket>() == 64);
 
@@ -51,7 +53,7 @@ impl Buckets {
     }
 }
 
-/// Under shuttle, atomics are objects that must be made one by one.
+/// Under shuttle, atomics are objects that must be created one by one.
 #[cfg(shuttle)]
 pub(super) struct Buckets(Box<[Bucket]>);
 
@@ -76,11 +78,11 @@ impl Bucket {
         }
     }
 
-    /// Takes the lock. For short critical sections only: waiting threads spin.
+    /// Takes the lock. Waiting threads spin, so hold it only for short critical sections.
     #[inline]
     pub(super) fn lock(&self) {
-        // One instruction (`lock bts`), which requests the line for writing at once. If the bit is set
-        // already, it changes nothing.
+        // One instruction (`lock bts`), which requests the cache line for writing at once. If the
+        // bit is already set, it changes nothing.
         if self.head.fetch_or(LOCK, Ordering::Acquire) & LOCK != 0 {
             self.wait_for_lock();
         }
@@ -103,8 +105,8 @@ impl Bucket {
         }
     }
 
-    /// Releases the lock. While it is held no other thread changes the head: a thread that arrives sets the
-    /// bit that is set, and one that waits only reads.
+    /// Releases the lock. While it is held, no other thread changes the head: an arriving thread
+    /// sets the bit that is already set, and a waiting one only reads.
     #[inline]
     pub(super) fn unlock(&self) {
         let head = self.head.load(Ordering::Relaxed);
@@ -123,7 +125,7 @@ impl Bucket {
         self.head.store(rest | u64::from(link), Ordering::Relaxed);
     }
 
-    /// The slots whose tag is `tag`, in order; empty slots may be among them.
+    /// The slots with the tag `tag`, in order; they may include empty slots.
     #[inline]
     pub(super) fn matches(&self, tag: u8) -> Matches {
         let (head, tags) = (self.head.load(Ordering::Relaxed), self.tags.load(Ordering::Relaxed));
@@ -135,7 +137,7 @@ impl Bucket {
         self.locations[slot].load(Ordering::Relaxed)
     }
 
-    /// As [`location`](Bucket::location), for any number: 0 where there is no such slot.
+    /// Returns the [`location`](Bucket::location) in a slot, or 0 for a number that is not a slot.
     #[inline]
     pub(super) fn location_or_none(&self, slot: usize) -> u32 {
         self.locations.get(slot).map_or(0, |location| location.load(Ordering::Relaxed))
@@ -148,7 +150,8 @@ impl Bucket {
         }
     }
 
-    /// Fills a slot. The lock of the chain is held; lines after the first have no lock of their own.
+    /// Fills a slot. The caller holds the lock of the chain; lines after the first have no lock of
+    /// their own.
     #[inline]
     pub(super) fn set(&self, slot: usize, tag: u8, location: u32) {
         match slot.checked_sub(HEAD_TAGS) {
@@ -177,7 +180,7 @@ impl Bucket {
     }
 }
 
-/// Slots, as a bit mask.
+/// A set of slots, as a bit mask.
 pub(super) struct Matches(u32);
 
 impl Iterator for Matches {
@@ -193,7 +196,7 @@ impl Iterator for Matches {
     }
 }
 
-/// Returns which of the sixteen bytes of two words are `tag`, as a bit mask.
+/// Returns a bit mask of the sixteen bytes of two words that equal `tag`.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn matches_of(low: u64, high: u64, tag: u8) -> u32 {
@@ -206,13 +209,14 @@ fn matches_of(low: u64, high: u64, tag: u8) -> u32 {
     mask as u32
 }
 
-/// Returns which of the sixteen bytes of two words are `tag`, as a bit mask.
+/// Returns a bit mask of the sixteen bytes of two words that equal `tag`.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline]
 fn matches_of(low: u64, high: u64, tag: u8) -> u32 {
     let zeros = |word: u64| {
         let differs = word ^ (u64::from(tag) * 0x0101_0101_0101_0101);
-        // The high bit of each byte that is zero. Exact, unlike the shorter well-known form.
+        // Sets the high bit of each byte that is zero. Unlike the well-known shorter form, this one
+        // is exact.
         const LOW: u64 = 0x7f7f_7f7f_7f7f_7f7f;
         let zero = !(((differs & LOW) + LOW) | differs | LOW);
         (zero >> 7).wrapping_mul(0x0102_0408_1020_4080) >> 56

@@ -6,13 +6,13 @@ use crate::KeyHash;
 use crate::kv::lock_ranks;
 use crate::sync::Ordering;
 
-/// The hash bucket to which a hash belongs, as long as it is not split: located once, prefetched early,
+/// The hash bucket to which a hash belongs until it is split: located once, prefetched early,
 /// locked later.
 #[derive(Clone, Copy)]
 pub(crate) struct BucketRef<'a> {
     shard: &'a Shard,
     bucket: &'a Bucket,
-    /// The shard's extent by which `bucket` was located.
+    /// The shard's extent at the time when `bucket` was located.
     extent: u64,
 }
 
@@ -22,7 +22,7 @@ impl<'a> BucketRef<'a> {
         BucketRef { shard, bucket, extent }
     }
 
-    /// The hash bucket, for a look at its first line.
+    /// The hash bucket, for reading its first line.
     #[inline]
     pub(super) fn hint(self) -> BucketHint<'a> {
         BucketHint(self.bucket)
@@ -39,7 +39,7 @@ impl<'a> BucketRef<'a> {
     pub(crate) fn lock(&self, hash: KeyHash) -> BucketGuard<'a> {
         let BucketRef { shard, bucket, extent } = *self;
         let lock = BucketLock::lock(bucket);
-        // A hash bucket is split under its lock, so while it is locked the location is final.
+        // Splitting a hash bucket needs its lock, so the location is final while the lock is held.
         if shard.extent.load(Ordering::Acquire) == extent {
             return BucketGuard { shard, lock };
         }
@@ -47,7 +47,7 @@ impl<'a> BucketRef<'a> {
     }
 }
 
-/// Locks the hash bucket to which `hash` belongs, after the table has grown since it was located.
+/// Locks the hash bucket to which `hash` belongs, if the table has grown since it was located.
 #[cold]
 fn lock_again<'a>(shard: &'a Shard, hash: KeyHash, mut lock: BucketLock<'a>) -> BucketGuard<'a> {
     loop {
@@ -60,8 +60,8 @@ fn lock_again<'a>(shard: &'a Shard, hash: KeyHash, mut lock: BucketLock<'a>) -> 
     }
 }
 
-/// The hash bucket to which a hash belonged a moment ago. An item found in it, once it is locked, is the
-/// right one; one that is not found may have moved when the hash bucket was split.
+/// The hash bucket to which a hash belonged recently. An item found in it after locking is the
+/// right one; an item that is not found may have moved in a split.
 #[derive(Clone, Copy)]
 pub(crate) struct BucketHint<'a>(&'a Bucket);
 
@@ -72,11 +72,11 @@ impl<'a> BucketHint<'a> {
         crate::arena::prefetch(std::ptr::from_ref(self.0));
     }
 
-    /// Guesses the item's slot and location without the lock: good for a prefetch, and for
-    /// [`BucketLock::location`] to look there first.
+    /// Guesses the item's slot and location without the lock. It serves for a prefetch, and tells
+    /// [`BucketLock::location`] where to look first.
     #[inline]
     pub(crate) fn peek(self, hash: KeyHash) -> Option<(usize, u32)> {
-        // The first slot with the tag. It may be empty or another key's: once in forty.
+        // The first slot with the tag. In one of forty cases it is empty or belongs to another key.
         let slot = self.0.matches(hash.tag()).next()?;
         Some((slot, self.0.location(slot)))
     }
@@ -88,10 +88,11 @@ impl<'a> BucketHint<'a> {
     }
 }
 
-/// The lock of a hash bucket: permission to read and change the items to which it refers.
+/// The lock of a hash bucket, which permits reading and changing the items to which the bucket
+/// refers.
 pub(crate) struct BucketLock<'a> {
     bucket: &'a Bucket,
-    /// Its place in the lock order; dropped after the lock has been released.
+    /// Its position in the lock order; dropped after the lock has been released.
     _order: crate::lock_order::Held,
 }
 
@@ -105,7 +106,8 @@ impl<'a> BucketLock<'a> {
         BucketLock { bucket, _order }
     }
 
-    /// The location of the item in a slot of the first line, if there is one, whatever its key.
+    /// The location of the item in a slot of the first line, if there is one, regardless of its
+    /// key.
     #[inline]
     pub(crate) fn location(&self, slot: usize) -> Option<u32> {
         let location = self.bucket.location_or_none(slot);
@@ -120,7 +122,7 @@ impl Drop for BucketLock<'_> {
     }
 }
 
-/// The locked hash bucket to which a hash belongs: an item that is not found here does not exist.
+/// The locked hash bucket to which a hash belongs. An item that is not found in it does not exist.
 pub(crate) struct BucketGuard<'a> {
     shard: &'a Shard,
     lock: BucketLock<'a>,
@@ -151,7 +153,7 @@ impl<'a> BucketGuard<'a> {
         self.shard
     }
 
-    /// Keeps only the lock.
+    /// Keeps only the lock, without the hash bucket's shard.
     #[inline]
     pub(crate) fn into_lock(self) -> BucketLock<'a> {
         self.lock
@@ -162,12 +164,12 @@ impl<'a> BucketGuard<'a> {
         self.lock.bucket
     }
 
-    /// The slot with the hash's tag whose location `is_it` accepts.
+    /// The slot with the hash's tag and a location for which `is_it` returns true.
     pub(crate) fn find(&self, hash: KeyHash, mut is_it: impl FnMut(u32) -> bool) -> Option<Slot<'a>> {
         self.find_map(hash, |location| is_it(location).then_some(())).map(|(slot, ())| slot)
     }
 
-    /// The slot with the hash's tag for whose location `find` returns something.
+    /// The slot with the hash's tag and a location for which `find` returns a value.
     #[inline(always)]
     pub(crate) fn find_map<T>(
         &self,
@@ -191,7 +193,7 @@ impl<'a> BucketGuard<'a> {
         }
     }
 
-    /// Adds an item. Returns false when the shard has no room left.
+    /// Adds an item. Returns false if the shard has no space left.
     #[must_use]
     pub(crate) fn insert(&self, hash: KeyHash, location: u32, entry_bytes: u64) -> bool {
         debug_assert_ne!(location, 0);
@@ -215,7 +217,8 @@ impl<'a> BucketGuard<'a> {
         true
     }
 
-    /// Removes an item, and fills its slot from the chain's last line so that chains stay short.
+    /// Removes an item, and fills its slot from the chain's last line so that the chain stays
+    /// short.
     pub(crate) fn remove(&self, slot: Slot<'a>, entry_bytes: u64) {
         slot.line.set_location(slot.slot, 0);
         self.shard.counters.items.fetch_sub(1, Ordering::Relaxed);

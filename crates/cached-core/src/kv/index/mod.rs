@@ -1,12 +1,13 @@
 //! The index: a table from a key's hash to the location of its item.
 //!
-//! It is sharded by the hash's top bits. Each shard is a linear-hashing table of hash buckets, one cache line
-//! each, that grows one hash bucket at a time (Litwin, *Linear Hashing*, VLDB 1980): no operation waits for a
-//! rehash, and the load stays the same at every size, about 8 bytes an item. Every hash bucket has its own
-//! lock in its line, and a look-up writes no other line.
+//! It is sharded by the hash's top bits. Each shard is a linear-hashing table of hash buckets, each
+//! one cache line long, that grows by one hash bucket at a time (Litwin, *Linear Hashing*, VLDB
+//! 1980). No operation waits for a rehash, and the load factor is the same at every size, about 8
+//! bytes per item. Every hash bucket has its own lock in its line, and a look-up writes to no other
+//! line.
 //!
-//! The table's address space is reserved at the start for the most items that the arena can hold, and
-//! touched as it grows: hash buckets never move.
+//! The table's address space is reserved at creation for the most items that the arena can hold,
+//! and touched as the table grows, so hash buckets never move.
 
 mod bucket;
 mod guard;
@@ -25,20 +26,20 @@ use crate::sync::Arc;
 const SHARD_BITS_MAX: u32 = crate::hash::SHARD_BITS;
 /// The index of a store.
 pub(crate) struct Index {
-    /// Their number is a power of two.
+    /// A power of two many.
     shards: Box<[Shard]>,
-    /// The number of shards less one.
+    /// The number of shards minus one.
     shard_mask: usize,
     bytes_max: usize,
 }
 
 impl Index {
-    /// Makes an index with room for at least `items_max` items.
+    /// Creates an index with space for at least `items_max` items.
     pub(crate) fn new(items_max: u64) -> std::io::Result<Index> {
-        // With some thousands of items a shard, the differences between shards are small.
+        // With some thousands of items per shard, the shards' sizes differ little.
         let shard_bits = (items_max / 4096).max(1).ilog2().min(SHARD_BITS_MAX);
         let shards = 1u64 << shard_bits;
-        // Shards fill unevenly: four standard deviations, and a floor for tiny ones.
+        // Shards fill unevenly: adds four standard deviations, and a minimum for tiny shards.
         let mean = items_max.div_ceil(shards);
         let per_shard = mean + 4 * mean.isqrt() + 64;
         let shard = |number| Shard::new(per_shard, number, shards);
@@ -47,17 +48,19 @@ impl Index {
         Ok(Index { shard_mask: shards.len() - 1, shards, bytes_max })
     }
 
-    /// Gives no CAS value twice, whatever processes the memory outlives. Before the index is used.
+    /// Ensures that no CAS value is used twice, even across the processes that use the same memory.
+    /// Called before the index is used.
     pub(crate) fn persist_cas(&mut self, superblock: &Arc<Superblock>) {
         self.shards.iter_mut().for_each(|shard| shard.persist_cas(superblock));
     }
 
-    /// The lowest number above every CAS value given.
+    /// A number above every CAS value used so far; the lowest such number.
     pub(crate) fn cas_ahead(&self) -> u64 {
         self.shards.iter().map(Shard::cas_ahead).max().unwrap_or(0)
     }
 
-    /// Makes hash buckets for this many items in an empty index, so that it need not grow step by step.
+    /// Creates hash buckets for this many items in an empty index, so that it need not grow step by
+    /// step.
     pub(crate) fn reserve(&self, items: u64) {
         let per_shard = items / self.shards.len() as u64;
         self.shards.iter().for_each(|shard| shard.reserve(per_shard));
@@ -78,14 +81,14 @@ impl Index {
         &self.shards
     }
 
-    /// The number of items ever stored, and the number of items.
+    /// The number of items ever stored, and the present number of items.
     pub(crate) fn stored_and_items(&self) -> (u64, u64) {
         self.shards
             .iter()
             .fold((0, 0), |(stored, items), shard| (stored + shard.stored(), items + shard.items()))
     }
 
-    /// The most bytes that the index can take.
+    /// The most bytes that the index can occupy.
     pub(crate) fn bytes_max(&self) -> usize {
         self.bytes_max
     }

@@ -1,12 +1,13 @@
-//! One shard: a linear-hashing table whose hash buckets are locked one by one.
+//! One shard: a linear-hashing table with a lock per hash bucket.
 //!
-//! The table has `(base << level) + split` hash buckets. A hash belongs to number `hash mod base·2^level`,
-//! or, when that is below `split`, to `hash mod base·2^(level+1)`: the hash buckets below `split` have
-//! already been split in this round. An insertion that raises the mean load above the target splits the hash
-//! bucket at `split` and increments it. A split holds the lock of that one hash bucket; a reader that waited
-//! for it checks afterwards that its hash still belongs there.
+//! The table has `(base << level) + split` hash buckets. A hash belongs to number `hash mod
+//! base·2^level` or, if that is below `split`, to `hash mod base·2^(level+1)`: the hash buckets
+//! below `split` have already been split in this round. An insertion that raises the mean load
+//! above the target splits the hash bucket at `split` and increments `split`. A split holds the
+//! lock of only that hash bucket; a reader that waited for the lock then checks that its hash still
+//! belongs there.
 //!
-//! Locks: the growth lock, then a hash bucket, then the overflow pool.
+//! Lock order: the growth lock, then a hash bucket, then the overflow pool.
 
 use super::bucket::{Bucket, Buckets, SLOTS};
 use super::guard::{BucketGuard, BucketHint, BucketRef};
@@ -15,10 +16,11 @@ use crate::arena::Superblock;
 use crate::kv::lock_ranks;
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock, try_lock};
 
-/// The load at which a shard grows: items per hash bucket. At 10 the index takes 7.7–8.3 bytes an item, and a
-/// look-up reads 1.25 lines on average (12 slots a line; the unevenness of linear hashing included).
+/// The load, in items per hash bucket, above which a shard grows. At 10, the index occupies 7.7–8.3
+/// bytes per item, and a look-up reads 1.25 lines on average (with 12 slots per line, and including
+/// the unevenness of linear hashing).
 const ITEMS_PER_BUCKET: u64 = 10;
-/// The CAS values of a shard that are noted as given together.
+/// How many CAS values are recorded as used at a time.
 const CAS_VALUES_AHEAD: u64 = 1 << 20;
 /// The number of hash buckets of an empty shard.
 pub(super) const BUCKETS_INITIAL: u32 = 16;
@@ -26,8 +28,8 @@ pub(super) const BUCKETS_INITIAL: u32 = 16;
 /// The table.
 #[repr(align(128))]
 pub(crate) struct Shard {
-    /// `(2 · base · 2^level − 1) << 32 | split`; the upper half is the mask of the wider addresses. Written
-    /// under `growing` only.
+    /// `(2 · base · 2^level − 1) << 32 | split`; the upper half is the mask for hash buckets that
+    /// have been split. Written only under `growing`.
     pub(super) extent: AtomicU64,
     buckets: Buckets,
     overflow: Buckets,
@@ -35,14 +37,16 @@ pub(crate) struct Shard {
     overflow_max: u32,
     growing: Mutex<()>,
     overflow_pool: Mutex<OverflowPool>,
-    /// The number of shards: each assigns CAS values with a remainder of its own.
+    /// The number of shards. Each shard assigns CAS values that are congruent to its number modulo
+    /// this one.
     cas_step: u64,
-    /// Has the bound of CAS values for a later process, if there may be one.
+    /// Stores the upper bound of used CAS values for a later process, if the memory outlives this
+    /// one.
     superblock: Option<Arc<Superblock>>,
     pub(super) counters: Counters,
 }
 
-/// Counters of changes, on a line of their own that look-ups do not read.
+/// Counters of changes, on a separate cache line that look-ups do not read.
 #[repr(align(128))]
 pub(super) struct Counters {
     pub(super) items: AtomicU64,
@@ -50,16 +54,16 @@ pub(super) struct Counters {
     stored: AtomicU64,
     /// The next CAS value.
     cas: AtomicU64,
-    /// From here on a later process might give the same values.
+    /// The recorded bound. A later process may use the values from here on.
     cas_bound: AtomicU64,
-    /// Items that have been flushed but not removed, and their bytes.
+    /// Flushed items that have not been removed yet, and their bytes.
     flushed_items: AtomicU64,
     flushed_bytes: AtomicU64,
 }
 
 struct OverflowPool {
     free: Vec<u32>,
-    /// Lines from this number on have never been used.
+    /// Lines from this index on have never been used.
     unused: u32,
 }
 
@@ -85,11 +89,11 @@ fn address(extent: u64, hash: KeyHash) -> u32 {
 }
 
 impl Shard {
-    /// Makes an empty shard, the `number`th of `shards`.
+    /// Creates an empty shard, number `number` of `shards`.
     pub(super) fn new(items_max: u64, number: u64, shards: u64) -> std::io::Result<Shard> {
         let buckets_max = (items_max.div_ceil(ITEMS_PER_BUCKET) as u32).max(BUCKETS_INITIAL) + 1;
-        // At the target load less than a third of the hash buckets have a second line; half is ample, and
-        // a shard that has used all its hash buckets can still add lines.
+        // At the target load, less than a third of the hash buckets have a second line. Half is
+        // ample, and a shard that has used all its hash buckets can still add lines.
         let overflow_max = buckets_max / 2 + 64;
         Ok(Shard {
             extent: AtomicU64::new(EXTENT_INITIAL),
@@ -131,20 +135,20 @@ impl Shard {
         self.counters.items.load(Ordering::Relaxed)
     }
 
-    /// The bytes of the items' entries, pieces of large values included.
+    /// The bytes of the items' entries, including the pieces of large values.
     pub(crate) fn item_bytes(&self) -> u64 {
         self.counters.bytes.load(Ordering::Relaxed)
     }
 
-    /// The number of items that have been flushed but not removed, and their bytes.
+    /// The number of flushed items that have not been removed yet, and their bytes.
     pub(crate) fn flushed(&self) -> (u64, u64) {
         let Counters { flushed_items, flushed_bytes, .. } = &self.counters;
         (flushed_items.load(Ordering::Relaxed), flushed_bytes.load(Ordering::Relaxed))
     }
 
-    /// Records that all items have been flushed, or, with `done`, that no flushed item is left.
+    /// Records that all items have been flushed or, with `done`, that no flushed item remains.
     ///
-    /// Items stored while a flush draws its boundary may be counted on the wrong side until then.
+    /// Until then, items stored while a flush sets its boundary may be counted on the wrong side.
     pub(crate) fn count_flushed(&self, done: bool) {
         let (items, bytes) = if done { (0, 0) } else { (self.items(), self.item_bytes()) };
         self.counters.flushed_items.store(items, Ordering::Relaxed);
@@ -177,7 +181,7 @@ impl Shard {
         cas
     }
 
-    /// Notes for a later process that values up to some after `cas` may have been given.
+    /// Records for a later process that values up to a bound above `cas` may have been used.
     #[cold]
     fn raise_cas_bound(&self, cas: u64) {
         let Some(superblock) = &self.superblock else { return };
@@ -186,8 +190,8 @@ impl Shard {
         self.counters.cas_bound.fetch_max(bound, Ordering::Relaxed);
     }
 
-    /// Gives only CAS values that no earlier process has given, and notes for later ones which it gives. Before
-    /// the first one is given.
+    /// From now on, assigns only CAS values that no earlier process has assigned, and records the
+    /// used ones for later processes. Called before the first value is assigned.
     pub(super) fn persist_cas(&mut self, superblock: &Arc<Superblock>) {
         let first = self.counters.cas.load(Ordering::Relaxed);
         let earlier = superblock.notes().cas_bound().saturating_sub(first).div_ceil(self.cas_step);
@@ -202,7 +206,7 @@ impl Shard {
         self.counters.cas.load(Ordering::Relaxed)
     }
 
-    /// Makes hash buckets for this many items in an empty shard.
+    /// Creates hash buckets for this many items in an empty shard.
     pub(super) fn reserve(&self, items: u64) {
         debug_assert_eq!(self.items(), 0);
         let (least, most) = (u64::from(BUCKETS_INITIAL), u64::from(self.buckets_max));
@@ -211,12 +215,12 @@ impl Shard {
         self.extent.store(((2 * round - 1) << 32) | (count - round), Ordering::Release);
     }
 
-    /// Counts an item that is stored.
+    /// Counts a stored item.
     pub(crate) fn count_stored(&self) {
         self.counters.stored.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Adjusts the bytes when an item is replaced, or part of it moves.
+    /// Adjusts the bytes after an item is replaced or part of it has moved.
     pub(crate) fn adjust_bytes(&self, added: u64, removed: u64) {
         self.counters.bytes.fetch_add(added.wrapping_sub(removed), Ordering::Relaxed);
     }
@@ -240,7 +244,7 @@ impl Shard {
         BucketRef::new(self, self.bucket(address(extent, hash)), extent)
     }
 
-    /// The hash bucket to which `hash` belongs at present, for a look at its first line.
+    /// The hash bucket to which `hash` belongs at present, for reading its first line.
     #[inline]
     pub(crate) fn hint(&self, hash: KeyHash) -> BucketHint<'_> {
         self.locate(hash).hint()
@@ -252,19 +256,20 @@ impl Shard {
         self.locate(hash).lock(hash)
     }
 
-    /// Locks a hash bucket by its number, for a walk over all; `None` if there is none.
+    /// Locks the hash bucket at an index, for a walk over all of them; `None` beyond the last.
     pub(crate) fn lock_bucket(&self, index: u64) -> Option<BucketGuard<'_>> {
         (index < self.bucket_count()).then(|| BucketGuard::lock(self, self.bucket(index as u32)))
     }
 
-    /// Splits one hash bucket if the shard is fuller than it should be. `rehash` returns the hash of the
-    /// item at a location; it is called while its hash bucket is locked.
+    /// Splits one hash bucket if the shard's load is above the target. `rehash` returns the hash of
+    /// the item at a location; it is called while the item's hash bucket is locked.
     pub(crate) fn grow(&self, rehash: impl Fn(u32) -> KeyHash) {
         let count = self.bucket_count();
         if self.items() <= count * ITEMS_PER_BUCKET || count >= u64::from(self.buckets_max) {
             return;
         }
-        // Another thread splits one already: the load is only a mean, so this one need not wait.
+        // Another thread is already splitting one. The target is only a mean, so this thread need
+        // not wait.
         let Some(_growing) = try_lock(&self.growing) else { return };
         let extent = self.extent.load(Ordering::Acquire);
         let count = bucket_count(extent);
@@ -276,7 +281,8 @@ impl Shard {
         let old = BucketGuard::lock(self, self.bucket(split));
         let round = round_of(extent);
         let moved_bit = round;
-        // No thread can reach the new hash bucket before `extent` is written below, so its lock is not taken.
+        // No thread can reach the new hash bucket before `extent` is written below, so it need not
+        // be locked.
         let fresh = self.bucket(new);
         let mut tail = fresh;
         let mut filled = 0;
@@ -303,7 +309,7 @@ impl Shard {
             filled += 1;
         });
         if !complete {
-            // No line is left for the new chain: undo, and leave the table as it is.
+            // No line is left for the new chain: undoes the split and leaves the table as it was.
             self.clear_chain(fresh);
             return;
         }
@@ -353,10 +359,10 @@ impl Shard {
     }
 }
 
-/// Checks for tests.
+/// Checks by tests.
 impl Shard {
-    /// Checks counters and chains, and calls `each` with the number of the hash bucket and the location of
-    /// every item. No other thread may use the shard.
+    /// Checks counters and chains, and calls `each` with the hash bucket and the location of every
+    /// item. No other thread may use the shard.
     pub(crate) fn validate(&self, mut each: impl FnMut(u64, u32)) {
         let mut items = 0;
         let mut lines = 0;

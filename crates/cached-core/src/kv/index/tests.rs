@@ -1,5 +1,5 @@
-//! Splits of a hash bucket: without room for the new chain, during a look-up, and under a scheduler that tries
-//! many interleavings.
+//! Splits of a hash bucket: without space for the new chain, during a look-up, and under a
+//! scheduler that tries many interleavings.
 
 use super::Shard;
 use crate::KeyHash;
@@ -8,7 +8,8 @@ use crate::KeyHash;
 mod split {
     use super::*;
 
-    /// Every location belongs to hash bucket 0; once that is split, the odd ones belong to the new one.
+    /// Every location belongs to hash bucket 0 until that is split; then the odd ones belong to the
+    /// new bucket.
     fn hash_of(location: u32) -> KeyHash {
         KeyHash(u64::from(location) * 16)
     }
@@ -45,7 +46,8 @@ mod split {
             );
             assert!((1..=left).all(|location| holds(&shard, location)));
             shard.validate(|bucket, _| assert_eq!(bucket, 0));
-            // With room for it, the new hash bucket gets its items and nothing of the first attempt.
+            // With space for it, the new hash bucket gets its items, and nothing remains of the
+            // first attempt.
             (1..=left)
                 .filter(|n| n % 2 == 1 && *n > 1 || *n > 400)
                 .for_each(|location| remove(&shard, location));
@@ -93,7 +95,7 @@ mod interleavings {
         shard.lock(hash).find(hash, |found| found == location).is_some()
     }
 
-    /// While hash buckets are split, items that are there or added are found, and removed ones are gone.
+    /// While hash buckets are split, existing and added items are found, and removed ones are not.
     #[test]
     fn a_split_loses_no_item() {
         shuttle::check_random(
@@ -129,7 +131,7 @@ mod interleavings {
                         }
                     })
                 };
-                // Those in the hash buckets that are split: half of them move.
+                // These are in the hash buckets that are split, and half of them move.
                 for location in (6..=165).filter(|location| hash_of(*location).low() % 16 < 2) {
                     assert!(holds(&shard, location), "{location} was lost");
                 }

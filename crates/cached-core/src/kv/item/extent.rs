@@ -7,9 +7,9 @@
 //! │ u32          │ u32     │ u32, u32  × n │  │ (255 tag) │              │          │        │
 //! └──────────────┴─────────┴───────────────┘  └───────────┴──────────────┴──────────┴────────┘
 //! ```
-//! Pieces fill what is left of a region and continue in the next, so nothing is wasted and no consecutive
-//! free regions are needed. A piece holds only the hash of its item's key: a walk looks it up in
-//! the index, and the item's list shows whether the piece is in use.
+//! Pieces fill the rest of a region and continue in the next one, so no space is wasted and no
+//! consecutive free regions are needed. A piece contains only the hash of its item's key: a walk
+//! looks it up in the index, and the item's list shows whether the piece is in use.
 
 use crate::{KeyHash, stores};
 
@@ -20,13 +20,13 @@ const LIST_ENTRY_BYTES: usize = 8;
 /// One piece in an item's list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// Where its entry starts, in granules.
+    /// The location of its entry, in granules.
     pub(crate) location: u32,
-    /// Bytes of the value in it.
+    /// The number of the value's bytes in it.
     pub(crate) bytes: u32,
 }
 
-/// The bytes of a list of `pieces` pieces.
+/// The size in bytes of a list of `pieces` pieces.
 pub(crate) fn list_bytes(pieces: usize) -> usize {
     LIST_HEADER_BYTES + pieces * LIST_ENTRY_BYTES
 }

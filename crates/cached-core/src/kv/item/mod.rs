@@ -16,29 +16,30 @@
 //!         │ the clock's second of the last use, its lower 25 bits │ LIVE │ policy │ marks        │
 //!         └──────────────────────────────────────────────────────┴──────┴────────┴──────────────┘
 //! ```
-//! 25 bits are a year: the idle time of an item that is not used for longer is reported too low.
+//! 25 bits cover a year. If an item is not used for longer, its reported idle time is too short.
 //!
-//! LIVE is set if and only if the index leads to the item, except while the lock of its hash bucket is held:
-//! then an item may be in the index with its mark off, or two items of one key may have it. What a thread
-//! stores reaches the memory in program order as far as a later process can see, so a process that opens the
-//! memory of one that was killed finds complete items where it finds LIVE, and rebuilds the index from them.
+//! LIVE is set if and only if the index refers to the item, except while the lock of its hash
+//! bucket is held: then an item in the index may lack the mark, or two items of one key may have
+//! it. A thread's stores become visible to a later process in program order, so a process that
+//! opens the memory of a killed one finds complete items wherever LIVE is set, and rebuilds the
+//! index from them.
 //!
 //! In a memory file an entry ends with a checksum, behind its padding (see `shape.rs`).
 //!
-//! Little-endian; an entry starts at a multiple of the granule (4 bytes or more) and is padded to one. The
-//! payload is the value, or with EXTENTS the list of the pieces in which the value lies (see `extent.rs`). An
-//! entry with 255 as the number of key bytes is such a piece, not an item.
+//! Little-endian; an entry starts at a multiple of the granule (4 bytes or more) and is padded to
+//! one. The payload is the value, or with EXTENTS the list of the pieces in which the value lies
+//! (see `extent.rs`). An entry with 255 as the number of key bytes is such a piece, not an item.
 //!
-//! Access: the key, and the padded size that follows from the shape, never change after the entry is written;
-//! a thread that keeps the region from being reused may read them without a lock. Everything else is read and
-//! written under the lock of the key's hash bucket. An overwrite in place changes the shape's payload bytes
-//! within the same padded size. The payload of an entry in a pinned region does not change: writers check the
-//! pins.
+//! Access: the key, and the padded size that follows from the shape, never change after the entry
+//! is written; a thread that keeps the region from being reused may read them without a lock.
+//! Everything else is read and written under the lock of the key's hash bucket. An overwrite in
+//! place changes the shape's payload bytes within the same padded size. The payload of an entry in
+//! a pinned region does not change: writers check the pins.
 
 pub(crate) mod extent;
 mod shape;
 
-// Not from `crate::sync`: these words lie in raw memory, and order nothing between threads.
+// Not from `crate::sync`: these words are in raw memory, and do not order anything between threads.
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use shape::FIXED_BYTES;
@@ -56,7 +57,7 @@ pub const KEY_BYTES_MAX: usize = 250;
 
 const USAGE_AT: usize = 4;
 
-/// The attributes of an item: all but key and payload.
+/// The attributes of an item: everything except key and payload.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Attributes {
     pub(crate) cas: u64,
@@ -65,7 +66,7 @@ pub(crate) struct Attributes {
     pub(crate) usage: Usage,
 }
 
-/// Writes an entry of `bytes` bytes to which nothing refers.
+/// Writes an entry of `bytes` bytes to which nothing refers yet.
 ///
 /// # Safety
 /// `ptr` points at `bytes` writable bytes (granule-aligned) that no other thread uses.
@@ -81,10 +82,11 @@ pub(crate) unsafe fn write_placeholder(ptr: *mut u8, bytes: u32) {
     }
 }
 
-/// A pointer at an item's entry.
+/// A pointer to an item's entry.
 ///
-/// The code that constructs one guarantees that the region is not reused while it is in use: the holder has the lock
-/// of the item's hash bucket (all fields), or keeps the region in another way (key and padded size only).
+/// The code that constructs one guarantees that the region is not reused while the pointer is in
+/// use: its holder has the lock of the item's hash bucket (all fields), or keeps the region in
+/// another way (only key and padded size).
 #[derive(Clone, Copy)]
 pub(crate) struct ItemPtr {
     ptr: *mut u8,
@@ -116,7 +118,8 @@ impl ItemPtr {
         debug_assert_eq!(key.len(), shape.key_bytes());
         debug_assert!(attributes.usage.state() & state::LIVE == 0, "a new entry is not live");
         let item = ItemPtr::shaped(ptr, shape);
-        // Before the shape makes it an item: an earlier entry may have left the mark here.
+        // This comes before the shape makes it an item, because an earlier entry may have left the
+        // mark here.
         item.set_usage(attributes.usage);
         stores::fence();
         // SAFETY: all offsets below are inside `shape.entry_bytes()`, which the caller provides.
@@ -128,11 +131,11 @@ impl ItemPtr {
         item
     }
 
-    /// Copies the entry of `bytes` bytes, padding included. The copy is not live.
+    /// Copies the entry of `bytes` bytes, including padding. The copy is not live.
     ///
     /// # Safety
-    /// `to` points at `bytes` writable bytes (granule-aligned) that no other thread uses, apart from this
-    /// entry, which takes as many.
+    /// `to` points at `bytes` writable bytes (granule-aligned) that no other thread uses, separate
+    /// from this entry, which has the same size.
     #[inline]
     pub(crate) unsafe fn copy_to(self, to: *mut u8, bytes: usize) -> ItemPtr {
         let copy = ItemPtr { ptr: to, ..self };
@@ -146,7 +149,7 @@ impl ItemPtr {
         copy
     }
 
-    /// Marks a complete item as one to which the index leads, with the last of the stores that made it.
+    /// Marks a complete item as being in the index. This is the last of the stores that create it.
     #[inline]
     pub(crate) fn make_live(self, usage: Usage) {
         stores::fence();
@@ -154,13 +157,13 @@ impl ItemPtr {
         stores::fence();
     }
 
-    /// Marks the item as one to which the index does not lead, or that is being changed.
+    /// Marks the item as not being in the index, or as being changed.
     #[inline]
     pub(crate) fn make_dead(self) {
         self.make_dead_from(self.usage());
     }
 
-    /// Does the same with the usage that has been read.
+    /// Does the same, given the usage that has been read.
     #[inline]
     pub(crate) fn make_dead_from(self, usage: Usage) {
         self.set_usage(usage.without(state::LIVE));
@@ -172,14 +175,14 @@ impl ItemPtr {
         self.state() & state::LIVE != 0
     }
 
-    /// Writes all attributes for which the shape has room.
+    /// Writes all attributes for which the shape has fields.
     #[inline]
     pub(crate) fn set_attributes(self, attributes: &Attributes) {
         self.set_usage(attributes.usage);
         self.set_optional(attributes);
     }
 
-    /// Writes all attributes but the usage, for which the shape has room.
+    /// Writes all attributes except the usage for which the shape has fields.
     #[inline]
     pub(crate) fn set_optional(self, attributes: &Attributes) {
         self.set_cas(attributes.cas);
@@ -200,8 +203,8 @@ impl ItemPtr {
         }
     }
 
-    /// Changes the shape to one that differs in the payload's length only, within the same padded size (overwrite in
-    /// place).
+    /// Changes the shape to one that differs only in the payload's length, within the same padded
+    /// size (overwrite in place).
     #[inline]
     pub(crate) fn reshape(&mut self, shape: Shape) {
         debug_assert_eq!((self.shape.key_bytes(), self.shape.fields()), (shape.key_bytes(), shape.fields()));
@@ -228,7 +231,7 @@ impl ItemPtr {
         stores::done();
     }
 
-    /// The key. It is valid for as long as the caller keeps the region.
+    /// The key. It is valid while the caller keeps the region.
     #[inline]
     pub(crate) fn key<'a>(self) -> &'a [u8] {
         // SAFETY: the key lies inside the entry and never changes; the caller bounds the lifetime,
@@ -236,7 +239,7 @@ impl ItemPtr {
         unsafe { std::slice::from_raw_parts(self.ptr.add(self.key_at as usize), self.shape.key_bytes()) }
     }
 
-    /// Whether this is the item of `key`. Keys of usual length are compared without a call.
+    /// Whether this is the item of `key`. Keys of common lengths are compared without a call.
     #[inline]
     pub(crate) fn is_of(self, key: &[u8]) -> bool {
         if self.shape.key_bytes() != key.len() {
@@ -325,7 +328,7 @@ impl ItemPtr {
         self.set_state(self.state() & !state::POLICY | bits << state::POLICY_SHIFT);
     }
 
-    /// The CAS value; 0 when the store keeps none.
+    /// The CAS value; 0 if the store has none.
     #[inline]
     pub(crate) fn cas(self) -> u64 {
         if !self.shape.has_cas() {
@@ -352,8 +355,8 @@ impl ItemPtr {
         Expiry::from_secs(self.get_u32(self.shape.expiry_at()))
     }
 
-    /// Sets the expiry. Returns false when the entry has no room for one and must be rewritten: only that of
-    /// an item that never expires may have none.
+    /// Sets the expiry. Returns false if the entry has no field for it and must be rewritten. Only
+    /// the entry of an item that never expires may lack the field.
     #[must_use]
     pub(crate) fn set_expiry(self, expiry: Expiry) -> bool {
         if !self.shape.has_expiry() {
@@ -374,7 +377,7 @@ impl ItemPtr {
 
 /// Marks of an item; three of the seven bits belong to the eviction policy.
 pub(crate) mod state {
-    /// Marked stale (`md I`); the next reader wins the right to refresh it.
+    /// Marked as stale (`md I`); the next reader wins the right to refresh it.
     pub(crate) const STALE: u8 = 1;
     /// A client has won the right to refresh the item.
     pub(crate) const TOKEN_SENT: u8 = 2;
@@ -384,8 +387,8 @@ pub(crate) mod state {
     pub(crate) const POLICY_SHIFT: u32 = 3;
     /// The policy's three bits.
     pub(crate) const POLICY: u8 = 7 << POLICY_SHIFT;
-    /// The index leads to the item: a restart takes it over. It differs from that only while the lock of its
-    /// hash bucket is held.
+    /// The index refers to the item, so a restart restores it. The two differ only while the lock
+    /// of its hash bucket is held.
     pub(crate) const LIVE: u8 = 64;
     /// The number of states.
     pub(crate) const COUNT: usize = 128;
@@ -398,8 +401,8 @@ pub(crate) struct Usage(pub(crate) u32);
 impl Usage {
     const STAMP_SHIFT: u32 = state::COUNT.ilog2();
     const STAMP_MAX: u32 = u32::MAX >> Self::STAMP_SHIFT;
-    /// A thread may use an item a moment after another has read the clock: up to this much ahead counts as no
-    /// idle time.
+    /// Another thread may have used the item a moment after this one read the clock: a last use up
+    /// to this far ahead counts as no idle time.
     const AHEAD_SECS_MAX: u32 = 3600;
 
     #[inline]

@@ -1,7 +1,7 @@
-//! The first word of an entry: what it consists of, and the offsets of its fields; and the checksum at
+//! The first word of an entry: its composition and the offsets of its fields; and the checksum at
 //! its end.
 
-// Not from `crate::sync`: these words lie in raw memory, and order nothing between threads.
+// Not from `crate::sync`: these words are in raw memory, and do not order anything between threads.
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::extent::{LIST_HEADER_BYTES, PIECE_HEADER_BYTES};
@@ -24,11 +24,11 @@ const HAS_SHIFT: u32 = HAS_CAS.trailing_zeros();
 const _: () = assert!(HAS_CAS >> 24 == 8 && HAS_EXPIRY >> 26 == 4);
 const _: () = assert!(HAS_EXPIRY >> HAS_SHIFT == 2 && HAS_CLIENT_FLAGS >> HAS_SHIFT == 4);
 
-/// As the number of key bytes: the entry is a piece of a large value.
+/// The number of key bytes that marks the entry as a piece of a large value.
 const PIECE: u32 = 255;
 const _: () = assert!(KEY_BYTES_MAX < PIECE as usize);
 
-/// The offset of the key for each set of optional fields: every look-up needs it first.
+/// The offset of the key for each set of optional fields. Every look-up needs it first.
 static KEY_AT: [u8; 8] = {
     let mut table = [0; 8];
     let mut has = 0;
@@ -40,12 +40,12 @@ static KEY_AT: [u8; 8] = {
     table
 };
 
-/// The first word of an entry: what it consists of.
+/// The first word of an entry, which describes its composition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape(u32);
 
 impl Shape {
-    /// The shape of an item. Key and payload are within their limits (the callers check).
+    /// The shape of an item. The caller has checked that key and payload are within their limits.
     #[inline]
     pub(crate) fn item(key: usize, payload: usize, fields: Fields) -> Shape {
         debug_assert!((1..=KEY_BYTES_MAX).contains(&key) && payload <= PAYLOAD_BYTES_MAX);
@@ -69,9 +69,9 @@ impl Shape {
         Shape(PIECE | data << KEY_BITS)
     }
 
-    /// The shape of an entry of `bytes` bytes, padding included, that nothing refers to yet: a walk steps over
-    /// it. It is a piece that no list has; where there is no room for one's header, an item, whose second word
-    /// must not say that it is live.
+    /// The shape of an entry of `bytes` bytes, including padding, to which nothing refers yet, so
+    /// that a walk skips it. It is a piece that is in no list or, if there is no space for a
+    /// piece's header, an item; the second word of such an item must not say that it is live.
     #[inline]
     pub(crate) fn placeholder(bytes: u32) -> Shape {
         match (bytes as usize).checked_sub(PIECE_HEADER_BYTES) {
@@ -108,7 +108,7 @@ impl Shape {
         self.0
     }
 
-    /// The bytes of data of a piece; `None` for an item.
+    /// The length of a piece's data; `None` for an item.
     #[inline]
     pub(crate) fn piece_bytes(self) -> Option<u32> {
         (self.0 & 0xff == PIECE).then_some(self.0 >> KEY_BITS)
@@ -155,7 +155,8 @@ impl Shape {
         usize::from(KEY_AT[(self.0 >> HAS_SHIFT & 7) as usize])
     }
 
-    // Without branches: each optional field's bit, shifted so that its value is the field's length.
+    // Without branches: each optional field's bit is shifted so that its value is the field's
+    // length.
     #[inline]
     pub(super) fn expiry_at(self) -> usize {
         FIXED_BYTES + (self.0 >> 24 & 8) as usize
@@ -166,7 +167,7 @@ impl Shape {
         self.expiry_at() + (self.0 >> 26 & 4) as usize
     }
 
-    /// The bytes of the entry before padding.
+    /// The size of the entry before padding.
     #[inline]
     pub(crate) fn entry_bytes(self) -> usize {
         match self.piece_bytes() {
@@ -186,36 +187,39 @@ pub(crate) struct Fields {
     pub(crate) key_binary: bool,
 }
 
-/// The bytes of the smallest entry: one byte of key, no value. It bounds the number of items.
+/// The size of the smallest entry: one byte of key, no value. It limits the number of items.
 pub(crate) fn entry_bytes_min(with_cas: bool) -> usize {
     FIXED_BYTES + if with_cas { 8 } else { 0 } + 1
 }
 
 // The checksum of an entry in a memory file: a CRC-32 in its last four bytes.
 //
-// It covers what a client has stored, and what tells where that lies: an item's shape, key, client flags and value (of a
-// large value the number of its bytes and pieces, since pieces have checksums of their own and may move), and all of a
-// piece. It does not cover what changes in place by one store: usage, expiry and CAS value.
+// It covers what a client has stored and the location of that: of an item, the shape, key, client
+// flags and value (of a large value, the length and the number of pieces, since pieces have
+// checksums of their own and may move), and all of a piece. It does not cover what a single store
+// changes in place: usage, expiry and CAS value.
 
 /// The bytes of a checksum at the end of an entry.
 pub(crate) const CHECKSUM_BYTES: usize = 4;
-/// Marks an entry that no index leads to.
+/// Marks an entry to which no index refers.
 const VOID: u32 = 0;
 
 impl ItemPtr {
-    /// Writes the checksum of an item that is complete except for its mark, and takes `bytes` bytes with its padding.
+    /// Writes the checksum of an item of `bytes` bytes, including padding, that is complete except
+    /// for its mark.
     pub(crate) fn write_checksum(self, bytes: u32) {
         // SAFETY: the entry of a complete item has this size.
         unsafe { put(self.ptr, bytes, self.checksum()) };
     }
 
-    /// Makes the checksum of an item that has ended wrong, so that its mark alone does not bring it back.
+    /// Invalidates the checksum of an item that has ended, so that its mark alone cannot bring it
+    /// back.
     pub(crate) fn void_checksum(self, bytes: u32) {
         // SAFETY: as above.
         unsafe { put(self.ptr, bytes, VOID) };
     }
 
-    /// Returns whether an item that an earlier process has left is as it was stored.
+    /// Returns whether an item from an earlier process is unchanged since it was stored.
     pub(crate) fn matches_checksum(self, bytes: u32) -> bool {
         // SAFETY: the caller has found an entry of this size.
         let found = unsafe { get(self.ptr, bytes) };
@@ -237,7 +241,7 @@ impl ItemPtr {
     }
 }
 
-/// Writes the checksum of a piece of `data` bytes, which takes `bytes` bytes with its padding.
+/// Writes the checksum of a piece with `data` bytes that occupies `bytes` bytes, including padding.
 ///
 /// # Safety
 /// `piece` points at a complete piece of this size that no other thread writes.
@@ -246,10 +250,10 @@ pub(crate) unsafe fn write_piece_checksum(piece: *mut u8, data: u32, bytes: u32)
     unsafe { put(piece, bytes, piece_checksum(piece, data)) };
 }
 
-/// Returns whether a piece that an earlier process has left is as it was stored.
+/// Returns whether a piece from an earlier process is unchanged since it was stored.
 ///
 /// # Safety
-/// As [`write_piece_checksum`].
+/// As for [`write_piece_checksum`].
 pub(crate) unsafe fn piece_matches_checksum(piece: *mut u8, data: u32, bytes: u32) -> bool {
     // SAFETY: as the caller promises.
     unsafe { get(piece, bytes) == piece_checksum(piece, data) }

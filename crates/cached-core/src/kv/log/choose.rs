@@ -1,4 +1,5 @@
-//! The choice of regions for compactions and sweeps, and of what stays when a region is evicted.
+//! The choice of regions for compactions and sweeps, and of the entries kept when a region is
+//! evicted.
 
 use super::Log;
 use super::owner::{EntryOwner, LiveEntry};
@@ -9,26 +10,26 @@ use crate::arena::{RegionId, RegionState};
 use crate::policy::{Candidate, QUEUES_MAX, QueueId, Verdict};
 use crate::sync::lock;
 
-/// Regions chosen by one look at all of them.
+/// The most regions chosen in one pass over all of them.
 const CHOSEN_MAX: usize = 64;
-/// When no region had enough garbage, one in this many of all regions may be evicted in the same second
-/// before all are looked at again: looking each time would cost as much as the walks.
+/// If no region has enough garbage, one in this many of all regions may be evicted in the same
+/// second before the next pass: a pass each time would cost as much as the walks.
 const LOOK_AGAIN_SHARE: u32 = 32;
-/// Sweeps in which a store that evicts may find little before it pauses sweeping.
+/// How many sweeps may find little before a store that evicts pauses sweeping.
 const BARREN_SWEEPS_MAX: u32 = 4;
 
-/// The regions chosen, and when to look for more.
+/// The chosen regions, and when to choose more.
 pub(super) struct Choice {
-    /// Bytes that made the region worth a walk, and the region; the best one last.
+    /// The chosen regions with their garbage or expired bytes, the best one last.
     chosen: Vec<(u32, RegionId)>,
     /// The purpose for which they were chosen.
     purpose: Purpose,
-    /// When no region had enough garbage, or less than it seemed: the clock's second, and the jobs done by
-    /// then.
+    /// If no region had enough garbage, or less than estimated: the clock's second, and the number
+    /// of jobs done until then.
     exhausted_at: Option<(u32, u64)>,
-    /// The owner's stamp at that time, which differs after every change that made garbage.
+    /// The owner's stamp at that time. Every change that creates garbage changes the stamp.
     exhausted_stamp: (u64, u64),
-    /// Sweeps since the last look in which little was found.
+    /// Sweeps since the last pass that found little.
     barren_sweeps: u32,
 }
 
@@ -43,7 +44,7 @@ impl Choice {
         }
     }
 
-    /// Takes the next chosen region out of its queue; looks again if none is left.
+    /// Takes the next chosen region out of its queue. If none is left, chooses again.
     pub(super) fn take<O: EntryOwner>(
         &mut self,
         log: &Log,
@@ -56,7 +57,7 @@ impl Choice {
         let mut has_looked = false;
         loop {
             while let Some((bytes, region)) = self.chosen.pop() {
-                // It may have been emptied and filled again since.
+                // The region may have been emptied and filled again since.
                 if self.purpose == Purpose::Compact && garbage(log, region, now) < bytes.div_ceil(2) {
                     continue;
                 }
@@ -75,7 +76,7 @@ impl Choice {
         }
     }
 
-    /// Whether a look may find what the last one did not.
+    /// Whether another pass may find what the last one did not.
     fn may_look<O: EntryOwner>(&self, log: &Log, owner: &O, jobs: u64, now: u32, effort: Effort) -> bool {
         let Some((second, jobs_then)) = self.exhausted_at else { return true };
         if second != now || log.boundary() != 0 {
@@ -89,11 +90,11 @@ impl Choice {
         }
     }
 
-    /// Looks at all regions, and chooses those that are worth a walk.
+    /// Chooses among all regions those that are worth a walk.
     fn look<O: EntryOwner>(&mut self, log: &Log, owner: &O, survivors: &mut Survivors, jobs: u64, now: u32) {
         let region_bytes = log.arena.region_bytes() as u32;
         survivors.seal_mostly_dead(log);
-        // Read before the look: a change during the look is worth another one.
+        // Read before the pass, because a change during the pass is worth another pass.
         let stamp = if log.evicts { (0, 0) } else { owner.change_stamp() };
         self.purpose = Purpose::Compact;
         self.choose(log, region_bytes / GARBAGE_SHARE, |region| garbage(log, region, now));
@@ -116,8 +117,7 @@ impl Choice {
         }
     }
 
-    /// Chooses the regions with the most bytes by `bytes_of`, of those that have more than `above`. Returns
-    /// how many bytes those have together.
+    /// Chooses the regions with the largest `bytes_of` above `above`. Returns their total.
     fn choose(&mut self, log: &Log, above: u32, bytes_of: impl Fn(RegionId) -> u32) -> u64 {
         let chosen = &mut self.chosen;
         chosen.clear();
@@ -143,8 +143,8 @@ impl Choice {
         sum
     }
 
-    /// Called after a sweep. If sweeps find little, items expire one by one: a store that evicts stops
-    /// looking for them for a while.
+    /// Called after a sweep. If sweeps find little, items expire one at a time, and a store that
+    /// evicts stops looking for them for a while.
     pub(super) fn note_sweep(&mut self, log: &Log, job: &Job, jobs: u64, now: u32) {
         let freed = job.live_bytes_before.saturating_sub(log.arena.region(job.region).live_bytes());
         if !log.evicts || freed > log.arena.region_bytes() as u32 / GARBAGE_SHARE {
@@ -157,8 +157,8 @@ impl Choice {
         }
     }
 
-    /// Called after a compaction that copied `copied_bytes`. If it freed less than what makes one worth it,
-    /// the estimates are bad at present, and are left alone for a while.
+    /// Called after a compaction that copied `copied_bytes`. If it freed less than makes a
+    /// compaction worthwhile, the estimates are bad at present and not used for a while.
     pub(super) fn note_compaction(&mut self, log: &Log, job: &Job, copied_bytes: u32, jobs: u64, now: u32) {
         let region_bytes = log.arena.region_bytes() as u32;
         if log.evicts
@@ -171,7 +171,7 @@ impl Choice {
     }
 }
 
-/// Bytes of a region that are garbage, as far as that is known without a walk.
+/// The bytes of a region that are garbage, as far as that is known without a walk.
 fn garbage(log: &Log, region: RegionId, now: u32) -> u32 {
     let record = log.arena.region(region);
     if record.sequence() < log.boundary() {
@@ -180,9 +180,10 @@ fn garbage(log: &Log, region: RegionId, now: u32) -> u32 {
     record.dead_bytes() + log.arena.expiring.expired(region, now).likely.min(record.live_bytes())
 }
 
-// Eviction: which items of a queue's oldest region stay, and which are removed.
+// Eviction: which items of a queue's oldest region are kept, and which are removed.
 
-/// At most this share of the regions walked survives evictions: 3/4, averaged over this many regions.
+/// At most this share of the walked regions survives evictions: 3/4, averaged over this many
+/// regions.
 const SURVIVORS: (u32, u32) = (3, 4);
 const SURVIVORS_AVERAGED_REGIONS: u32 = 32;
 
@@ -191,24 +192,24 @@ fn survivors_share(region_bytes: usize) -> u32 {
     region_bytes as u32 / SURVIVORS.1 * SURVIVORS.0
 }
 
-/// The most that evictions may save up to keep.
+/// The most that evictions may accumulate for keeping.
 pub(super) fn credit_max(region_bytes: usize) -> u32 {
     survivors_share(region_bytes) * SURVIVORS_AVERAGED_REGIONS
 }
 
 impl Reclaimer {
-    /// Adds the share of one more region that is walked.
+    /// Adds the share of one more walked region.
     pub(super) fn earn_credit(&mut self, log: &Log) {
         let region_bytes = log.arena.region_bytes();
         self.keep_credit = (self.keep_credit + survivors_share(region_bytes)).min(credit_max(region_bytes));
     }
 
-    /// From now on no more is kept than the share of each region: a thread has waited long enough.
+    /// From now on each region may keep only its own share: a thread has waited long enough.
     pub(super) fn spend_credit(&mut self) {
         self.keep_credit = 0;
     }
 
-    /// Whether evictions may keep `bytes` more; if so, they are taken from the credit.
+    /// Returns whether evictions may keep `bytes` more, and deducts them from the credit if so.
     fn may_keep(&mut self, bytes: u32) -> bool {
         let left = self.keep_credit.checked_sub(bytes);
         self.keep_credit = left.unwrap_or(self.keep_credit);
@@ -270,7 +271,8 @@ impl Reclaimer {
         }
     }
 
-    /// Removes an item. What becomes garbage of the walked entry is applied at the end of the step.
+    /// Removes an item. The garbage that this creates in the walked region is recorded at the end
+    /// of the step.
     fn evict<L: LiveEntry>(&mut self, log: &Log, job: &Job, entry: L, bytes: u32, now: u32) {
         let expiry = entry.expiry();
         log.arena.expiring.forget(job.region, bytes, expiry);
@@ -281,18 +283,20 @@ impl Reclaimer {
     }
 }
 
-/// Whether the job's region has been pinned since it was chosen. The reader may be the very thread that makes
-/// room, for an item that lies there: what is left of the region is not evicted.
+/// Whether the job's region has been pinned since it was chosen. The reader may be the very thread
+/// that needs the memory, for an item in this region; the rest of the region is then not evicted.
 fn is_pinned_since(log: &Log, job: &Job) -> bool {
     log.arena.region(job.region).pins() != 0
 }
 
-/// A large value stays if it was used after its region was opened or last requeued.
+/// Whether a piece is kept: if its large value was used after the region was opened or last
+/// requeued.
 fn keeps_piece<L: LiveEntry>(log: &Log, region: RegionId, entry: &L, now: u32) -> bool {
     entry.last_access(now) > log.arena.region(region).opened_at()
 }
 
-/// Whether at least three quarters of a region of pieces would be kept: then it is not copied.
+/// Whether at least three quarters of a region of pieces would be kept, in which case it is not
+/// copied.
 pub(super) fn is_mostly_kept<O: EntryOwner>(log: &Log, owner: &O, job: &Job, now: u32) -> bool {
     let mut kept = 0u64;
     job.for_each_ahead(log, owner, |walked| {
@@ -306,7 +310,8 @@ pub(super) fn is_mostly_kept<O: EntryOwner>(log: &Log, owner: &O, job: &Job, now
     kept * 4 >= log.arena.region_bytes() as u64 * 3
 }
 
-/// The oldest region of the queue that the policy names, or of the large values if that is older.
+/// The oldest region of the queue that the policy names, or of the large values' queue if that is
+/// older.
 pub(super) fn oldest_victim(log: &Log, queues: &Queues) -> Option<RegionId> {
     let oldest = |queue: usize| queues.oldest_first(queue).find(|region| log.is_quiet(*region));
     let region_bytes = log.arena.region_bytes();

@@ -1,8 +1,9 @@
-//! Append streams: the open regions to which the threads that store append.
+//! Append streams: the open regions to which storing threads append.
 //!
-//! Every thread has a *lane*, a set of streams under one lock (threads share lanes when there are more of them),
-//! so that appending takes a lock for which no other thread waits. A lane has one stream per lifetime class:
-//! items that expire at about the same time lie together, and their region becomes garbage as a whole.
+//! Every thread has a *lane*, a set of streams under one lock, so that appending usually takes a
+//! lock for which no other thread waits. (Threads share lanes if there are more threads than
+//! lanes.) A lane has one stream per lifetime class, so that items which expire at about the same
+//! time are stored together and their region becomes garbage as a whole.
 
 use std::sync::atomic::Ordering;
 
@@ -15,15 +16,16 @@ use crate::policy::QueueId;
 use crate::sync::thread_number;
 use crate::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard, lock};
 
-/// The classes of lifetimes: a day and more or none, an hour and more, two minutes and more, less.
+/// The classes of lifetimes: at least a day or unlimited, at least an hour, at least two minutes,
+/// less.
 const TTL_CLASSES: usize = 4;
 const TTL_CLASS_SECS: [u32; TTL_CLASSES - 1] = [86_400, 3_600, 120];
 
-/// Streams of a lane: one per class, and one for pieces of large values.
+/// The streams of a lane: one per class, and one for pieces of large values.
 const STREAMS: usize = TTL_CLASSES + 1;
 pub(super) const LARGE_STREAM: usize = STREAMS - 1;
 
-/// The queue that a stream's regions join when they are full.
+/// The queue to which a stream's full regions are added.
 pub(super) fn queue_of_stream(stream: usize) -> usize {
     if stream == LARGE_STREAM { LARGE } else { usize::from(QueueId::ENTRY.0) }
 }
@@ -32,22 +34,22 @@ pub(super) fn queue_of_stream(stream: usize) -> usize {
 pub(super) struct Lanes {
     lanes: Box<[Lane]>,
     ttl_classes: usize,
-    /// With fewer free regions than this, a thread that allocates also reclaims a little. It rises by one
-    /// with every lane that comes into use: free regions are memory without items.
+    /// With fewer free regions than this, a thread that allocates also reclaims a little. It rises
+    /// by one for every lane in use, because a lane's free regions contain no items.
     low_water: AtomicU32,
 }
 
-/// The streams of one lane, on cache lines of their own.
+/// The streams of one lane, on separate cache lines.
 #[repr(align(128))]
 pub(super) struct Lane {
     streams: Mutex<[Stream; STREAMS]>,
-    /// Whether a thread has asked for a region here.
+    /// Whether a thread has asked for a region in this lane.
     is_used: AtomicBool,
 }
 
 impl Lanes {
-    /// Makes `count` lanes for a log of `regions` regions, or fewer: a lane may hold several half-filled
-    /// regions.
+    /// Creates at most `count` lanes for a log of `regions` regions. Fewer if the log is small,
+    /// because a lane may hold several half-filled regions.
     pub(super) fn new(count: usize, regions: u32) -> Lanes {
         let count = count.min(regions as usize / 32).max(1);
         Lanes {
@@ -68,8 +70,8 @@ impl Lanes {
         &self.lanes[thread_number() % self.lanes.len()]
     }
 
-    /// The calling thread's lane, which is about to get a region: from now on one more free region is kept
-    /// for it.
+    /// The calling thread's lane, which is about to get a region. From now on, one more free region
+    /// is kept for it.
     pub(super) fn own_in_use(&self) -> &Lane {
         let lane = self.own();
         if !lane.is_used.load(Ordering::Relaxed) && !lane.is_used.swap(true, Ordering::Relaxed) {
@@ -78,7 +80,7 @@ impl Lanes {
         lane
     }
 
-    /// The stream for a new item of this expiry.
+    /// The stream for a new item with this expiry.
     pub(super) fn stream_for(&self, expiry: Expiry, now: u32) -> usize {
         match expiry.remaining_secs(now) {
             Some(secs) if self.ttl_classes > 1 => {
@@ -88,7 +90,7 @@ impl Lanes {
         }
     }
 
-    /// Seals every open region, then calls `f` while none can be opened.
+    /// Seals every open region, then calls `f` while no region can be opened.
     pub(super) fn with_all_sealed(&self, log: &Log, f: impl FnOnce()) {
         let mut lanes: Vec<_> = self.lanes.iter().map(Lane::lock).collect();
         for streams in &mut lanes {
@@ -99,7 +101,7 @@ impl Lanes {
         f();
     }
 
-    /// Whether no thread holds the first lane.
+    /// Whether the first lane is unlocked.
     #[cfg(all(test, not(shuttle)))]
     pub(super) fn is_first_free(&self) -> bool {
         self.lanes[0].try_lock().is_some()
@@ -127,7 +129,7 @@ impl Lane {
         lock(&self.streams)
     }
 
-    /// Locks the lane's streams if that needs no waiting.
+    /// Locks the lane's streams if that is possible without waiting.
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, [Stream; STREAMS]>> {
@@ -141,17 +143,18 @@ pub(super) struct Stream {
     used: u32,
 }
 
-/// Where in its queue a region goes when it is sealed.
+/// The position that a sealed region gets in its queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// To the newest end, however long it took to fill: every entry in it stays for at least one
-    /// whole round before the policy decides about it.
+    /// The newest end, however long the region took to fill: every entry in it stays for at least
+    /// one full round before the policy decides about it.
     Newest,
-    /// Where the region's sequence number puts it: it holds items compacted out of regions of that age.
+    /// The position of the region's sequence number: it contains items compacted from regions of
+    /// that age.
     Inherited,
 }
 
-/// Space for one entry that nothing refers to yet. It must be published or abandoned.
+/// Space for an entry to which nothing refers yet. It must be published or abandoned.
 #[derive(Debug, Clone, Copy)]
 #[must_use]
 pub(in crate::kv) struct Entry {
@@ -178,13 +181,13 @@ impl Stream {
         self.region
     }
 
-    /// Bytes left in the open region.
+    /// The bytes left in the open region.
     pub(super) fn free_bytes(&self, region_bytes: usize) -> u32 {
         if self.region.is_some() { region_bytes as u32 - self.used } else { 0 }
     }
 
-    /// Allocates an entry in the open region; `None` if it does not fit. The region is not reclaimed until
-    /// the entry is published or abandoned.
+    /// Allocates an entry in the open region; `None` if it does not fit. The region is not
+    /// reclaimed until the entry is published or abandoned.
     #[inline]
     pub(super) fn append(&mut self, log: &Log, bytes: u32) -> Option<Entry> {
         let entry = self.allocate(log, bytes)?;
@@ -192,8 +195,9 @@ impl Stream {
         Some(entry)
     }
 
-    /// As [`append`](Stream::append), for an entry that counts as published immediately: only where the thread
-    /// that writes it is also the only one that seals the region.
+    /// Does the same as [`append`](Stream::append) for an entry that counts as published
+    /// immediately. Use it only if the thread that writes the entry is also the only one that seals
+    /// the region.
     #[inline]
     pub(super) fn append_published(&mut self, log: &Log, bytes: u32) -> Option<Entry> {
         let entry = self.allocate(log, bytes)?;
@@ -214,7 +218,8 @@ impl Stream {
         Some(Entry { region, location, bytes })
     }
 
-    /// Opens a region that has just been taken, which will join `queue`. The stream has no open one.
+    /// Opens a newly taken region, which will be added to `queue` when sealed. The stream must not
+    /// have an open region.
     pub(super) fn open(&mut self, log: &Log, region: RegionId, queue: usize, now: u32) {
         debug_assert!(self.region.is_none());
         log.arena.region(region).set_queue(queue as u32);

@@ -1,15 +1,17 @@
-//! The log: where items' bytes lie, and how memory becomes free again.
+//! The log: the storage of items' bytes, and the reclaiming of memory.
 //!
 //! ```text
 //!  lanes (open regions) ──seal──> queues (sealed regions, oldest first) ──reclaim──> free regions ──open──> lanes
 //!                                                                          │
-//!                                    what is kept or compacted <───────────┘
+//!                                    entries kept or compacted <───────────┘
 //! ```
-//! The log owns the arena with its regions, the lanes that append to them, the queues of full regions, the
-//! eviction policy and the reclaimer. It stores *entries*: bytes at a location. What an entry is, and whether
-//! it is in use, it asks the store through the traits in [`owner`].
+//! The log owns the arena with its regions, the lanes that append to them, the queues of full
+//! regions, the eviction policy and the reclaimer. It stores *entries*: bytes at a location. For
+//! the meaning of an entry, and whether it is in use, it asks the store through the traits in
+//! [`owner`].
 //!
-//! Read on in `lanes.rs` (allocation), `space.rs` (addresses and accounting) and `reclaim.rs` (making room).
+//! Read on in `lanes.rs` (allocation), `space.rs` (addresses and accounting) and `reclaim.rs`
+//! (making room).
 
 mod choose;
 mod lanes;
@@ -36,31 +38,31 @@ use queues::{HitTable, LARGE, Queues};
 use reclaim::{BATCH, Effort, Reclaimer};
 use space::Reserved;
 
-/// Free regions that only the reclaimer may take, so that survivors always find a place.
+/// Free regions that only the reclaimer may take, so that it always has space for survivors.
 const RECLAIM_RESERVE: u32 = 2;
 /// The low-water mark of free regions while no lane is in use.
 const LOW_WATER_MIN: u32 = RECLAIM_RESERVE + 2;
-/// In the word of the boundary: the owner knows of entries that have ended by its own account. One word, so
-/// that an operation reads one.
+/// A bit in the word of the boundary: the owner has ended entries by a rule of its own. It is in
+/// the same word so that an operation reads only one.
 const OWNER_ENDED: u64 = 1 << 63;
 
-/// Regions, lanes, queues, policy and reclaimer of one store.
+/// Regions, lanes, queues, policy and reclaimer of a store.
 pub(super) struct Log {
     pub(super) arena: Arena,
     /// An entry starts at a multiple of `1 << granule_shift` bytes; locations count granules.
     granule_shift: u32,
     /// The bytes of an entry's checksum; 0 without one.
     checksum_bytes: usize,
-    /// Whether live items are evicted to make room.
+    /// Whether live items are evicted to free memory.
     pub(super) evicts: bool,
-    /// Entries in regions with a lower sequence number have been flushed; 0 while no flush is being cleaned
-    /// up. The highest bit is apart: [`OWNER_ENDED`].
+    /// Entries in regions with a lower sequence number have been flushed; 0 if no flush is being
+    /// cleaned up. The highest bit is separate: [`OWNER_ENDED`].
     boundary: AtomicU64,
-    /// Has the boundary for a later process.
+    /// Stores the boundary for a later process.
     pub(super) superblock: Arc<Superblock>,
     lanes: Lanes,
     pub(super) policy: Box<dyn Policy>,
-    /// Memory that the policy takes for itself.
+    /// The memory that the policy uses for its own records.
     pub(super) policy_bytes: usize,
     pub(super) hits: HitTable,
     queues: Mutex<Queues>,
@@ -69,7 +71,7 @@ pub(super) struct Log {
     pub(super) reserved: Reserved,
 }
 
-/// Counters of evictions: off the hot path, and on a cache line that hits do not read.
+/// Counters of evictions, off the hot path and on a cache line that hits do not read.
 #[repr(align(128))]
 #[derive(Default)]
 struct Evictions {
@@ -77,18 +79,18 @@ struct Evictions {
     unfetched: AtomicU64,
 }
 
-/// What a log is made of.
+/// The parts and settings of a log.
 pub(super) struct LogConfig {
     pub(super) arena: Arena,
     pub(super) superblock: Arc<Superblock>,
     pub(super) granule_shift: u32,
-    /// Whether entries have checksums, for a later process.
+    /// Whether entries have checksums for a later process.
     pub(super) has_checksums: bool,
     pub(super) evicts: bool,
     pub(super) lanes: usize,
-    /// The number of regions that it has at least.
+    /// The smallest number of regions that it may have.
     pub(super) regions_min: u32,
-    /// Attached to its memory.
+    /// The policy, already attached to its memory.
     pub(super) policy: Box<dyn Policy>,
     pub(super) policy_bytes: usize,
     /// Limits for values that have not arrived completely.
@@ -127,13 +129,13 @@ impl Log {
         }
     }
 
-    /// The stream for a new item of this expiry.
+    /// The stream for a new item with this expiry.
     pub(super) fn stream_for(&self, expiry: Expiry, now: u32) -> usize {
         self.lanes.stream_for(expiry, now)
     }
 
-    /// Allocates an entry in the open region of a stream. Never waits, so it may be called under a hash
-    /// bucket's lock.
+    /// Allocates an entry in the open region of a stream. It never waits, so it may be called with
+    /// a hash bucket locked.
     #[inline]
     pub(super) fn try_alloc(&self, stream: usize, bytes: u32) -> Option<Entry> {
         if self.is_low() {
@@ -143,8 +145,8 @@ impl Log {
         streams[stream].append(self, bytes)
     }
 
-    /// Allocates an entry, and reclaims regions if necessary. Not under a hash bucket's lock. Returns `None`
-    /// when no memory can be freed.
+    /// Allocates an entry, and reclaims regions if necessary. Must not be called with a hash bucket
+    /// locked. Returns `None` if no memory can be freed.
     pub(super) fn alloc<O: EntryOwner>(
         &self,
         owner: &O,
@@ -174,8 +176,9 @@ impl Log {
         open.append(self, bytes)
     }
 
-    /// Allocates an entry for a piece of at most `wanted` bytes of data: what is left of the open region, or
-    /// a new region when too little is left. Returns the entry and the bytes of data for which it has space.
+    /// Allocates an entry for a piece of at most `wanted` bytes of data, in the rest of the open
+    /// region, or in a new region if the rest is too small. Returns the entry and the bytes of data
+    /// for which it has space.
     pub(super) fn alloc_piece<O: EntryOwner>(
         &self,
         owner: &O,
@@ -202,13 +205,14 @@ impl Log {
         Some((entry, data))
     }
 
-    /// Whether fewer regions are free than should be.
+    /// Whether fewer regions are free than the low-water mark.
     #[inline]
     fn is_low(&self) -> bool {
         self.arena.kv_available() < self.lanes.low_water()
     }
 
-    /// Reclaims a little when few regions are free, so that no thread has to reclaim a whole region in one go.
+    /// Reclaims a little if few regions are free, so that no thread has to reclaim a whole region
+    /// at once.
     #[inline]
     fn reclaim_if_low<O: EntryOwner>(&self, owner: &O, now: u32) {
         if self.is_low()
@@ -218,19 +222,19 @@ impl Log {
         }
     }
 
-    /// Takes a free region and leaves the reclaimer's reserve.
+    /// Takes a free region, except those reserved for the reclaimer.
     fn take_region(&self) -> Option<RegionId> {
         self.arena.take(Owner::Kv, RECLAIM_RESERVE)
     }
 
-    /// Takes a free region, and reclaims until there is one. Returns `None` when nothing more can be
+    /// Takes a free region, and reclaims until there is one. Returns `None` if nothing more can be
     /// reclaimed.
     fn obtain_region<O: EntryOwner>(&self, owner: &O, now: u32) -> Option<RegionId> {
         self.take_region().or_else(|| lock(&self.reclaimer).obtain(self, owner, now))
     }
 
-    /// Makes a region to which the reclaimer has copied survivors the stream's open one, if it has space for
-    /// `bytes`.
+    /// Makes a region to which the reclaimer has copied survivors the stream's open region, if it
+    /// has space for `bytes`.
     #[cold]
     fn take_over(&self, stream: &mut Stream, queue: usize, bytes: u32) -> Option<()> {
         if self.evicts {
@@ -242,8 +246,8 @@ impl Log {
         Some(())
     }
 
-    /// Reclaims for a few milliseconds where no thread waits for it. Nothing is evicted. Returns whether
-    /// there was anything to do.
+    /// Reclaims for a few milliseconds when no thread waits for it. Nothing is evicted. Returns
+    /// whether there was anything to do.
     pub(super) fn reclaim_some<O: EntryOwner>(&self, owner: &O, now: u32) -> bool {
         const STEPS: usize = 16;
         const ENTRIES: usize = 256;
@@ -251,46 +255,49 @@ impl Log {
         (0..STEPS).take_while(|_| reclaimer.step(self, owner, now, ENTRIES, Effort::Upkeep)).count() > 0
     }
 
-    /// A log that does not evict turns garbage into free regions before a thread has to wait for one. Returns
-    /// whether there was anything to do.
+    /// In a log that does not evict, turns garbage into free regions before a thread has to wait
+    /// for one. Returns whether there was anything to do.
     pub(super) fn reclaim_ahead<O: EntryOwner>(&self, owner: &O, now: u32) -> bool {
         !self.evicts && self.is_low() && self.reclaim_some(owner, now)
     }
 
-    /// Ends every entry that has been published: all open regions are sealed, and all regions in use fall
-    /// before the boundary.
+    /// Ends every published entry: seals all open regions, and moves the boundary past all regions
+    /// in use.
     pub(super) fn draw_boundary(&self) {
-        // Meanwhile no region may be opened, sealed or filled: one that is open on both sides of the boundary
-        // would take later entries along, or give earlier ones a later number.
+        // Meanwhile no region may be opened, sealed or filled. A region open on both sides of the
+        // boundary would end later entries too, or give earlier ones a later number.
         self.lanes.with_all_sealed(self, || {
             let mut reclaimer = lock(&self.reclaimer);
             reclaimer.survivors.seal_all(self);
             let boundary = self.arena.next_sequence();
-            // First for a later process: what this one sees as flushed must not come back.
+            // The copy for a later process comes first: what this process sees as flushed must not
+            // come back.
             self.superblock.notes().raise_boundary(boundary);
             self.change_boundary(|word| Some(word & OWNER_ENDED | boundary.max(word & !OWNER_ENDED)));
         });
     }
 
-    /// Changes the word of the boundary, unless `change` returns `None`. Returns whether it did.
+    /// Changes the word of the boundary, unless `change` returns `None`. Returns whether it
+    /// changed.
     fn change_boundary(&self, change: impl FnMut(u64) -> Option<u64>) -> bool {
         self.boundary.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).is_ok()
     }
 
-    /// Whether an entry may have ended otherwise than by its expiry: it may be flushed, or the owner has to
-    /// be asked.
+    /// Whether an entry may have ended otherwise than by its expiry: it may be flushed, or the
+    /// owner has to be asked.
     #[inline]
     pub(super) fn may_have_ended(&self) -> bool {
         self.boundary.load(Ordering::Acquire) != 0
     }
 
-    /// Whether the owner has ended entries by its own account.
+    /// Whether the owner has ended entries by a rule of its own.
     #[inline]
     pub(super) fn owner_ended(&self) -> bool {
         self.boundary.load(Ordering::Acquire) & OWNER_ENDED != 0
     }
 
-    /// Records whether the owner has ended entries by its own account, for which it has to be asked.
+    /// Sets whether the owner has ended entries by a rule of its own, so that it has to be asked
+    /// about entries.
     pub(super) fn set_owner_ended(&self, ended: bool) {
         let bit = if ended { OWNER_ENDED } else { 0 };
         self.change_boundary(|word| Some(word & !OWNER_ENDED | bit));
@@ -317,14 +324,14 @@ impl Log {
         })
     }
 
-    /// Removes the boundary, before which no region is in use. Returns false if another flush has moved it
-    /// meanwhile: then it stays.
+    /// Removes the boundary if no region before it is in use. Returns false if another flush has
+    /// moved it meanwhile; then it stays.
     pub(super) fn clear_boundary(&self, boundary: u64) -> bool {
         self.superblock.notes().clear_boundary(boundary);
         self.change_boundary(|word| (word & !OWNER_ENDED == boundary).then_some(word & OWNER_ENDED))
     }
 
-    /// Reads the counters, and walks over the table of regions.
+    /// Reads the counters, and goes through the table of regions.
     pub(super) fn metrics(&self) -> LogMetrics {
         let mut metrics = LogMetrics {
             evictions: self.evictions.items.load(Ordering::Relaxed),
@@ -345,7 +352,7 @@ impl Log {
                 _ => {}
             }
         }
-        // Those that the store may not take are free as well.
+        // Regions that the store must not use at present also count as free in the table.
         let absent = self.arena.region_count() - metrics.regions;
         metrics.regions_free = metrics.regions_free.saturating_sub(absent);
         metrics
@@ -357,13 +364,13 @@ impl Log {
         self.lanes.with_all_sealed(self, || ());
     }
 
-    /// Whether no thread holds the first lane.
+    /// Whether the first lane is unlocked.
     #[cfg(all(test, not(shuttle)))]
     pub(super) fn is_a_lane_free(&self) -> bool {
         self.lanes.is_first_free()
     }
 
-    /// Locks a lane, for which a flush then waits.
+    /// Locks a lane, so that a flush has to wait.
     #[cfg(all(test, not(shuttle)))]
     pub(super) fn lock_a_lane(&self) -> impl Sized + '_ {
         self.lanes.lock_first()

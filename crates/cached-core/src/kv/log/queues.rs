@@ -1,9 +1,10 @@
-//! The queues of sealed regions in age order: linked lists, one per queue of the policy and one for pieces of
-//! large values; and the table by which a hit changes the state of an item in them.
+//! The queues of sealed regions in age order: linked lists, one per queue of the policy and one for
+//! pieces of large values. Also the table that gives the state of an item after a hit.
 //!
-//! Their lock is a leaf: no other is taken while it is held.
+//! Their lock is a leaf: no other lock is taken while it is held.
 
-// Not from `crate::sync`: a hint that orders nothing between threads, and many of them.
+// Not from `crate::sync`: these are hints that do not order anything between threads, and there are
+// many.
 use std::sync::atomic::AtomicU8;
 
 use crate::arena::{Arena, RegionId};
@@ -45,7 +46,7 @@ impl Queues {
         }
     }
 
-    /// Adds a region at the position of its sequence number, which is nearly always the newest end.
+    /// Adds a region at the position of its sequence number, which is almost always the newest end.
     pub(crate) fn insert(&mut self, arena: &Arena, queue: usize, id: RegionId) {
         debug_assert_eq!(self.links[id.0 as usize].queue, u8::MAX, "already in a queue");
         arena.region(id).set_queue(queue as u32);
@@ -67,7 +68,7 @@ impl Queues {
         self.ends[queue].regions += 1;
     }
 
-    /// Removes a region. Returns the queue that it was in.
+    /// Removes a region. Returns the queue in which it was.
     pub(crate) fn remove(&mut self, id: RegionId) -> usize {
         let Link { older, newer, queue } = self.links[id.0 as usize];
         debug_assert_ne!(queue, u8::MAX, "not in a queue");
@@ -109,11 +110,12 @@ impl Queues {
     }
 }
 
-/// The state of an item after a hit, for each state before it. A hit reads one byte of it instead of calling
-/// the policy.
+/// The state of an item after a hit, for each state before it. A hit reads one byte of this table
+/// instead of calling the policy.
 pub(in crate::kv) struct HitTable {
     states: [AtomicU8; state::COUNT],
-    /// The policy's results for its eight bit patterns, one byte each, from which the states were made.
+    /// The policy's results for its eight bit patterns, one byte each, from which the states were
+    /// computed.
     bits: AtomicU64,
 }
 
@@ -121,14 +123,14 @@ impl HitTable {
     pub(super) fn new(policy: &dyn Policy) -> HitTable {
         let table = HitTable {
             states: std::array::from_fn(|_| AtomicU8::new(0)),
-            // No policy returns this: bits are below 8.
+            // The policy never returns this, since its bits are below 8.
             bits: AtomicU64::new(u64::MAX),
         };
         table.refresh(policy);
         table
     }
 
-    /// Asks the policy again. One thread at a time.
+    /// Asks the policy again. Only one thread at a time may call it.
     pub(super) fn refresh(&self, policy: &dyn Policy) {
         let bits = policy::hits(policy);
         let word = u64::from_le_bytes(bits);

@@ -1,25 +1,27 @@
-//! The reclaimer: walks one region at a time, copies out what stays, and frees the region.
+//! The reclaimer: walks one region at a time, copies the entries to be kept elsewhere, and frees
+//! the region.
 //!
 //! A region is walked for one of three purposes:
 //!
-//! - *Compaction*: a seventh or more of it is garbage (dead or expired). All entries in use are copied
-//!   together; none is evicted.
-//! - *Eviction*: no region has that much garbage. The policy names a queue, and decides about every item of
-//!   its oldest region. So expired items go before live ones, and memory follows the sizes in use.
-//! - *Sweep*: the amount that has expired is an estimate. Where it may be a seventh, a walk removes the
-//!   expired items first and leaves the others in place.
+//! - *Compaction*: a seventh or more of it is garbage (dead or expired). All entries in use are
+//!   copied together; none is evicted.
+//! - *Eviction*: no region has that much garbage. The policy names a queue, and decides about every
+//!   item in its oldest region. So expired items are removed before live ones, and memory is not
+//!   divided by item size.
+//! - *Sweep*: the amount of expired bytes is only an estimate. If it may be a seventh, a walk first
+//!   removes the expired items and leaves the others in place.
 //!
-//! A store that does not evict uses all of its garbage: when there is a region's worth in total, the region
-//! that has the most is compacted, however little that is; before an allocation fails, all regions in which
-//! something has expired are swept.
+//! A store that does not evict uses all of its garbage: when the total is at least one region, the
+//! region with the most garbage is compacted, however little that is. Before an allocation fails,
+//! all regions that contain expired items are swept.
 //!
-//! Evictions keep at most three quarters of what they walk, whatever the policy decides, averaged over
-//! several regions. So a byte freed costs at most three bytes copied, and a cache in which every item has
-//! just been hit does not stall while all of it is copied: a thread that needs a region waits for a few
-//! walks, then the average starts from there.
+//! Evictions keep at most three quarters of the bytes walked, whatever the policy decides, averaged
+//! over several regions. So freeing a byte costs at most three copied bytes, and a cache in which
+//! every item was hit recently does not stall while all of it is copied: a thread that needs a
+//! region waits for a few walks, and then each region may keep only its own share.
 //!
-//! Threads that allocate do the work in small steps while few regions are free. The reclaimer's lock admits
-//! one thread at a time.
+//! Allocating threads do the work in small steps while few regions are free. The reclaimer's lock
+//! admits one thread at a time.
 
 use super::Log;
 use super::choose;
@@ -33,20 +35,22 @@ use crate::sync::{Ordering, lock};
 
 /// A region with at least this share of garbage is compacted before anything is evicted: 1/7.
 pub(super) const GARBAGE_SHARE: u32 = 7;
-/// Regions of large values that may be requeued in a row before one is evicted regardless.
+/// The number of regions of large values that may be requeued in a row before one is evicted
+/// regardless.
 const REQUEUES_MAX: u32 = 8;
-/// A store that does not evict copies at most this much for one region before it reports that memory is used
-/// up; what it has freed by then is not lost.
+/// The most bytes that a store that does not evict copies for one region before it reports that
+/// memory is full. Memory freed by then is kept.
 const COMPACTED_FOR_ONE_BYTES_MAX: u64 = 256 << 20;
 /// The same for sweeps.
 const SWEPT_FOR_ONE_BYTES_MAX: u64 = 64 << 20;
-/// A thread that waits for a region lets this many walks keep everything.
+/// How many walks may keep everything while a thread waits for a region.
 const PATIENT_JOBS: u64 = 3;
-/// Entries whose index lines are prefetched together.
+/// The number of entries whose index lines are prefetched together.
 pub(super) const BATCH: usize = 16;
 
-/// The walk under way, and where survivors go. With its lock on cache lines of its own: it is written with
-/// nearly every store of a full cache, and every hit of every thread reads what would lie beside it.
+/// The walk in progress, and the destinations of survivors. It shares cache lines only with its own
+/// lock: nearly every store to a full cache writes it, while every hit of every thread reads what
+/// would otherwise be on the same line.
 #[repr(align(128))]
 pub(super) struct Reclaimer {
     job: Option<Job>,
@@ -54,24 +58,26 @@ pub(super) struct Reclaimer {
     choice: Choice,
     /// Regions walked so far.
     pub(super) jobs: u64,
-    /// Of those, swept.
+    /// The number of those that were swept.
     sweeps: u64,
     /// Regions requeued in a row.
     requeues: u32,
-    /// Bytes that evictions may still keep: the share of every region walked is added, up to a bound.
+    /// The bytes that evictions may still keep: the share of every walked region is added, up to a
+    /// limit.
     pub(super) keep_credit: u32,
-    /// The last compaction found no place for survivors: evict once before the next one.
+    /// Whether the last compaction found no space for survivors. One eviction must come before the
+    /// next compaction.
     lacks_space: bool,
-    /// Bytes copied out of the job's region.
+    /// The bytes copied out of the job's region.
     copied_bytes: u32,
     pub(super) tally: Tally,
-    /// Hashes and bytes of what was evicted from the job's queue and not yet reported to the policy: at most
-    /// `BATCH`.
+    /// Hashes and bytes of the items evicted from the job's queue that have not been reported to
+    /// the policy yet; at most `BATCH`.
     pub(super) evicted: Vec<u64>,
     pub(super) evicted_bytes: u64,
 }
 
-/// Changes of a step to shared counters, applied at its end.
+/// A step's changes to shared counters, applied at its end.
 #[derive(Default)]
 pub(super) struct Tally {
     pub(super) evictions: u64,
@@ -94,7 +100,7 @@ pub(super) enum Purpose {
 /// The reason for a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Effort {
-    /// Upkeep: nothing is evicted.
+    /// Background work: nothing is evicted.
     Upkeep,
     /// Few regions are free.
     Pace,
@@ -120,13 +126,13 @@ impl Reclaimer {
         }
     }
 
-    /// Takes a free region, and reclaims until there is one. Returns `None` when nothing more can be
+    /// Takes a free region, and reclaims until there is one. Returns `None` if nothing more can be
     /// reclaimed.
     pub(super) fn obtain<O: EntryOwner>(&mut self, log: &Log, owner: &O, now: u32) -> Option<RegionId> {
         let (first_job, first_sweep) = (self.jobs, self.sweeps);
         let region_bytes = log.arena.region_bytes() as u64;
         let (jobs_max, sweeps_max) = if log.evicts {
-            // Every walk frees at least a quarter of a region: only pins can prevent that.
+            // Every walk frees at least a quarter of a region, unless pins prevent it.
             (first_job + 4 * u64::from(log.arena.region_count()) + 64, u64::MAX)
         } else {
             (
@@ -150,7 +156,7 @@ impl Reclaimer {
         }
     }
 
-    /// Walks at most about `entries` entries. Returns false when there is nothing to reclaim.
+    /// Walks about `entries` entries at most. Returns false if there is nothing to reclaim.
     pub(super) fn step<O: EntryOwner>(
         &mut self,
         log: &Log,
@@ -202,7 +208,7 @@ impl Reclaimer {
         true
     }
 
-    /// Reports to the policy what has been evicted.
+    /// Reports the evicted items to the policy.
     fn report_evicted(&mut self, log: &Log, job: &Job) {
         if !self.evicted.is_empty() {
             let bytes = std::mem::take(&mut self.evicted_bytes);
@@ -211,7 +217,7 @@ impl Reclaimer {
         }
     }
 
-    /// Applies what a step has done to shared counters. The region is still the job's.
+    /// Applies a step's changes to shared counters. The region still belongs to the job.
     fn apply_tally(&mut self, log: &Log, region: RegionId) {
         let Tally { evictions, evicted_unfetched, dead_bytes } = std::mem::take(&mut self.tally);
         if evictions > 0 {
@@ -223,7 +229,7 @@ impl Reclaimer {
         }
     }
 
-    /// Does with one entry what the purpose of the walk demands. Garbage is passed over.
+    /// Handles one entry according to the purpose of the walk. Garbage is skipped.
     #[inline]
     fn process<'a, O: EntryOwner>(
         &mut self,
@@ -255,7 +261,8 @@ impl Reclaimer {
         }
     }
 
-    /// Copies an entry of the job's region to the open region of a queue, for those kept or those compacted.
+    /// Copies an entry of the job's region to the open region of a queue, one for kept entries or
+    /// one for compacted ones.
     #[inline]
     pub(super) fn relocate<L: LiveEntry>(
         &mut self,
