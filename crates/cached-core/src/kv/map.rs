@@ -1,5 +1,5 @@
-//! The map-like interface for programs that embed the store: owned values, durations, ordinary errors; and
-//! iteration over items.
+//! The map-like interface for programs that embed the store: owned values, durations, ordinary
+//! errors, and iteration over items.
 
 use std::time::Duration;
 
@@ -45,10 +45,10 @@ impl Kv {
         self.read(key, self.hash(key), |item| (item.to_vec(), item.cas())).ok()
     }
 
-    /// Stores a value, which stays until it is removed or evicted.
+    /// Stores a value until it is removed or evicted.
     ///
     /// # Errors
-    /// [`StoreError`]; the old value, if there is one, stays then.
+    /// [`StoreError`]. The old value, if there is one, then remains.
     pub fn set(&self, key: &[u8], value: &[u8]) -> Result<(), StoreError> {
         self.put(StoreMode::Set, key, value, Expiry::NEVER).map(drop)
     }
@@ -90,12 +90,13 @@ impl Kv {
     /// Stores a value if the key has one already. Returns whether it was stored.
     ///
     /// # Errors
-    /// [`StoreError`]; the old value stays then.
+    /// [`StoreError`]. The old value then remains.
     pub fn replace(&self, key: &[u8], value: &[u8]) -> Result<bool, StoreError> {
         self.put(StoreMode::Replace, key, value, Expiry::NEVER)
     }
 
-    /// Appends bytes to a value. Returns false if there is none, or the joined value does not fit.
+    /// Appends bytes to a value. Returns false if there is no value, or the joined value would be
+    /// too large.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -103,7 +104,8 @@ impl Kv {
         self.put(StoreMode::Append, key, value, Expiry::NEVER)
     }
 
-    /// Prepends bytes to a value. Returns false if there is none, or the joined value does not fit.
+    /// Prepends bytes to a value. Returns false if there is no value, or the joined value would be
+    /// too large.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -144,7 +146,7 @@ impl Kv {
             ArithmeticOutcome::Done { value, .. } => Ok(value),
             ArithmeticOutcome::NotFound => Err(CountError::NotFound),
             ArithmeticOutcome::NonNumeric => Err(CountError::NonNumeric),
-            // Without a CAS value to compare, `Exists` is impossible.
+            // Without a CAS value to compare, `Exists` cannot occur.
             ArithmeticOutcome::OutOfMemory | ArithmeticOutcome::Exists => Err(CountError::OutOfMemory),
         }
     }
@@ -173,7 +175,8 @@ impl Kv {
         self.count(key, true, delta)
     }
 
-    /// Makes an item expire after `ttl`, as [`Kv::set_for`] does. Returns whether there is one.
+    /// Sets an item's expiry to `ttl` from now, as in [`Kv::set_for`]. Returns whether the item
+    /// exists.
     pub fn touch_for(&self, key: &[u8], ttl: Duration) -> bool {
         let touch = Some(Expiry::after_duration(self.now_secs(), ttl));
         self.fetch(key, self.hash(key), &FetchOptions { touch, ..FetchOptions::default() }, |_, _| ()).is_ok()
@@ -206,13 +209,13 @@ pub struct Keys<'a> {
 impl Kv {
     /// Returns an iterator over copies of all keys and values, in no particular order.
     ///
-    /// The store may change meanwhile: an item that exists from the first step to the last is returned at
-    /// least once (twice, if the index grows past it); others may be. Expired items are left out, and no item
-    /// counts as used.
+    /// The store may change during the iteration: an item that exists throughout is returned at
+    /// least once (twice, if the index grows past it); other items may be. Expired items are left
+    /// out, and no item counts as used.
     ///
-    /// Each step copies at most the items of one hash bucket, about ten, and locks it only for that; where
-    /// many items have been removed it may pass over empty hash buckets. The iterator holds no lock between
-    /// steps, so the store may be used.
+    /// Each step copies at most the items of one hash bucket, about ten, and locks it only for that
+    /// time; if many items have been removed, it may skip empty hash buckets. The iterator holds no
+    /// lock between steps, so the store may be used.
     ///
     /// ```
     /// # use cached_core::kv::Kv;
@@ -228,8 +231,8 @@ impl Kv {
         Iter { kv: self, cursor: Some(ScanCursor::default()), bucket: Vec::new().into_iter() }
     }
 
-    /// Returns an iterator over copies of all keys. What [`Kv::iter`] says of a store that changes holds here
-    /// too.
+    /// Returns an iterator over copies of all keys. What [`Kv::iter`] says about a changing store
+    /// applies here too.
     ///
     /// ```
     /// # use cached_core::kv::Kv;

@@ -1,5 +1,5 @@
-//! The memory of a store: anonymous, or in a file that outlives the process; and what it gives to and takes from
-//! an object cache that shares it.
+//! The memory of a store, anonymous or in a file that outlives the process, and the exchange of
+//! memory with an object cache that shares it.
 
 use super::Kv;
 use super::config::{KvConfig, KvConfigError};
@@ -9,14 +9,14 @@ use crate::balance::Needs;
 use crate::hash::{KeyHasher, random_seed};
 use crate::sync::Arc;
 
-/// An arena, and what belongs to its memory.
+/// An arena and the data that belong to its memory.
 pub(super) struct KvMemory {
     pub(super) arena: Arena,
     pub(super) superblock: Arc<Superblock>,
     pub(super) hasher: KeyHasher,
     /// Whether entries have checksums.
     pub(super) has_checksums: bool,
-    /// The file, with what is to be taken over.
+    /// The file, with the state to take over.
     pub(super) mapped: Option<MappedFile>,
 }
 
@@ -72,12 +72,12 @@ impl KvMemory {
     }
 }
 
-// The store as one half of a memory that it shares with an object cache: what the arbiter sees of it, and
-// how regions go and come.
+// The store as one half of a memory that it shares with an object cache: the arbiter's view of it,
+// and the release and return of regions.
 
 impl Kv {
-    /// Returns what the store needs of a shared memory, but for the least and the cost of a miss. That walks
-    /// over the shards of the index.
+    /// Returns the store's needs in a shared memory, except for the minimum and the cost of a miss.
+    /// It goes through all shards of the index.
     pub(crate) fn needs(&self) -> Needs {
         let inner = &self.inner;
         let (stored, items) = inner.index.stored_and_items();
@@ -92,7 +92,7 @@ impl Kv {
         }
     }
 
-    /// Returns the bytes of one region, by which memory goes and comes.
+    /// Returns the size of one region, the unit in which memory is moved.
     pub(crate) fn move_unit_bytes(&self) -> u64 {
         self.inner.log.arena.region_bytes() as u64
     }
@@ -102,14 +102,15 @@ impl Kv {
         self.inner.log.present_bytes() as u64
     }
 
-    /// Returns the bytes for items in a memory of `memory_bytes`: whole regions, without what the policy
-    /// remembers.
+    /// Returns how many bytes a memory of `memory_bytes` has for items: whole regions, without the
+    /// policy's records.
     pub(crate) fn item_memory_in(&self, memory_bytes: u64) -> u64 {
         let unit = self.move_unit_bytes();
         memory_bytes.saturating_sub(self.inner.log.policy_bytes as u64) / unit * unit
     }
 
-    /// Releases a region of memory to the system, or does a bounded part of the work for it. Never waits for a request.
+    /// Releases a region of memory to the system, or does a bounded part of the work for that. It
+    /// never waits for a request.
     ///
     /// # Errors
     /// If the system does not take the memory back; nothing is released.
@@ -118,7 +119,7 @@ impl Kv {
         self.inner.log.release_step(&*self.inner, now)
     }
 
-    /// Takes one region of memory. Returns false if the store has the most that it can have.
+    /// Adds one region of memory. Returns false if the store has its maximum already.
     pub(crate) fn take_region(&self) -> bool {
         self.inner.log.arena.add_to_share(Owner::Kv)
     }

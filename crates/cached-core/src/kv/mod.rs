@@ -1,15 +1,15 @@
 //! The byte-keyed store: an embeddable cache with memcached's semantics.
 //!
-//! A [`Kv`] maps keys of up to 250 bytes to values of up to 1 GiB, in an amount of memory that is fixed when
-//! it is made. When that is full, an [eviction policy](crate::policy) decides which items stay. Handles are
-//! cheap to clone, and all methods take `&self`: threads share a store without a lock around it.
+//! A [`Kv`] maps keys of up to 250 bytes to values of up to 1 GiB, in an amount of memory that is
+//! fixed at its creation. When the memory is full, an [eviction policy](crate::policy) decides
+//! which items stay. Handles are cheap to clone, and all methods take `&self`: threads share a
+//! store without a lock around it.
 //!
-//! Choose it where values are bytes, and the memory that a cache takes must be known: keys, values and
-//! headers lie in the arena, with 16 bytes beside key and value and 8 bytes of index an item, and without
-//! size classes. Choose a cache of objects (such as `moka` or `quick_cache`) where values are Rust types that
-//! are expensive to encode. Nothing is
-//! persistent, except that a store may have its memory in [a file](crate::arena::ArenaFile), which the next process
-//! takes over.
+//! Choose it if values are bytes and the memory of the cache must be known: keys, values and
+//! headers are in the arena, with 16 bytes per item beside key and value and 8 bytes of index, and
+//! without size classes. Choose a cache of objects (such as `moka` or `quick_cache`) if values are
+//! Rust types that are expensive to encode. Nothing is persistent, except that a store may have its
+//! memory in [a file](crate::arena::ArenaFile), which the next process takes over.
 //!
 //! ```
 //! use cached_core::kv::{Kv, NewValue};
@@ -21,7 +21,7 @@
 //! kv.set_for(b"session:42", b"{}", Duration::from_secs(300))?;
 //! assert_eq!(kv.get(b"greeting").as_deref(), Some(&b"hello"[..]));
 //!
-//! // Of the threads that miss a key at the same time, one makes the value.
+//! // If several threads miss a key at the same time, one of them creates the value.
 //! let page = kv.get_or_insert_with(b"page:home", || {
 //!     NewValue::new("<html>...</html>").ttl(Duration::from_secs(30))
 //! });
@@ -34,30 +34,31 @@
 //!
 //! # Where to look
 //!
-//! - Configuration: [`Kv::with_capacity_bytes`], [`Kv::builder`], [`KvConfig`]. The most memory that a store
-//!   takes: [`Kv::limits`].
-//! - Owned values and ordinary errors: [`Kv::get`], [`Kv::set`], [`Kv::add`], [`Kv::compare_and_set`],
-//!   [`Kv::increment`], [`Kv::remove`], [`Kv::iter`].
-//! - Values that are made on a miss: [`Kv::get_or_insert_with`], [`Kv::get_or_insert_async`].
-//! - Without copies, and with every option of the memcached protocols: [`Kv::read`], [`Kv::read_many`],
-//!   [`Kv::fetch`], [`Kv::store`], [`Kv::reserve`], [`Kv::delete`], [`Kv::arithmetic`]. They take the key's
-//!   [hash](Kv::hash), so that it is computed once.
+//! - Configuration: [`Kv::with_capacity_bytes`], [`Kv::builder`], [`KvConfig`]. The maximum memory
+//!   of a store: [`Kv::limits`].
+//! - Owned values and ordinary errors: [`Kv::get`], [`Kv::set`], [`Kv::add`],
+//!   [`Kv::compare_and_set`], [`Kv::increment`], [`Kv::remove`], [`Kv::iter`].
+//! - Values created on a miss: [`Kv::get_or_insert_with`], [`Kv::get_or_insert_async`].
+//! - Without copies, and with every option of the memcached protocols: [`Kv::read`],
+//!   [`Kv::read_many`], [`Kv::fetch`], [`Kv::store`], [`Kv::reserve`], [`Kv::delete`],
+//!   [`Kv::arithmetic`]. They take the key's [hash](Kv::hash), so that it is computed once.
 //! - Removal of many items: [`Kv::flush_all`], [`Kv::flush_prefix`].
-//! - Upkeep: [`Kv::maintain`], about once a second. A store that evicts works without it; flushed memory is
-//!   then reclaimed as it is needed.
-//! - Observation: [`Kv::stats`], and the hooks [`ChangeHook`] and [`EvictionHook`]. With [`KvConfig::insight`],
-//!   [`Kv::miss_ratio_curve`] predicts what other amounts of memory would give, and
-//!   [`Kv::misses_by_reason`] counts why keys were missed.
+//! - Upkeep: [`Kv::maintain`], about once a second. A store that evicts works without it; flushed
+//!   memory is then reclaimed as it is needed.
+//! - Observation: [`Kv::stats`], and the hooks [`ChangeHook`] and [`EvictionHook`]. With
+//!   [`KvConfig::insight`], [`Kv::miss_ratio_curve`] predicts the miss ratios of other amounts of
+//!   memory, and [`Kv::misses_by_reason`] counts why keys were missed.
 //!
 //! # How it works
 //!
-//! Items are appended to regions and found through an index. Items that are overwritten, deleted or expired
-//! leave garbage, and the reclaimer frees the regions with the most garbage or the oldest items, copying the
-//! items that the policy keeps. Memory goes to whatever sizes are in use.
+//! Items are appended to regions and found through an index. Items that are overwritten, deleted or
+//! expired leave garbage, and the reclaimer frees the regions with the most garbage or the oldest
+//! items, copying the items that the policy keeps. Memory is not divided by item size.
 //!
-//! In the source, read on in `ops/get.rs` and `ops/store.rs` (the operations), `inner.rs` (what they share),
-//! `item/` (the bytes of an item), `index/` (look-up), `log/` (allocation and reclaiming; `log/owner.rs` is
-//! its interface to the store), and `prefixes.rs` (flushes of a prefix).
+//! In the source, read on in `ops/get.rs` and `ops/store.rs` (the operations), `inner.rs` (what
+//! they share), `item/` (the bytes of an item), `index/` (look-up), `log/` (allocation and
+//! reclaiming; `log/owner.rs` is its interface to the store), and `prefixes.rs` (flushes of a
+//! prefix).
 
 mod config;
 mod flight;
@@ -109,7 +110,7 @@ use log::{Log, LogConfig};
 use memory::KvMemory;
 use prefixes::PrefixFlushes;
 
-/// A handle on a store. Clones share the store; it is freed with the last of them.
+/// A handle to a store. Clones share the store, which is freed with the last of them.
 #[derive(Clone)]
 pub struct Kv {
     inner: Arc<Inner>,
@@ -126,20 +127,22 @@ impl std::fmt::Debug for Kv {
     }
 }
 
-/// Items usually take this much or more; the policy's ghosts are as many as fits that.
+/// Most items occupy at least this much. It determines the number of ghosts (the policy's records
+/// of evicted items).
 const ENTRY_BYTES_USUAL: usize = 256;
 
-/// Keys stored while a flush of their prefix is swept are marked: at most one for each `MARK_PER_BYTES` of the
-/// arena, or `MARKS_MIN` if that is more. At 40 bytes each that is a fiftieth of the arena.
+/// While a flush of a prefix is swept, newly stored keys with that prefix are marked: at most one
+/// key per `MARK_PER_BYTES` of the arena, or `MARKS_MIN` if that is more. At 40 bytes each, that is
+/// a fiftieth of the arena.
 const MARK_PER_BYTES: usize = 2048;
 const MARKS_MIN: usize = 1024;
 
 impl Kv {
-    /// Makes an empty store. Memory is mapped, not touched. [`Kv::with_capacity_bytes`] and [`Kv::builder`]
-    /// are shorter.
+    /// Creates an empty store. Its memory is mapped, but not touched. [`Kv::with_capacity_bytes`]
+    /// and [`Kv::builder`] are shorter.
     ///
     /// # Errors
-    /// [`KvConfigError`] when the configuration contradicts itself or the system refuses the memory.
+    /// [`KvConfigError`] if the configuration is inconsistent or the system refuses the memory.
     pub fn new(mut config: KvConfig) -> Result<Kv, KvConfigError> {
         config.check()?;
         let mut policy = std::mem::replace(&mut config.policy, Box::new(policy::Lru::default()));
@@ -148,7 +151,7 @@ impl Kv {
         } else {
             Insight::off()
         };
-        // What the policy remembers of evicted items comes out of the same memory.
+        // The policy's records of evicted items are part of the same memory.
         let (bytes_min, bytes_max) = (config.arena_bytes_min(), config.arena_bytes_max());
         let policy_bytes = if config.evict { policy.attach(bytes_max, ENTRY_BYTES_USUAL) } else { 0 };
         let region_bytes = region_bytes_for(bytes_min);
@@ -168,9 +171,10 @@ impl Kv {
             objects_regions_max: 0,
             huge_pages: config.huge_pages,
         };
-        // Locations have 32 bits: 4-byte granules reach 16 GiB, each doubling doubles the reach.
+        // Locations have 32 bits: 4-byte granules cover 16 GiB, and each doubling covers twice as
+        // much.
         let granule_shift = (2..).find(|shift| arena_config.bytes >> shift <= u32::MAX as usize).unwrap_or(2);
-        // Without eviction the memory is divided in another way, and every entry has room for an expiry.
+        // Without eviction, the memory has another layout, and every entry has an expiry field.
         let policy_name = if config.evict { policy.name() } else { "none" };
         let memory = KvMemory::new(arena_config, granule_shift, &mut config, policy_name)?;
         let KvMemory { arena, superblock, hasher, has_checksums, .. } = memory;
@@ -189,7 +193,7 @@ impl Kv {
             policy_bytes,
             regions_min,
             reserved_bytes_max: (least_bytes as u64 / 4).max(config.item_bytes_max as u64),
-            // One value alone is always accepted.
+            // A single value is always accepted.
             reserved_regions_max: (regions_min / 4).max((config.item_bytes_max / region_bytes) as u32 + 2),
             arena,
             superblock: superblock.clone(),
@@ -223,7 +227,7 @@ impl Kv {
         Ok(Kv { inner: Arc::new(inner) })
     }
 
-    /// Returns the hash of a key in this store, which the operations without copies take.
+    /// Returns the hash of a key in this store, which the operations without copies need.
     #[inline]
     #[must_use]
     pub fn hash(&self, key: &[u8]) -> KeyHash {
@@ -254,24 +258,25 @@ impl Kv {
 mod lock_ranks {
     use crate::lock_order::Rank;
 
-    /// The lowest level of the store's locks.
+    /// The lowest lock level of the store.
     pub(super) const LOWEST: u32 = 10;
 
-    /// Taken while no other lock is held: operations that begin meanwhile wait until the flush is done.
+    /// Taken while no other lock is held. Operations that start meanwhile wait until the flush is
+    /// done.
     pub(super) static FLUSH: Rank = Rank::new("kv: a flush that is due", 9);
     pub(super) static LANE: Rank = Rank::new("kv: lane", LOWEST);
     pub(super) static RECLAIMER: Rank = Rank::new("kv: reclaimer", 20);
     pub(super) static GROWTH: Rank = Rank::new("kv: growth of an index shard", 30);
-    /// The sweep of flushed prefixes, and the table of these; both held while hash buckets are locked or copies of
-    /// the table are replaced.
+    /// The sweep of flushed prefixes, and the table of these. Both are held while hash buckets are
+    /// locked or copies of the table are replaced.
     pub(super) static SWEEP: Rank = Rank::new("kv: sweep of flushed prefixes", 25);
     pub(super) static PREFIX_TABLE: Rank = Rank::new("kv: table of flushed prefixes", 35);
     pub(super) static BUCKET: Rank = Rank::new("kv: hash bucket", 40);
-    /// Taken under a hash bucket's lock, by operations while a prefix is pending.
+    /// Taken with a hash bucket locked, by operations while a prefix is pending.
     pub(super) static PREFIXES: Rank = Rank::new("kv: copy of the table of flushed prefixes", 44);
     pub(super) static MARKS: Rank = Rank::new("kv: marks of keys stored again", 46);
     pub(super) static OVERFLOW: Rank = Rank::new("kv: overflow pool of an index shard", 50);
-    /// Taken while no other lock is held, and held for moments.
+    /// Taken while no other lock is held, and held only briefly.
     pub(super) static FLIGHTS: Rank = Rank::new("kv: table of flights", 8);
     pub(super) static FLIGHT: Rank = Rank::new("kv: flight", 9);
     pub(super) static QUEUES: Rank = Rank::new("kv: queues of regions", 50);

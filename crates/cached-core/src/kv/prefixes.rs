@@ -1,20 +1,23 @@
 //! Flushes of a prefix: every item whose key begins with it ends immediately.
 //!
-//! The request only enters the prefix into a table. As long as that is not empty, an operation asks it about the
-//! item that it has found; a word that operations read anyway ([`Log::may_have_ended`](super::log::Log)) says whether it is, so that a store without such
-//! flushes does nothing more. Meanwhile a *sweep* walks over the index, removes what has ended, and takes the
-//! prefixes out of the table.
+//! A request only adds the prefix to a table. While the table is not empty, each operation checks
+//! the item that it has found against the table. Whether it is empty is part of a word that
+//! operations read anyway ([`Log::may_have_ended`](super::log::Log)), so a store without prefix
+//! flushes does no extra work. Meanwhile a *sweep* walks over the index, removes the ended items,
+//! and then removes the prefixes from the table.
 //!
-//! An item does not record when it was stored. So a key that is stored while a prefix of it is in the table gets a *mark*: the
-//! number of the last flush by then. An item has ended if a flush of a prefix of its key is in the table whose sweep has not
-//! passed it, and whose number is above its mark. All of that is read and written under the lock of the item's
-//! hash bucket. Keys are marked by their hashes, which have 64 bits and a secret seed; marks are bounded, and
-//! a store beyond that is refused for want of memory.
+//! An item does not record when it was stored. So a key that is stored while one of its prefixes is
+//! in the table gets a *mark*: the number of the latest flush at that time. An item has ended if
+//! the table contains a flush of one of its key's prefixes whose sweep has not passed the key yet
+//! and whose number is above the key's mark. All of this is read and written under the lock of the
+//! item's hash bucket. Marks are kept by key hash, which has 64 bits and a secret seed. Their
+//! number is limited; a store that would exceed it is refused as out of memory.
 //!
-//! A sweep is for the prefixes that are in the table when it begins; others wait for the next one. It goes by
-//! *units*: hash values modulo a power of two that does not change while a shard is swept, although the shard
-//! grows. A hash bucket is split into buckets of the same unit, with a higher number, so an item is met even if
-//! it moves, and whether the sweep has passed a key is known from its hash.
+//! A sweep handles the prefixes that are in the table when it starts; others wait for the next
+//! sweep. It proceeds by *units*: hash values modulo a power of two that does not change while a
+//! shard is swept, even if the shard grows. A split moves items to a hash bucket of the same unit
+//! with a higher number. So a sweep finds an item even if it moves, and a key's hash tells whether
+//! the sweep has passed it.
 
 use std::collections::HashMap;
 
@@ -26,10 +29,10 @@ use crate::sync::thread_number;
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use blocker::metrics::counters;
 
-/// Prefixes in the table, at most. An operation compares its key with each of them.
+/// The most prefixes in the table. Each operation compares its key with all of them.
 pub(super) const PENDING_MAX: usize = 256;
 
-/// The position of a sweep that has passed everything.
+/// The position of a sweep that has passed all keys.
 const SWEPT: u64 = u64::MAX;
 const SHARD_SHIFT: u32 = 48;
 const UNITS_SHIFT: u32 = 40;
@@ -38,21 +41,22 @@ const UNIT_MASK: u64 = (1 << UNITS_SHIFT) - 1;
 /// A prefix in the table.
 pub(super) struct Pending {
     prefix: Box<[u8]>,
-    /// Its flush's number; later flushes have higher ones.
+    /// The number of its flush; later flushes have higher numbers.
     number: u64,
 }
 
-/// The prefixes whose items have ended and may not have been removed.
+/// The prefixes whose items have ended but may not have been removed yet.
 #[derive(Default)]
 pub(super) struct Table {
     entries: Vec<Arc<Pending>>,
-    /// The first eight bytes of each prefix, and which of them count: what a key is compared with first.
+    /// The first eight bytes of each prefix, and a mask of the valid ones. A key is compared with
+    /// these first.
     heads: Vec<(u64, u64)>,
-    /// The number of the first ones that belong to the sweep under way.
+    /// How many of the first entries belong to the sweep in progress.
     sweeping: usize,
 }
 
-/// The first eight bytes of a key or prefix, zeros behind it.
+/// The first eight bytes of a key or prefix, padded with zeros.
 fn head(bytes: &[u8]) -> u64 {
     let mut word = [0; 8];
     let length = bytes.len().min(8);
@@ -71,7 +75,7 @@ impl Table {
         Table { entries, heads, sweeping }
     }
 
-    /// The positions and entries of the prefixes with which a key begins.
+    /// The positions and entries of the prefixes of a key.
     fn matching<'a>(&'a self, key: &'a [u8]) -> impl Iterator<Item = (usize, &'a Pending)> {
         let word = head(key);
         self.heads.iter().enumerate().filter_map(move |(at, (head, mask))| {
@@ -81,27 +85,28 @@ impl Table {
     }
 }
 
-/// One of several copies of the table, on a line of its own.
+/// One of several copies of the table, on a separate cache line.
 #[repr(align(128))]
 struct TableCopy(Mutex<Arc<Table>>);
 
-/// The table, the marks, and how far the sweep is.
+/// The table, the marks, and the progress of the sweep.
 pub(super) struct PrefixFlushes {
     /// The table itself.
     table: Mutex<Arc<Table>>,
-    /// Copies for operations, which choose one by their thread.
+    /// Copies of the table for operations, each of which chooses one by its thread.
     copies: Box<[TableCopy]>,
     /// The number of the last flush.
     number: AtomicU64,
-    /// How far the sweep is: the shard, the binary logarithm of its number of units, the next unit.
+    /// The progress of the sweep: the shard, the binary logarithm of its number of units, the next
+    /// unit.
     position: AtomicU64,
-    /// Under which the sweep works, in slices.
+    /// The sweep in progress, which works in slices under this lock.
     sweep: Mutex<Option<Sweep>>,
     marks: Marks,
     counts: Counts,
 }
 
-/// Counters: on a line that other operations do not read.
+/// Counters, on a cache line that other operations do not read.
 #[repr(align(128))]
 #[derive(Default)]
 struct Counts {
@@ -111,7 +116,7 @@ struct Counts {
     sweeps: AtomicU64,
 }
 
-/// A sweep under way.
+/// A sweep in progress.
 pub(super) struct Sweep {
     table: Arc<Table>,
     pub(super) shard: usize,
@@ -148,7 +153,7 @@ counters! {
 }
 
 impl PrefixFlushes {
-    /// Makes an empty table, with `copies` copies for operations.
+    /// Creates an empty table, with `copies` copies for operations.
     pub(super) fn new(copies: usize, marks_max: u64, state: &SeededState) -> PrefixFlushes {
         let copy = |number| TableCopy(Mutex::ranked_nth(Arc::default(), &lock_ranks::PREFIXES, number));
         PrefixFlushes {
@@ -162,14 +167,15 @@ impl PrefixFlushes {
         }
     }
 
-    /// Bytes of the marks and of the table, at most.
+    /// The most bytes of the marks and of the table.
     pub(super) fn bytes_max(&self) -> usize {
-        // The table itself, that of a sweep, and one that is being replaced.
+        // The table itself, the one of a sweep, and one that is being replaced.
         self.marks.max() as usize * MARK_BYTES_MAX + 3 * PENDING_MAX * 512
     }
 
-    /// Enters a prefix; waiting ones that begin with it are covered by it. Calls `entered` when operations that begin from now on find it. Returns false, and
-    /// nothing is done, if the table is full.
+    /// Adds a prefix, which replaces waiting ones that begin with it. Calls `entered` once all
+    /// operations that start from now on find the prefix. Returns false, and does nothing, if the
+    /// table is full.
     pub(super) fn request(&self, prefix: &[u8], entered: impl FnOnce()) -> bool {
         let mut table = lock(&self.table);
         let mut entries: Vec<Arc<Pending>> = table.entries[..table.sweeping].to_vec();
@@ -179,7 +185,8 @@ impl PrefixFlushes {
             self.counts.refused.fetch_add(1, Ordering::Relaxed);
             return false;
         }
-        // Before operations find the prefix: a mark that is made after that has this number at least.
+        // This comes before operations find the prefix, so that any later mark has at least this
+        // number.
         let number = self.number.fetch_add(1, Ordering::AcqRel) + 1;
         entries.push(Arc::new(Pending { prefix: prefix.into(), number }));
         let next = Arc::new(Table::new(entries, table.sweeping));
@@ -200,7 +207,8 @@ impl PrefixFlushes {
         &self.copies[thread_number() % self.copies.len()].0
     }
 
-    /// Whether the item of a key has been ended by the flush of a prefix. Its hash bucket is locked.
+    /// Whether a prefix flush has ended the item of a key. The caller holds the lock of its hash
+    /// bucket.
     pub(super) fn is_ended(&self, index: &Index, hash: KeyHash, key: &[u8]) -> bool {
         let table = lock(self.own_copy());
         let mut mark = None;
@@ -210,8 +218,9 @@ impl PrefixFlushes {
         })
     }
 
-    /// Records that an item has been stored for a key that had none. Its hash bucket is locked. Returns
-    /// false if there is no room to record that: then the item must not be stored.
+    /// Records that an item is being stored for a key that had none. The caller holds the lock of
+    /// its hash bucket. Returns false if there is no space for the record; then the item must not
+    /// be stored.
     #[must_use]
     pub(super) fn note_stored(&self, index: &Index, hash: KeyHash, key: &[u8]) -> bool {
         let table = lock(self.own_copy());
@@ -230,23 +239,23 @@ impl PrefixFlushes {
         at < shard || at == shard && u64::from(hash.low()) & (units - 1) < position & UNIT_MASK
     }
 
-    /// The place of the sweep, for one thread at a time; `None` in it if none is under way.
+    /// The sweep in progress, `None` if there is none; locked by the thread that sweeps.
     pub(super) fn sweep(&self) -> &Mutex<Option<Sweep>> {
         &self.sweep
     }
 
-    /// Whether a prefix waits to be swept, or is being swept.
+    /// Whether a prefix waits to be swept or is being swept.
     pub(super) fn is_pending(&self) -> bool {
         !lock(&self.table).entries.is_empty()
     }
 
-    /// Begins a sweep for the prefixes in the table; `None` if there are none.
+    /// Starts a sweep for the prefixes in the table; `None` if the table is empty.
     pub(super) fn begin_sweep(&self) -> Option<Sweep> {
         let mut table = lock(&self.table);
         if table.entries.is_empty() {
             return None;
         }
-        // No copy has prefixes that are being swept, so no operation asks for the position.
+        // No copy marks prefixes as being swept yet, so no operation reads the position.
         self.position.store(0, Ordering::Release);
         let entries = table.entries.clone();
         let sweeping = entries.len();
@@ -255,14 +264,15 @@ impl PrefixFlushes {
         Some(Sweep { table: next, shard: 0, units: 1, unit: 0 })
     }
 
-    /// Records how far the sweep is.
+    /// Records the progress of the sweep.
     pub(super) fn advance(&self, sweep: &Sweep) {
         let units = u64::from(sweep.units.trailing_zeros());
         let position = (sweep.shard as u64) << SHARD_SHIFT | units << UNITS_SHIFT | sweep.unit;
         self.position.store(position, Ordering::Release);
     }
 
-    /// Whether the sweep removes the item of a key, whose hash bucket is locked.
+    /// Whether the sweep has to remove the item of a key. The caller holds the lock of its hash
+    /// bucket.
     pub(super) fn is_due(
         &self,
         sweep: &Sweep,
@@ -274,8 +284,8 @@ impl PrefixFlushes {
         (self.marks.of(hash) < number).then_some(hash)
     }
 
-    /// Ends a sweep that has passed everything: its prefixes leave the table. Calls `emptied` if no other is
-    /// left.
+    /// Ends a sweep that has passed all keys, and removes its prefixes from the table. Calls
+    /// `emptied` if none remains.
     pub(super) fn end_sweep(&self, sweep: &Sweep, emptied: impl FnOnce()) {
         let mut table = lock(&self.table);
         self.position.store(SWEPT, Ordering::Release);
@@ -283,7 +293,7 @@ impl PrefixFlushes {
         let is_empty = next.entries.is_empty();
         self.publish(&mut table, next);
         self.counts.sweeps.fetch_add(1, Ordering::Relaxed);
-        // Flushes that wait have higher numbers than those that were swept.
+        // Waiting flushes have higher numbers than the swept ones.
         let last = sweep.table.entries.iter().map(|one| one.number).max().unwrap_or(0);
         self.marks.forget_up_to(last);
         if is_empty {
@@ -291,7 +301,7 @@ impl PrefixFlushes {
         }
     }
 
-    /// Counts an item that is removed.
+    /// Counts a removed item.
     pub(super) fn count_removed(&self, bytes: u64) {
         self.counts.items.fetch_add(1, Ordering::Relaxed);
         self.counts.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -323,15 +333,16 @@ impl PrefixFlushes {
     }
 }
 
-// The marks: which keys have been stored while a prefix of them was in the table, and since which flush.
+// The marks: the keys stored while one of their prefixes was in the table, with the number of the
+// latest flush at that time.
 
-/// Bytes of a mark, at most: a hash map doubles, and has two words and a byte for an entry.
+/// The most bytes per mark: a hash map doubles its size, and needs two words and a byte per entry.
 pub(in crate::kv) const MARK_BYTES_MAX: usize = 40;
 
-/// Maps, so that threads that mark keys seldom meet.
+/// The number of maps, so that threads which mark keys rarely contend.
 const MAPS: usize = 16;
 
-/// A bounded map from a key's hash to the number of the last flush when it was stored.
+/// A map of limited size from a key's hash to the number of the latest flush when it was stored.
 pub(crate) struct Marks {
     maps: [Mutex<HashMap<u64, u64, SeededState>>; MAPS],
     len: AtomicU64,
@@ -357,7 +368,7 @@ impl Marks {
         lock(self.map(hash)).get(&hash.0).copied().unwrap_or(0)
     }
 
-    /// Marks a key; returns false if there is no room for one more.
+    /// Marks a key. Returns false if there is no space for another mark.
     #[must_use]
     pub(crate) fn set(&self, hash: KeyHash, number: u64) -> bool {
         let mut map = lock(self.map(hash));
@@ -365,7 +376,8 @@ impl Marks {
             *mark = number;
             return true;
         }
-        // A place first, then the entry: threads that mark keys at the same time keep the bound.
+        // The count comes before the entry, so that threads that mark keys at the same time stay
+        // within the limit.
         let room = |len: u64| (len < self.max).then_some(len + 1);
         if self.len.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).is_err() {
             return false;
@@ -374,7 +386,7 @@ impl Marks {
         true
     }
 
-    /// Removes the marks up to `number`, and gives their memory back.
+    /// Removes the marks up to `number`, and frees their memory.
     pub(crate) fn forget_up_to(&self, number: u64) {
         for map in &self.maps {
             let mut map = lock(map);

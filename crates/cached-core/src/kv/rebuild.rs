@@ -1,4 +1,5 @@
-//! The index rebuilt from the items that an earlier process has left, by a walk over the entries of each region.
+//! Rebuilding the index from the items of an earlier process, by a walk over the entries of each
+//! region.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,10 +15,10 @@ use crate::kv::restart::Restart;
 use crate::sync::on_all_cores;
 use crate::sync::{AtomicU32, Ordering};
 
-/// Items whose hash buckets are prefetched together.
+/// The number of items whose hash buckets are prefetched together.
 const BATCH: usize = 32;
 
-/// What one thread has found.
+/// The findings of one thread.
 #[derive(Default)]
 struct Part {
     expired: u64,
@@ -25,32 +26,33 @@ struct Part {
     replaced: u64,
     damaged: u64,
     damaged_regions: u64,
-    /// Pieces of large values: where they start, the bytes of data, and the hashes of their items' keys.
+    /// Pieces of large values: their location, the length of their data, and the hash of their
+    /// item's key.
     pieces: Vec<(u32, (u32, KeyHash))>,
-    /// Live items whose values lie in pieces.
+    /// Live items whose values consist of pieces.
     large: Vec<u32>,
-    /// Regions in which there are items.
+    /// Regions that contain items.
     with_items: Vec<RegionId>,
 }
 
-/// What must match its checksum.
+/// Which entries must match their checksums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Check {
     Regions,
-    /// Every entry, if they have checksums.
+    /// Every entry that has a checksum.
     Entries,
     Nothing,
 }
 
-/// Whether an item was linked.
+/// The result of linking an item.
 enum Linked {
     Yes,
-    /// There are two items of its key; one of them was left out.
+    /// There were two items of the key, and one of them was left out.
     Replaced,
     NoRoom,
 }
 
-/// Rebuilds the index and the accounting of regions. No other thread uses the store.
+/// Rebuilds the index and the accounting of regions. No other thread may use the store.
 pub(super) fn rebuild(inner: &Inner, now: u32, check: Check, progress: &RestartProgress) -> Restart {
     let (regions, damaged_regions) = inner.log.begin_restore(now);
     progress.regions_max.store(regions.len() as u32, Ordering::Relaxed);
@@ -96,7 +98,7 @@ pub(super) fn rebuild(inner: &Inner, now: u32, check: Check, progress: &RestartP
     }
 }
 
-/// Links the live items of a region, except for those with pieces.
+/// Links the live items of a region, except those with pieces.
 fn scan_region(inner: &Inner, region: RegionId, now: u32, check: bool, part: &mut Part) {
     let is_flushed = inner.log.was_flushed(region);
     let mut scan = Scan::new(&inner.log, region);
@@ -147,7 +149,7 @@ fn scan_region(inner: &Inner, region: RegionId, now: u32, check: bool, part: &mu
     }
     if !scan.is_complete() {
         part.damaged_regions += 1;
-        // What follows is not walked over any more.
+        // The walk does not continue after this point.
         inner.log.arena.region(region).set_used_bytes(scan.cursor());
     }
     if has_items {
@@ -155,7 +157,7 @@ fn scan_region(inner: &Inner, region: RegionId, now: u32, check: bool, part: &mu
     }
 }
 
-/// Links the items whose values lie in pieces, where all pieces are there.
+/// Links the items whose values consist of pieces, if all pieces were found.
 fn link_large(inner: &Inner, part: &mut Part) {
     let mut pieces: HashMap<u32, (u32, KeyHash)> = part.pieces.drain(..).collect();
     for location in std::mem::take(&mut part.large) {
@@ -168,7 +170,7 @@ fn link_large(inner: &Inner, part: &mut Part) {
             && list.pieces().map(|piece| piece.location).collect::<HashSet<_>>().len() == list.len();
         if !is_whole {
             item.make_dead();
-            // While an item is moved, two entries of it list the same pieces.
+            // If an item was being moved, two entries list the same pieces.
             match inner.is_linked(hash, item) {
                 true => part.replaced += 1,
                 false => part.damaged += 1,
@@ -183,18 +185,18 @@ fn link_large(inner: &Inner, part: &mut Part) {
 }
 
 impl Inner {
-    /// Whether the store could have made an item like this.
+    /// Whether the store could have created such an item.
     fn may_hold(&self, item: ItemPtr) -> bool {
         let shape = item.shape();
         shape.fields().cas == self.has_cas && self.fits(shape.key_bytes(), item.value_bytes())
     }
 
-    /// Whether the index leads to an item of the same key.
+    /// Whether the index refers to an item of the same key.
     fn is_linked(&self, hash: KeyHash, item: ItemPtr) -> bool {
         self.find_any(&self.index.shard(hash).lock(hash), hash, item.key()).is_some()
     }
 
-    /// Lets the index lead to an item that was found live.
+    /// Links an item that was found live.
     fn link_found(&self, hash: KeyHash, item: ItemPtr, location: u32) -> Linked {
         let linked = {
             let bucket = self.index.shard(hash).lock(hash);
@@ -217,7 +219,8 @@ impl Inner {
         linked
     }
 
-    /// Of two live items of a key, keeps one. Either is right: the change between them was not acknowledged.
+    /// Keeps one of two live items of a key. Either is correct, because the change from one to the
+    /// other was not acknowledged.
     fn keep_newer(&self, bucket: &BucketGuard<'_>, old: Found<'_>, item: ItemPtr, location: u32) {
         if (old.item.cas(), old.location) > (item.cas(), location) {
             item.make_dead();
@@ -233,7 +236,7 @@ impl Inner {
         self.count_found(item, location);
     }
 
-    /// Counts the bytes of an item to which the index now leads.
+    /// Counts the bytes of an item to which the index now refers.
     fn count_found(&self, item: ItemPtr, location: u32) {
         let expiry = item.expiry();
         self.each_entry(item, location, |location, bytes| self.log.entry_restored(location, bytes, expiry));
@@ -254,20 +257,21 @@ impl Part {
 #[derive(Clone, Copy)]
 pub(super) struct Entry {
     pub(super) location: u32,
-    /// With its padding.
+    /// Including padding.
     pub(super) bytes: u32,
     pub(super) kind: Kind,
 }
 
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
-    /// Perhaps live.
+    /// May be live.
     Item(ItemPtr),
-    /// Perhaps in use: an item's list decides.
+    /// May be in use: the list of its item decides.
     Piece { data_bytes: u32, owner: KeyHash },
 }
 
-/// Walks over the entries of a region up to the end of what was allocated, or to the first that cannot be one.
+/// A walk over the entries of a region, up to the end of the allocated part or to the first invalid
+/// entry.
 pub(super) struct Scan<'a> {
     log: &'a Log,
     region: RegionId,
@@ -282,12 +286,12 @@ impl<'a> Scan<'a> {
         Scan { log, region, cursor: log.first_entry(), end }
     }
 
-    /// Where the walk stands: after its end, what is not an entry starts here.
+    /// The position of the walk. After its end, this is where the invalid part starts.
     pub(super) fn cursor(&self) -> u32 {
         self.cursor
     }
 
-    /// Whether everything allocated was entries.
+    /// Whether the whole allocated part consisted of valid entries.
     pub(super) fn is_complete(&self) -> bool {
         self.cursor >= self.end
     }
@@ -298,7 +302,7 @@ impl Iterator for Scan<'_> {
 
     #[inline]
     fn next(&mut self) -> Option<Entry> {
-        // The smallest entry has two words and a byte.
+        // The smallest entry has two words and one byte.
         let left = self.end.checked_sub(self.cursor).filter(|left| *left >= 12)?;
         let location = self.log.location_in(self.region, self.cursor);
         let ptr = self.log.ptr(location);

@@ -1,5 +1,5 @@
-//! The options and outcomes of the operations, the same for every protocol, and the hooks that the store calls
-//! at changes and evictions.
+//! The options and outcomes of the operations, which are the same for every protocol, and the hooks
+//! that the store calls at changes and evictions.
 
 use crate::clock::Expiry;
 
@@ -26,17 +26,17 @@ pub enum StoreMode {
 pub struct StoreOptions {
     /// The condition and the effect.
     pub mode: StoreMode,
-    /// Kept with the item for the client.
+    /// The client's flags, kept with the item.
     pub client_flags: u32,
     /// When the item expires.
     pub expiry: Expiry,
-    /// Whether the client wrote the key in base64 (meta commands); the mark is kept for replies.
+    /// Whether the client sent the key in base64 (meta commands); kept for replies.
     pub key_binary: bool,
-    /// The expected CAS value; 0 for none. [`StoreMode::Cas`] with 0 never matches; append and
-    /// prepend check it when it is not 0; the other modes ignore it.
+    /// The expected CAS value; 0 for none. [`StoreMode::Cas`] with 0 never matches. Append and
+    /// prepend check it unless it is 0; the other modes ignore it.
     pub compare: u64,
     /// With [`StoreMode::Cas`]: an older CAS value is accepted too, but then the item keeps its
-    /// expiry and is marked stale (meta set with `I`).
+    /// expiry and is marked as stale (meta set with `I`).
     pub allow_stale: bool,
     /// The item's new CAS value, instead of one from the store's own counter (meta `E`).
     pub new_cas: Option<u64>,
@@ -49,16 +49,16 @@ pub struct StoreOptions {
 pub enum StoreOutcome {
     /// Stored.
     Stored {
-        /// The item's new CAS value; 0 when the store keeps none.
+        /// The item's new CAS value; 0 if the store has none.
         cas: u64,
-        /// The length of the whole value (of the joined one after append and prepend).
+        /// The length of the whole value (the joined one after append and prepend).
         value_bytes: usize,
     },
     /// The mode's condition is not met.
     NotStored,
     /// The item has another CAS value.
     Exists,
-    /// There is no item with the expected CAS value, or any other.
+    /// There is no item to compare with.
     NotFound,
     /// Key and value exceed the limits of an item. The old item is unchanged.
     TooLarge,
@@ -73,23 +73,25 @@ pub struct FetchOptions {
     pub touch: Option<Expiry>,
     /// Does not count the fetch as a use of the item.
     pub no_bump: bool,
-    /// Creates an empty item with this expiry if there is none (meta `N`): the caller that creates it wins
-    /// the refresh. A created item is not touched; one that expires immediately is shown to its creator only.
+    /// Creates an empty item with this expiry if there is none (meta `N`). The caller that creates
+    /// it wins the right to refresh it. A created item is not touched; one that expires immediately
+    /// is returned only to its creator.
     pub vivify: Option<Expiry>,
-    /// Lets the caller win the right to refresh an item that expires before this (meta `R`), unless another
-    /// one has won it.
+    /// Lets the caller win the right to refresh an item that expires before this time (meta `R`),
+    /// unless another caller has won it.
     pub recache_below: Option<Expiry>,
-    /// Compares the expiry that the item has been given, not the one that it had (meta `R` after `T`).
+    /// Compares the item's new expiry rather than its previous one (meta `R` after `T`).
     pub recache_after_touch: bool,
     /// The CAS value of a created item, instead of one from the counter (meta `E`).
     pub new_cas: Option<u64>,
-    /// The mark of a created item's key (see [`StoreOptions::key_binary`]).
+    /// Whether a created item's key counts as base64 (see [`StoreOptions::key_binary`]).
     pub key_binary: bool,
-    /// Assigns the refresh of stale items, as meta commands do; without it the marks are ignored.
+    /// Assigns the right to refresh stale items, as meta commands do; otherwise the marks are
+    /// ignored.
     pub tokens: bool,
 }
 
-/// What [`Kv::fetch`](super::Kv::fetch) reports beside the item.
+/// The report of [`Kv::fetch`](super::Kv::fetch) apart from the item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Fetched {
     /// Whether the item was created by this fetch.
@@ -111,13 +113,14 @@ pub struct Fetched {
 /// The reason why a key has no item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Miss {
-    /// There is none.
+    /// There is no item.
     Absent,
-    /// It had expired, and has been removed.
+    /// The item had expired, and has been removed.
     Expired,
-    /// It was stored before the last flush, and has been removed.
+    /// The item was stored before the last flush, and has been removed.
     Flushed,
-    /// There is none, and none could be created (or the item could not be changed) for lack of memory.
+    /// There is no item, and none could be created (or the item could not be changed) for lack of
+    /// memory.
     OutOfMemory,
 }
 
@@ -126,8 +129,8 @@ pub enum Miss {
 pub struct DeleteOptions {
     /// Deletes only an item with this CAS value.
     pub compare: Option<u64>,
-    /// Instead of deleting the item, marks it stale, gives it a new CAS value and takes back the right to
-    /// refresh it (meta `I`).
+    /// Instead of deleting the item, marks it as stale, gives it a new CAS value and lets the next
+    /// client win the right to refresh it (meta `I`).
     pub invalidate: bool,
     /// The expiry of an item that stays (with `invalidate` or `clear_value`).
     pub expiry: Option<Expiry>,
@@ -167,7 +170,7 @@ pub struct ArithmeticOptions {
     pub touch: Option<Expiry>,
     /// Creates a missing item with this value and expiry.
     pub vivify: Option<(u64, Expiry)>,
-    /// The mark of a created item's key (see [`StoreOptions::key_binary`]).
+    /// Whether a created item's key counts as base64 (see [`StoreOptions::key_binary`]).
     pub key_binary: bool,
 }
 
@@ -195,12 +198,12 @@ pub enum ArithmeticOutcome {
     OutOfMemory,
 }
 
-// Hooks: calls from the store at every change of an item, and at every eviction.
+// Hooks, which the store calls at every change of an item and at every eviction.
 
-/// What happened to a key.
+/// A change of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// A value was stored or replaced, wholly or in part.
+    /// A value was stored or replaced, as a whole or in part.
     Stored,
     /// Only attributes changed: expiry, stale mark, CAS value.
     Touched,
@@ -210,11 +213,11 @@ pub enum Change {
     Expired,
     /// The item was removed because it had been flushed.
     Flushed,
-    /// The item was removed to make room.
+    /// The item was evicted to free memory.
     Evicted,
 }
 
-/// Called at every change of an item, in the order in which the changes happen to each key.
+/// Called at every change of an item; for each key, in the order of its changes.
 ///
 /// ```
 /// use cached_core::kv::{Change, ChangeHook, Kv};
@@ -239,13 +242,13 @@ pub enum Change {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait ChangeHook: Send + Sync + 'static {
-    /// Called while the key's hash bucket is locked: must be quick, and must neither block nor call the
-    /// store. `version` is the item's CAS value (for a removal, its last one), or 0 in a store without CAS
-    /// values.
+    /// Called while the key's hash bucket is locked. It must be quick, and must neither block nor
+    /// call the store. `version` is the item's CAS value (for a removal, its last one), or 0 in a
+    /// store without CAS values.
     fn on_change(&self, change: Change, key: &[u8], version: u64);
 }
 
-/// An item that is about to be removed to make room.
+/// An item that is about to be evicted.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct EvictedItem<'a> {
@@ -255,19 +258,19 @@ pub struct EvictedItem<'a> {
     pub value_bytes: usize,
     /// The client's flags.
     pub client_flags: u32,
-    /// When the item would have expired.
+    /// The time at which the item would have expired.
     pub expiry: Expiry,
-    /// The clock's second of the last use.
+    /// The time of the last use, in the clock's seconds.
     pub last_access: u32,
     /// Whether the item was ever read.
     pub fetched: bool,
-    /// The current second of the clock.
+    /// The current time, in the clock's seconds.
     pub now: u32,
 }
 
-/// Called for items that are removed to make room.
+/// Called for evicted items.
 pub trait EvictionHook: Send + Sync + 'static {
-    /// Called while the key's hash bucket is locked: must be quick, and must neither block nor call the
-    /// store.
+    /// Called while the key's hash bucket is locked. It must be quick, and must neither block nor
+    /// call the store.
     fn on_eviction(&self, evicted: &EvictedItem<'_>);
 }

@@ -1,11 +1,13 @@
-//! A store whose memory outlives the process: taking over what an earlier process has left, and the clean end.
+//! A store whose memory outlives the process: taking over the items of an earlier process, and the
+//! clean end.
 //!
-//! The index lies in the memory of the process. A restart walks over the regions that were in use, and links
-//! every item that is marked LIVE (see `item/`), unless it has been flushed or has expired. After a clean end
-//! each region must match its checksum, after another one each entry; what does not is left out.
+//! The index is in the process's own memory. A restart walks over the regions that were in use, and
+//! links every item that is marked LIVE (see `item/`), unless it has been flushed or has expired.
+//! After a clean end, each region must match its checksum, otherwise each entry must; what does not
+//! match is left out.
 //!
-//! Bytes of a file are taken for what they say only within bounds: whatever is in them, the result is a store
-//! that is consistent in itself.
+//! The contents of the file are trusted only after checks. Whatever they are, the resulting store
+//! is consistent.
 
 use std::fs::File;
 use std::path::Path;
@@ -18,39 +20,40 @@ use super::rebuild::{Check, rebuild};
 use crate::arena::{HeldFile, Identity, MappedFile, Superblock};
 use crate::sync::Arc;
 
-/// What a store has taken over from an earlier process.
+/// The result of taking over an earlier process's store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Restart {
-    /// Why there was nothing to take over; `None` if there was.
+    /// The reason why there was nothing to take over; `None` if there was something.
     pub cold: Option<String>,
-    /// Whether the process before had ended cleanly.
+    /// Whether the earlier process had ended cleanly.
     pub was_clean: bool,
-    /// Items in the index.
+    /// Items now in the index.
     pub items: u64,
     /// Items left out because they had expired.
     pub expired_items: u64,
     /// Items left out because they had been flushed.
     pub flushed_items: u64,
-    /// Items left out because a change was replacing them when the process before ended.
+    /// Items left out because the earlier process was replacing them when it ended.
     pub replaced_items: u64,
-    /// Items left out because they are not whole, or there is no room for them in the index.
+    /// Items left out because they are incomplete, or because the index has no space for them.
     pub damaged_items: u64,
-    /// Regions left out, at least from some entry on, because they are not what they should be.
+    /// Regions that are invalid, and were left out completely or from some entry on.
     pub damaged_regions: u64,
-    /// How long it took.
+    /// The duration of the restart.
     pub took: Duration,
 }
 
-/// The file of a store, and what the store had taken over from it.
+/// The file of a store, and the result of taking it over.
 pub(super) struct StoreFile {
     pub(super) held: HeldFile,
     pub(super) identity: Identity,
     pub(super) superblock: Arc<Superblock>,
     pub(super) restart: Restart,
-    /// This process has the memory: it is not handed over, and the end writes what the next process needs.
+    /// Whether this process owns the memory: it has not handed it over, and at its end it writes
+    /// what the next process needs.
     pub(super) is_owned: AtomicBool,
-    /// The end is to be as if the process had been killed.
+    /// Whether the end has to look as if the process had been killed.
     #[cfg(test)]
     pub(super) is_killed: AtomicBool,
 }
@@ -73,20 +76,21 @@ impl Restart {
 }
 
 impl Kv {
-    /// Returns what the store has taken over from an earlier process; `None` if its memory is in no file.
+    /// Returns the result of taking over an earlier process's store; `None` if the memory is not in
+    /// a file.
     #[must_use]
     pub fn restart(&self) -> Option<&Restart> {
         self.inner.store_file.as_ref().map(|store_file| &store_file.restart)
     }
 
-    /// Returns the file in which the memory is.
+    /// Returns the file that holds the memory.
     #[must_use]
     pub fn memory_file(&self) -> Option<&Path> {
         self.inner.store_file.as_ref().map(|store_file| store_file.held.path())
     }
 }
 
-/// What tests do.
+/// Helpers for tests.
 #[cfg(all(test, not(any(miri, shuttle))))]
 impl Kv {
     /// Lets the last handle leave the file as if the process had been killed.
@@ -97,7 +101,7 @@ impl Kv {
     }
 }
 
-/// Takes over what is in the file of a store that is otherwise complete.
+/// Takes over the contents of the file of a store that is otherwise complete.
 pub(super) fn take_over(inner: &mut Inner, file: MappedFile, superblock: Arc<Superblock>) {
     let MappedFile { identity, cold, was_clean, is_handed_over, held, progress } = file;
     let begun = Instant::now();
@@ -109,7 +113,7 @@ pub(super) fn take_over(inner: &mut Inner, file: MappedFile, superblock: Arc<Sup
             Restart { cold: Some(cold.to_string()), ..Restart::nothing() }
         }
         None => {
-            // What another process has just had in use needs no check.
+            // Memory that another process has just used needs no check.
             let check = match (was_clean, is_handed_over) {
                 (true, _) => Check::Regions,
                 (false, true) => Check::Nothing,
@@ -132,7 +136,7 @@ pub(super) fn take_over(inner: &mut Inner, file: MappedFile, superblock: Arc<Sup
 }
 
 impl Inner {
-    /// Notes the time for a later process.
+    /// Records the time for a later process.
     pub(super) fn note_time(&self, now: u32) {
         if let Some(StoreFile { superblock, .. }) = &self.store_file {
             superblock.notes().note_time(now, self.index.stored_and_items().1);
@@ -141,7 +145,7 @@ impl Inner {
 }
 
 impl Drop for Inner {
-    /// The last handle is gone: no thread uses the memory any more.
+    /// The last handle is gone, so no thread uses the memory any more.
     fn drop(&mut self) {
         let Some(StoreFile { held, identity, superblock, is_owned, .. }) = &self.store_file else { return };
         if std::thread::panicking() || !is_owned.load(Ordering::Acquire) {
@@ -168,47 +172,49 @@ impl Drop for Inner {
     }
 }
 
-// Released the memory to another process while this one waits, ready to go on with it.
+// Handing the memory over to another process, while this one waits and can resume using it.
 //
 // ```text
 //  this process                              the other one
 //  stops using the store
 //  hand_over: copies superblock and table
 //  passes the file ───────────────────────►  ArenaFile::handed_over, Kv::new: rebuilds the index
-//  waits                                     changes only the head of the file, and takes LIVE
-//                                            from items that have ended
+//  waits                                     changes only the head of the file, and clears LIVE
+//                                            of items that have ended
 //   ├── forget: leaves the file alone  ◄───  confirm_hand_over: has the memory
 //   └── resume: puts the head back           (or it has ended without it)
 // ```
 // The index stays in this process meanwhile.
 
-/// A store whose memory another process may take. Dropped, it leaves the file alone, as
+/// A store whose memory another process may take over. Dropping this leaves the file untouched, as
 /// [`forget`](HandedOver::forget) does.
 #[derive(Debug)]
 #[must_use = "the store must be resumed or forgotten"]
 pub struct HandedOver {
     kv: Kv,
-    /// The superblock and the table of regions as they were.
+    /// Copies of the superblock and the table of regions.
     head: Vec<u64>,
 }
 
 impl Kv {
-    /// Gives the memory to another process, which makes a store of
-    /// [`ArenaFile::handed_over`](crate::arena::ArenaFile::handed_over). Returns `None` if it is in no file.
+    /// Offers the memory to another process, which creates a store from
+    /// [`ArenaFile::handed_over`](crate::arena::ArenaFile::handed_over). Returns `None` if the
+    /// memory is not in a file.
     ///
-    /// No operation may be in work, no value be pinned or reserved, and none may begin until
-    /// [`HandedOver::resume`] has returned; reading statistics is harmless.
+    /// No operation may be in progress and no value pinned or reserved, and no operation may start
+    /// until [`HandedOver::resume`] has returned. Reading statistics is allowed.
     pub fn hand_over(&self) -> Option<HandedOver> {
         let StoreFile { held, identity, is_owned, .. } = self.inner.store_file.as_ref()?;
-        // A flush that is due runs here: later it would change the memory.
+        // A flush that is due runs here, because it must not change the memory later.
         self.inner.note_time(self.inner.now());
         let head = held.head(identity);
         is_owned.store(false, Ordering::Release);
         Some(HandedOver { kv: self.clone(), head })
     }
 
-    /// Takes possession of memory that another process has handed over. That one must not use it any more.
-    /// Before this, no operation may change the store. Does nothing for other stores.
+    /// Takes ownership of memory that another process has handed over. After this, the other
+    /// process must not use it any more; before it, no operation may change the store. Does nothing
+    /// for other stores.
     pub fn confirm_hand_over(&self) {
         if let Some(StoreFile { is_owned, .. }) = &self.inner.store_file {
             is_owned.store(true, Ordering::Release);
@@ -217,7 +223,8 @@ impl Kv {
 }
 
 impl HandedOver {
-    /// Returns the file, to be passed to the other process. Each copy of the descriptor keeps the lock.
+    /// Returns the file, to be passed to the other process. Each copy of the descriptor keeps the
+    /// file locked.
     ///
     /// # Panics
     /// Never: only a store in a file is handed over.
@@ -235,23 +242,26 @@ impl HandedOver {
         self.store_file().held.path()
     }
 
-    /// Goes on with the memory: the other process has ended, or has never had it, and has not confirmed.
+    /// Resumes using the memory. The other process must have ended without confirming, or never
+    /// have received the memory.
     pub fn resume(self) {
         let StoreFile { held, identity, is_owned, .. } = self.store_file();
         if held.put_head(identity, &self.head) {
-            // The other process has rebuilt its index, and may have taken marks from what it does not keep.
+            // The other process has rebuilt its index, and may have cleared the marks of items that
+            // it does not keep.
             self.mark_items();
         }
         is_owned.store(true, Ordering::Release);
     }
 
-    /// Leaves the memory to the other process, which has confirmed: nothing of it is used or written any more.
+    /// Leaves the memory to the other process, which has confirmed. This process neither reads nor
+    /// writes it any more.
     pub fn forget(self) {
-        // Also not by what other parts of the program still hold of the store.
+        // Nor do other parts of the program that still hold references to the store.
         std::mem::forget(self.kv.clone());
     }
 
-    /// Marks every item to which the index leads.
+    /// Marks every item to which the index refers.
     fn mark_items(&self) {
         let inner = &self.kv.inner;
         for shard in inner.index.shards() {

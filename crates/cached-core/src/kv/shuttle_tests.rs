@@ -22,7 +22,8 @@ fn uniform(value: &[u8]) -> bool {
     value.iter().all(|byte| *byte == value[0])
 }
 
-/// Whether a value is that of one writer, or empty, with pairs of bytes appended by any of the writers.
+/// Whether a value was written by one writer, or is empty, followed by pairs of bytes appended by
+/// any writers.
 fn is_whole(value: &[u8]) -> bool {
     let set = [9_000, 40, 0].into_iter().find(|bytes| value.len() >= *bytes).unwrap_or(0);
     uniform(&value[..set])
@@ -123,7 +124,8 @@ fn a_touch_survives_appends_and_increments() {
     );
 }
 
-/// Of two readers of a stale item whose number grows meanwhile, one wins the right to refresh it.
+/// Two readers of a stale item whose number grows meanwhile: one of them wins the right to refresh
+/// it.
 #[test]
 fn one_reader_wins_while_a_number_grows() {
     shuttle::check_random(
@@ -149,10 +151,11 @@ fn one_reader_wins_while_a_number_grows() {
     );
 }
 
-/// Values stored during a flush and its clean-up are whole.
+/// Values stored during a flush and its cleanup are intact.
 #[test]
 fn a_flush_leaves_later_values_whole() {
-    // A priority scheduler: one thread may run through everything inside another's short window.
+    // A priority scheduler, under which one thread may run to its end within another's short
+    // window.
     shuttle::check_pct(
         || {
             let kv = store();
@@ -185,8 +188,8 @@ fn a_flush_leaves_later_values_whole() {
     );
 }
 
-/// A value stored after a flush has returned stays, also when regions are opened while the flush draws its
-/// boundary.
+/// A value stored after a flush has returned stays, even if regions are opened while the flush sets
+/// its boundary.
 #[test]
 fn a_value_stored_after_a_flush_stays() {
     shuttle::check_pct(
@@ -201,7 +204,7 @@ fn a_value_stored_after_a_flush_stays() {
             .unwrap();
             let writer = {
                 let kv = kv.clone();
-                // Every few values open a region.
+                // A region is opened every few values.
                 shuttle::thread::spawn(move || {
                     (0..40u32).for_each(|n| kv.set(&n.to_le_bytes(), &[1; 4_000]).unwrap());
                 })
@@ -269,8 +272,8 @@ fn pinned_values_survive_reclaiming_and_flushes() {
     );
 }
 
-/// Threads that miss a key together: whatever the interleaving, all get a value that one of them made, also
-/// when the first of them fails, and no flight is left.
+/// Threads that miss a key together: in every interleaving, all of them get a value created by one
+/// of them, even if the first one fails, and no flight remains.
 #[test]
 fn one_flight_per_key() {
     shuttle::check_random(
@@ -302,8 +305,8 @@ fn one_flight_per_key() {
     );
 }
 
-/// A flush of a prefix, its sweep and stores of one key: what is stored after the flush stays, and what was
-/// stored before it is never seen after it.
+/// A prefix flush, its sweep, and stores of one key: values stored after the flush stay, and values
+/// stored before it are never seen after it.
 #[test]
 fn a_prefix_ends_what_was_stored_before_and_nothing_else() {
     shuttle::check_random(

@@ -1,4 +1,4 @@
-//! What a store shows of itself: its metrics, the limits of its memory, and its side of [`insight`](crate::insight).
+//! The store's metrics, the limits of its memory, and its part of [`insight`](crate::insight).
 
 use super::inner::Inner;
 use super::item::ItemPtr;
@@ -11,7 +11,7 @@ use blocker::metrics::counters;
 use serde::Serialize;
 
 counters! {
-    /// The metrics of a store at one moment.
+    /// A snapshot of a store's metrics.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
     #[non_exhaustive]
     pub struct KvStats {
@@ -36,7 +36,8 @@ counters! {
         pub regions_reclaimed: u64 => "cached_regions_reclaimed_total",
         /// The bytes of the index in use.
         pub index_bytes: usize,
-        /// The bytes of the arena, used or not; what an [`arbiter`](crate::arbiter) has moved away is not there.
+        /// The bytes of the arena, used or not, without those that an [`arbiter`](crate::arbiter)
+        /// has taken away.
         pub arena_bytes: usize,
         /// Free regions of the arena.
         pub regions_free: u32 => "cached_regions_free",
@@ -44,31 +45,33 @@ counters! {
         pub regions: u32 => "cached_regions",
         /// Bytes of garbage in sealed regions.
         pub garbage_bytes: u64 => "cached_garbage_bytes",
-        /// The bytes of incomplete values, counted as a whole, for which there are reservations.
+        /// The full size of all incomplete values that have reservations, in bytes.
         pub reserved_bytes: u64,
-        /// The number of regions in which such values lie.
+        /// The number of regions that contain such values.
         pub reserved_regions: u32,
     }
 }
 
-/// The most memory that a store takes.
+/// The maximum memory of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvLimits {
-    /// Bytes for keys, values and their headers, at present where an [`arbiter`](crate::arbiter) changes them.
+    /// Bytes for keys, values and their headers. If an [`arbiter`](crate::arbiter) changes them,
+    /// the present number.
     pub arena_bytes: usize,
-    /// Bytes of the index, if the arena were full of the smallest items, and of the table of regions.
+    /// Bytes of the index if the arena were full of the smallest items, and of the table of
+    /// regions.
     pub index_bytes_max: usize,
-    /// Bytes in which the eviction policy remembers evicted items. Together with the arena at most
+    /// Bytes of the eviction policy's records of evicted items. Together with the arena, at most
     /// [`KvConfig::arena_bytes`](super::KvConfig::arena_bytes).
     pub policy_bytes: usize,
-    /// Bytes of the arena that incomplete values may take.
+    /// The most bytes of the arena that incomplete values may occupy.
     pub reserved_bytes_max: u64,
-    /// Bytes that flushes of prefixes may take until they have been swept.
+    /// The most bytes that prefix flushes may occupy until they have been swept.
     pub prefix_flush_bytes_max: usize,
 }
 
 impl Kv {
-    /// Reads the store's metrics. That walks over the table of regions, not over the items.
+    /// Reads the store's metrics. It goes through the table of regions, but not through the items.
     ///
     /// ```
     /// # use cached_core::kv::Kv;
@@ -104,13 +107,13 @@ impl Kv {
         stats
     }
 
-    /// The bytes of incomplete values, counted as a whole, for which there are reservations. One relaxed
+    /// The full size of all incomplete values that have reservations, in bytes. Costs one relaxed
     /// load.
     pub fn reserved_bytes(&self) -> u64 {
         self.inner.log.reserved.bytes()
     }
 
-    /// The most memory that the store takes.
+    /// Returns the maximum memory of the store.
     ///
     /// ```
     /// # use cached_core::kv::Kv;
@@ -130,7 +133,7 @@ impl Kv {
     }
 }
 
-/// What ends a key's prefix, the part that counts as its namespace.
+/// The character after a key's prefix, which counts as its namespace.
 const DELIMITER: u8 = b':';
 
 fn prefix(key: &[u8]) -> &[u8] {
@@ -187,10 +190,10 @@ impl Inner {
 }
 
 impl Kv {
-    /// Simulates other amounts of memory with what has been sampled since the last call, and returns the
-    /// number of samples. Call it some ten times a second, from any thread: what waits for it is bounded, and
-    /// dropped beyond. `totals` are the caller's counters of reads since the start; without them the ratios
-    /// depend on which keys happen to be sampled.
+    /// Simulates other amounts of memory with the samples since the last call, and returns the
+    /// number of samples. Call it some ten times a second, from any thread: the number of waiting
+    /// samples is limited, and the rest is dropped. `totals` are the caller's counters of reads
+    /// since the start; without them, the ratios depend on which keys happen to be sampled.
     ///
     /// Does nothing without [`KvConfig::insight`](super::KvConfig::insight).
     ///
@@ -217,16 +220,18 @@ impl Kv {
         inner.insight.take_samples(&present, |sample| sample.prefix_of().to_vec())
     }
 
-    /// Returns the miss ratios that other amounts of memory would give, for all keys and for each prefix (the
-    /// part of a key before the first `:`). `None` without [`KvConfig::insight`](super::KvConfig::insight).
+    /// Returns the miss ratios at other amounts of memory, for all keys and for each prefix (the
+    /// part of a key before the first `:`). `None` without
+    /// [`KvConfig::insight`](super::KvConfig::insight).
     pub fn miss_ratio_curve(&self) -> Option<MissRatioCurve> {
         self.inner.insight.curve()
     }
 
-    /// Returns why keys were missed. What the engine finds at the moment of the miss (expired, flushed) is
-    /// exact, as the totals given to [`take_samples`](Kv::take_samples) are; the others are divided as those
-    /// of the sampled keys are, which are remembered for about as many keys as the store holds four times.
-    /// `None` without [`KvConfig::insight`](super::KvConfig::insight).
+    /// Returns the number of misses by reason. Reasons that the store sees at the moment of the
+    /// miss (expired, flushed) are exact, as are the totals given to
+    /// [`take_samples`](Kv::take_samples). The others are divided in proportion to the sampled
+    /// keys, which are remembered for about four times as many keys as the store holds. `None`
+    /// without [`KvConfig::insight`](super::KvConfig::insight).
     pub fn misses_by_reason(&self) -> Option<MissesByReason> {
         self.inner.insight.misses_by_reason()
     }
@@ -237,8 +242,8 @@ impl Kv {
         self.inner.insight.bytes()
     }
 
-    /// Looks at up to about `items_max` items, in hash buckets spread over the whole index, and returns their
-    /// sizes, idle times, ages and lifetimes. Takes about 100 ns for each.
+    /// Samples about `items_max` items at most, in hash buckets spread over the whole index, and
+    /// returns their sizes, idle times, ages and lifetimes. Takes about 100 ns for each.
     ///
     /// ```
     /// # use cached_core::kv::Kv;
@@ -252,9 +257,10 @@ impl Kv {
         let mut shape = ItemShape::default();
         let inner = &self.inner;
         let buckets: u64 = inner.index.shards().iter().map(|shard| shard.bucket_count()).sum();
-        // One hash bucket in every `step`, so that the whole index has its part.
+        // One hash bucket in every `step`, so that the whole index is covered.
         let items_max = items_max.max(1);
-        // The index does not shrink: of one that was larger, as many hash buckets are looked at.
+        // The index does not shrink. In one that was larger before, the number of hash buckets
+        // visited stays the same.
         let step = (self.stats().items / items_max + 1).max(buckets / items_max).min(buckets.max(1));
         for (shard, of) in inner.index.shards().iter().enumerate() {
             let mut bucket = 0;

@@ -1,4 +1,4 @@
-//! A walk over every invariant, for tests.
+//! Checks of all invariants, for tests.
 
 use super::Kv;
 use super::item::KEY_BYTES_MAX;
@@ -10,11 +10,11 @@ use crate::clock::Expiry;
 use std::collections::{HashMap, HashSet};
 
 impl Kv {
-    /// Checks that index, items, regions, queues and counters agree. No other thread may use the store during
-    /// the call.
+    /// Checks that index, items, regions, queues and counters agree. No other thread may use the
+    /// store during the call.
     ///
     /// # Panics
-    /// If they do not; the message names what is wrong.
+    /// If they do not; the message names the contradiction.
     pub fn validate(&self) {
         let inner = &self.inner;
         let log = &inner.log;

@@ -7,8 +7,8 @@ use crate::arena::RegionId;
 use crate::clock::Expiry;
 use crate::sync::Arc;
 
-/// An item, borrowed for the duration of a closure. Other threads that need its hash bucket wait meanwhile:
-/// copy or [pin](ItemView::pin) what is needed, and return.
+/// An item, borrowed for the duration of a closure. Other threads that need its hash bucket wait
+/// meanwhile, so copy or [pin](ItemView::pin) what is needed, and return.
 #[derive(Clone, Copy)]
 pub struct ItemView<'a> {
     pub(super) kv: &'a Arc<Inner>,
@@ -34,8 +34,8 @@ impl<'a> ItemView<'a> {
         self.item.value_bytes()
     }
 
-    /// The value, if it lies in one piece, as all but very large values do: those of more than a 16th of a
-    /// region (4 KiB at least) may lie in several.
+    /// The value, if it is contiguous. All but very large values are: those above a 16th of a
+    /// region (at least 4 KiB) may consist of several pieces.
     #[inline]
     pub fn inline_value(&self) -> Option<&'a [u8]> {
         (!self.item.shape().fields().extents).then(|| self.item.payload())
@@ -63,8 +63,9 @@ impl<'a> ItemView<'a> {
         value
     }
 
-    /// Keeps the value readable after the closure, without a copy. The memory of its region is not reused
-    /// until the result is dropped, so hold it only briefly, for instance while a reply is written.
+    /// Keeps the value readable after the closure, without a copy. The memory of its region is not
+    /// reused until the result is dropped, so hold it only briefly, for instance while a reply is
+    /// written.
     pub fn pin(&self) -> PinnedValue {
         let pieces = match self.inline_value() {
             Some(_) => return self.pin_entry(),
@@ -95,7 +96,7 @@ impl<'a> ItemView<'a> {
         self.item.client_flags()
     }
 
-    /// The CAS value; 0 when the store keeps none.
+    /// The CAS value; 0 if the store has none.
     #[inline]
     pub fn cas(&self) -> u64 {
         self.item.cas()
@@ -106,18 +107,18 @@ impl<'a> ItemView<'a> {
         self.item.expiry()
     }
 
-    /// The clock's second of this access.
+    /// The time of this access, in the clock's seconds.
     pub fn now(&self) -> u32 {
         self.now
     }
 
-    /// The clock's second of the last use.
+    /// The time of the last use, in the clock's seconds.
     pub fn last_access(&self) -> u32 {
         self.item.last_access(self.now)
     }
 
-    /// Seconds since the item's region was opened: since about when the item was stored, or last kept by an
-    /// eviction.
+    /// Seconds since the item's region was opened, which is about when the item was stored or last
+    /// kept by an eviction.
     pub(super) fn region_age_secs(&self) -> u32 {
         self.now.saturating_sub(self.kv.log.opened_at(self.location))
     }
@@ -132,7 +133,7 @@ impl<'a> ItemView<'a> {
         self.item.state() & state::STALE != 0
     }
 
-    /// The bytes that the item takes: its entry, padding included, and those of its pieces.
+    /// The size of the item: its entry, including padding, and its pieces.
     pub fn bytes(&self) -> u64 {
         self.kv.item_bytes(self.item)
     }

@@ -10,8 +10,9 @@ use crate::sync::on_all_cores;
 use crate::sync::{Ordering, lock};
 
 impl Log {
-    /// Prepares every region to be scanned: no bytes are in use yet. Returns those that have entries, and how many
-    /// are not what they should be; these and the others are freed. No other thread may use the store.
+    /// Prepares every region to be scanned, with no bytes in use yet. Returns the regions that have
+    /// entries, and the number of those that are invalid; invalid and empty regions are freed. No
+    /// other thread may use the store.
     pub(in crate::kv) fn begin_restore(&self, now: u32) -> (Vec<RegionId>, u64) {
         let (mut with_entries, mut damaged) = (Vec::new(), 0);
         for id in (0..self.arena.region_count()).map(RegionId) {
@@ -36,39 +37,39 @@ impl Log {
         (with_entries, damaged)
     }
 
-    /// Whether the regions before the flush of an earlier process include this one.
+    /// Whether a flush by an earlier process has ended the items in this region.
     pub(in crate::kv) fn was_flushed(&self, region: RegionId) -> bool {
         self.arena.region(region).sequence() < self.superblock.notes().boundary()
     }
 
-    /// Whether a piece that was found in a walk matches its checksum.
+    /// Whether a piece found in a walk matches its checksum.
     pub(in crate::kv) fn matches_piece_checksum(&self, location: u32, data: u32, bytes: u32) -> bool {
         // SAFETY: the walk has found an entry of this size in its region, and no other thread uses the store.
         unsafe { item::piece_matches_checksum(self.ptr(location), data, bytes) }
     }
 
-    /// Counts an entry to which the index now leads.
+    /// Counts an entry to which the index now refers.
     pub(in crate::kv) fn entry_restored(&self, location: u32, bytes: u32, expiry: Expiry) {
         let region = self.region_of(location);
         self.arena.region(region).entry_moved_in(bytes);
         self.arena.expiring.note(region, bytes, expiry);
     }
 
-    /// Takes back one [`entry_restored`](Log::entry_restored).
+    /// Reverts one call of [`entry_restored`](Log::entry_restored).
     pub(in crate::kv) fn entry_not_restored(&self, location: u32, bytes: u32, expiry: Expiry) {
         let region = self.region_of(location);
         self.arena.expiring.forget(region, bytes, expiry);
         self.arena.region(region).entry_died(bytes);
     }
 
-    /// Frees the scanned regions in which nothing is in use, and puts the others into their queues. Without
-    /// eviction, those with the most free space stay open.
+    /// Frees the scanned regions in which nothing is in use, and adds the others to their queues.
+    /// Without eviction, those with the most free space stay open.
     pub(in crate::kv) fn end_restore(
         &self,
         mut scanned: Vec<RegionId>,
         holds_items: impl Fn(RegionId) -> bool,
     ) {
-        // Every entry before it has lost its mark.
+        // Every entry before the boundary has lost its mark.
         self.superblock.notes().clear_boundary(self.superblock.notes().boundary());
         scanned.retain(|id| {
             let is_used = self.arena.region(*id).live_bytes() != 0;
@@ -95,7 +96,8 @@ impl Log {
         }
     }
 
-    /// Notes the CRC of every region that has entries, for a later process. No other thread may use the store.
+    /// Records the CRC of every region that has entries, for a later process. No other thread may
+    /// use the store.
     pub(in crate::kv) fn note_crcs(&self) {
         let regions = self.arena.region_count();
         let next = crate::sync::AtomicU32::new(0);
@@ -112,7 +114,7 @@ impl Log {
         on_all_cores(regions as usize, work);
     }
 
-    /// Whether a region's bytes match the CRC that was noted.
+    /// Whether a region's bytes match the recorded CRC.
     pub(in crate::kv) fn matches_crc(&self, region: RegionId) -> bool {
         self.arena.crc_of(region) == self.arena.region(region).crc()
     }

@@ -1,7 +1,7 @@
-//! Addresses of entries, and the accounting of what is in use and what is garbage.
+//! Addresses of entries, and the accounting of bytes in use and of garbage.
 //!
-//! A *location* counts granules from the start of the arena; entries start at whole granules and are padded
-//! to them.
+//! A *location* counts granules from the start of the arena. Entries start at granule boundaries
+//! and are padded to whole granules.
 
 use super::lanes::Entry;
 use super::owner::EntryOwner;
@@ -22,29 +22,29 @@ impl Log {
         self.arena.at((location as usize) << self.granule_shift)
     }
 
-    /// Where a region's first entry starts.
+    /// The location of a region's first entry, relative to the region.
     pub(in crate::kv) fn first_entry(&self) -> u32 {
         (REGION_HEADER_BYTES as u32).next_multiple_of(1 << self.granule_shift)
     }
 
-    /// The region in which a location lies.
+    /// The region of a location.
     #[inline]
     pub(in crate::kv) fn region_of(&self, location: u32) -> RegionId {
         self.arena.region_of((location as usize) << self.granule_shift)
     }
 
-    /// The second in which the region of a location was opened.
+    /// The time at which the region of a location was opened, in the clock's seconds.
     pub(in crate::kv) fn opened_at(&self, location: u32) -> u32 {
         self.arena.region(self.region_of(location)).opened_at()
     }
 
-    /// The location of a byte of a region, which starts a granule.
+    /// The location of a byte of a region, which must start a granule.
     #[inline]
     pub(in crate::kv) fn location_in(&self, region: RegionId, offset: u32) -> u32 {
         (self.arena.offset_of(region, offset) >> self.granule_shift) as u32
     }
 
-    /// The size of an entry with its padding, and its checksum if it has one.
+    /// The size of an entry with its padding and, if it has one, its checksum.
     #[inline]
     pub(in crate::kv) fn padded(&self, bytes: usize) -> u32 {
         let mask = (1usize << self.granule_shift) - 1;
@@ -57,7 +57,7 @@ impl Log {
         self.checksum_bytes != 0
     }
 
-    /// Marks a complete item as one to which the index leads.
+    /// Marks a complete item as being in the index.
     #[inline]
     pub(in crate::kv) fn make_live(&self, item: ItemPtr, usage: Usage) {
         if self.has_checksums() {
@@ -66,7 +66,7 @@ impl Log {
         item.make_live(usage);
     }
 
-    /// Marks an item as one to which the index does not lead, for good.
+    /// Marks an item as no longer being in the index, for good.
     #[inline]
     pub(in crate::kv) fn make_dead(&self, item: ItemPtr) {
         item.make_dead();
@@ -83,7 +83,7 @@ impl Log {
         }
     }
 
-    /// Makes the bytes at a location an entry that nothing refers to, so that a restart can step over it.
+    /// Writes a placeholder entry to which nothing refers, so that a restart can skip it.
     #[inline]
     pub(super) fn write_placeholder(&self, location: u32, bytes: u32) {
         // SAFETY: the bytes have just been cut from the open region of the caller's stream, whose lock the
@@ -91,14 +91,14 @@ impl Log {
         unsafe { item::write_placeholder(self.ptr(location), bytes - self.checksum_bytes as u32) };
     }
 
-    /// Records that the index refers to the entry: its region may be reclaimed again.
+    /// Records that the index refers to the entry, so that its region may be reclaimed again.
     #[inline]
     pub(in crate::kv) fn publish(&self, entry: Entry) {
         self.arena.region(entry.region).end_entry();
     }
 
-    /// Abandons an entry that was never published. Its first word must have been written, so that walks can
-    /// step over it.
+    /// Abandons an entry that was never published. Its first word must have been written, so that
+    /// walks can skip it.
     pub(in crate::kv) fn abandon(&self, entry: Entry) {
         let record = self.arena.region(entry.region);
         record.abandon_entry(entry.bytes);
@@ -107,7 +107,7 @@ impl Log {
         }
     }
 
-    /// Records that a published entry, which was to expire at `expiry`, is garbage.
+    /// Records that a published entry with the expiry `expiry` is garbage.
     pub(in crate::kv) fn entry_died(&self, location: u32, bytes: u32, expiry: Expiry) {
         let region = self.region_of(location);
         self.arena.expiring.forget(region, bytes, expiry);
@@ -116,20 +116,20 @@ impl Log {
         }
     }
 
-    /// Records when an entry that has just been published expires.
+    /// Records when a newly published entry expires.
     pub(in crate::kv) fn note_expiry(&self, location: u32, bytes: u32, expiry: Expiry) {
         self.arena.expiring.note(self.region_of(location), bytes, expiry);
     }
 
-    /// Records that an entry expires at `after`, no longer at `before`.
+    /// Records that the expiry of an entry has changed from `before` to `after`.
     pub(in crate::kv) fn change_expiry(&self, location: u32, bytes: u32, before: Expiry, after: Expiry) {
         let region = self.region_of(location);
         self.arena.expiring.forget(region, bytes, before);
         self.arena.expiring.note(region, bytes, after);
     }
 
-    /// Copies an entry that is not a live item to another place. The caller holds the lock of its hash
-    /// bucket, or is the only one that knows of it.
+    /// Copies an entry that is not a live item to another location. The caller holds the lock of
+    /// its hash bucket, or is the only one that knows the entry.
     #[inline]
     pub(in crate::kv) fn copy_entry(&self, from: u32, to: Entry) {
         let bytes = to.bytes as usize;
@@ -138,21 +138,21 @@ impl Log {
         unsafe { stores::copy(self.ptr(from), self.ptr(to.location), bytes) };
     }
 
-    /// Keeps the region of a location from being reused. The caller holds the lock of the hash bucket of an
-    /// item there, and calls [`unpin`](Log::unpin) in the end.
+    /// Keeps the region of a location from being reused. The caller holds the lock of the hash
+    /// bucket of an item there, and has to call [`unpin`](Log::unpin) later.
     pub(in crate::kv) fn pin(&self, location: u32) -> RegionId {
         let region = self.region_of(location);
         self.arena.region(region).pin();
         region
     }
 
-    /// Takes back one [`pin`](Log::pin).
+    /// Reverts one call of [`pin`](Log::pin).
     pub(in crate::kv) fn unpin(&self, region: RegionId) {
         self.arena.unpin(region);
     }
 
-    /// Whether values in the region of a location are read by others than the holder of the hash bucket's
-    /// lock.
+    /// Whether values in the region of a location may be read by threads that do not hold the hash
+    /// bucket's lock.
     #[inline]
     pub(in crate::kv) fn is_pinned(&self, location: u32) -> bool {
         self.arena.region(self.region_of(location)).pins() != 0
@@ -164,7 +164,7 @@ impl Log {
         record.pins() == 0 && record.writers() == 0
     }
 
-    /// Frees a sealed region in which no entry is in use, without a walk.
+    /// Frees a sealed region without a walk if no entry in it is in use.
     pub(in crate::kv) fn free_if_dead(&self, region: RegionId) {
         let record = self.arena.region(region);
         if record.state() != RegionState::Sealed {
@@ -172,8 +172,8 @@ impl Log {
         }
         {
             let mut queues = lock(&self.queues);
-            // A piece can become garbage before its writer has finished: it is published after the item that
-            // lists it.
+            // A piece can become garbage before its writer has finished, because it is published
+            // after the item whose list contains it.
             if record.live_bytes() != 0
                 || record.writers() != 0
                 || !record.shift(RegionState::Sealed, RegionState::Reclaiming)
@@ -185,7 +185,7 @@ impl Log {
         self.arena.release(region);
     }
 
-    /// Returns a region that the reclaimer had taken out of its queue.
+    /// Returns a region to its queue, from which the reclaimer had taken it.
     pub(super) fn put_back(&self, queue: usize, region: RegionId) {
         let mut queues = lock(&self.queues);
         queues.insert(&self.arena, queue, region);
@@ -196,8 +196,8 @@ impl Log {
         }
     }
 
-    /// Counts the region in which an entry waits for its value, once for all such entries. Returns false, and
-    /// counts nothing, if there would be more than `regions_max` such regions.
+    /// Counts the region in which an entry waits for its value, once for all such entries. Returns
+    /// false and counts nothing if there would be more than `regions_max` such regions.
     pub(in crate::kv) fn hold_region(&self, entry: Entry, regions_max: u32) -> bool {
         if !self.arena.region(entry.region).begin_arrival()
             || self.reserved.regions.fetch_add(1, Ordering::Relaxed) < regions_max
@@ -208,7 +208,7 @@ impl Log {
         false
     }
 
-    /// Takes back one [`hold_region`](Log::hold_region).
+    /// Reverts one call of [`hold_region`](Log::hold_region).
     pub(in crate::kv) fn release_region(&self, entry: Entry) {
         if self.arena.region(entry.region).end_arrival() {
             self.reserved.regions.fetch_sub(1, Ordering::Relaxed);
@@ -216,12 +216,12 @@ impl Log {
     }
 }
 
-// Space held by values that have not arrived completely, and its limits.
+// The space held by values that have not arrived completely, and its limits.
 //
-// A region cannot be reclaimed while the rest of a value that lies in it is awaited, for as long as the
-// sender takes. So the bytes that reservations hold and the regions in which they lie are limited.
+// A region cannot be reclaimed while a value in it is incomplete, which may take as long as the
+// sender likes. So both the bytes of reservations and the number of their regions are limited.
 
-/// Counts of what reservations hold, and their limits.
+/// The counts of bytes and regions that reservations hold, and their limits.
 pub(in crate::kv) struct Reserved {
     bytes: AtomicU64,
     pub(in crate::kv) bytes_max: u64,
@@ -242,7 +242,8 @@ impl Reserved {
         self.regions.load(Ordering::Relaxed)
     }
 
-    /// Counts bytes; returns whether all that is counted is within the limit. They are counted in any case.
+    /// Counts bytes, and returns whether the total is within the limit. The bytes are counted in
+    /// either case.
     pub(in crate::kv) fn add_bytes(&self, bytes: u64) -> bool {
         self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes <= self.bytes_max
     }
@@ -252,43 +253,43 @@ impl Reserved {
     }
 }
 
-// Memory released to the system, and taken back: whole free regions, while the store is used.
+// Memory released to the system and taken back while the store is in use, in whole free regions.
 //
-// The thread that releases a region does the reclaiming for it, in small steps, and takes only regions that
-// are free beyond those that the allocating threads keep ready. So none of them has to reclaim more, or
-// waits longer than for one such step.
+// The thread that releases a region does the reclaiming for it, in small steps, and takes only
+// regions beyond those that are kept ready for allocations. So no allocating thread has to reclaim
+// more, or waits longer than for one such step.
 
-/// Regions that are free beyond those when one is released: the walk for the next one may open two for
-/// survivors.
+/// The number of further regions that must be free when one is released, because the walk for the
+/// next one may open two for survivors.
 const SPARE: u32 = 2;
-/// Entries that one step walks.
+/// The number of entries walked in one step.
 const STEP_ENTRIES: usize = 64;
 
 /// The result of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Released {
-    /// The system has one region's memory back.
+    /// One region's memory has been returned to the system.
     Done,
-    /// Something was reclaimed; further steps are needed.
+    /// Something was reclaimed, and further steps are needed.
     Working,
     /// Nothing can be reclaimed at present.
     Stuck,
 }
 
 impl Log {
-    /// The bytes of the regions that the store may have.
+    /// The bytes of the regions that the store may use at present.
     pub(in crate::kv) fn present_bytes(&self) -> usize {
         self.arena.share(Owner::Kv) as usize * self.arena.region_bytes()
     }
 
-    /// The bytes of regions that are free beyond those kept ready for allocations; a hint.
+    /// The bytes of free regions beyond those kept ready for allocations; an estimate.
     pub(in crate::kv) fn spare_bytes(&self) -> usize {
         let spare = self.arena.kv_available().saturating_sub(self.lanes.low_water());
         spare as usize * self.arena.region_bytes()
     }
 
-    /// Releases a region that is free beyond those kept ready for allocations to the system, or walks a few entries so that
-    /// there will be one.
+    /// Releases to the system a free region beyond those kept ready for allocations. If there is
+    /// none, walks a few entries towards one.
     ///
     /// # Errors
     /// If the system does not take the memory back; nothing is released.
@@ -300,7 +301,7 @@ impl Log {
         if self.arena.release_memory(Owner::Kv, self.lanes.low_water() + SPARE)? {
             return Ok(Released::Done);
         }
-        // Another thread that has the lock is reclaiming.
+        // Another thread, which holds the lock, is reclaiming.
         let Some(mut reclaimer) = try_lock(&self.reclaimer) else { return Ok(Released::Working) };
         let has_walked = reclaimer.step(self, owner, now, STEP_ENTRIES, Effort::Pace);
         Ok(if has_walked { Released::Working } else { Released::Stuck })
@@ -310,8 +311,9 @@ impl Log {
 // Checks, for tests.
 
 impl Log {
-    /// Checks regions, queues and counters against what the index refers to: the bytes in use in each region,
-    /// and of those the bytes noted in each expiry span of a region. No other thread may use the store.
+    /// Checks regions, queues and counters against the entries to which the index refers: the bytes
+    /// in use in each region, and how many of them are recorded in each expiry span of a region. No
+    /// other thread may use the store.
     ///
     /// # Panics
     /// If they do not agree.

@@ -1,4 +1,4 @@
-//! A walk over the entries of one region, and the regions to which it copies what stays.
+//! A walk over the entries of one region, and the regions to which it copies the survivors.
 
 use super::Log;
 use super::lanes::{Entry, Place, Stream};
@@ -11,27 +11,28 @@ use crate::arena::{Owner, REGION_HEADER_BYTES, RegionId};
 pub(super) struct Job {
     pub(super) region: RegionId,
     pub(super) queue: usize,
-    /// Where the next entry starts, and where the last one ends.
+    /// The positions of the next entry and of the end of the last one.
     cursor: u32,
     end: u32,
     pub(super) purpose: Purpose,
-    /// Bytes in use when the walk began.
+    /// The bytes in use at the start of the walk.
     pub(super) live_bytes_before: u32,
-    /// The region stays as it is: nearly all of it is kept (pieces of large values).
+    /// Whether the region stays as it is, because nearly all of it is kept (pieces of large
+    /// values).
     pub(super) requeues: bool,
 }
 
-/// An entry of the region, before it is locked.
+/// An entry of the region that is not locked yet.
 #[derive(Clone, Copy)]
 pub(super) struct Walked<H> {
     pub(super) scanned: Scanned<H>,
     pub(super) location: u32,
-    /// Padded.
+    /// Including padding.
     pub(super) bytes: u32,
 }
 
 impl<H> Walked<H> {
-    /// Where the entry lies, and its padded size.
+    /// The location and the padded size of the entry.
     pub(super) fn place(&self) -> (u32, u32) {
         (self.location, self.bytes)
     }
@@ -78,7 +79,7 @@ impl Job {
         count
     }
 
-    /// Calls `each` with the entries that are still to be walked, which stay to be walked.
+    /// Calls `each` with the entries that have not been walked yet. They remain to be walked.
     pub(super) fn for_each_ahead<'a, O: EntryOwner>(
         &self,
         log: &Log,
@@ -94,23 +95,25 @@ impl Job {
     }
 }
 
-/// Partly filled regions that stay open: at most this many, and one in 32 of all.
+/// The most partly filled regions that stay open: this number, and at most one in 32 of all
+/// regions.
 const PARTIAL_MAX: usize = 16;
-/// A region with less free space than this share of it is sealed: 1/64, as for a last piece of a large value.
+/// A region whose free space is less than this part of it is sealed: 1/64, as for a last piece of a
+/// large value.
 const FREE_SHARE: u32 = 64;
 
 /// The open regions of the reclaimer.
 pub(super) struct Survivors {
-    /// For items that the policy keeps: they go to the head of their queue.
+    /// For items that the policy keeps. They go to the newest end of their queue.
     kept: [Stream; QUEUES],
-    /// For entries moved by compaction: they keep their region's place in the age order.
+    /// For entries moved by compaction. They keep their region's position in the age order.
     compacted: [Stream; QUEUES],
     /// Without eviction: further, partly filled regions of compacted entries, and their queues.
-    /// Without these every compaction would lose at the regions' ends what it gains.
+    /// Without these, every compaction would waste as much at the regions' ends as it gains.
     partial: Vec<(usize, Stream)>,
 }
 
-/// There is no place for a survivor.
+/// There is no space for a survivor.
 pub(super) struct NoSpace;
 
 impl Survivors {
@@ -122,9 +125,9 @@ impl Survivors {
         }
     }
 
-    /// Allocates an entry for a survivor of the job, in the stream's open region or a new one from the
-    /// reserve. It counts as published: only the reclaimer seals that region, so nothing has to wait for the
-    /// writer.
+    /// Allocates an entry for a survivor of the job in the stream's open region, or in a new one
+    /// from the reserve. The entry counts as published: only the reclaimer seals that region, so
+    /// nothing has to wait for the writer.
     #[inline]
     pub(super) fn place(
         &mut self,
@@ -141,7 +144,8 @@ impl Survivors {
         }
     }
 
-    /// As [`place`](Survivors::place), where another open region has space, or in a new one.
+    /// Does the same as [`place`](Survivors::place) in another open region with enough space, or in
+    /// a new one.
     #[cold]
     fn place_elsewhere(
         &mut self,
@@ -171,8 +175,8 @@ impl Survivors {
             set_aside(log, partial, queue, std::mem::replace(stream, Stream::new()));
         }
         if !evicts {
-            // The age order is about the items, and these are as old as the region they come from; but
-            // what survives a flush (a piece older than its item) must not look flushed for ever.
+            // The age order concerns the items, which are as old as the region they come from. But
+            // what survives a flush (a piece older than its item) must not look flushed.
             let inherited = log.arena.region(job.region).sequence();
             log.arena.region(region).set_sequence(inherited.max(log.boundary()));
         }
@@ -180,8 +184,8 @@ impl Survivors {
         stream.append_published(log, bytes).ok_or(NoSpace)
     }
 
-    /// Seals those partial regions in which there is more garbage than free space: garbage can be reclaimed only from
-    /// sealed ones.
+    /// Seals the partial regions that have more garbage than free space, because garbage can be
+    /// reclaimed only from sealed regions.
     pub(super) fn seal_mostly_dead(&mut self, log: &Log) {
         let region_bytes = log.arena.region_bytes();
         for at in (0..self.partial.len()).rev() {
@@ -196,7 +200,8 @@ impl Survivors {
         }
     }
 
-    /// Keeps a partly filled region open. Returns false if it has little free space, or there are enough.
+    /// Keeps a partly filled region open. Returns false if it has little free space, or enough
+    /// others are open.
     pub(super) fn adopt(&mut self, log: &Log, queue: usize, region: RegionId) -> bool {
         let region_bytes = log.arena.region_bytes();
         let stream = Stream::adopted(log, region);
@@ -221,7 +226,7 @@ impl Survivors {
         }
     }
 
-    /// Takes out the region of compacted entries that has the most free space, if that is at least `bytes`.
+    /// Takes the region of compacted entries with the most free space, if that is at least `bytes`.
     pub(super) fn take_emptiest(&mut self, log: &Log, bytes: u32) -> Option<Stream> {
         let region_bytes = log.arena.region_bytes();
         let Survivors { compacted, partial, .. } = self;
@@ -231,12 +236,12 @@ impl Survivors {
     }
 }
 
-/// Partly filled regions that may stay open.
+/// The number of partly filled regions that may stay open.
 fn partial_max(log: &Log) -> usize {
     PARTIAL_MAX.min(log.arena.region_count() as usize / 32)
 }
 
-/// Keeps a region open while it has free space, and seals the one that has the least.
+/// Keeps a region open while it has free space, and seals the one with the least free space.
 fn set_aside(log: &Log, partial: &mut Vec<(usize, Stream)>, queue: usize, stream: Stream) {
     let region_bytes = log.arena.region_bytes();
     partial.push((queue, stream));

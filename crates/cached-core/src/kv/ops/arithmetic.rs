@@ -1,4 +1,4 @@
-//! Arithmetic on decimal numbers in values, in place where the result fits.
+//! Arithmetic on decimal numbers in values, in place if the result fits.
 
 use super::link::Replaces;
 use super::store::Arrival;
@@ -81,7 +81,7 @@ impl Kv {
                     created: false,
                 };
             }
-            // A longer number, or one that is pinned, is written to a new entry.
+            // A number that is longer or pinned is written to a new entry.
             let (location, cas, expiry) = (found.location, item.cas(), item.expiry());
             let store = StoreOptions {
                 mode: StoreMode::Set,
@@ -101,7 +101,7 @@ impl Kv {
             if !reservation.write(&text) {
                 return ArithmeticOutcome::OutOfMemory;
             }
-            // The marks stay, as they do when the number is changed in place.
+            // The marks stay, as they do if the number is changed in place.
             let inherited = Some(state::STALE | state::TOKEN_SENT | state::FETCHED);
             let replaces = Replaces { location, cas, number: Some(before), marks: 0, inherited };
             match reservation.commit_replacing(Some(replaces)) {
@@ -114,7 +114,7 @@ impl Kv {
         }
     }
 
-    /// Stores the initial number; `None` if another thread has created it meanwhile.
+    /// Stores the initial number; `None` if another thread has created the item meanwhile.
     fn create_number(
         &self,
         key: &[u8],
@@ -140,11 +140,12 @@ impl Kv {
     }
 }
 
-/// Digits of 2^64 − 1.
+/// The number of digits of 2^64 − 1.
 pub(super) const DIGITS_MAX: usize = 20;
 
-/// Reads a number as memcached does (`strtoull`): white space, a sign, digits, then the end, white space or
-/// NUL. A negative number is taken modulo 2^64, and the result must not look negative: `-1` is none.
+/// Reads a number as memcached does (`strtoull`): white space, a sign, digits, then the end, white
+/// space or NUL. A negative number is taken modulo 2^64, and the result must not look negative, so
+/// `-1` is not a number.
 pub(super) fn parse(text: &[u8]) -> Option<u64> {
     let start = text.iter().position(|byte| !is_space(*byte))?;
     let (negative, text) = match &text[start..] {
@@ -170,7 +171,7 @@ fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t'..=b'\r')
 }
 
-/// Writes a number from the left; the rest of the buffer stays as it is.
+/// Writes a number at the start of the buffer, and leaves the rest unchanged.
 pub(super) fn format(mut value: u64, buffer: &mut [u8; DIGITS_MAX]) -> &[u8] {
     let digits = value.checked_ilog10().map_or(1, |log| log as usize + 1);
     for place in buffer[..digits].iter_mut().rev() {

@@ -1,4 +1,4 @@
-//! Removal: of one item, of everything, or of a prefix.
+//! Removal of one item, of everything, or of a prefix.
 
 use super::link::Replaces;
 use super::store::Arrival;
@@ -14,7 +14,7 @@ use crate::sync::try_lock;
 use crate::{KeyHash, stores};
 
 impl Kv {
-    /// Deletes an item, or marks it stale, or empties it, depending on the options.
+    /// Deletes an item, marks it as stale, or empties it, depending on the options.
     ///
     /// ```
     /// use cached_core::kv::{Kv, DeleteOptions, DeleteOutcome};
@@ -60,7 +60,7 @@ impl Kv {
                     _ => continue,
                 }
             }
-            // In this order a restart finds no stale item with the CAS value that it had before.
+            // In this order, a restart never finds a stale item with its former CAS value.
             item.set_cas(inner.next_cas(&locked, options.new_cas));
             stores::fence();
             item.set_state(item.state() & !state::TOKEN_SENT | state::STALE);
@@ -69,7 +69,7 @@ impl Kv {
         }
     }
 
-    /// Replaces the item at `location` with an empty one; `None` if it is no longer there.
+    /// Replaces the item at `location` by an empty one; `None` if it is no longer there.
     fn clear_value(
         &self,
         key: &[u8],
@@ -84,7 +84,7 @@ impl Kv {
             client_flags: options.client_flags,
             expiry: options.expiry.unwrap_or(Expiry::NEVER),
             key_binary,
-            // An emptied item keeps its CAS value; only marking it stale changes it.
+            // An emptied item keeps its CAS value, unless it is also marked as stale.
             new_cas: options.new_cas.or((!options.invalidate).then_some(cas)),
             ..StoreOptions::default()
         };
@@ -102,8 +102,8 @@ impl Kv {
 }
 
 impl Kv {
-    /// Removes every item: what was stored before this call is gone when it returns. Memory is reclaimed
-    /// afterwards.
+    /// Removes every item that was stored before this call. They are gone when it returns. Memory
+    /// is reclaimed afterwards.
     ///
     /// ```
     /// # use cached_core::kv::Kv;
@@ -116,23 +116,23 @@ impl Kv {
     /// ```
     pub fn flush_all(&self) {
         let inner = &self.inner;
-        // This flush replaces a scheduled one; one that is due already runs first.
+        // This flush replaces a scheduled one; one that is already due runs first.
         inner.now();
         let due = inner.flush.due();
         inner.flush.flush(&inner.log, &inner.index);
         inner.flush.clear(due);
     }
 
-    /// Schedules a flush: every item that is stored when the clock reaches `secs` is gone from then on. A
-    /// later call replaces an earlier one; 0 cancels it.
+    /// Schedules a flush of every item that is stored when the clock reaches `secs`. A later call
+    /// replaces an earlier one; 0 cancels it.
     pub fn flush_at(&self, secs: u32) {
-        // One that is due already runs first.
+        // A flush that is already due runs first.
         self.inner.now();
         self.inner.flush.set_due(secs);
     }
 
-    /// Does background work for a few milliseconds at most. Returns whether more is waiting. Call it about
-    /// once a second (and again immediately while it returns true), from any thread.
+    /// Does background work for at most a few milliseconds. Returns whether more remains. Call it
+    /// about once a second (and again immediately while it returns true), from any thread.
     pub fn maintain(&self) -> bool {
         let inner = &*self.inner;
         let now = inner.now();
@@ -143,35 +143,37 @@ impl Kv {
             return inner.log.reclaim_ahead(inner, now) || has_more;
         }
         if !inner.log.has_regions_before(boundary) {
-            // Nothing older is left: lookups need not compare any more.
+            // No older item remains, so look-ups need not compare any more.
             if inner.log.clear_boundary(boundary) {
                 inner.index.shards().iter().for_each(|shard| shard.count_flushed(true));
             }
             return has_more;
         }
-        // Flushed regions are all garbage, so they come first. Those that are pinned or written to stay for a
-        // later call.
+        // Flushed regions consist of garbage, so they come first. Those that are pinned or being
+        // written remain for a later call.
         inner.log.reclaim_some(inner, now) || has_more
     }
 }
 
-/// Hash buckets that one call sweeps, about: some ten thousand items, a millisecond or two.
+/// The approximate number of hash buckets that one call sweeps: some ten thousand items, a
+/// millisecond or two.
 const SLICE_BUCKETS: u64 = 1024;
-/// Units whose items are prefetched together.
+/// The number of units whose items are prefetched together.
 const BATCH: u64 = 8;
 
 impl Kv {
-    /// Removes every item whose key begins with `prefix`: what was stored before this call is gone when it
-    /// returns, what is stored after it stays. The call itself takes the same short time whatever the store holds, unless
-    /// its memory is in a file; memory is reclaimed afterwards, by [`Kv::sweep_prefixes`] or [`Kv::maintain`], and until then operations take
-    /// somewhat longer.
+    /// Removes every item whose key begins with `prefix`: items stored before this call are gone
+    /// when it returns, items stored after it stay. The call takes the same short time regardless
+    /// of the store's size, unless its memory is in a file; memory is reclaimed afterwards, by
+    /// [`Kv::sweep_prefixes`] or [`Kv::maintain`], and until then operations take somewhat longer.
     ///
-    /// Where the memory is in a [file](crate::arena::ArenaFile), the call returns once all such items have been
-    /// removed, so that they do not come back.
+    /// If the memory is in a [file](crate::arena::ArenaFile), the call returns once all such items
+    /// have been removed, so that they do not come back.
     ///
-    /// Until the memory is reclaimed, at most 256 prefixes are pending, of which those that a later call covers
-    /// count as one. A key with a pending prefix that is stored again takes some bytes more until then; where
-    /// too many are, further ones are refused as [`StoreOutcome::OutOfMemory`].
+    /// Until the memory is reclaimed, a prefix is pending. At most 256 may be; those that a later
+    /// prefix covers count as one. A key with a pending prefix that is stored again occupies some
+    /// more bytes until then; if there are too many such keys, further ones are refused with
+    /// [`StoreOutcome::OutOfMemory`].
     ///
     /// ```
     /// # use cached_core::kv::Kv;
@@ -201,18 +203,19 @@ impl Kv {
         Ok(())
     }
 
-    /// Removes all that flushes of a prefix have ended: a later process knows nothing of them.
+    /// Removes all items that prefix flushes have ended, because a later process does not know of
+    /// these flushes.
     fn sweep_all_prefixes(&self) {
         while self.inner.prefixes.is_pending() {
             if !self.sweep_prefixes() {
-                // Another thread sweeps, or has just ended.
+                // Another thread is sweeping or has just finished.
                 std::thread::yield_now();
             }
         }
     }
 
-    /// Removes items that flushes of a prefix have ended, for a millisecond or two. Returns whether more is
-    /// waiting, unless another thread does it at present.
+    /// Removes items that prefix flushes have ended, for a millisecond or two. Returns whether more
+    /// remains, unless another thread is sweeping at the moment.
     pub fn sweep_prefixes(&self) -> bool {
         self.sweep_buckets(SLICE_BUCKETS)
     }
@@ -232,7 +235,7 @@ impl Kv {
         inner.prefixes.is_pending()
     }
 
-    /// Reads what is known of the flushes of prefixes.
+    /// Returns the statistics of prefix flushes.
     pub fn prefix_flushes(&self) -> PrefixFlushStats {
         self.inner.prefixes.stats(self.inner.index.shards().len())
     }
@@ -245,17 +248,17 @@ impl Inner {
         Some(sweep)
     }
 
-    /// Fixes the units of the shard that the sweep has reached.
+    /// Fixes the number of units of the shard that the sweep has reached.
     fn enter_shard(&self, sweep: &mut Sweep) {
         let Some(shard) = self.index.shards().get(sweep.shard) else { return };
-        // The number of hash buckets when this round of splits began: a hash bucket is split into ones that
-        // are equal modulo this number.
+        // The number of hash buckets at the start of this round of splits. A split moves items to a
+        // hash bucket whose number is equal modulo this one.
         sweep.units = 1 << shard.bucket_count().ilog2();
         sweep.unit = 0;
         self.prefixes.advance(sweep);
     }
 
-    /// Sweeps units of about `buckets` hash buckets; returns false at the end.
+    /// Sweeps units of about `buckets` hash buckets. Returns false at the end.
     fn sweep_slice(&self, sweep: &mut Sweep, buckets: u64) -> bool {
         let mut left = buckets;
         while let Some(shard) = self.index.shards().get(sweep.shard) {
@@ -267,7 +270,8 @@ impl Inner {
                 }
             }
             for unit in batch {
-                // Rising: what a split moves meanwhile goes to a higher number of the same unit.
+                // In ascending order, because a split meanwhile moves items to a higher number of
+                // the same unit.
                 let mut bucket = unit;
                 while self.sweep_bucket(sweep, bucket) {
                     bucket += sweep.units;
@@ -287,7 +291,7 @@ impl Inner {
         false
     }
 
-    /// Removes what has ended from a hash bucket; returns false if there is no such bucket.
+    /// Removes ended items from a hash bucket. Returns false if the bucket does not exist.
     fn sweep_bucket(&self, sweep: &Sweep, bucket: u64) -> bool {
         let Some(locked) = self.index.shards()[sweep.shard].lock_bucket(bucket) else { return false };
         let mut ended: Vec<(KeyHash, u32)> = Vec::new();
@@ -298,7 +302,7 @@ impl Inner {
             }
         });
         for (hash, location) in ended {
-            // Each removal may move others of the chain.
+            // Each removal may move other items of the chain.
             if let Some(slot) = locked.find(hash, |found| found == location) {
                 self.remove_flushed(&locked, Found { slot, item: self.item_at(location), location });
             }

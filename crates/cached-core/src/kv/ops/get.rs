@@ -1,5 +1,5 @@
-//! Reads: of one item, with fetches that touch, create, or assign the refresh of it; of several items, whose waits
-//! for memory overlap; and walks over all items.
+//! Reads of one item, including fetches that touch it, create it, or assign its refresh; reads of
+//! several items, whose waits for memory overlap; and walks over all items.
 
 use std::mem::MaybeUninit;
 
@@ -11,8 +11,8 @@ use crate::kv::{FetchOptions, Fetched, ItemView, Kv, Miss, StoreMode, StoreOptio
 use crate::{KeyHash, stores};
 
 impl Kv {
-    /// Reads an item; it counts as used. `f` runs while the key's hash bucket is locked: the value is read in
-    /// place, and nothing is allocated. `f` must not call the store.
+    /// Reads an item, which counts as used. `f` runs while the key's hash bucket is locked: the
+    /// value is read in place, and nothing is allocated. `f` must not call the store.
     ///
     /// ```
     /// # use cached_core::kv::{Kv, KvConfig};
@@ -33,7 +33,7 @@ impl Kv {
         let inner = &self.inner;
         let now = inner.now();
         let locked = inner.index.shard(hash).lock(hash);
-        // Sampled in each arm, so that the usual path has one comparison more and nothing else.
+        // Sampled in each branch, so that the common path has only one more comparison.
         let found = match inner.find(&locked, hash, key, now) {
             Ok(found) => found,
             Err(miss) => {
@@ -72,7 +72,8 @@ impl Kv {
         Ok(f(&ItemView { kv: inner, item: found.item, location: found.location, now }))
     }
 
-    /// Reads an item, and in the same step touches or creates it, or decides which caller is to refresh it.
+    /// Reads an item, and in the same step touches or creates it, or decides which caller has to
+    /// refresh it.
     ///
     /// ```
     /// use cached_core::kv::{Kv, FetchOptions};
@@ -88,7 +89,8 @@ impl Kv {
     /// ```
     ///
     /// # Errors
-    /// [`Miss`] with the reason why there is no item; with `vivify` only [`Miss::OutOfMemory`] remains.
+    /// [`Miss`] with the reason why there is no item; with `vivify` only [`Miss::OutOfMemory`]
+    /// remains.
     pub fn fetch<R>(
         &self,
         key: &[u8],
@@ -158,17 +160,18 @@ impl Kv {
         }
     }
 
-    /// Rewrites an item that never expires so that its entry has the field of an expiry. Without eviction every
-    /// entry has.
+    /// Rewrites an item that never expires so that its entry has an expiry field. Without eviction,
+    /// every entry has one.
     ///
     /// # Errors
-    /// [`Miss::OutOfMemory`] only if no memory can be freed at all; otherwise the item is gone.
+    /// [`Miss::OutOfMemory`] only if no memory can be freed at all; otherwise the reason why the
+    /// item is gone.
     pub(super) fn add_expiry_field(&self, key: &[u8], hash: KeyHash) -> Result<(), Miss> {
         let inner = &self.inner;
         loop {
             let now = inner.now();
-            // A pinned item is not evicted to make room, and one that counts as used survives a walk that has
-            // begun.
+            // A pinned item is not evicted to free memory, and one that counts as used survives a
+            // walk in progress.
             let (location, shape, _pins) = {
                 let locked = inner.index.shard(hash).lock(hash);
                 let found = inner.find(&locked, hash, key, now)?;
@@ -193,7 +196,7 @@ impl Kv {
                     let attributes = found.item.attributes();
                     Attributes { usage: attributes.usage.without(state::LIVE), ..attributes }
                 }
-                // The entry is abandoned below; walks need only its shape and key.
+                // The entry is abandoned below. Walks need only its shape and key.
                 Err(_) => inner.fresh_attributes(&StoreOptions::default(), now),
             };
             // SAFETY: the entry is ours, with room for the shape.
@@ -215,7 +218,7 @@ impl Kv {
                     let old_bytes = log.padded(old.item.shape().entry_bytes());
                     old.slot.set_location(entry.location);
                     locked.shard().adjust_bytes(u64::from(entry.bytes), u64::from(old_bytes));
-                    // Only the entry moves; pieces of a large value stay where they are.
+                    // Only the entry moves; pieces of a large value stay in place.
                     log.entry_died(old.location, old_bytes, Expiry::NEVER);
                     log.publish(entry);
                     return Ok(());
@@ -229,7 +232,7 @@ impl Kv {
         }
     }
 
-    /// Changes an item's expiry. It counts as used.
+    /// Changes an item's expiry. The item counts as used.
     ///
     /// # Errors
     /// [`Miss`] with the reason why there is no item.
@@ -239,8 +242,8 @@ impl Kv {
     }
 }
 
-/// Protects against stampedes: of all callers that read a stale, created or soon-to-expire item, one wins the
-/// right to refresh it.
+/// Prevents stampedes: of all callers that read a stale, newly created or soon expiring item, one
+/// wins the right to refresh it.
 fn assign_refresh(item: ItemPtr, options: &FetchOptions, fetched: &mut Fetched) {
     let marks = item.state();
     fetched.token_sent = marks & state::TOKEN_SENT != 0;
@@ -258,26 +261,28 @@ fn assign_refresh(item: ItemPtr, options: &FetchOptions, fetched: &mut Fetched) 
     }
 }
 
-// Reads of several items in which the waits for memory overlap.
+// Reads of several items, whose waits for memory overlap.
 //
-// A lookup waits for the line of its hash bucket and then for the lines of the item. For a batch of keys,
-// all hash buckets are located and prefetched first, then the items to which their tags lead; then each key
-// is read as a single one is, beginning with the slot in which its tag was seen. Nothing is locked until
-// then: a prefetched line may not be needed, and an item that was seen may be gone.
+// A look-up waits for the line of its hash bucket and then for the lines of the item. For a batch
+// of keys, all hash buckets are located and prefetched first, then the items to which their tags
+// lead. Then each key is read like a single one, starting with the slot in which its tag was seen.
+// Nothing is locked until then, so a prefetched line may turn out unneeded, and an item that was
+// seen may be gone.
 
-/// Keys that [`Kv::read_many`] prefetches together: more waits than a core overlaps, and few enough that no
-/// line is evicted from the processor's cache before it is read.
+/// The number of keys that [`Kv::read_many`] prefetches together: more waits than a core can
+/// overlap, and few enough that no line is evicted from the CPU cache before it is read.
 pub const READ_BATCH: usize = 16;
 
 impl Kv {
-    /// Prefetches the line of the index in which a key will be looked up. Only a hint. [`Kv::prefetch_item`]
-    /// is the next step, once that line has arrived.
+    /// Prefetches the index line in which a key will be looked up. This is only a hint. The next
+    /// step, once that line has arrived, is [`Kv::prefetch_item`].
     #[inline]
     pub fn prefetch_bucket(&self, hash: KeyHash) {
         self.inner.index.shard(hash).hint(hash).prefetch();
     }
 
-    /// Prefetches the first lines of the item to which the index line of a key leads. Only a hint.
+    /// Prefetches the first lines of the item to which a key's index line leads. This is only a
+    /// hint.
     #[inline]
     pub fn prefetch_item(&self, hash: KeyHash) {
         if let Some((_, location)) = self.inner.index.shard(hash).hint(hash).peek(hash) {
@@ -349,7 +354,7 @@ impl Kv {
                     .find_again(*hash, key, now)
                     .map(|(lock, location)| (lock, inner.item_at(location), location)),
             };
-            // Sampled in each arm, so that the usual path has one comparison more and nothing else.
+            // Sampled in each branch, so that the common path has only one more comparison.
             match found {
                 Ok((_lock, item, location)) => {
                     if inner.insight.sampler.takes(hash.0) {
@@ -369,16 +374,17 @@ impl Kv {
     }
 }
 
-/// What is known of a key before it is looked up.
+/// What is known about a key before its look-up.
 #[derive(Clone, Copy)]
 struct Ahead<'a> {
     hash: KeyHash,
     hint: BucketHint<'a>,
-    /// Where its tag was seen in the hash bucket's first line; no slot's number if it was not.
+    /// The slot of the hash bucket's first line in which its tag was seen; an invalid number if it
+    /// was not seen.
     slot: usize,
 }
 
-/// The position of a scan. It stays valid whatever happens to the store.
+/// The position of a scan. It stays valid whatever changes in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ScanCursor {
     shard: u32,
@@ -393,12 +399,13 @@ impl ScanCursor {
 }
 
 impl Kv {
-    /// Calls `f` with the items of one hash bucket, and returns the cursor of the next one; `None` at the
-    /// end. Start with the default cursor.
+    /// Calls `f` with the items of one hash bucket, and returns the cursor of the next one; `None`
+    /// at the end. Start with the default cursor.
     ///
-    /// An item that exists from the first step to the last is passed to `f` at least once (twice, if the
-    /// index grows past it meanwhile); others may be. Expired and flushed items are left out, and no item
-    /// counts as used. `f` runs while the hash bucket is locked; there are about ten items in one.
+    /// An item that exists throughout the scan is passed to `f` at least once (twice, if the index
+    /// grows past it meanwhile); other items may be. Expired and flushed items are left out, and no
+    /// item counts as used. `f` runs while the hash bucket is locked; there are about ten items in
+    /// one.
     ///
     /// ```
     /// use cached_core::kv::{Kv, ScanCursor};

@@ -1,4 +1,5 @@
-//! The link of an entry into the index: the storage mode's condition, and the replacement of an earlier item.
+//! Linking an entry into the index: the condition of the storage mode, and the replacement of an
+//! earlier item.
 
 use super::arithmetic;
 use crate::clock::Expiry;
@@ -14,19 +15,20 @@ use crate::{KeyHash, stores};
 
 /// The only item that a value may replace.
 ///
-/// What identifies the item is compared. What may have changed since it was read (expiry, marks) is not
-/// compared, but taken from the item at the moment of the replacement.
+/// The fields that identify the item are compared. Those that may have changed since it was read
+/// (expiry, marks) are not compared, but taken from the item at the moment of the replacement.
 #[derive(Clone, Copy)]
 pub(super) struct Replaces {
-    /// Where the item lies.
+    /// The location of the item.
     pub(super) location: u32,
-    /// Its CAS value, which every change of its value changes (0 without CAS).
+    /// Its CAS value, which every change of the item's value changes (0 without CAS).
     pub(super) cas: u64,
     /// Its number, for arithmetic without CAS.
     pub(super) number: Option<u64>,
     /// Marks for the new item's state.
     pub(super) marks: u8,
-    /// The new item inherits expiry and client flags, and those of the old item's marks that are set here.
+    /// If set, the new item inherits expiry and client flags, and those of the old item's marks
+    /// that are set here.
     pub(super) inherited: Option<u8>,
 }
 
@@ -38,11 +40,12 @@ impl Replaces {
     }
 }
 
-/// The outcome of a linked and published entry, or, as the error, of one that is abandoned.
+/// The outcome of an entry that was linked and published or, as the error, of one that was
+/// abandoned.
 pub(super) type Linked = Result<StoreOutcome, StoreOutcome>;
 
 impl Inner {
-    /// Whether a key and a value of these lengths are within the limits of an item.
+    /// Whether a key and a value of these lengths are within the limits.
     pub(in crate::kv) fn fits(&self, key: usize, value: usize) -> bool {
         (1..=KEY_BYTES_MAX).contains(&key) && key.saturating_add(value) <= self.item_bytes_max
     }
@@ -50,8 +53,8 @@ impl Inner {
     fn fields(&self, options: &StoreOptions) -> Fields {
         Fields {
             cas: self.has_cas,
-            // A stale store inherits the old item's expiry, whatever that is. Without eviction a touch must
-            // never need memory.
+            // With `allow_stale`, the new item may inherit the old item's expiry, which is not
+            // known here. Without eviction, a touch must never need memory.
             expiry: options.expiry != Expiry::NEVER || options.allow_stale || !self.log.evicts,
             client_flags: options.client_flags != 0,
             extents: false,
@@ -59,7 +62,7 @@ impl Inner {
         }
     }
 
-    /// The shape of an item that lies in one piece; `None` if it is too large for that.
+    /// The shape of an item with a contiguous value; `None` if it is too large for that.
     pub(super) fn inline_shape(&self, key: usize, value: usize, options: &StoreOptions) -> Option<Shape> {
         if value > PAYLOAD_BYTES_MAX {
             return None;
@@ -68,7 +71,7 @@ impl Inner {
         (shape.entry_bytes() <= self.inline_bytes_max).then_some(shape)
     }
 
-    /// The shape of an item whose value lies in `pieces` pieces.
+    /// The shape of an item whose value consists of `pieces` pieces.
     pub(super) fn large_shape(&self, key: usize, pieces: usize, options: &StoreOptions) -> Option<Shape> {
         let list = extent::list_bytes(pieces);
         if list > PAYLOAD_BYTES_MAX {
@@ -88,11 +91,12 @@ impl Inner {
         }
     }
 
-    /// Applies the mode to the key's item, if there is one. Its hash bucket is locked. Returns the attributes
-    /// of the value to be stored, those that outlive the old item included.
+    /// Applies the mode to the key's item, if there is one. The caller holds the lock of its hash
+    /// bucket. Returns the attributes of the value to be stored, including those taken from the old
+    /// item.
     ///
     /// # Errors
-    /// The outcome, if the value is not to be stored.
+    /// The outcome, if the value must not be stored.
     pub(super) fn decide(
         &self,
         bucket: &BucketGuard<'_>,
@@ -125,7 +129,7 @@ impl Inner {
         Ok(attributes)
     }
 
-    /// The CAS value of a change; 0 when the store keeps none.
+    /// Returns the CAS value of a change; 0 if the store has none.
     pub(super) fn next_cas(&self, bucket: &BucketGuard<'_>, wanted: Option<u64>) -> u64 {
         if self.has_cas { wanted.unwrap_or_else(|| bucket.shard().next_cas()) } else { 0 }
     }
@@ -138,8 +142,8 @@ impl Inner {
         unsafe { stores::copy(value.as_ptr(), item.payload_ptr(), value.len()) };
     }
 
-    /// Overwrites an item in place, if the fields and the padded size are the same and its region is not
-    /// pinned. That saves the log an entry, and the reclaimer its garbage.
+    /// Overwrites an item in place if its fields and padded size stay the same and its region is
+    /// not pinned. That saves an entry in the log, and its later garbage.
     pub(super) fn overwrite(
         &self,
         bucket: &BucketGuard<'_>,
@@ -150,8 +154,8 @@ impl Inner {
         attributes: &Attributes,
     ) -> Option<StoreOutcome> {
         let mut item = old.item;
-        // An item with an expiry moves to a region of items that expire at about its new time. Where nothing
-        // is evicted, there may be no memory to move to.
+        // An item with an expiry moves to a region of items that expire at about its new time.
+        // Without eviction, there may be no memory to move it to.
         let of_old = item.shape();
         let is_as_long = of_old == shape
             || of_old.fields() == shape.fields()
@@ -178,7 +182,7 @@ impl Inner {
         Some(StoreOutcome::Stored { cas: attributes.cas, value_bytes: value.len() })
     }
 
-    /// Puts a complete entry into the index in place of `old`, and publishes it.
+    /// Puts a complete entry into the index, replacing `old`, and publishes it.
     #[allow(clippy::too_many_arguments)] // The facts of one store, each used once.
     pub(super) fn link(
         &self,
@@ -195,7 +199,8 @@ impl Inner {
         let bytes = self.item_bytes(item);
         let replaces = old.map(|old| old.item.policy_bits());
         let bits = self.log.policy.insert(&Insertion { hash: hash.0, bytes, replaces });
-        // Of two live items of a key a restart takes one, so no value is lost that is being replaced.
+        // If a restart finds two live items of a key, it keeps one, so the value being replaced is
+        // never lost.
         self.log.make_live(item, attributes.usage.with(bits << state::POLICY_SHIFT));
         match old {
             Some(old) => {
@@ -223,8 +228,8 @@ impl Inner {
         StoreOutcome::Stored { cas: attributes.cas, value_bytes }
     }
 
-    /// Applies the mode and links a complete entry, or abandons it. With `replaces`, only if that is still
-    /// the key's item. Not under a lock.
+    /// Applies the mode, and links a complete entry or abandons it. With `replaces`, links it only
+    /// if the key still has that item. Must not be called with a lock held.
     #[allow(clippy::too_many_arguments)] // As above.
     pub(super) fn decide_and_link(
         &self,
@@ -240,8 +245,8 @@ impl Inner {
             if let Some(linked) = self.try_link(hash, key, entry, value_bytes, options, replaces, now) {
                 return linked;
             }
-            // Everything has been flushed since the entry was allocated. The value is stored after that, so
-            // its entry belongs behind the boundary.
+            // Everything has been flushed since the entry was allocated. The value is stored after
+            // that, so its entry must be behind the boundary.
             let stream = self.log.stream_for(options.expiry, now);
             let later = self.log.alloc(self, stream, entry.bytes, now);
             if let Some(later) = later {
@@ -255,7 +260,7 @@ impl Inner {
         }
     }
 
-    /// `None`, and nothing done, if the entry lies before the boundary of a flush.
+    /// Returns `None`, and does nothing, if the entry is before the boundary of a flush.
     #[allow(clippy::too_many_arguments)] // As above.
     fn try_link(
         &self,
@@ -291,7 +296,8 @@ impl Inner {
                         if attributes.expiry != Expiry::NEVER && !fields.expiry
                             || attributes.client_flags != 0 && !fields.client_flags
                         {
-                            // The item has been given an attribute for which the new entry has no room.
+                            // The item has acquired an attribute for which the new entry has no
+                            // field.
                             self.log.abandon(entry);
                             return Some(Err(StoreOutcome::NotStored));
                         }

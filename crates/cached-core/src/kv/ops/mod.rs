@@ -1,4 +1,4 @@
-//! The operations on items, one family of commands in each file.
+//! The operations on items, one file per family of commands.
 
 mod arithmetic;
 mod delete;

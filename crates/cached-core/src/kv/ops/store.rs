@@ -1,4 +1,4 @@
-//! Storage of a value: complete, or into a reservation, at its final place, as it arrives.
+//! Storing a value, either complete or as it arrives, into a reservation at its final location.
 
 use super::link::Replaces;
 use crate::KeyHash;
@@ -55,7 +55,8 @@ impl Kv {
             })
         };
         let outcome = outcome.unwrap_or_else(|| {
-            // The open region is full: make room, then apply the mode again, since the item may have changed.
+            // The open region is full: reclaims memory, then applies the mode again, since the item
+            // may have changed.
             let Some(entry) = inner.log.alloc(&**inner, stream, bytes, now) else {
                 return StoreOutcome::OutOfMemory;
             };
@@ -79,8 +80,8 @@ impl Kv {
         }
     }
 
-    /// Appends or prepends: the joined value is written to a new entry, which is linked if the item has not
-    /// changed.
+    /// Appends or prepends: writes the joined value to a new entry, which is linked if the item has
+    /// not changed.
     fn join(&self, key: &[u8], hash: KeyHash, value: &[u8], options: &StoreOptions) -> StoreOutcome {
         let inner = &self.inner;
         loop {
@@ -113,7 +114,7 @@ impl Kv {
             let mut reservation =
                 match self.reserve_for(key, hash, old.bytes() + value.len(), &joined, Arrival::Complete) {
                     Ok(reservation) => reservation,
-                    // memcached's reply when the joined item does not fit.
+                    // memcached's reply if the joined item is too large.
                     Err(_) => return StoreOutcome::NotStored,
                 };
             let written = match options.mode {
@@ -123,8 +124,8 @@ impl Kv {
             if !written {
                 return StoreOutcome::NotStored;
             }
-            // The old value is pinned until here, so its memory cannot have been reused: the same
-            // location means the same, unchanged value.
+            // The old value is pinned until here, so its memory cannot have been reused: an item at
+            // the same location is the same, unchanged one.
             let inherited = Some(0);
             let replaces = Replaces { location, cas: attributes.cas, number: None, marks: 0, inherited };
             match reservation.commit_replacing(Some(replaces)) {
@@ -139,15 +140,16 @@ fn write_pinned(reservation: &mut Reservation, value: &PinnedValue) -> bool {
     value.chunks().all(|chunk| reservation.write(chunk))
 }
 
-// Reservations: space for a value that has not arrived completely, and is written to its final place as it
-// arrives.
+// Reservations: space for a value that has not arrived completely and is written to its final
+// location as it arrives.
 
-/// Space for one value. Fill it with [`spare`](Reservation::spare) and [`advance`](Reservation::advance) or
-/// [`write`](Reservation::write), then call [`commit`](Reservation::commit). Dropped before that, it changes
-/// nothing.
+/// Space for one value. Fill it with [`spare`](Reservation::spare) and
+/// [`advance`](Reservation::advance) or [`write`](Reservation::write), then call
+/// [`commit`](Reservation::commit). Dropping it earlier changes nothing.
 ///
-/// A large value takes memory only as it arrives, at most one region ahead. The memory of an incomplete value
-/// cannot be reclaimed, so all reservations together are limited: see [`Kv::reserve`].
+/// A large value uses memory only as it arrives, at most one region ahead. The memory of an
+/// incomplete value cannot be reclaimed, so all reservations together are limited: see
+/// [`Kv::reserve`].
 ///
 /// ```
 /// # use cached_core::kv::{Kv, KvConfig, StoreOptions, StoreOutcome};
@@ -170,15 +172,15 @@ pub struct Reservation {
     options: StoreOptions,
     value_bytes: usize,
     filled: usize,
-    /// Bytes of the value that fit into the pieces.
+    /// The number of the value's bytes for which pieces have space.
     allocated: usize,
-    /// Bytes counted against the limit for reservations; `None`: the value is complete, and no sender is
-    /// waited for.
+    /// The bytes counted against the limit for reservations; `None` if the value is complete, so
+    /// that no sender is awaited.
     counted_bytes: Option<u64>,
     place: Place,
 }
 
-/// Whether a value that is reserved for has arrived.
+/// Whether the reserved value has already arrived.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Arrival {
     Complete,
@@ -186,11 +188,11 @@ pub(super) enum Arrival {
 }
 
 enum Place {
-    /// The item's own entry; header and key are written.
+    /// The item's own entry, with its header and key already written.
     Inline(Entry),
-    /// Pieces allocated so far; the last one may be partly filled.
+    /// The pieces allocated so far; the last one may be partly filled.
     Pieces(Vec<(Entry, u32)>),
-    /// Published or abandoned.
+    /// The entries were published or abandoned.
     Gone,
 }
 
@@ -198,16 +200,17 @@ enum Place {
 unsafe impl Send for Reservation {}
 
 impl Kv {
-    /// Reserves space for a value of `value_bytes` bytes that has not arrived completely. The mode of
-    /// `options` is applied by [`Reservation::commit`]; append and prepend are not supported.
+    /// Reserves space for a value of `value_bytes` bytes that has not arrived completely. The mode
+    /// of `options` is applied by [`Reservation::commit`]; append and prepend are not supported.
     ///
-    /// Reservations may hold a quarter of the memory, the whole of each value counted, and lie in a quarter
-    /// of the regions. The limit concerns reservations only: it never prevents [`Kv::store`] from storing a
-    /// complete value.
+    /// Reservations may hold a quarter of the memory, counting each value in full, and be in a
+    /// quarter of the regions. The limit applies only to reservations: it never prevents
+    /// [`Kv::store`] from storing a complete value.
     ///
     /// # Errors
-    /// [`StoreOutcome::TooLarge`], or [`StoreOutcome::OutOfMemory`] when there is no space or the limit is
-    /// reached: then the caller collects the value elsewhere, and stores it when it is complete.
+    /// [`StoreOutcome::TooLarge`], or [`StoreOutcome::OutOfMemory`] when there is no space or the
+    /// limit is reached. Then the caller collects the value elsewhere, and stores it once it is
+    /// complete.
     pub fn reserve(
         &self,
         key: &[u8],
@@ -218,7 +221,8 @@ impl Kv {
         self.reserve_for(key, hash, value_bytes, options, Arrival::Awaited)
     }
 
-    /// Reserves space for a value. One that is complete, so that no sender is waited for, is not limited.
+    /// Reserves space for a value. The limit does not apply to a complete value, for which no
+    /// sender is awaited.
     pub(super) fn reserve_for(
         &self,
         key: &[u8],
@@ -261,8 +265,8 @@ impl Kv {
             }
             reservation.place = Place::Inline(entry);
         } else if is_incomplete {
-            // The first piece immediately: a caller that is refused at this point can still collect the value
-            // elsewhere.
+            // Allocates the first piece immediately, because a caller that is refused now can still
+            // collect the value elsewhere.
             let regions_max = inner.log.reserved.regions_max;
             reservation.add_piece(value_bytes, regions_max).ok_or(StoreOutcome::OutOfMemory)?;
         }
@@ -277,8 +281,8 @@ impl Reservation {
         self.value_bytes - self.filled
     }
 
-    /// Returns the next bytes to write: not empty unless nothing remains. `None` when there is no memory for
-    /// more; then the value cannot be stored.
+    /// Returns space for the next bytes: not empty unless the value is complete. `None` if there is
+    /// no memory for more; then the value cannot be stored.
     pub fn spare(&mut self) -> Option<&mut [u8]> {
         let remaining = self.remaining();
         if remaining == 0 {
@@ -303,7 +307,7 @@ impl Reservation {
         Some(unsafe { std::slice::from_raw_parts_mut(at, bytes) })
     }
 
-    /// Where the unfilled part of the last piece lies.
+    /// The unfilled part of the last piece.
     fn last_piece(&self) -> Option<(*mut u8, usize)> {
         let Place::Pieces(pieces) = &self.place else { return None };
         let (entry, bytes) = pieces.last()?;
@@ -312,7 +316,8 @@ impl Reservation {
         Some((data.wrapping_add(*bytes as usize - left), left))
     }
 
-    /// Allocates memory for more of the value, unless reservations lie in more than `regions_max` regions.
+    /// Allocates memory for more of the value, unless reservations are in more than `regions_max`
+    /// regions.
     fn add_piece(&mut self, wanted: usize, regions_max: u32) -> Option<()> {
         let inner = &*self.inner;
         let now = inner.clock.now_secs();
@@ -335,7 +340,8 @@ impl Reservation {
         Some(())
     }
 
-    /// Records that `bytes` of what [`spare`](Reservation::spare) returned have been written.
+    /// Records that `bytes` of the space returned by [`spare`](Reservation::spare) have been
+    /// written.
     ///
     /// # Panics
     /// If `bytes` is more than remains.
@@ -344,7 +350,7 @@ impl Reservation {
         self.filled += bytes;
     }
 
-    /// Writes the next part of the value. Returns false when there is no memory for it.
+    /// Writes the next part of the value. Returns false if there is no memory for it.
     #[must_use]
     pub fn write(&mut self, mut bytes: &[u8]) -> bool {
         while !bytes.is_empty() {
@@ -360,13 +366,15 @@ impl Reservation {
         true
     }
 
-    /// Stores the value as the options demand. An incomplete value is [`StoreOutcome::NotStored`].
+    /// Stores the value according to the options. An incomplete value gives
+    /// [`StoreOutcome::NotStored`].
     pub fn commit(self) -> StoreOutcome {
         self.commit_replacing(None).unwrap_or(StoreOutcome::NotStored)
     }
 
-    /// Stores the value; with `replaces` only in place of the item that it describes: `None` if that is no
-    /// longer the key's item. The caller makes sure that the same location means the same item.
+    /// Stores the value. With `replaces`, stores it only in place of the item described there;
+    /// `None` if the key no longer has that item. The caller ensures that the same location means
+    /// the same item.
     pub(super) fn commit_replacing(mut self, replaces: Option<Replaces>) -> Option<StoreOutcome> {
         if self.remaining() != 0 {
             return Some(StoreOutcome::NotStored);
@@ -430,12 +438,12 @@ impl Reservation {
 
     fn count(&mut self, bytes: u64) -> Result<(), StoreOutcome> {
         self.counted_bytes = Some(bytes);
-        // One value alone always fits. When the caller drops a reservation that is refused, it is taken out
-        // of the count.
+        // A single value is always accepted. A refused reservation is removed from the count when
+        // the caller drops it.
         if self.inner.log.reserved.add_bytes(bytes) { Ok(()) } else { Err(StoreOutcome::OutOfMemory) }
     }
 
-    /// Takes the reservation out of the counts: nothing is waited for any more.
+    /// Removes the reservation from the counts, because no sender is awaited any more.
     fn uncount(&mut self) {
         let Some(bytes) = self.counted_bytes.take() else { return };
         self.inner.log.reserved.remove_bytes(bytes);

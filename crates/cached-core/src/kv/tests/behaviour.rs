@@ -1,4 +1,5 @@
-//! Single behaviours of the store, pinned values, and a scheduled flush that becomes due during other operations.
+//! Single behaviours of the store, pinned values, and a scheduled flush that becomes due during
+//! other operations.
 
 use super::{secs, store, store_with, value_of};
 use crate::clock::{Clock, Expiry, TickClock};
@@ -141,7 +142,7 @@ fn without_eviction_a_full_store_refuses() {
     assert!(stored > 8_000, "only {stored} items fit");
     assert_eq!(kv.stats().evictions, 0);
     assert!((0..stored).all(|n| kv.get(&n.to_le_bytes()).is_some()));
-    // Deleting makes room again.
+    // Deleting frees space again.
     (0..stored).for_each(|n| assert!(kv.remove(&n.to_le_bytes())));
     assert!(kv.set(b"again", &[1; 1000]).is_ok());
     kv.validate();
@@ -206,7 +207,7 @@ fn clock_now(kv: &Kv) -> u32 {
     kv.now_secs()
 }
 
-// Pinned values: their bytes do not change and do not move.
+// Pinned values: their bytes neither change nor move.
 
 fn pin(kv: &Kv, key: &[u8]) -> PinnedValue {
     kv.read(key, kv.hash(key), |item| item.pin()).unwrap()
@@ -229,7 +230,7 @@ fn a_store_over_a_pinned_value_uses_another_entry() {
         assert_eq!(kv.get(b"k").unwrap(), b"other");
         assert_ne!(place(&kv, b"k"), before);
         drop(pinned);
-        // Where no value is pinned it goes to the same place.
+        // If no value is pinned, the new value is stored at the same location.
         let before = place(&kv, b"k");
         kv.set(b"k", b"third").unwrap();
         assert_eq!((kv.get(b"k").unwrap(), place(&kv, b"k")), (b"third".to_vec(), before));
@@ -249,7 +250,7 @@ fn an_increment_of_a_pinned_number_uses_another_entry() {
         assert_eq!(kv.get(b"n").unwrap(), b"6");
         assert_ne!(place(&kv, b"n"), before);
         drop(pinned);
-        // Where no value is pinned it is counted in its place.
+        // If no value is pinned, the number is changed in place.
         let before = place(&kv, b"n");
         assert_eq!(kv.decrement(b"n", 2), Ok(4));
         assert_eq!((kv.get(b"n").unwrap(), place(&kv, b"n")), (b"4".to_vec(), before));
@@ -257,8 +258,8 @@ fn an_increment_of_a_pinned_number_uses_another_entry() {
     }
 }
 
-/// Its memory could not be used again before the pin is gone, so that walking it would free nothing and copy
-/// all of it.
+/// A pinned region's memory could not be reused before the pin is gone, so a walk would free
+/// nothing and copy all of it.
 #[test]
 fn a_region_with_a_pinned_value_is_not_walked_while_others_can_be() {
     let (kv, _) = store(4 << 20, 1 << 20);
@@ -314,8 +315,8 @@ fn evicting(bytes: usize) -> Kv {
     kv
 }
 
-/// The evicting thread holds a lane, the reclaimer and a hash bucket when the flush becomes due; it flushes
-/// when it has released them.
+/// The evicting thread holds a lane, the reclaimer and a hash bucket when the flush becomes due; it
+/// flushes once it has released them.
 #[test]
 fn a_flush_that_becomes_due_during_evictions_waits_for_the_evicting_thread() {
     for bytes in [100, 20_000] {
@@ -333,13 +334,13 @@ fn a_flush_that_becomes_due_during_evictions_waits_for_the_evicting_thread() {
     }
 }
 
-/// Until a flush that is due has run, every operation that begins finds it due, and waits.
+/// Until a due flush has run, every operation that starts finds it due, and waits.
 #[test]
 fn no_operation_overtakes_a_flush_that_is_due() {
     let (kv, clock) = store_with(KvConfig { arena_bytes: 4 << 20, ..KvConfig::default() });
     kv.set(b"key", b"value").unwrap();
     kv.flush_at(kv.now_secs() + 5);
-    // The flush takes every lane, and this one is held.
+    // The flush takes every lane's lock, and this one is held.
     let lane = kv.inner.log.lock_a_lane();
     clock.advance(10);
     std::thread::scope(|scope| {

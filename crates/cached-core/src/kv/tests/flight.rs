@@ -1,4 +1,4 @@
-//! Values that are made on a miss: one flight per key, whatever becomes of its leader.
+//! Values created on a miss: one flight per key, however its leader ends.
 
 use super::{secs, store, value_of};
 use crate::kv::*;
@@ -44,7 +44,8 @@ fn threads_that_miss_together_make_one_value() {
     for round in 0..if cfg!(miri) { 2 } else { 200u32 } {
         let (kv, _) = store(1 << 20, 512 << 10);
         let (made, start) = (AtomicU32::new(0), Barrier::new(THREADS));
-        // Too large in every other round: then only the flight can pass it on.
+        // In every other round, the value is too large to store, so that only the flight can pass
+        // it on.
         let value = value_of(round.into(), if round % 2 == 0 { 100 } else { 600_000 });
         thread::scope(|scope| {
             for _ in 0..THREADS {
@@ -65,7 +66,7 @@ fn threads_that_miss_together_make_one_value() {
     }
 }
 
-/// Returns when `count` callers wait in the flight of key `k`.
+/// Returns once `count` callers wait in the flight of key `k`.
 fn wait_for_followers(kv: &Kv, count: usize) {
     while kv.inner.flights.followers(b"k", kv.hash(b"k")) < count {
         thread::yield_now();
@@ -97,7 +98,7 @@ fn after_a_panic_another_caller_makes_the_value() {
     assert!(!kv.inner.flights.is_under_way(b"k", kv.hash(b"k")));
 }
 
-/// Counts its wakes.
+/// Counts its wake-ups.
 #[derive(Default)]
 struct Count(AtomicU32);
 

@@ -1,4 +1,5 @@
-//! Full memory: what makes room in a store that does not evict, and which operations need none.
+//! Full memory: which operations free space in a store that does not evict, and which need no
+//! space.
 
 use super::{secs, store, store_with, value_of};
 use crate::clock::{Expiry, TickClock};
@@ -35,7 +36,7 @@ impl Model {
         Model { kv: kv.clone(), rng, sizes, keys, values, next: 0, life_secs: None }
     }
 
-    /// Stores until there is no room. Returns the bytes of the values stored.
+    /// Stores until the memory is full. Returns the bytes of the values stored.
     fn fill(&mut self) -> usize {
         let mut stored = 0;
         loop {
@@ -82,8 +83,8 @@ impl Model {
     }
 }
 
-/// Whatever share of the items is deleted at random, repeatedly: as many bytes can be stored again, except
-/// for two regions.
+/// Deletes random shares of the items repeatedly. Each time, as many bytes can be stored again,
+/// except for two regions.
 #[test]
 fn deleted_items_make_room() {
     for (arena, sizes) in
@@ -106,7 +107,7 @@ fn deleted_items_make_room() {
     }
 }
 
-/// Garbage is found in any number of regions, in the youngest as in the oldest.
+/// Garbage is found regardless of the number of regions and of their age.
 #[test]
 fn deleted_items_make_room_in_many_regions() {
     let (kv, _) = store_with(KvConfig {
@@ -131,8 +132,8 @@ fn deleted_items_make_room_in_many_regions() {
     assert!(stored + (128 << 10) >= goes.len() * 4_000, "{stored} of {}", goes.len() * 4_000);
 }
 
-/// Expired items make room in the second in which they expire: short and long lifetimes, small and large
-/// values.
+/// Expired items free their space in the second in which they expire: short and long lifetimes,
+/// small and large values.
 #[test]
 fn expired_items_make_room_for_every_lifetime_and_size() {
     for life_secs in [1, 100, 5_000, 36_000, 40 * 86_400] {
@@ -151,7 +152,7 @@ fn expired_items_make_room_for_every_lifetime_and_size() {
     }
 }
 
-/// The bytes of a few expired items among others that stay can be used again.
+/// The bytes of a few expired items among others that stay can be reused.
 #[test]
 fn a_few_expired_items_make_room() {
     let (kv, clock) = without_eviction(16 << 20);
@@ -180,8 +181,8 @@ fn a_few_expired_items_make_room() {
     kv.validate();
 }
 
-/// An expiry given by a touch, a fetch or an invalidation counts like one given by the store; an earlier one
-/// no longer does.
+/// An expiry set by a touch, a fetch or an invalidation counts like one set by the store; the
+/// earlier expiry no longer counts.
 #[test]
 fn items_that_expire_by_a_touch_make_room() {
     let (kv, clock) = without_eviction(16 << 20);
@@ -226,7 +227,7 @@ fn a_touch_needs_no_memory() {
             assert!(kv.touch_for(&key.to_le_bytes(), secs(1_000)));
             assert!(kv.touch_for(&key.to_le_bytes(), secs(5_000)));
         }
-        // Nor does a value of the same size, with the same expiry or another.
+        // Nor does a value of the same size need space, with the same expiry or another.
         for key in &model.keys {
             if bytes < 4_000 {
                 kv.set_for(&key.to_le_bytes(), &value_of(*key, bytes), secs(100)).unwrap();
@@ -237,7 +238,7 @@ fn a_touch_needs_no_memory() {
     }
 }
 
-/// Where a touch makes room by evicting, it does not evict the touched item.
+/// A touch that frees memory by evicting does not evict the touched item.
 #[test]
 fn a_touched_item_is_not_evicted_for_the_touch() {
     for name in policy::NAMES {
@@ -261,7 +262,7 @@ fn a_touched_item_is_not_evicted_for_the_touch() {
     }
 }
 
-/// No live item is evicted while as much is stored as has expired.
+/// No live item is evicted while no more is stored than has expired.
 #[test]
 fn expired_items_of_any_lifetime_are_evicted_before_live_ones() {
     for life_secs in [60, 3_600, 5_000, 7_200, 86_400] {

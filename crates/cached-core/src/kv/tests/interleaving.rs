@@ -1,5 +1,5 @@
-//! Operations of other threads between the parts of one operation: between a look-up and its commit, and
-//! between a commit and its end.
+//! Operations of other threads between the parts of one operation: between a look-up and its
+//! commit, and between a commit and its end.
 
 use super::{secs, store};
 use crate::arena::RegionState;
@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex};
 type Act = Box<dyn FnOnce() + Send>;
 type Operation = fn(&Kv);
 
-/// A clock that stands still and runs a closure at one of its readings. Operations read the clock while they
-/// hold no lock, also between a look-up and the commit that relies on it.
+/// A clock that stands still and runs a closure at one of its readings. Operations read the clock
+/// while they hold no lock, including between a look-up and the commit that relies on it.
 #[derive(Default)]
 struct Interrupting {
-    /// The readings left until the closure runs, and the closure.
+    /// The number of readings before the closure runs, and the closure.
     pending: Mutex<Option<(usize, Act)>>,
 }
 
@@ -47,9 +47,9 @@ impl Clock for Interrupting {
     }
 }
 
-/// Runs `operation` on a key that holds `before`, with `meanwhile` at its first reading of the clock, then on
-/// a new store with `meanwhile` at its second, and so on until it makes no such reading. `check` gets each
-/// outcome.
+/// Runs `operation` on a key with the value `before`, with `meanwhile` at its first reading of the
+/// clock, then on a new store with `meanwhile` at its second, and so on until it makes no such
+/// reading. `check` gets each outcome.
 fn at_each_reading<T>(
     config: impl Fn() -> KvConfig,
     before: &[u8],
@@ -81,14 +81,14 @@ fn with_cas(cas: bool) -> impl Fn() -> KvConfig {
 
 #[test]
 fn an_append_loses_no_concurrent_store() {
-    // Of the same size, and longer than what it takes the place of.
+    // One of the same size, and one longer than the value it replaces.
     let stores: [(Operation, &[u8]); 3] = [
         (|kv| kv.set(b"k", b"new").unwrap(), b"new"),
         (|kv| kv.set(b"k", b"longer than before").unwrap(), b"longer than before"),
         (|kv| assert!(kv.append(b"k", b"new").unwrap()), b"oldnew"),
     ];
     for cas in [true, false] {
-        // In one piece, and in several.
+        // One contiguous, and one in several pieces.
         for added in [vec![b'+'; 1], vec![b'+'; 10_000]] {
             for (meanwhile, between) in stores {
                 let append = |kv: &Kv| kv.append(b"k", &added).unwrap();
@@ -109,7 +109,7 @@ fn an_append_loses_no_concurrent_store() {
 
 #[test]
 fn an_increment_loses_no_concurrent_store() {
-    // Longer than the number that was looked up, or in its place.
+    // Longer than the number that was looked up, or stored in place.
     let stores: [(Operation, u64); 4] = [
         (|kv| kv.set(b"k", b"20").unwrap(), 21),
         (|kv| kv.set(b"k", b"8").unwrap(), 9),
@@ -161,9 +161,9 @@ fn an_expiry_given_meanwhile_stays() {
     }
 }
 
-/// The pieces of a large value are published after its item is in the index: another thread may delete the
-/// item in between, and all of a sealed region's bytes may be garbage while an entry in it still has its
-/// writer.
+/// The pieces of a large value are published after its item is in the index. Another thread may
+/// delete the item in between, so that all of a sealed region's bytes are garbage while one of its
+/// entries still has a writer.
 #[test]
 fn a_region_is_not_freed_before_the_last_writer_in_it_has_finished() {
     let (kv, _) = store(4 << 20, 1 << 20);

@@ -1,4 +1,4 @@
-//! Tests of the whole store: against a model, under pressure, with threads.
+//! Tests of the whole store: against a model, under memory pressure, and with threads.
 
 mod behaviour;
 mod flight;
@@ -22,7 +22,7 @@ fn secs(secs: u32) -> Duration {
     Duration::from_secs(secs.into())
 }
 
-/// Makes a small store with a clock that the test advances.
+/// Creates a small store with a clock that the test advances.
 fn store(arena_bytes: usize, item_bytes_max: usize) -> (Kv, Arc<TickClock>) {
     store_with(KvConfig { arena_bytes, item_bytes_max, ..KvConfig::default() })
 }

@@ -1,8 +1,8 @@
 //! The store compared with a plain map under random operations.
 //!
-//! Without pressure the two agree exactly. Under pressure the store may have evicted items that the map still
-//! has, but the items that it has must be right: never an old value, another key's, or one that expired, was
-//! deleted or flushed.
+//! Without memory pressure, the two agree exactly. Under pressure, the store may have evicted items
+//! that the map still has, but the items in the store must be correct: never an old value, another
+//! key's value, or one that expired, was deleted or flushed.
 
 #[cfg(not(miri))]
 use super::restart::{Lab, open_with, set_wall_clock};
@@ -99,17 +99,17 @@ struct World {
     flush_at: Option<u32>,
     pinned: Vec<(PinnedValue, Vec<u8>)>,
     versions: u64,
-    /// Nothing may be missing.
+    /// Whether no item may be missing.
     exact: bool,
-    /// Where the memory is in files, and how to open another store.
+    /// The directory of memory files, and the function that opens another store.
     #[cfg(not(miri))]
     files: Option<(Lab, fn() -> KvConfig)>,
 }
 
 impl World {
     fn key(key: u8) -> Vec<u8> {
-        // Lengths from 2 to 250, so that every alignment of the parts behind the key comes up. Eight keys have
-        // a prefix in common.
+        // Lengths from 2 to 250, so that every alignment of the fields after the key occurs. Eight
+        // keys share a prefix.
         let mut bytes = vec![key / 8, key];
         bytes.resize(2 + usize::from(key) * 248 / 39, b'k');
         bytes
@@ -320,7 +320,7 @@ impl World {
                     ..ArithmeticOptions::default()
                 };
                 let outcome = self.kv.arithmetic(&key, self.kv.hash(&key), &options);
-                // Digits, then the end or a blank: what was appended behind a blank is not looked at.
+                // Digits, then the end or a blank: what was appended after a blank is ignored.
                 let number = |value: &[u8]| {
                     let digits = value.split(u8::is_ascii_whitespace).next()?;
                     std::str::from_utf8(digits).ok()?.parse::<u64>().ok()
@@ -336,7 +336,7 @@ impl World {
                         );
                     }
                     (Some(old), ArithmeticOutcome::NonNumeric) => {
-                        // A value in pieces is never taken for a number, as in memcached.
+                        // As in memcached, a value in pieces never counts as a number.
                         let may_be_large = old.value.len() > 4000;
                         assert!(may_be_large || number(&old.value).is_none(), "a number was refused");
                     }
@@ -345,7 +345,8 @@ impl World {
                         let sum =
                             if decrement { before.saturating_sub(delta) } else { before.wrapping_add(delta) };
                         assert!(value == sum && cas > old.cas && !created);
-                        // In its place it keeps its length; written anew it has the width of a number.
+                        // A number changed in place keeps its length; one written to a new entry
+                        // has the length of its digits.
                         let found =
                             self.kv.peek(&key, self.kv.hash(&key), |item| item.value_bytes()).unwrap();
                         let width = old.value.len();
@@ -368,7 +369,7 @@ impl World {
                         self.map.get_mut(&key).unwrap().expiry = expiry;
                     }
                     Err(Miss::OutOfMemory) => assert!(!self.exact),
-                    // Making room for the expiry may itself evict the item.
+                    // Freeing memory for the expiry may itself evict the item.
                     Err(_) => {
                         assert!(!present || !self.exact);
                         self.map.remove(&key);
@@ -445,7 +446,7 @@ impl World {
         }
     }
 
-    /// Ends the store or kills its process, and opens another one in its memory.
+    /// Ends the store or kills its process, and opens another one with its memory.
     #[cfg(not(miri))]
     fn reopen(&mut self, clean: bool) {
         let Some((lab, config)) = &self.files else { return };
@@ -543,7 +544,7 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 48 }, ..ProptestConfig::default() })]
 
-    /// 40 keys of at most 300 kB always fit into 64 MiB: the two agree exactly.
+    /// 40 keys of at most 300 kB always fit into 64 MiB, so the two agree exactly.
     #[test]
     fn the_store_agrees_with_a_map(ops in proptest::collection::vec(op(), 1..400)) {
         World::run(64 << 20, true, true, ops);
@@ -556,7 +557,7 @@ proptest! {
     }
 }
 
-/// The same stores in files, which are reopened after clean ends and kills.
+/// The same with stores in files, which are reopened after clean ends and kills.
 #[cfg(not(miri))]
 mod in_files {
     use super::*;

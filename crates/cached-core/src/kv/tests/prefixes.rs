@@ -1,4 +1,4 @@
-//! Flushes of a prefix: what ends, what stays, and the sweep.
+//! Flushes of a prefix: which items end, which stay, and the sweep.
 
 use super::{store, store_with, value_of};
 use crate::kv::request::{Change, ChangeHook};
@@ -28,7 +28,7 @@ fn items_of_the_prefix_end_at_once_and_others_stay() {
     kv.set(b"a:large", &value_of(1, 300_000)).unwrap();
     let (pin, pinned) = kv.peek(b"a:large", kv.hash(b"a:large"), |item| (item.pin(), item.to_vec())).unwrap();
     kv.flush_prefix(b"a:").unwrap();
-    // Before any sweep, by every way to an item.
+    // Before any sweep, by every way of reaching an item.
     let hash = kv.hash(b"a:1");
     assert_eq!(kv.peek(b"a:1", hash, |_| ()), Err(Miss::Flushed));
     assert_eq!(kv.fetch(b"a:2", kv.hash(b"a:2"), &FetchOptions::default(), |_, _| ()), Err(Miss::Flushed));
@@ -65,7 +65,8 @@ fn what_is_stored_again_survives_the_sweep_and_the_next_flush_ends_it() {
     kv.flush_prefix(b"a:").unwrap();
     let mut stored = 0;
     loop {
-        // Some before the sweep passes them, some after; twice, so that items are replaced too.
+        // Some before the sweep passes them, some after; all of them twice, so that items are
+        // replaced too.
         for number in stored..(stored + 40).min(2_000) {
             kv.set(&key("a:", number), b"new").unwrap();
             kv.set(&key("a:", number), b"newer than new").unwrap();
@@ -78,7 +79,8 @@ fn what_is_stored_again_survives_the_sweep_and_the_next_flush_ends_it() {
     }
     assert!(stored > 400, "the sweep was done after {stored} stores");
     assert_eq!(present(&kv, "a:", 2_000), stored);
-    // In the middle of the next sweep the same prefix again: twice, of which the second covers the first.
+    // Flushes the same prefix twice in the middle of the next sweep; the second flush covers the
+    // first.
     kv.flush_prefix(b"a:").unwrap();
     assert_eq!(present(&kv, "a:", 2_000), 0);
     fill(&kv, "a:", 1_000);
@@ -107,7 +109,7 @@ fn the_index_may_grow_during_the_sweep() {
     let mut round = 0;
     while kv.sweep_buckets(32) {
         round += 1;
-        // Every key anew, and three times as many others: the table doubles twice.
+        // Stores every key again, and three times as many others, so that the table doubles twice.
         fill(&kv, &format!("b:{round}:"), 600);
         (0..200).for_each(|number| kv.set(&key("a:", 20_000 + round * 200 + number), b"new").unwrap());
     }
@@ -146,7 +148,7 @@ fn prefixes_and_marks_are_bounded() {
     (1..256).for_each(|number| kv.flush_prefix(&key("p", number)).unwrap());
     assert_eq!(kv.flush_prefix(b"q"), Err(PrefixError::TooMany));
     assert_eq!((kv.prefix_flushes().pending, kv.prefix_flushes().refused), (256, 1));
-    // One that covers others takes their place.
+    // A prefix that covers others replaces them.
     kv.flush_prefix(b"p").unwrap();
     assert_eq!(kv.prefix_flushes().pending, 2);
     assert_eq!(kv.get(b"p255"), None);
@@ -175,14 +177,14 @@ fn a_flush_of_everything_and_one_of_a_prefix_go_together() {
     fill(&kv, "b:", 1_000);
     kv.flush_all();
     assert_eq!((present(&kv, "a:", 10), present(&kv, "b:", 10), kv.stats().items), (0, 0, 0));
-    // Stored after both: the sweep must not take it.
+    // Stored after both flushes, so the sweep must not remove it.
     fill(&kv, "a:", 100);
     while kv.sweep_prefixes() {}
     assert_eq!(present(&kv, "a:", 100), 100);
     kv.flush_prefix(b"a:").unwrap();
     fill(&kv, "a:", 50);
     while kv.sweep_prefixes() {}
-    // Those that the flush of everything has ended are in the index still, and not counted.
+    // Items ended by the flush of everything are still in the index, but are not counted.
     assert_eq!((present(&kv, "a:", 100), kv.stats().items), (50, 50));
     while kv.maintain() {}
     assert_eq!((present(&kv, "a:", 100), kv.stats().items), (50, 50));
@@ -197,7 +199,8 @@ fn a_prefix_stays_pending_when_a_flush_of_everything_is_done() {
     let (kv, _) = store(64 << 20, 1 << 20);
     fill(&kv, "b:", 30_000);
     kv.flush_all();
-    // Each call of the upkeep sweeps a part of the index, and one of them ends the flush of everything.
+    // Each call of `maintain` sweeps a part of the index, and one of them completes the flush of
+    // everything.
     for round in 0..30 {
         fill(&kv, &format!("a:{round}:"), 20);
         kv.flush_prefix(b"a:").unwrap();
@@ -232,20 +235,20 @@ fn the_hook_is_told_of_each_item_once() {
     assert_eq!(hook.0.load(Ordering::Relaxed), 100);
 }
 
-/// Threads that each own some keys, one that flushes their prefix, one that sweeps.
+/// Threads that each own some keys, one that flushes their prefix, and one that sweeps.
 #[test]
 fn a_reader_never_sees_what_was_stored_before_a_flush_that_is_done() {
     const FLUSHES: u64 = if cfg!(miri) { 2 } else { 300 };
     const KEYS: usize = 500;
     let (kv, _) = store(4 << 20, 64 << 10);
     fill(&kv, "b:", 3_000);
-    // The number of flushes that have begun, and of those that are done.
+    // The number of flushes that have begun, and of those that have finished.
     let (begun, done, end) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
         for owner in 0..2u64 {
             let (kv, begun, done, end) = (&kv, &begun, &done, &end);
             scope.spawn(move || {
-                // For each key the flushes that had begun when its store was complete.
+                // For each key, the number of flushes that had begun when its store was complete.
                 let mut stored = [0; KEYS];
                 let mut round = 0;
                 while !end.load(Ordering::Acquire) {
@@ -259,7 +262,8 @@ fn a_reader_never_sees_what_was_stored_before_a_flush_that_is_done() {
                     kv.set(&key, b"value").unwrap();
                     stored[at] = begun.load(Ordering::Acquire);
                     let is_there = kv.get(&key).is_some();
-                    // There is room for all keys: only a flush that is not done before the store may end it.
+                    // There is space for all keys, so only a flush that had not finished before the
+                    // store may end it.
                     let no_flush = complete == first && begun.load(Ordering::Acquire) == first;
                     assert!(is_there || !no_flush, "lost without a flush after {first}");
                 }

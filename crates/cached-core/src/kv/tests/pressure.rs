@@ -113,11 +113,11 @@ fn misses_of_second_uses(policy: &str, distance: u32) -> u32 {
 
 #[test]
 fn the_balance_keeps_what_lru_would_keep() {
-    // Between two uses most of the memory is stored, far more than a fifth.
+    // Between two uses, most of the memory is stored, far more than a fifth.
     let [balanced, fixed, lru] = ["balanced", "s3fifo", "lru"].map(|name| misses_of_second_uses(name, 9_000));
     println!("misses of 200000: balanced {balanced}, fixed {fixed}, lru {lru}");
     assert!(fixed > 150_000 && lru < 20_000);
-    // It has to adapt first.
+    // The policy has to adapt first.
     assert!(balanced < 60_000);
 }
 
@@ -164,14 +164,14 @@ fn expired_items_are_evicted_before_live_ones() {
     }
     assert_eq!(kv.stats().evictions, 0, "everything fits so far");
     clock.advance(10);
-    // As much as has expired.
+    // Stores as much as has expired.
     fill(&kv, 3, 22_000, 100);
     assert_eq!(kv.stats().evictions, 0, "there was enough garbage");
     assert_eq!(count(&kv, 1, 20_000), 20_000);
     kv.validate();
 }
 
-/// A policy that would keep whatever there is.
+/// A policy that would keep everything.
 struct KeepEverything;
 
 impl Policy for KeepEverything {
@@ -196,7 +196,7 @@ fn a_store_takes_new_items_whatever_the_policy_would_keep() {
     let items = 100_000;
     fill(&kv, 1, items, 50);
     let (walked, fresh) = (kv.stats().regions_reclaimed, u64::from(items) * 80 / (64 << 10));
-    // It begins with what it may keep of 32 regions.
+    // It starts with the credit of 32 regions.
     assert!(walked < 4 * fresh + 32, "{walked} regions were walked for {fresh}");
     assert!(count(&kv, 1, items) > 30_000);
     kv.validate();
@@ -213,17 +213,18 @@ fn a_cache_in_which_every_item_is_hit_accepts_new_ones() {
     kv.set(b"new", &[0; 100]).unwrap();
     let walked = kv.stats().regions_reclaimed - before;
     assert!(walked <= 8, "{walked} regions were walked for one item");
-    // Less than the least share of new items.
+    // Less than the smallest share of new items.
     fill(&kv, 2, 4_000, 50);
     assert!(count(&kv, 2, 4_000) > 3_600);
     kv.validate();
 }
 
-/// A region of which most is in use is kept where it is, and gives up only what is not.
+/// A region that is mostly in use is kept in place, and loses only its unused items.
 #[test]
 fn large_values_in_use_stay_among_unused_ones() {
     let (kv, clock) = store(16 << 20, 1 << 20);
-    // More than nine to a region, of which two at most are not used: so most of every region is.
+    // A region holds more than nine items, of which at most two are unused, so most of every region
+    // is in use.
     let value = value_of(1, 7_000);
     let set = |n: u32| kv.set(&n.to_le_bytes(), &value).unwrap();
     (0..2_500).for_each(set);

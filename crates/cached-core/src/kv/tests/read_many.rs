@@ -23,7 +23,7 @@ fn a_batch_reads_the_same_as_single_reads() {
     let (kv, clock) = store(8 << 20, 1 << 20);
     let keys: Vec<_> = (0..4000).map(key_of).collect();
     for round in 0..200 {
-        // Meanwhile the table grows, and items are removed, expire and are evicted.
+        // While the table grows, and items are removed, expire and are evicted.
         for _ in 0..200 {
             let key = keys.choose(&mut random).expect("there are keys");
             match random.random_range(0..8) {
@@ -74,7 +74,7 @@ fn a_batch_counts_as_use_and_reports_the_reasons_of_misses() {
     kv.peek(b"there", kv.hash(b"there"), |item| assert_eq!(item.last_access(), kv.now_secs())).unwrap();
 }
 
-/// An item that stays is found whatever happens to the table between prefetch and read.
+/// An item that stays is found whatever changes in the table between prefetch and read.
 #[test]
 fn batches_find_items_while_the_table_grows() {
     let kv = Kv::new(KvConfig { arena_bytes: 64 << 20, ..KvConfig::default() }).unwrap();

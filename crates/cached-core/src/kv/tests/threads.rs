@@ -1,5 +1,5 @@
-//! Several threads on few keys, under pressure: no torn value, no lost increment, and all invariants hold in
-//! the end.
+//! Several threads on few keys, under memory pressure: no torn value, no lost increment, and all
+//! invariants hold at the end.
 
 use super::{store, value_of};
 use crate::kv::*;

@@ -51,7 +51,7 @@ fn a_kill_keeps_everything() {
     let lab = Lab::new();
     let (kv, _) = open(&lab.path());
     fill(&kv);
-    // Begun, and never stored.
+    // Started, but never stored.
     let options = StoreOptions::default();
     let mut unfinished = kv.reserve(b"unfinished", kv.hash(b"unfinished"), 1_000, &options).unwrap();
     assert!(unfinished.write(&[1; 999]));
@@ -75,7 +75,7 @@ fn a_kill_keeps_everything() {
     drop((unfinished, large));
 }
 
-/// A store that was taken over evicts, compacts and flushes as any other.
+/// A store that was taken over evicts, compacts and flushes like any other.
 #[test]
 fn a_store_that_was_taken_over_goes_on() {
     for name in policy::NAMES {
@@ -131,7 +131,7 @@ fn other_settings_start_cold() {
     assert!(reason(|config| KvConfig { evict: false, ..config }).contains("eviction policy is none, not"));
 }
 
-/// The limit for items may change: those above it are left out.
+/// The item size limit may change: items above it are left out.
 #[test]
 fn items_above_a_new_limit_are_left_out() {
     let lab = Lab::new();
@@ -177,11 +177,11 @@ fn files_that_are_no_memory_start_cold() {
         some("the file has layout version 9, this program reads versions 1 to 2")
     );
     assert_eq!(changed(40, &[9]), some("the file does not match its checksum"));
-    // A note, and a record of the table.
+    // A recorded field, and a record of the table.
     assert_eq!(changed(1024 + 8, &[9]), some("the file does not match its checksum"));
     assert_eq!(changed(4096 + 16, &[9]), some("the file does not match its checksum"));
     assert_eq!(changed(1024, &[0]), some("the process that made the file had not finished"));
-    // Running, in another boot.
+    // Marked as running, in another boot of the machine.
     let other_boot = |state: u8| {
         let mut bytes = bytes.clone();
         bytes[1024] = state;
@@ -192,7 +192,7 @@ fn files_that_are_no_memory_start_cold() {
     assert_eq!(other_boot(2), None, "after a clean end the boot does not matter");
 }
 
-/// A path that was mistaken costs no file.
+/// A mistaken path does not destroy a file.
 #[test]
 fn a_file_of_something_else_is_refused_and_left_alone() {
     use std::os::unix::fs::PermissionsExt;
@@ -212,7 +212,7 @@ fn a_file_of_something_else_is_refused_and_left_alone() {
     }
 }
 
-/// After a clean end a region that has changed is left out, whatever has changed.
+/// After a clean end, a region that has changed is left out, whichever byte has changed.
 #[test]
 fn damaged_regions_are_left_out() {
     let lab = Lab::new();
@@ -266,7 +266,7 @@ fn time_passes_while_no_process_runs() {
     keep(&kv, b"ten", 10);
     keep(&kv, b"twenty", 20);
     kv.maintain();
-    // Killed, and back after 15 seconds.
+    // Killed, and restarted after 15 seconds.
     let copy = lab.copy(&kv);
     let now = clock.now_secs();
     test_time::set(ZERO_UNIX_SECS + u64::from(now) + 15);
@@ -275,7 +275,7 @@ fn time_passes_while_no_process_runs() {
     assert_eq!((kv.get(b"ten"), kv.get(b"twenty").as_deref()), (None, Some(&b"v"[..])));
     assert_eq!(kv.restart().unwrap().expired_items, 1);
     kv.validate();
-    // A wall clock that went back: the clock of the store stands still, and never goes back.
+    // The wall clock went back. The store's clock stands still, but never goes back.
     test_time::set(ZERO_UNIX_SECS - 1_000_000);
     let (kv, clock) = open(&lab.copy(&kv));
     assert_eq!((clock.now_secs(), kv.get(b"twenty").as_deref()), (now + 15, Some(&b"v"[..])));
@@ -298,7 +298,7 @@ fn flushes_outlive_the_process() {
     kv.validate();
     assert_eq!(state(&kv).keys().collect::<Vec<_>>(), [b"after"]);
     assert_eq!(kv.restart().unwrap().flushed_items, 2);
-    // One that is due later, in this process or the next.
+    // A flush that is due later, in this process or the next.
     kv.flush_at(clock.now_secs() + 10);
     kv.maintain();
     let copy = lab.copy(&kv);
@@ -314,7 +314,7 @@ fn flushes_outlive_the_process() {
     again.set(b"k", b"v").unwrap();
     let (third, _) = open(&lab.copy(&again));
     assert_eq!(third.get(b"k").as_deref(), Some(&b"v"[..]), "it runs once");
-    // A flush that was cancelled is.
+    // A cancelled flush stays cancelled.
     kv.flush_at(0);
     assert_eq!(open(&lab.copy(&kv)).0.get(b"after").as_deref(), Some(&b"v"[..]));
 }
@@ -338,7 +338,7 @@ fn what_the_flush_of_a_prefix_has_ended_does_not_come_back() {
     assert_eq!(users, [b"user:again"]);
 }
 
-/// Of values with pieces in regions from before a flush, those stored after it stay.
+/// Values stored after a flush stay, even if some of their pieces are in regions from before it.
 #[test]
 fn a_large_value_stored_across_a_flush_stays() {
     let lab = Lab::new();
@@ -388,7 +388,8 @@ fn no_cas_value_is_given_twice() {
     assert!(stored.is_ok());
 }
 
-/// Values given since a bound was noted are below the next one, also when very many are given.
+/// Values assigned since a bound was recorded are below the next bound, even if very many are
+/// assigned.
 #[test]
 fn cas_values_go_on_across_bounds() {
     let lab = Lab::new();
@@ -439,7 +440,7 @@ fn the_file_is_private_and_its_users_own() {
     assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o600);
     let other = 65_534;
     if let Err(error) = std::os::unix::fs::chown(&path, Some(other), None) {
-        // Only root can give a file away.
+        // Only root can change the owner of a file.
         assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
         eprintln!("SKIPPED: a memory file of another user; run as root");
         return;

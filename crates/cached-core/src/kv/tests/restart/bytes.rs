@@ -1,4 +1,5 @@
-//! Memory with arbitrary changes: whatever it says, the store that is made of it is consistent, and works.
+//! Memory with arbitrary changes: whatever its contents, the resulting store is consistent, and
+//! works.
 
 use super::*;
 use crate::kv::item::state::LIVE;
@@ -9,7 +10,7 @@ use proptest::prelude::*;
 /// A change of the file.
 #[derive(Debug, Clone)]
 enum Damage {
-    /// A byte of the notes, the table or the arena.
+    /// A byte of the recorded fields, the table or the arena.
     Notes(u16, u8),
     Table(u16, u8),
     Arena(u32, u8),
@@ -26,7 +27,8 @@ fn damage() -> impl Strategy<Value = Damage> {
     ]
 }
 
-/// The file of a store that was killed: bytes, where the arena starts, where entries are, and the items.
+/// The file of a killed store: its bytes, the start of the arena, the locations of entries, and the
+/// items.
 fn killed_store() -> (Vec<u8>, usize, Vec<usize>, State) {
     let lab = Lab::new();
     let (kv, _) = open(&lab.path());
@@ -57,7 +59,8 @@ fn open_bytes(bytes: &[u8]) -> Kv {
     open(&path).0
 }
 
-/// Each byte of an item, and of a piece: what does not match its checksum is left out, and nothing else.
+/// Changes each byte of an item and of a piece. What does not match its checksum is left out, and
+/// nothing else.
 #[test]
 fn a_changed_byte_of_an_entry_is_noticed_after_a_kill() {
     let lab = Lab::new();
@@ -75,7 +78,7 @@ fn a_changed_byte_of_an_entry_is_noticed_after_a_kill() {
     let bytes = std::fs::read(kv.memory_file().unwrap()).unwrap();
     assert_eq!(state(&open_bytes(&bytes)), before);
     let places = [
-        // With the client flags before the key.
+        // Including the client flags before the key.
         (b"some key".as_slice(), &b"some key"[..], -4..15),
         (b"large", &value_of(1, 10_000)[5_000..5_040], 0..40),
         (b"other", b"other2", 0..6),
@@ -120,7 +123,7 @@ fn a_deleted_item_does_not_come_back_by_its_mark() {
     assert_eq!((state(&kv), kv.restart().unwrap().damaged_items), (before, 2));
 }
 
-/// A file of an earlier build is taken over, keeps its layout, and is handed over.
+/// A file of an earlier build is taken over, keeps its layout, and can be handed over.
 #[test]
 fn a_file_without_checksums_is_taken_over() {
     let lab = Lab::new();
@@ -139,7 +142,7 @@ fn a_file_without_checksums_is_taken_over() {
     kv.set(b"later", &value_of(7, 9_000)).unwrap();
     kv.validate();
     let before = state(&kv);
-    // In order.
+    // Ends properly.
     drop(kv);
     let (kv, clock) = open(&path);
     assert!(kv.restart().unwrap().was_clean);
@@ -153,7 +156,7 @@ fn a_file_without_checksums_is_taken_over() {
     kv.validate();
     drop(new);
     drop(kv);
-    // Other settings make a new file, of the present layout.
+    // With other settings, a new file of the present layout is created.
     let (kv, _) = open_with(&path, KvConfig { cas: false, ..small() });
     assert!(kv.restart().unwrap().cold.is_some());
     assert_eq!(version(&path), 2);
@@ -183,10 +186,10 @@ proptest! {
         kv.validate();
         for (key, seen) in &state(&kv) {
             prop_assert_eq!(kv.get(key), Some(seen.value.clone()));
-            // Whatever the damage: the value that was stored, or none.
+            // Whatever the damage, the value is the stored one, or missing.
             prop_assert_eq!(Some((&seen.value, seen.client_flags)), stored.get(key).map(|seen| (&seen.value, seen.client_flags)));
         }
-        // Enough to reclaim every region.
+        // Enough values that every region is reclaimed.
         for n in 0..3_000u32 {
             kv.set(&n.to_le_bytes(), &value_of(n.into(), 500)).unwrap();
         }

@@ -1,4 +1,4 @@
-//! Two stores of one file: one that hands it over, and one that takes it.
+//! Two stores on one file: one hands it over, and the other takes it.
 
 use super::*;
 use crate::arena::ArenaFileError;
@@ -21,7 +21,7 @@ fn filled(lab: &Lab, soon: u32) -> (Kv, Arc<TickClock>) {
     (kv, clock)
 }
 
-/// Another process's store of the file.
+/// The store of another process on the file.
 fn take(handed: &HandedOver, clock: &Arc<TickClock>, config: KvConfig) -> Result<Kv, KvConfigError> {
     let descriptor = handed.file().try_clone().unwrap();
     let file = ArenaFile::handed_over(handed.path(), descriptor, clock.now_secs()).unwrap();
@@ -47,7 +47,7 @@ fn the_other_process_has_every_item_and_the_lock() {
     let path = new.memory_file().unwrap().to_owned();
     drop(new);
     let file = ArenaFile::open(&path);
-    // The store that was forgotten is in this process, and has the lock still.
+    // The forgotten store is still in this process, and holds the lock.
     assert!(matches!(file, Err(ArenaFileError::InUse(_))));
     let copy = lab.path();
     copy_file(&path, &copy);
@@ -56,7 +56,7 @@ fn the_other_process_has_every_item_and_the_lock() {
     assert_eq!(state(&again), before);
 }
 
-/// Whatever the other process had done before it ended, this one goes on with all items.
+/// This process resumes with all items, whatever the other process did before it ended.
 #[test]
 fn a_store_goes_on_when_the_other_process_has_ended_without_it() {
     let lab = Lab::new();
@@ -66,7 +66,7 @@ fn a_store_goes_on_when_the_other_process_has_ended_without_it() {
     for round in 0..4u32 {
         let handed = old.hand_over().unwrap();
         if round % 2 == 0 {
-            // It frees regions, and takes the marks of what has ended.
+            // The other store frees regions, and clears the marks of ended items.
             let later = Arc::new(TickClock::starting_at(soon + 10));
             // Nor does it keep large items.
             let config = KvConfig { item_bytes_max: 10_000, ..small() };
@@ -78,7 +78,8 @@ fn a_store_goes_on_when_the_other_process_has_ended_without_it() {
         handed.resume();
         old.validate();
         if round == 0 {
-            // What the other one has taken for expired is so, a moment later, for this one as well.
+            // Items that the other store considered expired are expired for this one too, a moment
+            // later.
             clock.set(soon + 10);
         }
         for (key, item) in &before {

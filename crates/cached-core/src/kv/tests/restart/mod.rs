@@ -29,13 +29,13 @@ impl Lab {
         Lab { directory: tempfile::tempdir().unwrap(), files: Cell::new(0) }
     }
 
-    /// The path of a file that is not there yet.
+    /// The path of a file that does not exist yet.
     pub(in crate::kv::tests) fn path(&self) -> PathBuf {
         self.files.set(self.files.get() + 1);
         self.directory.path().join(self.files.get().to_string())
     }
 
-    /// What is in the memory of a store at this moment, as a killed process would leave it, in a file of its own.
+    /// Copies the store's memory at this moment, as a killed process would leave it, to a new file.
     pub(in crate::kv::tests) fn copy(&self, kv: &Kv) -> PathBuf {
         let path = self.path();
         copy_file(kv.memory_file().unwrap(), &path);
@@ -48,7 +48,7 @@ fn copy_file(from: &Path, to: &Path) {
     std::fs::write(to, std::fs::read(from).unwrap()).unwrap();
 }
 
-/// Opens a store in a file, with a clock that continues as the wall clock does.
+/// Opens a store in a file, with a clock that continues like the wall clock.
 pub(in crate::kv::tests) fn open_with(path: &Path, config: KvConfig) -> (Kv, Arc<TickClock>) {
     let file = ArenaFile::open(path).unwrap();
     let clock = Arc::new(TickClock::starting_at(file.resume_secs()));
@@ -56,7 +56,7 @@ pub(in crate::kv::tests) fn open_with(path: &Path, config: KvConfig) -> (Kv, Arc
     (kv, clock)
 }
 
-/// Sets the wall clock to what the store's clock shows.
+/// Sets the wall clock to the time of the store's clock.
 pub(in crate::kv::tests) fn set_wall_clock(clock: &TickClock) {
     test_time::set(ZERO_UNIX_SECS + u64::from(clock.now_secs()));
 }
@@ -76,7 +76,7 @@ fn open(path: &Path) -> (Kv, Arc<TickClock>) {
     open_with(path, small())
 }
 
-/// What a client can see of an item.
+/// The properties of an item that a client can see.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Seen {
     value: Vec<u8>,

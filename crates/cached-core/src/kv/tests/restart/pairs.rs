@@ -1,6 +1,7 @@
-//! Two threads are killed at once. While one stands after a store of its operation, the other one runs whole
-//! operations, and the memory is copied and opened after each store of theirs: so for each pair of an operation and
-//! another one, every combination of how far the two are is tried. Both append to the same region.
+//! Two threads killed at the same time. While the first one is stopped after one of its operation's
+//! writes to memory, the second one runs whole operations, and the memory is copied and opened
+//! after each of its writes. So for each pair of operations, every combination of their progress is
+//! tried. Both append to the same region.
 
 use super::points::{Between, some_items, state_if_killed, without_cas, without_eviction};
 use super::*;
@@ -12,19 +13,21 @@ use std::rc::Rc;
 use std::sync::mpsc;
 use std::thread;
 
-/// An operation of the second thread: it is run again for each store of the first one.
+/// An operation of the second thread, repeated for each write of the first one.
 struct Second {
-    /// Of another shard than that of the first thread: neither waits for the other's hash bucket.
+    /// In another shard than the first thread's key, so that neither waits for the other's hash
+    /// bucket.
     key: Vec<u8>,
     operation: fn(&Kv, &[u8], u32),
-    /// Whether it allocates an entry, for which it would wait for the first thread while that one does.
+    /// Whether it allocates an entry, and so would wait for the first thread while that one
+    /// allocates.
     allocates: bool,
-    /// Whether the item may be missing between before and after.
+    /// Whether the item may be missing during the operation.
     may_miss: bool,
 }
 
 fn replace(kv: &Kv, key: &[u8], n: u32) {
-    // Never the size that is there.
+    // Never of the size of the present value.
     kv.set(key, &value_of(n.into(), 40 + 40 * (n as usize % 2))).unwrap();
 }
 
@@ -45,7 +48,7 @@ fn remove_and_add(kv: &Kv, key: &[u8], n: u32) {
     assert!(kv.add(key, &value_of(n.into(), 30)).unwrap());
 }
 
-/// What is to be seen of a key.
+/// The visible properties of a key's item.
 fn seen(kv: &Kv, key: &[u8]) -> Option<Seen> {
     let see = |item: &ItemView<'_>| Seen {
         value: item.to_vec(),
@@ -57,14 +60,14 @@ fn seen(kv: &Kv, key: &[u8]) -> Option<Seen> {
     kv.peek(key, kv.hash(key), see).ok()
 }
 
-/// Makes the keys of the second thread.
+/// Creates the second thread's keys.
 fn seconds(kv: &Kv, first: &[u8]) -> Vec<Second> {
     let shard = |key: &[u8]| kv.inner.index.shard_number(kv.hash(key));
-    /// Its name, what it does, whether it allocates, and whether its key may be missing.
+    /// The name, the action, whether it allocates, and whether its key may be missing.
     type Operation = (&'static str, fn(&Kv, &[u8], u32), bool, bool);
     let operations: [Operation; 5] = [
         ("replaced", replace, true, false),
-        // These two also allocate where the region is pinned.
+        // These two also allocate if the region is pinned.
         ("overwritten", overwrite, true, true),
         ("counted", count, true, true),
         ("touched", touch, false, false),
@@ -81,8 +84,8 @@ fn seconds(kv: &Kv, first: &[u8]) -> Vec<Second> {
     operations.into_iter().map(of).collect()
 }
 
-/// Runs the second thread's operations once for each message, and then answers. Returns what would have been seen
-/// after a kill, without the keys of this thread, which are checked here.
+/// Runs the second thread's operations once for each message, and then answers. Returns what would
+/// be visible after a kill, except for this thread's keys, which are checked here.
 fn run_second(
     kv: &Kv,
     seconds: &[Second],
@@ -157,7 +160,7 @@ fn two_at_once(config: fn() -> KvConfig, first: fn(&Kv), key: &[u8], between: Be
             turn.send(()).unwrap();
             is_done.recv().expect("the second thread goes on");
         };
-        // The hook is dropped at the end, and with it the channel.
+        // The hook is dropped at the end, which closes the channel.
         stores::observe(hook, || first(kv));
         second.join().unwrap()
     });
@@ -226,7 +229,7 @@ fn a_large_item() {
     one_configuration(small, first, b"large", Between::Neither);
 }
 
-/// The second thread cuts entries behind one that is being filled.
+/// The second thread allocates entries after one that is being filled.
 #[test]
 fn a_reservation() {
     let first = |kv: &Kv| {

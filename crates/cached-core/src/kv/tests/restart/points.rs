@@ -1,5 +1,5 @@
-//! Kills after every single store: for each operation, the memory is copied after every store to it, and the copy
-//! is opened.
+//! Kills after every single write to memory: for each operation, the memory is copied after each of
+//! its writes, and the copy is opened.
 
 use super::*;
 use crate::kv::tests::value_of;
@@ -8,19 +8,20 @@ use crate::stores;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// What may be seen of the item that an operation changes, beside what was there before and after.
+/// What may be visible of the item that an operation changes, apart from its state before and
+/// after.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Between {
     /// Nothing else.
     Neither,
-    /// It may be missing: it is changed in its place.
+    /// It may be missing, because it is changed in place.
     Missing,
-    /// Several of its attributes change, one after the other.
+    /// Several of its attributes change one after the other.
     Attributes,
 }
 
-/// Runs an operation that changes `key` (`None`: any), and opens what a process killed after each `step`th of its
-/// stores would leave. Returns the number of copies.
+/// Runs an operation that changes `key` (`None`: any), and opens the memory that a process killed
+/// after each `step`th of its writes would leave. Returns the number of copies.
 fn kill_at_every_store(
     config: fn() -> KvConfig,
     prepare: impl FnOnce(&Kv, &TickClock),
@@ -84,7 +85,8 @@ fn kill_at_every_store(
     during
 }
 
-/// What a process that is killed at this moment would leave in the memory at `path`. The copy is made at `copy`.
+/// Returns the visible items if the process were killed at this moment, with its memory at `path`.
+/// The copy is created at `copy`.
 pub(super) fn state_if_killed(path: &Path, copy: &Path, config: fn() -> KvConfig, wall: u64) -> State {
     copy_file(path, copy);
     let look = || {
@@ -97,11 +99,11 @@ pub(super) fn state_if_killed(path: &Path, copy: &Path, config: fn() -> KvConfig
         kv.end_as_killed();
         state(&kv)
     };
-    // In a thread of its own: this one may hold locks.
+    // In a separate thread, because this one may hold locks.
     std::thread::scope(|scope| scope.spawn(look).join().unwrap())
 }
 
-/// Items of every kind, and the one that is changed.
+/// Stores items of every kind, and the one to be changed.
 pub(super) fn some_items(kv: &Kv) {
     for n in 0..20u32 {
         kv.set(&n.to_le_bytes(), &value_of(n.into(), 10 * n as usize)).unwrap();
@@ -151,7 +153,7 @@ fn stores() {
         store(kv, b"number", b"another length", &options);
     };
     kill_at_every_store(small, |kv, _| some_items(kv), cas, Some(b"number"), Between::Neither, 1);
-    // The same under the same CAS value, which a client may give.
+    // The same with an unchanged CAS value, which a client may set.
     let same_cas = |kv: &Kv, _: &TickClock| {
         let (_, cas) = kv.get_with_cas(b"number").unwrap();
         store(
@@ -251,7 +253,7 @@ fn flushes() {
     }
 }
 
-/// A full store makes room: items are evicted or kept, moved, and their regions freed.
+/// A full store frees memory: items are evicted or kept and moved, and their regions freed.
 #[test]
 fn evictions() {
     let fill = |kv: &Kv, _: &TickClock| {
@@ -268,7 +270,7 @@ fn evictions() {
     assert!(kill_at_every_store(small, fill, more, None, Between::Neither, 5) > 100);
 }
 
-/// Where nothing is evicted, garbage is compacted: every item is there at every moment.
+/// Without eviction, garbage is compacted, and every item is present at every moment.
 #[test]
 fn compactions() {
     let fill = |kv: &Kv, _: &TickClock| {
