@@ -1,6 +1,6 @@
 //! The store inside another program: `cargo run --release -p cached-core --example embed`.
 //!
-//! Threads share one handle; a hook counts the items that are evicted.
+//! Threads share one handle, and a hook counts the evicted items.
 
 use cached_core::kv::{CasError, Change, ChangeHook, Kv, NewValue};
 use std::sync::Arc;
@@ -39,18 +39,20 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     });
     assert_eq!(kv.increment(b"visits", 0)?, 2000);
 
-    // A value that is made on a miss: threads that ask for it at the same time wait for one of them.
+    // A value created on a miss: threads that ask for it at the same time wait for one of them.
     let page = kv.get_or_insert_with(b"page:home", || {
         NewValue::new("<html>an expensive page</html>").ttl(Duration::from_secs(60))
     });
     assert_eq!(kv.get(b"page:home"), Some(page));
 
-    // Optimistic change: read with the CAS value, store only if no other thread did.
+    // Optimistic change: read with the CAS value, and store only if no other thread has stored
+    // meanwhile.
     let (_, cas) = kv.get_with_cas(b"greeting").expect("set above");
     kv.compare_and_set(b"greeting", b"bonjour", cas)?;
     assert_eq!(kv.compare_and_set(b"greeting", b"too late", cas), Err(CasError::Changed));
 
-    // More than fits: the eviction policy keeps what is read again, and lets go of what is not.
+    // More data than memory: the eviction policy keeps items that are read again, and evicts the
+    // others.
     for n in 0..200_000u32 {
         kv.set(&n.to_le_bytes(), &[0; 100])?;
         kv.get(b"greeting");

@@ -1,48 +1,51 @@
-//! The rule by which consumers share memory: items and objects ([`arbiter`](crate::arbiter)), and namespaces
-//! the memory of objects.
+//! The rule for dividing memory between consumers: between items and objects
+//! ([`arbiter`](crate::arbiter)), and between namespaces of objects.
 //!
-//! A consumer's *gain* is what it has lost lately by too little memory: its *ghost hits*, entries that were
-//! stored again soon after their eviction, times the cost of a miss. All gains are for the same amount of
-//! memory, so memory moves from where it gains least to where it gains most, until the gains are alike
-//! (marginal utility: Cidon et al., *Memshare*, ATC'17). It moves
+//! A consumer's *gain* is what it has recently lost because it had too little memory: its *ghost
+//! hits*, entries that were stored again soon after their eviction, times the cost of a miss. All
+//! gains relate to the same amount of memory, so memory moves from where it gains least to where it
+//! gains most, until the gains are alike (marginal utility: Cidon et al., *Memshare*, ATC'17). It
+//! moves
 //!
-//! - only to a consumer that uses what it has;
-//! - only if the gains differ by a quarter, and by more than chance makes of so few misses;
-//! - by one step at most, by no more than the consumer has filled since the last decision, less where the
-//!   gains are close, and within the bounds of both.
+//! - only to a consumer whose memory is full;
+//! - only if the gains differ by a quarter, and by more than the random variation of so few misses;
+//! - by one step at most, by no more than the consumer has filled since the last decision, less
+//!   where the gains are close, and within the bounds of both.
 
-/// Memory moves when the larger gain is this many times the smaller one.
+/// Memory moves only if the larger gain is at least this many times the smaller one.
 const GAINS_DIFFER: f64 = 1.25;
-/// And when the gains differ by this many standard deviations, if misses come by chance.
+/// Memory moves only if the gains differ by this many standard deviations, assuming that misses are
+/// random.
 const DEVIATIONS: f64 = 2.0;
-/// How much of a gain is forgotten from one decision to the next.
+/// The part of a gain that is forgotten from one decision to the next.
 const FORGOTTEN: f64 = 0.25;
 
-/// What a cache has and needs of the memory that it shares, at one moment.
+/// The state and needs of a cache that shares its memory, at one moment.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Needs {
-    /// Its memory, without what its policy remembers, and the least that it has.
+    /// Its memory, without the policy's records, and its minimum.
     pub(crate) bytes: u64,
     pub(crate) bytes_min: u64,
     /// The free part of its memory.
     pub(crate) spare_bytes: u64,
-    /// Entries stored again that a quarter more of the most memory would have kept, since the start.
+    /// Entries stored again since the start that a quarter more of the maximum memory would have
+    /// kept.
     pub(crate) ghost_hits: u64,
-    /// The cost of a miss; 0 if it is not known.
+    /// The cost of a miss; 0 if unknown.
     pub(crate) miss_nanos: u64,
-    /// About how many entries have been stored since the start, and how large one is.
+    /// The approximate number of entries stored since the start, and the size of one.
     pub(crate) stored: u64,
     pub(crate) entry_bytes: u64,
 }
 
-/// A consumer of memory, as a decision sees it.
+/// A consumer of memory, as input to a decision.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Consumer {
-    /// Its memory, and the bounds of that.
+    /// Its memory, and the limits of that.
     pub(crate) size: u64,
     pub(crate) min: u64,
     pub(crate) max: u64,
-    /// Whether it uses its memory. One that does not would not use more.
+    /// Whether its memory is full. If not, it would not use more.
     pub(crate) is_full: bool,
     /// How much it has filled since the last decision.
     pub(crate) filled: u64,
@@ -51,7 +54,7 @@ pub(crate) struct Consumer {
     pub(crate) miss_cost: f64,
 }
 
-/// A decision: memory goes from one consumer to another.
+/// A decision that memory moves from one consumer to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Transfer {
     pub(crate) from: usize,
@@ -59,11 +62,11 @@ pub(crate) struct Transfer {
     pub(crate) size: u64,
 }
 
-/// What is remembered of a consumer.
+/// The history of a consumer.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
     ghost_hits: u64,
-    /// Ghost hits lately, older ones counting less.
+    /// Recent ghost hits; older ones count less.
     recent_hits: f64,
     miss_cost: f64,
 }
@@ -73,36 +76,38 @@ impl Seen {
         self.recent_hits * self.miss_cost
     }
 
-    /// The variance of the gain, if misses come by chance.
+    /// The variance of the gain, assuming that misses are random.
     fn variance(&self) -> f64 {
         self.gain() * self.miss_cost
     }
 }
 
-/// Decides, from one look at all consumers to the next.
+/// Decides how memory moves between consumers.
 #[derive(Debug)]
 pub(crate) struct Balance<const N: usize> {
-    /// Memory moves in multiples of this.
+    /// The unit in which memory moves.
     unit: u64,
     seen: [Seen; N],
-    /// What a consumer has filled in earlier decisions, not enough for a unit yet.
+    /// The bytes that a consumer has filled before earlier decisions, and that were not enough for
+    /// a unit.
     rest: Option<(usize, f64)>,
 }
 
 impl<const N: usize> Balance<N> {
-    /// Consumers with these ghost hits so far, between which multiples of `unit` move.
+    /// Creates a balance between consumers with these ghost hits so far, which moves multiples of
+    /// `unit`.
     pub(crate) fn new(unit: u64, ghost_hits: [u64; N]) -> Balance<N> {
         let seen = ghost_hits.map(|ghost_hits| Seen { ghost_hits, ..Seen::default() });
         Balance { unit: unit.max(1), seen, rest: None }
     }
 
-    /// Returns a consumer's gain: the cost of the misses that it might have saved lately.
+    /// Returns a consumer's gain: the cost of the recent misses that more memory might have saved.
     pub(crate) fn gain(&self, consumer: usize) -> f64 {
         self.seen[consumer].gain()
     }
 
-    /// Decides, given all consumers now; `None` in the place of one that does not exist. At most `step` moves;
-    /// `None`: nothing does.
+    /// Decides, given the present state of all consumers (`None` for one that does not exist). At
+    /// most `step` bytes move. `None`: nothing moves.
     pub(crate) fn decide(&mut self, now: &[Option<Consumer>; N], step: u64) -> Option<Transfer> {
         for (seen, now) in self.seen.iter_mut().zip(now) {
             let Some(now) = now else { continue };
@@ -128,7 +133,7 @@ impl<const N: usize> Balance<N> {
         let filled = earlier + taker.filled as f64 * difference / self.gain(to);
         let most = step.min(giver.size - giver.min).min(taker.max - taker.size);
         let size = (filled as u64).min(most) / self.unit * self.unit;
-        // What the limits have cut off is not owed.
+        // Only the remainder is carried over, not what the limits have cut off.
         self.rest = Some((to, (filled - size as f64).min(self.unit as f64)));
         (size > 0).then_some(Transfer { from, to, size })
     }

@@ -1,9 +1,9 @@
-//! Injected time: whole seconds since the clock's start.
+//! Injected time, in whole seconds since the clock's start.
 //!
-//! A cache needs no finer time than memcached's second, and reading the system's precise clock in every
-//! request costs more than the look-up. So the engine reads a [`Clock`]: a server advances one shared
-//! [`TickClock`] once a second, a test advances it as it needs, and a program without a timer uses
-//! [`SystemClock`].
+//! A cache needs no finer time than memcached's second, and reading the system's precise clock in
+//! every request costs more than a look-up. So the engine reads a [`Clock`]: a server advances a
+//! shared [`TickClock`] once a second, a test advances one as needed, and a program without a timer
+//! uses [`SystemClock`].
 
 use crate::sync::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -39,17 +39,17 @@ pub const FIRST_SECOND: u32 = 2;
 pub struct TickClock(AtomicU32);
 
 impl TickClock {
-    /// Makes a clock at [`FIRST_SECOND`].
+    /// Creates a clock at [`FIRST_SECOND`].
     pub fn new() -> Self {
         TickClock::starting_at(FIRST_SECOND)
     }
 
-    /// Makes a clock at `secs`; at [`FIRST_SECOND`] if that is later.
+    /// Creates a clock at `secs`, or at [`FIRST_SECOND`] if that is later.
     pub fn starting_at(secs: u32) -> Self {
         TickClock(AtomicU32::new(secs.max(FIRST_SECOND)))
     }
 
-    /// Sets the clock to `secs`; a value in the past is ignored.
+    /// Sets the clock to `secs`. An earlier value than the present one is ignored.
     pub fn set(&self, secs: u32) {
         self.0.fetch_max(secs, Ordering::Relaxed);
     }
@@ -72,23 +72,23 @@ impl Clock for TickClock {
     }
 }
 
-/// A clock that reads the system's monotonic time at every call: the coarse one, which the kernel advances
-/// every few milliseconds, and which takes 5 ns to read instead of 24.
+/// A clock that reads the system's coarse monotonic time at every call. The kernel advances that
+/// time every few milliseconds; reading it takes 5 ns instead of 24.
 #[derive(Debug)]
 pub struct SystemClock {
-    /// The system's monotonic time when the clock was made.
+    /// The system's monotonic time when the clock was created.
     start: Duration,
-    /// The second that it then showed.
+    /// The clock's time at that moment, in seconds.
     first: u32,
 }
 
 impl SystemClock {
-    /// Makes a clock that starts now, at [`FIRST_SECOND`].
+    /// Creates a clock that starts now, at [`FIRST_SECOND`].
     pub fn new() -> Self {
         SystemClock::starting_at(FIRST_SECOND)
     }
 
-    /// Makes a clock that starts now, at `secs`; at [`FIRST_SECOND`] if that is later.
+    /// Creates a clock that starts now, at `secs`, or at [`FIRST_SECOND`] if that is later.
     pub fn starting_at(secs: u32) -> Self {
         SystemClock { start: monotonic_coarse(), first: secs.max(FIRST_SECOND) }
     }
@@ -102,7 +102,7 @@ impl Default for SystemClock {
 
 impl Clock for SystemClock {
     fn now_secs(&self) -> u32 {
-        // After 136 years the clock stops at its last second.
+        // After 136 years, the clock stops at its last second.
         u32::try_from(monotonic_coarse().saturating_sub(self.start).as_secs())
             .unwrap_or(u32::MAX)
             .saturating_add(self.first)
@@ -115,12 +115,13 @@ fn monotonic_coarse() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a valid place for one timespec.
     let code = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
-    // Linux has had this clock since 2.6.32, and the address is valid: the call has no other error.
+    // Linux has had this clock since 2.6.32, and the address is valid, so the call has no other
+    // error.
     debug_assert_eq!(code, 0);
     Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
 }
 
-/// When an item expires, in the clock's seconds.
+/// The time at which an item expires, in the clock's seconds.
 ///
 /// ```
 /// use cached_core::clock::Expiry;
@@ -136,10 +137,11 @@ pub struct Expiry(u32);
 impl Expiry {
     /// The item stays until it is evicted or removed.
     pub const NEVER: Expiry = Expiry(0);
-    /// The item is expired already; a store with it still replaces what was there.
+    /// The item has already expired. Storing an item with this expiry still replaces the old one.
     pub const PAST: Expiry = Expiry(1);
 
-    /// Expires when the clock reaches `secs`. 0 is taken as the past, since it stands for [`Expiry::NEVER`].
+    /// Expires when the clock reaches `secs`. 0 counts as the past, since it stands for
+    /// [`Expiry::NEVER`].
     #[must_use]
     pub fn at(secs: u32) -> Expiry {
         Expiry(secs.max(1))
@@ -151,20 +153,20 @@ impl Expiry {
         Expiry::at(now.saturating_add(secs))
     }
 
-    /// Expires `ttl` after `now`. Part of a second counts as a whole one.
+    /// Expires `ttl` after `now`. Part of a second counts as a full one.
     #[must_use]
     pub fn after_duration(now: u32, ttl: Duration) -> Expiry {
         let secs = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
         Expiry::after(now, u32::try_from(secs).unwrap_or(u32::MAX))
     }
 
-    /// The raw form: 0 for never, otherwise the second in which the item expires.
+    /// Returns the raw value: 0 for never, otherwise the second in which the item expires.
     #[must_use]
     pub fn as_secs(self) -> u32 {
         self.0
     }
 
-    /// The expiry of a raw form: 0 for never.
+    /// Returns the expiry of a raw value: 0 for never.
     #[must_use]
     pub fn from_secs(secs: u32) -> Expiry {
         Expiry(secs)
@@ -176,7 +178,7 @@ impl Expiry {
         self.0 != 0 && self.0 <= now
     }
 
-    /// The seconds left at `now`; `None` for an item that never expires.
+    /// The seconds remaining at `now`; `None` for an item that never expires.
     #[must_use]
     pub fn remaining_secs(self, now: u32) -> Option<u32> {
         (self.0 != 0).then(|| self.0.saturating_sub(now))

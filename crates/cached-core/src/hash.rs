@@ -14,18 +14,18 @@ use foldhash::quality::SeedableRandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::sync::{Mutex, PoisonError};
 
-/// What a hash map hashes its keys with, seeded as a [`KeyHasher`] is.
+/// The hash state of hash maps, seeded like a [`KeyHasher`].
 pub(crate) type SeededState = SeedableRandomState;
 
 /// Bits that choose the shard.
 pub(crate) const SHARD_BITS: u32 = 6;
 
-/// The hash of a key under one store's seed. It is meaningless to another store.
+/// The hash of a key with one store's seed. It has no meaning in another store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeyHash(pub(crate) u64);
 
 impl KeyHash {
-    /// The bits that choose the shard: where there are fewer shards, the lowest of them.
+    /// The bits that choose the shard. With fewer shards, only the lowest of them count.
     pub(crate) fn shard_bits(self) -> usize {
         (self.0 >> (64 - SHARD_BITS)) as usize
     }
@@ -39,9 +39,10 @@ impl KeyHash {
     }
 }
 
-/// The table of a shared seed. It is never freed, but there is one of each, however many stores are opened.
+/// The table of a shared seed. It is never freed, but there is only one per seed, however many
+/// stores are opened.
 fn stable_seed(seed: u64) -> &'static SharedSeed {
-    // Not from `crate::sync`: it has no state that a test of interleavings could explore.
+    // Not from `crate::sync`: interleavings make no difference to it.
     static TABLES: Mutex<Vec<(u64, &SharedSeed)>> = Mutex::new(Vec::new());
     let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, table)) = tables.iter().find(|(of, _)| *of == seed) {
@@ -60,7 +61,7 @@ pub(crate) struct KeyHasher {
 }
 
 impl KeyHasher {
-    /// Makes a hasher with a random seed, or with the given one.
+    /// Creates a hasher with a random seed, or with the given one.
     pub(crate) fn new(seed: Option<u64>) -> Self {
         let (seed, shared) = match seed {
             Some(seed) => (seed, SharedSeed::global_fixed()),
@@ -69,12 +70,12 @@ impl KeyHasher {
         KeyHasher { seed, shared }
     }
 
-    /// Makes a hasher that hashes in the same way in every process.
+    /// Creates a hasher that hashes in the same way in every process.
     pub(crate) fn stable(seed: u64, shared: u64) -> Self {
         KeyHasher { seed, shared: stable_seed(shared) }
     }
 
-    /// A hash by which a process recognises whether it hashes as an earlier one did.
+    /// A hash that shows whether a process hashes as an earlier one did.
     pub(crate) fn check(&self) -> u64 {
         [&b"key"[..], b"a key of twenty byte", b"a key of more than thirty-two bytes, for the other way"]
             .iter()
@@ -93,10 +94,10 @@ impl KeyHasher {
         KeyHash(hasher.finish())
     }
 
-    /// Hashes a key of usual length without a call: foldhash hashes more than 16 bytes out of line.
+    /// Hashes a key of a common length without a call, which foldhash makes for more than 16 bytes.
     ///
-    /// As foldhash does for strings, the length rotates the seed, so that equal chunks of keys of different
-    /// lengths (`aaa…` of 20 and of 24 bytes) have different hashes.
+    /// As in foldhash for strings, the length rotates the seed, so that keys of different lengths
+    /// with equal chunks (`aaa…` of 20 and of 24 bytes) have different hashes.
     #[inline]
     fn hash_two_chunks(&self, front: &[u8; 16], back: &[u8; 16], key_bytes: usize) -> KeyHash {
         let mut hasher = self.state(self.seed.rotate_right(key_bytes as u32));
@@ -126,7 +127,7 @@ impl KeyHasher {
     }
 }
 
-/// A random seed, from the standard library's random state.
+/// Returns a random seed from the standard library's random state.
 pub(crate) fn random_seed() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
@@ -136,8 +137,8 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    /// Keys that differ in one bit or only in length have different hashes, and each bit of the hashes takes
-    /// both values about as often.
+    /// Keys that differ in one bit or only in length have different hashes, and each bit of the
+    /// hashes has both values about equally often.
     #[test]
     fn similar_keys_have_different_hashes() {
         let hasher = KeyHasher::new(Some(7));

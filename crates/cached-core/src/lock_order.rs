@@ -1,9 +1,9 @@
 //! Ranks for locks, and a check at run time that every thread takes them in order.
 //!
-//! A deadlock needs a circle: one thread holds A and waits for B, another holds B and waits for A. If every
-//! lock has a [`Rank`] and each thread takes locks with rising levels only, there is no circle. The check
-//! fails at the first lock taken out of order, in any interleaving and without a second thread: one pass
-//! through the code is enough.
+//! A deadlock needs a cycle: one thread holds A and waits for B, another holds B and waits for A.
+//! If every lock has a [`Rank`] and each thread takes locks only in ascending order of their
+//! levels, there is no cycle. The check fails at the first lock taken out of order, in any
+//! interleaving and without a second thread: one pass through the code is enough.
 //!
 //! ```
 //! use cached_core::lock_order::Rank;
@@ -19,7 +19,8 @@
 //! let _queue = queue.lock();
 //! ```
 //!
-//! Builds without debug assertions check nothing: a [`Held`] is empty, and every call compiles to nothing.
+//! Builds without debug assertions check nothing: a [`Held`] is empty, and every call compiles to
+//! nothing.
 
 use std::marker::PhantomData;
 
@@ -31,7 +32,8 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// Makes a rank. Locks are taken with rising levels; two ranks of the same level are never held together.
+    /// Creates a rank. Locks are taken in ascending order of their levels; two ranks of the same
+    /// level are never held together.
     pub const fn new(name: &'static str, level: u32) -> Rank {
         Rank { name, level }
     }
@@ -57,12 +59,12 @@ impl Rank {
         self.enter_nth(0)
     }
 
-    /// As [`enter`](Rank::enter), for one of several locks of this rank. A thread takes them with rising
-    /// numbers.
+    /// Does the same as [`enter`](Rank::enter) for one of several locks of this rank. A thread
+    /// takes them in ascending order of their numbers.
     ///
     /// # Panics
-    /// With debug assertions, if the thread holds one of this rank with this number or a higher one, or a
-    /// lock of a higher level.
+    /// With debug assertions, if the thread holds one of this rank with this number or a higher
+    /// one, or a lock of a higher level.
     #[inline(always)]
     #[track_caller]
     pub fn enter_nth(&'static self, number: u32) -> Held {
@@ -70,8 +72,8 @@ impl Rank {
         Held::new(self, number)
     }
 
-    /// Records a lock that was taken without waiting (by a `try_lock` that succeeded). It may be taken at any
-    /// point of the order.
+    /// Records a lock that was taken without waiting (by a successful `try_lock`). It may be taken
+    /// at any point of the order.
     #[inline(always)]
     #[track_caller]
     pub fn enter_tried(&'static self) -> Held {
@@ -134,7 +136,7 @@ mod imp {
 
     #[cfg(not(shuttle))]
     use std::thread_local;
-    // Shuttle's threads share one thread of the system.
+    // Shuttle's threads share one system thread.
     #[cfg(shuttle)]
     use shuttle::thread_local;
 

@@ -1,20 +1,20 @@
-//! The stores that a later process may find half done.
+//! Memory writes that a later process may find half done.
 //!
-//! A process that is killed leaves in a shared mapping what each of its threads had stored, up to some
-//! instruction, in program order. So where the order of two stores decides what a restart finds, only the
-//! compiler must be kept from swapping them: [`fence`]. Tests call a hook after each store, and rebuild the
-//! store from what the memory holds at that moment.
+//! If a process is killed, a shared mapping contains everything that each of its threads had
+//! written, up to some instruction, in program order. So if the order of two writes determines what
+//! a restart finds, only the compiler must be kept from swapping them: [`fence`]. Tests call a hook
+//! after each write, and rebuild the store from the memory at that moment.
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
-/// Keeps the compiler from moving stores across this point. It takes no instruction, and what has been read before it need
-/// not be read again.
+/// Keeps the compiler from moving writes across this point. It generates no instruction, and values
+/// read before it need not be read again.
 #[inline(always)]
 pub(crate) fn fence() {
     compiler_fence(Ordering::Release);
 }
 
-/// Marks the end of a store.
+/// Marks the end of a write.
 #[cfg(any(not(test), shuttle))]
 #[inline(always)]
 pub(crate) fn done() {}
@@ -22,7 +22,7 @@ pub(crate) fn done() {}
 /// Copies bytes that do not overlap.
 ///
 /// # Safety
-/// As [`std::ptr::copy_nonoverlapping`].
+/// As for [`std::ptr::copy_nonoverlapping`].
 #[cfg(any(not(test), shuttle))]
 #[inline(always)]
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
@@ -43,7 +43,8 @@ mod observed {
         static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
     }
 
-    /// Calls `hook` after each store of this thread during `body`, except for those of the hook itself.
+    /// Calls `hook` after each write of this thread during `body`, except for those of the hook
+    /// itself.
     pub(crate) fn observe<T>(hook: impl FnMut() + 'static, body: impl FnOnce() -> T) -> T {
         HOOK.with(|slot| *slot.borrow_mut() = Some(Box::new(hook)));
         let result = body();
@@ -52,7 +53,7 @@ mod observed {
     }
 
     pub(crate) fn done() {
-        // Taken out meanwhile, so that the hook may store.
+        // Taken out during the call, so that the hook may write.
         let Some(mut hook) = HOOK.with(|slot| slot.borrow_mut().take()) else { return };
         hook();
         HOOK.with(|slot| *slot.borrow_mut() = Some(hook));
@@ -61,7 +62,7 @@ mod observed {
     /// Copies in two halves.
     ///
     /// # Safety
-    /// As [`std::ptr::copy_nonoverlapping`].
+    /// As for [`std::ptr::copy_nonoverlapping`].
     pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
         let half = bytes / 2;
         // SAFETY: as the caller promises; the halves are parts of the ranges.

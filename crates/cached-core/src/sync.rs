@@ -1,10 +1,10 @@
-//! Atomics, locks, threads and spinning, in one place.
+//! Atomics, locks, threads and spinning.
 //!
-//! All synchronisation of this crate uses this module, so that a test built with
-//! `--cfg shuttle` runs the same code under a scheduler that tries many interleavings.
+//! All synchronisation of this crate uses this module, so that a test built with `--cfg shuttle`
+//! runs the same code under a scheduler that tries many interleavings.
 //!
-//! A mutex may have a [`Rank`]: builds with debug assertions check that every thread takes such locks in
-//! their order.
+//! A mutex may have a [`Rank`]: builds with debug assertions check that every thread takes such
+//! locks in order.
 
 #[cfg(debug_assertions)]
 use crate::lock_order::Held;
@@ -70,7 +70,7 @@ mod imp {
 
 pub(crate) use imp::*;
 
-/// A mutex that may have a place in the lock order.
+/// A mutex that may have a position in the lock order.
 #[derive(Default)]
 pub(crate) struct Mutex<T> {
     raw: imp::RawMutex<T>,
@@ -79,7 +79,7 @@ pub(crate) struct Mutex<T> {
 }
 
 impl<T> Mutex<T> {
-    /// Makes a mutex whose order is not checked.
+    /// Creates a mutex whose order is not checked.
     pub(crate) fn new(value: T) -> Mutex<T> {
         Mutex {
             raw: imp::RawMutex::new(value),
@@ -88,12 +88,13 @@ impl<T> Mutex<T> {
         }
     }
 
-    /// Makes a mutex of this rank.
+    /// Creates a mutex of this rank.
     pub(crate) fn ranked(value: T, rank: &'static Rank) -> Mutex<T> {
         Mutex::ranked_nth(value, rank, 0)
     }
 
-    /// Makes one of several mutexes of this rank, which a thread takes with rising numbers.
+    /// Creates one of several mutexes of this rank, which a thread takes in ascending order of
+    /// their numbers.
     pub(crate) fn ranked_nth(value: T, rank: &'static Rank, number: u32) -> Mutex<T> {
         let _ = (rank, number);
         Mutex {
@@ -113,7 +114,7 @@ impl<T: std::fmt::Debug> std::fmt::Debug for Mutex<T> {
 /// The guard of a [`Mutex`].
 pub(crate) struct MutexGuard<'a, T> {
     raw: imp::RawGuard<'a, T>,
-    /// Declared after the guard, so that it is dropped after it.
+    /// Declared after the guard, so that it is dropped after the guard.
     #[cfg(debug_assertions)]
     _order: Option<Held>,
 }
@@ -147,7 +148,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     }
 }
 
-/// Locks a mutex if that needs no waiting.
+/// Locks a mutex if that is possible without waiting.
 #[inline]
 #[cfg_attr(debug_assertions, track_caller)]
 pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
@@ -159,16 +160,16 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     })
 }
 
-// Threads: small numbers by which they choose among append streams and queues, and work for all cores at a start
-// and an end.
+// Threads: small numbers by which they choose append streams and queues, and work on all cores at
+// startup and shutdown.
 
-// Not from above: no test of interleavings depends on it.
+// Not a shuttle atomic: no test of interleavings depends on it.
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 thread_local! {
     static THREAD: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-/// Returns a small number for the calling thread, the same every time.
+/// Returns a small number for the calling thread, always the same.
 pub(crate) fn thread_number() -> usize {
     THREAD.with(|thread| {
         if thread.get() == usize::MAX {
@@ -183,7 +184,7 @@ pub(crate) fn on_all_cores<T: Send>(threads_max: usize, work: impl Fn() -> T + S
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let threads = cores.min(threads_max).max(1);
     std::thread::scope(|scope| {
-        // Where no thread can be had, this one does the work.
+        // If no further thread can be started, this one does the work.
         let others: Vec<_> = (1..threads)
             .filter_map(|_| {
                 std::thread::Builder::new().name("cached-restart".into()).spawn_scoped(scope, &work).ok()

@@ -1,14 +1,15 @@
-//! The halves of a memory, and when the balance between them is looked at.
+//! The two halves of a shared memory, and the decisions about the balance between them.
 
 use std::fmt;
 
 use crate::balance::{Balance, Consumer, Needs, Transfer};
 
-/// A decision needs this part of the memory to have been stored since the last one.
+/// The part of the memory, as a divisor, that must have been stored since the last decision before
+/// the next one.
 const STORED_DIVISOR: u64 = 256;
-/// At most this part of the memory moves at a time.
+/// The largest part of the memory, as a divisor, that moves at a time.
 const MOVE_DIVISOR: u64 = 32;
-/// A half uses what it has if no more than this part of the whole is free in it.
+/// A half counts as full if at most this part of the whole memory, as a divisor, is free in it.
 const SPARE_DIVISOR: u64 = 64;
 
 /// One half of the memory.
@@ -21,7 +22,7 @@ pub enum Half {
 }
 
 impl Half {
-    /// Both, in the order of their numbers.
+    /// Both halves, in the order of their numbers.
     pub const BOTH: [Half; 2] = [Half::Items, Half::Objects];
 
     /// Returns the other half.
@@ -33,7 +34,7 @@ impl Half {
         }
     }
 
-    /// Returns the name by which it is shown.
+    /// Returns the name by which it is reported.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -49,37 +50,38 @@ impl fmt::Display for Half {
     }
 }
 
-/// A decision: memory goes from this half to the other.
+/// A decision that memory moves from this half to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Move {
     pub(super) from: Half,
     pub(super) bytes: u64,
 }
 
-/// Both halves, from one look at them to the next.
+/// The state of both halves between decisions.
 #[derive(Debug)]
 pub(super) struct Halves {
     bytes: u64,
     step: u64,
-    /// Entries stored by each half at the last decision.
+    /// The number of entries stored by each half at the last decision.
     stored: [u64; 2],
     balance: Balance<2>,
 }
 
 impl Halves {
-    /// Makes the halves of `bytes`, of which multiples of `unit` move.
+    /// Creates the halves of a memory of `bytes`, of which multiples of `unit` are moved.
     pub(super) fn new(bytes: u64, unit: u64, now: &[Needs; 2]) -> Halves {
         let balance = Balance::new(unit, now.map(|half| half.ghost_hits));
         Halves { bytes, step: (bytes / MOVE_DIVISOR).max(unit), stored: now.map(|half| half.stored), balance }
     }
 
-    /// Returns the gains of both: nanoseconds of misses that they might have saved lately.
+    /// Returns the gains of both halves: the nanoseconds of recent misses that more memory might
+    /// have saved.
     pub(super) fn gains(&self) -> [u64; 2] {
-        // An estimate in any case.
+        // The gains are estimates, so they may be rounded.
         [0, 1].map(|half| self.balance.gain(half) as u64)
     }
 
-    /// Decides, given what is known of items and of objects now. `None`: nothing moves.
+    /// Decides on a move, given the present needs of items and of objects. `None`: nothing moves.
     pub(super) fn decide(&mut self, now: &[Needs; 2]) -> Option<Move> {
         let filled: [u64; 2] = std::array::from_fn(|at| {
             now[at].stored.saturating_sub(self.stored[at]).saturating_mul(now[at].entry_bytes)
@@ -111,7 +113,7 @@ mod tests {
     const WHOLE: u64 = 1 << 30;
     const UNIT: u64 = 1 << 20;
 
-    /// A load: per look, entries stored and ghost hits of each half.
+    /// A load: the entries stored and the ghost hits of each half per decision.
     struct Load {
         halves: Halves,
         now: [Needs; 2],
@@ -131,7 +133,7 @@ mod tests {
             load
         }
 
-        /// Stores these MiB in each half with these ghost hits, and looks.
+        /// Stores these MiB in each half with these ghost hits, and decides.
         fn look(&mut self, stored_mib: [u64; 2], ghost_hits: [u64; 2]) -> Option<Move> {
             for at in 0..2 {
                 self.now[at].stored += stored_mib[at] << 8;
@@ -155,7 +157,7 @@ mod tests {
         assert_eq!(load.look([0, 100], [0, 1000]), Some(Move { from: Half::Items, bytes: WHOLE / 32 }));
         while load.look([0, 100], [0, 1000]).is_some() {}
         assert_eq!(load.now[0].bytes, WHOLE / 8);
-        // And back, once the gains of before have been forgotten.
+        // And back, once the earlier gains have been forgotten.
         let back = (0..10).find_map(|_| load.look([100, 0], [1000, 0]));
         assert_eq!(back.map(|back| back.from), Some(Half::Objects));
     }
@@ -195,7 +197,7 @@ mod tests {
         assert_eq!(load.look([1, 1], [0, 1000]), None, "too little was stored to decide");
         assert!(load.look([8, 0], [0, 1000]).is_some(), "with what was stored before");
         let mut load = Load::new();
-        // 3/4 of a unit at a time: less where the gains are closer.
+        // Three quarters of a unit at a time; less if the gains are closer.
         let moved = [0; 4].map(|_| load.look([8, 1], [250, 1000]).map_or(0, |moved| moved.bytes));
         assert_eq!(moved, [0, UNIT, UNIT, UNIT]);
     }
@@ -203,7 +205,7 @@ mod tests {
     #[test]
     fn loads_come_to_rest_where_their_gains_are_alike() {
         let mut load = Load::new();
-        // Each half gains less the more it has: 3 to 1 at the same size.
+        // The more memory a half has, the less it gains; at equal sizes, the gains are 3 to 1.
         let hits = |bytes: u64, weight: u64| weight * 1000 * (WHOLE - bytes) / WHOLE;
         for _ in 0..300 {
             let [items, objects] = load.now.map(|half| half.bytes);

@@ -1,10 +1,10 @@
-//! One amount of memory for a byte-keyed store and an object cache: the *arbiter* moves memory to the half in
-//! which it saves more.
+//! Memory shared by a byte-keyed store and an object cache: the *arbiter* moves memory to the half
+//! in which it saves more.
 //!
-//! Each half has address space for the most that it can have; what moves is memory. The half that gives
-//! evicts what its policy would evict next, and returns the memory to the system: the store whole regions,
-//! the cache pages of buckets. Then the other half may use as much more. So the sum never exceeds the whole,
-//! and neither half gets less than its least.
+//! Each half has address space for its maximum; only memory moves. The half that gives memory
+//! evicts what its policy would evict next, and returns the memory to the system: the store in
+//! whole regions, the cache in pages of buckets. Then the other half may use as much more. So the
+//! sum never exceeds the whole, and neither half gets less than its minimum.
 //!
 //! ```text
 //!              items                              objects
@@ -12,15 +12,17 @@
 //!  ├───────────┤                   ^                      ├─────────────┤
 //!  items_bytes_min          moves with the gains          objects_bytes_min
 //! ```
-//! *Which way* (`balance.rs`): the rule by which the namespaces of an object cache share its memory, marginal
-//! gain. Both policies remember what they have evicted, for the same amount of memory: a quarter of
-//! the most that a half can have. What was stored again in that time is what so much more memory would have
-//! saved; times the cost of a miss it can be compared.
+//! *In which direction* (`balance.rs`): by the rule that also divides an object cache's memory
+//! among its namespaces, marginal gain. Both policies remember what they have evicted, for the same
+//! amount of memory: a quarter of the half's maximum. Entries that are stored again within that
+//! time would have been hits with so much more memory. Their number times the cost of a miss can be
+//! compared between the halves.
 //!
-//! *How fast*: by as much as the half that gets it has stored since, so it fills what it gets as fast as it
-//! gets it; and by one bounded [`step`](Arbiter::step) after the other, each of which does its own evicting.
-//! No operation of either half does more work for a move, or waits for one: the store releases only regions
-//! that are free beyond those that it keeps ready, the cache no bucket for which a task waits.
+//! *How fast*: by as much as the receiving half has stored since the last decision, so it fills its
+//! memory as fast as it gets it; and in bounded [`step`](Arbiter::step)s, each of which does its
+//! own evicting. Operations of the halves neither do more work for a move nor wait for one: the
+//! store releases only regions that are free beyond those that it keeps ready, and the cache
+//! releases no bucket for which a task waits.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -64,30 +66,30 @@ use crate::kv::{Kv, Released};
 use crate::object::{ObjectCache, WeakObjectCache};
 use crate::sync::{Arc, AtomicU64, Ordering};
 
-/// Buckets that one step releases.
+/// The number of buckets that one step releases.
 const STEP_BUCKETS: u32 = 64;
-/// Steps without a released region after which the store counts as stuck: more than it takes to walk every
-/// item of several regions.
+/// The number of steps without a released region after which the store counts as stuck: more than
+/// it takes to walk every item of several regions.
 const FRUITLESS_STEPS_MAX: u32 = 16 * 1024;
 
-/// How a byte-keyed store and an object cache share memory. All sizes are in bytes.
+/// The division of a memory between a byte-keyed store and an object cache. All sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SharedMemory {
-    /// What the store has at the start.
+    /// The store's memory at the start.
     pub items_bytes: u64,
-    /// What the object cache has at the start.
+    /// The object cache's memory at the start.
     pub objects_bytes: u64,
-    /// The least that the store has.
+    /// The store's minimum.
     pub items_bytes_min: u64,
-    /// The least that the object cache has.
+    /// The object cache's minimum.
     pub objects_bytes_min: u64,
-    /// What it costs when an item is missed. `None`: as much as the load of one bucket, so that a hit of the
-    /// one counts as a hit of the other.
+    /// The cost of a missed item. `None`: as much as the load of one bucket, so that a hit of
+    /// either half has the same value.
     pub item_miss: Option<Duration>,
 }
 
 impl SharedMemory {
-    /// Returns the memory of both.
+    /// Returns the memory of both halves together.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.items_bytes.saturating_add(self.objects_bytes)
@@ -119,21 +121,22 @@ pub struct Arbiter {
     kv: Kv,
     objects: WeakObjectCache,
     item_miss: Option<Duration>,
-    /// The memory of both halves, and what the store has of it at least; without what the policies remember.
+    /// The memory of both halves and the store's minimum, without the policies' own records.
     bytes: u64,
     items_bytes_min: u64,
     halves: Halves,
-    /// The move under way, and what is left of it.
+    /// The move in progress, and how much of it remains.
     pending: Option<Move>,
-    /// Memory that one half has released and the other has not got yet; less than a region between two steps.
+    /// Memory that one half has released and the other has not received yet; between two steps,
+    /// less than a region.
     in_hand: u64,
     fruitless_steps: u32,
     metrics: Arc<ArbiterMetrics>,
 }
 
 impl Arbiter {
-    /// Returns an arbiter over a store and a cache that were made with the ranges of `memory`. It keeps the
-    /// cache no longer than others do.
+    /// Returns an arbiter over a store and a cache that were created with the ranges of `memory`.
+    /// It does not keep the cache alive.
     #[must_use]
     pub fn new(kv: Kv, objects: &ObjectCache, memory: SharedMemory) -> Arbiter {
         let items_bytes = kv.item_memory();
@@ -156,14 +159,14 @@ impl Arbiter {
         }
     }
 
-    /// Returns what it has done, for reports.
+    /// Returns the arbiter's counters, for reports.
     #[must_use]
     pub fn metrics(&self) -> Arc<ArbiterMetrics> {
         Arc::clone(&self.metrics)
     }
 
-    /// Looks at both halves, and decides whether memory moves. Does nothing while a move is under way, and
-    /// once the cache is gone.
+    /// Decides whether memory moves, by the state of both halves. Does nothing while a move is in
+    /// progress, and once the cache has been dropped.
     pub fn look(&mut self) {
         let Some(objects) = self.objects.upgrade() else { return };
         if self.pending.is_some() {
@@ -178,7 +181,7 @@ impl Arbiter {
         }
     }
 
-    /// Does a bounded part of the move under way. Returns false if there is none.
+    /// Does a bounded part of the move in progress. Returns false if there is none.
     pub fn step(&mut self) -> bool {
         let Some(mut moved) = self.pending else { return false };
         let Some(objects) = self.objects.upgrade() else {
@@ -195,15 +198,16 @@ impl Arbiter {
         let goes_on = goes_on && moved.bytes >= unit;
         self.pending = goes_on.then_some(moved);
         if !goes_on {
-            // What is not enough for a region goes back: the cache takes any number of buckets.
+            // Memory that is not enough for a region goes back, because the cache accepts any
+            // number of buckets.
             self.give_to(&objects);
             self.metrics.look([self.kv.item_memory(), objects.bytes()], self.halves.gains());
         }
         goes_on
     }
 
-    /// Moves a region's memory from the store to the cache, or prepares it. Returns false if that cannot go
-    /// on.
+    /// Moves a region's memory from the store to the cache, or prepares for it. Returns false if
+    /// the move cannot continue.
     fn move_from_items(&mut self, objects: &ObjectCache, unit: u64, left: &mut u64) -> bool {
         let free = objects.bytes_max().saturating_sub(objects.bytes());
         if self.kv.item_memory() < self.items_bytes_min + unit || free < self.in_hand + unit {
@@ -226,7 +230,8 @@ impl Arbiter {
         }
     }
 
-    /// Moves buckets' memory from the cache to the store. Returns false if that cannot go on.
+    /// Moves buckets' memory from the cache to the store. Returns false if the move cannot
+    /// continue.
     fn move_from_objects(&mut self, objects: &ObjectCache, unit: u64, left: &mut u64) -> bool {
         let missing = (unit - self.in_hand) / BUCKET_BYTES;
         let given = objects.give_buckets(STEP_BUCKETS.min(missing as u32));
@@ -246,9 +251,9 @@ impl Arbiter {
         true
     }
 
-    /// Gives what is in hand to the cache.
+    /// Gives the memory in hand to the cache.
     fn give_to(&mut self, objects: &ObjectCache) {
-        // Less than 2^32: at most a few regions.
+        // This is below 2^32: at most a few regions.
         let taken = objects.take_buckets((self.in_hand / BUCKET_BYTES) as u32);
         self.in_hand -= u64::from(taken) * BUCKET_BYTES;
     }
@@ -260,11 +265,11 @@ impl Arbiter {
         false
     }
 
-    /// Checks that no memory is lost or counted twice, and that each half has its least. No step may be under
-    /// way.
+    /// Checks that no memory is lost or counted twice, and that each half has its minimum. No step
+    /// may be in progress.
     ///
     /// # Errors
-    /// What does not hold.
+    /// The violated condition.
     pub fn validate(&self) -> Result<(), String> {
         let Some(objects) = self.objects.upgrade() else { return Ok(()) };
         let (items, buckets) = (self.kv.item_memory(), objects.bytes());
@@ -281,8 +286,8 @@ impl Arbiter {
         }
     }
 
-    /// Begins a move as if it had been decided, for tests: `bytes` from one half, in place of what is under
-    /// way.
+    /// Starts a move of `bytes` from one half as if it had been decided, replacing a move in
+    /// progress. For tests.
     #[doc(hidden)]
     pub fn force(&mut self, from: Half, bytes: u64) {
         if let Some(objects) = self.objects.upgrade() {
@@ -293,7 +298,7 @@ impl Arbiter {
     }
 }
 
-/// What items and objects need now.
+/// The present needs of items and objects.
 fn needs(kv: &Kv, objects: &ObjectCache, items_bytes_min: u64, item_miss: Option<Duration>) -> [Needs; 2] {
     let mut objects = objects.needs();
     objects.miss_nanos = objects.miss_nanos.max(1);
@@ -302,13 +307,13 @@ fn needs(kv: &Kv, objects: &ObjectCache, items_bytes_min: u64, item_miss: Option
     [Needs { bytes_min: items_bytes_min, miss_nanos, ..kv.needs() }, objects]
 }
 
-/// The numbers of an arbiter, which any thread may read.
+/// The arbiter's counters, which any thread may read.
 #[derive(Debug)]
 pub struct ArbiterMetrics {
     bytes_min: [u64; 2],
     bytes: [AtomicU64; 2],
     gain_nanos: [AtomicU64; 2],
-    /// From which half memory went.
+    /// The memory moved from each half.
     given_bytes: [AtomicU64; 2],
     moves: AtomicU64,
     failures: AtomicU64,
@@ -347,37 +352,37 @@ impl ArbiterMetrics {
         self.failures.fetch_add(1, Ordering::Relaxed) == 0
     }
 
-    /// Returns the memory that a half has, in bytes, as it was last seen.
+    /// Returns the last known memory of a half, in bytes.
     #[must_use]
     pub fn bytes(&self, half: Half) -> u64 {
         self.bytes[half as usize].load(Ordering::Relaxed)
     }
 
-    /// Returns the least memory that a half has, in bytes.
+    /// Returns the minimum of a half, in bytes.
     #[must_use]
     pub fn bytes_min(&self, half: Half) -> u64 {
         self.bytes_min[half as usize]
     }
 
-    /// Returns what more memory would have saved a half lately, in nanoseconds of misses.
+    /// Returns how many nanoseconds of recent misses more memory would have saved a half.
     #[must_use]
     pub fn gain_nanos(&self, half: Half) -> u64 {
         self.gain_nanos[half as usize].load(Ordering::Relaxed)
     }
 
-    /// Returns the memory that has moved from a half to the other since the start, in bytes.
+    /// Returns the memory moved from a half to the other since the start, in bytes.
     #[must_use]
     pub fn given_bytes(&self, half: Half) -> u64 {
         self.given_bytes[half as usize].load(Ordering::Relaxed)
     }
 
-    /// Returns how many moves have begun.
+    /// Returns the number of moves started.
     #[must_use]
     pub fn moves(&self) -> u64 {
         self.moves.load(Ordering::Relaxed)
     }
 
-    /// Returns how often the system did not take memory back, so that it could not move.
+    /// Returns how often memory could not move because the system did not take it back.
     #[must_use]
     pub fn failures(&self) -> u64 {
         self.failures.load(Ordering::Relaxed)

@@ -1,55 +1,58 @@
-//! A histogram for each region, beside the arena: how many of its bytes expire when.
+//! A histogram per region, stored beside the arena: how many of its bytes expire at which time.
 //!
-//! Time counts from the second in which the region was opened. The spans are one second long at first, then
-//! an eighth of the time at which they begin: so every lifetime is recorded with an error of at most an
-//! eighth.
+//! Time counts from the second in which the region was opened. The spans are one second long at
+//! first, then an eighth of the time at which they start, so every lifetime is recorded with an
+//! error of at most an eighth.
 //!
 //! ```text
 //!  seconds after:  0 1 2 3 … 15 16–17 18–19 … 30–31 32–35 36–39 …            … 2^32 − 1
 //! ```
-//! Bytes are added when an item is linked, moved or given another expiry, and subtracted when it becomes
-//! garbage, is moved away or changes: always under its hash bucket's lock, so the histogram of a region is
-//! exact while none of its items changes.
+//! Bytes are added when an item is linked, moved or given another expiry, and subtracted when it
+//! becomes garbage, is moved away or changes: always under its hash bucket's lock, so the histogram
+//! of a region is exact while none of its items changes.
 
 use super::RegionId;
 use super::memory::Memory;
 use crate::clock::Expiry;
-// Not from `crate::sync`: sums that order nothing between threads, in memory that is touched as it is used.
+// Not from `crate::sync`: these are sums that do not order anything between threads, in lazily
+// touched memory.
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The length of a span as a share of the time at which it begins, log2.
+/// The length of a span as a part of its start time, as a binary logarithm.
 const PARTS_SHIFT: u32 = 3;
 const PARTS: u32 = 1 << PARTS_SHIFT;
 /// Enough spans for 32 bits.
 const SPANS: usize = ((32 - PARTS_SHIFT + 1) << PARTS_SHIFT) as usize;
-/// No expiry is recorded.
+/// Marks that no expiry is recorded.
 const NONE: u32 = u32::MAX;
 
-/// The histogram of one region.
+/// The histogram of a region.
 #[repr(C)]
 struct Histogram {
-    /// The clock's second from which the spans count.
+    /// The time from which the spans count, in the clock's seconds.
     from: AtomicU32,
-    /// [`NONE`] less a second before which nothing expires: zeroed memory is an empty histogram.
+    /// [`NONE`] minus a time before which nothing expires, so that zeroed memory is an empty
+    /// histogram.
     first_inverted: AtomicU32,
     spans: [AtomicU32; SPANS],
 }
 
-/// The histograms of all regions. Their memory is touched only where something expires.
+/// The histograms of all regions. Only the memory of regions with expiring entries is touched.
 pub(crate) struct Expiring {
     memory: Memory,
 }
 
-/// How much of a region has expired.
+/// How many bytes of a region have expired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Expired {
-    /// The likely number of bytes: of the span that is not over, the part that has passed is counted.
+    /// The probable number of bytes: the current span counts in proportion to the time that has
+    /// passed.
     pub(crate) likely: u32,
-    /// The highest possible number of bytes.
+    /// The upper bound of the number of bytes.
     pub(crate) most: u32,
 }
 
-/// The span of a second.
+/// Returns the span of a time.
 fn span_of(after: u32) -> usize {
     match after.checked_ilog2() {
         Some(log) if log >= PARTS_SHIFT => {
@@ -60,7 +63,7 @@ fn span_of(after: u32) -> usize {
     }
 }
 
-/// The first second of a span; of the one after the last, 2^32.
+/// Returns the start of a span; of the one after the last, 2^32.
 fn start_of(span: usize) -> u64 {
     let (octave, part) = (span >> PARTS_SHIFT, (span as u64) & u64::from(PARTS - 1));
     match octave {
@@ -74,7 +77,7 @@ impl Expiring {
         Ok(Expiring { memory: Memory::map(regions as usize * size_of::<Histogram>(), false)? })
     }
 
-    /// Bytes that the histograms take if something expires in every region.
+    /// The memory of the histograms if something expires in every region, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.memory.len()
     }
@@ -87,7 +90,7 @@ impl Expiring {
         unsafe { &*self.memory.base().cast::<Histogram>().add(region.0 as usize) }
     }
 
-    /// Clears the histogram of an empty region, which counts from `now`.
+    /// Clears the histogram of an empty region, and counts from `now`.
     pub(super) fn begin(&self, region: RegionId, now: u32) {
         let histogram = self.histogram(region);
         if histogram.first() != NONE {
@@ -97,7 +100,7 @@ impl Expiring {
         histogram.from.store(now, Ordering::Relaxed);
     }
 
-    /// Adds bytes of this expiry.
+    /// Adds bytes with this expiry.
     pub(crate) fn note(&self, region: RegionId, bytes: u32, expiry: Expiry) {
         if expiry == Expiry::NEVER {
             return;
@@ -107,26 +110,26 @@ impl Expiring {
         histogram.lower_first(expiry);
     }
 
-    /// Subtracts bytes of this expiry.
+    /// Subtracts bytes with this expiry.
     pub(crate) fn forget(&self, region: RegionId, bytes: u32, expiry: Expiry) {
         if expiry != Expiry::NEVER {
             self.histogram(region).span(expiry).fetch_sub(bytes, Ordering::Relaxed);
         }
     }
 
-    /// Begins a walk over the region, which reports all of its entries to [`seen`](Expiring::seen).
+    /// Starts a walk over the region, which reports all of its entries to [`seen`](Expiring::seen).
     pub(crate) fn begin_walk(&self, region: RegionId) {
         self.histogram(region).first_inverted.store(0, Ordering::Relaxed);
     }
 
-    /// Records the expiry of an entry of the walk.
+    /// Records the expiry of an entry in the walk.
     pub(crate) fn seen(&self, region: RegionId, expiry: Expiry) {
         if expiry != Expiry::NEVER {
             self.histogram(region).lower_first(expiry);
         }
     }
 
-    /// How much of a region has expired at `now`.
+    /// Returns how many bytes of a region have expired at `now`.
     pub(crate) fn expired(&self, region: RegionId, now: u32) -> Expired {
         let histogram = self.histogram(region);
         if histogram.first() > now {
@@ -151,7 +154,7 @@ impl Expiring {
         Expired { likely: over.saturating_add(likely), most }
     }
 
-    /// Calls `each` with every span that is not empty, and its bytes. For tests.
+    /// Calls `each` with every nonempty span and its bytes. For tests.
     pub(crate) fn for_each(&self, region: RegionId, mut each: impl FnMut(usize, u32)) {
         for (span, bytes) in self.histogram(region).spans.iter().enumerate() {
             let bytes = bytes.load(Ordering::Relaxed);

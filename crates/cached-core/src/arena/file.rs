@@ -7,10 +7,11 @@
 //! │            │ 64 bytes each         │                                    │
 //! └────────────┴───────────────────────┴────────────────────────────────────┘
 //! ```
-//! The file is mapped as a whole and shared. A process that is killed leaves in it what its threads had stored.
-//! The bytes reach a disk in any order, so after another boot of the system the content counts only if the
-//! process had ended cleanly: then it had written everything, and checksums of all of it show whether that is still so.
-//! After another end the checksum of each entry shows whether what it holds is what was stored.
+//! The whole file is mapped, and shared. If a process is killed, everything that its threads had
+//! stored is in the file. The bytes reach a disk in any order, so after a reboot of the system the
+//! content is valid only if the process had ended cleanly: then everything was written, and
+//! checksums show whether it is still intact. After any other end, the checksum of each entry shows
+//! whether it is as it was stored.
 
 use super::superblock::{IdentityError, MemoryState, SUPERBLOCK_BYTES, VERSION, VERSION_WITHOUT_CHECKSUMS};
 use super::{Identity, Memory, Region, Superblock};
@@ -24,38 +25,38 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// From this size on the regions start at a multiple of [`HUGE_BYTES`].
+/// From this size on, the regions start at a multiple of [`HUGE_BYTES`].
 const LARGE_ARENA_BYTES: u64 = 64 << 20;
 /// The size of a huge page.
 const HUGE_BYTES: u64 = 2 << 20;
 
-/// Why a file cannot hold an arena: one line.
+/// The reason why a file cannot hold an arena, in one line.
 #[derive(Debug, thiserror::Error)]
 pub enum ArenaFileError {
-    /// It cannot be opened, made long enough, or mapped.
+    /// The file cannot be opened, extended or mapped.
     #[error("memory file {path}: {what}: {cause}", path = .path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// The system's reason.
+        /// The system's error.
         cause: io::Error,
     },
-    /// It is a directory, a device or a socket.
+    /// The path is a directory, a device or a socket.
     #[error("memory file {path} is not a regular file; name one on a tmpfs or a disk", path = .0.display())]
     NotAFile(PathBuf),
-    /// It holds something else.
+    /// The file contains something else.
     #[error(
         "memory file {path} holds something else than memory of cached, which would be lost; name another file, or \
          remove this one",
         path = .0.display()
     )]
     Foreign(PathBuf),
-    /// Another process has it.
+    /// Another process uses the file.
     #[error("memory file {path} is in use by another process; give each process a file of its own", path = .0.display())]
     InUse(PathBuf),
-    /// Another user has it.
+    /// The file belongs to another user.
     #[error(
         "memory file {path} belongs to user {owner}, and this process is user {user}; name one of its own, or remove it",
         path = .path.display()
@@ -63,37 +64,37 @@ pub enum ArenaFileError {
     NotOwned {
         /// The file.
         path: PathBuf,
-        /// The number of its owner.
+        /// The user id of its owner.
         owner: u32,
-        /// The number of the user of this process.
+        /// The user id of this process.
         user: u32,
     },
-    /// A process that hands it over has it, and its content cannot be taken over.
+    /// The content of a file that another process hands over cannot be used.
     #[error("memory file {path} cannot be taken over from the running process: {reason}; restart instead", path = .path.display())]
     NotHandedOver {
         /// The file.
         path: PathBuf,
-        /// What stands against it.
+        /// The reason why not.
         reason: String,
     },
 }
 
-/// Why a store starts empty although it has a file.
+/// The reason why a store starts empty although it has a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Cold {
     /// The file is new or empty.
     New,
-    /// It was made by a program with another layout.
+    /// The file was created by a program with another layout.
     Version(u32),
     /// The superblock or the table of regions does not match its checksum.
     Damaged,
     /// The file is shorter than its arena.
     Truncated,
-    /// The settings ask for another arena.
+    /// The settings require another arena.
     Differs(String),
-    /// The system has booted since, and the process before had not ended cleanly.
+    /// The system has rebooted since, and the earlier process had not ended cleanly.
     UncleanBoot,
-    /// The process that made the file ended before it was ready.
+    /// The process that created the file ended before it was ready.
     Unfinished,
 }
 
@@ -117,7 +118,8 @@ impl std::fmt::Display for Cold {
     }
 }
 
-/// A file for the memory of a [`Kv`](crate::kv::Kv), locked, and perhaps with what an earlier process has left.
+/// A locked file for the memory of a [`Kv`](crate::kv::Kv), which may contain the items of an
+/// earlier process.
 ///
 /// ```
 /// use cached_core::arena::ArenaFile;
@@ -145,18 +147,18 @@ pub struct ArenaFile {
     earlier: Result<Identity, Cold>,
     resume_secs: u32,
     progress: Arc<RestartProgress>,
-    /// Another process has handed it over, and may go on with it.
+    /// Whether another process has handed it over, and may still resume using it.
     is_handed_over: bool,
 }
 
-/// How far a store is with taking over what an earlier process has left.
+/// The progress of a store in taking over the contents of its file.
 #[derive(Debug, Default)]
 pub struct RestartProgress {
-    /// The regions that have been read.
+    /// The regions read so far.
     pub regions: AtomicU32,
-    /// The regions to read; 0 before it begins.
+    /// The regions to read; 0 before the start.
     pub regions_max: AtomicU32,
-    /// The items found.
+    /// The items found so far.
     pub items: AtomicU64,
 }
 
@@ -170,36 +172,38 @@ pub(crate) struct Opened {
 
 /// A file whose memory is mapped.
 pub(crate) struct MappedFile {
-    /// With the seeds of the file.
+    /// Includes the seeds of the file.
     pub(crate) identity: Identity,
-    /// Why there is nothing to take over; `None` if there is.
+    /// The reason why there is nothing to take over; `None` if there is something.
     pub(crate) cold: Option<Cold>,
-    /// The process before ended cleanly: the checksums of regions are valid.
+    /// Whether the earlier process ended cleanly, so that the checksums of regions are valid.
     pub(crate) was_clean: bool,
-    /// Another process has handed it over, and may go on with it.
+    /// Whether another process has handed it over, and may still resume using it.
     pub(crate) is_handed_over: bool,
     pub(crate) held: HeldFile,
     pub(crate) progress: Arc<RestartProgress>,
 }
 
-/// A file that is mapped and locked. The lock is released when it is dropped.
+/// A mapped and locked file. Dropping it releases the lock.
 pub(crate) struct HeldFile {
     path: PathBuf,
     map: Arc<MmapRaw>,
     file: File,
 }
 
-/// Returns what makes an error of the system's reason why `what` happened to a file.
+/// Returns a function that turns the system's error in the operation `what` on a file into an
+/// [`ArenaFileError`].
 fn failed(path: &Path, what: &'static str) -> impl Fn(io::Error) -> ArenaFileError + use<> {
     let path = path.to_owned();
     move |cause| ArenaFileError::Io { path: path.clone(), what, cause }
 }
 
 impl ArenaFile {
-    /// Checks that [`open`](Self::open) would not refuse what is at a path; opens nothing for writing, and takes no lock.
+    /// Checks that [`open`](Self::open) would not refuse the file at a path, without opening it for
+    /// writing or locking it.
     ///
     /// # Errors
-    /// [`ArenaFileError`], but for a file in use or of another user.
+    /// [`ArenaFileError`], except for a file in use or of another user.
     pub fn check(path: impl AsRef<Path>) -> Result<(), ArenaFileError> {
         let path = path.as_ref();
         let failed = failed(path, "cannot open it");
@@ -214,15 +218,15 @@ impl ArenaFile {
         }
     }
 
-    /// Opens a file or creates it, locks it, and reads what it is. Nothing in it changes yet.
+    /// Opens or creates a file, locks it, and reads its contents. Nothing in it changes yet.
     ///
     /// # Errors
-    /// [`ArenaFileError`]: also if the file holds something else than an arena. An arena that cannot be taken over is
-    /// no error.
+    /// [`ArenaFileError`], including for a file that contains something other than an arena. An
+    /// arena that cannot be taken over is not an error.
     pub fn open(path: impl AsRef<Path>) -> Result<ArenaFile, ArenaFileError> {
         let path = path.as_ref().to_owned();
         let failed = |what| failed(&path, what);
-        // A pipe would block, and a device is nothing to lock.
+        // Opening a pipe would block, and a device cannot be locked.
         if let Ok(metadata) = path.metadata()
             && !metadata.is_file()
         {
@@ -242,7 +246,7 @@ impl ArenaFile {
         // SAFETY: reads a number of the process.
         let user = unsafe { libc::geteuid() };
         if metadata.uid() != user {
-            // Its owner can read what clients store, and change it.
+            // Its owner can read and change what clients store.
             return Err(ArenaFileError::NotOwned { path, owner: metadata.uid(), user });
         }
         let opened = ArenaFile::read(path.clone(), file)?;
@@ -253,14 +257,15 @@ impl ArenaFile {
         Ok(opened)
     }
 
-    /// Takes a file that another process has [handed over](crate::kv::Kv::hand_over), with its lock. The clock of the
-    /// store must go on from `resume_secs`.
+    /// Uses a file that another process has [handed over](crate::kv::Kv::hand_over), along with its
+    /// lock. The clock of the store must continue from `resume_secs`.
     ///
-    /// The other process may go on with the memory until the store that is made with this file
-    /// [confirms](crate::kv::Kv::confirm_hand_over) that it has it; a store that is dropped before leaves the file alone.
+    /// The other process may resume using the memory until the store that is created with this file
+    /// [confirms](crate::kv::Kv::confirm_hand_over) the takeover. A store that is dropped earlier
+    /// leaves the file unchanged.
     ///
     /// # Errors
-    /// [`ArenaFileError`]: the file cannot be read.
+    /// [`ArenaFileError`] if the file cannot be read.
     pub fn handed_over(
         path: impl AsRef<Path>,
         file: impl Into<File>,
@@ -270,7 +275,7 @@ impl ArenaFile {
         Ok(ArenaFile { resume_secs, is_handed_over: true, ..file })
     }
 
-    /// Reads what a file is.
+    /// Reads the contents of a file.
     fn read(path: PathBuf, file: File) -> Result<ArenaFile, ArenaFileError> {
         let failed = |what| failed(&path, what);
         let mut page = [0; SUPERBLOCK_BYTES];
@@ -280,7 +285,7 @@ impl ArenaFile {
         let earlier = match Identity::decode(&page) {
             Ok(identity) => Ok(identity),
             Err(_) if bytes == 0 => Err(Cold::New),
-            // The space was reserved, and then the process ended.
+            // The process ended after reserving the space.
             Err(_) if page == [0; SUPERBLOCK_BYTES] => Err(Cold::Unfinished),
             Err(IdentityError::Foreign) => return Err(ArenaFileError::Foreign(path)),
             Err(IdentityError::Version(version)) => Err(Cold::Version(version)),
@@ -296,30 +301,32 @@ impl ArenaFile {
             // SAFETY: both are pages of this size, and the mapping is new and ours alone.
             unsafe { std::ptr::copy_nonoverlapping(page.as_ptr(), copy.base(), SUPERBLOCK_BYTES) };
             let (last, passed) = Superblock::over(copy).notes().time_since();
-            // A damaged note must not bring the clock to its end.
+            // A damaged record must not move the clock to its last second.
             resume_secs = last.saturating_add(passed).clamp(FIRST_SECOND, u32::MAX / 2);
         }
         Ok(ArenaFile { path, file, earlier, resume_secs, progress: Arc::default(), is_handed_over: false })
     }
 
-    /// Returns the second at which the clock of the store must start: the one at which the process before
-    /// ended, and the time that has passed since, by the system's clock. If that went back, no time has passed.
+    /// Returns the second at which the clock of the store must start: the one at which the earlier
+    /// process ended, plus the time since then by the system's clock, or plus nothing if that clock
+    /// went back.
     #[must_use]
     pub fn resume_secs(&self) -> u32 {
         self.resume_secs
     }
 
-    /// Returns how far the store that is made with this file is with taking it over, to be read from another
-    /// thread.
+    /// Returns the progress of taking over, which other threads may read while the store is created
+    /// with this file.
     #[must_use]
     pub fn progress(&self) -> Arc<RestartProgress> {
         self.progress.clone()
     }
 
-    /// Maps the memory. `check` returns the [`Identity::hash_check`] of seeds; `seeds` are those of a new file.
+    /// Maps the memory. `check` returns the [`Identity::hash_check`] of seeds; `seeds` are for a
+    /// new file.
     ///
     /// # Errors
-    /// [`ArenaFileError`] when the file cannot have the length, or not be mapped.
+    /// [`ArenaFileError`] if the file cannot be extended or mapped.
     pub(crate) fn map(
         self,
         wanted: Identity,
@@ -342,14 +349,15 @@ impl ArenaFile {
             if is_handed_over {
                 return Err(ArenaFileError::NotHandedOver { path, reason: reason.to_string() });
             }
-            // To zeros: what was there is gone.
+            // Truncating and extending the file discards its content.
             file.set_len(0).map_err(failed("cannot empty it"))?;
             reserve(&file, wanted.bytes).map_err(failed("there is no space for the memory"))?;
         }
         let map =
             MmapOptions::new().len(wanted.bytes as usize).map_raw(&file).map_err(failed("cannot map it"))?;
         if huge_pages {
-            // Only advice: a kernel without huge pages uses small ones, which is not an error.
+            // This is only advice: a kernel without huge pages uses small ones, which is not an
+            // error.
             let _ = map.advise(memmap2::Advice::HugePage);
         }
         let map = Arc::new(map);
@@ -369,7 +377,7 @@ impl ArenaFile {
             },
         };
         if is_handed_over {
-            // The other process has it still: nothing is written.
+            // The other process still owns the file, so nothing is written.
             return match opened.superblock.notes().state() {
                 MemoryState::Running => {
                     opened.file.identity = usable.unwrap_or(wanted);
@@ -398,7 +406,8 @@ impl ArenaFile {
             opened.superblock.write_identity(&wanted);
         }
         opened.file.cold = cold;
-        // Before anything else changes, and on the disk, too: after a crash of the system the end was not clean.
+        // Written to the disk before anything else changes, so that after a crash of the system the
+        // end does not count as clean.
         let notes = opened.superblock.notes();
         notes.set_state(MemoryState::Running);
         notes.set_boot(boot);
@@ -408,7 +417,7 @@ impl ArenaFile {
 }
 
 impl Opened {
-    /// Why the content cannot be taken over.
+    /// Returns the reason why the content cannot be taken over.
     fn cold_content(&self, boot: u128) -> Option<Cold> {
         let notes = self.superblock.notes();
         match notes.state() {
@@ -434,7 +443,7 @@ impl HeldFile {
         &self.path
     }
 
-    /// Returns the file, whose lock every copy of the descriptor keeps.
+    /// Returns the file. Every copy of its descriptor keeps the lock.
     pub(crate) fn file(&self) -> &File {
         &self.file
     }
@@ -444,8 +453,8 @@ impl HeldFile {
         self.head_words(identity).iter().map(|word| word.load(Ordering::Relaxed)).collect()
     }
 
-    /// Puts a copy that [`head`](Self::head) has returned back; returns whether that changes anything. No other
-    /// thread or process may use the memory.
+    /// Restores a copy returned by [`head`](Self::head). Returns whether that changes anything. No
+    /// other thread or process may use the memory.
     pub(crate) fn put_head(&self, identity: &Identity, head: &[u64]) -> bool {
         let words = self.head_words(identity).iter().zip(head);
         let changed = words.filter(|(word, value)| word.swap(**value, Ordering::AcqRel) != **value);
@@ -464,11 +473,12 @@ impl HeldFile {
         self.map.flush_range(0, SUPERBLOCK_BYTES)
     }
 
-    /// Writes everything, and then that the end was clean. No thread may use the memory any more.
+    /// Writes everything to the disk, and then records a clean end. No thread may use the memory
+    /// any more.
     ///
     /// # Errors
-    /// The system's reason why the bytes may not be on the disk. A process of the same boot takes them over
-    /// nevertheless.
+    /// The system's error, after which the bytes may not be on the disk. A process in the same boot
+    /// takes them over nevertheless.
     pub(crate) fn end(
         &self,
         identity: &Identity,
@@ -492,19 +502,20 @@ fn clean_crc(identity: &Identity, superblock: &Superblock, table: &[Region]) -> 
     hasher.finalize()
 }
 
-/// Where the parts of the file lie.
+/// Computes the positions of the parts of the file.
 fn placed(identity: Identity, block_bytes: u64) -> Identity {
     let arena_bytes = u64::from(identity.regions) * u64::from(identity.region_bytes);
     let align = if arena_bytes >= LARGE_ARENA_BYTES { HUGE_BYTES } else { SUPERBLOCK_BYTES as u64 };
     let table_at = SUPERBLOCK_BYTES as u64;
     let arena_at =
         (table_at + u64::from(identity.regions) * size_of::<Region>() as u64).next_multiple_of(align);
-    // On a hugetlbfs the length is a multiple of the page.
+    // On a hugetlbfs, the length must be a multiple of the page size.
     let end_align = if block_bytes.is_power_of_two() { block_bytes.max(align) } else { align };
     Identity { table_at, arena_at, bytes: (arena_at + arena_bytes).next_multiple_of(end_align), ..identity }
 }
 
-/// Gives the file this length and reserves its space: a page that finds none later ends the process.
+/// Sets the file's length and reserves its space. Without that, a page for which there is no space
+/// later would kill the process.
 fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     if file.metadata()?.len() != bytes {
         file.set_len(bytes)?;
@@ -518,14 +529,14 @@ fn reserve(file: &File, bytes: u64) -> io::Result<()> {
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
             Some(libc::EINTR) => {}
-            // The file system allocates space as it is used.
+            // This file system allocates space on use.
             Some(libc::EOPNOTSUPP | libc::ENOSYS) => return Ok(()),
             _ => return Err(error),
         }
     }
 }
 
-/// The system's boot; 0 where that is unknown.
+/// The id of the system's boot; 0 if it is unknown.
 fn boot_id() -> u128 {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     u128::from_str_radix(&text.trim().replace('-', ""), 16).unwrap_or(0)

@@ -1,5 +1,5 @@
-//! The bytes behind an arena or an index, and their prefetch: a private anonymous mapping, part of a file's, or the heap under
-//! miri.
+//! The memory of an arena or an index, and its prefetch: a private anonymous mapping, part of a
+//! file's mapping, or the heap under miri.
 
 use memmap2::MmapRaw;
 use std::sync::Arc;
@@ -27,13 +27,14 @@ impl Memory {
     pub(crate) fn map(len: usize, huge_pages: bool) -> std::io::Result<Memory> {
         let map = memmap2::MmapOptions::new().len(len.max(1)).no_reserve_swap().map_anon()?;
         if huge_pages {
-            // Only advice: a kernel without huge pages uses small ones, which is not an error.
+            // This is only advice: a kernel without huge pages uses small ones, which is not an
+            // error.
             let _ = map.advise(memmap2::Advice::HugePage);
         }
         Ok(Memory::part(&Arc::new(MmapRaw::from(map)), 0, len))
     }
 
-    /// Returns `len` bytes of a mapping, from `offset` on.
+    /// Returns `len` bytes of a mapping, starting at `offset`.
     ///
     /// # Panics
     /// If the mapping has fewer.
@@ -43,7 +44,7 @@ impl Memory {
         Memory { base: map.as_mut_ptr().wrapping_add(offset), len, map: map.clone() }
     }
 
-    /// Miri maps no files.
+    /// Miri cannot map files.
     #[cfg(miri)]
     pub(crate) fn part(_map: &Arc<MmapRaw>, _offset: usize, _len: usize) -> Memory {
         unreachable!("a file is mapped")
@@ -59,8 +60,8 @@ impl Memory {
         Ok(Memory { base: base.as_ptr(), len, layout })
     }
 
-    /// Keeps the system from using huge pages, of which a part cannot be returned by
-    /// [`discard`](Memory::discard). Best effort: without huge pages in the kernel there are none to keep away.
+    /// Asks the system not to use huge pages, because [`discard`](Memory::discard) cannot return a
+    /// part of one. On a best-effort basis: a kernel without huge pages has none to avoid.
     #[cfg(not(miri))]
     pub(crate) fn keep_pages_small(&self) {
         #[cfg(target_os = "linux")]
@@ -70,11 +71,11 @@ impl Memory {
     #[cfg(miri)]
     pub(crate) fn keep_pages_small(&self) {}
 
-    /// Returns `len` bytes from `offset` on to the system; they are zero when they are used again. Both are
-    /// multiples of the page size.
+    /// Returns `len` bytes from `offset` on to the system; they are zero when used again. Both
+    /// numbers are multiples of the page size.
     ///
     /// # Errors
-    /// If the system refuses: the bytes may be what they were.
+    /// If the system refuses; the bytes may then keep their content.
     ///
     /// # Safety
     /// The memory is anonymous, the range lies within it, and no thread refers to a byte of it.
@@ -94,7 +95,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Where these bytes begin in their mapping.
+    /// The position of these bytes in their mapping.
     #[cfg(not(miri))]
     fn offset(&self) -> usize {
         self.base.addr() - self.map.as_mut_ptr().addr()
@@ -118,8 +119,8 @@ impl Drop for Memory {
     }
 }
 
-/// Asks the processor to fetch the cache line at an address that will be read soon. It is only a hint, and
-/// every address is valid. Does nothing on processors other than x86-64.
+/// Asks the CPU to fetch the cache line at an address that will be read soon. This is only a hint,
+/// and every address is valid. Does nothing on CPUs other than x86-64.
 #[inline]
 pub fn prefetch<T>(at: *const T) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]

@@ -1,9 +1,10 @@
-//! One span of memory, cut into regions that change owner as a whole.
+//! A contiguous span of memory, divided into regions that change owner as a whole.
 //!
-//! The arena is mapped once and touched lazily. It is cut into *regions* of equal, power-of-two size. A
-//! region is free, or belongs to the byte-keyed store (as part of its log) or to the object cache (as 4 KiB
-//! buckets); only whole regions move between them, within each owner's share. Everything inside is addressed
-//! by index, never by pointer, so that the memory could be mapped elsewhere and remain valid.
+//! The arena is mapped once and touched lazily. It is divided into *regions* of the same size, a
+//! power of two. A region is free, or belongs to the byte-keyed store (as part of its log) or to
+//! the object cache (as 4 KiB buckets). Only whole regions move between the owners, within each
+//! owner's share. Everything inside is addressed by index, never by pointer, so the memory can be
+//! mapped at another address and remains valid.
 //!
 //! The content of a region is defined by its owner, not here.
 
@@ -37,15 +38,17 @@ use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RegionId(pub(crate) u32);
 
-/// The size of the smallest region: in smaller ones headers and tails would waste too much.
+/// The size of the smallest region. In smaller ones, headers and unused ends would waste too much
+/// space.
 pub const REGION_BYTES_MIN: usize = 64 << 10;
-/// The size of the largest region: with larger ones eviction would be too coarse.
+/// The size of the largest region. With larger ones, eviction would be too coarse.
 pub const REGION_BYTES_MAX: usize = 1 << 20;
 
-/// Returns the region size for an arena: a 256th of it, rounded down to a power of two, within the bounds.
+/// Returns the region size for an arena: a 256th of it, rounded down to a power of two, within the
+/// bounds.
 ///
-/// Eviction frees whole regions, and each sealed region wastes its tail, so a small arena needs
-/// small ones; from 256 MiB on a region has 1 MiB.
+/// Eviction frees whole regions, and each sealed region wastes its unused end, so a small arena
+/// needs small regions. From 256 MiB on, a region has 1 MiB.
 #[must_use]
 pub fn region_bytes_for(arena_bytes: usize) -> usize {
     let wanted = (arena_bytes / 256).max(1);
@@ -56,7 +59,7 @@ pub fn region_bytes_for(arena_bytes: usize) -> usize {
 /// The sizes of an arena and the shares of its owners.
 #[derive(Debug, Clone, Copy)]
 pub struct ArenaConfig {
-    /// All the memory, rounded down to whole regions.
+    /// The size of the memory, rounded down to whole regions.
     pub bytes: usize,
     /// A power of two between [`REGION_BYTES_MIN`] and [`REGION_BYTES_MAX`].
     pub region_bytes: usize,
@@ -64,21 +67,21 @@ pub struct ArenaConfig {
     pub kv_regions_max: u32,
     /// The number of regions that the object cache may hold at once.
     pub objects_regions_max: u32,
-    /// Whether to ask the kernel for huge pages (best effort).
+    /// Whether to ask the kernel for huge pages, on a best-effort basis.
     pub huge_pages: bool,
 }
 
-/// The reason why an arena was not made.
+/// The reason why an arena could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ArenaError {
-    /// The sizes do not fit each other.
+    /// The sizes are inconsistent.
     #[error("arena of {bytes} bytes cannot be cut into regions of {region_bytes}: {why}")]
     Sizes {
         /// The bytes requested.
         bytes: usize,
         /// The size of a region.
         region_bytes: usize,
-        /// The rule that is broken.
+        /// The violated rule.
         why: &'static str,
     },
     /// The system refused the memory.
@@ -100,12 +103,12 @@ pub struct Arena {
     region_bytes: usize,
     region_shift: u32,
     regions: Regions,
-    /// How many bytes of each region expire when.
+    /// How many bytes of each region expire at which time.
     pub(crate) expiring: Expiring,
-    /// The free regions. A leaf lock: no other is taken while it is held.
+    /// The free regions. This is a leaf lock: no other lock is taken while it is held.
     free: Mutex<FreeRegions>,
-    /// The free regions that the byte-keyed store may take, readable without the lock; a hint, exact only
-    /// under it.
+    /// The number of free regions that the byte-keyed store may take. It can be read without the
+    /// lock, but is exact only while the lock is held.
     free_count: AtomicU32,
     next_sequence: AtomicU64,
 }
@@ -121,19 +124,19 @@ impl std::fmt::Debug for Arena {
 }
 
 impl Arena {
-    /// Maps the memory and cuts it. Only the region table is touched.
+    /// Maps the memory and divides it. Only the region table is touched.
     ///
     /// # Errors
-    /// [`ArenaError`] when the sizes do not fit or the system refuses the memory.
+    /// [`ArenaError`] if the sizes are inconsistent or the system refuses the memory.
     pub fn new(config: ArenaConfig) -> Result<Arena, ArenaError> {
         Arena::over(config, |count, bytes| Ok((Regions::new(count)?, Memory::map(bytes, config.huge_pages)?)))
     }
 
-    /// Cuts memory that may hold the arena of an earlier process, with the table of its regions. All regions
-    /// count as taken, until [`restore_free`](Arena::restore_free) is called.
+    /// Divides memory that may contain the arena of an earlier process, including the table of its
+    /// regions. All regions count as taken until [`restore_free`](Arena::restore_free) is called.
     ///
     /// # Errors
-    /// As [`Arena::new`].
+    /// As for [`Arena::new`].
     pub(crate) fn in_memory_of(
         config: ArenaConfig,
         table: Memory,
@@ -174,7 +177,7 @@ impl Arena {
             region_bytes,
             region_shift: region_bytes.trailing_zeros(),
             regions,
-            // Taken from the back, so that memory is touched from the bottom up.
+            // Regions are taken from the back, so that memory is touched from the bottom up.
             free: Mutex::ranked(
                 FreeRegions {
                     ids: (0..count).rev().collect(),
@@ -188,13 +191,13 @@ impl Arena {
         })
     }
 
-    /// Keeps the system from using huge pages, so that the memory of each region can be released.
+    /// Asks the system not to use huge pages, so that the memory of each region can be released.
     pub(crate) fn keep_pages_small(&self) {
         self.memory.keep_pages_small();
     }
 
-    /// Counts what an earlier process has left: the regions that are free, and the age order of the others,
-    /// which is renumbered. `in_use` are all that are not free, oldest first.
+    /// Takes over the region table of an earlier process: the free regions, and the age order of
+    /// the others, which are renumbered. `in_use` has all regions that are not free, oldest first.
     pub(crate) fn restore_free(&self, owner: Owner, in_use: &[RegionId]) {
         for (n, id) in in_use.iter().enumerate() {
             self.region(*id).set_sequence(n as u64 + 1);
@@ -207,7 +210,7 @@ impl Arena {
         self.publish_free_count(&free);
     }
 
-    /// Marks a region that an earlier process had in use as free. Before
+    /// Marks a region that an earlier process used as free. Called before
     /// [`restore_free`](Arena::restore_free).
     pub(crate) fn restore_as_free(&self, id: RegionId) {
         self.region(id).close();
@@ -243,28 +246,28 @@ impl Arena {
         self.regions.len() * self.region_bytes
     }
 
-    /// Bytes that the table of regions, with the expiry histograms, may take beside the arena.
+    /// The memory of the table of regions and the expiry histograms beside the arena, in bytes.
     pub(crate) fn table_bytes(&self) -> usize {
         self.regions.len() * size_of::<Region>() + self.expiring.bytes()
     }
 
-    /// The number of regions that [`Owner::Kv`] could still take; a hint.
+    /// The number of regions that [`Owner::Kv`] could still take; an estimate.
     pub(crate) fn kv_available(&self) -> u32 {
         self.free_count.load(Ordering::Relaxed)
     }
 
-    /// The sequence number that the next region taken gets.
+    /// The sequence number of the next region taken.
     pub(crate) fn next_sequence(&self) -> u64 {
         self.next_sequence.load(Ordering::Acquire)
     }
 
-    /// Takes a sequence number at the young end of the age order, for a region that is requeued.
+    /// Assigns a sequence number at the young end of the age order to a region that is requeued.
     pub(crate) fn take_sequence(&self) -> u64 {
         self.next_sequence.fetch_add(1, Ordering::AcqRel)
     }
 
-    /// Takes a free region within the owner's share and leaves at least `keep`. The region is *active* and
-    /// empty.
+    /// Takes a free region within the owner's share, if at least `keep` remain free. The region is
+    /// *active* and empty.
     pub(crate) fn take(&self, owner: Owner, keep: u32) -> Option<RegionId> {
         let mut free = lock(&self.free);
         if free.available(owner) <= keep {
@@ -279,16 +282,16 @@ impl Arena {
         Some(RegionId(id))
     }
 
-    /// Frees a region now, or, if it is pinned, when its last pin is dropped.
+    /// Frees a region now or, if it is pinned, when its last pin is dropped.
     ///
-    /// The caller owns the region, and only pins taken earlier refer to its content.
+    /// The caller owns the region, and only existing pins refer to its content.
     pub(crate) fn release(&self, id: RegionId) {
         if self.region(id).drain() {
             self.put_back(id);
         }
     }
 
-    /// Drops one pin.
+    /// Removes one pin.
     pub(crate) fn unpin(&self, id: RegionId) {
         if self.region(id).unpin() {
             self.put_back(id);
@@ -312,13 +315,13 @@ impl Arena {
         &self.regions[id.0 as usize]
     }
 
-    /// Records that a region just taken is being filled from `now` on.
+    /// Records that a newly taken region is being filled from `now` on.
     pub(crate) fn begin(&self, id: RegionId, now: u32) {
         self.region(id).set_opened_at(now);
         self.expiring.begin(id, now);
     }
 
-    /// The region that holds the byte at `offset` of the arena.
+    /// The region that contains the byte at `offset` of the arena.
     #[inline]
     pub(crate) fn region_of(&self, offset: usize) -> RegionId {
         RegionId((offset >> self.region_shift) as u32)
@@ -351,7 +354,7 @@ impl Arena {
     /// Reads and checks a region's header.
     ///
     /// # Errors
-    /// [`RegionHeaderError`] when the bytes are not a header of this version.
+    /// [`RegionHeaderError`] if the bytes are not a header of this version.
     pub fn read_header(&self, id: RegionId) -> Result<RegionHeader, RegionHeaderError> {
         let mut bytes = [0u8; REGION_HEADER_BYTES];
         let from = self.at(self.offset_of(id, 0));

@@ -6,8 +6,8 @@
 //! │ draining │ pins                                │
 //! └──────────┴─────────────────────────────────────┘
 //! ```
-//! The owner sets *draining* when it is done with the region; no pins are added from then on.
-//! The thread that brings the word to "draining, no pins" frees the region, and there is exactly one.
+//! The owner sets *draining* when it no longer needs the region; no pins are added from then on.
+//! Exactly one thread changes the word to "draining, no pins", and that thread frees the region.
 
 use crate::sync::{AtomicU32, Ordering};
 
@@ -22,8 +22,8 @@ impl Pins {
         Pins(AtomicU32::new(0))
     }
 
-    /// Adds a reader. The caller makes sure that draining has not begun (it holds the lock of a
-    /// bucket whose item lies in the region).
+    /// Adds a reader. The caller ensures that draining has not started, by holding the lock of a
+    /// hash bucket with an item in the region.
     pub(crate) fn pin(&self) {
         let before = self.0.fetch_add(1, Ordering::Relaxed);
         debug_assert!(before & DRAINING == 0, "a draining region was pinned");
@@ -37,18 +37,18 @@ impl Pins {
         self.0.fetch_sub(1, Ordering::AcqRel) == DRAINING | 1
     }
 
-    /// Begins draining. Returns whether the caller must free the region.
+    /// Starts draining. Returns whether the caller must free the region.
     #[must_use]
     pub(crate) fn drain(&self) -> bool {
         self.0.fetch_or(DRAINING, Ordering::AcqRel) == 0
     }
 
-    /// Removes the mark, once the region is free.
+    /// Removes the mark after the region has been freed.
     pub(crate) fn reset(&self) {
         self.0.store(0, Ordering::Release);
     }
 
-    /// The number of readers at this moment.
+    /// The present number of readers.
     pub(crate) fn count(&self) -> u32 {
         self.0.load(Ordering::Acquire) & !DRAINING
     }
@@ -76,7 +76,7 @@ mod shuttle_tests {
     use super::*;
     use crate::sync::Arc;
 
-    /// In any interleaving of two readers and the owner, exactly one of them frees.
+    /// In any interleaving of two readers and the owner, exactly one of them frees the region.
     #[test]
     fn exactly_one_thread_frees() {
         shuttle::check_random(

@@ -1,4 +1,5 @@
-//! The table of regions, a record for each: its state, its readers and writers, its bytes in use, and the header at its start.
+//! The table of regions, with a record for each: its state, its readers and writers, and its bytes
+//! in use. Also the header at the start of a region.
 //!
 //! ```text
 //!   free ──take──> active ──seal──> sealed ──claim──> reclaiming ──release──> free
@@ -6,7 +7,8 @@
 //!                    │                 └────requeue───────┘  └─(pinned)─> draining ──last unpin──> free
 //!                    └──abandon (empty)──> reclaiming
 //! ```
-//! *active*: a stream appends to it. *sealed*: full, in a queue. *reclaiming*: the reclaimer walks it.
+//! *active*: a stream appends to it. *sealed*: full, in a queue. *reclaiming*: the reclaimer walks
+//! it.
 
 use super::Memory;
 use super::pins::Pins;
@@ -34,35 +36,38 @@ pub(crate) enum RegionState {
     Reclaiming = 3,
 }
 
-/// The record of one region, beside the arena. What writers change lies in one cache line.
+/// The record of one region, stored beside the arena. The fields that writers change are in one
+/// cache line.
 ///
-/// A restart takes over what describes the content (state, bytes allocated, owner, queue, sequence, time), and
-/// counts the rest anew. Zeroed memory is the record of a free region.
+/// A restart takes over the fields that describe the content (state, allocated bytes, owner, queue,
+/// sequence, time), and counts the others again. Zeroed memory is the record of a free region.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct Region {
     state: AtomicU32,
     pins: Pins,
-    /// Low half: bytes of entries that are in use or being written. High half: writers, that is
-    /// entries allocated but not published; while there are any, the region is not reclaimed.
+    /// Lower half: bytes of entries that are in use or being written. Upper half: writers, that is,
+    /// entries that are allocated but not published. While there are any, the region is not
+    /// reclaimed.
     usage: AtomicU64,
-    /// Bytes allocated, the header included. Written by the stream that appends, once the entry up to there
-    /// can be stepped over.
+    /// The allocated bytes, including the header. The appending stream writes it once a walk can
+    /// skip the entry up to there.
     used_bytes: AtomicU32,
     owner: AtomicU32,
-    /// The writers whose bytes are awaited from a client, however long that takes.
+    /// The number of writers that wait for bytes from a client, which may take any time.
     arrivals: AtomicU32,
-    /// The queue that the region is in, or will join when it is sealed.
+    /// The queue of the region, or the one to which it will be added when sealed.
     queue: AtomicU32,
-    /// The region's place in the age order of the queues. It rises with every region taken or requeued.
+    /// The region's position in the age order of the queues. It increases with every region taken
+    /// or requeued.
     sequence: AtomicU64,
-    /// When the region was opened or requeued, clock seconds.
+    /// When the region was opened or requeued, in the clock's seconds.
     opened_at: AtomicU32,
-    /// CRC-32 of the bytes allocated, from a clean end to the next start.
+    /// CRC-32 of the allocated bytes, valid from a clean end to the next start.
     crc: AtomicU32,
 }
 
-// The layout of a file; under shuttle its atomics are larger.
+// The layout of a file. Under shuttle, the atomics are larger.
 #[cfg(not(shuttle))]
 const _: () = assert!(size_of::<Region>() == 64);
 
@@ -112,7 +117,8 @@ impl Region {
         }
     }
 
-    /// Changes the state from `from` to `to`; false, and nothing changed, if it is another one.
+    /// Changes the state from `from` to `to`. Returns false, and changes nothing, if the state is
+    /// another one.
     pub(crate) fn shift(&self, from: RegionState, to: RegionState) -> bool {
         self.state.compare_exchange(from as u32, to as u32, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
@@ -135,7 +141,7 @@ impl Region {
         self.pins.drain()
     }
 
-    /// Counts an entry of `bytes` as in use, and its writer.
+    /// Counts an entry of `bytes` as in use and being written.
     pub(crate) fn begin_entry(&self, bytes: u32) {
         self.usage.fetch_add(WRITER + u64::from(bytes), Ordering::Relaxed);
     }
@@ -145,13 +151,14 @@ impl Region {
         self.usage.fetch_add(u64::from(bytes), Ordering::Relaxed);
     }
 
-    /// Counts an entry that waits for bytes from a client. Returns whether it is the only one of the region.
+    /// Counts an entry that waits for bytes from a client. Returns whether it is the only one in
+    /// the region.
     pub(crate) fn begin_arrival(&self) -> bool {
         self.arrivals.fetch_add(1, Ordering::Relaxed) == 0
     }
 
-    /// Takes back one [`begin_arrival`](Region::begin_arrival). Returns whether no entry of the region waits
-    /// any more.
+    /// Reverts one [`begin_arrival`](Region::begin_arrival). Returns whether no entry of the region
+    /// waits any more.
     pub(crate) fn end_arrival(&self) -> bool {
         self.arrivals.fetch_sub(1, Ordering::Relaxed) == 1
     }
@@ -161,12 +168,12 @@ impl Region {
         self.usage.fetch_sub(WRITER, Ordering::Release);
     }
 
-    /// Records that an entry is abandoned before it was published.
+    /// Records that an entry was abandoned before it was published.
     pub(crate) fn abandon_entry(&self, bytes: u32) {
         self.usage.fetch_sub(WRITER + u64::from(bytes), Ordering::Release);
     }
 
-    /// Records that an entry is garbage. Returns the bytes still in use.
+    /// Records that an entry has become garbage. Returns the bytes still in use.
     pub(crate) fn entry_died(&self, bytes: u32) -> u32 {
         let before = self.usage.fetch_sub(u64::from(bytes), Ordering::AcqRel);
         debug_assert!(before as u32 >= bytes, "more bytes became garbage than were in use");
@@ -202,13 +209,13 @@ impl Region {
         self.opened_at.store(now, Ordering::Relaxed);
     }
 
-    /// Gives a requeued region a new place in the age order.
+    /// Moves a requeued region to a new position in the age order.
     pub(crate) fn renew(&self, sequence: u64, now: u32) {
         self.sequence.store(sequence, Ordering::Release);
         self.set_opened_at(now);
     }
 
-    /// Gives the region another place in the age order.
+    /// Changes the region's position in the age order.
     pub(crate) fn set_sequence(&self, sequence: u64) {
         self.sequence.store(sequence, Ordering::Release);
         stores::done();
@@ -235,7 +242,7 @@ impl Region {
         self.owner.load(Ordering::Relaxed) == owner as u32
     }
 
-    /// What a restart takes over, for a checksum.
+    /// The fields that a restart takes over, for a checksum.
     pub(crate) fn kept_words(&self) -> [u64; 4] {
         [
             u64::from(self.state.load(Ordering::Relaxed)) | u64::from(self.used_bytes()) << 32,
@@ -245,19 +252,20 @@ impl Region {
         ]
     }
 
-    /// Begins to take over the record of an earlier process: nothing is in use yet, and no thread waits.
+    /// Starts taking over the record of an earlier process, with nothing in use and no thread
+    /// waiting.
     pub(crate) fn begin_restore(&self) {
         self.pins.reset();
         self.usage.store(0, Ordering::Relaxed);
         self.arrivals.store(0, Ordering::Relaxed);
     }
 
-    /// Marks a region that an earlier process had in use as open or sealed.
+    /// Marks a region that an earlier process used as open or sealed.
     pub(crate) fn restore(&self, state: RegionState) {
         self.state.store(state as u32, Ordering::Release);
     }
 
-    /// Bytes of entries that are garbage.
+    /// The bytes of entries that are garbage.
     pub(crate) fn dead_bytes(&self) -> u32 {
         let used = self.used_bytes().saturating_sub(REGION_HEADER_BYTES as u32);
         used.saturating_sub(self.live_bytes())
@@ -273,7 +281,7 @@ pub(super) struct Regions {
 
 #[cfg(not(shuttle))]
 impl Regions {
-    /// Makes the records of `count` free regions.
+    /// Creates the records of `count` free regions.
     pub(super) fn new(count: u32) -> std::io::Result<Regions> {
         Ok(Regions::over(Memory::map(count as usize * size_of::<Region>(), false)?, count))
     }
@@ -281,7 +289,7 @@ impl Regions {
     /// Takes over the records of `count` regions.
     ///
     /// # Panics
-    /// If the memory does not hold as many.
+    /// If the memory is too small for them.
     pub(super) fn over(memory: Memory, count: u32) -> Regions {
         let count = count as usize;
         assert!(memory.len() >= count * size_of::<Region>(), "a table of fewer regions");
@@ -302,7 +310,7 @@ impl Deref for Regions {
     }
 }
 
-/// Under shuttle, atomics are objects that must be made one by one.
+/// Under shuttle, atomics are objects that must be created one by one.
 #[cfg(shuttle)]
 pub(super) struct Regions(Box<[Region]>);
 
@@ -326,12 +334,12 @@ impl Deref for Regions {
     }
 }
 
-/// Bytes of the header at the start of every region in use.
+/// The size of the header at the start of every region in use.
 pub const REGION_HEADER_BYTES: usize = 32;
 const MAGIC: u32 = u32::from_le_bytes(*b"CRGN");
 const VERSION: u16 = 1;
 
-/// The header at the start of a region, by which a later process recognises it.
+/// The header at the start of a region, from which a later process recognises it.
 ///
 /// ```text
 ///  0       4        6       7       8               16          20            28       32
@@ -347,9 +355,9 @@ pub struct RegionHeader {
     pub owner: u8,
     /// Entries start at multiples of `1 << granule_shift` bytes.
     pub granule_shift: u8,
-    /// The region's place in the age order.
+    /// The region's position in the age order.
     pub sequence: u64,
-    /// The clock's second in which the region was opened.
+    /// The time at which the region was opened, in the clock's seconds.
     pub opened_at: u32,
 }
 

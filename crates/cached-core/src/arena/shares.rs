@@ -1,37 +1,37 @@
-//! The free regions, and how many each owner may hold: a share can change while the arena is used.
+//! The free regions, and the number that each owner may hold. A share can change at run time.
 
 use super::{Arena, Owner, RegionId};
 use crate::sync::lock;
 use std::collections::VecDeque;
 
-/// The range in which a cache's memory can be changed while it runs, in bytes: one half of a memory that a
-/// byte-keyed store and an object cache share ([`arbiter`](crate::arbiter)).
+/// The range in which a cache's memory can be changed at run time, in bytes: one half of a memory
+/// that a byte-keyed store and an object cache share ([`arbiter`](crate::arbiter)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryRange {
-    /// The least memory.
+    /// The minimum.
     pub bytes_min: u64,
-    /// The most memory, for which address space is reserved.
+    /// The maximum, for which address space is reserved.
     pub bytes_max: u64,
 }
 
 impl MemoryRange {
-    /// The most that `bytes_max` can be of `bytes_min`: what a policy remembers is sized by the first, and
-    /// taken out of both.
+    /// The largest ratio of `bytes_max` to `bytes_min`. The policy's records are sized by the
+    /// former, and are part of both.
     pub const RATIO_MAX: u64 = 32;
 }
 
 pub(super) struct FreeRegions {
-    /// Taken from the back, where the regions lie that were in use; those at the front have no memory: they
-    /// were never touched, or have been released. There are always enough of these for the regions that no
-    /// owner may take, so that memory in use never exceeds the shares.
+    /// Regions are taken from the back, where those that were in use are. Those at the front have
+    /// no memory, because they were never touched or have been released. There are always enough of
+    /// these for the regions that no owner may take, so memory in use never exceeds the shares.
     pub(super) ids: VecDeque<u32>,
-    /// Regions held per owner, and each owner's share, indexed by `Owner as usize - 1`.
+    /// The regions held per owner and each owner's share, indexed by `Owner as usize - 1`.
     pub(super) held: [u32; 2],
     pub(super) share: [u32; 2],
 }
 
 impl FreeRegions {
-    /// How many regions an owner may take.
+    /// Returns how many regions an owner may still take.
     pub(super) fn available(&self, owner: Owner) -> u32 {
         let slot = owner as usize - 1;
         (self.ids.len() as u32).min(self.share[slot].saturating_sub(self.held[slot]))
@@ -39,11 +39,12 @@ impl FreeRegions {
 }
 
 impl Arena {
-    /// Lowers an owner's share by one region, if it can then still take `keep`, and returns the region's memory
-    /// to the system. Returns whether it did. Not for memory in a file.
+    /// Lowers an owner's share by one region, if the owner can then still take `keep`, and returns
+    /// the region's memory to the system. Returns whether it did. Must not be used for memory in a
+    /// file.
     ///
     /// # Errors
-    /// If the system refuses the memory; the share is what it was.
+    /// If the system refuses the memory; the share then stays unchanged.
     pub(crate) fn release_memory(&self, owner: Owner, keep: u32) -> std::io::Result<bool> {
         let mut free = lock(&self.free);
         if free.available(owner) <= keep {
@@ -67,19 +68,21 @@ impl Arena {
         given.map(|()| true)
     }
 
-    /// Returns bytes of the arena to the system; they are zero when they are used again.
+    /// Returns bytes of the arena to the system; they are zero when used again.
     ///
     /// # Errors
-    /// If the system refuses: the bytes may be what they were.
+    /// If the system refuses; the bytes may then keep their content.
     ///
     /// # Safety
-    /// The caller owns the bytes, whole pages of anonymous memory, and no thread refers to any of them.
+    /// The caller owns the bytes, whole pages of anonymous memory, and no thread refers to any of
+    /// them.
     pub(crate) unsafe fn discard(&self, offset: usize, len: usize) -> std::io::Result<()> {
         // SAFETY: as the caller promises.
         unsafe { self.memory.discard(offset, len) }
     }
 
-    /// Raises an owner's share by one region, unless all regions are its own. Returns whether it did.
+    /// Raises an owner's share by one region, unless it has all regions already. Returns whether it
+    /// did.
     pub(crate) fn add_to_share(&self, owner: Owner) -> bool {
         let mut free = lock(&self.free);
         let share = &mut free.share[owner as usize - 1];
@@ -96,11 +99,11 @@ impl Arena {
         lock(&self.free).share[owner as usize - 1]
     }
 
-    /// Checks that every region is free or held, and that no owner holds more than its share. No other thread
-    /// may use the arena.
+    /// Checks that every region is either free or held, and that no owner holds more than its
+    /// share. No other thread may use the arena.
     ///
     /// # Panics
-    /// If it is not so.
+    /// If a check fails.
     pub(crate) fn validate(&self) {
         let free = lock(&self.free);
         let held: u32 = free.held.iter().sum();

@@ -1,4 +1,5 @@
-//! The first page of an arena in a file: what the memory is, and what a restart must know beyond its regions.
+//! The first page of an arena in a file: the identity of the memory, and the other facts that a
+//! restart needs beside the regions.
 //!
 //! ```text
 //!  0          8         12            16        20         24    28      32        48          56
@@ -12,13 +13,13 @@
 //!   │ u64         │ u64        │ u64      │ u64      │ u64   │ u32   │          │                   │
 //!   ┴─────────────┴────────────┴──────────┴──────────┴───────┴───────┴─ … ──────┴───────────────────┘
 //! ```
-//! Little-endian. The identity is written once, when the file is made; the CRC (IEEE) covers what is before it.
-//! The notes change while the store runs, each in one store. A store without a file has the page, too, in
-//! memory of its own.
+//! Little-endian. The identity is written once, when the file is created; the CRC (IEEE) covers the
+//! bytes before it. The notes change at run time, each by a single write. A store without a file
+//! also has this page, in memory of its own.
 
 use super::Memory;
 use crate::stores;
-// Not from `crate::sync`: these words lie in raw memory.
+// Not from `crate::sync`: these words are in raw memory.
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// The bytes of the superblock.
@@ -26,13 +27,14 @@ pub(super) const SUPERBLOCK_BYTES: usize = 4096;
 const NOTES_AT: usize = 1024;
 const IDENTITY_BYTES: usize = 100;
 const MAGIC: [u8; 8] = *b"cachedMF";
-/// The version of the layout of the file: of the superblock, the table of regions, region headers and entries.
+/// The version of the file's layout, which covers the superblock, the table of regions, region
+/// headers and entries.
 pub(super) const VERSION: u32 = 2;
-/// The version in which entries have no checksums; a file that has it keeps it.
+/// The version in which entries have no checksums. A file of this version keeps it.
 pub(super) const VERSION_WITHOUT_CHECKSUMS: u32 = 1;
 const POLICY_BYTES: usize = 16;
 
-/// What the memory is: a process with another identity cannot use it.
+/// The identity of the memory. A process with another identity cannot use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) region_bytes: u32,
@@ -45,7 +47,7 @@ pub(crate) struct Identity {
     /// The seeds of the key hash.
     pub(crate) hash_seed: u64,
     pub(crate) shared_seed: u64,
-    /// A hash under these seeds, which shows whether this program hashes as the earlier one did.
+    /// A hash with these seeds, which shows whether this program hashes as the earlier one did.
     pub(crate) hash_check: u64,
     pub(super) table_at: u64,
     pub(super) arena_at: u64,
@@ -53,7 +55,7 @@ pub(crate) struct Identity {
     pub(super) bytes: u64,
 }
 
-/// Why bytes are not an identity.
+/// The reason why bytes are not an identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum IdentityError {
     Foreign,
@@ -88,17 +90,17 @@ impl Identity {
         }
     }
 
-    /// The identity of a file whose entries have checksums or, as those of earlier builds, have none.
+    /// The identity of a file whose entries have checksums or, as in earlier builds, have none.
     #[cfg(test)]
     pub(crate) fn with_checksums(self, has_checksums: bool) -> Identity {
         Identity { has_checksums, ..self }
     }
 
-    /// What differs, where it matters; `None` if this memory can be used as `wanted`.
+    /// Returns the first relevant difference; `None` if this memory can be used as `wanted`.
     pub(super) fn differs(&self, wanted: &Identity) -> Option<String> {
         let arena = |identity: &Identity| u64::from(identity.region_bytes) * u64::from(identity.regions);
         let cas = |identity: &Identity| if identity.has_cas { "with" } else { "without" };
-        // First: a policy takes some of the memory for itself.
+        // This check comes first, because a policy uses part of the memory.
         if self.policy != wanted.policy {
             let name = |identity: &Identity| {
                 String::from_utf8_lossy(&identity.policy).trim_end_matches('\0').escape_debug().to_string()
@@ -170,28 +172,31 @@ impl Identity {
     }
 }
 
-/// What changes while the store runs. All zero is a store that has nothing to note.
+/// The part of the superblock that changes at run time. All zeros mean that a store has nothing to
+/// record.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub(crate) struct Notes {
     state: AtomicU32,
-    /// The clock's second in which a flush is due; 0 for none.
+    /// The time at which a flush is due, in the clock's seconds; 0 for none.
     flush_due: AtomicU32,
     /// Entries in regions with a lower sequence number have been flushed.
     boundary: AtomicU64,
-    /// No CAS value from here on has been given.
+    /// No CAS value from this one on has been used.
     cas_bound: AtomicU64,
-    /// Low half: the last second of the clock that was noted. High half: the Unix time then, its lower 32 bits.
+    /// Lower half: the last recorded second of the clock. Upper half: the lower 32 bits of the Unix
+    /// time at that moment.
     time: AtomicU64,
-    /// The number of items when the time was noted.
+    /// The number of items when the time was recorded.
     items: AtomicU64,
-    /// The boot of the system in which the memory was last written.
+    /// The boot in which the memory was last written.
     boot: [AtomicU64; 2],
-    /// CRC-32 of the identity, the notes and the table of regions, from a clean end to the next start.
+    /// CRC-32 of the identity, the notes and the table of regions, valid from a clean end to the
+    /// next start.
     crc: AtomicU32,
 }
 
-/// Whether a process has the memory, or has ended.
+/// Whether a process uses the memory, or how it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MemoryState {
     None,
@@ -230,7 +235,7 @@ impl Notes {
         self.crc.store(crc, Ordering::Relaxed);
     }
 
-    /// What the checksum of a clean end covers.
+    /// The words that the checksum of a clean end covers.
     pub(super) fn words(&self) -> [u64; 5] {
         [
             u64::from(self.flush_due()),
@@ -261,7 +266,7 @@ impl Notes {
 
     /// Removes the boundary, unless it has been raised meanwhile.
     pub(crate) fn clear_boundary(&self, boundary: u64) {
-        // Fails if another flush has raised it: then it stays.
+        // This fails if another flush has raised the boundary; then it stays.
         let _ = self.boundary.compare_exchange(boundary, 0, Ordering::AcqRel, Ordering::Relaxed);
         stores::done();
     }
@@ -276,7 +281,7 @@ impl Notes {
         stores::done();
     }
 
-    /// Lowers the bound to what has been given, at a clean end.
+    /// Lowers the bound to the values actually used, at a clean end.
     pub(crate) fn set_cas_bound(&self, bound: u64) {
         self.cas_bound.store(bound, Ordering::Release);
     }
@@ -285,17 +290,17 @@ impl Notes {
         self.items.load(Ordering::Relaxed)
     }
 
-    /// Notes the time, and the number of items.
+    /// Records the time and the number of items.
     pub(crate) fn note_time(&self, now: u32, items: u64) {
         self.items.store(items, Ordering::Relaxed);
         self.time.store(u64::from(now) | u64::from(unix_secs() as u32) << 32, Ordering::Release);
     }
 
-    /// The last second of the clock that was noted, and the seconds that have passed since; none if the
-    /// system's clock went back.
+    /// Returns the last recorded second of the clock, and the seconds that have passed since then;
+    /// 0 if the system's clock went back.
     pub(super) fn time_since(&self) -> (u32, u32) {
         let time = self.time.load(Ordering::Acquire);
-        // Unix times wrap after 136 years; a difference above half of that is one below zero.
+        // Unix times wrap after 136 years. A difference above half of that is negative.
         let passed = (unix_secs() as u32).wrapping_sub((time >> 32) as u32).cast_signed();
         (time as u32, passed.max(0).cast_unsigned())
     }
@@ -307,10 +312,10 @@ pub(crate) struct Superblock {
 }
 
 impl Superblock {
-    /// Makes the superblock of a store without a file.
+    /// Creates the superblock of a store without a file.
     ///
     /// # Errors
-    /// The system's reason to refuse the memory.
+    /// The system's error if it refuses the memory.
     pub(crate) fn without_file() -> std::io::Result<Superblock> {
         Ok(Superblock::over(Memory::map(SUPERBLOCK_BYTES, false)?))
     }
@@ -328,7 +333,7 @@ impl Superblock {
         unsafe { &*self.memory.base().add(NOTES_AT).cast::<Notes>() }
     }
 
-    /// Writes the identity of memory that no other thread uses yet.
+    /// Writes the identity to memory that no other thread uses yet.
     pub(super) fn write_identity(&self, identity: &Identity) {
         let bytes = identity.encode();
         // SAFETY: the identity lies inside the superblock, before the notes, and the caller has the memory for
@@ -348,7 +353,7 @@ fn unix_secs() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// The wall clock of tests.
+/// The wall clock in tests.
 #[cfg(test)]
 pub(crate) mod test_time {
     use std::cell::Cell;

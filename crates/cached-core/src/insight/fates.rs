@@ -1,4 +1,5 @@
-//! What last happened to sampled names, which gives each miss its reason: fingerprints in a bounded table.
+//! The last event of each sampled name, which gives a miss its reason: fingerprints in a table of
+//! limited size.
 //!
 //! ```text
 //!  a set: eight fates, the latest first
@@ -7,7 +8,8 @@
 //!  │ tag (0: empty)   │ fate  │ expiry, or 0      │
 //!  └──────────────────┴───────┴───────────────────┘
 //! ```
-//! The oldest of a set gives way. One name in a few million is taken for another.
+//! A new fate replaces the oldest one in its set. About one name in a few million is mistaken for
+//! another.
 
 use super::sampler::{Event, Sample};
 use crate::clock::Expiry;
@@ -21,7 +23,7 @@ const STORED: u64 = 0;
 const DELETED: u64 = 1;
 const FLUSHED: u64 = 2;
 
-/// Why a sampled request missed.
+/// The reason why a sampled request missed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reason {
     NeverSeen,
@@ -60,14 +62,14 @@ impl Fates {
         set[0] = tag | fate << FATE_SHIFT | u64::from(expiry);
     }
 
-    /// Learns from one sample; returns the reason if it is a miss that the engine cannot explain.
+    /// Processes one sample. Returns the reason if it is a miss that the engine cannot explain.
     pub(super) fn learn(&mut self, sample: &Sample, now: u32) -> Option<Reason> {
         match sample.event {
             Event::Hit | Event::Store | Event::Return | Event::Touch => {
                 self.record(sample.hash, STORED, sample.expiry);
             }
             Event::Delete => self.record(sample.hash, DELETED, 0),
-            // The engine has counted these, and has just removed the entry.
+            // The engine has counted these misses, and has just removed the entry.
             Event::Flushed => self.record(sample.hash, FLUSHED, 0),
             Event::Expired => {}
             Event::Absent => {

@@ -1,8 +1,8 @@
-//! Hot names: one request in about 256, counted by space-saving sketches.
+//! Hot names, counted by space-saving sketches from one request in about 256.
 //!
-//! Requests are sampled, not names, as a hot name is one of many requests. The gap between two samples varies, so
-//! that a client that asks for names in turn is not always met at the same one. A thread that meets another one
-//! in the sketches drops its sample.
+//! Requests are sampled rather than names, because a hot name has many requests. The gap between
+//! two samples varies, so that a client that requests names in a cycle is not always sampled at the
+//! same one. A thread drops its sample if another thread is using the sketches.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -14,22 +14,22 @@ use foldhash::fast::RandomState;
 use super::{Hot, HotNames};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock, try_lock};
 
-/// Requests between two samples of a thread, on average.
+/// The average number of requests between two samples of a thread.
 pub(crate) const GAP: u32 = 256;
 /// The counters of the sketches.
 const NAMES_MAX: usize = 1024;
 const GROUPS_MAX: usize = 256;
-/// After this long all counts are halved.
+/// The interval at which all counts are halved.
 const HALVING: Duration = Duration::from_secs(300);
 
 thread_local! {
-    /// The requests until the next sample, and what the gap after it is drawn from.
+    /// The number of requests until the next sample, and the random state for the gap after it.
     static NEXT: Cell<(u32, u32)> = const { Cell::new((1, 1)) };
 }
 
-/// The sketches, and when the next request is sampled.
+/// The sketches, and the time of the next sample.
 pub(crate) struct HotSketch {
-    /// `None`: nothing is sampled.
+    /// `None`: sampling is off.
     counts: Option<Mutex<Counts>>,
     dropped: AtomicU64,
 }
@@ -37,12 +37,12 @@ pub(crate) struct HotSketch {
 struct Counts {
     names: SpaceSaving,
     groups: SpaceSaving,
-    /// When the first request was counted that still counts, and the number of all requests before it.
+    /// The time of the first request that still counts, and the number of all requests before it.
     since: Mark,
     halved: Mark,
 }
 
-/// A moment, and the number of all requests until then.
+/// A time, and the number of all requests until then.
 #[derive(Clone, Copy)]
 struct Mark {
     at: Timestamp,
@@ -50,7 +50,7 @@ struct Mark {
 }
 
 impl HotSketch {
-    /// Returns sketches that count from `now` on; none if not `is_on`.
+    /// Returns sketches that count from `now` on; without `is_on`, they do nothing.
     pub(crate) fn new(is_on: bool, now: Timestamp) -> HotSketch {
         let start = Mark { at: now, requests: 0 };
         let counts = || Counts {
@@ -62,7 +62,7 @@ impl HotSketch {
         HotSketch { counts: is_on.then(|| Mutex::new(counts())), dropped: AtomicU64::new(0) }
     }
 
-    /// Returns whether the request that a thread begins is to be sampled.
+    /// Returns whether to sample the request that a thread is starting.
     #[inline]
     pub(crate) fn is_due(&self) -> bool {
         self.counts.is_some()
@@ -73,7 +73,8 @@ impl HotSketch {
             })
     }
 
-    /// Counts a request that is due, for the name and the group that `of` returns, and chooses the thread's next.
+    /// Counts a sampled request for the name and the group that `of` returns, and chooses the
+    /// thread's next sample.
     #[cold]
     #[inline(never)]
     pub(crate) fn sample<N: AsRef<[u8]>>(&self, of: impl FnOnce() -> (N, N)) {
@@ -94,7 +95,7 @@ impl HotSketch {
         }
     }
 
-    /// Halves the counts if it is time. `requests` is the number of all requests since the start.
+    /// Halves the counts if that is due. `requests` is the number of all requests since the start.
     pub(crate) fn age(&self, now: Timestamp, requests: u64) {
         let Some(counts) = &self.counts else { return };
         let counts = &mut *lock(counts);
@@ -105,7 +106,7 @@ impl HotSketch {
         }
     }
 
-    /// Returns the `count` hottest names and groups; `None` where nothing is sampled.
+    /// Returns the `count` hottest names and groups; `None` if sampling is off.
     pub(crate) fn report(&self, count: usize, now: Timestamp, requests: u64) -> Option<HotNames> {
         let counts = lock(self.counts.as_ref()?);
         let seconds = now.since(counts.since.at).as_secs_f64().max(1e-3);
@@ -119,16 +120,18 @@ impl HotSketch {
     }
 }
 
-/// Returns the memory, in bytes, for names and groups of at most `name_bytes_max` bytes: the sketch keeps each of
-/// them twice.
+/// Returns the memory, in bytes, for names and groups of at most `name_bytes_max` bytes. The sketch
+/// stores each of them twice.
 pub(crate) const fn bytes_max(name_bytes_max: usize) -> usize {
     (NAMES_MAX + GROUPS_MAX) * (2 * name_bytes_max + 128)
 }
 
-// The most frequent of many names, in a bounded amount of memory: space-saving (Metwally et al., ICDT'05).
+// The most frequent of many names in a limited amount of memory: the space-saving algorithm
+// (Metwally et al., ICDT'05).
 //
-// Each of a fixed number of counters belongs to one name. A name without a counter takes over the one with
-// the lowest count, and its count: so a count is never too low, and too high by at most what was taken over.
+// Each of a fixed number of counters belongs to one name. A name without a counter takes over the
+// counter with the lowest count, including its count. So a count is never too low, and too high by
+// at most the count taken over.
 
 /// The counters, as a binary heap with the lowest count on top.
 pub struct SpaceSaving {
@@ -175,22 +178,22 @@ impl SpaceSaving {
         all
     }
 
-    /// Returns the number of occurrences counted, those before a halving by half.
+    /// Returns the number of occurrences counted; halving halves this number too.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Halves all counts, so that what is past counts less and less.
+    /// Halves all counts, so that the past counts less and less.
     pub fn halve(&mut self) {
         self.total /= 2;
-        // The order stays a heap's.
+        // The order remains that of a heap.
         for hot in &mut self.heap {
             (hot.count, hot.error) = (hot.count / 2, hot.error / 2);
         }
     }
 
-    /// Forgets everything.
+    /// Clears all counts.
     pub fn clear(&mut self) {
         *self = SpaceSaving::new(self.counters_max);
     }
@@ -252,7 +255,8 @@ mod hot_names_tests {
     fn one_request_in_about_256_is_counted_whatever_the_order() {
         let (hot, off) = (HotSketch::new(true, at(0)), HotSketch::new(false, at(0)));
         assert!(!(0..1000).any(|_| off.is_due()) && off.report(1, at(1), 1).is_none());
-        // Every eighth is for one name, the others in turn for 256: they must not all be met at one.
+        // Every eighth request is for one name, the others cycle through 256 names: the samples
+        // must not all hit the same one.
         let name = |n: u64| if n.is_multiple_of(8) { "hot".to_owned() } else { format!("k{}", n % 256) };
         let samples = (0..256_000).filter(|n| count(&hot, &name(*n))).count();
         assert!((850..1200).contains(&samples), "{samples}");

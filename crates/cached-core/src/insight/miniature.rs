@@ -1,50 +1,51 @@
-//! A cache of one size in miniature: the policy's own code over the sampled names.
+//! A miniature cache of one size: the policy's own code on the sampled names.
 //!
 //! ```text
-//!  names: one table for all sizes                     rings of one size: who came when
+//!  names: one table for all sizes                     rings of one size: order of insertion
 //!  ┌──────┬───────┬────────┬────────────────────┐     ┌───────┬───────────────────────────┐
 //!  │ hash │ bytes │ expiry │ a state for each   │ <── │ ENTRY │ name, generation … oldest │
 //!  │      │       │        │ size: present, …   │     ├───────┼───────────────────────────┤
 //!  └──────┴───────┴────────┴────────────────────┘     │ MAIN  │                           │
 //!                                                     └───────┴───────────────────────────┘
 //! ```
-//! The policy is given the whole memory, and each name counts for as many as it was sampled from. A name that
-//! is removed stays in its ring, and is passed over there because its generation is not that of its state.
+//! The policy gets the size of the whole memory, and each name counts for as many as it was sampled
+//! from. A name that is removed stays in its ring, and is skipped there because its generation
+//! differs from that in its state.
 
 use super::names::{Names, Place};
 use crate::policy::{self, Candidate, Insertion, Policy, QUEUES_MAX, QueueId, Verdict};
 use std::collections::VecDeque;
 
-/// Entries usually take this much or more, as in the store itself.
+/// Most entries have at least this size, as in the store itself.
 const ENTRY_BYTES_USUAL: f64 = 256.0;
-/// A policy remembers ghosts as if there were at most this many entries at one time the memory.
+/// The number of entries for which a policy keeps ghosts, at the cache's own size; at most.
 const GHOST_ENTRIES_MAX: f64 = 32_768.0;
 
-/// One size.
+/// A cache of one size.
 pub(super) struct Miniature {
     policy: Box<dyn Policy>,
-    /// What a hit makes of each value of the policy's bits.
+    /// The policy's new bits after a hit, for each value of the bits.
     hits: [u8; 8],
     rings: [VecDeque<u32>; QUEUES_MAX],
     /// Bytes of the sampled entries in each ring.
     ring_bytes: [u64; QUEUES_MAX],
     /// The number of those entries.
     entries: usize,
-    /// The memory, as a multiple of that of the cache.
+    /// The memory, as a multiple of the cache's own.
     factor: f64,
     /// The number of entries evicted.
     evictions: u64,
     policy_bytes: usize,
 }
 
-/// How sampled entries stand for all.
+/// How to extrapolate from the sampled entries to all.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scale {
-    /// The number of names for which a sampled one counts.
+    /// The number of names that a sampled one represents.
     pub(super) weight: f64,
-    /// The cache's memory in bytes.
+    /// The cache's memory, in bytes.
     pub(super) memory_bytes: u64,
-    /// The part of it that holds entries when it is full.
+    /// The part of the memory that entries occupy when it is full.
     pub(super) utilisation: f64,
 }
 
@@ -55,7 +56,7 @@ impl Scale {
 }
 
 impl Miniature {
-    /// A cache with `factor` times the memory; `None` if no policy has this name.
+    /// Creates a cache with `factor` times the memory; `None` if no policy has this name.
     pub(super) fn new(policy: &str, factor: f64, scale: &Scale) -> Option<Miniature> {
         let mut miniature = Miniature {
             policy: policy::by_name(policy)?,
@@ -71,7 +72,7 @@ impl Miniature {
         Some(miniature)
     }
 
-    /// Sizes what the policy remembers for another scale: it forgets what it had.
+    /// Resizes the policy's records for another scale, which clears them.
     pub(super) fn attach(&mut self, scale: &Scale) {
         let entry_bytes =
             (ENTRY_BYTES_USUAL * scale.weight).max(scale.memory_bytes as f64 / GHOST_ENTRIES_MAX);
@@ -80,7 +81,7 @@ impl Miniature {
         self.hits = policy::hits(&*self.policy);
     }
 
-    /// The bytes of sampled entries that fit.
+    /// The number of bytes of sampled entries that fit.
     fn capacity(&self, scale: &Scale) -> u64 {
         (scale.memory_bytes as f64 * self.factor * scale.utilisation / scale.weight) as u64
     }
@@ -100,13 +101,14 @@ impl Miniature {
         self.evictions
     }
 
-    /// A use of a present entry.
+    /// Records a hit on a present entry.
     pub(super) fn hit(&self, place: &mut Place) {
         place.set_bits(self.hits[usize::from(place.bits())]);
     }
 
-    /// Puts an entry into the cache, evicting others. `replaces`: the policy's bits of the entry of the same
-    /// name that has just been removed for it. An entry larger than the memory is not kept.
+    /// Adds an entry to the cache, evicting others. `replaces` has the policy's bits of the entry
+    /// with the same name that has just been removed for it. An entry larger than the memory is not
+    /// kept.
     pub(super) fn insert(
         &mut self,
         names: &mut Names,
@@ -139,7 +141,7 @@ impl Miniature {
         self.entries -= 1;
     }
 
-    /// Records that a present entry takes another number of bytes.
+    /// Records a new size of a present entry.
     pub(super) fn resize(&mut self, queue: QueueId, before: u64, after: u64) {
         let bytes = &mut self.ring_bytes[usize::from(queue.0)];
         *bytes = *bytes - before + after;
@@ -151,12 +153,12 @@ impl Miniature {
         (self.ring_bytes, self.entries) = ([0; QUEUES_MAX], 0);
     }
 
-    /// Starts the count of evictions again.
+    /// Restarts the count of evictions.
     pub(super) fn forget_evictions(&mut self) {
         self.evictions = 0;
     }
 
-    /// Memory of the rings and of the policy, in bytes.
+    /// The memory of the rings and of the policy, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.policy_bytes + self.rings.iter().map(|ring| ring.capacity() * size_of::<u32>()).sum::<usize>()
     }
@@ -168,7 +170,7 @@ impl Miniature {
         self.entries += 1;
     }
 
-    /// Lets the policy judge the entry at a ring's tail. Returns false if there is none.
+    /// Lets the policy decide about the entry at a ring's tail. Returns false if there is none.
     fn judge_one(&mut self, names: &mut Names, at: usize, scale: &Scale, now: u32) -> bool {
         let named = self.policy.victim(self.ring_bytes.map(|bytes| scale.weigh(bytes)));
         self.hits = policy::hits(&*self.policy);
@@ -209,7 +211,7 @@ impl Miniature {
         self.entries -= 1;
     }
 
-    /// Takes the oldest entry of a ring that is still in it.
+    /// Takes the oldest entry that is still in a ring.
     fn next_of(&mut self, queue: usize, names: &mut Names, at: usize) -> Option<u32> {
         while let Some(entry) = self.rings[queue].pop_front() {
             let name = Place::name_of(entry);
@@ -220,7 +222,7 @@ impl Miniature {
         None
     }
 
-    /// Drops what is no longer in the rings, where that is most of them.
+    /// Removes obsolete entries from the rings if most of them are.
     pub(super) fn compact(&mut self, names: &mut Names, at: usize) {
         let length: usize = self.rings.iter().map(VecDeque::len).sum();
         if length > 2 * self.entries + 1024 {

@@ -1,5 +1,5 @@
-//! What a cache knows about itself beyond counters: what other amounts of memory would give, why requests
-//! miss, and which names are asked for most.
+//! Statistics about a cache beyond counters: the miss ratios of other amounts of memory, why
+//! requests miss, and which names are requested most often.
 //!
 //! ```text
 //!  request ── hash < threshold? ──> queue of the thread ──> one thread: miniature caches of ¼, ½, 1, 2 and
@@ -7,13 +7,14 @@
 //! ```
 //! - The [miss-ratio curve](MissRatioCurve) is simulated on sampled names, for the byte-keyed store
 //!   ([`Kv::take_samples`](crate::kv::Kv::take_samples)) and for an object cache's buckets
-//!   ([`ObjectCache::take_samples`](crate::object::ObjectCache::take_samples)), and for each namespace.
-//! - The [reasons of misses](MissesByReason) come from the engine where it knows them, and from what it
-//!   remembers of sampled names otherwise.
+//!   ([`ObjectCache::take_samples`](crate::object::ObjectCache::take_samples)), and for each
+//!   namespace.
+//! - The [reasons of misses](MissesByReason) come from the engine if it knows them, and otherwise
+//!   from the records of sampled names.
 //! - [`SpaceSaving`] finds the most frequent of many names; an object cache counts its own
 //!   ([`ObjectCache::hot_objects`](crate::object::ObjectCache::hot_objects)).
 //!
-//! It takes 1 to 6 MiB for each cache, by how many names it sees, and nothing where it is off.
+//! It needs 1 to 6 MiB for each cache, depending on the number of names, and nothing if it is off.
 
 mod fates;
 mod hot_names;
@@ -34,44 +35,46 @@ use crate::sync::{Mutex, lock};
 use fates::{Fates, Reason};
 use simulation::Simulation;
 
-/// The amounts of memory that are simulated, as multiples of the cache's.
+/// The simulated amounts of memory, as multiples of the cache's own.
 pub const FACTORS: [f64; SIZES] = [0.25, 0.5, 1.0, 2.0, 4.0];
 /// The number of those amounts.
 const SIZES: usize = 5;
-/// The cache's own size among them.
+/// The index of the cache's own size.
 const ONE: usize = 2;
 
-/// Returns the most memory that insight into one cache takes with samples from `threads` threads, in bytes.
+/// Returns the maximum memory, in bytes, for insight into one cache with samples from `threads`
+/// threads.
 #[must_use]
 pub fn bytes_max(threads: usize) -> usize {
     const SIMULATION_BYTES_MAX: usize = 8 << 20;
     SIMULATION_BYTES_MAX + (threads + 1) * Sampler::QUEUE_BYTES
 }
 
-/// Returns the most memory that counting the hot objects of a cache takes, in bytes.
+/// Returns the maximum memory, in bytes, for counting the hot objects of a cache.
 #[must_use]
 pub fn hot_objects_bytes_max() -> usize {
     hot_names::bytes_max(2 * blocker::NAME_BYTES_MAX + 1)
 }
 
-/// Which requests are sampled.
+/// Selects the requests to sample.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Sampling {
     /// None.
     #[default]
     Off,
-    /// Those for one name in 256 at first; more where requests are few, fewer where they are many: about two
-    /// thousand requests per second, and up to 16 384 names in the cache.
+    /// Requests for one name in 256 at first; for more names if there are few requests, and for
+    /// fewer if there are many: about two thousand requests per second, and up to 16 384 names in
+    /// the cache.
     Adaptive,
-    /// Those for this share of all names, 0 to 1; fewer only to keep at most 16 384 names in the cache. With 1
-    /// a small cache is simulated exactly, at some hundred instructions for each request.
+    /// Requests for this share of all names, 0 to 1; fewer only to keep at most 16 384 names in the
+    /// cache. With 1, a small cache is simulated exactly, at some hundred instructions per request.
     Share(f64),
 }
 
 /// Counters of a cache since its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Totals {
-    /// The number of reads, one for each key.
+    /// The number of reads, counted per key.
     pub requests: u64,
     /// The number of those that missed.
     pub misses: u64,
@@ -92,7 +95,7 @@ impl Totals {
     }
 }
 
-/// The gate for requests, and what one thread makes of the samples.
+/// The sampler on the request path, and the state of the thread that processes the samples.
 pub(crate) struct Insight {
     pub(crate) sampler: Sampler,
     state: Option<Mutex<State>>,
@@ -101,35 +104,35 @@ pub(crate) struct Insight {
 struct State {
     simulation: Simulation,
     fates: Fates,
-    /// Sampled misses by their reason, each counted for as many as it stands for.
+    /// Sampled misses by reason, each weighted with the number of misses it represents.
     reasons: [f64; 5],
     sampled_misses: u64,
     totals: Option<Totals>,
     flushes: u32,
 }
 
-/// What the simulation needs to know of the cache.
+/// The simulation's information about the cache.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Present {
-    /// The second of the clock.
+    /// The clock's time, in seconds.
     pub(crate) now: u32,
     pub(crate) totals: Option<Totals>,
-    /// Bytes of memory and of the entries in it, where it is full.
+    /// The bytes of the memory and of the entries in it, if it is full.
     pub(crate) used: Option<(u64, u64)>,
-    /// The number of times that everything has been flushed.
+    /// The number of flushes of everything.
     pub(crate) flushes: u32,
-    /// The number of entries; 0 if it is not known.
+    /// The number of entries; 0 if unknown.
     pub(crate) entries: u64,
 }
 
 impl Insight {
-    /// Returns a gate that lets nothing pass.
+    /// Returns an instance that samples nothing.
     pub(crate) fn off() -> Insight {
         Insight { sampler: Sampler::new(0), state: None }
     }
 
-    /// Returns a gate with queues for `threads` threads, in a cache with `memory_bytes` under the policy called
-    /// `policy`. It lets nothing pass if no policy has that name.
+    /// Returns an instance with queues for `threads` threads, in a cache with `memory_bytes` and
+    /// the policy called `policy`. It samples nothing if no policy has that name.
     pub(crate) fn new(policy: &str, memory_bytes: u64, threads: usize, sampling: Sampling) -> Insight {
         let Some(simulation) = Simulation::new(policy, memory_bytes, sampling) else {
             return Insight::off();
@@ -147,7 +150,7 @@ impl Insight {
         Insight { sampler, state: Some(Mutex::new(state)) }
     }
 
-    /// Simulates what has been sampled since the last call; `namespace_of` returns the namespace of a sample.
+    /// Simulates the samples since the last call. `namespace_of` returns the namespace of a sample.
     /// Returns the number of samples.
     pub(crate) fn take_samples<N: AsRef<[u8]>>(
         &self,
@@ -177,18 +180,18 @@ impl Insight {
         count
     }
 
-    /// Returns the curve; `None` where there is none.
+    /// Returns the curve; `None` if sampling is off.
     pub(crate) fn curve(&self) -> Option<MissRatioCurve> {
         self.state.as_ref().map(|state| lock(state).simulation.curve())
     }
 
-    /// Returns the reasons of misses since the start; `None` where samples are not taken.
+    /// Returns the misses by reason since the start; `None` if sampling is off.
     pub(crate) fn misses_by_reason(&self) -> Option<MissesByReason> {
         let state = lock(self.state.as_ref()?);
         let all: f64 = state.reasons.iter().sum();
-        // Without counters all of them are estimated.
+        // Without counters, all of them are estimated.
         let totals = state.totals.unwrap_or(Totals { misses: all as u64, ..Totals::default() });
-        // The engine knows the reason of the others.
+        // The engine knows the reasons of the others.
         let unknown = totals.misses.saturating_sub(totals.expired + totals.flushed);
         let share = |reason: Reason| match all > 0.0 {
             true => (state.reasons[reason as usize] * unknown as f64 / all) as u64,
@@ -216,16 +219,16 @@ impl Insight {
 
 // The reports: plain values, for JSON, statistics and metrics.
 
-/// The miss ratio that the cache would have with other amounts of memory.
+/// The miss ratios of the cache with other amounts of memory.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MissRatioCurve {
-    /// The memory that the cache has, in bytes.
+    /// The cache's memory, in bytes.
     pub memory_bytes: u64,
-    /// The time for which requests have been counted, in seconds: the last ten to twenty minutes.
+    /// The time over which requests were counted, in seconds: the last ten to twenty minutes.
     pub since_secs: u32,
     /// The number of requests in that time.
     pub requests: u64,
-    /// The share of them that missed in the cache itself, 0 to 1.
+    /// The share of those requests that missed in the cache itself, 0 to 1.
     pub counted_miss_ratio: f64,
     /// The number of requests that were simulated.
     pub sampled_requests: u64,
@@ -233,11 +236,11 @@ pub struct MissRatioCurve {
     pub sampled_share: f64,
     /// The number of samples lost since the start because a queue was full.
     pub dropped_samples: u64,
-    /// False while the simulated caches are being filled: nothing is counted then.
+    /// False while the simulated caches are being filled. Nothing is counted then.
     pub is_warm: bool,
-    /// One point for each amount of memory, rising.
+    /// One point for each amount of memory, in ascending order.
     pub points: Vec<CurvePoint>,
-    /// The same by namespace, those with the most requests first.
+    /// The same by namespace, starting with those with the most requests.
     pub namespaces: Vec<NamespaceShare>,
 }
 
@@ -252,10 +255,11 @@ pub struct CurvePoint {
     pub miss_ratio: f64,
 }
 
-/// What one namespace has of the cache, estimated from the samples.
+/// A namespace's part of the cache, estimated from the samples.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct NamespaceShare {
-    /// The namespace: a key's prefix, or that of objects. `None` for all that are not counted apart.
+    /// The namespace: a key's prefix, or a namespace of objects. `None` for all that are not
+    /// counted separately.
     pub namespace: Option<String>,
     /// The number of requests.
     pub requests: u64,
@@ -263,14 +267,14 @@ pub struct NamespaceShare {
     pub misses: u64,
     /// The bytes of its entries.
     pub entry_bytes: u64,
-    /// Its miss ratios, if the cache as a whole had these amounts of memory.
+    /// The namespace's miss ratios if the whole cache had these amounts of memory.
     pub points: Vec<CurvePoint>,
 }
 
-/// The number of misses by their reason.
+/// The number of misses by reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct MissesByReason {
-    /// The name was never stored, or so long ago that it is not remembered.
+    /// The name was never stored, or too long ago to be remembered.
     pub never_seen: u64,
     /// The entry had expired.
     pub expired: u64,
@@ -280,12 +284,12 @@ pub struct MissesByReason {
     pub flushed: u64,
     /// The entry was deleted.
     pub deleted: u64,
-    /// The number of sampled misses from which the reasons are estimated, as far as the engine does not know
-    /// them.
+    /// The number of sampled misses, from which the reasons that the engine does not know are
+    /// estimated.
     pub sampled: u64,
 }
 
-/// The names that are asked for most, of the last five to ten minutes.
+/// The names requested most often in the last five to ten minutes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HotNames {
     /// The names, the hottest first.
@@ -300,31 +304,32 @@ pub struct HotNames {
     pub per_sec: f64,
 }
 
-/// A key, or a prefix of keys, that is asked for often; or an object, or a namespace.
+/// A key or a prefix that is requested often; or an object or a namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hot {
     /// The key or the prefix.
     pub name: Box<[u8]>,
-    /// The number of sampled requests for it, at most.
+    /// The upper bound of the number of sampled requests for it.
     pub count: u64,
-    /// By how much that may be too high.
+    /// The largest possible error of that number.
     pub error: u64,
 }
 
 /// Sizes, idle times and remaining lifetimes of entries, from a sample.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct ItemShape {
-    /// The number of items looked at.
+    /// The number of sampled items.
     pub sampled: u64,
-    /// Bytes of an item with its header: the number of items with at most 2^n bytes and more than half of
-    /// that, from n = 0.
+    /// The sizes of items including headers: entry n is the number of items with at most 2^n bytes
+    /// and more than half of that.
     pub sizes: Vec<u64>,
-    /// Seconds since the last use, the same way; the first has those used in this second.
+    /// Seconds since the last use, in the same classes; the first class has the items used in the
+    /// current second.
     pub idle_secs: Vec<u64>,
-    /// Seconds since the item was stored, or last kept by an eviction, to within the time in which a region
-    /// fills; the same way.
+    /// Seconds since the item was stored or last kept by an eviction, with an error of the time in
+    /// which a region fills; in the same classes.
     pub age_secs: Vec<u64>,
-    /// Seconds until the item expires, the same way.
+    /// Seconds until the item expires, in the same classes.
     pub ttl_secs: Vec<u64>,
     /// The number of items that never expire.
     pub without_expiry: u64,

@@ -1,4 +1,4 @@
-//! The table of sampled names that are in a simulated cache of any size.
+//! The table of sampled names that are in at least one of the simulated caches.
 
 use hashbrown::HashTable;
 
@@ -6,8 +6,9 @@ use super::SIZES;
 use crate::clock::Expiry;
 use crate::policy::QueueId;
 
-/// The first of the sizes with more memory than the cache has. The smaller ones share an expiry: that of the
-/// entry in the cache itself, where larger ones may have an older one.
+/// The first of the sizes larger than the cache's own. The smaller ones share the expiry of the
+/// entry in the cache itself, while larger ones may still contain an older entry with another
+/// expiry.
 const LARGER: usize = 3;
 
 /// A name's state in the cache of one size.
@@ -27,7 +28,7 @@ const GENERATION_SHIFT: u32 = 3;
 const BITS: u8 = 7;
 /// The number of names by which the table grows.
 const NAMES_STEP: usize = 4096;
-/// Where the generation lies in a ring's entry.
+/// The position of the generation in a ring's entry.
 const RING_SHIFT: u32 = 29;
 
 impl Place {
@@ -51,14 +52,15 @@ impl Place {
         self.0 >> GENERATION_SHIFT & 7
     }
 
-    /// Enters a queue, and returns the new generation.
+    /// Adds the name to a queue, and returns the new generation.
     pub(super) fn enter(&mut self, queue: QueueId, bits: u8) -> u8 {
         let generation = (self.generation() + 1) & 7;
         self.0 = PRESENT | (queue.0 & 1) << QUEUE_SHIFT | generation << GENERATION_SHIFT | bits & BITS;
         generation
     }
 
-    /// Leaves its queue. The generation stays, so that the ring's entry is not taken for a later one.
+    /// Removes the name from its queue. The generation stays, so that the ring's entry is not
+    /// mistaken for a later one.
     pub(super) fn leave(&mut self) {
         self.0 &= 7 << GENERATION_SHIFT;
     }
@@ -71,7 +73,7 @@ impl Place {
         entry & ((1 << RING_SHIFT) - 1)
     }
 
-    /// Whether this is the entry that a ring has.
+    /// Whether a ring's entry is the current one of this name.
     pub(super) fn is_at(self, queue: usize, entry: u32) -> bool {
         self.is_present()
             && usize::from(self.queue().0) == queue
@@ -84,11 +86,13 @@ impl Place {
 pub(super) struct Name {
     hash: u64,
     bytes: u32,
-    /// The second in which it expires, 0 for never: in the smaller sizes, and in each of the larger ones.
+    /// The second in which the entry expires, 0 for never: for the smaller sizes together, and for
+    /// each larger one.
     expiry: [u32; 1 + SIZES - LARGER],
     places: [Place; SIZES],
     pub(super) namespace: u8,
-    /// The cache itself did not have it when it was last read: the next store brings it back.
+    /// Whether the cache itself did not have the entry at the last read, so that the next store
+    /// brings it back.
     pub(super) awaits_fill: bool,
 }
 
@@ -102,7 +106,7 @@ pub(super) struct Names {
     index: HashTable<u32>,
 }
 
-/// The table's hash: sampled hashes share their upper bits.
+/// Mixes a hash for the table, because sampled hashes share their upper bits.
 fn mixed(hash: u64) -> u64 {
     hash.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -112,7 +116,7 @@ impl Names {
         self.index.find(mixed(hash), |name| self.names[*name as usize].hash == hash).copied()
     }
 
-    /// Returns the name with this hash, which is entered if it is not there.
+    /// Returns the name with this hash, which is added if it is missing.
     pub(super) fn find_or_enter(&mut self, hash: u64, bytes: u32, namespace: u8) -> u32 {
         if let Some(name) = self.find(hash) {
             return name;
@@ -125,14 +129,14 @@ impl Names {
             (self.names.len() - 1) as u32
         });
         let record = &mut self.names[name as usize];
-        // The generations of its places go on.
+        // The generations of its positions continue.
         *record = Name { hash, bytes, namespace, places: record.places, ..Name::default() };
         let names = &self.names;
         self.index.insert_unique(mixed(hash), name, |name| mixed(names[*name as usize].hash));
         name
     }
 
-    /// Removes the name if no size has it.
+    /// Removes the name if no cache has it.
     pub(super) fn release_if_absent(&mut self, name: u32) {
         let record = self.names[name as usize];
         if record.places.iter().any(|place| place.is_present()) {
@@ -195,7 +199,7 @@ impl Names {
         self.index.len()
     }
 
-    /// The next name at or after `number` in the order of the table, of those that a cache of any size has;
+    /// The next name at or after `number` in the order of the table that is in a cache of any size;
     /// `None` at the end.
     pub(super) fn next_from(&self, number: usize) -> Option<u32> {
         let is_present = |name: &Name| name.places.iter().any(|place| place.is_present());
@@ -213,16 +217,16 @@ impl Names {
     pub(super) fn bytes(&self) -> usize {
         self.names.capacity() * size_of::<Name>()
             + self.free.capacity() * size_of::<u32>()
-            // hashbrown keeps one control byte for each place.
+            // hashbrown has one control byte per slot.
             + self.index.capacity() * 8 / 7 * (size_of::<u32>() + 1)
     }
 }
 
-/// The most namespaces that are counted apart.
+/// The most namespaces that are counted separately.
 pub(super) const NAMESPACES_MAX: usize = 64;
-/// The number of the one that stands for all others.
+/// The number that stands for all other namespaces.
 pub(super) const OTHERS: u8 = 0;
-/// A namespace with less than this share of the requests gives its number away.
+/// A namespace with a smaller share of the requests loses its number.
 const SHARE_MIN: f64 = 0.001;
 
 /// Names of namespaces, by their numbers.
@@ -235,7 +239,7 @@ impl Namespaces {
         Namespaces { names: vec![None; NAMESPACES_MAX + 1] }
     }
 
-    /// Returns the number of a namespace, which gets one if there is one to give.
+    /// Returns the number of a namespace, and assigns one if any is free.
     pub(super) fn number_of(&mut self, name: &[u8]) -> u8 {
         if name.is_empty() {
             return OTHERS;
@@ -254,12 +258,12 @@ impl Namespaces {
         }
     }
 
-    /// Returns the name behind a number; `None` for the others.
+    /// Returns the namespace with a number; `None` for the others.
     pub(super) fn name_of(&self, number: u8) -> Option<&[u8]> {
         self.names.get(usize::from(number))?.as_deref()
     }
 
-    /// Frees the numbers of namespaces that had too few of all requests, and returns them.
+    /// Frees the numbers of namespaces with too small a share of the requests, and returns them.
     pub(super) fn free_rare(&mut self, requests: &[f64]) -> Vec<u8> {
         let all: f64 = requests.iter().sum();
         let mut freed = Vec::new();
@@ -291,7 +295,7 @@ mod names_tests {
         names.place_mut(name, 4).leave();
         names.release_if_absent(name);
         assert_eq!((names.find(5), names.len()), (None, 0));
-        // Its number is used again, and the old ring's entry is not that of the new name.
+        // The number is reused, and the old ring's entry does not match the new name.
         assert_eq!(names.find_or_enter(6, 1, 0), name);
         names.place_mut(name, 4).enter(QueueId::MAIN, 0);
         assert!(!names.place(name, 4).is_at(1, entry));

@@ -1,24 +1,26 @@
-//! Samples of requests: those for names whose hash lies below a threshold, queued for the thread that
+//! Samples of requests for names whose hash is below a threshold, queued for the thread that
 //! simulates.
 //!
-//! A request pays one comparison with a hash that it has computed in any case. Names are sampled, not
-//! requests: all requests for a sampled name pass, so what happens to it in a cache of another size can be
-//! simulated. Each thread has a bounded queue of its own; what does not fit is dropped and counted.
+//! It costs a request one comparison, with a hash that is computed in any case. Names are sampled
+//! rather than requests: all requests for a sampled name are included, so its behaviour in a cache
+//! of another size can be simulated. Each thread has its own bounded queue; what does not fit is
+//! dropped and counted.
 
 use crate::sync::thread_number;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock, try_lock};
 
-/// Samples that wait in one queue, at most.
+/// The most samples that wait in one queue.
 const QUEUE_SAMPLES_MAX: usize = 2048;
-/// The most bytes of a prefix that are kept: keys with a longer one count as keys without.
+/// The longest prefix that is recorded, in bytes. Keys with a longer one count as keys without a
+/// prefix.
 pub(crate) const PREFIX_BYTES_MAX: usize = 26;
 
-/// What happened to a name.
+/// An event of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Event {
     /// It was read and found.
     Hit,
-    /// It was read, and nothing was there.
+    /// It was read, and there was no entry.
     Absent,
     /// It was read, and its entry had expired.
     Expired,
@@ -26,7 +28,7 @@ pub(crate) enum Event {
     Flushed,
     /// It was stored.
     Store,
-    /// It was changed, and can be evicted again: no use, but it is there.
+    /// It was changed, so it exists and can be evicted again. This does not count as a use.
     Return,
     /// Its expiry was changed.
     Touch,
@@ -38,11 +40,11 @@ pub(crate) enum Event {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sample {
     pub(crate) hash: u64,
-    /// Memory that the entry takes; 0 where there is none.
+    /// The entry's memory; 0 if there is no entry.
     pub(crate) bytes: u32,
     /// The second in which the entry expires; 0 for never.
     pub(crate) expiry: u32,
-    /// A number by which the owner of the sampler finds the name's namespace.
+    /// A number that identifies the name's namespace to the owner of the sampler.
     pub(crate) owner: u32,
     pub(crate) event: Event,
     prefix_bytes: u8,
@@ -62,7 +64,7 @@ impl Sample {
         Sample { bytes: u32::try_from(bytes).unwrap_or(u32::MAX), expiry, ..self }
     }
 
-    /// Adds the number by which the namespace is found.
+    /// Adds the number that identifies the namespace.
     #[must_use]
     pub(crate) fn owner(self, owner: u32) -> Sample {
         Sample { owner, ..self }
@@ -84,10 +86,10 @@ impl Sample {
     }
 }
 
-/// The gate and the queues.
+/// The threshold and the queues.
 pub(crate) struct Sampler {
-    /// Names with a hash below are sampled; 0 samples none. On a cache line that only changes of the
-    /// threshold write.
+    /// Names with a hash below it are sampled; with 0, none are. It is on a cache line that is
+    /// written only when the threshold changes.
     threshold: Threshold,
     queues: Box<[Queue]>,
 }
@@ -105,8 +107,8 @@ impl Sampler {
     /// Memory of one queue in bytes.
     pub(crate) const QUEUE_BYTES: usize = QUEUE_SAMPLES_MAX * size_of::<Sample>();
 
-    /// Returns a sampler with a queue for each of `threads` threads, which samples nothing yet. With no queue
-    /// it never does.
+    /// Returns a sampler with a queue for each of `threads` threads, which samples nothing yet, and
+    /// never does if it has no queue.
     pub(crate) fn new(threads: usize) -> Sampler {
         let queue = || Queue {
             samples: Mutex::new(Vec::with_capacity(QUEUE_SAMPLES_MAX)),
@@ -146,7 +148,7 @@ impl Sampler {
         self.queues.iter().map(|queue| queue.dropped.load(Ordering::Relaxed)).sum()
     }
 
-    /// Calls `each` with everything that has been queued. Threads that sample meanwhile do not wait for it.
+    /// Calls `each` with all queued samples. Threads that add samples meanwhile do not wait for it.
     pub(crate) fn drain(&self, mut each: impl FnMut(&Sample)) {
         let mut taken = Vec::new();
         for queue in &self.queues {

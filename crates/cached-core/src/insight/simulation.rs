@@ -1,18 +1,20 @@
 //! The simulation of one cache at five sizes, on sampled names.
 //!
-//! Each sampled request is applied to all sizes. What clients do is assumed to be *cache-aside*: after a miss
-//! the entry is stored. So
+//! Each sampled request is applied to all sizes. Clients are assumed to use the cache as
+//! *cache-aside*: after a miss they store the entry. So
 //!
-//! - a name that was read and found, and that a size does not have, is a miss there and is stored immediately;
-//! - a name that was read and not found, and that a size has, is a hit there, and the store that follows
-//!   changes nothing there.
+//! - a name that was found by a read, but is missing at a size, is a miss there and is stored there
+//!   immediately;
+//! - a name that was not found by a read, but exists at a size, is a hit there, and the store that
+//!   follows changes nothing there.
 //!
-//! *Sampling*: names whose hash is below a threshold (SHARDS, FAST'15), which is lowered to keep about
-//! [`ENTRIES_KEPT`] entries at the cache's own size. The number of misses is that of the sampled ones times
-//! the names for which each stands; it is divided by the number of all requests, not by that of the sampled
-//! ones times the same (SHARDS-adj): whether a few hot names happen to be sampled changes the number of hits
-//! a lot, that of misses little. What is left of the sampling error is measured, and taken out: the misses of
-//! the cache itself are counted for all names, and are known for the sampled ones.
+//! *Sampling*: names whose hash is below a threshold (SHARDS, FAST'15). The threshold is lowered to
+//! keep about [`ENTRIES_KEPT`] entries at the cache's own size. The number of misses is that of the
+//! sampled ones times the number of names that each represents. It is divided by the number of all
+//! requests rather than the extrapolated number of sampled requests (SHARDS-adj), because a few hot
+//! names in the sample change the number of hits a lot and that of misses little. The remaining
+//! sampling error is measured and corrected: for the cache itself, the misses of all names are
+//! counted, and those of the sampled names are known.
 
 use super::miniature::{Miniature, Scale};
 use super::names::{NAMESPACES_MAX, Names, Namespaces};
@@ -20,37 +22,40 @@ use super::sampler::{Event, Sample};
 use super::{CurvePoint, FACTORS, MissRatioCurve, NamespaceShare, ONE, SIZES, Sampling, Totals};
 use crate::clock::Expiry;
 
-/// The entries that the simulated cache of the cache's own size holds, at most.
+/// The most entries in the simulated cache of the cache's own size.
 pub(super) const ENTRIES_KEPT: usize = 16_384;
-/// Far fewer than that in a full cache: names are sampled anew, four times as many.
+/// If a full cache has fewer entries than this, sampling restarts with four times as many names.
 const ENTRIES_TOO_FEW: usize = ENTRIES_KEPT / 8;
-/// Names that are known in any size, at most: with expiries and deletions the sizes may differ widely.
+/// The most names in caches of any size. With expiries and deletions, the contents of the sizes may
+/// differ widely.
 const NAMES_MAX: usize = 5 * ENTRIES_KEPT;
-/// What is counted is reported for one to two windows.
+/// The length of a window of counting. Reports cover one to two windows.
 const WINDOW_SECS: u32 = 600;
-/// A full cache's part that holds entries, until that has been measured.
+/// The assumed part of a full cache's memory that entries occupy, until it has been measured.
 const UTILISATION_ASSUMED: f64 = 0.95;
-/// The weight of one measurement of it.
+/// The weight of one measurement of that part.
 const UTILISATION_STEP: f64 = 0.05;
-/// Names that are looked at for expired entries at a time.
+/// The number of names checked for expired entries at a time.
 const SWEPT_AT_ONCE: usize = 4096;
-/// The number of drains in a row with dropped samples that lower the threshold.
+/// The number of consecutive drains with dropped samples after which the threshold is lowered.
 const DROPPING_DRAINS: u32 = 3;
-/// The sampled misses from which on their number is compared with that of all.
+/// The number of sampled misses above which it is compared with that of all misses.
 const MISSES_SURE: f64 = 100.0;
-/// The entries below which dropping never lowers it.
+/// Dropped samples never lower the threshold below this number of entries.
 const ENTRIES_AT_LEAST: usize = 1024;
 
-/// The share of names with which adaptive sampling begins: some instructions for each request, on average.
+/// The share of names at the start of adaptive sampling, which costs some instructions per request
+/// on average.
 const SHARE_AT_START: f64 = 1.0 / 256.0;
-/// Adaptive sampling keeps the number of sampled requests about here: a small part of one core.
+/// The approximate number of sampled requests at which adaptive sampling aims, a small part of one
+/// core.
 const SAMPLES_PER_SEC: u64 = 2000;
-/// How often it adapts.
+/// The interval at which it adapts.
 const PACE_SECS: u32 = 10;
-/// The entries below which it never goes for that.
+/// Adaptive sampling never goes below this number of entries for that.
 const PACED_ENTRIES_MIN: usize = 128;
 
-/// What has been counted, each sampled request for as many as it stands for.
+/// Counts in which each sampled request is weighted with the number that it represents.
 #[derive(Debug, Clone, Copy, Default)]
 struct Counts {
     requests: f64,
@@ -72,7 +77,7 @@ struct Window {
     since_secs: u32,
     counts: Counts,
     namespaces: Vec<Counts>,
-    /// The counters of the cache when the window began.
+    /// The counters of the cache at the start of the window.
     totals: Option<Totals>,
 }
 
@@ -83,7 +88,7 @@ impl Window {
     }
 }
 
-/// The sizes, and what they have in common.
+/// The sizes, and their common state.
 pub(crate) struct Simulation {
     names: Names,
     sizes: Vec<Miniature>,
@@ -96,21 +101,22 @@ pub(crate) struct Simulation {
     flushes: u32,
     dropped: u64,
     dropping_drains: u32,
-    /// Requests are not counted until the caches are as full as the real one.
+    /// Whether the simulated caches are still filling up. Requests are not counted until they are
+    /// as full as the real one.
     is_warming: bool,
     sweep_from: usize,
     now: u32,
     is_adaptive: bool,
-    /// When the pace of samples was last looked at, and the samples since.
+    /// When the rate of samples was last checked, and the number of samples since.
     paced_at: u32,
     paced_samples: u64,
-    /// The entries of the cache itself; 0 if their number is not known.
+    /// The number of entries of the cache itself; 0 if unknown.
     real_entries: u64,
 }
 
 impl Simulation {
-    /// Returns a simulation of a cache with `memory_bytes` under the policy called `policy`; `None` if there
-    /// is no policy of that name, or nothing is to be sampled.
+    /// Returns a simulation of a cache with `memory_bytes` and the policy called `policy`; `None`
+    /// if no policy has that name, or if nothing is sampled.
     pub(crate) fn new(policy: &str, memory_bytes: u64, sampling: Sampling) -> Option<Simulation> {
         let share = match sampling {
             Sampling::Off => return None,
@@ -142,19 +148,19 @@ impl Simulation {
         })
     }
 
-    /// The threshold below which names are to be sampled.
+    /// The threshold below which names are sampled.
     pub(crate) fn threshold(&self) -> u64 {
         self.threshold
     }
 
-    /// The number of names for which a sampled one stands.
+    /// The number of names that a sampled one represents.
     pub(crate) fn weight(&self) -> f64 {
         self.scale.weight
     }
 
     /// Applies one sample.
     pub(crate) fn apply(&mut self, sample: &Sample, namespace: &[u8]) {
-        // Queued before the threshold was lowered.
+        // It was queued before the threshold was lowered.
         if sample.hash >= self.threshold {
             return;
         }
@@ -244,7 +250,7 @@ impl Simulation {
         for (at, is_present) in present.into_iter().enumerate() {
             let bits = self.names.place(name, at).bits();
             if is_present && is_fill {
-                // This size had it: there, the store does not happen.
+                // This size had the entry, so the store does not happen there.
                 continue;
             }
             if is_present && is_same {
@@ -277,7 +283,7 @@ impl Simulation {
         self.sizes[at].insert(&mut self.names, (at, name), replaces, &self.scale, self.now);
     }
 
-    /// Removes a name from one size, if it is there.
+    /// Removes a name from one size, if it exists there.
     fn remove_at(&mut self, at: usize, name: u32) {
         if self.names.place(name, at).is_present() {
             self.sizes[at].remove(&mut self.names, (at, name));
@@ -309,8 +315,8 @@ impl Simulation {
         self.real_entries = entries;
     }
 
-    /// Is called before samples are applied. `used`: bytes of the cache's memory and of the entries in it,
-    /// where it is full.
+    /// Called before samples are applied. `used` has the bytes of the cache's memory and of the
+    /// entries in it, if it is full.
     pub(crate) fn begin(&mut self, now: u32, flushes: u32, used: Option<(u64, u64)>) {
         self.now = now;
         if self.flushes != flushes {
@@ -325,8 +331,8 @@ impl Simulation {
         }
     }
 
-    /// Is called after samples have been applied, with the cache's counters: adapts the threshold, and begins
-    /// a new window where it is time. Returns the threshold.
+    /// Called with the cache's counters after samples have been applied. Adapts the threshold, and
+    /// starts a new window if that is due. Returns the threshold.
     pub(crate) fn end(&mut self, totals: Option<Totals>, dropped: u64) -> u64 {
         self.totals = totals;
         self.sweep();
@@ -345,7 +351,7 @@ impl Simulation {
         }
         let is_full = self.sizes[ONE].evictions() > 0;
         if self.window.totals.is_none() {
-            // The first window begins where the counters are first known.
+            // The first window starts when the counters are first known.
             self.window.totals = totals.map(|_| Totals::default());
         }
         let is_over = self.now.saturating_sub(self.window.since_secs) >= WINDOW_SECS;
@@ -367,7 +373,8 @@ impl Simulation {
         self.threshold
     }
 
-    /// Samples fewer names where requests for them are too many, and more where they are few.
+    /// Samples fewer names if there are too many requests for them, and more names if there are
+    /// few.
     fn adapt(&mut self) {
         let secs = self.now.saturating_sub(self.paced_at);
         if secs < PACE_SECS {
@@ -408,7 +415,7 @@ impl Simulation {
         self.sweep_from = 0;
     }
 
-    /// Samples fewer names, and forgets the others.
+    /// Samples fewer names, and removes the others.
     fn lower_threshold(&mut self, by: f64) {
         self.threshold = (self.threshold as f64 * by) as u64;
         for name in self.names.all() {
@@ -419,7 +426,8 @@ impl Simulation {
         self.weigh();
     }
 
-    /// Samples more names. Those that were not sampled are unknown, so all sizes begin anew.
+    /// Samples more names. All sizes start empty, because nothing is known about the names not
+    /// sampled so far.
     fn sample_more(&mut self) {
         self.threshold = self.threshold.saturating_mul(4);
         self.clear();
@@ -435,7 +443,7 @@ impl Simulation {
         sizes.iter_mut().for_each(|size| size.attach(scale));
     }
 
-    /// Removes entries that have expired, some at a time: the cache itself reclaims their memory, too.
+    /// Removes some expired entries at a time, because the cache itself also reclaims their memory.
     fn sweep(&mut self) {
         for _ in 0..SWEPT_AT_ONCE {
             let Some(name) = self.names.next_from(self.sweep_from) else {
@@ -452,7 +460,7 @@ impl Simulation {
         }
     }
 
-    /// What is predicted: for all names, and for each namespace.
+    /// Returns the prediction, for all names and for each namespace.
     pub(crate) fn curve(&self) -> MissRatioCurve {
         let window = &self.window;
         let add = |counts: Counts, more: Option<&Counts>| more.map_or(counts, |more| counts.plus(more));
@@ -476,7 +484,8 @@ impl Simulation {
         };
         let requests = counted.map_or(counts.requests, |totals| totals.requests as f64);
         let missed = counted.map_or(counts.missed, |totals| totals.misses as f64);
-        // The sampled names miss in the cache itself as all do, but for the sampling error.
+        // The sampled names' misses in the cache itself differ from those of all names only by the
+        // sampling error.
         let is_sure = counts.missed >= MISSES_SURE * self.scale.weight && missed > 0.0;
         let correction = if is_sure { missed / counts.missed } else { 1.0 };
         let resident = self.resident_bytes();
@@ -510,7 +519,7 @@ impl Simulation {
         }
     }
 
-    /// Bytes of the entries of each namespace that the cache of the real size holds.
+    /// The bytes of each namespace's entries in the cache of the real size.
     fn resident_bytes(&self) -> Vec<u64> {
         let mut bytes = vec![0; NAMESPACES_MAX + 1];
         for name in self.names.all() {

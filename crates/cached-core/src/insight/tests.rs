@@ -1,4 +1,4 @@
-//! The simulation against a cache of each size that is run in full.
+//! The simulation compared with full caches of each size.
 
 use super::simulation::Simulation;
 use super::*;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 const ENTRY_BYTES: usize = 600;
 
-/// Requests of a made-up load: ranks with a heavy tail that drift, and a scan now and then.
+/// Requests of an artificial load: ranks with a heavy tail that drift, and an occasional scan.
 fn requests(count: usize, names: f64) -> impl Iterator<Item = u64> {
     let mut random = SmallRng::seed_from_u64(11);
     (0..count as u64).map(move |at| {
@@ -36,7 +36,7 @@ fn store(memory_bytes: usize, insight: bool) -> Kv {
     Kv::new(config).unwrap()
 }
 
-/// Replays the load as a client does that stores what it misses. Returns the miss ratio.
+/// Replays the load like a client that stores every value it misses. Returns the miss ratio.
 fn replay(kv: &Kv, load: impl Iterator<Item = u64>, value: &[u8]) -> f64 {
     let mut totals = Totals::default();
     for (at, name) in load.enumerate() {
@@ -56,7 +56,7 @@ fn replay(kv: &Kv, load: impl Iterator<Item = u64>, value: &[u8]) -> f64 {
 
 #[test]
 fn predictions_are_near_what_real_caches_of_each_size_do() {
-    // About a third of the names are sampled at one time the memory.
+    // About a third of the names are sampled at the cache's own size.
     let memory = 32 << 20;
     let value = vec![b'v'; ENTRY_BYTES];
     let load = || requests(1_000_000, 400_000.0);
@@ -74,7 +74,7 @@ fn predictions_are_near_what_real_caches_of_each_size_do() {
     assert!(curve.points.windows(2).all(|pair| pair[0].miss_ratio >= pair[1].miss_ratio), "{curve:?}");
     assert!(of(0.25) > of(4.0) + 0.1, "the load shows differences: {curve:?}");
     assert!(kv.insight_bytes() < 5 << 20, "{}", kv.insight_bytes());
-    // A fourth of the names is in namespace a.
+    // A quarter of the names is in namespace a.
     let names: Vec<_> = curve.namespaces.iter().map(|share| share.namespace.as_deref()).collect();
     assert_eq!(names, [Some("b"), Some("a")]);
     let bytes: u64 = curve.namespaces.iter().map(|share| share.entry_bytes).sum();
@@ -96,7 +96,7 @@ fn misses(simulation: &Simulation) -> Vec<u64> {
 }
 
 fn simulation() -> Simulation {
-    // At ¼: five entries; at one: nineteen or more.
+    // A quarter of the size has five entries; the full size has at least nineteen.
     let mut simulation = Simulation::new("lru", 21_000, Sampling::Share(1.0)).unwrap();
     simulation.begin(10, 0, None);
     simulation
@@ -110,7 +110,7 @@ fn a_name_found_by_the_cache_and_missed_in_a_smaller_one_is_stored_there() {
         sample(&mut simulation, n, Event::Store, 0);
     }
     assert_eq!(misses(&simulation), [8; 5]);
-    // 0 has left the smallest only; it comes back with the hit.
+    // Name 0 is missing only at the smallest size; the hit brings it back.
     sample(&mut simulation, 0, Event::Hit, 0);
     sample(&mut simulation, 0, Event::Hit, 0);
     assert_eq!(misses(&simulation), [9, 8, 8, 8, 8]);
@@ -120,7 +120,8 @@ fn a_name_found_by_the_cache_and_missed_in_a_smaller_one_is_stored_there() {
 fn a_store_after_a_miss_changes_nothing_where_the_name_was() {
     let mut simulation = simulation();
     sample(&mut simulation, 1, Event::Store, 20);
-    // The cache itself has evicted it, and it is stored with a later expiry. Larger ones have the old entry.
+    // The cache itself has evicted it, and it is stored with a later expiry. Larger sizes have the
+    // old entry.
     sample(&mut simulation, 1, Event::Absent, 0);
     sample(&mut simulation, 1, Event::Store, 40);
     assert_eq!(misses(&simulation), [0; 5]);
@@ -149,7 +150,7 @@ fn deletions_flushes_and_touches_take_part() {
     simulation.begin(50, 1, None);
     sample(&mut simulation, 2, Event::Absent, 0);
     assert_eq!(misses(&simulation), [2; 5]);
-    // An entry that does not fit is kept by none of those too small for it.
+    // An entry is kept only by the sizes in which it fits.
     simulation.apply(&Sample::new(9, Event::Store).entry(12_000, 0), b"");
     simulation.apply(&Sample::new(9, Event::Hit).entry(12_000, 0), b"");
     assert_eq!(misses(&simulation), [3, 3, 2, 2, 2]);
@@ -163,7 +164,7 @@ fn expired_entries_leave_their_memory() {
     assert_eq!(used, 0, "nothing was asked for");
     simulation.begin(20, 0, None);
     simulation.end(None, 0);
-    // All have expired: these fit beside each other as if nothing had been there.
+    // All have expired, so these fit as if the cache had been empty.
     (100..104).for_each(|n| sample(&mut simulation, n, Event::Store, 0));
     (100..104).for_each(|n| sample(&mut simulation, n, Event::Hit, 0));
     assert_eq!(misses(&simulation), [0; 5]);
@@ -201,7 +202,7 @@ fn drops_in_a_row_lower_the_threshold_and_too_few_entries_raise_it() {
         simulation.begin(10, 0, None);
         assert_eq!(simulation.end(None, drain) < before, drain == 3);
     }
-    // Larger entries: the cache is full with few of them, so more names are sampled, from an empty start.
+    // Larger entries: few of them fill the cache, so more names are sampled, starting empty.
     for n in 0..1000 {
         simulation.apply(&Sample::new(n, Event::Store).entry(64 << 10, 0), b"");
     }
@@ -249,12 +250,12 @@ fn adaptive_sampling_follows_the_pace_of_requests() {
         (0..samples).for_each(|n| sample(simulation, n % 1000, Event::Store, 0));
         simulation.end(None, 0);
     };
-    // Few: four times as many names every ten seconds, until all are sampled.
+    // Few requests: four times as many names every ten seconds, until all are sampled.
     for (now, expected) in [(10, 64.0), (15, 64.0), (20, 16.0), (30, 4.0), (40, 1.0), (50, 1.0)] {
         step(&mut simulation, now, 100);
         assert!((share(&simulation) * expected - 1.0).abs() < 1e-6, "{now}: {}", share(&simulation));
     }
-    // Many: half as many.
+    // Many requests: half as many names.
     step(&mut simulation, 60, 50_000);
     assert!((share(&simulation) * 2.0 - 1.0).abs() < 1e-6, "{}", share(&simulation));
     step(&mut simulation, 70, 20_000);
@@ -270,7 +271,7 @@ fn requests_count_again_once_what_the_cache_has_is_known() {
     assert!(!simulation.curve().is_warm, "it samples more names, and begins anew");
     for n in 0..10 {
         assert!(!simulation.curve().is_warm);
-        // The names for which one stands.
+        // The names that one represents.
         (n < 3).then(|| sample(&mut simulation, n, Event::Hit, 0));
         simulation.end(None, 0);
         if simulation.curve().is_warm {

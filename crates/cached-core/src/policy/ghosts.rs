@@ -1,5 +1,5 @@
-//! Ghosts: hashes of recently evicted entries, by which one that is stored again is distinguished from a new
-//! one.
+//! Ghosts: hashes of recently evicted entries, which distinguish an entry that is stored again from
+//! a new one.
 //!
 //! ```text
 //!  a set:  eight ghosts in two words, found by the upper bits of the mixed hash; the latest enters at the
@@ -10,23 +10,24 @@
 //!           │ queue  │ stamp       │ tag (0: empty)      │   stamp: quarters of the memory evicted from
 //!           └────────┴─────────────┴─────────────────────┘   that queue, modulo 32; four and more are too old
 //! ```
-//! A ghost counts until about as much as the whole memory has been evicted from its queue since: bytes, not
-//! entries, so it is the same for small entries and large. A hand sweeps the table and removes ghosts that
-//! are too old, before their stamps could be taken for young ones. One hash in 128 matches another entry's
-//! ghost; at worst an entry is kept a little longer.
+//! A ghost is valid until about as much as the whole memory has been evicted from its queue since.
+//! That is measured in bytes, not entries, so entry sizes make no difference. A clock hand sweeps
+//! the table and removes ghosts that are too old, before their stamps could be mistaken for young
+//! ones. One hash in 128 matches another entry's ghost; at worst an entry is kept a little longer.
 //!
-//! There are four bytes, two ghosts, for every entry of the usual size that the memory could hold. Where
-//! entries are smaller, the oldest ghosts are forgotten early, and the table stays bounded. Adding one does
-//! not read the ghosts that are there, so several are added while the first waits for memory; a look-up
-//! compares a whole set at once. Each takes about twenty instructions.
+//! The table has four bytes, two ghosts, for every entry of the usual size that the memory could
+//! hold. If entries are smaller, the oldest ghosts are forgotten early, and the table stays
+//! bounded. Adding one does not read the ghosts that are there, so several are added while the
+//! first waits for memory; a look-up compares a whole set at once. Each takes about twenty
+//! instructions.
 
 use super::QueueId;
 use std::alloc::{Layout, alloc_zeroed};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
-/// Ghosts in a word, and words in a set: the latest four in the first. An allocator aligns them so that a set
-/// lies in one cache line.
+/// The ghosts in a word, and the words in a set, whose first word has the four latest ghosts. Sets
+/// are aligned so that each lies in one cache line.
 const LANES: usize = 4;
 const WORDS: usize = 2;
 const LANE_BITS: u32 = u64::BITS / LANES as u32;
@@ -34,26 +35,26 @@ type Set = [AtomicU64; WORDS];
 const SET_BYTES: usize = size_of::<Set>();
 const _: () = assert!(SET_BYTES == 16);
 
-/// Each of two queues remembers as much as the memory holds.
+/// Each of two queues remembers as many entries as the memory holds.
 const GHOSTS_PER_ENTRY: usize = 2;
 const TAG_BITS: u32 = 10;
 const QUEUE_BIT: u32 = 15;
 const TAG_MASK: u64 = (1 << TAG_BITS) - 1;
-/// The same in every lane of a word.
+/// The lowest bit of every ghost in a word.
 const LOWEST: u64 = 0x0001_0001_0001_0001;
 const STAMPS: u64 = LOWEST * STAMP_MASK;
 
 const STAMP_MASK: u64 = 31;
-/// The number of stamps in which the whole memory is evicted, and for which a ghost counts.
+/// The number of stamps in which the whole memory is evicted, and during which a ghost is valid.
 const STAMPS_PER_MEMORY: u64 = 4;
 const STAMPS_YOUNG: u64 = 4;
-/// The hand passes this many sets at a time, and the whole table in this many stamps: with more, a stamp
-/// could repeat before the hand comes back.
+/// The hand advances by this many sets at a time, and passes the whole table in this many stamps.
+/// With more, a stamp could repeat before the hand comes back.
 const SWEEP_SETS: usize = 16;
 const SWEEP_STAMPS: usize = 26;
 const _: () = assert!(STAMPS_YOUNG + (SWEEP_STAMPS as u64) < STAMP_MASK);
 
-/// The time of a queue: how much has been evicted from it.
+/// The time of a queue, measured in evicted bytes.
 #[derive(Debug, Default)]
 struct QueueTime {
     stamp: AtomicU64,
@@ -61,7 +62,7 @@ struct QueueTime {
     left: AtomicI64,
 }
 
-/// What is known of an entry that is stored again.
+/// The information about an entry that is stored again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ghost {
     /// The queue from which it was evicted.
@@ -70,22 +71,23 @@ pub(super) struct Ghost {
     pub(super) is_recent: bool,
 }
 
-/// The table. Without sets it remembers nothing.
+/// The table. With no sets, it remembers nothing.
 #[derive(Debug, Default)]
 pub(super) struct Ghosts {
-    /// Each ghost is only a hint: a race between two threads loses at most some of a set, or
-    /// restores what was there a moment ago.
+    /// Each ghost is only a hint: a race between two threads at worst loses some ghosts of a set,
+    /// or restores earlier ones.
     sets: Box<[Set]>,
     times: [QueueTime; 2],
-    /// Bytes of memory for each stamp.
+    /// The number of evicted bytes per stamp.
     stamp_bytes: i64,
-    /// Bytes evicted between two steps of the hand; how many of them are left; the set at which it stands.
+    /// The evicted bytes per step of the hand; how many of them remain until the next step; the set
+    /// at which the hand is.
     sweep_bytes: i64,
     sweep_left: AtomicI64,
     hand: AtomicU64,
 }
 
-/// Returns so many sets, or `None` if there is no memory for them.
+/// Returns `count` sets, or `None` if there is no memory for them.
 fn zeroed(count: usize) -> Option<Box<[Set]>> {
     let layout = Layout::array::<Set>(count).ok().filter(|layout| layout.size() > 0)?;
     // Zeroed by the system when first touched, which a loop over atomics would do at once.
@@ -96,7 +98,7 @@ fn zeroed(count: usize) -> Option<Box<[Set]>> {
 }
 
 impl Ghosts {
-    /// A table for `memory_bytes` of memory, in entries of about `entry_bytes` or more.
+    /// Creates a table for `memory_bytes` of memory, in entries of about `entry_bytes` or more.
     pub(super) fn new(memory_bytes: usize, entry_bytes: usize) -> Ghosts {
         let set_bytes = entry_bytes.max(1) * WORDS * LANES / GHOSTS_PER_ENTRY;
         let count = (memory_bytes / set_bytes).max(1);
@@ -127,7 +129,7 @@ impl Ghosts {
         Some((self.sets.get(set as usize)?, tag.max(1)))
     }
 
-    /// The lanes of a set, a bit for each, whose tag is this.
+    /// Returns a bit mask of the ghosts in a set that have this tag.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     #[inline]
     fn lanes(set: &Set, tag: u64) -> u32 {
@@ -145,7 +147,7 @@ impl Ghosts {
         }
     }
 
-    /// The lanes of a set, a bit for each, whose tag is this.
+    /// Returns a bit mask of the ghosts in a set that have this tag.
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     #[inline]
     fn lanes(set: &Set, tag: u64) -> u32 {
@@ -153,7 +155,7 @@ impl Ghosts {
         (0..WORDS * LANES).filter(|at| lane(*at) & TAG_MASK == tag).map(|at| 1 << at).sum()
     }
 
-    /// The first of several lanes: its word, and its shift there.
+    /// Returns the word of the first ghost in a mask, and its shift in that word.
     #[inline]
     fn first_of(set: &Set, lanes: u32) -> (&AtomicU64, u32) {
         let lane = lanes.trailing_zeros();
@@ -178,7 +180,8 @@ impl Ghosts {
         (age < STAMPS_YOUNG).then_some(Ghost { queue: QueueId(queue as u8), is_recent: age == 0 })
     }
 
-    /// Adds ghosts of evictions from one queue, `bytes` in total. One thread at a time.
+    /// Adds ghosts of entries evicted from one queue, `bytes` in total. Only one thread at a time
+    /// may call it.
     pub(super) fn add_all(&self, queue: QueueId, bytes: u64, hashes: &[u64]) {
         if self.sets.is_empty() {
             return;
@@ -201,14 +204,14 @@ impl Ghosts {
         latest.store(word << LANE_BITS | ghost, Relaxed);
     }
 
-    /// Advances the queue's time and the hand by `bytes` evicted. Returns the queue's stamp.
+    /// Advances the queue's time and the hand by `bytes` evicted bytes. Returns the queue's stamp.
     #[inline]
     fn pass_time(&self, queue: usize, bytes: i64) -> u64 {
         let time = &self.times[queue];
         let left = time.left.load(Relaxed) - bytes;
         time.left.store(left, Relaxed);
         if left < 0 {
-            // An entry larger than a stamp advances the time by several.
+            // An entry larger than a stamp advances the time by several stamps.
             let passed = -left / self.stamp_bytes + 1;
             time.left.store(left + passed * self.stamp_bytes, Relaxed);
             time.stamp.store((time.stamp.load(Relaxed) + passed as u64) & STAMP_MASK, Relaxed);
@@ -221,7 +224,7 @@ impl Ghosts {
         time.stamp.load(Relaxed)
     }
 
-    /// Advances the hand, and removes ghosts that are too old on its way.
+    /// Advances the hand, and removes the ghosts on its way that are too old.
     #[cold]
     fn sweep(&self, left: i64) {
         // A very large entry moves the hand at most once through the table.
@@ -242,12 +245,12 @@ impl Ghosts {
         self.hand.store(hand as u64, Relaxed);
     }
 
-    /// All bits of the lanes whose ghosts are too old, at these stamps of the two queues.
+    /// Returns all bits of the ghosts in a word that are too old at these stamps of the two queues.
     fn lanes_too_old(word: u64, entry: u64, main: u64) -> u64 {
         let now = (entry * LOWEST) ^ (((word >> QUEUE_BIT) & LOWEST) * (entry ^ main));
-        // One bit more than a stamp has, so that no lane borrows from the next.
+        // Uses one bit more than a stamp has, so that no ghost's bits borrow from the next.
         let age = ((now | LOWEST << 5) - ((word >> TAG_BITS) & STAMPS)) & STAMPS;
-        // Four and more: one of the three upper bits.
+        // Four or more means that one of the three upper bits is set.
         let old = (age >> 2 | age >> 3 | age >> 4) & LOWEST;
         const { assert!(STAMPS_YOUNG == 4) };
         old * 0xffff
@@ -264,20 +267,20 @@ mod tests {
         }
     }
 
-    /// A hash as well mixed as those of keys.
+    /// Returns a hash that is mixed as well as those of keys.
     fn hash(n: u64) -> u64 {
         (n + 1).wrapping_mul(0xd6e8_feb8_6659_fd93).rotate_left(29).wrapping_mul(0xa076_1d64_78bd_642f)
     }
 
     #[test]
     fn a_ghost_lasts_until_the_memory_has_been_evicted_once() {
-        // Entries of 256 bytes make as many ghosts as there is room for: some displace others.
+        // Entries of 256 bytes create as many ghosts as fit, so some displace others.
         for (entry_bytes, percent) in [(256, 70), (4096, 95)] {
             let ghosts = Ghosts::new(1 << 20, 256);
             let round = (1 << 20) / entry_bytes;
             (0..round * 9).for_each(|n| ghosts.add(hash(n), QueueId(n as u8 % 2), entry_bytes));
-            // Two queues with half of the evictions each: names of two rounds count, but for the
-            // quarter that the last stamp may be old.
+            // Two queues with half of the evictions each: names of two rounds are valid, except for
+            // the quarter that the last stamp may be old.
             let last = round * 9;
             let young = (last - round * 3 / 2..last).filter(|n| ghosts.take(hash(*n)).is_some()).count();
             assert!(young as u64 * 100 >= round * 3 / 2 * percent, "{young} of {} are left", round * 3 / 2);
@@ -308,7 +311,7 @@ mod tests {
                     for (queue, stamp) in (0..2).flat_map(|queue| (0..32).map(move |stamp| (queue, stamp))) {
                         let shift = lane as u32 * LANE_BITS;
                         let word = (queue << QUEUE_BIT | stamp << TAG_BITS | 5) << shift;
-                        // The ghosts beside it are as young as possible.
+                        // The neighbouring ghosts are as young as possible.
                         let young = (LOWEST * (entry << TAG_BITS | 7)) & !(0xffff << shift);
                         let age = [entry, main][queue as usize].wrapping_sub(stamp) & STAMP_MASK;
                         let old = if age < STAMPS_YOUNG { 0 } else { 0xffff << shift };

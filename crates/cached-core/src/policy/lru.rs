@@ -1,5 +1,5 @@
-//! Least recently used, approximated: within one per cent of exact LRU on the traces of docs/eviction.md; and
-//! most recently used.
+//! Least recently used, approximated: within one per cent of exact LRU on the traces of
+//! docs/eviction.md; and most recently used.
 //!
 //! ```text
 //!              ┌──────────────────────┐ hit recently    Time is the number of bytes placed in queues. An epoch
@@ -10,24 +10,24 @@
 //!          │   ago: out   └>│   MAIN   │──> as above    time, as ENTRY.
 //!          │                └──────────┘
 //! ```
-//! One bit, as in CLOCK, gives a whole round to every entry that was hit at any time in the last one: an
-//! entry that is evicted has not been used for one to two rounds. Here it is one to one and a half, and an
-//! entry that was hit only at the very beginning of its round is not copied at all.
+//! In CLOCK, with one bit, every entry that was hit at any time in the last round stays for a whole
+//! further round: an evicted entry has not been used for one to two rounds. Here it is one to one
+//! and a half, and an entry that was hit only at the start of its round is not copied at all.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::{Candidate, Policy, QUEUES_MAX, QueueId, Verdict};
 
-/// The number of epochs that the bits distinguish; 0 is *not hit*.
+/// The number of epochs that the bits distinguish; 0 means *not hit*.
 const EPOCHS: u64 = 7;
 /// The number of epochs in which as many bytes are placed as the memory holds.
 const EPOCHS_PER_MEMORY: u64 = 5;
 /// A hit fewer epochs ago than this is recent.
 const RECENT: u64 = 3;
-/// A hit this many epochs ago counts as none.
+/// A hit this many epochs ago no longer counts.
 const OLD: u64 = 5;
-/// ENTRY is this many times as long as MAIN, in time.
+/// The length of ENTRY in units of MAIN's length, in time.
 const MAIN_LENGTHS: u64 = 2;
 
 /// Least recently used, approximated by the epoch of the last hit.
@@ -35,10 +35,11 @@ const MAIN_LENGTHS: u64 = 2;
 pub struct Lru {
     memory_bytes: u64,
     epoch: AtomicU64,
-    /// Bytes to be placed before the next epoch; written only by the thread that decides, like the other
-    /// fields.
+    /// The bytes to be placed before the next epoch. Like the other fields, it is written only by
+    /// the thread that decides.
     epoch_left: AtomicU64,
-    /// Bytes recently placed in each queue: with its length they give the time that its entries stay.
+    /// The bytes recently placed in each queue, which together with the queue's length give the
+    /// time that its entries stay.
     placed: [AtomicU64; QUEUES_MAX],
 }
 
@@ -64,7 +65,7 @@ impl Lru {
         } else {
             self.epoch_left.store(self.memory_bytes / EPOCHS_PER_MEMORY, Relaxed);
             self.epoch.store((self.epoch.load(Relaxed) + 1) % EPOCHS, Relaxed);
-            // Bytes placed one memory's worth ago count a quarter.
+            // Bytes placed one memory size ago have a quarter of the weight.
             for placed in &self.placed {
                 placed.store((placed.load(Relaxed) * 3 / 4).max(1), Relaxed);
             }
@@ -90,7 +91,7 @@ impl Policy for Lru {
     fn victim(&self, lengths: [u64; QUEUES_MAX]) -> QueueId {
         let [entry, main] = lengths.map(u128::from);
         let [to_entry, to_main] = [0, 1].map(|queue: usize| u128::from(self.placed[queue].load(Relaxed)));
-        // Entries stay for the queue's length divided by what is placed in it.
+        // Entries stay in a queue for its length divided by the bytes placed in it.
         if main == 0 || entry * to_main >= main * to_entry * u128::from(MAIN_LENGTHS) {
             QueueId::ENTRY
         } else {
@@ -103,30 +104,34 @@ impl Policy for Lru {
             0 => OLD,
             hit => (self.epoch.load(Relaxed) + EPOCHS - (hit - 1)) % EPOCHS,
         };
-        // A new entry takes the place of one that is evicted.
+        // A new entry replaces an evicted one.
         let queue = if (RECENT..OLD).contains(&age) { QueueId::MAIN } else { QueueId::ENTRY };
         self.place(queue, candidate.bytes);
         if age >= OLD { Verdict::Evict } else { Verdict::Keep { queue, bits: 0 } }
     }
 }
 
-// The other way round, most recently used: for loads in which an entry that has just been used will not be used again soon.
+// The opposite, most recently used: for loads in which a recently used entry will not be used again
+// soon.
 
-/// Evicts entries that were read first, then those that were stored last: for swap, prefetched data and loops
-/// longer than the memory, where a second read is far away or never comes.
+/// Evicts entries that were read first, then those that were stored last. This is for swap,
+/// prefetched data and loops longer than the memory, where a second read is far away or never
+/// comes.
 ///
-/// New entries pass through a short entry queue. At its end they move to the main queue while there is room;
-/// otherwise they are evicted, and the main queue stays as it is. The main queue is walked for entries that
-/// have been read, as often as that finds some.
+/// New entries pass through a short entry queue. At its end they move to the main queue while that
+/// has space; otherwise they are evicted, and the main queue stays as it is. The main queue is
+/// walked for entries that have been read, as often as that finds some.
 #[derive(Debug, Default)]
 pub struct Mru {
-    /// Whether the main queue has all the memory there is.
+    /// Whether the main queue occupies all of the memory.
     main_is_full: std::sync::atomic::AtomicBool,
-    /// Walks of the entry queue between two of the main queue; doubled by each that finds too little.
+    /// The number of walks of the entry queue between two of the main queue; doubled by each walk
+    /// that finds too little.
     pause: AtomicU32,
-    /// Walks of the entry queue since the last of the main queue.
+    /// The number of walks of the entry queue since the last one of the main queue.
     walks: AtomicU32,
-    /// Candidates of the main queue since its walk began, and how many of them had been read.
+    /// Candidates of the main queue since the start of its walk, and how many of them had been
+    /// read.
     candidates: AtomicU32,
     read: AtomicU32,
 }
@@ -183,7 +188,7 @@ impl Policy for Mru {
         if !is_main && self.main_is_full.load(Ordering::Relaxed) {
             return Verdict::Evict;
         }
-        // Rounds are counted, so that an entry that is never read does not stay for ever.
+        // The rounds are counted, so that an entry that is never read does not stay forever.
         match candidate.bits >> 1 {
             3 => Verdict::Evict,
             rounds => Verdict::Keep { queue: QueueId::MAIN, bits: (rounds + 1) << 1 },
@@ -234,7 +239,7 @@ mod lru_tests {
             lru.place(QueueId::MAIN, EPOCH_BYTES / 2);
         }
         assert_eq!((lru.victim([70, 30]), lru.victim([63, 37])), (QueueId::ENTRY, QueueId::MAIN));
-        // Fewer and fewer go into the main queue: its share shrinks.
+        // Ever fewer go into the main queue, so its share shrinks.
         (0..50).for_each(|_| lru.place(QueueId::ENTRY, EPOCH_BYTES));
         assert_eq!(lru.victim([95, 5]), QueueId::MAIN);
     }

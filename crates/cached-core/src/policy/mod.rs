@@ -1,14 +1,14 @@
-//! Eviction policies: which items or buckets stay when memory is needed.
+//! Eviction policies, which choose the items or buckets that stay when memory is needed.
 //!
-//! The byte-keyed store has queues of regions full of items, the object cache has queues of buckets;
-//! both are *entries* here. Entries join the head of a queue. Memory is reclaimed at a queue's tail,
-//! where the policy decides about every entry that is in use: *keep* moves the entry to
-//! the head of a queue, *evict* drops it. So promotion is lazy: a hit costs a bit
-//! or two in the entry, and where entries lie in regions, reclaiming a region compacts it.
+//! The byte-keyed store has queues of regions full of items, and the object cache has queues of
+//! buckets; both are *entries* here. Entries join the head of a queue. Memory is reclaimed at a
+//! queue's tail, where the policy decides about every entry that is in use: *keep* moves the entry
+//! to the head of a queue, *evict* drops it. So promotion is lazy: a hit costs a bit or two in the
+//! entry, and if entries are in regions, reclaiming a region compacts it.
 //!
-//! A policy has three bits in each entry. The memory for what else it remembers (*ghosts*: hashes of evicted
-//! entries) is part of the memory that it manages. Nothing here depends on regions, items or buckets:
-//! whatever has queues of entries can use these policies.
+//! A policy has three bits in each entry. The memory for its other records (*ghosts*: hashes of
+//! evicted entries) is part of the memory that it manages. Nothing here depends on regions, items
+//! or buckets: anything with queues of entries can use these policies.
 //!
 //! ```
 //! use cached_core::kv::Kv;
@@ -43,11 +43,12 @@ pub const QUEUES_MAX: usize = 2;
 /// An entry that is being stored.
 #[derive(Debug, Clone, Copy)]
 pub struct Insertion {
-    /// The hash of the entry's name (an item's key; a bucket's object and position), the same every time.
+    /// The hash of the entry's name (an item's key; a bucket's object and position). It is always
+    /// the same.
     pub hash: u64,
-    /// Memory that the entry takes, the same when it is evicted.
+    /// The entry's memory. It is the same when the entry is evicted.
     pub bytes: u64,
-    /// The policy's bits of the entry of the same name that it replaces.
+    /// The policy's bits of the entry with the same name that this one replaces.
     pub replaces: Option<u8>,
 }
 
@@ -60,9 +61,9 @@ pub struct Candidate {
     pub bits: u8,
     /// The queue that is being reclaimed.
     pub queue: QueueId,
-    /// Seconds since the entry was read or stored; 0 where that is not recorded.
+    /// Seconds since the entry was read or stored; 0 if unknown.
     pub idle_secs: u32,
-    /// Memory that its eviction frees.
+    /// The memory that evicting it frees.
     pub bytes: u64,
 }
 
@@ -83,26 +84,29 @@ pub enum Verdict {
 /// An eviction policy.
 ///
 /// The caller guarantees that `attach` is called before anything else; that `victim`, `decide` and
-/// `record_evicted` are called by one thread at a time (`advance` and `insert` by any thread at any time);
-/// and that every new entry joins [`QueueId::ENTRY`]. It may evict an entry that the policy keeps, when too
-/// much is kept. It may also keep an entry that the policy evicts, where it is (because it is pinned or
-/// dirty, for instance), and then does not call `record_evicted`.
+/// `record_evicted` are called by one thread at a time (`advance` and `insert` by any thread at any
+/// time); and that every new entry joins [`QueueId::ENTRY`]. It may evict an entry that the policy
+/// keeps, if too much is kept. It may also leave an entry that the policy evicts in place (because
+/// it is pinned or dirty, for instance), and then does not call `record_evicted`.
 ///
-/// The implementor guarantees bits below 8, O(1) per call, no allocation after `attach`, and progress: an
-/// entry about which it decides again and again, without a hit in between, is evicted in the end.
+/// The implementor guarantees bits below 8, O(1) per call, no allocation after `attach`, and
+/// progress: an entry about which it decides repeatedly, without a hit in between, is eventually
+/// evicted.
 pub trait Policy: Send + Sync + 'static {
     /// The name used in settings and statistics.
     fn name(&self) -> &'static str;
 
-    /// Prepares the policy for `memory_bytes` of memory, in entries that usually take `entry_bytes` or more
-    /// (what it remembers is sized by that). Returns how much of the memory the policy takes for itself.
+    /// Prepares the policy for `memory_bytes` of memory, in entries that usually have `entry_bytes`
+    /// or more, which determines the size of its records. Returns how much of the memory the policy
+    /// uses for these records.
     fn attach(&mut self, memory_bytes: usize, entry_bytes: usize) -> usize {
         let _ = (memory_bytes, entry_bytes);
         0
     }
 
-    /// Called before `bytes` more are stored: this is the policy's time. The caller may report bytes in
-    /// portions of up to a region. Returns true if [`hit`](Policy::hit) returns other results from now on.
+    /// Called before `bytes` more are stored, which advances the policy's time. The caller may
+    /// report bytes in portions of up to a region. Returns true if [`hit`](Policy::hit) returns
+    /// other results from now on.
     fn advance(&self, bytes: u64) -> bool {
         let _ = bytes;
         false
@@ -114,27 +118,28 @@ pub trait Policy: Send + Sync + 'static {
         0
     }
 
-    /// Returns the bits after a hit on an entry with `bits`. The caller may tabulate the results, and
-    /// refreshes the table after each `victim`, and each `advance` that returned true.
+    /// Returns the new bits after a hit on an entry with `bits`. The caller may keep the results in
+    /// a table, which it refreshes after each `victim`, and after each `advance` that returned
+    /// true.
     fn hit(&self, bits: u8) -> u8;
 
-    /// Returns the queue to reclaim from, given the bytes in each. At least one is not empty; if the returned
-    /// one is, the caller takes another.
+    /// Returns the queue to reclaim from, given the bytes in each. At least one is not empty. If
+    /// the returned one is empty, the caller uses another.
     fn victim(&self, lengths: [u64; QUEUES_MAX]) -> QueueId;
 
     /// Decides about an entry at the tail of a queue.
     fn decide(&self, candidate: &Candidate) -> Verdict;
 
-    /// Called after entries of one queue have been evicted in this order, whatever the verdicts were, with
-    /// the hashes of their names and the sum of their bytes. Several evictions in one call cost less than one
-    /// by one.
+    /// Called after entries of one queue have been evicted in this order, regardless of the
+    /// verdicts, with the hashes of their names and the sum of their bytes. Reporting several
+    /// evictions in one call is cheaper than one at a time.
     fn record_evicted(&self, queue: QueueId, bytes: u64, hashes: &[u64]) {
         let _ = (queue, bytes, hashes);
     }
 
-    /// Returns how many entries were stored again so soon after their eviction that a quarter more of the
-    /// memory given to [`attach`](Policy::attach) would have kept them, since the start; `None` for a policy
-    /// that does not remember what it evicts.
+    /// Returns how many entries since the start were stored again so soon after their eviction that
+    /// a quarter more of the memory given to [`attach`](Policy::attach) would have kept them;
+    /// `None` for a policy that does not remember evicted entries.
     fn ghost_hits(&self) -> Option<u64> {
         None
     }
@@ -146,7 +151,7 @@ impl std::fmt::Debug for dyn Policy {
     }
 }
 
-/// The results of [`Policy::hit`] for each value of the three bits, at present.
+/// The present results of [`Policy::hit`] for each value of the three bits.
 pub(crate) fn hits(policy: &dyn Policy) -> [u8; 8] {
     std::array::from_fn(|bits| policy.hit(bits as u8) & 7)
 }

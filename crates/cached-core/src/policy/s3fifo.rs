@@ -1,5 +1,5 @@
-//! S3-FIFO (Yang et al., SOSP'23) for a log: new entries must be hit in a queue of their own in order to
-//! stay; and a variant that adapts the size of that queue.
+//! S3-FIFO (Yang et al., SOSP'23) for a log: new entries must be hit in a separate queue in order
+//! to stay; and a variant that adapts the size of that queue.
 //!
 //! ```text
 //!               hit when no longer young,   ┌──────────────┐ hit
@@ -9,39 +9,39 @@
 //!              v                                   v not hit
 //!        ghosts: evicted early               ghosts: evicted late
 //! ```
-//! Most entries are never read again, and should not displace others: they are evicted from the entry queue
-//! without having been copied. A new entry whose ghost is still remembered was evicted too early: it counts
-//! as hit, so it moves to the main queue when it comes to the tail. So does an entry that was evicted from
-//! the main queue and is stored again soon; one that is stored again later counts as new. (The paper puts
-//! both into the main queue at once. Here every entry joins the same queue, which needs one open region less
-//! per thread, and the traces show no difference.)
+//! Most entries are never read again, and should not displace others: they are evicted from the
+//! entry queue without having been copied. A new entry whose ghost is still remembered was evicted
+//! too early: it counts as hit, so it moves to the main queue when it reaches the tail. So does an
+//! entry that was evicted from the main queue and is stored again soon; one that is stored again
+//! later counts as new. (The paper puts both into the main queue at once. Here every entry joins
+//! the same queue, which saves an open region per thread, and the traces show no difference.)
 //!
-//! *Uses just after the first* carry little information: they belong to the first (one page view, one
-//! transaction), and an entry that has only those is not used again more often than others (correlated
-//! references: LRU-K, SIGMOD'93; 2Q, VLDB'94). So once memory is full, a new entry is *young* until a sixth
-//! to a third of the entry queue has been stored after it, and hits on young entries do not count. That
-//! closes 5 points more of the gap between LRU and the optimum on the traces, and saves a third of the
-//! copies.
+//! *Uses just after the first* carry little information: they belong to the first (one page view,
+//! one transaction), and an entry that has only those is not used again more often than others
+//! (correlated references: LRU-K, SIGMOD'93; 2Q, VLDB'94). So once memory is full, a new entry is
+//! *young* until a sixth to a third of the entry queue has been stored after it, and hits on young
+//! entries do not count. That closes 5 points more of the gap between LRU and the optimum on the
+//! traces, and saves a third of the copies.
 //!
 //! *Fixed*: a fifth of the memory is for new entries.
 //!
-//! *Balanced* measures what a little more memory is worth to each queue: an entry that is stored again
-//! before a quarter of the memory has been evicted from its queue would have been a hit if that queue had
-//! been a little longer. So each of them moves the balance by its size towards its queue, and the balance
-//! rests where both queues would gain the same (ARC, FAST'03, weighs all of its ghosts, however
-//! old; older ones carry little information about the margin).
+//! *Balanced* measures the benefit of a little more memory to each queue: an entry that is stored
+//! again before a quarter of the memory has been evicted from its queue would have been a hit if
+//! that queue had been a little longer. So each such entry moves the balance by its size towards
+//! its queue, and the balance rests where both queues would gain the same (ARC, FAST'03, counts all
+//! of its ghosts, however old; older ones carry little information about the marginal benefit).
 //!
-//! Bits: 0 to 5: a new entry not hit yet, and the phase in which it was stored, modulo six. A phase is a
-//! sixth of what the entry queue holds. 6: in the main queue, not hit in this round. 7: hit.
+//! Bits: 0 to 5: a new entry not hit yet, and the phase in which it was stored, modulo six. A phase
+//! is a sixth of what the entry queue holds. 6: in the main queue, not hit in this round. 7: hit.
 
 use super::ghosts::{Ghost, Ghosts};
 use super::{Candidate, Insertion, Policy, QUEUES_MAX, QueueId, Verdict};
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// The number of phases that a new entry's bits distinguish: as many as it takes to come to the tail of the
-/// entry queue, so that no entry looks young again.
+/// The number of phases that a new entry's bits distinguish. An entry reaches the tail of the entry
+/// queue within that number, so that no entry looks young again.
 const PHASES: u8 = 6;
-/// An entry is young in the phase in which it was stored, and in the next.
+/// An entry is young in the phase in which it was stored and in the next one.
 const YOUNG_PHASES: u8 = 2;
 const UNHIT: u8 = PHASES;
 const HIT: u8 = PHASES + 1;
@@ -50,31 +50,31 @@ const HIT: u8 = PHASES + 1;
 const fn share(percent: u64) -> u32 {
     ((percent << 32) / 100) as u32
 }
-/// The fixed share of the entry queue: a tenth, as in the paper, is far behind LRU where uses are a little
-/// farther apart.
+/// The fixed share of the entry queue. A tenth, as in the paper, is far worse than LRU if uses are
+/// a little farther apart.
 const SHARE_FIXED: u32 = share(20);
 /// The bounds of the balanced share.
 const SHARE_MIN: u32 = share(10);
 const SHARE_MAX: u32 = share(80);
-/// The ghosts that count are those of a quarter of the memory: each counts for four.
+/// Only the ghosts of a quarter of the memory count, so each counts four times.
 const STEP_SHIFT: u32 = 2;
 
-/// A small queue of new entries, a large one of entries that were hit, and ghosts of both.
+/// A small queue of new entries, a large one of entries that were hit, and the ghosts of both.
 #[derive(Debug)]
 pub struct S3Fifo {
     name: &'static str,
     is_balanced: bool,
     ghosts: Ghosts,
     memory_bytes: u64,
-    /// A byte's share of the memory, in units of 2^-63: it saves a division for each entry that is stored
-    /// again.
+    /// A byte's share of the memory, in units of 2^-63, which saves a division for each entry that
+    /// is stored again.
     byte_share: u64,
     /// The share of the memory that the entry queue should have.
     entry_share: AtomicU32,
-    /// The bytes that it has; 0 until memory has been full.
+    /// The entry queue's present size in bytes; 0 until memory has been full.
     entry_bytes: AtomicU64,
     phase: AtomicU32,
-    /// Bytes to be stored before the next phase.
+    /// The bytes to be stored before the next phase.
     phase_left: AtomicI64,
     /// See [`Policy::ghost_hits`].
     ghost_hits: AtomicU64,
@@ -97,8 +97,8 @@ impl S3Fifo {
         }
     }
 
-    /// The policy with a tenth of the memory or more for new entries, adapted by which entries are stored
-    /// again after their eviction.
+    /// The policy with a tenth of the memory or more for new entries. The share adapts to which
+    /// evicted entries are stored again.
     pub fn balanced() -> S3Fifo {
         S3Fifo {
             name: "balanced",
@@ -108,7 +108,8 @@ impl S3Fifo {
         }
     }
 
-    /// Moves the share towards the queue from which an entry of `bytes` was evicted that is now stored again.
+    /// Moves the share towards the queue from which the entry of `bytes` that is stored again had
+    /// been evicted.
     fn balance(&self, from: QueueId, bytes: u64) {
         let step = ((bytes.min(self.memory_bytes) * self.byte_share) >> (31 - STEP_SHIFT)) as u32;
         let share = self.entry_share.load(Relaxed);
@@ -116,7 +117,7 @@ impl S3Fifo {
             QueueId::ENTRY => share.saturating_add(step).min(SHARE_MAX),
             _ => share.saturating_sub(step).max(SHARE_MIN),
         };
-        // Of two threads at the same time one may be lost, which does no harm.
+        // If two threads do this at the same time, one update may be lost, which is harmless.
         self.entry_share.store(share, Relaxed);
     }
 
@@ -125,7 +126,7 @@ impl S3Fifo {
         self.phase.load(Relaxed) as u8
     }
 
-    /// The phases since a new entry was stored, modulo their number.
+    /// The number of phases since a new entry was stored, modulo their number.
     fn age(&self, bits: u8) -> u8 {
         (self.bits_of_new() + PHASES - bits) % PHASES
     }
@@ -154,10 +155,11 @@ impl Policy for S3Fifo {
             bytes => bytes,
         };
         let phase_bytes = (entry_bytes / u64::from(PHASES)).max(1) as i64;
-        // A portion larger than the queue ages all earlier entries, and makes none look young again.
+        // A portion larger than the queue ages all earlier entries, and does not make any look
+        // young again.
         let passed = (-left / phase_bytes + 1).min(i64::from(PHASES / 2));
         self.phase_left.store((left + passed * phase_bytes).max(0), Relaxed);
-        // Of two threads at the same time one may be lost, which does no harm.
+        // If two threads do this at the same time, one update may be lost, which is harmless.
         self.phase.store((i64::from(self.bits_of_new()) + passed) as u32 % u32::from(PHASES), Relaxed);
         true
     }
@@ -170,7 +172,7 @@ impl Policy for S3Fifo {
             return self.bits_of_new();
         };
         if is_recent {
-            // Of two threads at the same time one may be lost, which does no harm.
+            // If two threads do this at the same time, one update may be lost, which is harmless.
             self.ghost_hits.store(self.ghost_hits.load(Relaxed).wrapping_add(1), Relaxed);
             if self.is_balanced {
                 self.balance(queue, insertion.bytes);
@@ -180,8 +182,9 @@ impl Policy for S3Fifo {
     }
 
     fn hit(&self, bits: u8) -> u8 {
-        // Before memory is full for the first time, hits on young entries count: where all items fit and none
-        // is stored, time stands still, and they would stay young for ever.
+        // Before memory is full for the first time, hits on young entries count. Otherwise, if all
+        // items fit and none is stored, the policy's time would stand still and they would stay
+        // young forever.
         if self.entry_bytes.load(Relaxed) == 0 {
             return HIT;
         }
@@ -261,7 +264,7 @@ mod tests {
     #[test]
     fn hits_on_young_entries_do_not_count() {
         let policy = attached(S3Fifo::balanced());
-        // Half of the memory is the entry queue.
+        // The entry queue is half of the memory.
         policy.victim([MEMORY / 2, MEMORY / 2]);
         let phase_bytes = MEMORY / 2 / u64::from(PHASES);
         while !policy.advance(ENTRY_BYTES) {}
@@ -278,7 +281,7 @@ mod tests {
                 entered += ENTRY_BYTES;
             }
             assert!(entered > phase_bytes && entered <= phase_bytes * 2 + ENTRY_BYTES, "{entered}");
-            // The entry does not look young again before it has come to the tail.
+            // The entry does not look young again before it reaches the tail.
             while entered + phase_bytes < MEMORY / 2 {
                 assert_eq!(policy.hit(new_bits), HIT);
                 policy.advance(ENTRY_BYTES);
@@ -341,7 +344,8 @@ mod tests {
         let policy = attached(S3Fifo::balanced());
         for n in 0..100 {
             evict(&policy, QueueId::ENTRY);
-            // After half of the memory has been evicted the ghost is remembered, but no longer recent.
+            // After half of the memory has been evicted, the ghost is remembered but no longer
+            // recent.
             policy.record_evicted(QueueId::ENTRY, MEMORY / 2, &[n + 100]);
             assert_eq!(policy.insert(&new(7)), HIT);
             evict(&policy, QueueId::MAIN);

@@ -1,5 +1,6 @@
-//! A store of items and a cache of objects that share memory: whatever moves, nothing acknowledged is lost,
-//! each half keeps its least, the sum stays, and no request waits; and memory goes to where it saves most.
+//! A store of items and a cache of objects that share memory. Whatever moves, no acknowledged data
+//! are lost, each half keeps its minimum, the sum stays the same, no request waits, and memory
+//! moves to the half in which it saves most.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -98,7 +99,7 @@ impl Both {
     }
 }
 
-/// An answer that is there at once.
+/// An answer that is ready at once.
 #[track_caller]
 fn at_once<F: IntoFuture>(future: F) -> F::Output {
     let polled = pin!(future.into_future()).poll(&mut Context::from_waker(Waker::noop()));
@@ -229,7 +230,7 @@ fn no_request_waits_for_a_move() {
     for number in 0..4_000 {
         both.kv.set(&key(number), &pattern(number, 0, 2_000)).unwrap();
     }
-    // As much is dirty as may be, and the store answers no flush; the rest is clean.
+    // As much is dirty as allowed, and the store does not answer flushes; the rest is clean.
     for bucket in 0..OBJECTS * OBJECT_BUCKETS {
         both.write(&object(0, bucket % OBJECTS), bucket / OBJECTS, &[1; BUCKET as usize]);
     }
@@ -244,7 +245,7 @@ fn no_request_waits_for_a_move() {
     for round in 0..2 {
         for from in [Half::Objects, Half::Items] {
             drain(&mut both, from, |both, step| {
-                // A read and a change of what is dirty, a first change of a bucket, and items.
+                // A read and a change of dirty data, a first change of a bucket, and items.
                 let bucket = step % 250;
                 let read = ReadRequest::new(dirty.clone(), bucket * BUCKET, BUCKET);
                 assert!(at_once(both.cache.read(read)).is_ok());
@@ -253,8 +254,8 @@ fn no_request_waits_for_a_move() {
                     let write = WriteRequest::new(dirty.clone(), (255 - round) * BUCKET, bytes);
                     assert!(at_once(both.cache.write(write)).is_ok());
                 }
-                // A store that must reclaim a region before it can open one has no more free ones than the
-                // reclaimer's own.
+                // A store that must reclaim a region before it can open one has no more free
+                // regions than the reclaimer's reserve.
                 let before = both.kv.stats();
                 assert!(before.regions_free > 2, "step {step}: {} regions are free", before.regions_free);
                 both.kv.set(&key(step), b"a value").unwrap();
@@ -279,7 +280,7 @@ fn memory_follows_the_load() {
     for number in 0..=4_000 / OBJECT_BUCKETS {
         fill(both.store.memory(), &object(0, number), vec![1; (OBJECT_BUCKETS * BUCKET) as usize]);
     }
-    // Twice as many as fit into the whole memory; small numbers more often.
+    // Twice as many as fit into the whole memory, with small numbers more often.
     let skewed = |rng: &mut Rng, count: u64| rng.below(count) * rng.below(count) / count;
     let looks = |both: &mut Both| {
         both.arbiter.look();

@@ -1,4 +1,4 @@
-//! Replays the fuzz corpus of journals, and damage drawn at random.
+//! Replays the fuzz corpus of journals, and random damage.
 
 use rand::{Rng, RngCore, SeedableRng, rngs::SmallRng};
 
@@ -23,7 +23,7 @@ fn random_damage_runs_clean() {
     for number in 0..200_u8 {
         let mut input = vec![0; rng.random_range(1..300)];
         rng.fill_bytes(&mut input);
-        // Half of them each, with few edits in some.
+        // Half of the inputs of each kind, some with few edits.
         input[0] = number;
         if number % 3 == 0 {
             input.truncate(12);

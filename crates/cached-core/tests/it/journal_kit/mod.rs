@@ -1,4 +1,4 @@
-//! A cache over a steered store and a journal on a simulated disk, both stepped by the test.
+//! A cache over a controlled store, with a journal on a simulated disk; the test steps both.
 
 #![allow(dead_code, reason = "each test target uses a part of it")]
 
@@ -29,7 +29,8 @@ pub(crate) struct Environment {
     pub(crate) clock: Arc<cached_journal::ManualClock>,
     config: JournalConfig,
     adjust: Adjust,
-    /// Of the cache's hash: another one each time, because its versions are drawn from it.
+    /// The seed of the cache's hash. It differs each time, because the cache's versions are derived
+    /// from it.
     seed: u64,
 }
 
@@ -41,8 +42,8 @@ pub(crate) fn options() -> JournalOptions {
 }
 
 impl Environment {
-    /// A journal of `segments` segments, over an empty store; the namespaces `ns` and `fresh` are journaled,
-    /// `plain` is not. `ns` has been claimed.
+    /// Creates a journal of `segments` segments over an empty store. The namespaces `ns` and
+    /// `fresh` are journaled, `plain` is not. `ns` has been claimed.
     pub(crate) fn new(segments: u64) -> Self {
         Self::with(segments, options())
     }
@@ -51,7 +52,7 @@ impl Environment {
         Self::unclaimed(segments, options).claimed()
     }
 
-    /// As [`Self::new`], with another configuration.
+    /// Does the same as [`Self::new`] with a changed configuration.
     pub(crate) fn adjusted(segments: u64, adjust: Adjust) -> Self {
         Self::over(SteeredStore::new(), disk(), segments, options(), 1, adjust).claimed()
     }
@@ -72,7 +73,8 @@ impl Environment {
         Self::over(SteeredStore::new(), disk(), segments, options, 1, |_| ())
     }
 
-    /// Another cache over the same store, with the journal as it is on the disk after a crash.
+    /// Creates another cache over the same store, with the journal as it is on the disk after a
+    /// crash.
     pub(crate) fn restarted(&self) -> Self {
         let segments = self.config.limit_bytes / SEGMENT_BYTES;
         let store = Arc::clone(&self.store);
@@ -117,7 +119,7 @@ impl Environment {
         Self { sim, store, cache, running, disk, journal, clock, config, adjust, seed }
     }
 
-    /// Commits everything, and lets everything go on, until nothing moves.
+    /// Commits everything, and runs until nothing changes any more.
     pub(crate) fn commit(&mut self) {
         loop {
             self.sim.run_until_idle();
@@ -129,7 +131,7 @@ impl Environment {
         }
     }
 
-    /// Begins the recovery of what the journal held.
+    /// Starts the recovery of the journal's contents.
     pub(crate) fn begin_recovery(&mut self) -> Result<(), RecoveryError> {
         let cache = self.cache.clone();
         let begun = self.sim.spawn(async move { cache.begin_recovery().await });
@@ -164,7 +166,7 @@ impl Environment {
         self.commit();
     }
 
-    /// The number of changes that the store was asked for.
+    /// The number of changes requested from the store.
     pub(crate) fn changes(&self) -> usize {
         self.store.log().iter().filter(|call| call.op.is_change()).count()
     }
@@ -183,8 +185,8 @@ impl Environment {
         changes.map(each).collect()
     }
 
-    /// The names of the objects of all records that would be replayed after a crash, and the number of each
-    /// one's record kind.
+    /// The object names of all records that would be replayed after a crash, each with its record
+    /// kind.
     pub(crate) fn records(&self) -> Vec<(String, u8)> {
         self.replay(|record| (name(&record), record.head.kind.0))
     }
@@ -208,13 +210,13 @@ fn name(record: &cached_journal::Recovered) -> String {
     String::from_utf8(rest[usize::from(*len)..].to_vec()).unwrap()
 }
 
-/// Fails every write and sync of the journal's disk from now on, or none.
+/// Makes every write and sync of the journal's disk fail from now on, or succeed again.
 pub(crate) fn fail_disk(disk: &SimulatedDisk, fails: bool) {
     let sync = if fails { 1000 } else { 0 };
     disk.set_faults(1, Faults { sync, ..Faults::default() });
 }
 
-/// Some bytes for an object, and the object.
+/// Returns an object and some bytes for it.
 pub(crate) fn some(name: &str, tag: u64) -> (ObjectId, Vec<u8>) {
     (id(name), pattern(tag, 0, 5000))
 }

@@ -1,10 +1,11 @@
-//! Any bytes as damage to a journal, replayed through a cache over a store in memory: for the fuzz target and
-//! for the test that replays its corpus.
+//! Arbitrary bytes as damage to a journal that is replayed through a cache over a store in memory,
+//! for the fuzz target and for the test that replays its corpus.
 //!
-//! The first byte chooses. Even: the rest are edits of a genuine journal's files; whatever they are, each
-//! object then has a content that it had, all of them as of one moment, or fails with the damage. Odd: the
-//! rest are edits of genuine records, which are appended to a new journal, so that all checksums match; they
-//! are refused or applied. No outcome may be a panic, a hang, or a cache that is not in order.
+//! The first byte chooses. If it is even, the rest are edits of a genuine journal's files. Then
+//! each object either has a content that it had before, the contents of all being from the same
+//! moment, or fails because of the damage. If it is odd, the rest are edits of genuine records,
+//! which are appended to a new journal so that all checksums match; the records are refused or
+//! applied. No outcome may be a panic, a hang, or an inconsistent cache.
 
 use std::future::Future;
 use std::sync::{Arc, OnceLock};
@@ -22,7 +23,7 @@ const SEGMENT_BYTES: u64 = 64 * KIB;
 const OBJECTS: usize = 4;
 const OBJECT_BYTES: u64 = 4 * BUCKET;
 const DIRTY_BYTES_MAX: u64 = 128 * KIB;
-/// Edits and records of one input: more only cost time.
+/// The most edits and records of one input: more would only cost time.
 const EDITS_MAX: usize = 64;
 const RECORDS_MAX: usize = 40;
 const NUMBERS: [u64; 14] =
@@ -34,7 +35,7 @@ type Content = Option<Vec<u8>>;
 struct Genuine {
     files: Vec<(String, Vec<u8>)>,
     records: Vec<(Head<'static>, Vec<u8>)>,
-    /// What all objects held after each change.
+    /// The contents of all objects after each change.
     moments: Vec<Vec<Content>>,
 }
 
@@ -54,7 +55,7 @@ struct Process {
 }
 
 impl Process {
-    /// Starts a cache over an empty store; nothing if the journal is refused.
+    /// Starts a cache over an empty store; `None` if the journal is refused.
     fn start(disk: &SimulatedDisk, seed: u64) -> Option<Self> {
         let mut sim = Sim::new(None);
         let open = OpenJournal::open_stepped(&config(), environment(disk)).ok()?;
@@ -91,7 +92,7 @@ impl Process {
         panic!("no answer");
     }
 
-    /// Begins the recovery; returns whether the journal is taken.
+    /// Starts the recovery. Returns whether the journal is accepted.
     fn begin(&mut self) -> bool {
         let cache = self.cache.clone();
         self.run(async move { cache.begin_recovery().await }).is_ok()
@@ -106,7 +107,7 @@ impl Process {
         }
     }
 
-    /// Lets the recovery end, and checks the cache.
+    /// Completes the recovery, and checks the cache.
     fn settle(&mut self) {
         for _ in 0..10_000 {
             self.sim.run_until_idle();
@@ -128,7 +129,7 @@ fn name(object: usize) -> ObjectId {
     id(&format!("o{object}"))
 }
 
-/// Makes one change of each kind, several times, and crashes.
+/// Makes several changes of each kind, and crashes.
 fn make_genuine() -> Genuine {
     let disk = SimulatedDisk::new();
     let mut process = Process::start(&disk, 1).expect("a new journal");
@@ -188,7 +189,7 @@ fn make_genuine() -> Genuine {
     Genuine { files, records, moments }
 }
 
-/// The bytes that decide; zeros behind their end.
+/// The input bytes, followed by zeros.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -206,7 +207,7 @@ impl Input<'_> {
         u32::from_le_bytes([self.u8(), self.u8(), self.u8(), self.u8()])
     }
 
-    /// Returns a number, mostly one at which something ends.
+    /// Returns a number, usually one at a boundary.
     fn number(&mut self) -> u64 {
         match usize::from(self.u8()) {
             choice if choice < 2 * NUMBERS.len() => NUMBERS[choice / 2],
@@ -219,7 +220,7 @@ impl Input<'_> {
     }
 }
 
-/// See the module.
+/// Runs one input, see the module.
 pub(crate) fn run(data: &[u8]) {
     static GENUINE: OnceLock<Genuine> = OnceLock::new();
     let genuine = GENUINE.get_or_init(make_genuine);
@@ -245,7 +246,8 @@ fn edited_files(genuine: &Genuine, mut input: Input<'_>) {
             (bytes, at)
         };
         match kind % 8 {
-            // A sector elsewhere, of this file or another; zeros; another length.
+            // Copies a sector to another place, in this file or another; or writes zeros; or
+            // changes a length.
             5 => {
                 let (from, from_at) = (input.index(genuine.files.len()), input.index(SEGMENT_BYTES as usize));
                 let (to, from_at) = (at / 512 * 512, from_at / 512 * 512);
@@ -309,13 +311,13 @@ fn edited_records(genuine: &Genuine, mut input: Input<'_>) {
     while journal.step_commit() {}
     disk.kill_process();
     drop((holds, journal));
-    // What was appended by the journal itself is read by it.
+    // The journal must read what it has appended itself.
     let mut process = Process::start(&disk, 2).expect("an intact journal");
     if !process.begin() {
         return;
     }
     let first = input.index(OBJECTS);
-    // An object that cannot be recovered fails; what it should hold is not known here.
+    // An object that cannot be recovered fails; its expected content is not known here.
     let _ = process.read(first);
     process.settle();
     let cache = process.cache.clone();
@@ -371,7 +373,7 @@ fn edit(head: &mut Head<'static>, payload: &mut Vec<u8>, input: &mut Input<'_>) 
         }
         12 => payload.resize(usize::from(input.u16()) % 20_000, 7),
         13 if payload.len() >= 8 => {
-            // Numbers are at the beginning of what has a table.
+            // In payloads with a table, numbers are at the start.
             let at = input.index(payload.len() / 8).min(input.index(8)) * 8;
             let number = input.number();
             payload[at..at + 8].copy_from_slice(&number.to_le_bytes());

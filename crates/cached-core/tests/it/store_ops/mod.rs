@@ -1,14 +1,14 @@
-//! Any bytes as a program of store operations, run beside a plain map.
+//! Arbitrary bytes as a program of store operations, run alongside a plain map.
 //!
-//! Shared by the fuzz target `store` and by the test that replays its corpus. Each operation takes
-//! two bytes and perhaps a third: what, on which key, how large or how long.
+//! The fuzz target `store` and the test that replays its corpus share it. Each operation has two
+//! bytes and sometimes a third: the operation, the key, and the size or duration.
 
 use cached_core::clock::{Clock, Expiry, TickClock};
 use cached_core::kv::*;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Runs the program; panics when the store is wrong or an invariant is broken.
+/// Runs the program. Panics if the store is wrong or an invariant is violated.
 pub(crate) fn run(program: &[u8]) {
     let (&head, mut rest) = program.split_first().unwrap_or((&0, &[]));
     let clock = Arc::new(TickClock::new());
