@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use blocker::{Call, Error, Result};
 
-use super::load::load;
-use crate::object::read_ahead::{Fetch, Marked, Request};
+use super::load::{complete, run_max};
+use crate::object::read_ahead::{Fetch, Marked, Pattern, Request};
 use crate::object::shared::Shared;
-use crate::object::shared::handle::Handle;
-use crate::object::state::{Keep, Loaded};
+use crate::object::shared::handle::{Handle, RangeGuard};
+use crate::object::state::ranges::Kind;
+use crate::object::state::{Keep, Load};
 use crate::object::tasks::deadline::until;
 use crate::sync::Arc;
 
@@ -82,7 +83,7 @@ async fn read_range(
     while from < range.end && !shared.gate.is_crowded() {
         let coming = Coming::begin(shared, range.end - from);
         let within = from..from + coming.1;
-        let Some((guard, run, marked)) = handle.lock_missing(within, pattern, *mark, is_last).await else {
+        let Some((registered, run, marked)) = register(handle, within, pattern, *mark, is_last).await else {
             break;
         };
         if marked.is_some() {
@@ -90,10 +91,30 @@ async fn read_range(
         }
         from = run.end;
         let keep = Keep::Ahead { pattern, mark: marked, is_passing: fetch.is_passing };
-        // What has come is in the cache.
-        load(handle, &guard, run, Call::default(), keep, Loaded::default()).await?;
+        complete(handle, registered, Call::default(), keep, |_, _, _| ()).await?;
     }
     Ok(())
+}
+
+/// Registers a load of the first run of buckets within a range that are neither here nor on their way, and returns it
+/// with the bucket of it to be marked; `None` if there is none, or if something stands in the way. The last three
+/// parameters are those of [`Object::run_to_read_ahead`](crate::object::state::Object::run_to_read_ahead).
+async fn register(
+    handle: &Handle,
+    within: Range<u32>,
+    pattern: Pattern,
+    mark: Option<u32>,
+    is_last: bool,
+) -> Option<((RangeGuard, Load), Range<u32>, Option<u32>)> {
+    let (own, run_max) = (handle.clone(), run_max(&handle.shared));
+    let registered = handle.enter(move |object, env| {
+        let (run, marked) = object.run_to_read_ahead(within, pattern, mark, is_last)?;
+        // Granted, as no change of the range is under way.
+        let (guard, _) = RangeGuard::queue(own, object, run.clone(), Kind::Ahead).ok()?;
+        let load = object.begin_load(env, guard.ticket(), &run, run_max, Some(pattern));
+        Some(((guard, load), run, marked))
+    });
+    registered.await
 }
 
 /// Buckets that are being read ahead, counted.

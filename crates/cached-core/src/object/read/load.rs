@@ -2,8 +2,8 @@
 
 use blocker::admission::check_condition;
 use blocker::{
-    Call, ChangeReply, Condition, Durability, Error, Info, InfoRequest, ReadReply, ReadRequest, Result,
-    Scope, Segments, Version, WriteMode,
+    BUCKET_BYTES, Call, ChangeReply, Condition, Durability, Error, Info, InfoRequest, ReadReply, ReadRequest,
+    Result, Scope, Segments, Version, WriteMode,
 };
 use futures_util::future::join_all;
 
@@ -14,68 +14,32 @@ use crate::object::shared::calls::begin;
 use crate::object::shared::claim::ask_epoch;
 use crate::object::shared::handle::{Handle, RangeGuard};
 use crate::object::shared::resources::OwnedResources;
-use crate::object::state::ranges::Kind;
-use crate::object::state::{Keep, Known, Loaded, Object, ReportedHead};
+use crate::object::state::ranges::{Kind, Ticket};
+use crate::object::state::{Env, Keep, Known, Load, Loaded, Object, ReportedHead};
 use crate::object::store::epochs::UNLOGGED_SEQUENCE;
 use crate::object::store::{Class, Lane};
 use crate::sync::{Arc, Ordering};
 
-/// What the store has given for a range.
-struct Fetched {
-    loaded: Loaded,
-    reported: Option<ReportedHead>,
-    /// The most buckets of it that will be kept.
-    kept_max: u32,
+/// Returns the most bytes that the store can be asked for at once, in whole buckets. It is its present limit: a store
+/// that is reached over a network may come back with another one.
+pub(crate) fn run_max(shared: &Shared) -> u64 {
+    let request_bytes_max = shared.below.capabilities().request_bytes_max;
+    (request_bytes_max / BUCKET_BYTES * BUCKET_BYTES).max(BUCKET_BYTES)
 }
 
-/// Asks the store for what is missing of `buckets`, or for all of them if no caller waits for them; the caller
-/// holds the range.
-async fn ask(
-    handle: &Handle,
-    guard: &RangeGuard,
-    buckets: Buckets,
-    call: Call,
-    keep: Keep,
-) -> Result<Fetched> {
-    let is_asked_for = keep.is_asked_for();
-    let shared = Arc::clone(&handle.shared);
-    // The store's present limits: one that is reached over a network may come back with others.
-    let request_bytes_max = shared.below.capabilities().request_bytes_max;
-    let run_max = (request_bytes_max / BUCKET as u64 * BUCKET as u64).max(BUCKET as u64);
-    let ticket = guard.ticket();
-    let (runs, kept_max, steps) = handle
-        .enter(move |object, env| {
-            object.activity().ranges.ask_bytes(ticket);
-            let steps = object.head.store_steps;
-            match keep {
-                Keep::Ahead { pattern, .. } => {
-                    (cut(&buckets, run_max), object.count_ahead(&buckets, pattern), steps)
-                }
-                _ => (object.missing_runs(env, &buckets, run_max), u32::MAX, steps),
-            }
-        })
-        .await;
-    let bytes: u64 = runs.iter().map(|(_, len)| len / BUCKET as u64).sum();
-    let _loading = Loading::begin(&shared, bytes);
+/// Asks the store for a load. Returns what it gave, and buckets for as much of that as is kept.
+async fn fetch(handle: &Handle, load: Load, call: Call, keep: Keep) -> Result<(Loaded, OwnedResources)> {
+    let shared = &handle.shared;
+    let buckets: u64 = load.runs.iter().map(|(_, len)| len / BUCKET_BYTES).sum();
+    let _loading = Loading::begin(shared, buckets);
     let began = shared.clock.now();
-    let mut fetched = Fetched { loaded: Loaded::default(), reported: None, kept_max };
     let namespace = shared.index.namespace_of(handle.at());
-    let class = if is_asked_for { Class::of(call.priority) } else { Class::Idle };
-    let reads = runs.into_iter().map(|(start, len)| {
-        let shared = Arc::clone(&shared);
+    let reads = load.runs.into_iter().map(|(start, len)| {
         let mut request = ReadRequest::new(handle.id().clone(), start, len);
         request.call = call;
-        async move {
-            let asking = begin(&shared, namespace, (Lane::Load, class), len).await?;
-            let began = shared.clock.now();
-            let answer = shared.below.read(request).await;
-            asking.end(&shared, &answer, answer.as_ref().map_or(0, |reply| reply.data.len_bytes() as u64));
-            if is_asked_for && answer.is_ok() {
-                shared.read_ahead.note_answer(shared.clock.now().since(began));
-            }
-            Ok::<_, Error>((start, len, answer))
-        }
+        fetch_run(shared, namespace, request, keep)
     });
+    let mut loaded = Loaded::default();
     for answer in join_all(reads).await {
         let (start, len, answer) = answer?;
         let (data, head) = match answer {
@@ -84,19 +48,35 @@ async fn ask(
             Err(Error::Missing) => (Segments::new(), None),
             Err(error) => return Err(error),
         };
-        let is_mixed = fetched.reported.is_some_and(|before| before.is_mixed || before.head != head);
-        fetched.reported = Some(ReportedHead { head, is_mixed, steps });
-        fetched.loaded.runs.push((start, len, data));
+        let is_mixed = loaded.reported.is_some_and(|before| before.is_mixed || before.head != head);
+        loaded.reported = Some(ReportedHead { head, is_mixed, steps: load.steps });
+        loaded.runs.push((start, len, data));
     }
     let nanos = u64::try_from(shared.clock.now().since(began).as_nanos()).unwrap_or(u64::MAX);
-    shared.shares.loaded(&shared.queues, namespace, bytes, nanos);
-    Ok(fetched)
+    shared.shares.loaded(&shared.queues, namespace, buckets, nanos);
+    // As many as came, not as were asked for: a read may reach far beyond the object's end.
+    let came = loaded.runs.iter().map(|(_, _, data)| data.len_bytes().div_ceil(BUCKET) as u32).sum();
+    let resources = OwnedResources::at_hand(shared, keep.count_max(came).min(load.kept_max));
+    Ok((loaded, resources))
 }
 
-/// Returns a range in parts of at most `run_max` bytes, as byte ranges.
-fn cut(buckets: &Buckets, run_max: u64) -> Vec<(u64, u64)> {
-    let (start, end) = (u64::from(buckets.start) * BUCKET as u64, u64::from(buckets.end) * BUCKET as u64);
-    (start..end).step_by(run_max as usize).map(|at| (at, run_max.min(end - at))).collect()
+/// Asks the store for one run; returns its start, its length, and the store's answer.
+async fn fetch_run(
+    shared: &Arc<Shared>,
+    namespace: u16,
+    request: ReadRequest,
+    keep: Keep,
+) -> Result<(u64, u64, Result<ReadReply>)> {
+    let (start, len) = (request.offset, request.len_bytes);
+    let class = if keep.is_asked_for() { Class::of(request.call.priority) } else { Class::Idle };
+    let asking = begin(shared, namespace, (Lane::Load, class), len).await?;
+    let began = shared.clock.now();
+    let answer = shared.below.read(request).await;
+    asking.end(shared, &answer, answer.as_ref().map_or(0, |reply| reply.data.len_bytes() as u64));
+    if keep.is_asked_for() && answer.is_ok() {
+        shared.read_ahead.note_answer(shared.clock.now().since(began));
+    }
+    Ok((start, len, answer))
 }
 
 /// Counts what is being loaded.
@@ -115,47 +95,86 @@ impl Drop for Loading {
     }
 }
 
-/// Loads a range into the cache, as far as there are buckets and `keep` asks for, and returns the bytes, with
-/// those that came `earlier` under the same guard; `None` if they are void, or the object must be looked at
-/// again.
+/// Takes what the store gave into the cache, as far as there are buckets and `keep` asks for; returns it, or
+/// `None` if it is void, or the object must be looked at again.
+fn take_over(
+    shared: &Shared,
+    object: &mut Object,
+    env: &Env<'_>,
+    ticket: Ticket,
+    (mut loaded, mut resources): (Loaded, OwnedResources),
+    keep: Keep,
+) -> Option<Loaded> {
+    if object.take_stale(ticket) {
+        return None;
+    }
+    // That an object is not there may be known only to a caller that has asked: it may come.
+    if !keep.is_asked_for() && loaded.reported.is_some_and(|reported| reported.head.is_none()) {
+        return None;
+    }
+    let counts = loaded.reported.is_none_or(|reported| object.apply_head(env, reported));
+    // These bytes may have made void everything before them, but not themselves.
+    loaded.voids_earlier = object.take_stale(ticket);
+    if !counts {
+        return None;
+    }
+    object.activity().ranges.ask_bytes(ticket);
+    if keep.is_asked_for() {
+        object.sample_misses(env, &loaded);
+    }
+    // Asked for before the cache was detached: it keeps nothing any more.
+    let is_kept = !shared.attaching.is_direct();
+    if object.head.known != Known::Unknown && is_kept {
+        resources.with(Some(&loaded), |resources| object.fill(env, resources, keep));
+    }
+    Some(loaded)
+}
+
+/// Completes a load that is registered with its object: asks the store, takes what it gave into the cache, calls
+/// `then` with that, unless it is void, and releases the range.
+pub(crate) async fn complete<R, F>(
+    handle: &Handle,
+    (guard, load): (RangeGuard, Load),
+    call: Call,
+    keep: Keep,
+    then: F,
+) -> Result<R>
+where
+    R: Send + Unpin + 'static,
+    F: FnOnce(&mut Object, &Env<'_>, Option<Loaded>) -> R + Send + 'static,
+{
+    let fetched = fetch(handle, load, call, keep).await?;
+    let shared = Arc::clone(&handle.shared);
+    let done = handle.enter(move |object, env| {
+        let loaded = take_over(&shared, object, env, guard.ticket(), fetched, keep);
+        let result = then(object, env, loaded);
+        guard.release(object);
+        result
+    });
+    Ok(done.await)
+}
+
+/// Begins a load of a range that the caller holds.
+pub(crate) async fn begin_load(handle: &Handle, guard: &RangeGuard, buckets: Buckets) -> Load {
+    let (ticket, run_max) = (guard.ticket(), run_max(&handle.shared));
+    handle.enter(move |object, env| object.begin_load(env, ticket, &buckets, run_max, None)).await
+}
+
+/// Loads what is missing of a range for a change that holds it. Returns the bytes, with those that came `earlier`
+/// under the same guard; `None` if they are void, or the object must be looked at again.
 pub(crate) async fn load(
     handle: &Handle,
     guard: &RangeGuard,
     buckets: Buckets,
     call: Call,
-    keep: Keep,
     earlier: Loaded,
 ) -> Result<Option<Loaded>> {
-    let Fetched { mut loaded, reported, kept_max } = ask(handle, guard, buckets, call, keep).await?;
-    // As many as came, not as were asked for: a read may reach far beyond the object's end.
-    let came = loaded.runs.iter().map(|(_, _, data)| data.len_bytes().div_ceil(BUCKET) as u32);
-    let mut resources = OwnedResources::at_hand(&handle.shared, keep.count_max(came.sum()).min(kept_max));
-    let ticket = guard.ticket();
-    let shared = Arc::clone(&handle.shared);
+    let load = begin_load(handle, guard, buckets).await;
+    let fetched = fetch(handle, load, call, Keep::Nothing).await?;
+    let (ticket, shared) = (guard.ticket(), Arc::clone(&handle.shared));
     let loaded = handle.enter(move |object, env| {
-        if object.take_stale(ticket) {
-            return None;
-        }
-        // That an object is not there may be known only to a caller that has asked: it may come.
-        if !keep.is_asked_for() && reported.is_some_and(|reported| reported.head.is_none()) {
-            return None;
-        }
-        let counts = reported.is_none_or(|reported| object.apply_head(env, reported));
-        // These bytes may have made void everything before them, but not themselves.
-        let is_first = object.take_stale(ticket);
-        if !counts {
-            return None;
-        }
-        object.activity().ranges.ask_bytes(ticket);
-        if keep.is_asked_for() {
-            object.sample_misses(env, &loaded);
-        }
-        // Asked for before the cache was detached: it keeps nothing any more.
-        let is_kept = !shared.attaching.is_direct();
-        if object.head.known != Known::Unknown && is_kept {
-            resources.with(Some(&loaded), |resources| object.fill(env, resources, keep));
-        }
-        if !is_first {
+        let mut loaded = take_over(&shared, object, env, ticket, fetched, Keep::Nothing)?;
+        if !loaded.voids_earlier {
             loaded.runs.extend(earlier.runs);
         }
         Some(loaded)

@@ -8,14 +8,14 @@ pub(crate) mod load;
 
 use blocker::admission::check_condition;
 use blocker::{Condition, Error, Hints, Info, InfoRequest, ReadReply, ReadRequest, Result, Version};
-use load::{load, load_head};
+use load::{begin_load, complete, load_head, run_max};
 
-use super::memory::geometry::{BUCKET_U64, buckets_of};
+use super::memory::geometry::{BUCKET_U64, Buckets, buckets_of};
 use super::shared::Shared;
 use super::shared::calls::begin;
-use super::shared::handle::Handle;
-use super::state::ranges::Kind;
-use super::state::{Keep, Loaded, Lookup};
+use super::shared::handle::{Handle, RangeGuard};
+use super::state::ranges::{Kind, Ticket};
+use super::state::{Env, Keep, Known, Load, Object};
 use super::store::{Class, Lane};
 use super::tasks::deadline::until;
 use crate::sync::Arc;
@@ -33,18 +33,20 @@ pub(crate) async fn read(shared: Arc<Shared>, request: ReadRequest, hash: u64) -
 async fn read_from_store(shared: &Arc<Shared>, request: ReadRequest, hash: u64) -> Result<ReadReply> {
     let handle = Handle::acquire(shared, &request.object, hash).await?;
     let mut keep = if request.call.hints.has(Hints::NO_CACHE) { Keep::Nothing } else { Keep::All };
-    let object_bytes_max = shared.config.object_bytes_max;
     let request = Arc::new(request);
     let mut is_counted = false;
     for _ in 0..LOADS_MAX {
-        let asked = Arc::clone(&request);
-        let looked = handle
-            .enter(move |object, env| (object.look_up(env, &asked, object_bytes_max), object.content_end()));
-        let (looked, content_end) = looked.await;
-        let buckets = match looked {
+        let (own, asked, run_max) = (handle.clone(), Arc::clone(&request), run_max(shared));
+        let looked = handle.enter(move |object, env| {
+            let looked = look_up(own, object, env, &asked, run_max, is_counted)?;
+            Ok::<_, Error>((looked, object.content_end()))
+        });
+        let (looked, content_end) = looked.await?;
+        let namespace = shared.index.namespace_of(handle.at());
+        let (guard, load) = match looked {
             Lookup::Answer(answer) => {
                 if !is_counted {
-                    shared.metrics.count_hit(shared.index.namespace_of(handle.at()), hash);
+                    shared.metrics.count_hit(namespace, hash);
                 }
                 return answer;
             }
@@ -56,33 +58,84 @@ async fn read_from_store(shared: &Arc<Shared>, request: ReadRequest, hash: u64) 
                 handle.follow(ticket).await;
                 continue;
             }
-            // What is here already is not asked for, unless it was evicted while the rest was loaded:
-            // then all of it is.
-            Lookup::Load(buckets) if !is_counted => buckets,
-            Lookup::Load(_) => {
-                let within = object_bytes_max.saturating_sub(request.offset).min(request.len_bytes);
-                buckets_of(request.offset, within)
-            }
+            Lookup::Load(guard, load) => (guard, load),
         };
         if !std::mem::replace(&mut is_counted, true) {
-            let namespace = shared.index.namespace_of(handle.at());
             shared.metrics.count_miss(namespace);
             keep = what_to_keep(shared, namespace, &request, content_end, keep);
         }
-        let guard = handle.lock_range(buckets.clone(), Kind::Load).await?;
-        let loaded = load(&handle, &guard, buckets, request.call, keep, Loaded::default()).await?;
-        let Some(loaded) = loaded else { continue };
+        let load = match load {
+            Ok(load) => load,
+            Err(buckets) => {
+                guard.granted().await;
+                begin_load(&handle, &guard, buckets).await
+            }
+        };
         let asked = Arc::clone(&request);
-        let ticket = guard.ticket();
-        let answer = handle.enter(move |object, env| {
-            let is_void = object.is_stale(ticket);
-            object.read_at_once(env, &asked, Some(&loaded).filter(|_| !is_void))
+        let answer = complete(&handle, (guard, load), request.call, keep, move |object, env, loaded| {
+            object.read_at_once(env, &asked, Some(&loaded?))
         });
-        if let Some(answer) = answer.await {
+        if let Some(answer) = answer.await? {
             return answer;
         }
     }
     Err(changes_too_fast())
+}
+
+/// The result of looking for a range in the cache.
+enum Lookup {
+    Answer(Result<ReadReply>),
+    /// The store must be asked what the object is.
+    Head,
+    /// Another request's load of it is under way.
+    Follow(Ticket),
+    /// A load of what is missing is registered. Where changes come first, it begins once they have ended, with these
+    /// buckets.
+    Load(RangeGuard, Result<Load, Buckets>),
+}
+
+/// Looks for a range, and registers a load of what is missing.
+///
+/// # Errors
+/// `Retryable` if too many requests wait for the object.
+fn look_up(
+    handle: Handle,
+    object: &mut Object,
+    env: &Env<'_>,
+    request: &ReadRequest,
+    run_max: u64,
+    was_loaded: bool,
+) -> Result<Lookup> {
+    if let Some(answer) = object.read_at_once(env, request, None) {
+        return Ok(Lookup::Answer(answer));
+    }
+    let within = handle.shared.config.object_bytes_max.saturating_sub(request.offset).min(request.len_bytes);
+    let all = buckets_of(request.offset, within);
+    let missing = if object.head.known == Known::Unknown {
+        // While changes of the object are on their way, only a request that waits for them learns where it ends.
+        // If all of it is here, but not the object's size, a load would ask the store for nothing.
+        if within == 0 || object.head.store_changes > 0 || object.has_all(env, &all) {
+            return Ok(Lookup::Head);
+        }
+        all.clone()
+    } else {
+        match object.read(env, request.offset, request.len_bytes, None) {
+            Err(missing) => missing.load.unwrap_or_default(),
+            Ok(_) => return Ok(Lookup::Head),
+        }
+    };
+    let other = object.activity_ref().and_then(|activity| activity.ranges.load_of(&missing));
+    if let Some(ticket) = other {
+        return Ok(Lookup::Follow(ticket));
+    }
+    // What is here already is not asked for, unless it was evicted while the rest was loaded: then all of it is.
+    let buckets = if was_loaded { all } else { missing };
+    let (guard, is_granted) = RangeGuard::queue(handle, object, buckets.clone(), Kind::Load)?;
+    let load = match is_granted {
+        true => Ok(object.begin_load(env, guard.ticket(), &buckets, run_max, None)),
+        false => Err(buckets),
+    };
+    Ok(Lookup::Load(guard, load))
 }
 
 /// Takes note of a read that the store must be asked for; returns what of it is kept.
@@ -162,4 +215,42 @@ pub(crate) async fn info_detached(shared: Arc<Shared>, request: InfoRequest, has
         Ok(info)
     };
     until(&*shared.clock, deadline, || Error::DeadlinePassed, work).await
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use blocker::executor::block_on;
+    use blocker::{Blocker, Memory, SystemClock, WriteRequest};
+
+    use super::*;
+    use crate::object::ObjectCache;
+    use crate::object::config::{MEMORY_BYTES_MIN, ObjectCacheConfig};
+    use crate::object::tasks::serial::tests::jobs_run;
+
+    #[test]
+    fn a_miss_enters_its_object_twice() {
+        let store = Arc::new(Memory::default());
+        let id: blocker::ObjectId = "n/o".parse().unwrap();
+        block_on(store.write(WriteRequest::new(id.clone(), 0, vec![7; 8192]))).unwrap();
+        let config = ObjectCacheConfig {
+            memory_bytes_max: MEMORY_BYTES_MIN,
+            dirty_bytes_max: MEMORY_BYTES_MIN / 2,
+            hash_seed: Some(1),
+            ..ObjectCacheConfig::default()
+        };
+        let (cache, _background) = ObjectCache::new(store, config, Arc::new(SystemClock)).unwrap();
+        let jobs_of_read = |offset| {
+            let before = jobs_run();
+            let reply = block_on(cache.read(ReadRequest::new(id.clone(), offset, 4096))).unwrap();
+            assert_eq!(reply.data.to_vec(), [7; 4096]);
+            jobs_run() - before
+        };
+        assert_eq!(jobs_of_read(0), 2, "the load is registered, and its bytes are taken");
+        assert_eq!(
+            jobs_of_read(4096),
+            3,
+            "the object is known: the read looks for the bytes at once, in vain"
+        );
+        assert_eq!(jobs_of_read(0), 1, "a hit");
+    }
 }

@@ -11,7 +11,6 @@ use blocker::{Error, ObjectId, Result};
 use super::resources::flushed_meanwhile;
 use super::{Shared, log_waits};
 use crate::object::memory::geometry::Buckets;
-use crate::object::read_ahead::Pattern;
 use crate::object::state::index::{Entered, InUse};
 use crate::object::state::ranges::{Kind, Ticket};
 use crate::object::state::{Env, Object};
@@ -119,41 +118,12 @@ impl Handle {
     /// `Retryable` if too many requests wait for the object.
     pub(crate) async fn lock_range(&self, buckets: Buckets, kind: Kind) -> Result<RangeGuard> {
         let own = self.clone();
-        // The guard is made in the section itself: if the caller gives up before it has the answer, the guard
-        // is dropped with the answer, and the range released.
-        let entered = self.enter(move |object, _| {
-            let ranges = &mut object.activity().ranges;
-            let entered = (!ranges.is_full()).then(|| ranges.enter(buckets, kind));
-            object.drop_if_idle();
-            let (ticket, is_granted) = entered?;
-            Some((RangeGuard { handle: own, ticket }, is_granted))
-        });
-        let full = || Error::Retryable("too many requests wait for one object".into());
-        let (guard, is_granted) = entered.await.ok_or_else(full)?;
+        let (guard, is_granted) =
+            self.enter(move |object, _| RangeGuard::queue(own, object, buckets, kind)).await?;
         if !is_granted {
             guard.granted().await;
         }
         Ok(guard)
-    }
-
-    /// Takes the first run of buckets within a range that are neither here nor on their way, to be read ahead,
-    /// and returns it with the bucket of it to be marked; `None` if there is none, or if something stands in the
-    /// way. The last three parameters are those of [`Object::run_to_read_ahead`].
-    pub(crate) async fn lock_missing(
-        &self,
-        within: Buckets,
-        pattern: Pattern,
-        mark: Option<u32>,
-        is_last: bool,
-    ) -> Option<(RangeGuard, Buckets, Option<u32>)> {
-        let own = self.clone();
-        let locked = self.enter(move |object, _| {
-            let (run, marked) = object.run_to_read_ahead(within, pattern, mark, is_last)?;
-            let ranges = &mut object.activity().ranges;
-            let (ticket, _) = ranges.enter(run.clone(), Kind::Ahead);
-            Some((RangeGuard { handle: own, ticket }, run, marked))
-        });
-        locked.await
     }
 
     /// Waits until another request's load of the same range is over.
@@ -208,14 +178,41 @@ fn enter_index<'a>(shared: &'a Shared, hash: u64, id: &ObjectId) -> Option<InUse
 pub(crate) struct RangeGuard {
     handle: Handle,
     ticket: Ticket,
+    is_released: bool,
 }
 
 impl RangeGuard {
+    /// Queues for a range, in the object's exclusive section; also returns whether it is granted. If the task
+    /// that waits for the section gives up, the guard is dropped with the section's result.
+    ///
+    /// # Errors
+    /// `Retryable` if too many requests wait for the object.
+    pub(crate) fn queue(
+        handle: Handle,
+        object: &mut Object,
+        buckets: Buckets,
+        kind: Kind,
+    ) -> Result<(Self, bool)> {
+        let ranges = &mut object.activity().ranges;
+        if ranges.is_full() {
+            return Err(Error::Retryable("too many requests wait for one object".into()));
+        }
+        let (ticket, is_granted) = ranges.enter(buckets, kind);
+        Ok((Self { handle, ticket, is_released: false }, is_granted))
+    }
+
     pub(crate) fn ticket(&self) -> Ticket {
         self.ticket
     }
 
-    async fn granted(&self) {
+    /// Releases the range, in the object's exclusive section.
+    pub(crate) fn release(mut self, object: &mut Object) {
+        self.is_released = true;
+        release(&self.handle.shared, object, self.ticket);
+    }
+
+    /// Waits until the range is granted.
+    pub(crate) async fn granted(&self) {
         let ticket = self.ticket;
         let answer = Arc::new(Mutex::new(false));
         poll_fn(|cx| {
@@ -238,14 +235,18 @@ impl RangeGuard {
 
 impl Drop for RangeGuard {
     fn drop(&mut self) {
-        let (ticket, shared) = (self.ticket, Arc::clone(&self.handle.shared));
-        self.handle.post(move |object, _| {
-            let (woken, kept_buckets) = object.release_range(ticket);
-            woken.into_iter().for_each(std::task::Waker::wake);
-            if kept_buckets {
-                shared.note_missed_eviction();
-            }
-        });
+        if !self.is_released {
+            let (ticket, shared) = (self.ticket, Arc::clone(&self.handle.shared));
+            self.handle.post(move |object, _| release(&shared, object, ticket));
+        }
+    }
+}
+
+fn release(shared: &Shared, object: &mut Object, ticket: Ticket) {
+    let (woken, kept_buckets) = object.release_range(ticket);
+    woken.into_iter().for_each(std::task::Waker::wake);
+    if kept_buckets {
+        shared.note_missed_eviction();
     }
 }
 

@@ -3,7 +3,7 @@
 
 use blocker::{BUCKET_BYTES, Run, RunContent, Segments};
 
-use super::{Env, Known, Object};
+use super::{Env, Known, Object, ReportedHead};
 use crate::object::memory::geometry::{BUCKET_U64, Buckets, Cursor, SECTORS, parts, touched};
 use crate::object::memory::pool::{BUCKET, Reserved};
 use crate::object::memory::queue::{MARKED, PASSING, UNREAD};
@@ -241,11 +241,25 @@ impl Missing {
     }
 }
 
-/// Bytes that the store gave for a range.
+/// What the store is asked for, to fill a range.
+pub(crate) struct Load {
+    /// The start of each run of bytes, and its length.
+    pub(crate) runs: Vec<(u64, u64)>,
+    /// The most buckets of them that are kept.
+    pub(crate) kept_max: u32,
+    /// The value of `Head::store_steps` when the store is asked.
+    pub(crate) steps: u32,
+}
+
+/// What the store gave for a range.
 #[derive(Default)]
 pub(crate) struct Loaded {
     /// The start of each run, the length asked for, and the bytes that came; zeros follow them.
     pub(crate) runs: Vec<(u64, u64, Segments)>,
+    /// What it reported of the object as a whole.
+    pub(crate) reported: Option<ReportedHead>,
+    /// Whether it shows that bytes which came earlier under the same entry are void.
+    pub(crate) voids_earlier: bool,
 }
 
 impl Loaded {

@@ -31,11 +31,11 @@ use flush::Flushing;
 use head::{Head, Pending};
 use ranges::{Ranges, Ticket};
 
-pub(crate) use buckets::{Loaded, Missing, Resources};
+pub(crate) use buckets::{Load, Loaded, Missing, Resources};
 pub(crate) use flush::Ended;
 pub(crate) use flush_plan::{FlushPlan, RunLimits};
 pub(crate) use head::{Known, Listed, ReportedHead, Versions};
-pub(crate) use read::{Keep, LINES_READ, LINES_WRITTEN, Lookup};
+pub(crate) use read::{Keep, LINES_READ, LINES_WRITTEN};
 pub(crate) use write_through::Invalidated;
 
 use super::control::metrics::Metrics;

@@ -5,7 +5,7 @@ use blocker::admission::check_condition;
 use blocker::{Error, ReadReply, ReadRequest, Result, Segment, Segments, Version};
 
 use super::ranges::Ticket;
-use super::{Env, Known, Loaded, Missing, Object, Resources};
+use super::{Env, Known, Load, Loaded, Missing, Object, Resources};
 use crate::arena::prefetch;
 use crate::object::memory::geometry::{BUCKET_U64, Buckets, SECTORS, buckets_of, push_zeros, touched};
 use crate::object::memory::pool::BUCKET;
@@ -20,16 +20,6 @@ const LINE_BYTES: usize = 64;
 /// Buckets between two that are missing, at most, that are read once more rather than with a request for each
 /// side of them: a request costs the store as much as reading several times as much.
 const BETWEEN_MAX: u32 = 4;
-
-/// The result of looking for a range in the cache.
-pub(crate) enum Lookup {
-    Answer(Result<ReadReply>),
-    /// The store must be asked what the object is.
-    Head,
-    Load(Buckets),
-    /// Another request's load of it is under way.
-    Follow(Ticket),
-}
 
 impl Object {
     /// Prefetches the bucket in which `offset` lies, and its metadata.
@@ -91,33 +81,6 @@ impl Object {
         }
         let data = self.read(env, request.offset, request.len_bytes, loaded).ok()?;
         Some(Ok(self.reply(data)))
-    }
-
-    pub(crate) fn look_up(&self, env: &Env<'_>, request: &ReadRequest, object_bytes_max: u64) -> Lookup {
-        if let Some(answer) = self.read_at_once(env, request, None) {
-            return Lookup::Answer(answer);
-        }
-        let wanted = if self.head.known == Known::Unknown {
-            let within = object_bytes_max.saturating_sub(request.offset).min(request.len_bytes);
-            // While changes of the object are on their way, only a request that waits for them learns where
-            // it ends.
-            if within == 0 || self.head.store_changes > 0 {
-                return Lookup::Head;
-            }
-            let wanted = buckets_of(request.offset, within);
-            // All of it is here, but not the object's size: a load would ask the store for nothing.
-            if self.missing_runs(env, &wanted, u64::MAX).is_empty() {
-                return Lookup::Head;
-            }
-            wanted
-        } else {
-            match self.read(env, request.offset, request.len_bytes, None) {
-                Err(missing) => missing.load.unwrap_or_default(),
-                Ok(_) => return Lookup::Head,
-            }
-        };
-        let other = self.activity_ref().and_then(|activity| activity.ranges.load_of(&wanted));
-        other.map_or(Lookup::Load(wanted), Lookup::Follow)
     }
 
     /// Returns the bytes of a range, up to the object's end; `Err` names what the store must be asked for.
@@ -292,23 +255,45 @@ impl Object {
         ReadReply::new(data, self.head.size, Version(self.head.version))
     }
 
-    /// Returns the runs of buckets within `range` that the store must be asked for, as byte ranges.
-    pub(crate) fn missing_runs(&self, env: &Env<'_>, range: &Buckets, run_max: u64) -> Vec<(u64, u64)> {
-        let mut runs: Vec<(u64, u64)> = Vec::new();
-        for at in range.clone() {
-            if self.valid(env, at) == u8::MAX {
-                continue;
-            }
-            let start = u64::from(at) * BUCKET_U64;
-            match runs.last_mut() {
-                Some((from, len)) if *from + *len == start && *len + BUCKET_U64 <= run_max => {
-                    *len += BUCKET_U64;
-                }
-                _ => runs.push((start, BUCKET_U64)),
-            }
-        }
-        runs
+    /// Begins a load of `buckets` under an entry that covers them: of what is missing; of all of them, if they
+    /// are read ahead for a pattern. A request is for `run_max` bytes at most.
+    pub(crate) fn begin_load(
+        &mut self,
+        env: &Env<'_>,
+        ticket: Ticket,
+        buckets: &Buckets,
+        run_max: u64,
+        ahead: Option<Pattern>,
+    ) -> Load {
+        self.activity().ranges.ask_bytes(ticket);
+        let steps = self.head.store_steps;
+        let is_asked_for = |at: &u32| ahead.is_some() || self.valid(env, *at) != u8::MAX;
+        let runs = runs_of(buckets.clone().filter(is_asked_for), run_max);
+        let is_kept = |at: &u32, pattern: Pattern| pattern.has(*at) && self.slots.get(*at) == Slot::ABSENT;
+        let kept_max = match ahead {
+            Some(pattern) => buckets.clone().filter(|at| is_kept(at, pattern)).count() as u32,
+            None => u32::MAX,
+        };
+        Load { runs, kept_max, steps }
     }
+
+    /// Whether the cache has all bytes of these buckets.
+    pub(crate) fn has_all(&self, env: &Env<'_>, buckets: &Buckets) -> bool {
+        buckets.clone().all(|at| self.valid(env, at) == u8::MAX)
+    }
+}
+
+/// Returns buckets as byte ranges of at most `run_max` bytes, each with its length.
+fn runs_of(buckets: impl Iterator<Item = u32>, run_max: u64) -> Vec<(u64, u64)> {
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for at in buckets {
+        let start = u64::from(at) * BUCKET_U64;
+        match runs.last_mut() {
+            Some((from, len)) if *from + *len == start && *len + BUCKET_U64 <= run_max => *len += BUCKET_U64,
+            _ => runs.push((start, BUCKET_U64)),
+        }
+    }
+    runs
 }
 
 // Filling slots with what the store gave.
@@ -383,12 +368,6 @@ impl Keep {
 }
 
 impl Object {
-    /// Returns how many buckets of a range that is read ahead will be kept, at most.
-    pub(crate) fn count_ahead(&self, buckets: &Buckets, pattern: Pattern) -> u32 {
-        let is_kept = |at: &u32| pattern.has(*at) && self.slots.get(*at) == Slot::ABSENT;
-        buckets.clone().filter(is_kept).count() as u32
-    }
-
     /// Samples the buckets that the store gave, each as one that was missed.
     pub(crate) fn sample_misses(&self, env: &Env<'_>, loaded: &Loaded) {
         for (start, _, data) in loaded.runs.iter().filter(|(_, _, data)| data.len_bytes() > 0) {

@@ -20,7 +20,6 @@ use crate::object::shared::claim::{ask_epoch, own_epoch};
 use crate::object::shared::handle::{Handle, RangeGuard};
 use crate::object::shared::resources::OwnedResources;
 use crate::object::shared::{Shared, log_waits};
-use crate::object::state::Keep;
 use crate::object::state::ranges::Kind;
 use crate::object::tasks::deadline::{FlushTicket, Stored, until, until_given_up};
 use crate::sync::{Arc, AtomicU32, Ordering};
@@ -265,7 +264,7 @@ async fn apply_when_possible(
                 // The range is held, so the bytes stay true until they are used, or are void; so do the
                 // earlier ones.
                 let (range, earlier) = (missing.load.unwrap_or_default(), bytes.unwrap_or_default());
-                loaded = load(handle, guard, range, call, Keep::Nothing, earlier).await?;
+                loaded = load(handle, guard, range, call, earlier).await?;
             }
         }
     }

@@ -24,7 +24,7 @@
 #[cfg(all(test, shuttle))]
 mod shuttle_tests;
 #[cfg(all(test, not(shuttle)))]
-mod tests;
+pub(crate) mod tests;
 
 use std::cell::UnsafeCell;
 use std::future::Future;
@@ -69,6 +69,13 @@ unsafe impl<T: Send> Sync for Serial<T> {}
 // SAFETY: owning it is owning the value and the jobs, which are `Send`.
 unsafe impl<T: Send> Send for Serial<T> {}
 
+/// Counts a job for the tests that limit their number.
+#[inline]
+fn count_job() {
+    #[cfg(all(test, not(shuttle)))]
+    tests::count_job();
+}
+
 fn is_locked<T>(head: *mut Job<T>) -> bool {
     head.addr() & LOCKED != 0
 }
@@ -99,7 +106,10 @@ impl<T> Serial<T> {
     pub(crate) fn try_enter(&self) -> Option<ExclusiveSection<'_, T>> {
         let free = std::ptr::null_mut();
         let taken = self.head.compare_exchange(free, locked(free), Ordering::SeqCst, Ordering::SeqCst);
-        taken.is_ok().then(|| ExclusiveSection(Release(self)))
+        taken.is_ok().then(|| {
+            count_job();
+            ExclusiveSection(Release(self))
+        })
     }
 
     /// Runs `job` now, or queues it for the thread that is inside.
@@ -155,6 +165,7 @@ impl<T> Serial<T> {
             }
             let count = waiting.len().min(budget);
             for job in waiting.drain(..count) {
+                count_job();
                 // SAFETY: we hold the lock bit.
                 (job.run)(unsafe { &mut *self.value.get() });
             }

@@ -1,7 +1,21 @@
+use std::cell::Cell;
 use std::future::Future;
 use std::task::{Context, Waker};
 
 use super::*;
+
+thread_local! {
+    static JOBS_RUN: Cell<u64> = const { Cell::new(0) };
+}
+
+pub(super) fn count_job() {
+    JOBS_RUN.set(JOBS_RUN.get() + 1);
+}
+
+/// Returns the number of jobs that this thread has run in exclusive sections.
+pub(crate) fn jobs_run() -> u64 {
+    JOBS_RUN.get()
+}
 
 type Handle = Arc<Serial<Vec<u32>>>;
 
