@@ -66,12 +66,12 @@ impl LogTasks {
     /// Whether the log is in order, and no object is being logged again.
     fn is_idle(&self, shared: &Shared) -> bool {
         let is_ok = |log: &ChangeLog| log.events.condition.state() == JournalState::Ok;
-        self.space.is_none() && shared.log.as_ref().is_some_and(is_ok)
+        self.space.is_none() && shared.journal.log.as_ref().is_some_and(is_ok)
     }
 
     /// Starts what is due, and goes on with what has been started. Returns whether anything has ended.
     fn poll(&mut self, shared: &Arc<Shared>, cx: &mut Context<'_>) -> bool {
-        let Some(log) = &shared.log else { return false };
+        let Some(log) = &shared.journal.log else { return false };
         log.events.register(cx.waker());
         if log.events.condition.state() != JournalState::Ok {
             self.trouble.get_or_insert_with(|| Box::pin(lead_out(Arc::clone(shared))));
@@ -96,23 +96,23 @@ impl LogTasks {
 /// the store has refused them, or their namespace is limited at the gate and has as many flushes under way as
 /// it may.
 fn first_held_up(shared: &Shared, end: Position) -> Option<(u64, u32)> {
-    let is_limited = |namespace: u16| shared.namespaces.record(namespace).limited_flushes.is_full();
+    let is_limited = |namespace: u16| shared.control.namespaces.record(namespace).limited_flushes.is_full();
     let is_limited_urgent = |namespace: u16| !can_begin_urgent(shared, namespace);
-    let dirty_queue = &shared.dirty_queue;
+    let dirty_queue = &shared.objects.dirty_queue;
     let waiting = || dirty_queue.first_waiting_held(end, is_limited, is_limited_urgent);
     dirty_queue.first_failed_held(end).or_else(waiting)
 }
 
 /// Returns whether an urgent flush of a namespace may begin.
 fn can_begin_urgent(shared: &Shared, namespace: u16) -> bool {
-    let of_it = &shared.namespaces.record(namespace).limited_flushes;
-    !of_it.is_full_of_urgent(shared.live.flush_requests_max())
+    let of_it = &shared.control.namespaces.record(namespace).limited_flushes;
+    !of_it.is_full_of_urgent(shared.control.live.flush_requests_max())
 }
 
 impl Background {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
         Self {
-            events: shared.below.subscribe(),
+            events: shared.store.below.subscribe(),
             flushes: FuturesUnordered::new(),
             tasks: FuturesUnordered::new(),
             fetches: FuturesUnordered::new(),
@@ -153,10 +153,10 @@ impl Background {
     /// Returns after how long the next flush of a namespace is due: never while the namespace has as many
     /// under way as it may, of which each ends here.
     fn age_max(&self, namespace: u16) -> Duration {
-        let record = self.shared.namespaces.record(namespace);
+        let record = self.shared.control.namespaces.record(namespace);
         match record.limited_flushes.is_full() {
             true => Duration::MAX,
-            false => self.shared.live.dirty_age_max(record),
+            false => self.shared.control.live.dirty_age_max(record),
         }
     }
 
@@ -173,28 +173,28 @@ impl Background {
     fn begin_flushes(&mut self) {
         let shared = &self.shared;
         let now = shared.clock.now();
-        let flushes_max = shared.live.flush_requests_max();
-        let crowded = shared.log.as_ref().and_then(crowded_before);
+        let flushes_max = shared.control.live.flush_requests_max();
+        let crowded = shared.journal.log.as_ref().and_then(crowded_before);
         while self.unlimited_flushes() < flushes_max {
             let is_memory_short = shared.is_memory_short();
             if let Some(end) = crowded {
                 let can_begin = |namespace: u16| {
-                    !shared.namespaces.record(namespace).limited_flushes.is_full()
+                    !shared.control.namespaces.record(namespace).limited_flushes.is_full()
                         && can_begin_urgent(shared, namespace)
                 };
-                shared.dirty_queue.expedite_first_held(end, can_begin);
+                shared.objects.dirty_queue.expedite_first_held(end, can_begin);
             }
             let is_due = |namespace: u16, since: Timestamp| {
-                let record = shared.namespaces.record(namespace);
+                let record = shared.control.namespaces.record(namespace);
                 !record.limited_flushes.is_full()
                     && (is_memory_short
-                        || now.since(since) >= shared.live.dirty_age_max(record)
+                        || now.since(since) >= shared.control.live.dirty_age_max(record)
                         || shared.metrics.dirty_room.is_pressed(namespace))
             };
             let can_begin = |namespace: u16| can_begin_urgent(shared, namespace);
-            let next = shared.dirty_queue.take_next(now, can_begin, is_due);
+            let next = shared.objects.dirty_queue.take_next(now, can_begin, is_due);
             let Some(Taken { number, node, is_urgent }) = next else { break };
-            let limited = LimitedFlush::begin(shared, shared.index.namespace_of(node), is_urgent);
+            let limited = LimitedFlush::begin(shared, shared.objects.index.namespace_of(node), is_urgent);
             let flush = flush_object(Arc::clone(shared), number, node);
             self.flushes.push(Box::pin(async move {
                 let _limited = limited;
@@ -213,7 +213,7 @@ impl Background {
     /// Counts the next namespace of which that is wanted; returns whether a count has ended.
     fn count_use(&mut self, cx: &mut Context<'_>) -> bool {
         if self.count.is_none()
-            && let Some((number, namespace)) = self.shared.quotas.wanted()
+            && let Some((number, namespace)) = self.shared.control.quotas.wanted()
         {
             self.count = Some(Box::pin(count(Arc::clone(&self.shared), number, namespace)));
         }
@@ -227,12 +227,12 @@ impl Background {
     /// Returns the number of flushes under way of namespaces that are not limited: those of others wait for
     /// their limits, and must keep no flush from beginning.
     fn unlimited_flushes(&self) -> usize {
-        self.flushes.len().saturating_sub(self.shared.limited_flushes.load(Ordering::SeqCst) as usize)
+        self.flushes.len().saturating_sub(self.shared.store.limited_flushes.load(Ordering::SeqCst) as usize)
     }
 
     /// Arranges to be woken when the next flush will be due; returns whether it is due now and can begin.
     fn set_timer(&mut self, cx: &mut Context<'_>) -> bool {
-        let due = self.shared.dirty_queue.next_due(|namespace| self.age_max(namespace));
+        let due = self.shared.objects.dirty_queue.next_due(|namespace| self.age_max(namespace));
         let Some(due) = due.filter(|due| *due < NEVER) else {
             self.timer = None;
             return false;
@@ -244,7 +244,7 @@ impl Background {
         if is_due {
             self.timer = None;
         }
-        is_due && self.unlimited_flushes() < self.shared.live.flush_requests_max()
+        is_due && self.unlimited_flushes() < self.shared.control.live.flush_requests_max()
     }
 }
 
@@ -297,16 +297,16 @@ impl Drop for Background {
         // queue.
         let shared = &self.shared;
         shared.background.end();
-        shared.attaching.end();
-        for node in shared.dirty_queue.nodes() {
+        shared.control.attaching.end();
+        for node in shared.objects.dirty_queue.nodes() {
             if let Some(handle) = Handle::of_node(shared, node) {
                 abandon(&handle);
             }
         }
-        shared.recovery.abandon();
+        shared.journal.recovery.abandon();
         shared.metrics.dirty_room.notify_all();
-        shared.pool.waiters().notify();
-        shared.node_waiters.notify();
+        shared.memory.pool.waiters().notify();
+        shared.objects.node_waiters.notify();
     }
 }
 

@@ -40,7 +40,7 @@ impl ObjectCache {
             return Reply::err(error);
         }
         let hash = shared.hash(&id);
-        if let Some(log) = &shared.log {
+        if let Some(log) = &shared.journal.log {
             return self.journaled_change(log, id, hash, mutation, change, call);
         }
         let is_passing = shared.read_ahead.follows_writes() && passes(shared, &id, &mutation);
@@ -120,11 +120,11 @@ impl ObjectCache {
 
     /// Returns the end of a range, if both are within the limits.
     fn end(&self, offset: u64, len: u64) -> Result<u64> {
-        let limit = self.shared().can.request_bytes_max;
+        let limit = self.shared().store.can.request_bytes_max;
         if len > limit {
             return Err(Error::TooLarge { limit_bytes: limit });
         }
-        range_end(offset, len, self.shared().config.object_bytes_max)
+        range_end(offset, len, self.shared().control.config.object_bytes_max)
     }
 }
 
@@ -148,11 +148,11 @@ fn passes(shared: &Shared, id: &ObjectId, mutation: &Mutation) -> bool {
         Mutation::WriteFull { data } => (0, data.len_bytes() as u64),
         _ => return false,
     };
-    let mode = shared.namespaces.write_mode(&id.namespace);
+    let mode = shared.control.namespaces.write_mode(&id.namespace);
     if matches!(mode, WriteMode::Around | WriteMode::ReadOnly) || bytes == 0 {
         return false;
     }
-    let namespace = shared.namespaces.of(&id.namespace);
+    let namespace = shared.control.namespaces.of(&id.namespace);
     shared.read_ahead.observe_write(namespace, id, buckets_of(offset, bytes), bytes).is_passing
 }
 
@@ -163,12 +163,12 @@ fn check_change(shared: &Shared, change: &Change, call: Call) -> Result<()> {
             "this cache takes no stamps: the store has no fencing, or the cache is the writer".into(),
         ));
     }
-    if !matches!(change.condition, Condition::None) && !shared.can.conditions {
+    if !matches!(change.condition, Condition::None) && !shared.store.can.conditions {
         return Err(Error::Unsupported("the store below has no conditions".into()));
     }
-    if change.durability > shared.can.durability_max {
+    if change.durability > shared.store.can.durability_max {
         return Err(Error::Unsupported(
-            format!("the store below gives {} at most", shared.can.durability_max).into(),
+            format!("the store below gives {} at most", shared.store.can.durability_max).into(),
         ));
     }
     if is_late(&*shared.clock, call) {
@@ -181,8 +181,8 @@ impl Blocker for ObjectCache {
     fn capabilities(&self) -> Capabilities {
         let shared = self.shared();
         let fences = shared.fences_callers();
-        let mut can = shared.can;
-        can.object_bytes_max = shared.config.object_bytes_max;
+        let mut can = shared.store.can;
+        can.object_bytes_max = shared.control.config.object_bytes_max;
         (can.fencing, can.tombstones) = (fences, can.tombstones && fences);
         can
     }
@@ -190,10 +190,10 @@ impl Blocker for ObjectCache {
     #[inline]
     fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
         let shared = self.shared();
-        if request.len_bytes > shared.can.request_bytes_max {
-            return Reply::err(Error::TooLarge { limit_bytes: shared.can.request_bytes_max });
+        if request.len_bytes > shared.store.can.request_bytes_max {
+            return Reply::err(Error::TooLarge { limit_bytes: shared.store.can.request_bytes_max });
         }
-        if !matches!(request.condition, Condition::None) && !shared.can.conditions {
+        if !matches!(request.condition, Condition::None) && !shared.store.can.conditions {
             return Reply::err(Error::Unsupported("the store below has no conditions".into()));
         }
         if is_late(&*shared.clock, request.call) {
@@ -205,7 +205,7 @@ impl Blocker for ObjectCache {
             shared.hot.sample(|| ([namespace, b"/", object.name.as_bytes()].concat(), namespace.to_vec()));
         }
         let hash = shared.hash(&request.object);
-        if shared.attaching.is_direct() {
+        if shared.control.attaching.is_direct() {
             return Reply::pending(read::read_detached(Arc::clone(shared), request, hash));
         }
         let ahead = |object: &Object, env: &Env<'_>| object.prefetch(env, request.offset, LINES_READ);
@@ -241,14 +241,14 @@ impl Blocker for ObjectCache {
     fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {
         let DiscardRequest { object, offset, len_bytes, change, call, .. } = request;
         // A range may reach beyond the largest object: that part is left out.
-        let len = len_bytes.min(self.shared().config.object_bytes_max.saturating_sub(offset));
+        let len = len_bytes.min(self.shared().control.config.object_bytes_max.saturating_sub(offset));
         let offset = if len == 0 { 0 } else { offset };
         self.change(object, Mutation::Discard { offset, len }, change, call, Ok(0))
     }
 
     fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
         let CompareAndWriteRequest { object, offset, expected, data, change, call, .. } = request;
-        let limit = self.shared().can.compare_bytes_max;
+        let limit = self.shared().store.can.compare_bytes_max;
         if limit == 0 {
             return Reply::err(Error::Unsupported("the store below cannot compare and write".into()));
         }
@@ -267,7 +267,7 @@ impl Blocker for ObjectCache {
 
     fn truncate(&self, request: TruncateRequest) -> Reply<ChangeReply> {
         let TruncateRequest { object, size_bytes: size, change, call, .. } = request;
-        let end = range_end(size, 0, self.shared().config.object_bytes_max);
+        let end = range_end(size, 0, self.shared().control.config.object_bytes_max);
         self.change(object, Mutation::Truncate { size }, change, call, end)
     }
 
@@ -293,7 +293,7 @@ impl Blocker for ObjectCache {
             return self.change(to, Mutation::Touch, change, call, Ok(0));
         }
         let mut request = request;
-        if let Some(log) = &shared.log {
+        if let Some(log) = &shared.journal.log {
             let least = log.names.terms(&request.to.namespace).durability;
             request.change.durability = request.change.durability.max(least);
         }
@@ -310,7 +310,7 @@ impl Blocker for ObjectCache {
             return Reply::err(Error::DeadlinePassed);
         }
         let hash = shared.hash(&request.object);
-        if shared.attaching.is_direct() {
+        if shared.control.attaching.is_direct() {
             return Reply::pending(read::info_detached(Arc::clone(shared), request, hash));
         }
         if let Some(Some(answer)) =

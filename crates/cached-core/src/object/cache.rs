@@ -215,7 +215,7 @@ impl ObjectCache {
     /// objects are written in full or deleted, or the scope is invalidated.
     #[must_use]
     pub fn lost(&self) -> LostWrites {
-        self.shared().losses.all()
+        self.shared().objects.losses.all()
     }
 
     /// Returns whether the store has stored everything that this cache has acknowledged, as far as no operation is
@@ -223,12 +223,12 @@ impl ObjectCache {
     #[must_use]
     pub fn is_stored(&self) -> bool {
         let shared = self.shared();
-        let recovered = shared.recovery.progress();
+        let recovered = shared.journal.recovery.progress();
         recovered.is_done
             && recovered.objects_failed == 0
-            && shared.dirty_queue.oldest().is_none()
-            && !shared.losses.is_any()
-            && !shared.forwarded.is_any()
+            && shared.objects.dirty_queue.oldest().is_none()
+            && !shared.objects.losses.is_any()
+            && !shared.journal.forwarded.is_any()
     }
 
     /// Returns the age of the oldest change that is not stored yet; zero if everything is stored.
@@ -244,7 +244,7 @@ impl ObjectCache {
     #[must_use]
     pub fn dirty_age(&self) -> Duration {
         let shared = self.shared();
-        let oldest = shared.dirty_queue.oldest();
+        let oldest = shared.objects.dirty_queue.oldest();
         oldest.map_or(Duration::ZERO, |since| shared.clock.now().since(since))
     }
 
@@ -257,7 +257,7 @@ impl ObjectCache {
     /// Returns how long a change may be dirty before its flush begins.
     #[must_use]
     pub fn dirty_age_max(&self) -> Duration {
-        self.shared().config.dirty_age_max
+        self.shared().control.config.dirty_age_max
     }
 
     /// Takes the cache out of the path of requests, which go on without failing for it: everything is stored,
@@ -320,7 +320,7 @@ impl ObjectCache {
     /// Returns whether the cache is in the path of requests.
     #[must_use]
     pub fn attach_status(&self) -> AttachStatus {
-        self.shared().attaching.status()
+        self.shared().control.attaching.status()
     }
 
     /// Returns memory of the cache for `len_bytes` that are to be written at `offset` of `object`.
@@ -341,13 +341,13 @@ impl ObjectCache {
     /// [`Error::NotStored`](blocker::Error::NotStored) if what is in the journal is not durable, because its
     /// disk has failed.
     pub async fn close_journal(&self) -> Result<()> {
-        log_waits::close(self.shared()).await
+        log_waits::close(&self.shared().journal).await
     }
 
     /// Returns the state of the cache's journal, if it has one.
     #[must_use]
     pub fn journal_health(&self) -> Option<JournalHealth> {
-        self.shared().log.as_ref().map(|log| log.events.condition.health())
+        self.shared().journal.log.as_ref().map(|log| log.events.condition.health())
     }
 
     /// Begins to recover what an earlier process logged: claims the namespaces of its changes. Without a
@@ -367,7 +367,7 @@ impl ObjectCache {
     /// Returns how far the recovery is.
     #[must_use]
     pub fn recovery(&self) -> RecoveryProgress {
-        self.shared().recovery.progress()
+        self.shared().journal.recovery.progress()
     }
 
     /// Checks every invariant of the cache. Operations may wait for the store meanwhile; none may be inside
@@ -395,7 +395,7 @@ impl ObjectCache {
     /// pages of memory back.
     #[must_use]
     pub fn lends(&self) -> bool {
-        self.shared().pool.lends()
+        self.shared().memory.pool.lends()
     }
 
     /// Lends the bucket that `bytes`, of a segment of this cache, lie in: from now on its bytes never change, even when every
@@ -405,13 +405,13 @@ impl ObjectCache {
     /// Returns false if nothing was lent: the cache does not lend, or these are not bytes of one bucket.
     #[must_use]
     pub fn lend(&self, bytes: &[u8]) -> bool {
-        self.shared().pool.lend(bytes)
+        self.shared().memory.pool.lend(bytes)
     }
 
     /// Returns whether these bytes, of a segment of this cache, were lent.
     #[must_use]
     pub fn has_lent(&self, bytes: &[u8]) -> bool {
-        self.shared().pool.has_lent(bytes)
+        self.shared().memory.pool.has_lent(bytes)
     }
 }
 
@@ -425,32 +425,32 @@ impl ObjectCache {
     /// Returns what the cache needs of a shared memory.
     pub(crate) fn needs(&self) -> Needs {
         let shared = self.shared();
-        let pool = &shared.pool;
+        let pool = &shared.memory.pool;
         let used = pool.count().saturating_sub(pool.free());
         Needs {
             bytes: self.bytes(),
             bytes_min: self.bytes_min(),
             spare_bytes: u64::from(pool.free()) * BUCKET_BYTES,
-            ghost_hits: shared.shares.ghost_hits(&shared.queues),
+            ghost_hits: shared.memory.shares.ghost_hits(&shared.memory.queues),
             stored: shared.metrics.counts.bucket_evictions.get() + u64::from(used),
-            miss_nanos: shared.shares.load_nanos(),
+            miss_nanos: shared.memory.shares.load_nanos(),
             entry_bytes: BUCKET_BYTES,
         }
     }
 
     /// Returns the memory of all buckets, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        u64::from(self.shared().pool.count()) * BUCKET_BYTES
+        u64::from(self.shared().memory.pool.count()) * BUCKET_BYTES
     }
 
     /// Returns the least that this can be.
     pub(crate) fn bytes_min(&self) -> u64 {
-        u64::from(self.shared().pool.count_min()) * BUCKET_BYTES
+        u64::from(self.shared().memory.pool.count_min()) * BUCKET_BYTES
     }
 
     /// Returns the most that this can be.
     pub(crate) fn bytes_max(&self) -> u64 {
-        u64::from(self.shared().pool.count_max()) * BUCKET_BYTES
+        u64::from(self.shared().memory.pool.count_max()) * BUCKET_BYTES
     }
 
     /// Gives the memory of up to `count` buckets up; returns how many. Never takes a bucket for which a task
@@ -461,28 +461,28 @@ impl ObjectCache {
     pub(crate) fn give_buckets(&self, count: u32) -> std::io::Result<u32> {
         let shared = self.shared();
         let given = give(shared, count);
-        shared.shares.resize(shared.pool.count());
+        shared.memory.shares.resize(shared.memory.pool.count());
         given
     }
 
     /// Takes the memory of up to `count` buckets; returns how many, less if the cache has the most then.
     pub(crate) fn take_buckets(&self, count: u32) -> u32 {
         let shared = self.shared();
-        let taken = shared.pool.take_back(count);
-        shared.shares.resize(shared.pool.count());
+        let taken = shared.memory.pool.take_back(count);
+        shared.memory.shares.resize(shared.memory.pool.count());
         taken
     }
 }
 
 fn give(shared: &Shared, count: u32) -> std::io::Result<u32> {
-    let fresh = shared.pool.give_fresh(count);
-    if fresh == count || shared.pool.waiters().has_waiters() {
+    let fresh = shared.memory.pool.give_fresh(count);
+    if fresh == count || shared.memory.pool.waiters().has_waiters() {
         return Ok(fresh);
     }
     let reserved = reserve_up_to(shared, count - fresh);
-    if shared.pool.waiters().has_waiters() {
+    if shared.memory.pool.waiters().has_waiters() {
         // A task has found nothing meanwhile: it gets them, by the drop.
         return Ok(fresh);
     }
-    Ok(fresh + shared.pool.give_up(reserved)?)
+    Ok(fresh + shared.memory.pool.give_up(reserved)?)
 }

@@ -32,7 +32,7 @@ const NAMESPACES_PAGE_MAX: usize = 256;
 impl Collect for ObjectCache {
     fn collect(&self, into: &mut Families) {
         self.counters().collect(into);
-        if let Some(log) = &self.shared().log {
+        if let Some(log) = &self.shared().journal.log {
             log.collect(into);
         }
         let help = "The data that each request of a flush carried; a deletion or a cut carries none.";
@@ -48,14 +48,14 @@ impl Control for ObjectCache {
             log_waits::recovery_begun(&shared).await?;
             let scope = Scope::Namespace(namespace.clone());
             let stamp = own_stamp(&shared, &namespace).await?;
-            let is_logged = shared.log.as_ref().is_some_and(|log| log.names.is_journaled(&namespace));
-            if is_logged && shared.namespaces.write_mode(&namespace) == WriteMode::Back {
+            let is_logged = shared.journal.log.as_ref().is_some_and(|log| log.names.is_journaled(&namespace));
+            if is_logged && shared.control.namespaces.write_mode(&namespace) == WriteMode::Back {
                 // The first change need not wait for it.
                 log_waits::store_forwarded(&shared, &namespace).await?;
             }
             let epoch = match stamp {
                 Some(own) => own.epoch,
-                None if can.fencing => ask_epoch(&shared, scope).await?,
+                None if can.fencing => ask_epoch(&shared.store, scope).await?,
                 None => Epoch(0),
             };
             Ok(Attachment::new(can, epoch))
@@ -68,7 +68,7 @@ impl Control for ObjectCache {
             let scope = Scope::Namespace(namespace.clone());
             store_and_mark(&shared, &namespace).await?;
             drop_clean(&shared, &scope).await?;
-            let detached = shared.below.control().detach(namespace);
+            let detached = shared.store.below.control().detach(namespace);
             match detached.await {
                 Err(Error::Unsupported(_)) => Ok(()),
                 answer => answer,
@@ -79,7 +79,7 @@ impl Control for ObjectCache {
     fn release(&self, namespace: Namespace) -> Reply<()> {
         let shared = Arc::clone(self.shared());
         Reply::pending(async move {
-            if shared.config.writer == Writer::Callers {
+            if shared.control.config.writer == Writer::Callers {
                 return Err(Error::Unsupported("the callers of this cache are the writers".into()));
             }
             log_waits::recovery_begun(&shared).await?;
@@ -91,7 +91,7 @@ impl Control for ObjectCache {
 
     fn policy(&self, namespace: Namespace) -> Reply<Policy> {
         let mut policy = Policy::default();
-        policy.write = self.shared().namespaces.set_mode_of(&namespace);
+        policy.write = self.shared().control.namespaces.set_mode_of(&namespace);
         Reply::ok(policy)
     }
 
@@ -101,21 +101,21 @@ impl Control for ObjectCache {
 
     /// That of this cache, if it has one for the namespace.
     fn quota(&self, namespace: Namespace) -> Reply<Quota> {
-        let number = self.shared().namespaces.known(&namespace);
-        if let Some(own) = number.and_then(|number| self.shared().quotas.get(number)) {
+        let number = self.shared().control.namespaces.known(&namespace);
+        if let Some(own) = number.and_then(|number| self.shared().control.quotas.get(number)) {
             let mut quota = Quota::default();
             (quota.bytes_max, quota.used_bytes) = (Some(own.bytes_max), own.used_bytes);
             return Reply::ok(quota);
         }
-        self.shared().below.control().quota(namespace)
+        self.shared().store.below.control().quota(namespace)
     }
 
     fn set_quota(&self, namespace: Namespace, bytes_max: Option<u64>) -> Reply<()> {
-        self.shared().below.control().set_quota(namespace, bytes_max)
+        self.shared().store.below.control().set_quota(namespace, bytes_max)
     }
 
     fn metrics(&self) -> Reply<Families> {
-        metrics_above(self.families(), self.shared().below.control())
+        metrics_above(self.families(), self.shared().store.below.control())
     }
 
     fn losses(&self, after: Option<ObjectId>) -> Reply<LossPage> {
@@ -154,20 +154,21 @@ impl Control for ObjectCache {
     }
 
     fn namespaces(&self) -> Reply<Vec<Namespace>> {
-        self.shared().below.control().namespaces()
+        self.shared().store.below.control().namespaces()
     }
 }
 
 /// Forgets the epoch of a namespace of which nothing has to be stored.
 async fn forget_epoch(shared: &Arc<Shared>, namespace: &Namespace) -> Result<(), Error> {
-    let _alone = Permits::acquire(&shared.epochs.claiming).await?;
-    let number = shared.namespaces.known(namespace);
-    let dirty = number.map(|number| shared.namespaces.record(number).dirty_taken.load(Ordering::SeqCst));
+    let _alone = Permits::acquire(&shared.store.epochs.claiming).await?;
+    let number = shared.control.namespaces.known(namespace);
+    let dirty =
+        number.map(|number| shared.control.namespaces.record(number).dirty_taken.load(Ordering::SeqCst));
     // What was written meanwhile was acknowledged under the epoch of before.
     if dirty.is_some_and(|dirty| dirty > 0) {
         return Err(Error::Retryable(format!("namespace {namespace} was written to meanwhile").into()));
     }
-    shared.epochs.forget(namespace);
+    shared.store.epochs.forget(namespace);
     Ok(())
 }
 
@@ -261,8 +262,8 @@ async fn drop_namespace(
     dirty_data: DirtyData,
     deadline: Option<Timestamp>,
 ) -> Result<RemovedNamespace> {
-    let number = shared.namespaces.known(namespace).ok_or(Error::Missing)?;
-    let record = shared.namespaces.record(number);
+    let number = shared.control.namespaces.known(namespace).ok_or(Error::Missing)?;
+    let record = shared.control.namespaces.record(number);
     let dirty = || record.dirty_taken.load(Ordering::SeqCst) * blocker::BUCKET_BYTES;
     check_removal(shared, namespace)?;
     // A change under way that is applied later is stored.
@@ -299,14 +300,14 @@ async fn discard(shared: &Arc<Shared>, namespace: &Namespace, record: &Namespace
     let discarding = Discarding::begin(shared, namespace, record)?;
     let before = record.discarded_bytes.load(Ordering::SeqCst);
     discard_left(shared, namespace, record.number).await?;
-    if let Some(up_to) = shared.log.as_ref().map(ChangeLog::last_position) {
+    if let Some(up_to) = shared.journal.log.as_ref().map(ChangeLog::last_position) {
         // Before changes are logged again: nothing of what was dropped is replayed.
         log_waits::mark_namespace(shared, namespace, up_to).await?;
         // While the journal is in trouble there are no marks: what it has is replayed until it is void.
-        log_waits::not_draining(shared, namespace).await?;
+        log_waits::not_draining(&shared.journal, namespace).await?;
     }
-    shared.losses.repair(&Scope::Namespace(namespace.clone()));
-    shared.quotas.recount(record.number);
+    shared.objects.losses.repair(&Scope::Namespace(namespace.clone()));
+    shared.control.quotas.recount(record.number);
     drop(discarding);
     let bytes = record.discarded_bytes.load(Ordering::SeqCst) - before;
     if bytes > 0 {
@@ -328,7 +329,7 @@ impl<'a> Discarding<'a> {
         if record.discards_dirty.swap(true, Ordering::SeqCst) {
             return Err(Error::Retryable(format!("namespace {namespace} is being removed already").into()));
         }
-        shared.namespaces.refresh(record);
+        shared.control.namespaces.refresh(record);
         Ok(Self { shared, record })
     }
 }
@@ -336,7 +337,7 @@ impl<'a> Discarding<'a> {
 impl Drop for Discarding<'_> {
     fn drop(&mut self) {
         self.record.discards_dirty.store(false, Ordering::SeqCst);
-        self.shared.namespaces.refresh(self.record);
+        self.shared.control.namespaces.refresh(self.record);
         settle_in_background(self.shared);
     }
 }

@@ -22,25 +22,25 @@ pub(crate) fn counters(shared: &Shared) -> Counters {
     let bytes =
         |states: &[State]| states.iter().map(|state| metrics.count_of(*state)).sum::<u64>() * BUCKET_BYTES;
     Counters {
-        objects: shared.index.count(),
-        memory_bytes: u64::from(shared.pool.count()) * BUCKET_BYTES,
-        free_bytes: u64::from(shared.pool.free()) * BUCKET_BYTES,
+        objects: shared.objects.index.count(),
+        memory_bytes: u64::from(shared.memory.pool.count()) * BUCKET_BYTES,
+        free_bytes: u64::from(shared.memory.pool.free()) * BUCKET_BYTES,
         clean_bytes: bytes(&[State::Clean]),
         dirty_bytes: bytes(&[State::Dirty, State::DirtyWhole, State::Writing])
             + metrics.bucketless() * BUCKET_BYTES,
         writing_bytes: bytes(&[State::Writing]),
         zero_bytes: bytes(&[State::ZeroClean, State::ZeroDirty, State::ZeroWriting]),
-        receive_buffer_bytes: u64::from(shared.pool.receiving()) * BUCKET_BYTES,
+        receive_buffer_bytes: u64::from(shared.memory.pool.receiving()) * BUCKET_BYTES,
         loading_bytes: metrics.loading.load(Ordering::Relaxed) * BUCKET_BYTES,
         read_hits: metrics.hits(),
         read_misses: metrics.misses(),
         writes_back: metrics.writes_back(),
         writes_through: metrics.writes_through(),
         writes_throttled: metrics.throttled(),
-        lost_objects: shared.losses.objects(),
-        attached: u64::from(shared.attaching.status().state != AttachState::Detached),
-        gate_width: shared.gate.width().into(),
-        gate_waiting: shared.gate.waiting().into(),
+        lost_objects: shared.objects.losses.objects(),
+        attached: u64::from(shared.control.attaching.status().state != AttachState::Detached),
+        gate_width: shared.store.gate.width().into(),
+        gate_waiting: shared.store.gate.waiting().into(),
         read_ahead_bytes: flow.ahead * BUCKET_BYTES,
         read_ahead_used_bytes: flow.used * BUCKET_BYTES,
         read_ahead_wasted_bytes: flow.wasted * BUCKET_BYTES,
@@ -119,7 +119,7 @@ pub const DURABILITIES: [&str; 4] = ["cached", "journaled", "replicated", "store
 /// Returns the counters of every namespace that has been used, and of the others together.
 pub(crate) fn namespace_counters(shared: &Shared) -> Vec<NamespaceCounters> {
     let metrics = &shared.metrics;
-    let oldest = shared.dirty_queue.oldest_of_each();
+    let oldest = shared.objects.dirty_queue.oldest_of_each();
     let now = shared.clock.now();
     let age = |since: Option<Timestamp>| since.map_or(Duration::ZERO, |since| now.since(since));
     let of = |record: &NamespaceRecord| {
@@ -129,7 +129,7 @@ pub(crate) fn namespace_counters(shared: &Shared) -> Vec<NamespaceCounters> {
             |states: &[State]| states.iter().map(|state| space.count_of(*state)).sum::<u64>() * BUCKET_BYTES;
         let dirty = [State::Dirty, State::DirtyWhole, State::Writing];
         let dirty_bytes = bytes(&dirty) + space.bucketless() * BUCKET_BYTES;
-        let share = shared.shares.report(&shared.queues, record.number);
+        let share = shared.memory.shares.report(&shared.memory.queues, record.number);
         NamespaceCounters {
             is_configured: record.is_configured.load(Ordering::Relaxed),
             write_mode: record.write_phases.set_mode(),
@@ -157,7 +157,7 @@ pub(crate) fn namespace_counters(shared: &Shared) -> Vec<NamespaceCounters> {
             bypassed_write_bytes: flow.bypassed_write_bytes,
             writes: space.writes(),
             store: space.store.counters(),
-            quota: shared.quotas.get(record.number),
+            quota: shared.control.quotas.get(record.number),
             quota_refusals: space.quota_refusals.get(),
             namespace,
         }
@@ -168,7 +168,13 @@ pub(crate) fn namespace_counters(shared: &Shared) -> Vec<NamespaceCounters> {
             || one.read_hits > 0
             || one.writes.iter().any(|count| *count > 0)
     };
-    shared.namespaces.records().map(of).filter(|one| one.namespace.is_some() || is_used(one)).collect()
+    shared
+        .control
+        .namespaces
+        .records()
+        .map(of)
+        .filter(|one| one.namespace.is_some() || is_used(one))
+        .collect()
 }
 
 // What a cache knows about itself beyond counters, see [`insight`](crate::insight).
@@ -179,17 +185,17 @@ impl ObjectCache {
     /// dropped beyond. Does nothing without [`ObjectCacheConfig::insight`](super::ObjectCacheConfig::insight).
     pub fn take_samples(&self) -> usize {
         let shared = self.shared();
-        let buckets_bytes = u64::from(shared.pool.count()) * blocker::BUCKET_BYTES;
+        let buckets_bytes = u64::from(shared.memory.pool.count()) * blocker::BUCKET_BYTES;
         let present = Present {
             now: shared.clock.now().since(shared.made_at).as_secs().try_into().unwrap_or(u32::MAX),
             totals: None,
-            used: Some((shared.config.memory_bytes_max, buckets_bytes)),
+            used: Some((shared.control.config.memory_bytes_max, buckets_bytes)),
             flushes: 0,
-            entries: u64::from(shared.pool.count().saturating_sub(shared.pool.free())),
+            entries: u64::from(shared.memory.pool.count().saturating_sub(shared.memory.pool.free())),
         };
         shared.hot.age(shared.clock.now(), self.reads());
-        let namespace = |node| shared.index.namespace_at(node).unwrap_or_default();
-        shared.queues.insight.take_samples(&present, |sample| namespace(sample.owner))
+        let namespace = |node| shared.objects.index.namespace_at(node).unwrap_or_default();
+        shared.memory.queues.insight.take_samples(&present, |sample| namespace(sample.owner))
     }
 
     /// Returns the miss ratios that other amounts of memory would give, for all buckets and for each
@@ -221,7 +227,7 @@ impl ObjectCache {
     /// ```
     #[must_use]
     pub fn miss_ratio_curve(&self) -> Option<MissRatioCurve> {
-        self.shared().queues.insight.curve()
+        self.shared().memory.queues.insight.curve()
     }
 
     /// Returns why buckets had to be read from the store, estimated from the sampled ones. `None` without
@@ -231,7 +237,7 @@ impl ObjectCache {
     /// invalidated; nothing expires, and nothing is flushed.
     #[must_use]
     pub fn misses_by_reason(&self) -> Option<MissesByReason> {
-        self.shared().queues.insight.misses_by_reason()
+        self.shared().memory.queues.insight.misses_by_reason()
     }
 
     /// Returns the `count` objects and the `count` namespaces that have been read most in the last minutes, by

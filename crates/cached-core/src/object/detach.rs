@@ -21,7 +21,7 @@ use crate::sync::{Arc, Ordering};
 
 /// Begins to take the cache out of the path of requests, if it is in; returns the turn, to be finished.
 pub(crate) fn begin(shared: &Shared) -> u64 {
-    let turn = shared.attaching.begin_detach();
+    let turn = shared.control.attaching.begin_detach();
     shared.background.wake();
     turn
 }
@@ -51,18 +51,18 @@ pub(crate) fn put_in_force(shared: &Arc<Shared>, attached: bool) {
 /// again meanwhile, `Unsupported` if its background has ended.
 pub(crate) async fn finish(shared: &Arc<Shared>, turn: u64, deadline: Option<Timestamp>) -> Result<()> {
     let late = || Error::NotStored(still_attached(shared).into());
-    let detached = flushed_meanwhile(shared, poll_fn(|cx| shared.attaching.poll_detached(turn, cx)));
+    let detached = flushed_meanwhile(shared, poll_fn(|cx| shared.control.attaching.poll_detached(turn, cx)));
     until(&*shared.clock, deadline, late, detached).await
 }
 
 fn still_attached(shared: &Shared) -> String {
-    let status = shared.attaching.status();
+    let status = shared.control.attaching.status();
     let dirty = shared.metrics.dirty_room.dirty() * blocker::BUCKET_BYTES;
     let state = match status.state {
         AttachState::Storing => "the cache is attached as before",
         _ => "changes go to the store, and reads to the cache",
     };
-    let failing = match shared.failing.load(Ordering::Relaxed) {
+    let failing = match shared.store.failing.load(Ordering::Relaxed) {
         0 => "",
         _ => "; flushes fail at present",
     };
@@ -81,7 +81,7 @@ fn still_attached(shared: &Shared) -> String {
 /// passes while changes that began before are under way.
 pub(crate) async fn attach(shared: &Arc<Shared>, deadline: Option<Timestamp>) -> Result<()> {
     loop {
-        let (now, turn, is_direct) = shared.attaching.now();
+        let (now, turn, is_direct) = shared.control.attaching.now();
         if now == AttachState::Attached {
             break;
         }
@@ -89,7 +89,7 @@ pub(crate) async fn attach(shared: &Arc<Shared>, deadline: Option<Timestamp>) ->
             // Other clients may have changed what is known of objects as a whole.
             drop_clean(shared, &Scope::All).await?;
         }
-        if shared.attaching.put_back(turn, is_direct, &shared.namespaces) {
+        if shared.control.attaching.put_back(turn, is_direct, &shared.control.namespaces) {
             tracing::info!("the object cache is attached");
         }
     }
@@ -104,6 +104,7 @@ pub(crate) async fn attach(shared: &Arc<Shared>, deadline: Option<Timestamp>) ->
 /// recorded as lost, and nothing of it is left.
 async fn settle_all(shared: &Arc<Shared>, deadline: Option<Timestamp>) -> Result<()> {
     let changing: Vec<u16> = shared
+        .control
         .namespaces
         .records()
         .filter(|record| record.write_phases.is_changing())
@@ -125,11 +126,11 @@ fn warn_of_losses(error: &Error) {
 
 /// Returns the task that the background is asked for, if it is.
 pub(crate) fn detaching_task(shared: &Arc<Shared>) -> Option<Task> {
-    let turn = shared.attaching.take_turn()?;
+    let turn = shared.control.attaching.take_turn()?;
     let shared = Arc::clone(shared);
     Some(Box::pin(async move {
         let steps = detach_in_steps(&shared, turn);
-        let over = poll_fn(|cx| shared.attaching.poll_over(turn, cx));
+        let over = poll_fn(|cx| shared.control.attaching.poll_over(turn, cx));
         unless(over, steps).await;
     }))
 }
@@ -148,22 +149,22 @@ async fn detach_in_steps(shared: &Arc<Shared>, turn: u64) {
     tracing::info!("the object cache is being detached: what is dirty is stored");
     let stored = || scope_ops::flush(Arc::clone(shared), FlushRequest::new(Scope::All));
     until_done(shared, turn, || async { stored().await.map(|_| ()) }).await;
-    if !shared.attaching.enter_transit(turn, &shared.namespaces) {
+    if !shared.control.attaching.enter_transit(turn, &shared.control.namespaces) {
         return;
     }
     until_done(shared, turn, || settle_all(shared, None)).await;
-    if !shared.attaching.begin_direct(turn) {
+    if !shared.control.attaching.begin_direct(turn) {
         return;
     }
     until_done(shared, turn, || async { drop_clean(shared, &Scope::All).await.map(|_| ()) }).await;
-    if shared.attaching.end_detach(turn) {
+    if shared.control.attaching.end_detach(turn) {
         tracing::info!("the object cache is detached: requests go to the store");
     }
 }
 
 /// Tries until it succeeds, with the delays of failed flushes.
 async fn until_done<F: Future<Output = Result<()>>>(shared: &Shared, turn: u64, work: impl Fn() -> F) {
-    let mut delay = shared.live.retry_delays().0;
+    let mut delay = shared.control.live.retry_delays().0;
     let mut last = String::new();
     loop {
         let error = match work().await {
@@ -177,10 +178,10 @@ async fn until_done<F: Future<Output = Result<()>>>(shared: &Shared, turn: u64, 
             tracing::warn!(cause = %text, "the object cache cannot be detached yet");
             last = text;
         }
-        if !shared.attaching.note_failure(turn, &error) {
+        if !shared.control.attaching.note_failure(turn, &error) {
             return;
         }
         shared.clock.sleep_until(shared.clock.now() + delay).await;
-        delay = (delay * 2).min(shared.live.retry_delays().1);
+        delay = (delay * 2).min(shared.control.live.retry_delays().1);
     }
 }

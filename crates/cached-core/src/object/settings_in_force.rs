@@ -45,7 +45,7 @@ impl LiveSettings {
     /// or durability would change; then nothing has changed.
     pub fn change(&self, after: &ObjectCacheConfig) -> Result<(), ConfigError> {
         let Some(shared) = self.0.upgrade() else { return Ok(()) };
-        let mut settings = lock(&shared.settings);
+        let mut settings = lock(&shared.control.settings);
         check_journal(&settings.file, after)?;
         let is_switched = settings.file.attached != after.attached;
         let new = settings.reconfigured(after);
@@ -149,7 +149,7 @@ impl ObjectCache {
         let set = match settings {
             Some(settings) => self.attach_volume(namespace, attachment, settings),
             None => {
-                lock(&self.shared().settings).detach(namespace, attachment);
+                lock(&self.shared().control.settings).detach(namespace, attachment);
                 Ok(())
             }
         };
@@ -165,7 +165,7 @@ impl ObjectCache {
     ) -> impl Future<Output = Result<()>> + Send + use<> {
         let shared = self.shared();
         let settling = has_mode.map(|has_mode| {
-            has_mode.then(|| Settling::begin(shared, shared.namespaces.of(namespace), deadline))
+            has_mode.then(|| Settling::begin(shared, shared.control.namespaces.of(namespace), deadline))
         });
         async move {
             match settling? {
@@ -177,7 +177,7 @@ impl ObjectCache {
 
     fn set_by_command(&self, namespace: &Namespace, settings: &NamespaceSettings) -> Result<()> {
         let shared = self.shared();
-        let mut in_force = lock(&shared.settings);
+        let mut in_force = lock(&shared.control.settings);
         let new = in_force.with_command(namespace, settings);
         put_in_force(shared, &mut in_force, new).map_err(Refused::answer)
     }
@@ -189,8 +189,9 @@ impl ObjectCache {
         settings: NamespaceSettings,
     ) -> Result<()> {
         let shared = self.shared();
-        let mut in_force = lock(&shared.settings);
-        let record = shared.namespaces.known(namespace).map(|number| shared.namespaces.record(number));
+        let mut in_force = lock(&shared.control.settings);
+        let record =
+            shared.control.namespaces.known(namespace).map(|number| shared.control.namespaces.record(number));
         if record.is_some_and(|record| record.discards_dirty.load(Ordering::SeqCst)) {
             return Err(Error::Retryable(format!("namespace {namespace} is being removed").into()));
         }
@@ -201,7 +202,7 @@ impl ObjectCache {
     /// Returns the settings that are in force for a namespace, with their sources.
     #[must_use]
     pub fn namespace_settings(&self, namespace: &Namespace) -> SettingsInForce {
-        lock(&self.shared().settings).of(namespace)
+        lock(&self.shared().control.settings).of(namespace)
     }
 }
 
@@ -210,7 +211,7 @@ impl ObjectCache {
 /// # Errors
 /// As [`check_removal`].
 pub(crate) fn remove_settings(shared: &Arc<Shared>, namespace: &Namespace) -> Result<()> {
-    let mut in_force = lock(&shared.settings);
+    let mut in_force = lock(&shared.control.settings);
     let new = removed(&in_force, namespace)?;
     put_in_force(shared, &mut in_force, new).map_err(|error| not_without(namespace, error))
 }
@@ -220,7 +221,7 @@ pub(crate) fn remove_settings(shared: &Arc<Shared>, namespace: &Namespace) -> Re
 /// # Errors
 /// `Denied` if a volume in it is attached, or what others have set does not work without it.
 pub(crate) fn check_removal(shared: &Shared, namespace: &Namespace) -> Result<()> {
-    let new = removed(&lock(&shared.settings), namespace)?;
+    let new = removed(&lock(&shared.control.settings), namespace)?;
     check(shared, &new, &new.in_force()).map_err(|error| not_without(namespace, error.into()))
 }
 
@@ -277,18 +278,23 @@ impl Refused {
 fn put_in_force(shared: &Arc<Shared>, in_force: &mut Settings, new: Settings) -> Result<(), Refused> {
     let after = &new.in_force();
     check(shared, &new, after)?;
-    shared.namespaces.set_modes(after, &new.file.namespaces).map_err(Refused::TooMany)?;
-    shared.live.set(after, &shared.namespaces);
-    shared.read_ahead.set(after, &shared.namespaces);
-    let limits = dirty_limits(after, shared.pool.count_min(), &shared.namespaces);
+    shared.control.namespaces.set_modes(after, &new.file.namespaces).map_err(Refused::TooMany)?;
+    shared.control.live.set(after, &shared.control.namespaces);
+    shared.read_ahead.set(after, &shared.control.namespaces);
+    let limits = dirty_limits(after, shared.memory.pool.count_min(), &shared.control.namespaces);
     shared.metrics.dirty_room.set_limits(&limits);
-    let shares = shared.shares.set(after, &shared.namespaces, &shared.queues, shared.pool.count_max());
+    let shares = shared.memory.shares.set(
+        after,
+        &shared.control.namespaces,
+        &shared.memory.queues,
+        shared.memory.pool.count_max(),
+    );
     shares.into_iter().for_each(|namespace| move_buckets(shared, namespace));
-    shared.gate.set_max(after.load_requests_max, after.flush_requests_max);
-    let terms = store_terms(after, &shared.namespaces);
-    shared.gate.set_terms(&terms);
-    set_limited(&shared.namespaces, &terms);
-    shared.quotas.set(&quotas(after, &shared.namespaces));
+    shared.store.gate.set_max(after.load_requests_max, after.flush_requests_max);
+    let terms = store_terms(after, &shared.control.namespaces);
+    shared.store.gate.set_terms(&terms);
+    set_limited(&shared.control.namespaces, &terms);
+    shared.control.quotas.set(&quotas(after, &shared.control.namespaces));
     shared.background.wake();
     *in_force = new;
     Ok(())
@@ -312,23 +318,23 @@ fn check(shared: &Shared, new: &Settings, after: &ObjectCacheConfig) -> Result<(
         retry_delay_max: after.retry_delay_max,
         write: after.write,
         namespaces: after.namespaces.clone(),
-        ..shared.config.clone()
+        ..shared.control.config.clone()
     };
-    whole.check(&shared.can)?;
+    whole.check(&shared.store.can)?;
     check_shares(shared, after)?;
     // Whether a namespace is logged follows from the mode that the file has, whatever is in force.
     let logged = ObjectCacheConfig { namespaces: new.file.namespaces.clone(), ..whole };
-    shared.log.iter().try_for_each(|log| log.check(&logged))
+    shared.journal.log.iter().try_for_each(|log| log.check(&logged))
 }
 
 /// Checks that every namespace with a share of the memory has one, or can get one: they are not taken away
 /// from those that had one since the start.
 fn check_shares(shared: &Shared, after: &ObjectCacheConfig) -> Result<(), ConfigError> {
     let is_new = |each: &&NamespaceConfig| {
-        let number = shared.namespaces.known(&each.namespace);
-        each.has_own_memory() && !number.is_some_and(|number| shared.shares.has_own(number))
+        let number = shared.control.namespaces.known(&each.namespace);
+        each.has_own_memory() && !number.is_some_and(|number| shared.memory.shares.has_own(number))
     };
-    if after.namespaces.iter().filter(is_new).count() > shared.shares.free() {
+    if after.namespaces.iter().filter(is_new).count() > shared.memory.shares.free() {
         let why = format!(
             "no more namespaces can get a share of the memory while the cache runs: {MEMORY_SHARES_MAX} have had \
              one since the start; a restart takes it from those that have none any more"

@@ -44,7 +44,7 @@ async fn next_after(shared: &Arc<Shared>, marked: Marked) -> Option<Fetch> {
         return None;
     }
     let end = handle.enter(|object, _| object.content_end()).await;
-    let namespace = shared.index.namespace_of(handle.at());
+    let namespace = handle.namespace();
     shared.read_ahead.reach_mark(namespace, handle.id(), marked.bucket, end)
 }
 
@@ -56,10 +56,12 @@ async fn read_ahead(shared: &Arc<Shared>, fetch: Fetch) -> Result<()> {
     let handle = match shared.find(hash, &fetch.id) {
         Some(in_use) => Handle::of(shared, in_use),
         // No object leaves the index for it.
-        None if shared.index.count() >= u64::from(shared.config.objects_count_max) => return Ok(()),
+        None if shared.objects.index.count() >= u64::from(shared.control.config.objects_count_max) => {
+            return Ok(());
+        }
         None => Handle::acquire(shared, &fetch.id, hash).await?,
     };
-    let object_end = (shared.config.object_bytes_max / blocker::BUCKET_BYTES) as u32;
+    let object_end = (shared.control.config.object_bytes_max / blocker::BUCKET_BYTES) as u32;
     let mut ranges = fetch.plan.ranges(object_end).peekable();
     let mut mark = Some(fetch.plan.mark);
     while let Some(range) = ranges.next() {
@@ -80,7 +82,7 @@ async fn read_range(
     let (shared, pattern) = (&handle.shared, fetch.plan.pattern);
     let mut from = range.start;
     // Reads that callers wait for come first.
-    while from < range.end && !shared.gate.is_crowded() {
+    while from < range.end && !shared.store.gate.is_crowded() {
         let coming = Coming::begin(shared, range.end - from);
         let within = from..from + coming.1;
         let Some((registered, run, marked)) = register(handle, within, pattern, *mark, is_last).await else {

@@ -14,13 +14,13 @@ use crate::sync::Arc;
 
 /// Returns one page.
 pub(crate) async fn list(shared: Arc<Shared>, mut request: ListRequest) -> Result<ListReply> {
-    request.entries_max = request.entries_max.clamp(1, shared.can.list_entries_max);
+    request.entries_max = request.entries_max.clamp(1, shared.store.can.list_entries_max);
     let most = request.entries_max as usize;
     log_waits::scope_recovered(&shared, &Scope::Namespace(request.namespace.clone())).await?;
     loop {
         // Collected before the store is asked: what is stored meanwhile is in one of the two.
         let ours = queued_of(&shared, &request).await;
-        let page = shared.below.list(request.clone()).await?;
+        let page = shared.store.below.list(request.clone()).await?;
         let last = page.entries.last().map(|entry| entry.name.clone());
         if page.has_more
             && last.as_ref().is_none_or(|last| request.after.as_ref().is_some_and(|it| last <= it))
@@ -61,7 +61,7 @@ pub(crate) async fn list(shared: Arc<Shared>, mut request: ListRequest) -> Resul
 /// Returns the objects in the dirty queue that the request asks for, whether the store knows them or not.
 async fn queued_of(shared: &Arc<Shared>, request: &ListRequest) -> Vec<(Name, Listed)> {
     let mut ours = Vec::new();
-    for node in shared.dirty_queue.nodes() {
+    for node in shared.objects.dirty_queue.nodes() {
         let Some(handle) = Handle::of_node(shared, node) else { continue };
         let id = handle.id();
         let is_asked = id.namespace == request.namespace
@@ -86,10 +86,10 @@ async fn corrected(
     let id = ObjectId::new(request.namespace.clone(), name.clone());
     let hash = shared.hash(&id);
     let shown = || {
-        let version = Version(shared.remembered.shown_for(hash, entry.version.0));
+        let version = Version(shared.objects.remembered.shown_for(hash, entry.version.0));
         ListEntry::new(entry.name.clone(), entry.size_bytes, version)
     };
-    if shared.attaching.is_direct() {
+    if shared.control.attaching.is_direct() {
         return Some(shown());
     }
     let Some(in_use) = shared.find(hash, &id) else { return Some(shown()) };
@@ -106,7 +106,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// Counts a namespace: page after page, as often as it takes.
 pub(crate) async fn count(shared: Arc<Shared>, number: u16, namespace: Namespace) {
-    while shared.quotas.begin_count(number) {
+    while shared.control.quotas.begin_count(number) {
         match count_once(&shared, number, &namespace).await {
             Ok(Counted::Again) => (),
             Ok(_) => return,
@@ -120,10 +120,11 @@ pub(crate) async fn count(shared: Arc<Shared>, number: u16, namespace: Namespace
 
 async fn count_once(shared: &Arc<Shared>, number: u16, namespace: &Namespace) -> Result<Counted> {
     let mut request = ListRequest::new(namespace.clone());
-    request.entries_max = shared.can.list_entries_max;
+    request.entries_max = shared.store.can.list_entries_max;
     loop {
         let page = list(Arc::clone(shared), request.clone()).await?;
-        let counted = shared.quotas.count_page(number, &page.entries, page.has_more, shared.clock.now());
+        let counted =
+            shared.control.quotas.count_page(number, &page.entries, page.has_more, shared.clock.now());
         if counted != Counted::More {
             return Ok(counted);
         }
@@ -143,13 +144,13 @@ pub(crate) fn change_size(
     settles: bool,
 ) -> Result<()> {
     if settles {
-        shared.quotas.note(number, id, sizes);
+        shared.control.quotas.note(number, id, sizes);
         return Ok(());
     }
-    let changed = shared.quotas.change(number, id, sizes);
+    let changed = shared.control.quotas.change(number, id, sizes);
     if changed.is_err() {
-        shared.namespaces.record(number).metrics.quota_refusals.increment();
-        if shared.quotas.refused(number, shared.clock.now()) {
+        shared.control.namespaces.record(number).metrics.quota_refusals.increment();
+        if shared.control.quotas.refused(number, shared.clock.now()) {
             shared.background.wake();
         }
     }
@@ -178,16 +179,16 @@ impl Resize {
         sizes: (u64, u64),
         settles: bool,
     ) -> Result<Self> {
-        let (namespace, id) = (shared.index.namespace_of(handle.at()), handle.id().clone());
+        let (namespace, id) = (handle.namespace(), handle.id().clone());
         change_size(shared, namespace, &id, sizes, settles)?;
-        shared.quotas.begin_forward(namespace, &id, sizes.1);
+        shared.control.quotas.begin_forward(namespace, &id, sizes.1);
         Ok(Self { shared: Arc::clone(shared), namespace, id, sizes, has_ended: false })
     }
 
     /// Takes the answer of the store into account.
     pub(crate) fn end<T>(mut self, answer: &Result<T>) {
         self.has_ended = true;
-        self.shared.quotas.end_forward(self.namespace, &self.id, self.sizes, answer);
+        self.shared.control.quotas.end_forward(self.namespace, &self.id, self.sizes, answer);
     }
 }
 
@@ -195,7 +196,7 @@ impl Drop for Resize {
     fn drop(&mut self) {
         if !self.has_ended {
             let not_asked = Err::<(), _>(Error::DeadlinePassed);
-            self.shared.quotas.end_forward(self.namespace, &self.id, self.sizes, &not_asked);
+            self.shared.control.quotas.end_forward(self.namespace, &self.id, self.sizes, &not_asked);
         }
     }
 }

@@ -23,7 +23,7 @@ use crate::sync::{Arc, Ordering};
 /// Returns the most bytes that the store can be asked for at once, in whole buckets. It is its present limit: a store
 /// that is reached over a network may come back with another one.
 pub(crate) fn run_max(shared: &Shared) -> u64 {
-    let request_bytes_max = shared.below.capabilities().request_bytes_max;
+    let request_bytes_max = shared.store.below.capabilities().request_bytes_max;
     (request_bytes_max / BUCKET_BYTES * BUCKET_BYTES).max(BUCKET_BYTES)
 }
 
@@ -33,7 +33,7 @@ async fn fetch(handle: &Handle, load: Load, call: Call, keep: Keep) -> Result<(L
     let buckets: u64 = load.runs.iter().map(|(_, len)| len / BUCKET_BYTES).sum();
     let _loading = Loading::begin(shared, buckets);
     let began = shared.clock.now();
-    let namespace = shared.index.namespace_of(handle.at());
+    let namespace = handle.namespace();
     let reads = load.runs.into_iter().map(|(start, len)| {
         let mut request = ReadRequest::new(handle.id().clone(), start, len);
         request.call = call;
@@ -53,7 +53,7 @@ async fn fetch(handle: &Handle, load: Load, call: Call, keep: Keep) -> Result<(L
         loaded.runs.push((start, len, data));
     }
     let nanos = u64::try_from(shared.clock.now().since(began).as_nanos()).unwrap_or(u64::MAX);
-    shared.shares.loaded(&shared.queues, namespace, buckets, nanos);
+    shared.memory.shares.loaded(&shared.memory.queues, namespace, buckets, nanos);
     // As many as came, not as were asked for: a read may reach far beyond the object's end.
     let came = loaded.runs.iter().map(|(_, _, data)| data.len_bytes().div_ceil(BUCKET) as u32).sum();
     let resources = OwnedResources::at_hand(shared, keep.count_max(came).min(load.kept_max));
@@ -71,7 +71,7 @@ async fn fetch_run(
     let class = if keep.is_asked_for() { Class::of(request.call.priority) } else { Class::Idle };
     let asking = begin(shared, namespace, (Lane::Load, class), len).await?;
     let began = shared.clock.now();
-    let answer = shared.below.read(request).await;
+    let answer = shared.store.below.read(request).await;
     asking.end(shared, &answer, answer.as_ref().map_or(0, |reply| reply.data.len_bytes() as u64));
     if keep.is_asked_for() && answer.is_ok() {
         shared.read_ahead.note_answer(shared.clock.now().since(began));
@@ -123,7 +123,7 @@ fn take_over(
         object.sample_misses(env, &loaded);
     }
     // Asked for before the cache was detached: it keeps nothing any more.
-    let is_kept = !shared.attaching.is_direct();
+    let is_kept = !shared.control.attaching.is_direct();
     if object.head.known != Known::Unknown && is_kept {
         resources.with(Some(&loaded), |resources| object.fill(env, resources, keep));
     }
@@ -185,9 +185,9 @@ pub(crate) async fn load(
 /// Asks the store what an object is as a whole.
 pub(crate) async fn ask_info(handle: &Handle, request: InfoRequest) -> Result<Info> {
     let shared = &handle.shared;
-    let namespace = shared.index.namespace_of(handle.at());
+    let namespace = handle.namespace();
     let asking = begin(shared, namespace, (Lane::Change, Class::of(request.call.priority)), 0).await?;
-    let answer = shared.below.info(request).await;
+    let answer = shared.store.below.info(request).await;
     asking.end(shared, &answer, 0);
     answer
 }
@@ -214,7 +214,7 @@ pub(crate) async fn load_head(handle: &Handle, call: Call) -> Result<()> {
         Err(error) => return Err(error),
     };
     let claimed = match shared.fences_callers() {
-        true => ask_epoch(shared, Scope::Object(handle.id().clone())).await?.0,
+        true => ask_epoch(&shared.store, Scope::Object(handle.id().clone())).await?.0,
         false => 0,
     };
     let fences = shared.fences_callers();

@@ -42,7 +42,7 @@ async fn read_from_store(shared: &Arc<Shared>, request: ReadRequest, hash: u64) 
             Ok::<_, Error>((looked, object.content_end()))
         });
         let (looked, content_end) = looked.await?;
-        let namespace = shared.index.namespace_of(handle.at());
+        let namespace = handle.namespace();
         let (guard, load) = match looked {
             Lookup::Answer(answer) => {
                 if !is_counted {
@@ -109,7 +109,8 @@ fn look_up(
     if let Some(answer) = object.read_at_once(env, request, None) {
         return Ok(Lookup::Answer(answer));
     }
-    let within = handle.shared.config.object_bytes_max.saturating_sub(request.offset).min(request.len_bytes);
+    let within =
+        handle.shared.control.config.object_bytes_max.saturating_sub(request.offset).min(request.len_bytes);
     let all = buckets_of(request.offset, within);
     let missing = if object.head.known == Known::Unknown {
         // While changes of the object are on their way, only a request that waits for them learns where it ends.
@@ -146,7 +147,7 @@ fn what_to_keep(
     content_end: u64,
     keep: Keep,
 ) -> Keep {
-    let end = request.offset.saturating_add(request.len_bytes).min(shared.config.object_bytes_max);
+    let end = request.offset.saturating_add(request.len_bytes).min(shared.control.config.object_bytes_max);
     let buckets = buckets_of(request.offset, end.saturating_sub(request.offset));
     let last = buckets.end - 1;
     let seen = shared.read_ahead.observe_read(namespace, &request.object, buckets, content_end, request.call);
@@ -170,10 +171,10 @@ pub(crate) async fn read_detached(
     mut request: ReadRequest,
     hash: u64,
 ) -> Result<ReadReply> {
-    let within = shared.config.object_bytes_max.saturating_sub(request.offset);
+    let within = shared.control.config.object_bytes_max.saturating_sub(request.offset);
     request.len_bytes = request.len_bytes.min(within);
     // The store's present limit: one that is reached over a network may come back with another. In pieces then.
-    if request.len_bytes > shared.below.capabilities().request_bytes_max {
+    if request.len_bytes > shared.store.below.capabilities().request_bytes_max {
         return read(shared, request, hash).await;
     }
     let deadline = request.call.deadline;
@@ -182,18 +183,18 @@ pub(crate) async fn read_detached(
 }
 
 async fn read_below(shared: &Arc<Shared>, mut request: ReadRequest, hash: u64) -> Result<ReadReply> {
-    let namespace = shared.namespaces.of(&request.object.namespace);
+    let namespace = shared.control.namespaces.of(&request.object.namespace);
     // Callers know versions that stand for the store's.
     let condition = std::mem::replace(&mut request.condition, Condition::None);
     let class = Class::of(request.call.priority);
     shared.metrics.count_miss(namespace);
     shared.metrics.counts.direct_reads.increment();
     let asking = begin(shared, namespace, (Lane::Load, class), request.len_bytes).await?;
-    let answer = shared.below.read(request).await;
+    let answer = shared.store.below.read(request).await;
     let bytes = answer.as_ref().map_or(0, |reply| reply.data.len_bytes() as u64);
     asking.end(shared, &answer, bytes);
     let mut reply = answer?;
-    reply.version = Version(shared.remembered.shown_for(hash, reply.version.0));
+    reply.version = Version(shared.objects.remembered.shown_for(hash, reply.version.0));
     check_condition(Some(reply.version), condition)?;
     Ok(reply)
 }
@@ -203,13 +204,13 @@ pub(crate) async fn info_detached(shared: Arc<Shared>, request: InfoRequest, has
     let deadline = request.call.deadline;
     let own = Arc::clone(&shared);
     let work = async move {
-        let namespace = own.namespaces.of(&request.object.namespace);
+        let namespace = own.control.namespaces.of(&request.object.namespace);
         let class = Class::of(request.call.priority);
         let asking = begin(&own, namespace, (Lane::Change, class), 0).await?;
-        let answer = own.below.info(request).await;
+        let answer = own.store.below.info(request).await;
         asking.end(&own, &answer, 0);
         let mut info = answer?;
-        info.version = Version(own.remembered.shown_for(hash, info.version.0));
+        info.version = Version(own.objects.remembered.shown_for(hash, info.version.0));
         // Where the cache is the writer, stamps are its own, and are not shown to callers.
         info.stamp = info.stamp.filter(|_| own.fences_callers());
         Ok(info)

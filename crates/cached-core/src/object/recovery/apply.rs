@@ -102,7 +102,7 @@ fn mutations_of(state: PendingState) -> Vec<Mutation> {
 /// Checks that a change is within the limits of this cache, which may be lower than those of the process that
 /// made it.
 fn check(shared: &Shared, mutation: &Mutation) -> Result<()> {
-    let limit = shared.config.object_bytes_max;
+    let limit = shared.control.config.object_bytes_max;
     match mutation {
         Mutation::Write { offset, data } => range_end(*offset, data.len_bytes() as u64, limit)?,
         Mutation::WriteZeroes { offset, len } => range_end(*offset, *len, limit)?,
@@ -111,7 +111,7 @@ fn check(shared: &Shared, mutation: &Mutation) -> Result<()> {
         Mutation::WriteFull { data } => range_end(0, data.len_bytes() as u64, limit)?,
         Mutation::Truncate { size } => range_end(*size, 0, limit)?,
         Mutation::WriteRuns { runs } => {
-            let mut can = shared.can;
+            let mut can = shared.store.can;
             (can.object_bytes_max, can.runs_max, can.request_bytes_max) = (limit, u32::MAX, u64::MAX);
             runs_end(runs, &can)?
         }
@@ -140,18 +140,18 @@ impl Redo {
     /// What trying again does not help against.
     pub(super) async fn make(&self, shared: &Arc<Shared>) -> Result<()> {
         for mutation in &self.mutations {
-            let mut delay = shared.config.retry_delay_min;
+            let mut delay = shared.control.config.retry_delay_min;
             loop {
                 let Self { id, hash, change, again, .. } = self;
                 let made = change_again(shared, id, *hash, mutation.clone(), *change, *again).await;
                 match or_nothing_to_do(made) {
                     Ok(()) => break,
                     Err(error) if is_for_the_time_being(&error) => {
-                        if delay == shared.config.retry_delay_min {
+                        if delay == shared.control.config.retry_delay_min {
                             tracing::warn!(object = %id, %error, "a change of the journal cannot be made yet");
                         }
                         shared.clock.sleep_until(shared.clock.now() + delay).await;
-                        delay = delay.saturating_mul(2).min(shared.config.retry_delay_max);
+                        delay = delay.saturating_mul(2).min(shared.control.config.retry_delay_max);
                     }
                     Err(error) => return Err(error),
                 }
@@ -186,11 +186,13 @@ fn is_for_the_time_being(error: &Error) -> bool {
 /// # Errors
 /// `Corrupt` if it is damaged, or the disk does not return it.
 pub(super) async fn read(shared: &Shared, place: RecordPlace) -> Result<(Position, Head<'static>, Vec<u8>)> {
-    let Some(source) = shared.recovery.source() else { return Err(Error::Corrupt("no journal".into())) };
+    let Some(source) = shared.journal.recovery.source() else {
+        return Err(Error::Corrupt("no journal".into()));
+    };
     let mut reads = 0;
     loop {
         let source = source.clone();
-        match shared.recovery.reading().read(move || source.read(place)).await.ok_or_else(not_read)? {
+        match shared.journal.recovery.reading().read(move || source.read(place)).await.ok_or_else(not_read)? {
             Ok(read) => return Ok(read),
             Err(ReadError::Disk(error)) if reads < READS_MAX => {
                 tracing::warn!(%error, "the journal cannot be read, will be tried again");

@@ -26,7 +26,7 @@ use crate::sync::Arc;
 
 /// See [`super::super::ObjectCache::begin_recovery`].
 pub(crate) async fn begin(shared: &Arc<Shared>) -> Result<(), RecoveryError> {
-    let recovery = &shared.recovery;
+    let recovery = &shared.journal.recovery;
     let taken = recovery.take_unapplied();
     let Some(unapplied) = taken else { return Ok(()) };
     let mut replay = Unbegun { recovery, unapplied: Some(unapplied) };
@@ -37,7 +37,7 @@ pub(crate) async fn begin(shared: &Arc<Shared>) -> Result<(), RecoveryError> {
     // Where only an epoch was noted nothing is to be applied, whichever party is the writer by now.
     let changed: Vec<usize> = (0..found.namespaces.len()).filter(|at| found.has_changes(*at)).collect();
     for each in changed.iter().map(|at| &found.namespaces[*at]) {
-        if let Some(log) = &shared.log {
+        if let Some(log) = &shared.journal.log {
             log.names.learn(&each.name, each.number, end);
         }
     }
@@ -161,7 +161,7 @@ async fn set_aside(
 ) -> Result<(), RecoveryError> {
     let journal_epoch = Epoch(found.epoch);
     if replay.overtaken().kept_in.is_none() {
-        let kept = shared.recovery.reading().read(replay.get().keep_aside()).await;
+        let kept = shared.journal.recovery.reading().read(replay.get().keep_aside()).await;
         let ended = || RecoveryError::Disk("the thread that copies the journal has ended".into());
         let kept = kept.ok_or_else(ended)?.map_err(|error| RecoveryError::Disk(error.to_string()))?;
         let namespace = found.name.clone();
@@ -230,10 +230,10 @@ async fn claim(
     if let Err(in_force) = claim_below(shared, &scope, claim.epoch).await? {
         return Ok(Claimed::Overtaken { in_force });
     }
-    if let Some(log) = &shared.log {
+    if let Some(log) = &shared.journal.log {
         log.names.claimed(name, claim.epoch.0);
     }
-    shared.epochs.set(name, Own::Held(claim.epoch));
+    shared.store.epochs.set(name, Own::Held(claim.epoch));
     Ok(if claim.is_voided { Claimed::Voided } else { Claimed::ToApply })
 }
 
@@ -243,7 +243,9 @@ async fn log(
     append: impl FnOnce(&Journal) -> Result<Appended, AppendError>,
 ) -> Result<(), RecoveryError> {
     let why = |error: &dyn std::fmt::Display| format!("the claims cannot be logged: {error}");
-    let Some(log) = &shared.log else { return Err(RecoveryError::Journal(why(&"the cache has no journal"))) };
+    let Some(log) = &shared.journal.log else {
+        return Err(RecoveryError::Journal(why(&"the cache has no journal")));
+    };
     let appended = append(log.journal()).map_err(|error| match error {
         AppendError::Full | AppendError::Busy | AppendError::Failed => RecoveryError::Disk(why(&error)),
         AppendError::TooLarge | AppendError::Closed => RecoveryError::Journal(why(&error)),
@@ -258,8 +260,8 @@ async fn claim_below(
     scope: &Scope,
     epoch: Epoch,
 ) -> Result<Result<(), Epoch>, RecoveryError> {
-    let request = ClaimRequest::new(scope.clone(), epoch, shared.epochs.writer);
-    match shared.below.claim(request).await {
+    let request = ClaimRequest::new(scope.clone(), epoch, shared.store.epochs.writer);
+    match shared.store.below.claim(request).await {
         Ok(_) => Ok(Ok(())),
         Err(Error::Fenced { epoch }) => Ok(Err(epoch)),
         Err(error) => Err(RecoveryError::Store(error)),

@@ -60,14 +60,14 @@ pub enum RecoveryError {
 async fn recover(shared: Arc<Shared>, object: u32) {
     let _requested = Requested { shared: Arc::clone(&shared), object };
     loop {
-        match shared.recovery.begin_object(object) {
+        match shared.journal.recovery.begin_object(object) {
             Standing::Waiting => break,
-            Standing::Busy => shared.recovery.free(object).await,
+            Standing::Busy => shared.journal.recovery.free(object).await,
             Standing::Recovered | Standing::Failed(_) => return,
         }
     }
     let _busy = Busy { shared: Arc::clone(&shared), object };
-    while let Some((number, place)) = shared.recovery.next_of(object) {
+    while let Some((number, place)) = shared.journal.recovery.next_of(object) {
         let made = async {
             let (position, head, payload) = apply::read(&shared, place).await?;
             match prepare(&shared, object, number, position, &head, payload)? {
@@ -79,7 +79,7 @@ async fn recover(shared: Arc<Shared>, object: u32) {
             }
         };
         match made.await {
-            Ok(()) => shared.recovery.applied(object),
+            Ok(()) => shared.journal.recovery.applied(object),
             Err(why) => return fail(&shared, object, why),
         }
     }
@@ -105,11 +105,11 @@ fn prepare(
 /// it.
 fn keep_part(shared: &Shared, object: u32, number: u32, position: Position) {
     // What could not be read on has ended the pass, and what it kept is kept elsewhere.
-    if shared.recovery.has_failed(object) {
+    if shared.journal.recovery.has_failed(object) {
         return;
     }
-    if let Some(hold) = shared.log.as_ref().and_then(|log| log.journal().hold(position)) {
-        shared.recovery.parts().keep(object, number, hold);
+    if let Some(hold) = shared.journal.log.as_ref().and_then(|log| log.journal().hold(position)) {
+        shared.journal.recovery.parts().keep(object, number, hold);
     }
 }
 
@@ -120,8 +120,8 @@ fn read_earlier(
     number: u32,
     count: u32,
 ) -> Result<Vec<(Position, Head<'static>, Vec<u8>)>> {
-    let places = shared.recovery.places_up_to(object, number, count.saturating_add(1));
-    let source = shared.recovery.source();
+    let places = shared.journal.recovery.places_up_to(object, number, count.saturating_add(1));
+    let source = shared.journal.recovery.source();
     let read = |place| {
         let source = source.ok_or_else(|| Error::Corrupt("the cache has no journal".into()))?;
         source.read(place).map_err(|error| apply::damage(&error))
@@ -133,7 +133,7 @@ fn read_earlier(
 /// Gives an object up: the log states it once, and operations on the object fail.
 fn fail(shared: &Shared, object: u32, why: Error) {
     tracing::error!(%why, "an object cannot be recovered from the journal: operations on it fail");
-    shared.recovery.fail(object, why);
+    shared.journal.recovery.fail(object, why);
 }
 
 /// Ends a request when it is dropped.
@@ -144,7 +144,7 @@ struct Requested {
 
 impl Drop for Requested {
     fn drop(&mut self) {
-        self.shared.recovery.end_request(self.object);
+        self.shared.journal.recovery.end_request(self.object);
     }
 }
 
@@ -156,6 +156,6 @@ struct Busy {
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        self.shared.recovery.end_object(self.object);
+        self.shared.journal.recovery.end_object(self.object);
     }
 }

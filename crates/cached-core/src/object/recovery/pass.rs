@@ -54,7 +54,7 @@ pub(super) async fn run(shared: Arc<Shared>, unapplied: Unapplied) {
             (read, _) => {
                 let why = read.err().unwrap_or_else(apply::not_read);
                 tracing::error!(%why, "the journal cannot be read on: what is not recovered is not served");
-                shared.recovery.fail_rest(&why);
+                shared.journal.recovery.fail_rest(&why);
                 is_stuck = true;
                 break;
             }
@@ -64,18 +64,18 @@ pub(super) async fn run(shared: Arc<Shared>, unapplied: Unapplied) {
         apply_window(&shared, window).await;
         release_parts(&shared);
         // The records of an object that cannot be recovered stay in the journal.
-        is_stuck |= shared.recovery.progress().objects_failed > 0;
+        is_stuck |= shared.journal.recovery.progress().objects_failed > 0;
         if !is_stuck {
             replay.applied(last, records);
         }
         yield_now().await;
     }
-    let progress = shared.recovery.progress();
-    shared.recovery.finish();
-    let parts = shared.recovery.parts().take();
+    let progress = shared.journal.recovery.progress();
+    shared.journal.recovery.finish();
+    let parts = shared.journal.recovery.parts().take();
     // Objects that cannot be recovered do not keep a log in trouble from being void.
     drop(logged);
-    if let Some(log) = &shared.log {
+    if let Some(log) = &shared.journal.log {
         // The log may be waiting for it to be void.
         log.events.changed();
     }
@@ -103,7 +103,7 @@ async fn read_window(shared: &Arc<Shared>, mut reader: Reader) -> (Result<Vec<Fo
     let mut reads = 0;
     loop {
         let own = Arc::clone(shared);
-        let read = shared.recovery.reading().read(move || {
+        let read = shared.journal.recovery.reading().read(move || {
             let (window, error) = read_at_once(&own, &mut reader);
             (reader, window, error)
         });
@@ -135,7 +135,7 @@ fn read_at_once(shared: &Shared, reader: &mut Reader) -> (Vec<Found>, Option<Rea
         let id = subject(read.head)
             .ok()
             .and_then(|about| Some(blocker::ObjectId::new(about.namespace, about.name?)));
-        let object = id.and_then(|id| shared.recovery.object_of(shared.hash(&id)));
+        let object = id.and_then(|id| shared.journal.recovery.object_of(shared.hash(&id)));
         let content = match read.payload {
             Ok(payload) => {
                 bytes += payload.len();
@@ -162,7 +162,7 @@ async fn apply_window(shared: &Arc<Shared>, window: Vec<Found>) {
         while making.next().await.is_some() {}
         drop((making, busy));
         for object in elsewhere {
-            shared.recovery.free(object).await;
+            shared.journal.recovery.free(object).await;
         }
         left = again;
     }
@@ -185,13 +185,13 @@ impl Round {
     fn take(&mut self, shared: &Arc<Shared>, found: Found) {
         let Some(object) = found.object else {
             // An epoch, of use to the claims alone, or a record of a namespace that is left out.
-            return shared.recovery.count_applied();
+            return shared.journal.recovery.count_applied();
         };
-        if shared.recovery.is_over(object, found.place) {
+        if shared.journal.recovery.is_over(object, found.place) {
             return;
         }
         if let Entry::Vacant(place) = self.busy.entry(object) {
-            match shared.recovery.begin_object(object) {
+            match shared.journal.recovery.begin_object(object) {
                 Standing::Waiting => {
                     place.insert(Busy { shared: Arc::clone(shared), object });
                 }
@@ -224,16 +224,16 @@ impl Later {
         if let Err(why) = first.make(shared).await {
             return fail(shared, object, why);
         }
-        shared.recovery.applied(object);
+        shared.journal.recovery.applied(object);
         for found in rest {
-            if shared.recovery.has_failed(object) {
+            if shared.journal.recovery.has_failed(object) {
                 return;
             }
             if let Some(redo) = make_at_once(shared, object, found) {
                 if let Err(why) = redo.make(shared).await {
                     return fail(shared, object, why);
                 }
-                shared.recovery.applied(object);
+                shared.journal.recovery.applied(object);
             }
         }
     }
@@ -241,18 +241,18 @@ impl Later {
 
 /// Makes a record's change if everything it needs is at hand; returns the change if not.
 fn make_at_once(shared: &Shared, object: u32, found: Found) -> Option<Redo> {
-    let (number, _) = shared.recovery.next_of(object)?;
+    let (number, _) = shared.journal.recovery.next_of(object)?;
     let prepared = found
         .content
         .and_then(|(head, payload)| prepare(shared, object, number, found.position, &head, payload));
     match prepared {
         Ok(Some(redo)) => match redo.at_once(shared) {
-            Some(Ok(())) => shared.recovery.applied(object),
+            Some(Ok(())) => shared.journal.recovery.applied(object),
             Some(Err(_)) | None => return Some(redo),
         },
         Ok(None) => {
             keep_part(shared, object, number, found.position);
-            shared.recovery.applied(object);
+            shared.journal.recovery.applied(object);
         }
         Err(why) => fail(shared, object, why),
     }
@@ -262,9 +262,9 @@ fn make_at_once(shared: &Shared, object: u32, found: Found) -> Option<Redo> {
 /// Releases the parts of the states that are applied. Those of objects that cannot be recovered stay: the
 /// next start must find the whole state.
 fn release_parts(shared: &Shared) {
-    shared.recovery.parts().release(|object, last| match shared.recovery.next_of(object) {
+    shared.journal.recovery.parts().release(|object, last| match shared.journal.recovery.next_of(object) {
         Some((next, _)) => next > last + 1,
-        None => !shared.recovery.has_failed(object),
+        None => !shared.journal.recovery.has_failed(object),
     });
 }
 
@@ -297,7 +297,7 @@ enum Kept<T> {
 /// Keeps the log from forgetting the objects of `replay` that cannot be recovered, for as long as the cache runs.
 /// `others`: what else keeps their records.
 pub(super) async fn keep_failed<T>(shared: &Shared, replay: Replay, others: T) {
-    let Some(log) = &shared.log else { return };
+    let Some(log) = &shared.journal.log else { return };
     let objects = match failed_objects(shared, &replay) {
         Ok(objects) => objects,
         Err(error) => {
@@ -336,8 +336,8 @@ fn failed_objects(shared: &Shared, replay: &Replay) -> Result<BTreeSet<ObjectId>
             && let Some(name) = about.name
         {
             let id = ObjectId::new(about.namespace, name);
-            let object = shared.recovery.object_of(shared.hash(&id));
-            if object.is_some_and(|object| shared.recovery.has_failed(object)) {
+            let object = shared.journal.recovery.object_of(shared.hash(&id));
+            if object.is_some_and(|object| shared.journal.recovery.has_failed(object)) {
                 objects.insert(id);
             }
         }

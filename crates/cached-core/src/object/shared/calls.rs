@@ -23,7 +23,7 @@ struct GateOf(Arc<Shared>);
 impl std::ops::Deref for GateOf {
     type Target = Gate;
     fn deref(&self) -> &Gate {
-        &self.0.gate
+        &self.0.store.gate
     }
 }
 
@@ -55,7 +55,7 @@ pub(crate) async fn begin(
 }
 
 fn metrics(shared: &Shared, namespace: u16) -> &StoreMetrics {
-    &shared.namespaces.record(namespace).metrics.store
+    &shared.control.namespaces.record(namespace).metrics.store
 }
 
 impl StoreCall {
@@ -80,10 +80,10 @@ pub(crate) struct LimitedFlush {
 impl LimitedFlush {
     /// Counts a flush of a namespace, if that is limited.
     pub(crate) fn begin(shared: &Arc<Shared>, namespace: u16, is_urgent: bool) -> Option<Self> {
-        let of_it = &shared.namespaces.record(namespace).limited_flushes;
+        let of_it = &shared.control.namespaces.record(namespace).limited_flushes;
         of_it.is_limited().then(|| {
             of_it.begin(is_urgent);
-            shared.limited_flushes.fetch_add(1, Ordering::SeqCst);
+            shared.store.limited_flushes.fetch_add(1, Ordering::SeqCst);
             Self { shared: Arc::clone(shared), namespace, is_urgent }
         })
     }
@@ -91,8 +91,8 @@ impl LimitedFlush {
 
 impl Drop for LimitedFlush {
     fn drop(&mut self) {
-        self.shared.namespaces.record(self.namespace).limited_flushes.end(self.is_urgent);
-        self.shared.limited_flushes.fetch_sub(1, Ordering::SeqCst);
+        self.shared.control.namespaces.record(self.namespace).limited_flushes.end(self.is_urgent);
+        self.shared.store.limited_flushes.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -152,11 +152,11 @@ pub(crate) async fn expedite(handle: &Handle, ticket: &Arc<FlushTicket>, queue_n
             own.add();
             let seq = object.pending.change_seq;
             object.activity().flush_waiters.push((seq, own));
-            shared.dirty_queue.expedite(object.pending.queue_number);
+            shared.objects.dirty_queue.expedite(object.pending.queue_number);
             true
         })
         .await;
-    handle.shared.dirty_queue.expedite(queue_number);
+    handle.shared.objects.dirty_queue.expedite(queue_number);
     if !waits {
         handle.shared.background.wake();
         return Ok(());

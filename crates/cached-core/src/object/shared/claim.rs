@@ -8,6 +8,7 @@
 use blocker::{ClaimRequest, Epoch, Error, Event, Namespace, ObjectId, Result, Scope, Stamp};
 
 use super::handle::Handle;
+use super::parts::StoreSide;
 use super::resources::OwnedResources;
 use super::{Shared, log_waits};
 use crate::object::config::{OTHERS, Writer};
@@ -22,8 +23,8 @@ use crate::sync::Arc;
 const CLAIM_TRIES_MAX: u32 = 32;
 
 /// Returns the epoch in force for a scope: a claim with epoch 0 changes nothing, and reports it.
-pub(crate) async fn ask_epoch(shared: &Shared, scope: Scope) -> Result<Epoch> {
-    match shared.below.claim(ClaimRequest::ask(scope)).await {
+pub(crate) async fn ask_epoch(store: &StoreSide, scope: Scope) -> Result<Epoch> {
+    match store.below.claim(ClaimRequest::ask(scope)).await {
         Ok(reply) => Ok(reply.epoch),
         Err(Error::Fenced { epoch }) => Ok(epoch),
         // The question has changed nothing, whatever became of it.
@@ -37,14 +38,14 @@ pub(crate) async fn ask_epoch(shared: &Shared, scope: Scope) -> Result<Epoch> {
 /// # Errors
 /// As [`own_epoch`].
 pub(crate) async fn own_stamp(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Option<Stamp>> {
-    if shared.config.writer == Writer::Callers {
+    if shared.control.config.writer == Writer::Callers {
         return Ok(None);
     }
     let epoch = own_epoch(shared, namespace).await?;
-    if shared.log.as_ref().is_some_and(|log| log.events.condition.state() != JournalState::Ok) {
-        shared.epochs.note_unlogged();
+    if shared.journal.log.as_ref().is_some_and(|log| log.events.condition.state() != JournalState::Ok) {
+        shared.store.epochs.note_unlogged();
     }
-    Ok(Some(shared.epochs.next_stamp(epoch)))
+    Ok(Some(shared.store.epochs.next_stamp(epoch)))
 }
 
 /// Returns the epoch that this cache holds in `namespace`; claims it at first use.
@@ -52,12 +53,12 @@ pub(crate) async fn own_stamp(shared: &Arc<Shared>, namespace: &Namespace) -> Re
 /// # Errors
 /// `Fenced` once another writer has taken over, or where no epoch is left; `Retryable`, and the store's.
 pub(crate) async fn own_epoch(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Epoch> {
-    match shared.epochs.get(namespace) {
+    match shared.store.epochs.get(namespace) {
         Some(Own::Held(epoch)) => Ok(epoch),
         Some(Own::Deposed(epoch)) => Err(Error::Fenced { epoch }),
         Some(Own::Unconfirmed(_)) | None => {
-            let _alone = Permits::acquire(&shared.epochs.claiming).await?;
-            match shared.epochs.get(namespace) {
+            let _alone = Permits::acquire(&shared.store.epochs.claiming).await?;
+            match shared.store.epochs.get(namespace) {
                 Some(Own::Held(epoch)) => Ok(epoch),
                 Some(Own::Deposed(epoch)) => Err(Error::Fenced { epoch }),
                 Some(Own::Unconfirmed(epoch)) => claim_again(shared, namespace, epoch).await,
@@ -72,12 +73,12 @@ pub(crate) async fn own_epoch(shared: &Arc<Shared>, namespace: &Namespace) -> Re
 /// # Errors
 /// `OutOfSpace` if no further namespace can be claimed, and those of [`own_epoch`].
 async fn claim_first(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Epoch> {
-    if shared.epochs.is_full() {
+    if shared.store.epochs.is_full() {
         let why = format!("this cache is the writer of {NAMESPACES_MAX} namespaces, the most there can be");
         return Err(Error::OutOfSpace(why.into()));
     }
     let scope = Scope::Namespace(namespace.clone());
-    let mut in_force = ask_epoch(shared, scope.clone()).await?;
+    let mut in_force = ask_epoch(&shared.store, scope.clone()).await?;
     for tries in 0..CLAIM_TRIES_MAX {
         // Further each time: epochs just above may be in force in parts of the namespace.
         let epoch = Epoch(in_force.0.saturating_add(1 << tries));
@@ -87,15 +88,15 @@ async fn claim_first(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Epoc
         }
         // Before the claim: a recovery learns by it which epochs are its own.
         log_waits::note_epoch(shared, namespace, epoch.0).await?;
-        match claim_below(shared, &scope, epoch).await {
+        match claim_below(&shared.store, &scope, epoch).await {
             Ok(()) => {
-                if let Some(log) = &shared.log {
+                if let Some(log) = &shared.journal.log {
                     log.names.claimed(namespace, epoch.0);
                 }
                 // What others claimed before this cache gave the namespace up, or lost it, binds it no more.
-                shared.claims.forget_parts(namespace, epoch);
+                shared.store.claims.forget_parts(namespace, epoch);
                 drop_clean(shared, &scope).await?;
-                shared.epochs.set(namespace, Own::Held(epoch));
+                shared.store.epochs.set(namespace, Own::Held(epoch));
                 return Ok(epoch);
             }
             Err(Error::Fenced { epoch: newer }) => in_force = newer.max(epoch),
@@ -110,19 +111,19 @@ async fn claim_first(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Epoc
 /// Claims once more what was claimed before, which shows whether it is still in force.
 async fn claim_again(shared: &Arc<Shared>, namespace: &Namespace, epoch: Epoch) -> Result<Epoch> {
     let scope = Scope::Namespace(namespace.clone());
-    match claim_below(shared, &scope, epoch).await {
+    match claim_below(&shared.store, &scope, epoch).await {
         Ok(()) => {
-            shared.epochs.set(namespace, Own::Held(epoch));
+            shared.store.epochs.set(namespace, Own::Held(epoch));
             Ok(epoch)
         }
-        Err(Error::Fenced { epoch: newer }) if shared.epochs.renewed(namespace) == Some(newer) => {
+        Err(Error::Fenced { epoch: newer }) if shared.store.epochs.renewed(namespace) == Some(newer) => {
             // Our own claim, of which the answer was lost.
-            claim_below(shared, &scope, newer).await?;
+            claim_below(&shared.store, &scope, newer).await?;
             hold_renewed(shared, namespace, newer);
             Ok(newer)
         }
         Err(Error::Fenced { epoch: newer }) => {
-            shared.epochs.set(namespace, Own::Deposed(newer));
+            shared.store.epochs.set(namespace, Own::Deposed(newer));
             tracing::error!(
                 %namespace, own = %epoch, in_force = %newer,
                 "another writer has taken over: changes are refused until this cache is started again"
@@ -144,18 +145,20 @@ async fn claim_again(shared: &Arc<Shared>, namespace: &Namespace, epoch: Epoch) 
 /// # Errors
 /// The store's; then some are claimed, and the next call claims the others.
 pub(crate) async fn claim_anew(shared: &Arc<Shared>) -> Result<()> {
-    for namespace in shared.epochs.claimed() {
-        if !log_waits::has_records(shared, &namespace) && !shared.epochs.is_renewing(&namespace) {
+    for namespace in shared.store.epochs.claimed() {
+        if !log_waits::has_records(&shared.journal, &namespace)
+            && !shared.store.epochs.is_renewing(&namespace)
+        {
             continue;
         }
-        let _alone = Permits::acquire(&shared.epochs.claiming).await?;
-        let Some(Own::Held(epoch) | Own::Unconfirmed(epoch)) = shared.epochs.get(&namespace) else {
+        let _alone = Permits::acquire(&shared.store.epochs.claiming).await?;
+        let Some(Own::Held(epoch) | Own::Unconfirmed(epoch)) = shared.store.epochs.get(&namespace) else {
             continue;
         };
         // The very next one: a higher one could pass over another writer's claim.
         let newer = Epoch(epoch.0.saturating_add(1));
-        shared.epochs.renew(&namespace, newer);
-        match claim_below(shared, &Scope::Namespace(namespace.clone()), newer).await {
+        shared.store.epochs.renew(&namespace, newer);
+        match claim_below(&shared.store, &Scope::Namespace(namespace.clone()), newer).await {
             Ok(()) => hold_renewed(shared, &namespace, newer),
             // Another writer has taken over.
             Err(Error::Fenced { .. }) => match claim_again(shared, &namespace, epoch).await {
@@ -170,7 +173,7 @@ pub(crate) async fn claim_anew(shared: &Arc<Shared>) -> Result<()> {
 
 /// Notes that a namespace that this cache held is held with a new epoch.
 fn hold_renewed(shared: &Shared, namespace: &Namespace, epoch: Epoch) {
-    if let Some(log) = &shared.log {
+    if let Some(log) = &shared.journal.log {
         log.names.claimed(namespace, epoch.0);
         // Only while nothing is logged, and all that was is stored.
         if log.events.condition.state() == JournalState::Draining
@@ -179,12 +182,12 @@ fn hold_renewed(shared: &Shared, namespace: &Namespace, epoch: Epoch) {
             known.note_mark(log.last_position());
         }
     }
-    shared.epochs.set(namespace, Own::Held(epoch));
+    shared.store.epochs.set(namespace, Own::Held(epoch));
 }
 
-async fn claim_below(shared: &Shared, scope: &Scope, epoch: Epoch) -> Result<()> {
-    let request = ClaimRequest::new(scope.clone(), epoch, shared.epochs.writer);
-    match shared.below.claim(request).await {
+async fn claim_below(store: &StoreSide, scope: &Scope, epoch: Epoch) -> Result<()> {
+    let request = ClaimRequest::new(scope.clone(), epoch, store.epochs.writer);
+    match store.below.claim(request).await {
         Ok(_) => Ok(()),
         // The same writer may claim it again.
         Err(Error::OutcomeUnknown(why)) => Err(Error::Retryable(why)),
@@ -195,40 +198,40 @@ async fn claim_below(shared: &Shared, scope: &Scope, epoch: Epoch) -> Result<()>
 /// Notes that the store has refused a change of an object because `newer` is in force: for the object alone,
 /// or for more.
 pub(crate) fn note_refusal(shared: &Shared, object: &ObjectId, newer: Epoch) {
-    if shared.config.writer == Writer::Callers {
+    if shared.control.config.writer == Writer::Callers {
         return;
     }
-    if shared.epochs.epoch(&object.namespace).is_some_and(|own| own < newer) {
-        shared.claims.note(&Scope::Object(object.clone()), newer);
-        shared.epochs.unconfirm(newer, |namespace| *namespace == object.namespace);
+    if shared.store.epochs.epoch(&object.namespace).is_some_and(|own| own < newer) {
+        shared.store.claims.note(&Scope::Object(object.clone()), newer);
+        shared.store.epochs.unconfirm(newer, |namespace| *namespace == object.namespace);
     }
 }
 
 /// Notes that the store has reported a claim.
 pub(crate) fn note_claim_event(shared: &Shared, scope: &Scope, epoch: Epoch) {
     if shared.fences_callers() {
-        return shared.claims.note(scope, epoch);
+        return shared.store.claims.note(scope, epoch);
     }
-    if shared.config.writer == Writer::Callers {
+    if shared.control.config.writer == Writer::Callers {
         return;
     }
     match scope {
         Scope::Object(ObjectId { namespace, .. }) | Scope::Domain(namespace, _) => {
-            if shared.epochs.epoch(namespace).is_some_and(|own| own < epoch) {
-                shared.claims.note(scope, epoch);
+            if shared.store.epochs.epoch(namespace).is_some_and(|own| own < epoch) {
+                shared.store.claims.note(scope, epoch);
             }
         }
-        Scope::Namespace(namespace) => shared.epochs.unconfirm(epoch, |it| it == namespace),
-        _ => shared.epochs.unconfirm(epoch, |_| true),
+        Scope::Namespace(namespace) => shared.store.epochs.unconfirm(epoch, |it| it == namespace),
+        _ => shared.store.epochs.unconfirm(epoch, |_| true),
     }
 }
 
 /// Claims every held epoch once more, after events were missed, perhaps of claims. No caller waits for this:
 /// an epoch is held until the store refuses it.
 pub(crate) async fn check_epochs(shared: &Arc<Shared>) {
-    for namespace in shared.epochs.held() {
-        let Ok(_alone) = Permits::acquire(&shared.epochs.claiming).await else { return };
-        if let Some(Own::Held(epoch)) = shared.epochs.get(&namespace) {
+    for namespace in shared.store.epochs.held() {
+        let Ok(_alone) = Permits::acquire(&shared.store.epochs.claiming).await else { return };
+        if let Some(Own::Held(epoch)) = shared.store.epochs.get(&namespace) {
             // A missing answer changes nothing: the next flush is refused if it must be.
             let _ = claim_again(shared, &namespace, epoch).await;
         }
@@ -272,7 +275,7 @@ async fn drop_clean_object(handle: &Handle) -> Invalidated {
 /// `Retryable` if too many tasks wait for buckets already.
 pub(crate) async fn narrow_rest(handle: Handle, mut left: u32) -> Result<()> {
     while left > 0 {
-        let count = left.min(handle.shared.pool.count_min() / SHARE).max(1);
+        let count = left.min(handle.shared.memory.pool.count_min() / SHARE).max(1);
         let mut resources = OwnedResources::acquire(&handle.shared, OTHERS, count, 0).await?;
         let narrowed = handle
             .enter(move |object, env| {
@@ -299,15 +302,15 @@ fn handles_of(shared: &Arc<Shared>, scope: &Scope) -> Vec<Handle> {
         Scope::Object(id) => {
             handles.extend(shared.find(shared.hash(id), id).map(|in_use| Handle::of(shared, in_use)));
         }
-        _ => shared.index.for_each(|in_use| {
-            let id = shared.index.id(in_use);
+        _ => shared.objects.index.for_each(|in_use| {
+            let id = shared.objects.index.id(in_use);
             let is_of_it = match scope {
                 // An object does not know all the domains it ever belonged to.
                 Scope::Domain(namespace, _) | Scope::Namespace(namespace) => id.namespace == *namespace,
                 _ => true,
             };
             if is_of_it {
-                handles.push(Handle::of(shared, shared.index.use_again(in_use.at)));
+                handles.push(Handle::of(shared, shared.objects.index.use_again(in_use.at)));
             }
         }),
     }

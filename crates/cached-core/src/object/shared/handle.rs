@@ -28,7 +28,7 @@ pub(crate) struct Handle {
 
 impl Clone for Handle {
     fn clone(&self) -> Self {
-        self.shared.index.use_again(self.at);
+        self.shared.objects.index.use_again(self.at);
         Self { shared: Arc::clone(&self.shared), at: self.at, id: OnceLock::new() }
     }
 }
@@ -42,7 +42,7 @@ impl Drop for Handle {
 impl Deref for Handle {
     type Target = Serial<Object>;
     fn deref(&self) -> &Serial<Object> {
-        &self.shared.index.node(self.at).serial
+        &self.shared.objects.index.node(self.at).serial
     }
 }
 
@@ -54,7 +54,7 @@ impl Handle {
 
     /// A use of the object in the node `at`, if there is one.
     pub(crate) fn of_node(shared: &Arc<Shared>, at: u32) -> Option<Self> {
-        shared.index.use_placed(at).map(|in_use| Self::of(shared, in_use))
+        shared.objects.index.use_placed(at).map(|in_use| Self::of(shared, in_use))
     }
 
     /// The object called `id`; waits until it is recovered, and for a node of the index if need be.
@@ -63,7 +63,7 @@ impl Handle {
     /// `Retryable` if too many tasks wait already, `Unsupported` if the background of the cache has ended;
     /// why the object cannot be recovered.
     pub(crate) async fn acquire(shared: &Arc<Shared>, id: &ObjectId, hash: u64) -> Result<Self> {
-        if shared.recovery.is_active() {
+        if shared.journal.recovery.is_active() {
             log_waits::object_recovered(shared, hash).await?;
         }
         Self::acquire_unrecovered(shared, id, hash).await
@@ -74,7 +74,7 @@ impl Handle {
         if let Some(in_use) = shared.find(hash, id) {
             return Ok(Self::of(shared, in_use));
         }
-        let entering = wait(&shared.node_waiters, || {
+        let entering = wait(&shared.objects.node_waiters, || {
             enter_index(shared, hash, id).map(|in_use| Self::of(shared, in_use))
         });
         flushed_meanwhile(shared, entering).await
@@ -84,12 +84,17 @@ impl Handle {
         self.at
     }
 
+    /// Returns the number of its namespace.
+    pub(crate) fn namespace(&self) -> u16 {
+        self.shared.objects.index.namespace_of(self.at)
+    }
+
     pub(crate) fn in_use(&self) -> InUse<'_> {
-        InUse { node: self.shared.index.node(self.at), at: self.at }
+        InUse { node: self.shared.objects.index.node(self.at), at: self.at }
     }
 
     pub(crate) fn id(&self) -> &ObjectId {
-        self.id.get_or_init(|| self.shared.index.id(self.in_use()))
+        self.id.get_or_init(|| self.shared.objects.index.id(self.in_use()))
     }
 
     /// Runs `job` in the object's exclusive section.
@@ -151,8 +156,8 @@ impl Handle {
 /// Finds the object or gives it a node; `None` if no other object can leave at present.
 fn enter_index<'a>(shared: &'a Shared, hash: u64, id: &ObjectId) -> Option<InUse<'a>> {
     let clear = |at, hash, object: &mut Object| shared.clear_for_eviction(at, hash, object);
-    let entered = shared.index.enter(hash, id, shared.namespaces.of(&id.namespace), clear);
-    shared.section_ended();
+    let entered = shared.objects.index.enter(hash, id, shared.control.namespaces.of(&id.namespace), clear);
+    shared.memory.section_ended();
     match entered {
         Entered::Found(in_use) => Some(in_use),
         Entered::Placed { in_use, evicted } => {
@@ -163,10 +168,10 @@ fn enter_index<'a>(shared: &'a Shared, hash: u64, id: &ObjectId) -> Option<InUse
         }
         Entered::Full { leaving } => {
             for at in leaving {
-                let Some(in_use) = shared.index.use_placed(at) else { continue };
+                let Some(in_use) = shared.objects.index.use_placed(at) else { continue };
                 let number = shared.try_enter(in_use, |object, _| object.pending.queue_number);
-                shared.index.unuse(in_use);
-                shared.dirty_queue.expedite(number.unwrap_or(0));
+                shared.objects.index.unuse(in_use);
+                shared.objects.dirty_queue.expedite(number.unwrap_or(0));
             }
             shared.background.wake();
             None
@@ -246,7 +251,7 @@ fn release(shared: &Shared, object: &mut Object, ticket: Ticket) {
     let (woken, kept_buckets) = object.release_range(ticket);
     woken.into_iter().for_each(std::task::Waker::wake);
     if kept_buckets {
-        shared.note_missed_eviction();
+        shared.memory.note_missed_eviction();
     }
 }
 
@@ -346,7 +351,7 @@ mod shuttle_tests {
                     let handle = acquire(&other, &id("b"));
                     assert_eq!(*handle.id(), id("b"));
                     yield_now();
-                    assert_eq!(other.index.id(handle.in_use()), id("b"));
+                    assert_eq!(other.objects.index.id(handle.in_use()), id("b"));
                 });
                 let other = Arc::clone(&shared);
                 let looker = spawn(move || {
@@ -356,16 +361,16 @@ mod shuttle_tests {
                     }
                 });
                 yield_now();
-                assert_eq!(shared.index.id(first.in_use()), id("a"));
+                assert_eq!(shared.objects.index.id(first.in_use()), id("a"));
                 drop(first.clone());
                 yield_now();
-                assert_eq!(shared.index.id(first.in_use()), id("a"));
+                assert_eq!(shared.objects.index.id(first.in_use()), id("a"));
                 drop(first);
                 second.join().unwrap();
                 looker.join().unwrap();
-                assert_eq!(shared.index.count(), 2);
-                shared.index.validate().unwrap();
-                assert!(!shared.node_waiters.has_waiters());
+                assert_eq!(shared.objects.index.count(), 2);
+                shared.objects.index.validate().unwrap();
+                assert!(!shared.objects.node_waiters.has_waiters());
             },
             1_000,
         );
@@ -377,7 +382,7 @@ mod shuttle_tests {
         shuttle::check_random(
             || {
                 let shared = shared();
-                let buckets = shared.pool.count();
+                let buckets = shared.memory.pool.count();
                 let threads: Vec<_> = (0..3u32)
                     .map(|n| {
                         let shared = Arc::clone(&shared);
@@ -393,8 +398,11 @@ mod shuttle_tests {
                     })
                     .collect();
                 threads.into_iter().for_each(|thread| thread.join().unwrap());
-                assert_eq!((shared.pool.free(), shared.metrics.dirty_room.dirty()), (buckets, 0));
-                assert!(!shared.pool.waiters().has_waiters() && !shared.metrics.dirty_room.is_any_pressed());
+                assert_eq!((shared.memory.pool.free(), shared.metrics.dirty_room.dirty()), (buckets, 0));
+                assert!(
+                    !shared.memory.pool.waiters().has_waiters()
+                        && !shared.metrics.dirty_room.is_any_pressed()
+                );
             },
             300,
         );

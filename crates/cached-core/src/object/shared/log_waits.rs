@@ -7,6 +7,7 @@ use blocker::{Durability, Error, FlushRequest, Namespace, ObjectId, Result, Scop
 use cached_journal::Position;
 
 use super::Shared;
+use super::parts::JournalSide;
 use super::resources::flushed_meanwhile;
 use crate::object::journal::{ChangeLog, Full, JournalState, Room};
 use crate::object::tasks::deadline::until;
@@ -18,7 +19,7 @@ use crate::sync::Arc;
 /// # Errors
 /// `Retryable` if too many tasks wait already, `Unsupported` if the background of the cache has ended.
 pub(crate) async fn room(shared: &Shared, payload_bytes: u64) -> Result<Option<Room>> {
-    let Some(log) = &shared.log else { return Ok(None) };
+    let Some(log) = &shared.journal.log else { return Ok(None) };
     log.counts.waits.increment();
     let room = wait(&log.events.room, || log.take_room(payload_bytes));
     Ok(Some(flushed_meanwhile(shared, room).await?))
@@ -34,7 +35,7 @@ pub(crate) async fn durable(
     position: Position,
     deadline: Option<Timestamp>,
 ) -> Result<bool> {
-    let Some(log) = &shared.log else { return Ok(false) };
+    let Some(log) = &shared.journal.log else { return Ok(false) };
     let late = || Error::NotStored("the deadline passed before the journal was synced".into());
     until(&*shared.clock, deadline, late, async { Ok(committed(log, position).await) }).await
 }
@@ -57,8 +58,8 @@ pub(crate) async fn committed(log: &ChangeLog, position: Position) -> bool {
 ///
 /// # Errors
 /// `Retryable` if too many tasks wait already.
-pub(crate) async fn not_draining(shared: &Shared, namespace: &Namespace) -> Result<()> {
-    let Some(log) = &shared.log else { return Ok(()) };
+pub(crate) async fn not_draining(journal: &JournalSide, namespace: &Namespace) -> Result<()> {
+    let Some(log) = &journal.log else { return Ok(()) };
     if log.events.condition.state() != JournalState::Draining || !log.names.is_journaled(namespace) {
         return Ok(());
     }
@@ -72,14 +73,14 @@ pub(crate) async fn not_draining(shared: &Shared, namespace: &Namespace) -> Resu
 /// # Errors
 /// As [`not_draining`].
 pub(crate) async fn acknowledged(
-    shared: &Shared,
+    journal: &JournalSide,
     namespace: &Namespace,
     asked: Durability,
     made: Durability,
 ) -> Result<Durability> {
-    let Some(log) = &shared.log else { return Ok(made.max(asked)) };
+    let Some(log) = &journal.log else { return Ok(made.max(asked)) };
     if asked > Durability::Cached {
-        not_draining(shared, namespace).await?;
+        not_draining(journal, namespace).await?;
     } else if log.events.condition.state() == JournalState::Draining && log.names.is_journaled(namespace) {
         return Ok(Durability::Cached);
     }
@@ -90,13 +91,13 @@ pub(crate) async fn acknowledged(
 ///
 /// # Errors
 /// As [`not_draining`].
-pub(crate) async fn scope_not_draining(shared: &Shared, scope: &Scope) -> Result<()> {
+pub(crate) async fn scope_not_draining(journal: &JournalSide, scope: &Scope) -> Result<()> {
     match scope {
         Scope::Object(ObjectId { namespace, .. })
         | Scope::Domain(namespace, _)
-        | Scope::Namespace(namespace) => not_draining(shared, namespace).await,
+        | Scope::Namespace(namespace) => not_draining(journal, namespace).await,
         _ => {
-            let Some(log) = &shared.log else { return Ok(()) };
+            let Some(log) = &journal.log else { return Ok(()) };
             let is_over = || (log.events.condition.state() != JournalState::Draining).then_some(());
             wait(&log.events.draining, is_over).await
         }
@@ -105,15 +106,15 @@ pub(crate) async fn scope_not_draining(shared: &Shared, scope: &Scope) -> Result
 
 /// Whether the log may have records of a namespace that would be replayed: then a change of it past the log
 /// needs a mark before it.
-pub(crate) fn has_records(shared: &Shared, namespace: &Namespace) -> bool {
-    let known = shared.log.as_ref().and_then(|log| log.names.get(namespace));
+pub(crate) fn has_records(journal: &JournalSide, namespace: &Namespace) -> bool {
+    let known = journal.log.as_ref().and_then(|log| log.names.get(namespace));
     known.is_some_and(|known| known.has_unmarked())
 }
 
 /// Notes that the store has answered a change that it need not have stored, before the change is acknowledged:
 /// nothing of the namespace is logged before the store has stored it.
 pub(crate) fn note_forwarded(
-    shared: &Shared,
+    journal: &JournalSide,
     namespace: &Namespace,
     answer: std::result::Result<Durability, &Error>,
 ) {
@@ -122,8 +123,8 @@ pub(crate) fn note_forwarded(
     if is_stored {
         return;
     }
-    shared.forwarded.note();
-    if let Some(log) = &shared.log {
+    journal.forwarded.note();
+    if let Some(log) = &journal.log {
         log.names.number(namespace).forwarded.note();
     }
 }
@@ -134,14 +135,14 @@ pub(crate) fn note_forwarded(
 /// # Errors
 /// `Retryable` if the store cannot store it now.
 pub(crate) async fn store_forwarded(shared: &Shared, namespace: &Namespace) -> Result<()> {
-    let Some(log) = &shared.log else { return Ok(()) };
+    let Some(log) = &shared.journal.log else { return Ok(()) };
     let known = log.names.number(namespace);
     let _alone = Permits::acquire(&log.storing_forwarded).await?;
     if !known.has_forwarded() {
         return Ok(());
     }
     let taken = known.forwarded.taken();
-    match shared.below.flush(FlushRequest::new(Scope::Namespace(namespace.clone()))).await {
+    match shared.store.below.flush(FlushRequest::new(Scope::Namespace(namespace.clone()))).await {
         Ok(_) => (),
         // The rest is stored.
         Err(Error::WritesLost(why)) => {
@@ -162,7 +163,7 @@ pub(crate) async fn store_forwarded(shared: &Shared, namespace: &Namespace) -> R
 /// # Errors
 /// As [`room`].
 pub(crate) async fn mark_object(shared: &Arc<Shared>, object: &ObjectId) -> Result<()> {
-    let Some(log) = &shared.log else { return Ok(()) };
+    let Some(log) = &shared.journal.log else { return Ok(()) };
     let Some(namespace) = log.names.get(&object.namespace).filter(|it| it.has_unmarked()) else {
         return Ok(());
     };
@@ -179,7 +180,7 @@ pub(crate) async fn mark_namespace(
     namespace: &Namespace,
     up_to: Position,
 ) -> Result<()> {
-    let Some(log) = &shared.log else { return Ok(()) };
+    let Some(log) = &shared.journal.log else { return Ok(()) };
     let Some(known) = log.names.get(namespace).filter(|it| it.has_unmarked()) else { return Ok(()) };
     let scope = Scope::Namespace(namespace.clone());
     let mut marked = None;
@@ -201,7 +202,7 @@ pub(crate) async fn mark_namespace(
 /// # Errors
 /// As [`room`]; `Retryable` if the journal is in trouble and has records of the namespace.
 pub(crate) async fn note_epoch(shared: &Arc<Shared>, namespace: &Namespace, epoch: u64) -> Result<()> {
-    let Some(log) = shared.log.as_ref().filter(|log| log.names.is_journaled(namespace)) else {
+    let Some(log) = shared.journal.log.as_ref().filter(|log| log.names.is_journaled(namespace)) else {
         return Ok(());
     };
     let mut appended = None;
@@ -241,11 +242,11 @@ async fn privileged(
 ///
 /// # Errors
 /// `NotStored` if the journal's disk has failed.
-pub(crate) async fn close(shared: &Shared) -> Result<()> {
-    let Some(log) = &shared.log else { return Ok(()) };
+pub(crate) async fn close(journal: &JournalSide) -> Result<()> {
+    let Some(log) = &journal.log else { return Ok(()) };
     // Before the look at what is not stored.
     let up_to = log.last_position();
-    let recovered = shared.recovery.progress();
+    let recovered = journal.recovery.progress();
     // A mark of everything would cover the records of what could not be recovered.
     let is_recovered = recovered.is_done && recovered.objects_failed == 0;
     let is_stored = !log.events.condition.has_logged();
@@ -268,9 +269,14 @@ pub(crate) async fn close(shared: &Shared) -> Result<()> {
 /// Why it cannot be; `Unsupported` if the background of the cache has ended.
 pub(crate) async fn object_recovered(shared: &Arc<Shared>, hash: u64) -> Result<()> {
     let waiting = poll_fn(|cx| {
-        let (poll, requested) = shared.recovery.poll_object(hash, cx.waker());
+        let (poll, requested) = shared.journal.recovery.poll_object(hash, cx.waker());
         if let Some(object) = requested {
-            shared.recovery.out_of_turn(object).into_iter().for_each(|task| shared.background.add(task));
+            shared
+                .journal
+                .recovery
+                .out_of_turn(object)
+                .into_iter()
+                .for_each(|task| shared.background.add(task));
         }
         poll
     });
@@ -282,7 +288,7 @@ pub(crate) async fn object_recovered(shared: &Arc<Shared>, hash: u64) -> Result<
 /// # Errors
 /// Why an object of it cannot be; `Unsupported` if the background of the cache has ended.
 pub(crate) async fn scope_recovered(shared: &Arc<Shared>, scope: &Scope) -> Result<()> {
-    if !shared.recovery.is_active() {
+    if !shared.journal.recovery.is_active() {
         return Ok(());
     }
     let namespace = match scope {
@@ -290,7 +296,7 @@ pub(crate) async fn scope_recovered(shared: &Arc<Shared>, scope: &Scope) -> Resu
         Scope::Domain(namespace, _) | Scope::Namespace(namespace) => Some(namespace),
         _ => None,
     };
-    let waiting = poll_fn(|cx| shared.recovery.poll_wide(namespace, cx.waker()));
+    let waiting = poll_fn(|cx| shared.journal.recovery.poll_wide(namespace, cx.waker()));
     flushed_meanwhile(shared, waiting).await
 }
 
@@ -299,6 +305,6 @@ pub(crate) async fn scope_recovered(shared: &Arc<Shared>, scope: &Scope) -> Resu
 /// # Errors
 /// `Unsupported` if the background of the cache has ended.
 pub(crate) async fn recovery_begun(shared: &Arc<Shared>) -> Result<()> {
-    let waiting = poll_fn(|cx| shared.recovery.poll_begun(cx.waker()).map(Ok));
+    let waiting = poll_fn(|cx| shared.journal.recovery.poll_begun(cx.waker()).map(Ok));
     flushed_meanwhile(shared, waiting).await
 }

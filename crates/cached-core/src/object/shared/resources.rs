@@ -47,7 +47,7 @@ impl OwnedResources {
             flushed_meanwhile(shared, wait_for_room(shared, namespace, credits)).await?;
         }
         resources.credits = credits;
-        let taking = wait(shared.pool.waiters(), || reserve(shared, buckets).map(Reserved::detach));
+        let taking = wait(shared.memory.pool.waiters(), || reserve(shared, buckets).map(Reserved::detach));
         resources.reserved = Some(flushed_meanwhile(shared, taking).await?);
         Ok(resources)
     }
@@ -56,7 +56,7 @@ impl OwnedResources {
     pub(crate) fn at_hand(shared: &Arc<Shared>, buckets: u32) -> Self {
         let reserved = reserve_up_to(shared, buckets).detach();
         // A waiting task may have found the buckets in use that the call above looked at.
-        shared.pool.waiters().notify();
+        shared.memory.pool.waiters().notify();
         let mut resources = Self::none(shared);
         resources.reserved = Some(reserved);
         resources
@@ -73,7 +73,7 @@ impl OwnedResources {
         loaded: Option<&Loaded>,
         job: impl FnOnce(&mut Resources<'_>) -> R,
     ) -> R {
-        let pool = &self.shared.pool;
+        let pool = &self.shared.memory.pool;
         let reserved = self.reserved.take().map(|detached| Reserved::attach(pool, detached));
         let reserved = reserved.unwrap_or_else(|| Reserved::none(pool));
         let mut resources = Resources { reserved, credits: self.credits, loaded };
@@ -86,7 +86,7 @@ impl OwnedResources {
 
 impl Drop for OwnedResources {
     fn drop(&mut self) {
-        drop(self.reserved.take().map(|detached| Reserved::attach(&self.shared.pool, detached)));
+        drop(self.reserved.take().map(|detached| Reserved::attach(&self.shared.memory.pool, detached)));
         self.shared.metrics.dirty_room.give_back(self.namespace, self.credits);
     }
 }
@@ -142,21 +142,21 @@ const EVICT_AHEAD: u32 = 4;
 
 /// Takes `count` buckets, evicting clean ones if too few are free; fewer if none can be evicted.
 pub(crate) fn reserve_up_to(shared: &Shared, count: u32) -> Reserved<'_> {
-    if !shared.shares.is_common_only() {
+    if !shared.memory.shares.is_common_only() {
         keep_maxima(shared, count);
     }
-    let mut reserved = shared.pool.reserve_up_to(count);
+    let mut reserved = shared.memory.pool.reserve_up_to(count);
     let mut tries = 0;
     while reserved.count() < count && tries < 2 * count + 64 {
         tries += 1;
         if !evict_one(shared) {
             break;
         }
-        if shared.pool.free() > 0 {
-            reserved.merge(shared.pool.reserve_up_to(count - reserved.count()));
+        if shared.memory.pool.free() > 0 {
+            reserved.merge(shared.memory.pool.reserve_up_to(count - reserved.count()));
         }
     }
-    if tries > 0 && reserved.count() == count && shared.pool.free() < EVICT_AHEAD {
+    if tries > 0 && reserved.count() == count && shared.memory.pool.free() < EVICT_AHEAD {
         (0..EVICT_AHEAD).all(|_| evict_one(shared));
     }
     reserved
@@ -178,7 +178,7 @@ pub(crate) fn reserve(shared: &Shared, count: u32) -> Option<Reserved<'_>> {
 fn keep_maxima(shared: &Shared, count: u32) {
     for _ in 0..u64::from(count) + u64::from(EVICT_AHEAD) {
         // One that has nothing clean to evict is not in the way of the others.
-        if !evict_from(shared, shared.shares.above_maximum(&shared.namespaces)) {
+        if !evict_from(shared, shared.memory.shares.above_maximum(&shared.control.namespaces)) {
             return;
         }
     }
@@ -187,9 +187,12 @@ fn keep_maxima(shared: &Shared, count: u32) {
 /// Evicts a clean bucket, or finds that the policy's choice cannot go at present. Returns false if there is
 /// none.
 fn evict_one(shared: &Shared) -> bool {
-    match shared.shares.is_common_only() {
+    match shared.memory.shares.is_common_only() {
         true => evict_from(shared, std::iter::once(Share::COMMON)),
-        false => evict_from(shared, shared.shares.by_excess(&shared.pool, &shared.namespaces)),
+        false => evict_from(
+            shared,
+            shared.memory.shares.by_excess(&shared.memory.pool, &shared.control.namespaces),
+        ),
     }
 }
 
@@ -197,14 +200,15 @@ fn evict_one(shared: &Shared) -> bool {
 fn evict_from(shared: &Shared, mut shares: impl Iterator<Item = Share>) -> bool {
     // A bucket in a queue has an owner; if that changes this moment, any name will do.
     let hash_of = |bucket: u32| {
-        let owner = shared.pool.meta(bucket).owner();
-        owner.map_or(0, |(node, at)| bucket_hash(shared.index.node(node).hash(), at))
+        let owner = shared.memory.pool.meta(bucket).owner();
+        owner.map_or(0, |(node, at)| bucket_hash(shared.objects.index.node(node).hash(), at))
     };
-    let first_shard = shared.next_queue_shard();
-    let victim = |share| Some((share, shared.queues.victim(&shared.pool, share, first_shard, hash_of)?));
+    let first_shard = shared.memory.next_queue_shard();
+    let victim =
+        |share| Some((share, shared.memory.queues.victim(&shared.memory.pool, share, first_shard, hash_of)?));
     let Some((share, bucket)) = shares.find_map(victim) else { return false };
-    let Some((node, at)) = shared.pool.meta(bucket).owner() else { return true };
-    let owner = shared.index.node(node);
+    let Some((node, at)) = shared.memory.pool.meta(bucket).owner() else { return true };
+    let owner = shared.objects.index.node(node);
     let env = shared.env(node, owner.hash());
     // The owner is only tried: another thread may be in its exclusive section, and may be waiting for us.
     let evict = |object: &mut Object| {
@@ -218,18 +222,22 @@ fn evict_from(shared: &Shared, mut shares: impl Iterator<Item = Share>) -> bool 
         Ok(goes) => Some(goes),
         Err(evict) => {
             // Noted first, and tried once more: a thread inside either leaves before that, or sees the note.
-            shared.note_missed_eviction();
+            shared.memory.note_missed_eviction();
             owner.serial.try_run(evict).ok()
         }
     };
     if tried == Some(true) {
         shared.metrics.counts.bucket_evictions.increment();
-        shared.shares.count_eviction(&shared.pool, &shared.queues, &shared.namespaces);
+        shared.memory.shares.count_eviction(
+            &shared.memory.pool,
+            &shared.memory.queues,
+            &shared.control.namespaces,
+        );
     } else {
-        shared.queues.put_back(&shared.pool, share, bucket, hash_of);
+        shared.memory.queues.put_back(&shared.memory.pool, share, bucket, hash_of);
     }
     if tried.is_some() {
-        shared.section_ended();
+        shared.memory.section_ended();
     }
     true
 }
@@ -238,25 +246,25 @@ fn evict_from(shared: &Shared, mut shares: impl Iterator<Item = Share>) -> bool 
 /// which a thread is at work that very moment, and those that an evicting thread has taken out, stay where they are
 /// until they leave by themselves.
 pub(crate) fn move_buckets(shared: &Shared, namespace: u16) {
-    let share = shared.queues.share_of(namespace);
-    for bucket in shared.pool.numbers() {
-        let meta = shared.pool.meta(bucket);
-        if !shared.queues.is_elsewhere(meta, share) {
+    let share = shared.memory.queues.share_of(namespace);
+    for bucket in shared.memory.pool.numbers() {
+        let meta = shared.memory.pool.meta(bucket);
+        if !shared.memory.queues.is_elsewhere(meta, share) {
             continue;
         }
         let Some((node, at)) = meta.owner() else { continue };
-        if shared.index.namespace_of(node) != namespace {
+        if shared.objects.index.namespace_of(node) != namespace {
             continue;
         }
-        let owner = shared.index.node(node);
+        let owner = shared.objects.index.node(node);
         let env = shared.env(node, owner.hash());
         let moved = owner.serial.try_run(|object| {
             if object.has_clean(at, bucket) && env.namespace == namespace {
-                shared.queues.move_to(&shared.pool, bucket, bucket_hash(env.hash, at), share);
+                shared.memory.queues.move_to(&shared.memory.pool, bucket, bucket_hash(env.hash, at), share);
             }
         });
         if moved.is_ok() {
-            shared.section_ended();
+            shared.memory.section_ended();
         }
     }
 }

@@ -11,14 +11,14 @@ use crate::sync::{Ordering, lock};
 
 /// Checks every invariant; see [`ObjectCache::validate`](crate::object::ObjectCache::validate).
 pub(crate) fn validate(shared: &Shared) -> Result<(), String> {
-    shared.index.validate()?;
+    shared.objects.index.validate()?;
     let mut states = [0; STATES];
     let mut pointed: HashMap<u32, u32> = HashMap::new();
     let mut clean = Vec::new();
     let mut dirty = 0;
     let mut problem = Ok(());
-    shared.index.for_each(|in_use| {
-        let id = shared.index.id(in_use);
+    shared.objects.index.for_each(|in_use| {
+        let id = shared.objects.index.id(in_use);
         let looked: Option<Result<_, String>> = shared.try_enter(in_use, |object, env| {
             let counts = object.validate(env)?;
             for (_, slot) in object.slots.known_from(0).filter(|(_, slot)| slot.state().has_bucket()) {
@@ -54,11 +54,11 @@ pub(crate) fn validate(shared: &Shared) -> Result<(), String> {
         ));
     }
     shared.metrics.dirty_room.validate()?;
-    shared.gate.validate()?;
-    shared.namespaces.validate(&lock(&shared.settings).in_force())?;
-    if shared.log.is_none() {
+    shared.store.gate.validate()?;
+    shared.control.namespaces.validate(&lock(&shared.control.settings).in_force())?;
+    if shared.journal.log.is_none() {
         // What a journal has of an earlier process is written back whatever the mode.
-        for record in shared.namespaces.records() {
+        for record in shared.control.namespaces.records() {
             let (phases, dirty) = (&record.write_phases, record.dirty_taken.load(Ordering::SeqCst));
             let mode = phases.mode();
             if mode != WriteMode::Back && !phases.is_changing() && !phases.is_busy() && dirty > 0 {
@@ -69,18 +69,19 @@ pub(crate) fn validate(shared: &Shared) -> Result<(), String> {
             }
         }
     }
-    if shared.attaching.is_direct() && dirty > 0 {
+    if shared.control.attaching.is_direct() && dirty > 0 {
         return Err(format!("{dirty} buckets are dirty while reads go straight to the store"));
     }
-    let free = shared.pool.free_list();
-    if free.len() as u64 != u64::from(shared.pool.free()) {
-        return Err(format!("{} buckets are free, counted {}", free.len(), shared.pool.free()));
+    let free = shared.memory.pool.free_list();
+    if free.len() as u64 != u64::from(shared.memory.pool.free()) {
+        return Err(format!("{} buckets are free, counted {}", free.len(), shared.memory.pool.free()));
     }
     if let Some(bucket) = free.iter().find(|bucket| pointed.contains_key(bucket)) {
         return Err(format!("bucket {bucket} is free and in use"));
     }
-    let absent = shared.pool.absent_list()?;
-    let is_used = |bucket: &&u32| pointed.contains_key(bucket) || shared.pool.meta(**bucket).refs() != 0;
+    let absent = shared.memory.pool.absent_list()?;
+    let is_used =
+        |bucket: &&u32| pointed.contains_key(bucket) || shared.memory.pool.meta(**bucket).refs() != 0;
     if let Some(bucket) = absent.iter().find(is_used) {
         return Err(format!("bucket {bucket} is absent and in use"));
     }
@@ -88,37 +89,37 @@ pub(crate) fn validate(shared: &Shared) -> Result<(), String> {
     if let Some(bucket) = free.iter().find(|bucket| absent.contains(bucket)) {
         return Err(format!("bucket {bucket} is absent and free"));
     }
-    let receiving = shared.pool.receiving_list();
+    let receiving = shared.memory.pool.receiving_list();
     // Buckets may be counted this very moment that are not marked yet.
-    if receiving.len() as u64 > u64::from(shared.pool.receiving()) {
+    if receiving.len() as u64 > u64::from(shared.memory.pool.receiving()) {
         return Err(format!(
             "{} buckets are receiving in, counted {}",
             receiving.len(),
-            shared.pool.receiving()
+            shared.memory.pool.receiving()
         ));
     }
-    let is_free = |bucket: &u32| shared.pool.meta(*bucket).refs() == 0 || free.contains(bucket);
+    let is_free = |bucket: &u32| shared.memory.pool.meta(*bucket).refs() == 0 || free.contains(bucket);
     if let Some(bucket) = receiving.iter().find(|bucket| pointed.contains_key(bucket) || is_free(bucket)) {
         return Err(format!("bucket {bucket} is receiving in, and free or in use"));
     }
     for (bucket, slots) in &pointed {
-        let refs = u32::from(shared.pool.meta(*bucket).refs());
+        let refs = u32::from(shared.memory.pool.meta(*bucket).refs());
         if refs < *slots {
             return Err(format!("{slots} slots point at bucket {bucket}, counted {refs}"));
         }
     }
-    shared.shares.validate(shared.pool.count())?;
-    let unread = clean.iter().filter(|bucket| shared.pool.meta(**bucket).has_flags(UNREAD)).count() as u64;
+    shared.memory.shares.validate(shared.memory.pool.count())?;
+    let unread =
+        clean.iter().filter(|bucket| shared.memory.pool.meta(**bucket).has_flags(UNREAD)).count() as u64;
     if unread != u64::from(shared.read_ahead.unread()) {
         return Err(format!("{unread} buckets are unread, counted {}", shared.read_ahead.unread()));
     }
-    if let Some(bucket) = pointed
-        .keys()
-        .find(|bucket| shared.pool.meta(**bucket).is_flagged() && clean.iter().all(|clean| clean != *bucket))
-    {
+    if let Some(bucket) = pointed.keys().find(|bucket| {
+        shared.memory.pool.meta(**bucket).is_flagged() && clean.iter().all(|clean| clean != *bucket)
+    }) {
         return Err(format!("bucket {bucket} has flags, and is not clean"));
     }
-    let mut queued = shared.queues.all(&shared.pool)?;
+    let mut queued = shared.memory.queues.all(&shared.memory.pool)?;
     queued.sort_unstable();
     clean.sort_unstable();
     if queued != clean {

@@ -149,7 +149,7 @@ fn log_change(
             let released = || Error::Corrupt("the record's segment is in use again".into());
             let hold = log.journal().hold(again.position).ok_or_else(|| Blocked::Failed(released()))?;
             if object.pending.queue_number == 0 {
-                object.pending.queue_number = shared.dirty_queue.insert(env.node, env.namespace, now);
+                object.pending.queue_number = shared.objects.dirty_queue.insert(env.node, env.namespace, now);
                 wake_if_due(shared, env.namespace);
             }
             let (position, hold) = (Some(again.position), Some(log.keep(hold)));
@@ -158,7 +158,7 @@ fn log_change(
     };
     if object.pending.queue_number == 0 && !matches!(request.mutation, Mutation::Touch) {
         // Before the append: whatever is to store all that the log has up to now finds the object.
-        object.pending.queue_number = shared.dirty_queue.insert(env.node, env.namespace, now);
+        object.pending.queue_number = shared.objects.dirty_queue.insert(env.node, env.namespace, now);
         wake_if_due(shared, env.namespace);
     }
     let ChangeRequest { id, change, .. } = *request;
@@ -194,17 +194,17 @@ fn keep_hold(shared: &Shared, object: &mut Object, hold: KeptHold) -> Released {
     let released = match &mut object.flushing {
         None if !object.pending.is_held => {
             object.pending.is_held = true;
-            shared.dirty_queue.hold_oldest(number, hold)
+            shared.objects.dirty_queue.hold_oldest(number, hold)
         }
         Some(flushing) if !flushing.newer_is_held => {
             flushing.newer_is_held = true;
-            shared.dirty_queue.hold_newer(number, hold)
+            shared.objects.dirty_queue.hold_newer(number, hold)
         }
         _ => return [Some(hold), None],
     };
-    if shared.log.as_ref().is_some_and(|log| log.events.condition.state() != JournalState::Ok) {
+    if shared.journal.log.as_ref().is_some_and(|log| log.events.condition.state() != JournalState::Ok) {
         // The log waits until nothing is held.
-        shared.dirty_queue.expedite(number);
+        shared.objects.dirty_queue.expedite(number);
         shared.background.wake();
     }
     released
@@ -240,7 +240,7 @@ pub(super) fn apply(
     }
     let is_present = object.head.known == Known::Present;
     let version = is_present.then_some(Version(object.head.version));
-    let claimed = shared.claims.in_force(id, change.domain).0.max(object.head.claimed);
+    let claimed = shared.store.claims.in_force(id, change.domain).0.max(object.head.claimed);
     let head = StoreHead { version, stamp: object.head.stamp };
     admit(head, Epoch(claimed), change).map_err(Blocked::Failed)?;
     if mutation.needs_present() && !is_present {
@@ -252,7 +252,7 @@ pub(super) fn apply(
             object.head.has_unlogged = false;
         } else if object.head.has_unlogged || again.was_present && !is_present {
             object.head.has_unlogged = true;
-            shared.epochs.note_unlogged();
+            shared.store.epochs.note_unlogged();
         }
     }
     let credits = resources.credits;
@@ -261,7 +261,7 @@ pub(super) fn apply(
         let version = match request.log {
             // What came back is what the version stood for, unless the store has had more than the log.
             LogTerms::Again(_, again) if !object.head.has_unlogged => again.version,
-            _ => shared.next_version(env.hash),
+            _ => shared.objects.next_version(env.hash),
         };
         (version, if object.asks_for_time() { shared.clock.now() } else { Timestamp(0) })
     };
@@ -289,15 +289,15 @@ pub(super) fn apply(
         let sizes = (before.unwrap_or(0), mutation.size_after(before));
         match request.log {
             // It has been acknowledged.
-            LogTerms::Again(..) => shared.quotas.note(env.namespace, id, sizes),
+            LogTerms::Again(..) => shared.control.quotas.note(env.namespace, id, sizes),
             _ => change_size(shared, env.namespace, id, sizes, change.settles).map_err(Blocked::Failed)?,
         }
         made = moment(object);
         logged = log_change(shared, object, env, request, made, room)
-            .inspect_err(|_| shared.quotas.note(env.namespace, id, (sizes.1, sizes.0)))?;
+            .inspect_err(|_| shared.control.quotas.note(env.namespace, id, (sizes.1, sizes.0)))?;
         object.mutate(env, mutation, resources);
         object.hold_bucketless(env, bucketless, resources);
-        shared.losses.repaired_by(id, mutation);
+        shared.objects.losses.repaired_by(id, mutation);
     }
     let (version, now) = made;
     object.note_change(now, version, change.domain);
@@ -319,7 +319,7 @@ fn enqueue(shared: &Shared, object: &mut Object, env: &Env<'_>) -> bool {
     let is_pending = object.has_pending() || object.flushing.is_some();
     if object.has_pending() && object.pending.queue_number == 0 {
         object.pending.queue_number =
-            shared.dirty_queue.insert(env.node, env.namespace, object.pending.dirty_since);
+            shared.objects.dirty_queue.insert(env.node, env.namespace, object.pending.dirty_since);
         wake_if_due(shared, env.namespace);
     } else if !is_pending {
         object.take_stored_waiters().into_iter().for_each(|(ticket, result)| ticket.complete(result));
@@ -329,7 +329,7 @@ fn enqueue(shared: &Shared, object: &mut Object, env: &Env<'_>) -> bool {
 
 /// Wakes the background if it must look at what has just come into the dirty queue.
 fn wake_if_due(shared: &Shared, namespace: u16) {
-    if shared.is_under_pressure() || shared.dirty_queue.has_one_of(namespace) {
+    if shared.is_under_pressure() || shared.objects.dirty_queue.has_one_of(namespace) {
         shared.background.wake();
     }
 }
@@ -348,10 +348,10 @@ pub(crate) fn apply_at_once(
     if shared.is_unrecovered(hash) {
         return None;
     }
-    if !shared.namespaces.has_back() {
+    if !shared.control.namespaces.has_back() {
         return None;
     }
-    let log = LogTerms::new(shared.log.as_ref(), &id.namespace, known);
+    let log = LogTerms::new(shared.journal.log.as_ref(), &id.namespace, known);
     try_apply(shared, id, hash, mutation, change, log)
 }
 
@@ -364,7 +364,7 @@ pub(crate) fn apply_again_at_once(
     change: &Change,
     again: Again,
 ) -> Option<Result<()>> {
-    let log = LogTerms::Again(shared.log.as_ref()?, again);
+    let log = LogTerms::Again(shared.journal.log.as_ref()?, again);
     try_apply(shared, id, hash, mutation, change, log).map(|applied| applied.map(|_| ()))
 }
 
@@ -377,7 +377,7 @@ fn try_apply(
     change: &Change,
     log: LogTerms<'_>,
 ) -> Option<Result<Applied>> {
-    let mut resources = Resources { reserved: Reserved::none(&shared.pool), credits: 0, loaded: None };
+    let mut resources = Resources { reserved: Reserved::none(&shared.memory.pool), credits: 0, loaded: None };
     let request = ChangeRequest { id, mutation, change, holds: Holds::Nothing, log };
     let mut answer = None;
     let mut namespace = OTHERS;
@@ -390,7 +390,7 @@ fn try_apply(
         let job = |object: &mut Object, env: &Env<'_>| {
             namespace = env.namespace;
             // Within the section: a change of the mode waits for the end of those that began before.
-            let mode = || shared.namespaces.record(namespace).write_phases.mode();
+            let mode = || shared.control.namespaces.record(namespace).write_phases.mode();
             if !matches!(log, LogTerms::Again(..)) && mode() != WriteMode::Back {
                 return None;
             }
@@ -406,7 +406,7 @@ fn try_apply(
             {
                 resources.credits = missing.credits;
                 let taking = || reserve(shared, missing.buckets);
-                if let Some(reserved) = shared.pool.waiters().try_take(taking) {
+                if let Some(reserved) = shared.memory.pool.waiters().try_take(taking) {
                     resources.reserved = reserved;
                     continue;
                 }
@@ -422,6 +422,6 @@ fn try_apply(
 /// Whether a change is too large for the cache, and must go to the store at once.
 pub(crate) fn is_too_large(shared: &Shared, mutation: &Mutation) -> bool {
     let (quarter, dirty_max) =
-        (u64::from(shared.pool.count_min() / 4), shared.metrics.dirty_room.dirty_max());
+        (u64::from(shared.memory.pool.count_min() / 4), shared.metrics.dirty_room.dirty_max());
     u64::from(mutation.buckets_max()) > quarter || mutation.dirty_buckets_max() > dirty_max
 }

@@ -125,11 +125,11 @@ async fn acknowledge(
             expedite(&handle, &ticket, queue_number).await?;
             Stored(Arc::clone(&ticket)).await?;
         }
-        log_waits::not_draining(&shared, &handle.id().namespace).await
+        log_waits::not_draining(&shared.journal, &handle.id().namespace).await
     };
     until(&*shared.clock, deadline, late, stored).await?;
     if must_store {
-        shared.losses.check(&Scope::Object(handle.id().clone()))?;
+        shared.objects.losses.check(&Scope::Object(handle.id().clone()))?;
     }
     let durability = if must_store { Durability::Stored } else { asked };
     Ok(with_durability(reply, durability))
@@ -173,7 +173,7 @@ async fn apply_when_possible(
     let mut room: Option<Room> = None;
     loop {
         let mut own_room = room.take();
-        let known = shared.log.as_ref().and_then(|log| log.names.get(&id.namespace));
+        let known = shared.journal.log.as_ref().and_then(|log| log.names.get(&id.namespace));
         let mut lent = resources.take().unwrap_or_else(|| OwnedResources::none(shared));
         let (own, mutated, bytes, decision) =
             (handle.clone(), Arc::clone(&mutation), loaded.take(), Arc::clone(&decision));
@@ -184,7 +184,7 @@ async fn apply_when_possible(
                 let is_void = ticket.is_some_and(|ticket| object.take_stale(ticket));
                 let bytes = bytes.filter(|_| !is_void);
                 let applied = lent.with(bytes.as_ref(), |resources| {
-                    let log = match (again, own.shared.log.as_ref()) {
+                    let log = match (again, own.shared.journal.log.as_ref()) {
                         (Some(again), Some(log)) => LogTerms::Again(log, again),
                         (_, log) => LogTerms::new(log, &own.id().namespace, known.as_deref()),
                     };
@@ -209,7 +209,7 @@ async fn apply_when_possible(
             Err(Blocked::Owner) => {
                 drop(back);
                 (guard, resources) = (None, None);
-                let generation = shared.epochs.generation();
+                let generation = shared.store.epochs.generation();
                 own_epoch(shared, &id.namespace).await?;
                 handle.enter(move |object, _| object.head.owned = generation).await;
             }
@@ -220,8 +220,8 @@ async fn apply_when_possible(
             }
             Err(Blocked::Domain(domain)) => {
                 let scope = Scope::Domain(id.namespace.clone(), domain);
-                let epoch = ask_epoch(shared, scope.clone()).await?;
-                shared.claims.note(&scope, epoch);
+                let epoch = ask_epoch(&shared.store, scope.clone()).await?;
+                shared.store.claims.note(&scope, epoch);
                 handle.enter(move |object, _| object.head.domain_asked = Some(domain)).await;
                 resources = Some(back);
             }
@@ -247,7 +247,7 @@ async fn apply_when_possible(
                 drop(back);
                 guard = None;
                 let (buckets, credits) = (most.max(missing.buckets), most.max(missing.credits));
-                let namespace = shared.index.namespace_of(handle.at());
+                let namespace = handle.namespace();
                 resources = Some(OwnedResources::acquire(shared, namespace, buckets, credits).await?);
             }
             Err(Blocked::Missing(missing)) => {

@@ -67,7 +67,7 @@ async fn copy_below(
     store_asked: StoreAsked,
 ) -> Result<ChangeReply> {
     let CopyRequest { from, from_condition, to, mut change, call, .. } = request;
-    if shared.log.is_some() && change.durability == Durability::Journaled {
+    if shared.journal.log.is_some() && change.durability == Durability::Journaled {
         // This cache has no record of it, and the store need not have a log.
         change.durability = Durability::Stored;
     }
@@ -84,7 +84,7 @@ async fn copy_below(
     log_waits::mark_object(shared, &to).await?;
     let from_condition = store_condition(&source, from_condition, call).await?;
     change.condition = store_condition(&target, change.condition, call).await?;
-    let resize = match shared.quotas.has(shared.index.namespace_of(target.at())) {
+    let resize = match shared.control.quotas.has(target.namespace()) {
         true => {
             let (_, from) = sizes(&source, call, |size| size.unwrap_or(0)).await?;
             let sizes = sizes(&target, call, |_| from).await?;
@@ -92,7 +92,7 @@ async fn copy_below(
         }
         false => None,
     };
-    let namespace = shared.index.namespace_of(target.at());
+    let namespace = target.namespace();
     let asking = begin(shared, namespace, (Lane::Change, Class::of(call.priority)), 0).await?;
     let own_stamp = own_stamp(shared, &to.namespace).await?;
     store_asked.begin(&*shared.clock, call)?;
@@ -104,15 +104,15 @@ async fn copy_below(
         request.change.durability = forwarded_durability(taken_mode.mode, change.durability);
         (request.from_condition, request.call) = (from_condition, call);
         let is_volatile = request.change.durability < Durability::Stored;
-        let answer = own.below.copy(request).await;
+        let answer = own.store.below.copy(request).await;
         asking.end(&own, &answer, 0);
         resize.into_iter().for_each(|resize| resize.end(&answer));
         if is_volatile {
             let durability = answer.as_ref().map(|reply| reply.durability);
-            log_waits::note_forwarded(&own, &handle.id().namespace, durability);
+            log_waits::note_forwarded(&own.journal, &handle.id().namespace, durability);
         }
         let answer = answer.map_err(|error| match error {
-            Error::Fenced { epoch } if own.epochs.is_own(&handle.id().namespace, epoch) => {
+            Error::Fenced { epoch } if own.store.epochs.is_own(&handle.id().namespace, epoch) => {
                 Error::Retryable("the namespace was claimed anew meanwhile".into())
             }
             error => error,
@@ -129,12 +129,12 @@ async fn copy_below(
                     if change.stamp.is_some() {
                         object.head.stamp = change.stamp;
                     }
-                    shared.losses.repair(&Scope::Object(target));
+                    shared.objects.losses.repair(&Scope::Object(target));
                     if !is_exact {
-                        object.head.version = shared.next_version(hash);
+                        object.head.version = shared.objects.next_version(hash);
                     }
                     let (version, size) = (Version(object.head.version), object.head.size);
-                    if object.is_stale(ticket) || shared.attaching.is_direct() {
+                    if object.is_stale(ticket) || shared.control.attaching.is_direct() {
                         // Another client may have changed the target after the copy.
                         object.invalidate_head(env);
                     }
@@ -152,7 +152,8 @@ async fn copy_below(
     };
     let reply = shielded(shared, work).await?;
     let durability =
-        log_waits::acknowledged(shared, &target_namespace, change.durability, reply.durability).await?;
+        log_waits::acknowledged(&shared.journal, &target_namespace, change.durability, reply.durability)
+            .await?;
     Ok(with_durability(reply, durability))
 }
 
@@ -163,7 +164,7 @@ async fn acquire_both(
     (from, from_hash): (&ObjectId, u64),
     (to, to_hash): (&ObjectId, u64),
 ) -> Result<(Handle, Handle)> {
-    if shared.recovery.is_active() {
+    if shared.journal.recovery.is_active() {
         // Before a node is held: a recovery needs nodes.
         log_waits::object_recovered(shared, from_hash).await?;
         log_waits::object_recovered(shared, to_hash).await?;
@@ -172,7 +173,7 @@ async fn acquire_both(
     if let (Some(source), Some(target)) = (find(from_hash, from), find(to_hash, to)) {
         return Ok((source, target));
     }
-    let _alone = Permits::acquire(&shared.pairing).await?;
+    let _alone = Permits::acquire(&shared.objects.pairing).await?;
     let source = Handle::acquire(shared, from, from_hash).await?;
     let target = Handle::acquire(shared, to, to_hash).await?;
     Ok((source, target))
@@ -189,13 +190,13 @@ async fn take(
     let (source, target) = acquire_both(shared, (&request.from, hashes.0), (&request.to, hashes.1)).await?;
     let (own, condition) = (Arc::clone(shared), request.from_condition);
     // It is logged by its bytes.
-    let log = shared.log.as_ref().filter(|log| log.names.is_journaled(&request.to.namespace));
+    let log = shared.journal.log.as_ref().filter(|log| log.names.is_journaled(&request.to.namespace));
     let logged_bytes_max = log.map_or(u64::MAX, |log| log.options.journaled_bytes_max.min(COPY_BYTES_MAX));
-    let namespace = shared.index.namespace_of(target.at());
+    let namespace = target.namespace();
     let taken = source.enter(move |object, env| {
         // A copy that takes several requests to be stored could be seen half done in the store.
-        let is_wanted = (object.has_pending() || object.flushing.is_some() || !own.can.copy_native)
-            && object.head.size <= own.can.request_bytes_max / BUCKET as u64 * BUCKET as u64;
+        let is_wanted = (object.has_pending() || object.flushing.is_some() || !own.store.can.copy_native)
+            && object.head.size <= own.store.can.request_bytes_max / BUCKET as u64 * BUCKET as u64;
         let is_wanted = is_wanted && object.head.size <= logged_bytes_max;
         if object.head.known != Known::Present || !is_wanted || object.is_changing(&WHOLE) {
             return Ok(None);

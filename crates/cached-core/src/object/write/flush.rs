@@ -24,10 +24,12 @@ use crate::sync::{Arc, Ordering};
 
 /// Flushes the object in the node `node`, which has `number` in the dirty queue.
 pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
-    let Some(handle) = Handle::of_node(&shared, node) else { return drop(shared.dirty_queue.remove(number)) };
+    let Some(handle) = Handle::of_node(&shared, node) else {
+        return drop(shared.objects.dirty_queue.remove(number));
+    };
     let bucket = BUCKET as u64;
     // The store's present limits: one that is reached over a network may come back with others.
-    let can = shared.below.capabilities();
+    let can = shared.store.below.capabilities();
     let limits = RunLimits {
         run_bytes_max: (can.request_bytes_max / bucket * bucket).max(bucket),
         gap_bytes_max: gap_bytes_max(&shared, &handle.id().namespace),
@@ -40,12 +42,12 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
         let terms = (domain, lost_below, logged_to, is_waited_for);
         Some((object.begin_flush(env, limits)?, terms))
     });
-    let record = shared.namespaces.record(shared.index.namespace_of(handle.at()));
+    let record = shared.control.namespaces.record(handle.namespace());
     let is_discarded = record.discards_dirty.load(Ordering::SeqCst);
     let result = match begun.await {
         None => None,
         Some((plan, (domain, lost_below, logged_to, is_waited_for))) => {
-            if let Some(log) = &shared.log
+            if let Some(log) = &shared.journal.log
                 && logged_to != Position(0)
                 && !is_discarded
             {
@@ -53,7 +55,7 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
                 // What has failed is no longer replayed once the log is void.
                 log_waits::committed(log, logged_to).await;
             }
-            let namespace = shared.index.namespace_of(handle.at());
+            let namespace = handle.namespace();
             let is_urgent = is_waited_for || logged_to != Position(0) && is_log_crowded(&shared);
             let class = class(&shared, namespace, is_urgent);
             let terms = Terms { shared: &shared, id: handle.id(), domain, namespace, class };
@@ -63,7 +65,7 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
                 false => send(&terms, &plan, limits).await,
             };
             let result = result.map_err(|error| match error {
-                Error::Fenced { epoch } if shared.epochs.is_own(&handle.id().namespace, epoch) => {
+                Error::Fenced { epoch } if shared.store.epochs.is_own(&handle.id().namespace, epoch) => {
                     Error::Retryable("the namespace was claimed anew meanwhile".into())
                 }
                 error => error,
@@ -83,7 +85,7 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
             let (mut failure, mut loss) = (None, None);
             let mut released = Vec::new();
             // Once the removal has ended, or was given up, what comes is kept.
-            let record = own.namespaces.record(env.namespace);
+            let record = own.control.namespaces.record(env.namespace);
             let is_discarded = is_discarded && record.discards_dirty.load(Ordering::SeqCst);
             let result = result.map(|(plan, result)| {
                 let result = object.outcome(&plan, result);
@@ -101,7 +103,7 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
                     );
                     mark_lost(&own, &id);
                     object.pending.is_held = false;
-                    released.push(own.dirty_queue.release_all(number));
+                    released.push(own.objects.dirty_queue.release_all(number));
                 }
                 Some((plan, Err(why @ Error::Fenced { epoch }))) => {
                     note_refusal(&own, &id, epoch);
@@ -109,19 +111,19 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
                     own.metrics.counts.lost_bytes.add(lost.map_or(0, |lost| lost.bytes));
                     // In the exclusive section: every later look at the object finds that its changes are
                     // lost.
-                    loss = lost.map(|lost| (own.losses.record(&id, lost, &why), lost, why));
+                    loss = lost.map(|lost| (own.objects.losses.record(&id, lost, &why), lost, why));
                     let is_lost = || Err(Error::WritesLost("another writer has taken over".into()));
                     done.extend(waiters.into_iter().map(|ticket| (ticket, is_lost())));
                     mark_lost(&own, &id);
                     object.pending.is_held = false;
-                    released.push(own.dirty_queue.release_all(number));
+                    released.push(own.objects.dirty_queue.release_all(number));
                 }
                 Some((plan, result)) => {
                     Ended { done, left } = object.end_flush(env, &plan, &result);
                     failure = result.err();
                     let (old, is_held) = match failure {
-                        None => own.dirty_queue.release_stored(number),
-                        Some(_) => own.dirty_queue.release_newer(number),
+                        None => own.objects.dirty_queue.release_stored(number),
+                        Some(_) => own.objects.dirty_queue.release_newer(number),
                     };
                     released.push(old);
                     object.pending.is_held = is_held;
@@ -144,14 +146,15 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
                     );
                 }
                 object.drop_if_idle();
-                own.dirty_queue
+                own.objects
+                    .dirty_queue
                     .retry_at(number, env.clock.now() + retry_delay(&own, object.pending.failures));
             } else if object.has_pending() {
                 let is_urgent = object.activity_ref().is_some_and(|it| !it.flush_waiters.is_empty());
-                own.dirty_queue.requeue(number, object.pending.dirty_since, is_urgent);
+                own.objects.dirty_queue.requeue(number, object.pending.dirty_since, is_urgent);
             } else {
                 (object.pending.queue_number, object.pending.is_held) = (0, false);
-                released.push(own.dirty_queue.remove(number));
+                released.push(own.objects.dirty_queue.remove(number));
                 done.extend(object.take_stored_waiters());
             }
             (loss, done, left, released)
@@ -171,11 +174,15 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
     drop(handle);
     shared.finalize(node);
     // Clean buckets can be evicted.
-    shared.pool.waiters().notify();
+    shared.memory.pool.waiters().notify();
 }
 
 fn is_log_crowded(shared: &Shared) -> bool {
-    shared.log.as_ref().is_some_and(|log| log.events.room.has_waiters() || crowded_before(log).is_some())
+    shared
+        .journal
+        .log
+        .as_ref()
+        .is_some_and(|log| log.events.room.has_waiters() || crowded_before(log).is_some())
 }
 
 /// Returns how urgent a flush of a namespace is.
@@ -192,7 +199,7 @@ fn class(shared: &Shared, namespace: u16, is_urgent: bool) -> Class {
 /// Marks what an object has lost, as far as that is possible at once: it cannot be stored after a restart
 /// either.
 fn mark_lost(shared: &Shared, object: &ObjectId) {
-    let Some(log) = &shared.log else { return };
+    let Some(log) = &shared.journal.log else { return };
     if let Some(namespace) = log.names.get(&object.namespace).filter(|it| it.has_unmarked()) {
         // Without room the restart refuses to replay, because another writer has taken over.
         let _ = log.mark_object(&namespace, object, log.last_position());
@@ -217,7 +224,7 @@ fn report_failure(shared: &Shared, id: &ObjectId, error: &Error) {
     if matches!(error, Error::Fenced { .. }) {
         return;
     }
-    let before = shared.failing.fetch_add(1, Ordering::Relaxed);
+    let before = shared.store.failing.fetch_add(1, Ordering::Relaxed);
     if before.is_power_of_two() || before == 0 {
         tracing::warn!(object = %id, %error, failures = before + 1, "flush failed, will be tried again");
     }
@@ -240,7 +247,7 @@ fn report_loss(shared: &Shared, object: &ObjectId, is_first: bool, lost: Lost, w
 }
 
 fn retry_delay(shared: &Shared, failures: u32) -> Duration {
-    let (shortest, longest) = shared.live.retry_delays();
+    let (shortest, longest) = shared.control.live.retry_delays();
     shortest.saturating_mul(1 << failures.saturating_sub(1).min(20)).min(longest)
 }
 
@@ -251,7 +258,7 @@ fn retry_delay(shared: &Shared, failures: u32) -> Duration {
 /// sending it would undo that. So it is sent only where no other client can have written: in a namespace that
 /// this cache has claimed, and of which it has read everything since (`shared/claim.rs` drops what was read before).
 fn gap_bytes_max(shared: &Shared, namespace: &Namespace) -> u64 {
-    if shared.epochs.holds(namespace) { shared.live.flush_gap_bytes_max() } else { 0 }
+    if shared.store.epochs.holds(namespace) { shared.control.live.flush_gap_bytes_max() } else { 0 }
 }
 
 // Storing an object of which the store has lost writes that it had not stored (after a failed sync, say):
@@ -267,21 +274,21 @@ fn gap_bytes_max(shared: &Shared, namespace: &Namespace) -> u64 {
 /// is certain.
 pub(crate) async fn restore(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits) -> Result<Option<u64>> {
     let shared = terms.shared;
-    let is_alone = shared.config.writer == Writer::Cache;
-    if plan.size > shared.can.request_bytes_max || !shared.can.conditions && !is_alone {
+    let is_alone = shared.control.config.writer == Writer::Cache;
+    if plan.size > shared.store.can.request_bytes_max || !shared.store.can.conditions && !is_alone {
         tracing::warn!(object = %terms.id, "the store has lost writes of an object: the cache writes again what it has of it");
         let mut request = InvalidateRequest::new(Scope::Object(terms.id.clone()));
         request.call = terms.call();
-        shared.below.invalidate(request).await?;
+        shared.store.below.invalidate(request).await?;
         return send(terms, plan, limits).await;
     }
     // One at a time: it is in memory as a whole.
-    let _alone = Permits::acquire(&shared.restoring).await?;
+    let _alone = Permits::acquire(&shared.objects.restoring).await?;
     tracing::warn!(object = %terms.id, "the store has lost writes of an object: the cache writes all of it again");
     let kept = plan.size.min(plan.truncate_before);
     let mut request = ReadRequest::new(terms.id.clone(), 0, kept);
     request.call = terms.call();
-    let (base, condition) = match shared.below.read(request).await {
+    let (base, condition) = match shared.store.below.read(request).await {
         Ok(reply) => (reply.data, Condition::Version(reply.version)),
         Err(Error::Missing) => (Segments::new(), Condition::Absent),
         Err(error) => return Err(error),
@@ -289,10 +296,10 @@ pub(crate) async fn restore(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimi
     let mut request = WriteFullRequest::new(terms.id.clone(), overlaid(&base, &plan.runs, plan.size));
     let send = |change, call| {
         (request.change, request.call) = (change, call);
-        if shared.can.conditions {
+        if shared.store.can.conditions {
             request.change.condition = condition;
         }
-        shared.below.write_full(request)
+        shared.store.below.write_full(request)
     };
     let version = match terms.ask_to_change((Lane::Change, plan.size), send).await {
         Ok(reply) => reply.version.0,

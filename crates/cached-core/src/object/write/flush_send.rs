@@ -71,7 +71,7 @@ impl Terms<'_> {
     /// the object from being flushed.
     pub(crate) fn call(&self) -> Call {
         let mut call = Call::default();
-        call.deadline = Some(self.shared.clock.now() + self.shared.config.flush_timeout);
+        call.deadline = Some(self.shared.clock.now() + self.shared.control.config.flush_timeout);
         call
     }
 }
@@ -86,7 +86,7 @@ pub(crate) async fn send(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits)
             let send = |change, call| {
                 request = request.change(change);
                 request.call = call;
-                shared.below.$operation(request)
+                shared.store.below.$operation(request)
             };
             terms.ask_to_change((Lane::Change, $bytes), send).await
         }};
@@ -98,7 +98,7 @@ pub(crate) async fn send(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits)
         let info = |_, call| {
             let mut request = InfoRequest::new(id.clone());
             request.call = call;
-            shared.below.info(request)
+            shared.store.below.info(request)
         };
         exists = match terms.ask((Lane::Change, 0), info).await {
             Ok(_) => true,
@@ -137,7 +137,7 @@ pub(crate) async fn send(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits)
         version = Some(ask!(write, 0, WriteRequest::new(id.clone(), 0, Segments::new()))?.version.0);
     }
     let count = rest.len();
-    if shared.config.writer == Writer::Cache {
+    if shared.control.config.writer == Writer::Cache {
         // Stamps must reach the store in their order.
         for runs in rest {
             version = Some(send_runs(terms, runs).await?);
@@ -172,24 +172,25 @@ async fn send_runs(terms: &Terms<'_>, runs: &[Run]) -> Result<u64> {
         [Run { offset, content: RunContent::Data(data), .. }] => {
             let mut request = WriteRequest::new(id.clone(), *offset, data.clone()).change(change);
             request.call = call;
-            shared.below.write(request)
+            shared.store.below.write(request)
         }
         [Run { offset, content: RunContent::Zeroes(len_bytes), .. }] => {
             let mut request = WriteZeroesRequest::new(id.clone(), *offset, *len_bytes).change(change);
             request.call = call;
-            shared.below.write_zeroes(request)
+            shared.store.below.write_zeroes(request)
         }
         several => {
             let mut request = WriteRunsRequest::new(id.clone(), several.to_vec()).change(change);
             request.call = call;
-            shared.below.write_runs(request)
+            shared.store.below.write_runs(request)
         }
     };
     Ok(terms.ask_to_change((Lane::Flush, runs_bytes(runs)), send).await?.version.0)
 }
 
 pub(crate) fn succeeded(shared: &Shared) {
-    if shared.failing.load(Ordering::Relaxed) > 0 && shared.failing.swap(0, Ordering::Relaxed) > 0 {
+    if shared.store.failing.load(Ordering::Relaxed) > 0 && shared.store.failing.swap(0, Ordering::Relaxed) > 0
+    {
         tracing::info!("the store takes flushes again");
         shared.hub.publish(&Event::Recovered);
     }

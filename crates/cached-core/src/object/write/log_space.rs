@@ -27,7 +27,7 @@ pub(crate) fn crowded_before(log: &ChangeLog) -> Option<Position> {
 /// Logs all that an object has pending once more, which is not stored for the time being, and keeps the log
 /// from there on.
 pub(crate) async fn log_again(shared: Arc<Shared>, number: u64, node: u32) {
-    let Some(log) = &shared.log else { return };
+    let Some(log) = &shared.journal.log else { return };
     let Some(handle) = Handle::of_node(&shared, node) else { return };
     let part_max = log.journal().payload_bytes_max();
     let bytes = handle.enter(|object, env| object.pending_state(env).encoded_bytes()).await;
@@ -46,7 +46,7 @@ pub(crate) async fn log_again(shared: Arc<Shared>, number: u64, node: u32) {
     let id = handle.id().clone();
     let appended = handle
         .enter(move |object, env| {
-            let log = own.log.as_ref()?;
+            let log = own.journal.log.as_ref()?;
             let is_waiting = object.flushing.is_none() && object.pending.queue_number == number;
             if !is_waiting || !object.has_pending() {
                 return None;
@@ -70,7 +70,7 @@ pub(crate) async fn log_again(shared: Arc<Shared>, number: u64, node: u32) {
     if log.journal().wait(last).await.is_err() {
         return;
     }
-    let released = shared.dirty_queue.hold_instead(number, hold);
+    let released = shared.objects.dirty_queue.hold_instead(number, hold);
     drop(released);
     log.counts.logged_again.increment();
 }
@@ -119,7 +119,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Leads the log out of trouble; completes when changes are logged again.
 pub(crate) async fn lead_out(shared: Arc<Shared>) {
-    let Some(log) = &shared.log else { return };
+    let Some(log) = &shared.journal.log else { return };
     let mut pause = PAUSE_FIRST;
     loop {
         let step = match log.events.condition.state() {
@@ -137,12 +137,12 @@ pub(crate) async fn lead_out(shared: Arc<Shared>) {
 /// Waits until all that was logged is stored, also what an earlier process had logged, and makes the log void.
 async fn drain(shared: &Arc<Shared>, log: &ChangeLog) -> Result<()> {
     let is_drained = || {
-        shared.dirty_queue.expedite_held();
-        let is_drained = !log.events.condition.has_logged() && shared.recovery.progress().is_done;
+        shared.objects.dirty_queue.expedite_held();
+        let is_drained = !log.events.condition.has_logged() && shared.journal.recovery.progress().is_done;
         is_drained.then_some(())
     };
     wait(&log.events.trouble, is_drained).await?;
-    let failed = shared.recovery.progress().objects_failed;
+    let failed = shared.journal.recovery.progress().objects_failed;
     if failed > 0 {
         tracing::error!(failed, "the journal's records of objects that could not be recovered are given up");
     }
@@ -223,7 +223,7 @@ async fn store_most(shared: &Arc<Shared>, log: &ChangeLog) -> Result<()> {
 /// Stores everything that is dirty in journaled namespaces.
 async fn store_unlogged(shared: &Arc<Shared>, log: &ChangeLog) -> Result<()> {
     let ticket = Arc::new(FlushTicket::default());
-    for node in shared.dirty_queue.nodes() {
+    for node in shared.objects.dirty_queue.nodes() {
         let Some(handle) = Handle::of_node(shared, node) else { continue };
         if log.names.is_journaled(&handle.id().namespace) {
             expedite(&handle, &ticket, 0).await?;

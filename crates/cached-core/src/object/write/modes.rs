@@ -27,15 +27,15 @@ pub(crate) struct TakenMode {
 impl TakenMode {
     /// Takes the mode of a namespace.
     pub(crate) fn take(shared: &Arc<Shared>, namespace: &Namespace) -> Self {
-        let number = shared.namespaces.of(namespace);
-        let (phase, mode) = shared.namespaces.record(number).write_phases.begin();
+        let number = shared.control.namespaces.of(namespace);
+        let (phase, mode) = shared.control.namespaces.record(number).write_phases.begin();
         Self { shared: Arc::clone(shared), number, phase, mode }
     }
 }
 
 impl Drop for TakenMode {
     fn drop(&mut self) {
-        self.shared.namespaces.record(self.number).write_phases.end(self.phase);
+        self.shared.control.namespaces.record(self.number).write_phases.end(self.phase);
     }
 }
 
@@ -83,7 +83,7 @@ impl Drop for Settling {
 /// # Errors
 /// `NotStored` if the deadline passes before; those of a flush.
 pub(crate) async fn settle(shared: &Arc<Shared>, number: u16, deadline: Option<Timestamp>) -> Result<()> {
-    let record = shared.namespaces.record(number);
+    let record = shared.control.namespaces.record(number);
     let late = || Error::NotStored(still_left(shared, record).into());
     until(&*shared.clock, deadline, late, settle_all_of(shared, number)).await
 }
@@ -91,7 +91,7 @@ pub(crate) async fn settle(shared: &Arc<Shared>, number: u16, deadline: Option<T
 fn still_left(shared: &Shared, record: &NamespaceRecord) -> String {
     let what = record.name.as_ref().map_or_else(|| "other namespaces".to_owned(), ToString::to_string);
     let dirty = record.dirty_taken.load(Ordering::SeqCst) * blocker::BUCKET_BYTES;
-    let failing = match shared.failing.load(Ordering::Relaxed) {
+    let failing = match shared.store.failing.load(Ordering::Relaxed) {
         0 => "",
         _ => "; flushes fail at present",
     };
@@ -104,7 +104,7 @@ fn still_left(shared: &Shared, record: &NamespaceRecord) -> String {
 
 /// Waits for the end of every change of a namespace that has begun in an earlier mode; returns the phase in force.
 async fn end_changes(shared: &Arc<Shared>, number: u16) -> Result<u64> {
-    let phases = &shared.namespaces.record(number).write_phases;
+    let phases = &shared.control.namespaces.record(number).write_phases;
     let phase = phases.phase();
     let ended = || phases.have_ended_before(phase).then_some(());
     wait(&phases.waiters, ended).await?;
@@ -126,18 +126,18 @@ pub(crate) async fn discard_left(shared: &Arc<Shared>, namespace: &Namespace, nu
             return Err(error);
         }
     }
-    shared.namespaces.record(number).write_phases.note_stored(phase);
+    shared.control.namespaces.record(number).write_phases.note_stored(phase);
     Ok(())
 }
 
 async fn settle_all_of(shared: &Arc<Shared>, number: u16) -> Result<()> {
-    let phases = &shared.namespaces.record(number).write_phases;
+    let phases = &shared.control.namespaces.record(number).write_phases;
     let phase = end_changes(shared, number).await?;
     if !phases.has_dirty_left() {
         return Ok(());
     }
     end_sections(shared, number).await;
-    let stored = match &shared.namespaces.record(number).name {
+    let stored = match &shared.control.namespaces.record(number).name {
         Some(namespace) => store_and_mark(shared, namespace).await,
         None => scope_ops::flush(Arc::clone(shared), FlushRequest::new(Scope::All)).await.map(|_| ()),
     };
@@ -152,9 +152,9 @@ async fn settle_all_of(shared: &Arc<Shared>, number: u16) -> Result<()> {
 /// sees the mode in force.
 async fn end_sections(shared: &Arc<Shared>, number: u16) {
     let mut handles = Vec::new();
-    shared.index.for_each(|in_use| {
-        if shared.index.namespace_of(in_use.at) == number {
-            handles.push(Handle::of(shared, shared.index.use_again(in_use.at)));
+    shared.objects.index.for_each(|in_use| {
+        if shared.objects.index.namespace_of(in_use.at) == number {
+            handles.push(Handle::of(shared, shared.objects.index.use_again(in_use.at)));
         }
     });
     for handle in handles {
@@ -164,7 +164,7 @@ async fn end_sections(shared: &Arc<Shared>, number: u16) {
 
 /// Stores all of a namespace, and makes durable that none of it is replayed.
 pub(crate) async fn store_and_mark(shared: &Arc<Shared>, namespace: &Namespace) -> Result<()> {
-    let up_to = shared.log.as_ref().map(ChangeLog::last_position);
+    let up_to = shared.journal.log.as_ref().map(ChangeLog::last_position);
     let request = FlushRequest::new(Scope::Namespace(namespace.clone()));
     scope_ops::flush(Arc::clone(shared), request).await?;
     match up_to {
@@ -175,13 +175,13 @@ pub(crate) async fn store_and_mark(shared: &Arc<Shared>, namespace: &Namespace) 
 
 /// Lets the background settle every namespace of which something of an earlier mode is left.
 pub(crate) fn settle_in_background(shared: &Shared) {
-    shared.namespaces.asks_to_settle.store(true, Ordering::SeqCst);
+    shared.control.namespaces.asks_to_settle.store(true, Ordering::SeqCst);
     shared.background.wake();
 }
 
 /// Returns a task for each namespace that the background is asked to settle, and of which none is under way.
 pub(crate) fn settling_tasks(shared: &Arc<Shared>) -> Vec<Task> {
-    let asked = &shared.namespaces.asks_to_settle;
+    let asked = &shared.control.namespaces.asks_to_settle;
     if !asked.load(Ordering::Relaxed) || !asked.swap(false, Ordering::SeqCst) {
         return Vec::new();
     }
@@ -189,17 +189,17 @@ pub(crate) fn settling_tasks(shared: &Arc<Shared>) -> Vec<Task> {
         let begins = record.write_phases.is_changing() && !record.is_settling.swap(true, Ordering::SeqCst);
         begins.then(|| -> Task { Box::pin(settle_until_done(Arc::clone(shared), record.number)) })
     };
-    shared.namespaces.records().filter_map(task).collect()
+    shared.control.namespaces.records().filter_map(task).collect()
 }
 
 async fn settle_until_done(shared: Arc<Shared>, number: u16) {
-    let record = shared.namespaces.record(number);
+    let record = shared.control.namespaces.record(number);
     while record.write_phases.is_changing() {
         match settle(&shared, number, None).await {
             Ok(()) => {}
             // What the store has refused is tried again as well, as its flushes are.
             Err(Error::Retryable(_) | Error::NotStored(_)) => {
-                let (_, delay) = shared.live.retry_delays();
+                let (_, delay) = shared.control.live.retry_delays();
                 shared.clock.sleep_until(shared.clock.now() + delay).await;
             }
             Err(error @ Error::WritesLost(_)) => {

@@ -49,9 +49,11 @@ impl ReceiveBuffer {
         offset: u64,
         len_bytes: usize,
     ) -> Option<Self> {
-        offset.checked_add(len_bytes as u64).filter(|end| *end <= shared.config.object_bytes_max)?;
-        if matches!(shared.namespaces.write_mode(&object.namespace), WriteMode::Around | WriteMode::ReadOnly)
-        {
+        offset.checked_add(len_bytes as u64).filter(|end| *end <= shared.control.config.object_bytes_max)?;
+        if matches!(
+            shared.control.namespaces.write_mode(&object.namespace),
+            WriteMode::Around | WriteMode::ReadOnly
+        ) {
             return None;
         }
         let (mut head, mut tail, mut count) = (0, 0, 0);
@@ -62,11 +64,11 @@ impl ReceiveBuffer {
                 len => tail = len,
             }
         }
-        if count == 0 || !shared.pool.reserve_receive(count, shared.pool.count_min() / SHARE) {
+        if count == 0 || !shared.memory.pool.reserve_receive(count, shared.memory.pool.count_min() / SHARE) {
             return None;
         }
-        let Some(mut reserved) = shared.pool.waiters().try_take(|| reserve(shared, count)) else {
-            shared.pool.unreserve_receive(count);
+        let Some(mut reserved) = shared.memory.pool.waiters().try_take(|| reserve(shared, count)) else {
+            shared.memory.pool.unreserve_receive(count);
             return None;
         };
         let buckets = std::iter::from_fn(|| reserved.take_receiving()).collect();
@@ -110,9 +112,9 @@ impl ReceiveBuffer {
         // gets them so.
         let mut rest = &self.buckets[..];
         while let Some(first) = rest.first() {
-            let start = self.shared.pool.at(*first);
+            let start = self.shared.memory.pool.at(*first);
             let run = (0..).zip(rest).take_while(|(nth, bucket)| {
-                self.shared.pool.at(**bucket) == start.wrapping_add(nth * BUCKET)
+                self.shared.memory.pool.at(**bucket) == start.wrapping_add(nth * BUCKET)
             });
             let count = run.count();
             add(start, count * BUCKET);
@@ -132,7 +134,7 @@ impl ReceiveBuffer {
     pub fn finish(mut self) -> Segments {
         let mut payload = Segments::from(std::mem::take(&mut self.head));
         for bucket in std::mem::take(&mut self.buckets) {
-            payload.push(self.shared.pool.received_segment(bucket));
+            payload.push(self.shared.memory.pool.received_segment(bucket));
         }
         payload.append(Bytes::from(std::mem::take(&mut self.tail)).into());
         payload
@@ -141,7 +143,7 @@ impl ReceiveBuffer {
 
 impl Drop for ReceiveBuffer {
     fn drop(&mut self) {
-        self.buckets.drain(..).for_each(|bucket| self.shared.pool.release(bucket));
+        self.buckets.drain(..).for_each(|bucket| self.shared.memory.pool.release(bucket));
     }
 }
 

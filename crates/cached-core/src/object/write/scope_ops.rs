@@ -56,16 +56,16 @@ pub(crate) async fn flush(shared: Arc<Shared>, request: FlushRequest) -> Result<
         }
         // An object that cannot be recovered does not keep the rest from being stored.
         let recovered = log_waits::scope_recovered(&shared, &request.scope).await;
-        let up_to = shared.log.as_ref().map(ChangeLog::last_position);
+        let up_to = shared.journal.log.as_ref().map(ChangeLog::last_position);
         store_scope(&shared, &request.scope, &ticket).await?;
         // What was forwarded may not be stored below either.
         flush_below(&shared, &request).await?;
-        log_waits::scope_not_draining(&shared, &request.scope).await?;
+        log_waits::scope_not_draining(&shared.journal, &request.scope).await?;
         recovered?;
-        if let (Some(log), Some(up_to)) = (&shared.log, up_to) {
+        if let (Some(log), Some(up_to)) = (&shared.journal.log, up_to) {
             mark_stored(&shared, log, &request.scope, up_to);
         }
-        shared.losses.check(&request.scope)?;
+        shared.objects.losses.check(&request.scope)?;
         Ok(FlushReply::new(Durability::Stored))
     };
     until(&*shared.clock, deadline, late, work).await
@@ -74,7 +74,7 @@ pub(crate) async fn flush(shared: Arc<Shared>, request: FlushRequest) -> Result<
 /// Makes everything within the scope *journaled*: waits until the last record is durable, and stores what the
 /// log does not have. Returns `None` if everything must be stored.
 async fn flush_log(shared: &Arc<Shared>, request: &FlushRequest) -> Result<Option<FlushReply>> {
-    let Some(log) = &shared.log else { return Ok(None) };
+    let Some(log) = &shared.journal.log else { return Ok(None) };
     if log.events.condition.state() != JournalState::Ok {
         return Ok(None);
     }
@@ -89,7 +89,7 @@ async fn flush_log(shared: &Arc<Shared>, request: &FlushRequest) -> Result<Optio
         }
         _ => {
             // What this cache has not claimed it has not changed.
-            for namespace in shared.epochs.claimed() {
+            for namespace in shared.store.epochs.claimed() {
                 if !is_all_logged(shared, log, &namespace) {
                     let mut of_it = request.clone();
                     (of_it.scope, of_it.durability) = (Scope::Namespace(namespace), Durability::Stored);
@@ -101,7 +101,7 @@ async fn flush_log(shared: &Arc<Shared>, request: &FlushRequest) -> Result<Optio
     if position != Position(0) && !log_waits::durable(shared, position, None).await? {
         return Ok(None);
     }
-    shared.losses.check(&request.scope)?;
+    shared.objects.losses.check(&request.scope)?;
     Ok(Some(FlushReply::new(Durability::Journaled)))
 }
 
@@ -109,13 +109,13 @@ async fn flush_log(shared: &Arc<Shared>, request: &FlushRequest) -> Result<Optio
 async fn flush_below(shared: &Shared, request: &FlushRequest) -> Result<()> {
     let mut below = request.clone();
     below.durability = Durability::Stored;
-    let log = shared.log.as_ref();
+    let log = shared.journal.log.as_ref();
     let forwarded = log.map_or_else(Vec::new, |log| log.names.forwarded_within(&request.scope));
-    let taken = shared.forwarded.taken();
-    shared.below.flush(below).await?;
+    let taken = shared.journal.forwarded.taken();
+    shared.store.below.flush(below).await?;
     forwarded.iter().for_each(|(namespace, taken)| namespace.forwarded.note_stored(*taken));
     if request.scope == Scope::All {
-        shared.forwarded.note_stored(taken);
+        shared.journal.forwarded.note_stored(taken);
     }
     Ok(())
 }
@@ -123,13 +123,13 @@ async fn flush_below(shared: &Shared, request: &FlushRequest) -> Result<()> {
 /// Whether the log has everything of a namespace that the store need not have stored.
 fn is_all_logged(shared: &Shared, log: &ChangeLog, namespace: &Namespace) -> bool {
     log.names.is_journaled(namespace)
-        && shared.namespaces.write_mode(namespace) == WriteMode::Back
+        && shared.control.namespaces.write_mode(namespace) == WriteMode::Back
         && log.names.get(namespace).is_some_and(|known| !known.has_forwarded())
 }
 
 /// Marks what has been stored, as far as that is possible at once: a restart then has nothing to replay.
 fn mark_stored(shared: &Shared, log: &ChangeLog, scope: &Scope, up_to: Position) {
-    if shared.losses.is_any() {
+    if shared.objects.losses.is_any() {
         return;
     }
     // Without room, or in trouble, what is stored is replayed once more.
@@ -161,7 +161,7 @@ async fn flush_scope(shared: &Arc<Shared>, scope: &Scope, ticket: &Arc<FlushTick
             expedite(&handle, ticket, 0).await?;
         }
     } else {
-        for node in shared.dirty_queue.nodes() {
+        for node in shared.objects.dirty_queue.nodes() {
             let Some(handle) = Handle::of_node(shared, node) else { continue };
             let id = handle.id();
             let namespace = match scope {
@@ -193,18 +193,18 @@ pub(crate) async fn claim(shared: Arc<Shared>, request: ClaimRequest) -> Result<
         store_scope(&shared, &request.scope, &ticket).await?;
         // From here on no older change is accepted here; what came during the flush is stored as well.
         let raised = match shared.fences_callers() {
-            true => shared.claims.raise(&request.scope, request.epoch)?,
+            true => shared.store.claims.raise(&request.scope, request.epoch)?,
             false => None,
         };
         if raised.is_some() {
             store_scope(&shared, &request.scope, &Arc::new(FlushTicket::default())).await?;
         }
-        let claimed = shared.below.claim(request.clone()).await;
+        let claimed = shared.store.below.claim(request.clone()).await;
         match (&claimed, raised) {
             // Another claim of that epoch may have been taken back here meanwhile.
-            (Ok(_), _) => shared.claims.note(&request.scope, request.epoch),
+            (Ok(_), _) => shared.store.claims.note(&request.scope, request.epoch),
             (Err(Error::Invalid(_) | Error::OutOfSpace(_) | Error::Unsupported(_)), Some(before)) => {
-                shared.claims.take_back(&request.scope, request.epoch, before);
+                shared.store.claims.take_back(&request.scope, request.epoch, before);
             }
             _ => {}
         }
@@ -217,13 +217,13 @@ pub(crate) async fn claim(shared: Arc<Shared>, request: ClaimRequest) -> Result<
 /// Drops the clean copies within the scope, here and below.
 pub(crate) async fn invalidate(shared: Arc<Shared>, request: InvalidateRequest) -> Result<InvalidateReply> {
     let deadline = request.call.deadline;
-    let losses = shared.losses.count();
+    let losses = shared.objects.losses.count();
     let work = async {
         let dropped = drop_clean(&shared, &request.scope).await?;
-        let reply = shared.below.invalidate(request.clone()).await?;
+        let reply = shared.store.below.invalidate(request.clone()).await?;
         // The caller accepts what was lost before it asked. Events from below do not: no caller learns of a
         // loss by them.
-        shared.losses.repair_first(&request.scope, losses);
+        shared.objects.losses.repair_first(&request.scope, losses);
         Ok(InvalidateReply::new(reply.dropped_bytes + dropped))
     };
     until(&*shared.clock, deadline, || Error::DeadlinePassed, work).await

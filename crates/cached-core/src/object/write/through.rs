@@ -80,13 +80,13 @@ async fn forward(
     let needs_version = matches!(it.change.condition, Condition::Version(_));
     let mut is_whole = it.route.keeping() == WriteMode::Back || needs_version;
     let buckets = if is_whole { WHOLE } else { it.mutation.buckets() };
-    let kind = match shared.config.writer {
+    let kind = match shared.control.config.writer {
         Writer::Callers => Kind::Forward,
         Writer::Cache => Kind::Stamped,
     };
     let mut guard = handle.lock_range(buckets, kind).await?;
-    let namespace = shared.index.namespace_of(handle.at());
-    let has_quota = shared.quotas.has(namespace);
+    let namespace = handle.namespace();
+    let has_quota = shared.control.quotas.has(namespace);
     if !is_whole && has_quota && changes_size(&handle, &it.mutation).await {
         // Two changes that make an object larger must not count the same bytes twice.
         drop(guard);
@@ -101,7 +101,7 @@ async fn forward(
         }
         store_pending(&handle).await?;
     }
-    if log_waits::has_records(shared, &id.namespace) {
+    if log_waits::has_records(&shared.journal, &id.namespace) {
         // From here on nothing is logged of the object: all of it is held.
         if !is_whole {
             drop(guard);
@@ -132,7 +132,7 @@ async fn forward(
         async move { send(&shared, &handle, guard, it, (own_stamp, asking, resize)).await }
     };
     let reply = shielded(shared, work).await?;
-    let durability = log_waits::acknowledged(shared, &id.namespace, asked, reply.durability).await?;
+    let durability = log_waits::acknowledged(&shared.journal, &id.namespace, asked, reply.durability).await?;
     Ok(with_durability(reply, durability))
 }
 
@@ -155,10 +155,14 @@ async fn send(
     asking.end(shared, &answer, mutation.sent_bytes());
     resize.into_iter().for_each(|resize| resize.end(&answer));
     if terms.durability < Durability::Stored {
-        log_waits::note_forwarded(shared, &handle.id().namespace, answer.as_ref().map(|it| it.durability));
+        log_waits::note_forwarded(
+            &shared.journal,
+            &handle.id().namespace,
+            answer.as_ref().map(|it| it.durability),
+        );
     }
     let answer = answer.map_err(|error| match error {
-        Error::Fenced { epoch } if shared.epochs.is_own(&handle.id().namespace, epoch) => {
+        Error::Fenced { epoch } if shared.store.epochs.is_own(&handle.id().namespace, epoch) => {
             Error::Retryable("the namespace was claimed anew meanwhile".into())
         }
         error => error,
@@ -168,7 +172,7 @@ async fn send(
     }
     let mode = route.keeping();
     let keeps = mode != WriteMode::Around && answer.is_ok();
-    let received = if keeps { mutation.received_buckets(&shared.pool) } else { 0 };
+    let received = if keeps { mutation.received_buckets(&shared.memory.pool) } else { 0 };
     let most = if keeps { mutation.buckets_kept().saturating_sub(received) } else { 0 };
     let mut resources = OwnedResources::at_hand(shared, most);
     let (hash, own, id) = (handle.in_use().node.hash(), Arc::clone(shared), handle.id().clone());
@@ -184,12 +188,12 @@ async fn send(
                 Err(error) => object.perhaps_changed(env, &mutation, error),
             }
             if let Ok(reply) = &answer {
-                object.changed_below(&mutation, &change, reply, is_exact, || own.next_version(hash));
-                own.losses.repaired_by(&id, &mutation);
+                object.changed_below(&mutation, &change, reply, is_exact, || own.objects.next_version(hash));
+                own.objects.losses.repaired_by(&id, &mutation);
                 object.take_stored_waiters().into_iter().for_each(|(ticket, result)| ticket.complete(result));
             }
             let (version, size) = (Version(object.head.version), object.head.size);
-            if object.is_stale(ticket) || own.attaching.is_direct() {
+            if object.is_stale(ticket) || own.control.attaching.is_direct() {
                 // Another client may have changed the object after us, before we knew of our own change; while
                 // the cache is detached the store is asked for all there is to know.
                 object.invalidate_head(env);
@@ -198,7 +202,7 @@ async fn send(
         })
         .await;
     drop((guard, route));
-    let namespace = shared.index.namespace_of(handle.at());
+    let namespace = handle.namespace();
     let durability = answer.as_ref().ok().map(|reply| rank(reply.durability));
     shared.metrics.count_forwarded(namespace, durability);
     answer
@@ -207,7 +211,7 @@ async fn send(
 /// Forgets what is known of an object as a whole while the cache is detached: reads do not use it, so a caller
 /// that finds it wrong could not get it right by reading again.
 pub(crate) async fn forget_head_if_direct(handle: &Handle) {
-    if handle.shared.attaching.is_direct() {
+    if handle.shared.control.attaching.is_direct() {
         handle.enter(|object, env| object.invalidate_head(env)).await;
     }
 }
@@ -230,7 +234,7 @@ async fn ask(
         ($operation:ident, $request:expr) => {{
             let mut request = $request.change(change);
             request.call = call;
-            shared.below.$operation(request).await
+            shared.store.below.$operation(request).await
         }};
     }
     match mutation.clone() {
