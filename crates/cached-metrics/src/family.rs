@@ -6,12 +6,12 @@ use std::fmt;
 /// A name, a help text or a label: static in the usual case.
 pub type Text = Cow<'static, str>;
 
-/// What kind of metric a family is.
+/// The kind of a metric.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
-    /// A number that only rises while the process runs.
+    /// A number that only increases while the process runs.
     Counter,
-    /// A number that rises and falls.
+    /// A number that increases and decreases.
     Gauge,
     /// The distribution of observed values over buckets.
     Histogram,
@@ -33,14 +33,14 @@ impl fmt::Display for Kind {
 pub enum Value {
     /// The value of a counter.
     Counter(u64),
-    /// The value of a counter that has a fraction, as one of seconds.
+    /// The value of a counter with a fraction, such as one of seconds.
     CounterFloat(f64),
     /// The value of a gauge.
     Gauge(f64),
     /// The state of a histogram.
     Histogram {
-        /// The buckets in rising order: the inclusive upper bound of each, and the number of observations at
-        /// or below that bound. Observations above the last bound are in `count` only.
+        /// The buckets in ascending order: the inclusive upper bound of each, and the number of
+        /// observations up to that bound. Observations above the last bound are only in `count`.
         buckets: Vec<(f64, u64)>,
         /// The sum of all observations.
         sum: f64,
@@ -50,7 +50,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// Returns the kind of metric that has such a value.
+    /// Returns the kind of metric that has such values.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
@@ -64,9 +64,10 @@ impl Value {
 /// One dimension of a sample.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Label {
-    /// The dimension, for example `method`: letters, digits and underscores, not beginning with a digit.
+    /// The dimension, for example `method`: letters, digits and underscores, not starting with a
+    /// digit.
     pub name: Text,
-    /// The sample's place in it, for example `get`: any text.
+    /// The sample's value in it, for example `get`: any text.
     pub value: Text,
 }
 
@@ -79,16 +80,17 @@ impl<N: Into<Text>, V: Into<Text>> From<(N, V)> for Label {
 /// One value, distinguished from the family's others by its labels.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Sample {
-    /// The labels; no two of a sample have the same name, no two samples of a family the same labels.
+    /// The labels. A sample has no two with the same name; a family has no two samples with the
+    /// same labels.
     pub labels: Vec<Label>,
     /// The value.
     pub value: Value,
 }
 
-/// A metric: a name and the samples it has at one moment.
+/// A metric: a name and its samples at one moment.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Family {
-    /// The name: letters, digits and underscores, not beginning with a digit.
+    /// The name: letters, digits and underscores, not starting with a digit.
     pub name: Text,
     /// What is counted or measured, in one sentence.
     pub help: Text,
@@ -98,7 +100,7 @@ pub struct Family {
     pub samples: Vec<Sample>,
 }
 
-/// A number as outputs show it: without a fraction where there is none.
+/// A number as outputs show it: without a fraction if it has none.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Number {
     /// A whole number.
@@ -118,7 +120,7 @@ impl Number {
         }
     }
 
-    /// Returns the number; above 2⁵³ the nearest that `f64` has.
+    /// Returns the number; above 2⁵³, the nearest `f64`.
     #[must_use]
     pub fn to_f64(self) -> f64 {
         match self {
@@ -130,7 +132,7 @@ impl Number {
 
 impl From<f64> for Number {
     fn from(number: f64) -> Self {
-        /// 2⁵³: up to here every whole number is exact.
+        /// 2⁵³: up to this value, every integer is exact.
         const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
         let is_whole = number.fract() == 0.0 && (0.0..=EXACT_MAX).contains(&number);
         if is_whole { Self::Integer(number as u64) } else { Self::Float(number) }
@@ -156,10 +158,11 @@ impl fmt::Display for Number {
     }
 }
 
-/// The families that a collector writes, in the order in which their names were first written.
+/// The families that a collector writes, in the order in which their names first occurred.
 ///
-/// Samples of the same name join one family. What does not fit (another kind or another help text than the
-/// family has) is kept as a family of its own, which [`Registry::gather`](crate::Registry::gather) reports.
+/// Samples of the same name are added to one family. A sample with another kind or help text than
+/// the family's is kept in a family of its own, which [`Registry::gather`](crate::Registry::gather)
+/// reports.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Families {
     families: Vec<Family>,
@@ -177,7 +180,7 @@ impl Families {
         self.sample(name, help, Vec::new(), Value::Counter(value));
     }
 
-    /// Adds a gauge without labels. A whole number above 2⁵³ loses its last digits.
+    /// Adds a gauge without labels. An integer above 2⁵³ loses its last digits.
     pub fn gauge(&mut self, name: impl Into<Text>, help: impl Into<Text>, value: u64) {
         self.sample(name, help, Vec::new(), Value::Gauge(value as f64));
     }
@@ -191,7 +194,8 @@ impl Families {
 
     /// Adds a family.
     pub fn add(&mut self, family: Family) {
-        // Collectors write a family's samples one after the other, so the last one is the likely place.
+        // Collectors write a family's samples consecutively, so the last family is the most likely
+        // one.
         let fits = |known: &&mut Family| {
             known.name == family.name && known.kind == family.kind && known.help == family.help
         };
@@ -201,7 +205,7 @@ impl Families {
         }
     }
 
-    /// Adds the families of `other` after its own.
+    /// Adds the families of `other` after these.
     pub fn append(&mut self, other: Self) {
         other.families.into_iter().for_each(|family| self.add(family));
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::family::Value;
 
-/// A counter that any thread can raise.
+/// A counter that any thread can increase.
 #[derive(Default, Debug)]
 pub struct Counter(AtomicU64);
 
@@ -15,19 +15,19 @@ impl Counter {
         Self(AtomicU64::new(0))
     }
 
-    /// Raises the counter by 1.
+    /// Increases the counter by 1.
     #[inline]
     pub fn increment(&self) {
         self.add(1);
     }
 
-    /// Raises the counter by `count`.
+    /// Increases the counter by `count`.
     #[inline]
     pub fn add(&self, count: u64) {
         self.0.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Raises the counter by `count`, which becomes 0; one that is 0 writes nothing.
+    /// Increases the counter by `count`, and sets `count` to 0. Writes nothing if it is already 0.
     pub fn take(&self, count: &mut u64) {
         if *count > 0 {
             self.add(std::mem::take(count));
@@ -94,7 +94,7 @@ fn add_f64(bits: &AtomicU64, change: f64) {
 #[derive(Debug)]
 pub struct Histogram {
     bounds: Box<[f64]>,
-    /// One for each bound, not cumulative, and one for what is above the last.
+    /// One count per bound, not cumulative, and one for values above the last bound.
     counts: Box<[AtomicU64]>,
     /// The bits of an `f64`.
     sum: AtomicU64,
@@ -104,7 +104,7 @@ impl Histogram {
     /// Returns an empty histogram whose buckets have these inclusive upper bounds.
     ///
     /// # Panics
-    /// If the bounds do not rise, or one is not finite.
+    /// If the bounds are not in ascending order, or one is not finite.
     #[must_use]
     pub fn new(bounds: impl Into<Box<[f64]>>) -> Self {
         let bounds = bounds.into();
@@ -114,7 +114,7 @@ impl Histogram {
         Self { bounds, counts, sum: AtomicU64::new(0) }
     }
 
-    /// Counts `value`. What is not a number counts as above the last bound, and not in the sum.
+    /// Counts `value`. NaN counts as above the last bound, and is not added to the sum.
     pub fn observe(&self, value: f64) {
         let bucket = if value.is_nan() {
             self.bounds.len()
@@ -125,8 +125,8 @@ impl Histogram {
         self.counts[bucket].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns the distribution. Values observed meanwhile may be in the sum and not in the buckets, or the
-    /// other way round; `count` always is the number that the buckets were added up to.
+    /// Returns the distribution. Values observed meanwhile may be in the sum but not in the
+    /// buckets, or vice versa. `count` always equals the total of the buckets.
     #[must_use]
     pub fn value(&self) -> Value {
         let mut count = 0;
@@ -135,7 +135,7 @@ impl Histogram {
             count
         });
         let buckets = self.bounds.iter().copied().zip(&mut cumulative).collect();
-        // What is above the last bound.
+        // Values above the last bound.
         cumulative.next();
         drop(cumulative);
         Value::Histogram { buckets, sum: f64::from_bits(self.sum.load(Ordering::Relaxed)), count }

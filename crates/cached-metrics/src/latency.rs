@@ -1,25 +1,25 @@
 //! Distributions of durations: four buckets for each power of two, from a microsecond to a minute.
 //!
-//! One scale for every latency of a program, so that distributions can be added, subtracted and compared, and
-//! a quantile is off by less than a quarter of its value.
+//! All latencies of a program use the same scale, so that distributions can be added, subtracted
+//! and compared. The error of a quantile is less than a quarter of its value.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::family::Value;
 
-/// The buckets for each power of two.
+/// The number of buckets for each power of two.
 const STEPS: usize = 4;
-/// The powers of two, from 1 µs to 2²⁶ µs, which is 67 s.
+/// The number of powers of two, from 1 µs to 2²⁶ µs, which is 67 s.
 const OCTAVES: usize = 26;
-/// The buckets: one up to 1 µs, those of the powers of two, and one for what is longer than all of them.
+/// The number of buckets: one up to 1 µs, those of the powers of two, and one for longer durations.
 const BUCKETS: usize = 1 + OCTAVES * STEPS + 1;
-/// A quarter of a microsecond: the unit in which the first power of two has four whole steps.
+/// A quarter of a microsecond, so that the first power of two has four steps of one unit.
 const UNIT_NANOS: u64 = 250;
 
 /// Returns the bucket of a duration.
 fn bucket_of(nanos: u64) -> usize {
-    // One less, because upper bounds are inclusive.
+    // Minus one, because upper bounds are inclusive.
     let units = nanos.saturating_sub(1) / UNIT_NANOS;
     if units < STEPS as u64 {
         return 0;
@@ -29,7 +29,7 @@ fn bucket_of(nanos: u64) -> usize {
     (1 + octave as usize * STEPS + step).min(BUCKETS - 1)
 }
 
-/// Returns the inclusive upper bound of a bucket in nanoseconds; `None` for the last one, which has none.
+/// Returns the inclusive upper bound of a bucket in nanoseconds; `None` for the last one.
 fn bound_nanos(bucket: usize) -> Option<u64> {
     match bucket {
         0 => Some(STEPS as u64 * UNIT_NANOS),
@@ -41,7 +41,8 @@ fn bound_nanos(bucket: usize) -> Option<u64> {
     }
 }
 
-/// A distribution of durations that any thread can add to, with one or two atomic additions each time.
+/// A distribution of durations. Any thread can add to it, with one or two atomic additions per
+/// call.
 ///
 /// ```
 /// use std::time::Duration;
@@ -84,8 +85,8 @@ impl Latency {
         self.sum_nanos.fetch_add(nanos.saturating_mul(count), Ordering::Relaxed);
     }
 
-    /// Returns what has been counted. Durations that are being counted meanwhile may be in the sum and not in
-    /// a bucket, or the other way round.
+    /// Returns the durations counted so far. Those counted meanwhile may be in the sum but not in a
+    /// bucket, or vice versa.
     #[must_use]
     pub fn snapshot(&self) -> LatencySnapshot {
         let read = |bucket: usize| self.counts[bucket].load(Ordering::Relaxed);
@@ -102,7 +103,7 @@ impl std::fmt::Debug for Latency {
     }
 }
 
-/// A distribution of durations at one moment, or between two.
+/// A distribution of durations at one moment, or between two moments.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct LatencySnapshot {
     counts: [u64; BUCKETS],
@@ -124,7 +125,7 @@ impl LatencySnapshot {
         self.sum_nanos = self.sum_nanos.wrapping_add(other.sum_nanos);
     }
 
-    /// Returns what has been counted since `before`, an earlier snapshot of the same distribution.
+    /// Returns the durations counted since `before`, an earlier snapshot of the same distribution.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self {
@@ -145,10 +146,10 @@ impl LatencySnapshot {
         Duration::from_nanos(self.sum_nanos)
     }
 
-    /// Returns a duration that the share `quantile` of all durations does not exceed, interpolated within its
-    /// bucket; `None` of an empty distribution. Above the scale it is the scale's end, 67 s.
+    /// Returns the `quantile` of all durations, interpolated within its bucket; `None` for an empty
+    /// distribution. Above the scale, it is the scale's end, 67 s.
     ///
-    /// A `quantile` outside of 0 to 1 counts as the nearer end.
+    /// A `quantile` outside of 0 to 1 counts as the nearer limit.
     #[must_use]
     pub fn quantile(&self, quantile: f64) -> Option<Duration> {
         let count = self.count();
@@ -170,8 +171,8 @@ impl LatencySnapshot {
         Some(Duration::from_nanos(lower))
     }
 
-    /// Returns the distribution in whole powers of two: the inclusive upper bound of each that has any
-    /// duration, in microseconds, and the number of durations in it. What is longer than the scale is counted
+    /// Returns the distribution in powers of two: the inclusive upper bound of each nonempty one,
+    /// in microseconds, and the number of durations in it. Durations beyond the scale are counted
     /// at twice the scale's end.
     #[must_use]
     pub fn octaves_us(&self) -> Vec<(u64, u64)> {
@@ -184,8 +185,8 @@ impl LatencySnapshot {
         std::iter::once(first).chain(others).chain([last]).filter(|(_, count)| *count > 0).collect()
     }
 
-    /// Returns the distribution as the value of a histogram in seconds, whose buckets are the powers of two
-    /// from `2^first` to `2^last` microseconds; `last` is at most 26.
+    /// Returns the distribution as the value of a histogram in seconds. Its buckets are the powers
+    /// of two from `2^first` to `2^last` microseconds; `last` is at most 26.
     #[must_use]
     pub fn value(&self, first: u32, last: u32) -> Value {
         let mut below = 0;
@@ -195,7 +196,8 @@ impl LatencySnapshot {
             let is_octave = bucket % STEPS == 0;
             let octave = (bucket / STEPS) as u32;
             if is_octave && (first..=last.min(OCTAVES as u32)).contains(&octave) {
-                // The nearest number to the decimal one, so that it is printed in few digits.
+                // The floating-point number nearest to the decimal one, so that it is printed with
+                // few digits.
                 buckets.push(((1u64 << octave) as f64 / 1e6, below));
             }
         }

@@ -1,19 +1,20 @@
-//! Typed metrics: counters, gauges and histograms with a name, a help text and labels, collected in one
-//! registry.
+//! Typed metrics: counters, gauges and histograms with a name, a help text and labels, collected in
+//! one registry.
 //!
-//! A component declares what it counts as a table ([`counters!`]), or implements [`Collect`] itself: it
-//! writes the current values of its metrics into [`Families`]. A program registers its components with a
-//! [`Registry`], whose [`gather`](Registry::gather) merges what they write. The result is rendered as
-//! [pairs of name and number](render::pairs), as [Prometheus text](render::prometheus) or as
-//! [OpenMetrics](render::openmetrics).
+//! A component declares its metrics as a table ([`counters!`]), or implements [`Collect`] itself:
+//! it writes the current values of its metrics into [`Families`]. A program registers its
+//! components with a [`Registry`], whose [`gather`](Registry::gather) merges what they write. The
+//! result is rendered as [pairs of name and number](render::pairs), as [Prometheus
+//! text](render::prometheus) or as [OpenMetrics](render::openmetrics).
 //!
-//! Names follow Prometheus' conventions: `snake_case` that begins with the component, the unit last
+//! Names follow Prometheus' conventions: `snake_case` that starts with the component, the unit last
 //! (`_bytes`, `_seconds`), `_total` after the unit of a counter.
 //!
-//! Collecting reads values and allocates little: names, help texts and label names are usually `&'static
-//! str`. A component that counts on a hot path keeps its own counters, for example one for each thread, and
-//! adds them up when it is collected; [`Counter`], [`Gauge`] and [`Histogram`] are for paths where one shared
-//! atomic is cheap enough. [`Latency`] counts durations on one scale for the whole program.
+//! Collecting reads values and allocates little: names, help texts and label names are usually
+//! `&'static str`. A component that counts on a hot path keeps its own counters, for example one
+//! for each thread, and adds them up when it is collected; [`Counter`], [`Gauge`] and [`Histogram`]
+//! are for paths where one shared atomic is cheap enough. [`Latency`] counts durations on one scale
+//! for the whole program.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The registry: which components are collected, and how what they write becomes one set of families.
+//! The registry of collected components, and the merging of their metrics into one set of families.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -8,8 +8,8 @@ use crate::family::{Families, Family, Label, Sample, Text};
 
 /// A component that has metrics.
 ///
-/// Collecting happens whenever metrics are read, usually every few seconds, on any thread. An implementor reads its
-/// counters and returns; it does not wait for I/O.
+/// Metrics are collected whenever they are read, usually every few seconds, on any thread. An
+/// implementation reads its counters and returns; it must not wait for I/O.
 pub trait Collect: Send + Sync {
     /// Writes the current values into `into`.
     fn collect(&self, into: &mut Families);
@@ -28,7 +28,7 @@ impl<C: Collect + ?Sized> Collect for Arc<C> {
     }
 }
 
-/// How much one [`Registry::gather`] returns at most.
+/// The limits on the result of one [`Registry::gather`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Limits {
@@ -44,31 +44,32 @@ impl Default for Limits {
     }
 }
 
-/// Something that a gathering left out.
+/// A reason why gathering left something out.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum GatherError {
-    /// The name of a family or label is not one: letters, digits and underscores, not beginning with a digit.
+    /// A family's or a label's name is invalid. Valid names have letters, digits and underscores,
+    /// and do not start with a digit.
     BadName {
         /// The family.
         family: Text,
         /// The name.
         name: Text,
     },
-    /// Two collectors disagree about the kind or the help text of a family; the first one counts.
+    /// Two collectors disagree about the kind or the help text of a family. The first one is kept.
     Conflict {
         /// The family.
         family: Text,
     },
-    /// A family has two samples with the same labels, or a sample two labels of the same name; the first one
-    /// counts.
+    /// A family has two samples with the same labels, or a sample has two labels with the same
+    /// name. The first one is kept.
     Duplicate {
         /// The family.
         family: Text,
     },
     /// There are more families or samples than [`Limits`] allow.
     TooMany {
-        /// The first family that was left out, or of which samples were left out.
+        /// The first family that was left out completely or in part.
         family: Text,
     },
 }
@@ -97,11 +98,12 @@ impl std::error::Error for GatherError {}
 pub struct Gathered {
     /// The families, sorted by name, each with its samples sorted by labels.
     pub families: Families,
-    /// What was left out, one entry for each family and reason.
+    /// The omissions, one entry for each family and reason.
     pub errors: Vec<GatherError>,
 }
 
-/// The components of a program that have metrics. Cheap to clone; all clones are the same registry.
+/// The components of a program that have metrics. Cloning is cheap, and all clones share one
+/// registry.
 #[derive(Clone, Default)]
 pub struct Registry {
     inner: Arc<Inner>,
@@ -116,7 +118,7 @@ struct Inner {
 #[derive(Default)]
 struct Sources {
     last_id: u64,
-    /// In the order of registration.
+    /// The sources in the order of registration.
     list: BTreeMap<u64, Source>,
 }
 
@@ -126,7 +128,7 @@ struct Source {
     labels: Arc<[Label]>,
 }
 
-/// Keeps a component registered; dropping it removes the component.
+/// Keeps a component registered. Dropping it removes the component.
 #[must_use = "dropping a registration removes the component from the registry"]
 pub struct Registration {
     inner: Weak<Inner>,
@@ -136,14 +138,14 @@ pub struct Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         let removed = self.inner.upgrade().and_then(|inner| inner.sources().list.remove(&self.id));
-        // The collector is dropped here, outside the lock: it may own anything.
+        // The collector is dropped outside the lock, because its destructor may do anything.
         drop(removed);
     }
 }
 
 impl Inner {
     fn sources(&self) -> MutexGuard<'_, Sources> {
-        // A list of handles is whole after a panic.
+        // A list of handles is intact even after a panic.
         self.sources.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -193,8 +195,8 @@ impl Registry {
         Registration { inner: Arc::downgrade(&self.inner), id }
     }
 
-    /// Collects all components and merges what they write. A family that several components write has the
-    /// samples of all of them.
+    /// Collects all components and merges their metrics. A family that several components write has
+    /// the samples of all of them.
     #[must_use]
     pub fn gather(&self) -> Gathered {
         // Collectors run outside the lock, so that one may register another.
@@ -208,7 +210,7 @@ impl Registry {
 }
 
 impl Collect for Registry {
-    /// Writes what a gathering returns; what it left out is not reported.
+    /// Writes the result of a gathering, without reporting the omissions.
     fn collect(&self, into: &mut Families) {
         into.append(self.gather().families);
     }
@@ -226,7 +228,7 @@ impl fmt::Debug for Registration {
     }
 }
 
-/// Families on their way into one sorted set.
+/// The state of merging families into one sorted set.
 struct Merge {
     limits: Limits,
     families: BTreeMap<Text, Family>,
@@ -310,7 +312,7 @@ impl Merge {
     }
 }
 
-/// Whether `text` can be the name of a metric or a label.
+/// Returns whether `text` is a valid name of a metric or a label.
 fn is_name(text: &str) -> bool {
     let is_first = |byte: u8| byte.is_ascii_alphabetic() || byte == b'_';
     text.bytes().next().is_some_and(is_first)

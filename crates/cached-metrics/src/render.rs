@@ -8,10 +8,11 @@ mod openmetrics;
 
 pub use openmetrics::openmetrics;
 
-/// One number with the name under which a plain list shows it.
+/// A number with its name in a plain list.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Pair {
-    /// The family's name, then the labels, if any, in braces. Has no white space and no control characters.
+    /// The family's name, followed by any labels in braces. It has no white space and no control
+    /// characters.
     pub name: String,
     /// The number.
     pub value: Number,
@@ -24,10 +25,11 @@ impl fmt::Display for Pair {
     }
 }
 
-/// Returns every number of `families` with a name: what memcached's `stats` and `cachectl stats` show.
+/// Returns every number of `families` with a name, as shown by memcached's `stats` and by `cachectl
+/// stats`.
 ///
-/// A counter or gauge is one pair. A histogram is a pair for each bucket, one for its sum and one for its
-/// count, named as Prometheus names them.
+/// A counter or gauge is one pair. A histogram is a pair for each bucket, one for its sum and one
+/// for its count, named as Prometheus names them.
 ///
 /// ```
 /// use cached_metrics::{Families, render};
@@ -69,7 +71,8 @@ pub fn prometheus(families: &Families) -> String {
     text
 }
 
-/// Calls `each` with every number of the family: suffix of the name, labels, a bucket's bound, and value.
+/// Calls `each` with every number of the family: the suffix of the name, the labels, a bucket's
+/// bound, and the value.
 pub(crate) fn series(family: &Family, mut each: impl FnMut(&str, &[Label], Option<Number>, Number)) {
     for sample in &family.samples {
         let labels = &sample.labels;
@@ -124,7 +127,8 @@ fn write_escaped(text: &mut String, value: &str, is_unfit: impl Fn(char) -> bool
     }
 }
 
-/// memcached's clients split a line of `stats` at white space.
+/// Returns whether memcached's clients, which split a line of `stats` at white space, would misread
+/// the character.
 fn is_unfit_for_a_name(char: char) -> bool {
     char.is_whitespace() || char.is_control()
 }

@@ -1,4 +1,4 @@
-//! Tables of metrics: each counter of a component in one place.
+//! Tables of metrics, which keep everything about a component's counter in one place.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -6,10 +6,12 @@ use std::time::Duration;
 use crate::family::{Families, Kind, Label, Value};
 use crate::instrument::{Counter, Gauge, Histogram};
 
-/// Declares a struct of counters and gauges, each with its metric, and implements [`Collect`](crate::Collect).
+/// Declares a struct of counters and gauges, each with its metric, and implements
+/// [`Collect`](crate::Collect).
 ///
-/// A field's doc comment is the metric's help text, and so its line in the operators' reference. A name that
-/// ends in `_total` is that of a counter, any other that of a gauge. A field without a metric is only a field.
+/// A field's doc comment is the metric's help text, and so appears in the operators' reference. A
+/// name that ends in `_total` belongs to a counter, any other to a gauge. A field without a metric
+/// is an ordinary field.
 ///
 /// ```
 /// use cached_metrics::{Collect, Counter, LabelledMetric, counters};
@@ -23,7 +25,7 @@ use crate::instrument::{Counter, Gauge, Histogram};
 ///     pub struct Mailer {
 ///         /// Messages sent.
 ///         pub sent: Counter => "mailer_messages_total",
-///         /// Messages that nobody took.
+///         /// Messages that nobody accepted.
 ///         pub refused: Counter => LOST.of(["refused"]),
 ///         /// Messages that did not fit.
 ///         pub dropped: Counter => LOST.of(["full"]),
@@ -37,8 +39,9 @@ use crate::instrument::{Counter, Gauge, Histogram};
 /// assert_eq!(families.get("mailer_messages_lost_total").map(|family| family.samples.len()), Some(2));
 /// ```
 ///
-/// A struct with a type parameter has it in all fields: `Counts<Counter>` is what threads count in, and
-/// `Counts<u64>` what was counted. `map` makes one of the other, and `add_to` adds one to the other.
+/// The type parameter of a struct is the type of all fields: `Counts<Counter>` is the table in
+/// which threads count, and `Counts<u64>` has the results. `map` converts one into another, and
+/// `add_to` adds one to another.
 ///
 /// ```
 /// use cached_metrics::{Counter, counters};
@@ -71,7 +74,7 @@ macro_rules! counters {
 
         #[allow(dead_code, reason = "not every table needs all of them")]
         impl<$C> $Name<$C> {
-            /// Returns the table that has `each` of every field.
+            /// Returns the table with the result of `each` for every field.
             $vis fn map<D>(&self, mut each: impl FnMut(&$C) -> D) -> $Name<D> {
                 $Name { $($field: each(&self.$field),)* }
             }
@@ -81,7 +84,7 @@ macro_rules! counters {
                 [$((stringify!($field), &self.$field),)*].into_iter()
             }
 
-            /// Calls `each` with every field of this table and the same of `other`.
+            /// Calls `each` with every field of this table and the corresponding one of `other`.
             $vis fn zip<D>(&self, other: &mut $Name<D>, mut each: impl FnMut(&$C, &mut D)) {
                 $(each(&self.$field, &mut other.$field);)*
             }
@@ -133,13 +136,13 @@ pub struct LabelledMetric<const N: usize> {
 }
 
 impl<const N: usize> LabelledMetric<N> {
-    /// Returns the metric with these names of labels.
+    /// Returns the metric with these label names.
     #[must_use]
     pub const fn new(name: &'static str, labels: [&'static str; N], help: &'static str) -> Self {
         Self { name, labels, help }
     }
 
-    /// Returns the series with these values of the labels.
+    /// Returns the series with these label values.
     #[must_use]
     pub fn of(&self, values: [&'static str; N]) -> Series {
         let labels = self.labels.into_iter().zip(values).map(Label::from).collect();
@@ -147,11 +150,11 @@ impl<const N: usize> LabelledMetric<N> {
     }
 }
 
-/// Where a value is shown.
+/// The name and labels under which a value is reported.
 #[derive(Debug)]
 pub struct Series {
     name: &'static str,
-    /// That of the metric, where the field's own would be only a part of it.
+    /// The help text of the metric, if the field's own describes only a part of it.
     help: Option<&'static str>,
     labels: Vec<Label>,
 }
@@ -164,7 +167,7 @@ impl From<&'static str> for Series {
 
 /// A value that a metric can have.
 pub trait Reading {
-    /// Returns the present value as one of this kind; `None` if there is none.
+    /// Returns the present value in the form of `kind`; `None` if there is none.
     fn value(&self, kind: Kind) -> Option<Value>;
 }
 
@@ -215,7 +218,7 @@ reading! {
 }
 
 impl Families {
-    /// Adds the value of a [table](crate::counters)'s field, with the kind that the name says.
+    /// Adds the value of a [table](crate::counters)'s field. The name determines the kind.
     pub fn measure(&mut self, series: impl Into<Series>, help: &'static str, value: &impl Reading) {
         let Series { name, help: whole, labels } = series.into();
         let kind = if name.ends_with("_total") { Kind::Counter } else { Kind::Gauge };
@@ -224,7 +227,7 @@ impl Families {
         }
     }
 
-    /// Adds the families of `other`, with labels before those that they have.
+    /// Adds the families of `other`, with `labels` before their own.
     pub fn append_labelled(&mut self, labels: &[Label], other: Self) {
         for mut family in other {
             for sample in &mut family.samples {

@@ -1,4 +1,5 @@
-//! The cache before the backend, as `[objects]` configures it: its background task, and its shutdown.
+//! The cache in front of the backend, as configured by `[objects]`: its background task, and its
+//! shutdown.
 
 use cached_core::insight::Sampling;
 use std::sync::Arc;
@@ -20,10 +21,11 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// Starts a cache over `below`, of whose requests `insight` are sampled. Its background task runs on the current runtime.
+    /// Starts a cache over `below`, with requests sampled according to `insight`. Its background
+    /// task runs on the current runtime.
     ///
     /// # Errors
-    /// The setting that cannot work.
+    /// The invalid setting.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
@@ -47,22 +49,22 @@ impl Cache {
         Arc::new(self.cache.clone())
     }
 
-    /// Returns the cache's buckets as receive buffers for large payloads.
+    /// Returns the cache's buckets, for use as receive buffers for large payloads.
     pub(crate) fn receive_buffers(&self) -> Arc<dyn synapse::ReceiveBuffers> {
         Arc::new(CacheReceiveBuffers::new(self.cache.clone()))
     }
 
-    /// Returns a handle of the cache, to read its metrics during the shutdown.
+    /// Returns a handle of the cache for reading its metrics during the shutdown.
     pub(crate) fn cache(&self) -> ObjectCache {
         self.cache.clone()
     }
 
-    /// Returns the most time that storing its dirty data may take, which can change.
+    /// Returns the time limit for storing its dirty data, which can change at run time.
     pub(crate) fn flush_max(&self) -> LiveSecs {
         self.flush_max.clone()
     }
 
-    /// Returns the most memory that it takes, in bytes.
+    /// Returns the maximum memory of the cache, in bytes.
     pub(crate) fn memory_bytes_max(&self) -> u64 {
         self.memory_bytes_max
     }
@@ -70,11 +72,11 @@ impl Cache {
     /// Stores its dirty data, and stops the background task. Nothing may change the cache any more.
     ///
     /// # Errors
-    /// What was acknowledged and is not stored.
+    /// The acknowledged data that could not be stored.
     pub(crate) async fn shut_down(self) -> Result<(), ShutdownError> {
         let stored = store_all(&self.cache, self.flush_max.get()).await;
         self.background.abort();
-        // The task releases the store with it.
+        // When the task ends, it releases the store.
         let _ = self.background.await;
         stored
     }

@@ -1,8 +1,8 @@
-//! The configuration file, and the server's settings made of it.
+//! The configuration file, and the server's settings that it gives.
 //!
-//! Every key has its comment in `deploy/synapsed.toml`; an unknown key prevents the start. The tables are
-//! those of `cached`, with the same keys, units, defaults and values; `backend`, which `cached` has in
-//! `[objects]`, is at the top, because here it can be served without a cache.
+//! `deploy/synapsed.toml` describes every key; an unknown key prevents the start. The tables are
+//! those of `cached`, with the same keys, units, defaults and values, except that `backend`, which
+//! `cached` has in `[objects]`, is at the top level, because here it can be served without a cache.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use synapse::{Address, Secret, Server, ServerConfig};
 #[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Config {
-    /// The backend to serve: one line, or a table with `cached`'s keys.
+    /// The backend to serve: a single line, or a table with `cached`'s keys.
     #[serde(deserialize_with = "backend")]
     pub(crate) backend: BackendTable,
     #[serde(default)]
@@ -35,23 +35,23 @@ pub(crate) struct Config {
     /// The listener.
     #[serde(default)]
     pub(crate) synapse: SynapseTable,
-    /// The cache before the backend, if there is one.
+    /// The cache in front of the backend, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) objects: Option<ObjectsTable>,
-    /// What is learned about the requests of the cache.
+    /// Statistics about the requests of the cache.
     #[serde(default)]
     pub(crate) insight: InsightTable,
     /// The admin listener, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) admin: Option<AdminTable>,
-    /// What is traced, if anything is.
+    /// The tracing of requests, if it is on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tracing: Option<TracingTable>,
 }
 
-/// The content of the files that a configuration names.
+/// The contents of the files that a configuration names.
 pub(crate) struct Loaded {
-    /// The server's settings, with its secrets.
+    /// The server's settings, including its secrets.
     pub(crate) server: ServerConfig,
     pub(crate) secrets: Secrets,
     /// The tokens of the admin listener, and its certificates.
@@ -63,9 +63,9 @@ pub(crate) struct Loaded {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub(crate) struct ProcessTable {
-    /// How long the process is not ready before its listeners close.
+    /// How long the process reports that it is not ready before its listeners close.
     drain_delay_secs: u64,
-    /// How long requests that have begun may take after that.
+    /// How long requests in progress may take after that.
     drain_timeout_secs: u64,
 }
 
@@ -87,20 +87,20 @@ fn backend<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BackendTable, D
 }
 
 impl Config {
-    /// Reads a file, and checks all that can be checked without opening the backend or a socket. Returns the text
-    /// as well.
+    /// Reads a file, and checks everything that can be checked without opening the backend or a
+    /// socket. Also returns the text.
     ///
     /// # Errors
-    /// One line: what is wrong where, and what would be right.
+    /// One line: the mistake, its position, and the valid values.
     pub(crate) fn read(path: &Path) -> Result<(Self, String), ConfigFileError> {
         let text = read_config(path)?;
         Ok((Self::parse(path, &text)?, text))
     }
 
-    /// Reads and checks the text of a file; `path` is for errors.
+    /// Parses and checks the text of a file; `path` is used in errors.
     ///
     /// # Errors
-    /// As [`Self::read`].
+    /// As for [`Self::read`].
     pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, ConfigFileError> {
         let config: Self = parse_config(path, text)?;
         config.check().map_err(|error| ConfigFileError::of_key(path, error))?;
@@ -118,12 +118,12 @@ impl Config {
     /// Returns the addresses to listen on.
     ///
     /// # Errors
-    /// The text that is not an address.
+    /// The invalid address.
     pub(crate) fn addresses(&self) -> Result<Vec<Address>, ConfigError> {
         self.synapse.addresses()
     }
 
-    /// Returns the times of an orderly end.
+    /// Returns the time limits of the shutdown.
     ///
     /// # Errors
     /// The key that is out of range.
@@ -131,8 +131,8 @@ impl Config {
         DrainTimes::new(self.process.drain_delay_secs, self.process.drain_timeout_secs)
     }
 
-    /// Reads the files that the configuration names, and checks the rest of what it names. Opens no socket, no journal and
-    /// no backend, and takes no lock.
+    /// Reads the files that the configuration names, and checks its other references. Opens no
+    /// socket, journal or backend, and takes no lock.
     ///
     /// # Errors
     /// The first mistake.
@@ -150,10 +150,10 @@ impl Config {
         })
     }
 
-    /// Returns the secret of the server that is the backend, if it is one; reads its file.
+    /// If the backend is a server, reads its secret from the file, and returns it.
     ///
     /// # Errors
-    /// What is wrong with the file.
+    /// The file's problem.
     fn backend_secret(&self) -> Result<Option<Secret>, ConfigError> {
         match &self.backend {
             BackendTable::Synapse(table) => table.secret().map_err(in_this_file),
@@ -164,7 +164,7 @@ impl Config {
     /// Reads the files of all secrets.
     ///
     /// # Errors
-    /// What is wrong with a file.
+    /// The file's problem.
     pub(crate) fn secrets(&self) -> Result<Secrets, ConfigError> {
         Ok(Secrets { listener: self.synapse.secrets()?, store: self.backend_secret()? })
     }
@@ -176,10 +176,10 @@ impl Config {
         self.synapse.secret_warnings().into_iter().chain(backend).chain(admin).collect()
     }
 
-    /// Returns the server's settings; reads the files of its secrets.
+    /// Returns the server's settings, after reading the files of its secrets.
     ///
     /// # Errors
-    /// The key that is wrong.
+    /// The invalid key.
     pub(crate) fn server(&self) -> Result<ServerConfig, ConfigError> {
         self.synapse.check()?;
         let mut server = self.synapse.server();
@@ -188,10 +188,10 @@ impl Config {
         Ok(server)
     }
 
-    /// Returns the table of the cache before the backend, if there is one.
+    /// Returns the table of the cache in front of the backend, if there is one.
     ///
     /// # Errors
-    /// The key that is wrong.
+    /// The invalid key.
     pub(crate) fn cache(&self) -> Result<Option<&ObjectsTable>, ConfigError> {
         let Some(table) = &self.objects else { return Ok(None) };
         if table.backend.is_some() {
@@ -204,7 +204,7 @@ impl Config {
         Ok(Some(table))
     }
 
-    /// Returns the size of the largest object that the backend is opened for, in bytes.
+    /// Returns the limit on the size of objects with which the backend is opened, in bytes.
     pub(crate) fn object_bytes_max(&self) -> u64 {
         let default = blocker::OBJECT_BYTES_MAX_DEFAULT;
         self.objects.as_ref().map_or(default, |cache| cache.object_bytes_max.0.max(default))
@@ -217,7 +217,7 @@ impl Config {
         listener + admin + self.backend.descriptors_max() + 32
     }
 
-    /// Checks all that can be checked without opening the backend or a socket.
+    /// Checks everything that can be checked without opening the backend or a socket.
     fn check(&self) -> Result<(), ConfigError> {
         self.backend.check().map_err(in_this_file)?;
         self.drain()?;
@@ -227,8 +227,8 @@ impl Config {
         self.try_construction(self.server()?)
     }
 
-    /// Constructs the server, and the cache if there is one, over an empty memory backend with the same
-    /// limits.
+    /// Constructs the server, and the cache if there is one, over an empty memory backend with the
+    /// same limits.
     fn try_construction(&self, server: ServerConfig) -> Result<(), ConfigError> {
         let clock = Arc::clone(&server.clock);
         let limits = MemoryConfig { object_bytes_max: self.object_bytes_max(), ..MemoryConfig::default() };
@@ -237,28 +237,28 @@ impl Config {
             return Server::new(memory, server).map(drop).map_err(|error| SynapseTable::error(&error));
         };
         let mut cache = table.cache().map_err(in_this_file)?;
-        // As small as possible: nothing is stored in it.
+        // As small as possible, since nothing is stored in it.
         let capabilities = blocker::Blocker::capabilities(&*memory);
         cache.check(&capabilities).map_err(|error| in_this_file((&error).into()))?;
         cache.memory_bytes_max = 1 << 20;
         cache.dirty_bytes_max = cache.dirty_bytes_max.min(1 << 19);
         cache.objects_count_max = cache.objects_count_max.min(64);
         cache.huge_pages = false;
-        // Its keys have been checked; it is opened at the start only.
+        // Its keys have been checked; it is opened only at the start.
         (cache.journal, cache.durability) = (None, Durability::Cached);
         for namespace in &mut cache.namespaces {
             (namespace.journal, namespace.durability) = (None, Durability::Cached);
             namespace.settings.unset(NamespaceKey::DirtyBytesMax);
             namespace.settings.unset(NamespaceKey::MemoryBytesMin);
         }
-        // Constructed only: its background task does not run.
+        // Only constructed: its background task does not run.
         let (cache, _background) =
             ObjectCache::new(memory, cache, clock).map_err(|error| in_this_file((&error).into()))?;
         Server::new(Arc::new(cache), server).map(drop).map_err(|error| SynapseTable::error(&error))
     }
 }
 
-/// Returns the error with the key of this file: the table of the store has another name in `cached`.
+/// Converts the error to the keys of this file: `cached` has another name for the store's table.
 pub(crate) fn in_this_file(mistake: ConfigError) -> ConfigError {
     let ConfigError { key, why } = mistake;
     let key = match key.strip_prefix("objects.backend") {
@@ -369,11 +369,11 @@ mod tests {
         }
     }
 
-    /// Returns the settings that the shipped file shows, without the `#` before them.
+    /// Returns the settings shown in the shipped file, without the leading `#`.
     fn shown() -> toml::Table {
         let text = include_str!("../../../deploy/synapsed.toml");
         let lines = text.lines().map(|line| line.strip_prefix('#').unwrap_or(line));
-        // Off unless it is there; cached.toml has all of its keys.
+        // Off unless the table exists; cached.toml shows all of its keys.
         let is_optional = |line: &str| line == "[objects.journal]";
         let is_setting = |line: &str| {
             let key = line.split('=').next().unwrap_or_default().trim_end();
@@ -390,9 +390,9 @@ mod tests {
     fn the_shipped_file_shows_every_key_with_its_default() {
         let all = "backend = \"file:/var/lib/synapsed\"\n[objects]\n[admin.tls]\nchain_file = \"chain.pem\"\n[tracing]\n";
         let mut built_in: toml::Table = toml::from_str(&parse(all).unwrap().effective()).unwrap();
-        // Shown as an example: it has no default.
+        // Shown only as an example, without a default.
         built_in["admin"]["tls"].as_table_mut().unwrap().remove("chain_file");
-        // There as a line, written as a table.
+        // Shown as a line, but written as a table.
         built_in["backend"] = shown()["backend"].clone();
         assert_eq!(shown(), built_in, "left: shown, right: built in");
     }

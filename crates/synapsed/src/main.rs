@@ -1,5 +1,5 @@
-//! `synapsed`: the storage-node daemon. Serves a backend, or a cache over one, to clients of the synapse
-//! protocol.
+//! `synapsed`, the storage-node daemon. It serves a backend, or a cache over one, to clients of the
+//! synapse protocol.
 //!
 //! ```text
 //! synapsed --config /etc/synapsed/synapsed.toml
@@ -60,7 +60,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         print!("{}", config.effective());
         return Ok(());
     }
-    // Mistakes come first, before anything is touched.
+    // Reports mistakes before anything is touched.
     let of_file = |error| Failure::new(Exit::Configuration, ConfigFileError::of_key(path, error));
     let loaded = config.load().map_err(of_file)?;
     if arguments.check_config {

@@ -1,4 +1,4 @@
-//! Reading the configuration again while `synapsed` runs.
+//! Reloading the configuration while `synapsed` runs.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,27 +13,27 @@ use toml::Table;
 
 use crate::config::{Config, in_this_file};
 
-/// The daemon, as far as its configuration can change.
+/// The parts of the daemon that its configuration can change.
 pub(crate) struct Synapsed {
     pub(crate) path: PathBuf,
     pub(crate) log: Log,
-    /// The delay of the end, and the time for what has begun.
+    /// The delay of the shutdown, and the time limit for requests in progress.
     pub(crate) drain: (LiveSecs, LiveSecs),
     pub(crate) objects: LiveObjects,
     /// The tokens of the admin listener.
     pub(crate) tokens: Option<Tokens>,
-    /// Makes spans, if requests are traced.
+    /// Creates spans if requests are traced.
     pub(crate) tracer: Option<Tracer>,
-    /// The slow requests to the store.
+    /// The log of slow requests to the store.
     pub(crate) slow: Arc<SlowLog>,
-    /// The configuration in force.
+    /// The active configuration.
     pub(crate) in_force: Mutex<Config>,
 }
 
-/// Returns the source of a configuration that was made of `text`, the text of the file `path`.
+/// Returns the source of a configuration parsed from `text`, the contents of the file `path`.
 ///
 /// # Errors
-/// One line, if the text is not what `config` was made of.
+/// One line, if `config` was not parsed from this text.
 pub(crate) fn source(config: &Config, path: &Path, text: &str) -> Result<Source, String> {
     let file: Table = text
         .parse()
@@ -64,7 +64,8 @@ impl Program for Synapsed {
         let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
         let objects = after.objects.as_ref();
         let listener = Some(&after.synapse);
-        // What can be refused comes first: its file is read, then the object cache changes, or nothing does.
+        // Everything that can be refused comes first: the files are read, then the object cache
+        // changes, or nothing does.
         let tokens = self.tokens.as_ref().map(Tokens::read_again).transpose()?;
         let files = self.objects.change(objects, listener, secrets, "backend.secret_file");
         let mut files = files.map_err(|error| line(in_this_file(error)))?;

@@ -33,8 +33,9 @@ use crate::cache::Cache;
 use crate::config::{Config, Loaded, in_this_file};
 use crate::reload::{self, Synapsed};
 
-/// Serves a configuration, made of `text`, until a signal requests the shutdown. Then requests that have begun are answered, and a cache
-/// stores its dirty data; nothing that was acknowledged is lost unless that fails.
+/// Serves a configuration parsed from `text` until a signal requests the shutdown. Then the
+/// requests in progress are answered, and a cache stores its dirty data; no acknowledged data are
+/// lost unless that fails.
 ///
 /// # Errors
 /// The failure, with its exit status.
@@ -56,11 +57,11 @@ pub(crate) fn run(
     let table = config.cache().map_err(of_file)?;
     let drain_times = config.drain().map_err(of_file)?;
     let (delay, timeout) = (LiveSecs::new(drain_times.delay_secs), LiveSecs::new(drain_times.timeout_secs));
-    // A runtime per thread: a connection stays on its thread, without work stealing.
+    // Each thread has a runtime, so a connection stays on its thread, without work stealing.
     let failed =
         |error: io::Error| Failure::new(Exit::Trouble, format_args!("cannot start a runtime: {error}"));
     let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
-    // First, so that it answers while the start waits for the store.
+    // The admin listener starts first, so that it answers while the start waits for the store.
     let admin = config.admin.as_ref().map(|table| open_admin(table.config(tokens.clone(), admin_tls)));
     let admin = admin.transpose()?;
     let health = admin.as_ref().map(AdminServer::health);
@@ -89,7 +90,7 @@ pub(crate) fn run(
     });
     let Some((store, journal)) = opened.map_err(cannot_start)? else {
         tracing::info!("ending before the store was available");
-        // An attempt to open the journal or the store may hang: nothing waits for it.
+        // An attempt to open the journal or the store may hang, so this does not wait for it.
         runtime.shutdown_background();
         return Ok(());
     };
@@ -183,7 +184,8 @@ pub(crate) fn run(
         let most = delay.get() + timeout.get() + flush_max() + END_MARGIN;
         notify(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}", most.as_micros()));
         tracing::info!(delay_secs = delay.get().as_secs(), "ending");
-        // Clients are served for as long as load balancers may still send them here, or until a second signal.
+        // Clients are still served while load balancers may send them here, or until a second
+        // signal.
         if panics::first().is_none() && !delay.get().is_zero() {
             tokio::select! {
                 () = tokio::time::sleep(delay.get()) => {}
@@ -191,7 +193,8 @@ pub(crate) fn run(
             }
         }
         watch.into_iter().for_each(|watch| watch.abort());
-        // For the line of a forced end; gone before the store closes, which waits for all handles.
+        // For the log line of a forced end. It is dropped before the store closes, which waits for
+        // all handles.
         let observed = RefCell::new(cache.as_ref().map(Cache::cache));
         let stage = Stage::default();
         let end = async {
@@ -201,7 +204,7 @@ pub(crate) fn run(
             }
             stage.set("storing dirty data");
             let instance = server.instance();
-            // What is shown has handles of the server and the cache.
+            // The admin listener's data hold handles of the server and the cache.
             drop((server, shown, insight));
             let stored = match cache {
                 Some(cache) => cache.shut_down().await.map_err(not_stored),
@@ -227,7 +230,7 @@ pub(crate) fn run(
                     None => format!("a second signal forced the end while {}", stage.get()),
                 };
                 let failure = not_stored(line);
-                // Exits without waiting for threads, which may be what the end waits for.
+                // Exits without waiting for threads, because these may be what blocks the shutdown.
                 eprintln!("synapsed: {failure}");
                 std::process::exit(i32::from(failure.exit().status()));
             }
@@ -244,7 +247,7 @@ pub(crate) fn run(
     }
 }
 
-/// Waits until the end is requested, and reads the configuration again whenever that is requested.
+/// Waits until the shutdown is requested. Meanwhile, reloads the configuration on request.
 async fn until_end(signals: &Signals, drain: &Drain, reloader: &Arc<Reloader>) {
     let mut reloads = Reloads::new(reloader);
     loop {
@@ -267,7 +270,7 @@ async fn until_end(signals: &Signals, drain: &Drain, reloader: &Arc<Reloader>) {
     }
 }
 
-/// Writes once a second how many lines of the log were held back.
+/// Once a second, logs how many log lines were suppressed.
 async fn report_repeats(log: Log) {
     let mut seconds = tokio::time::interval(Duration::from_secs(1));
     loop {
@@ -276,10 +279,11 @@ async fn report_repeats(log: Log) {
     }
 }
 
-/// Opens the journal of a cache, and the store. Trouble of the journal's disk and of the store is waited for.
+/// Opens the journal of a cache, and the store. If the journal's disk or the store is unavailable,
+/// waits for it.
 ///
 /// # Errors
-/// Errors that waiting does not resolve.
+/// Errors that waiting cannot resolve.
 async fn open(
     config: &Config,
     table: Option<&ObjectsTable>,
@@ -287,7 +291,7 @@ async fn open(
     tracer: Option<&Tracer>,
     waiting: &mut Waiting<'_>,
 ) -> Result<(Store, Option<OpenJournal>), StartError> {
-    // Before the wait for the store: a journal that cannot be used ends the start at once.
+    // This comes before waiting for the store, so that an unusable journal ends the start at once.
     let journal = match table {
         Some(table) => table.open_journal(waiting).await?,
         None => None,
@@ -305,7 +309,7 @@ fn not_stored(cause: impl fmt::Display) -> Failure {
     Failure::new(Exit::NotStored, cause)
 }
 
-/// Returns what is served: the cache if there is one, else the store.
+/// Returns the backend to serve: the cache if there is one, otherwise the store.
 fn backend(store: &Store, cache: Option<&Cache>, tracer: Option<&Tracer>) -> Arc<dyn Blocker> {
     match (cache, tracer) {
         (None, _) => store.backend(),
@@ -324,7 +328,7 @@ fn open_admin(config: AdminConfig) -> Result<AdminServer, Failure> {
     })
 }
 
-/// What the shutdown is doing, for log lines.
+/// The present stage of the shutdown, for log lines.
 struct Stage(Cell<&'static str>);
 
 impl Default for Stage {
@@ -343,15 +347,15 @@ impl Stage {
     }
 }
 
-/// The time requested from a service manager beyond the most that the shutdown may take.
+/// The time requested from a service manager beyond the longest possible shutdown.
 const END_MARGIN: Duration = Duration::from_secs(10);
 
-/// Writes the first lines on standard output: for people, and for a parent process that has configured port
-/// 0.
+/// Writes the first lines to standard output, for people and for a parent process that has
+/// configured port 0.
 fn announce(bound: &[Address], config: &Config, memory_bytes_max: u64, admin: Option<&AdminServer>) {
     let mut out = io::stdout().lock();
     for address in bound {
-        // A closed standard output is no reason not to serve.
+        // The daemon also serves if standard output is closed.
         let cache = if config.objects.is_some() { "a cache over " } else { "" };
         let _ = writeln!(out, "synapsed: {cache}{} at {address}", config.backend);
     }
@@ -367,7 +371,7 @@ fn announce(bound: &[Address], config: &Config, memory_bytes_max: u64, admin: Op
     );
 }
 
-/// A thread with a runtime of its own. The thread ends when this is dropped.
+/// A thread with its own runtime. Dropping this ends the thread.
 struct Worker {
     handle: Handle,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
@@ -380,7 +384,7 @@ impl Worker {
         let handle = runtime.handle().clone();
         let (stop, stopped) = tokio::sync::oneshot::channel();
         let serve = move || {
-            // A dropped sender ends the thread as well.
+            // Dropping the sender also ends the thread.
             let _ = runtime.block_on(stopped);
         };
         let thread = std::thread::Builder::new().name(format!("synapse-{index}")).spawn(serve)?;

@@ -1,13 +1,14 @@
-//! Serves the disks of a directory over NBD, with a cache in memory before it:
+//! Serves the disks of a directory over NBD, through a cache in memory:
 //!
 //! ```text
 //! cargo run --release -p cached-volumes --example export -- DIR unix:/tmp/nbd.sock root=8192
 //! qemu-img info 'nbd+unix:///root?socket=/tmp/nbd.sock'
 //! ```
-//! The arguments are the directory of a file store, an address, and disks to make where they are missing, each with its
-//! size in MiB. It takes commands, one in a line of its standard input, and answers each with a line, `ok` or an error:
-//! `snapshot DISK NAME`, and `clone DISK SNAPSHOT NEW`. It ends when its standard input does; then everything that
-//! clients have written is stored. What it has acknowledged outlives a kill as well.
+//! The arguments are the directory of a file store, an address, and disks to create if they are
+//! missing, each with its size in MiB. It reads commands from standard input, one per line, and
+//! answers each with a line, `ok` or an error: `snapshot DISK NAME`, and `clone DISK SNAPSHOT NEW`.
+//! It ends at the end of standard input, after storing everything that clients have written.
+//! Acknowledged flushes also survive a kill.
 
 use std::error::Error;
 use std::io::{self, BufRead, IoSliceMut};
@@ -83,7 +84,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 async fn command(volumes: &Volumes, line: &str) -> Result<(), Box<dyn Error>> {
     match line.split_whitespace().collect::<Vec<_>>()[..] {
         ["snapshot", disk, name] => match volumes.snapshot(disk, name).await {
-            // Its last client had just gone: now it is attached for the snapshot alone.
+            // Its last client has just disconnected, so it is now attached only for the snapshot.
             Err(volumes::Error::Closed) => volumes.snapshot(disk, name).await?,
             answer => answer?,
         },

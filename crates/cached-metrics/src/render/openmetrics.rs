@@ -7,8 +7,9 @@ use crate::family::{Families, Family, Kind};
 
 /// Returns `families` in the OpenMetrics text format, version 1.0.0.
 ///
-/// The media type is `application/openmetrics-text; version=1.0.0; charset=utf-8`. The format wants the name of
-/// a counter to end in `_total`; one that does not is written as of unknown type, as Prometheus' own libraries do.
+/// The media type is `application/openmetrics-text; version=1.0.0; charset=utf-8`. The format
+/// requires the name of a counter to end in `_total`; another counter gets an unknown type, as in
+/// Prometheus' own libraries.
 ///
 /// ```
 /// use cached_metrics::{Families, render};
@@ -41,7 +42,7 @@ pub fn openmetrics(families: &Families) -> String {
     text
 }
 
-/// Returns a bound as the format wants it: a whole number with a fraction as well.
+/// Returns a bound in the required form, in which integers also have a fraction.
 fn float(bound: crate::family::Number) -> String {
     let text = bound.to_string();
     if text.bytes().all(|byte| byte.is_ascii_digit()) { text + ".0" } else { text }

@@ -1,4 +1,4 @@
-//! The real program: started, used, shut down.
+//! The real program is started, used and shut down.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -73,7 +73,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // It has ended already, unless the test has failed.
+        // Unless the test has failed, it has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -125,7 +125,7 @@ fn a_cache_over_a_directory_stores_at_the_end_what_it_has_acknowledged() {
             store.display()
         )
     };
-    // Nothing is stored because of its age: the shutdown must do it.
+    // Nothing is stored because of its age, so the shutdown must store it.
     let cache = "[objects]\nmemory_bytes_max = \"4 MiB\"\nwrite = \"back\"\nwriter = \"cache\"\ndirty_age_ms_max = 86400000\n";
     let daemon = Daemon::start(dir.path(), &text(cache));
     let client = daemon.client();
@@ -135,12 +135,12 @@ fn a_cache_over_a_directory_stores_at_the_end_what_it_has_acknowledged() {
     assert_eq!(policy.write, WriteMode::Back);
     let metrics = block_on(client.control().metrics()).unwrap();
     let dirty = metrics.number("cache_dirty_bytes").expect("the cache's metrics").to_u64();
-    // Whole buckets, and what the cache counts for the object's new end.
+    // Whole buckets, and the cache's count for the object's new end.
     assert!(dirty >= 100_000 && dirty <= 100_000_u64.next_multiple_of(4096) + 4096, "{dirty:?}");
     drop(client);
     let (status, log) = daemon.end();
     assert!(status.success(), "{log}");
-    // The store without the cache has it.
+    // The store contains it even without the cache.
     let daemon = Daemon::start(dir.path(), &text(""));
     let found = block_on(daemon.client().read(ReadRequest::new(object("disk"), 0, 200_000))).unwrap();
     assert_eq!(found.data.to_vec(), vec![7; 100_000]);
@@ -180,7 +180,7 @@ fn a_wrong_configuration_prevents_the_start_with_one_line_that_names_file_and_ke
     let check = ["--check-config"];
     let error = fails(dir.path(), "backend = \"memory:\"\nlisten_on = 1\n", &check, 78);
     assert!(error.contains("synapsed.toml:2: listen_on: unknown field `listen_on`"), "{error}");
-    // `--check-config` finds what prevents the start.
+    // `--check-config` reports mistakes that prevent the start.
     let wrong = [
         (
             "[synapse]\nlisten = [\"0.0.0.0:0\"]",
@@ -198,7 +198,7 @@ fn a_wrong_configuration_prevents_the_start_with_one_line_that_names_file_and_ke
     let text = "backend = { kind = \"file\", create = true, path = \"/proc/no/such\" }\n[synapse]\nlisten = [\"127.0.0.1:0\"]\n";
     let error = fails(dir.path(), text, &[], 78);
     assert!(error.contains("backend.path: /proc/no/such is not there, and cannot be made"), "{error}");
-    // An address that is in use.
+    // An address already in use.
     let daemon = Daemon::start(dir.path(), "backend = \"memory:\"\n[synapse]\nlisten = [\"127.0.0.1:0\"]\n");
     let text = format!("backend = \"memory:\"\n[synapse]\nlisten = [\"{}\"]\n", daemon.address);
     let error = fails(dir.path(), &text, &[], 71);
@@ -210,7 +210,7 @@ fn a_wrong_configuration_prevents_the_start_with_one_line_that_names_file_and_ke
     assert!(program().arg("--config").arg(&right).args(check).output().unwrap().status.success());
 }
 
-/// A write-back cache over a directory that flushes only at the shutdown.
+/// A write-back cache over a directory that stores its data only at the shutdown.
 const BACK: &str = "[synapse]\nlisten = [\"127.0.0.1:0\"]\n[objects]\nmemory_bytes_max = \"4 MiB\"\nwrite = \"back\"\n\
                     writer = \"cache\"\ndirty_age_ms_max = 86400000\n";
 
@@ -227,7 +227,7 @@ fn every_signal_stores_what_was_acknowledged_before_the_process_ends() {
             block_on(client.write(WriteRequest::new(object("disk"), 0, data))).unwrap().durability
         };
         assert_eq!(write(b"acknowledged"), Durability::Cached);
-        // These end nothing. The second proves that the process has survived the first.
+        // These signals do not end the process. The second proves that it has survived the first.
         daemon.signal("HUP");
         daemon.signal("USR2");
         assert_eq!(write(b"acknowledged, and more"), Durability::Cached);
@@ -245,7 +245,7 @@ fn every_signal_stores_what_was_acknowledged_before_the_process_ends() {
 #[test]
 fn a_second_signal_ends_at_once() {
     let dir = tempfile::tempdir().unwrap();
-    // A store that is unavailable at the shutdown, and stays so.
+    // A store that is unavailable during the whole shutdown.
     let below = Daemon::start(dir.path(), "backend = \"memory:\"\n[synapse]\nlisten = [\"127.0.0.1:0\"]\n");
     let text = format!("backend = \"synapse:{}\"\n{BACK}shutdown_flush_secs = 86400\n", below.address);
     let mut daemon = Daemon::start(dir.path(), &text);

@@ -1,4 +1,4 @@
-//! The real program shut down and restarted while a client is connected.
+//! The real program is shut down and restarted while a client is connected.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -11,7 +11,7 @@ use synapse::{Address, ClientConfig, SynapseBlocker};
 struct Daemon(Child);
 
 impl Daemon {
-    /// A write-back cache over `store`, behind the socket in `dir`.
+    /// Starts a write-back cache over `store`, with its socket in `dir`.
     fn start(dir: &Path, store: &str) -> Self {
         let config = dir.join("synapsed.toml");
         let text = format!(
@@ -38,7 +38,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // It has ended already, unless the test has failed.
+        // Unless the test has failed, it has already ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

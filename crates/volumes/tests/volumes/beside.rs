@@ -1,4 +1,5 @@
-//! A check that repairs, beside volumes that are made, cloned and deleted: it removes nothing that is needed.
+//! A check with repair while volumes are created, cloned and deleted: it removes nothing that is
+//! needed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use volumes::{Error, OpenOptions, Options, ProblemKind, Settings, Volume, Volume
 
 const OBJECT: u64 = 4096;
 
-/// A steered store whose namespaces can be listed.
+/// A controlled store whose namespaces can be listed.
 pub(crate) struct Listed(pub(crate) Arc<SteeredStore>);
 
 impl Blocker for Listed {
@@ -52,7 +53,7 @@ fn names(volumes: &Volumes) -> Vec<String> {
     block_on(volumes.list()).unwrap().volumes.into_iter().map(|info| info.name).collect()
 }
 
-/// A volume "a" with other content than its snapshot "s" has, which is "old".
+/// Creates a volume "a" whose content differs from that of its snapshot "s", which is "old".
 fn with_snapshot(volumes: &Volumes) {
     create(volumes, "a");
     stored(volumes, "a", b"old");
@@ -60,7 +61,7 @@ fn with_snapshot(volumes: &Volumes) {
     stored(volumes, "a", b"new");
 }
 
-/// A clone "z" of a clone "y" of "a", where the snapshot of "a" is there for them alone.
+/// Creates a clone "z" of a clone "y" of "a". The snapshot of "a" exists only for them.
 fn with_clones(volumes: &Volumes) {
     with_snapshot(volumes);
     block_on(volumes.clone_volume("a", Some("s"), "y")).unwrap();
@@ -81,7 +82,7 @@ fn a_volume_that_is_made_while_a_check_runs_stays() {
     let store = SteeredStore::new();
     let volumes = volumes_of(&store, "one");
     with_snapshot(&volumes);
-    // The check has the names, and looks for the deleted volumes next.
+    // The check has listed the names, and looks for deleted volumes next.
     let mut lists = 0;
     store.rule(move |call| {
         lists += u32::from(call.op == Op::List);
@@ -150,7 +151,8 @@ fn a_volume_whose_head_a_check_is_removing_is_not_made() {
     assert!(poll_times(made.as_mut(), 1, Duration::ZERO).is_none());
     let mut check = Box::pin(two.check(true));
     assert!(poll_times(check.as_mut(), 1, Duration::ZERO).is_none());
-    // The check has seen no name, and is at the head. Now there is one, and its maker looks whether all is there.
+    // The check has seen no name, and has reached the head. Now the name exists, and its creator
+    // checks that everything is there.
     answer("v/c");
     assert!(poll_times(made.as_mut(), 1, Duration::ZERO).is_none());
     answer("head");
@@ -170,7 +172,7 @@ fn a_volume_whose_deletion_another_owner_has_begun_keeps_what_its_clones_need() 
     let store = SteeredStore::new();
     let one = volumes_of(&store, "one");
     with_clones(&one);
-    // The name is gone, and the owner with it.
+    // Both the name and the owner are gone.
     store.rule(|call| if is_change_of(call, "vol", "v/y") { Verdict::Hold } else { Verdict::Pass });
     let mut deleted = Box::pin(one.delete("y"));
     assert!(poll_times(deleted.as_mut(), 1, Duration::ZERO).is_none());

@@ -1,4 +1,4 @@
-//! What a volume asks of its store, counted.
+//! Counts a volume's requests to its store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +33,8 @@ fn a_random_write_in_steady_state_is_one_call_and_a_flush_another() {
         assert_eq!(calls(&store, begin), [Op::Write]);
         let begin = store.log().len();
         block_on(disk.write(offset, vec![3; 4096].into(), Durability::Stored)).unwrap();
-        // And a look at the head: another owner may have taken it over where the store refuses no one.
+        // Plus a read of the head, because the store does not refuse an owner that another one has
+        // replaced.
         assert_eq!(calls(&store, begin), [Op::Write, Op::Info]);
         let begin = store.log().len();
         assert_eq!(block_on(disk.read(offset, 4096)).unwrap().to_vec(), [3; 4096]);
@@ -58,7 +59,7 @@ fn the_allocations_of_a_page_are_recorded_by_one_request() {
     write_all(&disk);
     let begin = store.log().len();
     block_on(disk.flush()).unwrap();
-    // The data, the new page, the head.
+    // The data, the new page of the map, and the head.
     assert_eq!(calls(&store, begin), [Op::Flush, Op::WriteFull, Op::WriteFull, Op::Info]);
     block_on(disk.discard(0, 100 * (8 << 20))).unwrap();
     let begin = store.log().len();
@@ -76,7 +77,7 @@ fn a_snapshot_and_a_clone_of_a_large_volume_take_no_more_calls_than_of_a_small_o
         let volumes = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, Options::new("vol")).unwrap();
         block_on(volumes.create("a", size, Settings::default())).unwrap();
         let disk = block_on(volumes.open("a", OpenOptions::default())).unwrap();
-        // In each page of the map.
+        // One write in each page of the map.
         for offset in (0..size).step_by(16 << 30) {
             block_on(disk.write(offset + 5, b"something".into(), Durability::Stored)).unwrap();
         }
@@ -96,7 +97,7 @@ fn a_snapshot_and_a_clone_of_a_large_volume_take_no_more_calls_than_of_a_small_o
     assert_eq!(counts[0], counts[1]);
 }
 
-/// Of volumes that no owner has: what another one changes meanwhile is not reported as damage.
+/// In volumes without an owner, another owner's concurrent changes are not reported as damage.
 #[test]
 fn a_check_without_repair_writes_nothing() {
     let store = SteeredStore::new();
@@ -126,8 +127,8 @@ fn a_check_without_repair_writes_nothing() {
         calls(&store, begin)
     );
     assert_eq!((report.volumes, report.problems.len(), report.skipped.len()), (2, 0, 0));
-    // Another owner discards what the volume has while the check lists its objects: first two listings of the catalog, then
-    // one for each volume.
+    // Another owner discards data of the volume while the check lists its objects: after two
+    // listings of the catalog, there is one for each volume.
     let mut lists = 0;
     store.rule(move |call| {
         lists += u32::from(call.op == Op::List);

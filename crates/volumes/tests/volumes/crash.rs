@@ -1,5 +1,6 @@
-//! A crash at every call to the store: what was flushed is there, each sector reads what some order of
-//! unflushed writes allows, snapshots are the same to the bit, and nothing that a map names is missing.
+//! A crash at every call to the store: flushed data are there, each sector has content that some
+//! order of unflushed writes allows, snapshots are unchanged bit by bit, and nothing to which a map
+//! refers is missing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,8 +16,8 @@ use super::disk::{OBJECT, PAGE};
 const SECTOR: u64 = 512;
 const SIZE: u64 = (PAGE + 3) * OBJECT;
 
-/// The tags that a sector may have after a crash: what was flushed last, and all writes since. The last one
-/// is what it has without a crash.
+/// The tags that a sector may have after a crash: the last flushed one, and those of all writes
+/// since. The last one is its tag without a crash.
 #[derive(Clone, Default)]
 struct Sectors(BTreeMap<u64, Vec<u64>>);
 
@@ -33,7 +34,7 @@ impl Sectors {
         }
     }
 
-    /// Allows what `other` has as well.
+    /// Also allows the tags of `other`.
     fn or(&mut self, other: &Self) {
         let sectors: Vec<u64> = self.0.keys().chain(other.0.keys()).copied().collect();
         for sector in sectors {
@@ -63,7 +64,7 @@ fn sector_bytes(tag: u64, sector: u64) -> Vec<u8> {
 struct Model {
     volumes: BTreeMap<String, Sectors>,
     snapshots: BTreeMap<(String, String), Sectors>,
-    /// Volumes and snapshots that may be there or not.
+    /// Volumes and snapshots that may or may not exist.
     unsure: Vec<(String, Option<String>)>,
 }
 
@@ -184,7 +185,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// A discard of whole objects is a write of zeros.
+    /// Discarding whole objects counts as writing zeros.
     async fn discard(&mut self, name: &str) -> Result<()> {
         let disk = self.open(name).await?;
         let place = *self.rng.pick(&self.places());
@@ -221,7 +222,7 @@ impl Run<'_> {
 
     async fn rollback(&mut self, name: &str, snapshot: &str) -> Result<()> {
         let sectors = self.model.snapshots[&(name.to_owned(), snapshot.to_owned())].clone();
-        // Until it is done: what there was, or the snapshot.
+        // Until the operation is done, the old content or the snapshot.
         self.model.volumes.get_mut(name).unwrap().or(&sectors);
         self.volumes.rollback(name, snapshot).await?;
         self.model.volumes.insert(name.to_owned(), sectors);
@@ -242,7 +243,7 @@ impl Run<'_> {
 }
 
 impl Model {
-    /// Finds out what there is of that of which the crash left it open.
+    /// Finds out the state that the crash has left undecided.
     fn settle(&mut self, volumes: &Volumes) {
         let names: Vec<String> =
             block_on(volumes.list()).unwrap().volumes.into_iter().map(|info| info.name).collect();
@@ -292,7 +293,8 @@ impl Model {
     }
 }
 
-/// Runs operations until the crash at call `at`, then a few more after it. Returns the number of calls.
+/// Runs operations until the crash at call `at`, then a few more after it. Returns the number of
+/// calls.
 fn crash(seed: u64, at: Option<u64>, fencing: Fencing, is_told: bool) -> u64 {
     let mut plan = FaultPlan::benign(seed);
     (plan.volatile, plan.crash_at_step) = (true, at);
@@ -315,7 +317,7 @@ fn crash(seed: u64, at: Option<u64>, fencing: Fencing, is_told: bool) -> u64 {
         if !store.is_crashed() {
             assert_eq!(block_on(volumes.check(false)).unwrap().births_met, 0);
         }
-        // A process that ends without a word.
+        // The process ends without a shutdown.
         drop(volumes);
         store.restart().unwrap();
         let volumes = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, options()).unwrap();

@@ -1,4 +1,4 @@
-//! Deleting what cannot be read, and checking beside it.
+//! Deleting volumes that cannot be read, and checks that run meanwhile.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use volumes::{Error, Fencing, OpenOptions, Options, ProblemKind, Settings, Volum
 use super::beside::Listed;
 
 const OBJECT: u64 = 4096;
-/// The namespace of "a", the volume that is damaged.
+/// The namespace of "a", the damaged volume.
 const DAMAGED: &[u8] = b"vol.0000001";
 /// The records of a volume: its head, a page of its map, the root of a snapshot.
 const RECORDS: [&str; 3] = ["head", "m/", "r/"];
@@ -26,7 +26,7 @@ fn owned(store: &Arc<SteeredStore>, fencing: Fencing, owner: &str) -> Volumes {
     Volumes::new(store, Options::new("vol").owner(owner).fencing(fencing)).unwrap()
 }
 
-/// Makes a volume that has something, and a snapshot before its last write.
+/// Creates a volume with data, and a snapshot before its last write.
 fn make(volumes: &Volumes, name: &str) {
     block_on(async {
         volumes.create(name, 8 * OBJECT, Settings::default().object_bytes(OBJECT)).await.unwrap();
@@ -54,14 +54,14 @@ fn names(volumes: &Volumes) -> Vec<String> {
     block_on(volumes.list()).unwrap().volumes.into_iter().map(|info| info.name).collect()
 }
 
-/// Returns whether a call is of an object of "a" whose name begins so.
+/// Returns whether a call concerns an object of "a" whose name starts with `begin`.
 fn is_of_damaged(call: &CallInfo, begin: &str) -> bool {
     call.object.as_ref().is_some_and(|object| {
         object.namespace.as_bytes() == DAMAGED && object.name.as_bytes().starts_with(begin.as_bytes())
     })
 }
 
-/// What reading the records of "a" whose names begin so is answered.
+/// Damages the answers to reads of records of "a".
 fn damage(call: &CallInfo, begin: &str) -> Verdict {
     match call.op {
         Op::Read if is_of_damaged(call, begin) => Verdict::Fail(Store::Corrupt("for the test".into())),
@@ -69,7 +69,7 @@ fn damage(call: &CallInfo, begin: &str) -> Verdict {
     }
 }
 
-/// Checks that nothing is left of "a", and all of "b".
+/// Checks that nothing of "a" remains, and that "b" is complete.
 fn is_gone(store: &Arc<SteeredStore>, volumes: &Volumes) {
     store.pass();
     assert_eq!(block_on(volumes.check(false)).unwrap().problems, []);
@@ -90,7 +90,7 @@ fn a_damaged_volume_is_deleted() {
             let volumes = volumes_of(&store, fencing);
             make(&volumes, "a");
             make(&volumes, "b");
-            // A process that has read nothing yet.
+            // A process that has not read anything yet.
             let volumes = volumes_of(&store, fencing);
             store.rule(move |call| damage(call, begin));
             let refused = block_on(volumes.delete("a"));
@@ -103,7 +103,7 @@ fn a_damaged_volume_is_deleted() {
     }
 }
 
-/// Damages the roots of the snapshots of "a" from when it has lost its name.
+/// Damages the snapshot roots of "a" once its name is gone.
 fn damage_late(store: &SteeredStore) {
     let mut is_damaged = false;
     store.rule(move |call| {
@@ -155,7 +155,7 @@ fn a_repair_keeps_what_clones_may_need_of_a_damaged_volume_without_a_name() {
     }
 }
 
-/// What was read as damaged may be read by another owner, which has the volume by then.
+/// A volume that this owner read as damaged may be readable to another, which owns it by then.
 #[test]
 fn a_volume_that_another_owner_takes_meanwhile_stays() {
     let store = SteeredStore::new();
@@ -227,7 +227,7 @@ fn a_damaged_volume_with_clones_stays_until_they_are_gone() {
         store.pass();
         assert_eq!(found(&volumes, "clone"), b"old", "{begin}");
         store.rule(move |call| damage(call, begin));
-        // What it was cloned from is damaged, and a repair ends what that has cut short.
+        // The volume's parent is damaged, and a repair completes the interrupted deletion.
         let _ = block_on(volumes.delete_damaged("clone"));
         let _ = block_on(volumes.delete_damaged("a"));
         block_on(volumes.check(true)).unwrap();
@@ -251,7 +251,8 @@ fn a_damaged_volume_that_another_owner_has_stays() {
     block_on(disk.close()).unwrap();
 }
 
-/// A deletion that fails at any of its changes, and from there on, is ended by another one, or by a repair.
+/// A deletion that fails at any of its changes, and at all later ones, is completed by another
+/// deletion or by a repair.
 #[test]
 fn a_deletion_of_a_damaged_volume_that_is_cut_short_is_ended() {
     for fencing in [Fencing::Below, Fencing::Stamps] {
@@ -302,7 +303,7 @@ fn a_check_goes_on_to_other_volumes_where_one_cannot_be_attached() {
     let report = block_on(volumes.check(true)).unwrap();
     assert_eq!((report.volumes, report.problems.len(), report.skipped.len()), (1, 0, 1), "{report:?}");
     assert!(report.skipped[0].starts_with("a: ") && report.skipped[0].contains("for the test"), "{report:?}");
-    // A store that is away is no property of a volume.
+    // That a store is unavailable says nothing about a volume.
     store.rule(|call| match call.op {
         Op::WriteFull if is_of_damaged(call, "head") => Verdict::Fail(Store::Retryable("away".into())),
         _ => Verdict::Pass,

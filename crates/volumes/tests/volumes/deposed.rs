@@ -1,5 +1,6 @@
-//! Two owners of one volume over a shared store. The first one is held up in the middle of what it sends, and the second
-//! one takes the volume over: nothing of the first that comes later is seen, and it is promised nothing.
+//! Two owners of one volume over a shared store. The first one is delayed in the middle of its
+//! requests, and the second one takes over. Later effects of the first one are never visible, and
+//! the first one gets no acknowledgement for them.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -28,7 +29,7 @@ fn taken(volumes: &Volumes) -> Volume {
     block_on(volumes.open("a", OpenOptions::default().take_over(true))).unwrap()
 }
 
-/// Makes the volume "a" and fills it.
+/// Creates the volume "a" and fills it.
 fn filled(volumes: &Volumes) -> Volume {
     let settings = Settings::default().object_bytes(OBJECT);
     block_on(volumes.create("a", OBJECTS * OBJECT, settings)).unwrap();
@@ -53,7 +54,7 @@ fn any_range(rng: &mut Rng) -> (u64, u64) {
     (rng.below(OBJECTS) * OBJECT + first * SECTOR, sectors * SECTOR)
 }
 
-/// Checks that what is stored is the model's, for an owner that comes later.
+/// Checks that the stored content equals the model's, for a later owner.
 fn assert_stored(volumes: &Volumes, model: &Disk) {
     let disk = taken(volumes);
     model.assert_same(&disk, "the next owner");
@@ -64,10 +65,11 @@ fn assert_stored(volumes: &Volumes, model: &Disk) {
     assert_eq!(block_on(volumes.check(false)).unwrap().problems, []);
 }
 
-/// Lets the second owner write while what the first one has sent arrives. Returns what the volume has then.
+/// Lets the second owner write while the first one's requests arrive. Returns the resulting
+/// content.
 fn overtaken(store: &SteeredStore, second: &Volume, rng: &mut Rng, between: &mut dyn FnMut()) -> Disk {
     let mut model = Disk::new(OBJECTS * OBJECT);
-    // Whatever of the first owner's was there in time.
+    // The first owner's changes that arrived in time.
     model.write(0, &content(second));
     let mut tag = 1000;
     loop {
@@ -102,7 +104,7 @@ fn what_a_deposed_owner_has_sent_is_refused_by_the_stamps() {
         let [one, two, three] = ["one", "two", "three"].map(|name| owner_of(&shared, name, Fencing::Stamps));
         let first = filled(&one);
         if rng.below(2) == 0 {
-            // From here on what is written is born first.
+            // From here on, each write first creates an object.
             block_on(one.snapshot("a", "s")).unwrap();
         }
         let mut holds = Rng::new(seed + 1000);
@@ -162,7 +164,7 @@ fn what_a_deposed_cache_flushes_is_refused_by_the_store() {
         }
         store.hold_changes();
         for tag in 0..12 {
-            // Where nothing has to be born: the first owner answers from memory.
+            // If no object has to be created, the first owner answers from memory.
             let (offset, length) = any_range(&mut rng);
             let bytes = test_kit::pattern(100 + tag, offset % OBJECT, length as usize);
             write(&first, offset % OBJECT, &bytes);
@@ -208,7 +210,8 @@ fn a_deposed_owner_is_promised_nothing_where_no_layer_refuses_it() {
 fn a_deposed_owner_takes_nothing_from_the_next_one_where_no_layer_refuses_it() {
     let store = Arc::new(Memory::default()) as Arc<dyn Blocker>;
     let [one, two] = ["one", "two"].map(|name| owner_of(&store, name, Fencing::Below));
-    // An owner that has stored the page knows its version; one that has opened the volume since asks for it.
+    // An owner that has stored the page knows its version; one that has opened the volume since
+    // then reads it.
     for (at, (snapshot, knows_page)) in
         [(None, true), (Some("s"), true), (None, false), (Some("s"), false)].into_iter().enumerate()
     {
@@ -220,7 +223,7 @@ fn a_deposed_owner_takes_nothing_from_the_next_one_where_no_layer_refuses_it() {
             block_on(first.close()).unwrap();
             first = block_on(one.open("a", OpenOptions::default())).unwrap();
         }
-        // Something that the next record takes from the map, and removes.
+        // A discarded object, which the next record removes from the map and deletes.
         block_on(first.discard(0, OBJECT)).unwrap();
         let second = taken(&two);
         if let Some(snapshot) = snapshot {
@@ -245,7 +248,7 @@ fn a_flush_that_races_with_the_owners_own_changes_of_the_head_is_answered() {
     let store = SteeredStore::new();
     let one = owner_of(&(Arc::clone(&store) as Arc<dyn Blocker>), "one", Fencing::Below);
     let disk = filled(&one);
-    // A snapshot is on its way, and its head is stored, when the flush looks at it.
+    // A snapshot is in progress, and its head is already stored when the flush reads it.
     store.rule(|call| {
         let is_head = call.object.as_ref().is_some_and(|object| object.name.as_bytes() == b"head");
         if call.op.is_change() && is_head { Verdict::Hold } else { Verdict::Pass }

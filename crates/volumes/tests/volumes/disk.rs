@@ -1,4 +1,4 @@
-//! The model of a volume: sparse bytes.
+//! The model of a volume: a sparse array of bytes.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use volumes::Volume;
 
 /// The size of the objects of the tests' volumes.
 pub(crate) const OBJECT: u64 = 4096;
-/// Entries of a page of a map.
+/// The number of entries in a page of a map.
 pub(crate) const PAGE: u64 = 4032;
 
-/// A disk of which a few objects are used: at its begin, and on both sides of the end of a page of the map.
+/// A disk that uses a few objects: at its start, and on both sides of the end of a page of the map.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Disk {
     pub(crate) size_bytes: u64,
@@ -52,7 +52,7 @@ impl Disk {
         self.size_bytes = size_bytes;
     }
 
-    /// Returns the places that a test uses, which lie within the disk.
+    /// Returns the positions within the disk that a test uses.
     pub(crate) fn places(&self) -> Vec<u64> {
         let places = (0..6).chain(PAGE - 3..PAGE + 3);
         places.filter(|object| object * OBJECT < self.size_bytes).collect()

@@ -1,5 +1,5 @@
-//! What a host reads of volumes that another host has written: each has a cache, and neither learns what the other one
-//! changes.
+//! Reading on one host volumes that another host has written. Each host has a cache, and neither is
+//! notified of the other's changes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use super::stack::{cache, eventually};
 const OBJECT: u64 = 4096;
 const BOTH: [(Writer, Fencing); 2] = [(Writer::Cache, Fencing::Below), (Writer::Callers, Fencing::Stamps)];
 
-/// Returns the volumes of two hosts over a store that reports nothing of what they change.
+/// Returns the volumes of two hosts over a store that does not report changes.
 fn hosts(store: &Arc<SteeredStore>, (writer, fencing): (Writer, Fencing)) -> [Volumes; 2] {
     store.silence();
     ["one", "two"].map(|name| {
@@ -48,11 +48,11 @@ fn stored(volumes: &Volumes, name: &str, all: &[(u64, &[u8])]) {
     block_on(disk.close()).unwrap();
 }
 
-/// Checks what a clone "c" has, at the host that has made it and then at the other one.
+/// Checks the content of a clone "c" on the host that created it and then on the other one.
 fn assert_clone(hosts: [&Volumes; 2]) {
     let disk = opened(hosts[0], "c");
     assert_eq!([bytes(&disk, 0, 3), bytes(&disk, OBJECT, 4)].concat(), b"newmore");
-    // With it the map of the clone is its own.
+    // After this write, the clone has its own map.
     written(&disk, 2 * OBJECT, b"own");
     block_on(disk.close()).unwrap();
     let disk = opened(hosts[1], "c");
@@ -143,7 +143,7 @@ fn a_clone_of_a_snapshot_that_the_other_host_deletes_meanwhile_is_not_made() {
         block_on(one.snapshot("a", "s")).unwrap();
         store.rule(|call| {
             let name = call.object.as_ref().map(|object| object.name.as_bytes().to_vec()).unwrap_or_default();
-            // The root goes last: until then a clone could be made of it.
+            // The root is removed last, and until then it can be cloned.
             let is_held = name.starts_with(b"c/") && call.op.is_change()
                 || name.starts_with(b"r/") && call.op == Op::Delete;
             if is_held { Verdict::Hold } else { Verdict::Pass }
@@ -173,7 +173,7 @@ fn a_snapshot_that_is_deleted_while_it_is_exported_is_no_export() {
     let volumes = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, Options::new("vol")).unwrap();
     create(&volumes, "a");
     let disk = opened(&volumes, "a");
-    // Two ranges.
+    // Two separate ranges.
     [0, 2].iter().for_each(|object| written(&disk, object * OBJECT, b"old"));
     block_on(volumes.snapshot("a", "s")).unwrap();
     block_on(volumes.snapshot("a", "t")).unwrap();
@@ -198,7 +198,7 @@ fn a_snapshot_that_is_deleted_while_it_is_exported_is_no_export() {
             }
         };
         assert_eq!(ended.unwrap_err(), Error::NoSuchSnapshot(gone.into()), "{pieces} pieces");
-        // Another one of its name is another one.
+        // A new snapshot with the same name is another snapshot.
         block_on(volumes.snapshot("a", gone)).unwrap();
         assert_eq!(block_on(export.next()).unwrap_err(), Error::NoSuchSnapshot(gone.into()));
     }

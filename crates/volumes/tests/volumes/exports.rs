@@ -1,4 +1,4 @@
-//! Volumes over a file store, as exports: by themselves, and through a server by qemu's tools.
+//! Volumes over a file store, as exports: used directly, and through a server by qemu's tools.
 
 use std::io::Write;
 use std::path::Path;
@@ -49,7 +49,7 @@ async fn a_volume_is_attached_while_it_has_connections() {
     assert_eq!(extents.iter().map(|extent| extent.len_bytes).sum::<u64>(), SIZE_BYTES);
     assert_eq!(extents.first().map(|extent| extent.flags), Some(0));
     assert_eq!(extents.last().map(|extent| extent.flags), Some(Extent::hole(1).flags));
-    // What changes after a snapshot is shown to connections that begin after it.
+    // Changes after a snapshot are shown to connections that start after it.
     volumes.snapshot("disk", "monday").await.unwrap();
     first.write(8 << 20, vec![1; 4096].into(), false).await.unwrap();
     let third = exports.open("disk").await.unwrap();
@@ -65,7 +65,7 @@ async fn a_volume_is_attached_while_it_has_connections() {
     while volumes.info("disk").await.unwrap().owner.is_some() {
         tokio::task::yield_now().await;
     }
-    // It can be had again, and everything is there.
+    // It can be opened again, with all of its data.
     let again = exports.open("disk").await.unwrap();
     assert_eq!(again.read(4999, 3).await.unwrap().to_vec(), [0, 0, 7]);
     assert!(exports.close().await.is_empty());
@@ -79,7 +79,7 @@ async fn an_image_survives_its_way_through_a_volume_and_a_restart() {
     if !Path::new("/usr/bin/qemu-img").is_file() {
         let require_all = std::env::var("CACHED_REQUIRE_ALL").is_ok_and(|value| value == "1");
         assert!(!require_all, "{test}: qemu-img is missing, and CACHED_REQUIRE_ALL=1 allows no skip");
-        // Not by a print macro, whose output the test runner captures.
+        // Not with a print macro, whose output the test runner captures.
         let _ = writeln!(std::io::stderr(), "\n*** SKIPPED {test}: qemu-img is missing ***");
         return;
     }

@@ -1,4 +1,5 @@
-//! Large writes from the socket into the memory of a cache below the volume, without a copy. Counted.
+//! Counts large writes that go from the socket into the memory of a cache below the volume without
+//! a copy.
 
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
@@ -61,7 +62,8 @@ async fn a_large_write_goes_from_the_socket_into_the_buckets_of_the_cache() {
     stream.write_all(&[&hello[..], &4_u32.to_be_bytes(), b"disk"].concat()).await.unwrap();
     stream.read_exact(&mut [0; 18 + 10]).await.unwrap();
 
-    // Aligned; at odd ends, where what fills no bucket is copied; and across two objects, which is copied.
+    // Aligned; with unaligned ends, where partial buckets are copied; and across two objects, which
+    // is copied.
     let before = cache.counters().zero_copy_bytes;
     let mut received = before;
     for (offset, len_bytes, expected) in [
@@ -81,7 +83,7 @@ async fn a_large_write_goes_from_the_socket_into_the_buckets_of_the_cache() {
         assert!(found == data, "{len_bytes} bytes at {offset}");
     }
     assert_eq!(cache.counters().receive_buffer_bytes, 0);
-    // A write whose client goes away leaves nothing.
+    // A write whose client disconnects leaves nothing behind.
     let mut bytes = Vec::new();
     Request { flags: 0, command: command::WRITE, cookie: 1, offset: 0, len_bytes: 1 << 20 }
         .encode(&mut bytes);

@@ -1,4 +1,4 @@
-//! Exports of volumes over a store that stalls, fails and answers late.
+//! Exports of volumes over a store that hangs, fails or answers late.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +41,7 @@ impl Site {
     }
 }
 
-/// Lets every task run that can.
+/// Lets every runnable task run.
 async fn settle() {
     for _ in 0..200 {
         tokio::task::yield_now().await;
@@ -81,12 +81,12 @@ async fn clients_that_come_and_go_while_the_store_stalls_leave_one_opening() {
         settle().await;
         opening.abort();
     }
-    // What a cache below has of the name is dropped, and the name is read.
+    // A cache below drops its entry for the name, and the name is read.
     assert_eq!(site.store.log().len(), 2, "{:?}", site.store.log());
-    // It, and the last client, which is about to end.
+    // The task itself, and the one of the last client, which is about to end.
     assert!(tokio::runtime::Handle::current().metrics().num_alive_tasks() <= 2);
     site.store.open();
-    // The one that had begun ends, and the volume, which nothing uses, is given up.
+    // The request in progress ends, and the unused volume is released.
     drop(site.open("disk").await);
     while site.is_attached("disk").await {
         settle().await;
@@ -98,7 +98,7 @@ async fn no_volume_is_attached_once_all_are_given_up() {
     let site = Site::new().await;
     let disk = site.open("disk").await;
     disk.write(0, vec![7; 4096].into(), false).await.unwrap();
-    // One that is being opened when all are given up, and one that comes while they are.
+    // One volume is being opened when all are released, and another request arrives meanwhile.
     site.store.hold(&[Op::Read]);
     let early = tokio::spawn(site.exports.open("other"));
     settle().await;
@@ -115,7 +115,7 @@ async fn no_volume_is_attached_once_all_are_given_up() {
         assert!(!site.is_attached(name).await, "{name} stays attached");
         assert_eq!(site.exports.open(name).await.err(), Some(NoExport::ShuttingDown));
     }
-    // Where the end is called off, another server goes on with them.
+    // If the shutdown is cancelled, another server continues with them.
     site.exports.reopen();
     let disk = site.open("disk").await;
     assert_eq!(disk.read(0, 4096).await.unwrap().to_vec(), [7; 4096]);
@@ -128,7 +128,7 @@ async fn a_volume_that_cannot_be_given_up_does_not_keep_others_from_it() {
     for export in &exports {
         export.write(0, vec![7; 4096].into(), false).await.unwrap();
     }
-    // The first flush is that of the volume whose turn comes first; it never ends.
+    // The first flush is for the volume that is first in order, and never ends.
     let mut is_first = true;
     site.store.rule(move |call| match call.op {
         Op::Flush if std::mem::take(&mut is_first) => Verdict::Hold,
@@ -154,7 +154,7 @@ async fn a_client_that_comes_back_does_not_wait_until_everything_is_stored() {
     drop(disk);
     settle().await;
     assert_eq!(site.store.held().len(), 1, "the volume is about to be given up");
-    // Several that come and go meanwhile begin nothing of their own.
+    // Several clients that come and go meanwhile do not start anything further.
     for _ in 0..5 {
         let opening = tokio::spawn(site.exports.open("disk"));
         settle().await;
@@ -241,7 +241,7 @@ async fn a_volume_that_could_not_be_given_up_is_given_up_later() {
         });
     };
     fail();
-    // Connections that come and go meanwhile do not add up.
+    // Connections that come and go meanwhile do not accumulate.
     for _ in 0..5 {
         let disk = site.open("disk").await;
         disk.write(0, vec![7; 4096].into(), false).await.unwrap();
@@ -253,7 +253,7 @@ async fn a_volume_that_could_not_be_given_up_is_given_up_later() {
     let tries = flushes() - before;
     assert!((8..=10).contains(&tries), "{tries} in 95 s");
     assert!(site.is_attached("disk").await);
-    // One that is used again is left alone.
+    // A volume that is in use again is left alone.
     let disk = site.open("disk").await;
     let before = flushes();
     tokio::time::sleep(Duration::from_secs(95)).await;

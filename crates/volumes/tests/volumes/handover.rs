@@ -11,8 +11,8 @@ use volumes::{Error, Fencing, OpenOptions, Options, Settings, Volume, Volumes};
 use super::stack::cache;
 
 const OBJECT: u64 = 4096;
-/// The most calls of the store, one after the other, by which a hand-over makes the volume's user wait, beside the flush
-/// of what is dirty.
+/// The most consecutive calls to the store for which a hand-over makes the volume's user wait,
+/// apart from flushing dirty data.
 const CALLS_MAX: usize = 11;
 
 fn owner_of(store: &Arc<dyn Blocker>, name: &str, fencing: Fencing) -> Volumes {
@@ -77,14 +77,15 @@ fn a_volume_goes_back_and_forth_between_caches_whose_callers_write() {
 
 fn back_and_forth(writer: Writer, fencing: Fencing) {
     let store = SteeredStore::new();
-    // No cache learns what the other one changes.
+    // No cache is notified of the other one's changes.
     store.silence();
     let caches = [0, 1].map(|_| cache(Arc::clone(&store) as Arc<dyn Blocker>, WriteMode::Back, writer));
     let owners = [("one", &caches[0]), ("two", &caches[1])];
     let owners = owners.map(|(name, cache)| owner_of(cache, name, fencing));
     let mut disk = made(&owners[0]);
     for round in 0..6_u8 {
-        // Something in place, something new, and what each of them has in its cache of the rounds before.
+        // A write in place, a write of a new object, and the entries that each cache has from
+        // earlier rounds.
         written(&disk, 0, &[round; 100]);
         written(&disk, u64::from(round + 1) * OBJECT, &[round; 100]);
         if round % 3 == 2 {
@@ -105,7 +106,7 @@ fn back_and_forth(writer: Writer, fencing: Fencing) {
 #[test]
 fn a_deposed_cache_can_have_the_volume_again() {
     let store = SteeredStore::new();
-    // The deposed cache learns of it by the flush that is refused.
+    // The replaced owner's cache notices that when its flush is refused.
     store.silence();
     let caches =
         [0, 1].map(|_| cache(Arc::clone(&store) as Arc<dyn Blocker>, WriteMode::Back, Writer::Cache));
@@ -123,7 +124,7 @@ fn a_deposed_cache_can_have_the_volume_again() {
     let late = block_on(disk.write(0, b"late".into(), Durability::Cached));
     assert!(matches!(late, Err(Error::Fenced { .. })), "{late:?}");
     block_on(taken.hand_over("one")).unwrap();
-    // The first attempt may find what is lost.
+    // The first attempt may find data that are being lost.
     let disk = super::stack::eventually("the volume is opened", || {
         block_on(one.open("a", OpenOptions::default())).ok()
     });
@@ -145,7 +146,7 @@ fn the_pause_is_the_flush_of_what_is_dirty_and_a_few_calls() {
         store.clear_log();
         block_on(disk.hand_over("two")).unwrap();
         let disk = opened(&two);
-        // The first flush is made while changes go on.
+        // The first flush runs while changes continue.
         let calls: Vec<_> = store.log().iter().skip(1).map(|call| call.op).collect();
         assert!(calls.len() <= CALLS_MAX, "{fencing:?}: {calls:?}");
         assert_eq!(bytes(&disk, 0, 1), [1]);

@@ -1,4 +1,5 @@
-//! Changes of the volume's own objects: those whose outcome is unknown, objects that are lost below, and long ranges.
+//! Changes in place of a volume's own objects: with unknown outcomes, with objects lost in the
+//! store, and of long ranges.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -116,7 +117,7 @@ fn changes_of_a_range_are_those_of_the_pages_that_have_it() {
     assert_eq!(within(PAGE * OBJECT, PAGE * OBJECT), [(PAGE, 1)]);
     assert_eq!(within(size_bytes - 1, 1), [(2 * PAGE + 7, 1)]);
     assert_eq!(within(0, u64::MAX), [(5, 1), (PAGE - 1, 2), (2 * PAGE + 7, 1)]);
-    // From holes, and from a snapshot with overlays merged.
+    // From holes, and from a snapshot with merged overlays.
     assert_eq!(block_on(disk.changed_extents_in(None, 0, 1)).unwrap().len(), 2);
     block_on(disk.flush()).unwrap();
     assert_eq!(within(PAGE * OBJECT, 1), [(PAGE, 1)]);

@@ -1,4 +1,5 @@
-//! Heads that come late, or of which nothing is heard: a snapshot is what it was, whenever it comes.
+//! Heads that arrive late or whose outcome stays unknown: a snapshot keeps its content whenever
+//! they arrive.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +46,7 @@ fn retryable() -> Store {
     Store::Retryable("for the test".into())
 }
 
-/// Checks what the store has for a process that begins anew.
+/// Checks the stored content as seen by a new process.
 fn assert_stored(store: &Arc<SteeredStore>, content: &[u8], snapshot: Option<&[u8]>) {
     store.pass();
     let volumes = volumes_of(store);
@@ -85,7 +86,7 @@ fn a_snapshot_is_not_written_to_though_its_head_comes_after_another_try_was_refu
         block_on(disk.flush()).unwrap();
         flushed(&disk, OBJECT, b"three");
         if !comes {
-            // Too late.
+            // Too late to have an effect.
             store.perform(store.held()[0].number);
         }
         block_on(disk.close()).unwrap();
@@ -137,7 +138,7 @@ fn a_volume_goes_on_after_a_snapshot_of_which_nothing_was_heard() {
 
 #[test]
 fn a_volume_goes_on_after_a_larger_size_of_which_nothing_was_heard() {
-    // Within the page of the map that there is, and with another one.
+    // Within the existing page of the map, and with a further page.
     for objects in [16, 5000] {
         let store = SteeredStore::new();
         let volumes = volumes_of(&store);

@@ -1,4 +1,4 @@
-//! Volumes over every backend and stack, and as exports of NBD.
+//! Volumes over every backend and stack, and as exports over NBD.
 
 mod beside;
 mod counting;

@@ -1,6 +1,6 @@
-//! Random operations on a tree of volumes, each compared with a model: bytes of every volume and snapshot.
-//! After each step every entry has its object, every object an entry, and what is written in place is
-//! unshared.
+//! Random operations on a tree of volumes, each compared with a model: the bytes of every volume
+//! and snapshot. After each step, every entry has its object and every object its entry, and
+//! objects written in place are not shared.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ impl World {
         }
     }
 
-    /// Returns a range around the places that are used.
+    /// Returns a range around the positions in use.
     fn any_range(&mut self, name: &str) -> (u64, u64) {
         let disk = &self.model[name].live;
         let places = disk.places();
@@ -142,7 +142,7 @@ impl World {
         match kind {
             0 => {
                 block_on(volume.discard(offset, length)).unwrap();
-                // What is left has its old bytes.
+                // The rest keeps its old bytes.
                 let found = block_on(volume.read(offset, length)).unwrap().to_vec();
                 let live = &mut self.model.get_mut(name).unwrap().live;
                 let old = live.read(offset, length);
@@ -242,7 +242,7 @@ impl World {
         }
     }
 
-    /// Another owner takes everything over without asking; what was flushed is there.
+    /// Another owner takes over everything without asking; flushed data are there.
     fn move_to_another_owner(&mut self) {
         self.tell(|| "another owner".into());
         let owner = self.name("owner");
@@ -255,7 +255,7 @@ impl World {
                 assert!(matches!(refused, Err(Error::InUse { .. })), "{refused:?}");
                 let taken = block_on(volumes.open(name, OpenOptions::default().take_over(true))).unwrap();
                 modelled.open = Some(taken);
-                // Without stamps it is the layer below that refuses the old owner.
+                // Without stamps, the layer below refuses the old owner.
                 if self.fencing == Fencing::Below {
                     continue;
                 }
@@ -315,7 +315,7 @@ impl World {
         self.validate();
     }
 
-    /// Where nothing is said to have changed since a snapshot, both are the same.
+    /// If nothing is reported as changed since a snapshot, volume and snapshot are equal.
     fn check_changes(&self, name: &str, snapshot: &str, disk: &Disk) {
         let modelled = &self.model[name];
         let Some(volume) = &modelled.open else { return };
@@ -350,7 +350,7 @@ fn run(stack: &Stack, fencing: Fencing, seed: u64, steps: u32, is_told: bool) {
     for name in names {
         world.delete(&name);
     }
-    // Nothing is left but the record of the number of the next volume.
+    // Only the record with the number of the next volume remains.
     world.validate();
     let report = block_on(world.volumes.check(false)).unwrap();
     assert_eq!((report.volumes, report.objects), (0, 0));

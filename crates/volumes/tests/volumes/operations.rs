@@ -1,4 +1,4 @@
-//! What each operation does, over a store that answers at once.
+//! The effects of each operation, over a store that answers at once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,7 +44,7 @@ fn what_is_written_is_read_after_a_close_and_an_opening() {
     block_on(assert_send(volumes.create("a", 1 << 38, small()))).unwrap();
     assert_eq!(block_on(volumes.create("a", 1 << 38, small())), Err(Error::Exists("a".into())));
     let disk = block_on(assert_send(volumes.open("a", OpenOptions::default()))).unwrap();
-    // Over the end of an object, and of a page of the map.
+    // Across the end of an object and of a page of the map.
     let at = 4032 * OBJECT - 3;
     written(&disk, at, b"across pages");
     assert_eq!(bytes(&disk, at - 2, 16), b"\0\0across pages\0\0");
@@ -69,7 +69,7 @@ fn what_waits_for_nothing_is_answered_at_once() {
         Answer::Ready(answer) => answer,
         Answer::Pending(future) => block_on(future),
     };
-    // Dropped, it has not begun.
+    // A dropped write has not started.
     assert!(!is_ready(&write(10, Durability::Cached)), "the object is born first");
     assert_eq!(bytes(&disk, 0, OBJECT), [0; OBJECT as usize]);
     written(&disk, 0, b"born");
@@ -156,7 +156,7 @@ fn an_owner_whose_head_was_changed_by_another_is_fenced_off_without_stamps_too()
     block_on(first.create("a", 8 * OBJECT, small())).unwrap();
     let disk = opened(&first, "a");
     let taken = block_on(second.open("a", OpenOptions::default().take_over(true))).unwrap();
-    // A page of the map is born, which changes the head.
+    // A new page of the map is created, which changes the head.
     written(&disk, 0, b"late");
     assert!(matches!(block_on(disk.flush()), Err(Error::Fenced { .. })));
     assert!(matches!(block_on(first.snapshot("a", "late")), Err(Error::InUse { .. })));
@@ -350,8 +350,8 @@ fn a_snapshot_that_cannot_be_stored_leaves_nothing_behind() {
     assert_eq!(block_on(volumes.check(false)).unwrap().problems, []);
 }
 
-/// Gives up flushes in the instant in which they store a page or the head of the volume. The store may have
-/// done it by then, or do it later.
+/// Drops flushes at the moment in which they store a page or the head of the volume. The store may
+/// have done it by then, or may do it later.
 #[test]
 fn a_flush_that_is_given_up_leaves_the_volume_usable() {
     for (op, is_done) in
@@ -384,7 +384,7 @@ fn a_flush_that_is_given_up_leaves_the_volume_usable() {
             written(&disk, OBJECT, b"two");
             block_on(disk.flush()).unwrap();
             if !is_done {
-                // It comes late, and changes nothing.
+                // It arrives late, and changes nothing.
                 store.perform(held[0].number);
             }
             written(&disk, 2 * OBJECT, b"three");
@@ -411,7 +411,7 @@ fn what_was_cut_off_is_zeros_when_the_volume_grows_again() {
     block_on(volumes.create("a", 4 * OBJECT, small())).unwrap();
     let disk = opened(&volumes, "a");
     written(&disk, 0, &[7; 4 * OBJECT as usize]);
-    // The object at the new end: once the volume's own, once a snapshot's.
+    // The object at the new end: in one case the volume's own, in the other a snapshot's.
     for snapshot in [None, Some("s")] {
         if let Some(snapshot) = snapshot {
             block_on(volumes.snapshot("a", snapshot)).unwrap();
@@ -428,7 +428,8 @@ fn what_was_cut_off_is_zeros_when_the_volume_grows_again() {
     assert_eq!(bytes(&disk, 2 * OBJECT + 98, 4), [7, 7, 0, 0]);
 }
 
-/// What turns or hides the text around it is in no name that is made; one that was made before can be found and removed.
+/// Control characters that reverse or hide the surrounding text are not allowed in new names; an
+/// existing name that contains them can be found and removed.
 #[test]
 fn a_new_name_looks_like_what_it_is() {
     let store = Arc::new(Memory::default());

@@ -1,5 +1,6 @@
-//! Writes to objects that a snapshot has: they wait for a log at most, and for no copy; and whatever becomes of the copies,
-//! of the process or of the snapshot, the volume has them once and the snapshot never.
+//! Writes to objects that belong to a snapshot: they wait at most for a log, not for a copy.
+//! Whatever happens to the copies, the process or the snapshot, the volume has the writes exactly
+//! once and the snapshot never has them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +24,7 @@ fn options(records_at_once: bool) -> Options {
     Options::new("vol").records_at_once(records_at_once)
 }
 
-/// Makes a volume whose objects have the byte 1, and a snapshot "s" of it.
+/// Creates a volume whose objects consist of the byte 1, and a snapshot "s" of it.
 fn snapshotted(records_at_once: bool) -> World {
     let store = SteeredStore::new();
     let volumes = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, options(records_at_once)).unwrap();
@@ -37,7 +38,7 @@ fn snapshotted(records_at_once: bool) -> World {
 }
 
 impl World {
-    /// The process ends without a word; the store has what it had.
+    /// The process ends without a shutdown; the store keeps its content.
     fn anew(self) -> Self {
         let Self { records_at_once, store, volumes, disk } = self;
         drop((volumes, disk));
@@ -47,7 +48,7 @@ impl World {
         Self { records_at_once, store, volumes, disk }
     }
 
-    /// Checks that the snapshot is what it was, and that nothing is left over or missing.
+    /// Checks that the snapshot is unchanged, and that nothing is left over or missing.
     fn check(&self) {
         let snapshot = block_on(self.volumes.open_snapshot("a", "s")).unwrap();
         let found = block_on(snapshot.read(0, OBJECTS * OBJECT)).unwrap().to_vec();
@@ -142,7 +143,7 @@ fn writes_go_on_while_an_object_is_copied_and_recorded() {
             assert!(poll_times(merge.as_mut(), 9, Duration::ZERO).is_none());
             assert_eq!(world.store.held().len(), 1);
             if held == "entry" {
-                // To the copy as well.
+                // It is also written to the copy.
                 world.store.rule(|_| Verdict::Pass);
             }
             let mut write_beside = Box::pin(world.disk.write(1, b"wo".to_vec().into(), durability));
@@ -152,7 +153,7 @@ fn writes_go_on_while_an_object_is_copied_and_recorded() {
             write(&world.disk, 2 * OBJECT - 1, b"z");
             assert_eq!(bytes(&world.disk, 0, 4), b"owo\x01");
             if durability == Durability::Stored {
-                // The process ends here: the copy or the entry comes, or never does.
+                // The process ends here, and the copy or the entry arrives later or never.
                 if held == "copy" {
                     world.store.perform(world.store.held()[0].number);
                 }
@@ -162,7 +163,7 @@ fn writes_go_on_while_an_object_is_copied_and_recorded() {
                 block_on(merge).unwrap();
                 block_on(world.disk.merge()).unwrap();
                 assert_eq!(bytes(&world.disk, 0, 4), b"owo\x01");
-                // Where the log has older bytes.
+                // A position at which the log has older bytes.
                 write(&world.disk, 2, b"e");
             }
             let wanted = if durability == Durability::Stored { b"owo\x01" } else { b"owe\x01" };
@@ -254,7 +255,7 @@ fn what_was_written_beside_a_snapshot_that_fails_is_there() {
 #[test]
 fn a_write_that_the_full_log_has_no_room_for_copies_and_the_next_log_has_room() {
     let world = snapshotted(true);
-    // Each takes a sector more than its bytes, and an object is four of it.
+    // Each needs a sector more than its bytes, and an object has space for four.
     let quarter = vec![7; OBJECT as usize / 4];
     let mut written = 0;
     while world.store.log().iter().all(|call| call.op != Op::Copy) {

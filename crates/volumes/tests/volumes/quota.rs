@@ -1,5 +1,5 @@
-//! A quota: a write for which there is no room is refused before it is acknowledged, and what was acknowledged can always
-//! be stored.
+//! A quota: a write for which there is no space is refused before it is acknowledged, and
+//! acknowledged data can always be stored.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::disk::OBJECT;
 const OBJECTS: u64 = 24;
 const CELL: u64 = 512;
 const CELLS: u64 = OBJECTS * OBJECT / CELL;
-/// What a page of the map takes.
+/// The size of a page of the map.
 const PAGE_BYTES: u64 = 32 << 10;
 
 fn volumes_of(store: &Arc<Memory>, records_at_once: bool) -> Volumes {
@@ -39,7 +39,7 @@ fn byte(disk: &Volume, object: u64) -> u8 {
     block_on(disk.read(object * OBJECT, 1)).unwrap().to_vec()[0]
 }
 
-/// Makes a volume with room for so many objects beside its head, and opens it.
+/// Creates a volume with space for `objects` objects beside its head, and opens it.
 fn limited(store: &Arc<Memory>, objects: u64) -> (Volumes, Volume) {
     let volumes = volumes_of(store, false);
     let settings = Settings::default().object_bytes(OBJECT);
@@ -62,7 +62,7 @@ fn what_was_acknowledged_until_the_quota_was_used_up_is_stored() {
         }
     });
     assert!((4..=5).contains(&written.count()));
-    // The map has not a page yet.
+    // The map does not have a page yet.
     block_on(disk.flush()).unwrap();
     block_on(disk.close()).unwrap();
     let disk = opened(&volumes);
@@ -84,7 +84,7 @@ fn as_many_objects_are_written_over_beside_a_snapshot_as_there_is_room_for_copie
     block_on(volumes.snapshot("a", "s")).unwrap();
     let refused =
         (0..8).find(|object| write(&disk, *object, 2, 100).is_err()).expect("there is no room for all");
-    // The root of the snapshot takes a little.
+    // The root of the snapshot needs a little space.
     assert_eq!(refused, 3);
     assert!(used_bytes(&store) <= disk.settings().quota_bytes_max.unwrap());
     block_on(disk.flush()).unwrap();
@@ -95,7 +95,7 @@ fn as_many_objects_are_written_over_beside_a_snapshot_as_there_is_room_for_copie
     assert_eq!(byte(&opened(&volumes), 0), 2);
 }
 
-/// What each cell of a disk may have.
+/// The possible contents of each cell of a disk.
 struct Model(Vec<Vec<u64>>);
 
 impl Model {
@@ -108,8 +108,8 @@ impl Model {
         }
     }
 
-    /// Reads the disk. If it was opened anew, it has what it has from then on; before, a crash can still undo what a write has
-    /// done that was refused in part.
+    /// Reads the disk. If it was reopened, its content is settled from then on. Otherwise, a crash
+    /// can still undo the effects of a partly refused write.
     fn check(&mut self, disk: &Volume, is_anew: bool, what: &str) {
         let all = block_on(disk.read(0, CELLS * CELL)).unwrap().to_vec();
         for (at, (cell, bytes)) in self.0.iter_mut().zip(all.chunks(CELL as usize)).enumerate() {
@@ -164,7 +164,7 @@ fn only_writes_and_snapshots_are_refused_whatever_comes_before_and_after() {
                 }
                 11 => {
                     block_on(disk.discard(offset, length)).unwrap();
-                    // A crash might bring it back until then.
+                    // Until then, a crash might bring it back.
                     block_on(disk.flush()).unwrap();
                     model.change(range, 0, false);
                 }
@@ -197,7 +197,7 @@ fn only_writes_and_snapshots_are_refused_whatever_comes_before_and_after() {
                 }
                 _ => model.check(&disk, false, &format!("step {step}")),
             }
-            // Copies that were due, the pages of a record, and heads.
+            // Pending copies, the pages of a record, and heads.
             let most = bytes_max + OBJECTS * OBJECT + 2 * PAGE_BYTES + (16 << 10);
             assert!(used_bytes(&store) <= most, "step {step}: {} of {bytes_max}", used_bytes(&store));
         }

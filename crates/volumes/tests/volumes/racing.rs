@@ -1,9 +1,9 @@
-//! Several requests of a disk under way at once, whose calls to the store are held back and released in any order, fail or
-//! are cancelled, with a kill of the process at any point: whatever the order, a read has what some order of the
-//! requests allows, and what was promised is there after the kill.
+//! Several concurrent requests of a disk. Their calls to the store are held back and released in
+//! any order, fail or are cancelled, and the process is killed at any point. Every read returns
+//! content that some order of the requests allows, and everything promised is there after the kill.
 //!
-//! All is drawn from a seed: what is asked, the order in which requests go on, what becomes of each call, and the kill. A
-//! call that was held at the kill was made or not, by the seed as well.
+//! Everything is drawn from a seed: the requests, the order in which they continue, the outcome of
+//! each call, the kill, and whether a call that was held at the kill was executed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
@@ -25,19 +25,19 @@ const CELLS: u64 = OBJECTS * CELLS_OF_OBJECT;
 const TASKS_MAX: usize = 7;
 const ROUNDS: u32 = 3;
 const STEPS_MAX: u64 = 260;
-/// Seeds of one run of the test. `OBJECT_SEEDS` sets another number.
+/// The number of seeds in one run of the test. `OBJECT_SEEDS` sets another number.
 const SEEDS: u64 = 300;
-/// Polls after which a request that waits for nothing must have ended.
+/// The number of polls after which a request that waits for nothing must have ended.
 const POLLS_MAX: u32 = 20_000;
 
-/// What a cell has: the number of a write, repeated; 0 for zeros.
+/// The content of a cell: the number of a write, repeated; 0 for zeros.
 type Tag = u64;
 
 fn cell_bytes(tag: Tag) -> Vec<u8> {
     tag.to_le_bytes().repeat(CELL as usize / 8)
 }
 
-/// Something that has given cells new content.
+/// A change of the content of cells.
 struct Change {
     first: u64,
     tags: Vec<Tag>,
@@ -45,7 +45,7 @@ struct Change {
     /// When it was answered, failed or was cancelled.
     end: u64,
     is_acknowledged: bool,
-    /// Whether it outlives a kill.
+    /// Whether it survives a kill.
     is_kept: bool,
 }
 
@@ -55,12 +55,12 @@ impl Change {
     }
 }
 
-/// All that has changed the volume.
+/// All changes of the volume.
 #[derive(Default)]
 struct History(Vec<Change>);
 
 impl History {
-    /// Returns whether a cell can have `tag` for one that has looked at it between `from` and `to`.
+    /// Returns whether a reader between `from` and `to` may see `tag` in a cell.
     fn allows(&self, cell: u64, tag: Tag, (from, to): (u64, u64), is_after_kill: bool) -> bool {
         self.0.iter().any(|change| {
             let has_it = change.tag(cell) == Some(tag) && change.start < to;
@@ -72,7 +72,7 @@ impl History {
         })
     }
 
-    /// Everything that was answered before `at` outlives a kill.
+    /// Everything that was answered before `at` survives a kill.
     fn keep_until(&mut self, at: u64) {
         for change in &mut self.0 {
             change.is_kept |= change.is_acknowledged && change.end < at;
@@ -86,7 +86,8 @@ impl History {
 }
 
 enum Asked {
-    /// A change: its place in the history, and whether its answer alone makes it outlive a kill.
+    /// A change: its position in the history, and whether being answered is enough for it to
+    /// survive a kill.
     Change {
         at: usize,
         is_kept: bool,
@@ -117,14 +118,15 @@ struct Task {
 }
 
 struct Taken {
-    /// From when to when it may have been taken.
+    /// The times between which it may have been taken.
     span: (u64, u64),
-    /// Whether it is there for sure.
+    /// Whether it certainly exists.
     is_made: bool,
     is_being_deleted: bool,
-    /// Whether the volume was opened anew for it, because an interruption had made it useless: as after a kill.
+    /// Whether the volume was reopened for it as after a kill, because an interruption had made it
+    /// unusable.
     is_anew: bool,
-    /// What it has, once it was read.
+    /// Its content, once it has been read.
     tags: Option<Vec<Tag>>,
 }
 
@@ -140,9 +142,9 @@ struct World {
     snapshots: BTreeMap<String, Taken>,
     now: u64,
     tag: Tag,
-    /// The held calls that are made already.
+    /// The held calls that have already been executed.
     made: BTreeSet<u64>,
-    /// The volume is of no use any more: only a kill helps.
+    /// The volume is unusable until a kill.
     is_broken: bool,
     is_told: bool,
 }
@@ -153,7 +155,7 @@ impl World {
         let mut rng = Rng::new(seed);
         let records_at_once = rng.below(2) == 0;
         if rng.below(2) == 0 {
-            // Parts of a log are full soon.
+            // A small limit, so that parts of a log are soon full.
             store.limit(|can| can.object_bytes_max = 64 << 10);
         }
         let overlay_bytes_max = *rng.pick(&[0, 4 << 10, 1 << 20, 1 << 20, 1 << 20]);
@@ -245,7 +247,7 @@ impl World {
                 self.begin(Asked::Check, async move {
                     let report = volumes.check(true).await?;
                     let is_lost = report.problems.iter().any(|problem| problem.kind != ProblemKind::Leftover);
-                    // A flush that was cancelled may have left a page, whose name the next one meets.
+                    // A cancelled flush may have left a page with a name that the next flush uses.
                     assert!(!is_lost, "{report:?}");
                     Ok(Vec::new())
                 });
@@ -259,7 +261,7 @@ impl World {
         self.poll(self.tasks.len() - 1);
     }
 
-    /// Returns a range of cells: few within an object, a whole object, or some of two.
+    /// Returns a range of cells: a few within an object, a whole object, or some of two objects.
     fn range(&mut self) -> (u64, u64) {
         let object = self.rng.below(OBJECTS) * CELLS_OF_OBJECT;
         match self.rng.below(12) {
@@ -268,7 +270,7 @@ impl World {
                 let first = (object + self.rng.below(CELLS_OF_OBJECT)).min(CELLS - 1);
                 (first, self.rng.within(1, CELLS_OF_OBJECT).min(CELLS - first))
             }
-            // Mostly the same ones: writes meet.
+            // Mostly the same cells, so that writes overlap.
             _ => (object + self.rng.below(4), self.rng.within(1, 2)),
         }
     }
@@ -454,7 +456,7 @@ impl World {
         if held.is_empty() {
             return;
         }
-        // Mostly the oldest: else nothing comes to its end.
+        // Usually the oldest call, because otherwise nothing would complete.
         let at = if self.rng.below(2) == 0 { 0 } else { self.rng.index(held.len()) };
         let call = &held[at];
         let can_fail = call.op.is_change() || call.op == Op::Flush;
@@ -501,7 +503,7 @@ impl World {
         self.resolve_abandoned();
     }
 
-    /// What was begun is made before all that comes after it, or never was. A copy may come late.
+    /// A started request is executed before all later ones, or never. A copy may come late.
     fn resolve_abandoned(&mut self) {
         for call in self.store.abandoned() {
             if call.op == Op::Copy && self.rng.below(2) == 0 {
@@ -514,7 +516,7 @@ impl World {
         }
     }
 
-    /// Lets everything come to its end, and compares all that there is.
+    /// Lets everything complete, and compares the whole content.
     fn calm(&mut self) {
         self.tell(|| "calm".into());
         self.store.open();
@@ -531,7 +533,7 @@ impl World {
         self.steer();
     }
 
-    /// Compares the volume and its snapshots with the history, while nothing is under way.
+    /// Compares the volume and its snapshots with the history, while no request is in progress.
     fn check_all(&mut self, is_after_kill: bool) -> Vec<Tag> {
         let span = (self.now + 1, self.now + 2);
         self.now += 3;
@@ -572,7 +574,7 @@ impl World {
         tags
     }
 
-    /// Ends the process without a word, and begins another one.
+    /// Ends the process without a shutdown, and starts another one.
     fn kill(mut self) -> Self {
         self.tell(|| "kill".into());
         for task in std::mem::take(&mut self.tasks) {
@@ -585,7 +587,7 @@ impl World {
                 _ => {}
             }
         }
-        // The process has no part in what is left of it.
+        // The process has no part in its remaining calls.
         self.volumes = volumes_of(&SteeredStore::new(), false, 0);
         self.store.pass();
         let mut held = self.store.held();
@@ -609,7 +611,8 @@ impl World {
         self
     }
 
-    /// Nothing is missing or shared, and a repair leaves nothing over.
+    /// Checks that nothing is missing or wrongly shared, and that a repair leaves nothing
+    /// superfluous.
     fn check_store(&mut self) {
         let report = block_on(self.volumes.check(false)).unwrap();
         let is_lost = report.problems.iter().any(|problem| problem.kind != ProblemKind::Leftover);
@@ -657,7 +660,7 @@ fn race(seed: u64, is_told: bool) -> Seen {
     }
 }
 
-/// What a run has seen of what it is for.
+/// Counts of the situations that a run has covered.
 struct Seen {
     copied: usize,
     logged: usize,

@@ -1,4 +1,5 @@
-//! A hand-over whose last step, the release of the namespace at the store, has failed: it can be repeated.
+//! A hand-over whose last step, releasing the namespace in the store, has failed: it can be
+//! repeated.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,7 +10,7 @@ use volumes::{Error, OpenOptions, Options, Settings, Volumes};
 
 use super::disk::OBJECT;
 
-/// A store that fails to forget who its writer is, some times.
+/// A store that sometimes fails to release a namespace's writer.
 struct Forgetful {
     memory: Memory,
     failures_left: AtomicU32,

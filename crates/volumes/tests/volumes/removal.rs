@@ -1,4 +1,5 @@
-//! Removing what no map has any more: it keeps nothing from being stored, and the store from filling.
+//! Removing objects to which no map refers any more: it does not block stores, and it keeps the
+//! store from filling up.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +35,7 @@ fn namespace() -> Namespace {
     Namespace::copy_from(b"vol.0000001").unwrap()
 }
 
-/// Returns how many objects the volume has in the store.
+/// Returns the number of the volume's objects in the store.
 fn count(store: &SteeredStore) -> usize {
     let all: Vec<_> = block_on(store.memory().entries(namespace(), "").try_collect()).unwrap();
     all.len()
@@ -175,7 +176,7 @@ fn a_repair_removes_what_is_left_without_a_head_in_a_claimed_namespace() {
     let disk = made(&volumes);
     written(&disk, 0, b"not flushed");
     drop((disk, volumes));
-    // As a deletion left it once.
+    // The state in which deletions of an earlier version left a volume.
     let claim = ClaimRequest::new(Scope::Namespace(namespace()), Epoch(100), WriterId(1));
     block_on(store.memory().claim(claim)).unwrap();
     let head = ObjectId::new(namespace(), Name::copy_from(b"head").unwrap());

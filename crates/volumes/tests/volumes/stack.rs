@@ -1,4 +1,4 @@
-//! What volumes are made over: every backend, and caches over them.
+//! The stores below volumes: every backend, and caches over them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,17 +13,17 @@ use cached_core::object::{ObjectCache, ObjectCacheConfig, Writer};
 use cached_tests::ceph::Cluster;
 use synapse::{Address, ClientConfig, Server, ServerConfig, SynapseBlocker};
 
-/// How long a synapse client waits for its server: the machine may be busy.
+/// How long a synapse client waits for its server, since the machine may be busy.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A stack of stores, and what must live as long as it.
+/// A stack of stores, and the resources that must live as long.
 pub(crate) struct Stack {
     pub(crate) store: Arc<dyn Blocker>,
-    /// In the order in which they end.
+    /// In the order in which they are dropped.
     _kept: (Option<Host>, Option<tempfile::TempDir>),
 }
 
-/// A synapse server, and the thread that it runs on.
+/// A synapse server, and the thread on which it runs.
 struct Host {
     _server: Arc<Server>,
     _runtime: tokio::runtime::Runtime,
@@ -44,14 +44,14 @@ impl Stack {
         Self { store, _kept: (None, Some(made)) }
     }
 
-    /// S3, by the server in memory of the crate `object_store`.
+    /// S3, through the in-memory server of the crate `object_store`.
     pub(crate) fn s3() -> Self {
         let server = Arc::new(InMemory::new());
         let config = S3Config::new("volumes");
         Self::of(Arc::new(S3Store::open_over(&config, server, Arc::new(SystemClock)).unwrap()))
     }
 
-    /// RADOS: a root of its own in the pool of a cluster.
+    /// RADOS, with a separate root in the pool of a cluster.
     pub(crate) fn rados(cluster: &Cluster, root: &str) -> Self {
         let mut config = RadosConfig::new("cached");
         (config.conf_file, config.root) = (Some(cluster.conf()), root.to_owned());
@@ -80,7 +80,8 @@ impl Stack {
     }
 }
 
-/// Returns a small cache over a store, which flushes what is 5 ms old, and runs on a thread of its own.
+/// Returns a small cache over a store, which flushes data that are 5 ms old and runs on its own
+/// thread.
 pub(crate) fn cache(below: Arc<dyn Blocker>, write: WriteMode, writer: Writer) -> Arc<dyn Blocker> {
     let config = ObjectCacheConfig {
         objects_count_max: 64,
@@ -93,12 +94,13 @@ pub(crate) fn cache(below: Arc<dyn Blocker>, write: WriteMode, writer: Writer) -
     Arc::new(cache)
 }
 
-/// Returns a cluster that all tests of RADOS here share; `None`, with a message, where Ceph is not installed.
+/// Returns a cluster shared by all RADOS tests here; `None`, with a message, if Ceph is not
+/// installed.
 pub(crate) fn cluster(test: &str) -> Option<Cluster> {
     Cluster::in_memory(test, Path::new(env!("CARGO_TARGET_TMPDIR")))
 }
 
-/// Waits until something is there, by the work of another thread or by trying again.
+/// Waits until another thread, or trying again, produces a value.
 #[track_caller]
 pub(crate) fn eventually<T>(what: &str, mut get: impl FnMut() -> Option<T>) -> T {
     let give_up = std::time::Instant::now() + CONNECT_TIMEOUT;
@@ -111,7 +113,7 @@ pub(crate) fn eventually<T>(what: &str, mut get: impl FnMut() -> Option<T>) -> T
     }
 }
 
-/// Waits until `is` holds, by the work of another thread.
+/// Waits until another thread makes `is` true.
 #[track_caller]
 pub(crate) fn until(what: &str, is: impl Fn() -> bool) {
     eventually(what, || is().then_some(()));

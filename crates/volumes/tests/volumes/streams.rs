@@ -1,4 +1,4 @@
-//! Export and import: a volume of a stream is the volume that the stream was made of.
+//! Export and import: an imported volume equals the exported one.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ fn exported(from: Option<(&str, &Snapshot)>, to: (&str, &Snapshot)) -> Vec<u8> {
     stream
 }
 
-/// Imports a stream that comes in pieces of `piece` bytes.
+/// Imports a stream that arrives in pieces of `piece` bytes.
 fn imported(volume: &Volume, stream: &[u8], piece: usize) -> Result<(), Error> {
     let mut import = Import::new(volume.clone());
     for part in stream.chunks(piece) {
@@ -51,7 +51,7 @@ fn a_full_and_an_incremental_stream_make_the_same_volume() {
     block_on(volumes.snapshot("a", "one")).unwrap();
     write(OBJECT + 5, b"changed".to_vec());
     block_on(disk.discard(4031 * OBJECT, OBJECT)).unwrap();
-    // Written, and zeros.
+    // Data, and zeros.
     write(9 * OBJECT, vec![0; OBJECT as usize]);
     block_on(volumes.snapshot("a", "two")).unwrap();
     let snapshots = ["one", "two"].map(|name| block_on(volumes.open_snapshot("a", name)).unwrap());
@@ -90,7 +90,8 @@ fn the_stream_is_that_of_rbd() {
     wanted.extend([5; OBJECT as usize]);
     wanted.extend(b"e");
     assert_eq!(found, wanted);
-    // The object was never in the first snapshot, so nothing is said of it; the other way it is.
+    // The object was never in the first snapshot, so the stream does not mention it; in the other
+    // direction it does.
     let back = exported(Some(("t", &t)), ("s", &s));
     assert!(back.ends_with(b"z\0\0\0\0\0\0\0\0\0\x10\0\0\0\0\0\0e"), "{back:?}");
 }

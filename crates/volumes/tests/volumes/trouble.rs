@@ -1,5 +1,5 @@
-//! A store that fails in the middle, an operation that is dropped, and two operations at once: what was
-//! flushed is there, and a snapshot is what it was.
+//! A store that fails in the middle, a dropped operation, and two concurrent operations: flushed
+//! data are there, and a snapshot is unchanged.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ fn bytes(disk: &Volume, offset: u64, length: u64) -> Vec<u8> {
     block_on(disk.read(offset, length)).unwrap().to_vec()
 }
 
-/// Returns whether a call is of an object whose name begins so.
+/// Returns whether a call concerns an object whose name starts with `begin`.
 fn is_of(call: &CallInfo, begin: &str) -> bool {
     call.object.as_ref().is_some_and(|object| object.name.as_bytes().starts_with(begin.as_bytes()))
 }
@@ -54,7 +54,7 @@ fn is_head_change(call: &CallInfo) -> bool {
     call.op == Op::WriteFull && is_of(call, "head")
 }
 
-/// What the store has, for a process that begins anew.
+/// Opens the stored content in a new process.
 fn anew(store: &Arc<SteeredStore>) -> (Volumes, Volume) {
     store.pass();
     let volumes = volumes_of(store);
@@ -72,7 +72,7 @@ fn a_snapshot_is_whole_though_what_was_replaced_before_it_cannot_be_removed() {
     let volumes = volumes_of(&store);
     let disk = made(&volumes, 8);
     flushed(&disk, 0, &[1; 4 * OBJECT as usize]);
-    // Something to be removed with the snapshot.
+    // An object to be removed together with the snapshot.
     block_on(disk.discard(0, OBJECT)).unwrap();
     store.rule(|call| match call.op {
         Op::Delete => Verdict::Fail(Store::Retryable("for the test".into())),
@@ -99,9 +99,9 @@ fn allocation_ids_are_reserved_though_the_write_that_reserved_them_was_dropped()
     let store = SteeredStore::new();
     let volumes = volumes_of(&store);
     let disk = made(&volumes, 8);
-    // What is discarded is recorded in a page that is there.
+    // The discard is recorded in an existing page.
     flushed(&disk, 7 * OBJECT, b"page");
-    // Each round uses up an allocation id.
+    // Each round uses an allocation id.
     let round = || {
         written(&disk, 0, b"one");
         block_on(disk.discard(0, OBJECT)).unwrap();
@@ -115,7 +115,7 @@ fn allocation_ids_are_reserved_though_the_write_that_reserved_them_was_dropped()
         block_on(disk.discard(0, OBJECT)).unwrap();
     }
     store.pass();
-    // The next head is another operation's.
+    // The next head belongs to another operation.
     block_on(disk.flush()).unwrap();
     flushed(&disk, OBJECT, b"two");
     (0..1000).for_each(|_| round());
@@ -124,12 +124,13 @@ fn allocation_ids_are_reserved_though_the_write_that_reserved_them_was_dropped()
     drop(volumes);
     let (volumes, disk) = anew(&store);
     assert_eq!([bytes(&disk, 0, 5), bytes(&disk, OBJECT, 3)].concat(), b"threetwo");
-    // What the last flush has left to the next one.
+    // The work that the last flush has left for the next one.
     block_on(volumes.check(true)).unwrap();
     assert_eq!(block_on(volumes.check(false)).unwrap().problems, []);
 }
 
-/// Drops an operation that has sent a head, which the store has; returns what the volume answers then.
+/// Drops an operation that has sent a head that the store has executed. Returns the volume's next
+/// answer.
 fn dropped(store: &Arc<SteeredStore>, operation: impl Future<Output = volumes::Result<()>>) {
     store.rule(|call| if is_head_change(call) { Verdict::Hold } else { Verdict::Pass });
     let mut operation = Box::pin(operation);
@@ -191,7 +192,7 @@ fn a_volume_whose_close_failed_has_its_owner() {
     let volumes = volumes_of(&store);
     let disk = made(&volumes, 8);
     flushed(&disk, 0, b"one");
-    // The head is stored, and nothing is heard of it.
+    // The head is stored, but its answer is lost.
     store.rule(|call| match (is_head_change(call), call.op) {
         (true, _) => Verdict::DoAndFail(unknown()),
         (_, Op::Read) => Verdict::Fail(Store::Retryable("for the test".into())),
@@ -285,7 +286,7 @@ fn what_is_recorded_at_once_outlives_the_process() {
         block_on(volumes.snapshot("a", "s")).unwrap();
         block_on(disk.write_zeroes(OBJECT, OBJECT, true, false)).unwrap();
         written(&disk, 0, b"two");
-        // The store keeps what it has taken, and the process ends without a word.
+        // The store keeps what it has accepted, and the process ends without a shutdown.
         drop((disk, volumes));
         let (_volumes, disk) = anew(&store);
         let found = [bytes(&disk, 0, 3), bytes(&disk, OBJECT, 3)].concat();
@@ -301,7 +302,7 @@ fn object(namespace: &str, name: &str) -> ObjectId {
     )
 }
 
-/// Replaces an object, and returns what it had.
+/// Replaces an object, and returns its old content.
 fn replaced(store: &SteeredStore, object: &ObjectId, bytes: Vec<u8>) -> Vec<u8> {
     let before = test_kit::content(store.memory(), object).unwrap();
     test_kit::fill(store.memory(), object, bytes);
@@ -338,7 +339,7 @@ fn a_damaged_volume_is_named_and_the_others_are_listed() {
     let clone = block_on(volumes.info("clone")).unwrap().origin.unwrap();
     assert_eq!((clone.volume.as_deref(), clone.snapshot), (Some("a"), None));
     assert!(matches!(block_on(volumes.info("a")), Err(Error::Damaged(_))));
-    // A check names both, and a repair takes neither for a volume that was never made.
+    // A check reports both, and a repair mistakes neither for a volume that was never created.
     let report = block_on(volumes.check(true)).unwrap();
     let kinds: Vec<_> = report.problems.iter().map(|problem| problem.kind).collect();
     assert_eq!(kinds, [ProblemKind::Damaged, ProblemKind::Damaged], "{report:?}");
@@ -368,7 +369,7 @@ fn the_map_of_a_snapshot_is_read_once_and_no_flush_waits_for_it() {
     let begin = store.log().len();
     assert_eq!(block_on(disk.changed_extents(Some("s"))).unwrap(), wanted);
     assert_eq!(store.log().len(), begin, "it is known");
-    // Another snapshot of that name is another one.
+    // A new snapshot with the same name is another snapshot.
     block_on(volumes.delete_snapshot("a", "s")).unwrap();
     let gone = block_on(disk.changed_extents(Some("s")));
     assert_eq!(gone, Err(Error::NoSuchSnapshot("s".into())));
@@ -416,7 +417,7 @@ fn rates_and_a_quota_are_those_of_the_namespace_of_the_cache() {
     let all =
         [("quota_bytes_max", 1 << 20), ("store_burst_ms", 1000), ("store_requests_per_second_max", 500)];
     assert_eq!(in_force(), (WriteMode::Through, wanted(&all)));
-    // As long as it is attached, its namespace is not taken out of the cache.
+    // While it is attached, its namespace is not removed from the cache.
     let remove = || {
         let namespace = Namespace::copy_from(b"vol.0000001").unwrap();
         block_on(store.control().remove_namespace(namespace, DirtyData::Store))
@@ -433,7 +434,7 @@ fn rates_and_a_quota_are_those_of_the_namespace_of_the_cache() {
     assert_eq!(in_force(), (WriteMode::Back, wanted(&[])));
     block_on(opened(&volumes, "a").close()).unwrap();
     assert_eq!(in_force(), (WriteMode::Through, wanted(&all)));
-    // What is taken back does not come again.
+    // A removed limit does not come back.
     rates.store_requests_per_second_max = None;
     block_on(volumes.set("a", Settings::default().rates(rates))).unwrap();
     assert_eq!(block_on(volumes.info("a")).unwrap().settings.rates, rates);
@@ -458,7 +459,7 @@ fn rates_and_a_quota_are_those_of_the_namespace_of_the_cache() {
     block_on(opened(&bare, "a").close()).unwrap();
 }
 
-/// A store whose listings lack data, as that of a layer that puts it together of several answers may.
+/// A store whose listings lack data, as may those of a layer that combines several answers.
 struct Listless(Memory);
 
 impl Blocker for Listless {
@@ -482,7 +483,7 @@ fn a_check_asks_for_what_a_listing_lacks_before_it_is_missing() {
     block_on(disk.close()).unwrap();
     let report = block_on(volumes.check(false)).unwrap();
     assert_eq!(report.problems, []);
-    // Three of data, a page of the map, and the head.
+    // Three objects of data, a page of the map, and the head.
     assert_eq!(report.objects, 5);
     let all = block_on(store.0.list(ListRequest::new("vol.0000001".parse().unwrap()).prefix("d/"))).unwrap();
     let gone = ObjectId::new("vol.0000001".parse().unwrap(), all.entries[1].name.clone());
@@ -493,7 +494,7 @@ fn a_check_asks_for_what_a_listing_lacks_before_it_is_missing() {
     assert_eq!(missing, [(ProblemKind::Missing, gone.to_string())]);
 }
 
-/// A store that counts how often it is asked for a quota, and has none.
+/// A store without a quota that counts how often it is asked for one.
 struct Looked(Memory, AtomicU32);
 
 impl Blocker for Looked {
