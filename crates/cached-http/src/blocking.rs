@@ -1,4 +1,4 @@
-//! Requests from a thread that waits for each answer.
+//! Requests from a thread that blocks until each answer.
 
 use std::fmt;
 use std::io;
@@ -13,7 +13,8 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::{Client, Connector, builder, whole_text};
 
-/// A client for a thread that waits: one request at a time, over a connection that is kept between requests.
+/// A client for a blocking thread: one request at a time, over a connection that is kept between
+/// requests.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -32,19 +33,19 @@ pub struct Blocking {
     timeout: Option<Duration>,
 }
 
-/// Why a request has no answer. The server may have acted all the same.
+/// The reason why a request has no answer. The server may have executed it nevertheless.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
     /// The request cannot be sent: its URL or a header is malformed.
     #[error("{0}")]
     Malformed(#[from] hyper::http::Error),
-    /// The server cannot be reached, or broke off.
+    /// The server cannot be reached, or closed the connection early.
     #[error("{0}")]
     Failed(String),
-    /// The answer did not come in time.
+    /// The answer did not arrive in time.
     #[error("no answer within {} s", .0.as_secs_f64())]
     Timeout(Duration),
-    /// The body of the answer is longer than the caller takes.
+    /// The body of the answer is longer than the caller's limit.
     #[error("the answer is longer than {0} bytes")]
     TooLong(usize),
 }
@@ -56,24 +57,25 @@ impl fmt::Debug for Blocking {
 }
 
 impl Blocking {
-    /// Returns a client; it connects with its first request. A request may take `timeout`, `None` being without
-    /// limit.
+    /// Returns a client, which connects at its first request. `timeout` limits each request; `None`
+    /// means no limit.
     ///
     /// # Errors
-    /// The system refuses what waiting needs (an epoll instance).
+    /// The system refuses an epoll instance, which waiting needs.
     ///
     /// # Panics
-    /// If `user_agent` is no header value.
+    /// If `user_agent` is not a valid header value.
     pub fn new(connector: Connector, user_agent: &str, timeout: Option<Duration>) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let user_agent = HeaderValue::from_str(user_agent).expect("the program's own name");
         Ok(Self { runtime, client: builder().build(connector), user_agent, timeout })
     }
 
-    /// Sends a request with `body`, and returns the answer with all of its body. Redirects are not followed.
+    /// Sends a request with `body`, and returns the answer with its whole body. Redirects are not
+    /// followed.
     ///
     /// # Errors
-    /// [`RequestError`]. Statuses are no errors.
+    /// [`RequestError`]. An answer with any status is not an error.
     ///
     /// # Panics
     /// Within an asynchronous task.
@@ -107,7 +109,7 @@ impl Blocking {
     }
 }
 
-/// Returns the causes of an error without the client's own name for them.
+/// Returns the causes of an error, without the client library's own wrapper.
 fn failed(error: &hyper_util::client::legacy::Error) -> RequestError {
     let cause = std::error::Error::source(error).map_or_else(|| error.to_string(), whole_text);
     RequestError::Failed(cause)
@@ -128,7 +130,8 @@ mod tests {
             .unwrap()
     }
 
-    /// A server that answers the requests of each connection with `replies`, then closes it. Returns the heads.
+    /// Starts a server that answers the requests of each connection with `replies`, then closes it.
+    /// The thread returns the requests' heads.
     fn server(connections: Vec<Vec<&'static str>>) -> (SocketAddr, JoinHandle<Vec<Vec<String>>>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

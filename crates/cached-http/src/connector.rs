@@ -1,4 +1,4 @@
-//! How connections are made.
+//! Establishing connections.
 
 use std::error::Error;
 use std::future::Future;
@@ -23,7 +23,8 @@ pub type Connector = HttpsConnector<Route>;
 
 type BoxError = Box<dyn Error + Send + Sync>;
 
-/// The TCP half of a [`Connector`]: directly, or through the proxy that the environment names for `https` URLs.
+/// The TCP half of a [`Connector`]: connects directly, or for `https` URLs through the proxy named
+/// in the environment.
 #[derive(Clone, Debug)]
 pub struct Route {
     tcp: HttpConnector,
@@ -31,7 +32,7 @@ pub struct Route {
 }
 
 impl Route {
-    /// Returns a route that goes directly; a connection may take `connect_timeout`.
+    /// Returns a route that connects directly, within `connect_timeout`.
     #[must_use]
     pub fn new(connect_timeout: Duration) -> Self {
         let mut tcp = HttpConnector::new();
@@ -41,7 +42,8 @@ impl Route {
         Self { tcp, proxies: None }
     }
 
-    /// Takes proxies for `https` URLs from `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, also in lower case.
+    /// Uses the proxies for `https` URLs from `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, or their
+    /// lower-case forms.
     #[must_use]
     pub fn through_proxies_of_environment(self) -> Self {
         self.through(Matcher::from_env())
@@ -95,7 +97,8 @@ mod tests {
 
     use super::*;
 
-    /// Connects to `target` through a proxy that answers `reply`. Returns the first line that the proxy got.
+    /// Connects to `target` through a proxy that answers `reply`. Returns the first line that the
+    /// proxy received.
     fn connect(target: &str, reply: &'static str) -> (String, Result<(), String>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

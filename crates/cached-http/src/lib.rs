@@ -3,10 +3,10 @@
 //! | module | content |
 //! |---|---|
 //! | `connector` | [`Connector`]: TCP, TLS, and the environment's proxies |
-//! | `patient` | [`Patient`]: connections that read an early answer to an upload |
-//! | `blocking` | [`Blocking`]: one request at a time, for a thread that waits |
+//! | `patient` | [`Patient`]: connections that can read an answer to an unfinished upload |
+//! | `blocking` | [`Blocking`]: one request at a time, for a blocking thread |
 //!
-//! Retries, signatures and the meaning of statuses are the caller's.
+//! Retries, signatures and the interpretation of statuses are up to the caller.
 
 mod blocking;
 mod connector;
@@ -23,10 +23,10 @@ pub use connector::{Connector, Route};
 pub use hyper::http;
 pub use patient::Patient;
 
-/// A client that keeps its connections; `B` is the body of its requests.
+/// A client that reuses its connections. `B` is the body type of its requests.
 pub type Client<B> = legacy::Client<Connector, B>;
 
-/// How long a connection is kept for the next request: less than servers keep theirs.
+/// How long an idle connection is kept for the next request: shorter than servers keep theirs.
 const IDLE_MAX: Duration = Duration::from_secs(15);
 
 /// Returns a builder of clients whose idle connections are closed after 15 s.
@@ -37,7 +37,7 @@ pub fn builder() -> legacy::Builder {
     builder
 }
 
-/// Returns an error with its causes as one line.
+/// Returns an error and its causes in one line.
 #[must_use]
 pub fn whole_text(error: &dyn Error) -> String {
     let mut text = error.to_string();

@@ -1,8 +1,9 @@
-//! Connections of which the answer is read even where the server takes no more of the request.
+//! Connections whose answer is read even if the server stops reading the request.
 //!
-//! A server that refuses an upload may answer before it has read the body, and close: what is still being written then fails,
-//! though the answer lies in the socket already. So a failure to write is no end here. What is written after it goes nowhere,
-//! and the other side's answer, or the end of what it sends, decides.
+//! A server that refuses an upload may answer and close before it has read the body. Writing the
+//! rest then fails, although the answer has already arrived. So a write error does not end the
+//! connection: further writes are discarded, and the request's outcome depends on the server's
+//! answer or on the end of its stream.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -19,7 +20,7 @@ type Socket = TokioIo<TcpStream>;
 #[derive(Debug)]
 pub struct Patient {
     socket: Socket,
-    /// Whether the other side takes nothing any more.
+    /// Whether the other side has stopped reading.
     is_deaf: bool,
 }
 
@@ -30,7 +31,8 @@ impl From<Socket> for Patient {
 }
 
 impl Patient {
-    /// Writes by `write`; what the other side does not take any more counts as written: `len` bytes.
+    /// Writes with `write`. If the other side has stopped reading, all `len` bytes count as
+    /// written.
     fn poll_out(
         &mut self,
         cx: &mut Context<'_>,

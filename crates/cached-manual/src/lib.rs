@@ -1,8 +1,8 @@
-//! Manual pages and shell completions of a program, from its [`clap::Command`].
+//! Generates a program's manual pages and shell completions from its [`clap::Command`].
 //!
-//! A program calls [`written_on_request`] first of all. With the arguments `--generate-manual DIR`, and with
-//! nothing else, it writes its pages and completions and ends; the option is in no help, because packages are
-//! its only users:
+//! A program calls [`written_on_request`] first. With the arguments `--generate-manual DIR`, and
+//! with no others, it writes its pages and completions and exits. The option is not shown in any
+//! help, because packages are its only users:
 //!
 //! ```text
 //! DIR/man/NAME.1, DIR/man/NAME-SUBCOMMAND.1   manual pages
@@ -17,14 +17,14 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::{fs, io};
 
-/// The option that requests pages and completions.
+/// The option that generates pages and completions.
 pub const OPTION: &str = "--generate-manual";
 
 /// `EX_IOERR`: a file could not be written.
 const NOT_WRITTEN: u8 = 74;
 
-/// Writes pages and completions if the arguments of this process are [`OPTION`] and a directory; returns
-/// the exit status of the process, or `None` if the program is to run as usual.
+/// If the arguments of this process are [`OPTION`] and a directory, writes pages and completions
+/// and returns the exit status. Returns `None` if the program has to run as usual.
 pub fn written_on_request(command: impl FnOnce() -> Command) -> Option<ExitCode> {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     let [option, directory] = arguments.as_slice() else { return None };
@@ -34,21 +34,22 @@ pub fn written_on_request(command: impl FnOnce() -> Command) -> Option<ExitCode>
     match write(command(), Path::new(directory)) {
         Ok(()) => Some(ExitCode::SUCCESS),
         Err(error) => {
-            // If nobody reads it, the exit status is left.
+            // If nobody reads this, there is still the exit status.
             let _ = writeln!(io::stderr(), "{OPTION} {}: {error}", Path::new(directory).display());
             Some(ExitCode::from(NOT_WRITTEN))
         }
     }
 }
 
-/// Writes the manual pages and completions of a program into subdirectories of a directory, which are made
-/// where they are missing. Files of the same names are replaced.
+/// Writes the manual pages and completions of a program into subdirectories of a directory, which
+/// are created if missing. Existing files are replaced.
 ///
 /// # Errors
-/// If a directory or a file cannot be written; those before it have been.
+/// If a directory or a file cannot be written. Earlier files have been written by then.
 pub fn write(mut command: Command, directory: &Path) -> io::Result<()> {
     let name = command.get_name().to_owned();
-    // Pages about `help` and its own subcommands would repeat the others. Completions add it to their command.
+    // Pages about `help` and its subcommands would repeat the others. Completions add it to their
+    // command.
     let without_help = command.clone().disable_help_subcommand(true);
     let folder = |part: &str| {
         let path = directory.join(part);

@@ -1,10 +1,11 @@
-//! The request to end, from a signal, an administrator or a client, and the state that readiness reports.
+//! The shutdown request, from a signal, an administrator or a client, and the state that readiness
+//! reports.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::Notify;
 
-/// Requests the end of the process, and knows whether it has been requested. Clones are handles of the same
+/// Requests the shutdown of the process, and tells whether it has been requested. Clones share one
 /// request.
 #[derive(Clone, Debug, Default)]
 pub struct Drain(Arc<State>);
@@ -16,27 +17,29 @@ struct State {
 }
 
 impl Drain {
-    /// Requests the end. From now on the process is not ready. Calls after the first have no effect.
+    /// Requests the shutdown. From now on, the process is not ready. Calls after the first have no
+    /// effect.
     pub fn request(&self) {
         if !self.0.is_requested.swap(true, Ordering::SeqCst) {
             self.0.notify.notify_waiters();
         }
     }
 
-    /// Returns whether the end has been requested.
+    /// Returns whether the shutdown has been requested.
     #[must_use]
     pub fn is_requested(&self) -> bool {
         self.0.is_requested.load(Ordering::SeqCst)
     }
 
-    /// Waits until the end is requested, which may have been before the call. For any number of waiters.
+    /// Waits until the shutdown is requested, which may have happened before the call. Any number
+    /// of tasks may wait.
     ///
     /// # Cancel safety
     /// Dropping the future has no effect.
     pub async fn requested(&self) {
         let notified = self.0.notify.notified();
         let mut notified = std::pin::pin!(notified);
-        // Registered first: a request between the check and the wait is not missed.
+        // Registers first, so that a request between the check and the wait is not missed.
         notified.as_mut().enable();
         if !self.is_requested() {
             notified.await;

@@ -1,36 +1,37 @@
-//! The exit statuses of `cached` and `synapsed`, in one table, and the failures that end in one.
+//! The exit statuses of `cached` and `synapsed`, in one table, and failures with an exit status.
 //!
-//! `docs/configuration.md` has the table, the manual pages are made of it, and `RestartPreventExitStatus=` of the
-//! service units names the statuses after which another start would fail as well; a test compares all of them.
+//! `docs/configuration.md` contains the table, the manual pages are generated from it, and
+//! `RestartPreventExitStatus=` of the service units lists the statuses after which another start
+//! would fail too. A test compares all of them.
 
 use std::fmt;
 use std::process::ExitCode;
 
-/// Why a program has ended other than in order, as its exit status states it: after `sysexits.h`, which service
-/// managers know by name, and after memcached for its flags.
+/// The reason why a program exits abnormally, as an exit status. The statuses follow `sysexits.h`,
+/// which service managers know by name, and memcached for its flags.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Exit {
-    /// A value of one of memcached's flags, as memcached ends for most of them.
+    /// An invalid value of one of memcached's flags; memcached uses this status for most of them.
     FlagValue = 1,
-    /// Flags that cannot work: `EX_USAGE`.
+    /// Invalid flags: `EX_USAGE`.
     Usage = 64,
-    /// There is no such user: `EX_NOUSER`.
+    /// The user does not exist: `EX_NOUSER`.
     NoUser = 67,
     /// A bug: `EX_SOFTWARE`.
     Defect = 70,
-    /// Something else has what the start needs, or keeps it from this program: `EX_OSERR`.
+    /// Something else uses a resource that the start needs, or denies it: `EX_OSERR`.
     Refused = 71,
     /// Acknowledged data could not be stored: `EX_IOERR`.
     NotStored = 74,
-    /// A failure of the system, a disk or the network that may pass: `EX_TEMPFAIL`.
+    /// A failure of the system, a disk or the network that may be temporary: `EX_TEMPFAIL`.
     Trouble = 75,
     /// A mistake in the configuration: `EX_CONFIG`.
     Configuration = 78,
 }
 
 impl Exit {
-    /// All of them, by number.
+    /// All statuses, in ascending order.
     pub const ALL: [Exit; 8] = [
         Exit::FlagValue,
         Exit::Usage,
@@ -42,13 +43,13 @@ impl Exit {
         Exit::Configuration,
     ];
 
-    /// Returns the number with which the process ends.
+    /// Returns the exit status as a number.
     #[must_use]
     pub fn status(self) -> u8 {
         self as u8
     }
 
-    /// Returns what it means, as the documents and the manual pages state it.
+    /// Returns its meaning, in the words of the documents and the manual pages.
     #[must_use]
     pub fn meaning(self) -> &'static str {
         match self {
@@ -70,7 +71,7 @@ impl Exit {
         }
     }
 
-    /// Returns whether another start may succeed although nobody has changed anything.
+    /// Returns whether another start may succeed without any change.
     #[must_use]
     pub fn may_pass(self) -> bool {
         match self {
@@ -93,7 +94,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why a program ends: what it says last, in one line, and the exit status.
+/// The reason why a program exits: its last line of output, and the exit status.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure {
     exit: Exit,
@@ -101,12 +102,12 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Returns a failure that ends the process with this status after this line.
+    /// Returns a failure that exits with this status after printing this line.
     pub fn new(exit: Exit, line: impl fmt::Display) -> Failure {
         Failure { exit, line: line.to_string() }
     }
 
-    /// Returns this failure after an earlier one, `line`.
+    /// Returns this failure with an earlier one, `line`, before it.
     #[must_use]
     pub fn after(self, line: &str) -> Failure {
         Failure { line: format!("{line}\n{}", self.line), ..self }
@@ -160,7 +161,7 @@ mod tests {
             for line in [
                 format!("RestartPreventExitStatus={}", never.join(" ")),
                 "Restart=on-failure".into(),
-                // Else five starts that meet the same trouble would be the last ones.
+                // Otherwise, five starts that meet the same problem would be the last ones.
                 "StartLimitIntervalSec=0".into(),
             ] {
                 assert!(text.lines().any(|found| found == line), "{unit} lacks {line}");

@@ -1,16 +1,16 @@
-//! What the programs `cached` and `synapsed` have in common as processes.
+//! The code that `cached` and `synapsed` share as processes.
 //!
 //! | module | content |
 //! |---|---|
 //! | `allocator` | returns freed memory to the system |
-//! | `log` | lines on standard error, as text or JSON; repeated ones are counted; the last ones are kept |
-//! | `memory` | warns of more memory than the machine has |
-//! | `signals` | which signals end the process, and which one reads the configuration again |
+//! | `log` | lines on standard error, as text or JSON; repeated ones are counted, and the last ones kept |
+//! | `memory` | warns if the configured memory exceeds the machine's |
+//! | `signals` | the signals that shut the process down or reload the configuration |
 //! | `panics` | records the first panic of any thread |
-//! | `exit` | the exit statuses, and the failures that end in one |
+//! | `exit` | the exit statuses, and failures with one |
 //! | `service_manager` | notifications of the process's state |
-//! | `reload` | what differs between two configurations, and whether it can change while the process runs |
-//! | `drain` | the request to end, and the state that readiness reports |
+//! | `reload` | the differences between two configurations, and which of them can be applied at run time |
+//! | `drain` | the shutdown request, and the state that readiness reports |
 #![warn(missing_debug_implementations)]
 
 pub mod allocator;

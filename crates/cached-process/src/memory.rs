@@ -1,13 +1,13 @@
-//! The memory of this machine, beside what a program may take.
+//! Compares the machine's memory with a program's maximum.
 
-/// Returns the memory that this machine has, in bytes; 0 if that is not known.
+/// Returns this machine's memory in bytes; 0 if unknown.
 fn machine_bytes() -> u64 {
     // SAFETY: plain numbers.
     let of = |name| u64::try_from(unsafe { libc::sysconf(name) }).unwrap_or(0);
     of(libc::_SC_PHYS_PAGES).saturating_mul(of(libc::_SC_PAGESIZE))
 }
 
-/// Logs a warning if a program that takes `bytes` at most could take more memory than this machine has.
+/// Logs a warning if a program that uses up to `bytes` could exceed this machine's memory.
 pub fn warn_beyond_machine(bytes: u64) {
     let machine = machine_bytes();
     if machine > 0 && bytes > machine {

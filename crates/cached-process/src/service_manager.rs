@@ -1,4 +1,5 @@
-//! Notifications of the process's state to the service manager (systemd's `sd_notify`), without its library.
+//! Notifies the service manager of the process's state (systemd's `sd_notify`), without its
+//! library.
 
 use std::ffi::OsStr;
 use std::io;
@@ -6,8 +7,8 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Sends a change of state, like `READY=1`, to the service manager that has set `NOTIFY_SOCKET`; without the
-/// variable nothing happens. A failure is logged.
+/// Sends a change of state, such as `READY=1`, to the service manager that has set `NOTIFY_SOCKET`.
+/// Does nothing without that variable. A failure is logged.
 pub fn notify(state: &str) {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
     if let Err(error) = send(&path, state) {
@@ -15,7 +16,7 @@ pub fn notify(state: &str) {
     }
 }
 
-/// Reports that the configuration is being read again, until `READY=1` is sent.
+/// Reports that the configuration is being reloaded, until `READY=1` is sent.
 pub(crate) fn reloading() {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let micros = now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000;

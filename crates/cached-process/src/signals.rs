@@ -1,8 +1,8 @@
-//! Signals: INT, TERM, QUIT and USR1 request the end, HUP requests that the configuration is read again, USR2
-//! that a new process takes over.
+//! Signals: INT, TERM, QUIT and USR1 request the shutdown, HUP requests a reload of the
+//! configuration, and USR2 requests that a new process takes over.
 //!
-//! They are blocked from the start and read from a descriptor, so that one that comes early is neither lost
-//! nor fatal.
+//! They are blocked from the start and read from a descriptor, so that an early signal is neither
+//! lost nor fatal.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -14,18 +14,18 @@ pub struct Signals {
     descriptor: OwnedFd,
 }
 
-/// What a signal requests.
+/// The request that a signal makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Requested {
-    /// The end of the process.
+    /// Shut down.
     End,
-    /// That the configuration is read again.
+    /// Reload the configuration.
     Reload,
-    /// That a new process takes over.
+    /// Let a new process take over.
     Upgrade,
 }
 
-/// Each signal with its name and what it requests; a signal that requests nothing is logged.
+/// Each signal with its name and its request. A signal without a request is only logged.
 pub const HANDLED: [(i32, &str, Option<Requested>); 6] = [
     (libc::SIGTERM, "SIGTERM", Some(Requested::End)),
     (libc::SIGINT, "SIGINT", Some(Requested::End)),
@@ -36,7 +36,7 @@ pub const HANDLED: [(i32, &str, Option<Requested>); 6] = [
 ];
 
 impl Signals {
-    /// Blocks the signals and opens the descriptor. To be called before any other thread exists.
+    /// Blocks the signals and opens the descriptor. Call it before any other thread exists.
     ///
     /// # Errors
     /// If the system refuses.
@@ -61,8 +61,8 @@ impl Signals {
         Ok(Signals { descriptor: unsafe { OwnedFd::from_raw_fd(descriptor) } })
     }
 
-    /// Waits until a signal requests something; each such signal ends one wait. Must be polled on a tokio
-    /// runtime.
+    /// Waits until a signal makes a request; each such signal ends one wait. Must be polled on a
+    /// tokio runtime.
     ///
     /// # Cancel safety
     /// A signal that is not returned is returned by the next call.
@@ -89,8 +89,9 @@ impl Signals {
         }
     }
 
-    /// Returns whether a signal has requested the end of the process, without waiting; others are logged as without
-    /// effect, because of what the process is doing: `during`, as in "while the store is being opened".
+    /// Returns, without waiting, whether a signal has requested the shutdown. Other signals are
+    /// logged as having no effect because of `during`, for example "while the store is being
+    /// opened".
     pub fn is_end_requested(&self, during: &str) -> bool {
         while let Some(signal) = read(self.descriptor.as_fd()) {
             match requested_by(signal) {
@@ -103,11 +104,11 @@ impl Signals {
         false
     }
 
-    /// Waits until a signal requests the end of the process; others are logged as without effect, because of
-    /// what the process is doing: `during`, as in "while the store is being opened".
+    /// Waits until a signal requests the shutdown. Other signals are logged as having no effect
+    /// because of `during`, for example "while the store is being opened".
     ///
     /// # Cancel safety
-    /// As [`requested`](Self::requested).
+    /// As for [`requested`](Self::requested).
     pub async fn end_requested(&self, during: &str) {
         loop {
             let name = match self.requested().await {
@@ -120,10 +121,10 @@ impl Signals {
     }
 }
 
-/// Logs a signal, and returns what it requests.
+/// Logs a signal, and returns its request.
 fn requested_by(signal: i32) -> Option<Requested> {
     if signal == libc::SIGUSR1 {
-        // memcached's message, at any level.
+        // memcached's message, printed at every log level.
         eprintln!("Gracefully stopping");
     }
     let (_, name, requested) = HANDLED.iter().find(|(handled, ..)| *handled == signal)?;
@@ -135,11 +136,11 @@ fn requested_by(signal: i32) -> Option<Requested> {
     *requested
 }
 
-/// Returns the number of one pending signal, if there is one.
+/// Returns the number of a pending signal, if there is one.
 fn read(descriptor: BorrowedFd<'_>) -> Option<i32> {
     let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
     let count = rustix::io::read(descriptor, &mut info).ok()?;
-    // The number is the first field.
+    // The signal's number is the first field.
     (count == info.len()).then(|| i32::from_ne_bytes([info[0], info[1], info[2], info[3]]))
 }
 

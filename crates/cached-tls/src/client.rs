@@ -1,4 +1,4 @@
-//! The client's side of TLS: which authorities are trusted.
+//! TLS on the client's side: the trusted authorities.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,10 +7,11 @@ use rustls::{ClientConfig, RootCertStore};
 
 use crate::files;
 
-/// Returns a configuration that trusts the authorities in a PEM file, or the system's without one.
+/// Returns a configuration that trusts the authorities in a PEM file or, without a file, those of
+/// the system.
 ///
 /// # Errors
-/// One line: the file, and what is wrong with it; or that the system has no authorities.
+/// One line: the file and its problem, or that the system has no authorities.
 pub fn with_authorities(ca_file: Option<&Path>) -> Result<ClientConfig, String> {
     match ca_file {
         Some(path) => Ok(of(of_file(path)?)),
@@ -21,7 +22,8 @@ pub fn with_authorities(ca_file: Option<&Path>) -> Result<ClientConfig, String> 
 /// Returns a configuration that trusts the system's authorities and those in a PEM file.
 ///
 /// # Errors
-/// As [`with_authorities`]. A system without authorities is no error where there is a file.
+/// As for [`with_authorities`], except that with a file, a system without authorities is not an
+/// error.
 pub fn with_further_authorities(ca_file: Option<&Path>) -> Result<ClientConfig, String> {
     let Some(path) = ca_file else { return with_authorities(None) };
     let mut roots = of_file(path)?;

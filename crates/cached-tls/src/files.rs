@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// What is wrong with the files of TLS, in memcached's words: one line.
+/// A problem with the TLS files, in memcached's words, in one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TlsError {
     /// The certificate chain cannot be used.
@@ -17,7 +17,7 @@ pub enum TlsError {
     Chain {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and what would be right.
+        /// The problem, and the valid values.
         cause: String,
     },
     /// The private key cannot be used.
@@ -25,10 +25,10 @@ pub enum TlsError {
     Key {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and what would be right.
+        /// The problem, and the valid values.
         cause: String,
     },
-    /// Key and chain do not belong together.
+    /// The key does not belong to the chain.
     #[error("Error validating the certificate: {0}")]
     Mismatch(String),
     /// The certificates of the authorities cannot be used.
@@ -36,23 +36,23 @@ pub enum TlsError {
     Authorities {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and what would be right.
+        /// The problem, and the valid values.
         cause: String,
     },
-    /// The settings contradict each other.
+    /// The settings are inconsistent.
     #[error("{0}")]
     Settings(String),
 }
 
-/// The largest file that is read, in bytes: a chain has some thousand, a bundle of all public authorities
+/// The size limit of files, in bytes. A chain has some thousand, a bundle of all public authorities
 /// some hundred thousand.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
-/// The content of the files.
+/// The contents of the files.
 pub(crate) struct Material {
     pub(crate) chain: Vec<CertificateDer<'static>>,
     pub(crate) key: PrivateKeyDer<'static>,
-    /// The certificates of the authorities; empty without a file of them.
+    /// The certificates of the authorities; empty without such a file.
     pub(crate) authorities: Vec<CertificateDer<'static>>,
 }
 
@@ -81,14 +81,14 @@ impl Material {
         Ok(Material { chain, key, authorities })
     }
 
-    /// Returns the authorities in the form in which certificates are verified with them.
+    /// Returns the authorities as a store for verifying certificates.
     pub(crate) fn roots(&self, settings: &TlsSettings) -> Result<RootCertStore, TlsError> {
         let wrong = |cause| TlsError::Authorities { path: settings.ca_file.clone(), cause };
         roots(self.authorities.iter().cloned()).map_err(wrong)
     }
 }
 
-/// Returns authorities in the form in which certificates are verified with them.
+/// Converts authorities to a store for verifying certificates.
 pub(crate) fn roots(
     authorities: impl IntoIterator<Item = CertificateDer<'static>>,
 ) -> Result<RootCertStore, String> {
@@ -108,7 +108,7 @@ fn key_cause(error: &rustls::pki_types::pem::Error) -> String {
     }
 }
 
-/// Reads all certificates of a PEM text; there must be one.
+/// Reads all certificates of a PEM text, of which there must be at least one.
 pub(crate) fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
     let all = all.map_err(|error| error.to_string())?;
@@ -132,13 +132,13 @@ pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>, String> {
     fs::read(path).map_err(|error| cause(&error))
 }
 
-/// Returns the system's words without its number.
+/// Returns the system's error message without the error number.
 fn cause(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or_default().to_owned()
 }
 
-/// What distinguishes one state of a file from another: device, inode, length, times of the last changes.
+/// Identifies the state of a file: device, inode, length, and times of the last changes.
 pub(crate) type Stamp = Option<(u64, u64, u64, i64, i64, i64, i64)>;
 
 /// Returns the states of all files that the settings name.

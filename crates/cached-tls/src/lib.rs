@@ -1,20 +1,21 @@
-//! What the TLS listeners of `cached` have in common: settings, certificates that are replaced while clients are
-//! served, and session tickets; and which authorities its clients trust.
+//! The shared part of `cached`'s TLS listeners: settings, certificates that are replaced while
+//! clients are served, and session tickets. Also the authorities that its clients trust.
 //!
 //! ```text
 //!  TlsSettings ── ServerTls::load ──► files read, key and chain verified together ──► one ServerConfig for each
 //!                      ▲                                                               client-certificate policy
-//!                      └─ reload, reload_if_changed: all of it again; after an error the old ones stay
+//!                      └─ reload, reload_if_changed: repeats all of this; after an error, the old ones stay
 //! ```
-//! The library is rustls with ring: TLS 1.2 and 1.3, no early data, no renegotiation, no compression.
+//! The library is rustls with ring: TLS 1.2 and 1.3, no early data, no renegotiation, no
+//! compression.
 //!
 //! | module | content |
 //! |---|---|
 //! | `settings` | [`TlsSettings`] and its parts |
-//! | [`client`] | the client's side: which authorities are trusted |
-//! | `expiry` | when certificates expire |
+//! | [`client`] | the client's side: the trusted authorities |
+//! | `expiry` | the expiry of certificates |
 //! | `files` | reads PEM and DER; [`TlsError`] |
-//! | `no_authorities` | listeners that require certificates which nothing can verify |
+//! | `no_authorities` | listeners that require certificates without an authority to verify them |
 //! | `server` | [`ServerTls`] |
 //! | `tokio_listener` | handshakes and replacement for listeners on tokio; feature `tokio` |
 
@@ -35,7 +36,7 @@ pub use settings::{ClientCertificates, KeyFormat, MinVersion, TlsSettings, suite
 #[cfg(feature = "tokio")]
 pub use tokio_listener::{BUSY, TlsStream, accept, renew};
 
-/// Returns the cryptography of all TLS: the one place that names its library.
+/// Returns the cryptography of all TLS. This is the only place that names its library.
 #[must_use]
 pub fn provider() -> rustls::crypto::CryptoProvider {
     rustls::crypto::ring::default_provider()

@@ -1,5 +1,5 @@
-//! A listener that requires certificates of clients while no authority is named: no client can be verified, so none
-//! is served.
+//! A listener that requires client certificates while no authority is configured: no client can be
+//! verified, so none is served.
 
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::CryptoProvider;
@@ -8,7 +8,7 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
 use std::sync::Arc;
 
-/// Requires a certificate, and refuses each.
+/// Requires a certificate, and refuses every one.
 #[derive(Debug)]
 pub(crate) struct NoAuthorities(pub(crate) Arc<CryptoProvider>);
 

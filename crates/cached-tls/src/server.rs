@@ -1,4 +1,4 @@
-//! The server's side of TLS: what new connections are served with, and its replacement.
+//! TLS on the server's side: the configurations for new connections, and their replacement.
 
 use crate::expiry::expiry;
 use crate::files::{Material, Stamp, TlsError, stamps};
@@ -14,7 +14,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-/// The number of tickets that a client of TLS 1.3 receives after a full handshake.
+/// The number of tickets that a TLS 1.3 client receives after a full handshake.
 const TICKETS: usize = 2;
 
 /// TLS for a server. May be used from any thread.
@@ -23,12 +23,12 @@ pub struct ServerTls {
     /// The policies that listeners need.
     policies: Vec<ClientCertificates>,
     in_force: RwLock<InForce>,
-    /// The states of the files at the last attempt to read them. Held while they are read, so that two reloads
-    /// do not overtake each other.
+    /// The states of the files at the last attempt to read them. Locked while they are read, so
+    /// that reloads take effect in order.
     read: Mutex<Vec<Stamp>>,
 }
 
-/// What new connections are served with.
+/// The configurations for new connections.
 struct InForce {
     configs: HashMap<ClientCertificates, Arc<ServerConfig>>,
     authorities: Vec<CertificateDer<'static>>,
@@ -38,11 +38,11 @@ struct InForce {
 }
 
 impl ServerTls {
-    /// Reads the files, and checks that key and chain belong together. `policies` are those of
-    /// [`config`](Self::config) that listeners need beside that of the settings.
+    /// Reads the files, and checks that the key belongs to the chain. `policies` are those for
+    /// which listeners need a [`config`](Self::config) besides that of the settings.
     ///
     /// # Errors
-    /// One line that states what is wrong.
+    /// One line that states the problem.
     pub fn load(settings: TlsSettings, policies: &[ClientCertificates]) -> Result<ServerTls, TlsError> {
         let mut all = vec![settings.client_certificates];
         for policy in policies {
@@ -60,53 +60,53 @@ impl ServerTls {
         &self.settings
     }
 
-    /// Returns what a new connection under this policy is served with; `None` if `load` was not given the
-    /// policy.
+    /// Returns the configuration for a new connection with this policy; `None` if `load` was not
+    /// given the policy.
     pub fn config(&self, policy: ClientCertificates) -> Option<Arc<ServerConfig>> {
         let in_force = self.in_force.read().unwrap_or_else(PoisonError::into_inner);
         in_force.configs.get(&policy).cloned()
     }
 
-    /// Returns whether no client can be served under this policy, because it requires certificates and no authority is
-    /// named that signs them.
+    /// Returns whether no client can be served with this policy, because it requires certificates
+    /// and no authority is configured.
     pub fn refuses_all(&self, policy: ClientCertificates) -> bool {
         policy == ClientCertificates::Require && self.settings.ca_file.as_os_str().is_empty()
     }
 
-    /// Returns for how long the certificates have been in force.
+    /// Returns for how long the current certificates have been in use.
     pub fn age(&self) -> Duration {
         self.in_force.read().unwrap_or_else(PoisonError::into_inner).since.elapsed()
     }
 
-    /// Returns when the first certificate of the chain expires, in seconds since 1970; `None` if no date in it can be
-    /// read.
+    /// Returns the earliest expiry of the chain's certificates, in seconds since 1970; `None` if no
+    /// date can be read.
     pub fn expiry(&self) -> Option<u64> {
         self.in_force.read().unwrap_or_else(PoisonError::into_inner).expiry
     }
 
-    /// Reads the files again. New connections are served with them; after an error the old ones stay. Waits
-    /// for the disk.
+    /// Reads the files again. New connections are then served with them; after an error, the old
+    /// ones stay. Waits for the disk.
     ///
     /// # Errors
-    /// One line that states what is wrong.
+    /// One line that states the problem.
     pub fn reload(&self) -> Result<(), TlsError> {
         self.reload_as(self.lock_files(), stamps(&self.settings), || Ok::<_, Infallible>(()))?;
         Ok(())
     }
 
-    /// Reads the files again, and then runs `others`: what they hold is put in force only if that succeeds.
+    /// Reads the files again, and then runs `others`. The new files are used only if that succeeds.
     /// Returns its outcome. Waits for the disk.
     ///
     /// # Errors
-    /// One line that states what is wrong with the files; then `others` has not been run.
+    /// One line that states the problem of the files; then `others` has not been run.
     pub fn reload_with<T, E>(&self, others: impl FnOnce() -> Result<T, E>) -> Result<Result<T, E>, TlsError> {
         self.reload_as(self.lock_files(), stamps(&self.settings), others)
     }
 
-    /// Does the same if a file has changed since the last attempt. Returns whether that was so.
+    /// Does the same if a file has changed since the last attempt. Returns whether one had changed.
     ///
     /// # Errors
-    /// One line that states what is wrong; once for each change.
+    /// One line that states the problem, once for each change.
     pub fn reload_if_changed(&self) -> Result<bool, TlsError> {
         let (read, now) = (self.lock_files(), stamps(&self.settings));
         if *read == now {
@@ -122,14 +122,14 @@ impl ServerTls {
         now: Vec<Stamp>,
         others: impl FnOnce() -> Result<T, E>,
     ) -> Result<Result<T, E>, TlsError> {
-        // Before the files are read: a change meanwhile is noticed the next time.
+        // Recorded before the files are read, so that a change meanwhile is noticed the next time.
         let attempted = std::mem::replace(&mut *read, now);
         let before = self.in_force.read().unwrap_or_else(PoisonError::into_inner).share();
         let fresh = InForce::load(&self.settings, &self.policies, Some(&before))?;
         let outcome = others();
         match outcome {
             Ok(_) => *self.in_force.write().unwrap_or_else(PoisonError::into_inner) = fresh,
-            // The files are good, and still not in use.
+            // The files are valid, but not in use.
             Err(_) => *read = attempted,
         }
         Ok(outcome)
@@ -152,7 +152,7 @@ impl InForce {
         InForce { configs, authorities, since: self.since, expiry: self.expiry }
     }
 
-    /// Reads the files; `before` is what they replace.
+    /// Reads the files; `before` has the configurations that they replace.
     fn load(
         settings: &TlsSettings,
         policies: &[ClientCertificates],
@@ -160,8 +160,8 @@ impl InForce {
     ) -> Result<InForce, TlsError> {
         let material = Material::read(settings)?;
         let provider = Arc::new(provider(settings)?);
-        // A session that was resumed with a ticket shows no certificate, so tickets issued under other
-        // authorities are void.
+        // A session resumed with a ticket shows no certificate, so tickets issued under other
+        // authorities become invalid.
         let before = before.filter(|before| before.authorities == material.authorities);
         let mut configs = HashMap::new();
         for policy in policies {
@@ -174,7 +174,7 @@ impl InForce {
     }
 }
 
-/// Returns the cryptography, with the cipher suites that the settings name.
+/// Returns the cryptography, limited to the cipher suites that the settings name.
 fn provider(settings: &TlsSettings) -> Result<CryptoProvider, TlsError> {
     let mut provider = crate::provider();
     if settings.cipher_suites.is_empty() {
@@ -211,7 +211,8 @@ fn config(
         ClientCertificates::Require
             if material.authorities.is_empty() && settings.client_certificates != policy =>
         {
-            // A listener of its own: it serves no client, and the others theirs, as in memcached.
+            // As in memcached, a separate listener: it serves no client, while the others serve
+            // theirs.
             builder.with_client_cert_verifier(Arc::new(NoAuthorities(provider.clone())))
         }
         ClientCertificates::Request | ClientCertificates::Require => {
@@ -242,8 +243,8 @@ fn config(
     config.send_tls13_tickets = 0;
     if settings.session_tickets {
         config.send_tls13_tickets = TICKETS;
-        // Each policy has tickets of its own: a client that showed no certificate must not resume where one
-        // is required.
+        // Each policy has its own tickets: a client that showed no certificate must not resume a
+        // session where one is required.
         config.ticketer = match earlier {
             Some(earlier) => earlier.ticketer.clone(),
             None => tickets()?,
@@ -252,7 +253,7 @@ fn config(
     Ok(config)
 }
 
-/// Returns keys for tickets, which change every six hours.
+/// Returns ticket keys that change every six hours.
 fn tickets() -> Result<Arc<dyn ProducesTickets>, TlsError> {
     ring::Ticketer::new()
         .map_err(|error| TlsError::Settings(format!("cannot make keys for session tickets: {error}")))

@@ -1,4 +1,4 @@
-//! The settings of TLS on one listener or on several.
+//! The TLS settings of one or several listeners.
 
 use rustls::crypto::ring;
 use std::path::PathBuf;
@@ -8,19 +8,19 @@ use std::path::PathBuf;
 pub struct TlsSettings {
     /// The certificate chain: PEM, the server's own certificate first.
     pub chain_file: PathBuf,
-    /// The private key; empty if it is in the file of the chain.
+    /// The private key; empty if the chain's file contains it.
     pub key_file: PathBuf,
-    /// The form of the private key.
+    /// The format of the private key.
     pub key_format: KeyFormat,
-    /// Which certificates clients must show.
+    /// Whether clients must show certificates.
     pub client_certificates: ClientCertificates,
-    /// The certificates of the authorities that sign those of clients: PEM; empty for none.
+    /// The certificates of the authorities that sign client certificates, in PEM; empty for none.
     pub ca_file: PathBuf,
-    /// The oldest version of TLS that is accepted.
+    /// The oldest accepted version of TLS.
     pub min_version: MinVersion,
-    /// The names of the cipher suites that are offered; empty for all of [`suite_names`].
+    /// The names of the offered cipher suites; empty for all of [`suite_names`].
     pub cipher_suites: Vec<String>,
-    /// Whether clients may resume sessions with tickets, which skips the certificates.
+    /// Whether clients may resume sessions with tickets, which skips the certificate check.
     pub session_tickets: bool,
 }
 
@@ -39,7 +39,7 @@ impl Default for TlsSettings {
     }
 }
 
-/// The form of a private key.
+/// The format of a private key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyFormat {
     /// PEM: PKCS #8, PKCS #1 or SEC 1.
@@ -48,23 +48,24 @@ pub enum KeyFormat {
     Der,
 }
 
-/// Which certificates clients must show.
+/// Whether clients must show certificates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ClientCertificates {
-    /// None is requested.
+    /// Certificates are not requested.
     None,
-    /// One is requested; a client without one is served, a client with a wrong one is not.
+    /// A certificate is requested. A client without one is served; a client with an invalid one is
+    /// not.
     Request,
-    /// One is required.
+    /// A certificate is required.
     Require,
 }
 
-/// The oldest version of TLS that is accepted.
+/// The oldest accepted version of TLS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MinVersion {
     /// TLS 1.2 and 1.3.
     Tls12,
-    /// TLS 1.3 alone.
+    /// Only TLS 1.3.
     Tls13,
 }
 

@@ -1,4 +1,5 @@
-//! What listeners on tokio do with a [`ServerTls`]: handshakes with a time limit, and the replacement of certificates.
+//! The use of a [`ServerTls`] by tokio listeners: handshakes with a time limit, and the replacement
+//! of certificates.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,21 +12,23 @@ pub use tokio_rustls::server::TlsStream;
 
 use crate::ServerTls;
 
-/// The time that a client has for its handshake.
+/// The time limit of a handshake.
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// How often the files of the certificates are looked at.
+/// The interval for checking the certificates' files.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// A TLS record with the alert `internal_error`, for a client beyond a listener's limit of connections.
+/// A TLS record with the alert `internal_error`, for a client above a listener's limit of
+/// connections.
 pub const BUSY: &[u8] = &[21, 3, 3, 0, 2, 2, 80];
 
-/// Does the handshake of a client's connection, with the policy of client certificates of the settings.
+/// Performs the handshake on a client's connection, with the settings' policy for client
+/// certificates.
 ///
-/// Cancelled, it closes the connection.
+/// Cancelling it closes the connection.
 ///
 /// # Errors
-/// One line: what the client did wrong, or that it took more than ten seconds.
+/// One line: the client's mistake, or that it took more than ten seconds.
 pub async fn accept(tls: &ServerTls, socket: TcpStream) -> Result<TlsStream<TcpStream>, String> {
     let config = tls.config(tls.settings().client_certificates).ok_or("there is no certificate")?;
     match tokio::time::timeout(HANDSHAKE_TIME_MAX, TlsAcceptor::from(config).accept(socket)).await {
@@ -34,11 +37,11 @@ pub async fn accept(tls: &ServerTls, socket: TcpStream) -> Result<TlsStream<TcpS
     }
 }
 
-/// Replaces the certificates whenever their files change, until it is dropped; `table` names them in the log, as
-/// `admin.tls`.
+/// Replaces the certificates whenever their files change, until it is dropped. `table` is their
+/// table's name in the log, for example `admin.tls`.
 pub async fn renew(tls: Arc<ServerTls>, table: &'static str) {
     loop {
-        // First, because they have just been read.
+        // Sleeps first, because the files have just been read.
         tokio::time::sleep(INTERVAL).await;
         let tls = Arc::clone(&tls);
         // Reading files may block.

@@ -1,5 +1,5 @@
-//! Spans as OTLP: the protocol's JSON form (OpenTelemetry Protocol 1.x, "JSON Protobuf encoding"), in which ids are
-//! hexadecimal and 64-bit numbers are strings.
+//! Encodes spans as OTLP, in the protocol's JSON form (OpenTelemetry Protocol 1.x, "JSON Protobuf
+//! encoding"), in which ids are hexadecimal and 64-bit numbers are strings.
 
 use std::fmt::Write;
 use std::time::{Duration, UNIX_EPOCH};
@@ -11,17 +11,17 @@ use serde_json::{Value, json};
 /// `STATUS_CODE_ERROR`.
 const STATUS_ERROR: u32 = 2;
 
-/// The program that spans come from.
+/// The program that emits the spans.
 #[derive(Clone, Debug)]
 pub struct Origin {
-    /// `cached` or `synapsed`.
+    /// The program's name, `cached` or `synapsed`.
     pub program: &'static str,
     /// Its version.
     pub version: &'static str,
 }
 
 impl Origin {
-    /// Returns the resource: the attributes of the program, which each request repeats.
+    /// Returns the resource: the program's attributes, which every request repeats.
     pub(crate) fn resource(&self) -> Value {
         let host = synapse::host_name();
         let pid = u64::from(std::process::id());
@@ -84,7 +84,7 @@ fn nanos(time: Duration) -> String {
 fn attribute(key: &str, value: AttributeValue) -> Value {
     let value = match value {
         AttributeValue::Text(text) => json!({ "stringValue": text }),
-        // OTLP has signed numbers only.
+        // OTLP has only signed numbers.
         AttributeValue::Number(number) => {
             json!({ "intValue": i64::try_from(number).unwrap_or(i64::MAX).to_string() })
         }

@@ -1,4 +1,4 @@
-//! The thread that sends.
+//! The thread that sends spans.
 
 use std::fmt;
 use std::io;
@@ -16,17 +16,17 @@ use crate::encode::{Origin, request};
 use crate::queue::Queue;
 use crate::table::TracingTable;
 
-/// The most time for one request to the collector.
+/// The time limit of a request to the collector.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// The first pause after a request that failed, and the longest.
+/// The pause after the first failed request, and the longest pause.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// The longest answer that is read.
+/// The longest answer that is accepted.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
-/// The most time for sending what is queued at the end.
+/// The time limit for sending queued spans at shutdown.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Sends the spans of its tracer to a collector, from a thread of its own. Dropping it sends what is queued,
-/// for at most two seconds.
+/// Sends the spans of its tracer to a collector, from its own thread. Dropping it sends the queued
+/// spans, for at most two seconds.
 pub struct Exporter {
     tracer: Tracer,
     shared: Arc<Shared>,
@@ -55,12 +55,12 @@ counters! {
     }
 }
 
-/// What became of a batch.
+/// The outcome of sending a batch.
 enum Answer {
     Taken,
-    /// The collector does not want it.
+    /// The collector refused it.
     Refused(String),
-    /// It may take it later.
+    /// The collector may accept it later.
     Away(String),
 }
 
@@ -83,13 +83,13 @@ impl Exporter {
         Ok(Exporter { tracer, shared })
     }
 
-    /// Returns what makes spans.
+    /// Returns the tracer that creates spans.
     #[must_use]
     pub fn tracer(&self) -> Tracer {
         self.tracer.clone()
     }
 
-    /// Returns what it counts, for a registry.
+    /// Returns the counters, for a registry.
     #[must_use]
     pub fn metrics(&self) -> Arc<dyn Collect> {
         Arc::clone(&self.shared) as _
@@ -112,7 +112,7 @@ impl fmt::Debug for Exporter {
 }
 
 impl Shared {
-    /// Sends batches until the end.
+    /// Sends batches until shutdown.
     fn send_all(&self, client: &Blocking, url: &str, origin: &Origin) {
         let resource = origin.resource();
         let (mut away_since, mut pause): (Option<SystemTime>, _) = (None, PAUSES.0);
@@ -156,7 +156,7 @@ impl Shared {
     }
 }
 
-/// The collector is this host's or a near one's: no proxy from the environment is meant for it.
+/// The collector is on this host or near it, so no proxy from the environment applies.
 fn client(origin: &Origin) -> io::Result<Blocking> {
     let connector = Route::new(REQUEST_TIMEOUT).with_tls(cached_tls::client::no_authorities(), true);
     Blocking::new(connector, &format!("{}/{}", origin.program, origin.version), Some(REQUEST_TIMEOUT))
@@ -166,7 +166,8 @@ fn post(client: &Blocking, url: &str, body: &Bytes) -> Answer {
     let request = Request::post(url).header("content-type", "application/json");
     let response = match client.send(request, body.clone(), ANSWER_BYTES_MAX) {
         Ok(response) => response,
-        // The collector has the batch, and an answer that no collector gives: it would give it again.
+        // The collector has received the batch, but its answer is not valid for a collector.
+        // Sending it again would give the same answer.
         Err(error @ RequestError::TooLong(_)) => return Answer::Refused(error.to_string()),
         Err(error) => return Answer::Away(error.to_string()),
     };

@@ -3,9 +3,9 @@
 //! ```text
 //! threads that serve ── span ended ──► queue (bounded, drops) ──► one thread: batches ──► POST /v1/traces
 //! ```
-//! A collector that is away costs nothing but spans: the batch that could not be sent is tried again at
-//! growing intervals, the queue keeps [`QUEUE_MAX`] spans, and what does not fit is counted. That it is away,
-//! and that it is back, is one line each in the log.
+//! An unavailable collector costs only spans: the batch that could not be sent is retried at
+//! growing intervals, the queue keeps [`QUEUE_MAX`] spans, and those that do not fit are counted.
+//! The log has one line when the collector becomes unavailable, and one when it returns.
 #![warn(missing_debug_implementations)]
 
 mod encode;

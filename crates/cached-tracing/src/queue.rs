@@ -1,5 +1,5 @@
-//! The queue between the threads that serve and the one that sends: bounded, and never waited for by the
-//! former.
+//! The queue between the serving threads and the sending one. Its size is limited, and the serving
+//! threads never wait for it.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -8,14 +8,14 @@ use blocker::trace::FinishedSpan;
 use cached_metrics::Counter;
 use parking_lot::{Condvar, Mutex};
 
-/// The number of spans that wait at most; more are dropped.
+/// The most spans that wait; more are dropped.
 pub const QUEUE_MAX: usize = 4096;
-/// The number of spans that are sent together at most.
+/// The most spans sent in one request.
 pub const BATCH_MAX: usize = 512;
-/// How long a span waits for others to be sent with.
+/// How long a span waits for others to be sent with it.
 const BATCH_WAIT: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// The queue, see the module.
 #[derive(Default)]
 pub(crate) struct Queue {
     state: Mutex<State>,
@@ -26,7 +26,7 @@ pub(crate) struct Queue {
 #[derive(Default)]
 struct State {
     spans: VecDeque<FinishedSpan>,
-    /// Until when what is queued may be sent; `None` while the program runs.
+    /// The time until which queued spans may be sent; `None` while the program runs.
     end: Option<Instant>,
     has_ended: bool,
 }
@@ -40,14 +40,14 @@ impl Queue {
             return self.dropped.increment();
         }
         state.spans.push_back(span);
-        // The first begins the wait for more, and a whole batch ends it.
+        // The first span starts the wait for more, and a full batch ends it.
         if state.spans.len() == 1 || state.spans.len() == BATCH_MAX {
             self.changed.notify_all();
         }
     }
 
-    /// Waits for the next batch: a whole one, or what has come within a second of its first span. `None` at
-    /// the end, once nothing is left.
+    /// Waits for the next batch: a full one, or the spans that arrived within a second of its
+    /// first. `None` at shutdown, once nothing remains.
     pub(crate) fn next(&self) -> Option<Vec<FinishedSpan>> {
         let mut state = self.state.lock();
         while state.spans.is_empty() && state.end.is_none() {
@@ -63,7 +63,8 @@ impl Queue {
         (count > 0).then(|| state.spans.drain(..count).collect())
     }
 
-    /// Waits for `pause`, or until the end is requested; then returns until when spans may be sent.
+    /// Waits for `pause`, or until the shutdown is requested. In the latter case, returns the time
+    /// until which spans may be sent.
     pub(crate) fn pause(&self, pause: Duration) -> Option<Instant> {
         let mut state = self.state.lock();
         let until = Instant::now() + pause;
@@ -71,19 +72,19 @@ impl Queue {
         state.end
     }
 
-    /// Requests the end: what is queued may be sent until `end`.
+    /// Requests the shutdown: queued spans may be sent until `end`.
     pub(crate) fn request_end(&self, end: Instant) {
         self.state.lock().end = Some(end);
         self.changed.notify_all();
     }
 
-    /// Notes that nothing more is sent.
+    /// Records that nothing more will be sent.
     pub(crate) fn set_ended(&self) {
         self.state.lock().has_ended = true;
         self.changed.notify_all();
     }
 
-    /// Waits until nothing more is sent, or until `end`.
+    /// Waits until nothing more will be sent, or until `end`.
     pub(crate) fn wait_for_end(&self, end: Instant) {
         let mut state = self.state.lock();
         while !state.has_ended && !self.changed.wait_until(&mut state, end).timed_out() {}

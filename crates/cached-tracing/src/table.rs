@@ -1,4 +1,4 @@
-//! `[tracing]`: the table of a configuration file. Without it nothing is traced.
+//! The table `[tracing]` of a configuration file. Without it, nothing is traced.
 
 use cached_config::{ConfigError, invalid};
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 pub struct TracingTable {
     /// The collector: `http://HOST:PORT`. Spans are sent to `/v1/traces` there.
     pub otlp_endpoint: String,
-    /// The share of requests that are traced, 0 to 1, of those that no client traces already.
+    /// The share of requests to trace, 0 to 1, among those that their client does not trace
+    /// already.
     pub sample_ratio: f64,
 }
 
@@ -23,7 +24,7 @@ impl TracingTable {
     /// Checks the values.
     ///
     /// # Errors
-    /// The first key whose value cannot work.
+    /// The first key with an invalid value.
     pub fn check(&self) -> Result<(), ConfigError> {
         if !(0.0..=1.0).contains(&self.sample_ratio) {
             let why = format!("is {}; it must be between 0 and 1", self.sample_ratio);
@@ -48,7 +49,7 @@ impl TracingTable {
         }
     }
 
-    /// Returns the address that spans are sent to.
+    /// Returns the URL to which spans are sent.
     #[must_use]
     pub(crate) fn url(&self) -> String {
         format!("{}/v1/traces", self.otlp_endpoint.trim_end_matches('/'))

@@ -1,4 +1,4 @@
-//! A cache over a steered store, with its background, in a simulator.
+//! A cache over a controlled store, with its background task, in a simulator.
 
 use std::sync::Arc;
 
@@ -22,12 +22,12 @@ pub struct CacheEnvironment {
 }
 
 impl CacheEnvironment {
-    /// Makes a cache over an empty store.
+    /// Creates a cache over an empty store.
     pub fn new(config: ObjectCacheConfig) -> Self {
         Self::over(SteeredStore::new(), config)
     }
 
-    /// Makes a cache over `store`.
+    /// Creates a cache over `store`.
     pub fn over(store: Arc<SteeredStore>, config: ObjectCacheConfig) -> Self {
         let mut sim = Sim::new(None);
         let (cache, background) = cache(Arc::clone(&store) as _, config, &sim.clock);
@@ -35,12 +35,12 @@ impl CacheEnvironment {
         Self { sim, store, cache, running }
     }
 
-    /// Writes an object in full in the store, as another client would, past the cache.
+    /// Writes a whole object directly to the store, as another client would.
     pub fn others_write(&self, object: &ObjectId, bytes: Vec<u8>) {
         fill(self.store.memory(), object, bytes);
     }
 
-    /// Deletes an object in the store, as another client would.
+    /// Deletes an object directly in the store, as another client would.
     pub fn others_delete(&self, object: &ObjectId) {
         let delete = self.store.memory().delete(DeleteRequest::new(object.clone()));
         executor::block_on(delete).unwrap();
@@ -56,7 +56,7 @@ impl CacheEnvironment {
         self.sim.spawn(self.cache.write(WriteRequest::new(object.clone(), offset, bytes)))
     }
 
-    /// Writes; the reply must come without any time passing.
+    /// Writes. The reply must be ready without any time passing.
     #[track_caller]
     pub fn written(&mut self, object: &ObjectId, offset: u64, bytes: Vec<u8>) -> ChangeReply {
         let write = self.write(object, offset, bytes);
@@ -68,7 +68,7 @@ impl CacheEnvironment {
         self.sim.spawn(self.cache.read(ReadRequest::new(object.clone(), offset, len)))
     }
 
-    /// Reads; the reply must come without any time passing.
+    /// Reads. The reply must be ready without any time passing.
     #[track_caller]
     pub fn bytes(&mut self, object: &ObjectId, offset: u64, len: u64) -> Vec<u8> {
         let read = self.read(object, offset, len);
@@ -90,7 +90,7 @@ impl CacheEnvironment {
         self.sim.spawn(self.cache.flush(FlushRequest::new(Scope::Object(object.clone()))))
     }
 
-    /// Flushes an object; the reply must come without any time passing.
+    /// Flushes an object. The reply must be ready without any time passing.
     #[track_caller]
     pub fn flushed(&mut self, object: &ObjectId) {
         let flush = self.flush(object);
@@ -102,21 +102,21 @@ impl CacheEnvironment {
         self.sim.spawn(self.cache.invalidate(InvalidateRequest::new(Scope::Object(object.clone()))))
     }
 
-    /// Invalidates an object; the reply must come without any time passing.
+    /// Invalidates an object. The reply must be ready without any time passing.
     #[track_caller]
     pub fn invalidated(&mut self, object: &ObjectId) {
         let invalidate = self.invalidate(object);
         self.at_once(invalidate).unwrap();
     }
 
-    /// Returns the answer of a task, which must come without any time passing.
+    /// Returns the answer of a task, which must be ready without any time passing.
     #[track_caller]
     pub fn at_once<T>(&mut self, handle: Handle<T>) -> T {
         self.sim.run_until_idle();
         handle.take().expect("an answer at once")
     }
 
-    /// Holds calls of this kind to this object from now on.
+    /// Holds calls of this kind for this object from now on.
     pub fn hold(&self, op: Op, object: &ObjectId) {
         let object = object.clone();
         self.store.rule(move |call| match call.op == op && call.object.as_ref() == Some(&object) {
@@ -132,7 +132,7 @@ impl CacheEnvironment {
         held
     }
 
-    /// Returns how many calls of this kind to this object there have been.
+    /// Returns the number of calls of this kind for this object.
     pub fn calls(&self, op: Op, object: &ObjectId) -> usize {
         self.store.log().iter().filter(|call| call.op == op && call.object.as_ref() == Some(object)).count()
     }

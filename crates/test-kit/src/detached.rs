@@ -1,5 +1,5 @@
-//! A layer whose calls outlive their replies, as those of a store behind a library or a network do: dropping
-//! a reply does not take the call back, and calls under way together are performed in any order.
+//! A layer whose calls outlive their replies, like those of a store behind a library or a network:
+//! dropping a reply does not cancel the call, and concurrent calls are performed in any order.
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
@@ -11,7 +11,7 @@ use blocker::*;
 use crate::rng::Rng;
 use crate::sim::Spawner;
 
-/// See the module.
+/// The layer, see the module.
 pub struct DetachedStore {
     inner: Arc<dyn Blocker>,
     spawner: Spawner,
@@ -20,7 +20,7 @@ pub struct DetachedStore {
 
 struct State {
     rng: Rng,
-    /// How many of 1 000 calls are answered at once, where the store below does so.
+    /// How many of 1 000 calls are answered at once if the store below does so.
     ready_permille: u64,
     begun: u64,
     in_flight: BTreeSet<u64>,
@@ -34,8 +34,8 @@ struct Slot<T> {
 }
 
 impl DetachedStore {
-    /// Makes a layer over `inner` that draws from `seed` whether a call is answered at once, `ready_permille`
-    /// times in 1 000.
+    /// Creates a layer over `inner`. `seed` determines which calls are answered at once,
+    /// `ready_permille` of 1 000.
     pub fn new(inner: Arc<dyn Blocker>, spawner: Spawner, seed: u64, ready_permille: u64) -> Self {
         let state = State {
             rng: Rng::new(seed ^ 0xde7a),
@@ -63,7 +63,7 @@ impl DetachedStore {
         self.state.lock().unwrap().begun
     }
 
-    /// Whether a call made before the one with this number is still under way.
+    /// Returns whether an earlier call than the one with this number is still in progress.
     pub fn has_older_than(&self, number: u64) -> bool {
         self.state.lock().unwrap().in_flight.first().is_some_and(|first| *first < number)
     }

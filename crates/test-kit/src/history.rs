@@ -1,20 +1,22 @@
-//! What concurrent readers may find: a history of intervals, one register per sector.
+//! The values that concurrent readers may see: a history of intervals, with one register per
+//! sector.
 //!
-//! Each change is recorded with the moments when it was asked for and answered, and gives each of its sectors
-//! a value of its own (zeros have none). A reader may find what a change wrote unless another change,
-//! answered before the read was asked for, began after the first was answered. A change that was cancelled,
-//! or whose outcome is unknown, may be made at any time and overwrites nothing for certain. Beyond that, of
-//! two reads one after the other the second never finds older data, and no bucket is a mix of two changes.
+//! Each change is recorded with the times of its request and its answer, and gives each of its
+//! sectors a unique value (except zeros). A reader may see a change unless another change, answered
+//! before the read was requested, started after the first was answered. A change that was
+//! cancelled, or whose outcome is unknown, may be made at any time, and is not certain to overwrite
+//! anything. Moreover, of two consecutive reads, the second never sees older data, and no bucket is
+//! a mix of two changes.
 
 use std::ops::Range;
 
-/// Bytes of a sector, the unit of a register.
+/// The size of a sector, the unit of a register, in bytes.
 pub const SECTOR: usize = 512;
 const SECTORS_PER_BUCKET: usize = 8;
-/// Never answered.
+/// The time of a missing answer.
 const NEVER: u64 = u64::MAX;
 
-/// A moment of the test; no two events have the same.
+/// A point in time of the test, unique for each event.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Moment(pub u64);
 
@@ -24,7 +26,7 @@ struct Change {
     value: u64,
     sectors: Range<usize>,
     asked: u64,
-    /// [`NEVER`] while it is not answered, or if the answer is unknown.
+    /// [`NEVER`] while there is no answer, or if it is unknown.
     answered: u64,
     /// Whether it has failed without effect.
     is_void: bool,
@@ -35,7 +37,7 @@ struct Change {
     what: &'static str,
 }
 
-/// A value read from one sector, and when.
+/// A value read from a sector, and the time of the read.
 struct Seen {
     value: u64,
     answered: u64,
@@ -48,7 +50,7 @@ pub struct History {
     seen: Vec<Vec<Seen>>,
 }
 
-/// Returns the bytes of a sector of this value.
+/// Returns the bytes of a sector with this value.
 pub fn sector(value: u64) -> Vec<u8> {
     value.to_le_bytes().repeat(SECTOR / 8)
 }
@@ -63,7 +65,7 @@ fn value_of(bytes: &[u8]) -> Result<u64, String> {
 }
 
 impl History {
-    /// Makes the history of an object of this many sectors, all zeros at first.
+    /// Creates the history of an object with this many sectors, all zeros at first.
     pub fn new(sectors: usize) -> Self {
         let seen = (0..sectors).map(|_| Vec::new()).collect();
         let mut history = Self { changes: Vec::new(), seen };
@@ -72,7 +74,8 @@ impl History {
         history
     }
 
-    /// Records that a change was asked for; `value` is new to this object, or 0. Returns its number.
+    /// Records the request of a change. `value` is new to this object, or 0. Returns the change's
+    /// number.
     pub fn asked(
         &mut self,
         at: Moment,
@@ -105,14 +108,14 @@ impl History {
         self.changes[change].is_stored = true;
     }
 
-    /// Completes a change that is a copy of `source`, whose history is complete: each sector has one of the
-    /// values that could be read in the source while the copy was under way.
+    /// Completes a change that is a copy of `source`, whose history is complete. Each sector has
+    /// one of the values that could be read in the source during the copy.
     pub fn copied(&mut self, change: usize, source: &History) {
         let copy = self.changes[change].clone();
         if copy.is_void {
             return;
         }
-        // The copy itself stands for the overwriting; its own value is never read.
+        // The copy itself only represents the overwriting; its own value is never read.
         for sector in copy.sectors.clone() {
             let one = |value| Change { value, sectors: sector..sector + 1, ..copy.clone() };
             for from in source.allowed(sector, copy.answered, |each| each.answered < copy.asked) {
@@ -121,7 +124,7 @@ impl History {
         }
     }
 
-    /// Returns a change in words.
+    /// Returns a description of a change.
     pub fn describe(&self, change: usize) -> String {
         let Change { value, sectors, asked, what, .. } = &self.changes[change];
         format!("{what} of {value} to {sectors:?}, asked at {asked}")
@@ -132,8 +135,8 @@ impl History {
         self.changes[change].is_void = true;
     }
 
-    /// The changes that a read until `until` may find in a sector, if all changes for which `settled` returns
-    /// true have surely been made.
+    /// Returns the changes that a read until `until` may see in a sector, if all changes for which
+    /// `settled` returns true have certainly been made.
     fn allowed(&self, sector: usize, until: u64, settled: impl Fn(&Change) -> bool) -> Vec<&Change> {
         let here = |change: &&Change| !change.is_void && change.sectors.contains(&sector);
         let begun: Vec<&Change> =
@@ -142,10 +145,10 @@ impl History {
         begun.into_iter().filter(|change| newest.is_none_or(|newest| change.answered >= newest)).collect()
     }
 
-    /// Checks and records a read of these bytes from sector `first` on.
+    /// Checks and records a read of these bytes, starting at sector `first`.
     ///
     /// # Errors
-    /// A description of the first sector that could not hold its value.
+    /// A description of the first sector with an impossible value.
     pub fn read(
         &mut self,
         asked: Moment,
@@ -166,11 +169,11 @@ impl History {
         Ok(())
     }
 
-    /// Checks the content of the store after the cache was lost; for each domain, what was answered before
-    /// `flushed(domain)` must be stored.
+    /// Checks the content of the store after the loss of the cache. For each domain, changes
+    /// answered before `flushed(domain)` must be stored.
     ///
     /// # Errors
-    /// A description of the first sector that could not hold its value.
+    /// A description of the first sector with an impossible value.
     pub fn stored(&self, flushed: impl Fn(u64) -> Moment, bytes: &[u8]) -> Result<(), String> {
         let values = values_of(bytes, 0)?;
         for (sector, value) in values.iter().enumerate() {
@@ -190,12 +193,12 @@ impl History {
         Err(format!("sector {sector} holds {value} of {from:?}, allowed are {wanted:?}"))
     }
 
-    /// Returns the one change that gave a sector its value.
+    /// Returns the only change that gave a sector its value.
     fn change_of(&self, sector: usize, value: u64) -> Option<&Change> {
         let writes = |change: &&Change| change.value == value && change.sectors.contains(&sector);
         let mut found = self.changes.iter().filter(writes);
         let first = found.next().filter(|_| value != 0)?;
-        // Copied more than once: the change is not known.
+        // Several copies have the value, so the change is unknown.
         found.next().is_none().then_some(first)
     }
 
@@ -250,14 +253,14 @@ mod tests {
         let first = history.asked(Moment(1), 7, 0..2, 0, "write");
         history.answered(first, Moment(2));
         let second = history.asked(Moment(3), 8, 0..1, 0, "write");
-        // The second is under way: old or new.
+        // The second change is in progress: the old or the new value.
         history.read(Moment(4), Moment(5), 0, &bytes(&[7, 7])).unwrap();
         history.read(Moment(6), Moment(7), 0, &bytes(&[8, 7])).unwrap();
         assert!(history.read(Moment(8), Moment(9), 0, &bytes(&[0, 7])).is_err(), "overwritten zeros");
         assert!(history.read(Moment(8), Moment(9), 1, &bytes(&[8])).is_err(), "never written there");
         history.answered(second, Moment(10));
         assert!(history.read(Moment(11), Moment(12), 0, &bytes(&[7, 7])).is_err(), "overwritten");
-        // Nothing is flushed: anything may be stored; after a flush only the newest.
+        // If nothing is flushed, anything may be stored; after a flush, only the newest value.
         history.stored(|_| Moment(0), &bytes(&[0, 7])).unwrap();
         assert!(history.stored(|_| Moment(3), &bytes(&[0, 7])).is_err());
         history.stored(|_| Moment(3), &bytes(&[8, 7])).unwrap();

@@ -1,15 +1,16 @@
-//! What the integration tests of several crates share.
+//! Code shared by the integration tests of several crates.
 //!
-//! - [`sim`]: a scheduler of one thread on a manual clock; the order of polls is that of wake-ups, or drawn
-//!   from a seed.
-//! - [`rng`]: the random numbers of a test, from one seed.
-//! - [`steered`]: a store whose calls pass, fail or are held as a test decides.
+//! - [`sim`]: a single-threaded scheduler on a manual clock; the order of polls is that of
+//!   wake-ups, or drawn from a seed.
+//! - [`rng`]: random numbers for a test, from one seed.
+//! - [`steered`]: a controlled store, whose calls pass, fail or are held as a test decides.
 //! - [`detached`]: a layer whose calls outlive their replies, as calls over a network do.
-//! - [`history`]: a record of concurrent reads and writes, checked for what a read may find.
-//! - [`cache_environment`]: an object cache over a steered store in a simulator.
+//! - [`history`]: a record of concurrent reads and writes, which checks what each read returns.
+//! - [`cache_environment`]: an object cache over a controlled store in a simulator.
 //!
-//! Nothing here sleeps, starts a thread or reads the system's clock: a run is determined by its test and its
-//! seed. A task that is not woken is not polled, so a lost wake-up shows as a hang, which is reported.
+//! Nothing here sleeps, starts a thread or reads the system's clock: a run is determined by its
+//! test and its seed. A task that is not woken is not polled, so a lost wake-up shows as a hang,
+//! which is reported.
 
 pub mod cache_environment;
 pub mod detached;
@@ -24,9 +25,9 @@ use std::time::Duration;
 use blocker::{Blocker, ManualClock, Memory, Name, Namespace, ObjectId, ReadRequest, WriteMode};
 use cached_core::object::{Background, ObjectCache, ObjectCacheConfig};
 
-/// Bytes of a KiB.
+/// The number of bytes in a KiB.
 pub const KIB: u64 = 1024;
-/// Bytes of a bucket of the object cache.
+/// The size of a bucket of the object cache, in bytes.
 pub const BUCKET: u64 = 4096;
 /// The number of buckets of the smallest cache.
 pub const SMALL_BUCKETS: u64 = 256;
@@ -46,7 +47,7 @@ pub fn memory(clock: &ManualClock) -> Memory {
     Memory::new(blocker::memory::MemoryConfig::default(), Arc::new(clock.clone()))
 }
 
-/// Returns the configuration of the smallest cache, with room for 16 objects.
+/// Returns the configuration of the smallest cache, with space for 16 objects.
 pub fn small(write: WriteMode) -> ObjectCacheConfig {
     ObjectCacheConfig {
         memory_bytes_max: SMALL_BUCKETS * BUCKET,
@@ -58,13 +59,13 @@ pub fn small(write: WriteMode) -> ObjectCacheConfig {
         retry_delay_min: Duration::from_millis(10),
         retry_delay_max: Duration::from_secs(1),
         write,
-        // With a random seed a run could not be replayed.
+        // With a random seed, a run could not be repeated.
         hash_seed: Some(1),
         ..ObjectCacheConfig::default()
     }
 }
 
-/// Returns a cache over `inner`, and its background, to be spawned in a simulator.
+/// Returns a cache over `inner`, and its background task, to be spawned in a simulator.
 pub fn cache(
     inner: Arc<dyn Blocker>,
     config: ObjectCacheConfig,
@@ -88,7 +89,8 @@ pub fn pattern(tag: u64, offset: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Returns the whole content of an object of a backend that answers at once; `None` if there is none.
+/// Returns the whole content of an object of a backend that answers at once; `None` if the object
+/// does not exist.
 pub fn content(store: &dyn Blocker, object: &ObjectId) -> Option<Vec<u8>> {
     let request = ReadRequest::new(object.clone(), 0, store.capabilities().object_bytes_max);
     match blocker::executor::block_on(store.read(request)) {
@@ -98,13 +100,14 @@ pub fn content(store: &dyn Blocker, object: &ObjectId) -> Option<Vec<u8>> {
     }
 }
 
-/// Writes an object in full into a backend that answers at once.
+/// Writes a whole object to a backend that answers at once.
 pub fn fill(store: &Memory, object: &ObjectId, bytes: Vec<u8>) {
     let request = blocker::WriteFullRequest::new(object.clone(), bytes);
     blocker::executor::block_on(store.write_full(request)).unwrap();
 }
 
-/// Asserts that both are equal; reports the first difference, not megabytes of bytes.
+/// Asserts that both are equal. Reports only the first difference, because they may be megabytes
+/// long.
 #[track_caller]
 pub fn same(found: &[u8], wanted: &[u8], what: &str) {
     if let Some(at) = found.iter().zip(wanted).position(|(a, b)| a != b) {
@@ -115,13 +118,14 @@ pub fn same(found: &[u8], wanted: &[u8], what: &str) {
     assert_eq!(found.len(), wanted.len(), "{what}: length");
 }
 
-/// Returns by how much the numbers of seeds are multiplied: `CACHED_TEST_TIMES`, 1 without it. `.ci/long` sets it.
+/// Returns the factor for the numbers of seeds: `CACHED_TEST_TIMES`, or 1 without it. `.ci/long`
+/// sets it.
 pub fn times() -> u64 {
     std::env::var("CACHED_TEST_TIMES").map_or(1, |text| text.parse().expect("a number"))
 }
 
-/// Returns the seeds of a test, and whether it is to print what happens: `OBJECT_SEED=n` runs that one alone
-/// and prints it, `OBJECT_SEEDS=n` runs `n`, from `OBJECT_FIRST=n` on.
+/// Returns the seeds of a test, and whether to print its steps. `OBJECT_SEED=n` runs only that seed
+/// and prints the steps; `OBJECT_SEEDS=n` runs `n` seeds, from `OBJECT_FIRST=n` on.
 pub fn seeds(default_count: u64) -> (std::ops::Range<u64>, bool) {
     let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     match number("OBJECT_SEED") {
@@ -133,7 +137,7 @@ pub fn seeds(default_count: u64) -> (std::ops::Range<u64>, bool) {
     }
 }
 
-/// Calls `run` for each seed; after a failure it prints the seed that replays it.
+/// Calls `run` for each seed. After a failure, prints the seed with which it can be repeated.
 pub fn each_seed(default_count: u64, run: impl Fn(u64, bool) + std::panic::RefUnwindSafe) {
     let (seeds, is_told) = seeds(default_count);
     let told = std::env::var("OBJECT_TELL").ok().map(|text| text.parse::<u64>().expect("a number"));

@@ -1,4 +1,4 @@
-//! SplitMix64: every choice of a test from one seed.
+//! SplitMix64, which derives every choice of a test from one seed.
 
 #[derive(Clone, Debug)]
 /// See the module.
@@ -7,7 +7,7 @@ pub struct Rng(u64);
 impl Rng {
     /// Starts the sequence of `seed`.
     pub fn new(seed: u64) -> Self {
-        // Consecutive seeds must not give shifted sequences.
+        // Consecutive seeds must not produce shifted sequences.
         let mut rng = Self(seed.wrapping_mul(0xd129_0eb3_a5c4_7f2d) ^ 0x5bf0_3635);
         rng.next_u64();
         rng
@@ -47,7 +47,7 @@ impl Rng {
         &from[self.index(from.len())]
     }
 
-    /// Returns an index, each with a probability in proportion to its weight.
+    /// Returns an index, with a probability proportional to its weight.
     pub fn weighted(&mut self, weights: &[u64]) -> usize {
         let mut at = self.below(weights.iter().sum());
         for (index, weight) in weights.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! A scheduler of one thread on a manual clock: it polls only tasks that were woken, in the order of the
-//! wake-ups or in one drawn from a seed.
+//! A single-threaded scheduler on a manual clock. It polls only tasks that were woken, in the order
+//! of the wake-ups or in one drawn from a seed.
 
 use std::cell::RefCell;
 use std::future::{Future, IntoFuture};
@@ -13,7 +13,7 @@ use blocker::{Clock, ManualClock};
 
 use crate::rng::Rng;
 
-/// More polls than this without coming to rest are a livelock.
+/// More polls than this without becoming idle are a livelock.
 const POLLS_MAX: u64 = 200_000;
 /// An answer that takes longer than this is a hang.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
@@ -21,13 +21,13 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 type SendTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// See the module.
+/// The scheduler, see the module.
 pub struct Sim {
     tasks: Vec<Option<Task>>,
     free: Vec<usize>,
     shared: Arc<Shared>,
     rng: Option<Rng>,
-    /// The clock of the simulation; it moves only when the test moves it.
+    /// The clock of the simulation, which only the test advances.
     pub clock: ManualClock,
     /// The number of polls so far.
     pub polls: u64,
@@ -35,7 +35,7 @@ pub struct Sim {
 
 #[derive(Default)]
 struct Shared {
-    /// The tasks woken and not polled since, in the order of the wake-ups.
+    /// Tasks woken but not polled since, in the order of the wake-ups.
     ready: Mutex<Vec<usize>>,
     spawned: Mutex<Vec<SendTask>>,
 }
@@ -68,19 +68,19 @@ impl Wake for TaskWaker {
     }
 }
 
-/// The answer of a task, once it has ended.
+/// Gives access to a task's answer after the task has ended.
 pub struct Handle<T> {
     index: usize,
     answer: Rc<RefCell<Option<T>>>,
 }
 
 impl<T> Handle<T> {
-    /// Whether the task has ended and its answer was not taken.
+    /// Returns whether the task has ended and its answer has not been taken.
     pub fn is_done(&self) -> bool {
         self.answer.borrow().is_some()
     }
 
-    /// Takes the answer, if the task has ended.
+    /// Takes the answer if the task has ended.
     pub fn take(&self) -> Option<T> {
         self.answer.borrow_mut().take()
     }
@@ -93,7 +93,8 @@ impl<T> Handle<T> {
 }
 
 impl Sim {
-    /// Makes a simulation. With a seed the order of polls is drawn, without one it is that of the wake-ups.
+    /// Creates a simulation. With a seed, the order of polls is drawn from it; otherwise it is that
+    /// of the wake-ups.
     pub fn new(seed: Option<u64>) -> Self {
         Self {
             tasks: Vec::new(),
@@ -105,12 +106,12 @@ impl Sim {
         }
     }
 
-    /// Returns a way to start tasks from within tasks.
+    /// Returns a spawner for starting tasks from within tasks.
     pub fn spawner(&self) -> Spawner {
         Spawner(Arc::clone(&self.shared))
     }
 
-    /// Starts a task; it is polled first by a later step.
+    /// Starts a task. It is first polled by a later step.
     pub fn spawn<F: IntoFuture>(&mut self, future: F) -> Handle<F::Output>
     where
         F::IntoFuture: 'static,
@@ -155,7 +156,7 @@ impl Sim {
     }
 
     fn poll(&mut self, index: usize) {
-        // The task has ended: the wake-up came too late.
+        // The task has ended before this wake-up.
         let Some(task) = self.tasks[index].as_mut() else { return };
         self.polls += 1;
         let waker = Waker::from(Arc::new(TaskWaker { index, shared: Arc::clone(&self.shared) }));
@@ -167,7 +168,8 @@ impl Sim {
     fn end(&mut self, index: usize) {
         drop(self.tasks[index].take());
         self.shared.ready.lock().unwrap().retain(|each| *each != index);
-        // Late wake-ups of the old task wake the new one in this place: spurious, and allowed.
+        // Late wake-ups of the old task wake the new one at this index. They are spurious, which is
+        // allowed.
         self.free.push(index);
     }
 
@@ -186,7 +188,7 @@ impl Sim {
         was_woken
     }
 
-    /// Drops a task at the await where it stands; returns its answer if it had ended.
+    /// Drops a task at its current await; returns its answer if it had ended.
     pub fn cancel<T>(&mut self, handle: Handle<T>) -> Option<T> {
         let answer = handle.take();
         if answer.is_none() {
@@ -195,7 +197,7 @@ impl Sim {
         answer
     }
 
-    /// Polls until no task is woken. Time stands still.
+    /// Polls until no task is woken, without advancing time.
     #[track_caller]
     pub fn run_until_idle(&mut self) {
         let start = self.polls;
@@ -204,12 +206,12 @@ impl Sim {
         }
     }
 
-    /// Whether no task is woken.
+    /// Returns whether no task is woken.
     pub fn is_idle(&self) -> bool {
         self.shared.ready.lock().unwrap().is_empty() && self.shared.spawned.lock().unwrap().is_empty()
     }
 
-    /// Lets time pass, from one timer to the next.
+    /// Advances time, from one timer to the next.
     #[track_caller]
     pub fn advance(&mut self, by: Duration) {
         let until = self.clock.now() + by;
@@ -229,7 +231,7 @@ impl Sim {
         true
     }
 
-    /// Polls, and lets time pass, until the task has ended; returns its answer.
+    /// Polls, and advances time, until the task has ended; returns its answer.
     #[track_caller]
     pub fn wait<T>(&mut self, handle: Handle<T>) -> T {
         let give_up = self.clock.now() + ANSWER_TIMEOUT;

@@ -1,8 +1,8 @@
-//! A store whose calls pass, fail or are held by a rule of the test; held calls are performed, answered or
-//! failed when the test decides, in any order.
+//! A store that the test controls: a rule lets each call pass, fails it or holds it. Held calls are
+//! performed, answered or failed when the test decides, in any order.
 //!
-//! Dropping the reply to a held call does not take the call back: it is performed when the test performs it,
-//! as a request on the wire would be.
+//! Dropping the reply to a held call does not cancel the call: it is performed when the test
+//! performs it, like a request already on the network.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -47,7 +47,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// Whether it changes an object.
+    /// Returns whether it changes an object.
     pub fn is_change(self) -> bool {
         (Op::Write..=Op::Copy).contains(&self)
     }
@@ -62,11 +62,11 @@ pub struct CallInfo {
     pub op: Op,
     /// The object, for operations on one object.
     pub object: Option<ObjectId>,
-    /// Where its range begins.
+    /// The start of its range.
     pub offset: u64,
     /// The length of its range.
     pub len: u64,
-    /// The durability that a change asks for.
+    /// The durability that a change requests.
     pub durability: Option<Durability>,
     /// The stamp of a change.
     pub stamp: Option<Stamp>,
@@ -81,7 +81,7 @@ impl CallInfo {
     }
 }
 
-/// What happens to a call.
+/// The treatment of a call.
 pub enum Verdict {
     /// It is performed at once.
     Pass,
@@ -97,10 +97,10 @@ pub enum Verdict {
 
 type Rule = Box<dyn FnMut(&CallInfo) -> Verdict + Send>;
 
-/// See the module.
+/// The store, see the module.
 pub struct SteeredStore {
     inner: Arc<Memory>,
-    /// The subscribers that are to receive no events.
+    /// The event hub for subscribers that receive no events.
     silence: EventHub,
     state: Mutex<State>,
 }
@@ -159,19 +159,20 @@ impl<T: Send + Unpin> Held for HeldCall<T> {
         self.give(Err(error));
     }
     fn is_awaited(&self) -> bool {
-        // The reply has the other one.
+        // The reply has the other reference.
         Arc::strong_count(&self.slot) > 1
     }
 }
 
 impl SteeredStore {
-    /// Makes a store over an empty memory backend; all calls pass.
+    /// Creates a store over an empty memory backend; all calls pass.
     pub fn new() -> Arc<Self> {
-        // On a clock of its own that stands still: a held call is not late when it is performed.
+        // Its clock stands still, so that a held call is not past its deadline when it is
+        // performed.
         Self::over(Arc::new(crate::memory(&ManualClock::new())))
     }
 
-    /// Makes a store over `inner`; all calls pass.
+    /// Creates a store over `inner`; all calls pass.
     pub fn over(inner: Arc<Memory>) -> Arc<Self> {
         let state = State {
             rule: Box::new(|_| Verdict::Pass),
@@ -184,22 +185,22 @@ impl SteeredStore {
         Arc::new(Self { inner, silence: EventHub::new(), state: Mutex::new(state) })
     }
 
-    /// Returns the backend that has the content.
+    /// Returns the backend that contains the data.
     pub fn memory(&self) -> &Memory {
         &self.inner
     }
 
-    /// Reports other capabilities than the backend's.
+    /// Changes the capabilities that the store reports.
     pub fn limit(&self, change: fn(&mut Capabilities)) {
         self.state.lock().unwrap().capabilities = change;
     }
 
-    /// Gives no events to subscribers from now on.
+    /// Sends no events to subscribers from now on.
     pub fn silence(&self) {
         self.state.lock().unwrap().is_silent = true;
     }
 
-    /// Decides by `rule` what happens to a call from now on.
+    /// Applies `rule` to each call from now on.
     pub fn rule(&self, rule: impl FnMut(&CallInfo) -> Verdict + Send + 'static) {
         self.state.lock().unwrap().rule = Box::new(rule);
     }
@@ -219,7 +220,7 @@ impl SteeredStore {
         self.rule(|_| Verdict::Pass);
     }
 
-    /// Returns every call so far, whatever became of it.
+    /// Returns all calls so far, regardless of their outcome.
     pub fn log(&self) -> Vec<CallInfo> {
         self.state.lock().unwrap().log.clone()
     }
@@ -229,12 +230,12 @@ impl SteeredStore {
         self.state.lock().unwrap().log.iter().filter(|call| call.op == op).count()
     }
 
-    /// Forgets the log.
+    /// Clears the log.
     pub fn clear_log(&self) {
         self.state.lock().unwrap().log.clear();
     }
 
-    /// Returns the held calls, in the order in which they came.
+    /// Returns the held calls in the order of their arrival.
     pub fn held(&self) -> Vec<CallInfo> {
         self.state.lock().unwrap().held.values().map(|(call, _)| call.clone()).collect()
     }
@@ -256,12 +257,12 @@ impl SteeredStore {
         state.held.get_mut(&number).expect("held").1.perform();
     }
 
-    /// Performs a held call, unless that is done, and answers it.
+    /// Performs a held call, unless it has been performed, and answers it.
     pub fn answer(&self, number: u64) {
         self.take(number).answer();
     }
 
-    /// Answers a held call with an error; it is not performed if that is not done already.
+    /// Answers a held call with an error. If the call has not been performed yet, it never will be.
     pub fn fail(&self, number: u64, error: Error) {
         self.take(number).fail(error);
     }
@@ -272,7 +273,7 @@ impl SteeredStore {
         first.inspect(|number| self.answer(*number)).is_some()
     }
 
-    /// Answers all calls that are held at present.
+    /// Answers all currently held calls.
     pub fn answer_all(&self) {
         let numbers: Vec<u64> = self.state.lock().unwrap().held.keys().copied().collect();
         numbers.into_iter().for_each(|number| self.answer(number));

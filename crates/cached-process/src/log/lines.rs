@@ -1,4 +1,5 @@
-//! Where events come in: which lines are held back and how many, and the last lines, in memory of bounded size.
+//! Receives events: decides which lines are suppressed, counts those, and keeps the last lines in a
+//! limited amount of memory.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{IsTerminal, Write};
@@ -23,14 +24,14 @@ pub(super) struct Lines {
     pub(super) tail: Tail,
 }
 
-/// The lines as a layer of a subscriber.
+/// The lines as a subscriber layer.
 pub(super) struct Handle(pub(super) Arc<Lines>);
 
 impl<S: Subscriber> Layer<S> for Handle {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let metadata = event.metadata();
         let mut record = Record::new(Level::of(*metadata.level()), metadata.target());
-        // Before the locks: it runs the callers' own code.
+        // Before taking the locks, because it runs the callers' code.
         event.record(&mut record);
         if record.level <= Level::Info {
             let place = (record.level, record.target);
@@ -55,7 +56,7 @@ impl Lines {
         }
     }
 
-    /// Writes how many lines have been held back at places whose window has ended.
+    /// Reports the number of lines suppressed at places whose window has ended.
     pub(super) fn report_repeats(&self, now: Instant) {
         let overdue = self.repeats().overdue(now);
         for held_back in overdue {
@@ -72,7 +73,7 @@ impl Lines {
             Format::Text => record.write_text(&mut line, self.is_colored),
             Format::Json => record.write_json(&mut line),
         }
-        // A closed standard error leaves nowhere to report that to; the tail is kept all the same.
+        // If standard error is closed, there is nowhere to report that. The tail is still kept.
         let _ = std::io::stderr().lock().write_all(line.as_bytes());
     }
 
@@ -81,12 +82,12 @@ impl Lines {
     }
 }
 
-/// How many lines of one place in the code are written within [`WINDOW`].
+/// How many lines per place in the code are written within [`WINDOW`].
 pub const LINES_MAX: u32 = 10;
-/// The time after which the lines of a place are counted anew.
+/// The time after which the count of a place starts again.
 pub const WINDOW: Duration = Duration::from_secs(10);
 
-/// The places in the code that have written lines. There are as many as the program has.
+/// The places in the code that have written lines. Their number is limited by the program.
 #[derive(Debug, Default)]
 pub(super) struct Repeats {
     places: HashMap<Identifier, Place>,
@@ -96,14 +97,14 @@ pub(super) struct Repeats {
 struct Place {
     level: Level,
     target: &'static str,
-    /// The message of the first line that was held back.
+    /// The message of the first suppressed line.
     message: String,
     since: Instant,
     lines: u32,
     held_back: u64,
 }
 
-/// How many lines were held back, and what they were.
+/// The number of suppressed lines, and their message.
 #[derive(Debug, PartialEq)]
 pub(super) struct HeldBack {
     pub(super) level: Level,
@@ -113,7 +114,8 @@ pub(super) struct HeldBack {
 }
 
 impl Repeats {
-    /// Returns, if a line of `place` may be written, how many were held back before it; counts it otherwise.
+    /// If a line of `place` may be written, returns how many were suppressed before it. Otherwise
+    /// counts the line as suppressed.
     pub(super) fn admit(
         &mut self,
         identifier: Identifier,
@@ -143,7 +145,7 @@ impl Repeats {
         None
     }
 
-    /// Returns what has been held back at places whose window has ended.
+    /// Returns the lines suppressed at places whose window has ended.
     pub(super) fn overdue(&mut self, now: Instant) -> Vec<HeldBack> {
         let overdue = self
             .places
@@ -160,9 +162,9 @@ impl Repeats {
     }
 }
 
-/// The most lines that are kept.
+/// The most lines kept.
 pub const TAIL_LINES: usize = 512;
-/// The most bytes of texts that are kept.
+/// The most bytes of text kept.
 pub const TAIL_BYTES_MAX: usize = 256 << 10;
 
 /// The last lines.
@@ -177,7 +179,7 @@ struct Kept {
 }
 
 impl Tail {
-    /// Gives a line its number and keeps it. Older ones make room.
+    /// Numbers a line and keeps it, dropping the oldest ones if necessary.
     pub(super) fn keep(&self, mut record: Record) -> Record {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.count += 1;
@@ -191,7 +193,7 @@ impl Tail {
         record
     }
 
-    /// Returns the kept lines with numbers above `after`, the oldest first; `None` for all.
+    /// Returns the kept lines with numbers above `after`, oldest first; all of them for `None`.
     pub(super) fn after(&self, after: Option<u64>) -> Vec<Record> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.records.iter().filter(|record| after.is_none_or(|after| record.id > after)).cloned().collect()

@@ -1,16 +1,16 @@
 //! The log: one event is one line on standard error, as text or as JSON.
 //!
-//! Lines of one place in the code are limited: after [`LINES_MAX`] within [`WINDOW`] the others are counted,
-//! and one line reports how many there were. Lines that an operator requests for debugging (levels `debug`
-//! and `trace`) are not limited. The last [`TAIL_LINES`] lines are kept in memory, for those who have no
-//! access to standard error.
+//! Lines from one place in the code are limited: after [`LINES_MAX`] within [`WINDOW`], the others
+//! are counted, and one line reports their number. Lines that an operator requests for debugging
+//! (levels `debug` and `trace`) are not limited. The last [`TAIL_LINES`] lines are kept in memory,
+//! for readers without access to standard error.
 //!
-//! Requests are never logged one by one, and where the level excludes an event it costs one load.
+//! Individual requests are never logged, and an event excluded by the level costs one load.
 //!
 //! | module | content |
 //! |---|---|
 //! | `record` | an event as it is written: text, JSON |
-//! | `lines` | where events come in; which lines are held back; the last lines |
+//! | `lines` | receiving events; suppressing lines; keeping the last lines |
 
 mod lines;
 mod record;
@@ -28,16 +28,16 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::prelude::*;
 use tracing_subscriber::reload;
 
-/// How much is logged: events of this level and of the levels above it.
+/// The log level: events of this level and of more severe ones are logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// Something has failed, and will not work again by itself.
+    /// Something has failed, and will not recover by itself.
     Error,
-    /// An operator should look.
+    /// An operator should investigate.
     Warn,
-    /// What an operator wants to have read afterwards: start, end, reload, the store's absence and return,
-    /// refused clients.
+    /// Events that an operator may want to look up later: start, shutdown, reload, loss and return
+    /// of the store, refused clients.
     Info,
     /// Every connection.
     Debug,
@@ -66,7 +66,7 @@ impl Level {
         }
     }
 
-    /// Returns the level's name, as it is configured.
+    /// Returns the level's name in the configuration.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -79,7 +79,7 @@ impl Level {
     }
 }
 
-/// The form of a line.
+/// The format of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
@@ -95,13 +95,13 @@ impl Format {
     }
 }
 
-/// `[log]`: the table of a configuration file.
+/// The table `[log]` of a configuration file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a table")]
 pub struct LogTable {
-    /// How much is logged.
+    /// The log level.
     pub level: Level,
-    /// The form of the lines.
+    /// The format of the lines.
     pub format: Format,
 }
 
@@ -111,7 +111,7 @@ impl Default for LogTable {
     }
 }
 
-/// The process's log. Clones are handles of the same log.
+/// The process's log. Clones share it.
 #[derive(Clone)]
 pub struct Log {
     lines: Arc<Lines>,
@@ -129,13 +129,13 @@ impl Log {
         let (filter, handle) = reload::Layer::new(table.level.filter());
         tracing_subscriber::registry().with(lines::Handle(lines.clone()).with_filter(filter)).init();
         let set_level = move |level: Level| {
-            // Fails only if the subscriber is gone.
+            // This fails only if the subscriber has been dropped.
             let _ = handle.modify(|filter| *filter = level.filter());
         };
         Log { lines, level: Arc::new(AtomicU8::new(table.level as u8)), set_level: Arc::new(set_level) }
     }
 
-    /// Sets level and form of the lines.
+    /// Sets the level and the format.
     pub fn set(&self, table: LogTable) {
         self.lines.format.store(table.format as u8, Ordering::Relaxed);
         self.level.store(table.level as u8, Ordering::Relaxed);
@@ -147,7 +147,7 @@ impl Log {
         self.set(LogTable { level, ..self.table() });
     }
 
-    /// Returns level and form of the lines.
+    /// Returns the level and the format.
     #[must_use]
     pub fn table(&self) -> LogTable {
         let levels = [Level::Error, Level::Warn, Level::Info, Level::Debug, Level::Trace];
@@ -155,13 +155,13 @@ impl Log {
         LogTable { level, format: Format::of_number(self.lines.format.load(Ordering::Relaxed)) }
     }
 
-    /// Returns the last lines whose number is above `after`, the oldest first; `None` for all that are kept.
+    /// Returns the last lines with numbers above `after`, oldest first; all kept lines for `None`.
     #[must_use]
     pub fn tail(&self, after: Option<u64>) -> Vec<Record> {
         self.lines.tail.after(after)
     }
 
-    /// Writes how many lines have been held back by places in the code whose window has ended. To be called
+    /// Reports the number of lines suppressed at places in the code whose window has ended. Call it
     /// about once a second.
     pub fn report_repeats(&self) {
         self.lines.report_repeats(Instant::now());

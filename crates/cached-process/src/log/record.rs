@@ -1,4 +1,4 @@
-//! An event of the log as it is written: one line of text, or one JSON object.
+//! An event of the log in its output formats: one line of text, or one JSON object.
 
 use super::Level;
 use serde::ser::SerializeMap;
@@ -8,27 +8,28 @@ use tracing::field::{Field, Visit};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
-/// The longest text of a message or field, in bytes; the rest is cut off.
+/// The longest text of a message or field, in bytes; longer ones are truncated.
 const TEXT_BYTES_MAX: usize = 4096;
 
 /// One line of the log.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Record {
-    /// The number of the line since the start, from 1. The numbers of lines that are kept rise, with gaps.
+    /// The number of the line since the start, from 1. The numbers of kept lines are ascending,
+    /// with gaps.
     pub id: u64,
-    /// When: UTC, RFC 3339, to the microsecond.
+    /// The time in UTC, in the format of RFC 3339, to the microsecond.
     pub time: String,
     /// The same in milliseconds since 1970.
     pub unix_ms: u64,
-    /// How serious.
+    /// The severity.
     pub level: Level,
-    /// The module of the code.
+    /// The module that logged it.
     pub target: &'static str,
-    /// What has happened.
+    /// The message.
     pub message: String,
-    /// With what.
+    /// The details.
     pub fields: Vec<(&'static str, Value)>,
-    /// How many lines of the same place in the code were held back before this one.
+    /// How many lines from the same place in the code were suppressed before this one.
     pub repeated: u64,
 }
 
@@ -49,12 +50,12 @@ pub enum Value {
 }
 
 impl Record {
-    /// Returns a record of the present time.
+    /// Returns a record with the current time.
     pub(super) fn new(level: Level, target: &'static str) -> Record {
         let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let unix_ms = u64::try_from(since_1970.unwrap_or_default().as_millis()).unwrap_or(u64::MAX);
         let mut time = String::with_capacity(32);
-        // A clock before 1970 leaves it empty.
+        // If the clock is before 1970, the time stays empty.
         let _ = SystemTime.format_time(&mut Writer::new(&mut time));
         Record {
             id: 0,
@@ -116,7 +117,7 @@ impl Record {
 
     /// Appends the record as a line with a JSON object.
     pub(super) fn write_json(&self, line: &mut String) {
-        // Every record can be written: keys are strings, and the maps are not cyclic.
+        // Every record can be serialized: keys are strings, and the maps are not cyclic.
         line.push_str(&serde_json::to_string(self).unwrap_or_default());
         line.push('\n');
     }
@@ -131,8 +132,8 @@ impl Record {
     }
 }
 
-/// `id`, `time`, `level`, `target`, `message`, the event's own fields, and `repeated` if it is not 0. A
-/// field of the event with one of these names has an underscore behind it.
+/// Writes `id`, `time`, `level`, `target`, `message`, the event's own fields, and `repeated` if it
+/// is not 0. If a field of the event has one of these names, an underscore is appended to it.
 impl Serialize for Record {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         const OWN: [&str; 6] = ["id", "time", "level", "target", "message", "repeated"];
@@ -155,8 +156,8 @@ impl Serialize for Record {
     }
 }
 
-/// Appends a text without its control characters: it may come from a peer, and must not end the line, or send
-/// commands to a terminal. `is_quoted` puts it in quotes.
+/// Appends a text without its control characters. The text may come from a peer, and must not end
+/// the line or send commands to a terminal. `is_quoted` adds quotes.
 fn push_escaped(line: &mut String, text: &str, is_quoted: bool) {
     let quote = if is_quoted { "\"" } else { "" };
     line.push_str(quote);
@@ -172,7 +173,7 @@ fn push_escaped(line: &mut String, text: &str, is_quoted: bool) {
     line.push_str(quote);
 }
 
-/// Whether a letter changes how the letters around it are shown.
+/// Returns whether a character changes how the surrounding ones are displayed.
 fn is_invisible(letter: char) -> bool {
     matches!(letter, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
 }
@@ -209,13 +210,13 @@ impl Visit for Record {
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         let mut text = Bounded::default();
-        // Ends with an error where it is too long.
+        // This fails if the text is too long, which is then truncated.
         let _ = write!(text, "{value:?}");
         self.push(field, Value::Text(text.0));
     }
 }
 
-/// A text that ends where it is too long.
+/// A text that is truncated at its maximum length.
 #[derive(Default)]
 struct Bounded(String);
 

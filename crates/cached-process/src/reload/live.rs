@@ -1,4 +1,4 @@
-//! Settings that change while a program runs, and a reload beside its other work.
+//! Settings that can change at run time, and reloads that run alongside other work.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,44 +9,45 @@ use tokio::task::JoinHandle;
 
 use crate::reload::Reloader;
 
-/// A number of seconds that can change. Clones are handles of the same number.
+/// A number of seconds that can change. Clones share the number.
 #[derive(Clone, Debug)]
 pub struct LiveSecs(Arc<AtomicU64>);
 
 impl LiveSecs {
-    /// Returns a number that begins with `secs`.
+    /// Returns a number that starts as `secs`.
     #[must_use]
     pub fn new(secs: u64) -> LiveSecs {
         LiveSecs(Arc::new(AtomicU64::new(secs)))
     }
 
-    /// Changes it.
+    /// Changes the number.
     pub fn set(&self, secs: u64) {
         self.0.store(secs, Ordering::Relaxed);
     }
 
-    /// Returns it.
+    /// Returns the number.
     #[must_use]
     pub fn get(&self) -> Duration {
         Duration::from_secs(self.0.load(Ordering::Relaxed))
     }
 }
 
-/// Runs the reloads that are requested, one at a time, on the runtime's threads for what blocks.
+/// Runs requested reloads one at a time, on the runtime's threads for blocking work.
 pub struct Reloads<'a> {
     reloader: &'a Arc<Reloader>,
     running: Option<JoinHandle<()>>,
-    /// Whether another was requested while one runs: a file may have changed after it was read.
+    /// Whether another reload was requested during the present one. A file may have changed after
+    /// it was read.
     is_due: bool,
 }
 
 impl<'a> Reloads<'a> {
-    /// Returns reloads of which none runs.
+    /// Returns an instance with no reload in progress.
     pub fn new(reloader: &'a Arc<Reloader>) -> Self {
         Self { reloader, running: None, is_due: false }
     }
 
-    /// Begins a reload, or has one begin once that which runs has ended.
+    /// Starts a reload, or schedules one after the present one.
     ///
     /// # Panics
     /// Outside a runtime of tokio.
@@ -59,8 +60,8 @@ impl<'a> Reloads<'a> {
         self.running = Some(tokio::task::spawn_blocking(move || drop(reloader.reload())));
     }
 
-    /// Runs what has been requested. Never ready: to be polled beside what the caller waits for. Cancel safe: a
-    /// reload that runs goes on.
+    /// Runs the requested reloads. It is never ready: poll it together with the caller's other
+    /// work. It is cancel safe: a reload in progress continues.
     pub async fn run(&mut self) -> ! {
         loop {
             match &mut self.running {

@@ -1,14 +1,15 @@
-//! Reading the configuration again while the process runs.
+//! Reloading the configuration at run time.
 //!
-//! A configuration is a TOML table with all keys. The one in force and the one that is read are compared key by
-//! key. A key is *live* if it can change while the process runs; what has changed of the others is reported as
-//! needing a restart, and keeps its value until then. A configuration is refused as a whole if one key in it is
-//! wrong, or if its live keys do not fit the others that are in force; then nothing changes.
+//! A configuration is a TOML table with all keys. The active one and the new one are compared key
+//! by key. A key is *live* if it can change at run time; a change of another key is reported as
+//! needing a restart, and has no effect until then. A configuration is refused as a whole if one
+//! key in it is invalid, or if its live keys are inconsistent with the other active ones; then
+//! nothing changes.
 //!
 //! | module | content |
 //! |---|---|
-//! | `live` | settings that can change, and reloads that the process does not wait for |
-//! | `report` | what differs between two tables, by key, and the outcome, for the log and for administrators |
+//! | `live` | settings that can change, and reloads in the background |
+//! | `report` | the differences between two tables, by key, and the outcome, for the log and for administrators |
 
 mod live;
 mod report;
@@ -23,24 +24,24 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use toml::Table;
 
-/// A configuration as it was read.
+/// A configuration as read from its sources.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Source {
-    /// All keys with their values: flags over the file over the defaults. A value that follows from others is
-    /// absent.
+    /// All keys with their values: flags override the file, and the file overrides the defaults. A
+    /// value derived from others is absent.
     pub effective: Table,
     /// The same without the flags.
     pub without_flags: Table,
-    /// The keys that the file has; empty without one.
+    /// The keys in the file; empty without a file.
     pub file: Table,
 }
 
-/// What reading again means for one program.
+/// The program's part of a reload.
 pub trait Program: Send + Sync {
-    /// Reads the configuration, and checks it whole.
+    /// Reads and checks the whole configuration.
     ///
     /// # Errors
-    /// One line: what is wrong where, and what would be right.
+    /// One line: the mistake, its position, and the valid values.
     fn read(&self) -> Result<Source, String>;
 
     /// Returns the configuration file, if there is one.
@@ -48,26 +49,27 @@ pub trait Program: Send + Sync {
         None
     }
 
-    /// Returns whether `key`, with its tables, can change while the process runs.
+    /// Returns whether `key`, written with its tables, can change at run time.
     fn is_live(&self, key: &str) -> bool;
 
-    /// Checks `table`, which has the live keys of the new configuration and the others that are in force, and
-    /// puts its live keys in force. Reads secrets again, too. Returns the keys whose files have changed.
+    /// Checks `table`, which has the live keys of the new configuration and the other active ones,
+    /// and applies its live keys. Also reads secrets again. Returns the keys whose files have
+    /// changed.
     ///
     /// # Errors
-    /// One line, if they do not fit together; then nothing has changed.
+    /// One line, if the keys are inconsistent; then nothing has changed.
     fn apply(&self, table: &Table) -> Result<Vec<String>, String>;
 
-    /// Returns `table` with the values that follow from others.
+    /// Returns `table` with the values derived from others added.
     fn filled_in(&self, table: &Table) -> Table {
         table.clone()
     }
 }
 
-/// Reads the configuration of a process again, and knows which one is in force.
+/// Reloads the configuration of a process, and knows the active one.
 pub struct Reloader {
     program: Box<dyn Program>,
-    /// Held while the configuration is read: one at a time.
+    /// Locked during a reload, so that only one runs at a time.
     in_force: Mutex<Source>,
 }
 
@@ -77,8 +79,8 @@ impl Reloader {
         Reloader { program: Box::new(program), in_force: Mutex::new(in_force) }
     }
 
-    /// Reads the configuration again, puts in force what can change, logs the outcome, and keeps the service
-    /// manager informed. Blocks for as long as reading files takes.
+    /// Reads the configuration again, applies the changes that are possible at run time, logs the
+    /// outcome, and informs the service manager. Blocks while it reads files.
     pub fn reload(&self) -> ReloadReport {
         let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
         reloading();
@@ -101,7 +103,7 @@ impl Reloader {
             change.apply(&mut table);
         }
         let files = self.program.apply(&table)?;
-        // Keys that need a restart keep their origin with their value.
+        // Keys that need a restart keep their origin along with their value.
         let known: BTreeSet<String> =
             [&in_force.file, &source.file, &in_force.without_flags, &source.without_flags]
                 .into_iter()
@@ -116,8 +118,8 @@ impl Reloader {
         Ok(ReloadReport { refused: None, changed: redacted(changed), files, restart: redacted(restart) })
     }
 
-    /// Returns the configuration in force: every key with its value, where the value is from, and whether it
-    /// is live. Secrets are not in it.
+    /// Returns the active configuration: every key with its value, the value's origin, and whether
+    /// the key is live. Secrets are left out.
     pub fn effective(&self) -> Effective {
         let in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
         let filled_in = self.program.filled_in(&in_force.effective);

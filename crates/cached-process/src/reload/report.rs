@@ -1,4 +1,4 @@
-//! What a reload has changed, and where two configurations differ.
+//! The changes made by a reload, and the differences between two configurations.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,16 +7,16 @@ use std::path::PathBuf;
 use serde::Serialize;
 use toml::{Table, Value};
 
-/// The outcome of reading the configuration again.
+/// The outcome of a reload.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct ReloadReport {
-    /// Why the configuration was refused, in one line; nothing has changed then.
+    /// The reason why the configuration was refused, in one line; nothing has changed then.
     pub refused: Option<String>,
-    /// What has changed.
+    /// The changes that were applied.
     pub changed: Vec<Change>,
-    /// The keys that name a file whose content has changed, and is in force.
+    /// The keys that name a file whose content has changed and was applied.
     pub files: Vec<String>,
-    /// What is different from what is in force, and needs a restart.
+    /// The differences from the active configuration that need a restart.
     pub restart: Vec<Change>,
 }
 
@@ -35,7 +35,7 @@ impl ReloadReport {
     }
 }
 
-/// One line for each fact, for people.
+/// One line per fact, for people.
 impl fmt::Display for ReloadReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(why) = &self.refused {
@@ -57,7 +57,7 @@ impl fmt::Display for ReloadReport {
     }
 }
 
-/// `key before -> after`.
+/// Formats a change as `key before -> after`.
 struct Shown<'a>(&'a Change);
 
 impl fmt::Display for Shown<'_> {
@@ -78,11 +78,11 @@ impl fmt::Display for Changes<'_> {
     }
 }
 
-/// Where a value is from.
+/// The origin of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Origin {
-    /// Neither file nor flags name it.
+    /// The built-in default: neither the file nor flags set it.
     Default,
     /// The configuration file.
     File,
@@ -90,21 +90,21 @@ pub enum Origin {
     Flag,
 }
 
-/// A key of the configuration in force.
+/// A key of the active configuration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct EffectiveKey {
     /// The key, with its tables, separated by dots.
     pub key: String,
-    /// Its value, in TOML.
+    /// Its value as TOML.
     pub value: Value,
-    /// Where the value is from.
+    /// The origin of the value.
     pub origin: Origin,
-    /// Whether it can change while the process runs.
+    /// Whether it can change at run time.
     #[serde(rename = "live")]
     pub is_live: bool,
 }
 
-/// The configuration in force.
+/// The active configuration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Effective {
     /// The configuration file, if there is one.
@@ -113,7 +113,7 @@ pub struct Effective {
     pub keys: Vec<EffectiveKey>,
 }
 
-/// One line for each key: `key = value  # origin, live`.
+/// One line per key: `key = value  # origin, live`.
 impl fmt::Display for Effective {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for EffectiveKey { key, value, origin, is_live } in &self.keys {
@@ -129,24 +129,25 @@ impl fmt::Display for Effective {
     }
 }
 
-/// A key whose value differs, with its tables, separated by dots; or a table that only one side has.
+/// A key (with its tables, separated by dots) whose value differs, or a table that only one side
+/// has.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Change {
     /// The key.
     pub key: String,
-    /// Its value before, in TOML; `None` if it had none.
+    /// Its old value as TOML; `None` if it had none.
     pub before: Option<Value>,
-    /// Its value after; `None` if it has none.
+    /// Its new value; `None` if it has none.
     pub after: Option<Value>,
 }
 
 impl Change {
-    /// Returns whether this is about a value, and not about a whole table.
+    /// Returns whether the change concerns a value rather than a whole table.
     pub(super) fn is_value(&self) -> bool {
         !self.before.iter().chain(&self.after).any(Value::is_table)
     }
 
-    /// Makes the change in `table`.
+    /// Applies the change to `table`.
     pub(super) fn apply(&self, table: &mut Table) {
         match &self.after {
             Some(value) => set(table, &self.key, value.clone()),
@@ -154,7 +155,7 @@ impl Change {
         }
     }
 
-    /// Returns the change without values that are secret, and without the content of whole tables.
+    /// Returns the change without secret values, and without the content of whole tables.
     pub(super) fn redacted(self) -> Change {
         let shown = |value: Value| match value {
             Value::Table(_) => Value::String("a table".into()),
@@ -164,7 +165,7 @@ impl Change {
     }
 }
 
-/// Returns what `after` has otherwise than `before`, in the order of the keys.
+/// Returns the differences between `before` and `after`, in the order of the keys.
 #[must_use]
 pub fn difference(before: &Table, after: &Table) -> Vec<Change> {
     let mut changes = Vec::new();
@@ -203,7 +204,7 @@ pub fn keys(table: &Table) -> BTreeMap<String, Value> {
     all
 }
 
-/// Copies the value of `key`, or its absence.
+/// Copies the value of `key`, or removes it if there is none.
 pub(super) fn copy(from: &Table, to: &mut Table, key: &str) {
     match get(from, key) {
         Some(value) => set(to, key, value.clone()),
@@ -241,8 +242,9 @@ pub(super) fn remove(table: &mut Table, key: &str) {
     }
 }
 
-/// Returns a value as it may be shown: of secrets, only that there is one. Secrets are in files, whose paths
-/// are shown, except where a library's own settings contain one.
+/// Returns a value in a form that may be shown. For a secret, that is only the fact that it is set.
+/// Secrets are in files, whose paths are shown, except for a library's own settings that contain
+/// one.
 pub(super) fn shown(key: &str, value: &Value) -> Value {
     const SECRET: [&str; 5] = ["key", "secret", "password", "passwd", "token"];
     let name = key.rsplit('.').next().unwrap_or(key);

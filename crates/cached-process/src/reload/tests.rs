@@ -1,4 +1,4 @@
-//! A program of three keys, and what it does with new configurations.
+//! A program with three keys, and its reactions to new configurations.
 
 use super::*;
 use std::sync::Arc;
@@ -67,7 +67,7 @@ fn live_keys_change_and_others_are_named() {
         reloader.effective().to_string(),
         "limits.a = 5  # file, live\nlimits.b = 1  # default, live\nsize = 20  # file, restart\n"
     );
-    // A key that is taken out of the file has its default again.
+    // A key that is removed from the file returns to its default.
     *fake.text.lock().unwrap() = Ok("size = 20");
     assert_eq!(named(&reloader.reload().changed), ["limits.a"]);
     assert!(reloader.effective().to_string().starts_with("limits.a = 1  # default, live\n"));
@@ -81,7 +81,7 @@ fn a_wrong_configuration_changes_nothing() {
     let report = reloader.reload();
     assert_eq!(report.refused.as_deref(), Some("f.toml:3: limits.a: wrong"));
     assert_eq!(report.to_string(), "refused, nothing has changed: f.toml:3: limits.a: wrong\n");
-    // Right as a whole, but `size` stays 10 until the restart.
+    // Consistent in itself, but `size` stays 10 until the restart.
     *fake.text.lock().unwrap() = Ok("size = 99\n[limits]\na = 50\nb = 7\n");
     let report = reloader.reload();
     assert_eq!(report.refused.as_deref(), Some("limits.a: must not be above size"));
